@@ -1,0 +1,2 @@
+//! The `bellhop` command.
+fn main() {}

@@ -1,0 +1,188 @@
+//! Address decoding for port and memory-mapped I/O.
+//!
+//! A [`Bus`] owns the map from address ranges to devices. It must not know
+//! what a device is, nor who issues the access (a vCPU, a test, a fuzzer).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Something that answers accesses at offsets inside a range of a [`Bus`].
+///
+/// Accesses come from any vCPU thread at any time, hence `&self`. `data` is
+/// 1, 2, 4 or 8 bytes, little-endian as the guest sees it; an implementation
+/// must take any other length without panicking.
+pub trait BusDevice: Send + Sync {
+    /// Fills `data` with what the device shows at `offset` from the range's base.
+    fn read(&self, offset: u64, data: &mut [u8]);
+    /// Takes `data` written at `offset` from the range's base.
+    fn write(&self, offset: u64, data: &[u8]);
+}
+
+/// Why a range could not be added.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BusError {
+    /// The range is empty or passes the end of the address space.
+    #[error("range {base:#x}+{len:#x} is empty or wraps")]
+    BadRange {
+        /// First address.
+        base: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// The range meets one that is already there.
+    #[error("range {base:#x}+{len:#x} overlaps the one at {other:#x}")]
+    Overlap {
+        /// First address.
+        base: u64,
+        /// Length in bytes.
+        len: u64,
+        /// First address of the range that was there before.
+        other: u64,
+    },
+}
+
+struct Range {
+    len: u64,
+    device: Arc<dyn BusDevice>,
+}
+
+/// A map from disjoint address ranges to devices.
+#[derive(Default)]
+pub struct Bus {
+    ranges: RwLock<BTreeMap<u64, Range>>,
+}
+
+impl fmt::Debug for Bus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        f.debug_map()
+            .entries(ranges.iter().map(|(base, range)| (base, range.len)))
+            .finish()
+    }
+}
+
+impl Bus {
+    /// An empty bus.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a device at `base..base + len` (bytes).
+    ///
+    /// # Errors
+    /// [`BusError::BadRange`] for an empty or wrapping range and
+    /// [`BusError::Overlap`] if any address of it is taken.
+    pub fn insert(&self, base: u64, len: u64, device: Arc<dyn BusDevice>) -> Result<(), BusError> {
+        let last = len
+            .checked_sub(1)
+            .and_then(|span| base.checked_add(span))
+            .ok_or(BusError::BadRange { base, len })?;
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some((&other, range)) = ranges.range(..=last).next_back()
+            && other + (range.len - 1) >= base
+        {
+            return Err(BusError::Overlap { base, len, other });
+        }
+        ranges.insert(base, Range { len, device });
+        Ok(())
+    }
+
+    /// Takes away the range that begins at `base`; `true` if there was one.
+    pub fn remove(&self, base: u64) -> bool {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        ranges.remove(&base).is_some()
+    }
+
+    /// The device that covers all of `address..address + len`, and the offset in it.
+    fn find(&self, address: u64, len: usize) -> Option<(Arc<dyn BusDevice>, u64)> {
+        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let (base, range) = ranges.range(..=address).next_back()?;
+        let offset = address - base;
+        let end = offset.checked_add(u64::try_from(len).ok()?)?;
+        // The lock is dropped before the device runs: an access may change the
+        // map itself (a BAR is moved by a configuration write).
+        (end <= range.len).then(|| (Arc::clone(&range.device), offset))
+    }
+
+    /// Reads; all ones where nothing answers, as on a real bus.
+    pub fn read(&self, address: u64, data: &mut [u8]) {
+        match self.find(address, data.len()) {
+            Some((device, offset)) => device.read(offset, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    /// Writes; dropped where nothing answers.
+    pub fn write(&self, address: u64, data: &[u8]) {
+        if let Some((device, offset)) = self.find(address, data.len()) {
+            device.write(offset, data);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Recorder(Mutex<Vec<(u64, usize)>>);
+
+    impl BusDevice for Recorder {
+        fn read(&self, offset: u64, data: &mut [u8]) {
+            self.0.lock().unwrap().push((offset, data.len()));
+            data.fill(0);
+        }
+        fn write(&self, offset: u64, data: &[u8]) {
+            self.0.lock().unwrap().push((offset, data.len()));
+        }
+    }
+
+    #[test]
+    fn refuses_bad_and_overlapping_ranges() {
+        let bus = Bus::new();
+        let device = Arc::new(Recorder::default());
+        bus.insert(0x1000, 0x1000, device.clone()).unwrap();
+        for (base, len) in [
+            (0x1000, 0x1000),
+            (0xfff, 2),
+            (0x1fff, 1),
+            (0, u64::MAX),
+            (0x1800, 8),
+        ] {
+            assert!(matches!(
+                bus.insert(base, len, device.clone()),
+                Err(BusError::Overlap { other: 0x1000, .. })
+            ));
+        }
+        for (base, len) in [(0, 0), (u64::MAX, 2)] {
+            assert_eq!(
+                bus.insert(base, len, device.clone()),
+                Err(BusError::BadRange { base, len })
+            );
+        }
+        bus.insert(u64::MAX, 1, device).unwrap();
+    }
+
+    #[test]
+    fn dispatches_by_range_and_answers_ones_elsewhere() {
+        let bus = Bus::new();
+        let device = Arc::new(Recorder::default());
+        bus.insert(0x1000, 0x10, device.clone()).unwrap();
+        let mut data = [0u8; 4];
+        bus.read(0x100c, &mut data);
+        assert_eq!(data, [0; 4]);
+        // The access runs over the end of the range: nobody answers all of it.
+        bus.read(0x100e, &mut data);
+        assert_eq!(data, [0xff; 4]);
+        bus.write(u64::MAX, &data);
+        assert_eq!(*device.0.lock().unwrap(), [(0xc, 4)]);
+        assert!(bus.remove(0x1000));
+        assert!(!bus.remove(0x1000));
+        bus.read(0x100c, &mut data);
+        assert_eq!(data, [0xff; 4]);
+    }
+}

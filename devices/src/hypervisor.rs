@@ -1,0 +1,79 @@
+//! What devices need of the hypervisor, as traits.
+//!
+//! The machine (`vmm`) implements them with KVM irqfds, GSI routes and
+//! ioeventfds; tests implement them with plain eventfds. Devices own neither
+//! file descriptors of the hypervisor nor any idea of how an interrupt gets
+//! to a vCPU.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use vmm_sys_util::eventfd::EventFd;
+
+/// A message-signalled interrupt as the guest programmed it into an MSI-X
+/// table entry (PCI 3.0, section 6.8.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MsiMessage {
+    /// Message address, low and high half joined.
+    pub address: u64,
+    /// Message data.
+    pub data: u32,
+}
+
+/// One interrupt vector of one device, with an eventfd in front of it.
+///
+/// ```text
+///             unmask(message)
+///   masked  ------------------>  routed
+///           <------------------
+///                 mask()
+/// ```
+/// While *routed*, a write to [`MsiVector::eventfd`] injects the message
+/// without any thread of ours running. While *masked*, the write stays
+/// pending in the eventfd's counter and is delivered by the next unmask: that
+/// is the Pending Bit of MSI-X.
+pub trait MsiVector: Send + Sync + fmt::Debug {
+    /// The eventfd that triggers this vector; stays the same for the vector's life.
+    fn eventfd(&self) -> &EventFd;
+
+    /// Routes the vector to `message`, replacing the route it had.
+    ///
+    /// # Errors
+    /// Whatever the hypervisor says (no free route, bad message).
+    fn unmask(&self, message: MsiMessage) -> io::Result<()>;
+
+    /// Stops delivery; triggers from now on stay pending.
+    ///
+    /// # Errors
+    /// Whatever the hypervisor says.
+    fn mask(&self) -> io::Result<()>;
+
+    /// Whether a trigger waits for the next unmask (the MSI-X Pending Bit).
+    fn pending(&self) -> bool;
+}
+
+/// Gives out interrupt vectors. Dropping a vector returns it.
+pub trait MsiVectors: Send + Sync + fmt::Debug {
+    /// Allocates one vector, masked.
+    ///
+    /// # Errors
+    /// No vector is left, or no eventfd can be made.
+    fn allocate(&self) -> io::Result<Arc<dyn MsiVector>>;
+}
+
+/// Turns guest writes to an address into eventfd signals, without an exit to
+/// our threads (KVM ioeventfd). Any value and any width of 1, 2, 4 or 8 bytes matches.
+pub trait Doorbells: Send + Sync + fmt::Debug {
+    /// Signals `eventfd` on every guest write to guest-physical `address`.
+    ///
+    /// # Errors
+    /// The address is taken, or whatever the hypervisor says.
+    fn attach(&self, address: u64, eventfd: &EventFd) -> io::Result<()>;
+
+    /// Undoes [`Doorbells::attach`] with the same arguments.
+    ///
+    /// # Errors
+    /// Nothing was attached there.
+    fn detach(&self, address: u64, eventfd: &EventFd) -> io::Result<()>;
+}

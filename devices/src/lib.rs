@@ -1,0 +1,5 @@
+//! What the guest sees.
+
+pub mod bus;
+pub mod hypervisor;
+pub mod virtio;

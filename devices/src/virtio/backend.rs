@@ -1,0 +1,182 @@
+//! The seam between the virtio transport and what does the device's work.
+//!
+//! The *transport* (virtio-pci) owns what the guest programs:
+//! features, status, ring addresses and sizes, enable bits, vectors. A
+//! *backend* (rng, block, vhost-vdpa) owns what happens behind it. A backend
+//! gets a read-only description of the guest's choices at activation and at
+//! every later change; it must not know PCI, nor who runs the event loop.
+//!
+//! ```text
+//!             negotiate            activate
+//!   inactive ----------> negotiated ----------> active --+
+//!      ^   (FEATURES_OK)     |      (DRIVER_OK)   |  ^   | change, process
+//!      |                     |                    |  +---+
+//!      +---------------------+--------------------+
+//!                  reset (status 0, at any moment)
+//! ```
+
+use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use vdpa::memory::GuestMemory;
+use vmm_sys_util::eventfd::EventFd;
+
+/// A boxed error of a backend; its chain says what failed and why.
+pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
+
+/// One virtqueue as the guest programmed it (virtio 1.3, 4.1.4.3). Addresses
+/// are guest-physical and *not yet checked* against guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct QueueAddresses {
+    /// Entries: a power of two for split rings, never above the offered maximum.
+    pub size: u16,
+    /// Descriptor Area.
+    pub descriptor: u64,
+    /// Driver Area (avail ring, or driver event suppression).
+    pub driver: u64,
+    /// Device Area (used ring, or device event suppression).
+    pub device: u64,
+}
+
+/// An enabled virtqueue at activation.
+#[derive(Debug)]
+pub struct Queue {
+    /// Index of the queue.
+    pub index: u16,
+    /// What the guest programmed.
+    pub addresses: QueueAddresses,
+    /// Signalled when the guest kicks. The same fd for the life of the device.
+    pub kick: Arc<EventFd>,
+    /// To be signalled when buffers were used; `None` while the guest has no
+    /// vector for this queue.
+    pub call: Option<Arc<EventFd>>,
+}
+
+/// Everything that a backend needs to start.
+#[derive(Debug)]
+pub struct Activation {
+    /// The negotiated features.
+    pub features: u64,
+    /// The enabled queues, ascending by index.
+    pub queues: Vec<Queue>,
+}
+
+/// A change the guest made to a running device.
+#[derive(Debug)]
+pub enum QueueChange {
+    /// The queue's interrupt vector was re-routed: signal this one from now
+    /// on. The backend follows it with one spurious interrupt, so that none is lost.
+    Call {
+        /// Index of the queue.
+        index: u16,
+        /// The new eventfd; `None`: no vector.
+        call: Option<Arc<EventFd>>,
+    },
+    /// The queue was enabled after DRIVER_OK.
+    Enable(Queue),
+}
+
+/// A file descriptor that a backend wants to be polled for reading, for the
+/// whole life of the device (also while it is inactive).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// The descriptor; the backend keeps it open.
+    pub fd: RawFd,
+    /// Given back to [`Backend::process`].
+    pub token: u16,
+}
+
+/// What the transport must do after a backend processed an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Outcome {
+    /// The device configuration changed: new generation and a configuration
+    /// change interrupt.
+    pub config_changed: bool,
+    /// The device is broken: set DEVICE_NEEDS_RESET (virtio 1.3, 2.1).
+    pub needs_reset: bool,
+}
+
+/// A backend's state in a snapshot or a migration stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedState {
+    /// Which kind of backend wrote it, such as `virtio-rng`.
+    pub name: String,
+    /// Version of the payload's layout.
+    pub version: u32,
+    /// postcard-encoded, backend-specific.
+    pub payload: Vec<u8>,
+}
+
+/// What does a virtio device's work. See the module's diagram for who calls
+/// what in which order; the transport upholds it.
+///
+/// No method may block on the guest, and none may panic on what the guest wrote.
+pub trait Backend: Send + fmt::Debug {
+    /// Virtio device type (virtio 1.3, section 5): 1 network, 2 block, …
+    fn device_type(&self) -> u32;
+
+    /// Largest size of each queue; its length is the number of queues.
+    fn queue_max_sizes(&self) -> &[u16];
+
+    /// Feature bits to offer. VERSION_1 is always among them.
+    fn features(&self) -> u64;
+
+    /// Length of the device configuration in bytes.
+    fn config_len(&self) -> u32;
+
+    /// Reads device configuration. The transport has checked that
+    /// `offset + data.len()` lies inside [`Backend::config_len`].
+    fn read_config(&mut self, offset: u32, data: &mut [u8]);
+
+    /// Writes device configuration; bounds as in [`Backend::read_config`].
+    fn write_config(&mut self, offset: u32, data: &[u8]);
+
+    /// Descriptors for the event loop; asked once, before the device is used.
+    /// `kicks[i]` is the kick eventfd of queue *i*, for the queues whose kicks
+    /// this backend serves in userspace.
+    fn events(&mut self, kicks: &[Arc<EventFd>]) -> Vec<Event>;
+
+    /// The driver wrote FEATURES_OK with `features`, a subset of the offer.
+    ///
+    /// # Errors
+    /// The device refuses: the transport leaves FEATURES_OK clear.
+    fn negotiate(&mut self, features: u64) -> Result<(), BackendError>;
+
+    /// The driver wrote DRIVER_OK.
+    ///
+    /// # Errors
+    /// The device cannot start: the transport sets DEVICE_NEEDS_RESET.
+    fn activate(&mut self, activation: Activation) -> Result<(), BackendError>;
+
+    /// The guest changed a queue of the running device.
+    ///
+    /// # Errors
+    /// As [`Backend::activate`].
+    fn change(&mut self, change: QueueChange) -> Result<(), BackendError>;
+
+    /// Stops everything and forgets what the guest programmed. When it
+    /// returns, nothing touches guest memory any more.
+    fn reset(&mut self);
+
+    /// One of the descriptors of [`Backend::events`] became readable.
+    fn process(&mut self, token: u16) -> Outcome;
+
+    /// Stops the device and gives its state, rings included. The device
+    /// stays stopped until [`Backend::restore`] or [`Backend::reset`].
+    ///
+    /// # Errors
+    /// Says why this device cannot be saved.
+    fn save(&mut self) -> Result<SavedState, BackendError>;
+
+    /// Starts an inactive device from a saved state. `activation` is what the
+    /// restored transport holds.
+    ///
+    /// # Errors
+    /// The state is of another kind or version, malformed, or the device refuses it.
+    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError>;
+}
+
+/// How the backends that touch guest memory hold it.
+pub type SharedMemory = Arc<GuestMemory>;

@@ -1,0 +1,3 @@
+//! Virtio: the transport, the seam behind it, and the backends.
+
+pub mod backend;

@@ -1,0 +1,3 @@
+//! Everything about vDPA on Linux.
+
+pub mod memory;
