@@ -78,7 +78,10 @@ pub fn run(execute: &Execute, timeout: Option<Duration>) -> Result<u8> {
 }
 
 /// What the lab host would have: root, KVM, vhost-vdpa, the simulator.
-fn check() -> Result<()> {
+///
+/// # Errors
+/// [`Error::Missing`] for the first missing thing.
+pub fn check() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::missing(
             "--here creates vDPA devices, which needs root",
