@@ -1,1 +1,4 @@
 //! The machine.
+
+pub mod kvm;
+pub mod vcpu;
