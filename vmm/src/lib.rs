@@ -1,1 +1,3 @@
 //! The machine.
+
+pub mod config;
