@@ -1,4 +1,5 @@
 //! The machine.
 
+pub mod config;
 pub mod kvm;
 pub mod vcpu;
