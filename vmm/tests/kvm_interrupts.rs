@@ -9,6 +9,8 @@ use std::time::Duration;
 use devices::hypervisor::{Doorbells, MsiMessage, MsiVectors};
 use support::asm::{self, CLI, HALT_FOR_EVER, IRET, STI, join};
 use support::{MMIO, PORT, Rig};
+use vdpa::memory::GuestMemory;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 use vmm::kvm::doorbells::KvmDoorbells;
 use vmm::kvm::line::InterruptLine;
 use vmm::kvm::memory_slots::SlotRange;
@@ -231,14 +233,19 @@ fn memory_slots_come_and_go() {
     let code = [0xa0, 0x00, 0x90, 0xe6, PORT, 0xf4];
     let rig = Rig::new(1, &code);
     assert_eq!(rig.slots.count(), 1);
-    let page = Arc::new(
-        vdpa::memory::GuestMemory::from_ranges(&[(vm_memory::GuestAddress(0x9000), 0x1000)])
-            .unwrap(),
-    );
-    vm_memory::Bytes::write_obj(&*page, 0x77u8, vm_memory::GuestAddress(0x9000)).unwrap();
+    let page = Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0x9000), 0x1000)]).unwrap());
+    page.write_obj(0x77u8, GuestAddress(0x9000)).unwrap();
+    let host = page.get_host_address(GuestAddress(0x9000)).unwrap();
+    let range = SlotRange {
+        guest_address: 0x9000,
+        len: 0x1000,
+        host_address: host.addr() as u64,
+        readonly: true,
+    };
     for _ in 0..3 {
-        rig.slots.add_ram(&page).unwrap();
-        assert_eq!(rig.slots.count(), 2);
+        // SAFETY: the range is the memory that `page` keeps mapped.
+        let number = unsafe { rig.slots.add(range, page.clone()) }.unwrap();
+        assert_eq!((number, rig.slots.count()), (1, 2));
         assert!(rig.slots.add_ram(&page).is_err(), "overlap");
         rig.vcpus.resume();
         assert_eq!(rig.port.take_bytes(1), [0x77]);

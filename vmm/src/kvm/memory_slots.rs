@@ -132,7 +132,8 @@ impl MemorySlots {
     ///
     /// # Errors
     /// As [`MemorySlots::add`]; slots added before the failure stay.
-    pub fn add_ram(&self, memory: &Arc<GuestMemory>) -> Result<(), MemorySlotError> {
+    pub fn add_ram(&self, memory: &GuestMemory) -> Result<(), MemorySlotError> {
+        let owner: Arc<dyn Any + Send + Sync> = Arc::new(memory.clone());
         for region in memory.iter() {
             let guest_address = region.start_addr().raw_value();
             let host = region
@@ -148,8 +149,8 @@ impl MemorySlots {
             };
             // SAFETY: needed to hand host memory to the guest. The range is
             // exactly one mapped region of `memory`, and the slot holds a
-            // reference to `memory`, so the mapping outlives it.
-            unsafe { self.add(range, memory.clone()) }?;
+            // clone of `memory`, which shares and so keeps the mapping.
+            unsafe { self.add(range, Arc::clone(&owner)) }?;
         }
         Ok(())
     }

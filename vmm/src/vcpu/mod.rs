@@ -44,7 +44,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use devices::bus::Bus;
-use kvm_bindings::{CpuId, kvm_regs, kvm_sregs};
+use kvm_bindings::{CpuId, kvm_msr_entry, kvm_regs, kvm_sregs};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::kvm::cpuid::{Processor, guest_cpuid};
@@ -297,6 +297,19 @@ impl Vcpus {
             thread.with_parked(|fd, initial| initial.restore(fd))?;
         }
         self.take_report();
+        Ok(())
+    }
+
+    /// Sets model-specific registers of every processor, beyond what power-on
+    /// gives them (what firmware would have set).
+    ///
+    /// # Errors
+    /// [`VcpuError::NotPaused`] or [`VcpuError::Kvm`]. An MSR that the host does
+    /// not know is left out, with a line in the log.
+    pub fn set_msrs(&self, msrs: &[kvm_msr_entry]) -> Result<(), VcpuError> {
+        for thread in &self.threads {
+            thread.with_parked(|fd, _| state::write_msrs(fd, msrs))?;
+        }
         Ok(())
     }
 

@@ -109,7 +109,8 @@ fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, KvmErro
     Ok(found)
 }
 
-fn write_msrs(fd: &VcpuFd, msrs: &[kvm_msr_entry]) -> Result<(), KvmError> {
+/// Writes `msrs` in order.
+pub(super) fn write_msrs(fd: &VcpuFd, msrs: &[kvm_msr_entry]) -> Result<(), KvmError> {
     each_batch(msrs, |batch| {
         fd.set_msrs(batch).map_err(KvmError::ioctl("KVM_SET_MSRS"))
     })

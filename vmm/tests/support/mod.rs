@@ -72,7 +72,7 @@ pub(crate) struct Rig {
     pub(crate) vcpus: Vcpus,
     pub(crate) port: Arc<Recorder>,
     pub(crate) mmio: Arc<Recorder>,
-    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) memory: GuestMemory,
     pub(crate) slots: MemorySlots,
     pub(crate) vm: Vm,
 }
@@ -87,7 +87,7 @@ impl Rig {
             tss: 0xfffb_d000,
         };
         let vm = hypervisor.create_vm(platform, cpus).unwrap();
-        let memory = Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), RAM_SIZE)]).unwrap());
+        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), RAM_SIZE)]).unwrap();
         let slots = MemorySlots::new(vm.fd().clone());
         slots.add_ram(&memory).unwrap();
         let (port, mmio) = (Arc::new(Recorder::default()), Arc::new(Recorder::default()));

@@ -1,0 +1,3 @@
+//! The machine.
+mod console;
+pub use console::{Console, ConsoleInput, ConsoleRead};
