@@ -493,9 +493,10 @@ mod tests {
             for entry in &map {
                 // Usable memory is backed, and never a device.
                 if entry.kind == MemoryKind::Ram {
-                    prop_assert!(layout.ram().any(|ram| {
+                    let backed = layout.ram().any(|ram| {
                         ram.start <= entry.range.start && entry.range.end() <= ram.end()
-                    }));
+                    });
+                    prop_assert!(backed);
                 }
             }
         }

@@ -220,9 +220,11 @@ fn pvh_start_info_names_everything_and_a_second_boot_is_the_same() {
 #[test]
 fn zero_page_is_the_kernels_header_completed() {
     let directory = Directory::new();
-    let kernel = directory.file("vmlinuz", &sample_bzimage());
+    let mut image = sample_bzimage();
+    put(&mut image, 0x22c, &0x27f_ffff_u32.to_le_bytes());
+    let kernel = directory.file("vmlinuz", &image);
     let initramfs = directory.file("initramfs", &[0x42; 5000]);
-    let (layout, ram) = filled_ram(4 << 30, 0xee);
+    let (layout, ram) = filled_ram(64 * MIB, 0xee);
     let source = BootSource {
         kernel: &kernel,
         initramfs: Some(&initramfs),
@@ -242,14 +244,11 @@ fn zero_page_is_the_kernels_header_completed() {
     assert_eq!(params.sentinel, 0);
     assert_eq!({ params.acpi_rsdp_addr }, ACPI_TABLES);
     assert_eq!({ params.hdr.setup_data }, 0, "not from the file");
-    assert_eq!(
-        c_string(&ram, u64::from({ params.hdr.cmd_line_ptr })),
-        b"quiet"
-    );
+    assert_eq!(c_string(&ram, u64::from(params.hdr.cmd_line_ptr)), b"quiet");
     let place = booted.initramfs.unwrap();
     // Not above what the header allows, although there is more RAM.
-    assert_eq!(place.start, 0x8000_0000 - 2 * PAGE_SIZE);
-    assert_eq!(u64::from({ params.hdr.ramdisk_image }), place.start);
+    assert_eq!(place.start, 40 * MIB - 2 * PAGE_SIZE);
+    assert_eq!(u64::from(params.hdr.ramdisk_image), place.start);
     assert_eq!({ params.hdr.ramdisk_size }, 5000);
     let map = layout.memory_map();
     assert_eq!(usize::from(params.e820_entries), map.len());
