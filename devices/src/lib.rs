@@ -4,3 +4,6 @@ pub mod bus;
 pub mod hypervisor;
 pub mod pci;
 pub mod virtio;
+
+#[cfg(test)]
+mod testing;

@@ -2,16 +2,19 @@
 //! doorbells and the backend, and the order in which the backend is called.
 //!
 //! ```text
-//!             FEATURES_OK            DRIVER_OK
-//!   inactive -------------> agreed -------------> active --------+
-//!      ^  ^                   |  ^                 |  |          | save
-//!      |  |                   |  |         error / |  |          v
-//!      |  |                   v  |    needs reset  v  |        saved
-//!      |  +---- status 0 ----(any)              broken|          |
-//!      |                                              +<---------+ restore
-//!      +--- a refused FEATURES_OK stays here
+//!             FEATURES_OK           DRIVER_OK
+//!   inactive -------------> agreed -----------> active ----------> saved
+//!                                                 |      save
+//!                                                 |
+//!                                                 | error, needs_reset
+//!                                                 v
+//!                                               broken
+//!
+//!   any, by status 0: reset --> inactive
+//!   inactive or saved, by restore --> what the restored status says
+//!   any, by needs_reset --> broken
 //! ```
-//! The backend's `reset` is called on each arrow to *inactive*. It must not know
+//! A refused FEATURES_OK stays where it was. It must not know
 //! who maps the BAR, nor what the backend does.
 
 use std::error::Error;
