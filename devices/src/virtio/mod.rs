@@ -1,3 +1,6 @@
 //! Virtio: the transport, the seam behind it, and the backends.
 
 pub mod backend;
+pub mod rng;
+pub mod saved_state;
+pub mod userspace_queue;
