@@ -27,63 +27,35 @@ use super::backend::{
     Activation, Backend, BackendError, Event, Outcome, QueueChange, SavedState, SharedMemory,
 };
 use super::saved_state;
-use super::userspace_queue::{Chain, Kick, QueueError, SavedQueue, UserspaceQueue};
+use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, SingleQueueError};
+use super::userspace_queue::{Chain, Kick, QueueError, UserspaceQueue};
 
 /// Most random bytes given for one request.
 pub const MAX_BYTES: usize = 4096;
 /// Most requests served before the event loop gets its turn again.
 pub const REQUESTS_PER_TURN: usize = 64;
 
+const FEATURES: u64 =
+    1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC;
 const QUEUE_SIZE: u16 = 256;
-const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
-    | 1 << VIRTIO_RING_F_EVENT_IDX
-    | 1 << VIRTIO_RING_F_INDIRECT_DESC;
+const OFFER: Offer = Offer {
+    features: FEATURES,
+    max_size: QUEUE_SIZE,
+};
 const KICK: u16 = 0;
 const STATE_NAME: &str = "virtio-rng";
 const STATE_VERSION: u32 = 1;
 
-/// Why the device cannot do what the transport asked.
-#[derive(Debug, thiserror::Error)]
-pub enum RngError {
-    /// Features outside the offer, or without VERSION_1.
-    #[error("features {0:#x} are not acceptable to virtio-rng")]
-    Features(u64),
-    /// The transport names a queue that the device has not.
-    #[error("virtio-rng has no queue {0}")]
-    NoSuchQueue(u16),
-    /// The queue is enabled twice.
-    #[error("the queue of virtio-rng is enabled already")]
-    AlreadyEnabled,
-    /// The device runs already, or not at all.
-    #[error("virtio-rng is not in the state for that")]
-    WrongState,
-    /// The saved state holds a queue where the transport has none, or the reverse.
-    #[error("the saved state of virtio-rng does not fit the transport's")]
-    Mismatch,
-}
-
 /// The payload of a saved state: `None` for an inactive device.
 #[derive(Debug, Serialize, Deserialize)]
-struct Saved(Option<SavedActive>);
-
-#[derive(Debug, Serialize, Deserialize)]
-struct SavedActive {
-    features: u64,
-    queue: Option<SavedQueue>,
-}
-
-#[derive(Debug)]
-struct Active {
-    features: u64,
-    queue: Option<UserspaceQueue>,
-}
+struct Saved(Option<SavedSingleQueue>);
 
 /// The random number device.
 #[derive(Debug)]
 pub struct Rng {
     memory: SharedMemory,
     kick: Option<Kick>,
-    active: Option<Active>,
+    active: Option<SingleQueue>,
 }
 
 impl Rng {
@@ -96,51 +68,6 @@ impl Rng {
             active: None,
         }
     }
-
-    fn start(
-        &mut self,
-        activation: Activation,
-        saved: Option<SavedQueue>,
-    ) -> Result<(), BackendError> {
-        if self.active.is_some() {
-            return Err(RngError::WrongState.into());
-        }
-        check_features(activation.features)?;
-        let event_idx = has_event_idx(activation.features);
-        let mut started = None;
-        for queue in activation.queues {
-            if queue.index != 0 {
-                return Err(RngError::NoSuchQueue(queue.index).into());
-            }
-            if started.is_some() {
-                return Err(RngError::AlreadyEnabled.into());
-            }
-            let memory = Arc::clone(&self.memory);
-            started = Some(match saved {
-                Some(saved) => {
-                    UserspaceQueue::restore(queue, saved, QUEUE_SIZE, event_idx, memory)?
-                }
-                None => UserspaceQueue::new(queue, QUEUE_SIZE, event_idx, memory)?,
-            });
-        }
-        self.active = Some(Active {
-            features: activation.features,
-            queue: started,
-        });
-        Ok(())
-    }
-}
-
-fn check_features(features: u64) -> Result<(), RngError> {
-    if features & !FEATURES == 0 && features & (1 << VIRTIO_F_VERSION_1) != 0 {
-        Ok(())
-    } else {
-        Err(RngError::Features(features))
-    }
-}
-
-fn has_event_idx(features: u64) -> bool {
-    features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0
 }
 
 /// Serves one turn. `Ok(true)`: there is more to do.
@@ -247,35 +174,21 @@ impl Backend for Rng {
     }
 
     fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
-        Ok(check_features(features)?)
+        Ok(OFFER.check(features)?)
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
-        self.start(activation, None)
+        if self.active.is_some() {
+            return Err(SingleQueueError::Active.into());
+        }
+        let memory = Arc::clone(&self.memory);
+        self.active = Some(SingleQueue::activate(activation, OFFER, memory)?);
+        Ok(())
     }
 
     fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
-        let active = self.active.as_mut().ok_or(RngError::WrongState)?;
-        match change {
-            QueueChange::Call { index, call } => active
-                .queue
-                .as_mut()
-                .filter(|queue| queue.index() == index)
-                .ok_or(RngError::NoSuchQueue(index))?
-                .set_call(call),
-            QueueChange::Enable(queue) if queue.index != 0 => {
-                return Err(RngError::NoSuchQueue(queue.index).into());
-            }
-            QueueChange::Enable(_) if active.queue.is_some() => {
-                return Err(RngError::AlreadyEnabled.into());
-            }
-            QueueChange::Enable(queue) => {
-                let event_idx = has_event_idx(active.features);
-                let memory = Arc::clone(&self.memory);
-                active.queue = Some(UserspaceQueue::new(queue, QUEUE_SIZE, event_idx, memory)?);
-            }
-        }
-        Ok(())
+        let active = self.active.as_mut().ok_or(SingleQueueError::Inactive)?;
+        Ok(active.change(change)?)
     }
 
     fn reset(&mut self) {
@@ -290,14 +203,15 @@ impl Backend for Rng {
         if let Some(kick) = &self.kick {
             kick.drain();
         }
-        let Some(queue) = self.active.as_mut().and_then(|active| active.queue.as_mut()) else {
+        let Some(queue) = self.active.as_mut().and_then(SingleQueue::queue) else {
             return outcome;
         };
         match serve(queue, &self.memory) {
             Ok(true) => queue.kick().again(),
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(%error, "the driver of virtio-rng broke its queue");
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, "the driver of virtio-rng broke its queue");
                 outcome.needs_reset = true;
             }
         }
@@ -306,25 +220,21 @@ impl Backend for Rng {
 
     fn save(&mut self) -> Result<SavedState, BackendError> {
         // Nothing is ever in flight between two calls.
-        let saved = Saved(self.active.take().map(|active| SavedActive {
-            features: active.features,
-            queue: active.queue.as_ref().map(UserspaceQueue::save),
-        }));
+        let saved = Saved(self.active.take().map(|active| active.save()));
         Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
     }
 
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
-        let Saved(saved) = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
-        let Some(saved) = saved else {
-            // Saved before the driver was ready: there is nothing to start.
-            return Ok(());
-        };
-        if saved.features != activation.features
-            || usize::from(saved.queue.is_some()) != activation.queues.len()
-        {
-            return Err(RngError::Mismatch.into());
+        if self.active.is_some() {
+            return Err(SingleQueueError::Active.into());
         }
-        self.start(activation, saved.queue)
+        let Saved(saved) = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
+        // Saved before the driver was ready: there is nothing to start.
+        if let Some(saved) = saved {
+            let memory = Arc::clone(&self.memory);
+            self.active = Some(SingleQueue::restore(saved, activation, OFFER, memory)?);
+        }
+        Ok(())
     }
 }
 

@@ -11,8 +11,8 @@
 //! over each other. Those gaps are closed here.
 //!
 //! ```text
-//!            pop: malformed chain, avail index ahead by more than the size
-//!   serving ---------------------------------------------------------------> broken
+//!            pop: malformed chain, avail index ahead by more than the size; set_broken
+//!   serving --------------------------------------------------------------------------> broken
 //! ```
 //! A broken queue hands out nothing any more; only a device reset ends that
 //! (virtio 1.3, 2.1.2: DEVICE_NEEDS_RESET).
@@ -136,7 +136,9 @@ pub enum QueueError {
     #[error("the ring is malformed")]
     Ring(#[source] virtio_queue::Error),
     /// Saved indices that no drained queue can have.
-    #[error("saved queue indices {next_avail} and {next_used} differ although nothing is in flight")]
+    #[error(
+        "saved queue indices {next_avail} and {next_used} differ although nothing is in flight"
+    )]
     SavedIndices {
         /// Next avail index.
         next_avail: u16,
@@ -194,9 +196,8 @@ impl Kick {
         }
         if flags & libc::O_NONBLOCK == 0 {
             // SAFETY: as above; F_SETFL takes the flags by value.
-            let result = unsafe {
-                libc::fcntl(event.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK)
-            };
+            let result =
+                unsafe { libc::fcntl(event.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) };
             if result < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -225,7 +226,6 @@ impl Kick {
 /// The device side of one split virtqueue.
 #[derive(Debug)]
 pub(crate) struct UserspaceQueue {
-    index: u16,
     ring: Ring,
     memory: SharedMemory,
     kick: Kick,
@@ -257,7 +257,6 @@ impl UserspaceQueue {
         ring.set_event_idx(event_idx);
         ring.set_ready(true);
         Ok(Self {
-            index: queue.index,
             ring,
             memory,
             kick: Kick::new(queue.kick).map_err(QueueError::Event)?,
@@ -300,11 +299,6 @@ impl UserspaceQueue {
             next_used: self.ring.next_used(),
             broken: self.broken,
         }
-    }
-
-    /// Index of the queue.
-    pub(crate) fn index(&self) -> u16 {
-        self.index
     }
 
     /// The queue's kick.
@@ -374,6 +368,11 @@ impl UserspaceQueue {
         } else {
             Err(fault(ChainFault::Unfinished))
         }
+    }
+
+    /// Stops serving the queue: what the driver put into a chain makes no sense.
+    pub(crate) fn set_broken(&mut self) {
+        self.broken = true;
     }
 
     /// Gives the chain at `head` back; `len` is how many bytes were written to it.

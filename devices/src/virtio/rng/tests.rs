@@ -1,6 +1,4 @@
-use proptest::prelude::{
-    any, prop_assert, prop_assert_eq, proptest,
-};
+use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 
 use super::super::userspace_queue::driver::{BUFFERS, Driver, RAM, memory, readable, writable};
 use super::*;
@@ -8,7 +6,11 @@ use super::*;
 const SIZE: u16 = 16;
 
 fn running() -> (Rng, Driver) {
-    let driver = Driver::new(&memory(), SIZE);
+    running_with(SIZE)
+}
+
+fn running_with(size: u16) -> (Rng, Driver) {
+    let driver = Driver::new(&memory(), size);
     let mut rng = Rng::new(Arc::clone(&driver.memory));
     let events = rng.events(&[Arc::clone(&driver.kick)]);
     assert_eq!(events.len(), 1);
@@ -44,15 +46,8 @@ fn bounds_the_bytes_and_the_requests() {
     assert_eq!(driver.take_used(), Some((0, 4096)));
     assert_eq!(driver.take_used(), Some((2, 0)));
 
-    // A driver that makes more available than a turn serves is come back to:
-    // the ring is filled again and again before the kick is looked at.
-    let (mut rng, _) = running();
-    let big = Driver::new(&memory(), 256);
-    let mut driver = big;
-    rng.reset();
-    rng.memory = Arc::clone(&driver.memory);
-    rng.events(&[Arc::clone(&driver.kick)]);
-    rng.activate(driver.activation(FEATURES)).unwrap();
+    // More than one turn serves: the device kicks itself.
+    let (mut rng, mut driver) = running_with(256);
     for _ in 0..100 {
         driver.add(&[writable(BUFFERS, 1)]);
     }
@@ -121,8 +116,7 @@ fn refuses_wrong_features_and_queues() {
 
 #[test]
 fn late_enable_and_new_vectors() {
-    let driver = Driver::new(&memory(), SIZE);
-    let mut driver = driver;
+    let mut driver = Driver::new(&memory(), SIZE);
     let mut rng = Rng::new(Arc::clone(&driver.memory));
     rng.events(&[Arc::clone(&driver.kick)]);
     rng.activate(Activation {
@@ -159,9 +153,7 @@ fn saves_and_restores() {
 
     let mut other = Rng::new(Arc::clone(&driver.memory));
     other.events(&[Arc::clone(&driver.kick)]);
-    other
-        .restore(&state, driver.activation(FEATURES))
-        .unwrap();
+    other.restore(&state, driver.activation(FEATURES)).unwrap();
     other.process(KICK);
     assert_eq!(driver.take_used(), Some((u32::from(head), 8)));
 

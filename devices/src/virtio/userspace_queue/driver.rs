@@ -117,7 +117,9 @@ impl Driver {
     }
 
     pub(crate) fn fill(&self, address: u64, data: &[u8]) {
-        self.memory.write_slice(data, GuestAddress(address)).unwrap();
+        self.memory
+            .write_slice(data, GuestAddress(address))
+            .unwrap();
     }
 
     pub(crate) fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
@@ -196,10 +198,7 @@ impl Driver {
 
     /// Whether the page at `address` is marked dirty.
     pub(crate) fn dirty(&self, address: u64) -> bool {
-        let (region, offset) = self
-            .memory
-            .to_region_addr(GuestAddress(address))
-            .unwrap();
+        let (region, offset) = self.memory.to_region_addr(GuestAddress(address)).unwrap();
         region.bitmap().dirty_at(offset.0 as usize)
     }
 

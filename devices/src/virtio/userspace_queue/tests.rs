@@ -1,6 +1,4 @@
-use proptest::prelude::{
-    Just, ProptestConfig, any, prop_assert, prop_oneof, proptest,
-};
+use proptest::prelude::{Just, ProptestConfig, any, prop_assert, prop_oneof, proptest};
 use vm_memory::GuestAddress;
 
 use super::driver::{BUFFERS, Driver, INDIRECT, NEXT, RAM, WRITE, memory, readable, writable};
@@ -160,15 +158,30 @@ fn refuses_malformed_chains() {
     // Each case: descriptors of the main table, descriptors of the indirect table.
     type Raw = (u64, u32, u16, u16);
     let cases: [(&str, &[Raw], &[Raw], ChainFault); 12] = [
-        ("loop", &[(BUFFERS, 4, NEXT, 0)], &[], ChainFault::Unfinished),
-        ("next at the size", &[(BUFFERS, 4, NEXT, SIZE)], &[], ChainFault::Unfinished),
+        (
+            "loop",
+            &[(BUFFERS, 4, NEXT, 0)],
+            &[],
+            ChainFault::Unfinished,
+        ),
+        (
+            "next at the size",
+            &[(BUFFERS, 4, NEXT, SIZE)],
+            &[],
+            ChainFault::Unfinished,
+        ),
         (
             "outside memory",
             &[(RAM as u64 - 4, 8, WRITE, 0)],
             &[],
             ChainFault::OutsideMemory,
         ),
-        ("wrapping", &[(u64::MAX - 3, 8, 0, 0)], &[], ChainFault::OutsideMemory),
+        (
+            "wrapping",
+            &[(u64::MAX - 3, 8, 0, 0)],
+            &[],
+            ChainFault::OutsideMemory,
+        ),
         (
             "over 4 GiB",
             &[(0, 0x8_0000, NEXT, 1), (0, u32::MAX, 0, 0)],
@@ -181,8 +194,18 @@ fn refuses_malformed_chains() {
             &[],
             ChainFault::Order,
         ),
-        ("indirect of length 0", &[(indirect, 0, INDIRECT, 0)], &[], ChainFault::Unfinished),
-        ("indirect of odd length", &[(indirect, 17, INDIRECT, 0)], &[], ChainFault::Unfinished),
+        (
+            "indirect of length 0",
+            &[(indirect, 0, INDIRECT, 0)],
+            &[],
+            ChainFault::Unfinished,
+        ),
+        (
+            "indirect of odd length",
+            &[(indirect, 17, INDIRECT, 0)],
+            &[],
+            ChainFault::Unfinished,
+        ),
         (
             "indirect of 1 MiB",
             &[(0, 16 * 65536, INDIRECT, 0)],
@@ -269,8 +292,7 @@ fn restores_where_it_was_saved() {
     drop(before);
 
     let memory = Arc::clone(&driver.memory);
-    let mut after =
-        UserspaceQueue::restore(driver.queue(), saved, 256, false, memory).unwrap();
+    let mut after = UserspaceQueue::restore(driver.queue(), saved, 256, false, memory).unwrap();
     // One spurious kick and one spurious interrupt.
     assert_eq!(driver.kick.read().unwrap(), 1);
     assert!(driver.interrupted());
