@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-/// What became readable.
+/// What became readable (or writable, where it says so).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Token {
     /// Somebody asked the machine to stop.
@@ -23,6 +23,10 @@ pub enum Token {
     ConsoleInput,
     /// The serial console has room for input again.
     ConsoleRoom,
+    /// The serial console had to put output aside.
+    ConsoleOutput,
+    /// The terminal takes output again.
+    ConsoleWritable,
     /// A device's backend asked for this descriptor
     /// ([`devices::virtio::backend::Event`]).
     Device {
@@ -45,6 +49,8 @@ impl From<Token> for u64 {
             Token::Power => 2,
             Token::ConsoleInput => 3,
             Token::ConsoleRoom => 4,
+            Token::ConsoleOutput => 5,
+            Token::ConsoleWritable => 6,
             Token::Device { device, token } => {
                 DEVICE | (u64::from(device) << 16) | u64::from(token)
             }
@@ -61,6 +67,8 @@ impl Token {
             2 => Self::Power,
             3 => Self::ConsoleInput,
             4 => Self::ConsoleRoom,
+            5 => Self::ConsoleOutput,
+            6 => Self::ConsoleWritable,
             _ if number >> 32 == 1 => {
                 let [a, b, c, d, ..] = number.to_le_bytes();
                 Self::Device {
@@ -76,11 +84,37 @@ impl Token {
 /// Events taken from the kernel at once. More wait for the next turn.
 const BATCH: usize = 32;
 
+/// Where [`EventLoop::wait`] puts what it learned. Apart from the loop, so that
+/// registrations can be changed while events are handled.
+#[derive(Debug)]
+pub struct Ready {
+    events: [EpollEvent; BATCH],
+    count: usize,
+}
+
+impl Default for Ready {
+    fn default() -> Self {
+        Self {
+            events: [EpollEvent::default(); BATCH],
+            count: 0,
+        }
+    }
+}
+
+impl Ready {
+    /// The events of the last wait.
+    pub fn tokens(&self) -> impl Iterator<Item = Token> {
+        self.events
+            .iter()
+            .take(self.count)
+            .filter_map(|event| Token::from_number(event.data()))
+    }
+}
+
 /// The epoll set of the vmm thread.
 #[derive(Debug)]
 pub struct EventLoop {
     epoll: Epoll,
-    ready: [EpollEvent; BATCH],
 }
 
 impl EventLoop {
@@ -91,7 +125,6 @@ impl EventLoop {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: Epoll::new()?,
-            ready: [EpollEvent::default(); BATCH],
         })
     }
 
@@ -102,10 +135,22 @@ impl EventLoop {
     /// EPERM for a file that cannot be waited for (a regular file is
     /// always readable), EEXIST for one that is waited for already.
     pub fn add(&self, fd: RawFd, token: Token) -> io::Result<()> {
+        self.register(fd, EventSet::IN, token)
+    }
+
+    /// Waits for `fd` to become writable from now on; else as [`EventLoop::add`].
+    ///
+    /// # Errors
+    /// As [`EventLoop::add`].
+    pub fn add_writable(&self, fd: RawFd, token: Token) -> io::Result<()> {
+        self.register(fd, EventSet::OUT, token)
+    }
+
+    fn register(&self, fd: RawFd, set: EventSet, token: Token) -> io::Result<()> {
         self.epoll.ctl(
             ControlOperation::Add,
             fd,
-            EpollEvent::new(EventSet::IN, token.into()),
+            EpollEvent::new(set, token.into()),
         )
     }
 
@@ -118,22 +163,22 @@ impl EventLoop {
             .ctl(ControlOperation::Delete, fd, EpollEvent::default())
     }
 
-    /// Waits until something is readable and says what.
+    /// Waits until something is ready and puts what it is into `ready`.
     ///
     /// # Errors
     /// Whatever epoll says; an interruption by a signal is none.
-    pub fn wait(&mut self) -> io::Result<impl Iterator<Item = Token>> {
-        let count = loop {
-            match self.epoll.wait(-1, &mut self.ready) {
+    pub fn wait(&self, ready: &mut Ready) -> io::Result<()> {
+        ready.count = 0;
+        loop {
+            match self.epoll.wait(-1, &mut ready.events) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => break other?,
+                Ok(count) => {
+                    ready.count = count;
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
             }
-        };
-        Ok(self
-            .ready
-            .iter()
-            .take(count)
-            .filter_map(|event| Token::from_number(event.data())))
+        }
     }
 }
 
@@ -154,11 +199,13 @@ mod tests {
             Token::Power,
             Token::ConsoleInput,
             Token::ConsoleRoom,
+            Token::ConsoleOutput,
+            Token::ConsoleWritable,
         ];
         for token in tokens {
             assert_eq!(Token::from_number(token.into()), Some(token));
         }
-        for nothing in [5, u64::from(u32::MAX), 2 << 32, u64::MAX] {
+        for nothing in [7, u64::from(u32::MAX), 2 << 32, u64::MAX] {
             assert_eq!(Token::from_number(nothing), None);
         }
     }
@@ -171,9 +218,15 @@ mod tests {
         }
     }
 
+    fn ready(events: &EventLoop) -> Vec<Token> {
+        let mut ready = Ready::default();
+        events.wait(&mut ready).unwrap();
+        ready.tokens().collect()
+    }
+
     #[test]
-    fn says_what_is_readable() {
-        let mut events = EventLoop::new().unwrap();
+    fn says_what_is_ready() {
+        let events = EventLoop::new().unwrap();
         let (one, two) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
         let device = Token::Device {
             device: 3,
@@ -185,13 +238,17 @@ mod tests {
         two.write(1).unwrap();
         // Level-triggered: it comes until it is read.
         for _ in 0..2 {
-            assert_eq!(events.wait().unwrap().collect::<Vec<_>>(), [device]);
+            assert_eq!(ready(&events), [device]);
         }
         one.write(1).unwrap();
-        assert_eq!(events.wait().unwrap().count(), 2);
+        assert_eq!(ready(&events).len(), 2);
         events.remove(two.as_raw_fd()).unwrap();
-        assert_eq!(events.wait().unwrap().collect::<Vec<_>>(), [Token::Stop]);
+        assert_eq!(ready(&events), [Token::Stop]);
         assert!(events.remove(two.as_raw_fd()).is_err());
+        events
+            .add_writable(two.as_raw_fd(), Token::ConsoleWritable)
+            .unwrap();
+        assert_eq!(ready(&events), [Token::Stop, Token::ConsoleWritable]);
     }
 
     #[test]

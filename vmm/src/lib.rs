@@ -4,6 +4,7 @@ pub mod acpi;
 pub mod boot;
 mod byte_count;
 pub mod config;
+pub mod console;
 pub mod event_loop;
 pub mod kvm;
 pub mod layout;

@@ -1,8 +1,9 @@
-//! The way of console input from the terminal to the serial port.
+//! The serial console's other end: what a machine needs of a terminal, and the
+//! way of input from it to the serial port.
 //!
 //! [`ConsoleInput`] is the terminal's side (raw mode and escape sequences are
 //! its business), the serial port's receive FIFO the other. This module owns
-//! the bytes in between. A FIFO of 16 bytes is soon full; what doesn't fit waits
+//! the bytes in between; it must not know the serial port's registers. A FIFO of 16 bytes is soon full; what doesn't fit waits
 //! in a backlog, and when that is full too, nothing more is read from the terminal
 //! until the guest has made room: nothing is lost when somebody pastes a
 //! page. The backlog is there so that the sequence that leaves the console is
@@ -21,8 +22,8 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use crate::event_loop::{EventLoop, Token};
 
@@ -52,20 +53,23 @@ pub trait ConsoleInput: Send + AsFd {
 pub struct Console {
     /// Keyboard; `None`: the guest never sees input.
     pub input: Option<Box<dyn ConsoleInput>>,
-    /// Screen.
-    pub output: Box<dyn Write + Send>,
+    /// Screen. A descriptor and not a writer, because nothing may buffer what
+    /// the guest writes, and the machine waits for it when it is slow. Its file may
+    /// be blocking; the machine never writes when that would block.
+    pub output: OwnedFd,
 }
 
 impl fmt::Debug for Console {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Console")
             .field("input", &self.input.is_some())
-            .finish_non_exhaustive()
+            .field("output", &self.output)
+            .finish()
     }
 }
 
 /// Takes bytes into the serial port's receive FIFO; returns how many fitted.
-pub(super) trait Receiver {
+pub(crate) trait Receiver {
     /// Offers `bytes`; the first `n` of them are taken. If `n` is less than
     /// all, [`Token::ConsoleRoom`] comes once there is room again.
     fn receive(&self, bytes: &[u8]) -> usize;
@@ -94,7 +98,7 @@ enum Phase {
 }
 
 /// Moves bytes from a [`ConsoleInput`] to a [`Receiver`].
-pub(super) struct InputPump {
+pub(crate) struct InputPump {
     input: Box<dyn ConsoleInput>,
     readiness: Readiness,
     phase: Phase,
@@ -114,7 +118,7 @@ impl fmt::Debug for InputPump {
 /// Whether the user wants to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub(super) enum Pumped {
+pub(crate) enum Pumped {
     /// Go on.
     Stay,
     /// Stop the machine.
@@ -126,7 +130,7 @@ impl InputPump {
     ///
     /// # Errors
     /// The descriptor can't be registered (a regular file need not be).
-    pub(super) fn new(input: Box<dyn ConsoleInput>, events: &EventLoop) -> io::Result<Self> {
+    pub(crate) fn new(input: Box<dyn ConsoleInput>, events: &EventLoop) -> io::Result<Self> {
         let readiness = match events.add(input.as_fd().as_raw_fd(), Token::ConsoleInput) {
             Ok(()) => Readiness::Waited,
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => Readiness::Always,
@@ -142,14 +146,14 @@ impl InputPump {
 
     /// The terminal has input. For [`Token::ConsoleInput`] only: else the
     /// read might block.
-    pub(super) fn readable(&mut self, receiver: &dyn Receiver, events: &EventLoop) -> Pumped {
+    pub(crate) fn readable(&mut self, receiver: &dyn Receiver, events: &EventLoop) -> Pumped {
         let pumped = self.read(events);
         self.offer(receiver, events);
         pumped
     }
 
     /// The serial port has room. Also called once when the machine begins to run.
-    pub(super) fn room(&mut self, receiver: &dyn Receiver, events: &EventLoop) -> Pumped {
+    pub(crate) fn room(&mut self, receiver: &dyn Receiver, events: &EventLoop) -> Pumped {
         self.offer(receiver, events);
         // A file waits for nobody: it is read as fast as the guest takes it.
         while self.readiness == Readiness::Always
@@ -165,7 +169,7 @@ impl InputPump {
     }
 
     /// Drops what the guest has not seen: it was reset.
-    pub(super) fn reset(&mut self, events: &EventLoop) {
+    pub(crate) fn reset(&mut self, events: &EventLoop) {
         self.backlog.clear();
         self.update(events);
     }
