@@ -18,7 +18,7 @@
 //! wait are mapped. So two functions may swap addresses in any order of writes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tracing::{debug, warn};
 
@@ -82,7 +82,8 @@ struct Slots {
 /// and the machine.
 #[derive(Debug)]
 pub struct PciBus {
-    memory: Arc<Bus>,
+    /// Not owned: the memory bus owns the ECAM, which owns this.
+    memory: Weak<Bus>,
     slots: Mutex<Slots>,
 }
 
@@ -90,13 +91,13 @@ impl PciBus {
     /// A bus with its host bridge in slot 0. BARs get their first address from
     /// `window`, and answer, on `memory`, only inside it.
     #[must_use]
-    pub fn new(memory: Arc<Bus>, window: MmioWindow) -> Self {
+    pub fn new(memory: &Arc<Bus>, window: MmioWindow) -> Self {
         let bridge = Occupant {
             function: Arc::new(HostBridge::new()),
             placements: BTreeMap::new(),
         };
         Self {
-            memory,
+            memory: Arc::downgrade(memory),
             slots: Mutex::new(Slots {
                 window,
                 occupants: BTreeMap::from([(Slot::HOST_BRIDGE, bridge)]),
@@ -238,11 +239,16 @@ impl PciBus {
     fn unmap(&self, function: &Arc<dyn PciFunction>, index: u8, placement: &mut Placement) {
         if let Some(address) = placement.mapped.take() {
             function.bar_moved(index, None);
-            self.memory.remove(address);
+            if let Some(memory) = self.memory.upgrade() {
+                memory.remove(address);
+            }
         }
     }
 
     fn map_all(&self, slots: &mut Slots) {
+        let Some(memory) = self.memory.upgrade() else {
+            return;
+        };
         for occupant in slots.occupants.values_mut() {
             for bar in occupant.function.bars() {
                 let wanted = bar.decoded.then_some(bar.address);
@@ -271,7 +277,7 @@ impl PciBus {
                     function: Arc::clone(&occupant.function),
                     bar: bar.index,
                 });
-                match self.memory.insert(bar.address, bar.size, range) {
+                match memory.insert(bar.address, bar.size, range) {
                     Ok(()) => {
                         placement.mapped = Some(bar.address);
                         occupant.function.bar_moved(bar.index, Some(bar.address));

@@ -64,7 +64,7 @@ impl PciFunction for Recorder {
 fn bus() -> (Arc<Bus>, Arc<PciBus>) {
     let memory = Arc::new(Bus::new());
     let window = MmioWindow::new(WINDOW, 0x100_0000).unwrap();
-    let pci = Arc::new(PciBus::new(Arc::clone(&memory), window));
+    let pci = Arc::new(PciBus::new(&memory, window));
     (memory, pci)
 }
 
@@ -236,7 +236,7 @@ fn slots_fill_empty_and_fill_again() {
 fn a_full_window_leaves_nothing_behind() {
     let memory = Arc::new(Bus::new());
     let window = MmioWindow::new(WINDOW, BAR_SIZE).unwrap();
-    let pci = PciBus::new(memory, window);
+    let pci = PciBus::new(&memory, window);
     let slot = pci.add(None, Recorder::new()).unwrap();
     let full = pci.add(None, Recorder::new());
     assert!(matches!(
@@ -267,5 +267,20 @@ fn reset_restores_first_addresses() {
     assert!(answers(&memory, WINDOW));
     drop(pci);
     assert!(!answers(&memory, WINDOW));
+    assert_eq!(Arc::strong_count(&function), 1);
+}
+
+#[test]
+fn a_machine_that_goes_leaves_nothing() {
+    let (memory, pci) = bus();
+    let function = Recorder::new();
+    let slot = pci.add(None, function.clone()).unwrap();
+    pci.write_config(slot, 4, &[2]);
+    let ecam = Arc::new(Ecam::new(Arc::clone(&pci)));
+    memory.insert(0xe000_0000, 1 << 20, ecam).unwrap();
+    drop(pci);
+    assert!(answers(&memory, WINDOW));
+    drop(memory);
+    assert_eq!(function.moves(), [Some(WINDOW), None]);
     assert_eq!(Arc::strong_count(&function), 1);
 }

@@ -40,8 +40,8 @@ pub use state::{
 
 use self::common::CommonConfig;
 use self::layout::{BAR, MAX_DEVICE_CONFIG, MAX_QUEUES, notified_queue};
-use self::notify::NotifyDoorbells;
-use self::transport::{Parts, Transport, kick};
+use self::notify::{NotifyDoorbells, kick};
+use self::transport::Transport;
 use super::backend::{Backend, Event};
 use crate::hypervisor::{Doorbells, MsiVectors};
 use crate::pci::{Bar, ConfigSpaceError, Msix, MsixError, PciFunction};
@@ -141,21 +141,13 @@ impl VirtioPciDevice {
             .collect::<io::Result<Vec<_>>>()
             .map_err(VirtioPciError::Vector)?;
         let msix = Msix::new(vectors).map_err(VirtioPciError::Msix)?;
-        let (config_space, capabilities) =
-            layout::config_space(device_id, device_type, config_len, queues, &msix)
-                .map_err(VirtioPciError::ConfigSpace)?;
+        let config_space = layout::config_space(device_id, device_type, config_len, queues, &msix)
+            .map_err(VirtioPciError::ConfigSpace)?;
+        let common = CommonConfig::new(offer, &max_sizes, msix.vectors());
         let kicks = notify::kicks(queues).map_err(VirtioPciError::Kick)?;
+        let doorbells = NotifyDoorbells::new(doorbells, kicks.clone());
         let events = backend.events(&kicks);
-        let transport = Transport::new(Parts {
-            config_space,
-            capabilities,
-            common: CommonConfig::new(offer, &max_sizes, msix.vectors()),
-            msix,
-            doorbells: NotifyDoorbells::new(doorbells, kicks.clone()),
-            kicks: kicks.clone(),
-            calls,
-            backend,
-        });
+        let transport = Transport::new(config_space, msix, calls, common, doorbells, backend);
         Ok(Self {
             transport: Mutex::new(transport),
             kicks,

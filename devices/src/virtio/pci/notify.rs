@@ -24,11 +24,12 @@ pub(super) fn kicks(queues: u16) -> io::Result<Vec<Arc<EventFd>>> {
     (0..queues).map(kick).collect()
 }
 
-/// Forgets kicks that nobody served.
-pub(super) fn drain(kicks: &[Arc<EventFd>]) {
-    for kick in kicks {
-        // Not blocking: an error only says that the counter is zero.
-        let _ = kick.read();
+/// Signals the kick eventfd of `queue`, if there is such a queue.
+pub(super) fn kick(kicks: &[Arc<EventFd>], queue: usize) {
+    if let Some(kick) = kicks.get(queue) {
+        // Not blocking: an error only says that the counter is full, and then
+        // the backend is about to be woken anyway.
+        let _ = kick.write(1);
     }
 }
 
@@ -47,6 +48,19 @@ impl NotifyDoorbells {
             doorbells,
             kicks,
             attached: Vec::new(),
+        }
+    }
+
+    /// The kick eventfds by queue.
+    pub(super) fn kicks(&self) -> &[Arc<EventFd>] {
+        &self.kicks
+    }
+
+    /// Forgets kicks that nobody served.
+    pub(super) fn drain(&self) {
+        for kick in &self.kicks {
+            // Not blocking: an error only says that the counter is zero.
+            let _ = kick.read();
         }
     }
 

@@ -25,7 +25,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::common::{CommonConfig, Effect};
 use super::layout::{BAR, Capabilities, Region, notified_queue};
-use super::notify::{NotifyDoorbells, drain};
+use super::notify::{NotifyDoorbells, kick};
 use super::state::{RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION, VirtioPciState};
 use crate::pci::{Bar, ConfigSpace, MSIX_CONTROL_OFFSET, Msix};
 use crate::virtio::backend::{Activation, Backend, BackendError, Outcome, Queue, QueueChange};
@@ -61,25 +61,11 @@ pub(super) struct Transport {
     pub(super) msix: Msix,
     pub(super) common: CommonConfig,
     pub(super) doorbells: NotifyDoorbells,
-    pub(super) kicks: Vec<Arc<EventFd>>,
     /// The eventfd of each MSI-X vector.
-    pub(super) calls: Vec<Arc<EventFd>>,
-    pub(super) backend: Box<dyn Backend>,
+    calls: Vec<Arc<EventFd>>,
+    backend: Box<dyn Backend>,
     isr: u8,
     phase: Phase,
-}
-
-/// The parts of a [`Transport`] that its construction does not set.
-#[derive(Debug)]
-pub(super) struct Parts {
-    pub(super) config_space: ConfigSpace,
-    pub(super) capabilities: Capabilities,
-    pub(super) msix: Msix,
-    pub(super) common: CommonConfig,
-    pub(super) doorbells: NotifyDoorbells,
-    pub(super) kicks: Vec<Arc<EventFd>>,
-    pub(super) calls: Vec<Arc<EventFd>>,
-    pub(super) backend: Box<dyn Backend>,
 }
 
 /// An error and its causes on one line.
@@ -95,16 +81,23 @@ fn chain(error: &BackendError) -> String {
 }
 
 impl Transport {
-    pub(super) fn new(parts: Parts) -> Self {
+    /// An inactive device. `calls` are the eventfds of the vectors of `msix`.
+    pub(super) fn new(
+        (config_space, capabilities): (ConfigSpace, Capabilities),
+        msix: Msix,
+        calls: Vec<Arc<EventFd>>,
+        common: CommonConfig,
+        doorbells: NotifyDoorbells,
+        backend: Box<dyn Backend>,
+    ) -> Self {
         Self {
-            config_space: parts.config_space,
-            capabilities: parts.capabilities,
-            msix: parts.msix,
-            common: parts.common,
-            doorbells: parts.doorbells,
-            kicks: parts.kicks,
-            calls: parts.calls,
-            backend: parts.backend,
+            config_space,
+            capabilities,
+            msix,
+            calls,
+            common,
+            doorbells,
+            backend,
             isr: 0,
             phase: Phase::Inactive,
         }
@@ -195,7 +188,7 @@ impl Transport {
 
     pub(super) fn write_bar(&mut self, offset: u64, data: &[u8]) {
         if let Some(queue) = notified_queue(offset) {
-            kick(&self.kicks, queue);
+            kick(self.doorbells.kicks(), queue);
             return;
         }
         match Region::of(offset) {
@@ -290,7 +283,7 @@ impl Transport {
         self.isr = 0;
         self.phase = Phase::Inactive;
         // After the backend: a kick of the old driver must not reach the next.
-        drain(&self.kicks);
+        self.doorbells.drain();
     }
 
     /// Reset of the whole function, as after power-on.
@@ -310,7 +303,7 @@ impl Transport {
             Some(Queue {
                 index,
                 addresses: state.addresses,
-                kick: Arc::clone(self.kicks.get(usize::from(index))?),
+                kick: Arc::clone(self.doorbells.kicks().get(usize::from(index))?),
                 call: self.call(state.vector),
             })
         };
@@ -452,7 +445,7 @@ impl Transport {
             return;
         }
         for (index, queue) in self.common.enabled_queues() {
-            kick(&self.kicks, usize::from(index));
+            kick(self.doorbells.kicks(), usize::from(index));
             self.msix.signal(queue.vector);
         }
         self.msix.signal(self.common.config_vector());
@@ -469,15 +462,6 @@ fn phase_of(status: DeviceStatus) -> Phase {
         Phase::Agreed
     } else {
         Phase::Inactive
-    }
-}
-
-/// Signals the kick eventfd of `queue`, if there is such a queue.
-pub(super) fn kick(kicks: &[Arc<EventFd>], queue: usize) {
-    if let Some(kick) = kicks.get(queue) {
-        // Not blocking: an error only says that the counter is full, and then
-        // the backend is about to be woken anyway.
-        let _ = kick.write(1);
     }
 }
 
