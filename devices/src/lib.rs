@@ -2,4 +2,5 @@
 
 pub mod bus;
 pub mod hypervisor;
+pub mod legacy;
 pub mod virtio;
