@@ -169,6 +169,8 @@ pub(crate) struct Engine {
     free: Vec<u16>,
     bytes: u64,
     write_through: bool,
+    /// An error was logged. A guest on a broken disk must not flood the log.
+    warned: bool,
 }
 
 impl fmt::Debug for Engine {
@@ -199,6 +201,7 @@ impl Engine {
             free: (0..DEPTH).rev().collect(),
             bytes: 0,
             write_through: false,
+            warned: false,
         })
     }
 
@@ -320,6 +323,16 @@ impl Engine {
                 if let Io::Read(transfer) = &slot.io {
                     // Also after an error: a part may have been written.
                     mark_dirty(&self.memory, &transfer.data);
+                }
+                if let Err(error) = &result
+                    && may_go_on
+                    && !self.warned
+                {
+                    self.warned = true;
+                    tracing::warn!(
+                        %error,
+                        "the disk image fails; the guest sees I/O errors, and further ones are not logged"
+                    );
                 }
                 finished.push(Done {
                     ticket: slot.ticket,
