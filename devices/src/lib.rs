@@ -2,6 +2,7 @@
 
 pub mod bus;
 pub mod hypervisor;
+pub mod legacy;
 pub mod pci;
 pub mod virtio;
 
