@@ -93,10 +93,7 @@ fn a_slow_guest_loses_nothing() {
     drop(writer);
     assert!(readable(&events));
     assert_eq!(pump.readable(&fifo, &events), Pumped::Stay);
-    assert!(
-        !readable(&events),
-        "a closed input must not spin the loop"
-    );
+    assert!(!readable(&events), "a closed input must not spin the loop");
     assert_eq!(pump.room(&fifo, &events), Pumped::Stay);
 }
 
