@@ -2,4 +2,8 @@
 
 pub mod bus;
 pub mod hypervisor;
+pub mod pci;
 pub mod virtio;
+
+#[cfg(test)]
+mod testing;
