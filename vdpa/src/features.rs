@@ -81,27 +81,63 @@ type Row = (u32, &'static str, Option<Reason>);
 
 /// Reserved feature bits (virtio 1.3, section 6), for every device type.
 const COMMON: &[Row] = &[
-    (config::VIRTIO_F_NOTIFY_ON_EMPTY, "NOTIFY_ON_EMPTY", Some(Reason::Legacy)),
-    (config::VIRTIO_F_ANY_LAYOUT, "ANY_LAYOUT", Some(Reason::Legacy)),
+    (
+        config::VIRTIO_F_NOTIFY_ON_EMPTY,
+        "NOTIFY_ON_EMPTY",
+        Some(Reason::Legacy),
+    ),
+    (
+        config::VIRTIO_F_ANY_LAYOUT,
+        "ANY_LAYOUT",
+        Some(Reason::Legacy),
+    ),
     (ring::VIRTIO_RING_F_INDIRECT_DESC, "INDIRECT_DESC", None),
     (ring::VIRTIO_RING_F_EVENT_IDX, "EVENT_IDX", None),
     (config::VIRTIO_F_VERSION_1, "VERSION_1", None),
-    (config::VIRTIO_F_ACCESS_PLATFORM, "ACCESS_PLATFORM", Some(Reason::TranslatedByVmm)),
+    (
+        config::VIRTIO_F_ACCESS_PLATFORM,
+        "ACCESS_PLATFORM",
+        Some(Reason::TranslatedByVmm),
+    ),
     (config::VIRTIO_F_RING_PACKED, "RING_PACKED", None),
     (config::VIRTIO_F_IN_ORDER, "IN_ORDER", None),
     (config::VIRTIO_F_ORDER_PLATFORM, "ORDER_PLATFORM", None),
-    (config::VIRTIO_F_SR_IOV, "SR_IOV", Some(Reason::NotInVhostVdpa)),
-    (config::VIRTIO_F_NOTIFICATION_DATA, "NOTIFICATION_DATA", Some(Reason::NotInVhostVdpa)),
-    (config::VIRTIO_F_NOTIF_CONFIG_DATA, "NOTIF_CONFIG_DATA", Some(Reason::NotInVhostVdpa)),
-    (config::VIRTIO_F_RING_RESET, "RING_RESET", Some(Reason::NotInVhostVdpa)),
-    (config::VIRTIO_F_ADMIN_VQ, "ADMIN_VQ", Some(Reason::NotInVhostVdpa)),
+    (
+        config::VIRTIO_F_SR_IOV,
+        "SR_IOV",
+        Some(Reason::NotInVhostVdpa),
+    ),
+    (
+        config::VIRTIO_F_NOTIFICATION_DATA,
+        "NOTIFICATION_DATA",
+        Some(Reason::NotInVhostVdpa),
+    ),
+    (
+        config::VIRTIO_F_NOTIF_CONFIG_DATA,
+        "NOTIF_CONFIG_DATA",
+        Some(Reason::NotInVhostVdpa),
+    ),
+    (
+        config::VIRTIO_F_RING_RESET,
+        "RING_RESET",
+        Some(Reason::NotInVhostVdpa),
+    ),
+    (
+        config::VIRTIO_F_ADMIN_VQ,
+        "ADMIN_VQ",
+        Some(Reason::NotInVhostVdpa),
+    ),
 ];
 
 /// Network device (virtio 1.3, 5.1.3).
 const NET: &[Row] = &[
     (net::VIRTIO_NET_F_CSUM, "CSUM", None),
     (net::VIRTIO_NET_F_GUEST_CSUM, "GUEST_CSUM", None),
-    (net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, "CTRL_GUEST_OFFLOADS", None),
+    (
+        net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS,
+        "CTRL_GUEST_OFFLOADS",
+        None,
+    ),
     (net::VIRTIO_NET_F_MTU, "MTU", None),
     (net::VIRTIO_NET_F_MAC, "MAC", None),
     (net::VIRTIO_NET_F_GSO, "GSO", Some(Reason::Legacy)),
@@ -119,12 +155,28 @@ const NET: &[Row] = &[
     (net::VIRTIO_NET_F_CTRL_RX, "CTRL_RX", None),
     (net::VIRTIO_NET_F_CTRL_VLAN, "CTRL_VLAN", None),
     (net::VIRTIO_NET_F_CTRL_RX_EXTRA, "CTRL_RX_EXTRA", None),
-    (net::VIRTIO_NET_F_GUEST_ANNOUNCE, "GUEST_ANNOUNCE", Some(Reason::DoneByVmm)),
+    (
+        net::VIRTIO_NET_F_GUEST_ANNOUNCE,
+        "GUEST_ANNOUNCE",
+        Some(Reason::DoneByVmm),
+    ),
     (net::VIRTIO_NET_F_MQ, "MQ", None),
     (net::VIRTIO_NET_F_CTRL_MAC_ADDR, "CTRL_MAC_ADDR", None),
-    (net::VIRTIO_NET_F_DEVICE_STATS, "DEVICE_STATS", Some(Reason::CommandsNotRelayed)),
-    (net::VIRTIO_NET_F_VQ_NOTF_COAL, "VQ_NOTF_COAL", Some(Reason::CommandsNotRelayed)),
-    (net::VIRTIO_NET_F_NOTF_COAL, "NOTF_COAL", Some(Reason::CommandsNotRelayed)),
+    (
+        net::VIRTIO_NET_F_DEVICE_STATS,
+        "DEVICE_STATS",
+        Some(Reason::CommandsNotRelayed),
+    ),
+    (
+        net::VIRTIO_NET_F_VQ_NOTF_COAL,
+        "VQ_NOTF_COAL",
+        Some(Reason::CommandsNotRelayed),
+    ),
+    (
+        net::VIRTIO_NET_F_NOTF_COAL,
+        "NOTF_COAL",
+        Some(Reason::CommandsNotRelayed),
+    ),
     (net::VIRTIO_NET_F_GUEST_USO4, "GUEST_USO4", None),
     (net::VIRTIO_NET_F_GUEST_USO6, "GUEST_USO6", None),
     (net::VIRTIO_NET_F_HOST_USO, "HOST_USO", None),
@@ -132,7 +184,11 @@ const NET: &[Row] = &[
     (net::VIRTIO_NET_F_GUEST_HDRLEN, "GUEST_HDRLEN", None),
     (net::VIRTIO_NET_F_RSS, "RSS", None),
     (net::VIRTIO_NET_F_RSC_EXT, "RSC_EXT", None),
-    (net::VIRTIO_NET_F_STANDBY, "STANDBY", Some(Reason::NeedsPartner)),
+    (
+        net::VIRTIO_NET_F_STANDBY,
+        "STANDBY",
+        Some(Reason::NeedsPartner),
+    ),
     (net::VIRTIO_NET_F_SPEED_DUPLEX, "SPEED_DUPLEX", None),
 ];
 
@@ -148,7 +204,11 @@ const BLOCK: &[Row] = &[
     (blk::VIRTIO_BLK_F_FLUSH, "FLUSH", None),
     (blk::VIRTIO_BLK_F_TOPOLOGY, "TOPOLOGY", None),
     // The driver switches the cache by writing configuration.
-    (blk::VIRTIO_BLK_F_CONFIG_WCE, "CONFIG_WCE", Some(Reason::NotRestorable)),
+    (
+        blk::VIRTIO_BLK_F_CONFIG_WCE,
+        "CONFIG_WCE",
+        Some(Reason::NotRestorable),
+    ),
     (blk::VIRTIO_BLK_F_MQ, "MQ", None),
     (blk::VIRTIO_BLK_F_DISCARD, "DISCARD", None),
     (blk::VIRTIO_BLK_F_WRITE_ZEROES, "WRITE_ZEROES", None),
@@ -159,15 +219,30 @@ const BLOCK: &[Row] = &[
 /// Network features and what each needs (virtio 1.3, 5.1.3.1): one of the
 /// bits in the mask. Listed so that what is needed comes first.
 const NET_DEPENDENCIES: &[(u32, u64)] = &[
-    (net::VIRTIO_NET_F_GUEST_TSO4, 1 << net::VIRTIO_NET_F_GUEST_CSUM),
-    (net::VIRTIO_NET_F_GUEST_TSO6, 1 << net::VIRTIO_NET_F_GUEST_CSUM),
+    (
+        net::VIRTIO_NET_F_GUEST_TSO4,
+        1 << net::VIRTIO_NET_F_GUEST_CSUM,
+    ),
+    (
+        net::VIRTIO_NET_F_GUEST_TSO6,
+        1 << net::VIRTIO_NET_F_GUEST_CSUM,
+    ),
     (
         net::VIRTIO_NET_F_GUEST_ECN,
         1 << net::VIRTIO_NET_F_GUEST_TSO4 | 1 << net::VIRTIO_NET_F_GUEST_TSO6,
     ),
-    (net::VIRTIO_NET_F_GUEST_UFO, 1 << net::VIRTIO_NET_F_GUEST_CSUM),
-    (net::VIRTIO_NET_F_GUEST_USO4, 1 << net::VIRTIO_NET_F_GUEST_CSUM),
-    (net::VIRTIO_NET_F_GUEST_USO6, 1 << net::VIRTIO_NET_F_GUEST_CSUM),
+    (
+        net::VIRTIO_NET_F_GUEST_UFO,
+        1 << net::VIRTIO_NET_F_GUEST_CSUM,
+    ),
+    (
+        net::VIRTIO_NET_F_GUEST_USO4,
+        1 << net::VIRTIO_NET_F_GUEST_CSUM,
+    ),
+    (
+        net::VIRTIO_NET_F_GUEST_USO6,
+        1 << net::VIRTIO_NET_F_GUEST_CSUM,
+    ),
     (net::VIRTIO_NET_F_HOST_TSO4, 1 << net::VIRTIO_NET_F_CSUM),
     (net::VIRTIO_NET_F_HOST_TSO6, 1 << net::VIRTIO_NET_F_CSUM),
     (
@@ -176,13 +251,25 @@ const NET_DEPENDENCIES: &[(u32, u64)] = &[
     ),
     (net::VIRTIO_NET_F_HOST_UFO, 1 << net::VIRTIO_NET_F_CSUM),
     (net::VIRTIO_NET_F_HOST_USO, 1 << net::VIRTIO_NET_F_CSUM),
-    (net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, 1 << net::VIRTIO_NET_F_CTRL_VQ),
+    (
+        net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS,
+        1 << net::VIRTIO_NET_F_CTRL_VQ,
+    ),
     (net::VIRTIO_NET_F_CTRL_RX, 1 << net::VIRTIO_NET_F_CTRL_VQ),
     (net::VIRTIO_NET_F_CTRL_VLAN, 1 << net::VIRTIO_NET_F_CTRL_VQ),
-    (net::VIRTIO_NET_F_CTRL_RX_EXTRA, 1 << net::VIRTIO_NET_F_CTRL_VQ),
+    (
+        net::VIRTIO_NET_F_CTRL_RX_EXTRA,
+        1 << net::VIRTIO_NET_F_CTRL_VQ,
+    ),
     (net::VIRTIO_NET_F_MQ, 1 << net::VIRTIO_NET_F_CTRL_VQ),
-    (net::VIRTIO_NET_F_CTRL_MAC_ADDR, 1 << net::VIRTIO_NET_F_CTRL_VQ),
-    (net::VIRTIO_NET_F_HASH_REPORT, 1 << net::VIRTIO_NET_F_CTRL_VQ),
+    (
+        net::VIRTIO_NET_F_CTRL_MAC_ADDR,
+        1 << net::VIRTIO_NET_F_CTRL_VQ,
+    ),
+    (
+        net::VIRTIO_NET_F_HASH_REPORT,
+        1 << net::VIRTIO_NET_F_CTRL_VQ,
+    ),
     (net::VIRTIO_NET_F_RSS, 1 << net::VIRTIO_NET_F_CTRL_VQ),
     (
         net::VIRTIO_NET_F_RSC_EXT,
@@ -275,7 +362,11 @@ mod tests {
     fn every_bit_is_passed_or_explained() {
         for device_type in [VIRTIO_ID_NET, VIRTIO_ID_BLOCK, 4, 0xffff] {
             let passed = pass_through(u64::MAX, device_type, Policy::default());
-            let explained = passed.withheld.iter().map(|&(bit, _)| bit).collect::<Vec<_>>();
+            let explained = passed
+                .withheld
+                .iter()
+                .map(|&(bit, _)| bit)
+                .collect::<Vec<_>>();
             assert_eq!(passed.features, !mask(&explained));
             assert!(explained.is_sorted());
             assert_eq!(passed.features & (1 << config::VIRTIO_F_ACCESS_PLATFORM), 0);
@@ -304,7 +395,10 @@ mod tests {
         let with_control = packed | 1 << net::VIRTIO_NET_F_CTRL_VQ;
         let passed = |offered, device| pass_through(offered, device, Policy::default()).features;
         assert_eq!(passed(packed, VIRTIO_ID_NET), packed);
-        assert_eq!(passed(with_control, VIRTIO_ID_NET), 1 << net::VIRTIO_NET_F_CTRL_VQ);
+        assert_eq!(
+            passed(with_control, VIRTIO_ID_NET),
+            1 << net::VIRTIO_NET_F_CTRL_VQ
+        );
         // Bit 17 of a block device is ZONED.
         assert_eq!(passed(with_control, VIRTIO_ID_BLOCK), with_control);
     }
@@ -324,7 +418,10 @@ mod tests {
         };
         let passed = pass_through(offered, VIRTIO_ID_NET, policy);
         assert_eq!(passed.features, 0);
-        let by_user = passed.withheld.iter().filter(|(_, reason)| *reason == Reason::ByUser);
+        let by_user = passed
+            .withheld
+            .iter()
+            .filter(|(_, reason)| *reason == Reason::ByUser);
         assert_eq!(by_user.count(), 2);
     }
 
@@ -338,7 +435,10 @@ mod tests {
         // No bit is listed twice.
         for device_type in [1, 2] {
             for bit in 0..64 {
-                assert!(rows(device_type).filter(|row| row.0 == bit).count() < 2, "{bit}");
+                assert!(
+                    rows(device_type).filter(|row| row.0 == bit).count() < 2,
+                    "{bit}"
+                );
             }
         }
     }

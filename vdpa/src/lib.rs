@@ -66,6 +66,7 @@
 //! # }
 //! ```
 
+pub mod control_queue;
 pub mod device;
 pub mod features;
 pub mod iotlb;

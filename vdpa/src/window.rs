@@ -77,8 +77,8 @@ impl PrivateWindow {
         if first < ram_end {
             return Err(WindowError::MeetsRam { ram_end, end });
         }
-        let range = IovaRange::from_size(first, WINDOW_SIZE)
-            .ok_or(WindowError::RangeTooSmall { range })?;
+        let range =
+            IovaRange::from_size(first, WINDOW_SIZE).ok_or(WindowError::RangeTooSmall { range })?;
         Ok(Self {
             range,
             taken: BTreeMap::new(),
@@ -149,7 +149,11 @@ mod tests {
             PrivateWindow::new(narrow, first + 1),
             Err(WindowError::MeetsRam { .. })
         ));
-        for (first, last) in [(0, WINDOW_SIZE - 2), (HIGHEST_END, u64::MAX), (5, WINDOW_SIZE)] {
+        for (first, last) in [
+            (0, WINDOW_SIZE - 2),
+            (HIGHEST_END, u64::MAX),
+            (5, WINDOW_SIZE),
+        ] {
             let range = IovaRange::new(first, last).unwrap();
             assert_eq!(
                 PrivateWindow::new(range, 0),
@@ -163,8 +167,14 @@ mod tests {
         let mut window = PrivateWindow::new(everything(), 0).unwrap();
         let first = window.range().first();
         assert!(window.allocate(WINDOW_SIZE).is_err());
-        assert_eq!(window.allocate(WINDOW_SIZE - PAGE_SIZE), Ok(first + PAGE_SIZE));
-        assert_eq!(window.allocate(PAGE_SIZE), Err(WindowError::Full { size: PAGE_SIZE }));
+        assert_eq!(
+            window.allocate(WINDOW_SIZE - PAGE_SIZE),
+            Ok(first + PAGE_SIZE)
+        );
+        assert_eq!(
+            window.allocate(PAGE_SIZE),
+            Err(WindowError::Full { size: PAGE_SIZE })
+        );
         assert!(!window.release(first));
         assert!(window.release(first + PAGE_SIZE));
         for size in [0, 1, PAGE_SIZE + 1] {

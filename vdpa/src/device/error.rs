@@ -162,7 +162,9 @@ pub enum DeviceError {
         count: u16,
     },
     /// No such group, or no such address space.
-    #[error("group {group} cannot be in address space {asid}: the device has {groups} groups and {address_spaces} address spaces")]
+    #[error(
+        "group {group} cannot be in address space {asid}: the device has {groups} groups and {address_spaces} address spaces"
+    )]
     NoSuchGroup {
         /// Group asked for.
         group: u32,

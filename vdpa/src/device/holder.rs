@@ -53,9 +53,7 @@ fn holds(process: &Path, device_number: u64) -> bool {
         // /dev has been removed or belongs to another mount namespace. Only
         // device-like links are followed: a stat of a file on a dead network
         // file system would hang.
-        .filter(|entry| {
-            fs::read_link(entry.path()).is_ok_and(|target| target.starts_with("/dev"))
-        })
+        .filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| target.starts_with("/dev")))
         .filter_map(|entry| fs::metadata(entry.path()).ok())
         .any(|file| file.file_type().is_char_device() && file.rdev() == device_number)
 }
@@ -91,7 +89,7 @@ mod tests {
         let own = std::process::id();
         let holder = holders(number).into_iter().find(|holder| holder.pid == own);
         let holder = holder.unwrap();
-        assert!(sentence(&[holder.clone()]).contains(&format!("PID {own}")));
+        assert!(sentence(std::slice::from_ref(&holder)).contains(&format!("PID {own}")));
         assert!(!holder.command.is_empty());
         drop(file);
         assert!(holders(number).iter().all(|holder| holder.pid != own));

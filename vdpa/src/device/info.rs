@@ -74,11 +74,20 @@ impl DeviceInfo {
         offered: BackendFeatures,
     ) -> Result<Self, DeviceError> {
         let features = refused("VHOST_GET_FEATURES", handle.read(uapi::get_features(), 0))?;
-        let count = refused("VHOST_VDPA_GET_VQS_COUNT", handle.read(uapi::get_vqs_count(), 0))?;
-        let common = refused("VHOST_VDPA_GET_VRING_NUM", handle.read(uapi::get_vring_num(), 0))?;
+        let count = refused(
+            "VHOST_VDPA_GET_VQS_COUNT",
+            handle.read(uapi::get_vqs_count(), 0),
+        )?;
+        let common = refused(
+            "VHOST_VDPA_GET_VRING_NUM",
+            handle.read(uapi::get_vring_num(), 0),
+        )?;
         let groups = bounded(
             "queue groups",
-            refused("VHOST_VDPA_GET_GROUP_NUM", handle.read(uapi::get_group_num(), 0))?,
+            refused(
+                "VHOST_VDPA_GET_GROUP_NUM",
+                handle.read(uapi::get_group_num(), 0),
+            )?,
             GROUPS_MAX,
         )?;
         let address_spaces = bounded(
@@ -87,23 +96,23 @@ impl DeviceInfo {
             GROUPS_MAX,
         )?
         .max(1);
-        let count = u16::try_from(count)
-            .ok()
-            .filter(|count| *count > 0)
-            .ok_or(DeviceError::Nonsense {
-                what: "queues",
-                value: u64::from(count),
-            })?;
+        let count =
+            u16::try_from(count)
+                .ok()
+                .filter(|count| *count > 0)
+                .ok_or(DeviceError::Nonsense {
+                    what: "queues",
+                    value: u64::from(count),
+                })?;
         let none = vhost_vdpa_iova_range { first: 0, last: 0 };
         let range = refused(
             "VHOST_VDPA_GET_IOVA_RANGE",
             handle.read(uapi::get_iova_range(), none),
         )?;
-        let iova_range =
-            IovaRange::new(range.first, range.last).ok_or(DeviceError::Nonsense {
-                what: "as the last address it reaches",
-                value: range.last,
-            })?;
+        let iova_range = IovaRange::new(range.first, range.last).ok_or(DeviceError::Nonsense {
+            what: "as the last address it reaches",
+            value: range.last,
+        })?;
         let queues = (0..count)
             .map(|queue| query_queue(handle, queue, common, groups, acked))
             .collect::<Result<_, _>>()?;

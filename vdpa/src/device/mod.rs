@@ -77,8 +77,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub use self::error::{DeviceError, Failed, OpenError, VringError};
 use self::handle::Handle;
-use self::info::{Identity, query_group, refused};
 pub use self::info::{DeviceInfo, QueueInfo};
+use self::info::{Identity, query_group, refused};
 pub use self::vring::{RING_SIZE_MAX, VringAddresses, VringBase, VringConfig};
 use crate::iotlb::{DeviceSink, Iotlb, IotlbLimits};
 use crate::iova::IovaRange;
@@ -232,7 +232,10 @@ impl<S> Device<S> {
         if data.is_empty() {
             return Ok(());
         }
-        refused("VHOST_VDPA_SET_CONFIG", self.handle.set_config(offset, data))
+        refused(
+            "VHOST_VDPA_SET_CONFIG",
+            self.handle.set_config(offset, data),
+        )
     }
 
     /// Binds the eventfd that is signalled when the configuration changes;
@@ -241,12 +244,17 @@ impl<S> Device<S> {
     /// # Errors
     /// Whatever the kernel says.
     pub fn set_config_call(&self, call: Option<&EventFd>) -> Result<(), DeviceError> {
-        refused("VHOST_VDPA_SET_CONFIG_CALL", self.handle.set_config_call(call))
+        refused(
+            "VHOST_VDPA_SET_CONFIG_CALL",
+            self.handle.set_config_call(call),
+        )
     }
 
     fn check_config(&self, offset: u32, len: usize) -> Result<(), DeviceError> {
         let size = self.identity.config_size;
-        let end = u32::try_from(len).ok().and_then(|len| offset.checked_add(len));
+        let end = u32::try_from(len)
+            .ok()
+            .and_then(|len| offset.checked_add(len));
         match end {
             Some(end) if end <= size => Ok(()),
             _ => Err(DeviceError::ConfigBounds { offset, len, size }),

@@ -105,9 +105,15 @@ mod tests {
     #[test]
     fn each_wrong_path_has_its_own_error() {
         let open = |path: &str| Device::open(path).unwrap_err();
-        assert!(matches!(open("/dev/vhost-vdpa-none"), OpenError::Missing { .. }));
+        assert!(matches!(
+            open("/dev/vhost-vdpa-none"),
+            OpenError::Missing { .. }
+        ));
         assert!(matches!(open("/dev/null/x"), OpenError::Missing { .. }));
-        assert!(matches!(open("/proc/self/status"), OpenError::NotCharacterDevice { .. }));
+        assert!(matches!(
+            open("/proc/self/status"),
+            OpenError::NotCharacterDevice { .. }
+        ));
         assert!(matches!(open("/tmp"), OpenError::NotCharacterDevice { .. }));
         let error = open("/dev/null");
         assert!(matches!(error, OpenError::NotVhostVdpa { .. }), "{error}");
@@ -126,8 +132,17 @@ mod tests {
 
     #[test]
     fn errors_of_open_are_told_apart() {
-        let explain = |errno| explain(Path::new("/x"), Some(u64::MAX), io::Error::from_raw_os_error(errno));
-        assert!(matches!(explain(libc::EACCES), OpenError::Permission { .. }));
+        let explain = |errno| {
+            explain(
+                Path::new("/x"),
+                Some(u64::MAX),
+                io::Error::from_raw_os_error(errno),
+            )
+        };
+        assert!(matches!(
+            explain(libc::EACCES),
+            OpenError::Permission { .. }
+        ));
         let busy = explain(libc::EBUSY);
         assert!(matches!(&busy, OpenError::Busy { holders, .. } if holders.is_empty()));
         assert!(busy.to_string().contains("in use by"), "{busy}");

@@ -159,8 +159,9 @@ impl VringConfig<'_> {
             device,
         } = self.addresses;
         let mut ranges: Vec<IovaRange> = Vec::with_capacity(3);
-        for ((area, alignment, len), address) in
-            areas(size, packed).into_iter().zip([descriptor, driver, device])
+        for ((area, alignment, len), address) in areas(size, packed)
+            .into_iter()
+            .zip([descriptor, driver, device])
         {
             if !address.is_multiple_of(alignment) {
                 return Err(VringError::Unaligned {
@@ -256,21 +257,28 @@ mod tests {
             (0x1000, u64::MAX - 1, 0x8000),
         ] {
             assert!(
-                matches!(check(descriptor, driver, device), Err(VringError::Outside { .. })),
+                matches!(
+                    check(descriptor, driver, device),
+                    Err(VringError::Outside { .. })
+                ),
                 "{descriptor:#x} {driver:#x} {device:#x}"
             );
         }
-        for (descriptor, driver, device) in
-            [(0x1008, 0x1100, 0x8000), (0x1000, 0x1101, 0x8000), (0x1000, 0x1100, 0x8002)]
-        {
+        for (descriptor, driver, device) in [
+            (0x1008, 0x1100, 0x8000),
+            (0x1000, 0x1101, 0x8000),
+            (0x1000, 0x1100, 0x8002),
+        ] {
             assert!(matches!(
                 check(descriptor, driver, device),
                 Err(VringError::Unaligned { .. })
             ));
         }
-        for (descriptor, driver, device) in
-            [(0x1000, 0x1000, 0x8000), (0x1000, 0x10fe, 0x8000), (0x1000, 0x2000, 0x2024)]
-        {
+        for (descriptor, driver, device) in [
+            (0x1000, 0x1000, 0x8000),
+            (0x1000, 0x10fe, 0x8000),
+            (0x1000, 0x2000, 0x2024),
+        ] {
             assert!(matches!(
                 check(descriptor, driver, device),
                 Err(VringError::Overlap { .. })

@@ -189,23 +189,50 @@ mod tests {
     fn each_violation_has_its_own_error() {
         let mut map = map();
         map.insert(0x4000, 0x2000, 7).unwrap();
-        assert_eq!(map.insert(0x4000, 0, 0), Err(MapError::Empty { iova: 0x4000 }));
-        for (iova, size) in [(u64::MAX, 2), (0x1000, u64::MAX), (u64::MAX - 0xfff, 0x2000)] {
-            assert_eq!(map.insert(iova, size, 0), Err(MapError::Wraps { iova, size }));
+        assert_eq!(
+            map.insert(0x4000, 0, 0),
+            Err(MapError::Empty { iova: 0x4000 })
+        );
+        for (iova, size) in [
+            (u64::MAX, 2),
+            (0x1000, u64::MAX),
+            (u64::MAX - 0xfff, 0x2000),
+        ] {
+            assert_eq!(
+                map.insert(iova, size, 0),
+                Err(MapError::Wraps { iova, size })
+            );
         }
         for (iova, size) in [(0x3001, 0x1000), (0x3000, 1), (0x3800, 0x800)] {
-            assert_eq!(map.insert(iova, size, 0), Err(MapError::Unaligned { iova, size }));
+            assert_eq!(
+                map.insert(iova, size, 0),
+                Err(MapError::Unaligned { iova, size })
+            );
         }
-        for (iova, size) in [(0x1000, 0x2000), (0x1_f000, 0x2000), (u64::MAX - 0xfff, 0x1000)] {
+        for (iova, size) in [
+            (0x1000, 0x2000),
+            (0x1_f000, 0x2000),
+            (u64::MAX - 0xfff, 0x1000),
+        ] {
             let error = map.insert(iova, size, 0);
-            assert!(matches!(error, Err(MapError::OutOfRange { .. })), "{iova:#x}");
+            assert!(
+                matches!(error, Err(MapError::OutOfRange { .. })),
+                "{iova:#x}"
+            );
         }
-        for (iova, size) in [(0x4000, 0x1000), (0x5000, 0x1000), (0x3000, 0x4000), (0x3000, 0x2000)]
-        {
+        for (iova, size) in [
+            (0x4000, 0x1000),
+            (0x5000, 0x1000),
+            (0x3000, 0x4000),
+            (0x3000, 0x2000),
+        ] {
             let error = map.insert(iova, size, 0);
             assert!(matches!(error, Err(MapError::Overlap { .. })), "{iova:#x}");
         }
-        assert_eq!(map.remove(0x5000), Err(MapError::NotMapped { iova: 0x5000 }));
+        assert_eq!(
+            map.remove(0x5000),
+            Err(MapError::NotMapped { iova: 0x5000 })
+        );
         assert_eq!(map.len(), 1);
         assert_eq!(map.bytes(), 0x2000);
     }

@@ -35,8 +35,7 @@ impl Memlock {
     /// Whether the limit explains the failure.
     #[must_use]
     pub fn is_short(&self) -> bool {
-        self.limit
-            .is_some_and(|limit| self.needed() > limit)
+        self.limit.is_some_and(|limit| self.needed() > limit)
     }
 
     /// What the limit would have to be at least.
@@ -88,7 +87,10 @@ mod tests {
             wanted: 512 << 20,
         };
         let text = memlock.to_string();
-        assert!(text.contains("8388608") && text.contains("537919488"), "{text}");
+        assert!(
+            text.contains("8388608") && text.contains("537919488"),
+            "{text}"
+        );
         assert!(text.contains("ulimit -l 525312"), "{text}");
         for limit in [None, Some(513 << 20)] {
             let text = Memlock { limit, ..memlock }.to_string();
@@ -99,7 +101,13 @@ mod tests {
     #[test]
     fn reads_the_status_file() {
         assert_eq!(pinned("VmLck:\t 4 kB\nVmPin:\t      12 kB\n"), 12288);
-        for text in ["", "VmPin:", "VmPin: x kB", "VmPin: -1 kB", "VmPin: 99999999999999999999 kB"] {
+        for text in [
+            "",
+            "VmPin:",
+            "VmPin: x kB",
+            "VmPin: -1 kB",
+            "VmPin: 99999999999999999999 kB",
+        ] {
             assert_eq!(pinned(text), 0);
         }
         assert_eq!(Memlock::now(5).wanted, 5);

@@ -30,8 +30,8 @@ pub use self::map::{IovaMap, MapError};
 pub use self::memlock::Memlock;
 use crate::iova::{IovaRange, PAGE_SIZE};
 use crate::memory::{DmaRegion, GuestMemory, GuestRegion};
-pub use crate::uapi::message::{Access, IotlbMessage};
 use crate::uapi::BackendFeatures;
+pub use crate::uapi::message::{Access, IotlbMessage};
 
 /// Where IOTLB messages go: the device, or a recorder in a test.
 pub trait IotlbSink: std::fmt::Debug {
@@ -83,7 +83,9 @@ pub enum IotlbError {
         count: u32,
     },
     /// The part of the region is not inside it, or not page-aligned.
-    #[error("bytes {offset:#x}+{size:#x} are not whole pages of a memory region of {region:#x} bytes")]
+    #[error(
+        "bytes {offset:#x}+{size:#x} are not whole pages of a memory region of {region:#x} bytes"
+    )]
     Region {
         /// Offset in the region.
         offset: u64,

@@ -51,9 +51,11 @@ impl IotlbSink for Kernel {
                 }
                 table.insert((asid, iova), size);
             }
-            IotlbMessage::Invalidate { iova, size, .. } => table.retain(|&(other, first), length| {
-                other != asid || first >= iova + size || iova >= first + *length
-            }),
+            IotlbMessage::Invalidate { iova, size, .. } => {
+                table.retain(|&(other, first), length| {
+                    other != asid || first >= iova + size || iova >= first + *length
+                })
+            }
             IotlbMessage::BatchBegin { .. } => self.0.batch.set(Some(asid)),
             IotlbMessage::BatchEnd { .. } => self.0.batch.set(None),
         }
@@ -199,7 +201,11 @@ fn a_fault_is_explained_with_what_the_whole_batch_needs() {
 #[test]
 fn after_a_reset_everything_is_mapped_again_unless_it_persists() {
     let buffer = buffer();
-    for features in [BATCH, BackendFeatures::IOTLB_ASID, BATCH | BackendFeatures::IOTLB_PERSIST] {
+    for features in [
+        BATCH,
+        BackendFeatures::IOTLB_ASID,
+        BATCH | BackendFeatures::IOTLB_PERSIST,
+    ] {
         let (kernel, mut iotlb) = iotlb(features);
         iotlb.map(0, 0, 0x1000, mapping(&buffer, 0)).unwrap();
         iotlb.map(0, 0x1000, 0x1000, mapping(&buffer, 0)).unwrap();

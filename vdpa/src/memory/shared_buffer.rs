@@ -21,7 +21,9 @@ use crate::iova::{IovaRange, PAGE_SIZE};
 #[derive(Debug, thiserror::Error)]
 pub enum SharedBufferError {
     /// Address or size is not a multiple of the page size, or the range is empty or wraps.
-    #[error("a shared buffer of {size:#x} bytes at IOVA {iova:#x} is not a range of whole 4 KiB pages")]
+    #[error(
+        "a shared buffer of {size:#x} bytes at IOVA {iova:#x} is not a range of whole 4 KiB pages"
+    )]
     Shape {
         /// I/O virtual address.
         iova: u64,
@@ -83,7 +85,10 @@ impl SharedBuffer {
             return Err(shape);
         }
         let create = || -> rustix::io::Result<File> {
-            let fd = memfd_create(c"vdpa-shared", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+            let fd = memfd_create(
+                c"vdpa-shared",
+                MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+            )?;
             ftruncate(&fd, size)?;
             // A file that cannot shrink cannot take pages away under the mapping (SIGBUS).
             fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -127,9 +132,7 @@ impl SharedBuffer {
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let start = self.index(offset, len)?;
         let slice = self.region.get_slice(start, data.len());
-        slice
-            .map_err(|_| self.bounds(offset, len))?
-            .copy_to(data);
+        slice.map_err(|_| self.bounds(offset, len))?.copy_to(data);
         Ok(())
     }
 
@@ -141,9 +144,7 @@ impl SharedBuffer {
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let start = self.index(offset, len)?;
         let slice = self.region.get_slice(start, data.len());
-        slice
-            .map_err(|_| self.bounds(offset, len))?
-            .copy_from(data);
+        slice.map_err(|_| self.bounds(offset, len))?.copy_from(data);
         Ok(())
     }
 
@@ -220,7 +221,10 @@ mod tests {
             (u64::MAX, 0),
         ] {
             assert!(
-                matches!(SharedBuffer::new(size, iova), Err(SharedBufferError::Shape { .. })),
+                matches!(
+                    SharedBuffer::new(size, iova),
+                    Err(SharedBufferError::Shape { .. })
+                ),
                 "{size:#x} {iova:#x}"
             );
         }

@@ -62,14 +62,23 @@ pub fn table() -> Vec<Entry> {
         ("VHOST_ACCESS_RW", u64::from(VHOST_ACCESS_RW)),
         ("VHOST_IOTLB_UPDATE", u64::from(VHOST_IOTLB_UPDATE)),
         ("VHOST_IOTLB_INVALIDATE", u64::from(VHOST_IOTLB_INVALIDATE)),
-        ("VHOST_IOTLB_BATCH_BEGIN", u64::from(VHOST_IOTLB_BATCH_BEGIN)),
+        (
+            "VHOST_IOTLB_BATCH_BEGIN",
+            u64::from(VHOST_IOTLB_BATCH_BEGIN),
+        ),
         ("VHOST_IOTLB_BATCH_END", u64::from(VHOST_IOTLB_BATCH_END)),
         ("VHOST_IOTLB_MSG_V2", u64::from(VHOST_IOTLB_MSG_V2)),
-        ("VHOST_FILE_UNBIND", i64::from(VHOST_FILE_UNBIND).cast_unsigned()),
+        (
+            "VHOST_FILE_UNBIND",
+            i64::from(VHOST_FILE_UNBIND).cast_unsigned(),
+        ),
     ];
     // The header has bit numbers where the crate has masks.
     let backend_features = [
-        ("VHOST_BACKEND_F_IOTLB_MSG_V2", BackendFeatures::IOTLB_MSG_V2),
+        (
+            "VHOST_BACKEND_F_IOTLB_MSG_V2",
+            BackendFeatures::IOTLB_MSG_V2,
+        ),
         ("VHOST_BACKEND_F_IOTLB_BATCH", BackendFeatures::IOTLB_BATCH),
         ("VHOST_BACKEND_F_IOTLB_ASID", BackendFeatures::IOTLB_ASID),
         ("VHOST_BACKEND_F_SUSPEND", BackendFeatures::SUSPEND),
@@ -79,7 +88,10 @@ pub fn table() -> Vec<Entry> {
             BackendFeatures::ENABLE_AFTER_DRIVER_OK,
         ),
         ("VHOST_BACKEND_F_DESC_ASID", BackendFeatures::DESC_ASID),
-        ("VHOST_BACKEND_F_IOTLB_PERSIST", BackendFeatures::IOTLB_PERSIST),
+        (
+            "VHOST_BACKEND_F_IOTLB_PERSIST",
+            BackendFeatures::IOTLB_PERSIST,
+        ),
     ]
     .map(|(name, mask)| (name, u64::from(mask.bits().trailing_zeros())));
     let mut layouts = structs! {
@@ -100,7 +112,10 @@ pub fn table() -> Vec<Entry> {
         ("sizeof(struct vhost_msg_v2)", message::MESSAGE_SIZE),
         ("offsetof(struct vhost_msg_v2, type)", 0),
         ("offsetof(struct vhost_msg_v2, asid)", message::ASID_OFFSET),
-        ("offsetof(struct vhost_msg_v2, iotlb)", message::IOTLB_OFFSET),
+        (
+            "offsetof(struct vhost_msg_v2, iotlb)",
+            message::IOTLB_OFFSET,
+        ),
     ]);
 
     let macros = ioctl_numbers()
@@ -202,7 +217,10 @@ mod tests {
             changed[index].value ^= 1;
             assert_eq!(compare(&as_printed(&changed)).unwrap_err().len(), 1);
             changed.remove(index);
-            assert_eq!(compare(&as_printed(&changed)).unwrap_err()[0].theirs, "nothing");
+            assert_eq!(
+                compare(&as_printed(&changed)).unwrap_err()[0].theirs,
+                "nothing"
+            );
         }
     }
 
@@ -211,9 +229,18 @@ mod tests {
         fn size(number: u64) -> usize {
             usize::try_from(number >> 16 & 0x3fff).unwrap()
         }
-        assert_eq!(size(crate::uapi::get_vring_size().number()), size_of::<vhost_vring_state>());
-        assert_eq!(size(crate::uapi::set_vring_addr().number()), size_of::<vhost_vring_addr>());
-        assert_eq!(size(crate::uapi::get_config().number()), size_of::<vhost_vdpa_config>());
+        assert_eq!(
+            size(crate::uapi::get_vring_size().number()),
+            size_of::<vhost_vring_state>()
+        );
+        assert_eq!(
+            size(crate::uapi::set_vring_addr().number()),
+            size_of::<vhost_vring_addr>()
+        );
+        assert_eq!(
+            size(crate::uapi::get_config().number()),
+            size_of::<vhost_vdpa_config>()
+        );
     }
 
     /// The headers of the machine that builds the crate may be older than the
@@ -224,9 +251,16 @@ mod tests {
         std::fs::create_dir_all(&directory).unwrap();
         let (source, program) = (directory.join("probe.c"), directory.join("probe"));
         std::fs::write(&source, c_probe()).unwrap();
-        let compiled = Command::new("cc").arg(&source).arg("-o").arg(&program).status();
+        let compiled = Command::new("cc")
+            .arg(&source)
+            .arg("-o")
+            .arg(&program)
+            .status();
         let output = compiled.map(|status| {
-            assert!(status.success(), "the probe does not compile: install linux-libc-dev");
+            assert!(
+                status.success(),
+                "the probe does not compile: install linux-libc-dev"
+            );
             Command::new(&program).output().unwrap()
         });
         std::fs::remove_dir_all(&directory).unwrap();

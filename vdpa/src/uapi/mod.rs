@@ -15,13 +15,13 @@ pub mod message;
 use std::marker::PhantomData;
 use std::os::raw::{c_int, c_uint, c_ulong};
 
+use vhost::vhost_kern::vhost_binding as binding;
 pub use vhost::vhost_kern::vhost_binding::{
     VHOST_ACCESS_RO, VHOST_ACCESS_RW, VHOST_ACCESS_WO, VHOST_IOTLB_BATCH_BEGIN,
     VHOST_IOTLB_BATCH_END, VHOST_IOTLB_INVALIDATE, VHOST_IOTLB_MSG_V2, VHOST_IOTLB_UPDATE,
     VHOST_VIRTIO, vhost_iotlb_msg, vhost_vdpa_config, vhost_vdpa_iova_range, vhost_vring_addr,
     vhost_vring_file, vhost_vring_state,
 };
-use vhost::vhost_kern::vhost_binding as binding;
 use vmm_sys_util::ioctl::{_IOC_NONE, _IOC_READ, _IOC_WRITE, ioctl_expr};
 
 /// Given instead of a file descriptor it unbinds an eventfd (`VHOST_FILE_UNBIND`).

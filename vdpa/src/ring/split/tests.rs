@@ -6,6 +6,9 @@ use super::*;
 
 const BASE: u64 = 0x7000_0000;
 
+/// Address, length and whether the device may write, as a descriptor says.
+type Descriptor = (u64, u32, bool);
+
 /// A device that reads and writes the ring through its own view of the memory.
 struct Model {
     memory: Arc<SharedBuffer>,
@@ -23,8 +26,8 @@ impl Model {
         self.u16(self.layout.avail_offset + 2)
     }
 
-    /// The chain in the next avail entry: head, and (address, length, writable) of each piece.
-    fn take(&mut self) -> Option<(u16, Vec<(u64, u32, bool)>)> {
+    /// The chain in the next avail entry: head and pieces.
+    fn take(&mut self) -> Option<(u16, Vec<Descriptor>)> {
         if self.avail() == self.seen {
             return None;
         }
@@ -109,7 +112,10 @@ fn layout_keeps_the_used_ring_on_pages_of_its_own() {
         assert!(layout.used_offset + 6 + 8 * u64::from(size) <= layout.total);
     }
     for size in [0, 3, 65535] {
-        assert!(matches!(SplitLayout::new(size), Err(QueueError::Size { .. })));
+        assert!(matches!(
+            SplitLayout::new(size),
+            Err(QueueError::Size { .. })
+        ));
     }
 }
 
@@ -118,7 +124,11 @@ fn chains_go_there_and_back_over_the_wrap_of_the_index() {
     let (mut queue, mut model) = pair(4, false);
     for round in 0..70_000u32 {
         let head = queue
-            .add(&[reads(0x1000, 5), reads(0x2000, 6), writes(0x3000, round + 1)])
+            .add(&[
+                reads(0x1000, 5),
+                reads(0x2000, 6),
+                writes(0x3000, round + 1),
+            ])
             .unwrap();
         assert_eq!(queue.free(), 1);
         assert!(matches!(
@@ -129,12 +139,22 @@ fn chains_go_there_and_back_over_the_wrap_of_the_index() {
         assert_eq!(seen, head);
         assert_eq!(
             pieces,
-            [(0x1000, 5, false), (0x2000, 6, false), (0x3000, round + 1, true)]
+            [
+                (0x1000, 5, false),
+                (0x2000, 6, false),
+                (0x3000, round + 1, true)
+            ]
         );
         assert_eq!(queue.pop_used().unwrap(), None);
         model.give_back(u32::from(head), round);
         let used = queue.pop_used().unwrap().unwrap();
-        assert_eq!(used, Used { head, written: round });
+        assert_eq!(
+            used,
+            Used {
+                head,
+                written: round
+            }
+        );
         assert_eq!((queue.free(), queue.outstanding()), (4, 0));
     }
 }
@@ -142,7 +162,9 @@ fn chains_go_there_and_back_over_the_wrap_of_the_index() {
 #[test]
 fn chains_come_back_in_any_order() {
     let (mut queue, mut model) = pair(8, false);
-    let heads: Vec<u16> = (0..8).map(|_| queue.add(&[writes(0, 9)]).unwrap()).collect();
+    let heads: Vec<u16> = (0..8)
+        .map(|_| queue.add(&[writes(0, 9)]).unwrap())
+        .collect();
     for &head in heads.iter().rev() {
         model.give_back(u32::from(head), 9);
     }
@@ -163,7 +185,10 @@ fn invalid_chains_are_refused() {
         &[reads(0, u32::MAX), reads(0, 1)],
         &[writes(0, u32::MAX), writes(0, u32::MAX)],
     ] {
-        assert!(matches!(queue.add(chain), Err(QueueError::Chain)), "{chain:?}");
+        assert!(
+            matches!(queue.add(chain), Err(QueueError::Chain)),
+            "{chain:?}"
+        );
     }
     assert_eq!(queue.free(), 4);
 }
@@ -176,7 +201,10 @@ fn kicks_as_the_device_wishes() {
     assert!(queue.needs_kick().unwrap());
     assert!(!queue.needs_kick().unwrap());
     let flags = model.layout.used_offset;
-    model.memory.store_u16(USED_F_NO_NOTIFY, flags, Ordering::SeqCst).unwrap();
+    model
+        .memory
+        .store_u16(USED_F_NO_NOTIFY, flags, Ordering::SeqCst)
+        .unwrap();
     queue.add(&[reads(0, 1)]).unwrap();
     assert!(!queue.needs_kick().unwrap());
 
@@ -232,7 +260,10 @@ fn a_violation_breaks_the_queue_for_good() {
     }
     for written in [9, u32::MAX] {
         let offered = 8;
-        assert_eq!(broken(4, 0, written, 1), Violation::TooLong { written, offered });
+        assert_eq!(
+            broken(4, 0, written, 1),
+            Violation::TooLong { written, offered }
+        );
     }
 }
 
