@@ -1,7 +1,7 @@
 //! What every emulated device with one queue does alike: take the features and
 //! the queue over at activation, follow changes, save and restore.
 //!
-//! It owns the [`UserspaceQueue`] while the driver runs. It must not know which
+//! It owns the `UserspaceQueue` while the driver runs. It must not know which
 //! device it serves.
 
 use serde::{Deserialize, Serialize};
@@ -172,14 +172,7 @@ impl SingleQueue {
                     .set_call(call);
                 Ok(())
             }
-            QueueChange::Enable(queue) => {
-                self.enable(queue)?;
-                // The driver may have made buffers available before it enabled the queue.
-                if let Some(queue) = &self.queue {
-                    queue.kick().again();
-                }
-                Ok(())
-            }
+            QueueChange::Enable(queue) => self.enable(queue),
         }
     }
 
@@ -190,12 +183,15 @@ impl SingleQueue {
         if self.queue.is_some() {
             return Err(SingleQueueError::AlreadyEnabled);
         }
-        self.queue = Some(UserspaceQueue::new(
+        let queue = UserspaceQueue::new(
             queue,
             self.offer.max_size,
             self.has(VIRTIO_RING_F_EVENT_IDX),
             self.memory.clone(),
-        )?);
+        )?;
+        // The driver may have made buffers available, and kicked, before this.
+        queue.kick().again();
+        self.queue = Some(queue);
         Ok(())
     }
 }

@@ -69,7 +69,7 @@ pub enum ChainFault {
     /// indirect table inside another, of a bad length or outside memory, or more
     /// than 4 GiB in total.
     Unfinished,
-    /// More descriptors than [`MAX_DESCRIPTORS`].
+    /// More than 256 descriptors.
     TooLong,
     /// A buffer is not, or not wholly, guest memory.
     OutsideMemory,

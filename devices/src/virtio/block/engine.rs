@@ -12,7 +12,7 @@
 //! ```
 //! The ring is used in its default mode on purpose: completions that need the
 //! submitting thread interrupt it (no COOP_TASKRUN, no DEFER_TASKRUN), so that
-//! another thread may wait in [`Engine::drain`] while the submitter sleeps on a
+//! another thread may wait in `Engine::drain` while the submitter sleeps on a
 //! lock.
 
 use std::fmt;
@@ -169,6 +169,8 @@ pub(crate) struct Engine {
     free: Vec<u16>,
     bytes: u64,
     write_through: bool,
+    /// An error was logged. A guest on a broken disk must not flood the log.
+    warned: bool,
 }
 
 impl fmt::Debug for Engine {
@@ -199,6 +201,7 @@ impl Engine {
             free: (0..DEPTH).rev().collect(),
             bytes: 0,
             write_through: false,
+            warned: false,
         })
     }
 
@@ -320,6 +323,16 @@ impl Engine {
                 if let Io::Read(transfer) = &slot.io {
                     // Also after an error: a part may have been written.
                     mark_dirty(&self.memory, &transfer.data);
+                }
+                if let Err(error) = &result
+                    && may_go_on
+                    && !self.warned
+                {
+                    self.warned = true;
+                    tracing::warn!(
+                        %error,
+                        "the disk image fails; the guest sees I/O errors, and further ones are not logged"
+                    );
                 }
                 finished.push(Done {
                     ticket: slot.ticket,
@@ -466,5 +479,59 @@ fn mark_dirty(memory: &GuestMemory, data: &[Segment]) {
         for slice in slices.flatten() {
             slice.bitmap().mark_dirty(0, slice.len());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_remedy() {
+        let message = |errno| EngineError::from(io::Error::from_raw_os_error(errno)).to_string();
+        assert!(message(libc::EPERM).contains("kernel.io_uring_disabled"));
+        assert!(message(libc::ENOSYS).contains("CONFIG_IO_URING"));
+        assert!(message(libc::ENOMEM).contains("ulimit -l"));
+    }
+
+    #[test]
+    fn short_transfers_go_on_and_empty_ones_end() {
+        let slot = |done| Slot {
+            ticket: Ticket {
+                head: 0,
+                status: GuestAddress(0),
+            },
+            io: Io::Read(Transfer {
+                offset: 0,
+                len: 1024,
+                data: Vec::new(),
+            }),
+            vectors: Vectors(Vec::new()),
+            done,
+            retries: 0,
+        };
+        assert!(matches!(judge(&mut slot(0), 512, true), Progress::Again));
+        assert!(matches!(
+            judge(&mut slot(512), 512, true),
+            Progress::Finished(Ok(1024))
+        ));
+        // The end of the file, a reset, a real error.
+        for (result, may_go_on) in [(0, true), (512, false), (-libc::EIO, true)] {
+            assert!(matches!(
+                judge(&mut slot(0), result, may_go_on),
+                Progress::Finished(Err(_))
+            ));
+        }
+        // More than was asked for cannot be; if it is, it is no more than all.
+        assert!(matches!(
+            judge(&mut slot(512), i32::MAX, true),
+            Progress::Finished(Ok(1024))
+        ));
+        // Transient errors are tried again, but not for ever.
+        let mut stuck = slot(0);
+        let tries = (0..100)
+            .take_while(|_| matches!(judge(&mut stuck, -libc::EAGAIN, true), Progress::Again))
+            .count();
+        assert_eq!(tries, usize::from(MAX_RETRIES));
     }
 }

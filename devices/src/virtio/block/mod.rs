@@ -238,10 +238,7 @@ fn begin(
     match request.operation {
         Operation::Io(io) => match engine.start(ticket, io) {
             Ok(()) => Ok(()),
-            Err(error) => {
-                tracing::warn!(%error, "a disk request cannot be begun");
-                answer(queue, memory, ticket, Status::IoError, 0)
-            }
+            Err(_) => answer(queue, memory, ticket, Status::IoError, 0),
         },
         Operation::GetId { data } => {
             let (status, written) = match write_id(memory, id, &data) {
@@ -274,10 +271,7 @@ fn write_id(
 fn report(queue: &mut UserspaceQueue, memory: &GuestMemory, done: Done) -> Result<(), QueueError> {
     match done.result {
         Ok(written) => answer(queue, memory, done.ticket, Status::Ok, written),
-        Err(error) => {
-            tracing::warn!(%error, "a disk request failed");
-            answer(queue, memory, done.ticket, Status::IoError, 0)
-        }
+        Err(_) => answer(queue, memory, done.ticket, Status::IoError, 0),
     }
 }
 

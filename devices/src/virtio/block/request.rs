@@ -190,7 +190,7 @@ fn transfer(
 ) -> Operation {
     // No overflow: at most 256 segments of 32-bit length.
     let len: u64 = data.iter().map(|segment| u64::from(segment.len)).sum();
-    let fits = len % SECTOR == 0
+    let fits = len.is_multiple_of(SECTOR)
         && len <= limits.max_bytes
         && sector
             .checked_add(len / SECTOR)

@@ -199,7 +199,7 @@ impl Driver {
     /// Whether the page at `address` is marked dirty.
     pub(crate) fn dirty(&self, address: u64) -> bool {
         let (region, offset) = self.memory.to_region_addr(GuestAddress(address)).unwrap();
-        region.bitmap().dirty_at(offset.0 as usize)
+        region.bitmap().dirty_at(offset.0.try_into().unwrap())
     }
 
     /// Forgets all dirty marks.

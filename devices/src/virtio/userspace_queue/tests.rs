@@ -43,9 +43,9 @@ fn refuses_unacceptable_rings() {
     }
     let end = RAM as u64;
     for change in [
-        (|a| a.descriptor = u64::MAX & !15) as fn(&mut QueueAddresses),
-        |a| a.driver = u64::MAX & !1,
-        |a| a.device = u64::MAX & !3,
+        (|a| a.descriptor = !15) as fn(&mut QueueAddresses),
+        |a| a.driver = !1,
+        |a| a.device = !3,
     ] {
         assert!(matches!(
             attempt(&change),
