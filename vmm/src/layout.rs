@@ -166,21 +166,19 @@ impl AddressRange {
     }
 }
 
-/// What a range of the map is, as firmware tells the operating system. The
-/// numbers are those of ACPI (6.5, table 15.5), which E820 and PVH share.
+/// What a range of the map is, as firmware tells the operating system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
 pub enum MemoryKind {
     /// Usable RAM.
-    Ram = 1,
+    Ram,
     /// Not to be used.
-    Reserved = 2,
+    Reserved,
     /// ACPI tables; usable once they have been read.
-    Acpi = 3,
+    Acpi,
 }
 
 impl MemoryKind {
-    /// The number in an E820 or PVH memory map.
+    /// The number in an E820 or PVH memory map (ACPI 6.5, table 15.5).
     #[must_use]
     pub const fn code(self) -> u32 {
         match self {

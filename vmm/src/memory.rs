@@ -215,13 +215,18 @@ fn make_file(size: u64, hugepages: Option<HugePageSize>) -> Result<File, MemoryE
     }
     let file = match (rustix::fs::memfd_create("guest-ram", flags), hugepages) {
         (Ok(file), _) => File::from(file),
-        (Err(source), Some(huge)) => {
+        (Err(source), Some(huge))
+            if matches!(
+                source,
+                rustix::io::Errno::NODEV | rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS
+            ) =>
+        {
             return Err(MemoryError::NoHugePageSize {
                 page: huge.bytes(),
                 source: source.into(),
             });
         }
-        (Err(source), None) => return Err(os("create")(source)),
+        (Err(source), _) => return Err(os("create")(source)),
     };
     rustix::fs::ftruncate(&file, size).map_err(os("size"))?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)

@@ -96,7 +96,9 @@ impl CopyError {
     }
 }
 
-/// Reads exactly `len` bytes from `reader` to guest-physical `address`.
+/// Reads exactly `len` bytes from `reader` to guest-physical `address`. The
+/// range must lie in one region of memory, as all of [`crate::layout::Layout::loadable`]
+/// does: a short read would otherwise go on at the start of the next region.
 ///
 /// A loop of our own, because `read_exact_volatile_from` of `vm-memory` gives
 /// up at the first short read, and reads are short beyond 2 GiB and on
