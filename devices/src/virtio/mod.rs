@@ -8,3 +8,4 @@ pub mod saved_state;
 pub mod single_queue;
 pub mod status;
 pub mod userspace_queue;
+pub mod vdpa;

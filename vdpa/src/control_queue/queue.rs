@@ -251,6 +251,20 @@ impl ControlQueue {
         batch.commit()
     }
 
+    /// Begins anew after a device reset: empty ring, nothing in flight, the same
+    /// memory and eventfds. `event_idx`: whether that feature was negotiated.
+    ///
+    /// # Errors
+    /// The memory can't be accessed.
+    pub fn restart(&mut self, event_idx: bool) -> Result<(), ControlQueueError> {
+        let memory = Arc::clone(&self.memory);
+        self.ring = DriverQueue::new(memory, self.parts.ring, 0, event_idx).map_err(ring)?;
+        self.in_flight = None;
+        // The error is EAGAIN: nothing was signalled.
+        let _ = self.call.read();
+        Ok(())
+    }
+
     /// Undoes [`ControlQueue::map`].
     ///
     /// # Errors

@@ -66,7 +66,7 @@ impl IotlbSink for DeviceSink {
 #[derive(Debug, thiserror::Error)]
 pub enum IotlbError {
     /// The range breaks a rule; nothing was written.
-    #[error("address space {asid} cannot be changed so")]
+    #[error("the mappings of address space {asid} cannot be changed")]
     Map {
         /// Address space.
         asid: u32,

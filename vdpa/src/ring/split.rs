@@ -232,13 +232,11 @@ impl DriverQueue {
         let [i0, i1, i2, i3, l0, l1, l2, l3] = element;
         let id = u32::from_le_bytes([i0, i1, i2, i3]);
         let written = u32::from_le_bytes([l0, l1, l2, l3]);
-        let head = u16::try_from(id)
-            .ok()
-            .filter(|&head| matches!(self.outstanding.get(usize::from(head)), Some(Some(_))));
-        let Some(head) = head else {
-            return Err(self.violated(Violation::NotOutstanding { id }));
-        };
-        let Some(chain) = self.outstanding[usize::from(head)].take() else {
+        let taken = u16::try_from(id).ok().and_then(|head| {
+            let chain = self.outstanding.get_mut(usize::from(head))?.take()?;
+            Some((head, chain))
+        });
+        let Some((head, chain)) = taken else {
             return Err(self.violated(Violation::NotOutstanding { id }));
         };
         if written > chain.writable {
