@@ -123,7 +123,7 @@ impl Machine {
         // The devices on it.
         let memory = Arc::new(ram.memory().clone());
         let mut virtio = Vec::new();
-        for backends::Device { id, backend } in backends::open(config, &memory)? {
+        for backends::Device { id, backend } in backends::open(config, &layout, &memory)? {
             let doorbells: Arc<dyn Doorbells> = doorbells.clone();
             let device = match VirtioPciDevice::new(backend, &msi, doorbells) {
                 Ok(device) => Arc::new(device),

@@ -7,9 +7,11 @@ use devices::virtio::backend::{Backend, SharedMemory};
 use devices::virtio::block::Block;
 use devices::virtio::block::disk::Disk;
 use devices::virtio::rng::Rng;
+use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
 
 use super::MachineError;
-use crate::config::{DiskConfig, VdpaConfig, VmConfig};
+use crate::config::{DiskConfig, MacAddress, VdpaConfig, VmConfig};
+use crate::layout::Layout;
 
 /// A backend with a name for messages.
 pub(super) struct Device {
@@ -19,10 +21,14 @@ pub(super) struct Device {
 
 /// Opens everything the configuration asks for: vDPA devices, disks, and the
 /// random number generator that every machine has.
-pub(super) fn open(config: &VmConfig, memory: &SharedMemory) -> Result<Vec<Device>, MachineError> {
+pub(super) fn open(
+    config: &VmConfig,
+    layout: &Layout,
+    memory: &SharedMemory,
+) -> Result<Vec<Device>, MachineError> {
     let mut devices = Vec::new();
     for vdpa in &config.vdpa {
-        devices.push(open_vdpa(vdpa)?);
+        devices.push(open_vdpa(vdpa, layout, memory)?);
     }
     for (number, disk) in config.disks.iter().enumerate() {
         devices.push(open_disk(number, disk, memory)?);
@@ -34,12 +40,33 @@ pub(super) fn open(config: &VmConfig, memory: &SharedMemory) -> Result<Vec<Devic
     Ok(devices)
 }
 
-fn open_vdpa(config: &VdpaConfig) -> Result<Device, MachineError> {
+fn open_vdpa(
+    config: &VdpaConfig,
+    layout: &Layout,
+    memory: &SharedMemory,
+) -> Result<Device, MachineError> {
     let id = config
         .id
         .clone()
         .unwrap_or_else(|| config.path.display().to_string());
-    Err(MachineError::Vdpa { id })
+    let options = VdpaOptions {
+        id: id.clone(),
+        path: config.path.clone(),
+        mac: config.mac.map(MacAddress::bytes),
+        num_queues: config.num_queues,
+    };
+    // No memory is ever added to a machine, so this is all the RAM it can have.
+    let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
+    match VdpaBackend::open(&options, memory.clone(), ram_end) {
+        Ok(backend) => Ok(Device {
+            id,
+            backend: Box::new(backend),
+        }),
+        Err(source) => Err(MachineError::Vdpa {
+            id,
+            source: Box::new(source),
+        }),
+    }
 }
 
 fn open_disk(
