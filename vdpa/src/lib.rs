@@ -1,3 +1,77 @@
-//! Everything about vDPA on Linux.
+//! Everything about vDPA on Linux, for a VMM or for a driver in userspace.
+//!
+//! ```text
+//!   device::Device ---- ioctls ----+
+//!     typestate of one NIC         |      /dev/vhost-vdpa-N
+//!   iotlb::Iotlb ---- messages ----+----> (kernel, parent driver)
+//!     what memory it reaches       |
+//!   ring, control_queue            |
+//!     rings of our own  -- kick / call eventfds
+//! ```
+//! The crate must not know KVM, PCI or HTTP. Nothing that a device or a guest
+//! wrote is trusted.
+//!
+//! A driver in userspace goes through these steps:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use vdpa::device::{Device, VringBase, VringConfig};
+//! use vdpa::iotlb::{Access, Mapping};
+//! use vdpa::memory::SharedBuffer;
+//! use vdpa::ring::{Direction, Piece, SplitLayout, split::DriverQueue};
+//! use vmm_sys_util::eventfd::EventFd;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (device, mut iotlb) = Device::open("/dev/vhost-vdpa-0")?.own()?;
+//!
+//! // Memory for one ring and one frame, seen by the device at IOVA 1 MiB.
+//! let layout = SplitLayout::new(16)?;
+//! let ring_bytes = layout.size();
+//! let memory = Arc::new(SharedBuffer::new(ring_bytes + 4096, 0x10_0000)?);
+//! let mapping = Mapping { region: memory.clone(), offset: 0, access: Access::ReadWrite };
+//! iotlb.map(0, 0x10_0000, ring_bytes + 4096, mapping)?;
+//!
+//! let features = device.info().features & 1 << 32; // VERSION_1
+//! let mut device = device.negotiate(features)?;
+//! let mut transmit = DriverQueue::new(memory.clone(), layout, 0, false)?;
+//! let (kick, call) = (EventFd::new(0)?, EventFd::new(0)?);
+//! let config = VringConfig {
+//!     size: 16,
+//!     addresses: transmit.addresses(),
+//!     base: VringBase::initial(false),
+//!     kick: Some(&kick),
+//!     call: Some(&call),
+//! };
+//! device.set_vring(1, &config, &[memory.range()])?;
+//! device.enable_vring(1)?;
+//! let device = device.start()?;
+//!
+//! // A frame of 60 bytes behind the 12 bytes of `struct virtio_net_hdr_v1`.
+//! let frame = Piece {
+//!     iova: memory.iova(ring_bytes, 72)?,
+//!     len: 72,
+//!     direction: Direction::DeviceReads,
+//! };
+//! transmit.add(&[frame])?;
+//! if transmit.needs_kick()? {
+//!     kick.write(1)?;
+//! }
+//! call.read()?;
+//! while let Some(used) = transmit.pop_used()? {
+//!     println!("chain {} used, {} bytes written", used.head, used.written);
+//! }
+//! # drop(device);
+//! # Ok(())
+//! # }
+//! ```
 
+pub mod control_queue;
+pub mod device;
+pub mod features;
+pub mod iotlb;
+pub mod iova;
 pub mod memory;
+pub mod ring;
+pub mod uapi;
+pub mod window;

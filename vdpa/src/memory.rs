@@ -1,12 +1,20 @@
-//! The one guest-memory type of the project.
+//! The memory that a device reaches: guest RAM and private shared buffers.
 //!
-//! It lives in the lowest crate because every writer of guest memory (the
-//! control virtqueue here, the emulated devices and the boot loader above)
-//! must go through the same type: it is what records dirty pages for
-//! migration. It knows nothing of what the memory is used for.
+//! The guest-memory type lives in the lowest crate because every writer of
+//! guest memory (the control virtqueue here, the emulated devices and the boot
+//! loader above) must go through the same type: it is what records dirty
+//! pages for migration. This module knows nothing of what memory is used for,
+//! nor of what is mapped for a device: it says where memory is and keeps it alive.
 
-use vm_memory::GuestMemoryMmap;
+use std::fmt;
+use std::sync::Arc;
+
 use vm_memory::bitmap::AtomicBitmap;
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
+
+mod shared_buffer;
+
+pub use shared_buffer::{SharedBuffer, SharedBufferError};
 
 /// Guest RAM: one or more regions of a memfd, mapped `MAP_SHARED`.
 ///
@@ -14,3 +22,74 @@ use vm_memory::bitmap::AtomicBitmap;
 /// The mapping is shared because software vDPA parents map nothing else
 /// (`drivers/vhost/vdpa.c`, `vhost_vdpa_va_map` skips private memory).
 pub type GuestMemory = GuestMemoryMmap<AtomicBitmap>;
+
+/// Memory that may be handed to a device.
+///
+/// # Safety
+/// For as long as the value lives, [`DmaRegion::host_address`] and the
+/// [`DmaRegion::size`] bytes after it must stay one valid mapping, and no Rust
+/// reference may point into it: the device reads and writes it at any moment,
+/// so this process may touch it by volatile or atomic access only.
+pub unsafe trait DmaRegion: Send + Sync + fmt::Debug {
+    /// First address in this process.
+    fn host_address(&self) -> u64;
+    /// Length in bytes.
+    fn size(&self) -> u64;
+}
+
+/// One region of guest RAM, keeping all of it mapped.
+pub struct GuestRegion {
+    memory: GuestMemory,
+    base: u64,
+    host_address: u64,
+    size: u64,
+}
+
+impl fmt::Debug for GuestRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuestRegion")
+            .field("base", &self.base)
+            .field("size", &self.size)
+            .field("regions", &self.memory.num_regions())
+            .finish_non_exhaustive()
+    }
+}
+
+impl GuestRegion {
+    /// All regions of guest RAM, by ascending guest-physical address.
+    #[must_use]
+    pub fn all(memory: &GuestMemory) -> Vec<Arc<Self>> {
+        memory
+            .iter()
+            .filter_map(|region| {
+                let host_address = region.get_host_address(MemoryRegionAddress(0)).ok()?;
+                Some(Arc::new(Self {
+                    memory: memory.clone(),
+                    base: region.start_addr().0,
+                    host_address: u64::try_from(host_address.addr()).ok()?,
+                    size: region.len(),
+                }))
+            })
+            .collect()
+    }
+
+    /// Guest-physical address of the first byte.
+    #[must_use]
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+}
+
+// SAFETY: needed so that guest RAM can be mapped for a device. The region is
+// one mmap of vm-memory, which lives as long as any clone of the
+// `GuestMemory` it belongs to, and `memory` is such a clone; vm-memory gives
+// out no Rust references into it and accesses it volatilely.
+unsafe impl DmaRegion for GuestRegion {
+    fn host_address(&self) -> u64 {
+        self.host_address
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+}

@@ -1,1 +1,13 @@
 //! The machine.
+
+pub mod acpi;
+pub mod boot;
+mod byte_count;
+pub mod config;
+pub mod console;
+pub mod event_loop;
+pub mod kvm;
+pub mod layout;
+pub mod machine;
+pub mod memory;
+pub mod vcpu;

@@ -170,8 +170,9 @@ pub trait Backend: Send + fmt::Debug {
     /// Says why this device cannot be saved.
     fn save(&mut self) -> Result<SavedState, BackendError>;
 
-    /// Starts an inactive device from a saved state. `activation` is what the
-    /// restored transport holds.
+    /// Starts an inactive device, or one that is stopped by [`Backend::save`],
+    /// from a saved state. `activation` is what the restored transport holds; its
+    /// features have not been negotiated before.
     ///
     /// # Errors
     /// The state is of another kind or version, malformed, or the device refuses it.

@@ -1,0 +1,179 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::super::output::CAPACITY;
+use super::*;
+
+/// A writer that takes only so many bytes.
+#[derive(Clone, Default)]
+struct Slow {
+    room: Arc<AtomicUsize>,
+    written: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Write for Slow {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let count = data.len().min(self.room.load(Ordering::Relaxed));
+        if count == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.room.fetch_sub(count, Ordering::Relaxed);
+        self.written.lock().unwrap().extend(&data[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn port(room: usize) -> (Serial, Slow, Arc<EventFd>) {
+    let interrupt = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    let writer = Slow::default();
+    writer.room.store(room, Ordering::Relaxed);
+    let serial = Serial::new(Arc::clone(&interrupt), Box::new(writer.clone())).unwrap();
+    (serial, writer, interrupt)
+}
+
+fn get(serial: &Serial, register: u8) -> u8 {
+    let mut data = [0];
+    serial.read(register.into(), &mut data);
+    data[0]
+}
+
+fn interrupted(interrupt: &EventFd) -> bool {
+    interrupt.read().is_ok()
+}
+
+#[test]
+fn output_passes_through() {
+    let (serial, writer, interrupt) = port(100);
+    for byte in b"hello" {
+        serial.write(0, &[*byte]);
+    }
+    assert_eq!(*writer.written.lock().unwrap(), b"hello");
+    assert!(!interrupted(&interrupt));
+    assert!(serial.output_waits().read().is_err());
+    serial.write(1, &[2]);
+    assert!(interrupted(&interrupt));
+    assert_eq!(get(&serial, LINE_STATUS), TRANSMITTER_READY);
+}
+
+#[test]
+fn a_slow_writer_makes_the_port_busy_and_loses_nothing() {
+    let (serial, writer, interrupt) = port(3);
+    for at in 0..CAPACITY + 3 {
+        assert_ne!(get(&serial, LINE_STATUS) & TRANSMITTER_READY, 0);
+        serial.write(0, &[u8::try_from(at % 251).unwrap()]);
+    }
+    // Told once that output waits.
+    assert_eq!(serial.output_waits().read().unwrap(), 1);
+    assert_eq!(get(&serial, LINE_STATUS) & TRANSMITTER_READY, 0);
+    assert_eq!(serial.lost(), 0);
+
+    // A driver that writes nevertheless loses, and does not hang.
+    serial.write(0, b"!");
+    assert_eq!(serial.lost(), 1);
+
+    // The driver waits for a transmit interrupt.
+    serial.write(1, &[2]);
+    get(&serial, 2);
+    let _ = interrupt.read();
+    assert_eq!(serial.write_out(), Pending::Output);
+    assert!(!interrupted(&interrupt));
+    writer.room.store(10, Ordering::Relaxed);
+    assert_eq!(serial.write_out(), Pending::Output);
+    assert!(interrupted(&interrupt));
+    assert_eq!(get(&serial, 2) & 0x0f, 2);
+    assert_ne!(get(&serial, LINE_STATUS) & TRANSMITTER_READY, 0);
+
+    writer.room.store(usize::MAX, Ordering::Relaxed);
+    assert_eq!(serial.write_out(), Pending::Nothing);
+    let written = writer.written.lock().unwrap();
+    assert_eq!(written.len(), CAPACITY + 3);
+    assert!(
+        (0..)
+            .zip(written.iter())
+            .all(|(at, &byte)| u32::from(byte) == at % 251)
+    );
+}
+
+#[test]
+fn the_owed_interrupt_waits_for_the_divisor_latch() {
+    let (serial, writer, interrupt) = port(0);
+    for _ in 0..CAPACITY {
+        serial.write(0, b"x");
+    }
+    serial.write(1, &[2]);
+    get(&serial, 2);
+    serial.write(LINE_CONTROL.into(), &[DIVISOR_LATCH]);
+    let _ = interrupt.read();
+    writer.room.store(usize::MAX, Ordering::Relaxed);
+    serial.write_out();
+    assert!(!interrupted(&interrupt));
+    serial.write(LINE_CONTROL.into(), &[3]);
+    assert!(interrupted(&interrupt));
+}
+
+#[test]
+fn input_respects_the_fifo() {
+    let (serial, _, interrupt) = port(0);
+    serial.write(1, &[1]);
+    let input: Vec<u8> = (0..100).collect();
+    assert_eq!(serial.enqueue(&input), 64);
+    assert!(interrupted(&interrupt));
+    assert_eq!(serial.enqueue(&input[64..]), 0);
+    assert_eq!(serial.enqueue(&[]), 0);
+    let mut received = Vec::new();
+    while get(&serial, LINE_STATUS) & 1 != 0 {
+        received.push(get(&serial, 0));
+        let empty = received.len() == 64;
+        assert_eq!(serial.input_space().read().is_ok(), empty);
+    }
+    assert_eq!(received, input[..64]);
+    assert_eq!(serial.enqueue(&input[64..]), 36);
+}
+
+#[test]
+fn odd_accesses_are_harmless() {
+    let (serial, writer, _) = port(100);
+    for offset in [0, 6, 7, 8, 255, 256, u64::MAX - 8] {
+        let mut data = [0; 8];
+        serial.read(offset, &mut data);
+        serial.read(offset, &mut []);
+        if offset > 5 {
+            serial.write(offset, &[0xff; 8]);
+        }
+    }
+    let mut beyond = [0; 2];
+    serial.read(7, &mut beyond);
+    assert_eq!(beyond[1], 0xff);
+    // Loopback: what is sent comes back and does not go out.
+    serial.write(4, &[0x10]);
+    for _ in 0..200 {
+        serial.write(0, b"z");
+    }
+    assert_eq!(serial.enqueue(b"abc"), 0);
+    assert!(writer.written.lock().unwrap().is_empty());
+}
+
+#[test]
+fn reset_forgets_the_old_guest() {
+    let (serial, writer, interrupt) = port(0);
+    serial.write(1, &[3]);
+    serial.write(0, b"x");
+    assert_eq!(serial.enqueue(b"typed"), 5);
+    serial.write(3, &[0x80]);
+    while interrupted(&interrupt) {}
+    serial.reset();
+    assert_eq!(get(&serial, LINE_CONTROL), 3);
+    assert_eq!(get(&serial, INTERRUPT_ENABLE), 0);
+    assert_eq!(get(&serial, LINE_STATUS), TRANSMITTER_READY);
+    assert!(!interrupted(&interrupt));
+    // What the old guest said is still to be written.
+    writer.room.store(1, Ordering::Relaxed);
+    assert_eq!(serial.write_out(), Pending::Nothing);
+    assert_eq!(*writer.written.lock().unwrap(), b"x");
+    // A second reset finds nothing to do.
+    serial.reset();
+    assert!(!interrupted(&interrupt));
+}

@@ -1,0 +1,319 @@
+//! Bus 0: which function sits in which slot, and where its BARs answer.
+//!
+//! Owns the slots, the first BAR addresses and the mapping of BARs into the
+//! memory [`Bus`]. It must not know what a function does.
+//!
+//! A BAR goes through these states; only the second answers accesses:
+//!
+//! ```text
+//!              decoding on, address free and inside the window
+//!   unmapped ------------------------------------------------> mapped(address)
+//!      ^                                                            |
+//!      +------------------------------------------------------------+
+//!              decoding off, address changed, function removed
+//! ```
+//!
+//! After each write to a command or BAR register of any function all BARs are
+//! looked at: first those that left their place are unmapped, then those that
+//! wait are mapped. So two functions may swap addresses in any order of writes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tracing::{debug, warn};
+
+use super::config_space::{bar_register, touches_decoding};
+use super::host_bridge::HostBridge;
+use super::{EXTENDED_CONFIG_SPACE_SIZE, MmioWindow, PciFunction, SLOTS, Slot, WindowError};
+use crate::bus::{Bus, BusDevice};
+
+/// Why a function could not be added.
+#[derive(Debug, thiserror::Error)]
+pub enum PciError {
+    /// All 31 slots beside the host bridge's are taken.
+    #[error("no free PCI slot: at most 31 devices fit")]
+    NoSlot,
+    /// The slot has a function already.
+    #[error("PCI slot {0} is taken")]
+    SlotTaken(Slot),
+    /// No address for a BAR.
+    #[error("cannot place a BAR")]
+    Window(#[source] WindowError),
+}
+
+/// Forwards accesses in a mapped BAR to its function.
+struct BarRange {
+    function: Arc<dyn PciFunction>,
+    bar: u8,
+}
+
+impl BusDevice for BarRange {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        self.function.read_bar(self.bar, offset, data);
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.function.write_bar(self.bar, offset, data);
+    }
+}
+
+#[derive(Debug)]
+struct Placement {
+    /// Address given by the allocator.
+    first: u64,
+    /// Where the BAR answers now.
+    mapped: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Occupant {
+    function: Arc<dyn PciFunction>,
+    /// By BAR index.
+    placements: BTreeMap<u8, Placement>,
+}
+
+#[derive(Debug)]
+struct Slots {
+    window: MmioWindow,
+    occupants: BTreeMap<Slot, Occupant>,
+}
+
+/// See the module. Shared by [`Ecam`](super::Ecam), [`ConfigPorts`](super::ConfigPorts)
+/// and the machine.
+#[derive(Debug)]
+pub struct PciBus {
+    /// Not owned: the memory bus owns the ECAM, which owns this.
+    memory: Weak<Bus>,
+    slots: Mutex<Slots>,
+}
+
+impl PciBus {
+    /// A bus with its host bridge in slot 0. BARs get their first address from
+    /// `window`, and answer, on `memory`, only inside it.
+    #[must_use]
+    pub fn new(memory: &Arc<Bus>, window: MmioWindow) -> Self {
+        let bridge = Occupant {
+            function: Arc::new(HostBridge::new()),
+            placements: BTreeMap::new(),
+        };
+        Self {
+            memory: Arc::downgrade(memory),
+            slots: Mutex::new(Slots {
+                window,
+                occupants: BTreeMap::from([(Slot::HOST_BRIDGE, bridge)]),
+            }),
+        }
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts `function` into `slot`, or into the first free one, and programs its
+    /// BARs with free addresses. Decoding stays off until the guest wants it.
+    ///
+    /// # Errors
+    /// See [`PciError`]; nothing has changed then.
+    pub fn add(
+        &self,
+        slot: Option<Slot>,
+        function: Arc<dyn PciFunction>,
+    ) -> Result<Slot, PciError> {
+        let mut slots = self.slots();
+        let slot = match slot {
+            Some(slot) if slots.occupants.contains_key(&slot) => {
+                return Err(PciError::SlotTaken(slot));
+            }
+            Some(slot) => slot,
+            None => (0..SLOTS)
+                .filter_map(Slot::new)
+                .find(|slot| !slots.occupants.contains_key(slot))
+                .ok_or(PciError::NoSlot)?,
+        };
+        let mut placements: BTreeMap<u8, Placement> = BTreeMap::new();
+        for bar in function.bars() {
+            match slots.window.allocate(bar.size) {
+                Ok(first) => {
+                    let mapped = None;
+                    placements.insert(bar.index, Placement { first, mapped });
+                }
+                Err(error) => {
+                    for placement in placements.values() {
+                        slots.window.free(placement.first);
+                    }
+                    return Err(PciError::Window(error));
+                }
+            }
+        }
+        let occupant = Occupant {
+            function,
+            placements,
+        };
+        occupant.program_first_addresses();
+        slots.occupants.insert(slot, occupant);
+        self.map_all(&mut slots);
+        Ok(slot)
+    }
+
+    /// Takes the function out of `slot`; its BARs answer no more when this
+    /// returns. The host bridge stays.
+    pub fn remove(&self, slot: Slot) -> Option<Arc<dyn PciFunction>> {
+        if slot == Slot::HOST_BRIDGE {
+            return None;
+        }
+        let mut slots = self.slots();
+        let mut occupant = slots.occupants.remove(&slot)?;
+        for (&index, placement) in &mut occupant.placements {
+            self.unmap(&occupant.function, index, placement);
+            slots.window.free(placement.first);
+        }
+        // Another function may have waited for the place.
+        self.map_all(&mut slots);
+        Some(occupant.function)
+    }
+
+    /// The functions on the bus by slot, the host bridge among them.
+    #[must_use]
+    pub fn functions(&self) -> Vec<(Slot, Arc<dyn PciFunction>)> {
+        let slots = self.slots();
+        let occupants = slots.occupants.iter();
+        occupants
+            .map(|(slot, occupant)| (*slot, Arc::clone(&occupant.function)))
+            .collect()
+    }
+
+    /// Resets every function and gives its BARs their first addresses again, as
+    /// firmware would after the machine's reset.
+    pub fn reset(&self) {
+        let mut slots = self.slots();
+        for occupant in slots.occupants.values() {
+            occupant.function.reset();
+            occupant.program_first_addresses();
+        }
+        self.map_all(&mut slots);
+    }
+
+    /// Makes the mapping follow the BARs as they are programmed now. The
+    /// machine calls it after functions were restored from a saved state;
+    /// writes through this bus do it by themselves.
+    pub fn remap(&self) {
+        self.map_all(&mut self.slots());
+    }
+
+    /// Reads configuration space; all ones where no function is.
+    pub fn read_config(&self, slot: Slot, register: u16, data: &mut [u8]) {
+        let function = self.function(slot);
+        match function.filter(|_| in_bounds(register, data.len())) {
+            Some(function) => function.read_config(register, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    /// Writes configuration space; dropped where no function is. When it
+    /// returns, BARs answer where the write put them.
+    pub fn write_config(&self, slot: Slot, register: u16, data: &[u8]) {
+        if !in_bounds(register, data.len()) {
+            return;
+        }
+        if !touches_decoding(register, data.len()) {
+            if let Some(function) = self.function(slot) {
+                function.write_config(register, data);
+            }
+            return;
+        }
+        // Held over write and mapping: of two vCPUs that write at once, the
+        // mapping of the second write must not be undone by the first's.
+        let mut slots = self.slots();
+        if let Some(occupant) = slots.occupants.get(&slot) {
+            occupant.function.write_config(register, data);
+            self.map_all(&mut slots);
+        }
+    }
+
+    fn function(&self, slot: Slot) -> Option<Arc<dyn PciFunction>> {
+        let slots = self.slots();
+        let occupant = slots.occupants.get(&slot)?;
+        Some(Arc::clone(&occupant.function))
+    }
+
+    fn unmap(&self, function: &Arc<dyn PciFunction>, index: u8, placement: &mut Placement) {
+        if let Some(address) = placement.mapped.take() {
+            function.bar_moved(index, None);
+            if let Some(memory) = self.memory.upgrade() {
+                memory.remove(address);
+            }
+        }
+    }
+
+    fn map_all(&self, slots: &mut Slots) {
+        let Some(memory) = self.memory.upgrade() else {
+            return;
+        };
+        for occupant in slots.occupants.values_mut() {
+            for bar in occupant.function.bars() {
+                let wanted = bar.decoded.then_some(bar.address);
+                if let Some(placement) = occupant.placements.get_mut(&bar.index)
+                    && placement.mapped != wanted
+                {
+                    self.unmap(&occupant.function, bar.index, placement);
+                }
+            }
+        }
+        let Slots { window, occupants } = slots;
+        for (slot, occupant) in occupants {
+            for bar in occupant.function.bars() {
+                let Some(placement) = occupant.placements.get_mut(&bar.index) else {
+                    continue;
+                };
+                if !bar.decoded || placement.mapped.is_some() {
+                    continue;
+                }
+                if !window.contains(bar.address, bar.size) {
+                    // Guests that size a BAR with decoding on pass through here.
+                    debug!(%slot, bar = bar.index, address = bar.address, "BAR outside the PCI window: nothing answers there");
+                    continue;
+                }
+                let range = Arc::new(BarRange {
+                    function: Arc::clone(&occupant.function),
+                    bar: bar.index,
+                });
+                match memory.insert(bar.address, bar.size, range) {
+                    Ok(()) => {
+                        placement.mapped = Some(bar.address);
+                        occupant.function.bar_moved(bar.index, Some(bar.address));
+                    }
+                    Err(error) => {
+                        warn!(%slot, bar = bar.index, %error, "the guest put a BAR over another device: nothing new answers there");
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for PciBus {
+    /// The memory bus may live longer: it must not keep the functions alive.
+    fn drop(&mut self) {
+        let slots: Vec<Slot> = self.slots().occupants.keys().copied().collect();
+        for slot in slots {
+            self.remove(slot);
+        }
+    }
+}
+
+impl Occupant {
+    fn program_first_addresses(&self) {
+        for (&index, placement) in &self.placements {
+            self.function
+                .write_config(bar_register(index), &placement.first.to_le_bytes());
+        }
+    }
+}
+
+fn in_bounds(register: u16, len: usize) -> bool {
+    let end = usize::from(register).saturating_add(len);
+    end <= usize::from(EXTENDED_CONFIG_SPACE_SIZE)
+}
+
+#[cfg(test)]
+mod tests;

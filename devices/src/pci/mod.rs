@@ -1,0 +1,113 @@
+//! PCI as the guest sees it: one segment, one bus, 32 slots, no bridges.
+//!
+//! Owns configuration space, BAR decoding, the two ways to reach
+//! configuration space ([`Ecam`] and [`ConfigPorts`]) and MSI-X. It must not
+//! know what a function does (virtio is only a client), nor how the hypervisor
+//! delivers an interrupt.
+//!
+//! ```text
+//!   vCPU exit --> Bus (ports) --> ConfigPorts --+
+//!                                               +--> PciBus --> PciFunction (config)
+//!   vCPU exit --> Bus (memory) --> Ecam --------+       |
+//!                     ^                                 | a BAR or the memory
+//!                     +---- BAR ranges follow ----------+ decode bit changed
+//!                     |
+//!                     +--> PciFunction (BAR)
+//! ```
+//!
+//! Lock order: the lock of [`PciBus`], then the lock inside a function, then
+//! the lock of the memory [`Bus`](crate::bus::Bus). A function never calls up.
+
+mod access;
+mod bus;
+mod config_space;
+mod host_bridge;
+mod msix;
+mod window;
+
+use std::fmt;
+
+pub use access::{ConfigPorts, ECAM_SIZE, Ecam, PORTS_BASE, PORTS_SIZE};
+pub use bus::{PciBus, PciError};
+pub use config_space::{
+    CONFIG_SPACE_SIZE, ConfigSpace, ConfigSpaceError, ConfigSpaceState, EXTENDED_CONFIG_SPACE_SIZE,
+    Identity,
+};
+pub use msix::{
+    MAX_VECTORS, MSIX_CAPABILITY_ID, MSIX_CONTROL_OFFSET, Msix, MsixEntryState, MsixError,
+    MsixState, PBA_WORD_SIZE, TABLE_ENTRY_SIZE,
+};
+pub use window::{MmioWindow, WindowError};
+
+/// Device numbers on a bus (PCI 3.0, section 3.2.2.3.2: five bits).
+pub const SLOTS: u8 = 32;
+
+/// A device number on bus 0: 0 to 31.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(u8);
+
+impl Slot {
+    /// The host bridge's slot.
+    pub const HOST_BRIDGE: Self = Self(0);
+
+    /// `None` if `number` is 32 or more.
+    #[must_use]
+    pub fn new(number: u8) -> Option<Self> {
+        (number < SLOTS).then_some(Self(number))
+    }
+
+    /// The device number.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0000:00:{:02x}.0", self.0)
+    }
+}
+
+/// A 64-bit memory BAR as its function's configuration space holds it now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bar {
+    /// Number of the first of its two BAR registers, 0 to 4.
+    pub index: u8,
+    /// Bytes; a power of two of at least 4096.
+    pub size: u64,
+    /// Guest-physical address as programmed; a multiple of the size.
+    pub address: u64,
+    /// Whether the command register lets the function answer there.
+    pub decoded: bool,
+}
+
+/// One PCI function in a slot.
+///
+/// All methods take `&self`: any vCPU thread may call them at any time. An
+/// implementation keeps one lock of its own and never calls back into
+/// [`PciBus`]. Offsets and widths come from the guest and are not trusted.
+pub trait PciFunction: Send + Sync + fmt::Debug {
+    /// Reads configuration space; `offset + data.len()` is at most 4096.
+    fn read_config(&self, offset: u16, data: &mut [u8]);
+
+    /// Writes configuration space; bounds as in [`PciFunction::read_config`].
+    fn write_config(&self, offset: u16, data: &[u8]);
+
+    /// The function's BARs as they are programmed now, ascending by index. Number,
+    /// index and size never change.
+    fn bars(&self) -> Vec<Bar>;
+
+    /// Reads at `offset` from the start of BAR `bar`. The whole access lies inside the BAR.
+    fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]);
+
+    /// Writes at `offset` from the start of BAR `bar`; bounds as in [`PciFunction::read_bar`].
+    fn write_bar(&self, bar: u8, offset: u64, data: &[u8]);
+
+    /// BAR `bar` answers at `address` from now on, or nowhere if `None`. Always
+    /// `None` between two addresses.
+    fn bar_moved(&self, bar: u8, address: Option<u64>);
+
+    /// Back to the state after power-on: BARs zero, decoding off.
+    fn reset(&self);
+}

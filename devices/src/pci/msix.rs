@@ -1,0 +1,337 @@
+//! MSI-X (PCI 3.0, section 6.8.2): capability, table and Pending Bit Array.
+//!
+//! Owns the table as the guest programmed it and turns it into routes of
+//! [`MsiVector`]s. It must not know who signals a vector.
+//!
+//! ```text
+//!             enabled, function mask clear, entry's mask clear
+//!   masked  ----------------------------------------------------> routed(message)
+//!           <----------------------------------------------------    |  ^
+//!             any of the three not so, or reset                      +--+
+//!                                                          another message written
+//! ```
+//! A trigger of a masked vector stays pending in the vector's eventfd.
+
+use std::io;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use crate::hypervisor::{MsiMessage, MsiVector};
+
+/// Capability ID (PCI 3.0, appendix H).
+pub const MSIX_CAPABILITY_ID: u8 = 0x11;
+/// Offset of Message Control from the start of the capability.
+pub const MSIX_CONTROL_OFFSET: u16 = 2;
+/// Largest table.
+pub const MAX_VECTORS: usize = 2048;
+/// Bytes of a table entry: address low and high, data, vector control; 4 each.
+pub const TABLE_ENTRY_SIZE: u64 = 16;
+/// The Pending Bit Array comes in words of this many bytes, bit *n* of word
+/// *w* for vector 64 *w* + *n*.
+pub const PBA_WORD_SIZE: u64 = 8;
+
+const CONTROL_FUNCTION_MASK: u16 = 1 << 14;
+const CONTROL_ENABLE: u16 = 1 << 15;
+const VECTOR_MASK: u32 = 1;
+
+/// Why a table could not be made or restored.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum MsixError {
+    /// MSI-X has between 1 and 2048 vectors.
+    #[error("{0} MSI-X vectors: must be 1 to 2048")]
+    Vectors(usize),
+    /// A saved table has another number of entries.
+    #[error("saved MSI-X table has {saved} entries instead of {expected}")]
+    Entries {
+        /// Entries in the state.
+        saved: usize,
+        /// Entries of the device.
+        expected: usize,
+    },
+}
+
+/// A saved table entry, as the guest programmed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MsixEntryState {
+    /// Message address.
+    pub address: u64,
+    /// Message data.
+    pub data: u32,
+    /// The entry's mask bit.
+    pub masked: bool,
+}
+
+/// A saved MSI-X table. Message Control is part of configuration space.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MsixState {
+    /// One per vector.
+    pub entries: Vec<MsixEntryState>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    message: MsiMessage,
+    masked: bool,
+    vector: Arc<dyn MsiVector>,
+    /// What the vector is routed to now; `None`: masked.
+    routed: Option<MsiMessage>,
+}
+
+impl Entry {
+    /// The entry's four registers.
+    fn registers(&self) -> [u32; 4] {
+        let low_high = self.message.address.to_le_bytes();
+        let [a, b, c, d, e, f, g, h] = low_high;
+        [
+            u32::from_le_bytes([a, b, c, d]),
+            u32::from_le_bytes([e, f, g, h]),
+            self.message.data,
+            u32::from(self.masked),
+        ]
+    }
+
+    fn set_register(&mut self, register: u64, value: u32) {
+        let address = self.message.address;
+        match register {
+            0 => self.message.address = (address & !0xffff_ffff) | u64::from(value),
+            1 => self.message.address = (address & 0xffff_ffff) | (u64::from(value) << 32),
+            2 => self.message.data = value,
+            _ => self.masked = value & VECTOR_MASK != 0,
+        }
+    }
+
+    /// Makes the route what the registers ask for.
+    fn update(&mut self, number: usize, deliver: bool) {
+        let wanted = (deliver && !self.masked).then_some(self.message);
+        if wanted == self.routed {
+            return;
+        }
+        let done: io::Result<()> = match wanted {
+            Some(message) => self.vector.unmask(message),
+            None => self.vector.mask(),
+        };
+        match done {
+            Ok(()) => self.routed = wanted,
+            // The route stays what it was and is tried again at the next change.
+            Err(error) => warn!(vector = number, %error, "cannot route an MSI-X vector"),
+        }
+    }
+
+    fn pending(&self) -> bool {
+        self.routed.is_none() && self.vector.pending()
+    }
+}
+
+/// MSI-X of one function.
+#[derive(Debug)]
+pub struct Msix {
+    enabled: bool,
+    function_masked: bool,
+    entries: Vec<Entry>,
+}
+
+impl Msix {
+    /// A table of masked entries, one per vector.
+    ///
+    /// # Errors
+    /// [`MsixError::Vectors`].
+    pub fn new(vectors: Vec<Arc<dyn MsiVector>>) -> Result<Self, MsixError> {
+        if vectors.is_empty() || vectors.len() > MAX_VECTORS {
+            return Err(MsixError::Vectors(vectors.len()));
+        }
+        let entry = |vector| Entry {
+            message: MsiMessage {
+                address: 0,
+                data: 0,
+            },
+            masked: true,
+            vector,
+            routed: None,
+        };
+        Ok(Self {
+            enabled: false,
+            function_masked: false,
+            entries: vectors.into_iter().map(entry).collect(),
+        })
+    }
+
+    /// Number of vectors, 1 to 2048.
+    #[must_use]
+    pub fn vectors(&self) -> u16 {
+        u16::try_from(self.entries.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Body of the capability and the mask of its writable bits, for
+    /// [`ConfigSpace::add_capability`](super::ConfigSpace::add_capability):
+    /// Message Control, then where in BAR `bar` (0 to 5) table and Pending Bit
+    /// Array begin, in bytes; both multiples of 8.
+    #[must_use]
+    pub fn capability(&self, bar: u8, table: u32, pending: u32) -> ([u8; 10], [u8; 10]) {
+        let mut body = [0; 10];
+        let bar = u32::from(bar & 7);
+        body[..2].copy_from_slice(&(self.vectors() - 1).to_le_bytes());
+        body[2..6].copy_from_slice(&((table & !7) | bar).to_le_bytes());
+        body[6..].copy_from_slice(&((pending & !7) | bar).to_le_bytes());
+        let mut mask = [0; 10];
+        mask[..2].copy_from_slice(&(CONTROL_ENABLE | CONTROL_FUNCTION_MASK).to_le_bytes());
+        (body, mask)
+    }
+
+    /// Takes Message Control as the guest wrote it.
+    pub fn set_control(&mut self, control: u16) {
+        self.enabled = control & CONTROL_ENABLE != 0;
+        self.function_masked = control & CONTROL_FUNCTION_MASK != 0;
+        self.update_all();
+    }
+
+    fn update_all(&mut self) {
+        let deliver = self.enabled && !self.function_masked;
+        for (number, entry) in self.entries.iter_mut().enumerate() {
+            entry.update(number, deliver);
+        }
+    }
+
+    /// Reads the table at `offset` bytes. Aligned accesses of 4 and 8 bytes
+    /// answer; any other, and any outside of the table, reads zero.
+    pub fn read_table(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let Some((number, register, count)) = self.locate(offset, data.len()) else {
+            return;
+        };
+        let Some(entry) = self.entries.get(number) else {
+            return;
+        };
+        let registers = entry.registers();
+        let shown = registers.iter().skip(register).take(count);
+        for (bytes, value) in data.chunks_exact_mut(4).zip(shown) {
+            bytes.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+
+    /// Writes the table at `offset` bytes; accesses as in [`Msix::read_table`],
+    /// others are ignored.
+    pub fn write_table(&mut self, offset: u64, data: &[u8]) {
+        let deliver = self.enabled && !self.function_masked;
+        let Some((number, register, _)) = self.locate(offset, data.len()) else {
+            return;
+        };
+        let Some(entry) = self.entries.get_mut(number) else {
+            return;
+        };
+        for (register, bytes) in (register..).zip(data.chunks_exact(4)) {
+            if let (Ok(bytes), Ok(register)) = (bytes.try_into(), u64::try_from(register)) {
+                entry.set_register(register, u32::from_le_bytes(bytes));
+            }
+        }
+        entry.update(number, deliver);
+    }
+
+    /// Entry, first register in it and number of registers of an access.
+    fn locate(&self, offset: u64, len: usize) -> Option<(usize, usize, usize)> {
+        if !matches!(len, 4 | 8) || !offset.is_multiple_of(u64::try_from(len).ok()?) {
+            return None;
+        }
+        let number = usize::try_from(offset / TABLE_ENTRY_SIZE).ok()?;
+        let register = usize::try_from(offset % TABLE_ENTRY_SIZE / 4).ok()?;
+        Some((number, register, len / 4))
+    }
+
+    /// Reads the Pending Bit Array at `offset` bytes; accesses as in
+    /// [`Msix::read_table`]. It cannot be written.
+    pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if self.locate(offset, data.len()).is_none() {
+            return;
+        }
+        let first = offset.checked_mul(8).and_then(|n| usize::try_from(n).ok());
+        let Some(first) = first else { return };
+        for (index, entry) in self.entries.iter().enumerate().skip(first) {
+            let bit = index - first;
+            let Some(byte) = data.get_mut(bit / 8) else {
+                return;
+            };
+            if entry.pending() {
+                *byte |= 1 << (bit % 8);
+            }
+        }
+    }
+
+    /// Triggers `vector`; a number past the table (such as "no vector") does nothing.
+    pub fn signal(&self, vector: u16) {
+        if let Some(entry) = self.entries.get(usize::from(vector))
+            && let Err(error) = entry.vector.eventfd().write(1)
+        {
+            warn!(vector, %error, "cannot signal an MSI-X vector");
+        }
+    }
+
+    /// Masks everything, clears the table and drops what was pending.
+    pub fn reset(&mut self) {
+        self.enabled = false;
+        self.function_masked = false;
+        for entry in &mut self.entries {
+            entry.message = MsiMessage {
+                address: 0,
+                data: 0,
+            };
+            entry.masked = true;
+        }
+        self.update_all();
+        for (number, entry) in self.entries.iter().enumerate() {
+            // Only a counter that is not zero is read: the eventfd may block.
+            if entry.pending()
+                && let Err(error) = entry.vector.eventfd().read()
+            {
+                warn!(vector = number, %error, "cannot clear a pending MSI-X vector");
+            }
+        }
+    }
+
+    /// The table as the guest programmed it.
+    #[must_use]
+    pub fn save(&self) -> MsixState {
+        let state = |entry: &Entry| MsixEntryState {
+            address: entry.message.address,
+            data: entry.message.data,
+            masked: entry.masked,
+        };
+        MsixState {
+            entries: self.entries.iter().map(state).collect(),
+        }
+    }
+
+    /// Whether [`Msix::restore`] would take `state`.
+    ///
+    /// # Errors
+    /// [`MsixError::Entries`].
+    pub fn check(&self, state: &MsixState) -> Result<(), MsixError> {
+        let (saved, expected) = (state.entries.len(), self.entries.len());
+        if saved == expected {
+            Ok(())
+        } else {
+            Err(MsixError::Entries { saved, expected })
+        }
+    }
+
+    /// Takes a saved table and Message Control, and routes as they ask.
+    ///
+    /// # Errors
+    /// As [`Msix::check`]; nothing has changed then.
+    pub fn restore(&mut self, state: &MsixState, control: u16) -> Result<(), MsixError> {
+        self.check(state)?;
+        for (entry, saved) in self.entries.iter_mut().zip(&state.entries) {
+            entry.message = MsiMessage {
+                address: saved.address,
+                data: saved.data,
+            };
+            entry.masked = saved.masked;
+        }
+        self.set_control(control);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

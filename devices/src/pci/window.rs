@@ -1,0 +1,149 @@
+//! The range of guest-physical addresses in which BARs live.
+//!
+//! Owns who was given which first address; it must not know where the guest
+//! moves a BAR afterwards.
+
+use std::collections::BTreeMap;
+
+/// Why no address could be given.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum WindowError {
+    /// The window is empty or passes the end of the address space.
+    #[error("PCI window {base:#x}+{len:#x} is empty or wraps")]
+    BadWindow {
+        /// First address.
+        base: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// Nothing is left for a BAR of this size.
+    #[error("no room for a BAR of {0:#x} bytes in the PCI window")]
+    Full(u64),
+}
+
+/// A first-fit allocator of BAR addresses over one range.
+#[derive(Debug)]
+pub struct MmioWindow {
+    base: u64,
+    /// Inclusive, so that a window may reach the end of the address space.
+    last: u64,
+    /// Given ranges: first address to last address.
+    given: BTreeMap<u64, u64>,
+}
+
+impl MmioWindow {
+    /// The window `base..base + len` (bytes).
+    ///
+    /// # Errors
+    /// [`WindowError::BadWindow`].
+    pub fn new(base: u64, len: u64) -> Result<Self, WindowError> {
+        let last = len
+            .checked_sub(1)
+            .and_then(|span| base.checked_add(span))
+            .ok_or(WindowError::BadWindow { base, len })?;
+        Ok(Self {
+            base,
+            last,
+            given: BTreeMap::new(),
+        })
+    }
+
+    /// Whether all of `address..address + size` lies in the window.
+    #[must_use]
+    pub fn contains(&self, address: u64, size: u64) -> bool {
+        let end = size
+            .checked_sub(1)
+            .and_then(|span| address.checked_add(span));
+        end.is_some_and(|end| address >= self.base && end <= self.last)
+    }
+
+    /// The lowest free address that is a multiple of `size`, a power of two.
+    ///
+    /// # Errors
+    /// [`WindowError::Full`], also for a size that is not a power of two.
+    pub fn allocate(&mut self, size: u64) -> Result<u64, WindowError> {
+        let full = WindowError::Full(size);
+        if !size.is_power_of_two() {
+            return Err(full);
+        }
+        let mut candidate = self.base.checked_next_multiple_of(size);
+        for (first, last) in &self.given {
+            let Some(address) = candidate else { break };
+            if *first > address && first - address >= size {
+                break;
+            }
+            if *last >= address {
+                let after = last.checked_add(1);
+                candidate = after.and_then(|after| after.checked_next_multiple_of(size));
+            }
+        }
+        match candidate {
+            Some(address) if self.contains(address, size) => {
+                self.given.insert(address, address + (size - 1));
+                Ok(address)
+            }
+            _ => Err(full),
+        }
+    }
+
+    /// Takes back what [`MmioWindow::allocate`] gave at `address`.
+    pub fn free(&mut self, address: u64) {
+        self.given.remove(&address);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn windows_that_cannot_be() {
+        for (base, len) in [(0, 0), (2, u64::MAX), (u64::MAX, 2)] {
+            let refused = MmioWindow::new(base, len).unwrap_err();
+            assert_eq!(refused, WindowError::BadWindow { base, len });
+        }
+        let mut top = MmioWindow::new(u64::MAX - 0xfff, 0x1000).unwrap();
+        assert_eq!(top.allocate(0x1000), Ok(u64::MAX - 0xfff));
+        assert_eq!(top.allocate(0x1000), Err(WindowError::Full(0x1000)));
+        assert_eq!(top.allocate(0), Err(WindowError::Full(0)));
+        assert_eq!(top.allocate(3), Err(WindowError::Full(3)));
+    }
+
+    #[test]
+    fn a_gap_is_used_again() {
+        let mut window = MmioWindow::new(0x1_0000, 0x4_0000).unwrap();
+        let first = window.allocate(0x1_0000).unwrap();
+        let second = window.allocate(0x2_0000).unwrap();
+        assert_eq!((first, second), (0x1_0000, 0x2_0000));
+        window.free(first);
+        assert_eq!(window.allocate(0x2000), Ok(0x1_0000));
+        assert_eq!(window.allocate(0x1_0000), Ok(0x4_0000));
+        assert_eq!(window.allocate(0x8000), Ok(0x1_8000));
+        assert_eq!(window.allocate(0x8000), Err(WindowError::Full(0x8000)));
+    }
+
+    proptest! {
+        #[test]
+        fn given_ranges_are_aligned_disjoint_and_inside(
+            base in 0u64..1 << 20, len in 1u64..1 << 24,
+            steps in prop::collection::vec((0u32..22, any::<bool>()), 0..60)) {
+            let mut window = MmioWindow::new(base, len).unwrap();
+            let mut held: Vec<(u64, u64)> = Vec::new();
+            for (order, free) in steps {
+                if free && let Some((address, _)) = held.pop() {
+                    window.free(address);
+                } else if let Ok(address) = window.allocate(1 << order) {
+                    let size = 1u64 << order;
+                    prop_assert_eq!(address % size, 0);
+                    prop_assert!(window.contains(address, size));
+                    for (other, span) in &held {
+                        prop_assert!(address + size <= *other || other + span <= address);
+                    }
+                    held.push((address, size));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! The file behind a block device: opening, locking, size.
+//!
+//! It owns the open file and its advisory lock, and must not know virtio. The
+//! lock is an open-file-description lock over the whole file: it goes away with
+//! the last copy of the descriptor, however the process ends, travels with a
+//! descriptor that is passed on, and meets the byte locks that QEMU takes.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes in a sector, the unit of addresses in requests (virtio 1.3, 5.2.4).
+pub const SECTOR: u64 = 512;
+
+/// Why a disk image cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The file does not exist.
+    #[error("disk image {path}: no such file; check the path, or create it with truncate -s SIZE")]
+    Missing {
+        /// The image.
+        path: PathBuf,
+    },
+    /// The permissions, or a read-only file system, do not allow it.
+    #[error("disk image {path}: no permission to {access} it{hint}")]
+    Permission {
+        /// The image.
+        path: PathBuf,
+        /// `read`, or `read and write`.
+        access: &'static str,
+        /// What may help.
+        hint: &'static str,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// Opening, looking at or locking it failed otherwise.
+    #[error("disk image {path}: cannot {action} it")]
+    Io {
+        /// The image.
+        path: PathBuf,
+        /// What was being done.
+        action: &'static str,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// It is a directory, a pipe, a terminal, …
+    #[error("disk image {path} is {found}; a regular file or a block device is needed")]
+    Kind {
+        /// The image.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// Another process holds it.
+    #[error(
+        "disk image {path} is in use by another process; stop that one, or open the image \
+         with readonly=on in both"
+    )]
+    Locked {
+        /// The image.
+        path: PathBuf,
+    },
+    /// There is not even one sector in it.
+    #[error("disk image {path} has {len} bytes; at least one sector of 512 is needed")]
+    Empty {
+        /// The image.
+        path: PathBuf,
+        /// Its length.
+        len: u64,
+    },
+}
+
+/// An open, locked disk image.
+#[derive(Debug)]
+pub struct Disk {
+    file: File,
+    sectors: u64,
+    read_only: bool,
+    physical_block_exp: u8,
+}
+
+impl Disk {
+    /// Opens and locks an image: exclusively, or shared with other readers if
+    /// `read_only`. A length that is no multiple of 512 is rounded down.
+    ///
+    /// # Errors
+    /// See [`DiskError`].
+    pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
+        let path_buf = || path.to_path_buf();
+        let file = open_file(path, read_only)?;
+        let io_error = |action| {
+            move |source| DiskError::Io {
+                path: path_buf(),
+                action,
+                source,
+            }
+        };
+        let metadata = file.metadata().map_err(io_error("look at"))?;
+        let kind = metadata.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(DiskError::Kind {
+                path: path_buf(),
+                found: describe(kind),
+            });
+        }
+        // O_NONBLOCK was only against a pipe without a writer. Kept, it would turn
+        // every read that has to wait into EAGAIN.
+        rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::empty())
+            .map_err(|errno| io_error("prepare")(errno.into()))?;
+        if !lock(&file, read_only).map_err(io_error("lock"))? {
+            return Err(DiskError::Locked { path: path_buf() });
+        }
+        // Unlike the metadata, this is right for block devices too.
+        let len = (&file)
+            .seek(SeekFrom::End(0))
+            .map_err(io_error("measure"))?;
+        if len < SECTOR {
+            return Err(DiskError::Empty {
+                path: path_buf(),
+                len,
+            });
+        }
+        if len % SECTOR != 0 {
+            tracing::warn!(
+                path = %path.display(),
+                "the size of the disk image is no multiple of 512; the last {} bytes are not used",
+                len % SECTOR
+            );
+        }
+        Ok(Self {
+            file,
+            sectors: len / SECTOR,
+            read_only,
+            physical_block_exp: physical_block_exp(metadata.blksize()),
+        })
+    }
+
+    /// A disk of any size on any file, unlocked.
+    #[cfg(test)]
+    pub(super) fn for_test(file: File, sectors: u64) -> Self {
+        Self {
+            file,
+            sectors,
+            read_only: false,
+            physical_block_exp: 0,
+        }
+    }
+
+    /// The open file.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Capacity in sectors of 512 bytes.
+    #[must_use]
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    /// Whether it was opened for reading only.
+    #[must_use]
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// log2 of the host's block size in sectors: smaller or unaligned writes
+    /// make the host read before it writes.
+    #[must_use]
+    pub fn physical_block_exp(&self) -> u8 {
+        self.physical_block_exp
+    }
+}
+
+fn open_file(path: &Path, read_only: bool) -> Result<File, DiskError> {
+    OpenOptions::new()
+        .read(true)
+        .write(!read_only)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .map_err(|source| {
+            let path = path.to_path_buf();
+            match source.raw_os_error() {
+                Some(libc::ENOENT) => DiskError::Missing { path },
+                Some(libc::EISDIR) => DiskError::Kind {
+                    path,
+                    found: "a directory",
+                },
+                Some(libc::EACCES | libc::EPERM | libc::EROFS) if !read_only => {
+                    DiskError::Permission {
+                        path,
+                        access: "read and write",
+                        hint: "; readonly=on needs only reading",
+                        source,
+                    }
+                }
+                Some(libc::EACCES | libc::EPERM) => DiskError::Permission {
+                    path,
+                    access: "read",
+                    hint: "",
+                    source,
+                },
+                _ => DiskError::Io {
+                    path,
+                    action: "open",
+                    source,
+                },
+            }
+        })
+}
+
+fn describe(kind: std::fs::FileType) -> &'static str {
+    if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a pipe"
+    } else if kind.is_char_device() {
+        "a character device"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "something else"
+    }
+}
+
+/// Takes the lock; `Ok(false)` if somebody else holds one that excludes it.
+fn lock(file: &File, shared: bool) -> io::Result<bool> {
+    let kind = if shared { libc::F_RDLCK } else { libc::F_WRLCK };
+    let narrow = |value: i32| i16::try_from(value).map_err(io::Error::other);
+    let request = libc::flock {
+        l_type: narrow(kind)?,
+        l_whence: narrow(libc::SEEK_SET)?,
+        l_start: 0,
+        // To the end of the file, wherever that comes to be.
+        l_len: 0,
+        // F_OFD_SETLK demands 0.
+        l_pid: 0,
+    };
+    // SAFETY: F_OFD_SETLK reads one `struct flock` through a pointer that is valid
+    // for the call, on a descriptor that `file` keeps open. There is no safe
+    // wrapper for open-file-description locks among the dependencies.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const request) };
+    if result == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// From the host's block size in bytes; 0 if it is no sensible one.
+fn physical_block_exp(block_size: u64) -> u8 {
+    let sectors = block_size / SECTOR;
+    if sectors.is_power_of_two() && sectors <= 128 {
+        u8::try_from(sectors.trailing_zeros()).unwrap_or(0)
+    } else {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::super::tests::TempFile;
+    use super::*;
+
+    #[test]
+    fn rounds_down_and_measures() {
+        let file = TempFile::new(&[0; 1300]);
+        let disk = Disk::open(file.path(), false).unwrap();
+        assert_eq!(disk.sectors(), 2);
+        assert!(!disk.read_only());
+        assert_eq!(physical_block_exp(4096), 3);
+        for odd in [0, 1, 512, 3 * 512, 1 << 40] {
+            assert_eq!(physical_block_exp(odd), 0);
+        }
+    }
+
+    #[test]
+    fn refuses_what_is_no_image() {
+        let missing = PathBuf::from("/nowhere/at/all");
+        let error = Disk::open(&missing, true).unwrap_err();
+        assert!(matches!(error, DiskError::Missing { .. }));
+
+        let directory = std::env::temp_dir();
+        for read_only in [true, false] {
+            let error = Disk::open(&directory, read_only).unwrap_err();
+            assert!(matches!(
+                error,
+                DiskError::Kind {
+                    found: "a directory",
+                    ..
+                }
+            ));
+        }
+        let error = Disk::open(Path::new("/dev/null"), false).unwrap_err();
+        assert!(error.to_string().contains("a character device"));
+
+        let short = TempFile::new(&[0; 511]);
+        assert!(matches!(
+            Disk::open(short.path(), false),
+            Err(DiskError::Empty { len: 511, .. })
+        ));
+    }
+
+    #[test]
+    fn a_pipe_without_a_writer_does_not_hang() {
+        let file = TempFile::new(&[]);
+        let pipe = file.path().with_extension("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR,
+            0,
+        )
+        .unwrap();
+        let error = Disk::open(&pipe, true).unwrap_err();
+        std::fs::remove_file(&pipe).unwrap();
+        assert!(error.to_string().contains("a pipe"));
+    }
+
+    #[test]
+    fn one_writer_or_many_readers() {
+        let file = TempFile::new(&[0; 512]);
+        let locked = |read_only| {
+            matches!(
+                Disk::open(file.path(), read_only),
+                Err(DiskError::Locked { .. })
+            )
+        };
+        let writer = Disk::open(file.path(), false).unwrap();
+        assert!(locked(false) && locked(true));
+        drop(writer);
+        let reader = Disk::open(file.path(), true).unwrap();
+        assert!(locked(false) && !locked(true));
+        drop(reader);
+        assert!(!locked(false));
+    }
+}

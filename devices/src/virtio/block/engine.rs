@@ -1,0 +1,537 @@
+//! Disk I/O between an image and guest memory, through io_uring.
+//!
+//! It owns the ring, the eventfd that says "something completed", the image,
+//! and every operation in flight together with the vectors that the kernel
+//! reads. It must not know virtio rings or status bytes. All `unsafe` of the
+//! block device that concerns guest memory is here.
+//!
+//! ```text
+//!   free slot --start--> queued --submit--> with the kernel --reap--> free slot
+//!                          ^                      |
+//!                          +--- short transfer ---+
+//! ```
+//! The ring is used in its default mode on purpose: completions that need the
+//! submitting thread interrupt it (no COOP_TASKRUN, no DEFER_TASKRUN), so that
+//! another thread may wait in `Engine::drain` while the submitter sleeps on a
+//! lock.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+use io_uring::types::{CancelBuilder, Fd, FsyncFlags, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+use vdpa::memory::GuestMemory;
+use vm_memory::bitmap::Bitmap;
+use vm_memory::{GuestAddress, GuestMemory as _, GuestMemoryError, Permissions};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::super::backend::SharedMemory;
+use super::super::userspace_queue::Segment;
+use super::disk::Disk;
+use super::request::{Io, Transfer};
+
+/// Most operations in flight.
+pub(crate) const DEPTH: u16 = 256;
+/// No new operation is begun while this many bytes are in flight.
+pub(crate) const MAX_BYTES_IN_FLIGHT: u64 = 64 << 20;
+/// How often an operation that made no progress is tried again.
+const MAX_RETRIES: u8 = 8;
+
+/// Why io_uring cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The kernel was built without it, or a filter hides it.
+    #[error("this kernel has no io_uring (CONFIG_IO_URING), which disk I/O needs")]
+    Missing(#[source] io::Error),
+    /// It is switched off.
+    #[error(
+        "io_uring, which disk I/O needs, is not permitted; set sysctl kernel.io_uring_disabled to 0, \
+         or to 1 with this user in the group kernel.io_uring_group"
+    )]
+    Disabled(#[source] io::Error),
+    /// Kernels before 5.12 count the ring against RLIMIT_MEMLOCK.
+    #[error("no memory for an io_uring; if the kernel is older than 5.12, raise ulimit -l")]
+    Memory(#[source] io::Error),
+    /// Anything else.
+    #[error("cannot set up an io_uring for disk I/O")]
+    Setup(#[source] io::Error),
+}
+
+impl From<io::Error> for EngineError {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ENOSYS) => Self::Missing(error),
+            Some(libc::EPERM | libc::EACCES) => Self::Disabled(error),
+            Some(libc::ENOMEM) => Self::Memory(error),
+            _ => Self::Setup(error),
+        }
+    }
+}
+
+/// Which request an operation belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    /// Head of its chain.
+    pub(crate) head: u16,
+    /// Where its status byte goes.
+    pub(crate) status: GuestAddress,
+}
+
+/// A finished operation.
+#[derive(Debug)]
+pub(crate) struct Done {
+    /// Which request it was.
+    pub(crate) ticket: Ticket,
+    /// How many bytes were written to guest memory; or what went wrong.
+    pub(crate) result: io::Result<u64>,
+}
+
+/// Addresses in this process of the guest memory of one operation.
+struct Vectors(Vec<libc::iovec>);
+
+// SAFETY: needed because raw pointers are not `Send`. The pointers lead into the
+// mapping of guest memory, which `Engine` keeps alive, which every thread sees at
+// the same address, and which is only accessed by the kernel through them.
+unsafe impl Send for Vectors {}
+
+impl fmt::Debug for Vectors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Vectors").field(&self.0.len()).finish()
+    }
+}
+
+impl Vectors {
+    /// The memory of `data` after its first `skip` bytes.
+    fn new(
+        memory: &GuestMemory,
+        data: &[Segment],
+        mut skip: u64,
+    ) -> Result<Self, GuestMemoryError> {
+        let mut vectors = Vec::with_capacity(data.len());
+        for segment in data {
+            let len = usize::try_from(segment.len)
+                .map_err(|_| GuestMemoryError::InvalidGuestAddress(segment.address))?;
+            for slice in memory.get_slices(segment.address, len, Permissions::ReadWrite)? {
+                let slice = slice?;
+                let len = slice.len();
+                let passed = usize::try_from(skip).unwrap_or(len).min(len);
+                // Not more than `skip`, by the line above.
+                skip -= u64::try_from(passed).unwrap_or(skip);
+                if passed < len {
+                    vectors.push(libc::iovec {
+                        iov_base: slice.ptr_guard_mut().as_ptr().wrapping_add(passed).cast(),
+                        iov_len: len - passed,
+                    });
+                }
+            }
+        }
+        Ok(Self(vectors))
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    ticket: Ticket,
+    io: Io,
+    vectors: Vectors,
+    done: u64,
+    retries: u8,
+}
+
+impl Slot {
+    fn transfer(&self) -> Option<&Transfer> {
+        match &self.io {
+            Io::Read(transfer) | Io::Write(transfer) => Some(transfer),
+            Io::Flush => None,
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.transfer().map_or(0, |transfer| transfer.len)
+    }
+}
+
+/// What became of a slot whose operation the kernel gave back.
+enum Progress {
+    Again,
+    Finished(io::Result<u64>),
+}
+
+/// The I/O of one disk.
+pub(crate) struct Engine {
+    ring: IoUring,
+    completed: EventFd,
+    disk: Disk,
+    memory: SharedMemory,
+    slots: Vec<Option<Slot>>,
+    free: Vec<u16>,
+    bytes: u64,
+    write_through: bool,
+    /// An error was logged. A guest on a broken disk must not flood the log.
+    warned: bool,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("disk", &self.disk)
+            .field("in_flight", &self.in_flight())
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// An idle engine.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub(crate) fn new(disk: Disk, memory: SharedMemory) -> Result<Self, EngineError> {
+        let ring = IoUring::new(u32::from(DEPTH))?;
+        let completed = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        ring.submitter().register_eventfd(completed.as_raw_fd())?;
+        Ok(Self {
+            ring,
+            completed,
+            disk,
+            memory,
+            slots: (0..DEPTH).map(|_| None).collect(),
+            free: (0..DEPTH).rev().collect(),
+            bytes: 0,
+            write_through: false,
+            warned: false,
+        })
+    }
+
+    /// The image.
+    pub(crate) fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    /// Whether a write is durable before it is reported done.
+    pub(crate) fn set_write_through(&mut self, write_through: bool) {
+        self.write_through = write_through;
+    }
+
+    /// Becomes readable when something completed.
+    pub(crate) fn completion_fd(&self) -> RawFd {
+        self.completed.as_raw_fd()
+    }
+
+    /// Takes the signal on [`Engine::completion_fd`] away, before [`Engine::reap`].
+    pub(crate) fn acknowledge(&self) {
+        // The only failure is "nothing completed".
+        let _ = self.completed.read();
+    }
+
+    /// How many operations are in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Whether another operation may be begun.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty() && self.bytes < MAX_BYTES_IN_FLIGHT
+    }
+
+    /// Queues an operation; [`Engine::submit`] hands it to the kernel.
+    ///
+    /// # Errors
+    /// There is no room (see [`Engine::has_room`]), or the data is not in guest
+    /// memory. Nothing was queued then.
+    pub(crate) fn start(&mut self, ticket: Ticket, io: Io) -> io::Result<()> {
+        let vectors = match &io {
+            Io::Read(transfer) | Io::Write(transfer) => {
+                Vectors::new(&self.memory, &transfer.data, 0).map_err(io::Error::other)?
+            }
+            Io::Flush => Vectors(Vec::new()),
+        };
+        let index = self.free.pop().ok_or(io::ErrorKind::WouldBlock)?;
+        let slot = Slot {
+            ticket,
+            io,
+            vectors,
+            done: 0,
+            retries: 0,
+        };
+        let len = slot.len();
+        if let Some(place) = self.slots.get_mut(usize::from(index)) {
+            self.bytes += len;
+            *place = Some(slot);
+        }
+        self.enqueue(index).inspect_err(|_| {
+            self.release(index);
+        })
+    }
+
+    /// Hands everything queued to the kernel.
+    pub(crate) fn submit(&mut self) {
+        // One system call takes all, unless a signal or an entry that fails at once
+        // cuts it short; then the next one goes on.
+        for _ in 0..=DEPTH {
+            if self.ring.submission().is_empty() {
+                return;
+            }
+            match self.ring.submit() {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // The kernel is short of memory: the event loop comes back.
+                    tracing::debug!(%error, "io_uring does not take requests now");
+                    let _ = self.completed.write(1);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes what completed. Everything a read wrote is marked dirty. What was
+    /// cut short is queued again and stays in flight.
+    pub(crate) fn reap(&mut self) -> Vec<Done> {
+        self.reap_with(true)
+    }
+
+    fn reap_with(&mut self, may_go_on: bool) -> Vec<Done> {
+        let completions: Vec<(u64, i32)> = self
+            .ring
+            .completion()
+            .map(|entry| (entry.user_data(), entry.result()))
+            .collect();
+        let mut finished = Vec::with_capacity(completions.len());
+        for (user_data, result) in completions {
+            let Ok(index) = u16::try_from(user_data) else {
+                continue;
+            };
+            let Some(slot) = self
+                .slots
+                .get_mut(usize::from(index))
+                .and_then(Option::as_mut)
+            else {
+                continue;
+            };
+            let mut progress = judge(slot, result, may_go_on);
+            if matches!(progress, Progress::Again)
+                && let Err(error) = self.go_on(index)
+            {
+                progress = Progress::Finished(Err(error));
+            }
+            if let Progress::Finished(result) = progress
+                && let Some(slot) = self.release(index)
+            {
+                if let Io::Read(transfer) = &slot.io {
+                    // Also after an error: a part may have been written.
+                    mark_dirty(&self.memory, &transfer.data);
+                }
+                if let Err(error) = &result
+                    && may_go_on
+                    && !self.warned
+                {
+                    self.warned = true;
+                    tracing::warn!(
+                        %error,
+                        "the disk image fails; the guest sees I/O errors, and further ones are not logged"
+                    );
+                }
+                finished.push(Done {
+                    ticket: slot.ticket,
+                    result,
+                });
+            }
+        }
+        finished
+    }
+
+    /// Waits until nothing is in flight: when it returns, the kernel touches
+    /// guest memory no more. With `cancel`, operations that have not begun are
+    /// given up and nothing is tried again.
+    pub(crate) fn drain(&mut self, cancel: bool) -> Vec<Done> {
+        let mut finished = Vec::new();
+        if cancel && self.in_flight() > 0 {
+            self.submit();
+            // Best effort (since Linux 6.0): what can't be cancelled is waited for.
+            let _ = self
+                .ring
+                .submitter()
+                .register_sync_cancel(Some(Timespec::new()), CancelBuilder::any());
+        }
+        while self.in_flight() > 0 {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Short of memory in the kernel. There is no giving up: guest memory
+                // must not be let go while the kernel may write to it.
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+            finished.extend(self.reap_with(!cancel));
+        }
+        finished
+    }
+
+    /// Whether something waits for [`Engine::reap`].
+    pub(crate) fn has_completions(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
+    fn go_on(&mut self, index: u16) -> io::Result<()> {
+        if let Some(slot) = self
+            .slots
+            .get_mut(usize::from(index))
+            .and_then(Option::as_mut)
+            && let Some(transfer) = slot.transfer()
+        {
+            slot.vectors =
+                Vectors::new(&self.memory, &transfer.data, slot.done).map_err(io::Error::other)?;
+        }
+        self.enqueue(index)
+    }
+
+    fn enqueue(&mut self, index: u16) -> io::Result<()> {
+        let slot = self
+            .slots
+            .get(usize::from(index))
+            .and_then(Option::as_ref)
+            .ok_or(io::ErrorKind::NotFound)?;
+        let entry = self.entry(slot)?.user_data(u64::from(index));
+        // SAFETY: needed to hand pointers to the kernel. The vectors live in the
+        // slot, and guest memory in `self.memory`, until the completion is reaped;
+        // `drop` waits for that. The kernel writes to guest memory only, which is
+        // shared with the guest anyway and never seen through references. The file
+        // is open as long as `self.disk`.
+        unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)
+    }
+
+    fn entry(&self, slot: &Slot) -> io::Result<squeue::Entry> {
+        let file = Fd(self.disk.file().as_raw_fd());
+        let vectors = slot.vectors.0.as_ptr();
+        let count = u32::try_from(slot.vectors.0.len()).map_err(io::Error::other)?;
+        Ok(match &slot.io {
+            Io::Read(transfer) => opcode::Readv::new(file, vectors, count)
+                .offset(transfer.offset + slot.done)
+                .build(),
+            Io::Write(transfer) => opcode::Writev::new(file, vectors, count)
+                .offset(transfer.offset + slot.done)
+                .rw_flags(if self.write_through {
+                    libc::RWF_DSYNC
+                } else {
+                    0
+                })
+                .build(),
+            Io::Flush => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
+        })
+    }
+
+    fn release(&mut self, index: u16) -> Option<Slot> {
+        let slot = self.slots.get_mut(usize::from(index))?.take()?;
+        self.free.push(index);
+        self.bytes -= slot.len();
+        Some(slot)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.drain(true);
+    }
+}
+
+/// Follows what the kernel says about an operation.
+fn judge(slot: &mut Slot, result: i32, may_go_on: bool) -> Progress {
+    let Ok(now) = u64::try_from(result) else {
+        let transient = matches!(-result, libc::EINTR | libc::EAGAIN);
+        if transient && may_go_on && slot.retries < MAX_RETRIES {
+            slot.retries += 1;
+            return Progress::Again;
+        }
+        return Progress::Finished(Err(io::Error::from_raw_os_error(-result)));
+    };
+    let Some(len) = slot.transfer().map(|transfer| transfer.len) else {
+        return Progress::Finished(Ok(0));
+    };
+    slot.done = slot.done.saturating_add(now).min(len);
+    if slot.done == len {
+        let written = if matches!(slot.io, Io::Read(_)) {
+            len
+        } else {
+            0
+        };
+        Progress::Finished(Ok(written))
+    } else if now == 0 {
+        // The image became shorter than the disk is.
+        Progress::Finished(Err(io::ErrorKind::UnexpectedEof.into()))
+    } else if may_go_on {
+        Progress::Again
+    } else {
+        Progress::Finished(Err(io::ErrorKind::Interrupted.into()))
+    }
+}
+
+/// Marks what the kernel wrote past the bitmap's sight.
+fn mark_dirty(memory: &GuestMemory, data: &[Segment]) {
+    for segment in data {
+        let Ok(len) = usize::try_from(segment.len) else {
+            continue;
+        };
+        let Ok(slices) = memory.get_slices(segment.address, len, Permissions::Write) else {
+            continue;
+        };
+        for slice in slices.flatten() {
+            slice.bitmap().mark_dirty(0, slice.len());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_remedy() {
+        let message = |errno| EngineError::from(io::Error::from_raw_os_error(errno)).to_string();
+        assert!(message(libc::EPERM).contains("kernel.io_uring_disabled"));
+        assert!(message(libc::ENOSYS).contains("CONFIG_IO_URING"));
+        assert!(message(libc::ENOMEM).contains("ulimit -l"));
+    }
+
+    #[test]
+    fn short_transfers_go_on_and_empty_ones_end() {
+        let slot = |done| Slot {
+            ticket: Ticket {
+                head: 0,
+                status: GuestAddress(0),
+            },
+            io: Io::Read(Transfer {
+                offset: 0,
+                len: 1024,
+                data: Vec::new(),
+            }),
+            vectors: Vectors(Vec::new()),
+            done,
+            retries: 0,
+        };
+        assert!(matches!(judge(&mut slot(0), 512, true), Progress::Again));
+        assert!(matches!(
+            judge(&mut slot(512), 512, true),
+            Progress::Finished(Ok(1024))
+        ));
+        // The end of the file, a reset, a real error.
+        for (result, may_go_on) in [(0, true), (512, false), (-libc::EIO, true)] {
+            assert!(matches!(
+                judge(&mut slot(0), result, may_go_on),
+                Progress::Finished(Err(_))
+            ));
+        }
+        // More than was asked for cannot be; if it is, it is no more than all.
+        assert!(matches!(
+            judge(&mut slot(512), i32::MAX, true),
+            Progress::Finished(Ok(1024))
+        ));
+        // Transient errors are tried again, but not for ever.
+        let mut stuck = slot(0);
+        let tries = (0..100)
+            .take_while(|_| matches!(judge(&mut stuck, -libc::EAGAIN, true), Progress::Again))
+            .count();
+        assert_eq!(tries, usize::from(MAX_RETRIES));
+    }
+}

@@ -1,0 +1,467 @@
+//! virtio-blk (virtio 1.3, 5.2) on a raw image file.
+//!
+//! | part | owns |
+//! |---|---|
+//! | [`disk`] | the open file, its lock, its size |
+//! | `request` | the layout of requests and the checks on them |
+//! | `engine` | io_uring and what is in flight |
+//! | here | the device: configuration, queue, who is told what |
+//!
+//! No thread of ours does I/O: requests are submitted when the guest kicks,
+//! completions come through an eventfd, both on the event loop's thread.
+//!
+//! ```text
+//!              activate, restore
+//!   inactive ---------------------> active
+//!      ^    <---------------------    |
+//!      |     reset (cancel, wait)     | save (wait, report)
+//!      +---------------------------<--+
+//! ```
+//! Without FLUSH negotiated every write is durable before it is reported
+//! (5.2.6.2, write-through); with it, FLUSH makes the completed writes durable.
+
+pub mod disk;
+pub mod engine;
+mod request;
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use vdpa::memory::GuestMemory;
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
+    VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
+};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vm_memory::Bytes;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::backend::{
+    Activation, Backend, BackendError, Event, Outcome, QueueChange, SavedState, SharedMemory,
+};
+use super::saved_state;
+use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, SingleQueueError};
+use super::userspace_queue::{Kick, QueueError, Segment, UserspaceQueue};
+use disk::{Disk, SECTOR};
+use engine::{Done, Engine, EngineError, Ticket};
+use request::{Limits, Malformed, Operation, Request, Status};
+
+/// Length of the identification string that GET_ID returns.
+pub const ID_LEN: usize = 20;
+
+const QUEUE_SIZE: u16 = 256;
+/// Data segments in one request; with header and status half a ring.
+const SEG_MAX: u32 = 126;
+/// Bytes in one segment. Together with SEG_MAX it bounds a request.
+const SIZE_MAX: u32 = 1 << 20;
+/// Requests taken before the event loop gets its turn again.
+const REQUESTS_PER_TURN: usize = 256;
+/// `struct virtio_blk_config` up to and with `num_queues`.
+const CONFIG_LEN: usize = 36;
+const KICK: u16 = 0;
+const COMPLETION: u16 = 1;
+const STATE_NAME: &str = "virtio-blk";
+const STATE_VERSION: u32 = 1;
+
+/// Why the device cannot be made or cannot do what the transport asked.
+#[derive(Debug, thiserror::Error)]
+pub enum BlockError {
+    /// The identification string does not fit.
+    #[error("the disk id {id:?} must be 1 to 20 printable ASCII characters")]
+    Id {
+        /// What was given.
+        id: String,
+    },
+    /// io_uring cannot be used.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The image is not the one that the state was saved with.
+    #[error(
+        "the saved disk has {saved_sectors} sectors (read-only: {saved_read_only}), this image \
+         {sectors} (read-only: {read_only})"
+    )]
+    OtherDisk {
+        /// Capacity in the state.
+        saved_sectors: u64,
+        /// Read-only in the state.
+        saved_read_only: bool,
+        /// Capacity of the image.
+        sectors: u64,
+        /// How the image was opened.
+        read_only: bool,
+    },
+}
+
+/// Why a turn ended early: the driver broke its queue.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    #[error(transparent)]
+    Request(#[from] Malformed),
+}
+
+/// The payload of a saved state.
+#[derive(Debug, Serialize, Deserialize)]
+struct Saved {
+    sectors: u64,
+    read_only: bool,
+    /// `None`: the device was inactive.
+    active: Option<SavedSingleQueue>,
+}
+
+/// The block device.
+#[derive(Debug)]
+pub struct Block {
+    memory: SharedMemory,
+    engine: Engine,
+    id: [u8; ID_LEN],
+    config: [u8; CONFIG_LEN],
+    offer: Offer,
+    kick: Option<Kick>,
+    active: Option<SingleQueue>,
+}
+
+impl Block {
+    /// An inactive device on `disk`. `id` is what the guest reads as the disk's
+    /// serial number: 1 to 20 printable ASCII characters, different for every disk.
+    ///
+    /// # Errors
+    /// A bad `id`, or io_uring is not available.
+    pub fn new(disk: Disk, id: &str, memory: SharedMemory) -> Result<Self, BlockError> {
+        let mut padded = [0; ID_LEN];
+        padded
+            .get_mut(..id.len())
+            .filter(|_| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_graphic()))
+            .ok_or_else(|| BlockError::Id {
+                id: id.chars().take(64).collect(),
+            })?
+            .copy_from_slice(id.as_bytes());
+        Ok(Self {
+            config: config(&disk),
+            offer: Offer {
+                features: features(&disk),
+                max_size: QUEUE_SIZE,
+            },
+            engine: Engine::new(disk, Arc::clone(&memory))?,
+            memory,
+            id: padded,
+            kick: None,
+            active: None,
+        })
+    }
+
+    fn started(&mut self, active: SingleQueue) {
+        self.engine
+            .set_write_through(!active.has(VIRTIO_BLK_F_FLUSH));
+        self.active = Some(active);
+    }
+
+    /// Reports what completed and takes new requests, for one turn.
+    fn turn(&mut self) -> Result<(), Broken> {
+        let Some(queue) = self.active.as_mut().and_then(SingleQueue::queue) else {
+            return Ok(());
+        };
+        let limits = Limits {
+            sectors: self.engine.disk().sectors(),
+            read_only: self.engine.disk().read_only(),
+            max_bytes: u64::from(SEG_MAX) * u64::from(SIZE_MAX),
+        };
+        let mut taken = 0;
+        let mut result = Ok(());
+        // Ends: every further round needs completions, and new operations are
+        // begun only `REQUESTS_PER_TURN` times.
+        loop {
+            for done in self.engine.reap() {
+                result = result.and(report(queue, &self.memory, done).map_err(Broken::from));
+            }
+            while result.is_ok() && self.engine.has_room() {
+                if taken == REQUESTS_PER_TURN {
+                    queue.kick().again();
+                    break;
+                }
+                match next_request(queue, &self.memory, &limits) {
+                    Ok(Some(request)) => {
+                        taken += 1;
+                        let begun = begin(&mut self.engine, queue, &self.memory, &self.id, request);
+                        result = begun.map_err(Broken::from);
+                    }
+                    Ok(None) => break,
+                    Err(error) => result = Err(error),
+                }
+            }
+            self.engine.submit();
+            if result.is_err() || !self.engine.has_completions() {
+                break;
+            }
+        }
+        if result.is_err() {
+            queue.set_broken();
+        }
+        result.and(queue.signal_used().map_err(Broken::from))
+    }
+}
+
+/// The next request; `None` when there is none, and the driver was asked to kick.
+fn next_request(
+    queue: &mut UserspaceQueue,
+    memory: &GuestMemory,
+    limits: &Limits,
+) -> Result<Option<Request>, Broken> {
+    for _ in 0..2 {
+        if let Some(chain) = queue.pop()? {
+            return Ok(Some(request::parse(memory, chain, limits)?));
+        }
+        if !queue.arm()? {
+            return Ok(None);
+        }
+    }
+    // A driver that takes back what it made available must not hold us here.
+    queue.kick().again();
+    Ok(None)
+}
+
+/// Begins a request, or answers it at once.
+fn begin(
+    engine: &mut Engine,
+    queue: &mut UserspaceQueue,
+    memory: &GuestMemory,
+    id: &[u8; ID_LEN],
+    request: Request,
+) -> Result<(), QueueError> {
+    let ticket = Ticket {
+        head: request.head,
+        status: request.status,
+    };
+    match request.operation {
+        Operation::Io(io) => match engine.start(ticket, io) {
+            Ok(()) => Ok(()),
+            Err(_) => answer(queue, memory, ticket, Status::IoError, 0),
+        },
+        Operation::GetId { data } => {
+            let (status, written) = match write_id(memory, id, &data) {
+                Ok(written) => (Status::Ok, written),
+                Err(_) => (Status::IoError, 0),
+            };
+            answer(queue, memory, ticket, status, written)
+        }
+        Operation::Finished(status) => answer(queue, memory, ticket, status, 0),
+    }
+}
+
+/// Writes as much of the identification string as there is room for.
+fn write_id(
+    memory: &GuestMemory,
+    id: &[u8; ID_LEN],
+    data: &[Segment],
+) -> Result<u64, vm_memory::GuestMemoryError> {
+    let mut rest = &id[..];
+    for segment in data {
+        let len = usize::try_from(segment.len).unwrap_or(ID_LEN);
+        let (now, later) = rest.split_at(rest.len().min(len));
+        memory.write_slice(now, segment.address)?;
+        rest = later;
+    }
+    Ok(u64::try_from(ID_LEN - rest.len()).unwrap_or(0))
+}
+
+/// Tells the driver about a finished operation.
+fn report(queue: &mut UserspaceQueue, memory: &GuestMemory, done: Done) -> Result<(), QueueError> {
+    match done.result {
+        Ok(written) => answer(queue, memory, done.ticket, Status::Ok, written),
+        Err(_) => answer(queue, memory, done.ticket, Status::IoError, 0),
+    }
+}
+
+/// Writes the status byte, then gives the chain back; `written` is the number
+/// of data bytes written to it.
+fn answer(
+    queue: &mut UserspaceQueue,
+    memory: &GuestMemory,
+    ticket: Ticket,
+    status: Status,
+    written: u64,
+) -> Result<(), QueueError> {
+    memory
+        .write_obj(status.byte(), ticket.status)
+        .map_err(|error| QueueError::Ring(virtio_queue::Error::GuestMemory(error)))?;
+    // No overflow: a request is bounded by SEG_MAX * SIZE_MAX.
+    let len = u32::try_from(written.saturating_add(1)).unwrap_or(u32::MAX);
+    queue.push_used(ticket.head, len)
+}
+
+fn features(disk: &Disk) -> u64 {
+    let mut features = 1 << VIRTIO_F_VERSION_1
+        | 1 << VIRTIO_RING_F_EVENT_IDX
+        | 1 << VIRTIO_RING_F_INDIRECT_DESC
+        | 1 << VIRTIO_BLK_F_SIZE_MAX
+        | 1 << VIRTIO_BLK_F_SEG_MAX
+        | 1 << VIRTIO_BLK_F_BLK_SIZE
+        | 1 << VIRTIO_BLK_F_TOPOLOGY
+        | 1 << VIRTIO_BLK_F_FLUSH;
+    if disk.read_only() {
+        features |= 1 << VIRTIO_BLK_F_RO;
+    }
+    features
+}
+
+/// `struct virtio_blk_config` (virtio 1.3, 5.2.4), little-endian.
+fn config(disk: &Disk) -> [u8; CONFIG_LEN] {
+    let exponent = disk.physical_block_exp();
+    let mut config = [0; CONFIG_LEN];
+    let mut put = |offset: usize, bytes: &[u8]| {
+        for (place, &byte) in config.iter_mut().skip(offset).zip(bytes) {
+            *place = byte;
+        }
+    };
+    put(0, &disk.sectors().to_le_bytes()); // capacity
+    put(8, &SIZE_MAX.to_le_bytes()); // size_max
+    put(12, &SEG_MAX.to_le_bytes()); // seg_max
+    put(20, &u32::try_from(SECTOR).unwrap_or(512).to_le_bytes()); // blk_size
+    put(24, &[exponent]); // topology.physical_block_exp
+    put(26, &(1u16 << exponent.min(15)).to_le_bytes()); // topology.min_io_size
+    put(34, &1u16.to_le_bytes()); // num_queues
+    config
+}
+
+impl Backend for Block {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_BLOCK
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &[QUEUE_SIZE]
+    }
+
+    fn features(&self) -> u64 {
+        self.offer.features
+    }
+
+    fn config_len(&self) -> u32 {
+        u32::try_from(CONFIG_LEN).unwrap_or(0)
+    }
+
+    fn read_config(&mut self, offset: u32, data: &mut [u8]) {
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        data.fill(0);
+        for (place, &byte) in data.iter_mut().zip(self.config.iter().skip(offset)) {
+            *place = byte;
+        }
+    }
+
+    // `writeback` would be writable with CONFIG_WCE, which is not offered.
+    fn write_config(&mut self, _offset: u32, _data: &[u8]) {}
+
+    fn events(&mut self, kicks: &[Arc<EventFd>]) -> Vec<Event> {
+        self.kick = kicks.first().and_then(|kick| {
+            Kick::new(Arc::clone(kick))
+                .inspect_err(|error| tracing::error!(%error, "virtio-blk gets no kicks"))
+                .ok()
+        });
+        let kick = self.kick.iter().map(|kick| Event {
+            fd: kick.fd(),
+            token: KICK,
+        });
+        let completion = Event {
+            fd: self.engine.completion_fd(),
+            token: COMPLETION,
+        };
+        kick.chain([completion]).collect()
+    }
+
+    fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
+        Ok(self.offer.check(features)?)
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
+        if self.active.is_some() {
+            return Err(SingleQueueError::Active.into());
+        }
+        let memory = Arc::clone(&self.memory);
+        self.started(SingleQueue::activate(activation, self.offer, memory)?);
+        Ok(())
+    }
+
+    fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
+        let active = self.active.as_mut().ok_or(SingleQueueError::Inactive)?;
+        Ok(active.change(change)?)
+    }
+
+    fn reset(&mut self) {
+        // What completed is not reported: the ring is the driver's again.
+        self.engine.drain(true);
+        self.engine.acknowledge();
+        self.active = None;
+    }
+
+    fn process(&mut self, token: u16) -> Outcome {
+        match token {
+            KICK => {
+                if let Some(kick) = &self.kick {
+                    kick.drain();
+                }
+            }
+            COMPLETION => self.engine.acknowledge(),
+            _ => return Outcome::default(),
+        }
+        let needs_reset = match self.turn() {
+            Ok(()) => false,
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, "the driver of virtio-blk broke its queue");
+                true
+            }
+        };
+        Outcome {
+            needs_reset,
+            ..Outcome::default()
+        }
+    }
+
+    fn save(&mut self) -> Result<SavedState, BackendError> {
+        // Everything begun is finished and reported, so that no request has to
+        // be begun twice by whoever restores.
+        let finished = self.engine.drain(false);
+        let mut active = self.active.take();
+        if let Some(queue) = active.as_mut().and_then(SingleQueue::queue) {
+            for done in finished {
+                report(queue, &self.memory, done)?;
+            }
+            queue.signal_used()?;
+        }
+        let saved = Saved {
+            sectors: self.engine.disk().sectors(),
+            read_only: self.engine.disk().read_only(),
+            active: active.map(|active| active.save()),
+        };
+        Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
+    }
+
+    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
+        if self.active.is_some() {
+            return Err(SingleQueueError::Active.into());
+        }
+        let saved: Saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
+        let disk = self.engine.disk();
+        if saved.sectors != disk.sectors() || saved.read_only != disk.read_only() {
+            return Err(BlockError::OtherDisk {
+                saved_sectors: saved.sectors,
+                saved_read_only: saved.read_only,
+                sectors: disk.sectors(),
+                read_only: disk.read_only(),
+            }
+            .into());
+        }
+        // Saved before the driver was ready: there is nothing to start.
+        if let Some(saved) = saved.active {
+            let memory = Arc::clone(&self.memory);
+            self.started(SingleQueue::restore(saved, activation, self.offer, memory)?);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

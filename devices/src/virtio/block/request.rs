@@ -1,0 +1,391 @@
+//! From a descriptor chain to a checked block request (virtio 1.3, 5.2.6).
+//!
+//! It owns the layout of requests and every check on them. It must not know
+//! how they are carried out: what leaves here lies inside the disk and inside
+//! guest memory.
+//!
+//! ```text
+//!   readable:  header (16)                  | data of a write
+//!              type, reserved: u32 each     |
+//!              sector: u64, little-endian   |
+//!   writable:  data of a read               | status (1)
+//! ```
+//! Where descriptors begin and end inside that has no meaning (2.7.4).
+
+use vdpa::memory::GuestMemory;
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH,
+    VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
+};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::super::userspace_queue::{Chain, Segment};
+use super::disk::SECTOR;
+
+const HEADER: usize = 16;
+
+/// How a request ended, as written to its status byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// Done.
+    Ok,
+    /// Failed, or not allowed.
+    IoError,
+    /// The device does not know this kind of request.
+    Unsupported,
+}
+
+impl Status {
+    /// The byte for the driver.
+    pub(crate) fn byte(self) -> u8 {
+        let value = match self {
+            Self::Ok => VIRTIO_BLK_S_OK,
+            Self::IoError => VIRTIO_BLK_S_IOERR,
+            Self::Unsupported => VIRTIO_BLK_S_UNSUPP,
+        };
+        // All three are below 3.
+        u8::try_from(value).unwrap_or(1)
+    }
+}
+
+/// A checked read or write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Transfer {
+    /// Byte offset on the disk, a multiple of 512.
+    pub(crate) offset: u64,
+    /// Length in bytes, a multiple of 512 and not 0.
+    pub(crate) len: u64,
+    /// Guest memory, `len` bytes together.
+    pub(crate) data: Vec<Segment>,
+}
+
+/// What needs the disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Io {
+    /// From the disk into guest memory.
+    Read(Transfer),
+    /// From guest memory to the disk.
+    Write(Transfer),
+    /// Make all completed writes durable.
+    Flush,
+}
+
+/// What to do for a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// Use the disk.
+    Io(Io),
+    /// Give the 20-byte identification string.
+    GetId {
+        /// Guest memory for it.
+        data: Vec<Segment>,
+    },
+    /// Nothing but to report this.
+    Finished(Status),
+}
+
+/// A request, and where its answer goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// Head of its chain.
+    pub(crate) head: u16,
+    /// Address of the status byte, in guest memory.
+    pub(crate) status: GuestAddress,
+    /// What to do.
+    pub(crate) operation: Operation,
+}
+
+/// What limits requests.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Capacity of the disk in sectors.
+    pub(crate) sectors: u64,
+    /// Writes are refused.
+    pub(crate) read_only: bool,
+    /// Most bytes of data in one request.
+    pub(crate) max_bytes: u64,
+}
+
+/// The chain has no room for a header or for a status byte, so that the driver
+/// cannot even be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a request at descriptor {head} has no complete header or no status byte")]
+pub(crate) struct Malformed {
+    head: u16,
+}
+
+/// Checks a chain.
+///
+/// # Errors
+/// [`Malformed`]; every other fault of a request becomes its status.
+pub(crate) fn parse(
+    memory: &GuestMemory,
+    chain: Chain,
+    limits: &Limits,
+) -> Result<Request, Malformed> {
+    let head = chain.head;
+    let malformed = Malformed { head };
+    let (header, to_device) = take_header(memory, chain.readable).ok_or(malformed)?;
+    let (from_device, status) = take_status(chain.writable).ok_or(malformed)?;
+    let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
+    let sector = u64::from_le_bytes(sector);
+    let operation = match u32::from_le_bytes([t0, t1, t2, t3]) {
+        VIRTIO_BLK_T_IN => transfer(sector, from_device, limits, Io::Read),
+        // A device that offers RO must fail writes (5.2.6.2).
+        VIRTIO_BLK_T_OUT if limits.read_only => Operation::Finished(Status::IoError),
+        VIRTIO_BLK_T_OUT => transfer(sector, to_device, limits, Io::Write),
+        VIRTIO_BLK_T_FLUSH => Operation::Io(Io::Flush),
+        VIRTIO_BLK_T_GET_ID => Operation::GetId { data: from_device },
+        _ => Operation::Finished(Status::Unsupported),
+    };
+    Ok(Request {
+        head,
+        status,
+        operation,
+    })
+}
+
+/// Reads the header and gives what of the readable part comes after it.
+fn take_header(
+    memory: &GuestMemory,
+    readable: Vec<Segment>,
+) -> Option<([u8; HEADER], Vec<Segment>)> {
+    let mut header = [0; HEADER];
+    let mut missing = &mut header[..];
+    let mut rest = Vec::with_capacity(readable.len());
+    for segment in readable {
+        let len = missing.len().min(usize::try_from(segment.len).ok()?);
+        let (now, later) = missing.split_at_mut(len);
+        memory.read_slice(now, segment.address).ok()?;
+        missing = later;
+        let taken = u32::try_from(len).ok()?;
+        if segment.len > taken {
+            rest.push(Segment {
+                address: GuestAddress(segment.address.0.checked_add(u64::from(taken))?),
+                len: segment.len - taken,
+            });
+        }
+    }
+    missing.is_empty().then_some((header, rest))
+}
+
+/// Takes the last writable byte away.
+fn take_status(mut writable: Vec<Segment>) -> Option<(Vec<Segment>, GuestAddress)> {
+    let last = writable.last_mut()?;
+    let before = last.len.checked_sub(1)?;
+    let status = GuestAddress(last.address.0.checked_add(u64::from(before))?);
+    last.len = before;
+    if before == 0 {
+        writable.pop();
+    }
+    Some((writable, status))
+}
+
+/// Checks the place and length of a read or write.
+fn transfer(
+    sector: u64,
+    data: Vec<Segment>,
+    limits: &Limits,
+    direction: fn(Transfer) -> Io,
+) -> Operation {
+    // No overflow: at most 256 segments of 32-bit length.
+    let len: u64 = data.iter().map(|segment| u64::from(segment.len)).sum();
+    let fits = len.is_multiple_of(SECTOR)
+        && len <= limits.max_bytes
+        && sector
+            .checked_add(len / SECTOR)
+            .is_some_and(|end| end <= limits.sectors);
+    match sector.checked_mul(SECTOR) {
+        Some(_) if fits && len == 0 => Operation::Finished(Status::Ok),
+        Some(offset) if fits => Operation::Io(direction(Transfer { offset, len, data })),
+        _ => Operation::Finished(Status::IoError),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{any, prop_assert, prop_assert_eq, prop_oneof, proptest};
+
+    use super::super::super::userspace_queue::driver::{BUFFERS, RAM, memory};
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        sectors: 100,
+        read_only: false,
+        max_bytes: 64 * 512,
+    };
+
+    fn segment(address: u64, len: u32) -> Segment {
+        Segment {
+            address: GuestAddress(address),
+            len,
+        }
+    }
+
+    fn header(kind: u32, sector: u64) -> Vec<u8> {
+        let mut header = kind.to_le_bytes().to_vec();
+        header.extend([0; 4]);
+        header.extend(sector.to_le_bytes());
+        header
+    }
+
+    fn parsed(kind: u32, sector: u64, readable: u32, writable: u32, limits: &Limits) -> Operation {
+        let memory = memory();
+        memory
+            .write_slice(&header(kind, sector), GuestAddress(BUFFERS))
+            .unwrap();
+        let chain = Chain {
+            head: 3,
+            readable: vec![segment(BUFFERS, 16 + readable)],
+            writable: vec![segment(BUFFERS + 0x1000, writable)],
+        };
+        parse(&memory, chain, limits).unwrap().operation
+    }
+
+    #[test]
+    fn sectors_and_lengths_are_bounded() {
+        let io_error = Operation::Finished(Status::IoError);
+        for (sector, len, ok) in [
+            (0, 512, true),
+            (99, 512, true),
+            (100, 512, false),
+            (99, 1024, false),
+            (u64::MAX, 512, false),
+            // 2^55 sectors are 2^64 bytes: the product wraps to 0.
+            (1 << 55, 512, false),
+            (u64::MAX / 512, 512, false),
+            (0, 513, false),
+            (0, 511, false),
+            (0, 64 * 512, true),
+            (0, 65 * 512, false),
+        ] {
+            let read = parsed(VIRTIO_BLK_T_IN, sector, 0, len + 1, &LIMITS);
+            let write = parsed(VIRTIO_BLK_T_OUT, sector, len, 1, &LIMITS);
+            if ok {
+                let offset = sector * 512;
+                assert_eq!(
+                    read,
+                    Operation::Io(Io::Read(Transfer {
+                        offset,
+                        len: len.into(),
+                        data: vec![segment(BUFFERS + 0x1000, len)],
+                    }))
+                );
+                assert_eq!(
+                    write,
+                    Operation::Io(Io::Write(Transfer {
+                        offset,
+                        len: len.into(),
+                        data: vec![segment(BUFFERS + 16, len)],
+                    }))
+                );
+            } else {
+                assert_eq!(read, io_error);
+                assert_eq!(write, io_error);
+            }
+        }
+        let empty = parsed(VIRTIO_BLK_T_IN, 100, 0, 1, &LIMITS);
+        assert_eq!(empty, Operation::Finished(Status::Ok));
+    }
+
+    #[test]
+    fn kinds() {
+        let read_only = Limits {
+            read_only: true,
+            ..LIMITS
+        };
+        assert_eq!(
+            parsed(VIRTIO_BLK_T_OUT, 0, 512, 1, &read_only),
+            Operation::Finished(Status::IoError)
+        );
+        assert_eq!(
+            parsed(VIRTIO_BLK_T_FLUSH, 0, 0, 1, &LIMITS),
+            Operation::Io(Io::Flush)
+        );
+        for unknown in [2, 11, 13, u32::MAX] {
+            assert_eq!(
+                parsed(unknown, 0, 0, 1, &LIMITS),
+                Operation::Finished(Status::Unsupported)
+            );
+        }
+    }
+
+    #[test]
+    fn framing_has_no_meaning() {
+        let memory = memory();
+        for (index, byte) in (0..).zip(header(VIRTIO_BLK_T_IN, 5)) {
+            // One byte for each descriptor, backwards in memory.
+            memory
+                .write_obj(byte, GuestAddress(BUFFERS + 0x100 - index))
+                .unwrap();
+        }
+        let chain = Chain {
+            head: 0,
+            readable: (0..16)
+                .map(|index| segment(BUFFERS + 0x100 - index, 1))
+                .collect(),
+            writable: vec![
+                segment(BUFFERS + 0x1000, 12),
+                segment(BUFFERS + 0x2000, 501),
+            ],
+        };
+        let request = parse(&memory, chain, &LIMITS).unwrap();
+        assert_eq!(request.status, GuestAddress(BUFFERS + 0x2000 + 500));
+        assert_eq!(
+            request.operation,
+            Operation::Io(Io::Read(Transfer {
+                offset: 5 * 512,
+                len: 512,
+                data: vec![
+                    segment(BUFFERS + 0x1000, 12),
+                    segment(BUFFERS + 0x2000, 500)
+                ],
+            }))
+        );
+    }
+
+    #[test]
+    fn without_header_or_status_there_is_no_request() {
+        let memory = memory();
+        for (readable, writable) in [
+            (vec![], vec![segment(BUFFERS, 1)]),
+            (vec![segment(BUFFERS, 15)], vec![segment(BUFFERS, 1)]),
+            (vec![segment(BUFFERS, 16)], vec![]),
+        ] {
+            let chain = Chain {
+                head: 9,
+                readable,
+                writable,
+            };
+            assert_eq!(parse(&memory, chain, &LIMITS), Err(Malformed { head: 9 }));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_leaves_is_inside_disk_and_memory(
+            kind in prop_oneof![0..14u32, any::<u32>()],
+            sector in prop_oneof![0..101u64, any::<u64>()],
+            lens in proptest::collection::vec(1..0x1000u32, 1..6),
+            status_len in 1..0x1000u32,
+        ) {
+            let memory = memory();
+            memory.write_slice(&header(kind, sector), GuestAddress(BUFFERS)).unwrap();
+            let mut readable = vec![segment(BUFFERS, 16)];
+            readable.extend(lens.iter().map(|&len| segment(BUFFERS + 0x1000, len)));
+            let mut writable: Vec<_> = lens.iter().map(|&len| segment(BUFFERS, len)).collect();
+            writable.push(segment(BUFFERS, status_len));
+            let chain = Chain { head: 0, readable, writable };
+            let request = parse(&memory, chain, &LIMITS).unwrap();
+            prop_assert!(request.status.0 < RAM as u64);
+            if let Operation::Io(
+                Io::Read(Transfer { offset, len, data }) | Io::Write(Transfer { offset, len, data }),
+            ) = request.operation
+            {
+                prop_assert!(offset + len <= LIMITS.sectors * 512);
+                prop_assert_eq!(len, data.iter().map(|s| u64::from(s.len)).sum::<u64>());
+                prop_assert!(data.iter().all(|s| s.len > 0));
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! virtio-pci, modern only (virtio 1.3, section 4.1): a PCI function in front of a
+//! [`Backend`].
+//!
+//! ```text
+//!   vCPU thread --> PciFunction methods --+
+//!                                         +--> Mutex<Transport> --> Backend
+//!   event loop  --> process(token) -------+
+//!
+//!   guest kick --> ioeventfd --> kick eventfd ----------------------> Backend
+//!   Backend ----> call eventfd = eventfd of an MSI-X vector --> irqfd --> guest
+//! ```
+//! Owns what the guest programs, the kick eventfds and the MSI-X vectors. It
+//! must not know what kind of device it fronts, nor how the hypervisor routes.
+//!
+//! What the function has: one 64-bit BAR (see `layout.rs`), MSI-X with one vector
+//! per queue and one for configuration changes. What it has not: INTx (a guest
+//! that does not enable MSI-X gets no interrupt), the legacy interface, queue reset,
+//! notification data.
+//!
+//! A kick that the guest sends to a page of the notify part signals the queue's
+//! eventfd even when no ioeventfd is attached there; without the lock, so a kick
+//! never waits for another vCPU's register access.
+
+mod common;
+mod layout;
+mod notify;
+mod state;
+mod transport;
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use vmm_sys_util::eventfd::EventFd;
+
+pub use state::{
+    QueueState, RegistersError, RegistersState, RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION,
+    VirtioPciState,
+};
+
+use self::common::CommonConfig;
+use self::layout::{BAR, MAX_DEVICE_CONFIG, MAX_QUEUES, notified_queue};
+use self::notify::{NotifyDoorbells, kick};
+use self::transport::Transport;
+use super::backend::{Backend, Event};
+use crate::hypervisor::{Doorbells, MsiVectors};
+use crate::pci::{Bar, ConfigSpaceError, Msix, MsixError, PciFunction};
+
+/// Feature bits of the transport that are never offered, whatever the backend
+/// says: they need code that is not here. NOTIFICATION_DATA (38) would be lost in
+/// an eventfd; SR_IOV (37), NOTIF_CONFIG_DATA (39), RING_RESET (40), ADMIN_VQ (41).
+const NEVER_OFFERED: u64 = 1 << 37 | 1 << 38 | 1 << 39 | 1 << 40 | 1 << 41;
+
+/// Why a device could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum VirtioPciError {
+    /// The virtio device type has no PCI device ID.
+    #[error("virtio device type {0} has no PCI device ID (1 to 63 have)")]
+    DeviceType(u32),
+    /// More queues than the layout holds.
+    #[error("{0} queues: at most 1023 fit; create the device with fewer queue pairs (max_vqp)")]
+    Queues(usize),
+    /// A queue's maximum size is no power of two up to 32768, nor 0.
+    #[error("queue {index} has the maximum size {size}: must be 0 or a power of two up to 32768")]
+    QueueSize {
+        /// Index of the queue.
+        index: usize,
+        /// Its maximum.
+        size: u16,
+    },
+    /// More device configuration than the layout holds.
+    #[error("device configuration of {0} bytes: at most 24576 fit")]
+    DeviceConfig(u32),
+    /// The backend does not offer VERSION_1.
+    #[error("the device does not offer VERSION_1: legacy virtio devices are not supported")]
+    Legacy,
+    /// No kick eventfd could be made.
+    #[error("cannot make an eventfd for kicks; the limit of open files (ulimit -n) may be too low")]
+    Kick(#[source] io::Error),
+    /// No interrupt vector could be had.
+    #[error("cannot allocate an interrupt vector")]
+    Vector(#[source] io::Error),
+    /// MSI-X could not be built.
+    #[error("cannot build MSI-X")]
+    Msix(#[source] MsixError),
+    /// Configuration space could not be built.
+    #[error("cannot build PCI configuration space")]
+    ConfigSpace(#[source] ConfigSpaceError),
+}
+
+/// A virtio device as a PCI function. See the module.
+#[derive(Debug)]
+pub struct VirtioPciDevice {
+    transport: Mutex<Transport>,
+    kicks: Vec<Arc<EventFd>>,
+    events: Vec<Event>,
+}
+
+impl VirtioPciDevice {
+    /// Puts `backend` behind a PCI function that has not been touched by a guest yet.
+    ///
+    /// Takes one vector per queue and one more from `vectors`. `doorbells` is
+    /// used when BAR 0 is decoded.
+    ///
+    /// # Errors
+    /// See [`VirtioPciError`].
+    pub fn new(
+        mut backend: Box<dyn Backend>,
+        vectors: &dyn MsiVectors,
+        doorbells: Arc<dyn Doorbells>,
+    ) -> Result<Self, VirtioPciError> {
+        let device_type = backend.device_type();
+        let device_id =
+            layout::device_id(device_type).ok_or(VirtioPciError::DeviceType(device_type))?;
+        let max_sizes = backend.queue_max_sizes().to_vec();
+        let queues = u16::try_from(max_sizes.len())
+            .ok()
+            .filter(|_| max_sizes.len() <= MAX_QUEUES)
+            .ok_or(VirtioPciError::Queues(max_sizes.len()))?;
+        for (index, size) in max_sizes.iter().copied().enumerate() {
+            if size != 0 && !size.is_power_of_two() {
+                return Err(VirtioPciError::QueueSize { index, size });
+            }
+        }
+        let config_len = backend.config_len();
+        if config_len > MAX_DEVICE_CONFIG {
+            return Err(VirtioPciError::DeviceConfig(config_len));
+        }
+        let offer = backend.features() & !NEVER_OFFERED;
+        if offer & (1 << VIRTIO_F_VERSION_1) == 0 {
+            return Err(VirtioPciError::Legacy);
+        }
+
+        let vectors = (0..=queues)
+            .map(|_| vectors.allocate())
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(VirtioPciError::Vector)?;
+        let calls = vectors
+            .iter()
+            .map(|vector| vector.eventfd().try_clone().map(Arc::new))
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(VirtioPciError::Vector)?;
+        let msix = Msix::new(vectors).map_err(VirtioPciError::Msix)?;
+        let config_space = layout::config_space(device_id, device_type, config_len, queues, &msix)
+            .map_err(VirtioPciError::ConfigSpace)?;
+        let common = CommonConfig::new(offer, &max_sizes, msix.vectors());
+        let kicks = notify::kicks(queues).map_err(VirtioPciError::Kick)?;
+        let doorbells = NotifyDoorbells::new(doorbells, kicks.clone());
+        let events = backend.events(&kicks);
+        let transport = Transport::new(config_space, msix, calls, common, doorbells, backend);
+        Ok(Self {
+            transport: Mutex::new(transport),
+            kicks,
+            events,
+        })
+    }
+
+    fn transport(&self) -> MutexGuard<'_, Transport> {
+        self.transport
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Descriptors that the event loop polls for reading as long as the device
+    /// lives; for each that is readable it calls [`VirtioPciDevice::process`].
+    #[must_use]
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// Lets the backend handle an event, and tells the guest what came of it.
+    pub fn process(&self, token: u16) {
+        self.transport().process(token);
+    }
+
+    /// Whether the device has set DEVICE_NEEDS_RESET and waits for its driver.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.transport().is_broken()
+    }
+
+    /// Stops a running device and gives its state. The caller has stopped the
+    /// vCPUs. The device stays stopped until it is restored, from this state for
+    /// example, or reset.
+    ///
+    /// # Errors
+    /// The backend cannot be saved (the device goes on then), or this was saved before.
+    pub fn save(&self) -> Result<VirtioPciState, SaveError> {
+        self.transport().save()
+    }
+
+    /// Takes a saved state, which is checked as the writes of a guest are: what
+    /// no guest could have brought about is refused.
+    ///
+    /// The device must be one that no driver uses, or that was saved. Afterwards
+    /// the caller lets the BAR's mapping follow:
+    /// [`PciBus::remap`](crate::pci::PciBus::remap). A running device gets one spurious
+    /// kick and interrupt per queue.
+    ///
+    /// # Errors
+    /// See [`RestoreError`]. The device is as before, with one exception: if the
+    /// backend of a *saved* device fails, the device needs a reset by its driver.
+    pub fn restore(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
+        self.transport().restore(state)
+    }
+}
+
+impl PciFunction for VirtioPciDevice {
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        self.transport().read_config(offset, data);
+    }
+
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        self.transport().write_config(offset, data);
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        self.transport().bars()
+    }
+
+    fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        if bar == BAR {
+            self.transport().read_bar(offset, data);
+        } else {
+            data.fill(0xff);
+        }
+    }
+
+    fn write_bar(&self, bar: u8, offset: u64, data: &[u8]) {
+        if bar != BAR {
+            return;
+        }
+        match notified_queue(offset) {
+            Some(queue) => kick(&self.kicks, queue),
+            None => self.transport().write_bar(offset, data),
+        }
+    }
+
+    fn bar_moved(&self, bar: u8, address: Option<u64>) {
+        if bar == BAR {
+            self.transport().doorbells.bar_moved(address);
+        }
+    }
+
+    fn reset(&self) {
+        self.transport().reset_function();
+    }
+}
+
+#[cfg(test)]
+mod tests;

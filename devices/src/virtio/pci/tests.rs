@@ -1,0 +1,8 @@
+//! The transport as a guest sees it: through ECAM and BAR 0 of a whole bus, in
+//! front of a model backend that panics when it is called out of order.
+
+mod fuzz;
+mod lifecycle;
+mod registers;
+mod rig;
+mod saved;

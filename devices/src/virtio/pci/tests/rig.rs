@@ -1,0 +1,376 @@
+//! A machine with one virtio function, and the model backend behind it.
+
+use std::sync::{Arc, Mutex};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::bus::{Bus, BusDevice};
+use crate::pci::{Ecam, MmioWindow, PciBus, PciFunction, Slot};
+use crate::testing::{FakeDoorbells, FakeVectors};
+use crate::virtio::backend::{
+    Activation, Backend, BackendError, Event, Outcome, QueueChange, SavedState,
+};
+use crate::virtio::pci::VirtioPciDevice;
+
+pub(super) const WINDOW: u64 = 0x80_0000_0000;
+pub(super) const WINDOW_LEN: u64 = 0x100_0000;
+pub(super) const VERSION_1: u64 = 1 << 32;
+pub(super) const PACKED: u64 = 1 << 34;
+/// The model refuses negotiation with this bit.
+pub(super) const REFUSE: u64 = 1 << 3;
+/// The model fails to activate with this bit.
+pub(super) const FAIL_START: u64 = 1 << 4;
+/// The model fails at changes with this bit.
+pub(super) const FAIL_CHANGE: u64 = 1 << 5;
+/// The model cannot be saved with this bit.
+pub(super) const FAIL_SAVE: u64 = 1 << 6;
+/// The model does not restore with this bit.
+pub(super) const FAIL_RESTORE: u64 = 1 << 7;
+pub(super) const OFFER: u64 =
+    VERSION_1 | PACKED | REFUSE | FAIL_START | FAIL_CHANGE | FAIL_SAVE | FAIL_RESTORE;
+pub(super) const MAX_SIZES: [u16; 4] = [256, 64, 0, 32768];
+pub(super) const CONFIG_LEN: u32 = 10;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Inactive,
+    Negotiated,
+    Active,
+    /// An error was returned: only reset may follow.
+    Failed,
+    Saved,
+}
+
+/// What a test sees of the model.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) stage: Stage,
+    pub(super) resets: usize,
+    pub(super) activations: usize,
+    pub(super) activation: Option<Activation>,
+    pub(super) calls: Vec<(u16, Option<Arc<EventFd>>)>,
+    pub(super) config: [u8; 10],
+    pub(super) outcome: Outcome,
+    pub(super) tokens: Vec<u16>,
+}
+
+#[derive(Debug)]
+pub(super) struct Model(pub(super) Arc<Mutex<Seen>>);
+
+impl Model {
+    pub(super) fn new() -> (Self, Arc<Mutex<Seen>>) {
+        let seen = Arc::new(Mutex::new(Seen {
+            stage: Stage::Inactive,
+            resets: 0,
+            activations: 0,
+            activation: None,
+            calls: Vec::new(),
+            config: *b"0123456789",
+            outcome: Outcome::default(),
+            tokens: Vec::new(),
+        }));
+        (Self(Arc::clone(&seen)), seen)
+    }
+}
+
+fn check(activation: &Activation) {
+    assert_eq!(activation.features & !OFFER, 0);
+    assert_ne!(activation.features & VERSION_1, 0);
+    let mut last = None;
+    for queue in &activation.queues {
+        let max = MAX_SIZES[usize::from(queue.index)];
+        let size = queue.addresses.size;
+        assert!(size > 0 && size <= max, "queue size {size} of {max}");
+        assert!(size.is_power_of_two() || activation.features & PACKED != 0);
+        assert!(last < Some(queue.index), "queues ascend");
+        last = Some(queue.index);
+    }
+}
+
+impl Backend for Model {
+    fn device_type(&self) -> u32 {
+        1
+    }
+    fn queue_max_sizes(&self) -> &[u16] {
+        &MAX_SIZES
+    }
+    fn features(&self) -> u64 {
+        // RING_RESET must not come through.
+        OFFER | 1 << 40
+    }
+    fn config_len(&self) -> u32 {
+        CONFIG_LEN
+    }
+    fn read_config(&mut self, offset: u32, data: &mut [u8]) {
+        let offset = usize::try_from(offset).unwrap();
+        data.copy_from_slice(&self.0.lock().unwrap().config[offset..offset + data.len()]);
+    }
+    fn write_config(&mut self, offset: u32, data: &[u8]) {
+        let offset = usize::try_from(offset).unwrap();
+        self.0.lock().unwrap().config[offset..offset + data.len()].copy_from_slice(data);
+    }
+    fn events(&mut self, kicks: &[Arc<EventFd>]) -> Vec<Event> {
+        assert_eq!(kicks.len(), MAX_SIZES.len());
+        Vec::new()
+    }
+    fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
+        let mut seen = self.0.lock().unwrap();
+        assert_eq!(seen.stage, Stage::Inactive, "negotiate");
+        assert_eq!(features & !OFFER, 0);
+        assert_ne!(features & VERSION_1, 0);
+        if features & REFUSE != 0 {
+            return Err("refused".into());
+        }
+        seen.stage = Stage::Negotiated;
+        Ok(())
+    }
+    fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
+        let mut seen = self.0.lock().unwrap();
+        assert_eq!(seen.stage, Stage::Negotiated, "activate");
+        check(&activation);
+        if activation.features & FAIL_START != 0 {
+            seen.stage = Stage::Failed;
+            return Err(Box::new(std::io::Error::other("no start")));
+        }
+        seen.stage = Stage::Active;
+        seen.activations += 1;
+        seen.activation = Some(activation);
+        Ok(())
+    }
+    fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
+        let mut seen = self.0.lock().unwrap();
+        assert_eq!(seen.stage, Stage::Active, "change");
+        let activation = seen.activation.as_mut().unwrap();
+        let features = activation.features;
+        match change {
+            QueueChange::Call { index, call } => {
+                let queue = activation
+                    .queues
+                    .iter_mut()
+                    .find(|queue| queue.index == index);
+                queue.unwrap().call = call.clone();
+                seen.calls.push((index, call));
+            }
+            QueueChange::Enable(queue) => panic!("{queue:?} enabled after DRIVER_OK"),
+        }
+        if features & FAIL_CHANGE != 0 {
+            seen.stage = Stage::Failed;
+            return Err("no change".into());
+        }
+        Ok(())
+    }
+    fn reset(&mut self) {
+        let mut seen = self.0.lock().unwrap();
+        seen.stage = Stage::Inactive;
+        seen.activation = None;
+        seen.resets += 1;
+    }
+    fn process(&mut self, token: u16) -> Outcome {
+        let mut seen = self.0.lock().unwrap();
+        seen.tokens.push(token);
+        std::mem::take(&mut seen.outcome)
+    }
+    fn save(&mut self) -> Result<SavedState, BackendError> {
+        let mut seen = self.0.lock().unwrap();
+        assert_eq!(seen.stage, Stage::Active, "save");
+        if seen.activation.as_ref().unwrap().features & FAIL_SAVE != 0 {
+            return Err("not this one".into());
+        }
+        seen.stage = Stage::Saved;
+        Ok(SavedState {
+            name: "model".into(),
+            version: 1,
+            payload: vec![1, 2, 3],
+        })
+    }
+    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
+        let mut seen = self.0.lock().unwrap();
+        assert!(
+            matches!(seen.stage, Stage::Inactive | Stage::Saved),
+            "restore"
+        );
+        check(&activation);
+        if (state.version, state.payload.as_slice()) != (1, &[1, 2, 3]) {
+            return Err("not mine".into());
+        }
+        if activation.features & FAIL_RESTORE != 0 {
+            return Err("cannot".into());
+        }
+        seen.stage = Stage::Active;
+        seen.activation = Some(activation);
+        Ok(())
+    }
+}
+
+/// Offsets in the common configuration.
+pub(super) mod reg {
+    pub(crate) const DEVICE_FEATURE_SELECT: u64 = 0x00;
+    pub(crate) const DEVICE_FEATURE: u64 = 0x04;
+    pub(crate) const DRIVER_FEATURE_SELECT: u64 = 0x08;
+    pub(crate) const DRIVER_FEATURE: u64 = 0x0c;
+    pub(crate) const CONFIG_VECTOR: u64 = 0x10;
+    pub(crate) const NUM_QUEUES: u64 = 0x12;
+    pub(crate) const STATUS: u64 = 0x14;
+    pub(crate) const GENERATION: u64 = 0x15;
+    pub(crate) const QUEUE_SELECT: u64 = 0x16;
+    pub(crate) const QUEUE_SIZE: u64 = 0x18;
+    pub(crate) const QUEUE_VECTOR: u64 = 0x1a;
+    pub(crate) const QUEUE_ENABLE: u64 = 0x1c;
+    pub(crate) const QUEUE_NOTIFY_OFF: u64 = 0x1e;
+    pub(crate) const QUEUE_DESC: u64 = 0x20;
+    pub(crate) const QUEUE_RESET: u64 = 0x3a;
+}
+
+pub(super) struct Rig {
+    pub(super) memory: Arc<Bus>,
+    pub(super) pci: Arc<PciBus>,
+    pub(super) ecam: Ecam,
+    pub(super) slot: Slot,
+    pub(super) device: Arc<VirtioPciDevice>,
+    pub(super) vectors: FakeVectors,
+    pub(super) doorbells: Arc<FakeDoorbells>,
+    pub(super) seen: Arc<Mutex<Seen>>,
+}
+
+impl Rig {
+    /// BAR 0 at [`WINDOW`] and decoded, MSI-X enabled, vector *n* unmasked with data *n*.
+    pub(super) fn new() -> Self {
+        let rig = Self::cold();
+        rig.config_write(4, 2, 6);
+        rig.config_write(rig.capability(0x11) + 2, 2, 0x8000);
+        for vector in 0..=4 {
+            let entry = 0x8000 + vector * 16;
+            rig.write(entry, 8, 0xfee0_0000);
+            rig.write(entry + 8, 4, vector);
+            rig.write(entry + 12, 4, 0);
+        }
+        rig
+    }
+
+    /// As after power-on.
+    pub(super) fn cold() -> Self {
+        let memory = Arc::new(Bus::new());
+        let window = MmioWindow::new(WINDOW, WINDOW_LEN).unwrap();
+        let pci = Arc::new(PciBus::new(&memory, window));
+        let vectors = FakeVectors::new(100);
+        let doorbells = Arc::new(FakeDoorbells::default());
+        let (model, seen) = Model::new();
+        let device = VirtioPciDevice::new(Box::new(model), &vectors, doorbells.clone()).unwrap();
+        let device = Arc::new(device);
+        let slot = pci.add(None, device.clone()).unwrap();
+        Self {
+            memory,
+            ecam: Ecam::new(Arc::clone(&pci)),
+            pci,
+            slot,
+            device,
+            vectors,
+            doorbells,
+            seen,
+        }
+    }
+
+    pub(super) fn config_read(&self, offset: u64, width: usize) -> u64 {
+        let mut data = [0; 8];
+        let base = u64::from(self.slot.number()) << 15;
+        self.ecam.read(base + offset, &mut data[..width]);
+        u64::from_le_bytes(data)
+    }
+
+    pub(super) fn config_write(&self, offset: u64, width: usize, value: u64) {
+        let base = u64::from(self.slot.number()) << 15;
+        self.ecam
+            .write(base + offset, &value.to_le_bytes()[..width]);
+    }
+
+    /// Offset of the first capability with this ID.
+    pub(super) fn capability(&self, id: u64) -> u64 {
+        let capabilities = self.capabilities();
+        let found = capabilities
+            .iter()
+            .find(|offset| self.config_read(**offset, 1) == id);
+        *found.unwrap()
+    }
+
+    pub(super) fn capabilities(&self) -> Vec<u64> {
+        let mut offsets = Vec::new();
+        let mut next = self.config_read(0x34, 1);
+        while next != 0 {
+            offsets.push(next);
+            assert!(offsets.len() < 48, "capability loop");
+            next = self.config_read(next + 1, 1);
+        }
+        offsets
+    }
+
+    pub(super) fn bar(&self) -> u64 {
+        self.device.bars()[0].address
+    }
+
+    pub(super) fn read(&self, offset: u64, width: usize) -> u64 {
+        let mut data = [0; 8];
+        self.memory.read(self.bar() + offset, &mut data[..width]);
+        u64::from_le_bytes(data)
+    }
+
+    pub(super) fn write(&self, offset: u64, width: usize, value: u64) {
+        self.memory
+            .write(self.bar() + offset, &value.to_le_bytes()[..width]);
+    }
+
+    pub(super) fn status(&self) -> u64 {
+        self.read(reg::STATUS, 1)
+    }
+
+    pub(super) fn set_status(&self, status: u64) {
+        self.write(reg::STATUS, 1, status);
+    }
+
+    pub(super) fn set_features(&self, features: u64) {
+        for select in 0..2 {
+            self.write(reg::DRIVER_FEATURE_SELECT, 4, select);
+            self.write(
+                reg::DRIVER_FEATURE,
+                4,
+                features >> (32 * select) & 0xffff_ffff,
+            );
+        }
+    }
+
+    /// The driver's walk up to FEATURES_OK.
+    pub(super) fn agree(&self, features: u64) {
+        for status in [0, 1, 3] {
+            self.set_status(status);
+        }
+        self.set_features(features);
+        self.set_status(11);
+    }
+
+    pub(super) fn set_up_queue(&self, index: u64, size: u64, vector: u64) {
+        self.write(reg::QUEUE_SELECT, 2, index);
+        self.write(reg::QUEUE_SIZE, 2, size);
+        self.write(reg::QUEUE_VECTOR, 2, vector);
+        for area in 0..6 {
+            self.write(reg::QUEUE_DESC + 4 * area, 4, 0x1000 * (area + 1));
+        }
+        self.write(reg::QUEUE_ENABLE, 2, 1);
+    }
+
+    /// A driver that runs queues 0 and 1 with vectors 1 and 2, and vector 0 for changes.
+    pub(super) fn start(&self, features: u64) {
+        self.agree(features);
+        self.write(reg::CONFIG_VECTOR, 2, 0);
+        self.set_up_queue(0, 128, 1);
+        self.set_up_queue(1, 64, 2);
+        self.set_status(15);
+    }
+
+    pub(super) fn stage(&self) -> Stage {
+        self.seen.lock().unwrap().stage
+    }
+
+    pub(super) fn report(&self, outcome: Outcome) {
+        self.seen.lock().unwrap().outcome = outcome;
+        self.device.process(7);
+    }
+}

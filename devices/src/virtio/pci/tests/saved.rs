@@ -1,0 +1,246 @@
+//! Saved states: taken by another device of the same kind, and hostile ones.
+
+use super::rig::{FAIL_RESTORE, FAIL_SAVE, Rig, Stage, VERSION_1, WINDOW, reg};
+use crate::pci::{ConfigSpaceError, MsixError};
+use crate::virtio::backend::Outcome;
+use crate::virtio::pci::{RegistersError, RestoreError, SaveError, VirtioPciState};
+
+fn running() -> (Rig, VirtioPciState) {
+    let rig = Rig::new();
+    rig.start(VERSION_1);
+    let state = rig.device.save().unwrap();
+    (rig, state)
+}
+
+#[test]
+fn a_running_device_moves() {
+    let (source, state) = running();
+    assert_eq!(source.stage(), Stage::Saved);
+    assert!(matches!(source.device.save(), Err(SaveError::AlreadySaved)));
+
+    let bytes = postcard::to_stdvec(&state).unwrap();
+    let state: VirtioPciState = postcard::from_bytes(&bytes).unwrap();
+    let target = Rig::cold();
+    target.device.restore(&state).unwrap();
+    target.pci.remap();
+    assert_eq!((target.status(), target.stage()), (15, Stage::Active));
+    assert_eq!(target.doorbells.addresses().len(), 4);
+    assert_eq!(target.vectors.get(2).route().unwrap().data, 2);
+    // One spurious kick and interrupt each, for the queues that run.
+    for vector in [0, 1, 2] {
+        assert!(target.vectors.get(vector).delivered().is_some());
+    }
+    assert!(target.vectors.get(3).delivered().is_none());
+    assert!(target.device.kicks[0].read().is_ok() && target.device.kicks[1].read().is_ok());
+    assert!(target.device.kicks[3].read().is_err());
+    target.write(reg::QUEUE_SELECT, 2, 0);
+    target.write(reg::QUEUE_SIZE, 2, 256);
+    assert_eq!(target.read(reg::QUEUE_SIZE, 2), 128, "still frozen");
+    {
+        let seen = target.seen.lock().unwrap();
+        let queues = &seen.activation.as_ref().unwrap().queues;
+        assert_eq!(queues[0].addresses.size, 128);
+        assert_eq!(queues[1].index, 1);
+    }
+    target.write(reg::QUEUE_SELECT, 2, 1);
+    assert_eq!(target.device.save().unwrap(), state);
+
+    // The source goes on where it was.
+    source.device.restore(&state).unwrap();
+    assert_eq!(source.stage(), Stage::Active);
+    source.start(VERSION_1);
+    assert_eq!(source.stage(), Stage::Active);
+}
+
+#[test]
+fn every_stage_moves() {
+    for steps in 0..4 {
+        let source = Rig::new();
+        for status in [1, 3].into_iter().take(steps) {
+            source.set_status(status);
+        }
+        if steps == 3 {
+            source.agree(VERSION_1);
+            source.set_up_queue(0, 32, 1);
+        }
+        let state = source.device.save().unwrap();
+        assert!(state.backend.is_none());
+        let target = Rig::cold();
+        target.device.restore(&state).unwrap();
+        target.pci.remap();
+        assert_eq!(target.status(), source.status());
+        assert_eq!(target.stage(), source.stage());
+        if steps == 3 {
+            target.set_status(15);
+            assert_eq!(target.stage(), Stage::Active);
+            let seen = target.seen.lock().unwrap();
+            assert_eq!(
+                seen.activation.as_ref().unwrap().queues[0].addresses.size,
+                32
+            );
+        }
+    }
+    let source = Rig::new();
+    source.start(VERSION_1);
+    source.report(Outcome {
+        config_changed: false,
+        needs_reset: true,
+    });
+    let state = source.device.save().unwrap();
+    assert_eq!(source.stage(), Stage::Inactive);
+    let target = Rig::cold();
+    target.device.restore(&state).unwrap();
+    assert!(target.device.is_broken());
+    assert_eq!(target.stage(), Stage::Inactive);
+}
+
+#[test]
+fn a_device_in_use_is_not_overwritten() {
+    let (_, state) = running();
+    let target = Rig::new();
+    target.start(VERSION_1);
+    assert!(matches!(
+        target.device.restore(&state),
+        Err(RestoreError::InUse)
+    ));
+    assert_eq!((target.status(), target.stage()), (15, Stage::Active));
+}
+
+#[test]
+fn backends_that_refuse() {
+    let source = Rig::new();
+    source.start(VERSION_1 | FAIL_SAVE);
+    assert!(matches!(source.device.save(), Err(SaveError::Backend(_))));
+    assert_eq!((source.status(), source.stage()), (15, Stage::Active));
+
+    source.start(VERSION_1 | FAIL_RESTORE);
+    let state = source.device.save().unwrap();
+    let target = Rig::cold();
+    assert!(matches!(
+        target.device.restore(&state),
+        Err(RestoreError::Backend(_))
+    ));
+    assert_eq!(target.stage(), Stage::Inactive);
+    target.config_write(4, 2, 2);
+    assert_eq!(target.status(), 0);
+    // A saved device that cannot go on tells its driver.
+    assert!(source.device.restore(&state).is_err());
+    assert_eq!(source.status(), 15 | 64);
+    source.start(VERSION_1);
+    assert_eq!(source.status(), 15);
+}
+
+/// Each entry: how the state is falsified, and what is said.
+#[test]
+fn hostile_states_are_refused_and_change_nothing() {
+    type Falsify = fn(&mut VirtioPciState);
+    type Expected = fn(&RestoreError) -> bool;
+    macro_rules! says {
+        ($pattern:pat) => {
+            |error: &RestoreError| matches!(error, $pattern)
+        };
+    }
+    let cases: &[(Falsify, Expected)] = &[
+        (|s| s.version = 2, says!(RestoreError::Version(2))),
+        (|s| s.isr = 1, says!(RestoreError::Isr(1))),
+        (|s| s.backend = None, says!(RestoreError::BackendState(15))),
+        (
+            |s| s.config_space.bytes.truncate(10),
+            says!(RestoreError::ConfigSpace(ConfigSpaceError::StateLength(10))),
+        ),
+        (
+            |s| s.config_space.bytes[0x10] |= 0x10,
+            says!(RestoreError::ConfigSpace(ConfigSpaceError::OtherDevice(
+                0x10
+            ))),
+        ),
+        (
+            |s| s.msix.entries.push(s.msix.entries[0]),
+            says!(RestoreError::Msix(MsixError::Entries { .. })),
+        ),
+        (
+            |s| s.registers.status = 4,
+            says!(RestoreError::Registers(RegistersError::Status(4))),
+        ),
+        (
+            |s| s.registers.status = 15 | 16,
+            says!(RestoreError::Registers(RegistersError::Status(_))),
+        ),
+        (
+            |s| s.registers.driver_features = 0,
+            says!(RestoreError::Registers(RegistersError::Features(0))),
+        ),
+        (
+            |s| s.registers.driver_features |= 1 << 40,
+            says!(RestoreError::Registers(RegistersError::Features(_))),
+        ),
+        (
+            |s| s.registers.queues[0].addresses.size = 512,
+            says!(RestoreError::Registers(RegistersError::Queue(0))),
+        ),
+        (
+            |s| s.registers.queues[0].addresses.size = 0,
+            says!(RestoreError::Registers(RegistersError::Queue(0))),
+        ),
+        (
+            |s| s.registers.queues[1].addresses.size = 63,
+            says!(RestoreError::Registers(RegistersError::Queue(1))),
+        ),
+        (
+            |s| s.registers.queues[2].enabled = true,
+            says!(RestoreError::Registers(RegistersError::Queue(2))),
+        ),
+        (
+            |s| s.registers.queues[3].vector = 5,
+            says!(RestoreError::Registers(RegistersError::Queue(3))),
+        ),
+        (
+            |s| s.registers.config_vector = 0x7fff,
+            says!(RestoreError::Registers(RegistersError::Unreachable)),
+        ),
+        (
+            |s| {
+                s.registers.queues.pop();
+            },
+            says!(RestoreError::Registers(RegistersError::Queues {
+                saved: 3,
+                expected: 4
+            })),
+        ),
+        // Queues that are set up although features were never agreed on.
+        (
+            |s| {
+                s.registers.status = 3;
+                s.backend = None;
+            },
+            says!(RestoreError::Registers(RegistersError::Queue(0))),
+        ),
+        // Features before there is a driver.
+        (
+            |s| {
+                s.registers.status = 1;
+                s.registers.queues = Rig::cold().device.save().unwrap().registers.queues;
+                s.backend = None;
+            },
+            says!(RestoreError::Registers(RegistersError::Unreachable)),
+        ),
+        // A backend's state for a device that does not run.
+        (
+            |s| s.registers.status = 11,
+            says!(RestoreError::BackendState(11)),
+        ),
+    ];
+    let (_, good) = running();
+    for (number, (falsify, expected)) in cases.iter().enumerate() {
+        let target = Rig::cold();
+        let before = target.device.save().unwrap();
+        let mut state = good.clone();
+        falsify(&mut state);
+        let error = target.device.restore(&state).unwrap_err();
+        assert!(expected(&error), "case {number}: {error:?}");
+        assert_eq!(target.device.save().unwrap(), before, "case {number}");
+        assert_eq!(target.stage(), Stage::Inactive, "case {number}");
+        assert_eq!(target.bar(), WINDOW);
+        target.device.restore(&good).unwrap();
+    }
+}

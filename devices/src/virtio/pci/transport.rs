@@ -1,0 +1,472 @@
+//! What lies behind the lock of a virtio-pci device: registers, MSI-X,
+//! doorbells and the backend, and the order in which the backend is called.
+//!
+//! ```text
+//!             FEATURES_OK           DRIVER_OK
+//!   inactive -------------> agreed -----------> active ----------> saved
+//!                                                 |      save
+//!                                                 |
+//!                                                 | error, needs_reset
+//!                                                 v
+//!                                               broken
+//!
+//!   any, by status 0: reset --> inactive
+//!   inactive or saved, by restore --> what the restored status says
+//!   any, by needs_reset --> broken
+//! ```
+//! A refused FEATURES_OK stays where it was. It must not know
+//! who maps the BAR, nor what the backend does.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use tracing::{debug, error, warn};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::common::{CommonConfig, Effect};
+use super::layout::{BAR, Capabilities, Region, notified_queue};
+use super::notify::{NotifyDoorbells, kick};
+use super::state::{RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION, VirtioPciState};
+use crate::pci::{Bar, ConfigSpace, MSIX_CONTROL_OFFSET, Msix};
+use crate::virtio::backend::{Activation, Backend, BackendError, Outcome, Queue, QueueChange};
+use crate::virtio::status::{DRIVER_OK, DeviceStatus, FEATURES_OK, NEEDS_RESET};
+
+/// ISR status (virtio 1.3, 4.1.4.5). Bit 0, a queue interrupt, is never set:
+/// it belongs to INTx, which the device does not have.
+const ISR_CONFIG_CHANGED: u8 = 2;
+
+// `struct virtio_pci_cfg_cap` (virtio 1.3, 4.1.4.9), offsets from its start.
+const ACCESS_BAR: u16 = 4;
+const ACCESS_OFFSET: u16 = 8;
+const ACCESS_LENGTH: u16 = 12;
+const ACCESS_DATA: u16 = 16;
+const ACCESS_DATA_LEN: usize = 4;
+
+/// Where the backend is. See the module's diagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Inactive,
+    Agreed,
+    Active,
+    /// NEEDS_RESET is set: the backend hears of nothing but events and reset.
+    Broken,
+    Saved,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Transport {
+    pub(super) config_space: ConfigSpace,
+    pub(super) capabilities: Capabilities,
+    pub(super) msix: Msix,
+    pub(super) common: CommonConfig,
+    pub(super) doorbells: NotifyDoorbells,
+    /// The eventfd of each MSI-X vector.
+    calls: Vec<Arc<EventFd>>,
+    backend: Box<dyn Backend>,
+    isr: u8,
+    phase: Phase,
+}
+
+/// An error and its causes on one line.
+fn chain(error: &BackendError) -> String {
+    let mut text = error.to_string();
+    let mut cause: Option<&dyn Error> = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+impl Transport {
+    /// An inactive device. `calls` are the eventfds of the vectors of `msix`.
+    pub(super) fn new(
+        (config_space, capabilities): (ConfigSpace, Capabilities),
+        msix: Msix,
+        calls: Vec<Arc<EventFd>>,
+        common: CommonConfig,
+        doorbells: NotifyDoorbells,
+        backend: Box<dyn Backend>,
+    ) -> Self {
+        Self {
+            config_space,
+            capabilities,
+            msix,
+            calls,
+            common,
+            doorbells,
+            backend,
+            isr: 0,
+            phase: Phase::Inactive,
+        }
+    }
+
+    // ---- configuration space ----
+
+    pub(super) fn read_config(&mut self, offset: u16, data: &mut [u8]) {
+        if self.touches_access_data(offset, data.len())
+            && let Some((bar_offset, len)) = self.window_access()
+        {
+            let mut value = [0; ACCESS_DATA_LEN];
+            if let Some(value) = value.get_mut(..len) {
+                self.read_bar(bar_offset, value);
+            }
+            self.config_space
+                .set(self.capabilities.pci_cfg.saturating_add(16), &value);
+        }
+        self.config_space.read(offset, data);
+    }
+
+    pub(super) fn write_config(&mut self, offset: u16, data: &[u8]) {
+        self.config_space.write(offset, data);
+        let control = u16::from(self.capabilities.msix) + MSIX_CONTROL_OFFSET;
+        if meets(offset, data.len(), control, 2) {
+            self.msix.set_control(self.config_space.read_u16(control));
+        }
+        if self.touches_access_data(offset, data.len())
+            && let Some((bar_offset, len)) = self.window_access()
+        {
+            let data_offset = u16::from(self.capabilities.pci_cfg) + ACCESS_DATA;
+            let value = self.config_space.read_u32(data_offset).to_le_bytes();
+            if let Some(value) = value.get(..len) {
+                self.write_bar(bar_offset, value);
+            }
+        }
+    }
+
+    pub(super) fn bars(&self) -> Vec<Bar> {
+        self.config_space.bars()
+    }
+
+    fn touches_access_data(&self, offset: u16, len: usize) -> bool {
+        let data = u16::from(self.capabilities.pci_cfg) + ACCESS_DATA;
+        meets(offset, len, data, ACCESS_DATA_LEN)
+    }
+
+    /// Offset in the BAR and width of the access that the driver set up in
+    /// `virtio_pci_cfg_cap`, if that is one.
+    fn window_access(&self) -> Option<(u64, usize)> {
+        let capability = u16::from(self.capabilities.pci_cfg);
+        let [bar, ..] = self
+            .config_space
+            .read_u32(capability + ACCESS_BAR)
+            .to_le_bytes();
+        let offset = self.config_space.read_u32(capability + ACCESS_OFFSET);
+        let length = self.config_space.read_u32(capability + ACCESS_LENGTH);
+        if bar != BAR || !matches!(length, 1 | 2 | 4) || !offset.is_multiple_of(length) {
+            return None;
+        }
+        let offset = u64::from(offset);
+        let size = self.bars().first().map_or(0, |bar| bar.size);
+        let inside = offset + u64::from(length) <= size;
+        inside.then_some((offset, usize::try_from(length).ok()?))
+    }
+
+    // ---- BAR 0 ----
+
+    pub(super) fn read_bar(&mut self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        match Region::of(offset) {
+            Some(Region::Common(offset)) => self.common.read(offset, data),
+            Some(Region::Isr) => {
+                if let Some(byte) = data.first_mut() {
+                    *byte = std::mem::take(&mut self.isr);
+                }
+            }
+            Some(Region::Device(offset)) => {
+                if let Some(offset) = self.config_access(offset, data.len()) {
+                    self.backend.read_config(offset, data);
+                }
+            }
+            Some(Region::MsixTable(offset)) => self.msix.read_table(offset, data),
+            Some(Region::MsixPending(offset)) => self.msix.read_pending(offset, data),
+            None => {}
+        }
+    }
+
+    pub(super) fn write_bar(&mut self, offset: u64, data: &[u8]) {
+        if let Some(queue) = notified_queue(offset) {
+            kick(self.doorbells.kicks(), queue);
+            return;
+        }
+        match Region::of(offset) {
+            Some(Region::Common(offset)) => {
+                let effect = self.common.write(offset, data);
+                self.apply(effect);
+            }
+            Some(Region::Device(offset)) => {
+                if let Some(offset) = self.config_access(offset, data.len()) {
+                    self.backend.write_config(offset, data);
+                }
+            }
+            Some(Region::MsixTable(offset)) => self.msix.write_table(offset, data),
+            Some(Region::Isr | Region::MsixPending(_)) | None => {}
+        }
+    }
+
+    /// The offset of an access to device configuration if all of it is inside.
+    fn config_access(&self, offset: u64, len: usize) -> Option<u32> {
+        let end = offset.checked_add(u64::try_from(len).ok()?)?;
+        let inside = len > 0 && end <= u64::from(self.backend.config_len());
+        inside.then_some(u32::try_from(offset).ok()?)
+    }
+
+    // ---- the backend's life ----
+
+    fn apply(&mut self, effect: Effect) {
+        match effect {
+            Effect::None => {}
+            Effect::Reset => self.reset_device(),
+            Effect::Negotiate(agreed) => self.negotiate(agreed),
+            Effect::Activate(running) => self.activate(running),
+            Effect::QueueVector(index) => self.queue_vector_changed(index),
+        }
+    }
+
+    fn negotiate(&mut self, agreed: DeviceStatus) {
+        let features = self.common.driver_features();
+        if !self.common.features_acceptable() {
+            debug!(
+                features,
+                "the driver's features are refused: VERSION_1 is missing or a bit was not offered"
+            );
+            return;
+        }
+        match self.backend.negotiate(features) {
+            Ok(()) => {
+                self.common.set_status(agreed);
+                self.phase = Phase::Agreed;
+            }
+            Err(error) => warn!(
+                features,
+                error = chain(&error),
+                "the device refuses the driver's features"
+            ),
+        }
+    }
+
+    fn activate(&mut self, running: DeviceStatus) {
+        let activation = self.activation(&self.common);
+        // Set in either case: NEEDS_RESET is told by an interrupt only to a
+        // driver that has written DRIVER_OK (virtio 1.3, 2.1.2).
+        self.common.set_status(running);
+        self.phase = Phase::Active;
+        if let Err(error) = self.backend.activate(activation) {
+            error!(error = chain(&error), "the device cannot start");
+            self.needs_reset();
+        }
+    }
+
+    fn queue_vector_changed(&mut self, index: u16) {
+        if self.phase != Phase::Active {
+            return;
+        }
+        let Some(vector) = self.common.enabled_queue_vector(index) else {
+            return;
+        };
+        let call = self.call(vector);
+        if let Err(error) = self.backend.change(QueueChange::Call { index, call }) {
+            error!(
+                queue = index,
+                error = chain(&error),
+                "the device does not take a new interrupt vector"
+            );
+            self.needs_reset();
+        }
+    }
+
+    fn reset_device(&mut self) {
+        self.backend.reset();
+        self.common.reset();
+        self.isr = 0;
+        self.phase = Phase::Inactive;
+        // After the backend: a kick of the old driver must not reach the next.
+        self.doorbells.drain();
+    }
+
+    /// Reset of the whole function, as after power-on.
+    pub(super) fn reset_function(&mut self) {
+        self.reset_device();
+        self.config_space.reset();
+        self.msix.reset();
+    }
+
+    fn call(&self, vector: u16) -> Option<Arc<EventFd>> {
+        self.calls.get(usize::from(vector)).map(Arc::clone)
+    }
+
+    /// What `common` asks the backend to start with.
+    fn activation(&self, common: &CommonConfig) -> Activation {
+        let queue = |(index, state): (u16, &super::state::QueueState)| {
+            Some(Queue {
+                index,
+                addresses: state.addresses,
+                kick: Arc::clone(self.doorbells.kicks().get(usize::from(index))?),
+                call: self.call(state.vector),
+            })
+        };
+        Activation {
+            features: common.driver_features(),
+            queues: common.enabled_queues().filter_map(queue).collect(),
+        }
+    }
+
+    // ---- the device's side ----
+
+    pub(super) fn process(&mut self, token: u16) {
+        let outcome = self.backend.process(token);
+        self.take(outcome);
+    }
+
+    pub(super) fn take(&mut self, outcome: Outcome) {
+        if outcome.config_changed {
+            self.common.next_generation();
+            self.config_interrupt();
+        }
+        if outcome.needs_reset && !self.is_broken() {
+            error!("the device met an error that only a reset by its driver ends");
+            self.needs_reset();
+        }
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.common.status().has(NEEDS_RESET)
+    }
+
+    fn needs_reset(&mut self) {
+        self.common.set_status(self.common.status().broken());
+        self.phase = Phase::Broken;
+        self.config_interrupt();
+    }
+
+    /// Tells the driver that configuration or status changed, once there is one
+    /// to be told (virtio 1.3, 2.1.2 and 2.3).
+    fn config_interrupt(&mut self) {
+        if self.common.status().has(DRIVER_OK) {
+            self.isr |= ISR_CONFIG_CHANGED;
+            self.msix.signal(self.common.config_vector());
+        }
+    }
+
+    // ---- save and restore ----
+
+    pub(super) fn save(&mut self) -> Result<VirtioPciState, SaveError> {
+        let backend = match self.phase {
+            Phase::Active => Some(self.backend.save().map_err(SaveError::Backend)?),
+            Phase::Saved => return Err(SaveError::AlreadySaved),
+            Phase::Broken => {
+                // Its driver has to reset it anyway; until then it must be still.
+                self.backend.reset();
+                None
+            }
+            Phase::Inactive | Phase::Agreed => None,
+        };
+        if backend.is_some() {
+            self.phase = Phase::Saved;
+        }
+        Ok(VirtioPciState {
+            version: VIRTIO_PCI_STATE_VERSION,
+            config_space: self.config_space.save(),
+            msix: self.msix.save(),
+            registers: self.common.save(),
+            isr: self.isr,
+            backend,
+        })
+    }
+
+    pub(super) fn restore(&mut self, state: &VirtioPciState) -> Result<(), RestoreError> {
+        let untouched = self.phase == Phase::Inactive
+            && self.common.status().bits() & (FEATURES_OK | NEEDS_RESET) == 0;
+        if !untouched && self.phase != Phase::Saved {
+            return Err(RestoreError::InUse);
+        }
+        if state.version != VIRTIO_PCI_STATE_VERSION {
+            return Err(RestoreError::Version(state.version));
+        }
+        if state.isr & !ISR_CONFIG_CHANGED != 0 {
+            return Err(RestoreError::Isr(state.isr));
+        }
+        let config_space = self
+            .config_space
+            .restored(&state.config_space)
+            .map_err(RestoreError::ConfigSpace)?;
+        self.msix.check(&state.msix).map_err(RestoreError::Msix)?;
+        let common = self
+            .common
+            .restored(&state.registers)
+            .map_err(RestoreError::Registers)?;
+        let phase = phase_of(common.status());
+        if (phase == Phase::Active) != state.backend.is_some() {
+            return Err(RestoreError::BackendState(common.status().bits()));
+        }
+        self.start_backend(phase, &common, state)?;
+
+        self.config_space = config_space;
+        self.common = common;
+        self.isr = state.isr;
+        self.phase = phase;
+        let control = u16::from(self.capabilities.msix) + MSIX_CONTROL_OFFSET;
+        let control = self.config_space.read_u16(control);
+        let restored = self.msix.restore(&state.msix, control);
+        restored.map_err(RestoreError::Msix)?;
+        self.nudge();
+        Ok(())
+    }
+
+    fn start_backend(
+        &mut self,
+        phase: Phase,
+        common: &CommonConfig,
+        state: &VirtioPciState,
+    ) -> Result<(), RestoreError> {
+        let activation = self.activation(common);
+        let started = match (phase, &state.backend) {
+            (Phase::Active, Some(backend)) => self.backend.restore(backend, activation),
+            (Phase::Agreed, _) => self.backend.negotiate(activation.features),
+            _ => Ok(()),
+        };
+        if let Err(error) = started {
+            self.backend.reset();
+            if self.phase == Phase::Saved {
+                // The guest believes that the device runs; it does not.
+                self.needs_reset();
+            }
+            return Err(RestoreError::Backend(error));
+        }
+        Ok(())
+    }
+
+    /// One spurious kick and interrupt for all: signals that were on their way
+    /// when the state was saved are not part of it.
+    fn nudge(&self) {
+        if self.phase != Phase::Active {
+            return;
+        }
+        for (index, queue) in self.common.enabled_queues() {
+            kick(self.doorbells.kicks(), usize::from(index));
+            self.msix.signal(queue.vector);
+        }
+        self.msix.signal(self.common.config_vector());
+    }
+}
+
+/// Where a backend must be for a status register.
+fn phase_of(status: DeviceStatus) -> Phase {
+    if status.has(NEEDS_RESET) {
+        Phase::Broken
+    } else if status.has(DRIVER_OK) {
+        Phase::Active
+    } else if status.has(FEATURES_OK) {
+        Phase::Agreed
+    } else {
+        Phase::Inactive
+    }
+}
+
+/// Whether `len` bytes at `offset` meet `other_len` bytes at `other`.
+fn meets(offset: u16, len: usize, other: u16, other_len: usize) -> bool {
+    let (offset, other) = (usize::from(offset), usize::from(other));
+    offset < other.saturating_add(other_len) && other < offset.saturating_add(len)
+}

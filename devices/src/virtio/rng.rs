@@ -1,0 +1,242 @@
+//! virtio-rng (virtio 1.3, 5.4): random bytes of the host for the guest.
+//!
+//! It owns the request queue while the driver runs. It must not know the
+//! transport. Work is bounded: [`MAX_BYTES`] for each request (the
+//! specification lets the device fill less than the buffer) and
+//! [`REQUESTS_PER_TURN`] for each turn of the event loop.
+//!
+//! ```text
+//!              activate, restore
+//!   inactive ---------------------> active
+//!      ^    <---------------------    |
+//!      |            reset             | save
+//!      +---------------------------<--+
+//! ```
+
+use std::io;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vm_memory::Bytes;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::backend::{
+    Activation, Backend, BackendError, Event, Outcome, QueueChange, SavedState, SharedMemory,
+};
+use super::saved_state;
+use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, SingleQueueError};
+use super::userspace_queue::{Chain, Kick, QueueError, UserspaceQueue};
+
+/// Most random bytes given for one request.
+pub const MAX_BYTES: usize = 4096;
+/// Most requests served before the event loop gets its turn again.
+pub const REQUESTS_PER_TURN: usize = 64;
+
+const FEATURES: u64 =
+    1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC;
+const QUEUE_SIZE: u16 = 256;
+const OFFER: Offer = Offer {
+    features: FEATURES,
+    max_size: QUEUE_SIZE,
+};
+const KICK: u16 = 0;
+const STATE_NAME: &str = "virtio-rng";
+const STATE_VERSION: u32 = 1;
+
+/// The payload of a saved state: `None` for an inactive device.
+#[derive(Debug, Serialize, Deserialize)]
+struct Saved(Option<SavedSingleQueue>);
+
+/// The random number device.
+#[derive(Debug)]
+pub struct Rng {
+    memory: SharedMemory,
+    kick: Option<Kick>,
+    active: Option<SingleQueue>,
+}
+
+impl Rng {
+    /// An inactive device over `memory`.
+    #[must_use]
+    pub fn new(memory: SharedMemory) -> Self {
+        Self {
+            memory,
+            kick: None,
+            active: None,
+        }
+    }
+}
+
+/// Serves one turn. `Ok(true)`: there is more to do.
+fn serve(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, QueueError> {
+    let mut more = true;
+    for _ in 0..REQUESTS_PER_TURN {
+        if let Some(chain) = queue.pop()? {
+            let written = fill(&chain, memory);
+            queue.push_used(chain.head, written)?;
+        } else if !queue.arm()? {
+            more = false;
+            break;
+        }
+    }
+    queue.signal_used()?;
+    Ok(more)
+}
+
+/// Fills the writable part of a chain and says with how many bytes.
+fn fill(chain: &Chain, memory: &SharedMemory) -> u32 {
+    let mut entropy = [0u8; MAX_BYTES];
+    let wanted: usize = chain
+        .writable
+        .iter()
+        .map(|segment| usize::try_from(segment.len).unwrap_or(MAX_BYTES))
+        .fold(0, usize::saturating_add)
+        .min(MAX_BYTES);
+    if let Err(error) = getrandom(&mut entropy[..wanted]) {
+        tracing::warn!(%error, "the host gives no random bytes");
+        return 0;
+    }
+    let mut rest = &entropy[..wanted];
+    let mut written = 0u32;
+    for segment in &chain.writable {
+        let len = rest
+            .len()
+            .min(usize::try_from(segment.len).unwrap_or(MAX_BYTES));
+        let (now, later) = rest.split_at(len);
+        if memory.write_slice(now, segment.address).is_err() {
+            break;
+        }
+        written = written.saturating_add(u32::try_from(len).unwrap_or(0));
+        rest = later;
+        if rest.is_empty() {
+            break;
+        }
+    }
+    written
+}
+
+/// Fills `buffer` from the kernel's generator.
+fn getrandom(mut buffer: &mut [u8]) -> io::Result<()> {
+    while !buffer.is_empty() {
+        // SAFETY: the system call writes at most `buffer.len()` bytes to `buffer`,
+        // which is ours and writable; no safe wrapper is among the dependencies.
+        let result = unsafe { libc::getrandom(buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+        match usize::try_from(result) {
+            Ok(filled) => buffer = buffer.get_mut(filled..).unwrap_or_default(),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Backend for Rng {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_RNG
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &[QUEUE_SIZE]
+    }
+
+    fn features(&self) -> u64 {
+        FEATURES
+    }
+
+    fn config_len(&self) -> u32 {
+        0
+    }
+
+    fn read_config(&mut self, _offset: u32, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn write_config(&mut self, _offset: u32, _data: &[u8]) {}
+
+    fn events(&mut self, kicks: &[Arc<EventFd>]) -> Vec<Event> {
+        self.kick = kicks.first().and_then(|kick| {
+            Kick::new(Arc::clone(kick))
+                .inspect_err(|error| tracing::error!(%error, "virtio-rng gets no kicks"))
+                .ok()
+        });
+        let events = self.kick.iter().map(|kick| Event {
+            fd: kick.fd(),
+            token: KICK,
+        });
+        events.collect()
+    }
+
+    fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
+        Ok(OFFER.check(features)?)
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
+        if self.active.is_some() {
+            return Err(SingleQueueError::Active.into());
+        }
+        let memory = Arc::clone(&self.memory);
+        self.active = Some(SingleQueue::activate(activation, OFFER, memory)?);
+        Ok(())
+    }
+
+    fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
+        let active = self.active.as_mut().ok_or(SingleQueueError::Inactive)?;
+        Ok(active.change(change)?)
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+    }
+
+    fn process(&mut self, token: u16) -> Outcome {
+        let mut outcome = Outcome::default();
+        if token != KICK {
+            return outcome;
+        }
+        if let Some(kick) = &self.kick {
+            kick.drain();
+        }
+        let Some(queue) = self.active.as_mut().and_then(SingleQueue::queue) else {
+            return outcome;
+        };
+        match serve(queue, &self.memory) {
+            Ok(true) => queue.kick().again(),
+            Ok(false) => {}
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, "the driver of virtio-rng broke its queue");
+                outcome.needs_reset = true;
+            }
+        }
+        outcome
+    }
+
+    fn save(&mut self) -> Result<SavedState, BackendError> {
+        // Nothing is ever in flight between two calls.
+        let saved = Saved(self.active.take().map(|active| active.save()));
+        Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
+    }
+
+    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
+        if self.active.is_some() {
+            return Err(SingleQueueError::Active.into());
+        }
+        let Saved(saved) = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
+        // Saved before the driver was ready: there is nothing to start.
+        if let Some(saved) = saved {
+            let memory = Arc::clone(&self.memory);
+            self.active = Some(SingleQueue::restore(saved, activation, OFFER, memory)?);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

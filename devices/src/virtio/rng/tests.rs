@@ -1,0 +1,205 @@
+use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
+
+use super::super::userspace_queue::driver::{BUFFERS, Driver, RAM, memory, readable, writable};
+use super::*;
+
+const SIZE: u16 = 16;
+
+fn running() -> (Rng, Driver) {
+    running_with(SIZE)
+}
+
+fn running_with(size: u16) -> (Rng, Driver) {
+    let driver = Driver::new(&memory(), size);
+    let mut rng = Rng::new(Arc::clone(&driver.memory));
+    let events = rng.events(&[Arc::clone(&driver.kick)]);
+    assert_eq!(events.len(), 1);
+    rng.negotiate(FEATURES).unwrap();
+    rng.activate(driver.activation(FEATURES)).unwrap();
+    (rng, driver)
+}
+
+#[test]
+fn fills_buffers_and_marks_them_dirty() {
+    let (mut rng, mut driver) = running();
+    let next_page = BUFFERS + 0x1000;
+    let head = driver.add(&[writable(BUFFERS, 32), writable(next_page, 32)]);
+    driver.clean();
+    assert_eq!(rng.process(KICK), Outcome::default());
+    assert_eq!(driver.take_used(), Some((u32::from(head), 64)));
+    assert!(driver.interrupted());
+    assert_ne!(driver.bytes(BUFFERS, 32), [0; 32]);
+    assert_ne!(driver.bytes(BUFFERS, 32), driver.bytes(next_page, 32));
+    assert_eq!(driver.bytes(BUFFERS + 32, 32), [0; 32]);
+    assert!(driver.dirty(BUFFERS) && driver.dirty(next_page));
+    assert!(!driver.dirty(next_page + 0x1000));
+    // A spurious wake-up does not hang, although the driver's eventfd blocked.
+    assert_eq!(rng.process(KICK), Outcome::default());
+}
+
+#[test]
+fn bounds_the_bytes_and_the_requests() {
+    let (mut rng, mut driver) = running();
+    driver.add(&[readable(BUFFERS, 8), writable(BUFFERS, 0x40000)]);
+    driver.add(&[readable(BUFFERS, 8)]);
+    rng.process(KICK);
+    assert_eq!(driver.take_used(), Some((0, 4096)));
+    assert_eq!(driver.take_used(), Some((2, 0)));
+
+    // More than one turn serves: the device kicks itself.
+    let (mut rng, mut driver) = running_with(256);
+    for _ in 0..100 {
+        driver.add(&[writable(BUFFERS, 1)]);
+    }
+    rng.process(KICK);
+    let mut served = 0;
+    while driver.take_used().is_some() {
+        served += 1;
+    }
+    assert_eq!(served, REQUESTS_PER_TURN);
+    assert!(driver.kick.read().is_ok());
+    rng.process(KICK);
+    while driver.take_used().is_some() {
+        served += 1;
+    }
+    assert_eq!(served, 100);
+    assert!(driver.kick.read().is_err());
+}
+
+#[test]
+fn a_broken_ring_needs_a_reset_once() {
+    let (mut rng, mut driver) = running();
+    driver.set_avail_index(SIZE + 1);
+    assert!(rng.process(KICK).needs_reset);
+    assert!(!rng.process(KICK).needs_reset);
+    // It does not ask to be called again for ever.
+    assert!(driver.kick.read().is_err());
+    rng.reset();
+    driver.set_avail_index(0);
+    rng.activate(driver.activation(FEATURES)).unwrap();
+    driver.add(&[writable(BUFFERS, 8)]);
+    assert!(!rng.process(KICK).needs_reset);
+    assert_eq!(driver.take_used(), Some((0, 8)));
+}
+
+#[test]
+fn nothing_happens_after_a_reset() {
+    let (mut rng, mut driver) = running();
+    driver.add(&[writable(BUFFERS, 8)]);
+    rng.reset();
+    assert_eq!(rng.process(KICK), Outcome::default());
+    assert_eq!(driver.take_used(), None);
+}
+
+#[test]
+fn refuses_wrong_features_and_queues() {
+    let (mut rng, driver) = running();
+    assert!(rng.negotiate(1 << VIRTIO_F_VERSION_1 | 1).is_err());
+    assert!(rng.negotiate(0).is_err());
+    assert!(rng.change(QueueChange::Enable(driver.queue())).is_err());
+    assert!(
+        rng.change(QueueChange::Call {
+            index: 1,
+            call: None
+        })
+        .is_err()
+    );
+    assert!(rng.activate(driver.activation(FEATURES)).is_err());
+    rng.reset();
+    let mut twice = driver.activation(FEATURES);
+    twice.queues.push(driver.queue());
+    assert!(rng.activate(twice).is_err());
+    let mut other = driver.activation(FEATURES);
+    other.queues[0].index = 7;
+    assert!(rng.activate(other).is_err());
+}
+
+#[test]
+fn late_enable_and_new_vectors() {
+    let mut driver = Driver::new(&memory(), SIZE);
+    let mut rng = Rng::new(Arc::clone(&driver.memory));
+    rng.events(&[Arc::clone(&driver.kick)]);
+    rng.activate(Activation {
+        features: FEATURES,
+        queues: Vec::new(),
+    })
+    .unwrap();
+    driver.add(&[writable(BUFFERS, 8)]);
+    rng.process(KICK);
+    assert_eq!(driver.take_used(), None);
+    rng.change(QueueChange::Enable(driver.queue())).unwrap();
+    rng.process(KICK);
+    assert_eq!(driver.take_used(), Some((0, 8)));
+    let other = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    rng.change(QueueChange::Call {
+        index: 0,
+        call: Some(Arc::clone(&other)),
+    })
+    .unwrap();
+    assert_eq!(other.read().unwrap(), 1);
+}
+
+#[test]
+fn saves_and_restores() {
+    let (mut rng, mut driver) = running();
+    driver.add(&[writable(BUFFERS, 8)]);
+    rng.process(KICK);
+    driver.take_used().unwrap();
+    let head = driver.add(&[writable(BUFFERS, 8)]);
+    let state = rng.save().unwrap();
+    // Stopped: the kick that is pending has no effect.
+    rng.process(KICK);
+    assert_eq!(driver.take_used(), None);
+
+    let mut other = Rng::new(Arc::clone(&driver.memory));
+    other.events(&[Arc::clone(&driver.kick)]);
+    other.restore(&state, driver.activation(FEATURES)).unwrap();
+    other.process(KICK);
+    assert_eq!(driver.take_used(), Some((u32::from(head), 8)));
+
+    // Other features or no queue: not this transport's state.
+    other.reset();
+    let plain = driver.activation(1 << VIRTIO_F_VERSION_1);
+    assert!(other.restore(&state, plain).is_err());
+    let mut none = driver.activation(FEATURES);
+    none.queues.clear();
+    assert!(other.restore(&state, none).is_err());
+
+    // An inactive device.
+    let state = Rng::new(memory()).save().unwrap();
+    other.restore(&state, driver.activation(FEATURES)).unwrap();
+    assert!(other.active.is_none());
+}
+
+proptest! {
+    #[test]
+    fn hostile_states_are_refused(
+        payload in proptest::collection::vec(any::<u8>(), 0..40),
+        version in 0..3u32,
+    ) {
+        let driver = Driver::new(&memory(), SIZE);
+        let mut rng = Rng::new(Arc::clone(&driver.memory));
+        let state = SavedState { name: STATE_NAME.to_owned(), version, payload };
+        // Whatever comes in: no panic; and if taken, the indices agree.
+        if rng.restore(&state, driver.activation(FEATURES)).is_ok() {
+            prop_assert_eq!(version, STATE_VERSION);
+        }
+    }
+
+    #[test]
+    fn arbitrary_ring_memory_is_harmless(
+        image in proptest::collection::vec(any::<u8>(), 0x3000),
+        avail in 0..=SIZE,
+    ) {
+        let (mut rng, mut driver) = running();
+        // Everything at the rings is noise, and then the avail index is plausible.
+        driver.fill(0x1000, &image);
+        driver.fill(0x4000, &image);
+        driver.fill(0x6000, &image);
+        driver.set_avail_index(avail);
+        for _ in 0..4 {
+            rng.process(KICK);
+        }
+        prop_assert!(driver.bytes(RAM as u64 - 8, 8).len() == 8);
+    }
+}

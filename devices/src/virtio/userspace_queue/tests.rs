@@ -1,0 +1,363 @@
+use proptest::prelude::{Just, ProptestConfig, any, prop_assert, prop_oneof, proptest};
+use vm_memory::GuestAddress;
+
+use super::driver::{BUFFERS, Driver, INDIRECT, NEXT, RAM, WRITE, memory, readable, writable};
+use super::*;
+
+const SIZE: u16 = 8;
+
+fn queue(driver: &Driver, event_idx: bool) -> UserspaceQueue {
+    UserspaceQueue::new(driver.queue(), 256, event_idx, Arc::clone(&driver.memory)).unwrap()
+}
+
+fn fault_of(result: Result<Option<Chain>, QueueError>) -> ChainFault {
+    match result {
+        Err(QueueError::Chain { fault, .. }) => fault,
+        other => panic!("expected a chain fault, got {other:?}"),
+    }
+}
+
+#[test]
+fn refuses_unacceptable_rings() {
+    let driver = Driver::new(&memory(), SIZE);
+    let attempt = |change: &dyn Fn(&mut QueueAddresses)| {
+        let mut queue = driver.queue();
+        change(&mut queue.addresses);
+        UserspaceQueue::new(queue, 256, false, Arc::clone(&driver.memory)).map(drop)
+    };
+    for size in [0, 3, 512, u16::MAX] {
+        assert!(matches!(
+            attempt(&|a| a.size = size),
+            Err(QueueError::Size { .. })
+        ));
+    }
+    for change in [
+        (|a| a.descriptor += 8) as fn(&mut QueueAddresses),
+        |a| a.driver += 1,
+        |a| a.device += 2,
+    ] {
+        assert!(matches!(
+            attempt(&change),
+            Err(QueueError::Misaligned { .. })
+        ));
+    }
+    let end = RAM as u64;
+    for change in [
+        (|a| a.descriptor = !15) as fn(&mut QueueAddresses),
+        |a| a.driver = !1,
+        |a| a.device = !3,
+    ] {
+        assert!(matches!(
+            attempt(&change),
+            Err(QueueError::OutsideMemory { .. })
+        ));
+    }
+    assert!(matches!(
+        attempt(&|a| a.device = end - 64),
+        Err(QueueError::OutsideMemory { .. })
+    ));
+    attempt(&|a| a.device = end - 72).unwrap();
+    assert!(matches!(
+        attempt(&|a| a.device = a.descriptor + 16 * 8 - 4),
+        Err(QueueError::Overlap {
+            part: RingPart::Descriptor
+        })
+    ));
+    assert!(matches!(
+        attempt(&|a| a.device = a.driver),
+        Err(QueueError::Overlap {
+            part: RingPart::Driver
+        })
+    ));
+}
+
+#[test]
+fn gives_chains_and_takes_them_back() {
+    let mut driver = Driver::new(&memory(), SIZE);
+    let mut queue = queue(&driver, false);
+    assert_eq!(queue.pop().unwrap(), None);
+    // Twice around the ring, so that both indices wrap at the size.
+    for round in 0..u64::from(SIZE) * 2 {
+        let at = BUFFERS + round * 0x100;
+        let head = driver.add(&[readable(at, 16), readable(at, 0), writable(at + 16, 5)]);
+        let chain = queue.pop().unwrap().unwrap();
+        let segment = |address, len| Segment {
+            address: GuestAddress(address),
+            len,
+        };
+        assert_eq!(chain.head, head);
+        assert_eq!(chain.readable, [segment(at, 16)]);
+        assert_eq!(chain.writable, [segment(at + 16, 5)]);
+        queue.push_used(head, 5).unwrap();
+        queue.signal_used().unwrap();
+        assert_eq!(driver.take_used(), Some((u32::from(head), 5)));
+        assert!(driver.interrupted());
+    }
+    assert_eq!(queue.pop().unwrap(), None);
+}
+
+#[test]
+fn publishing_marks_the_used_ring_dirty() {
+    let mut driver = Driver::new(&memory(), SIZE);
+    let mut queue = queue(&driver, false);
+    driver.add(&[writable(BUFFERS, 4)]);
+    driver.clean();
+    let chain = queue.pop().unwrap().unwrap();
+    assert!(!driver.dirty(driver.addresses.device));
+    queue.push_used(chain.head, 0).unwrap();
+    assert!(driver.dirty(driver.addresses.device));
+}
+
+#[test]
+fn honours_interrupt_suppression() {
+    // Without EVENT_IDX: VIRTQ_AVAIL_F_NO_INTERRUPT.
+    let mut driver = Driver::new(&memory(), SIZE);
+    let mut flagged = queue(&driver, false);
+    driver.write(driver.addresses.driver, 1u16);
+    let head = driver.add(&[writable(BUFFERS, 4)]);
+    flagged.pop().unwrap().unwrap();
+    flagged.push_used(head, 0).unwrap();
+    flagged.signal_used().unwrap();
+    assert!(!driver.interrupted());
+
+    // With it: used_event says after which element.
+    let mut driver = Driver::new(&memory(), SIZE);
+    let mut indexed = queue(&driver, true);
+    let used_event = driver.addresses.driver + 4 + 2 * u64::from(SIZE);
+    driver.write(used_event, 1u16);
+    for interrupt in [false, true, false] {
+        let head = driver.add(&[writable(BUFFERS, 4)]);
+        indexed.pop().unwrap().unwrap();
+        indexed.push_used(head, 0).unwrap();
+        indexed.signal_used().unwrap();
+        assert_eq!(driver.interrupted(), interrupt);
+    }
+    // avail_event is where the driver finds after which element to kick.
+    assert!(!indexed.arm().unwrap());
+    let avail_event: u16 = driver.read(driver.addresses.device + 4 + 8 * u64::from(SIZE));
+    assert_eq!(avail_event, 3);
+    driver.add(&[writable(BUFFERS, 4)]);
+    assert!(indexed.arm().unwrap());
+}
+
+#[test]
+fn a_broken_queue_stays_silent() {
+    let mut driver = Driver::new(&memory(), SIZE);
+    let mut queue = queue(&driver, false);
+    driver.set_avail_index(SIZE + 1);
+    assert!(matches!(queue.pop(), Err(QueueError::Ring(_))));
+    driver.set_avail_index(1);
+    assert_eq!(queue.pop().unwrap(), None);
+    // Otherwise the backend would come back for ever.
+    assert!(!queue.arm().unwrap());
+}
+
+#[test]
+fn refuses_malformed_chains() {
+    let indirect = 0x8000;
+    // Each case: descriptors of the main table, descriptors of the indirect table.
+    type Raw = (u64, u32, u16, u16);
+    let cases: [(&str, &[Raw], &[Raw], ChainFault); 12] = [
+        (
+            "loop",
+            &[(BUFFERS, 4, NEXT, 0)],
+            &[],
+            ChainFault::Unfinished,
+        ),
+        (
+            "next at the size",
+            &[(BUFFERS, 4, NEXT, SIZE)],
+            &[],
+            ChainFault::Unfinished,
+        ),
+        (
+            "outside memory",
+            &[(RAM as u64 - 4, 8, WRITE, 0)],
+            &[],
+            ChainFault::OutsideMemory,
+        ),
+        (
+            "wrapping",
+            &[(u64::MAX - 3, 8, 0, 0)],
+            &[],
+            ChainFault::OutsideMemory,
+        ),
+        (
+            "over 4 GiB",
+            &[(0, 0x8_0000, NEXT, 1), (0, u32::MAX, 0, 0)],
+            &[],
+            ChainFault::Unfinished,
+        ),
+        (
+            "readable after writable",
+            &[(BUFFERS, 4, WRITE | NEXT, 1), (BUFFERS, 4, 0, 0)],
+            &[],
+            ChainFault::Order,
+        ),
+        (
+            "indirect of length 0",
+            &[(indirect, 0, INDIRECT, 0)],
+            &[],
+            ChainFault::Unfinished,
+        ),
+        (
+            "indirect of odd length",
+            &[(indirect, 17, INDIRECT, 0)],
+            &[],
+            ChainFault::Unfinished,
+        ),
+        (
+            "indirect of 1 MiB",
+            &[(0, 16 * 65536, INDIRECT, 0)],
+            &[],
+            ChainFault::Unfinished,
+        ),
+        (
+            "indirect outside memory",
+            &[(u64::MAX - 15, 16, INDIRECT, 0)],
+            &[],
+            ChainFault::Unfinished,
+        ),
+        (
+            "indirect in indirect",
+            &[(indirect, 32, INDIRECT, 0)],
+            &[(BUFFERS, 4, NEXT, 1), (indirect, 16, INDIRECT, 0)],
+            ChainFault::Unfinished,
+        ),
+        (
+            "next beyond the indirect table",
+            &[(indirect, 32, INDIRECT, 0)],
+            &[(BUFFERS, 4, NEXT, 2)],
+            ChainFault::Unfinished,
+        ),
+    ];
+    for (name, main, table, expected) in cases {
+        let mut driver = Driver::new(&memory(), SIZE);
+        let mut queue = queue(&driver, false);
+        for (index, &raw) in (0..).zip(main) {
+            driver.descriptor(driver.addresses.descriptor, index, raw);
+        }
+        for (index, &raw) in (0..).zip(table) {
+            driver.descriptor(indirect, index, raw);
+        }
+        driver.publish(0);
+        assert_eq!(fault_of(queue.pop()), expected, "{name}");
+    }
+
+    // A head at or above the size.
+    let mut driver = Driver::new(&memory(), SIZE);
+    let mut queue = queue(&driver, false);
+    driver.publish(SIZE);
+    assert_eq!(fault_of(queue.pop()), ChainFault::Unfinished);
+}
+
+#[test]
+fn bounds_indirect_chains() {
+    let table = 0x20000;
+    for (len, fits) in [(256u16, true), (257, false), (4096, false)] {
+        let mut driver = Driver::new(&memory(), SIZE);
+        let mut queue = queue(&driver, false);
+        for index in 0..len {
+            let flags = if index + 1 < len { NEXT } else { 0 };
+            driver.descriptor(table, index, (BUFFERS, 1, flags, index + 1));
+        }
+        driver.descriptor(
+            driver.addresses.descriptor,
+            0,
+            (table, 16 * u32::from(len), INDIRECT, 0),
+        );
+        driver.publish(0);
+        if fits {
+            let chain = queue.pop().unwrap().unwrap();
+            assert_eq!(chain.readable.len(), usize::from(len));
+        } else {
+            assert_eq!(fault_of(queue.pop()), ChainFault::TooLong);
+        }
+    }
+}
+
+#[test]
+fn restores_where_it_was_saved() {
+    let mut driver = Driver::new(&memory(), SIZE);
+    let mut before = queue(&driver, false);
+    for _ in 0..3 {
+        let head = driver.add(&[writable(BUFFERS, 4)]);
+        before.pop().unwrap().unwrap();
+        before.push_used(head, 1).unwrap();
+        driver.take_used().unwrap();
+    }
+    let waiting = driver.add(&[writable(BUFFERS, 4)]);
+    before.kick().drain();
+    let saved = before.save();
+    drop(before);
+
+    let memory = Arc::clone(&driver.memory);
+    let mut after = UserspaceQueue::restore(driver.queue(), saved, 256, false, memory).unwrap();
+    // One spurious kick and one spurious interrupt.
+    assert_eq!(driver.kick.read().unwrap(), 1);
+    assert!(driver.interrupted());
+    assert_eq!(after.pop().unwrap().unwrap().head, waiting);
+    after.push_used(waiting, 2).unwrap();
+    assert_eq!(driver.take_used(), Some((u32::from(waiting), 2)));
+
+    let hostile = SavedQueue {
+        next_avail: 4,
+        next_used: 3,
+        broken: false,
+    };
+    assert!(matches!(
+        UserspaceQueue::restore(
+            driver.queue(),
+            hostile,
+            256,
+            false,
+            Arc::clone(&driver.memory)
+        ),
+        Err(QueueError::SavedIndices { .. })
+    ));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    // Whatever the rings hold: no panic, bounded work, and only segments inside
+    // guest memory come out.
+    #[test]
+    fn arbitrary_rings_are_harmless(
+        table in proptest::collection::vec(
+            (
+                prop_oneof![0..RAM as u64, any::<u64>()],
+                prop_oneof![0..0x100u32, Just(16), Just(64), any::<u32>()],
+                0..8u16,
+                prop_oneof![0..SIZE, any::<u16>()],
+            ),
+            32,
+        ),
+        heads in proptest::collection::vec(prop_oneof![0..SIZE, any::<u16>()], usize::from(SIZE)),
+        avail in prop_oneof![0..=SIZE, any::<u16>()],
+        event_idx in any::<bool>(),
+    ) {
+        let mut driver = Driver::new(&memory(), SIZE);
+        let mut queue = queue(&driver, event_idx);
+        for (index, raw) in (0..).zip(table) {
+            driver.descriptor(driver.addresses.descriptor, index, raw);
+        }
+        for (slot, head) in (0..).zip(heads) {
+            driver.write(driver.addresses.driver + 4 + 2 * slot, head);
+        }
+        driver.set_avail_index(avail);
+        let mut popped = 0;
+        while let Ok(Some(chain)) = queue.pop() {
+            popped += 1;
+            prop_assert!(popped <= usize::from(SIZE));
+            prop_assert!(chain.readable.len() + chain.writable.len() <= MAX_DESCRIPTORS);
+            for segment in chain.readable.iter().chain(&chain.writable) {
+                let end = segment.address.0.checked_add(u64::from(segment.len)).unwrap();
+                prop_assert!(end <= RAM as u64);
+            }
+            queue.push_used(chain.head, 0).unwrap();
+        }
+        queue.signal_used().unwrap();
+        queue.arm().unwrap();
+    }
+}

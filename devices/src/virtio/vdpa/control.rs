@@ -1,0 +1,403 @@
+//! The control virtqueue between guest and device.
+//!
+//! The guest's ring ends here; towards the device there is a ring of the VMM's
+//! own ([`ControlQueue`]). In between every command is checked, forwarded, and
+//! remembered once the device has carried it out. One is under way at a time.
+//!
+//! ```text
+//!            guest kicks: pop, parse            submit
+//!   waiting -----------------------> checked ----------> forwarded
+//!     ^  ^                              |                  |    |
+//!     |  +--- answered ERR: malformed --+     the device   |    | 10 s passed, or
+//!     |                                       answered     |    | nonsense
+//!     +---------- ack byte, used ring, interrupt ----------+    v
+//!                                                             broken: every command is
+//!                                                             answered ERR, NEEDS_RESET
+//! ```
+//! Owns both rings and the deadline; everything that can make it act is in one
+//! epoll descriptor, because which of the guest's queues is the control queue
+//! changes with each negotiation. It must not know what a command means for
+//! the rest of the device.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vdpa::control_queue::command::COMMAND_LEN_MAX;
+use vdpa::control_queue::queue::ANSWER_TIMEOUT;
+use vdpa::control_queue::{Answer, Command, ControlQueue, ControlState, Limits, Placement};
+use vdpa::device::{Device, Negotiated};
+use vdpa::iotlb::Iotlb;
+use vdpa::window::PrivateWindow;
+use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
+use vm_memory::Bytes;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::timerfd::TimerFd;
+
+use super::error::VdpaError;
+use super::saved::SavedControl;
+use crate::virtio::backend::{Queue, SharedMemory};
+use crate::virtio::userspace_queue::{Chain, SavedQueue, Segment, UserspaceQueue};
+
+/// How often a caller that cannot go on without an answer looks for it.
+const ANSWER_POLL: Duration = Duration::from_micros(100);
+
+/// Commands served before the event loop gets its turn.
+const COMMANDS_PER_TURN: usize = 32;
+
+/// What [`Control::start`] works on.
+pub(super) struct Setup<'a> {
+    pub(super) device: &'a mut Device<Negotiated>,
+    pub(super) iotlb: &'a mut Iotlb,
+    /// Index of the control queue.
+    pub(super) index: u16,
+    pub(super) event_idx: bool,
+    pub(super) limits: Limits,
+}
+
+/// What came of [`Control::serve`].
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    /// Commands that the device carried out.
+    pub(super) commands: Vec<Command>,
+    /// The device or the guest's ring broke a rule just now.
+    pub(super) broken: bool,
+}
+
+/// A command that the device has.
+#[derive(Debug)]
+struct Forwarded {
+    /// Of the guest's chain.
+    head: u16,
+    ack: Option<Segment>,
+    command: Command,
+    /// When to stop waiting for the answer.
+    deadline: Instant,
+}
+
+/// The guest's side, while its driver runs.
+#[derive(Debug)]
+struct Guest {
+    queue: UserspaceQueue,
+    memory: SharedMemory,
+    forwarded: Option<Forwarded>,
+}
+
+/// The control virtqueue of one device. See the module.
+#[derive(Debug)]
+pub(super) struct Control {
+    queue: ControlQueue,
+    /// The address space that `queue` is mapped in.
+    mapped: Option<u32>,
+    state: ControlState,
+    /// As negotiated; `None` while the device is not started.
+    limits: Option<Limits>,
+    guest: Option<Guest>,
+    broken: bool,
+    /// Wakes the event loop when the forwarded command's deadline passes.
+    timer: TimerFd,
+    epoll: Epoll,
+}
+
+impl Control {
+    /// A control queue with its memory in `window`.
+    pub(super) fn new(window: &mut PrivateWindow) -> Result<Self, VdpaError> {
+        let iova = window
+            .allocate(ControlQueue::memory_size()?)
+            .map_err(VdpaError::PrivateWindow)?;
+        let queue = ControlQueue::new(iova, false)?;
+        let timer = TimerFd::new().map_err(|error| VdpaError::EventFd(error.into()))?;
+        let epoll = Epoll::new().map_err(VdpaError::EventFd)?;
+        let control = Self {
+            queue,
+            mapped: None,
+            state: ControlState::new(),
+            limits: None,
+            guest: None,
+            broken: false,
+            timer,
+            epoll,
+        };
+        control.watch(ControlOperation::Add, control.queue.call().as_raw_fd())?;
+        control.watch(ControlOperation::Add, control.timer.as_raw_fd())?;
+        Ok(control)
+    }
+
+    fn watch(&self, operation: ControlOperation, fd: RawFd) -> Result<(), VdpaError> {
+        let event = EpollEvent::new(EventSet::IN, 0);
+        self.epoll
+            .ctl(operation, fd, event)
+            .map_err(VdpaError::EventFd)
+    }
+
+    /// Maps the VMM's ring and gives it to the device, which then has to be
+    /// started with the queue enabled.
+    pub(super) fn start(&mut self, setup: Setup<'_>) -> Result<(), VdpaError> {
+        let Setup {
+            device,
+            iotlb,
+            index,
+            event_idx,
+            limits,
+        } = setup;
+        let placement = Placement::choose(device.info(), device.backend_features(), index);
+        let asid = placement.asid();
+        if self.mapped.is_some_and(|mapped| mapped != asid) {
+            self.unmap(iotlb)?;
+        }
+        if self.mapped.is_none() {
+            self.queue
+                .map(iotlb, asid)
+                .map_err(VdpaError::MapControlQueue)?;
+            self.mapped = Some(asid);
+        }
+        if let Placement::OwnAddressSpace { group, asid } = placement {
+            device.set_group_asid(group, asid)?;
+        }
+        self.queue.restart(event_idx)?;
+        device.set_vring(index, &self.queue.vring_config(), &[self.queue.range()])?;
+        self.limits = Some(limits);
+        Ok(())
+    }
+
+    fn unmap(&mut self, iotlb: &mut Iotlb) -> Result<(), VdpaError> {
+        if let Some(asid) = self.mapped.take() {
+            self.queue
+                .unmap(iotlb, asid)
+                .map_err(VdpaError::MapControlQueue)?;
+        }
+        Ok(())
+    }
+
+    /// Sends commands of the VMM's own, waiting for each answer.
+    pub(super) fn replay(&mut self, commands: &[Command]) -> Result<(), VdpaError> {
+        for command in commands {
+            match self.queue.execute(command, ANSWER_TIMEOUT)? {
+                Answer::Ok => self.state.acknowledge(command),
+                Answer::Err => {
+                    return Err(VdpaError::Replay {
+                        command: format!("{command:?}"),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves the guest's queue from now on, where `saved` stopped if it is given.
+    pub(super) fn serve_guest(
+        &mut self,
+        queue: Queue,
+        saved: Option<SavedQueue>,
+        max_size: u16,
+        event_idx: bool,
+        memory: &SharedMemory,
+    ) -> Result<(), VdpaError> {
+        let shared = Arc::clone(memory);
+        let queue = match saved {
+            None => UserspaceQueue::new(queue, max_size, event_idx, shared),
+            Some(saved) => UserspaceQueue::restore(queue, saved, max_size, event_idx, shared),
+        }?;
+        self.watch(ControlOperation::Add, queue.kick().fd())?;
+        self.guest = Some(Guest {
+            queue,
+            memory: Arc::clone(memory),
+            forwarded: None,
+        });
+        Ok(())
+    }
+
+    /// Forgets the guest and what it set. The device is reset by the caller.
+    pub(super) fn stop(&mut self) {
+        if let Some(guest) = self.guest.take()
+            && let Err(error) = self.watch(ControlOperation::Delete, guest.queue.kick().fd())
+        {
+            tracing::error!(%error, "a kick eventfd stays in the epoll set");
+        }
+        self.state = ControlState::new();
+        self.limits = None;
+        self.broken = false;
+        self.disarm();
+    }
+
+    pub(super) fn set_call(&mut self, call: Option<Arc<EventFd>>) {
+        if let Some(guest) = &mut self.guest {
+            guest.queue.set_call(call);
+        }
+    }
+
+    /// Does everything that can be done now. To be called when the descriptor
+    /// is readable; never blocks.
+    pub(super) fn serve(&mut self) -> Done {
+        let mut done = Done::default();
+        let was_broken = self.broken;
+        if let Err(error) = self.turn(&mut done) {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "the control queue is broken until the next reset"
+            );
+            self.broken = true;
+        }
+        done.broken = self.broken && !was_broken;
+        done
+    }
+
+    fn turn(&mut self, done: &mut Done) -> Result<(), VdpaError> {
+        if let Some(guest) = &self.guest {
+            guest.queue.kick().drain();
+        }
+        for _ in 0..COMMANDS_PER_TURN {
+            if !self.take_answer(done)? || !self.take_command()? {
+                return Ok(());
+            }
+        }
+        if let Some(guest) = &self.guest {
+            guest.queue.kick().again();
+        }
+        Ok(())
+    }
+
+    /// Answers the forwarded command if it can be answered; `true`: none is under way.
+    fn take_answer(&mut self, done: &mut Done) -> Result<bool, VdpaError> {
+        let polled = self.queue.poll();
+        let Some(forwarded) = self.guest.as_mut().and_then(|guest| guest.forwarded.take()) else {
+            return Ok(polled.map(|_| true)?);
+        };
+        match polled {
+            Ok(None) if Instant::now() < forwarded.deadline => {
+                if let Some(guest) = &mut self.guest {
+                    guest.forwarded = Some(forwarded);
+                }
+                Ok(false)
+            }
+            Ok(None) => {
+                self.disarm();
+                self.answer(forwarded.head, forwarded.ack, Answer::Err)?;
+                self.broken = true;
+                tracing::error!(
+                    command = ?forwarded.command,
+                    "the device did not answer a control command within {ANSWER_TIMEOUT:?}"
+                );
+                Ok(true)
+            }
+            Ok(Some(answer)) => {
+                self.disarm();
+                self.answer(forwarded.head, forwarded.ack, answer)?;
+                if answer == Answer::Ok {
+                    self.state.acknowledge(&forwarded.command);
+                    done.commands.push(forwarded.command);
+                }
+                Ok(true)
+            }
+            Err(error) => {
+                self.disarm();
+                self.answer(forwarded.head, forwarded.ack, Answer::Err)?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Takes the guest's next command; `false`: there is none.
+    fn take_command(&mut self) -> Result<bool, VdpaError> {
+        let Some(guest) = &mut self.guest else {
+            return Ok(false);
+        };
+        let Some(chain) = guest.queue.pop()? else {
+            return Ok(guest.queue.arm()?);
+        };
+        let ack = chain.writable.first().copied();
+        let command = self.limits.and_then(|limits| {
+            let bytes = read_command(&chain, &guest.memory)?;
+            match Command::parse(&bytes, &limits) {
+                Ok(command) => Some(command),
+                Err(error) => {
+                    tracing::debug!(%error, "a control command is refused");
+                    None
+                }
+            }
+        });
+        match command {
+            _ if self.broken => self.answer(chain.head, ack, Answer::Err)?,
+            None => self.answer(chain.head, ack, Answer::Err)?,
+            // The VMM's own: nothing goes to the device.
+            Some(Command::AnnounceAck) => self.answer(chain.head, ack, Answer::Ok)?,
+            Some(command) => {
+                guest.forwarded = Some(Forwarded {
+                    head: chain.head,
+                    ack,
+                    command: command.clone(),
+                    deadline: Instant::now() + ANSWER_TIMEOUT,
+                });
+                self.queue.submit(&command)?;
+                self.timer
+                    .reset(ANSWER_TIMEOUT, None)
+                    .map_err(|error| VdpaError::EventFd(error.into()))?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives the guest's chain back with an ack, and interrupts.
+    fn answer(&mut self, head: u16, ack: Option<Segment>, answer: Answer) -> Result<(), VdpaError> {
+        let Some(guest) = &mut self.guest else {
+            return Ok(());
+        };
+        let byte = match answer {
+            Answer::Ok => VIRTIO_NET_OK,
+            Answer::Err => VIRTIO_NET_ERR,
+        };
+        let [byte, ..] = byte.to_le_bytes();
+        let written = ack.is_some_and(|ack| guest.memory.write_obj(byte, ack.address).is_ok());
+        guest.queue.push_used(head, u32::from(written))?;
+        guest.queue.signal_used()?;
+        Ok(())
+    }
+
+    fn disarm(&mut self) {
+        if let Err(error) = self.timer.clear() {
+            tracing::error!(%error, "a timer cannot be stopped");
+        }
+    }
+
+    /// Waits until no command is under way, for at most its deadline. The
+    /// commands that the device carried out meanwhile are in the result.
+    pub(super) fn finish(&mut self) -> Result<Vec<Command>, VdpaError> {
+        let mut done = Done::default();
+        while !self.take_answer(&mut done)? {
+            std::thread::sleep(ANSWER_POLL);
+        }
+        Ok(done.commands)
+    }
+
+    pub(super) fn save(&self) -> SavedControl {
+        SavedControl {
+            state: self.state.clone(),
+            guest: self.guest.as_ref().map(|guest| guest.queue.save()),
+        }
+    }
+}
+
+impl AsRawFd for Control {
+    /// Readable whenever [`Control::serve`] has something to do.
+    fn as_raw_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+}
+
+/// The bytes of a command; `None` if it is longer than any can be.
+fn read_command(chain: &Chain, memory: &SharedMemory) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for segment in &chain.readable {
+        let len = usize::try_from(segment.len).ok()?;
+        let start = bytes.len();
+        let end = start
+            .checked_add(len)
+            .filter(|&end| end <= COMMAND_LEN_MAX)?;
+        bytes.resize(end, 0);
+        memory
+            .read_slice(&mut bytes[start..], segment.address)
+            .ok()?;
+    }
+    Some(bytes)
+}

@@ -1,0 +1,107 @@
+//! Why a vhost-vdpa device cannot be given to a guest, or not go on.
+
+use std::io;
+
+use vdpa::control_queue::{CommandError, ControlQueueError};
+use vdpa::device::{DeviceError, OpenError};
+use vdpa::iotlb::IotlbError;
+use vdpa::window::WindowError;
+
+use crate::virtio::userspace_queue::QueueError;
+
+/// What went wrong with a vhost-vdpa device.
+#[derive(Debug, thiserror::Error)]
+pub enum VdpaError {
+    /// The device cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The device refused something.
+    #[error("the device does not work as asked")]
+    Device(#[from] DeviceError),
+    /// The user expects another number of queues.
+    #[error(
+        "the device has {has} queues and num_queues is {expected}: leave num_queues out, or \
+         create the device with another max_vqp"
+    )]
+    QueueCount {
+        /// What the user said.
+        expected: u16,
+        /// What the device has.
+        has: u16,
+    },
+    /// The control queue would lie behind the last queue.
+    #[error(
+        "the device says max_virtqueue_pairs {max_virtqueue_pairs}, which leaves no room for a \
+         control queue among its {has} queues"
+    )]
+    ControlQueueIndex {
+        /// `max_virtqueue_pairs` of its configuration.
+        max_virtqueue_pairs: u16,
+        /// Number of its queues.
+        has: u16,
+    },
+    /// A MAC address was given for a device that has none.
+    #[error(
+        "a MAC address is given, but the device has none (it is no network device, or does not \
+         offer the feature MAC)"
+    )]
+    NoMac,
+    /// The device's own address differs and it takes no other.
+    #[error(
+        "the device has another MAC address and takes no commands to change it: create it with \
+         the address (`vdpa dev add … mac ADDRESS`)"
+    )]
+    FixedMac,
+    /// There is no room for the VMM's own memory in the device's address range.
+    #[error("the device reaches too few addresses")]
+    PrivateWindow(#[source] WindowError),
+    /// Guest memory cannot be mapped.
+    #[error("guest memory cannot be mapped for the device")]
+    MapMemory(#[source] IotlbError),
+    /// The control queue's memory cannot be mapped.
+    #[error("the control queue cannot be mapped for the device")]
+    MapControlQueue(#[source] IotlbError),
+    /// The VMM's control queue failed.
+    #[error("the control queue does not work")]
+    ControlQueue(#[from] ControlQueueError),
+    /// The device refused a command that brings its state back.
+    #[error("the device refused to take up its former state: {command}")]
+    Replay {
+        /// The command, for people.
+        command: String,
+    },
+    /// The saved control state is none that the device could have had.
+    #[error("the saved control state is not possible")]
+    SavedControl(#[from] CommandError),
+    /// The guest's control queue is malformed.
+    #[error("the guest's control queue cannot be served")]
+    GuestQueue(#[from] QueueError),
+    /// An eventfd, timer or epoll cannot be made or used.
+    #[error("cannot make or use an eventfd; the limit of open files (ulimit -n) may be too low")]
+    EventFd(#[source] io::Error),
+    /// A call in the wrong order.
+    #[error("the features are not negotiated")]
+    NotNegotiated,
+    /// A queue was enabled after DRIVER_OK.
+    #[error("queue {index} was enabled after DRIVER_OK")]
+    LateEnable {
+        /// Its index.
+        index: u16,
+    },
+    /// A saved state of another device class.
+    #[error("the saved state is of device type {saved}, the device has type {has}")]
+    OtherDevice {
+        /// Type in the state.
+        saved: u32,
+        /// Type of the device.
+        has: u32,
+    },
+    /// A saved state with features that do not fit.
+    #[error("the saved state has the features {saved:#x}, the device offers {offered:#x}")]
+    OtherFeatures {
+        /// Features in the state.
+        saved: u64,
+        /// What can be had.
+        offered: u64,
+    },
+}

@@ -1,0 +1,158 @@
+//! The device's typestate, held in one place that can change.
+//!
+//! [`Device`] moves from type to type; a backend lives in one variable. `Link`
+//! is the sum of the states, and each method says from which state it works.
+//! It must not know why a transition is wanted.
+//!
+//! ```text
+//!             negotiate            start            suspend
+//!   Owned ------------> Negotiated -----> Running ----------> Suspended
+//!     ^                     |                |                    |
+//!     +-------- reset ------+----------------+--------------------+
+//!     |
+//!     +--> Lost: a reset failed, nothing is known of the device any more
+//! ```
+
+use vdpa::device::{Device, DeviceError, Failed, Negotiated, Owned, Running, Suspended};
+
+/// A vhost-vdpa device in whatever state it is.
+#[derive(Debug)]
+pub(super) enum Link {
+    Owned(Device<Owned>),
+    Negotiated(Device<Negotiated>),
+    Running(Device<Running>),
+    Suspended(Device<Suspended>),
+    Lost,
+}
+
+/// Calls a method that every state has.
+macro_rules! in_any_state {
+    ($link:expr, $device:ident => $call:expr) => {
+        match $link {
+            Link::Owned($device) => $call,
+            Link::Negotiated($device) => $call,
+            Link::Running($device) => $call,
+            Link::Suspended($device) => $call,
+            Link::Lost => Err(lost()),
+        }
+    };
+}
+
+fn lost() -> DeviceError {
+    wrong_state("be used: an earlier reset of it failed")
+}
+
+fn wrong_state(ability: &'static str) -> DeviceError {
+    DeviceError::Unable { ability }
+}
+
+impl Link {
+    fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Lost)
+    }
+
+    /// Keeps what a failed transition gave back.
+    fn keep<S>(&mut self, failed: Failed<S>, wrap: impl FnOnce(Device<S>) -> Self) -> DeviceError {
+        let Failed { device, error } = failed;
+        *self = device.map_or(Self::Lost, wrap);
+        error
+    }
+
+    pub(super) fn read_config(&self, offset: u32, data: &mut [u8]) -> Result<(), DeviceError> {
+        in_any_state!(self, device => device.read_config(offset, data))
+    }
+
+    pub(super) fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), DeviceError> {
+        in_any_state!(self, device => device.write_config(offset, data))
+    }
+
+    pub(super) fn status(&self) -> Result<u8, DeviceError> {
+        in_any_state!(self, device => device.status())
+    }
+
+    pub(super) fn negotiated(&mut self) -> Result<&mut Device<Negotiated>, DeviceError> {
+        match self {
+            Self::Negotiated(device) => Ok(device),
+            _ => Err(wrong_state("be set up: its features are not negotiated")),
+        }
+    }
+
+    pub(super) fn running(&mut self) -> Result<&mut Device<Running>, DeviceError> {
+        match self {
+            Self::Running(device) => Ok(device),
+            _ => Err(wrong_state("be changed: it does not run")),
+        }
+    }
+
+    pub(super) fn suspended(&self) -> Result<&Device<Suspended>, DeviceError> {
+        match self {
+            Self::Suspended(device) => Ok(device),
+            _ => Err(wrong_state("tell its ring positions: it is not suspended")),
+        }
+    }
+
+    pub(super) fn negotiate(&mut self, features: u64) -> Result<(), DeviceError> {
+        match self.take() {
+            Self::Owned(device) => match device.negotiate(features) {
+                Ok(device) => {
+                    *self = Self::Negotiated(device);
+                    Ok(())
+                }
+                Err(failed) => Err(self.keep(failed, Self::Owned)),
+            },
+            other => {
+                *self = other;
+                Err(wrong_state("negotiate features: it was not reset"))
+            }
+        }
+    }
+
+    pub(super) fn start(&mut self) -> Result<(), DeviceError> {
+        match self.take() {
+            Self::Negotiated(device) => match device.start() {
+                Ok(device) => {
+                    *self = Self::Running(device);
+                    Ok(())
+                }
+                Err(failed) => Err(self.keep(failed, Self::Owned)),
+            },
+            other => {
+                *self = other;
+                Err(wrong_state("start: its features are not negotiated"))
+            }
+        }
+    }
+
+    pub(super) fn suspend(&mut self) -> Result<(), DeviceError> {
+        match self.take() {
+            Self::Running(device) => match device.suspend() {
+                Ok(device) => {
+                    *self = Self::Suspended(device);
+                    Ok(())
+                }
+                Err(failed) => Err(self.keep(failed, Self::Running)),
+            },
+            other => {
+                *self = other;
+                Err(wrong_state("be suspended: it does not run"))
+            }
+        }
+    }
+
+    pub(super) fn reset(&mut self) -> Result<(), DeviceError> {
+        let reset = match self.take() {
+            Self::Owned(device) => device.reset(),
+            Self::Negotiated(device) => device.reset(),
+            Self::Running(device) => device.reset(),
+            Self::Suspended(device) => device.reset(),
+            Self::Lost => return Err(lost()),
+        };
+        match reset {
+            Ok(device) => {
+                *self = Self::Owned(device);
+                Ok(())
+            }
+            Err(failed) => Err(self.keep(failed, Self::Owned)),
+        }
+    }
+}

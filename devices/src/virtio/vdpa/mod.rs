@@ -1,0 +1,606 @@
+//! A vhost-vdpa device as a virtio [`Backend`]: what the guest programs is
+//! handed to the device, and then the device works alone.
+//!
+//! ```text
+//!   transport (what the guest programmed)
+//!       |  negotiate, activate, change, reset
+//!       v
+//!   VdpaBackend --+--> Link      the device's typestate: status, rings, eventfds
+//!                 +--> Iotlb     guest RAM at IOVA = guest-physical address, for the VM's life
+//!                 +--> Control   the control queue, which belongs to the VMM
+//!                 +--> MacOverlay  the address the guest sees
+//!
+//!   data queues: kick eventfd -> vhost worker -> device -> call eventfd -> guest
+//! ```
+//! Any device class works: only the control queue and the MAC address are
+//! known to be a network device's. Owns the device; must not know PCI, KVM or
+//! who polls its descriptors.
+
+mod control;
+mod error;
+mod link;
+mod mac;
+mod saved;
+
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use vdpa::control_queue::{Command, Limits, queue_index};
+use vdpa::device::{Device, DeviceInfo, Opened, VringAddresses, VringBase, VringConfig};
+use vdpa::features::{self, Policy};
+use vdpa::iotlb::Iotlb;
+use vdpa::iova::IovaRange;
+use vdpa::memory::GuestRegion;
+use vdpa::uapi::BackendFeatures;
+use vdpa::window::PrivateWindow;
+use virtio_bindings::virtio_config::{VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_RING_PACKED};
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MAC,
+};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+pub use self::error::VdpaError;
+
+use self::control::{Control, Setup};
+use self::link::Link;
+use self::mac::MacOverlay;
+use self::saved::{Saved, SavedRing};
+use super::backend::{
+    Activation, Backend, BackendError, Event, Outcome, Queue, QueueAddresses, QueueChange,
+    SavedState, SharedMemory,
+};
+use super::saved_state;
+use super::userspace_queue::SavedQueue;
+
+/// Name and version of the saved state.
+const STATE_NAME: &str = "virtio-vdpa";
+const STATE_VERSION: u32 = 1;
+
+const TOKEN_CONFIG: u16 = 0;
+const TOKEN_CONTROL: u16 = 1;
+
+/// Which device is wanted, and how the guest is to see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VdpaOptions {
+    /// Name for messages.
+    pub id: String,
+    /// The vhost-vdpa character device.
+    pub path: PathBuf,
+    /// MAC address for the guest; `None`: the device's own.
+    pub mac: Option<[u8; 6]>,
+    /// Number of queues that the user expects.
+    pub num_queues: Option<u16>,
+}
+
+/// What the guest negotiated, as far as it is needed later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Negotiation {
+    features: u64,
+    /// Index of the control queue, if the guest negotiated one.
+    control_queue: Option<u16>,
+    limits: Limits,
+}
+
+impl Negotiation {
+    fn has(&self, bit: u32) -> bool {
+        self.features & (1 << bit) != 0
+    }
+}
+
+/// A vhost-vdpa device behind a virtio transport. See the module.
+#[derive(Debug)]
+pub struct VdpaBackend {
+    id: String,
+    link: Link,
+    /// Behind `link`, so that the device is closed only after its mappings are gone.
+    iotlb: Iotlb,
+    memory: SharedMemory,
+    /// Where a guest's rings may lie: guest RAM, and nothing of ours.
+    ram: Vec<IovaRange>,
+    info: DeviceInfo,
+    max_sizes: Vec<u16>,
+    features: u64,
+    config_changed: EventFd,
+    /// The device's control queue, if it offers one.
+    control: Option<Control>,
+    mac: Option<MacOverlay>,
+    negotiation: Option<Negotiation>,
+}
+
+impl VdpaBackend {
+    /// Opens the device and maps guest RAM for it, once and for the VM's life.
+    /// `ram_end`: the first address above the most RAM that the machine can
+    /// ever have; the VMM's private window lies above it.
+    ///
+    /// # Errors
+    /// See [`VdpaError`].
+    pub fn open(
+        options: &VdpaOptions,
+        memory: SharedMemory,
+        ram_end: u64,
+    ) -> Result<Self, VdpaError> {
+        let device = Device::open(&options.path)?;
+        Self::new(device, options, memory, ram_end)
+    }
+
+    fn new(
+        device: Device<Opened>,
+        options: &VdpaOptions,
+        memory: SharedMemory,
+        ram_end: u64,
+    ) -> Result<Self, VdpaError> {
+        let (device, mut iotlb) = device.own().map_err(|failed| failed.error)?;
+        let info = device.info().clone();
+        let has = info.queue_count();
+        if let Some(expected) = options.num_queues.filter(|&expected| expected != has) {
+            return Err(VdpaError::QueueCount { expected, has });
+        }
+        let id = options.id.clone();
+        let passed = features::pass_through(info.features, info.device_id, Policy::default());
+        for &(bit, reason) in &passed.withheld {
+            let name = features::name(bit, info.device_id).unwrap_or("unnamed");
+            tracing::info!(device = %id, bit, name, %reason, "feature withheld from the guest");
+        }
+        let mac = configured_mac(&device, &info, passed.features, options.mac)?;
+
+        let mut window =
+            PrivateWindow::new(info.iova_range, ram_end).map_err(VdpaError::PrivateWindow)?;
+        iotlb
+            .map_guest_memory(0, &memory)
+            .map_err(VdpaError::MapMemory)?;
+        let is_net = info.device_id == VIRTIO_ID_NET;
+        let control = (is_net && passed.features & (1 << VIRTIO_NET_F_CTRL_VQ) != 0)
+            .then(|| Control::new(&mut window))
+            .transpose()?;
+
+        let config_changed =
+            EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd)?;
+        device.set_config_call(Some(&config_changed))?;
+        let ram = GuestRegion::all(&memory)
+            .iter()
+            .filter_map(|region| {
+                use vdpa::memory::DmaRegion;
+                IovaRange::from_size(region.base(), region.size())
+            })
+            .collect();
+        Ok(Self {
+            id,
+            link: Link::Owned(device),
+            iotlb,
+            memory,
+            ram,
+            max_sizes: info.queues.iter().map(|queue| queue.max_size).collect(),
+            features: passed.features,
+            info,
+            config_changed,
+            control,
+            mac,
+            negotiation: None,
+        })
+    }
+
+    /// Bytes that are mapped for the device now, in all address spaces.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> u64 {
+        self.iotlb.mapped_bytes()
+    }
+
+    fn negotiate_features(&mut self, features: u64) -> Result<Negotiation, VdpaError> {
+        let limits = self.limits(features)?;
+        self.link.negotiate(features)?;
+        let control_queue = if features & (1 << VIRTIO_NET_F_CTRL_VQ) != 0 && self.control.is_some()
+        {
+            let index = queue_index(features, limits.max_virtqueue_pairs);
+            let known = index.filter(|&index| index < self.info.queue_count());
+            Some(known.ok_or(VdpaError::ControlQueueIndex {
+                max_virtqueue_pairs: limits.max_virtqueue_pairs,
+                has: self.info.queue_count(),
+            })?)
+        } else {
+            None
+        };
+        Ok(Negotiation {
+            features,
+            control_queue,
+            limits,
+        })
+    }
+
+    /// What control commands may ask for (`struct virtio_net_config`, virtio 1.3, 5.1.4).
+    fn limits(&self, features: u64) -> Result<Limits, VdpaError> {
+        let mut config = [0u8; 24];
+        if self.control.is_some() {
+            let len = config
+                .len()
+                .min(usize::try_from(self.info.config_size).unwrap_or(0));
+            self.link.read_config(0, &mut config[..len])?;
+        }
+        let several = queue_index(features, 2) != queue_index(0, 2);
+        Ok(Limits {
+            features,
+            max_virtqueue_pairs: if several {
+                u16::from_le_bytes([config[8], config[9]])
+            } else {
+                1
+            },
+            rss_max_key_size: config[17],
+            rss_max_indirection_table_length: u16::from_le_bytes([config[18], config[19]]),
+            supported_hash_types: u32::from_le_bytes([
+                config[20], config[21], config[22], config[23],
+            ]),
+        })
+    }
+
+    /// Sets up all rings, starts the device and brings its control state up to date.
+    fn start(
+        &mut self,
+        activation: Activation,
+        base_of: impl Fn(u16) -> VringBase,
+        replay: &[Command],
+        guest_control_queue: Option<SavedQueue>,
+    ) -> Result<(), VdpaError> {
+        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+        let Activation { queues, .. } = activation;
+        let device = self.link.negotiated()?;
+        let mut data_queues = Vec::with_capacity(queues.len());
+        let mut control_queue = None;
+        for queue in queues {
+            if Some(queue.index) == negotiation.control_queue {
+                control_queue = Some(queue);
+                continue;
+            }
+            let config = VringConfig {
+                size: queue.addresses.size,
+                addresses: vring_addresses(&queue.addresses),
+                base: base_of(queue.index),
+                kick: Some(&queue.kick),
+                call: queue.call.as_deref(),
+            };
+            device.set_vring(queue.index, &config, &self.ram)?;
+            data_queues.push(queue);
+        }
+        if let (Some(control), Some(index)) = (&mut self.control, negotiation.control_queue) {
+            control.start(Setup {
+                device,
+                iotlb: &mut self.iotlb,
+                index,
+                event_idx: negotiation.has(VIRTIO_RING_F_EVENT_IDX),
+                limits: negotiation.limits,
+            })?;
+            device.enable_vring(index)?;
+        }
+        // Virtio wants queues enabled before DRIVER_OK. But a device must not
+        // receive by an outdated filter: so, if there is anything to replay and the
+        // device can wait, its data queues come after that.
+        let late = !replay.is_empty()
+            && device
+                .backend_features()
+                .contains(BackendFeatures::ENABLE_AFTER_DRIVER_OK);
+        if !late {
+            for queue in &data_queues {
+                device.enable_vring(queue.index)?;
+            }
+        }
+        self.link.start()?;
+        if let Some(control) = &mut self.control {
+            control.replay(replay)?;
+        }
+        if late {
+            let device = self.link.running()?;
+            for queue in &data_queues {
+                device.enable_vring(queue.index)?;
+            }
+        }
+        if let (Some(control), Some(queue)) = (&mut self.control, control_queue) {
+            let max_size = self.max_sizes.get(usize::from(queue.index)).copied();
+            let event_idx = negotiation.has(VIRTIO_RING_F_EVENT_IDX);
+            control.serve_guest(
+                queue,
+                guest_control_queue,
+                max_size.unwrap_or(0),
+                event_idx,
+                &self.memory,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The command that gives the device the address that the guest sees, if
+    /// the device has another one now.
+    fn mac_command(&self, negotiation: &Negotiation) -> Result<Option<Command>, VdpaError> {
+        let Some(mac) = &self.mac else {
+            return Ok(None);
+        };
+        let mut shown = [0u8; 6];
+        self.link.read_config(0, &mut shown)?;
+        if shown == mac.current() {
+            return Ok(None);
+        }
+        if negotiation.control_queue.is_none() || !negotiation.has(VIRTIO_NET_F_CTRL_MAC_ADDR) {
+            tracing::warn!(
+                device = %self.id,
+                "the guest's driver does not negotiate CTRL_MAC_ADDR, so the device keeps another \
+                 MAC address than the guest sees and may filter its unicast frames"
+            );
+            return Ok(None);
+        }
+        Ok(Some(Command::MacAddrSet(mac.current())))
+    }
+
+    /// Takes note of commands that the device carried out.
+    fn note(&mut self, done: &[Command]) {
+        if let Some(mac) = &mut self.mac {
+            done.iter().for_each(|command| mac.note(command));
+        }
+    }
+
+    fn stop(&mut self) {
+        self.negotiation = None;
+        if let Some(control) = &mut self.control {
+            control.stop();
+        }
+        if let Some(mac) = &mut self.mac {
+            mac.reset();
+        }
+        if let Err(error) = self.link.reset() {
+            tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "reset failed");
+        } else if let Err(error) = self.iotlb.remap_after_reset() {
+            tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "memory cannot be mapped again after a reset");
+            self.link = Link::Lost;
+        }
+    }
+
+    fn save_rings(&mut self) -> Result<Saved, VdpaError> {
+        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+        if let Some(control) = &mut self.control {
+            let done = control.finish()?;
+            self.note(&done);
+        }
+        self.link.suspend()?;
+        let device = self.link.suspended()?;
+        let mut rings = Vec::new();
+        for index in
+            (0..self.info.queue_count()).filter(|&index| Some(index) != negotiation.control_queue)
+        {
+            rings.push(SavedRing {
+                index,
+                base: device.vring_base(index)?,
+            });
+        }
+        Ok(Saved {
+            device_type: self.info.device_id,
+            features: negotiation.features,
+            rings,
+            mac: self.mac.as_ref().map(MacOverlay::current),
+            control: self.control.as_ref().map(Control::save),
+        })
+    }
+
+    fn restore_rings(&mut self, saved: Saved, activation: Activation) -> Result<(), VdpaError> {
+        self.stop();
+        if saved.device_type != self.info.device_id {
+            return Err(VdpaError::OtherDevice {
+                saved: saved.device_type,
+                has: self.info.device_id,
+            });
+        }
+        if saved.features != activation.features || saved.features & !self.features != 0 {
+            return Err(VdpaError::OtherFeatures {
+                saved: saved.features,
+                offered: self.features,
+            });
+        }
+        let negotiation = self.negotiate_features(saved.features)?;
+        self.negotiation = Some(negotiation);
+        if let (Some(mac), Some(current)) = (&mut self.mac, saved.mac) {
+            mac.restore(current);
+        }
+        let mut replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
+        let mut guest_queue = None;
+        if let Some(control) = saved.control {
+            control.state.validate(&negotiation.limits)?;
+            replay.extend(control.state.replay());
+            guest_queue = control.guest;
+        }
+        let packed = negotiation.has(VIRTIO_F_RING_PACKED);
+        let base_of = |index| {
+            let ring = saved.rings.iter().find(|ring| ring.index == index);
+            ring.map_or(VringBase::initial(packed), |ring| ring.base)
+        };
+        let spurious: Vec<(Arc<EventFd>, Option<Arc<EventFd>>)> = activation
+            .queues
+            .iter()
+            .map(|queue| (queue.kick.clone(), queue.call.clone()))
+            .collect();
+        self.start(activation, base_of, &replay, guest_queue)?;
+        // A kick or a call may have been lost between the two devices.
+        for (kick, call) in spurious {
+            signal(&kick);
+            if let Some(call) = call {
+                signal(&call);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The only way to fail is a counter at its maximum, which is signalled too.
+fn signal(event: &EventFd) {
+    let _ = event.write(1);
+}
+
+fn vring_addresses(addresses: &QueueAddresses) -> VringAddresses {
+    VringAddresses {
+        descriptor: addresses.descriptor,
+        driver: addresses.driver,
+        device: addresses.device,
+    }
+}
+
+/// The address for the guest, if this is a network device with one.
+fn configured_mac<S>(
+    device: &Device<S>,
+    info: &DeviceInfo,
+    features: u64,
+    wanted: Option<[u8; 6]>,
+) -> Result<Option<MacOverlay>, VdpaError> {
+    if info.device_id != VIRTIO_ID_NET || features & (1 << VIRTIO_NET_F_MAC) == 0 {
+        return match wanted {
+            Some(_) => Err(VdpaError::NoMac),
+            None => Ok(None),
+        };
+    }
+    let mut own = [0u8; 6];
+    device.read_config(0, &mut own)?;
+    match wanted {
+        Some(wanted) if wanted != own && features & (1 << VIRTIO_NET_F_CTRL_MAC_ADDR) == 0 => {
+            Err(VdpaError::FixedMac)
+        }
+        wanted => Ok(Some(MacOverlay::new(wanted.unwrap_or(own)))),
+    }
+}
+
+impl Backend for VdpaBackend {
+    fn device_type(&self) -> u32 {
+        self.info.device_id
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &self.max_sizes
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn config_len(&self) -> u32 {
+        self.info.config_size
+    }
+
+    fn read_config(&mut self, offset: u32, data: &mut [u8]) {
+        if let Err(error) = self.link.read_config(offset, data) {
+            tracing::warn!(device = %self.id, %error, "configuration cannot be read");
+            data.fill(0);
+        }
+        if let Some(mac) = &self.mac {
+            mac.cover(offset, data);
+        }
+    }
+
+    fn write_config(&mut self, offset: u32, data: &[u8]) {
+        if let Err(error) = self.link.write_config(offset, data) {
+            tracing::warn!(device = %self.id, %error, "configuration cannot be written");
+        }
+    }
+
+    fn events(&mut self, _kicks: &[Arc<EventFd>]) -> Vec<Event> {
+        let mut events = vec![Event {
+            fd: self.config_changed.as_raw_fd(),
+            token: TOKEN_CONFIG,
+        }];
+        if let Some(control) = &self.control {
+            events.push(Event {
+                fd: control.as_raw_fd(),
+                token: TOKEN_CONTROL,
+            });
+        }
+        events
+    }
+
+    fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
+        let negotiation = self.negotiate_features(features)?;
+        self.negotiation = Some(negotiation);
+        Ok(())
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
+        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+        let packed = negotiation.has(VIRTIO_F_RING_PACKED);
+        let replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
+        self.start(activation, |_| VringBase::initial(packed), &replay, None)?;
+        Ok(())
+    }
+
+    fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
+        match change {
+            QueueChange::Call { index, call } => {
+                let is_control = self
+                    .negotiation
+                    .is_some_and(|negotiation| negotiation.control_queue == Some(index));
+                if is_control {
+                    if let Some(control) = &mut self.control {
+                        control.set_call(call);
+                    }
+                    return Ok(());
+                }
+                let device = self.link.running().map_err(VdpaError::from)?;
+                device
+                    .set_call(index, call.as_deref())
+                    .map_err(VdpaError::from)?;
+                if let Some(call) = call {
+                    signal(&call);
+                }
+                Ok(())
+            }
+            QueueChange::Enable(Queue { index, .. }) => Err(VdpaError::LateEnable { index }.into()),
+        }
+    }
+
+    fn reset(&mut self) {
+        self.stop();
+    }
+
+    fn process(&mut self, token: u16) -> Outcome {
+        match token {
+            TOKEN_CONFIG => {
+                // Only "nothing is pending" can fail.
+                let _ = self.config_changed.read();
+                let needs_reset = self
+                    .link
+                    .status()
+                    .is_ok_and(|status| u32::from(status) & VIRTIO_CONFIG_S_NEEDS_RESET != 0);
+                if needs_reset {
+                    tracing::error!(device = %self.id, "the device says that it needs a reset");
+                }
+                Outcome {
+                    config_changed: true,
+                    needs_reset,
+                }
+            }
+            _ => {
+                let Some(control) = &mut self.control else {
+                    return Outcome::default();
+                };
+                let done = control.serve();
+                self.note(&done.commands);
+                Outcome {
+                    config_changed: false,
+                    needs_reset: done.broken,
+                }
+            }
+        }
+    }
+
+    fn save(&mut self) -> Result<SavedState, BackendError> {
+        let saved = self.save_rings()?;
+        Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
+    }
+
+    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
+        let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
+        self.restore_rings(saved, activation)?;
+        Ok(())
+    }
+}
+
+impl Drop for VdpaBackend {
+    /// Stops the device before its memory goes.
+    fn drop(&mut self) {
+        if let Err(error) = self.link.reset() {
+            tracing::warn!(device = %self.id, %error, "reset failed; closing the device resets it");
+        }
+    }
+}

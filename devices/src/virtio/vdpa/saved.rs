@@ -1,0 +1,34 @@
+//! The saved form of a vhost-vdpa device, apart from the live types.
+
+use serde::{Deserialize, Serialize};
+use vdpa::control_queue::ControlState;
+use vdpa::device::VringBase;
+
+use crate::virtio::userspace_queue::SavedQueue;
+
+/// Where one ring goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedRing {
+    pub(super) index: u16,
+    pub(super) base: VringBase,
+}
+
+/// The control queue: what the device acknowledged, and the guest's ring.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedControl {
+    pub(super) state: ControlState,
+    /// `None`: the guest has no control queue.
+    pub(super) guest: Option<SavedQueue>,
+}
+
+/// A whole device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Saved {
+    pub(super) device_type: u32,
+    pub(super) features: u64,
+    /// The data queues.
+    pub(super) rings: Vec<SavedRing>,
+    /// The address that the guest sees.
+    pub(super) mac: Option<[u8; 6]>,
+    pub(super) control: Option<SavedControl>,
+}

@@ -1,0 +1,423 @@
+//! The VMM's own ring towards the device's control queue.
+//!
+//! ```text
+//!   memory      | descriptors, avail | command 16 KiB | used ring | ack |
+//!   the device        reads only         reads only     read/write  writes
+//!
+//!              submit                        poll: the device used it
+//!     idle ------------> command in flight ------------------------> idle
+//!                              |                     (Answer)
+//!                              +---- it broke a rule ---> broken (reset needed)
+//! ```
+//! One command is in flight at a time, as the guest's driver does it too. On a
+//! device with one address space a guest can name these pages in a
+//! descriptor: so what the device only reads is mapped read-only, and what it
+//! writes lies alone on pages of its own and is checked when it is read.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::command::{COMMAND_LEN_MAX, Command, CommandError};
+use crate::device::{DeviceInfo, VringBase, VringConfig};
+use crate::iotlb::{Access, Iotlb, IotlbError, IotlbSink, Mapping};
+use crate::iova::{IovaRange, PAGE_SIZE};
+use crate::memory::{SharedBuffer, SharedBufferError};
+use crate::ring::split::DriverQueue;
+use crate::ring::{Direction, Piece, QueueError, SplitLayout};
+use crate::uapi::BackendFeatures;
+
+/// Room for a command; more than [`COMMAND_LEN_MAX`] is never sent.
+const COMMAND_AREA: u64 = 16 * 1024;
+const _: () = assert!(COMMAND_LEN_MAX <= 16 * 1024);
+/// Entries of our ring: a command takes three descriptors.
+const RING_SIZE: u16 = 16;
+/// In the ack byte before the device writes it, so that a device that says it
+/// answered but wrote nothing is noticed.
+const NO_ACK: u8 = 0xff;
+/// How long a caller should wait for an answer before it gives the device up.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where the control queue's memory is mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// In an address space that no queue of the guest's can name.
+    OwnAddressSpace {
+        /// The control queue's group, for `Device::set_group_asid`.
+        group: u32,
+        /// The address space.
+        asid: u32,
+    },
+    /// In address space 0, beside guest RAM.
+    Shared,
+}
+
+impl Placement {
+    /// Isolates the queue if the device can: it has a second address space,
+    /// the kernel honours it, and no other queue is in this one's group.
+    #[must_use]
+    pub fn choose(info: &DeviceInfo, acked: BackendFeatures, queue: u16) -> Self {
+        let own = info.queues.get(usize::from(queue)).and_then(|q| q.group);
+        let Some(group) = own else {
+            return Self::Shared;
+        };
+        let members = info
+            .queues
+            .iter()
+            .filter(|queue| queue.group == Some(group) || queue.descriptor_group == Some(group));
+        let able = info.address_spaces >= 2 && acked.contains(BackendFeatures::IOTLB_ASID);
+        // Rings in another group than the buffers would stay behind in ASID 0.
+        let whole = info
+            .queues
+            .get(usize::from(queue))
+            .is_some_and(|queue| queue.descriptor_group.is_none_or(|rings| rings == group));
+        if able && whole && members.count() == 1 {
+            Self::OwnAddressSpace { group, asid: 1 }
+        } else {
+            Self::Shared
+        }
+    }
+
+    /// The address space.
+    #[must_use]
+    pub fn asid(&self) -> u32 {
+        match *self {
+            Self::OwnAddressSpace { asid, .. } => asid,
+            Self::Shared => 0,
+        }
+    }
+}
+
+/// What the device said to a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// VIRTIO_NET_OK.
+    Ok,
+    /// VIRTIO_NET_ERR.
+    Err,
+}
+
+/// Why a command got no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlQueueError {
+    /// The memory can't be made or accessed.
+    #[error("the control queue has no memory")]
+    Memory {
+        /// Why.
+        #[source]
+        source: SharedBufferError,
+    },
+    /// An eventfd can't be made or waited for.
+    #[error("the control queue's eventfd failed")]
+    Event {
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The ring is full or broken.
+    #[error("the control queue's ring failed")]
+    Ring {
+        /// Why.
+        #[source]
+        source: QueueError,
+    },
+    /// The command can't be written down.
+    #[error("the control command is not valid")]
+    Command {
+        /// Why.
+        #[source]
+        source: CommandError,
+    },
+    /// One command is in flight already.
+    #[error("a control command waits for its answer already")]
+    Busy,
+    /// The device used the command but left no answer, or an unknown one.
+    #[error("the device answered a control command with {answer:#04x}")]
+    BadAnswer {
+        /// The ack byte.
+        answer: u8,
+    },
+    /// No answer came in time. The command is still in flight: the device must be reset.
+    #[error("the device did not answer a control command within {timeout:?}")]
+    Timeout {
+        /// How long was waited.
+        timeout: Duration,
+    },
+}
+
+fn memory(source: SharedBufferError) -> ControlQueueError {
+    ControlQueueError::Memory { source }
+}
+
+fn ring(source: QueueError) -> ControlQueueError {
+    ControlQueueError::Ring { source }
+}
+
+fn event(source: std::io::Error) -> ControlQueueError {
+    ControlQueueError::Event { source }
+}
+
+/// Where the parts lie in the memory.
+#[derive(Debug, Clone, Copy)]
+struct Parts {
+    ring: SplitLayout,
+    /// The ring's pages that the device only reads come first, then the
+    /// command, then the ring's used pages, then the ack.
+    command: u64,
+    ack: u64,
+}
+
+/// The VMM's control queue.
+#[derive(Debug)]
+pub struct ControlQueue {
+    memory: Arc<SharedBuffer>,
+    parts: Parts,
+    ring: DriverQueue,
+    kick: EventFd,
+    call: EventFd,
+    /// First descriptor of the command that the device has.
+    in_flight: Option<u16>,
+}
+
+impl ControlQueue {
+    /// Bytes of I/O virtual address space that the queue needs, for
+    /// [`crate::window::PrivateWindow::allocate`].
+    ///
+    /// # Errors
+    /// None in practice: the ring's size is a constant.
+    pub fn memory_size() -> Result<u64, ControlQueueError> {
+        Ok(Self::parts()?.ack + PAGE_SIZE)
+    }
+
+    fn parts() -> Result<Parts, ControlQueueError> {
+        let ring_layout = SplitLayout::new(RING_SIZE).map_err(ring)?;
+        let command = ring_layout.size();
+        Ok(Parts {
+            ring: ring_layout,
+            command,
+            ack: command + COMMAND_AREA,
+        })
+    }
+
+    /// Makes the queue with its memory at `iova`. `event_idx`: whether that
+    /// feature was negotiated.
+    ///
+    /// # Errors
+    /// Memory or eventfds can't be made.
+    pub fn new(iova: u64, event_idx: bool) -> Result<Self, ControlQueueError> {
+        let parts = Self::parts()?;
+        let buffer = SharedBuffer::new(Self::memory_size()?, iova).map_err(memory)?;
+        let buffer = Arc::new(buffer);
+        let ring = DriverQueue::new(Arc::clone(&buffer), parts.ring, 0, event_idx).map_err(ring)?;
+        Ok(Self {
+            memory: buffer,
+            parts,
+            ring,
+            kick: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(event)?,
+            call: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(event)?,
+            in_flight: None,
+        })
+    }
+
+    /// Maps the queue's memory for the device, in the smallest pieces of the
+    /// fewest rights.
+    ///
+    /// # Errors
+    /// See [`IotlbError`]; nothing is mapped then.
+    pub fn map<S: IotlbSink>(&self, iotlb: &mut Iotlb<S>, asid: u32) -> Result<(), IotlbError> {
+        let Parts {
+            ring, command, ack, ..
+        } = self.parts;
+        let used = ring.used_offset();
+        let mut batch = iotlb.batch(asid)?;
+        batch.announce(ack + PAGE_SIZE);
+        for (first, end, access) in [
+            (0, used, Access::ReadOnly),
+            // Devices read their own index back.
+            (used, ring.size(), Access::ReadWrite),
+            (command, ack, Access::ReadOnly),
+            (ack, ack + PAGE_SIZE, Access::ReadWrite),
+        ] {
+            let mapping = Mapping {
+                region: Arc::clone(&self.memory) as _,
+                offset: first,
+                access,
+            };
+            batch.map(self.memory.range().first() + first, end - first, mapping)?;
+        }
+        batch.commit()
+    }
+
+    /// Begins anew after a device reset: empty ring, nothing in flight, the same
+    /// memory and eventfds. `event_idx`: whether that feature was negotiated.
+    ///
+    /// # Errors
+    /// The memory can't be accessed.
+    pub fn restart(&mut self, event_idx: bool) -> Result<(), ControlQueueError> {
+        let memory = Arc::clone(&self.memory);
+        self.ring = DriverQueue::new(memory, self.parts.ring, 0, event_idx).map_err(ring)?;
+        self.in_flight = None;
+        // The error is EAGAIN: nothing was signalled.
+        let _ = self.call.read();
+        Ok(())
+    }
+
+    /// Undoes [`ControlQueue::map`].
+    ///
+    /// # Errors
+    /// See [`IotlbError`].
+    pub fn unmap<S: IotlbSink>(&self, iotlb: &mut Iotlb<S>, asid: u32) -> Result<(), IotlbError> {
+        let Parts {
+            ring, command, ack, ..
+        } = self.parts;
+        let mut batch = iotlb.batch(asid)?;
+        for first in [0, ring.used_offset(), command, ack] {
+            batch.unmap(self.memory.range().first() + first)?;
+        }
+        batch.commit()
+    }
+
+    /// The ring's description for `Device::set_vring`.
+    #[must_use]
+    pub fn vring_config(&self) -> VringConfig<'_> {
+        VringConfig {
+            size: self.ring.size(),
+            addresses: self.ring.addresses(),
+            base: VringBase::initial(false),
+            kick: Some(&self.kick),
+            call: Some(&self.call),
+        }
+    }
+
+    /// The memory that the ring lies in, for the same call.
+    #[must_use]
+    pub fn range(&self) -> IovaRange {
+        self.memory.range()
+    }
+
+    /// Becomes readable when an answer may be there. Non-blocking.
+    #[must_use]
+    pub fn call(&self) -> &EventFd {
+        &self.call
+    }
+
+    /// Whether a command waits for its answer.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.in_flight.is_some()
+    }
+
+    /// Sends a command. Then wait for [`ControlQueue::call`] and ask
+    /// [`ControlQueue::poll`], not longer than [`ANSWER_TIMEOUT`].
+    ///
+    /// # Errors
+    /// [`ControlQueueError::Busy`], or the ring is broken.
+    pub fn submit(&mut self, command: &Command) -> Result<(), ControlQueueError> {
+        if self.is_busy() {
+            return Err(ControlQueueError::Busy);
+        }
+        let bytes = command
+            .encode()
+            .map_err(|source| ControlQueueError::Command { source })?;
+        let Parts { command, ack, .. } = self.parts;
+        self.memory.write(command, &bytes).map_err(memory)?;
+        self.memory.write(ack, &[NO_ACK]).map_err(memory)?;
+        // Header, data and ack in pieces of their own, as the Linux driver
+        // sends them: parents that do not join pieces exist.
+        let (header, data) = bytes.split_at(2);
+        let mut chain = vec![self.piece(command, header.len(), Direction::DeviceReads)?];
+        if !data.is_empty() {
+            chain.push(self.piece(command + 2, data.len(), Direction::DeviceReads)?);
+        }
+        chain.push(self.piece(ack, 1, Direction::DeviceWrites)?);
+        self.in_flight = Some(self.ring.add(&chain).map_err(ring)?);
+        if self.ring.needs_kick().map_err(ring)? {
+            self.kick.write(1).map_err(event)?;
+        }
+        Ok(())
+    }
+
+    fn piece(
+        &self,
+        offset: u64,
+        len: usize,
+        direction: Direction,
+    ) -> Result<Piece, ControlQueueError> {
+        let len = u32::try_from(len).map_err(|_| ring(QueueError::Chain))?;
+        Ok(Piece {
+            iova: self.memory.iova(offset, u64::from(len)).map_err(memory)?,
+            len,
+            direction,
+        })
+    }
+
+    /// Takes the answer if it is there. Never blocks.
+    ///
+    /// # Errors
+    /// The device broke a rule; it must be reset.
+    pub fn poll(&mut self) -> Result<Option<Answer>, ControlQueueError> {
+        // Before the ring is looked at, so that a later signal is not lost.
+        // The error is EAGAIN: nothing was signalled.
+        let _ = self.call.read();
+        // The ring accepts nothing but what is outstanding, and that is one chain.
+        if self.ring.pop_used().map_err(ring)?.is_none() {
+            return Ok(None);
+        }
+        self.in_flight = None;
+        let mut ack = [NO_ACK];
+        self.memory.read(self.parts.ack, &mut ack).map_err(memory)?;
+        // The used length is not looked at: parents exist that leave it 0,
+        // and NO_ACK shows whether the byte was written.
+        match u32::from(ack[0]) {
+            VIRTIO_NET_OK => Ok(Some(Answer::Ok)),
+            VIRTIO_NET_ERR => Ok(Some(Answer::Err)),
+            _ => Err(ControlQueueError::BadAnswer { answer: ack[0] }),
+        }
+    }
+
+    /// Sends a command and waits for its answer. For activation and replay,
+    /// where there is nothing else to do; never on a thread that must not block.
+    ///
+    /// # Errors
+    /// As [`ControlQueue::submit`] and [`ControlQueue::poll`];
+    /// [`ControlQueueError::Timeout`].
+    pub fn execute(
+        &mut self,
+        command: &Command,
+        timeout: Duration,
+    ) -> Result<Answer, ControlQueueError> {
+        self.submit(command)?;
+        let begin = Instant::now();
+        loop {
+            if let Some(answer) = self.poll()? {
+                return Ok(answer);
+            }
+            let left = timeout.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                return Err(ControlQueueError::Timeout { timeout });
+            }
+            let left = Timespec::try_from(left).unwrap_or(Timespec {
+                tv_sec: 10,
+                tv_nsec: 0,
+            });
+            let mut fds = [PollFd::from_borrowed_fd(self.call_fd(), PollFlags::IN)];
+            match poll(&mut fds, Some(&left)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(event(errno.into())),
+            }
+        }
+    }
+
+    fn call_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        use std::os::fd::{AsRawFd, BorrowedFd};
+        // SAFETY: EventFd has no `AsFd`. The number is that of an open file
+        // which `self.call` owns, and the result borrows `self`.
+        unsafe { BorrowedFd::borrow_raw(self.call.as_raw_fd()) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! The ioctls on an open device, one call each.
+//!
+//! Owns the only `unsafe` of the device module: the passage from a typed
+//! ioctl of [`crate::uapi`] to the kernel. It must not know which order is
+//! right, nor what a value means.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ref};
+
+use crate::uapi::{
+    self, Plain, Read, ReadWrite, VHOST_FILE_UNBIND, Write, vhost_vring_file, vhost_vring_state,
+};
+
+/// Bytes of `struct vhost_vdpa_config` before its data.
+const CONFIG_HEADER: usize = 8;
+const _: () = assert!(size_of::<uapi::vhost_vdpa_config>() == CONFIG_HEADER);
+
+/// An open vhost-vdpa file description, shared with the IOTLB.
+#[derive(Debug, Clone)]
+pub(super) struct Handle {
+    pub(super) file: Arc<File>,
+}
+
+fn check(result: i32) -> io::Result<()> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// What binds an eventfd in the kernel's terms: its number, or -1 for none.
+fn raw(eventfd: Option<&EventFd>) -> RawFd {
+    eventfd.map_or(VHOST_FILE_UNBIND, AsRawFd::as_raw_fd)
+}
+
+impl Handle {
+    pub(super) fn call(&self, request: Plain) -> io::Result<()> {
+        // SAFETY: there is no safe interface to ioctls. A `Plain` takes no
+        // argument, so the kernel touches no memory of ours.
+        check(unsafe { ioctl(&*self.file, request.number()) })
+    }
+
+    pub(super) fn read<T>(&self, request: Read<T>, mut value: T) -> io::Result<T> {
+        // SAFETY: there is no safe interface to ioctls. `Read<T>` is made only
+        // in `uapi`, for requests where the kernel writes one `T` (its size is
+        // part of the number) and where every bit pattern is a valid `T`;
+        // `value` is one, and exclusively ours during the call.
+        check(unsafe { ioctl_with_mut_ref(&*self.file, request.number(), &mut value) })?;
+        Ok(value)
+    }
+
+    pub(super) fn write<T>(&self, request: Write<T>, value: &T) -> io::Result<()> {
+        // SAFETY: there is no safe interface to ioctls. `Write<T>` is made
+        // only in `uapi`, for requests where the kernel reads one `T`, which
+        // `value` is; none of these types holds a pointer into our memory.
+        check(unsafe { ioctl_with_ref(&*self.file, request.number(), value) })
+    }
+
+    fn exchange<T>(&self, request: ReadWrite<T>, mut value: T) -> io::Result<T> {
+        // SAFETY: as for `read`; the kernel reads the same `T` before.
+        check(unsafe { ioctl_with_mut_ref(&*self.file, request.number(), &mut value) })?;
+        Ok(value)
+    }
+
+    pub(super) fn status(&self) -> io::Result<u8> {
+        self.read(uapi::get_status(), 0)
+    }
+
+    pub(super) fn set_status(&self, status: u8) -> io::Result<()> {
+        self.write(uapi::set_status(), &status)
+    }
+
+    /// Asks a question about one queue.
+    pub(super) fn vring_state(
+        &self,
+        request: ReadWrite<vhost_vring_state>,
+        index: u16,
+    ) -> io::Result<u32> {
+        let index = u32::from(index);
+        Ok(self
+            .exchange(request, vhost_vring_state { index, num: 0 })?
+            .num)
+    }
+
+    /// Says something about one queue or group.
+    pub(super) fn set_vring_state(
+        &self,
+        request: Write<vhost_vring_state>,
+        index: u32,
+        num: u32,
+    ) -> io::Result<()> {
+        self.write(request, &vhost_vring_state { index, num })
+    }
+
+    /// Binds an eventfd to one queue, or unbinds the one that is bound.
+    pub(super) fn set_vring_file(
+        &self,
+        request: Write<vhost_vring_file>,
+        index: u16,
+        eventfd: Option<&EventFd>,
+    ) -> io::Result<()> {
+        let file = vhost_vring_file {
+            index: u32::from(index),
+            fd: raw(eventfd),
+        };
+        self.write(request, &file)
+    }
+
+    pub(super) fn set_config_call(&self, eventfd: Option<&EventFd>) -> io::Result<()> {
+        self.write(uapi::set_config_call(), &raw(eventfd))
+    }
+
+    /// Reads device configuration. The caller has checked the bounds.
+    pub(super) fn config(&self, offset: u32, data: &mut [u8]) -> io::Result<()> {
+        let mut buffer = config_buffer(offset, data)?;
+        let request = uapi::get_config().number();
+        // SAFETY: there is no safe interface to ioctls. The kernel reads the
+        // header, whose `len` is the number of bytes that follow it in
+        // `buffer`, and writes that many there. `u8` has no invalid values,
+        // and the kernel needs no alignment for its copies.
+        check(unsafe { ioctl_with_mut_ptr(&*self.file, request, buffer.as_mut_ptr()) })?;
+        data.copy_from_slice(&buffer[CONFIG_HEADER..]);
+        Ok(())
+    }
+
+    /// Writes device configuration. The caller has checked the bounds.
+    pub(super) fn set_config(&self, offset: u32, data: &[u8]) -> io::Result<()> {
+        let mut buffer = config_buffer(offset, data)?;
+        let request = uapi::set_config().number();
+        // SAFETY: as for `config`, except that the kernel only reads.
+        check(unsafe { ioctl_with_mut_ptr(&*self.file, request, buffer.as_mut_ptr()) })
+    }
+}
+
+/// `struct vhost_vdpa_config` followed by a copy of `data`.
+fn config_buffer(offset: u32, data: &[u8]) -> io::Result<Vec<u8>> {
+    let len = u32::try_from(data.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut buffer = Vec::with_capacity(CONFIG_HEADER + data.len());
+    buffer.extend_from_slice(&offset.to_ne_bytes());
+    buffer.extend_from_slice(&len.to_ne_bytes());
+    buffer.extend_from_slice(data);
+    Ok(buffer)
+}

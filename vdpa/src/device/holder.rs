@@ -1,0 +1,102 @@
+//! Who has a character device open.
+//!
+//! vhost-vdpa devices open exclusively; EBUSY alone sends a user on a search.
+//! The scan looks at the file descriptors in `/proc`, so it sees only
+//! processes that this one may inspect. It must not know what the device is.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+/// A process that has the device open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Process id.
+    pub pid: u32,
+    /// Its name (`/proc/PID/comm`).
+    pub command: String,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (PID {})", self.command, self.pid)
+    }
+}
+
+/// All visible processes that have the character device with this device
+/// number (`st_rdev`) open, by ascending PID.
+#[must_use]
+pub fn holders(device_number: u64) -> Vec<Holder> {
+    let mut found: Vec<Holder> = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            holds(&entry.path(), device_number).then(|| Holder {
+                pid,
+                command: command(&entry.path()),
+            })
+        })
+        .collect();
+    found.sort_by_key(|holder| holder.pid);
+    found
+}
+
+fn holds(process: &Path, device_number: u64) -> bool {
+    fs::read_dir(process.join("fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        // Following the link gives the open file itself, even if its name in
+        // /dev has been removed or belongs to another mount namespace. Only
+        // device-like links are followed: a stat of a file on a dead network
+        // file system would hang.
+        .filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| target.starts_with("/dev")))
+        .filter_map(|entry| fs::metadata(entry.path()).ok())
+        .any(|file| file.file_type().is_char_device() && file.rdev() == device_number)
+}
+
+/// The process's name with anything unprintable replaced: it comes from
+/// another process and goes to a terminal.
+fn command(process: &Path) -> String {
+    let name = fs::read(process.join("comm")).unwrap_or_default();
+    String::from_utf8_lossy(&name)
+        .trim_end()
+        .chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+/// The list as part of a sentence; empty if nobody is visible.
+pub(super) fn sentence(holders: &[Holder]) -> String {
+    if holders.is_empty() {
+        return "a process that is not visible from here (try as root)".to_owned();
+    }
+    let names: Vec<String> = holders.iter().map(Holder::to_string).collect();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_this_process_by_its_open_device() {
+        let file = fs::File::open("/dev/full").unwrap();
+        let number = file.metadata().unwrap().rdev();
+        let own = std::process::id();
+        let holder = holders(number).into_iter().find(|holder| holder.pid == own);
+        let holder = holder.unwrap();
+        assert!(sentence(std::slice::from_ref(&holder)).contains(&format!("PID {own}")));
+        assert!(!holder.command.is_empty());
+        drop(file);
+        assert!(holders(number).iter().all(|holder| holder.pid != own));
+    }
+
+    #[test]
+    fn nobody_visible_still_makes_a_sentence() {
+        assert!(sentence(&holders(u64::MAX)).contains("as root"));
+    }
+}

@@ -1,0 +1,228 @@
+//! What a device is and can do, asked once it has an owner.
+//!
+//! Nothing in an answer is taken on trust: numbers are bounded, so that a
+//! broken parent makes an error here and not an overflow elsewhere.
+
+use std::io;
+
+use super::error::DeviceError;
+use super::handle::Handle;
+use super::vring::RING_SIZE_MAX;
+use crate::iova::IovaRange;
+use crate::uapi::{self, BackendFeatures, vhost_vdpa_iova_range};
+
+/// More configuration than any virtio device has, in bytes.
+const CONFIG_SIZE_MAX: u32 = 65536;
+/// More groups or address spaces than any device has.
+const GROUPS_MAX: u32 = 65536;
+
+/// One queue of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueInfo {
+    /// Largest ring, in entries.
+    pub max_size: u16,
+    /// Its group; `None` if the device has no groups.
+    pub group: Option<u32>,
+    /// The group of its rings, where it is another one (DESC_ASID).
+    pub descriptor_group: Option<u32>,
+}
+
+/// What a device is and can do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Virtio device type (virtio 1.3, section 5): 1 network, 2 block, …
+    pub device_id: u32,
+    /// Virtio features offered.
+    pub features: u64,
+    /// Backend features offered.
+    pub backend_features: BackendFeatures,
+    /// The queues.
+    pub queues: Vec<QueueInfo>,
+    /// Number of queue groups.
+    pub groups: u32,
+    /// Number of address spaces.
+    pub address_spaces: u32,
+    /// Length of the device configuration in bytes.
+    pub config_size: u32,
+    /// The IOVAs that can be mapped.
+    pub iova_range: IovaRange,
+}
+
+impl DeviceInfo {
+    /// Number of queues.
+    #[must_use]
+    pub fn queue_count(&self) -> u16 {
+        // `query` has bounded it.
+        u16::try_from(self.queues.len()).unwrap_or(u16::MAX)
+    }
+
+    /// What is known of one queue.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoSuchQueue`].
+    pub fn queue(&self, queue: u16) -> Result<&QueueInfo, DeviceError> {
+        let count = self.queue_count();
+        self.queues
+            .get(usize::from(queue))
+            .ok_or(DeviceError::NoSuchQueue { queue, count })
+    }
+
+    pub(super) fn query(
+        handle: &Handle,
+        identity: Identity,
+        acked: BackendFeatures,
+        offered: BackendFeatures,
+    ) -> Result<Self, DeviceError> {
+        let features = refused("VHOST_GET_FEATURES", handle.read(uapi::get_features(), 0))?;
+        let count = refused(
+            "VHOST_VDPA_GET_VQS_COUNT",
+            handle.read(uapi::get_vqs_count(), 0),
+        )?;
+        let common = refused(
+            "VHOST_VDPA_GET_VRING_NUM",
+            handle.read(uapi::get_vring_num(), 0),
+        )?;
+        let groups = bounded(
+            "queue groups",
+            refused(
+                "VHOST_VDPA_GET_GROUP_NUM",
+                handle.read(uapi::get_group_num(), 0),
+            )?,
+            GROUPS_MAX,
+        )?;
+        let address_spaces = bounded(
+            "address spaces",
+            refused("VHOST_VDPA_GET_AS_NUM", handle.read(uapi::get_as_num(), 0))?,
+            GROUPS_MAX,
+        )?
+        .max(1);
+        let count =
+            u16::try_from(count)
+                .ok()
+                .filter(|count| *count > 0)
+                .ok_or(DeviceError::Nonsense {
+                    what: "queues",
+                    value: u64::from(count),
+                })?;
+        let none = vhost_vdpa_iova_range { first: 0, last: 0 };
+        let range = refused(
+            "VHOST_VDPA_GET_IOVA_RANGE",
+            handle.read(uapi::get_iova_range(), none),
+        )?;
+        let iova_range = IovaRange::new(range.first, range.last).ok_or(DeviceError::Nonsense {
+            what: "as the last address it reaches",
+            value: range.last,
+        })?;
+        let queues = (0..count)
+            .map(|queue| query_queue(handle, queue, common, groups, acked))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            device_id: identity.device_id,
+            features,
+            backend_features: offered,
+            queues,
+            groups,
+            address_spaces,
+            config_size: identity.config_size,
+            iova_range,
+        })
+    }
+}
+
+fn query_queue(
+    handle: &Handle,
+    queue: u16,
+    common: u16,
+    groups: u32,
+    acked: BackendFeatures,
+) -> Result<QueueInfo, DeviceError> {
+    // The size of this queue where the parent knows it; 0 is no answer.
+    let own = handle.vring_state(uapi::get_vring_size(), queue).ok();
+    let max_size = own
+        .filter(|size| *size > 0)
+        .map_or(u32::from(common), |size| size)
+        .min(u32::from(RING_SIZE_MAX));
+    let max_size = u16::try_from(max_size).unwrap_or(RING_SIZE_MAX);
+    if max_size == 0 {
+        return Err(DeviceError::Nonsense {
+            what: "entries as the largest ring",
+            value: 0,
+        });
+    }
+    let descriptor_group = if acked.contains(BackendFeatures::DESC_ASID) {
+        query_group(handle, uapi::get_vring_desc_group(), queue, groups)?
+    } else {
+        None
+    };
+    Ok(QueueInfo {
+        max_size,
+        group: query_group(handle, uapi::get_vring_group(), queue, groups)?,
+        descriptor_group,
+    })
+}
+
+/// The group of a queue, or of its rings; `None` where the parent has none.
+pub(super) fn query_group(
+    handle: &Handle,
+    request: uapi::ReadWrite<uapi::vhost_vring_state>,
+    queue: u16,
+    groups: u32,
+) -> Result<Option<u32>, DeviceError> {
+    match handle.vring_state(request, queue) {
+        Ok(group) if group < groups => Ok(Some(group)),
+        Ok(group) => Err(DeviceError::Nonsense {
+            what: "as the group of a queue",
+            value: u64::from(group),
+        }),
+        Err(error) if unsupported(&error) => Ok(None),
+        Err(source) => Err(DeviceError::QueueRefused {
+            queue,
+            operation: "VHOST_VDPA_GET_VRING_GROUP",
+            source,
+        }),
+    }
+}
+
+fn unsupported(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        // ENOTTY, and what older kernels give for an ioctl number they don't know.
+        Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::EINVAL)
+    )
+}
+
+/// What can be asked of a device without owning it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) device_id: u32,
+    pub(super) config_size: u32,
+}
+
+impl Identity {
+    pub(super) fn query(handle: &Handle, device_id: u32) -> Result<Self, DeviceError> {
+        let size = refused(
+            "VHOST_VDPA_GET_CONFIG_SIZE",
+            handle.read(uapi::get_config_size(), 0),
+        )?;
+        Ok(Self {
+            device_id,
+            config_size: bounded("bytes of configuration", size, CONFIG_SIZE_MAX)?,
+        })
+    }
+}
+
+fn bounded(what: &'static str, value: u32, maximum: u32) -> Result<u32, DeviceError> {
+    if value <= maximum {
+        Ok(value)
+    } else {
+        Err(DeviceError::Nonsense {
+            what,
+            value: u64::from(value),
+        })
+    }
+}
+
+/// Names the ioctl that failed.
+pub(super) fn refused<T>(operation: &'static str, result: io::Result<T>) -> Result<T, DeviceError> {
+    result.map_err(|source| DeviceError::Refused { operation, source })
+}

@@ -1,0 +1,749 @@
+//! A vhost-vdpa device as a typestate: illegal orders do not compile.
+//!
+//! ```text
+//!            own            negotiate              start
+//!   Opened ------> Owned -------------> Negotiated ------> Running
+//!    (status 0)     ^ ^    FEATURES_OK   | set_vring        |  ^ |
+//!                   | |                  | enable_vring     |  | | set_call, set_kick
+//!                   | +----- reset ------+         suspend  |  | resume
+//!                   |                                       v  |
+//!                   +---------------- reset ------------ Suspended
+//!                                    (from Running too)    vring_base, switch_vring
+//! ```
+//! A transition takes the device and gives it back in the new state; one that
+//! fails gives it back, with the error, in the state that is then true
+//! ([`Failed`]). The IOTLB is a thing of its own ([`Iotlb`]), made together
+//! with the owned device: it lives through all states. After every return to
+//! *Owned* call [`Iotlb::remap_after_reset`]. ASIDs of groups, ring state and
+//! enable bits do not survive a reset.
+//!
+//! Queues cannot be started before features are negotiated:
+//!
+//! ```compile_fail,E0599
+//! # use vdpa::device::Device;
+//! let (device, iotlb) = Device::open("/dev/vhost-vdpa-0").unwrap().own().unwrap();
+//! let device = device.start();
+//! ```
+//!
+//! A device without an owner has no rings:
+//!
+//! ```compile_fail,E0599
+//! # use vdpa::device::Device;
+//! let device = Device::open("/dev/vhost-vdpa-0").unwrap();
+//! device.negotiate(0);
+//! ```
+//!
+//! A running device cannot be suspended twice, for it has moved:
+//!
+//! ```compile_fail,E0382
+//! # use vdpa::device::{Device, Running};
+//! # fn example(device: Device<Running>) {
+//! let suspended = device.suspend();
+//! let again = device.suspend();
+//! # }
+//! ```
+//!
+//! The ring position of a running device is not known:
+//!
+//! ```compile_fail,E0599
+//! # use vdpa::device::{Device, Running};
+//! # fn example(device: Device<Running>) {
+//! device.vring_base(0);
+//! # }
+//! ```
+//!
+//! A running device's rings cannot be set up anew:
+//!
+//! ```compile_fail,E0599
+//! # use vdpa::device::{Device, Running, VringConfig};
+//! # fn example(mut device: Device<Running>, config: VringConfig<'_>) {
+//! device.set_vring(0, &config, &[]);
+//! # }
+//! ```
+
+mod error;
+mod handle;
+pub mod holder;
+mod info;
+mod open;
+mod vring;
+
+use virtio_bindings::virtio_config::{
+    VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK,
+    VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_RING_PACKED,
+    VIRTIO_F_VERSION_1,
+};
+use vmm_sys_util::eventfd::EventFd;
+
+pub use self::error::{DeviceError, Failed, OpenError, VringError};
+use self::handle::Handle;
+pub use self::info::{DeviceInfo, QueueInfo};
+use self::info::{Identity, query_group, refused};
+pub use self::vring::{RING_SIZE_MAX, VringAddresses, VringBase, VringConfig};
+use crate::iotlb::{DeviceSink, Iotlb, IotlbLimits};
+use crate::iova::IovaRange;
+use crate::uapi::{self, BackendFeatures, vhost_vring_addr};
+
+/// Open, reset, without an owner.
+#[derive(Debug)]
+pub struct Opened(());
+
+/// Owned by this process and reset; what it can do is known.
+#[derive(Debug)]
+pub struct Owned {
+    info: Box<DeviceInfo>,
+    acked: BackendFeatures,
+}
+
+/// FEATURES_OK: features are fixed, rings can be set up.
+#[derive(Debug)]
+pub struct Negotiated {
+    owned: Owned,
+    features: u64,
+}
+
+/// DRIVER_OK: the device works on its enabled queues.
+#[derive(Debug)]
+pub struct Running(Negotiated);
+
+/// Stopped with its ring state kept.
+#[derive(Debug)]
+pub struct Suspended(Negotiated);
+
+/// A vhost-vdpa device in the state `S`. See the module's diagram.
+#[derive(Debug)]
+pub struct Device<S> {
+    handle: Handle,
+    identity: Identity,
+    state: S,
+}
+
+mod sealed {
+    /// The states in which a device has an owner.
+    pub trait HasOwner {
+        fn owned(&self) -> &super::Owned;
+        fn into_owned(self) -> super::Owned;
+    }
+    /// The states in which features are fixed.
+    pub trait HasFeatures: HasOwner {
+        fn negotiated(&self) -> &super::Negotiated;
+    }
+}
+use sealed::{HasFeatures, HasOwner};
+
+impl HasOwner for Owned {
+    fn owned(&self) -> &Owned {
+        self
+    }
+    fn into_owned(self) -> Owned {
+        self
+    }
+}
+
+impl HasOwner for Negotiated {
+    fn owned(&self) -> &Owned {
+        &self.owned
+    }
+    fn into_owned(self) -> Owned {
+        self.owned
+    }
+}
+
+impl HasFeatures for Negotiated {
+    fn negotiated(&self) -> &Negotiated {
+        self
+    }
+}
+
+macro_rules! started {
+    ($($state:ident),+) => {$(
+        impl HasOwner for $state {
+            fn owned(&self) -> &Owned {
+                &self.0.owned
+            }
+            fn into_owned(self) -> Owned {
+                self.0.owned
+            }
+        }
+        impl HasFeatures for $state {
+            fn negotiated(&self) -> &Negotiated {
+                &self.0
+            }
+        }
+    )+};
+}
+started!(Running, Suspended);
+
+/// A status bit as the ioctl takes it.
+const fn bit(status: u32) -> u8 {
+    // All status bits are below 256 (virtio 1.3, 2.1).
+    status.to_le_bytes()[0]
+}
+const ACKNOWLEDGE: u8 = bit(VIRTIO_CONFIG_S_ACKNOWLEDGE);
+const DRIVER: u8 = bit(VIRTIO_CONFIG_S_DRIVER);
+const FEATURES_OK: u8 = bit(VIRTIO_CONFIG_S_FEATURES_OK);
+const DRIVER_OK: u8 = bit(VIRTIO_CONFIG_S_DRIVER_OK);
+
+const VERSION_1: u64 = 1 << VIRTIO_F_VERSION_1;
+const ACCESS_PLATFORM: u64 = 1 << VIRTIO_F_ACCESS_PLATFORM;
+const RING_PACKED: u64 = 1 << VIRTIO_F_RING_PACKED;
+
+/// What can be done in every state.
+impl<S> Device<S> {
+    /// Virtio device type (virtio 1.3, section 5): 1 network, 2 block, …
+    #[must_use]
+    pub fn device_id(&self) -> u32 {
+        self.identity.device_id
+    }
+
+    /// Length of the device configuration in bytes.
+    #[must_use]
+    pub fn config_size(&self) -> u32 {
+        self.identity.config_size
+    }
+
+    /// Device status (virtio 1.3, 2.1).
+    ///
+    /// # Errors
+    /// Whatever the kernel says.
+    pub fn status(&self) -> Result<u8, DeviceError> {
+        refused("VHOST_VDPA_GET_STATUS", self.handle.status())
+    }
+
+    /// Reads device configuration (little-endian). There is no generation
+    /// counter in this interface: fields that change together can be torn.
+    ///
+    /// # Errors
+    /// [`DeviceError::ConfigBounds`], or whatever the kernel says.
+    pub fn read_config(&self, offset: u32, data: &mut [u8]) -> Result<(), DeviceError> {
+        self.check_config(offset, data.len())?;
+        if data.is_empty() {
+            return Ok(()); // the kernel refuses length 0
+        }
+        refused("VHOST_VDPA_GET_CONFIG", self.handle.config(offset, data))
+    }
+
+    /// Writes device configuration. Most parents ignore most fields.
+    ///
+    /// # Errors
+    /// [`DeviceError::ConfigBounds`], or whatever the kernel says.
+    pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), DeviceError> {
+        self.check_config(offset, data.len())?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        refused(
+            "VHOST_VDPA_SET_CONFIG",
+            self.handle.set_config(offset, data),
+        )
+    }
+
+    /// Binds the eventfd that is signalled when the configuration changes;
+    /// `None` unbinds.
+    ///
+    /// # Errors
+    /// Whatever the kernel says.
+    pub fn set_config_call(&self, call: Option<&EventFd>) -> Result<(), DeviceError> {
+        refused(
+            "VHOST_VDPA_SET_CONFIG_CALL",
+            self.handle.set_config_call(call),
+        )
+    }
+
+    fn check_config(&self, offset: u32, len: usize) -> Result<(), DeviceError> {
+        let size = self.identity.config_size;
+        let end = u32::try_from(len)
+            .ok()
+            .and_then(|len| offset.checked_add(len));
+        match end {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(DeviceError::ConfigBounds { offset, len, size }),
+        }
+    }
+
+    /// Adds bits to the status and makes sure that they stick.
+    fn add_status(&self, bits: u8) -> Result<(), DeviceError> {
+        let wanted = self.status()? | bits;
+        refused("VHOST_VDPA_SET_STATUS", self.handle.set_status(wanted))?;
+        let shown = self.status()?;
+        if shown & wanted == wanted {
+            Ok(())
+        } else {
+            Err(DeviceError::Status { wanted, shown })
+        }
+    }
+
+    fn reset_to_zero(&self) -> Result<(), DeviceError> {
+        refused("VHOST_VDPA_SET_STATUS", self.handle.set_status(0))?;
+        match self.status()? {
+            0 => Ok(()),
+            shown => Err(DeviceError::Status { wanted: 0, shown }),
+        }
+    }
+
+    fn with_state<T>(self, change: impl FnOnce(S) -> T) -> Device<T> {
+        Device {
+            handle: self.handle,
+            identity: self.identity,
+            state: change(self.state),
+        }
+    }
+
+    /// The device unchanged, with an error.
+    fn failed(self, error: DeviceError) -> Failed<S> {
+        Failed {
+            device: Some(self),
+            error,
+        }
+    }
+}
+
+impl<S: HasOwner> Device<S> {
+    /// What the device is and can do. Groups are as after the last negotiation.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        &self.state.owned().info
+    }
+
+    /// The acknowledged backend features.
+    #[must_use]
+    pub fn backend_features(&self) -> BackendFeatures {
+        self.state.owned().acked
+    }
+
+    /// Resets the device: afterwards it touches no memory. Then call
+    /// [`Iotlb::remap_after_reset`].
+    ///
+    /// # Errors
+    /// If even that fails nothing is known of the device, so it is closed.
+    pub fn reset(self) -> Result<Device<Owned>, Failed<Owned>> {
+        match self.reset_to_zero() {
+            Ok(()) => Ok(self.with_state(S::into_owned)),
+            Err(error) => Err(Failed {
+                device: None,
+                error,
+            }),
+        }
+    }
+
+    /// Resets after a transition that failed half-way.
+    fn fall_back(self, error: DeviceError) -> Failed<Owned> {
+        match self.reset() {
+            Ok(device) => device.failed(error),
+            Err(second) => {
+                tracing::error!(error = %second, "the device cannot be reset either");
+                Failed {
+                    device: None,
+                    error,
+                }
+            }
+        }
+    }
+
+    fn group_asid(&self, group: u32, asid: u32) -> Result<(), DeviceError> {
+        let Owned { info, acked } = self.state.owned();
+        let address_spaces = if acked.contains(BackendFeatures::IOTLB_ASID) {
+            info.address_spaces
+        } else {
+            1
+        };
+        if group >= info.groups || asid >= address_spaces {
+            return Err(DeviceError::NoSuchGroup {
+                group,
+                asid,
+                groups: info.groups,
+                address_spaces,
+            });
+        }
+        let set = self
+            .handle
+            .set_vring_state(uapi::set_group_asid(), group, asid);
+        refused("VHOST_VDPA_SET_GROUP_ASID", set)
+    }
+
+    fn vring_enable(&self, queue: u16, enable: bool) -> Result<(), DeviceError> {
+        self.info().queue(queue)?;
+        let (index, num) = (u32::from(queue), u32::from(enable));
+        self.handle
+            .set_vring_state(uapi::set_vring_enable(), index, num)
+            .map_err(queue_refused(queue, "VHOST_VDPA_SET_VRING_ENABLE"))
+    }
+}
+
+fn queue_refused(
+    queue: u16,
+    operation: &'static str,
+) -> impl FnOnce(std::io::Error) -> DeviceError {
+    move |source| DeviceError::QueueRefused {
+        queue,
+        operation,
+        source,
+    }
+}
+
+impl<S: HasFeatures> Device<S> {
+    /// The negotiated features, ACCESS_PLATFORM included where it was offered.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        self.state.negotiated().features
+    }
+
+    /// Whether rings are packed.
+    #[must_use]
+    pub fn is_packed(&self) -> bool {
+        self.features() & RING_PACKED != 0
+    }
+
+    fn write_vring(
+        &self,
+        queue: u16,
+        config: &VringConfig<'_>,
+        allowed: &[IovaRange],
+    ) -> Result<(), DeviceError> {
+        self.check_vring(queue, config, allowed)?;
+        let handle = &self.handle;
+        let index = u32::from(queue);
+        handle
+            .set_vring_state(uapi::set_vring_num(), index, u32::from(config.size))
+            .map_err(queue_refused(queue, "VHOST_SET_VRING_NUM"))?;
+        handle
+            .set_vring_state(uapi::set_vring_base(), index, config.base.to_kernel())
+            .map_err(queue_refused(queue, "VHOST_SET_VRING_BASE"))?;
+        let addresses = vhost_vring_addr {
+            index,
+            flags: 0,
+            desc_user_addr: config.addresses.descriptor,
+            used_user_addr: config.addresses.device,
+            avail_user_addr: config.addresses.driver,
+            log_guest_addr: 0,
+        };
+        handle
+            .write(uapi::set_vring_addr(), &addresses)
+            .map_err(queue_refused(queue, "VHOST_SET_VRING_ADDR"))?;
+        self.bind_kick(queue, config.kick)?;
+        self.bind_call(queue, config.call)
+    }
+
+    fn check_vring(
+        &self,
+        queue: u16,
+        config: &VringConfig<'_>,
+        allowed: &[IovaRange],
+    ) -> Result<(), DeviceError> {
+        let maximum = self.info().queue(queue)?.max_size;
+        config
+            .check(maximum, self.is_packed(), allowed)
+            .map_err(|source| DeviceError::Vring { queue, source })
+    }
+
+    fn bind_kick(&self, queue: u16, kick: Option<&EventFd>) -> Result<(), DeviceError> {
+        self.info().queue(queue)?;
+        self.handle
+            .set_vring_file(uapi::set_vring_kick(), queue, kick)
+            .map_err(queue_refused(queue, "VHOST_SET_VRING_KICK"))
+    }
+
+    fn bind_call(&self, queue: u16, call: Option<&EventFd>) -> Result<(), DeviceError> {
+        self.info().queue(queue)?;
+        self.handle
+            .set_vring_file(uapi::set_vring_call(), queue, call)
+            .map_err(queue_refused(queue, "VHOST_SET_VRING_CALL"))
+    }
+}
+
+impl Device<Opened> {
+    /// Makes this process the owner and asks the device what it can do. All
+    /// backend features that this crate knows are acknowledged.
+    ///
+    /// # Errors
+    /// Whatever the device refuses.
+    pub fn own(self) -> Result<(Device<Owned>, Iotlb), Failed<Opened>> {
+        self.own_with(BackendFeatures::all())
+    }
+
+    /// As [`Device::own`], but acknowledges no backend feature outside `wanted`.
+    ///
+    /// # Errors
+    /// Whatever the device refuses. The device comes back only if it did not
+    /// get its owner: there is no way to give ownership up but to close.
+    pub fn own_with(
+        self,
+        wanted: BackendFeatures,
+    ) -> Result<(Device<Owned>, Iotlb), Failed<Opened>> {
+        if let Err(source) = self.handle.call(uapi::set_owner()) {
+            let error = match source.raw_os_error() {
+                Some(libc::EBUSY) => DeviceError::Owned { source },
+                _ => DeviceError::Refused {
+                    operation: "VHOST_SET_OWNER",
+                    source,
+                },
+            };
+            return Err(self.failed(error));
+        }
+        match self.introduce(wanted) {
+            Ok(owned) => {
+                let limits = IotlbLimits {
+                    range: owned.info.iova_range,
+                    address_spaces: owned.info.address_spaces,
+                    features: owned.acked,
+                };
+                let sink = DeviceSink {
+                    file: self.handle.file.clone(),
+                };
+                Ok((self.with_state(|_| owned), Iotlb::new(sink, limits)))
+            }
+            Err(error) => Err(Failed {
+                device: None,
+                error,
+            }),
+        }
+    }
+
+    fn introduce(&self, wanted: BackendFeatures) -> Result<Owned, DeviceError> {
+        let offered = refused(
+            "VHOST_GET_BACKEND_FEATURES",
+            self.handle.read(uapi::get_backend_features(), 0),
+        )?;
+        // Bits that this crate does not know are not acknowledged: who knows
+        // what they would ask of us.
+        let offered = BackendFeatures::from_bits_truncate(offered);
+        if !offered.contains(BackendFeatures::IOTLB_MSG_V2) {
+            return Err(DeviceError::Needed {
+                feature: "the backend feature IOTLB_MSG_V2",
+            });
+        }
+        let mut acked = offered & (wanted | BackendFeatures::IOTLB_MSG_V2);
+        if !acked.contains(BackendFeatures::IOTLB_ASID) {
+            // The kernel refuses DESC_ASID without it.
+            acked.remove(BackendFeatures::DESC_ASID);
+        }
+        refused(
+            "VHOST_SET_BACKEND_FEATURES",
+            self.handle
+                .write(uapi::set_backend_features(), &acked.bits()),
+        )?;
+        let info = DeviceInfo::query(&self.handle, self.identity, acked, offered)?;
+        Ok(Owned {
+            info: Box::new(info),
+            acked,
+        })
+    }
+}
+
+impl Device<Owned> {
+    /// Puts a queue group into an address space. Lasts until the next reset.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoSuchGroup`], or whatever the device refuses.
+    pub fn set_group_asid(&mut self, group: u32, asid: u32) -> Result<(), DeviceError> {
+        self.group_asid(group, asid)
+    }
+
+    /// Walks the status to FEATURES_OK with `features` (virtio 1.3, 3.1.1).
+    ///
+    /// VERSION_1 must be among them. ACCESS_PLATFORM is added where it is
+    /// offered: the device reaches memory through its IOTLB, whatever a guest
+    /// believes. Groups are asked again, because the place of a control queue,
+    /// and so its group, depends on the features on some parents (mlx5).
+    ///
+    /// # Errors
+    /// The device refused, and was reset.
+    pub fn negotiate(self, features: u64) -> Result<Device<Negotiated>, Failed<Owned>> {
+        let offered = self.info().features;
+        let features = features | (offered & ACCESS_PLATFORM);
+        if features & !offered != 0 {
+            let missing = features & !offered;
+            return Err(self.failed(DeviceError::NotOffered { missing }));
+        }
+        if features & VERSION_1 == 0 {
+            return Err(self.failed(DeviceError::Needed {
+                feature: "the feature VIRTIO_F_VERSION_1",
+            }));
+        }
+        let mut device = self;
+        match device.walk_to_features_ok(features) {
+            Ok(()) => Ok(device.with_state(|owned| Negotiated { owned, features })),
+            Err(error) => Err(device.fall_back(error)),
+        }
+    }
+
+    fn walk_to_features_ok(&mut self, features: u64) -> Result<(), DeviceError> {
+        self.add_status(ACKNOWLEDGE)?;
+        self.add_status(DRIVER)?;
+        refused(
+            "VHOST_SET_FEATURES",
+            self.handle.write(uapi::set_features(), &features),
+        )?;
+        self.add_status(FEATURES_OK).map_err(|error| match error {
+            DeviceError::Status { shown, .. } if shown & FEATURES_OK == 0 => {
+                DeviceError::FeaturesRefused { features }
+            }
+            other => other,
+        })?;
+        let Owned { info, acked } = &mut self.state;
+        for (index, queue) in (0..=u16::MAX).zip(&mut info.queues) {
+            let group = uapi::get_vring_group();
+            queue.group = query_group(&self.handle, group, index, info.groups)?;
+            if acked.contains(BackendFeatures::DESC_ASID) {
+                let group = uapi::get_vring_desc_group();
+                queue.descriptor_group = query_group(&self.handle, group, index, info.groups)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Device<Negotiated> {
+    /// Puts a queue group into an address space. Lasts until the next reset.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoSuchGroup`], or whatever the device refuses.
+    pub fn set_group_asid(&mut self, group: u32, asid: u32) -> Result<(), DeviceError> {
+        self.group_asid(group, asid)
+    }
+
+    /// Sets a queue up. Its areas must lie inside `allowed`: guest RAM for a
+    /// ring of the guest's, the private window for one of our own.
+    ///
+    /// # Errors
+    /// [`DeviceError::Vring`] before anything is written, or whatever the
+    /// device refuses.
+    pub fn set_vring(
+        &mut self,
+        queue: u16,
+        config: &VringConfig<'_>,
+        allowed: &[IovaRange],
+    ) -> Result<(), DeviceError> {
+        self.write_vring(queue, config, allowed)
+    }
+
+    /// Enables a queue, which virtio asks to be done before DRIVER_OK.
+    ///
+    /// # Errors
+    /// No such queue, or whatever the device refuses.
+    pub fn enable_vring(&mut self, queue: u16) -> Result<(), DeviceError> {
+        self.vring_enable(queue, true)
+    }
+
+    /// Sets DRIVER_OK: the device begins to work.
+    ///
+    /// # Errors
+    /// The device refused, and was reset.
+    pub fn start(self) -> Result<Device<Running>, Failed<Owned>> {
+        match self.add_status(DRIVER_OK) {
+            Ok(()) => Ok(self.with_state(Running)),
+            Err(error) => Err(self.fall_back(error)),
+        }
+    }
+}
+
+impl Device<Running> {
+    /// Re-binds or unbinds the eventfd that the device signals. Give one
+    /// spurious signal to the new one: a call may have gone to the old one.
+    ///
+    /// # Errors
+    /// No such queue, or whatever the device refuses.
+    pub fn set_call(&self, queue: u16, call: Option<&EventFd>) -> Result<(), DeviceError> {
+        self.bind_call(queue, call)
+    }
+
+    /// Re-binds or unbinds the eventfd by which the driver kicks. Give one
+    /// spurious kick to the new one.
+    ///
+    /// # Errors
+    /// No such queue, or whatever the device refuses.
+    pub fn set_kick(&self, queue: u16, kick: Option<&EventFd>) -> Result<(), DeviceError> {
+        self.bind_kick(queue, kick)
+    }
+
+    /// Enables a queue that was set up before DRIVER_OK.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unable`] if ENABLE_AFTER_DRIVER_OK was not acknowledged,
+    /// else whatever the device refuses.
+    pub fn enable_vring(&mut self, queue: u16) -> Result<(), DeviceError> {
+        if !self
+            .backend_features()
+            .contains(BackendFeatures::ENABLE_AFTER_DRIVER_OK)
+        {
+            return Err(DeviceError::Unable {
+                ability: "enable a queue while it runs",
+            });
+        }
+        self.vring_enable(queue, true)
+    }
+
+    /// Whether [`Device::suspend`] can work.
+    #[must_use]
+    pub fn can_suspend(&self) -> bool {
+        self.backend_features().contains(BackendFeatures::SUSPEND)
+    }
+
+    /// Stops the device; its ring state stays and can be read.
+    ///
+    /// # Errors
+    /// The device can't, or refused; it runs on.
+    pub fn suspend(self) -> Result<Device<Suspended>, Failed<Running>> {
+        if !self.can_suspend() {
+            return Err(self.failed(DeviceError::Unable { ability: "suspend" }));
+        }
+        match refused("VHOST_VDPA_SUSPEND", self.handle.call(uapi::suspend())) {
+            Ok(()) => Ok(self.with_state(|Running(state)| Suspended(state))),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+}
+
+impl Device<Suspended> {
+    /// Where the device stopped in a ring.
+    ///
+    /// # Errors
+    /// No such queue, no ring state on this parent, or nonsense.
+    pub fn vring_base(&self, queue: u16) -> Result<VringBase, DeviceError> {
+        self.info().queue(queue)?;
+        let number = self
+            .handle
+            .vring_state(uapi::get_vring_base(), queue)
+            .map_err(queue_refused(queue, "VHOST_GET_VRING_BASE"))?;
+        VringBase::from_kernel(number, self.is_packed()).ok_or(DeviceError::Nonsense {
+            what: "as the position in a split ring",
+            value: u64::from(number),
+        })
+    }
+
+    /// Gives a queue another ring, or the same one with other addresses, in
+    /// place: disabled, set up anew, enabled; applied by [`Device::resume`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Vring`] before anything is written, or whatever the
+    /// device refuses; the queue may then be disabled, and only a reset makes
+    /// it whole.
+    pub fn switch_vring(
+        &mut self,
+        queue: u16,
+        config: &VringConfig<'_>,
+        allowed: &[IovaRange],
+    ) -> Result<(), DeviceError> {
+        self.check_vring(queue, config, allowed)?;
+        // Safe here only: a parent without SUSPEND takes the 0 for a broken
+        // driver, and the state Suspended proves that this one has SUSPEND.
+        self.vring_enable(queue, false)?;
+        self.write_vring(queue, config, allowed)?;
+        self.vring_enable(queue, true)
+    }
+
+    /// Lets the device go on.
+    ///
+    /// # Errors
+    /// The device can't (not every one that suspends can), or refused; it
+    /// stays suspended.
+    pub fn resume(self) -> Result<Device<Running>, Failed<Suspended>> {
+        if !self.backend_features().contains(BackendFeatures::RESUME) {
+            return Err(self.failed(DeviceError::Unable { ability: "resume" }));
+        }
+        match refused("VHOST_VDPA_RESUME", self.handle.call(uapi::resume())) {
+            Ok(()) => Ok(self.with_state(|Suspended(state)| Running(state))),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+}

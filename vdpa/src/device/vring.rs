@@ -1,0 +1,310 @@
+//! The description of one ring, and the checks that the kernel doesn't make.
+//!
+//! vhost-vdpa hands sizes and addresses to the parent driver as they are. A
+//! ring that lies outside guest memory would let a guest use the VMM's private
+//! rings, so each area must lie inside ranges that the caller allows. Owns the
+//! layout rules; must not know how a ring is used.
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::error::VringError;
+use crate::iova::IovaRange;
+
+/// Largest split or packed ring (virtio 1.3, 2.7 and 2.8).
+pub const RING_SIZE_MAX: u16 = 32768;
+
+/// I/O virtual addresses of a ring's three areas (virtio 1.3, 2.6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VringAddresses {
+    /// Descriptor Area.
+    pub descriptor: u64,
+    /// Driver Area (split: avail ring; packed: driver event suppression).
+    pub driver: u64,
+    /// Device Area (split: used ring; packed: device event suppression).
+    pub device: u64,
+}
+
+/// Where a device goes on in a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum VringBase {
+    /// A split ring: index of the next available entry, free-running. Some
+    /// parents (mlx5) give and take the used index here.
+    Split {
+        /// The index.
+        index: u16,
+    },
+    /// A packed ring: positions below the ring size, with their wrap counters.
+    Packed {
+        /// Next available descriptor.
+        available: u16,
+        /// Wrap counter of `available`.
+        available_wrap: bool,
+        /// Next used descriptor.
+        used: u16,
+        /// Wrap counter of `used`.
+        used_wrap: bool,
+    },
+}
+
+const WRAP: u16 = 1 << 15;
+
+impl VringBase {
+    /// The position of a ring that was never used.
+    #[must_use]
+    pub const fn initial(packed: bool) -> Self {
+        if packed {
+            Self::Packed {
+                available: 0,
+                available_wrap: true,
+                used: 0,
+                used_wrap: true,
+            }
+        } else {
+            Self::Split { index: 0 }
+        }
+    }
+
+    /// The number as VHOST_SET_VRING_BASE takes it.
+    #[must_use]
+    pub fn to_kernel(self) -> u32 {
+        let half = |position: u16, wrap: bool| u32::from(position | if wrap { WRAP } else { 0 });
+        match self {
+            Self::Split { index } => u32::from(index),
+            Self::Packed {
+                available,
+                available_wrap,
+                used,
+                used_wrap,
+            } => half(available, available_wrap) | half(used, used_wrap) << 16,
+        }
+    }
+
+    /// The position that VHOST_GET_VRING_BASE gave; `None` if a split ring's
+    /// index has more than 16 bits.
+    #[must_use]
+    pub fn from_kernel(number: u32, packed: bool) -> Option<Self> {
+        let bytes = number.to_le_bytes();
+        let low = u16::from_le_bytes([bytes[0], bytes[1]]);
+        let high = u16::from_le_bytes([bytes[2], bytes[3]]);
+        match packed {
+            true => Some(Self::Packed {
+                available: low & !WRAP,
+                available_wrap: low & WRAP != 0,
+                used: high & !WRAP,
+                used_wrap: high & WRAP != 0,
+            }),
+            false if high == 0 => Some(Self::Split { index: low }),
+            false => None,
+        }
+    }
+}
+
+/// Everything about one ring.
+#[derive(Debug, Clone, Copy)]
+pub struct VringConfig<'a> {
+    /// Entries.
+    pub size: u16,
+    /// Where its areas are.
+    pub addresses: VringAddresses,
+    /// Where the device begins.
+    pub base: VringBase,
+    /// Signalled by the driver; `None`: kicks come through a doorbell page.
+    pub kick: Option<&'a EventFd>,
+    /// Signalled by the device; `None`: nobody waits for it.
+    pub call: Option<&'a EventFd>,
+}
+
+/// Name, alignment and length in bytes of the three areas
+/// (virtio 1.3, 2.7: table of split ring; 2.8.10: packed ring).
+fn areas(size: u16, packed: bool) -> [(&'static str, u64, u64); 3] {
+    let entries = u64::from(size);
+    if packed {
+        [
+            ("descriptor", 16, 16 * entries),
+            ("driver", 4, 4),
+            ("device", 4, 4),
+        ]
+    } else {
+        // With the event fields: a device may use them where EVENT_IDX was
+        // negotiated, and a driver reserves them anyway.
+        [
+            ("descriptor", 16, 16 * entries),
+            ("driver", 2, 6 + 2 * entries),
+            ("device", 4, 6 + 8 * entries),
+        ]
+    }
+}
+
+impl VringConfig<'_> {
+    /// Checks the description against the queue's maximum and the memory that
+    /// rings may lie in.
+    ///
+    /// # Errors
+    /// The first rule of [`VringError`] that it breaks.
+    pub fn check(
+        &self,
+        maximum: u16,
+        packed: bool,
+        allowed: &[IovaRange],
+    ) -> Result<(), VringError> {
+        let size = self.size;
+        // The kernel takes powers of two only, for packed rings as well.
+        if size == 0 || size > maximum || !size.is_power_of_two() {
+            return Err(VringError::Size { size, maximum });
+        }
+        self.check_base(packed)?;
+        let VringAddresses {
+            descriptor,
+            driver,
+            device,
+        } = self.addresses;
+        let mut ranges: Vec<IovaRange> = Vec::with_capacity(3);
+        for ((area, alignment, len), address) in areas(size, packed)
+            .into_iter()
+            .zip([descriptor, driver, device])
+        {
+            if !address.is_multiple_of(alignment) {
+                return Err(VringError::Unaligned {
+                    area,
+                    address,
+                    alignment,
+                });
+            }
+            let range = IovaRange::from_size(address, len)
+                .filter(|range| allowed.iter().any(|allowed| allowed.contains(range)))
+                .ok_or(VringError::Outside { area, address, len })?;
+            if let Some(&first) = ranges.iter().find(|other| other.overlaps(&range)) {
+                return Err(VringError::Overlap {
+                    first,
+                    second: range,
+                });
+            }
+            ranges.push(range);
+        }
+        Ok(())
+    }
+
+    fn check_base(&self, packed: bool) -> Result<(), VringError> {
+        let fits = match self.base {
+            VringBase::Split { .. } => !packed,
+            VringBase::Packed {
+                available, used, ..
+            } => packed && available < self.size && used < self.size,
+        };
+        if fits {
+            Ok(())
+        } else {
+            Err(VringError::Base {
+                base: self.base,
+                format: if packed { "packed" } else { "split" },
+                size: self.size,
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(size: u16, descriptor: u64, driver: u64, device: u64) -> VringConfig<'static> {
+        VringConfig {
+            size,
+            addresses: VringAddresses {
+                descriptor,
+                driver,
+                device,
+            },
+            base: VringBase::initial(false),
+            kick: None,
+            call: None,
+        }
+    }
+
+    fn allowed() -> [IovaRange; 2] {
+        [
+            IovaRange::new(0x1000, 0x4fff).unwrap(),
+            IovaRange::new(0x8000, 0x8fff).unwrap(),
+        ]
+    }
+
+    #[test]
+    fn sizes() {
+        for size in [0, 3, 255, 512, 32768, 65535] {
+            let result = config(size, 0x1000, 0x2000, 0x3000).check(256, false, &allowed());
+            assert_eq!(result, Err(VringError::Size { size, maximum: 256 }));
+        }
+        config(256, 0x1000, 0x2000, 0x3000)
+            .check(256, false, &allowed())
+            .unwrap();
+    }
+
+    #[test]
+    fn areas_lie_wholly_in_allowed_memory() {
+        let check = |descriptor, driver, device| {
+            config(16, descriptor, driver, device).check(256, false, &allowed())
+        };
+        check(0x1000, 0x1100, 0x8000).unwrap();
+        // The last byte of each area counts: 256, 38 and 134 bytes.
+        check(0x4f00, 0x1100, 0x8000).unwrap();
+        check(0x1000, 0x8fda, 0x2000).unwrap();
+        for (descriptor, driver, device) in [
+            (0x4f10, 0x1100, 0x8000),
+            (0x1000, 0x8fdc, 0x2000),
+            (0x1000, 0x1100, 0x8f7c),
+            (0x0, 0x1100, 0x8000),
+            (u64::MAX - 15, 0x1100, 0x8000),
+            (0x1000, u64::MAX - 1, 0x8000),
+        ] {
+            assert!(
+                matches!(
+                    check(descriptor, driver, device),
+                    Err(VringError::Outside { .. })
+                ),
+                "{descriptor:#x} {driver:#x} {device:#x}"
+            );
+        }
+        for (descriptor, driver, device) in [
+            (0x1008, 0x1100, 0x8000),
+            (0x1000, 0x1101, 0x8000),
+            (0x1000, 0x1100, 0x8002),
+        ] {
+            assert!(matches!(
+                check(descriptor, driver, device),
+                Err(VringError::Unaligned { .. })
+            ));
+        }
+        for (descriptor, driver, device) in [
+            (0x1000, 0x1000, 0x8000),
+            (0x1000, 0x10fe, 0x8000),
+            (0x1000, 0x2000, 0x2024),
+        ] {
+            assert!(matches!(
+                check(descriptor, driver, device),
+                Err(VringError::Overlap { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn positions_match_the_format() {
+        let mut ring = config(16, 0x1000, 0x2000, 0x3000);
+        assert!(matches!(
+            ring.check(256, true, &allowed()),
+            Err(VringError::Base { .. })
+        ));
+        ring.base = VringBase::initial(true);
+        ring.check(256, true, &allowed()).unwrap();
+        ring.base = VringBase::from_kernel(0x0010_0000, true).unwrap();
+        assert!(ring.check(256, true, &allowed()).is_err());
+        // What vp_vdpa insists on for a packed ring.
+        assert_eq!(VringBase::initial(true).to_kernel(), 0x8000_8000);
+        for number in [0, 1, 0x7fff_8000, 0xffff_ffff, 0x8000_0005] {
+            let base = VringBase::from_kernel(number, true).unwrap();
+            assert_eq!(base.to_kernel(), number);
+        }
+        assert_eq!(VringBase::from_kernel(0x1_0000, false), None);
+        let base = VringBase::from_kernel(0xffff, false).unwrap();
+        assert_eq!(base.to_kernel(), 0xffff);
+    }
+}

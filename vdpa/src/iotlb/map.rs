@@ -1,0 +1,300 @@
+//! The interval map that mirrors one address space of the kernel.
+//!
+//! ```text
+//!   range.first                                          range.last
+//!   |----[ entry ]----------[ entry ][ entry ]----------------|
+//! ```
+//! Entries never overlap, consist of whole 4 KiB pages and lie inside the
+//! device's IOVA range. The kernel answers nearly every violation with the
+//! same EFAULT, or for some not at all; here each has its own error *before*
+//! anything is written. The map is pure: it must not know of devices or of
+//! this process's memory.
+
+use std::collections::BTreeMap;
+
+use crate::iova::{IovaRange, PAGE_SIZE};
+
+/// Why a range cannot be in the map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MapError {
+    /// Size 0: the kernel once looped for ever on it.
+    #[error("a mapping at {iova:#x} of 0 bytes")]
+    Empty {
+        /// I/O virtual address.
+        iova: u64,
+    },
+    /// The range passes the end of the address space.
+    #[error("a mapping at {iova:#x} of {size:#x} bytes wraps around")]
+    Wraps {
+        /// I/O virtual address.
+        iova: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// Address or size is not a multiple of 4 KiB.
+    #[error("a mapping at {iova:#x} of {size:#x} bytes is not made of whole 4 KiB pages")]
+    Unaligned {
+        /// I/O virtual address.
+        iova: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// The device cannot reach these addresses.
+    #[error("the mapping {wanted} is outside the device's range {range}")]
+    OutOfRange {
+        /// What was to be mapped.
+        wanted: IovaRange,
+        /// What the device reaches.
+        range: IovaRange,
+    },
+    /// Something is mapped there.
+    #[error("the mapping {wanted} overlaps {existing}")]
+    Overlap {
+        /// What was to be mapped.
+        wanted: IovaRange,
+        /// What is mapped.
+        existing: IovaRange,
+    },
+    /// Nothing is mapped from this address on.
+    #[error("no mapping begins at {iova:#x}")]
+    NotMapped {
+        /// I/O virtual address.
+        iova: u64,
+    },
+}
+
+/// Disjoint ranges of one address space, each with a value.
+#[derive(Debug, Clone)]
+pub struct IovaMap<V> {
+    range: IovaRange,
+    /// First address → last address and value.
+    entries: BTreeMap<u64, (u64, V)>,
+}
+
+impl<V> IovaMap<V> {
+    /// An empty map for a device that reaches `range`.
+    #[must_use]
+    pub fn new(range: IovaRange) -> Self {
+        Self {
+            range,
+            entries: BTreeMap::new(),
+        }
+    }
+
+    /// Checks whether `size` bytes at `iova` could be inserted.
+    ///
+    /// # Errors
+    /// The first rule of [`MapError`] that it breaks.
+    pub fn check(&self, iova: u64, size: u64) -> Result<IovaRange, MapError> {
+        if size == 0 {
+            return Err(MapError::Empty { iova });
+        }
+        let wanted = IovaRange::from_size(iova, size).ok_or(MapError::Wraps { iova, size })?;
+        if !iova.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) {
+            return Err(MapError::Unaligned { iova, size });
+        }
+        if !self.range.contains(&wanted) {
+            return Err(MapError::OutOfRange {
+                wanted,
+                range: self.range,
+            });
+        }
+        // Entries are disjoint, so the last one that begins at or before our
+        // end is the only one that can reach into the range.
+        let before = self.entries.range(..=wanted.last()).next_back();
+        match before.and_then(|(&first, &(last, _))| IovaRange::new(first, last)) {
+            Some(existing) if existing.overlaps(&wanted) => {
+                Err(MapError::Overlap { wanted, existing })
+            }
+            _ => Ok(wanted),
+        }
+    }
+
+    /// Inserts `size` bytes at `iova`.
+    ///
+    /// # Errors
+    /// As [`IovaMap::check`]; the map is then unchanged.
+    pub fn insert(&mut self, iova: u64, size: u64, value: V) -> Result<IovaRange, MapError> {
+        let range = self.check(iova, size)?;
+        self.entries.insert(range.first(), (range.last(), value));
+        Ok(range)
+    }
+
+    /// Takes out the entry that begins at `iova`.
+    ///
+    /// # Errors
+    /// [`MapError::NotMapped`]: an entry is removed whole or not at all.
+    pub fn remove(&mut self, iova: u64) -> Result<(IovaRange, V), MapError> {
+        let missing = MapError::NotMapped { iova };
+        let (last, value) = self.entries.remove(&iova).ok_or(missing)?;
+        let range = IovaRange::new(iova, last).ok_or(missing)?;
+        Ok((range, value))
+    }
+
+    /// The entry that begins at `iova`.
+    #[must_use]
+    pub fn get(&self, iova: u64) -> Option<(IovaRange, &V)> {
+        let (last, value) = self.entries.get(&iova)?;
+        Some((IovaRange::new(iova, *last)?, value))
+    }
+
+    /// The entry that covers the address `iova`.
+    #[must_use]
+    pub fn find(&self, iova: u64) -> Option<(IovaRange, &V)> {
+        let (&first, (last, value)) = self.entries.range(..=iova).next_back()?;
+        (iova <= *last).then_some((IovaRange::new(first, *last)?, value))
+    }
+
+    /// All entries, by ascending address.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (IovaRange, &V)> {
+        self.entries
+            .iter()
+            .filter_map(|(&first, (last, value))| Some((IovaRange::new(first, *last)?, value)))
+    }
+
+    /// Number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing is mapped.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Bytes in all entries; `u64::MAX` if that is more than fits.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.iter().fold(0, |sum: u64, (range, _)| {
+            sum.saturating_add(range.size().unwrap_or(u64::MAX))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RANGE: (u64, u64) = (0x2000, 0x1_ffff);
+
+    fn map() -> IovaMap<u32> {
+        IovaMap::new(IovaRange::new(RANGE.0, RANGE.1).unwrap())
+    }
+
+    #[test]
+    fn each_violation_has_its_own_error() {
+        let mut map = map();
+        map.insert(0x4000, 0x2000, 7).unwrap();
+        assert_eq!(
+            map.insert(0x4000, 0, 0),
+            Err(MapError::Empty { iova: 0x4000 })
+        );
+        for (iova, size) in [
+            (u64::MAX, 2),
+            (0x1000, u64::MAX),
+            (u64::MAX - 0xfff, 0x2000),
+        ] {
+            assert_eq!(
+                map.insert(iova, size, 0),
+                Err(MapError::Wraps { iova, size })
+            );
+        }
+        for (iova, size) in [(0x3001, 0x1000), (0x3000, 1), (0x3800, 0x800)] {
+            assert_eq!(
+                map.insert(iova, size, 0),
+                Err(MapError::Unaligned { iova, size })
+            );
+        }
+        for (iova, size) in [
+            (0x1000, 0x2000),
+            (0x1_f000, 0x2000),
+            (u64::MAX - 0xfff, 0x1000),
+        ] {
+            let error = map.insert(iova, size, 0);
+            assert!(
+                matches!(error, Err(MapError::OutOfRange { .. })),
+                "{iova:#x}"
+            );
+        }
+        for (iova, size) in [
+            (0x4000, 0x1000),
+            (0x5000, 0x1000),
+            (0x3000, 0x4000),
+            (0x3000, 0x2000),
+        ] {
+            let error = map.insert(iova, size, 0);
+            assert!(matches!(error, Err(MapError::Overlap { .. })), "{iova:#x}");
+        }
+        assert_eq!(
+            map.remove(0x5000),
+            Err(MapError::NotMapped { iova: 0x5000 })
+        );
+        assert_eq!(map.len(), 1);
+        assert_eq!(map.bytes(), 0x2000);
+    }
+
+    #[test]
+    fn the_last_page_of_the_space_can_be_mapped() {
+        let mut map = IovaMap::new(IovaRange::new(0, u64::MAX).unwrap());
+        map.insert(u64::MAX - 0xfff, 0x1000, ()).unwrap();
+        assert!(map.find(u64::MAX).is_some());
+        assert!(map.insert(u64::MAX - 0xfff, 0x1000, ()).is_err());
+    }
+
+    /// The naive model: one value per page.
+    #[derive(Debug, Clone)]
+    enum Operation {
+        Insert(u64, u64),
+        Remove(u64),
+    }
+
+    fn operation() -> impl Strategy<Value = Operation> {
+        // Near page boundaries and around both ends of the range.
+        let iova = (0u64..0x24, prop_oneof![9 => Just(0u64), 1 => Just(1)])
+            .prop_map(|(page, odd)| page * PAGE_SIZE + odd);
+        let size = (0u64..6, prop_oneof![9 => Just(0u64), 1 => Just(0x800)])
+            .prop_map(|(pages, odd)| pages * PAGE_SIZE + odd);
+        prop_oneof![
+            3 => (iova.clone(), size).prop_map(|(iova, size)| Operation::Insert(iova, size)),
+            2 => iova.prop_map(Operation::Remove),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_as_one_value_per_page(operations in prop::collection::vec(operation(), 0..80)) {
+            let mut map = map();
+            let mut pages: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
+            for (number, operation) in (0u32..).zip(operations) {
+                match operation {
+                    Operation::Insert(iova, size) => {
+                        let wanted: Vec<u64> = (iova..iova + size).step_by(0x1000).collect();
+                        let fits = size > 0 && iova % PAGE_SIZE == 0 && size % PAGE_SIZE == 0
+                            && iova >= RANGE.0 && iova + size - 1 <= RANGE.1
+                            && wanted.iter().all(|page| !pages.contains_key(page));
+                        prop_assert_eq!(map.insert(iova, size, number).is_ok(), fits);
+                        if fits {
+                            pages.extend(wanted.into_iter().map(|page| (page, (iova, number))));
+                        }
+                    }
+                    Operation::Remove(iova) => {
+                        let whole = pages.get(&iova).is_some_and(|&(first, _)| first == iova);
+                        prop_assert_eq!(map.remove(iova).is_ok(), whole);
+                        if whole {
+                            pages.retain(|_, &mut (first, _)| first != iova);
+                        }
+                    }
+                }
+                for page in (0..0x24).map(|page| page * PAGE_SIZE) {
+                    let found = map.find(page + 0x123).map(|(range, &value)| (range.first(), value));
+                    prop_assert_eq!(found, pages.get(&page).copied());
+                }
+                prop_assert_eq!(map.bytes(), pages.len() as u64 * PAGE_SIZE);
+            }
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Private memory of the VMM that a device may reach.
+//!
+//! A [`SharedBuffer`] is a sealed memfd mapped `MAP_SHARED`, with the I/O
+//! virtual address at which a device is to see it. It owns the mapping in this
+//! process; mapping it for a device is the IOTLB's work. What a device wrote
+//! into it is not to be trusted, so access is volatile and bounds-checked, and
+//! no reference into it ever exists.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use vm_memory::mmap::MmapRegionError;
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+
+use super::DmaRegion;
+use crate::iova::{IovaRange, PAGE_SIZE};
+
+/// Why a buffer cannot be made or accessed.
+#[derive(Debug, thiserror::Error)]
+pub enum SharedBufferError {
+    /// Address or size is not a multiple of the page size, or the range is empty or wraps.
+    #[error(
+        "a shared buffer of {size:#x} bytes at IOVA {iova:#x} is not a range of whole 4 KiB pages"
+    )]
+    Shape {
+        /// I/O virtual address.
+        iova: u64,
+        /// Length in bytes.
+        size: u64,
+    },
+    /// The memfd could not be made.
+    #[error("cannot create {size} bytes of shared memory")]
+    Create {
+        /// Length in bytes.
+        size: u64,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The memfd could not be mapped.
+    #[error("cannot map {size} bytes of shared memory")]
+    Map {
+        /// Length in bytes.
+        size: u64,
+        /// What the kernel said.
+        #[source]
+        source: MmapRegionError,
+    },
+    /// An access outside the buffer, or an atomic one that is not aligned.
+    #[error("access of {len} bytes at offset {offset:#x} of a shared buffer of {size:#x} bytes")]
+    Bounds {
+        /// Offset from the buffer's start in bytes.
+        offset: u64,
+        /// Bytes accessed.
+        len: u64,
+        /// Length of the buffer in bytes.
+        size: u64,
+    },
+}
+
+/// Page-aligned shared memory with an I/O virtual address.
+#[derive(Debug)]
+pub struct SharedBuffer {
+    region: MmapRegion<()>,
+    range: IovaRange,
+    size: u64,
+}
+
+impl SharedBuffer {
+    /// Makes a zeroed buffer of `size` bytes that a device is to see at `iova`.
+    /// Both are multiples of [`PAGE_SIZE`], `size` not 0.
+    ///
+    /// # Errors
+    /// [`SharedBufferError::Shape`] for a bad address or size, else whatever
+    /// the kernel says.
+    pub fn new(size: u64, iova: u64) -> Result<Self, SharedBufferError> {
+        let shape = SharedBufferError::Shape { iova, size };
+        let (Some(range), Ok(length)) = (IovaRange::from_size(iova, size), usize::try_from(size))
+        else {
+            return Err(shape);
+        };
+        if !iova.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) {
+            return Err(shape);
+        }
+        let create = || -> rustix::io::Result<File> {
+            let fd = memfd_create(
+                c"vdpa-shared",
+                MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+            )?;
+            ftruncate(&fd, size)?;
+            // A file that cannot shrink cannot take pages away under the mapping (SIGBUS).
+            fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+            Ok(File::from(fd))
+        };
+        let file = create().map_err(|errno| SharedBufferError::Create {
+            size,
+            source: errno.into(),
+        })?;
+        let region = MmapRegion::from_file(FileOffset::new(file, 0), length)
+            .map_err(|source| SharedBufferError::Map { size, source })?;
+        Ok(Self {
+            region,
+            range,
+            size,
+        })
+    }
+
+    /// Where a device sees the buffer.
+    #[must_use]
+    pub fn range(&self) -> IovaRange {
+        self.range
+    }
+
+    /// The I/O virtual address of `len` bytes at `offset`.
+    ///
+    /// # Errors
+    /// The bytes are not all inside the buffer.
+    pub fn iova(&self, offset: u64, len: u64) -> Result<u64, SharedBufferError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size => Ok(self.range.first() + offset),
+            _ => Err(self.bounds(offset, len)),
+        }
+    }
+
+    /// Copies bytes out. The device may change them meanwhile.
+    ///
+    /// # Errors
+    /// The bytes are not all inside the buffer.
+    pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), SharedBufferError> {
+        let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let start = self.index(offset, len)?;
+        let slice = self.region.get_slice(start, data.len());
+        slice.map_err(|_| self.bounds(offset, len))?.copy_to(data);
+        Ok(())
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// The bytes are not all inside the buffer.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), SharedBufferError> {
+        let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let start = self.index(offset, len)?;
+        let slice = self.region.get_slice(start, data.len());
+        slice.map_err(|_| self.bounds(offset, len))?.copy_from(data);
+        Ok(())
+    }
+
+    /// Reads a little-endian 16-bit value atomically.
+    ///
+    /// # Errors
+    /// Outside the buffer, or `offset` is odd.
+    pub fn load_u16(&self, offset: u64, ordering: Ordering) -> Result<u16, SharedBufferError> {
+        let start = self.index(offset, 2)?;
+        self.region
+            .as_volatile_slice()
+            .load::<u16>(start, ordering)
+            .map(u16::from_le)
+            .map_err(|_| self.bounds(offset, 2))
+    }
+
+    /// Writes a little-endian 16-bit value atomically.
+    ///
+    /// # Errors
+    /// Outside the buffer, or `offset` is odd.
+    pub fn store_u16(
+        &self,
+        value: u16,
+        offset: u64,
+        ordering: Ordering,
+    ) -> Result<(), SharedBufferError> {
+        let start = self.index(offset, 2)?;
+        self.region
+            .as_volatile_slice()
+            .store(value.to_le(), start, ordering)
+            .map_err(|_| self.bounds(offset, 2))
+    }
+
+    fn index(&self, offset: u64, len: u64) -> Result<usize, SharedBufferError> {
+        self.iova(offset, len)?;
+        usize::try_from(offset).map_err(|_| self.bounds(offset, len))
+    }
+
+    fn bounds(&self, offset: u64, len: u64) -> SharedBufferError {
+        SharedBufferError::Bounds {
+            offset,
+            len,
+            size: self.size,
+        }
+    }
+}
+
+// SAFETY: needed so that the buffer can be mapped for a device. `region` is
+// one mmap that lives as long as this value, its file can't shrink, and all
+// access in this module is volatile or atomic through vm-memory, which creates
+// no references to plain data.
+unsafe impl DmaRegion for SharedBuffer {
+    fn host_address(&self) -> u64 {
+        // Lossless: pointers have 64 bits wherever vhost-vdpa exists for us.
+        u64::try_from(self.region.as_ptr().addr()).unwrap_or(u64::MAX)
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_anything_but_whole_pages() {
+        for (size, iova) in [
+            (0, 0),
+            (1, 0),
+            (4096, 1),
+            (8192, u64::MAX - 4095),
+            (u64::MAX, 0),
+        ] {
+            assert!(
+                matches!(
+                    SharedBuffer::new(size, iova),
+                    Err(SharedBufferError::Shape { .. })
+                ),
+                "{size:#x} {iova:#x}"
+            );
+        }
+        SharedBuffer::new(4096, u64::MAX - 4095).unwrap();
+    }
+
+    #[test]
+    fn every_access_is_checked() {
+        let buffer = SharedBuffer::new(4096, 0x10_0000).unwrap();
+        buffer.write(4092, &[1, 2, 3, 4]).unwrap();
+        let mut data = [0; 4];
+        buffer.read(4092, &mut data).unwrap();
+        assert_eq!(data, [1, 2, 3, 4]);
+        assert_eq!(buffer.load_u16(4094, Ordering::Acquire).unwrap(), 0x0403);
+        assert_eq!(buffer.iova(4096, 0).unwrap(), 0x10_1000);
+        for offset in [4093, 4096, u64::MAX, u64::MAX - 3] {
+            assert!(buffer.write(offset, &data).is_err());
+            assert!(buffer.read(offset, &mut data).is_err());
+        }
+        for offset in [1, 4095, 4096, u64::MAX] {
+            assert!(buffer.load_u16(offset, Ordering::Relaxed).is_err());
+            assert!(buffer.store_u16(0, offset, Ordering::Relaxed).is_err());
+        }
+    }
+}

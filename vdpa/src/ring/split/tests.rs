@@ -1,0 +1,315 @@
+//! The queue against a model device, honest and hostile.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const BASE: u64 = 0x7000_0000;
+
+/// Address, length and whether the device may write, as a descriptor says.
+type Descriptor = (u64, u32, bool);
+
+/// A device that reads and writes the ring through its own view of the memory.
+struct Model {
+    memory: Arc<SharedBuffer>,
+    layout: SplitLayout,
+    seen: u16,
+    used: u16,
+}
+
+impl Model {
+    fn u16(&self, offset: u64) -> u16 {
+        self.memory.load_u16(offset, Ordering::Acquire).unwrap()
+    }
+
+    fn avail(&self) -> u16 {
+        self.u16(self.layout.avail_offset + 2)
+    }
+
+    /// The chain in the next avail entry: head and pieces.
+    fn take(&mut self) -> Option<(u16, Vec<Descriptor>)> {
+        if self.avail() == self.seen {
+            return None;
+        }
+        let slot = u64::from(self.seen % self.layout.size);
+        let head = self.u16(self.layout.avail_offset + 4 + 2 * slot);
+        self.seen = self.seen.wrapping_add(1);
+        let (mut index, mut pieces) = (head, Vec::new());
+        loop {
+            let mut bytes = [0; 16];
+            self.memory.read(16 * u64::from(index), &mut bytes).unwrap();
+            let flags = u16::from_le_bytes([bytes[12], bytes[13]]);
+            pieces.push((
+                u64::from_le_bytes(bytes[..8].try_into().unwrap()),
+                u32::from_le_bytes(bytes[8..12].try_into().unwrap()),
+                flags & DESCRIPTOR_F_WRITE != 0,
+            ));
+            if flags & DESCRIPTOR_F_NEXT == 0 {
+                return Some((head, pieces));
+            }
+            index = u16::from_le_bytes([bytes[14], bytes[15]]);
+        }
+    }
+
+    fn put_element(&self, id: u32, length: u32) {
+        let slot = u64::from(self.used % self.layout.size);
+        let mut bytes = [0; 8];
+        bytes[..4].copy_from_slice(&id.to_le_bytes());
+        bytes[4..].copy_from_slice(&length.to_le_bytes());
+        self.memory
+            .write(self.layout.used_offset + 4 + 8 * slot, &bytes)
+            .unwrap();
+    }
+
+    fn set_used_index(&mut self, index: u16) {
+        self.used = index;
+        self.memory
+            .store_u16(index, self.layout.used_offset + 2, Ordering::Release)
+            .unwrap();
+    }
+
+    fn give_back(&mut self, id: u32, length: u32) {
+        self.put_element(id, length);
+        self.set_used_index(self.used.wrapping_add(1));
+    }
+}
+
+fn pair(size: u16, event_idx: bool) -> (DriverQueue, Model) {
+    let layout = SplitLayout::new(size).unwrap();
+    let memory = Arc::new(SharedBuffer::new(layout.size(), BASE).unwrap());
+    let queue = DriverQueue::new(memory.clone(), layout, 0, event_idx).unwrap();
+    let model = Model {
+        memory,
+        layout,
+        seen: 0,
+        used: 0,
+    };
+    (queue, model)
+}
+
+fn reads(iova: u64, len: u32) -> Piece {
+    Piece {
+        iova,
+        len,
+        direction: Direction::DeviceReads,
+    }
+}
+
+fn writes(iova: u64, len: u32) -> Piece {
+    Piece {
+        iova,
+        len,
+        direction: Direction::DeviceWrites,
+    }
+}
+
+#[test]
+fn layout_keeps_the_used_ring_on_pages_of_its_own() {
+    for size in [1, 2, 64, 128, 256, 32768] {
+        let layout = SplitLayout::new(size).unwrap();
+        assert!(layout.used_offset.is_multiple_of(4096) && layout.total.is_multiple_of(4096));
+        assert!(layout.avail_offset + 6 + 2 * u64::from(size) <= layout.used_offset);
+        assert!(layout.used_offset + 6 + 8 * u64::from(size) <= layout.total);
+    }
+    for size in [0, 3, 65535] {
+        assert!(matches!(
+            SplitLayout::new(size),
+            Err(QueueError::Size { .. })
+        ));
+    }
+}
+
+#[test]
+fn chains_go_there_and_back_over_the_wrap_of_the_index() {
+    let (mut queue, mut model) = pair(4, false);
+    for round in 0..70_000u32 {
+        let head = queue
+            .add(&[
+                reads(0x1000, 5),
+                reads(0x2000, 6),
+                writes(0x3000, round + 1),
+            ])
+            .unwrap();
+        assert_eq!(queue.free(), 1);
+        assert!(matches!(
+            queue.add(&[reads(0, 1), reads(0, 1)]),
+            Err(QueueError::Full { free: 1, wanted: 2 })
+        ));
+        let (seen, pieces) = model.take().unwrap();
+        assert_eq!(seen, head);
+        assert_eq!(
+            pieces,
+            [
+                (0x1000, 5, false),
+                (0x2000, 6, false),
+                (0x3000, round + 1, true)
+            ]
+        );
+        assert_eq!(queue.pop_used().unwrap(), None);
+        model.give_back(u32::from(head), round);
+        let used = queue.pop_used().unwrap().unwrap();
+        assert_eq!(
+            used,
+            Used {
+                head,
+                written: round
+            }
+        );
+        assert_eq!((queue.free(), queue.outstanding()), (4, 0));
+    }
+}
+
+#[test]
+fn chains_come_back_in_any_order() {
+    let (mut queue, mut model) = pair(8, false);
+    let heads: Vec<u16> = (0..8)
+        .map(|_| queue.add(&[writes(0, 9)]).unwrap())
+        .collect();
+    for &head in heads.iter().rev() {
+        model.give_back(u32::from(head), 9);
+    }
+    for &head in heads.iter().rev() {
+        assert_eq!(queue.pop_used().unwrap().unwrap().head, head);
+    }
+    assert_eq!(queue.pop_used().unwrap(), None);
+}
+
+#[test]
+fn invalid_chains_are_refused() {
+    let (mut queue, _) = pair(4, false);
+    for chain in [
+        &[][..],
+        &[reads(0, 0)],
+        &[writes(0, 1), reads(0, 1)],
+        &[reads(u64::MAX, 2)],
+        &[reads(0, u32::MAX), reads(0, 1)],
+        &[writes(0, u32::MAX), writes(0, u32::MAX)],
+    ] {
+        assert!(
+            matches!(queue.add(chain), Err(QueueError::Chain)),
+            "{chain:?}"
+        );
+    }
+    assert_eq!(queue.free(), 4);
+}
+
+#[test]
+fn kicks_as_the_device_wishes() {
+    let (mut queue, model) = pair(4, false);
+    assert!(!queue.needs_kick().unwrap());
+    queue.add(&[reads(0, 1)]).unwrap();
+    assert!(queue.needs_kick().unwrap());
+    assert!(!queue.needs_kick().unwrap());
+    let flags = model.layout.used_offset;
+    model
+        .memory
+        .store_u16(USED_F_NO_NOTIFY, flags, Ordering::SeqCst)
+        .unwrap();
+    queue.add(&[reads(0, 1)]).unwrap();
+    assert!(!queue.needs_kick().unwrap());
+
+    let (mut queue, model) = pair(4, true);
+    let event = model.layout.used_offset + 4 + 8 * 4;
+    model.memory.store_u16(1, event, Ordering::SeqCst).unwrap();
+    queue.add(&[reads(0, 1)]).unwrap();
+    assert!(!queue.needs_kick().unwrap());
+    queue.add(&[reads(0, 1)]).unwrap();
+    assert!(queue.needs_kick().unwrap());
+    queue.add(&[reads(0, 1)]).unwrap();
+    assert!(!queue.needs_kick().unwrap());
+}
+
+#[test]
+fn interrupts_can_be_switched_without_missing_one() {
+    for event_idx in [false, true] {
+        let (mut queue, mut model) = pair(4, event_idx);
+        assert!(!queue.set_interrupts(false).unwrap());
+        let head = queue.add(&[reads(0, 1)]).unwrap();
+        model.give_back(u32::from(head), 0);
+        assert!(queue.set_interrupts(true).unwrap());
+        queue.pop_used().unwrap().unwrap();
+        assert!(!queue.set_interrupts(true).unwrap());
+        if event_idx {
+            assert_eq!(model.u16(model.layout.avail_offset + 4 + 2 * 4), 1);
+        }
+    }
+}
+
+#[test]
+fn a_violation_breaks_the_queue_for_good() {
+    let broken = |size, id, length, moved| {
+        let (mut queue, mut model) = pair(size, false);
+        queue.add(&[reads(0, 1), writes(0, 8)]).unwrap();
+        model.put_element(id, length);
+        model.set_used_index(moved);
+        let Err(QueueError::Broken { source }) = queue.pop_used() else {
+            panic!("{id} {length} {moved} was accepted");
+        };
+        assert!(queue.pop_used().is_err() && queue.add(&[reads(0, 1)]).is_err());
+        assert!(queue.needs_kick().is_err() && queue.set_interrupts(true).is_err());
+        source
+    };
+    let jump = |moved| Violation::IndexJump {
+        moved,
+        outstanding: 1,
+    };
+    assert_eq!(broken(4, 0, 0, 2), jump(2));
+    assert_eq!(broken(4, 0, 0, u16::MAX), jump(u16::MAX));
+    for id in [1, 3, 4, 0xffff, 0x1_0000, u32::MAX] {
+        assert_eq!(broken(4, id, 0, 1), Violation::NotOutstanding { id });
+    }
+    for written in [9, u32::MAX] {
+        let offered = 8;
+        assert_eq!(
+            broken(4, 0, written, 1),
+            Violation::TooLong { written, offered }
+        );
+    }
+}
+
+#[test]
+fn an_element_cannot_come_back_twice() {
+    let (mut queue, mut model) = pair(4, false);
+    queue.add(&[writes(0, 1)]).unwrap();
+    queue.add(&[writes(0, 1)]).unwrap();
+    model.give_back(0, 0);
+    model.give_back(0, 0);
+    queue.pop_used().unwrap().unwrap();
+    assert!(queue.pop_used().is_err());
+}
+
+proptest! {
+    /// A device that writes anything anywhere in its ring: no panic, no chain
+    /// given back that was not out, none twice, never more bytes than offered.
+    #[test]
+    fn survives_any_used_ring(
+        event_idx in any::<bool>(),
+        steps in prop::collection::vec(
+            (1usize..4, prop_oneof![0u32..8, any::<u32>()], prop_oneof![0u32..64, any::<u32>()],
+             prop_oneof![4 => Just(1u16), 1 => any::<u16>()], any::<bool>()),
+            1..40),
+        garbage in prop::collection::vec((0u64..4096, any::<u8>()), 0..8),
+    ) {
+        let (mut queue, mut model) = pair(8, event_idx);
+        let mut out = std::collections::BTreeSet::new();
+        for (pieces, id, length, moved, scribble) in steps {
+            if let Ok(head) = queue.add(&vec![writes(0x1000, 16); pieces]) {
+                prop_assert!(out.insert(head), "descriptor {} given twice", head);
+            }
+            let _ = queue.needs_kick();
+            model.put_element(id, length);
+            model.set_used_index(model.used.wrapping_add(moved));
+            if scribble {
+                for &(at, byte) in &garbage {
+                    // Descriptor table and avail ring too, as without an IOMMU.
+                    model.memory.write(at % model.layout.size(), &[byte]).unwrap();
+                }
+            }
+            while let Ok(Some(used)) = queue.pop_used() {
+                prop_assert!(out.remove(&used.head));
+                prop_assert!(used.written <= 48);
+            }
+            prop_assert!(queue.free() <= 8 && queue.outstanding() <= 8);
+        }
+    }
+}

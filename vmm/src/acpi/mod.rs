@@ -1,0 +1,118 @@
+//! ACPI tables: what the machine tells the guest about itself.
+//!
+//! Owns the tables' content and their place in guest memory. Everything
+//! stated here is a number of [`crate::layout`] or the count of processors;
+//! must not know the devices themselves. The tables are static: a reboot may
+//! write them again and gets the same bytes.
+//!
+//! ```text
+//!   ACPI_TABLES: RSDP ──> XSDT ──┬──> FADT ──> DSDT (AML)
+//!                                ├──> MADT  processors and I/O APIC
+//!                                └──> MCFG  PCI configuration space
+//! ```
+//!
+//! The machine is *hardware-reduced* (ACPI 6.5, section 4.1): no PM timer, no
+//! fixed events, no legacy interrupt controllers; sleep and reset are three
+//! I/O ports. Hot-plug will add a Generic Event Device to the DSDT.
+
+mod dsdt;
+mod tables;
+
+use acpi_tables::Aml;
+use acpi_tables::rsdp::Rsdp;
+use acpi_tables::xsdt::XSDT;
+use vdpa::memory::GuestMemory;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+
+use crate::layout::{ACPI_TABLES, ACPI_TABLES_LEN, Layout};
+
+/// OEM ID of all tables.
+const OEM_ID: [u8; 6] = *b"BELHOP";
+/// OEM table ID of all tables.
+const OEM_TABLE_ID: [u8; 8] = *b"BELLHOP ";
+/// OEM revision of all tables.
+const OEM_REVISION: u32 = 1;
+/// Tables begin at multiples of this many bytes.
+const TABLE_ALIGNMENT: usize = 16;
+
+/// Why the tables could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum AcpiError {
+    /// A machine without a processor can't be described.
+    #[error("a machine needs at least one processor")]
+    NoProcessor,
+    /// More than there is room for.
+    #[error("the ACPI tables have {len} bytes, there is room for {ACPI_TABLES_LEN}")]
+    TooLarge {
+        /// Bytes in all tables.
+        len: usize,
+    },
+    /// Guest memory refused a write inside its own layout.
+    #[error("cannot write the ACPI tables to guest memory")]
+    Memory(#[source] GuestMemoryError),
+}
+
+/// Writes the tables of a machine with `cpus` processors, whose APIC IDs are
+/// `0..cpus`, and returns the address of the RSDP (always [`ACPI_TABLES`]).
+///
+/// # Errors
+/// [`AcpiError`]; `cpus` must not be 0.
+pub fn write(memory: &GuestMemory, layout: &Layout, cpus: u8) -> Result<u64, AcpiError> {
+    if cpus == 0 {
+        return Err(AcpiError::NoProcessor);
+    }
+    let bytes = build(layout, cpus);
+    // Lossless: usize is 64 bits wide on x86-64.
+    if bytes.len() as u64 > ACPI_TABLES_LEN {
+        return Err(AcpiError::TooLarge { len: bytes.len() });
+    }
+    memory
+        .write_slice(&bytes, GuestAddress(ACPI_TABLES))
+        .map_err(AcpiError::Memory)?;
+    Ok(ACPI_TABLES)
+}
+
+/// All tables, as they lie in memory from [`ACPI_TABLES`] on.
+fn build(layout: &Layout, cpus: u8) -> Vec<u8> {
+    // The RSDP comes first, where the guest looks, but points to the last.
+    let mut area = Area {
+        bytes: vec![0; Rsdp::len()],
+    };
+    let dsdt = area.push(&dsdt::dsdt(layout, cpus));
+    let tables = [
+        area.push(&tables::fadt(dsdt)),
+        area.push(&tables::madt(cpus)),
+        area.push(&tables::mcfg()),
+    ];
+    let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    for table in tables {
+        xsdt.add_entry(table);
+    }
+    let xsdt = area.push(&xsdt);
+
+    let mut rsdp = Vec::with_capacity(Rsdp::len());
+    Rsdp::new(OEM_ID, xsdt).to_aml_bytes(&mut rsdp);
+    for (to, from) in area.bytes.iter_mut().zip(rsdp) {
+        *to = from;
+    }
+    area.bytes
+}
+
+/// A growing area of tables.
+struct Area {
+    bytes: Vec<u8>,
+}
+
+impl Area {
+    /// Appends a table and returns its guest-physical address.
+    fn push(&mut self, table: &dyn Aml) -> u64 {
+        let start = self.bytes.len().next_multiple_of(TABLE_ALIGNMENT);
+        self.bytes.resize(start, 0);
+        table.to_aml_bytes(&mut self.bytes);
+        // Lossless: usize is 64 bits wide on x86-64.
+        ACPI_TABLES + start as u64
+    }
+}
+
+#[cfg(test)]
+mod tests;

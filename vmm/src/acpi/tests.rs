@@ -1,0 +1,189 @@
+//! The tables as a guest reads them: by following pointers from the RSDP.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::layout::{
+    ACPI_RESET_PORT, ACPI_SLEEP_CONTROL_PORT, ACPI_SLEEP_STATUS_PORT, IO_APIC, KVM_TSS, LOCAL_APIC,
+    PCI_ECAM, PCI_MMIO32,
+};
+use crate::memory::GuestRam;
+
+const MIB: u64 = 1 << 20;
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+fn sum(bytes: &[u8]) -> u8 {
+    bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
+}
+
+/// The table at `address`, its signature and checksum checked.
+fn table<'a>(area: &'a [u8], address: u64, signature: &[u8; 4]) -> &'a [u8] {
+    let at = usize::try_from(address - ACPI_TABLES).unwrap();
+    assert!(at.is_multiple_of(TABLE_ALIGNMENT));
+    let len = usize::try_from(u32_at(area, at + 4)).unwrap();
+    let table = &area[at..at + len];
+    assert_eq!(&table[..4], signature);
+    assert_eq!(sum(table), 0, "checksum of {}", signature.escape_ascii());
+    assert_eq!(&table[10..16], &OEM_ID);
+    table
+}
+
+struct Tables<'a> {
+    fadt: &'a [u8],
+    madt: &'a [u8],
+    mcfg: &'a [u8],
+    dsdt: &'a [u8],
+}
+
+fn follow(area: &[u8]) -> Tables<'_> {
+    assert_eq!(&area[..8], b"RSD PTR ");
+    assert_eq!(area[15], 2);
+    assert_eq!((sum(&area[..20]), sum(&area[..36])), (0, 0));
+    assert_eq!(u32_at(area, 20), 36);
+    let xsdt = table(area, u64_at(area, 24), b"XSDT");
+    assert_eq!(xsdt.len(), 36 + 3 * 8);
+    let fadt = table(area, u64_at(xsdt, 36), b"FACP");
+    Tables {
+        fadt,
+        madt: table(area, u64_at(xsdt, 44), b"APIC"),
+        mcfg: table(area, u64_at(xsdt, 52), b"MCFG"),
+        dsdt: table(area, u64_at(fadt, 140), b"DSDT"),
+    }
+}
+
+#[test]
+fn fixed_description_is_hardware_reduced_with_registers() {
+    let area = build(&Layout::new(256 * MIB, 40).unwrap(), 1);
+    let fadt = follow(&area).fadt;
+    assert_eq!(fadt.len(), 276);
+    let flags = u32_at(fadt, 112);
+    assert_ne!(flags & (1 << 20), 0, "HW_REDUCED_ACPI");
+    assert_ne!(flags & (1 << 10), 0, "RESET_REG_SUP");
+    // No VGA; MSI is not switched off; the RTC is not declared absent.
+    assert_eq!(fadt[109] & 0b10_1110, 0b00_0100);
+    let register = |at: usize| (fadt[at], fadt[at + 1], u64_at(fadt, at + 4));
+    assert_eq!(register(116), (1, 8, u64::from(ACPI_RESET_PORT)));
+    assert_eq!(fadt[128], 1);
+    assert_eq!(register(244), (1, 8, u64::from(ACPI_SLEEP_CONTROL_PORT)));
+    assert_eq!(register(256), (1, 8, u64::from(ACPI_SLEEP_STATUS_PORT)));
+}
+
+#[test]
+fn one_local_apic_for_each_processor() {
+    for cpus in [1, 2, 32, 255] {
+        let area = build(&Layout::new(256 * MIB, 40).unwrap(), cpus);
+        let madt = follow(&area).madt;
+        assert_eq!(u64::from(u32_at(madt, 36)), LOCAL_APIC.start);
+        assert_eq!(u32_at(madt, 40), 0, "no 8259");
+        let mut at = 44;
+        for cpu in 0..cpus {
+            assert_eq!(&madt[at..at + 8], [0, 8, cpu, cpu, 1, 0, 0, 0]);
+            at += 8;
+        }
+        assert_eq!(madt[at..at + 2], [1, 12]);
+        assert_eq!(u64::from(u32_at(madt, at + 4)), IO_APIC.start);
+        assert_eq!(madt.len(), at + 12);
+    }
+}
+
+#[test]
+fn configuration_space_is_bus_0() {
+    let area = build(&Layout::new(256 * MIB, 40).unwrap(), 1);
+    let mcfg = follow(&area).mcfg;
+    assert_eq!(mcfg.len(), 44 + 16);
+    assert_eq!(u64_at(mcfg, 44), PCI_ECAM.start);
+    assert_eq!(mcfg[52..56], [0, 0, 0, 0]);
+    assert_eq!(PCI_ECAM.len, 1 << 20);
+}
+
+#[test]
+fn devices_are_there() {
+    let layout = Layout::new(256 * MIB, 40).unwrap();
+    let area = build(&layout, 11);
+    let dsdt = follow(&area).dsdt;
+    let has = |bytes: &[u8]| dsdt.windows(bytes.len()).any(|window| window == bytes);
+    for name in [
+        "PCI0", "MBRD", "COM1", "RTC0", "C000", "C00A", "ACPI0007", "_S5_",
+    ] {
+        assert!(has(name.as_bytes()), "{name}");
+    }
+    assert!(!has(b"C00B"));
+    assert!(has(&layout.pci_mmio64().start.to_le_bytes()));
+    assert!(has(&(layout.pci_mmio64().end() - 1).to_le_bytes()));
+    // IO(0x3f8, 0x3f8, 1, 8), then interrupt 4, edge, high, exclusive.
+    assert!(has(&[
+        0x47, 1, 0xf8, 3, 0xf8, 3, 1, 8, 0x89, 6, 0, 3, 1, 4, 0, 0, 0
+    ]));
+    // Name (_S5_, Package (4) { 5, 5, 0, 0 }).
+    assert!(
+        has(&[
+            0x08, b'_', b'S', b'5', b'_', 0x12, 8, 4, 0x0a, 5, 0x0a, 5, 0x00, 0x00
+        ]) || has(&[
+            0x08, b'_', b'S', b'5', b'_', 0x12, 10, 4, 0x0a, 5, 0x0a, 5, 0x0a, 0, 0x0a, 0
+        ])
+    );
+}
+
+#[test]
+fn the_32_bit_ranges_are_32_bits_wide() {
+    for range in [PCI_MMIO32, PCI_ECAM, IO_APIC, LOCAL_APIC, KVM_TSS] {
+        assert!(range.end() <= u64::from(u32::MAX));
+    }
+}
+
+#[test]
+fn written_where_the_guest_looks_and_again_on_reboot() {
+    let layout = Layout::new(16 * MIB, 40).unwrap();
+    let ram = GuestRam::new(&layout, None).unwrap();
+    let expected = build(&layout, 4);
+    for _ in 0..2 {
+        assert_eq!(write(ram.memory(), &layout, 4).unwrap(), ACPI_TABLES);
+        let mut bytes = vec![0; expected.len()];
+        ram.memory()
+            .read_slice(&mut bytes, GuestAddress(ACPI_TABLES))
+            .unwrap();
+        assert_eq!(bytes, expected);
+        ram.memory()
+            .write_slice(&[0xa5; 4096], GuestAddress(ACPI_TABLES))
+            .unwrap();
+    }
+    assert!(matches!(
+        write(ram.memory(), &layout, 0),
+        Err(AcpiError::NoProcessor)
+    ));
+}
+
+proptest! {
+    #[test]
+    fn every_machine_fits(cpus in 1u8..=255, pages in 4096u64..1 << 28, bits in 41u8..=52) {
+        let layout = Layout::new(pages * 4096, bits).unwrap();
+        let area = build(&layout, cpus);
+        prop_assert!(area.len() as u64 <= ACPI_TABLES_LEN);
+        follow(&area);
+    }
+}
+
+/// By hand: `ACPI_DUMP=DIR cargo test -p vmm dump_for_disassembly -- --ignored`,
+/// then `iasl -d DIR/*.dat`.
+#[test]
+#[ignore = "writes files for iasl, tests nothing"]
+fn dump_for_disassembly() {
+    let directory = std::path::PathBuf::from(std::env::var_os("ACPI_DUMP").unwrap());
+    let area = build(&Layout::new(256 * MIB, 40).unwrap(), 2);
+    let tables = follow(&area);
+    for (name, bytes) in [
+        ("facp", tables.fadt),
+        ("apic", tables.madt),
+        ("mcfg", tables.mcfg),
+        ("dsdt", tables.dsdt),
+    ] {
+        std::fs::write(directory.join(name).with_extension("dat"), bytes).unwrap();
+    }
+}

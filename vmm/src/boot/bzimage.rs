@@ -1,0 +1,182 @@
+//! bzImage kernels (`vmlinuz`), entered in 64-bit mode.
+//!
+//! Owns the reading of the setup header (Linux: Documentation/arch/x86/boot.rst).
+//! A [`BzImageKernel`] is what passed all checks. It knows nothing of the zero
+//! page except the header that has to be copied there.
+//!
+//! The structure is that of `linux-loader`; its `BzImage::load` is not used
+//! because it takes the header unread: a file cut inside the header or the
+//! kernel, or one without a 64-bit entry, would be started.
+
+use std::io::{Read, Seek, SeekFrom};
+
+use linux_loader::bootparam::{XLF_KERNEL_64, setup_header};
+use vdpa::memory::GuestMemory;
+use vm_memory::{ByteValued, ReadVolatile};
+
+use super::error::KernelError;
+use super::file::{self, CopyError, FileError};
+use crate::layout::AddressRange;
+
+/// Offset of the setup header in the file and in the zero page.
+const SETUP_HEADER: u64 = 0x1f1;
+/// Where the length of the header is counted from: the target of the jump at 0x200.
+const SETUP_HEADER_JUMP: usize = 0x202;
+/// The first version of the boot protocol with `xloadflags` (2.12, Linux 3.8).
+const PROTOCOL_XLOADFLAGS: u16 = 0x20c;
+/// `loadflags`: the kernel is loaded at 1 MiB or above (a bzImage, not a zImage).
+const LOADED_HIGH: u8 = 1;
+/// Bytes in a sector of the real-mode part.
+const SECTOR: u64 = 512;
+/// Offset of the 64-bit entry point from where the kernel is loaded.
+const ENTRY_64: u64 = 0x200;
+/// Bytes that the last paragraph (`syssize` counts in 16 bytes) may lack in the file.
+const PARAGRAPH: u64 = 16;
+
+/// A checked bzImage.
+#[derive(Debug)]
+pub(super) struct BzImageKernel {
+    /// The setup header as it is in the file, to be completed and copied to the zero page.
+    pub(super) header: setup_header,
+    /// The protected-mode kernel in the file.
+    payload: AddressRange,
+    /// Where it goes, as long as it needs to unpack itself.
+    pub(super) extent: AddressRange,
+}
+
+impl BzImageKernel {
+    /// Reads and checks the setup header of a file of `len` bytes whose
+    /// kernel is to be loaded inside `loadable`.
+    pub(super) fn parse<R: Read + Seek>(
+        reader: &mut R,
+        len: u64,
+        loadable: AddressRange,
+    ) -> Result<Self, KernelError> {
+        let header = read_header(reader, len)?;
+        let version = header.version;
+        let flags = header.xloadflags;
+        if version < PROTOCOL_XLOADFLAGS
+            || flags & XLF_KERNEL_64 == 0
+            || header.loadflags & LOADED_HIGH == 0
+        {
+            let [minor, major] = version.to_le_bytes();
+            return Err(KernelError::No64BitEntry { major, minor });
+        }
+        let payload = find_payload(&header, len)?;
+        let extent = place(&header, payload.len, loadable)?;
+        Ok(Self {
+            header,
+            payload,
+            extent,
+        })
+    }
+
+    /// Address of the 64-bit entry point.
+    pub(super) fn entry(&self) -> u64 {
+        self.extent.start + ENTRY_64
+    }
+
+    /// The last address at which a byte of the initramfs may lie.
+    pub(super) fn initramfs_max(&self) -> u64 {
+        u64::from(self.header.initrd_addr_max)
+    }
+
+    /// The longest command line, without its NUL.
+    pub(super) fn cmdline_max(&self) -> usize {
+        usize::try_from(self.header.cmdline_size).unwrap_or(usize::MAX)
+    }
+
+    /// Reads the protected-mode kernel into memory.
+    pub(super) fn load<R: ReadVolatile + Seek>(
+        &self,
+        reader: &mut R,
+        memory: &GuestMemory,
+    ) -> Result<(), CopyError> {
+        reader
+            .seek(SeekFrom::Start(self.payload.start))
+            .map_err(|error| CopyError::File(FileError::Read(error)))?;
+        file::copy_to_guest(reader, memory, self.extent.start, self.payload.len)
+    }
+}
+
+/// Reads the setup header; fields after the end that it states itself are zero.
+fn read_header<R: Read + Seek>(reader: &mut R, len: u64) -> Result<setup_header, KernelError> {
+    let mut header = setup_header::zeroed();
+    file::check_inside(SETUP_HEADER, size_of::<setup_header>() as u64, len)?;
+    reader
+        .seek(SeekFrom::Start(SETUP_HEADER))
+        .map_err(FileError::Read)?;
+    reader
+        .read_exact(header.as_mut_slice())
+        .map_err(FileError::Read)?;
+    // The second byte of the jump over the header is the distance.
+    let [_, distance] = header.jump.to_le_bytes();
+    let end = (SETUP_HEADER_JUMP + usize::from(distance))
+        .saturating_sub(usize::try_from(SETUP_HEADER).unwrap_or(usize::MAX));
+    if let Some(beyond) = header.as_mut_slice().get_mut(end..) {
+        beyond.fill(0);
+    }
+    Ok(header)
+}
+
+/// Finds the protected-mode kernel behind the real-mode sectors.
+fn find_payload(header: &setup_header, len: u64) -> Result<AddressRange, KernelError> {
+    // 0 means 4, for kernels older than the field; the boot sector is not counted.
+    let sectors = match header.setup_sects {
+        0 => 4,
+        sectors => u64::from(sectors),
+    };
+    let start = (sectors + 1) * SECTOR;
+    let paragraphs = u64::from(header.syssize);
+    if paragraphs * PARAGRAPH <= ENTRY_64 {
+        return Err(KernelError::Malformed(
+            "it has no room for a 64-bit entry point",
+        ));
+    }
+    let stated = paragraphs * PARAGRAPH;
+    // The last paragraph need not be whole, and signatures may follow it.
+    file::check_inside(start, stated - (PARAGRAPH - 1), len)?;
+    Ok(AddressRange {
+        start,
+        len: stated.min(len - start),
+    })
+}
+
+/// Chooses where to load: where the kernel would like to be, since a
+/// relocatable one does not go lower than that and one that is not can't go
+/// elsewhere.
+fn place(
+    header: &setup_header,
+    payload_len: u64,
+    loadable: AddressRange,
+) -> Result<AddressRange, KernelError> {
+    let start = header.pref_address;
+    let alignment = u64::from(header.kernel_alignment);
+    if header.relocatable_kernel != 0
+        && (!alignment.is_power_of_two() || !start.is_multiple_of(alignment))
+    {
+        return Err(KernelError::Malformed(
+            "its preferred address is not aligned",
+        ));
+    }
+    if start < loadable.start {
+        return Err(KernelError::TooLow {
+            at: start,
+            start: loadable.start,
+        });
+    }
+    // What the kernel needs from there on to unpack itself before it can look
+    // at the memory map.
+    let needed = u64::from(header.init_size).max(payload_len);
+    match start.checked_add(needed) {
+        Some(end) if end <= loadable.end() => Ok(AddressRange { start, len: needed }),
+        _ => Err(KernelError::NoRoom {
+            needed,
+            at: start,
+            available: loadable.end().saturating_sub(start),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,291 @@
+//! ELF kernels (`vmlinux`) with a PVH entry point.
+//!
+//! Owns the reading of ELF headers and notes. An [`ElfKernel`] is what passed
+//! all checks: every segment lies inside the file and, after
+//! [`ElfKernel::parse`], inside the range it was given. It knows nothing of
+//! what the kernel is told at entry.
+//!
+//! The structures are those of `linux-loader`; its `Elf::load` is not used
+//! because it leaves the part of a segment beyond the file's content (BSS) as
+//! the previous boot left it, forgets a PVH note when another note segment
+//! follows, and says neither which segment nor by how much it failed.
+
+use std::io::{Read, Seek, SeekFrom};
+
+use linux_loader::elf::{Elf64_Ehdr, Elf64_Phdr, PT_LOAD, PT_NOTE};
+use vdpa::memory::GuestMemory;
+use vm_memory::{ByteValued, ReadVolatile};
+
+use super::error::KernelError;
+use super::file::{self, CopyError, FileError};
+use crate::layout::AddressRange;
+
+/// `e_ident[EI_CLASS]`: 64-bit objects.
+const ELFCLASS64: u8 = 2;
+/// `e_ident[EI_DATA]`: little-endian.
+const ELFDATA2LSB: u8 = 1;
+/// `e_machine`: x86-64.
+const EM_X86_64: u16 = 62;
+/// More program headers than any kernel has (they have about five).
+const PROGRAM_HEADERS_MAX: u16 = 128;
+/// More bytes of notes than any kernel has (they have about 500).
+const NOTES_MAX: u64 = 64 << 10;
+/// Note type of the 32-bit PVH entry point (`XEN_ELFNOTE_PHYS32_ENTRY`).
+const XEN_ELFNOTE_PHYS32_ENTRY: u32 = 18;
+
+/// A part of the file that goes to one place in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Segment {
+    /// Where in the file; inside it.
+    file: AddressRange,
+    /// Where in guest-physical memory; at least as long as `file`.
+    memory: AddressRange,
+}
+
+/// A checked ELF kernel.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ElfKernel {
+    segments: Vec<Segment>,
+    /// The PVH entry point, inside a segment.
+    pub(super) entry: u32,
+    /// From the first to the last byte of all segments.
+    pub(super) extent: AddressRange,
+}
+
+impl ElfKernel {
+    /// Reads and checks the headers of a file of `len` bytes whose kernel is
+    /// to be loaded inside `loadable`.
+    pub(super) fn parse<R: Read + Seek>(
+        reader: &mut R,
+        len: u64,
+        loadable: AddressRange,
+    ) -> Result<Self, KernelError> {
+        let header: Elf64_Ehdr = read_at(reader, len, 0)?;
+        check_header(&header)?;
+
+        let mut segments = Vec::new();
+        let mut entry = None;
+        let mut total: u64 = 0;
+        for index in 0..header.e_phnum {
+            let offset = u64::from(index)
+                .checked_mul(size_of::<Elf64_Phdr>() as u64)
+                .and_then(|offset| header.e_phoff.checked_add(offset))
+                .ok_or(KernelError::Malformed(
+                    "its program headers lie outside any file",
+                ))?;
+            let program: Elf64_Phdr = read_at(reader, len, offset)?;
+            match program.p_type {
+                PT_LOAD if program.p_memsz > 0 => {
+                    let segment = check_segment(&program, len, loadable)?;
+                    // Bounds the work: overlapping segments could each be as large as RAM.
+                    total = total.saturating_add(segment.memory.len);
+                    segments.push(segment);
+                }
+                PT_NOTE if entry.is_none() => {
+                    entry = find_pvh_note(&read_notes(reader, len, &program)?, program.p_align)?;
+                }
+                _ => {}
+            }
+        }
+        let extent = extent(&segments).ok_or(KernelError::Malformed("it has nothing to load"))?;
+        if total > loadable.len {
+            return Err(KernelError::NoRoom {
+                needed: total,
+                at: extent.start,
+                available: loadable.len,
+            });
+        }
+        let entry = entry.ok_or(KernelError::NoPvhNote)?;
+        let inside = |segment: &Segment| {
+            segment.memory.overlaps(&AddressRange {
+                start: u64::from(entry),
+                len: 1,
+            })
+        };
+        if !segments.iter().any(inside) {
+            return Err(KernelError::Malformed(
+                "its PVH entry point lies outside of it",
+            ));
+        }
+        Ok(Self {
+            segments,
+            entry,
+            extent,
+        })
+    }
+
+    /// Reads the segments into memory.
+    pub(super) fn load<R: ReadVolatile + Seek>(
+        &self,
+        reader: &mut R,
+        memory: &GuestMemory,
+    ) -> Result<(), CopyError> {
+        // First what the file does not fill: on a reboot the memory holds the
+        // previous kernel's data. All of it before the content, so that a
+        // segment's tail cannot erase another segment.
+        for Segment { file, memory: to } in &self.segments {
+            file::zero_guest(memory, to.start + file.len, to.len - file.len)
+                .map_err(CopyError::Memory)?;
+        }
+        for Segment { file, memory: to } in &self.segments {
+            reader
+                .seek(SeekFrom::Start(file.start))
+                .map_err(|error| CopyError::File(FileError::Read(error)))?;
+            file::copy_to_guest(reader, memory, to.start, file.len)?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads a structure at `offset`, which must lie inside the `len` bytes of the file.
+fn read_at<T: ByteValued, R: Read + Seek>(
+    reader: &mut R,
+    len: u64,
+    offset: u64,
+) -> Result<T, KernelError> {
+    let size = size_of::<T>() as u64;
+    file::check_inside(offset, size, len)?;
+    reader
+        .seek(SeekFrom::Start(offset))
+        .map_err(FileError::Read)?;
+    Ok(T::read_exact_from(reader).map_err(FileError::Read)?)
+}
+
+fn check_header(header: &Elf64_Ehdr) -> Result<(), KernelError> {
+    if header.e_ident[4] != ELFCLASS64 || header.e_machine != EM_X86_64 {
+        return Err(KernelError::WrongMachine);
+    }
+    if header.e_ident[5] != ELFDATA2LSB {
+        return Err(KernelError::WrongMachine);
+    }
+    if usize::from(header.e_phentsize) != size_of::<Elf64_Phdr>() {
+        return Err(KernelError::Malformed(
+            "its program headers have an unknown size",
+        ));
+    }
+    if header.e_phnum > PROGRAM_HEADERS_MAX {
+        return Err(KernelError::Malformed("it has too many program headers"));
+    }
+    Ok(())
+}
+
+/// Checks one PT_LOAD against the file and the memory.
+fn check_segment(
+    program: &Elf64_Phdr,
+    len: u64,
+    loadable: AddressRange,
+) -> Result<Segment, KernelError> {
+    if program.p_filesz > program.p_memsz {
+        return Err(KernelError::Malformed(
+            "a segment is longer in the file than in memory",
+        ));
+    }
+    file::check_inside(program.p_offset, program.p_filesz, len)?;
+    let no_room = KernelError::NoRoom {
+        needed: program.p_memsz,
+        at: program.p_paddr,
+        available: loadable.end().saturating_sub(program.p_paddr),
+    };
+    if program.p_paddr < loadable.start {
+        return Err(KernelError::TooLow {
+            at: program.p_paddr,
+            start: loadable.start,
+        });
+    }
+    match program.p_paddr.checked_add(program.p_memsz) {
+        Some(end) if end <= loadable.end() => Ok(Segment {
+            file: AddressRange {
+                start: program.p_offset,
+                len: program.p_filesz,
+            },
+            memory: AddressRange {
+                start: program.p_paddr,
+                len: program.p_memsz,
+            },
+        }),
+        _ => Err(no_room),
+    }
+}
+
+/// From the first to the last address of the segments, if there are any.
+fn extent(segments: &[Segment]) -> Option<AddressRange> {
+    let start = segments.iter().map(|segment| segment.memory.start).min()?;
+    let end = segments.iter().map(|segment| segment.memory.end()).max()?;
+    Some(AddressRange {
+        start,
+        len: end - start,
+    })
+}
+
+/// Reads a note segment; a longer one than [`NOTES_MAX`] is no kernel's.
+fn read_notes<R: Read + Seek>(
+    reader: &mut R,
+    len: u64,
+    program: &Elf64_Phdr,
+) -> Result<Vec<u8>, KernelError> {
+    file::check_inside(program.p_offset, program.p_filesz, len)?;
+    if program.p_filesz > NOTES_MAX {
+        return Err(KernelError::Malformed("its notes are too long"));
+    }
+    reader
+        .seek(SeekFrom::Start(program.p_offset))
+        .map_err(FileError::Read)?;
+    let mut notes = Vec::new();
+    reader
+        .by_ref()
+        .take(program.p_filesz)
+        .read_to_end(&mut notes)
+        .map_err(FileError::Read)?;
+    Ok(notes)
+}
+
+/// Looks for the PVH entry point in a segment of notes: each is three 32-bit
+/// words (name length, descriptor length, type), the name and the descriptor,
+/// both padded to `alignment` (4, or 8 where the program header says so).
+/// A note that runs over the end ends the search.
+fn find_pvh_note(notes: &[u8], alignment: u64) -> Result<Option<u32>, KernelError> {
+    let alignment = if alignment == 8 { 8_usize } else { 4 };
+    let word = |at: usize| {
+        let bytes = notes.get(at..at.checked_add(4)?)?;
+        bytes.try_into().ok().map(u32::from_le_bytes)
+    };
+    let mut at = 0_usize;
+    let mut next = || {
+        let name_len = usize::try_from(word(at)?).ok()?;
+        let descriptor_len = usize::try_from(word(at.checked_add(4)?)?).ok()?;
+        let kind = word(at.checked_add(8)?)?;
+        let name_at = at.checked_add(12)?;
+        let name = notes.get(name_at..name_at.checked_add(name_len)?)?;
+        let descriptor_at = name_at
+            .checked_add(name_len)?
+            .checked_next_multiple_of(alignment)?;
+        let descriptor = notes.get(descriptor_at..descriptor_at.checked_add(descriptor_len)?)?;
+        at = descriptor_at
+            .checked_add(descriptor_len)?
+            .checked_next_multiple_of(alignment)?;
+        Some((kind, name, descriptor))
+    };
+    while let Some((kind, name, descriptor)) = next() {
+        if kind == XEN_ELFNOTE_PHYS32_ENTRY && name == b"Xen\0" {
+            // The descriptor has the kernel's word size, 4 or 8 bytes.
+            let address = match (
+                <[u8; 4]>::try_from(descriptor),
+                <[u8; 8]>::try_from(descriptor),
+            ) {
+                (Ok(word), _) => Some(u32::from_le_bytes(word)),
+                (_, Ok(word)) => u32::try_from(u64::from_le_bytes(word)).ok(),
+                _ => None,
+            };
+            return match address {
+                Some(address) => Ok(Some(address)),
+                None => Err(KernelError::Malformed(
+                    "its PVH note holds no 32-bit address",
+                )),
+            };
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,284 @@
+//! From a kernel file to a guest that can be started.
+//!
+//! Owns the boot protocols: [`load`] puts kernel, initramfs, command line and
+//! boot structures into guest memory, [`BootRegisters`] says how the first
+//! processor begins. Must not know KVM's file descriptors, vCPUs or devices;
+//! the ACPI tables are written by [`crate::acpi`] to the address named here.
+//!
+//! ```text
+//!   kernel file ── Magic ──┬── ELF ────── elf.rs ──── PVH: pvh.rs (start info)
+//!                          ├── bzImage ── bzimage.rs ─ Linux64: linux64.rs (zero page)
+//!                          └── else ───── KernelError::NotAKernel
+//! ```
+//!
+//! A reboot calls [`load`] again on the same memory: everything that the
+//! kernel takes for granted is written anew, and the files are read anew.
+
+mod bzimage;
+mod elf;
+mod error;
+mod file;
+mod image;
+mod initramfs;
+mod linux64;
+mod pvh;
+mod registers;
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::Path;
+
+use vdpa::memory::GuestMemory;
+use vm_memory::{Bytes, GuestAddress, ReadVolatile};
+
+use self::bzimage::BzImageKernel;
+use self::elf::ElfKernel;
+pub use self::error::{BootError, InitramfsError, KernelError};
+pub use self::file::FileError;
+pub use self::image::Magic;
+pub use self::registers::BootRegisters;
+use crate::layout::{
+    AddressRange, BOOT_CMDLINE, BOOT_CMDLINE_LEN, BOOT_GDT, BOOT_PVH_START_INFO, BOOT_ZERO_PAGE,
+    Layout,
+};
+
+/// The longest command line (without NUL) that a PVH kernel keeps: Linux has
+/// `COMMAND_LINE_SIZE` 2048 on x86, and PVH has no field to say so.
+const PVH_CMDLINE_MAX: usize = 2047;
+
+/// What to boot.
+#[derive(Debug, Clone, Copy)]
+pub struct BootSource<'a> {
+    /// A `vmlinux` with a PVH note, or a bzImage.
+    pub kernel: &'a Path,
+    /// The initial root file system.
+    pub initramfs: Option<&'a Path>,
+    /// The kernel command line, without NUL.
+    pub cmdline: &'a str,
+}
+
+/// Where the first processor enters the kernel, and with which structure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryPoint {
+    /// 32-bit protected mode, paging off (the PVH boot protocol).
+    Pvh {
+        /// Guest-physical address of the first instruction.
+        entry: u32,
+        /// Guest-physical address of `struct hvm_start_info`.
+        start_info: u64,
+    },
+    /// 64-bit mode (the Linux boot protocol, section "64-bit").
+    Linux64 {
+        /// Guest-physical address of the first instruction.
+        entry: u64,
+        /// Guest-physical address of `struct boot_params`.
+        zero_page: u64,
+    },
+}
+
+/// What [`load`] has put into memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BootedKernel {
+    /// Where to begin.
+    pub entry: EntryPoint,
+    /// From the first to the last byte that the kernel needs at entry.
+    pub kernel: AddressRange,
+    /// The initramfs, without padding.
+    pub initramfs: Option<AddressRange>,
+}
+
+impl BootedKernel {
+    /// The registers of the boot processor.
+    #[must_use]
+    pub fn registers(&self) -> BootRegisters {
+        BootRegisters::new(self.entry)
+    }
+}
+
+/// A kernel whose headers were checked.
+enum KernelImage {
+    Elf(ElfKernel),
+    BzImage(BzImageKernel),
+}
+
+impl KernelImage {
+    /// Tells what the file is and checks its headers.
+    fn parse<R: Read + Seek>(
+        reader: &mut R,
+        len: u64,
+        layout: &Layout,
+    ) -> Result<Self, KernelError> {
+        let mut start = Vec::with_capacity(image::PROBE_LEN);
+        reader.rewind().map_err(FileError::Read)?;
+        reader
+            .by_ref()
+            .take(image::PROBE_LEN as u64)
+            .read_to_end(&mut start)
+            .map_err(FileError::Read)?;
+        let loadable = layout.loadable();
+        match Magic::of(&start) {
+            Magic::Elf => Ok(Self::Elf(ElfKernel::parse(reader, len, loadable)?)),
+            Magic::BzImage => Ok(Self::BzImage(BzImageKernel::parse(reader, len, loadable)?)),
+            found @ (Magic::Known(_) | Magic::Unknown(_)) => Err(KernelError::NotAKernel { found }),
+        }
+    }
+
+    fn load<R: ReadVolatile + Seek>(
+        &self,
+        reader: &mut R,
+        memory: &GuestMemory,
+    ) -> Result<(), file::CopyError> {
+        match self {
+            Self::Elf(kernel) => kernel.load(reader, memory),
+            Self::BzImage(kernel) => kernel.load(reader, memory),
+        }
+    }
+
+    fn extent(&self) -> AddressRange {
+        match self {
+            Self::Elf(kernel) => kernel.extent,
+            Self::BzImage(kernel) => kernel.extent,
+        }
+    }
+
+    fn entry(&self) -> EntryPoint {
+        match self {
+            Self::Elf(kernel) => EntryPoint::Pvh {
+                entry: kernel.entry,
+                start_info: BOOT_PVH_START_INFO,
+            },
+            Self::BzImage(kernel) => EntryPoint::Linux64 {
+                entry: kernel.entry(),
+                zero_page: BOOT_ZERO_PAGE,
+            },
+        }
+    }
+
+    /// The last address at which a byte of the initramfs may lie.
+    fn initramfs_max(&self) -> u64 {
+        match self {
+            Self::Elf(_) => u64::MAX,
+            Self::BzImage(kernel) => kernel.initramfs_max(),
+        }
+    }
+
+    /// The longest command line without its NUL.
+    fn cmdline_max(&self) -> usize {
+        match self {
+            Self::Elf(_) => PVH_CMDLINE_MAX,
+            Self::BzImage(kernel) => kernel.cmdline_max(),
+        }
+    }
+}
+
+/// Puts everything into `memory` that the guest needs to start, except the
+/// ACPI tables. All checks that need no copying come first, so that a wrong
+/// file is reported in no time.
+///
+/// # Errors
+/// [`BootError`]. The content of `memory` is undefined then, and calling
+/// again with better files is allowed.
+pub fn load(
+    memory: &GuestMemory,
+    layout: &Layout,
+    source: &BootSource<'_>,
+) -> Result<BootedKernel, BootError> {
+    let kernel_error = |error: KernelError| BootError::Kernel {
+        path: source.kernel.to_owned(),
+        source: error,
+    };
+    let (mut file, len) = file::open(source.kernel).map_err(|error| kernel_error(error.into()))?;
+    let image = KernelImage::parse(&mut file, len, layout).map_err(kernel_error)?;
+    check_cmdline(source.cmdline, image.cmdline_max())?;
+    let initramfs = source
+        .initramfs
+        .map(|path| Initramfs::open(path, &image, layout))
+        .transpose()?;
+
+    image
+        .load(&mut file, memory)
+        .map_err(|error| error.into_boot_error(|error| kernel_error(error.into())))?;
+    let initramfs = initramfs
+        .map(|initramfs| initramfs.load(memory))
+        .transpose()?;
+    let booted = BootedKernel {
+        entry: image.entry(),
+        kernel: image.extent(),
+        initramfs,
+    };
+    write_structures(memory, layout, source.cmdline, &image, &booted).map_err(BootError::Memory)?;
+    Ok(booted)
+}
+
+/// An initramfs with a place to go.
+struct Initramfs<'a> {
+    path: &'a Path,
+    file: File,
+    range: AddressRange,
+}
+
+impl<'a> Initramfs<'a> {
+    fn open(path: &'a Path, image: &KernelImage, layout: &Layout) -> Result<Self, BootError> {
+        let (file, len) = file::open(path).map_err(|error| Self::error(path, error.into()))?;
+        let range = initramfs::place(len, image.initramfs_max(), image.extent(), layout)
+            .map_err(|error| Self::error(path, error))?;
+        Ok(Self { path, file, range })
+    }
+
+    fn load(mut self, memory: &GuestMemory) -> Result<AddressRange, BootError> {
+        let AddressRange { start, len } = self.range;
+        file::copy_to_guest(&mut self.file, memory, start, len)
+            .map_err(|error| error.into_boot_error(|error| Self::error(self.path, error.into())))?;
+        Ok(self.range)
+    }
+
+    fn error(path: &Path, source: InitramfsError) -> BootError {
+        BootError::Initramfs {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// Checks the command line against the kernel's limit and our own room.
+fn check_cmdline(cmdline: &str, kernel_max: usize) -> Result<(), BootError> {
+    let room = usize::try_from(BOOT_CMDLINE_LEN - 1).unwrap_or(usize::MAX);
+    let max = kernel_max.min(room);
+    if cmdline.len() > max {
+        return Err(BootError::CmdlineTooLong {
+            len: cmdline.len(),
+            max,
+        });
+    }
+    match cmdline.bytes().position(|byte| byte == 0) {
+        Some(at) => Err(BootError::CmdlineNul { at }),
+        None => Ok(()),
+    }
+}
+
+/// Writes the command line, the descriptor table and what the protocol wants.
+fn write_structures(
+    memory: &GuestMemory,
+    layout: &Layout,
+    cmdline: &str,
+    image: &KernelImage,
+    booted: &BootedKernel,
+) -> Result<(), vm_memory::GuestMemoryError> {
+    memory.write_slice(cmdline.as_bytes(), GuestAddress(BOOT_CMDLINE))?;
+    // Checked by `check_cmdline`: there is room for the NUL.
+    memory.write_obj(0_u8, GuestAddress(BOOT_CMDLINE + cmdline.len() as u64))?;
+    memory.write_slice(
+        &booted.registers().descriptor_table(),
+        GuestAddress(BOOT_GDT),
+    )?;
+    match image {
+        KernelImage::Elf(_) => pvh::write_start_info(memory, layout, booted.initramfs),
+        KernelImage::BzImage(kernel) => {
+            linux64::write_page_tables(memory)?;
+            linux64::write_zero_page(memory, layout, &kernel.header, booted.initramfs)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

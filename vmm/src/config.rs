@@ -1,0 +1,268 @@
+//! The configuration of one virtual machine.
+//!
+//! One set of serde types stands behind the command line's options, the
+//! configuration file and the API: what one accepts, all accept, and unknown
+//! keys are errors everywhere. Values that could not work (no vCPU, a memory
+//! size that wraps) cannot be built. This module knows no file format and
+//! opens nothing.
+
+mod key_value;
+mod mac;
+mod size;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+pub use key_value::{KeyValueError, from_key_value};
+pub use mac::{MacAddress, MacAddressError};
+pub use size::{MemorySize, MemorySizeError};
+
+/// The kernel command line used where none is given.
+pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
+
+/// Everything there is to say about a virtual machine before it starts.
+///
+/// ```toml
+/// kernel = "/boot/vmlinuz"
+/// cpus = 2
+/// memory = "512M"
+///
+/// [[vdpa]]
+/// path = "/dev/vhost-vdpa-0"
+///
+/// [[disks]]
+/// path = "root.img"
+/// readonly = true
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmConfig {
+    /// Kernel image: an ELF with a PVH entry note (`vmlinux`) or a bzImage (`vmlinuz`).
+    pub kernel: PathBuf,
+    /// Initial RAM file system, as the kernel expects it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initramfs: Option<PathBuf>,
+    /// Kernel command line.
+    #[serde(default = "default_cmdline")]
+    pub cmdline: String,
+    /// Number of vCPUs.
+    #[serde(default)]
+    pub cpus: CpuCount,
+    /// Guest memory.
+    #[serde(default)]
+    pub memory: MemoryConfig,
+    /// vDPA devices, in the order of their PCI slots.
+    #[serde(default)]
+    pub vdpa: Vec<VdpaConfig>,
+    /// Disks, in the order of their PCI slots, after the vDPA devices.
+    #[serde(default)]
+    pub disks: Vec<DiskConfig>,
+}
+
+fn default_cmdline() -> String {
+    DEFAULT_CMDLINE.to_owned()
+}
+
+/// A number of vCPUs between 1 and [`CpuCount::MAX`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct CpuCount(u8);
+
+/// A number of vCPUs that no machine can have.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum CpuCountError {
+    /// Not a number.
+    #[error("{0:?} is not a number of vCPUs")]
+    NotANumber(String),
+    /// None, or too many.
+    #[error("{0} vCPUs: a machine has 1 to {max}", max = CpuCount::MAX)]
+    OutOfRange(u64),
+}
+
+impl CpuCount {
+    /// The most vCPUs a machine can have.
+    pub const MAX: u8 = 32;
+
+    /// The number itself.
+    #[must_use]
+    pub fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl Default for CpuCount {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+impl TryFrom<u64> for CpuCount {
+    type Error = CpuCountError;
+
+    fn try_from(count: u64) -> Result<Self, Self::Error> {
+        match u8::try_from(count) {
+            Ok(small @ 1..=Self::MAX) => Ok(Self(small)),
+            _ => Err(CpuCountError::OutOfRange(count)),
+        }
+    }
+}
+
+impl From<CpuCount> for u64 {
+    fn from(count: CpuCount) -> Self {
+        u64::from(count.0)
+    }
+}
+
+impl FromStr for CpuCount {
+    type Err = CpuCountError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<u64>()
+            .map_err(|_| CpuCountError::NotANumber(text.to_owned()))?
+            .try_into()
+    }
+}
+
+/// Guest memory: a size alone (`"512M"`), or a size and the pages it is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct MemoryConfig {
+    /// How much.
+    pub size: MemorySize,
+    /// Back it with huge pages of the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hugepages: Option<HugePageSize>,
+}
+
+/// The size of the host's huge pages that back guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HugePageSize {
+    /// 2 MiB.
+    #[serde(rename = "2M")]
+    Size2M,
+    /// 1 GiB.
+    #[serde(rename = "1G")]
+    Size1G,
+}
+
+impl HugePageSize {
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Size2M => 2 << 20,
+            Self::Size1G => 1 << 30,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for MemoryConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Full {
+            #[serde(default)]
+            size: MemorySize,
+            #[serde(default)]
+            hugepages: Option<HugePageSize>,
+        }
+
+        struct SizeOrFull;
+
+        // A visitor and not an untagged enum: that one would swallow the
+        // message that names the unknown field.
+        impl<'de> Visitor<'de> for SizeOrFull {
+            type Value = MemoryConfig;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as \"512M\", or a table with size and hugepages")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<MemoryConfig, E> {
+                let size = text.parse().map_err(E::custom)?;
+                Ok(MemoryConfig {
+                    size,
+                    hugepages: None,
+                })
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<MemoryConfig, A::Error> {
+                let Full { size, hugepages } =
+                    Full::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                Ok(MemoryConfig { size, hugepages })
+            }
+        }
+
+        deserializer.deserialize_any(SizeOrFull)
+    }
+}
+
+impl FromStr for MemoryConfig {
+    type Err = KeyValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.contains('=') {
+            from_key_value(text)
+        } else {
+            Ok(Self {
+                size: text
+                    .parse()
+                    .map_err(|error: MemorySizeError| de::Error::custom(error))?,
+                hugepages: None,
+            })
+        }
+    }
+}
+
+/// A vDPA device to be given to the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VdpaConfig {
+    /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`.
+    pub path: PathBuf,
+    /// A name for messages; the file's name where none is given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// The MAC address that the guest sees; the device's own where none is given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<MacAddress>,
+    /// Number of virtqueues, control virtqueue included. The device knows it;
+    /// if given, it must agree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_queues: Option<u16>,
+}
+
+/// A raw image to be given to the guest as a virtio-blk disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskConfig {
+    /// The image: a regular file or a block device.
+    pub path: PathBuf,
+    /// A name for messages and the disk's serial number; `disk0`, `disk1`, … where none is given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Refuse writes.
+    #[serde(default)]
+    pub readonly: bool,
+}
+
+/// `key=value,key=value` as on the command line.
+macro_rules! from_str_by_key_value {
+    ($($type:ty),*) => {$(
+        impl FromStr for $type {
+            type Err = KeyValueError;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                from_key_value(text)
+            }
+        }
+    )*};
+}
+
+from_str_by_key_value!(VdpaConfig, DiskConfig);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use super::*;
+
+fn message<T: fmt::Debug>(result: Result<T, KeyValueError>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn vdpa_options_as_people_type_them() {
+    let vdpa: VdpaConfig = "path=/dev/vhost-vdpa-0,num_queues=3,mac=52:54:00:12:34:56"
+        .parse()
+        .unwrap();
+    assert_eq!(vdpa.path, PathBuf::from("/dev/vhost-vdpa-0"));
+    assert_eq!(vdpa.num_queues, Some(3));
+    assert_eq!(vdpa.mac.unwrap().to_string(), "52:54:00:12:34:56");
+    assert_eq!(vdpa.id, None);
+}
+
+#[test]
+fn option_errors_name_the_option() {
+    for (text, expected) in [
+        ("", "not of the form key=value"),
+        ("path", "not of the form key=value"),
+        ("path=a,path=b", "path is given twice"),
+        ("path=a,colour=red", "unknown field `colour`"),
+        ("id=a", "missing field `path`"),
+        ("path=a,num_queues=many", "num_queues=\"many\""),
+        ("path=a,num_queues=65536", "num_queues=\"65536\""),
+        ("path=a,num_queues=-1", "num_queues=\"-1\""),
+        ("path=a,mac=01:00:00:00:00:00", "not a unicast address"),
+        ("path=a,mac=52:54:00:12:34", "not a MAC address"),
+        ("path=a,mac=52:54:00:12:34:56:78", "not a MAC address"),
+        ("path=a,mac=52:54:00:12:34:+5", "not a MAC address"),
+    ] {
+        let got = message(text.parse::<VdpaConfig>());
+        assert!(got.contains(expected), "{text}: {got}");
+    }
+    let got = message("path=a,readonly=maybe".parse::<DiskConfig>());
+    assert!(
+        got.contains("readonly=\"maybe\": expected on or off"),
+        "{got}"
+    );
+}
+
+#[test]
+fn doubled_commas_are_literal() {
+    let disk: DiskConfig = "path=a,,b.img,readonly=on".parse().unwrap();
+    assert_eq!(disk.path, PathBuf::from("a,b.img"));
+    assert!(disk.readonly);
+}
+
+#[test]
+fn memory_sizes_carry_a_unit_and_never_wrap() {
+    for (text, bytes) in [
+        ("512M", 512 << 20),
+        ("4G", 4 << 30),
+        ("1T", 1 << 40),
+        ("16384K", 16 << 20),
+        ("512MiB", 512 << 20),
+        ("0M", 0),
+    ] {
+        assert_eq!(text.parse::<MemorySize>().unwrap().bytes(), bytes, "{text}");
+    }
+    for text in [
+        "", "M", "512", "-1M", "+1M", "1.5G", "12 M", "1X", "ЖM", "1Ж",
+    ] {
+        assert!(
+            matches!(
+                text.parse::<MemorySize>(),
+                Err(MemorySizeError::Malformed(_))
+            ),
+            "{text}"
+        );
+    }
+    for text in ["17592186044416M", "99999999999999999999G"] {
+        assert!(
+            matches!(
+                text.parse::<MemorySize>(),
+                Err(MemorySizeError::TooLarge(_))
+            ),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn memory_is_a_size_or_a_table() {
+    let plain: MemoryConfig = "1G".parse().unwrap();
+    assert_eq!(plain.size.bytes(), 1 << 30);
+    let full: MemoryConfig = "size=1G,hugepages=2M".parse().unwrap();
+    assert_eq!(full.hugepages, Some(HugePageSize::Size2M));
+    assert_eq!(full.size, plain.size);
+    assert!(message("size=1G,hugepages=4M".parse::<MemoryConfig>()).contains("hugepages"));
+    assert!(
+        message("size=1G,shared=on".parse::<MemoryConfig>()).contains("unknown field `shared`")
+    );
+}
+
+#[test]
+fn cpu_counts_are_bounded() {
+    assert_eq!("32".parse::<CpuCount>().unwrap().get(), 32);
+    for (text, expected) in [
+        ("0", "0 vCPUs: a machine has 1 to 32"),
+        ("33", "33 vCPUs: a machine has 1 to 32"),
+        ("100000", "100000 vCPUs: a machine has 1 to 32"),
+        ("-1", "\"-1\" is not a number of vCPUs"),
+        ("two", "\"two\" is not a number of vCPUs"),
+    ] {
+        assert_eq!(text.parse::<CpuCount>().unwrap_err().to_string(), expected);
+    }
+}
+
+#[test]
+fn a_whole_configuration_round_trips() {
+    let text = r#"{
+        "kernel": "vmlinux", "initramfs": "initrd", "cpus": 4,
+        "memory": {"size": "2G", "hugepages": "1G"},
+        "vdpa": [{"path": "/dev/vhost-vdpa-0", "mac": "52:54:00:12:34:56"}],
+        "disks": [{"path": "a.img", "readonly": true}]
+    }"#;
+    let config: VmConfig = serde_json::from_str(text).unwrap();
+    assert_eq!(config.cmdline, DEFAULT_CMDLINE);
+    assert_eq!(config.cpus.get(), 4);
+    let again: VmConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
+    assert_eq!(again, config);
+}
+
+#[test]
+fn unknown_and_impossible_fields_are_refused() {
+    for (text, expected) in [
+        (r#"{"kernel": "k", "colour": 1}"#, "unknown field `colour`"),
+        (r#"{"kernel": "k", "cpus": 0}"#, "0 vCPUs"),
+        (r#"{"kernel": "k", "cpus": -1}"#, "-1"),
+        (
+            r#"{"kernel": "k", "memory": "1"}"#,
+            "give a number and a unit",
+        ),
+        (
+            r#"{"kernel": "k", "memory": {"sise": "1G"}}"#,
+            "unknown field `sise`",
+        ),
+        (r#"{"cpus": 1}"#, "missing field `kernel`"),
+    ] {
+        let got = serde_json::from_str::<VmConfig>(text)
+            .unwrap_err()
+            .to_string();
+        assert!(got.contains(expected), "{text}: {got}");
+    }
+}

@@ -1,0 +1,263 @@
+//! What the vmm thread waits for: an epoll set whose entries are named by a
+//! [`Token`], so that the loop itself is one `match`.
+//!
+//! Owns the set and the meaning of its tokens. It must not know what is done
+//! about an event. Registrations are level-triggered: whoever handles an
+//! event reads its descriptor, or it comes again.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+/// What became readable (or writable, where it says so).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Token {
+    /// Somebody asked the machine to stop.
+    Stop,
+    /// A vCPU cannot go on.
+    VcpuFailed,
+    /// The guest switched the power off or pressed reset.
+    Power,
+    /// The terminal has input for the serial console.
+    ConsoleInput,
+    /// The serial console has room for input again.
+    ConsoleRoom,
+    /// The serial console had to put output aside.
+    ConsoleOutput,
+    /// The terminal takes output again.
+    ConsoleWritable,
+    /// A device's backend asked for this descriptor
+    /// ([`devices::virtio::backend::Event`]).
+    Device {
+        /// Which device, in the order they were added.
+        device: u16,
+        /// The backend's own token.
+        token: u16,
+    },
+}
+
+/// First of the numbers that stand for [`Token::Device`]; the two halves below it
+/// are the device and its token.
+const DEVICE: u64 = 1 << 32;
+
+impl From<Token> for u64 {
+    fn from(token: Token) -> Self {
+        match token {
+            Token::Stop => 0,
+            Token::VcpuFailed => 1,
+            Token::Power => 2,
+            Token::ConsoleInput => 3,
+            Token::ConsoleRoom => 4,
+            Token::ConsoleOutput => 5,
+            Token::ConsoleWritable => 6,
+            Token::Device { device, token } => {
+                DEVICE | (u64::from(device) << 16) | u64::from(token)
+            }
+        }
+    }
+}
+
+impl Token {
+    /// Undoes [`u64::from`]; `None` for a number that stands for nothing.
+    fn from_number(number: u64) -> Option<Self> {
+        Some(match number {
+            0 => Self::Stop,
+            1 => Self::VcpuFailed,
+            2 => Self::Power,
+            3 => Self::ConsoleInput,
+            4 => Self::ConsoleRoom,
+            5 => Self::ConsoleOutput,
+            6 => Self::ConsoleWritable,
+            _ if number >> 32 == 1 => {
+                let [a, b, c, d, ..] = number.to_le_bytes();
+                Self::Device {
+                    device: u16::from_le_bytes([c, d]),
+                    token: u16::from_le_bytes([a, b]),
+                }
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// Events taken from the kernel at once. More wait for the next turn.
+const BATCH: usize = 32;
+
+/// Where [`EventLoop::wait`] puts what it learned. Apart from the loop, so that
+/// registrations can be changed while events are handled.
+#[derive(Debug)]
+pub struct Ready {
+    events: [EpollEvent; BATCH],
+    count: usize,
+}
+
+impl Default for Ready {
+    fn default() -> Self {
+        Self {
+            events: [EpollEvent::default(); BATCH],
+            count: 0,
+        }
+    }
+}
+
+impl Ready {
+    /// The events of the last wait.
+    pub fn tokens(&self) -> impl Iterator<Item = Token> {
+        self.events
+            .iter()
+            .take(self.count)
+            .filter_map(|event| Token::from_number(event.data()))
+    }
+}
+
+/// The epoll set of the vmm thread.
+#[derive(Debug)]
+pub struct EventLoop {
+    epoll: Epoll,
+}
+
+impl EventLoop {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            epoll: Epoll::new()?,
+        })
+    }
+
+    /// Waits for `fd` to become readable from now on. The caller keeps `fd` open
+    /// until it is removed or the loop is gone.
+    ///
+    /// # Errors
+    /// EPERM for a file that cannot be waited for (a regular file is
+    /// always readable), EEXIST for one that is waited for already.
+    pub fn add(&self, fd: RawFd, token: Token) -> io::Result<()> {
+        self.register(fd, EventSet::IN, token)
+    }
+
+    /// Waits for `fd` to become writable from now on; else as [`EventLoop::add`].
+    ///
+    /// # Errors
+    /// As [`EventLoop::add`].
+    pub fn add_writable(&self, fd: RawFd, token: Token) -> io::Result<()> {
+        self.register(fd, EventSet::OUT, token)
+    }
+
+    fn register(&self, fd: RawFd, set: EventSet, token: Token) -> io::Result<()> {
+        self.epoll.ctl(
+            ControlOperation::Add,
+            fd,
+            EpollEvent::new(set, token.into()),
+        )
+    }
+
+    /// Waits for `fd` no more.
+    ///
+    /// # Errors
+    /// ENOENT if it was not waited for.
+    pub fn remove(&self, fd: RawFd) -> io::Result<()> {
+        self.epoll
+            .ctl(ControlOperation::Delete, fd, EpollEvent::default())
+    }
+
+    /// Waits until something is ready and puts what it is into `ready`.
+    ///
+    /// # Errors
+    /// Whatever epoll says; an interruption by a signal is none.
+    pub fn wait(&self, ready: &mut Ready) -> io::Result<()> {
+        ready.count = 0;
+        loop {
+            match self.epoll.wait(-1, &mut ready.events) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(count) => {
+                    ready.count = count;
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use proptest::prelude::*;
+    use vmm_sys_util::eventfd::EventFd;
+
+    use super::*;
+
+    #[test]
+    fn tokens_survive_the_kernel() {
+        let tokens = [
+            Token::Stop,
+            Token::VcpuFailed,
+            Token::Power,
+            Token::ConsoleInput,
+            Token::ConsoleRoom,
+            Token::ConsoleOutput,
+            Token::ConsoleWritable,
+        ];
+        for token in tokens {
+            assert_eq!(Token::from_number(token.into()), Some(token));
+        }
+        for nothing in [7, u64::from(u32::MAX), 2 << 32, u64::MAX] {
+            assert_eq!(Token::from_number(nothing), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn device_tokens_survive_the_kernel(device: u16, token: u16) {
+            let token = Token::Device { device, token };
+            prop_assert_eq!(Token::from_number(token.into()), Some(token));
+        }
+    }
+
+    fn ready(events: &EventLoop) -> Vec<Token> {
+        let mut ready = Ready::default();
+        events.wait(&mut ready).unwrap();
+        ready.tokens().collect()
+    }
+
+    #[test]
+    fn says_what_is_ready() {
+        let events = EventLoop::new().unwrap();
+        let (one, two) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
+        let device = Token::Device {
+            device: 3,
+            token: 0x102,
+        };
+        events.add(one.as_raw_fd(), Token::Stop).unwrap();
+        events.add(two.as_raw_fd(), device).unwrap();
+        assert!(events.add(two.as_raw_fd(), device).is_err());
+        two.write(1).unwrap();
+        // Level-triggered: it comes until it is read.
+        for _ in 0..2 {
+            assert_eq!(ready(&events), [device]);
+        }
+        one.write(1).unwrap();
+        assert_eq!(ready(&events).len(), 2);
+        events.remove(two.as_raw_fd()).unwrap();
+        assert_eq!(ready(&events), [Token::Stop]);
+        assert!(events.remove(two.as_raw_fd()).is_err());
+        events
+            .add_writable(two.as_raw_fd(), Token::ConsoleWritable)
+            .unwrap();
+        assert_eq!(ready(&events), [Token::Stop, Token::ConsoleWritable]);
+    }
+
+    #[test]
+    fn a_regular_file_cannot_be_waited_for() {
+        let events = EventLoop::new().unwrap();
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let error = events
+            .add(file.as_raw_fd(), Token::ConsoleInput)
+            .unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+    }
+}

@@ -1,0 +1,360 @@
+//! KVM memory slots: which host memory the guest sees at which address.
+//!
+//! [`MemorySlots`] owns the numbering of the slots and keeps alive what they
+//! map. It must not know what the memory is for: guest RAM and, later, the
+//! doorbell pages of devices are slots alike.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
+use kvm_ioctls::VmFd;
+use vdpa::memory::GuestMemory;
+use vm_memory::{
+    Address as _, GuestMemoryBackend as _, GuestMemoryRegion as _, MemoryRegionAddress,
+};
+
+/// Smallest unit of a slot, in bytes.
+const PAGE_SIZE: u64 = 4096;
+
+/// Why a slot could not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum MemorySlotError {
+    /// Empty, not page-aligned, or past the end of the address space.
+    #[error("memory slot {guest_address:#x}+{len:#x} is empty, not page-aligned, or wraps")]
+    BadRange {
+        /// First guest-physical address.
+        guest_address: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// Another slot already shows something there.
+    #[error("memory slot {guest_address:#x}+{len:#x} overlaps the one at {other:#x}")]
+    Overlap {
+        /// First guest-physical address.
+        guest_address: u64,
+        /// Length in bytes.
+        len: u64,
+        /// First guest-physical address of the slot that was there before.
+        other: u64,
+    },
+    /// The host has no more slots (`KVM_CAP_NR_MEMSLOTS`).
+    #[error("all {limit} memory slots of the VM are in use")]
+    Exhausted {
+        /// How many there are.
+        limit: usize,
+    },
+    /// No such slot.
+    #[error("memory slot {0} does not exist")]
+    Unknown(u32),
+    /// Part of guest RAM has no host mapping.
+    #[error("guest RAM at {guest_address:#x} has no host mapping")]
+    Unmapped {
+        /// First guest-physical address of the region.
+        guest_address: u64,
+    },
+    /// The kernel refused.
+    #[error("KVM_SET_USER_MEMORY_REGION failed for {guest_address:#x}+{len:#x}")]
+    Ioctl {
+        /// First guest-physical address.
+        guest_address: u64,
+        /// Length in bytes.
+        len: u64,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What a slot shows, and where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotRange {
+    /// First guest-physical address, page-aligned.
+    pub guest_address: u64,
+    /// Length in bytes, a multiple of the page size.
+    pub len: u64,
+    /// Host virtual address of the first byte, page-aligned.
+    pub host_address: u64,
+    /// Guest writes exit as MMIO instead of reaching the memory.
+    pub readonly: bool,
+}
+
+struct Slot {
+    range: SlotRange,
+    /// What keeps the host mapping alive as long as the guest may use it.
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+/// The memory slots of one VM. Dropping it takes all of them away before the
+/// memory behind them is released.
+pub struct MemorySlots {
+    vm: Arc<VmFd>,
+    limit: usize,
+    slots: Mutex<BTreeMap<u32, Slot>>,
+}
+
+impl fmt::Debug for MemorySlots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map()
+            .entries(
+                self.lock()
+                    .iter()
+                    .map(|(number, slot)| (*number, slot.range)),
+            )
+            .finish()
+    }
+}
+
+impl MemorySlots {
+    /// No slots yet.
+    #[must_use]
+    pub fn new(vm: Arc<VmFd>) -> Self {
+        // 32 is what KVM had before it could be asked.
+        let limit = usize::try_from(vm.check_extension_int(kvm_ioctls::Cap::NrMemslots))
+            .ok()
+            .filter(|&limit| limit > 0)
+            .unwrap_or(32);
+        Self {
+            vm,
+            limit,
+            slots: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows every region of `memory` to the guest at its own address.
+    ///
+    /// # Errors
+    /// As [`MemorySlots::add`]; slots added before the failure stay.
+    pub fn add_ram(&self, memory: &GuestMemory) -> Result<(), MemorySlotError> {
+        let owner: Arc<dyn Any + Send + Sync> = Arc::new(memory.clone());
+        for region in memory.iter() {
+            let guest_address = region.start_addr().raw_value();
+            let host = region
+                .get_host_address(MemoryRegionAddress(0))
+                .ok()
+                .and_then(|pointer| u64::try_from(pointer.addr()).ok())
+                .ok_or(MemorySlotError::Unmapped { guest_address })?;
+            let range = SlotRange {
+                guest_address,
+                len: region.len(),
+                host_address: host,
+                readonly: false,
+            };
+            // SAFETY: needed to hand host memory to the guest. The range is
+            // exactly one mapped region of `memory`, and the slot holds a
+            // clone of `memory`, which shares and so keeps the mapping.
+            unsafe { self.add(range, Arc::clone(&owner)) }?;
+        }
+        Ok(())
+    }
+
+    /// Adds a slot and returns its number; the lowest free one.
+    ///
+    /// # Safety
+    /// `range.host_address .. + range.len` must be memory that is mapped for
+    /// as long as `owner` lives, and that nothing in this process holds as a
+    /// Rust reference: the guest reads and writes it at any time.
+    ///
+    /// # Errors
+    /// [`MemorySlotError::BadRange`], [`MemorySlotError::Overlap`],
+    /// [`MemorySlotError::Exhausted`] or [`MemorySlotError::Ioctl`]; nothing
+    /// has changed then.
+    pub unsafe fn add(
+        &self,
+        range: SlotRange,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<u32, MemorySlotError> {
+        let mut slots = self.lock();
+        let number = free_number(&slots, range, self.limit)?;
+        self.set(number, range, range.len)?;
+        slots.insert(
+            number,
+            Slot {
+                range,
+                _owner: owner,
+            },
+        );
+        Ok(number)
+    }
+
+    /// Takes a slot away and drops what kept its memory alive.
+    ///
+    /// # Errors
+    /// [`MemorySlotError::Unknown`] or [`MemorySlotError::Ioctl`].
+    pub fn remove(&self, number: u32) -> Result<(), MemorySlotError> {
+        let mut slots = self.lock();
+        let range = slots
+            .get(&number)
+            .ok_or(MemorySlotError::Unknown(number))?
+            .range;
+        self.set(number, range, 0)?;
+        slots.remove(&number);
+        Ok(())
+    }
+
+    /// How many slots there are now; for leak tests and metrics.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// `memory_size` 0 removes the slot.
+    fn set(&self, slot: u32, range: SlotRange, memory_size: u64) -> Result<(), MemorySlotError> {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags: if range.readonly { KVM_MEM_READONLY } else { 0 },
+            guest_phys_addr: range.guest_address,
+            memory_size,
+            userspace_addr: range.host_address,
+        };
+        // SAFETY: needed because the ioctl gives the guest access to host
+        // memory. Callers of `add` vouch for the range, and a removal
+        // only takes access away.
+        unsafe { self.vm.set_user_memory_region(region) }.map_err(|error| MemorySlotError::Ioctl {
+            guest_address: range.guest_address,
+            len: range.len,
+            source: error.into(),
+        })
+    }
+}
+
+impl Drop for MemorySlots {
+    fn drop(&mut self) {
+        let numbers: Vec<u32> = self.lock().keys().copied().collect();
+        for number in numbers {
+            if let Err(error) = self.remove(number) {
+                // Keep the memory mapped for ever rather than let the guest
+                // reach whatever would be mapped there next.
+                tracing::error!(number, %error, "memory slot could not be removed");
+                if let Some(slot) = self.lock().remove(&number) {
+                    std::mem::forget(slot);
+                }
+            }
+        }
+    }
+}
+
+/// Checks `range` against the slots that exist and finds it a number.
+fn free_number(
+    slots: &BTreeMap<u32, Slot>,
+    range: SlotRange,
+    limit: usize,
+) -> Result<u32, MemorySlotError> {
+    let SlotRange {
+        guest_address, len, ..
+    } = range;
+    let bad = MemorySlotError::BadRange { guest_address, len };
+    let aligned = [guest_address, len, range.host_address]
+        .iter()
+        .all(|value| value % PAGE_SIZE == 0);
+    let last = match len
+        .checked_sub(1)
+        .and_then(|n| guest_address.checked_add(n))
+    {
+        Some(last) if aligned => last,
+        _ => return Err(bad),
+    };
+    if range.host_address.checked_add(len).is_none() {
+        return Err(bad);
+    }
+    for slot in slots.values() {
+        let other = slot.range.guest_address;
+        // No overflow: every range in the map has been through this function.
+        if other <= last && guest_address <= other + (slot.range.len - 1) {
+            return Err(MemorySlotError::Overlap {
+                guest_address,
+                len,
+                other,
+            });
+        }
+    }
+    (0..)
+        .take(limit)
+        .find(|number| !slots.contains_key(number))
+        .ok_or(MemorySlotError::Exhausted { limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(guest_address: u64, len: u64) -> SlotRange {
+        SlotRange {
+            guest_address,
+            len,
+            host_address: 0x7000_0000_0000,
+            readonly: false,
+        }
+    }
+
+    fn slots(ranges: &[(u64, u64)]) -> BTreeMap<u32, Slot> {
+        (0..)
+            .zip(ranges)
+            .map(|(number, &(address, len))| {
+                let slot = Slot {
+                    range: range(address, len),
+                    _owner: Arc::new(()),
+                };
+                (number, slot)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn refuses_bad_ranges() {
+        let none = BTreeMap::new();
+        for bad in [
+            range(0, 0),
+            range(0x800, 0x1000),
+            range(0, 0x1001),
+            range(u64::MAX - 0xfff, 0x2000),
+            range(0x1000, u64::MAX - 0xfff),
+            SlotRange {
+                host_address: 1,
+                ..range(0, 0x1000)
+            },
+            SlotRange {
+                host_address: u64::MAX - 0xfff,
+                ..range(0, 0x1000)
+            },
+        ] {
+            assert!(
+                matches!(
+                    free_number(&none, bad, 32),
+                    Err(MemorySlotError::BadRange { .. })
+                ),
+                "{bad:x?}"
+            );
+        }
+        // The last page of the address space is a range like any other.
+        assert_eq!(
+            free_number(&none, range(u64::MAX - 0xfff, 0x1000), 32).unwrap(),
+            0
+        );
+    }
+
+    #[test]
+    fn refuses_overlap_and_reuses_numbers() {
+        let mut map = slots(&[(0, 0x10_000), (0x20_000, 0x10_000)]);
+        for (address, len) in [(0xf000, 0x1000), (0x1f000, 0x2000), (0, 0x100_000)] {
+            assert!(matches!(
+                free_number(&map, range(address, len), 32),
+                Err(MemorySlotError::Overlap { .. })
+            ));
+        }
+        assert_eq!(free_number(&map, range(0x10_000, 0x10_000), 32).unwrap(), 2);
+        assert!(matches!(
+            free_number(&map, range(0x10_000, 0x1000), 2),
+            Err(MemorySlotError::Exhausted { limit: 2 })
+        ));
+        map.remove(&0);
+        assert_eq!(free_number(&map, range(0, 0x1000), 2).unwrap(), 0);
+    }
+}

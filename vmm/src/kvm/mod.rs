@@ -1,0 +1,304 @@
+//! The host's KVM: opening it, making a virtual machine of it, and what hangs
+//! off the machine's file descriptor.
+//!
+//! This module owns the file descriptors of `/dev/kvm` and of the VM. It must
+//! not know which devices exist, how a guest boots, or who runs the vCPUs.
+//!
+//! ```text
+//! Hypervisor::open ──> Vm ──┬─> MemorySlots     guest RAM        (KVM_SET_USER_MEMORY_REGION)
+//!   /dev/kvm, checked       ├─> KvmMsiVectors   MSI-X vectors    (GSI routes + irqfds)
+//!                           ├─> KvmDoorbells    queue kicks      (ioeventfds)
+//!                           ├─> InterruptLine   ISA interrupts   (irqfds)
+//!                           └─> vcpu::Vcpus     processors       (KVM_CREATE_VCPU)
+//! ```
+//!
+//! The interrupt controllers (two PICs, the IOAPIC, a local APIC per vCPU) are
+//! KVM's own, so no interrupt passes through our threads. There is no PIT:
+//! the FADT says hardware-reduced and CPUID shows the TSC-deadline timer, so
+//! Linux neither calibrates against a PIT nor takes ticks from one.
+
+pub mod cpuid;
+pub mod doorbells;
+pub mod line;
+pub mod memory_slots;
+pub mod msi;
+pub mod routing;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use kvm_bindings::{
+    KVM_API_VERSION, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
+    KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2, kvm_irqchip,
+};
+use kvm_ioctls::{Cap, Kvm, VmFd};
+
+/// Why KVM can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KvmError {
+    /// There is no `/dev/kvm`.
+    #[error(
+        "/dev/kvm does not exist: load the module kvm_intel or kvm_amd, and see that \
+         virtualization is enabled in the firmware (or, inside a virtual machine, nested \
+         virtualization in its host)"
+    )]
+    Missing(#[source] io::Error),
+    /// `/dev/kvm` may not be opened by this user.
+    #[error("no permission to open /dev/kvm: add the user to the group kvm, or run as root")]
+    Permission(#[source] io::Error),
+    /// Opening `/dev/kvm` failed in another way.
+    #[error("cannot open /dev/kvm")]
+    Open(#[source] io::Error),
+    /// `KVM_GET_API_VERSION` answered something that never was in a released kernel.
+    #[error("the host's KVM speaks API version {found}, not {KVM_API_VERSION}")]
+    ApiVersion {
+        /// What it answered.
+        found: i32,
+    },
+    /// Capabilities that every supported kernel has are absent.
+    #[error(
+        "the host's KVM lacks {}: a Linux 5.10 or later with in-kernel interrupt controllers is needed",
+        .missing.join(", ")
+    )]
+    Capabilities {
+        /// The missing ones, by their name in the KVM uapi without `KVM_CAP_`.
+        missing: Vec<&'static str>,
+    },
+    /// The host allows fewer vCPUs in a VM than asked for.
+    #[error("{wanted} vCPUs are more than the {allowed} that the host's KVM allows in one VM")]
+    TooManyVcpus {
+        /// What was asked for.
+        wanted: usize,
+        /// The host's limit.
+        allowed: usize,
+    },
+    /// An ioctl failed.
+    #[error("{ioctl} failed")]
+    Ioctl {
+        /// Its name in the KVM uapi.
+        ioctl: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl KvmError {
+    /// Wraps what an ioctl of `kvm_ioctls` answered; for `map_err`.
+    pub(crate) fn ioctl(ioctl: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |error| Self::Ioctl {
+            ioctl,
+            source: error.into(),
+        }
+    }
+}
+
+/// What must be there, with the names of the uapi. All of it is older than
+/// vhost-vdpa itself (Linux 5.7), so no supported kernel lacks any.
+const REQUIRED: [(Cap, &str); 15] = [
+    (Cap::Irqchip, "IRQCHIP"),
+    (Cap::UserMemory, "USER_MEMORY"),
+    (Cap::SetTssAddr, "SET_TSS_ADDR"),
+    (Cap::SetIdentityMapAddr, "SET_IDENTITY_MAP_ADDR"),
+    (Cap::ExtCpuid, "EXT_CPUID"),
+    (Cap::MpState, "MP_STATE"),
+    (Cap::VcpuEvents, "VCPU_EVENTS"),
+    (Cap::Xsave, "XSAVE"),
+    (Cap::Xcrs, "XCRS"),
+    (Cap::Irqfd, "IRQFD"),
+    (Cap::IrqRouting, "IRQ_ROUTING"),
+    (Cap::Ioeventfd, "IOEVENTFD"),
+    (Cap::IoeventfdNoLength, "IOEVENTFD_NO_LENGTH"),
+    (Cap::TscDeadlineTimer, "TSC_DEADLINE_TIMER"),
+    (Cap::ImmediateExit, "IMMEDIATE_EXIT"),
+];
+
+/// An open `/dev/kvm` that has all we need.
+#[derive(Debug)]
+pub struct Hypervisor {
+    kvm: Kvm,
+}
+
+impl Hypervisor {
+    /// Opens `/dev/kvm` and checks the API version and capabilities.
+    ///
+    /// # Errors
+    /// [`KvmError::Missing`], [`KvmError::Permission`] or [`KvmError::Open`]
+    /// for the file; [`KvmError::ApiVersion`] or [`KvmError::Capabilities`]
+    /// for what is behind it (all missing capabilities at once).
+    pub fn open() -> Result<Self, KvmError> {
+        let kvm = Kvm::new().map_err(|error| open_error(error.into()))?;
+        let found = kvm.get_api_version();
+        if u32::try_from(found) != Ok(KVM_API_VERSION) {
+            return Err(KvmError::ApiVersion { found });
+        }
+        let missing = missing_capabilities(|capability| kvm.check_extension(capability));
+        if !missing.is_empty() {
+            return Err(KvmError::Capabilities { missing });
+        }
+        Ok(Self { kvm })
+    }
+
+    /// The CPUID leaves that this host can show to a guest
+    /// (`KVM_GET_SUPPORTED_CPUID`), unsorted, as KVM gives them.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn supported_cpuid(&self) -> Result<Vec<kvm_cpuid_entry2>, KvmError> {
+        self.kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map(|cpuid| cpuid.as_slice().to_vec())
+            .map_err(KvmError::ioctl("KVM_GET_SUPPORTED_CPUID"))
+    }
+
+    /// The MSRs that make up a vCPU's state (`KVM_GET_MSR_INDEX_LIST`).
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn msr_indices(&self) -> Result<Vec<u32>, KvmError> {
+        self.kvm
+            .get_msr_index_list()
+            .map(|list| list.as_slice().to_vec())
+            .map_err(KvmError::ioctl("KVM_GET_MSR_INDEX_LIST"))
+    }
+
+    /// Makes a VM with in-kernel interrupt controllers and no memory.
+    ///
+    /// `platform` are the guest-physical pages that KVM takes for itself and
+    /// `vcpus` how many processors will be created.
+    ///
+    /// # Errors
+    /// [`KvmError::TooManyVcpus`] or [`KvmError::Ioctl`].
+    pub fn create_vm(&self, platform: PlatformAddresses, vcpus: u8) -> Result<Vm, KvmError> {
+        let allowed = self.kvm.get_max_vcpus();
+        if usize::from(vcpus) > allowed {
+            return Err(KvmError::TooManyVcpus {
+                wanted: vcpus.into(),
+                allowed,
+            });
+        }
+        let fd = loop {
+            // A signal may interrupt the creation (it waits for other CPUs).
+            match self.kvm.create_vm() {
+                Err(error) if error.errno() == libc::EINTR => {}
+                other => break other.map_err(KvmError::ioctl("KVM_CREATE_VM"))?,
+            }
+        };
+        let tss = usize::try_from(platform.tss).map_err(|error| KvmError::Ioctl {
+            ioctl: "KVM_SET_TSS_ADDR",
+            source: io::Error::new(io::ErrorKind::InvalidInput, error),
+        })?;
+        fd.set_identity_map_address(platform.identity_map)
+            .map_err(KvmError::ioctl("KVM_SET_IDENTITY_MAP_ADDR"))?;
+        fd.set_tss_address(tss)
+            .map_err(KvmError::ioctl("KVM_SET_TSS_ADDR"))?;
+        fd.create_irq_chip()
+            .map_err(KvmError::ioctl("KVM_CREATE_IRQCHIP"))?;
+        let initial_irqchips = [
+            irqchip(&fd, KVM_IRQCHIP_PIC_MASTER)?,
+            irqchip(&fd, KVM_IRQCHIP_PIC_SLAVE)?,
+            irqchip(&fd, KVM_IRQCHIP_IOAPIC)?,
+        ];
+        Ok(Vm {
+            fd: Arc::new(fd),
+            initial_irqchips: Box::new(initial_irqchips),
+        })
+    }
+}
+
+/// Guest-physical pages that KVM uses on Intel hosts which cannot run real
+/// mode natively. They lie below 4 GiB and outside RAM and devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlatformAddresses {
+    /// One page with an identity-mapping page table.
+    pub identity_map: u64,
+    /// Three pages for a task state segment.
+    pub tss: u64,
+}
+
+/// A virtual machine of KVM.
+pub struct Vm {
+    fd: Arc<VmFd>,
+    /// PIC master, PIC slave and IOAPIC as KVM made them.
+    initial_irqchips: Box<[kvm_irqchip; 3]>,
+}
+
+impl fmt::Debug for Vm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vm")
+            .field("fd", &self.fd)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Vm {
+    /// The VM's file descriptor, shared by everything that hangs off it.
+    #[must_use]
+    pub fn fd(&self) -> &Arc<VmFd> {
+        &self.fd
+    }
+
+    /// Puts PICs and IOAPIC back into the state they had when the VM was
+    /// made. For a reboot in place; no vCPU may be running.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn reset_irqchips(&self) -> Result<(), KvmError> {
+        for chip in self.initial_irqchips.iter() {
+            self.fd
+                .set_irqchip(chip)
+                .map_err(KvmError::ioctl("KVM_SET_IRQCHIP"))?;
+        }
+        Ok(())
+    }
+}
+
+fn irqchip(fd: &VmFd, chip_id: u32) -> Result<kvm_irqchip, KvmError> {
+    let mut chip = kvm_irqchip {
+        chip_id,
+        ..Default::default()
+    };
+    fd.get_irqchip(&mut chip)
+        .map_err(KvmError::ioctl("KVM_GET_IRQCHIP"))?;
+    Ok(chip)
+}
+
+fn open_error(error: io::Error) -> KvmError {
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => KvmError::Missing(error),
+        Some(libc::EACCES | libc::EPERM) => KvmError::Permission(error),
+        _ => KvmError::Open(error),
+    }
+}
+
+fn missing_capabilities(has: impl Fn(Cap) -> bool) -> Vec<&'static str> {
+    REQUIRED
+        .iter()
+        .filter(|(capability, _)| !has(*capability))
+        .map(|(_, name)| *name)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_errors_name_the_remedy() {
+        let text = |errno| open_error(io::Error::from_raw_os_error(errno)).to_string();
+        assert!(text(libc::ENOENT).contains("load the module"));
+        assert!(text(libc::EACCES).contains("group kvm"));
+        assert_eq!(text(libc::EMFILE), "cannot open /dev/kvm");
+    }
+
+    #[test]
+    fn all_missing_capabilities_are_named_at_once() {
+        assert!(missing_capabilities(|_| true).is_empty());
+        let missing = missing_capabilities(|cap| cap != Cap::Irqfd && cap != Cap::ImmediateExit);
+        assert_eq!(missing, ["IRQFD", "IMMEDIATE_EXIT"]);
+        let text = KvmError::Capabilities { missing }.to_string();
+        assert!(text.contains("lacks IRQFD, IMMEDIATE_EXIT"), "{text}");
+        assert_eq!(missing_capabilities(|_| false).len(), REQUIRED.len());
+    }
+}

@@ -1,0 +1,242 @@
+//! MSI-X vectors as KVM irqfds with GSI routes.
+//!
+//! This module owns the machine's GSI routing table and one eventfd per
+//! vector. It must not know which device a vector belongs to, nor PCI.
+//!
+//! ```text
+//!                unmask(message): route set if it changed, irqfd assigned
+//!        masked ------------------------------------------------------------> routed
+//!  eventfd counts  <------------------------------------------------------  irqfd consumes
+//!                mask(): irqfd deassigned, the route stays in the table
+//! ```
+//!
+//! The route stays while masked because Linux masks and unmasks a vector
+//! around every change of its affinity, and `KVM_SET_GSI_ROUTING` waits for an
+//! SRCU grace period: a mask and unmask with the same message costs no such wait.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use devices::hypervisor::{MsiMessage, MsiVector, MsiVectors};
+use kvm_bindings::KvmIrqRouting;
+use kvm_ioctls::VmFd;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::routing::RoutingTable;
+
+/// How much of the VM's interrupt routing is in use; for leak tests and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MsiCounts {
+    /// Vectors that devices hold.
+    pub vectors: usize,
+    /// MSI routes in KVM's table, those of masked vectors included.
+    pub routes: usize,
+    /// irqfds that KVM listens to: the vectors that are not masked.
+    pub irqfds: usize,
+}
+
+/// All vectors of a VM: the table they share and the VM it belongs to.
+#[derive(Debug)]
+struct Router {
+    vm: Arc<VmFd>,
+    /// Held over the ioctl that it describes, so that KVM always has the
+    /// table that was written last.
+    state: Mutex<RouterState>,
+}
+
+#[derive(Debug)]
+struct RouterState {
+    table: RoutingTable,
+    irqfds: usize,
+}
+
+impl Router {
+    fn lock(&self) -> MutexGuard<'_, RouterState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands the whole table to KVM.
+    fn publish(&self, table: &RoutingTable) -> io::Result<()> {
+        let routing = KvmIrqRouting::from_entries(&table.entries())
+            .map_err(|_| io::Error::other("more interrupt routes than KVM takes"))?;
+        self.vm.set_gsi_routing(&routing).map_err(io::Error::from)
+    }
+
+    /// Routes `gsi` to `message`. On failure the table is as before: one bad
+    /// entry would make KVM refuse every later table too.
+    fn route(&self, gsi: u32, message: MsiMessage) -> io::Result<()> {
+        let mut state = self.lock();
+        let before = state.table.get(gsi);
+        if before == Some(message) {
+            return Ok(());
+        }
+        state.table.set(gsi, Some(message));
+        let result = self.publish(&state.table);
+        if result.is_err() {
+            state.table.set(gsi, before);
+        }
+        result
+    }
+}
+
+/// Gives out MSI vectors of one VM. Clones share everything.
+#[derive(Debug, Clone)]
+pub struct KvmMsiVectors {
+    router: Arc<Router>,
+}
+
+impl KvmMsiVectors {
+    /// For a VM with in-kernel interrupt controllers. There must be only one
+    /// of these per VM (clones aside): it owns the VM's routing table.
+    #[must_use]
+    pub fn new(vm: Arc<VmFd>) -> Self {
+        let max = vm.check_extension_int(kvm_ioctls::Cap::IrqRouting);
+        // Old kernels answer 1 for "yes"; they had 1024 entries.
+        let max = usize::try_from(max).unwrap_or(0).max(1024);
+        let max = max.min(kvm_bindings::KVM_MAX_IRQ_ROUTES);
+        Self {
+            router: Arc::new(Router {
+                vm,
+                state: Mutex::new(RouterState {
+                    table: RoutingTable::new(max),
+                    irqfds: 0,
+                }),
+            }),
+        }
+    }
+
+    /// What is in use now.
+    #[must_use]
+    pub fn counts(&self) -> MsiCounts {
+        let state = self.router.lock();
+        MsiCounts {
+            vectors: state.table.allocated(),
+            routes: state.table.routes(),
+            irqfds: state.irqfds,
+        }
+    }
+}
+
+impl MsiVectors for KvmMsiVectors {
+    fn allocate(&self) -> io::Result<Arc<dyn MsiVector>> {
+        let eventfd = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        let gsi = self
+            .router
+            .lock()
+            .table
+            .allocate()
+            .ok_or_else(|| io::Error::other("all interrupt routes of the VM are in use"))?;
+        Ok(Arc::new(KvmMsiVector {
+            router: Arc::clone(&self.router),
+            gsi,
+            eventfd,
+            assigned: Mutex::new(false),
+        }))
+    }
+}
+
+/// One vector: a GSI and an eventfd.
+#[derive(Debug)]
+struct KvmMsiVector {
+    router: Arc<Router>,
+    gsi: u32,
+    eventfd: EventFd,
+    /// Whether KVM listens to the eventfd (an irqfd is assigned).
+    assigned: Mutex<bool>,
+}
+
+impl KvmMsiVector {
+    fn assigned(&self) -> MutexGuard<'_, bool> {
+        self.assigned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl MsiVector for KvmMsiVector {
+    fn eventfd(&self) -> &EventFd {
+        &self.eventfd
+    }
+
+    fn unmask(&self, message: MsiMessage) -> io::Result<()> {
+        let mut assigned = self.assigned();
+        self.router.route(self.gsi, message)?;
+        if *assigned {
+            return Ok(());
+        }
+        self.router.vm.register_irqfd(&self.eventfd, self.gsi)?;
+        *assigned = true;
+        self.router.lock().irqfds += 1;
+        // KVM injects what was pending when the irqfd was assigned but leaves
+        // it in the counter, where the next mask would find it and deliver
+        // it a second time. New triggers are consumed by KVM at once, so
+        // this takes only what has been injected already.
+        drain(&self.eventfd)
+    }
+
+    fn mask(&self) -> io::Result<()> {
+        let mut assigned = self.assigned();
+        if *assigned {
+            self.router.vm.unregister_irqfd(&self.eventfd, self.gsi)?;
+            *assigned = false;
+            self.router.lock().irqfds -= 1;
+        }
+        Ok(())
+    }
+
+    fn pending(&self) -> bool {
+        !*self.assigned() && readable(&self.eventfd)
+    }
+}
+
+impl Drop for KvmMsiVector {
+    fn drop(&mut self) {
+        if let Err(error) = self.mask() {
+            tracing::error!(gsi = self.gsi, %error, "irqfd could not be removed");
+        }
+        let mut state = self.router.lock();
+        if state.table.free(self.gsi)
+            && let Err(error) = self.router.publish(&state.table)
+        {
+            // The stale route leads nowhere: its irqfd is gone.
+            tracing::error!(gsi = self.gsi, %error, "interrupt route could not be removed");
+        }
+    }
+}
+
+/// Resets the counter of a non-blocking eventfd.
+fn drain(eventfd: &EventFd) -> io::Result<()> {
+    match eventfd.read() {
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether an eventfd's counter is not zero; leaves it as it is.
+fn readable(eventfd: &EventFd) -> bool {
+    use std::os::fd::AsRawFd;
+    let mut poll = libc::pollfd {
+        fd: eventfd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: needed because the standard library has no poll. The pointer is
+    // to one valid pollfd, as the count says, and the call does not block.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    ready == 1 && poll.revents & libc::POLLIN != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_the_pending_bit_does_not_consume_it() {
+        let eventfd = EventFd::new(EFD_NONBLOCK).unwrap();
+        assert!(!readable(&eventfd));
+        eventfd.write(3).unwrap();
+        assert!(readable(&eventfd));
+        assert!(readable(&eventfd));
+        drain(&eventfd).unwrap();
+        assert!(!readable(&eventfd));
+        drain(&eventfd).unwrap();
+    }
+}

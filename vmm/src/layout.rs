@@ -1,0 +1,502 @@
+//! The guest-physical map: where everything lies, in one place.
+//!
+//! Owns the numbers and the arithmetic on them; knows nothing of KVM, of
+//! files or of how the ranges are filled. The map depends only on the size of
+//! RAM and on the width of guest-physical addresses, so two hosts with the
+//! same width lay out a guest alike.
+//!
+//! ```text
+//!                0 +-----------------------------------+
+//!                  | RAM: boot structures below 640 KiB |  (see the BOOT consts)
+//!           9_FC00 +-----------------------------------+
+//!                  | no RAM for the guest               |
+//!           E_0000 +-----------------------------------+
+//!                  | ACPI tables, the RSDP first        |  128 KiB
+//!          10_0000 +-----------------------------------+
+//!                  | RAM: kernel, initramfs             |
+//!        C000_0000 +-----------------------------------+  3 GiB, or the end of RAM
+//!                  | 32-bit window for PCI BARs         |  512 MiB
+//!        E000_0000 +-----------------------------------+
+//!                  | ECAM of bus 0                      |  1 MiB
+//!                  | ...                                |
+//!        FEC0_0000 | I/O APIC                           |
+//!        FEE0_0000 | local APICs, target of MSIs        |
+//!        FFFB_C000 | KVM's identity map and TSS         |  4 pages
+//!      1_0000_0000 +-----------------------------------+  4 GiB
+//!                  | RAM beyond the first 3 GiB         |
+//!                  +-----------------------------------+
+//!                  | ...                                |
+//!        2^(bits-1)+-----------------------------------+
+//!                  | 64-bit window for PCI BARs         |  at most 64 GiB
+//!                  +-----------------------------------+
+//! ```
+
+use crate::byte_count::ByteCount;
+
+/// Bytes in a page of the processor.
+pub const PAGE_SIZE: u64 = 4096;
+
+/// The smallest RAM (bytes) a guest may have: below it no Linux kernel unpacks itself.
+pub const RAM_MIN: u64 = 16 << 20;
+/// The largest RAM (bytes) a guest may have, if its physical addresses are wide enough.
+pub const RAM_MAX: u64 = 1 << 40;
+
+/// The global descriptor table of the boot processor, at most 64 bytes.
+pub const BOOT_GDT: u64 = 0x500;
+/// The PVH start info, module list and memory map: one page.
+pub const BOOT_PVH_START_INFO: u64 = 0x6000;
+/// The Linux zero page (`struct boot_params`): one page.
+pub const BOOT_ZERO_PAGE: u64 = 0x7000;
+/// Top of the stack at entry: the boot protocols ask for none, kernels make their own.
+pub const BOOT_STACK_TOP: u64 = 0x8ff0;
+/// Identity page tables for the 64-bit entry: PML4, PDPT and four page
+/// directories, one page each.
+pub const BOOT_PAGE_TABLES: u64 = 0x9000;
+/// The kernel command line with its NUL.
+pub const BOOT_CMDLINE: u64 = 0x2_0000;
+/// Bytes set aside for the command line, NUL included.
+pub const BOOT_CMDLINE_LEN: u64 = 0x1_0000;
+
+/// End of the RAM below 640 KiB; the last KiB is where firmware keeps its data area.
+pub const LOW_RAM_END: u64 = 0x9_fc00;
+/// First address of the ACPI tables and of the RSDP, inside the area that an
+/// operating system searches when nobody tells it (ACPI 6.5, section 5.2.5.1).
+pub const ACPI_TABLES: u64 = 0xe_0000;
+/// Bytes set aside for the ACPI tables.
+pub const ACPI_TABLES_LEN: u64 = 0x2_0000;
+/// First address of the RAM above the legacy area: kernels are loaded from here on.
+pub const HIGH_RAM_START: u64 = 0x10_0000;
+
+/// First address of the hole in RAM below 4 GiB.
+pub const HOLE_START: u64 = 0xc000_0000;
+/// First address after that hole; RAM goes on here.
+pub const HOLE_END: u64 = 0x1_0000_0000;
+/// The 32-bit window for PCI BARs.
+pub const PCI_MMIO32: AddressRange = AddressRange {
+    start: HOLE_START,
+    len: 0x2000_0000,
+};
+/// PCI Express configuration space (ECAM) of segment 0, bus 0.
+pub const PCI_ECAM: AddressRange = AddressRange {
+    start: 0xe000_0000,
+    len: 0x10_0000,
+};
+/// The last PCI bus that [`PCI_ECAM`] covers.
+pub const PCI_LAST_BUS: u8 = 0;
+/// Registers of the I/O APIC (in the kernel).
+pub const IO_APIC: AddressRange = AddressRange {
+    start: 0xfec0_0000,
+    len: 0x1000,
+};
+/// Registers of the local APICs, and the target of message-signalled interrupts.
+pub const LOCAL_APIC: AddressRange = AddressRange {
+    start: 0xfee0_0000,
+    len: 0x10_0000,
+};
+/// The page for `KVM_SET_IDENTITY_MAP_ADDR`.
+pub const KVM_IDENTITY_MAP: AddressRange = AddressRange {
+    start: 0xfffb_c000,
+    len: PAGE_SIZE,
+};
+/// The three pages for `KVM_SET_TSS_ADDR`.
+pub const KVM_TSS: AddressRange = AddressRange {
+    start: 0xfffb_d000,
+    len: 3 * PAGE_SIZE,
+};
+
+/// First port of the serial console (COM1, a 16550).
+pub const SERIAL_PORT: u16 = 0x3f8;
+/// Ports of the serial console.
+pub const SERIAL_PORT_LEN: u8 = 8;
+/// Interrupt of the serial console (an input of the I/O APIC).
+pub const SERIAL_IRQ: u8 = 4;
+/// First port of the real-time clock (index, then data).
+pub const RTC_PORT: u16 = 0x70;
+/// Ports of the real-time clock.
+pub const RTC_PORT_LEN: u8 = 2;
+/// Interrupt of the real-time clock (an input of the I/O APIC).
+pub const RTC_IRQ: u8 = 8;
+/// Command port of the keyboard controller, whose only use is the reset line.
+pub const I8042_COMMAND_PORT: u16 = 0x64;
+/// First port of PCI configuration mechanism 1 (address, then data).
+pub const PCI_CONFIG_PORT: u16 = 0xcf8;
+/// Ports of PCI configuration mechanism 1.
+pub const PCI_CONFIG_PORT_LEN: u8 = 8;
+/// ACPI sleep control register (ACPI 6.5, section 4.8.3.7), 1 byte.
+pub const ACPI_SLEEP_CONTROL_PORT: u16 = 0x600;
+/// ACPI sleep status register, 1 byte.
+pub const ACPI_SLEEP_STATUS_PORT: u16 = 0x601;
+/// ACPI reset register (ACPI 6.5, section 4.8.3.6), 1 byte.
+pub const ACPI_RESET_PORT: u16 = 0x602;
+/// The value whose write to [`ACPI_RESET_PORT`] resets the machine.
+pub const ACPI_RESET_VALUE: u8 = 1;
+/// The sleep type (SLP_TYP) that means "off" in [`ACPI_SLEEP_CONTROL_PORT`].
+pub const ACPI_SLEEP_TYPE_OFF: u8 = 5;
+
+/// Narrowest guest-physical address (bits) we build a map for; no x86-64
+/// processor has less.
+const PHYSICAL_BITS_MIN: u8 = 36;
+/// Widest address we use: a Linux guest with 4-level page tables reaches no further.
+const PHYSICAL_BITS_USED: u8 = 46;
+/// Widest address that x86-64 knows.
+const PHYSICAL_BITS_MAX: u8 = 52;
+/// Largest 64-bit window for PCI BARs, in bytes.
+const PCI_MMIO64_MAX: u64 = 64 << 30;
+
+/// Addresses `start..start + len`. All ranges of this module end below 2^52.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddressRange {
+    /// First address.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl AddressRange {
+    /// First address after the range; saturates at the end of the address space.
+    #[must_use]
+    pub const fn end(&self) -> u64 {
+        self.start.saturating_add(self.len)
+    }
+
+    /// Whether the two ranges share an address.
+    #[must_use]
+    pub const fn overlaps(&self, other: &Self) -> bool {
+        self.start < other.end() && other.start < self.end()
+    }
+}
+
+/// What a range of the map is, as firmware tells the operating system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// Usable RAM.
+    Ram,
+    /// Not to be used.
+    Reserved,
+    /// ACPI tables; usable once they have been read.
+    Acpi,
+}
+
+impl MemoryKind {
+    /// The number in an E820 or PVH memory map (ACPI 6.5, table 15.5).
+    #[must_use]
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::Ram => 1,
+            Self::Reserved => 2,
+            Self::Acpi => 3,
+        }
+    }
+}
+
+/// One entry of the memory map given to the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryMapEntry {
+    /// The addresses.
+    pub range: AddressRange,
+    /// What is there.
+    pub kind: MemoryKind,
+}
+
+/// Why no map can be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// Less RAM than [`RAM_MIN`].
+    #[error(
+        "{} of memory is too small for a kernel: give the guest {} or more",
+        ByteCount(*size),
+        ByteCount(RAM_MIN)
+    )]
+    TooSmall {
+        /// Bytes asked for.
+        size: u64,
+    },
+    /// More RAM than fits below the 64-bit PCI window.
+    #[error(
+        "{} of memory is too much: {physical_bits}-bit guest-physical addresses leave room for {}",
+        ByteCount(*size),
+        ByteCount(*max)
+    )]
+    TooLarge {
+        /// Bytes asked for.
+        size: u64,
+        /// Bytes there is room for.
+        max: u64,
+        /// Width of guest-physical addresses.
+        physical_bits: u8,
+    },
+    /// Not whole pages.
+    #[error("memory of {size} bytes is not a multiple of the page size of {PAGE_SIZE} bytes")]
+    NotPageAligned {
+        /// Bytes asked for.
+        size: u64,
+    },
+    /// The processor reports a width that x86-64 does not have.
+    #[error(
+        "the processor reports {physical_bits}-bit physical addresses, which x86-64 does not have"
+    )]
+    PhysicalBits {
+        /// The width reported.
+        physical_bits: u8,
+    },
+}
+
+/// The map of one guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    ram_size: u64,
+    mmio64: AddressRange,
+}
+
+impl Layout {
+    /// The map for `ram_size` bytes of RAM and guest-physical addresses of
+    /// `physical_bits` bits (CPUID leaf 0x8000_0008, EAX bits 7..0, *as the
+    /// guest sees it*).
+    ///
+    /// # Errors
+    /// [`LayoutError`] if the size is not between [`RAM_MIN`] and what fits,
+    /// not whole pages, or the width is out of 36..=52.
+    pub fn new(ram_size: u64, physical_bits: u8) -> Result<Self, LayoutError> {
+        let mmio64 = mmio64_window(physical_bits)?;
+        // The hole pushes the rest of RAM up by its own length.
+        let max = RAM_MAX.min(mmio64.start - (HOLE_END - HOLE_START));
+        if ram_size < RAM_MIN {
+            return Err(LayoutError::TooSmall { size: ram_size });
+        }
+        if ram_size > max {
+            return Err(LayoutError::TooLarge {
+                size: ram_size,
+                max,
+                physical_bits,
+            });
+        }
+        if !ram_size.is_multiple_of(PAGE_SIZE) {
+            return Err(LayoutError::NotPageAligned { size: ram_size });
+        }
+        Ok(Self { ram_size, mmio64 })
+    }
+
+    /// Bytes of RAM.
+    #[must_use]
+    pub fn ram_size(&self) -> u64 {
+        self.ram_size
+    }
+
+    /// RAM from address 0 to the hole.
+    #[must_use]
+    pub fn ram_below_hole(&self) -> AddressRange {
+        AddressRange {
+            start: 0,
+            len: self.ram_size.min(HOLE_START),
+        }
+    }
+
+    /// RAM from 4 GiB on, if there is that much.
+    #[must_use]
+    pub fn ram_above_hole(&self) -> Option<AddressRange> {
+        let len = self.ram_size.saturating_sub(HOLE_START);
+        (len > 0).then_some(AddressRange {
+            start: HOLE_END,
+            len,
+        })
+    }
+
+    /// The ranges backed by memory, in ascending order.
+    pub fn ram(&self) -> impl Iterator<Item = AddressRange> {
+        std::iter::once(self.ram_below_hole()).chain(self.ram_above_hole())
+    }
+
+    /// RAM below the hole that kernel and initramfs may fill: from 1 MiB to the hole.
+    #[must_use]
+    pub fn loadable(&self) -> AddressRange {
+        AddressRange {
+            start: HIGH_RAM_START,
+            len: self.ram_below_hole().end() - HIGH_RAM_START,
+        }
+    }
+
+    /// The 64-bit window for PCI BARs. Depends on the address width alone.
+    #[must_use]
+    pub fn pci_mmio64(&self) -> AddressRange {
+        self.mmio64
+    }
+
+    /// The memory map for the guest (E820, PVH), ascending and disjoint.
+    #[must_use]
+    pub fn memory_map(&self) -> Vec<MemoryMapEntry> {
+        let entry = |start, end, kind| MemoryMapEntry {
+            range: AddressRange {
+                start,
+                len: end - start,
+            },
+            kind,
+        };
+        let mut map = vec![
+            entry(0, LOW_RAM_END, MemoryKind::Ram),
+            entry(LOW_RAM_END, 0xa_0000, MemoryKind::Reserved),
+            entry(ACPI_TABLES, HIGH_RAM_START, MemoryKind::Acpi),
+            entry(HIGH_RAM_START, self.ram_below_hole().end(), MemoryKind::Ram),
+            // Linux believes MCFG only if the range is reserved here or by a
+            // device of the DSDT; early in boot only this one can be read.
+            entry(PCI_ECAM.start, PCI_ECAM.end(), MemoryKind::Reserved),
+            entry(KVM_IDENTITY_MAP.start, KVM_TSS.end(), MemoryKind::Reserved),
+        ];
+        map.extend(self.ram_above_hole().map(|range| MemoryMapEntry {
+            range,
+            kind: MemoryKind::Ram,
+        }));
+        map
+    }
+}
+
+/// The 64-bit window: the first bytes of the upper half of the address space.
+/// Its place must not follow the size of RAM, or BARs would move when memory
+/// is added; and the upper quarter stays free, where AMD hosts reserve
+/// addresses for HyperTransport.
+fn mmio64_window(physical_bits: u8) -> Result<AddressRange, LayoutError> {
+    if !(PHYSICAL_BITS_MIN..=PHYSICAL_BITS_MAX).contains(&physical_bits) {
+        return Err(LayoutError::PhysicalBits { physical_bits });
+    }
+    let bits = physical_bits.min(PHYSICAL_BITS_USED);
+    Ok(AddressRange {
+        start: 1 << (bits - 1),
+        len: PCI_MMIO64_MAX.min(1 << (bits - 2)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const FIXED: [AddressRange; 6] = [
+        PCI_MMIO32,
+        PCI_ECAM,
+        IO_APIC,
+        LOCAL_APIC,
+        KVM_IDENTITY_MAP,
+        KVM_TSS,
+    ];
+
+    fn assert_disjoint(ranges: &[AddressRange]) {
+        for (index, one) in ranges.iter().enumerate() {
+            assert!(one.len > 0);
+            assert!(one.start.checked_add(one.len).is_some());
+            for other in &ranges[index + 1..] {
+                assert!(!one.overlaps(other), "{one:x?} meets {other:x?}");
+            }
+        }
+    }
+
+    #[test]
+    fn boot_structures_are_apart_and_in_low_ram() {
+        let page = |start| AddressRange {
+            start,
+            len: PAGE_SIZE,
+        };
+        let ranges = [
+            AddressRange {
+                start: BOOT_GDT,
+                len: 64,
+            },
+            page(BOOT_PVH_START_INFO),
+            page(BOOT_ZERO_PAGE),
+            page(BOOT_STACK_TOP & !(PAGE_SIZE - 1)),
+            AddressRange {
+                start: BOOT_PAGE_TABLES,
+                len: 6 * PAGE_SIZE,
+            },
+            AddressRange {
+                start: BOOT_CMDLINE,
+                len: BOOT_CMDLINE_LEN,
+            },
+        ];
+        assert_disjoint(&ranges);
+        assert!(ranges.iter().all(|range| range.end() <= LOW_RAM_END));
+        assert_eq!(ACPI_TABLES + ACPI_TABLES_LEN, HIGH_RAM_START);
+    }
+
+    #[test]
+    fn ports_are_apart() {
+        let ports = [
+            (SERIAL_PORT, u64::from(SERIAL_PORT_LEN)),
+            (RTC_PORT, u64::from(RTC_PORT_LEN)),
+            (I8042_COMMAND_PORT, 1),
+            (PCI_CONFIG_PORT, u64::from(PCI_CONFIG_PORT_LEN)),
+            (ACPI_SLEEP_CONTROL_PORT, 1),
+            (ACPI_SLEEP_STATUS_PORT, 1),
+            (ACPI_RESET_PORT, 1),
+        ]
+        .map(|(port, len)| AddressRange {
+            start: u64::from(port),
+            len,
+        });
+        assert_disjoint(&ports);
+    }
+
+    #[test]
+    fn refuses_sizes_and_widths() {
+        assert_eq!(Layout::new(0, 40), Err(LayoutError::TooSmall { size: 0 }));
+        let one_mib = Layout::new(1 << 20, 40).unwrap_err();
+        assert_eq!(
+            one_mib.to_string(),
+            "1 MiB of memory is too small for a kernel: give the guest 16 MiB or more"
+        );
+        assert!(Layout::new(RAM_MIN, 40).is_ok());
+        assert_eq!(
+            Layout::new(RAM_MIN + 1, 40),
+            Err(LayoutError::NotPageAligned { size: RAM_MIN + 1 })
+        );
+        assert!(Layout::new(RAM_MAX, 46).is_ok());
+        for (size, bits) in [
+            (RAM_MAX + PAGE_SIZE, 46),
+            (RAM_MAX, 40),
+            (u64::MAX, 52),
+            (1 << 36, 36),
+        ] {
+            assert!(matches!(
+                Layout::new(size, bits),
+                Err(LayoutError::TooLarge { .. })
+            ));
+        }
+        for bits in [0, 35, 53, 255] {
+            assert_eq!(
+                Layout::new(RAM_MIN, bits),
+                Err(LayoutError::PhysicalBits {
+                    physical_bits: bits
+                })
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_overlaps(pages in RAM_MIN / PAGE_SIZE..=RAM_MAX / PAGE_SIZE, bits in 36u8..=52) {
+            let size = pages * PAGE_SIZE;
+            let Ok(layout) = Layout::new(size, bits) else {
+                // The only reason left is that it does not fit.
+                prop_assert!(size > (1 << (bits - 1)) - (1 << 30));
+                return Ok(());
+            };
+            let mut ranges: Vec<_> = layout.ram().collect();
+            prop_assert_eq!(ranges.iter().map(|range| range.len).sum::<u64>(), size);
+            ranges.extend(FIXED);
+            ranges.push(layout.pci_mmio64());
+            assert_disjoint(&ranges);
+            prop_assert!(ranges.iter().all(|range| range.end() <= 1 << bits));
+
+            let map = layout.memory_map();
+            prop_assert!(map.windows(2).all(|pair| pair[0].range.end() <= pair[1].range.start));
+            for entry in &map {
+                // Usable memory is backed, and never a device.
+                if entry.kind == MemoryKind::Ram {
+                    let backed = layout.ram().any(|ram| {
+                        ram.start <= entry.range.start && entry.range.end() <= ram.end()
+                    });
+                    prop_assert!(backed);
+                }
+            }
+        }
+    }
+}

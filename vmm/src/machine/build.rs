@@ -1,0 +1,216 @@
+//! The construction of a machine, top to bottom.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use devices::bus::{Bus, BusDevice};
+use devices::hypervisor::Doorbells;
+use devices::legacy::clock::{CLOCK_LEN, Clock};
+use devices::legacy::output::PolledWriter;
+use devices::legacy::power::{
+    ACPI_POWER_LEN, AcpiPower, KEYBOARD_CONTROLLER_LEN, KeyboardController, PowerSignal,
+};
+use devices::legacy::serial::Serial;
+use devices::pci::{ConfigPorts, Ecam, MmioWindow, PciBus};
+use devices::virtio::pci::VirtioPciDevice;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::{Machine, MachineError, StopHandle, devices as backends};
+use crate::config::VmConfig;
+use crate::console::{Console, InputPump};
+use crate::event_loop::{EventLoop, Token};
+use crate::kvm::cpuid::physical_address_bits;
+use crate::kvm::doorbells::KvmDoorbells;
+use crate::kvm::line::InterruptLine;
+use crate::kvm::memory_slots::MemorySlots;
+use crate::kvm::msi::KvmMsiVectors;
+use crate::kvm::{Hypervisor, PlatformAddresses};
+use crate::layout::{self, Layout};
+use crate::memory::GuestRam;
+use crate::vcpu::{Buses, Vcpus};
+
+/// The keyboard controller's first port; its command port is the last one.
+const KEYBOARD_CONTROLLER_PORT: u64 =
+    layout::I8042_COMMAND_PORT as u64 + 1 - KEYBOARD_CONTROLLER_LEN;
+
+impl Machine {
+    /// Builds the machine that `config` describes, with everything opened,
+    /// mapped and registered, and its vCPUs parked. `stop` ends [`Machine::run`].
+    ///
+    /// # Errors
+    /// See [`MachineError`]; nothing is left behind.
+    pub fn new(
+        config: &VmConfig,
+        console: Console,
+        stop: &StopHandle,
+    ) -> Result<Self, MachineError> {
+        let cpus = config.cpus.get();
+
+        // The VM and its memory.
+        let hypervisor = Hypervisor::open()?;
+        let physical_bits = physical_address_bits(&hypervisor.supported_cpuid()?);
+        let layout = Layout::new(config.memory.size.bytes(), physical_bits)?;
+        let ram = GuestRam::new(&layout, config.memory.hugepages)?;
+        let platform = PlatformAddresses {
+            identity_map: layout::KVM_IDENTITY_MAP.start,
+            tss: layout::KVM_TSS.start,
+        };
+        let vm = hypervisor.create_vm(platform, cpus)?;
+        let slots = MemorySlots::new(vm.fd().clone());
+        slots.add_ram(ram.memory())?;
+        let msi = KvmMsiVectors::new(vm.fd().clone());
+        let doorbells = Arc::new(KvmDoorbells::new(vm.fd().clone()));
+
+        // The buses, and what always sits on them.
+        let io = Arc::new(Bus::new());
+        let mmio = Arc::new(Bus::new());
+        let power = Arc::new(PowerSignal::new().map_err(MachineError::host("eventfd"))?);
+        let output = console
+            .output
+            .try_clone()
+            .map_err(MachineError::host("duplicating the console's output"))?;
+        let interrupt = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)
+            .map(Arc::new)
+            .map_err(MachineError::host("eventfd"))?;
+        let serial_line =
+            InterruptLine::new(vm.fd().clone(), &interrupt, u32::from(layout::SERIAL_IRQ))
+                .map_err(MachineError::host("KVM_IRQFD"))?;
+        let writer = PolledWriter::new(File::from(console.output));
+        let serial = Serial::new(interrupt, Box::new(writer))
+            .map(Arc::new)
+            .map_err(MachineError::host("eventfd"))?;
+        let at_ports: [(u64, u64, Arc<dyn BusDevice>); 4] = [
+            (
+                layout::SERIAL_PORT.into(),
+                layout::SERIAL_PORT_LEN.into(),
+                serial.clone(),
+            ),
+            (
+                layout::ACPI_SLEEP_CONTROL_PORT.into(),
+                ACPI_POWER_LEN,
+                Arc::new(AcpiPower::new(power.clone())),
+            ),
+            (
+                KEYBOARD_CONTROLLER_PORT,
+                KEYBOARD_CONTROLLER_LEN,
+                Arc::new(KeyboardController::new(power.clone())),
+            ),
+            (layout::RTC_PORT.into(), CLOCK_LEN, Arc::new(Clock::new())),
+        ];
+        for (port, len, device) in at_ports {
+            io.insert(port, len, device)?;
+        }
+
+        // PCI.
+        let window = layout.pci_mmio64();
+        let pci = Arc::new(PciBus::new(
+            &mmio,
+            MmioWindow::new(window.start, window.len)?,
+        ));
+        mmio.insert(
+            layout::PCI_ECAM.start,
+            layout::PCI_ECAM.len,
+            Arc::new(Ecam::new(pci.clone())),
+        )?;
+        io.insert(
+            layout::PCI_CONFIG_PORT.into(),
+            layout::PCI_CONFIG_PORT_LEN.into(),
+            Arc::new(ConfigPorts::new(pci.clone())),
+        )?;
+
+        // The devices on it.
+        let memory = Arc::new(ram.memory().clone());
+        let mut virtio = Vec::new();
+        for backends::Device { id, backend } in backends::open(config, &layout, &memory)? {
+            let doorbells: Arc<dyn Doorbells> = doorbells.clone();
+            let device = match VirtioPciDevice::new(backend, &msi, doorbells) {
+                Ok(device) => Arc::new(device),
+                Err(source) => return Err(MachineError::Virtio { id, source }),
+            };
+            match pci.add(None, device.clone()) {
+                Ok(slot) => tracing::debug!(%id, %slot, "device plugged in"),
+                Err(source) => return Err(MachineError::Pci { id, source }),
+            }
+            virtio.push(device);
+        }
+
+        // What the vmm thread waits for.
+        let events = EventLoop::new().map_err(MachineError::host("epoll_create1"))?;
+        register(&events, stop, &power, &serial, &virtio)?;
+        let input = console
+            .input
+            .map(|input| InputPump::new(input, &events))
+            .transpose()
+            .map_err(MachineError::host("waiting for console input"))?;
+
+        // The processors, last: by now all that they can reach exists.
+        let buses = Buses { io, mmio };
+        let vcpus = Vcpus::new(&hypervisor, &vm, cpus, &buses)?;
+        events
+            .add(vcpus.failure_event().as_raw_fd(), Token::VcpuFailed)
+            .map_err(MachineError::host("epoll_ctl"))?;
+
+        Ok(Self {
+            vcpus,
+            events,
+            input,
+            virtio,
+            pci,
+            _buses: buses,
+            serial,
+            output,
+            power,
+            _serial_line: serial_line,
+            doorbells,
+            msi,
+            slots,
+            vm,
+            ram,
+            layout,
+            config: config.clone(),
+            _stop: stop.clone(),
+            used: false,
+        })
+    }
+}
+
+/// Registers what is there for the machine's whole life.
+fn register(
+    events: &EventLoop,
+    stop: &StopHandle,
+    power: &PowerSignal,
+    serial: &Serial,
+    virtio: &[Arc<VirtioPciDevice>],
+) -> Result<(), MachineError> {
+    let fixed = [
+        (stop.eventfd(), Token::Stop),
+        (power.eventfd(), Token::Power),
+        (serial.input_space(), Token::ConsoleRoom),
+        (serial.output_waits(), Token::ConsoleOutput),
+    ];
+    let add = |fd, token| -> Result<(), MachineError> {
+        events
+            .add(fd, token)
+            .map_err(|source: io::Error| MachineError::Host {
+                what: "epoll_ctl",
+                source,
+            })
+    };
+    for (eventfd, token) in fixed {
+        add(eventfd.as_raw_fd(), token)?;
+    }
+    for (number, device) in virtio.iter().enumerate() {
+        let number =
+            u16::try_from(number).map_err(|_| MachineError::TooManyDevices(virtio.len()))?;
+        for event in device.events() {
+            let token = Token::Device {
+                device: number,
+                token: event.token,
+            };
+            add(event.fd, token)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! Which devices the configuration asks for, as virtio backends.
+//!
+//! Owns their order, which is that of their PCI slots. It must not know how
+//! they are shown to the guest.
+
+use devices::virtio::backend::{Backend, SharedMemory};
+use devices::virtio::block::Block;
+use devices::virtio::block::disk::Disk;
+use devices::virtio::rng::Rng;
+use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
+
+use super::MachineError;
+use crate::config::{DiskConfig, MacAddress, VdpaConfig, VmConfig};
+use crate::layout::Layout;
+
+/// A backend with a name for messages.
+pub(super) struct Device {
+    pub(super) id: String,
+    pub(super) backend: Box<dyn Backend>,
+}
+
+/// Opens everything the configuration asks for: vDPA devices, disks, and the
+/// random number generator that every machine has.
+pub(super) fn open(
+    config: &VmConfig,
+    layout: &Layout,
+    memory: &SharedMemory,
+) -> Result<Vec<Device>, MachineError> {
+    let mut devices = Vec::new();
+    for vdpa in &config.vdpa {
+        devices.push(open_vdpa(vdpa, layout, memory)?);
+    }
+    for (number, disk) in config.disks.iter().enumerate() {
+        devices.push(open_disk(number, disk, memory)?);
+    }
+    devices.push(Device {
+        id: "rng".to_owned(),
+        backend: Box::new(Rng::new(memory.clone())),
+    });
+    Ok(devices)
+}
+
+fn open_vdpa(
+    config: &VdpaConfig,
+    layout: &Layout,
+    memory: &SharedMemory,
+) -> Result<Device, MachineError> {
+    let id = config
+        .id
+        .clone()
+        .unwrap_or_else(|| config.path.display().to_string());
+    let options = VdpaOptions {
+        id: id.clone(),
+        path: config.path.clone(),
+        mac: config.mac.map(MacAddress::bytes),
+        num_queues: config.num_queues,
+    };
+    // No memory is ever added to a machine, so this is all the RAM it can have.
+    let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
+    match VdpaBackend::open(&options, memory.clone(), ram_end) {
+        Ok(backend) => Ok(Device {
+            id,
+            backend: Box::new(backend),
+        }),
+        Err(source) => Err(MachineError::Vdpa {
+            id,
+            source: Box::new(source),
+        }),
+    }
+}
+
+fn open_disk(
+    number: usize,
+    config: &DiskConfig,
+    memory: &SharedMemory,
+) -> Result<Device, MachineError> {
+    let id = config.id.clone().unwrap_or_else(|| format!("disk{number}"));
+    let disk = Disk::open(&config.path, config.readonly)?;
+    match Block::new(disk, &id, memory.clone()) {
+        Ok(block) => Ok(Device {
+            id,
+            backend: Box::new(block),
+        }),
+        Err(source) => Err(MachineError::Block { id, source }),
+    }
+}

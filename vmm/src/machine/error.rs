@@ -1,0 +1,109 @@
+//! Why a machine could not be built or run.
+
+use std::io;
+
+use devices::bus::BusError;
+use devices::pci::{PciError, WindowError};
+use devices::virtio::block::BlockError;
+use devices::virtio::block::disk::DiskError;
+use devices::virtio::pci::VirtioPciError;
+use devices::virtio::vdpa::VdpaError;
+
+use crate::acpi::AcpiError;
+use crate::boot::BootError;
+use crate::kvm::KvmError;
+use crate::kvm::memory_slots::MemorySlotError;
+use crate::layout::LayoutError;
+use crate::memory::MemoryError;
+use crate::vcpu::VcpuError;
+
+/// Why a machine could not be built or run. Nothing is left behind: dropping
+/// what was built undoes it.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// KVM cannot be used.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The memory does not fit into the address space.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Guest RAM cannot be made.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Guest RAM cannot be shown to the guest.
+    #[error("cannot give the guest its memory")]
+    MemorySlot(#[from] MemorySlotError),
+    /// The vCPUs cannot be made or steered.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// The kernel or the initramfs cannot be loaded.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// The ACPI tables cannot be written.
+    #[error(transparent)]
+    Acpi(#[from] AcpiError),
+    /// Two devices want the same addresses: a mistake in the machine's layout.
+    #[error("cannot place a device of the machine")]
+    Bus(#[from] BusError),
+    /// The range for PCI BARs is unusable: a mistake in the machine's layout.
+    #[error("cannot lay out PCI memory")]
+    PciWindow(#[from] WindowError),
+    /// A disk's image cannot be opened.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// A disk cannot be made of its image.
+    #[error("disk {id}")]
+    Block {
+        /// The disk's name.
+        id: String,
+        /// Why.
+        #[source]
+        source: BlockError,
+    },
+    /// A device cannot be put behind virtio-pci.
+    #[error("device {id} cannot be shown to the guest")]
+    Virtio {
+        /// The device's name.
+        id: String,
+        /// Why.
+        #[source]
+        source: VirtioPciError,
+    },
+    /// A device cannot be plugged in.
+    #[error("device {id} cannot be plugged in")]
+    Pci {
+        /// The device's name.
+        id: String,
+        /// Why.
+        #[source]
+        source: PciError,
+    },
+    /// A vDPA device cannot be used.
+    #[error("vDPA device {id} cannot be used")]
+    Vdpa {
+        /// The device's name.
+        id: String,
+        /// Why.
+        #[source]
+        source: Box<VdpaError>,
+    },
+    /// More devices than the event loop can tell apart.
+    #[error("{0} devices are too many")]
+    TooManyDevices(usize),
+    /// Something of the host failed.
+    #[error("{what} failed")]
+    Host {
+        /// What was being done.
+        what: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl MachineError {
+    /// For `map_err` after a system call.
+    pub(super) fn host(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Host { what, source }
+    }
+}

@@ -1,0 +1,173 @@
+//! The machine: everything of one guest, from its construction to its end.
+//!
+//! [`Machine::new`] builds it, top to bottom in `build.rs`; [`Machine::run`]
+//! is its life, on the caller's thread, which is the *vmm* thread: it serves the devices'
+//! events, takes the guest's wish for power-off or reset, and notices when a vCPU
+//! cannot go on. This module owns all parts and the order in which they go. It
+//! must not know the terminal, the command line, or what a device does inside.
+//!
+//! ```text
+//!   Machine::new
+//!        |
+//!        v   run: power on                        poweroff ─> Exit::PoweredOff
+//!     +-----+ -------------> +---------+ ------>  StopHandle,
+//!     | off |                | running |          Ctrl-A X ─> Exit::Stopped
+//!     +-----+ <------------- +---------+          a vCPU
+//!        |      guest reset                       failed   ─> Exit::Crashed
+//!        |                                            |
+//!        +<-------------------------------------------+  vCPUs parked; run again
+//!                                                        is the same as a reset
+//! ```
+//!
+//! **Power on** is one sequence for the first boot, for a reboot in place and for
+//! a second run: vCPUs parked → devices reset (nothing touches guest memory from
+//! here on) → interrupt controllers and vCPUs as KVM made them → kernel,
+//! initramfs and ACPI tables written anew, from their files → entry point set → vCPUs
+//! run. Nothing is allocated or opened that an earlier power-on did not have, so
+//! any number of reboots leaves the same descriptors, memory slots and routes.
+//!
+//! **The end**: vCPU threads are joined first, then devices go, then
+//! interrupts, memory slots, the VM and guest RAM (the order of the fields).
+
+mod build;
+mod devices;
+mod error;
+mod run;
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ::devices::legacy::power::PowerSignal;
+use ::devices::legacy::serial::Serial;
+use ::devices::pci::PciBus;
+use ::devices::virtio::pci::VirtioPciDevice;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::config::VmConfig;
+use crate::console::InputPump;
+use crate::event_loop::EventLoop;
+use crate::kvm::Vm;
+use crate::kvm::doorbells::KvmDoorbells;
+use crate::kvm::line::InterruptLine;
+use crate::kvm::memory_slots::MemorySlots;
+use crate::kvm::msi::{KvmMsiVectors, MsiCounts};
+use crate::layout::Layout;
+use crate::memory::GuestRam;
+use crate::vcpu::{Buses, VcpuReport, Vcpus};
+
+pub use error::MachineError;
+
+/// How a machine's run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Exit {
+    /// The guest switched the power off.
+    PoweredOff,
+    /// Somebody outside asked for it: the [`StopHandle`], or the console's user.
+    Stopped,
+    /// A vCPU could not go on.
+    Crashed(VcpuReport),
+}
+
+/// Asks a machine to stop, from any thread or from a signal handler. Clones ask
+/// the same machine. The wish stays: a machine that runs later stops at once.
+#[derive(Debug, Clone)]
+pub struct StopHandle(Arc<EventFd>);
+
+impl StopHandle {
+    /// A handle that asks nothing yet, to be given to [`Machine::new`].
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn new() -> io::Result<Self> {
+        EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC).map(|event| Self(Arc::new(event)))
+    }
+
+    /// Asks. Safe in a signal handler: it is one `write`.
+    pub fn stop(&self) {
+        // The only failure is a counter at its maximum, which is readable too.
+        let _ = self.0.write(1);
+    }
+
+    /// Readable, and never read, once somebody asked.
+    #[must_use]
+    pub fn eventfd(&self) -> &EventFd {
+        &self.0
+    }
+}
+
+/// What a machine holds of KVM; the same before and after any number of
+/// reboots, once the guest has let go of its devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resources {
+    /// Memory slots.
+    pub memory_slots: usize,
+    /// ioeventfds.
+    pub doorbells: usize,
+    /// Interrupt vectors, routes and irqfds.
+    pub msi: MsiCounts,
+}
+
+/// A virtual machine. See the module.
+pub struct Machine {
+    // The order of the fields is the order in which they are dropped.
+    vcpus: Vcpus,
+    events: EventLoop,
+    input: Option<InputPump>,
+    virtio: Vec<Arc<VirtioPciDevice>>,
+    pci: Arc<PciBus>,
+    /// What the vCPUs' exits go to; the PCI bus knows it only weakly.
+    _buses: Buses,
+    serial: Arc<Serial>,
+    /// A duplicate of the console's output, to wait for.
+    output: OwnedFd,
+    power: Arc<PowerSignal>,
+    _serial_line: InterruptLine,
+    doorbells: Arc<KvmDoorbells>,
+    msi: KvmMsiVectors,
+    slots: MemorySlots,
+    vm: Vm,
+    ram: GuestRam,
+    layout: Layout,
+    config: VmConfig,
+    _stop: StopHandle,
+    /// Whether the vCPUs ran before: their state is no longer that of power-on.
+    used: bool,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("config", &self.config)
+            .field("layout", &self.layout)
+            .field("resources", &self.resources())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Machine {
+    /// What the machine holds of KVM now; for leak tests and metrics.
+    #[must_use]
+    pub fn resources(&self) -> Resources {
+        Resources {
+            memory_slots: self.slots.count(),
+            doorbells: self.doorbells.count(),
+            msi: self.msi.counts(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_handle_keeps_asking() {
+        let handle = StopHandle::new().unwrap();
+        let other = handle.clone();
+        other.stop();
+        handle.stop();
+        assert_eq!(handle.eventfd().read().unwrap(), 2);
+    }
+}

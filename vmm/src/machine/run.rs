@@ -1,0 +1,205 @@
+//! The life of a machine: power on, serve, end.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use devices::legacy::power::PowerRequest;
+use devices::legacy::serial::{Pending, Serial};
+
+use super::{Exit, Machine, MachineError};
+use crate::acpi;
+
+use crate::boot::{self, BootRegisters, BootSource};
+use crate::console::{Pumped, Receiver};
+use crate::event_loop::{Ready, Token};
+
+/// How long the last output of the guest may take to be written.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
+
+impl Receiver for Serial {
+    fn receive(&self, bytes: &[u8]) -> usize {
+        self.enqueue(bytes)
+    }
+}
+
+/// Why serving stopped.
+enum Served {
+    /// The guest wants a reset.
+    Reset,
+    /// The run is over.
+    Ended(Exit),
+}
+
+impl Machine {
+    /// Powers the machine on and serves it until it ends, resets of the guest
+    /// included. The calling thread is the vmm thread meanwhile. On return all vCPUs are
+    /// parked; running again is the same as a reset.
+    ///
+    /// # Errors
+    /// The kernel cannot be loaded, or the host fails. See [`MachineError`].
+    pub fn run(&mut self) -> Result<Exit, MachineError> {
+        let result = self.power_on_and_serve();
+        self.vcpus.pause();
+        self.write_last_output();
+        result
+    }
+
+    fn power_on_and_serve(&mut self) -> Result<Exit, MachineError> {
+        loop {
+            self.power_on()?;
+            match self.serve()? {
+                Served::Reset => tracing::info!("the guest resets the machine"),
+                Served::Ended(exit) => return Ok(exit),
+            }
+        }
+    }
+
+    /// From whatever state to running; see the module's documentation.
+    fn power_on(&mut self) -> Result<(), MachineError> {
+        if self.used {
+            self.reset()?;
+        }
+        self.used = true;
+        let source = BootSource {
+            kernel: &self.config.kernel,
+            initramfs: self.config.initramfs.as_deref(),
+            cmdline: &self.config.cmdline,
+        };
+        let booted = boot::load(self.ram.memory(), &self.layout, &source)?;
+        acpi::write(self.ram.memory(), &self.layout, self.config.cpus.get())?;
+        let registers = booted.registers();
+        self.vcpus.set_msrs(&BootRegisters::MSRS)?;
+        self.vcpus
+            .set_entry(&registers.regs, |sregs| *sregs = registers.special(*sregs))?;
+        tracing::debug!(entry = ?booted.entry, "power on");
+        self.vcpus.resume();
+        Ok(())
+    }
+
+    /// Everything back to power-on, memory aside.
+    fn reset(&mut self) -> Result<(), MachineError> {
+        self.vcpus.pause();
+        self.pci.reset();
+        self.serial.reset();
+        if let Some(input) = &mut self.input {
+            input.reset(&self.events);
+        }
+        self.vm.reset_irqchips()?;
+        self.vcpus.reset()?;
+        // A request of the guest that is gone, made after the one we serve.
+        self.power.take();
+        tracing::debug!(resources = ?self.resources(), "machine reset");
+        Ok(())
+    }
+
+    /// The vmm thread's loop.
+    fn serve(&mut self) -> Result<Served, MachineError> {
+        // A console that can't be waited for may have input already.
+        if self.pump_input(false) == Pumped::Leave {
+            return Ok(Served::Ended(Exit::Stopped));
+        }
+        let mut ready = Ready::default();
+        loop {
+            self.events
+                .wait(&mut ready)
+                .map_err(MachineError::host("epoll_wait"))?;
+            for token in ready.tokens() {
+                if let Some(served) = self.handle(token)? {
+                    return Ok(served);
+                }
+            }
+        }
+    }
+
+    fn handle(&mut self, token: Token) -> Result<Option<Served>, MachineError> {
+        match token {
+            // Not read: the wish stays.
+            Token::Stop => return Ok(Some(Served::Ended(Exit::Stopped))),
+            Token::VcpuFailed => {
+                if let Some(report) = self.vcpus.take_report() {
+                    return Ok(Some(Served::Ended(Exit::Crashed(report))));
+                }
+            }
+            Token::Power => match self.power.take() {
+                Some(PowerRequest::Off) => return Ok(Some(Served::Ended(Exit::PoweredOff))),
+                Some(PowerRequest::Reset) => return Ok(Some(Served::Reset)),
+                None => {}
+            },
+            Token::ConsoleInput => {
+                if self.pump_input(true) == Pumped::Leave {
+                    return Ok(Some(Served::Ended(Exit::Stopped)));
+                }
+            }
+            Token::ConsoleRoom => {
+                // Only says that there is room, whatever the count.
+                let _ = self.serial.input_space().read();
+                if self.pump_input(false) == Pumped::Leave {
+                    return Ok(Some(Served::Ended(Exit::Stopped)));
+                }
+            }
+            Token::ConsoleOutput => {
+                if self.serial.write_out() == Pending::Output {
+                    self.wait_for_output()?;
+                }
+            }
+            Token::ConsoleWritable => {
+                if self.serial.write_out() == Pending::Nothing {
+                    self.events
+                        .remove(self.output.as_raw_fd())
+                        .map_err(MachineError::host("epoll_ctl"))?;
+                }
+            }
+            Token::Device { device, token } => {
+                if let Some(device) = self.virtio.get(usize::from(device)) {
+                    device.process(token);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn pump_input(&mut self, readable: bool) -> Pumped {
+        match &mut self.input {
+            Some(input) if readable => input.readable(&*self.serial, &self.events),
+            Some(input) => input.room(&*self.serial, &self.events),
+            None => Pumped::Stay,
+        }
+    }
+
+    fn wait_for_output(&self) -> Result<(), MachineError> {
+        let fd = self.output.as_raw_fd();
+        match self.events.add_writable(fd, Token::ConsoleWritable) {
+            // It is waited for already.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            result => result.map_err(MachineError::host("waiting for the console's output")),
+        }
+    }
+
+    /// Gives a slow terminal a little time for what the guest said last.
+    fn write_last_output(&self) {
+        let start = Instant::now();
+        while self.serial.write_out() == Pending::Output {
+            let left = LAST_OUTPUT.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                tracing::warn!("the console is too slow: the last output of the guest is lost");
+                return;
+            }
+            wait_writable(self.output.as_raw_fd(), left);
+        }
+    }
+}
+
+/// Waits until `fd` is writable, but not longer than `limit`.
+fn wait_writable(fd: std::os::fd::RawFd, limit: Duration) {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    let limit = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: needed because the standard library has no poll. The pointer is
+    // to one valid pollfd, as the count says. An error means to try again,
+    // which the caller does.
+    unsafe { libc::poll(&raw mut poll, 1, limit) };
+}

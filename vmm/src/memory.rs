@@ -1,0 +1,382 @@
+//! Guest RAM: one memfd, mapped shared, cut at the hole below 4 GiB.
+//!
+//! Owns the file and its mappings. Knows where RAM lies ([`crate::layout`])
+//! but not who maps it further: the machine makes KVM memory slots and the
+//! vDPA backend makes IOTLB entries of [`GuestRam::slots`].
+//!
+//! ```text
+//!   memfd "guest-ram"     0 ............ 3 GiB ............... size
+//!                         |  slot 0        |  slot 1              |
+//!   guest-physical        0 .......... 3 GiB     4 GiB .......... size + 1 GiB
+//! ```
+//!
+//! A file mapped `MAP_SHARED` and nothing else: software vDPA parents skip
+//! any other memory without an error, and the file can be handed to a
+//! successor of this process.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use vdpa::memory::GuestMemory;
+use vm_memory::bitmap::AtomicBitmap;
+use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
+
+use crate::byte_count::ByteCount;
+use crate::config::HugePageSize;
+use crate::layout::{AddressRange, Layout};
+
+/// Why guest RAM could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// More than the host has at all.
+    #[error(
+        "{} of guest memory is more than this host's {}",
+        ByteCount(*size),
+        ByteCount(*host)
+    )]
+    BeyondHost {
+        /// Bytes asked for.
+        size: u64,
+        /// Bytes of RAM that the host has.
+        host: u64,
+    },
+    /// The size is no multiple of the huge page size.
+    #[error(
+        "memory of {size} bytes is not a multiple of the huge page size of {}",
+        ByteCount(*page)
+    )]
+    NotHugePageAligned {
+        /// Bytes asked for.
+        size: u64,
+        /// Bytes in a huge page.
+        page: u64,
+    },
+    /// The kernel has no huge pages of this size.
+    #[error("this host's kernel or processor has no huge pages of {}", ByteCount(*page))]
+    NoHugePageSize {
+        /// Bytes in a huge page.
+        page: u64,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// Not enough huge pages are set aside.
+    #[error(
+        "not enough free huge pages: the guest needs {needed} of {size}; set aside more with \
+         `echo N > /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages`\
+         {sysctl}",
+        size = ByteCount(*page),
+        kib = page >> 10,
+        sysctl = if *page == HugePageSize::Size2M.bytes() { " (or sysctl vm.nr_hugepages)" } else { "" }
+    )]
+    NotEnoughHugePages {
+        /// How many pages the guest needs.
+        needed: u64,
+        /// Bytes in a huge page.
+        page: u64,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A step on the way failed.
+    #[error("cannot {step} guest memory of {}", ByteCount(*size))]
+    Os {
+        /// What was being done.
+        step: &'static str,
+        /// Bytes asked for.
+        size: u64,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// One contiguous piece of guest RAM, as KVM and the IOTLB want it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RamSlot {
+    /// Guest-physical addresses.
+    pub guest: AddressRange,
+    /// First address in this process.
+    pub host_address: u64,
+    /// Offset of the first byte in the memfd.
+    pub file_offset: u64,
+}
+
+/// Guest RAM of one machine. Dropping it unmaps it and closes the memfd, once
+/// the last clone of [`GuestRam::memory`] is gone too.
+#[derive(Debug)]
+pub struct GuestRam {
+    memory: GuestMemory,
+    file: Arc<File>,
+    slots: Vec<RamSlot>,
+}
+
+impl GuestRam {
+    /// Makes and maps the RAM of `layout`, zero-filled, on pages of the
+    /// host's usual size or on huge pages.
+    ///
+    /// The file is sealed: nobody, this process included, can change its
+    /// size any more, so that no access to the mapping can fault.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; nothing is left behind.
+    pub fn new(layout: &Layout, hugepages: Option<HugePageSize>) -> Result<Self, MemoryError> {
+        let size = layout.ram_size();
+        let info = rustix::system::sysinfo();
+        check_size(
+            size,
+            // Both fields are u64 or narrower on every Linux target.
+            info.totalram.saturating_mul(u64::from(info.mem_unit)),
+            hugepages,
+        )?;
+        Self::map(layout, hugepages)
+    }
+
+    /// Makes and maps without asking whether the host has that much.
+    fn map(layout: &Layout, hugepages: Option<HugePageSize>) -> Result<Self, MemoryError> {
+        let size = layout.ram_size();
+        let file = Arc::new(make_file(size, hugepages)?);
+
+        let mut regions = Vec::new();
+        let mut slots = Vec::new();
+        let mut file_offset = 0;
+        for guest in layout.ram() {
+            let region = map_region(&file, file_offset, guest, hugepages, size)?;
+            slots.push(RamSlot {
+                guest,
+                // Lossless: usize is 64 bits wide on x86-64.
+                host_address: region.as_ptr().addr() as u64,
+                file_offset,
+            });
+            regions.push(region);
+            file_offset += guest.len;
+        }
+        let memory = GuestMemory::from_regions(regions).map_err(|source| MemoryError::Os {
+            step: "lay out",
+            size,
+            source: io::Error::other(source),
+        })?;
+        Ok(Self {
+            memory,
+            file,
+            slots,
+        })
+    }
+
+    /// The memory itself. Clones are cheap and share it.
+    #[must_use]
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// The contiguous pieces, one or two, in ascending order.
+    #[must_use]
+    pub fn slots(&self) -> &[RamSlot] {
+        &self.slots
+    }
+
+    /// The memfd behind all slots.
+    #[must_use]
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+}
+
+/// Refuses what the kernel would grant now and regret later.
+fn check_size(size: u64, host: u64, hugepages: Option<HugePageSize>) -> Result<(), MemoryError> {
+    if size > host {
+        return Err(MemoryError::BeyondHost { size, host });
+    }
+    match hugepages.map(HugePageSize::bytes) {
+        Some(page) if !size.is_multiple_of(page) => {
+            Err(MemoryError::NotHugePageAligned { size, page })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A sealed memfd of `size` bytes.
+fn make_file(size: u64, hugepages: Option<HugePageSize>) -> Result<File, MemoryError> {
+    let os = |step| {
+        move |source: rustix::io::Errno| MemoryError::Os {
+            step,
+            size,
+            source: source.into(),
+        }
+    };
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match hugepages {
+        None => {}
+        Some(HugePageSize::Size2M) => flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+        Some(HugePageSize::Size1G) => flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+    }
+    let file = match (rustix::fs::memfd_create("guest-ram", flags), hugepages) {
+        (Ok(file), _) => File::from(file),
+        (Err(source), Some(huge))
+            if matches!(
+                source,
+                rustix::io::Errno::NODEV | rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS
+            ) =>
+        {
+            return Err(MemoryError::NoHugePageSize {
+                page: huge.bytes(),
+                source: source.into(),
+            });
+        }
+        (Err(source), _) => return Err(os("create")(source)),
+    };
+    rustix::fs::ftruncate(&file, size).map_err(os("size"))?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .map_err(os("seal"))?;
+    Ok(file)
+}
+
+/// Maps `guest.len` bytes of the file from `file_offset` on.
+fn map_region(
+    file: &Arc<File>,
+    file_offset: u64,
+    guest: AddressRange,
+    hugepages: Option<HugePageSize>,
+    size: u64,
+) -> Result<GuestRegionMmap<AtomicBitmap>, MemoryError> {
+    let os = |step, source| MemoryError::Os { step, size, source };
+    let len = usize::try_from(guest.len).map_err(|source| os("map", io::Error::other(source)))?;
+    // Not MAP_NORESERVE, which the crate's own constructor sets: with huge
+    // pages it would turn a short pool into SIGBUS in the middle of the run.
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let mut region = MmapRegion::<AtomicBitmap>::build(
+        Some(FileOffset::from_arc(Arc::clone(file), file_offset)),
+        len,
+        protection.bits().cast_signed(),
+        MapFlags::SHARED.bits().cast_signed(),
+    )
+    .map_err(|error| match (error, hugepages) {
+        (vm_memory::mmap::MmapRegionError::Mmap(source), Some(huge))
+            if source.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) =>
+        {
+            MemoryError::NotEnoughHugePages {
+                needed: size / huge.bytes(),
+                page: huge.bytes(),
+                source,
+            }
+        }
+        (vm_memory::mmap::MmapRegionError::Mmap(source), _) => os("map", source),
+        (other, _) => os("map", io::Error::other(other)),
+    })?;
+    region.set_hugetlbfs(hugepages.is_some());
+    // A child of this process has no business in the guest's memory, and a
+    // core dump must be neither as large as the guest nor hold its secrets.
+    // MADV_HUGEPAGE is left to the administrator's shmem_enabled setting.
+    for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
+        // SAFETY: needed because the advice has no safe wrapper. Sound because
+        // the range is exactly the mapping that `region` owns, and both kinds
+        // of advice leave its content and validity in this process unchanged.
+        unsafe { rustix::mm::madvise(region.as_ptr().cast(), len, advice) }
+            .map_err(|source| os("advise on", source.into()))?;
+    }
+    GuestRegionMmap::new(region, GuestAddress(guest.start))
+        .ok_or_else(|| os("lay out", io::ErrorKind::InvalidInput.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion};
+
+    use super::*;
+    use crate::layout::{HOLE_END, HOLE_START, PAGE_SIZE};
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn slots_match_the_layout_and_the_file() {
+        // Perhaps more than this host has, but nothing of it is touched.
+        for size in [16 * MIB, HOLE_START, HOLE_START + 64 * MIB] {
+            let layout = Layout::new(size, 46).unwrap();
+            let ram = GuestRam::map(&layout, None).unwrap();
+            assert_eq!(ram.file().metadata().unwrap().len(), size);
+            let mut next = 0;
+            for (slot, region) in ram.slots().iter().zip(ram.memory().iter()) {
+                assert_eq!(slot.file_offset, next);
+                assert_eq!(slot.guest.start, region.start_addr().0);
+                assert_eq!(slot.guest.len, region.len());
+                assert_eq!(slot.host_address, region.as_ptr().addr() as u64);
+                assert!(slot.host_address.is_multiple_of(PAGE_SIZE));
+                next += slot.guest.len;
+            }
+            assert_eq!(next, size);
+            assert_eq!(ram.slots().len(), ram.memory().num_regions());
+            if size > HOLE_START {
+                assert_eq!(ram.slots()[1].guest.start, HOLE_END);
+                // What is written above the hole lies behind the first slot in the file.
+                ram.memory()
+                    .write_obj(0x1234_5678_u32, GuestAddress(HOLE_END + 4))
+                    .unwrap();
+                let mut word = [0; 4];
+                ram.file().read_exact_at(&mut word, HOLE_START + 4).unwrap();
+                assert_eq!(u32::from_le_bytes(word), 0x1234_5678);
+            }
+        }
+    }
+
+    #[test]
+    fn shared_sealed_and_recorded_as_dirty() {
+        let layout = Layout::new(16 * MIB, 40).unwrap();
+        let ram = GuestRam::new(&layout, None).unwrap();
+        assert!(ram.file().set_len(8 * MIB).is_err());
+        assert!(ram.file().set_len(32 * MIB).is_err());
+        ram.memory().write_obj(7_u8, GuestAddress(0x3000)).unwrap();
+        let region = ram.memory().iter().next().unwrap();
+        let dirty = |address| {
+            region.get_host_address(address).is_ok()
+                && vm_memory::bitmap::Bitmap::dirty_at(
+                    MmapRegion::bitmap(region),
+                    usize::try_from(address.0).unwrap(),
+                )
+        };
+        assert!(dirty(vm_memory::MemoryRegionAddress(0x3000)));
+        assert!(!dirty(vm_memory::MemoryRegionAddress(0x4000)));
+        let mut byte = [0];
+        ram.file().read_exact_at(&mut byte, 0x3000).unwrap();
+        assert_eq!(byte, [7]);
+    }
+
+    #[test]
+    fn refuses_more_than_the_host_has() {
+        let error = check_size(64 << 30, 16 << 30, None).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "64 GiB of guest memory is more than this host's 16 GiB"
+        );
+        assert!(check_size(16 << 30, 16 << 30, None).is_ok());
+    }
+
+    #[test]
+    fn refuses_odd_sizes_for_huge_pages() {
+        let error = check_size(17 * MIB, 1 << 40, Some(HugePageSize::Size2M)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "memory of 17825792 bytes is not a multiple of the huge page size of 2 MiB"
+        );
+        assert!(check_size(18 * MIB, 1 << 40, Some(HugePageSize::Size2M)).is_ok());
+        assert!(check_size(1 << 30, 1 << 40, Some(HugePageSize::Size1G)).is_ok());
+    }
+
+    #[test]
+    fn names_the_setting_when_huge_pages_run_out() {
+        let error = MemoryError::NotEnoughHugePages {
+            needed: 256,
+            page: 2 * MIB,
+            source: io::Error::from_raw_os_error(12),
+        };
+        assert_eq!(
+            error.to_string(),
+            "not enough free huge pages: the guest needs 256 of 2 MiB; set aside more with \
+             `echo N > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages` (or sysctl vm.nr_hugepages)"
+        );
+    }
+}

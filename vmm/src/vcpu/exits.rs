@@ -1,0 +1,61 @@
+//! Runs a vCPU until it is interrupted or fails, and answers its exits.
+//!
+//! Owns the meaning of KVM's exit reasons. It must not know who interrupts
+//! the vCPU, nor allocate on the way of an ordinary exit.
+
+use kvm_ioctls::{VcpuExit, VcpuFd};
+
+use super::run_page::RunPage;
+use super::{Buses, VcpuFailure};
+
+/// Runs until KVM_RUN is interrupted (`Ok`) or the vCPU cannot go on.
+///
+/// On `Ok` the instruction that caused the last exit has been completed.
+pub(super) fn run(fd: &mut VcpuFd, page: &RunPage, buses: &Buses) -> Result<(), VcpuFailure> {
+    loop {
+        match fd.run() {
+            Ok(VcpuExit::IoOut(port, data)) => {
+                for element in data.chunks(page.port_access_size()) {
+                    buses.io.write(port.into(), element);
+                }
+            }
+            Ok(VcpuExit::IoIn(port, data)) => {
+                for element in data.chunks_mut(page.port_access_size()) {
+                    buses.io.read(port.into(), element);
+                }
+            }
+            Ok(VcpuExit::MmioWrite(address, data)) => buses.mmio.write(address, data),
+            Ok(VcpuExit::MmioRead(address, data)) => buses.mmio.read(address, data),
+            // A signal or an interrupt window: nothing was asked of us.
+            Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => {}
+            Ok(VcpuExit::Shutdown) => return Err(VcpuFailure::TripleFault),
+            Ok(VcpuExit::FailEntry(reason, cpu)) => {
+                return Err(VcpuFailure::FailEntry { reason, cpu });
+            }
+            Ok(VcpuExit::InternalError) => {
+                let (suberror, data) = page.internal_error();
+                return Err(VcpuFailure::InternalError { suberror, data });
+            }
+            Ok(VcpuExit::MemoryFault { gpa, .. }) => {
+                return Err(VcpuFailure::MemoryFault {
+                    guest_address: Some(gpa),
+                });
+            }
+            // Everything else is off in this machine. HLT too: the in-kernel
+            // local APIC waits inside KVM.
+            Ok(other) => return Err(VcpuFailure::UnexpectedExit(format!("{other:?}"))),
+            Err(error) => match error.errno() {
+                libc::EINTR => return Ok(()),
+                // An application processor that waits for its start-up IPI
+                // was woken; KVM sleeps in the next call if there is none yet.
+                libc::EAGAIN => {}
+                libc::EFAULT => {
+                    return Err(VcpuFailure::MemoryFault {
+                        guest_address: None,
+                    });
+                }
+                errno => return Err(VcpuFailure::Run { errno }),
+            },
+        }
+    }
+}

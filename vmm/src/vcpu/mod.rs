@@ -1,0 +1,410 @@
+//! Virtual processors: one thread each, and the set of them as one thing that
+//! runs, pauses and is reset together.
+//!
+//! This module owns the vCPU file descriptors, the threads that run them and
+//! the signal that interrupts them. It must not know which devices sit on the
+//! buses, how a kernel is loaded, or why somebody wants a pause.
+//!
+//! ```text
+//!      Vcpus::new
+//!          |
+//!          v             resume
+//!      +--------+ ------------------------> +---------+ --+ KVM_RUN; port and MMIO
+//!      | parked |                           | running |   | exits go to the buses
+//!      +--------+ <------------------------ +---------+ <-+
+//!       |   |  ^    pause
+//!       |   |  |    a failure, which is reported first
+//!       |   +--+ reset, set_entry
+//!  drop |
+//!       v
+//!      +-------+
+//!      | ended |  thread joined
+//!      +-------+
+//! ```
+//!
+//! **No wakeup is lost**, because only the controlling thread writes what the
+//! vCPU thread acts on. To interrupt it writes the request, then
+//! `immediate_exit` in the page that the vCPU shares with KVM, then sends the
+//! signal. A signal that comes before `KVM_RUN` is harmless: KVM looks at
+//! `immediate_exit` on entry and returns EINTR at once. The vCPU thread looks at
+//! the request only when `KVM_RUN` said EINTR, which also means that the
+//! instruction of the last exit has been completed: the registers of a parked vCPU
+//! can be saved. `immediate_exit` is cleared by the next resume.
+//!
+//! Application processors wait for their start-up IPI inside KVM; nothing here
+//! knows them from the boot processor but for the entry point.
+
+mod exits;
+mod run_page;
+mod state;
+mod thread;
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use devices::bus::Bus;
+use kvm_bindings::{CpuId, kvm_msr_entry, kvm_regs, kvm_sregs};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::kvm::cpuid::{Processor, guest_cpuid};
+use crate::kvm::{Hypervisor, KvmError, Vm};
+use state::InitialState;
+use thread::VcpuThread;
+
+/// The address spaces that a vCPU's exits go to.
+#[derive(Debug, Clone)]
+pub struct Buses {
+    /// Ports, 0 to 0xFFFF.
+    pub io: Arc<Bus>,
+    /// Guest-physical addresses that are not memory.
+    pub mmio: Arc<Bus>,
+}
+
+/// Why the vCPUs could not be made or steered.
+#[derive(Debug, thiserror::Error)]
+pub enum VcpuError {
+    /// KVM refused.
+    #[error("vCPU {index} cannot be set up")]
+    Kvm {
+        /// Which vCPU.
+        index: u8,
+        /// Which step failed.
+        #[source]
+        source: KvmError,
+    },
+    /// Something of the host around KVM refused.
+    #[error("vCPU {index}: {what} failed")]
+    Host {
+        /// Which vCPU.
+        index: u8,
+        /// Which step failed.
+        what: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// More CPUID leaves than KVM takes.
+    #[error("the guest's CPUID has {0} leaves, more than KVM takes")]
+    CpuidSize(usize),
+    /// The vCPUs run (or one ended) and the request needs them parked.
+    #[error("vCPU {0} is not paused")]
+    NotPaused(u8),
+    /// There are no vCPUs, so none can boot.
+    #[error("the machine has no vCPU")]
+    None,
+}
+
+/// Why a vCPU cannot go on. The guest is lost.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VcpuFailure {
+    /// KVM_EXIT_SHUTDOWN: an exception while delivering a double fault.
+    #[error("the guest triple-faulted")]
+    TripleFault,
+    /// KVM_EXIT_FAIL_ENTRY: the processor refused the guest's state.
+    #[error("the processor {cpu} refused to enter the guest, hardware reason {reason:#x}")]
+    FailEntry {
+        /// What the hardware said (VMX exit qualification or SVM exit code).
+        reason: u64,
+        /// The host CPU.
+        cpu: u32,
+    },
+    /// KVM_EXIT_INTERNAL_ERROR.
+    #[error("KVM gave up: {} (suberror {suberror}, data {data:x?})", suberror_text(*.suberror))]
+    InternalError {
+        /// `KVM_INTERNAL_ERROR_*`.
+        suberror: u32,
+        /// What KVM added; the meaning depends on the suberror.
+        data: Vec<u64>,
+    },
+    /// The guest touched memory that the host could not bring in.
+    #[error("the host could not provide the memory that the guest used{}", at_text(*.guest_address))]
+    MemoryFault {
+        /// Where, if the kernel says (Linux 6.8 and later).
+        guest_address: Option<u64>,
+    },
+    /// An exit that this machine has no use for.
+    #[error("unexpected exit from KVM: {0}")]
+    UnexpectedExit(String),
+    /// KVM_RUN failed.
+    #[error("KVM_RUN failed with errno {errno}")]
+    Run {
+        /// The error number.
+        errno: i32,
+    },
+    /// The vCPU's thread panicked.
+    #[error("the thread of the vCPU ended by itself")]
+    ThreadEnded,
+}
+
+fn suberror_text(suberror: u32) -> &'static str {
+    match suberror {
+        kvm_bindings::KVM_INTERNAL_ERROR_EMULATION => "an instruction that it cannot emulate",
+        kvm_bindings::KVM_INTERNAL_ERROR_SIMUL_EX => "exceptions at the same time",
+        kvm_bindings::KVM_INTERNAL_ERROR_DELIVERY_EV => "an exit while it delivered an event",
+        kvm_bindings::KVM_INTERNAL_ERROR_UNEXPECTED_EXIT_REASON => {
+            "an exit of the processor that it does not know"
+        }
+        _ => "reason unknown",
+    }
+}
+
+fn at_text(address: Option<u64>) -> String {
+    address.map_or_else(String::new, |address| format!(" at {address:#x}"))
+}
+
+/// A failure, and where the guest was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VcpuReport {
+    /// Which vCPU.
+    pub index: u8,
+    /// Its instruction pointer then, if it could be read.
+    pub instruction_pointer: Option<u64>,
+    /// What happened.
+    pub failure: VcpuFailure,
+}
+
+impl fmt::Display for VcpuReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "vCPU {}", self.index)?;
+        if let Some(pointer) = self.instruction_pointer {
+            write!(f, " at {pointer:#x}")?;
+        }
+        write!(f, ": {}", self.failure)
+    }
+}
+
+/// Where vCPU threads leave their failures; the first one counts.
+#[derive(Debug)]
+struct Reports {
+    first: Mutex<Option<VcpuReport>>,
+    event: EventFd,
+}
+
+impl Reports {
+    fn put(&self, report: VcpuReport) {
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        if first.is_none() {
+            *first = Some(report);
+        } else {
+            tracing::error!(%report, "a further vCPU failed");
+        }
+        if let Err(error) = self.event.write(1) {
+            tracing::error!(%error, "a vCPU's failure could not be announced");
+        }
+    }
+}
+
+/// All vCPUs of a machine. Dropping it ends and joins their threads.
+#[derive(Debug)]
+pub struct Vcpus {
+    threads: Vec<VcpuThread>,
+    reports: Arc<Reports>,
+}
+
+impl Vcpus {
+    /// Makes `count` vCPUs with APIC ids from 0, each on a thread named
+    /// `vcpuN`, all parked. The VM must have its memory by the time they resume.
+    ///
+    /// # Errors
+    /// [`VcpuError::Kvm`], [`VcpuError::Host`] or [`VcpuError::CpuidSize`].
+    pub fn new(
+        hypervisor: &Hypervisor,
+        vm: &Vm,
+        count: u8,
+        buses: &Buses,
+    ) -> Result<Self, VcpuError> {
+        let shared = |source| VcpuError::Kvm { index: 0, source };
+        let supported = hypervisor.supported_cpuid().map_err(shared)?;
+        let msr_indices = hypervisor.msr_indices().map_err(shared)?;
+        let event =
+            EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|source| VcpuError::Host {
+                index: 0,
+                what: "eventfd",
+                source,
+            })?;
+        let reports = Arc::new(Reports {
+            first: Mutex::default(),
+            event,
+        });
+
+        // All descriptors first: KVM synchronizes the TSCs of vCPUs that are
+        // made close together.
+        let mut created = Vec::with_capacity(count.into());
+        for index in 0..count {
+            let failed = |source| VcpuError::Kvm { index, source };
+            let leaves = guest_cpuid(
+                &supported,
+                Processor {
+                    apic_id: index,
+                    count,
+                },
+            );
+            let cpuid =
+                CpuId::from_entries(&leaves).map_err(|_| VcpuError::CpuidSize(leaves.len()))?;
+            let fd = vm
+                .fd()
+                .create_vcpu(index.into())
+                .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))
+                .map_err(failed)?;
+            fd.set_cpuid2(&cpuid)
+                .map_err(KvmError::ioctl("KVM_SET_CPUID2"))
+                .map_err(failed)?;
+            created.push(fd);
+        }
+        let mut threads = Vec::with_capacity(created.len());
+        for (index, fd) in (0..count).zip(created) {
+            let initial = InitialState::capture(&fd, &msr_indices)
+                .map_err(|source| VcpuError::Kvm { index, source })?;
+            threads.push(VcpuThread::spawn(
+                index,
+                fd,
+                initial,
+                buses.clone(),
+                Arc::clone(&reports),
+            )?);
+        }
+        Ok(Self { threads, reports })
+    }
+
+    /// Lets all vCPUs run.
+    pub fn resume(&self) {
+        for thread in &self.threads {
+            thread.resume();
+        }
+    }
+
+    /// Interrupts all vCPUs and waits until each is parked. A vCPU in the
+    /// middle of a device access finishes it first, so the caller must not
+    /// hold a lock that a device needs.
+    pub fn pause(&self) {
+        for thread in &self.threads {
+            thread.interrupt();
+        }
+        for thread in &self.threads {
+            thread.wait_parked();
+        }
+    }
+
+    /// Puts all vCPUs back into the state of power-on: registers, local
+    /// APIC, timers, paravirtual MSRs (KVM then writes to guest memory no more). Pending
+    /// failures are forgotten.
+    ///
+    /// # Errors
+    /// [`VcpuError::NotPaused`] or [`VcpuError::Kvm`].
+    pub fn reset(&self) -> Result<(), VcpuError> {
+        for thread in &self.threads {
+            thread.with_parked(|fd, initial| initial.restore(fd))?;
+        }
+        self.take_report();
+        Ok(())
+    }
+
+    /// Sets model-specific registers of every processor, beyond what power-on
+    /// gives them (what firmware would have set).
+    ///
+    /// # Errors
+    /// [`VcpuError::NotPaused`] or [`VcpuError::Kvm`]. An MSR that the host does
+    /// not know is left out, with a line in the log.
+    pub fn set_msrs(&self, msrs: &[kvm_msr_entry]) -> Result<(), VcpuError> {
+        for thread in &self.threads {
+            thread.with_parked(|fd, _| state::write_msrs(fd, msrs))?;
+        }
+        Ok(())
+    }
+
+    /// Sets where the boot processor starts. `special` changes the special
+    /// registers that power-on gave it.
+    ///
+    /// # Errors
+    /// [`VcpuError::None`], [`VcpuError::NotPaused`] or [`VcpuError::Kvm`].
+    pub fn set_entry(
+        &self,
+        regs: &kvm_regs,
+        special: impl FnOnce(&mut kvm_sregs),
+    ) -> Result<(), VcpuError> {
+        let boot = self.threads.first().ok_or(VcpuError::None)?;
+        boot.with_parked(|fd, _| {
+            let mut sregs = fd.get_sregs().map_err(KvmError::ioctl("KVM_GET_SREGS"))?;
+            special(&mut sregs);
+            fd.set_sregs(&sregs)
+                .map_err(KvmError::ioctl("KVM_SET_SREGS"))?;
+            fd.set_regs(regs).map_err(KvmError::ioctl("KVM_SET_REGS"))
+        })
+    }
+
+    /// Readable once a vCPU has failed.
+    #[must_use]
+    pub fn failure_event(&self) -> &EventFd {
+        &self.reports.event
+    }
+
+    /// Takes the first failure since the last call; later ones are in the log.
+    pub fn take_report(&self) -> Option<VcpuReport> {
+        let mut first = self
+            .reports
+            .first
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // Only says that there is something to take.
+        let _ = self.reports.event.read();
+        first.take()
+    }
+}
+
+impl Drop for Vcpus {
+    fn drop(&mut self) {
+        // All at once, so that ending 32 threads takes as long as ending one;
+        // each thread's own drop then joins it.
+        for thread in &self.threads {
+            thread.end();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_read_well() {
+        let report = VcpuReport {
+            index: 3,
+            instruction_pointer: Some(0xfff0),
+            failure: VcpuFailure::InternalError {
+                suberror: 1,
+                data: vec![0x0f, 0xc7],
+            },
+        };
+        assert_eq!(
+            report.to_string(),
+            "vCPU 3 at 0xfff0: KVM gave up: an instruction that it cannot emulate \
+             (suberror 1, data [f, c7])"
+        );
+        let report = VcpuReport {
+            index: 0,
+            instruction_pointer: None,
+            failure: VcpuFailure::MemoryFault {
+                guest_address: Some(0xc000_0000),
+            },
+        };
+        assert!(report.to_string().ends_with("used at 0xc0000000"));
+    }
+
+    #[test]
+    fn the_first_report_counts() {
+        let reports = Reports {
+            first: Mutex::default(),
+            event: EventFd::new(EFD_NONBLOCK).unwrap(),
+        };
+        for index in [1, 0] {
+            reports.put(VcpuReport {
+                index,
+                instruction_pointer: None,
+                failure: VcpuFailure::TripleFault,
+            });
+        }
+        assert_eq!(reports.event.read().unwrap(), 2);
+        assert_eq!(reports.first.lock().unwrap().as_ref().unwrap().index, 1);
+    }
+}

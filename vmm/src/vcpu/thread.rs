@@ -1,0 +1,296 @@
+//! The thread of one vCPU, and the handle that steers it.
+//!
+//! Owns the hand-over between the two: the request, the state, the signal.
+//! The state machine and the argument that no wakeup is lost are in the
+//! parent module's documentation.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use kvm_ioctls::VcpuFd;
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler, unblock_signal};
+
+use super::run_page::RunPage;
+use super::state::InitialState;
+use super::{Buses, Reports, VcpuError, VcpuFailure, VcpuReport, exits};
+use crate::kvm::KvmError;
+
+/// Stack of a vCPU thread in bytes. Device accesses run on it, the start of a
+/// vDPA device with its log lines being the deepest. The default of 2 MiB
+/// would be eligible for a transparent huge page, all of it resident.
+const STACK_SIZE: usize = 256 * 1024;
+
+/// What the handle wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Request {
+    Park,
+    Run,
+    End,
+}
+
+/// Where the thread is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Parked,
+    Running,
+    Ended,
+}
+
+#[derive(Debug)]
+struct Control {
+    inner: Mutex<(Request, State)>,
+    changed: Condvar,
+    page: RunPage,
+}
+
+impl Control {
+    fn lock(&self) -> MutexGuard<'_, (Request, State)> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the thread runs; the handle may use it while the thread is parked.
+struct Vcpu {
+    fd: VcpuFd,
+    initial: InitialState,
+}
+
+/// Handle of one vCPU thread. Dropping it ends and joins the thread.
+pub(super) struct VcpuThread {
+    index: u8,
+    control: Arc<Control>,
+    vcpu: Arc<Mutex<Vcpu>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for VcpuThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VcpuThread")
+            .field("index", &self.index)
+            .field("state", &*self.control.lock())
+            .finish_non_exhaustive()
+    }
+}
+
+impl VcpuThread {
+    /// Starts the thread, parked.
+    pub(super) fn spawn(
+        index: u8,
+        fd: VcpuFd,
+        initial: InitialState,
+        buses: Buses,
+        reports: Arc<Reports>,
+    ) -> Result<Self, VcpuError> {
+        let failed = |what| {
+            move |source| VcpuError::Host {
+                index,
+                what,
+                source,
+            }
+        };
+        install_handler().map_err(failed("installing the vCPU signal's handler"))?;
+        let control = Arc::new(Control {
+            inner: Mutex::new((Request::Park, State::Parked)),
+            changed: Condvar::new(),
+            page: RunPage::map(&fd).map_err(failed("mapping kvm_run"))?,
+        });
+        let vcpu = Arc::new(Mutex::new(Vcpu { fd, initial }));
+        let body = Body {
+            index,
+            control: Arc::clone(&control),
+            vcpu: Arc::clone(&vcpu),
+            buses,
+            reports,
+        };
+        let thread = Builder::new()
+            .name(format!("vcpu{index}"))
+            .stack_size(STACK_SIZE)
+            .spawn(move || body.main())
+            .map_err(failed("starting the thread"))?;
+        Ok(Self {
+            index,
+            control,
+            vcpu,
+            thread: Some(thread),
+        })
+    }
+
+    /// Lets the vCPU run.
+    pub(super) fn resume(&self) {
+        let mut inner = self.control.lock();
+        if inner.0 == Request::Park {
+            self.control.page.set_immediate_exit(false);
+            inner.0 = Request::Run;
+            self.control.changed.notify_all();
+        }
+    }
+
+    /// Asks the vCPU to park; does not wait.
+    pub(super) fn interrupt(&self) {
+        self.request(Request::Park);
+    }
+
+    /// Asks the thread to end; does not wait.
+    pub(super) fn end(&self) {
+        self.request(Request::End);
+    }
+
+    fn request(&self, request: Request) {
+        let mut inner = self.control.lock();
+        if inner.0 == Request::End {
+            return;
+        }
+        inner.0 = request;
+        self.control.page.set_immediate_exit(true);
+        self.control.changed.notify_all();
+        if inner.1 == State::Running
+            && let Some(thread) = &self.thread
+            && let Err(error) = thread.kill(SIGRTMIN())
+        {
+            tracing::error!(index = self.index, %error, "vCPU could not be signalled");
+        }
+    }
+
+    /// Waits until the vCPU is parked (or its thread has ended).
+    pub(super) fn wait_parked(&self) {
+        let guard = self.control.lock();
+        drop(
+            self.control
+                .changed
+                .wait_while(guard, |inner| inner.1 == State::Running)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+
+    /// Works on the parked vCPU.
+    pub(super) fn with_parked<T>(
+        &self,
+        work: impl FnOnce(&VcpuFd, &InitialState) -> Result<T, KvmError>,
+    ) -> Result<T, VcpuError> {
+        // Held over the work, so that nobody resumes the vCPU meanwhile.
+        let inner = self.control.lock();
+        if *inner != (Request::Park, State::Parked) {
+            return Err(VcpuError::NotPaused(self.index));
+        }
+        let vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
+        work(&vcpu.fd, &vcpu.initial).map_err(|source| VcpuError::Kvm {
+            index: self.index,
+            source,
+        })
+    }
+}
+
+impl Drop for VcpuThread {
+    fn drop(&mut self) {
+        self.end();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(index = self.index, "the thread of a vCPU panicked");
+        }
+    }
+}
+
+/// What the thread owns.
+struct Body {
+    index: u8,
+    control: Arc<Control>,
+    vcpu: Arc<Mutex<Vcpu>>,
+    buses: Buses,
+    reports: Arc<Reports>,
+}
+
+impl Body {
+    fn main(self) {
+        let end = EndGuard(&self);
+        // The thread inherited the mask of whoever made it.
+        if let Err(error) = unblock_signal(SIGRTMIN()) {
+            tracing::error!(index = self.index, %error, "vCPU signal stays blocked");
+            return;
+        }
+        while self.wait_for_run() {
+            self.run();
+        }
+        std::mem::forget(end);
+        self.finish();
+    }
+
+    /// Parks until there is something to do; `false`: end.
+    fn wait_for_run(&self) -> bool {
+        let mut inner = self.control.lock();
+        inner.1 = State::Parked;
+        self.control.changed.notify_all();
+        let mut inner = self
+            .control
+            .changed
+            .wait_while(inner, |inner| inner.0 == Request::Park)
+            .unwrap_or_else(PoisonError::into_inner);
+        if inner.0 == Request::End {
+            return false;
+        }
+        inner.1 = State::Running;
+        true
+    }
+
+    /// Runs until the request changes or the vCPU fails.
+    fn run(&self) {
+        let mut vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match exits::run(&mut vcpu.fd, &self.control.page, &self.buses) {
+                // Some other signal of the process ended up on this thread.
+                Ok(()) if self.control.lock().0 == Request::Run => {}
+                Ok(()) => return,
+                Err(failure) => {
+                    let report = VcpuReport {
+                        index: self.index,
+                        instruction_pointer: vcpu.fd.get_regs().ok().map(|regs| regs.rip),
+                        failure,
+                    };
+                    drop(vcpu);
+                    // Park by itself, unless it is being ended.
+                    let mut inner = self.control.lock();
+                    if inner.0 == Request::Run {
+                        inner.0 = Request::Park;
+                    }
+                    drop(inner);
+                    self.reports.put(report);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn finish(&self) {
+        self.control.lock().1 = State::Ended;
+        self.control.changed.notify_all();
+    }
+}
+
+/// Ends the thread's state also when it unwinds, so that nobody waits for it
+/// for ever, and says so.
+struct EndGuard<'a>(&'a Body);
+
+impl Drop for EndGuard<'_> {
+    fn drop(&mut self) {
+        self.0.finish();
+        self.0.reports.put(VcpuReport {
+            index: self.0.index,
+            instruction_pointer: None,
+            failure: VcpuFailure::ThreadEnded,
+        });
+    }
+}
+
+/// Gives the signal that interrupts vCPUs a handler, once per process. It
+/// does nothing: its arrival is what ends KVM_RUN.
+fn install_handler() -> io::Result<()> {
+    extern "C" fn interrupted(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
+    INSTALLED
+        .get_or_init(|| {
+            register_signal_handler(SIGRTMIN(), interrupted).map_err(|error| error.errno())
+        })
+        .map_err(io::Error::from_raw_os_error)
+}

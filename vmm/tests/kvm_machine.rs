@@ -1,0 +1,339 @@
+//! Whole machines against a real `/dev/kvm`, with PVH kernels of a few
+//! instructions. Fails (and says so) where there is no KVM.
+
+use std::fs::File;
+use std::io::{self, PipeReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vmm::config::{DiskConfig, VmConfig};
+use vmm::console::{Console, ConsoleInput, ConsoleRead};
+use vmm::machine::{Exit, Machine, MachineError, StopHandle};
+use vmm::vcpu::VcpuFailure;
+
+/// A file under the temporary directory that goes with its name.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(name: &str, bytes: &[u8]) -> Self {
+        let path = std::env::temp_dir().join(format!("bellhop-{}-{name}", std::process::id()));
+        std::fs::write(&path, bytes).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// 32-bit instructions.
+mod asm {
+    pub(crate) fn out(port: u16, value: u8) -> Vec<u8> {
+        let [low, high] = port.to_le_bytes();
+        vec![0x66, 0xba, low, high, 0xb0, value, 0xee] // mov dx; mov al; out dx, al
+    }
+    pub(crate) fn say(text: &[u8]) -> Vec<u8> {
+        text.iter().flat_map(|byte| out(0x3f8, *byte)).collect()
+    }
+    pub(crate) fn power_off() -> Vec<u8> {
+        [out(0x600, 0x34), SPIN.to_vec()].concat()
+    }
+    pub(crate) fn reset() -> Vec<u8> {
+        [out(0x602, 1), SPIN.to_vec()].concat()
+    }
+    pub(crate) fn keyboard_reset() -> Vec<u8> {
+        [out(0x64, 0xfe), SPIN.to_vec()].concat()
+    }
+    pub(crate) const SPIN: &[u8] = &[0xeb, 0xfe];
+    pub(crate) const CRASH: &[u8] = &[0x0f, 0x0b]; // ud2: no handlers, a triple fault
+}
+
+/// An ELF with a PVH note whose code is at 1 MiB.
+fn kernel(code: &[u8]) -> Vec<u8> {
+    const BASE: u64 = 0x10_0000;
+    const NOTE: u64 = 64 + 2 * 56;
+    const CODE: u64 = 0x100;
+    let mut elf = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for half in [2u16, 62] {
+        elf.extend(half.to_le_bytes());
+    }
+    elf.extend(1u32.to_le_bytes());
+    for word in [BASE, 64, 0] {
+        elf.extend(word.to_le_bytes());
+    }
+    elf.extend(0u32.to_le_bytes());
+    for half in [64u16, 56, 2, 64, 0, 0] {
+        elf.extend(half.to_le_bytes());
+    }
+    let len = code.len() as u64;
+    for (kind, offset, address, size) in [(1u32, CODE, BASE, len), (4, NOTE, 0, 20)] {
+        elf.extend(kind.to_le_bytes());
+        elf.extend(7u32.to_le_bytes());
+        for word in [offset, address, address, size, size, 4] {
+            elf.extend(word.to_le_bytes());
+        }
+    }
+    for word in [4u32, 4, 18] {
+        elf.extend(word.to_le_bytes()); // name, descriptor, XEN_ELFNOTE_PHYS32_ENTRY
+    }
+    elf.extend(b"Xen\0");
+    elf.extend((BASE as u32).to_le_bytes());
+    elf.resize(CODE as usize, 0);
+    elf.extend(code);
+    elf
+}
+
+fn config(kernel: &Temporary, cpus: u64) -> VmConfig {
+    VmConfig {
+        kernel: kernel.0.clone(),
+        initramfs: None,
+        cmdline: "console=ttyS0".to_owned(),
+        cpus: cpus.try_into().unwrap(),
+        memory: "64M".parse().unwrap(),
+        vdpa: Vec::new(),
+        disks: Vec::new(),
+    }
+}
+
+struct Keyboard(PipeReader);
+
+impl AsFd for Keyboard {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl ConsoleInput for Keyboard {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<ConsoleRead> {
+        Ok(match self.0.read(buffer)? {
+            0 => ConsoleRead::Closed,
+            count if buffer[..count].contains(&1) => ConsoleRead::Leave,
+            count => ConsoleRead::Bytes(count),
+        })
+    }
+}
+
+fn silent() -> (Console, PipeReader) {
+    let (reader, writer) = io::pipe().unwrap();
+    let console = Console {
+        input: None,
+        output: OwnedFd::from(writer),
+    };
+    (console, reader)
+}
+
+fn machine(config: &VmConfig, console: Console, stop: &StopHandle) -> Machine {
+    Machine::new(config, console, stop)
+        .expect("this test needs a working /dev/kvm; `cargo lab test` provides one")
+}
+
+/// Runs to the end; what it was and what the guest said.
+fn run(code: &[u8], name: &str, cpus: u64) -> (Exit, Vec<u8>) {
+    let kernel = Temporary::new(name, &kernel(code));
+    let (console, mut output) = silent();
+    let stop = StopHandle::new().unwrap();
+    let mut machine = machine(&config(&kernel, cpus), console, &stop);
+    let exit = machine.run().unwrap();
+    drop(machine);
+    let mut said = Vec::new();
+    output.read_to_end(&mut said).unwrap();
+    (exit, said)
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn says_hello_and_powers_off() {
+    for cpus in [1, 4] {
+        let code = [asm::say(b"hello\n"), asm::power_off()].concat();
+        let (exit, said) = run(&code, &format!("hello{cpus}"), cpus);
+        assert_eq!((exit, &said[..]), (Exit::PoweredOff, &b"hello\n"[..]));
+    }
+}
+
+#[test]
+fn a_triple_fault_ends_the_run_as_a_crash() {
+    let code = [asm::say(b"oh"), asm::CRASH.to_vec()].concat();
+    let (exit, said) = run(&code, "crash", 2);
+    let Exit::Crashed(report) = exit else {
+        panic!("{exit:?}");
+    };
+    assert_eq!(
+        (report.index, report.failure),
+        (0, VcpuFailure::TripleFault)
+    );
+    assert_eq!(said, b"oh");
+}
+
+/// Counts at 5 MiB, which no power-on writes; resets until it is 25.
+fn reboots(reset: Vec<u8>) -> Vec<u8> {
+    let mut code = asm::say(b".");
+    code.extend([0xff, 0x05, 0, 0, 0x50, 0]); // inc dword [0x500000]
+    code.extend([0x83, 0x3d, 0, 0, 0x50, 0, 25]); // cmp dword [0x500000], 25
+    code.extend([0x7d, u8::try_from(reset.len()).unwrap()]); // jge over the reset
+    code.extend(reset);
+    code.extend(asm::power_off());
+    code
+}
+
+#[test]
+fn reboots_in_place_and_leaks_nothing() {
+    for (name, reset) in [("acpi", asm::reset()), ("i8042", asm::keyboard_reset())] {
+        let kernel = Temporary::new(name, &kernel(&reboots(reset)));
+        let disk = Temporary::new(&format!("{name}.img"), &[0; 4096]);
+        let mut config = config(&kernel, 2);
+        config.disks.push(DiskConfig {
+            path: disk.0.clone(),
+            id: None,
+            readonly: false,
+        });
+        let (console, output) = silent();
+        let stop = StopHandle::new().unwrap();
+        let mut machine = machine(&config, console, &stop);
+        let resources = machine.resources();
+        // Other tests open and close descriptors meanwhile: look at what
+        // belongs to this machine only.
+        assert_eq!((resources.memory_slots, resources.doorbells), (1, 0));
+        assert_eq!(machine.run().unwrap(), Exit::PoweredOff);
+        assert_eq!(machine.resources(), resources);
+        // Once more is the same as a reset.
+        assert_eq!(machine.run().unwrap(), Exit::PoweredOff);
+        assert_eq!(machine.resources(), resources);
+        drop(machine);
+        let said = io::read_to_string(output).unwrap();
+        assert_eq!(said.len(), 26);
+    }
+}
+
+#[test]
+fn dropping_a_machine_closes_everything() {
+    // In a process of its own, where nobody else opens descriptors.
+    const CHILD: &str = "BELLHOP_TEST_DESCRIPTORS";
+    if std::env::var_os(CHILD).is_none() {
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "dropping_a_machine_closes_everything"])
+            .env(CHILD, "1")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let round = || run(&reboots(asm::reset()), "descriptors", 3);
+    round(); // what is opened once per process
+    let before = descriptors();
+    for _ in 0..3 {
+        assert_eq!(round().0, Exit::PoweredOff);
+    }
+    assert_eq!(descriptors(), before);
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
+    assert!(threads <= 3, "{threads} threads are left");
+}
+
+#[test]
+fn stops_from_another_thread_and_stays_stopped() {
+    let kernel = Temporary::new("spin", &kernel(asm::SPIN));
+    let (console, _output) = silent();
+    let stop = StopHandle::new().unwrap();
+    let mut machine = machine(&config(&kernel, 4), console, &stop);
+    let asker = stop.clone();
+    let thread = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        asker.stop();
+    });
+    assert_eq!(machine.run().unwrap(), Exit::Stopped);
+    thread.join().unwrap();
+    // The wish stays.
+    let start = Instant::now();
+    assert_eq!(machine.run().unwrap(), Exit::Stopped);
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+/// Reads the serial port and says the same, until it reads a `q`.
+fn echo() -> Vec<u8> {
+    let mut code = vec![
+        0x66, 0xba, 0xfd, 0x03, // mov dx, 0x3fd
+        0xec, 0xa8, 0x01, 0x74, 0xfb, // in al, dx; test al, 1; jz back
+        0x66, 0xba, 0xf8, 0x03, 0xec, 0xee, // mov dx, 0x3f8; in al, dx; out dx, al
+        0x3c, b'q', 0x75, 0xeb, // cmp al, 'q'; jne start
+    ];
+    code.extend(asm::power_off());
+    code
+}
+
+#[test]
+fn console_input_reaches_the_guest_complete() {
+    let kernel = Temporary::new("echo", &kernel(&echo()));
+    let (keyboard, mut typist) = io::pipe().unwrap();
+    let (screen, output) = io::pipe().unwrap();
+    let console = Console {
+        input: Some(Box::new(Keyboard(keyboard))),
+        output: OwnedFd::from(output),
+    };
+    let stop = StopHandle::new().unwrap();
+    let mut machine = machine(&config(&kernel, 1), console, &stop);
+    let mut text: Vec<u8> = (0..20_000u32).map(|i| b'A' + (i % 26) as u8).collect();
+    text.push(b'q');
+    let typed = text.clone();
+    let typist = thread::spawn(move || typist.write_all(&typed).map(|()| typist));
+    // Nobody looks at the screen until the end: its pipe is smaller than the
+    // text, so output has to wait too.
+    let reader = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(300));
+        let mut screen = File::from(OwnedFd::from(screen));
+        let mut seen = Vec::new();
+        screen.read_to_end(&mut seen).unwrap();
+        seen
+    });
+    assert_eq!(machine.run().unwrap(), Exit::PoweredOff);
+    drop(machine);
+    typist.join().unwrap().unwrap();
+    assert_eq!(reader.join().unwrap(), text);
+}
+
+#[test]
+fn leaving_the_console_stops_a_deaf_guest() {
+    let kernel = Temporary::new("deaf", &kernel(asm::SPIN));
+    let (keyboard, mut typist) = io::pipe().unwrap();
+    let (mut console, _output) = silent();
+    console.input = Some(Box::new(Keyboard(keyboard)));
+    let stop = StopHandle::new().unwrap();
+    let mut machine = machine(&config(&kernel, 1), console, &stop);
+    typist.write_all(&[b'x'; 1000]).unwrap();
+    let thread = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        typist.write_all(&[1]).unwrap();
+        typist
+    });
+    assert_eq!(machine.run().unwrap(), Exit::Stopped);
+    thread.join().unwrap();
+}
+
+#[test]
+fn bad_files_are_errors_with_nothing_left() {
+    let stop = StopHandle::new().unwrap();
+    let not_a_kernel = Temporary::new("text", b"this is not a kernel");
+    let (console, _output) = silent();
+    let mut machine = machine(&config(&not_a_kernel, 1), console, &stop);
+    assert!(matches!(machine.run(), Err(MachineError::Boot(_))));
+    // The file may be put right, and the machine runs.
+    std::fs::write(&not_a_kernel.0, kernel(&asm::power_off())).unwrap();
+    assert_eq!(machine.run().unwrap(), Exit::PoweredOff);
+
+    let mut bad_disk = config(&not_a_kernel, 1);
+    bad_disk.disks.push(DiskConfig {
+        path: PathBuf::from("/nonexistent/disk.img"),
+        id: None,
+        readonly: true,
+    });
+    let (console, _output) = silent();
+    assert!(matches!(
+        Machine::new(&bad_disk, console, &stop),
+        Err(MachineError::Disk(_))
+    ));
+}
