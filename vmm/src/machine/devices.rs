@@ -7,6 +7,7 @@ use devices::virtio::backend::{Backend, SharedMemory};
 use devices::virtio::block::Block;
 use devices::virtio::block::disk::Disk;
 use devices::virtio::rng::Rng;
+use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
 
 use super::MachineError;
 use crate::config::{DiskConfig, VdpaConfig, VmConfig};
@@ -19,10 +20,16 @@ pub(super) struct Device {
 
 /// Opens everything the configuration asks for: vDPA devices, disks, and the
 /// random number generator that every machine has.
-pub(super) fn open(config: &VmConfig, memory: &SharedMemory) -> Result<Vec<Device>, MachineError> {
+///
+/// `ram_end` is the first guest-physical address above all RAM.
+pub(super) fn open(
+    config: &VmConfig,
+    memory: &SharedMemory,
+    ram_end: u64,
+) -> Result<Vec<Device>, MachineError> {
     let mut devices = Vec::new();
     for vdpa in &config.vdpa {
-        devices.push(open_vdpa(vdpa)?);
+        devices.push(open_vdpa(vdpa, memory, ram_end)?);
     }
     for (number, disk) in config.disks.iter().enumerate() {
         devices.push(open_disk(number, disk, memory)?);
@@ -34,12 +41,29 @@ pub(super) fn open(config: &VmConfig, memory: &SharedMemory) -> Result<Vec<Devic
     Ok(devices)
 }
 
-fn open_vdpa(config: &VdpaConfig) -> Result<Device, MachineError> {
+fn open_vdpa(
+    config: &VdpaConfig,
+    memory: &SharedMemory,
+    ram_end: u64,
+) -> Result<Device, MachineError> {
+    let file_name = || config.path.file_name().unwrap_or(config.path.as_os_str());
     let id = config
         .id
         .clone()
-        .unwrap_or_else(|| config.path.display().to_string());
-    Err(MachineError::Vdpa { id })
+        .unwrap_or_else(|| file_name().to_string_lossy().into_owned());
+    let options = VdpaOptions {
+        id: id.clone(),
+        path: config.path.clone(),
+        mac: config.mac.map(|mac| mac.bytes()),
+        num_queues: config.num_queues,
+    };
+    match VdpaBackend::open(&options, memory.clone(), ram_end) {
+        Ok(backend) => Ok(Device {
+            id,
+            backend: Box::new(backend),
+        }),
+        Err(source) => Err(MachineError::Vdpa { id, source }),
+    }
 }
 
 fn open_disk(

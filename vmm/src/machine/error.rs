@@ -7,6 +7,7 @@ use devices::pci::{PciError, WindowError};
 use devices::virtio::block::BlockError;
 use devices::virtio::block::disk::DiskError;
 use devices::virtio::pci::VirtioPciError;
+use devices::virtio::vdpa::VdpaError;
 
 use crate::acpi::AcpiError;
 use crate::boot::BootError;
@@ -77,11 +78,14 @@ pub enum MachineError {
         #[source]
         source: PciError,
     },
-    /// vDPA devices cannot be given to a guest by this build.
-    #[error("vDPA device {id}: this build cannot give vDPA devices to a guest")]
+    /// A vDPA device cannot be used.
+    #[error("vDPA device {id} cannot be used")]
     Vdpa {
         /// The device's name.
         id: String,
+        /// Why.
+        #[source]
+        source: VdpaError,
     },
     /// More devices than the event loop can tell apart.
     #[error("{0} devices are too many")]
