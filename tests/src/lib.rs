@@ -1,1 +1,31 @@
-//! The lab.
+//! Bellhop's lab: a disposable virtual host with real KVM and real vDPA
+//! drivers, and what tests need inside of it.
+//!
+//! | layer | what | here |
+//! |---|---|---|
+//! | L1 | this machine | [`setup`], [`host`], [`verbs`] |
+//! | L2 | the lab host | [`agent`], [`sim`] and the tests |
+//! | L3 | a guest that Bellhop runs in L2 | [`guest`] |
+//!
+//! Knows Bellhop only as a program on a path. Recipes are in `images/`.
+
+pub mod accelerator;
+pub mod agent;
+pub mod areas;
+pub mod cache;
+pub mod cpio;
+pub mod error;
+pub mod files;
+pub mod guest;
+pub mod here;
+pub mod host;
+pub mod libtest;
+pub mod module_tree;
+pub mod process;
+pub mod progress;
+pub mod rig;
+pub mod setup;
+pub mod sim;
+pub mod verbs;
+
+pub use error::{Error, Result};

@@ -1,0 +1,369 @@
+//! The lab's side of the agent: runs a command in the host and passes standard
+//! streams, signals and the exit status through.
+//!
+//! Threads: one reads this process's standard input, one its signals, one
+//! keeps the time; the calling one reads frames. Owns this process's terminal
+//! while the command has one; it is put back on every path.
+
+use super::protocol::{CHUNK, Ending, Execute, Frame, STDIN_WINDOW};
+use crate::error::{Error, Result};
+use crate::host::LabHost;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
+use std::io::{self, Read as _};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+/// How long a command may take to end by itself after its time is up.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A command's end as the lab sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The command ended by itself or by a signal.
+    Ended(Ending),
+    /// Its time was up; it was ended.
+    TimedOut,
+}
+
+impl Outcome {
+    /// The exit code: a shell's, or 124 as timeout(1) has it.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Ended(ending) => ending.exit_code(),
+            Self::TimedOut => 124,
+        }
+    }
+}
+
+/// What happens to the command's standard streams.
+pub enum Streams<'a> {
+    /// They are this process's own; its signals are passed on.
+    Own,
+    /// Input is empty; output goes line by line to the closure, standard error
+    /// to this process's.
+    Lines(&'a mut dyn FnMut(&str)),
+}
+
+impl std::fmt::Debug for Streams<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Own => "Own",
+            Self::Lines(_) => "Lines",
+        })
+    }
+}
+
+/// The columns and rows of this process's terminal, if standard input and
+/// output are one.
+pub fn terminal_size() -> Option<(u16, u16)> {
+    let stdin = rustix::stdio::stdin();
+    if !rustix::termios::isatty(stdin) || !rustix::termios::isatty(rustix::stdio::stdout()) {
+        return None;
+    }
+    let size = tcgetwinsize(stdin).ok()?;
+    Some((size.ws_col, size.ws_row))
+}
+
+/// Runs a command in the host to its end.
+///
+/// # Errors
+/// [`Error::HostLost`] when the host goes away.
+pub fn run(
+    host: &mut LabHost,
+    execute: Execute,
+    timeout: Option<Duration>,
+    mut streams: Streams<'_>,
+) -> Result<Outcome> {
+    let raw = match execute.terminal {
+        Some(_) => Some(RawTerminal::enter()?),
+        None => None,
+    };
+    let port = Port::of(host)?;
+    if let Err(error) = port.send(&Frame::Execute(execute)) {
+        return Err(host.lost(&error));
+    }
+    let window = Arc::new(Window::default());
+    match streams {
+        Streams::Own => {
+            pass_input(port.clone(), Arc::clone(&window));
+            pass_signals(&port)?;
+        }
+        Streams::Lines(_) => {
+            if let Err(error) = port.send(&Frame::StdinEnd) {
+                return Err(host.lost(&error));
+            }
+        }
+    }
+    let timer = timeout.map(|timeout| Timer::start(port.clone(), timeout));
+    let mut pending = Vec::new();
+    let ending = loop {
+        match Frame::read(host.port()) {
+            Ok(Frame::Stdout(bytes)) => match &mut streams {
+                Streams::Own => write_own(&mut io::stdout().lock(), &bytes),
+                Streams::Lines(line) => deliver_lines(&mut pending, &bytes, line),
+            },
+            Ok(Frame::Stderr(bytes)) => write_own(&mut io::stderr().lock(), &bytes),
+            Ok(Frame::StdinTaken(count)) => window.taken(count),
+            Ok(Frame::Exited(ending)) => break ending,
+            Ok(_) => {
+                let error = io::Error::new(io::ErrorKind::InvalidData, "unexpected frame");
+                return Err(host.lost(&error));
+            }
+            // The timer cuts the connection when even a kill did not help.
+            Err(_) if timer.as_ref().is_some_and(Timer::is_up) => return Ok(Outcome::TimedOut),
+            Err(error) => return Err(host.lost(&error)),
+        }
+    };
+    if let (Streams::Lines(line), false) = (&mut streams, pending.is_empty()) {
+        line(&String::from_utf8_lossy(&pending));
+    }
+    drop(raw);
+    if timer.is_some_and(|timer| timer.stop()) {
+        return Ok(Outcome::TimedOut);
+    }
+    if let Ending::NotStarted(_, why) = &ending {
+        eprintln!("lab: cannot start the command: {why}");
+    }
+    Ok(Outcome::Ended(ending))
+}
+
+/// Output that nobody wants any more is dropped: the command goes on, as it
+/// would behind a closed pipe that it ignores.
+fn write_own(stream: &mut impl io::Write, bytes: &[u8]) {
+    let _ = stream.write_all(bytes).and_then(|()| stream.flush());
+}
+
+fn deliver_lines(pending: &mut Vec<u8>, bytes: &[u8], line: &mut dyn FnMut(&str)) {
+    pending.extend_from_slice(bytes);
+    while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
+        let rest = pending.split_off(end + 1);
+        line(String::from_utf8_lossy(pending).trim_end_matches('\n'));
+        *pending = rest;
+    }
+}
+
+/// The port's writing end, shared by threads.
+#[derive(Debug, Clone)]
+struct Port {
+    stream: Arc<Mutex<UnixStream>>,
+}
+
+impl Port {
+    fn of(host: &mut LabHost) -> Result<Self> {
+        let stream = host
+            .port()
+            .try_clone()
+            .map_err(Error::system("duplicate the agent's port"))?;
+        Ok(Self {
+            stream: Arc::new(Mutex::new(stream)),
+        })
+    }
+
+    fn send(&self, frame: &Frame) -> io::Result<()> {
+        let mut stream = self
+            .stream
+            .lock()
+            .map_err(|_| io::Error::other("a thread panicked while it wrote to the port"))?;
+        frame.write(&mut *stream)
+    }
+
+    fn cut(&self) {
+        if let Ok(stream) = self.stream.lock() {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+/// How much standard input is under way.
+#[derive(Debug, Default)]
+struct Window {
+    used: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Window {
+    /// Waits until there is room, then takes it. False when a thread panicked.
+    fn take(&self, count: usize) -> bool {
+        let Ok(used) = self.used.lock() else {
+            return false;
+        };
+        let Ok(mut used) = self
+            .changed
+            .wait_while(used, |used| *used + count > STDIN_WINDOW)
+        else {
+            return false;
+        };
+        *used += count;
+        true
+    }
+
+    fn taken(&self, count: u32) {
+        if let Ok(mut used) = self.used.lock() {
+            *used = used.saturating_sub(usize::try_from(count).unwrap_or(usize::MAX));
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Passes standard input on. The thread ends with the process: a read from a
+/// terminal cannot be called back.
+fn pass_input(port: Port, window: Arc<Window>) {
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let frame = match io::stdin().lock().read(&mut buffer) {
+                Ok(0) => Frame::StdinEnd,
+                Ok(count) => Frame::Stdin(buffer.get(..count).unwrap_or_default().to_vec()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => Frame::StdinEnd,
+            };
+            if let Frame::Stdin(bytes) = &frame
+                && !window.take(bytes.len())
+            {
+                return;
+            }
+            if port.send(&frame).is_err() || frame == Frame::StdinEnd {
+                return;
+            }
+        }
+    });
+}
+
+/// Passes signals on instead of dying of them.
+fn pass_signals(port: &Port) -> Result<()> {
+    for signal in [SIGINT, SIGTERM, SIGHUP, SIGWINCH] {
+        let (mut reader, writer) = UnixStream::pair().map_err(Error::system("create a socket"))?;
+        signal_hook::low_level::pipe::register(signal, writer)
+            .map_err(Error::system("handle a signal"))?;
+        let port = port.clone();
+        std::thread::spawn(move || {
+            let mut byte = [0; 1];
+            while reader.read_exact(&mut byte).is_ok() {
+                let frame = if signal == SIGWINCH {
+                    match terminal_size() {
+                        Some((columns, rows)) => Frame::WindowSize(columns, rows),
+                        None => continue,
+                    }
+                } else {
+                    Frame::Signal(signal)
+                };
+                if port.send(&frame).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Ends the command when its time is up: SIGTERM, after [`GRACE`] SIGKILL,
+/// after another one the whole host.
+#[derive(Debug)]
+struct Timer {
+    state: Arc<(Mutex<TimerState>, Condvar)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TimerState {
+    Running,
+    Up,
+    Stopped,
+}
+
+impl Timer {
+    fn start(port: Port, timeout: Duration) -> Self {
+        let state = Arc::new((Mutex::new(TimerState::Running), Condvar::new()));
+        let shared = Arc::clone(&state);
+        std::thread::spawn(move || {
+            // True when the command's end came first.
+            let stopped_within = |time| {
+                let (state, changed) = &*shared;
+                state.lock().is_ok_and(|guard| {
+                    changed
+                        .wait_timeout_while(guard, time, |state| *state != TimerState::Stopped)
+                        .is_ok_and(|(state, _)| *state == TimerState::Stopped)
+                })
+            };
+            if stopped_within(timeout) {
+                return;
+            }
+            if let Ok(mut state) = shared.0.lock() {
+                *state = TimerState::Up;
+            }
+            eprintln!("lab: the command's {} s are over", timeout.as_secs());
+            for signal in [15, 9] {
+                let _ = port.send(&Frame::Signal(signal));
+                if stopped_within(GRACE) {
+                    return;
+                }
+            }
+            port.cut();
+        });
+        Self { state }
+    }
+
+    fn is_up(&self) -> bool {
+        self.state
+            .0
+            .lock()
+            .is_ok_and(|state| *state == TimerState::Up)
+    }
+
+    /// Stops it; true when the time was already up.
+    fn stop(self) -> bool {
+        let up = self.is_up();
+        if let Ok(mut state) = self.state.0.lock() {
+            *state = TimerState::Stopped;
+        }
+        self.state.1.notify_all();
+        up
+    }
+}
+
+/// This process's terminal in raw mode, put back when dropped.
+#[derive(Debug)]
+struct RawTerminal {
+    before: Termios,
+}
+
+impl RawTerminal {
+    fn enter() -> Result<Self> {
+        let stdin = rustix::stdio::stdin();
+        let before = tcgetattr(stdin).map_err(Error::system("read the terminal's settings"))?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(stdin, OptionalActions::Now, &raw)
+            .map_err(Error::system("set the terminal to raw mode"))?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Drain, &self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_delivered_whole() {
+        let mut lines = Vec::new();
+        let mut pending = Vec::new();
+        for piece in [&b"a\nb"[..], b"c\n", b"\nd"] {
+            deliver_lines(&mut pending, piece, &mut |line| lines.push(line.to_owned()));
+        }
+        assert_eq!(lines, ["a", "bc", ""]);
+        assert_eq!(pending, b"d");
+    }
+
+    #[test]
+    fn exit_codes() {
+        assert_eq!(Outcome::TimedOut.exit_code(), 124);
+        assert_eq!(Outcome::Ended(Ending::Signal(15)).exit_code(), 143);
+    }
+}

@@ -1,0 +1,21 @@
+//! The agent: how the lab runs commands in its host.
+//!
+//! One virtio-serial port, a Unix socket on the outside, carries frames (see
+//! [`protocol`]). One command runs at a time:
+//!
+//! ```text
+//!   outside                          lab host
+//!      │ ───────── Setup ─────────────▶ │  once: mounts, modules
+//!      │ ◀──────── Hello ────────────── │  once, at start
+//!      │ ───────── Execute ───────────▶ │  starts the child
+//!      │ ── Stdin, StdinEnd, Signal, ─▶ │
+//!      │    WindowSize                  │
+//!      │ ◀─ Stdout, Stderr, ─────────── │
+//!      │    StdinTaken                  │
+//!      │ ◀──────── Exited ───────────── │  ready for the next
+//!      │ ───────── PowerOff ──────────▶ │
+//! ```
+
+pub mod client;
+pub mod protocol;
+pub mod server;

@@ -1,0 +1,324 @@
+//! The agent's side in the lab host: runs one command after the other.
+//!
+//! Threads: this one reads frames; per command one feeds its input, one or two
+//! carry its output, one waits for its end. What a command leaves running in
+//! the background keeps running, but no longer reaches the outside.
+//!
+//! Owns the children and the port's writing end.
+
+use super::protocol::{CHUNK, Ending, Execute, Frame, Hello};
+use rustix::process::{Pid, Signal, ioctl_tiocsctty, kill_process_group, setsid};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long after a command's end its output is still awaited, in case a
+/// background process holds it open.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// The port's writing end, shared by the threads.
+type Port = Arc<Mutex<File>>;
+
+/// Why the agent stopped serving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// The outside asked for the machine to be switched off.
+    PowerOff,
+}
+
+/// Greets, then serves commands until it is told to switch off.
+///
+/// # Errors
+/// What the port says; `InvalidData` when the outside does not speak the
+/// protocol.
+pub fn serve(port: File, hello: Hello) -> io::Result<Stopped> {
+    let writer = Arc::new(Mutex::new(port.try_clone()?));
+    let mut reader = port;
+    send(&writer, &Frame::Hello(hello))?;
+    let mut running: Option<Running> = None;
+    loop {
+        let frame = Frame::read(&mut reader)?;
+        match (frame, &mut running) {
+            (Frame::PowerOff, _) => return Ok(Stopped::PowerOff),
+            (Frame::Execute(execute), running) => {
+                // The previous command has ended: the outside saw its Exited.
+                drop(running.take());
+                match start(&execute, &writer) {
+                    Ok(command) => *running = Some(command),
+                    Err(error) => {
+                        let code = if error.kind() == io::ErrorKind::NotFound {
+                            127
+                        } else {
+                            126
+                        };
+                        let ending = Ending::NotStarted(code, error.to_string());
+                        send(&writer, &Frame::Exited(ending))?;
+                    }
+                }
+            }
+            (Frame::Stdin(bytes), Some(command)) => command.feed(Some(bytes)),
+            (Frame::StdinEnd, Some(command)) => command.feed(None),
+            (Frame::Signal(number), Some(command)) => command.signal(number),
+            (Frame::WindowSize(columns, rows), Some(command)) => command.resize(columns, rows),
+            // Input and signals may cross the command's end on the way.
+            (
+                Frame::Stdin(_) | Frame::StdinEnd | Frame::Signal(_) | Frame::WindowSize(..),
+                None,
+            ) => {}
+            (
+                Frame::Hello(_)
+                | Frame::Stdout(_)
+                | Frame::Stderr(_)
+                | Frame::StdinTaken(_)
+                | Frame::Exited(_)
+                | Frame::Setup(_),
+                _,
+            ) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the outside sent a frame that has no place here",
+                ));
+            }
+        }
+    }
+}
+
+/// A command that was started and may have ended meanwhile.
+#[derive(Debug)]
+struct Running {
+    group: Pid,
+    input: Option<Sender<Option<Vec<u8>>>>,
+    terminal: Option<OwnedFd>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Running {
+    fn feed(&mut self, bytes: Option<Vec<u8>>) {
+        if let Some(input) = &self.input {
+            // The feeding thread ends early when the command closes its input.
+            let _ = input.send(bytes);
+        }
+    }
+
+    fn signal(&self, number: i32) {
+        // After its end was reported the group's number may belong to others.
+        if self.ended.load(Ordering::SeqCst) {
+            return;
+        }
+        if let Some(signal) = Signal::from_named_raw(number) {
+            let _ = kill_process_group(self.group, signal);
+        }
+    }
+
+    fn resize(&self, columns: u16, rows: u16) {
+        if let Some(terminal) = &self.terminal {
+            let _ = tcsetwinsize(terminal, window(columns, rows));
+        }
+    }
+}
+
+fn window(columns: u16, rows: u16) -> Winsize {
+    Winsize {
+        ws_row: rows,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    }
+}
+
+fn send(port: &Port, frame: &Frame) -> io::Result<()> {
+    let mut port = port
+        .lock()
+        .map_err(|_| io::Error::other("a thread panicked while it wrote to the port"))?;
+    frame.write(&mut *port)
+}
+
+fn start(execute: &Execute, port: &Port) -> io::Result<Running> {
+    let (program, arguments) = execute
+        .arguments
+        .split_first()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command given"))?;
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .envs(&execute.environment)
+        .current_dir(&execute.directory);
+    let ended = Arc::new(AtomicBool::new(false));
+    let (sender, receiver) = mpsc::channel();
+    match execute.terminal {
+        Some((columns, rows)) => {
+            let terminal = on_terminal(&mut command, columns, rows)?;
+            let child = command.spawn()?;
+            // Its copies of the terminal would keep the output from ending.
+            drop(command);
+            let group = group_of(&child)?;
+            let output = File::from(terminal.try_clone()?);
+            let input = File::from(terminal.try_clone()?);
+            feed_input(input, receiver, port, false);
+            watch(
+                child,
+                vec![carry(output, port, &ended, Frame::Stdout)],
+                port,
+                &ended,
+            );
+            Ok(Running {
+                group,
+                input: Some(sender),
+                terminal: Some(terminal),
+                ended,
+            })
+        }
+        None => {
+            command
+                .process_group(0)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            let mut child = command.spawn()?;
+            let group = group_of(&child)?;
+            if let Some(input) = child.stdin.take() {
+                feed_input(input, receiver, port, true);
+            }
+            let mut carriers = Vec::new();
+            if let Some(output) = child.stdout.take() {
+                carriers.push(carry(output, port, &ended, Frame::Stdout));
+            }
+            if let Some(output) = child.stderr.take() {
+                carriers.push(carry(output, port, &ended, Frame::Stderr));
+            }
+            watch(child, carriers, port, &ended);
+            Ok(Running {
+                group,
+                input: Some(sender),
+                terminal: None,
+                ended,
+            })
+        }
+    }
+}
+
+fn group_of(child: &Child) -> io::Result<Pid> {
+    i32::try_from(child.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or_else(|| io::Error::other("the child has no process id"))
+}
+
+/// Gives the command a new terminal; returns its controlling side.
+fn on_terminal(command: &mut Command, columns: u16, rows: u16) -> io::Result<OwnedFd> {
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    grantpt(&terminal)?;
+    unlockpt(&terminal)?;
+    tcsetwinsize(&terminal, window(columns, rows))?;
+    let name = ptsname(&terminal, Vec::new())?;
+    let path = std::path::PathBuf::from(name.to_string_lossy().into_owned());
+    let side = File::options().read(true).write(true).open(path)?;
+    command
+        .stdin(side.try_clone()?)
+        .stdout(side.try_clone()?)
+        .stderr(side);
+    // SAFETY: needed because only the child itself can start a session and take
+    // the terminal. The closure runs between fork and exec and makes two system
+    // calls: it takes no lock and allocates nothing. Standard input is the
+    // terminal by then.
+    unsafe {
+        command.pre_exec(|| {
+            setsid()?;
+            ioctl_tiocsctty(rustix::stdio::stdin())?;
+            Ok(())
+        });
+    }
+    Ok(terminal)
+}
+
+/// Writes input to the command and reports how much it took.
+fn feed_input(
+    mut input: impl Write + Send + 'static,
+    receiver: Receiver<Option<Vec<u8>>>,
+    port: &Port,
+    close: bool,
+) {
+    let port = Arc::clone(port);
+    std::thread::spawn(move || {
+        while let Ok(Some(bytes)) = receiver.recv() {
+            let taken = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            // A command that has closed its input still takes it: into nothing.
+            let _ = input.write_all(&bytes).and_then(|()| input.flush());
+            if send(&port, &Frame::StdinTaken(taken)).is_err() {
+                return;
+            }
+        }
+        if !close {
+            // End of file on a terminal is a character.
+            let _ = input.write_all(&[4]);
+        }
+    });
+}
+
+/// Carries output until its end, or until the command's end was reported.
+fn carry(
+    mut output: impl Read + Send + 'static,
+    port: &Port,
+    ended: &Arc<AtomicBool>,
+    wrap: fn(Vec<u8>) -> Frame,
+) -> Receiver<()> {
+    let (sender, receiver) = mpsc::channel();
+    let port = Arc::clone(port);
+    let ended = Arc::clone(ended);
+    std::thread::spawn(move || {
+        let _done = sender;
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            match output.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(count) => {
+                    let Some(bytes) = buffer.get(..count) else {
+                        return;
+                    };
+                    let Ok(mut port) = port.lock() else { return };
+                    // Checked under the port's lock: nothing follows Exited.
+                    if ended.load(Ordering::SeqCst)
+                        || wrap(bytes.to_vec()).write(&mut *port).is_err()
+                    {
+                        return;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // A terminal whose last user has gone gives EIO.
+                Err(_) => return,
+            }
+        }
+    });
+    receiver
+}
+
+/// Waits for the command's end, for the rest of its output, and reports.
+fn watch(mut child: Child, carriers: Vec<Receiver<()>>, port: &Port, ended: &Arc<AtomicBool>) {
+    let port = Arc::clone(port);
+    let ended = Arc::clone(ended);
+    std::thread::spawn(move || {
+        let ending = match child.wait() {
+            Ok(status) => match status.signal() {
+                Some(signal) => Ending::Signal(signal),
+                None => Ending::Code(status.code().unwrap_or(1)),
+            },
+            Err(error) => Ending::NotStarted(126, error.to_string()),
+        };
+        let deadline = Instant::now() + DRAIN;
+        for carrier in carriers {
+            // The carrier's end drops its sender; that is what is awaited.
+            let _ = carrier.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        }
+        let Ok(mut port) = port.lock() else { return };
+        ended.store(true, Ordering::SeqCst);
+        let _ = Frame::Exited(ending).write(&mut *port);
+    });
+}

@@ -1,0 +1,148 @@
+//! The test areas: what `cargo lab test AREA` selects.
+//!
+//! Owns the table. A test target belongs to exactly one area; tests that need
+//! no kernel belong to the area of what they test.
+
+use crate::error::{Error, Result};
+use crate::files;
+use std::path::Path;
+
+/// A test area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Area {
+    /// A microVM with a vDPA NIC: the machine, the lab itself.
+    Skeleton,
+    /// SR-IOV, doorbells, IOMMU, VFIO.
+    Hardware,
+    /// Shadow rings, ring switching, mediation.
+    Rings,
+    /// vDPA and devlink management.
+    Mgmt,
+    /// The REST API and the node daemon.
+    Api,
+    /// Live migration, hot swap, live upgrade, snapshots.
+    Migration,
+}
+
+/// A set of tests that need no kernel of the lab's: arguments for `cargo test`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostTests {
+    /// The package.
+    pub package: &'static str,
+    /// Only tests whose names have this in them; "" for all.
+    pub filter: &'static str,
+}
+
+impl Area {
+    /// All areas.
+    pub const ALL: [Self; 6] = [
+        Self::Skeleton,
+        Self::Hardware,
+        Self::Rings,
+        Self::Mgmt,
+        Self::Api,
+        Self::Migration,
+    ];
+
+    /// The area's name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Skeleton => "skeleton",
+            Self::Hardware => "hardware",
+            Self::Rings => "rings",
+            Self::Mgmt => "mgmt",
+            Self::Api => "api",
+            Self::Migration => "migration",
+        }
+    }
+
+    /// The area of the given name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|area| area.name() == name)
+    }
+
+    /// Tests that run on this machine. The crates' unit and property tests all
+    /// belong to the first area until a crate is an area's own.
+    pub fn host_tests(self) -> &'static [HostTests] {
+        const fn all(package: &'static str) -> HostTests {
+            HostTests {
+                package,
+                filter: "",
+            }
+        }
+        const SKELETON: [HostTests; 5] = [
+            all("vdpa"),
+            all("devices"),
+            all("vmm"),
+            all("bellhop"),
+            all("lab"),
+        ];
+        match self {
+            Self::Skeleton => &SKELETON,
+            Self::Hardware | Self::Rings | Self::Mgmt | Self::Api | Self::Migration => &[],
+        }
+    }
+
+    /// Names of the integration tests that run in the lab host: those in
+    /// `tests/tests/` whose names start with the area's.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Invalid`] for a file that belongs to no area,
+    /// which would never be run.
+    pub fn lab_tests(self, repository: &Path) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for name in test_targets(repository)? {
+            let area = Self::ALL.into_iter().find(|area| {
+                name.strip_prefix(area.name())
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+            });
+            match area {
+                Some(area) if area == self => names.push(name),
+                Some(_) => {}
+                None => {
+                    return Err(Error::invalid(
+                        format!("tests/tests/{name}.rs"),
+                        "its name starts with no area's, so nobody would run it",
+                    ));
+                }
+            }
+        }
+        Ok(names)
+    }
+}
+
+/// Names of the integration test targets, sorted.
+fn test_targets(repository: &Path) -> Result<Vec<String>> {
+    let directory = repository.join("tests/tests");
+    if !directory.is_dir() {
+        return Ok(Vec::new());
+    }
+    Ok(files::list(&directory)?
+        .iter()
+        .filter(|path| path.extension().is_some_and(|kind| kind == "rs"))
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_again() {
+        for area in Area::ALL {
+            assert_eq!(Area::named(area.name()), Some(area));
+        }
+        assert_eq!(Area::named("other"), None);
+    }
+
+    #[test]
+    fn every_integration_test_has_an_area() {
+        let repository = crate::setup::repository().unwrap();
+        let mut found = 0;
+        for area in Area::ALL {
+            found += area.lab_tests(&repository).unwrap().len();
+        }
+        assert_eq!(found, test_targets(&repository).unwrap().len());
+    }
+}

@@ -1,0 +1,418 @@
+//! Frames that the NIC sends to its own address and gets back, each verified.
+//!
+//! Layout of a frame: destination and source address (6 bytes each, both the
+//! NIC's own), Ethernet type 0x88B5 (IEEE 802 local experimental), then
+//! little-endian the run's seed and the frame's number (8 bytes each), then a
+//! payload that both determine. So a received frame is checked byte by byte,
+//! and nothing that was not sent in this run can pass.
+//!
+//! The kernel gives outgoing frames only to sockets that ask for every
+//! Ethernet type; this one asks for its own, and drops outgoing copies besides.
+
+use crate::info;
+use crate::network::{self, Address};
+use crate::random::{Sequence, seed};
+use lab::error::{Error, Result};
+use lab::files;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::{Value, json};
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// IEEE 802 local experimental Ethernet type 1.
+const ETHERNET_TYPE: u16 = 0x88b5;
+
+/// Bytes in front of the run's seed.
+const ETHERNET_HEADER: usize = 14;
+
+/// Bytes in front of the payload.
+const HEADER: usize = ETHERNET_HEADER + 16;
+
+/// Shortest frame: Ethernet's minimum without its checksum.
+const MINIMUM_SIZE: usize = 60;
+
+/// Most frames of one run: their numbers are remembered in a bit each.
+const MAXIMUM_COUNT: u64 = 10_000_000;
+
+/// When nothing comes back for so long, what is under way counts as lost.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// What is to be sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    /// How many frames.
+    pub(crate) count: u64,
+    /// Bytes of each, with the Ethernet header, without its checksum.
+    pub(crate) size: usize,
+    /// How many may be under way at once.
+    pub(crate) window: u64,
+}
+
+/// What became of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    sent: u64,
+    received: u64,
+    corrupt: u64,
+    duplicate: u64,
+    lost: u64,
+}
+
+impl Totals {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.received += other.received;
+        self.corrupt += other.corrupt;
+        self.duplicate += other.duplicate;
+        self.lost += other.lost;
+    }
+
+    pub(crate) fn to_json(self) -> Value {
+        json!({
+            "tx": self.sent,
+            "rx": self.received,
+            "corrupt": self.corrupt,
+            "duplicate": self.duplicate,
+            "lost": self.lost,
+        })
+    }
+}
+
+/// `frames`: sends, verifies, and reports with the NIC's own statistics.
+pub(crate) fn exchange(nic: &str, plan: &Plan) -> Result<Value> {
+    let before = info::statistics(nic);
+    let started = Instant::now();
+    let totals = send_and_verify(nic, plan)?;
+    let elapsed = started.elapsed();
+    with_statistics(nic, totals, elapsed, &before)
+}
+
+/// `flood`: sends without waiting for what comes back, for a while.
+pub(crate) fn flood(nic: &str, duration: Duration, size: usize) -> Result<Value> {
+    let before = info::statistics(nic);
+    let started = Instant::now();
+    let mut run = Run::new(nic, size, MAXIMUM_COUNT)?;
+    let mut due = true;
+    while due && run.totals.sent < MAXIMUM_COUNT {
+        if run.send()? == Sent::Full {
+            run.wait(PollFlags::IN | PollFlags::OUT, Duration::from_millis(10))?;
+        }
+        run.receive_all()?;
+        due = started.elapsed() < duration;
+    }
+    let elapsed = started.elapsed();
+    run.drain()?;
+    let totals = run.finish();
+    with_statistics(nic, totals, elapsed, &before)
+}
+
+fn with_statistics(
+    nic: &str,
+    totals: Totals,
+    elapsed: Duration,
+    before: &serde_json::Map<String, Value>,
+) -> Result<Value> {
+    let mut value = totals.to_json();
+    if let Some(object) = value.as_object_mut() {
+        let elapsed = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+        object.insert("elapsed_us".into(), elapsed.into());
+        let after = info::statistics(nic);
+        object.insert("statistics".into(), info::difference(before, &after));
+    }
+    Ok(value)
+}
+
+/// Sends the planned frames, at most a window of them under way, and waits for
+/// all of them or for silence.
+pub(crate) fn send_and_verify(nic: &str, plan: &Plan) -> Result<Totals> {
+    if plan.window == 0 {
+        return Err(Error::invalid("WINDOW", "it is 0: nothing could be sent"));
+    }
+    let mut run = Run::new(nic, plan.size, plan.count)?;
+    // Frames given up as lost do not fill the window any more.
+    let mut given_up = 0;
+    let mut progress = Instant::now();
+    while run.totals.sent < plan.count {
+        let back = run.totals.received + given_up;
+        let under_way = run.totals.sent.saturating_sub(back);
+        let mut full = under_way >= plan.window;
+        if !full {
+            full = run.send()? == Sent::Full;
+        }
+        if run.receive_all()? > 0 {
+            progress = Instant::now();
+        } else if full {
+            if progress.elapsed() > SILENCE {
+                given_up += under_way;
+                progress = Instant::now();
+            }
+            run.wait(PollFlags::IN, Duration::from_millis(20))?;
+        }
+    }
+    run.drain()?;
+    Ok(run.finish())
+}
+
+/// Did a frame go out?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    Gone,
+    /// The NIC's queue is full; later.
+    Full,
+}
+
+/// One run: its socket, its seed, and which numbers have come back.
+struct Run {
+    socket: OwnedFd,
+    seed: u64,
+    count: u64,
+    frame: Vec<u8>,
+    buffer: Vec<u8>,
+    expected: Vec<u8>,
+    seen: Vec<bool>,
+    totals: Totals,
+}
+
+impl Run {
+    fn new(nic: &str, size: usize, count: u64) -> Result<Self> {
+        if count > MAXIMUM_COUNT {
+            return Err(Error::invalid(
+                "N",
+                format!("it is more than {MAXIMUM_COUNT}"),
+            ));
+        }
+        let attributes = Path::new("/sys/class/net").join(nic);
+        let attribute = |name: &str| -> Result<usize> {
+            files::read_text(&attributes.join(name))?
+                .trim()
+                .parse()
+                .map_err(|_| Error::invalid(nic, format!("its {name} is not a number")))
+        };
+        let maximum = attribute("mtu")?.saturating_add(ETHERNET_HEADER);
+        if !(MINIMUM_SIZE..=maximum).contains(&size) {
+            return Err(Error::invalid(
+                "SIZE",
+                format!("it is not in {MINIMUM_SIZE}..={maximum} (header and MTU)"),
+            ));
+        }
+        let index = i32::try_from(attribute("ifindex")?)
+            .map_err(|_| Error::invalid(nic, "its index is out of range"))?;
+        let seed = seed()?;
+        let own = network::address(nic)?;
+        let frame = template(own, seed, size);
+        Ok(Self {
+            socket: packet_socket(index)?,
+            seed,
+            count,
+            expected: frame.clone(),
+            frame,
+            buffer: vec![0; maximum.max(2048)],
+            seen: Vec::new(),
+            totals: Totals::default(),
+        })
+    }
+
+    fn send(&mut self) -> Result<Sent> {
+        fill(&mut self.frame, self.seed, self.totals.sent);
+        match rustix::net::send(&self.socket, &self.frame, rustix::net::SendFlags::DONTWAIT) {
+            Ok(_) => {
+                self.totals.sent += 1;
+                self.seen.push(false);
+                Ok(Sent::Gone)
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {
+                Ok(Sent::Full)
+            }
+            Err(error) => Err(Error::system("send a frame")(error)),
+        }
+    }
+
+    /// Takes everything that has arrived; how many frames were this run's.
+    fn receive_all(&mut self) -> Result<u64> {
+        let before = self.totals.received;
+        while let Some(length) = receive(&self.socket, &mut self.buffer)? {
+            self.check(length);
+        }
+        Ok(self.totals.received - before)
+    }
+
+    fn check(&mut self, length: usize) {
+        let frame = self.buffer.get(..length).unwrap_or_default();
+        let number = number_of(frame);
+        fill(&mut self.expected, self.seed, number.unwrap_or_default());
+        let seen = number
+            .filter(|number| *number < self.count)
+            .and_then(|number| self.seen.get_mut(usize::try_from(number).ok()?));
+        match seen {
+            Some(seen) if frame == self.expected.as_slice() => {
+                if *seen {
+                    self.totals.duplicate += 1;
+                } else {
+                    *seen = true;
+                    self.totals.received += 1;
+                }
+            }
+            _ => self.totals.corrupt += 1,
+        }
+    }
+
+    /// Waits for the rest until all are back or nothing comes any more.
+    fn drain(&mut self) -> Result<()> {
+        let mut progress = Instant::now();
+        while self.totals.received < self.totals.sent && progress.elapsed() < SILENCE {
+            if self.receive_all()? > 0 {
+                progress = Instant::now();
+            } else {
+                self.wait(PollFlags::IN, Duration::from_millis(20))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, what: PollFlags, limit: Duration) -> Result<()> {
+        let limit = Timespec::try_from(limit)
+            .map_err(|_| Error::invalid("the wait", "it is out of range"))?;
+        match poll(&mut [PollFd::new(&self.socket, what)], Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(Error::system("wait for frames")(error)),
+        }
+    }
+
+    fn finish(self) -> Totals {
+        Totals {
+            lost: self.totals.sent - self.totals.received,
+            ..self.totals
+        }
+    }
+}
+
+/// A frame without number and payload.
+fn template(own: Address, seed: u64, size: usize) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(size);
+    frame.extend_from_slice(&own);
+    frame.extend_from_slice(&own);
+    frame.extend_from_slice(&ETHERNET_TYPE.to_be_bytes());
+    frame.extend_from_slice(&seed.to_le_bytes());
+    frame.resize(size, 0);
+    frame
+}
+
+/// Sets a frame's number and the payload that follows from it.
+fn fill(frame: &mut [u8], seed: u64, number: u64) {
+    if let Some(field) = frame.get_mut(HEADER - 8..HEADER) {
+        field.copy_from_slice(&number.to_le_bytes());
+    }
+    if let Some(payload) = frame.get_mut(HEADER..) {
+        Sequence::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d)).fill(payload);
+    }
+}
+
+fn number_of(frame: &[u8]) -> Option<u64> {
+    let field = frame.get(HEADER - 8..HEADER)?;
+    Some(u64::from_le_bytes(field.try_into().ok()?))
+}
+
+/// A packet socket (packet(7)) for one NIC and [`ETHERNET_TYPE`] only.
+fn packet_socket(index: i32) -> Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: needed because no safe wrapper binds a packet socket. The call
+    // takes three integers and returns a new descriptor or −1. Protocol 0: it
+    // receives nothing until it is bound.
+    let descriptor = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    if descriptor < 0 {
+        return Err(Error::system("create a packet socket")(
+            io::Error::last_os_error(),
+        ));
+    }
+    // SAFETY: needed to have the descriptor closed. It was just created, so
+    // nobody else owns it.
+    let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    // SAFETY: needed because the C structure has no constructor. All fields
+    // are integers, for which zero is valid.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = u16::try_from(libc::AF_PACKET).unwrap_or_default();
+    address.sll_protocol = ETHERNET_TYPE.to_be();
+    address.sll_ifindex = index;
+    let length = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or_default();
+    // SAFETY: needed because no safe wrapper binds a packet socket. The pointer
+    // is to a whole `sockaddr_ll` of the given length that lives across the call.
+    let bound = unsafe { libc::bind(descriptor, (&raw const address).cast(), length) };
+    if bound < 0 {
+        return Err(Error::system("bind the packet socket")(
+            io::Error::last_os_error(),
+        ));
+    }
+    Ok(socket)
+}
+
+/// Receives one frame without waiting; outgoing copies are skipped.
+fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Option<usize>> {
+    loop {
+        // SAFETY: needed because the C structure has no constructor. All
+        // fields are integers, for which zero is valid.
+        let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        let mut length = libc::socklen_t::try_from(size_of_val(&from)).unwrap_or_default();
+        let descriptor: BorrowedFd<'_> = std::os::fd::AsFd::as_fd(socket);
+        // SAFETY: needed because no safe wrapper returns a packet's type. The
+        // buffer and the address are writable for the lengths given and live
+        // across the call.
+        let count = unsafe {
+            libc::recvfrom(
+                descriptor.as_raw_fd(),
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+                libc::MSG_DONTWAIT,
+                (&raw mut from).cast(),
+                &raw mut length,
+            )
+        };
+        if let Ok(count) = usize::try_from(count) {
+            if from.sll_pkttype == libc::PACKET_OUTGOING {
+                continue;
+            }
+            return Ok(Some(count));
+        }
+        let error = io::Error::last_os_error();
+        return match error.kind() {
+            io::ErrorKind::WouldBlock => Ok(None),
+            io::ErrorKind::Interrupted => continue,
+            _ => Err(Error::system("receive a frame")(error)),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_differ_by_number_and_keep_their_size() {
+        let mut one = template([2, 0, 0, 0, 0, 1], 7, 64);
+        let mut two = one.clone();
+        fill(&mut one, 7, 1);
+        fill(&mut two, 7, 2);
+        assert_eq!(one.len(), 64);
+        assert_eq!(one[..22], two[..22]);
+        assert_ne!(one[30..], two[30..]);
+        assert_eq!(number_of(&one), Some(1));
+        assert_eq!(number_of(&one[..20]), None);
+    }
+
+    #[test]
+    fn totals_add_up() {
+        let mut sum = Totals::default();
+        let one = Totals {
+            sent: 3,
+            received: 2,
+            corrupt: 1,
+            duplicate: 0,
+            lost: 1,
+        };
+        sum.add(&one);
+        sum.add(&one);
+        assert_eq!((sum.sent, sum.lost), (6, 2));
+        assert_eq!(sum.to_json()["tx"], 6);
+    }
+}

@@ -1,0 +1,234 @@
+//! The guest's own view: processors, NICs, disks, kernel messages.
+//!
+//! Everything is read from sysfs and procfs; nothing is changed.
+
+use crate::network;
+use lab::error::{Error, Result};
+use lab::files;
+use serde_json::{Map, Value, json};
+use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+/// Kernel messages that one `dmesg` gives at most.
+const MAXIMUM_MESSAGES: usize = 100;
+
+/// What `ready` and `info` say.
+pub(crate) fn all(problems: &[String]) -> Value {
+    json!({
+        "uptime_ms": uptime_ms(),
+        "kernel": rustix::system::uname().release().to_string_lossy(),
+        "cpus_online": processors_online(),
+        "memory_kib": memory_kib(),
+        "nics": network::names().iter().map(|name| nic(name)).collect::<Vec<_>>(),
+        "disks": disks(),
+        "hwrng": hardware_random(),
+        "problems": problems,
+    })
+}
+
+/// Milliseconds since the kernel started.
+fn uptime_ms() -> u128 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    std::time::Duration::try_from(time).map_or(0, |time| time.as_millis())
+}
+
+fn processors_online() -> usize {
+    let list = attribute("/sys/devices/system/cpu/online").unwrap_or_default();
+    count_of_list(&list)
+}
+
+/// How many numbers a kernel list like "0-3,6" has.
+fn count_of_list(list: &str) -> usize {
+    list.split(',')
+        .filter_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let first: usize = first.trim().parse().ok()?;
+            let last: usize = last.trim().parse().ok()?;
+            last.checked_sub(first)?.checked_add(1)
+        })
+        .sum()
+}
+
+fn memory_kib() -> Option<u64> {
+    files::read_text(Path::new("/proc/meminfo"))
+        .ok()?
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+}
+
+/// A sysfs attribute without its line break; `None` where there is none.
+pub(crate) fn attribute(path: impl AsRef<Path>) -> Option<String> {
+    files::read_text(path.as_ref())
+        .ok()
+        .map(|text| text.trim().to_owned())
+}
+
+fn number(path: impl AsRef<Path>) -> Option<u64> {
+    attribute(path)?.parse().ok()
+}
+
+fn nic(name: &str) -> Value {
+    let directory = Path::new("/sys/class/net").join(name);
+    let driver = std::fs::read_link(directory.join("device/driver"))
+        .ok()
+        .and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    json!({
+        "name": name,
+        "mac": attribute(directory.join("address")),
+        "mtu": number(directory.join("mtu")),
+        "driver": driver,
+        "operstate": attribute(directory.join("operstate")),
+        "carrier": number(directory.join("carrier")),
+        "flags": attribute(directory.join("flags")),
+        "features": attribute(directory.join("device/features")),
+        "rx_queues": queues(&directory, "rx-"),
+        "tx_queues": queues(&directory, "tx-"),
+    })
+}
+
+fn queues(directory: &Path, prefix: &str) -> usize {
+    files::list(&directory.join("queues"))
+        .unwrap_or_default()
+        .iter()
+        .filter(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+        })
+        .count()
+}
+
+fn disks() -> Vec<Value> {
+    files::list(Path::new("/sys/block"))
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|directory| {
+            let name = directory.file_name()?.to_string_lossy().into_owned();
+            name.starts_with("vd").then(|| {
+                json!({
+                    "name": name,
+                    "sectors": number(directory.join("size")),
+                    "read_only": number(directory.join("ro")) == Some(1),
+                    "serial": attribute(directory.join("serial")),
+                })
+            })
+        })
+        .collect()
+}
+
+fn hardware_random() -> Option<String> {
+    attribute("/sys/class/misc/hw_random/rng_current").filter(|name| name != "none")
+}
+
+/// The statistics of a NIC, by the kernel's names.
+pub(crate) fn statistics(nic: &str) -> Map<String, Value> {
+    files::list(&Path::new("/sys/class/net").join(nic).join("statistics"))
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|path| {
+            let name = path.file_name()?.to_string_lossy().into_owned();
+            Some((name, number(path)?.into()))
+        })
+        .collect()
+}
+
+/// What changed between two statistics: only counters that moved.
+pub(crate) fn difference(before: &Map<String, Value>, after: &Map<String, Value>) -> Value {
+    let moved: Map<String, Value> = after
+        .iter()
+        .filter_map(|(name, value)| {
+            let then = before.get(name).and_then(Value::as_u64).unwrap_or(0);
+            let moved = value.as_u64()?.wrapping_sub(then);
+            (moved != 0).then(|| (name.clone(), moved.into()))
+        })
+        .collect();
+    Value::Object(moved)
+}
+
+/// The NICs, and the same as `ip link` prints it.
+pub(crate) fn link() -> Result<Value> {
+    let output = Command::new("/bin/busybox")
+        .args(["ip", "link", "show"])
+        .output()
+        .map_err(|source| Error::Start {
+            program: "/bin/busybox".into(),
+            source,
+        })?;
+    Ok(json!({
+        "nics": network::names().iter().map(|name| nic(name)).collect::<Vec<_>>(),
+        "text": String::from_utf8_lossy(&output.stdout),
+    }))
+}
+
+/// The kernel's warnings and errors so far.
+pub(crate) fn kernel_messages() -> Result<Value> {
+    let path = "/dev/kmsg";
+    // Each read gives one record; the end is EAGAIN.
+    let mut log = std::fs::File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .map_err(Error::file("open", path))?;
+    let mut record = vec![0; 8192];
+    let (mut errors, mut warnings, mut lines) = (0_u64, 0_u64, Vec::new());
+    loop {
+        let count = match log.read(&mut record) {
+            Ok(count) => count,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+            // EPIPE: records were overwritten before they could be read.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => continue,
+            Err(error) => return Err(Error::file("read", path)(error)),
+        };
+        let text = String::from_utf8_lossy(record.get(..count).unwrap_or_default());
+        let Some((level, message)) = parse_record(&text) else {
+            continue;
+        };
+        match level {
+            0..=3 => errors += 1,
+            4 => warnings += 1,
+            _ => continue,
+        }
+        if lines.len() < MAXIMUM_MESSAGES {
+            lines.push(message.to_owned());
+        }
+    }
+    Ok(json!({ "errors": errors, "warnings": warnings, "lines": lines }))
+}
+
+/// Level and text of a record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg).
+fn parse_record(record: &str) -> Option<(u32, &str)> {
+    let (prefix, message) = record.split_once(';')?;
+    let priority: u32 = prefix.split(',').next()?.parse().ok()?;
+    // The low three bits are the level, the others the facility.
+    Some((priority & 7, message.lines().next().unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_counted() {
+        assert_eq!(count_of_list("0"), 1);
+        assert_eq!(count_of_list("0-3,6\n"), 5);
+        assert_eq!(count_of_list(""), 0);
+        assert_eq!(count_of_list("3-1,x"), 0);
+    }
+
+    #[test]
+    fn records_are_parsed() {
+        assert_eq!(parse_record("6,1,2,-;hello\n KEY=v\n"), Some((6, "hello")));
+        assert_eq!(parse_record("28,1,2,-;daemon"), Some((4, "daemon")));
+        assert_eq!(parse_record("nonsense"), None);
+    }
+
+    #[test]
+    fn only_counters_that_moved_are_shown() {
+        let map = |a: u64, b: u64| {
+            Map::from_iter([("a".to_owned(), a.into()), ("b".to_owned(), b.into())])
+        };
+        assert_eq!(difference(&map(1, 2), &map(1, 5)), json!({ "b": 3 }));
+    }
+}

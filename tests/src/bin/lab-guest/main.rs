@@ -1,0 +1,74 @@
+//! Init of a lab guest: makes the guest's own view of its devices testable
+//! over its serial console.
+//!
+//! ```text
+//!   kernel ─▶ /init ─▶ mounts, modules, NICs up ─┬─ "lab" on the kernel command line:
+//!                                                │    "@lab ready {…}", then one command
+//!                                                │    per line, one "@lab {…}" per answer
+//!                                                └─ else: a shell for a human
+//! ```
+//!
+//! Owns the guest. Nothing in it sends a frame unless a command says so: NICs
+//! are up without any address, IPv6 is off.
+
+mod command;
+mod disk;
+mod frames;
+mod info;
+mod network;
+mod random;
+mod system;
+
+use lab::error::report;
+use serde_json::Value;
+use std::io::{BufRead as _, Write as _};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    if std::process::id() != 1 {
+        eprintln!("lab-guest is the init of a lab guest; it does nothing elsewhere");
+        return ExitCode::FAILURE;
+    }
+    let problems = system::start();
+    if !system::is_commanded() {
+        for problem in &problems {
+            eprintln!("lab-guest: {problem}");
+        }
+        if let Err(error) = system::shell() {
+            eprintln!("lab-guest: {}", report(&error));
+        }
+        system::power_off();
+        return ExitCode::FAILURE;
+    }
+    if let Err(error) = system::quiet_console() {
+        eprintln!("lab-guest: {}", report(&error));
+    }
+    say("ready ", &info::all(&problems));
+    for line in std::io::stdin().lock().lines() {
+        match line {
+            Ok(line) if line.trim().is_empty() => {}
+            Ok(line) => {
+                let answer = command::obey(line.trim());
+                let value = answer
+                    .value
+                    .unwrap_or_else(|error| serde_json::json!({ "error": report(&error) }));
+                say("", &value);
+                answer.afterwards.act();
+            }
+            Err(error) => eprintln!("lab-guest: the console: {error}"),
+        }
+    }
+    // Nobody is at the console any more.
+    system::power_off();
+    ExitCode::FAILURE
+}
+
+/// Prints one line that the outside recognizes. The line break in front keeps
+/// it apart from a kernel message that may have just been begun.
+fn say(word: &str, value: &Value) {
+    let line = format!("\n@lab {word}{value}\n");
+    let mut console = std::io::stdout().lock();
+    let _ = console
+        .write_all(line.as_bytes())
+        .and_then(|()| console.flush());
+}

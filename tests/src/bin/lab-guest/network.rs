@@ -1,0 +1,236 @@
+//! NICs: their flags, addresses and drivers (netdevice(7), sysfs).
+
+use crate::{frames, info};
+use lab::error::{Error, Result};
+use lab::files;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use serde_json::{Value, json};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Bytes of an Ethernet address.
+pub(crate) type Address = [u8; 6];
+
+/// How long a driver may take to bring its NIC back.
+const REBIND_LIMIT: Duration = Duration::from_secs(20);
+
+/// Frames exchanged after each time the driver was bound again.
+const REBIND_FRAMES: u64 = 10;
+
+/// Names of the NICs that have a device, sorted: not the loopback.
+pub(crate) fn names() -> Vec<String> {
+    files::list(Path::new("/sys/class/net"))
+        .unwrap_or_default()
+        .iter()
+        .filter(|path| path.join("device").exists())
+        .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+        .collect()
+}
+
+/// A NIC's address.
+pub(crate) fn address(nic: &str) -> Result<Address> {
+    let text = info::attribute(Path::new("/sys/class/net").join(nic).join("address"))
+        .ok_or_else(|| Error::invalid("NIC", format!("there is no {nic:?}")))?;
+    parse_address(&text)
+}
+
+/// Six hexadecimal bytes with colons.
+fn parse_address(text: &str) -> Result<Address> {
+    let invalid = || Error::invalid("ADDRESS", format!("{text:?} is not six bytes with colons"));
+    let bytes: Vec<u8> = text
+        .split(':')
+        .map(|byte| {
+            Some(byte)
+                .filter(|byte| byte.len() == 2)
+                .and_then(|byte| u8::from_str_radix(byte, 16).ok())
+                .ok_or_else(invalid)
+        })
+        .collect::<Result<_>>()?;
+    bytes.try_into().map_err(|_| invalid())
+}
+
+/// Makes the NIC ready to send and receive.
+pub(crate) fn bring_up(nic: &str) -> Result<()> {
+    change_flags(nic, libc::IFF_UP, 0)
+}
+
+/// Switches promiscuous mode.
+pub(crate) fn set_promiscuous(nic: &str, on: bool) -> Result<Value> {
+    if on {
+        change_flags(nic, libc::IFF_PROMISC, 0)?;
+    } else {
+        change_flags(nic, 0, libc::IFF_PROMISC)?;
+    }
+    Ok(json!({ "promisc": on }))
+}
+
+/// Sets the NIC's address: down, set, up. A driver with a control queue sends
+/// the address to the device, and its refusal arrives here.
+pub(crate) fn set_address(nic: &str, text: &str) -> Result<Value> {
+    let wanted = parse_address(text)?;
+    change_flags(nic, 0, libc::IFF_UP)?;
+    let set = Request::new(nic)?.set_address(wanted);
+    bring_up(nic)?;
+    set?;
+    let now = address(nic)?;
+    if now != wanted {
+        return Err(Error::invalid(
+            "the NIC's address",
+            format!("{now:02x?} after it was set to {wanted:02x?}"),
+        ));
+    }
+    Ok(json!({ "mac": text }))
+}
+
+/// Takes the driver off the NIC's device and binds it again, `times` times,
+/// with a few frames after each.
+pub(crate) fn rebind(nic: &str, times: u64) -> Result<Value> {
+    let device = link_name(&Path::new("/sys/class/net").join(nic).join("device"))?;
+    let driver = link_name(&Path::new("/sys/class/net").join(nic).join("device/driver"))?;
+    let directory = Path::new("/sys/bus/virtio/drivers").join(driver);
+    let started = Instant::now();
+    let mut totals = frames::Totals::default();
+    for _ in 0..times {
+        files::write(&directory.join("unbind"), &device)?;
+        files::write(&directory.join("bind"), &device)?;
+        wait_for(nic)?;
+        bring_up(nic)?;
+        let plan = frames::Plan {
+            count: REBIND_FRAMES,
+            size: 128,
+            window: 4,
+        };
+        totals.add(&frames::send_and_verify(nic, &plan)?);
+    }
+    let mut value = totals.to_json();
+    if let Some(object) = value.as_object_mut() {
+        object.insert("rebinds".into(), times.into());
+        let elapsed = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        object.insert("elapsed_us".into(), elapsed.into());
+    }
+    Ok(value)
+}
+
+fn wait_for(nic: &str) -> Result<()> {
+    let path = Path::new("/sys/class/net").join(nic);
+    let started = Instant::now();
+    while !path.exists() {
+        if started.elapsed() > REBIND_LIMIT {
+            return Err(Error::invalid(nic, "it did not come back with its driver"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn link_name(path: &Path) -> Result<String> {
+    let target: PathBuf = std::fs::read_link(path).map_err(Error::file("read", path))?;
+    target
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .ok_or_else(|| Error::invalid(path.display().to_string(), "it links to nothing"))
+}
+
+fn change_flags(nic: &str, set: i32, clear: i32) -> Result<()> {
+    let mut request = Request::new(nic)?;
+    let flags = i32::from(request.flags()?);
+    let flags = (flags | set) & !clear;
+    // Flags that do not fit the kernel's short are not in its interface.
+    let flags = i16::try_from(flags & 0x7fff).unwrap_or_default();
+    request.set_flags(flags)
+}
+
+/// The kernel's `struct ifreq` for one NIC, and a socket to send it through.
+struct Request {
+    socket: OwnedFd,
+    interface: libc::ifreq,
+}
+
+impl Request {
+    fn new(nic: &str) -> Result<Self> {
+        // AF_PACKET is there without any network protocol.
+        let socket = socket_with(
+            AddressFamily::PACKET,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(Error::system("create a socket"))?;
+        // SAFETY: needed because the C structure has a union and no
+        // constructor. All its fields are integers, for which zero is valid.
+        let mut interface: libc::ifreq = unsafe { std::mem::zeroed() };
+        // One byte stays zero: the kernel wants a terminated name.
+        if nic.is_empty() || nic.len() >= interface.ifr_name.len() {
+            return Err(Error::invalid("NIC", format!("{nic:?} is no NIC's name")));
+        }
+        for (to, from) in interface.ifr_name.iter_mut().zip(nic.bytes()) {
+            *to = from.cast_signed();
+        }
+        Ok(Self { socket, interface })
+    }
+
+    fn flags(&mut self) -> Result<i16> {
+        self.send(libc::SIOCGIFFLAGS, "read the NIC's flags")?;
+        // SAFETY: needed because the field is in a union. The kernel has just
+        // filled in this member, and any bits are a valid integer.
+        Ok(unsafe { self.interface.ifr_ifru.ifru_flags })
+    }
+
+    fn set_flags(&mut self, flags: i16) -> Result<()> {
+        self.interface.ifr_ifru.ifru_flags = flags;
+        self.send(libc::SIOCSIFFLAGS, "change the NIC's flags")
+    }
+
+    fn set_address(&mut self, address: Address) -> Result<()> {
+        let mut hardware = libc::sockaddr {
+            sa_family: libc::ARPHRD_ETHER,
+            sa_data: [0; 14],
+        };
+        for (to, from) in hardware.sa_data.iter_mut().zip(address) {
+            *to = from.cast_signed();
+        }
+        self.interface.ifr_ifru.ifru_hwaddr = hardware;
+        self.send(libc::SIOCSIFHWADDR, "set the NIC's address")
+    }
+
+    fn send(&mut self, number: libc::Ioctl, action: &'static str) -> Result<()> {
+        // SAFETY: needed because the interface is an ioctl. The descriptor is
+        // open, and the pointer is to a whole `struct ifreq` that lives across
+        // the call; these requests read and write no more than that.
+        let result =
+            unsafe { libc::ioctl(self.socket.as_raw_fd(), number, &raw mut self.interface) };
+        if result < 0 {
+            return Err(Error::system(action)(std::io::Error::last_os_error()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_parsed_strictly() {
+        assert_eq!(
+            parse_address("02:00:5e:00:53:FF").unwrap(),
+            [2, 0, 0x5e, 0, 0x53, 0xff]
+        );
+        for text in [
+            "",
+            "02:00:5e:00:53",
+            "2:0:5e:0:53:1",
+            "02:00:5e:00:53:01:02",
+            "+2:00:5e:00:53:01",
+        ] {
+            assert!(parse_address(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn long_names_do_not_fit() {
+        assert!(Request::new("sixteencharacter").is_err());
+        assert!(Request::new("").is_err());
+    }
+}

@@ -1,0 +1,287 @@
+//! The lab's cache: what is slow to build is built once per recipe.
+//!
+//! Each step owns a directory `<step>-<hash>` under the user's cache
+//! directory. The hash covers everything that the result depends on, also the
+//! hash of the steps before it. A step is built in `<step>-<hash>.partial` and
+//! renamed at the end, so a directory without that suffix is complete:
+//!
+//! ```text
+//!            build                 rename
+//!   absent ────────▶ .partial ──────────────▶ complete
+//!      ▲                │ interrupted: removed at the next start
+//!      └────────────────┘
+//! ```
+//!
+//! Owns the naming, the lock between processes, and the removal of leftovers.
+//! Knows nothing of what the steps build.
+
+use crate::error::{Error, Result};
+use crate::files;
+use rustix::fs::{FlockOperation, flock};
+use sha2::{Digest as _, Sha256};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// Name of the cache's directory under the user's cache directory.
+const NAME: &str = "bellhop-lab";
+
+/// The cache directory.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    directory: PathBuf,
+}
+
+/// Held while steps are built: two labs never build at once.
+#[derive(Debug)]
+pub struct CacheLock {
+    _file: File,
+}
+
+/// Hash over what a step depends on. Inputs are separated, so that moving a
+/// byte from one input to its neighbour changes the result.
+#[derive(Debug, Clone)]
+pub struct RecipeHash {
+    digest: Sha256,
+}
+
+impl RecipeHash {
+    /// Starts with the step's name and the version of the code that builds it:
+    /// raise it when that code changes in a way that the result shows.
+    pub fn new(step: &str, version: u32) -> Self {
+        let mut hash = Self {
+            digest: Sha256::new(),
+        };
+        hash.add(step.as_bytes());
+        hash.add(&version.to_le_bytes());
+        hash
+    }
+
+    /// Adds one input.
+    pub fn add(&mut self, input: &[u8]) {
+        // A length in front of each input keeps neighbours apart.
+        let length = u64::try_from(input.len()).unwrap_or(u64::MAX);
+        self.digest.update(length.to_le_bytes());
+        self.digest.update(input);
+    }
+
+    /// Adds a file's content.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be read.
+    pub fn add_file(&mut self, path: &Path) -> Result<()> {
+        self.add(&files::read(path)?);
+        Ok(())
+    }
+
+    /// Adds the names and contents of all files below a directory.
+    ///
+    /// # Errors
+    /// [`Error::File`] when something cannot be read.
+    pub fn add_directory(&mut self, directory: &Path) -> Result<()> {
+        for file in files::walk(directory)? {
+            let name = file.strip_prefix(directory).unwrap_or(&file);
+            self.add(name.as_os_str().as_encoded_bytes());
+            self.add_file(&file)?;
+        }
+        Ok(())
+    }
+
+    /// The first 64 bits in hexadecimal: enough to tell recipes apart.
+    pub fn text(&self) -> String {
+        let mut text = String::with_capacity(16);
+        for byte in self.digest.clone().finalize().iter().take(8) {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+        text
+    }
+}
+
+/// Where a step's result is or will be.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    directory: PathBuf,
+}
+
+impl Entry {
+    /// The finished result's directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// True when the result is complete.
+    pub fn is_complete(&self) -> bool {
+        self.directory.is_dir()
+    }
+
+    /// The directory in which the result is built.
+    pub fn partial(&self) -> PathBuf {
+        let mut name = self.directory.clone().into_os_string();
+        name.push(".partial");
+        PathBuf::from(name)
+    }
+}
+
+impl Cache {
+    /// Opens the cache: `$XDG_CACHE_HOME/bellhop-lab`, else
+    /// `$HOME/.cache/bellhop-lab`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when neither variable is set; [`Error::File`].
+    pub fn open() -> Result<Self> {
+        let absolute = |name| {
+            std::env::var_os(name)
+                .map(PathBuf::from)
+                .filter(|path| path.is_absolute())
+        };
+        let base = absolute("XDG_CACHE_HOME")
+            .or_else(|| absolute("HOME").map(|home| home.join(".cache")))
+            .ok_or_else(|| {
+                Error::missing(
+                    "no directory for the lab's cache: neither XDG_CACHE_HOME nor HOME is set",
+                    "set HOME",
+                )
+            })?;
+        Self::at(base.join(NAME))
+    }
+
+    /// Opens the cache in a given directory.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn at(directory: PathBuf) -> Result<Self> {
+        files::create_directory(&directory)?;
+        Ok(Self { directory })
+    }
+
+    /// The cache's directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Where the logs of the steps go.
+    pub fn log(&self, step: &str) -> PathBuf {
+        self.directory.join("log").join(step)
+    }
+
+    /// The entry of a step with a given hash.
+    pub fn entry(&self, step: &str, hash: &RecipeHash) -> Entry {
+        Entry {
+            directory: self.directory.join(format!("{step}-{}", hash.text())),
+        }
+    }
+
+    /// Waits until no other lab builds, then keeps others from it.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn lock(&self) -> Result<CacheLock> {
+        let path = self.directory.join("lock");
+        let file = File::create(&path).map_err(Error::file("create", &path))?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            eprintln!("lab: another lab is preparing; waiting for it");
+            flock(&file, FlockOperation::LockExclusive)
+                .map_err(|error| Error::file("lock", &path)(error.into()))?;
+        }
+        Ok(CacheLock { _file: file })
+    }
+
+    /// Returns a step's entry, building it first when it is not complete.
+    /// `build` gets the empty partial directory.
+    ///
+    /// # Errors
+    /// What `build` says; [`Error::File`].
+    pub fn ensure(
+        &self,
+        _lock: &CacheLock,
+        entry: Entry,
+        build: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Entry> {
+        if entry.is_complete() {
+            return Ok(entry);
+        }
+        let partial = entry.partial();
+        remove_tree(&partial)?;
+        files::create_directory(&partial)?;
+        build(&partial)?;
+        files::rename(&partial, entry.directory())?;
+        Ok(entry)
+    }
+}
+
+/// Removes a directory and what is in it; not existing is fine. Files of a
+/// root that was made without privileges belong to subordinate user ids, which
+/// only their user namespace can remove.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn remove_tree(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            let removed = std::process::Command::new("unshare")
+                .args(["--map-root-user", "--map-auto", "rm", "-rf", "--"])
+                .arg(path)
+                .status();
+            if removed.is_ok_and(|status| status.success()) {
+                Ok(())
+            } else {
+                Err(Error::file("remove", path)(error))
+            }
+        }
+        Err(error) => Err(Error::file("remove", path)(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("lab-cache-{}-{name}", std::process::id()))
+    }
+
+    #[test]
+    fn hash_separates_inputs() {
+        let mut one = RecipeHash::new("step", 1);
+        one.add(b"ab");
+        one.add(b"c");
+        let mut two = RecipeHash::new("step", 1);
+        two.add(b"a");
+        two.add(b"bc");
+        assert_ne!(one.text(), two.text());
+        assert_ne!(
+            RecipeHash::new("step", 1).text(),
+            RecipeHash::new("step", 2).text()
+        );
+        assert_eq!(one.text().len(), 16);
+    }
+
+    #[test]
+    fn an_interrupted_step_is_built_again_and_a_complete_one_is_not() {
+        let cache = Cache::at(scratch("steps")).unwrap();
+        let lock = cache.lock().unwrap();
+        let hash = RecipeHash::new("step", 1);
+        let entry = cache.entry("step", &hash);
+        cache
+            .ensure(&lock, entry.clone(), |partial| {
+                files::write(&partial.join("half"), "")?;
+                Err(Error::Usage("interrupted".into()))
+            })
+            .unwrap_err();
+        assert!(!entry.is_complete());
+        let entry = cache
+            .ensure(&lock, entry, |partial| {
+                assert!(files::list(partial)?.is_empty());
+                files::write(&partial.join("whole"), "")
+            })
+            .unwrap();
+        assert!(entry.directory().join("whole").exists());
+        cache
+            .ensure(&lock, entry, |_| panic!("was complete"))
+            .unwrap();
+        remove_tree(cache.directory()).unwrap();
+    }
+}

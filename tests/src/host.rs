@@ -1,0 +1,406 @@
+//! The lab host: a virtual machine with real KVM and real vDPA drivers.
+//!
+//! ```text
+//!            boot                     greeted
+//!   (none) ───────▶ booting ────────────────────▶ ready ──▶ switched off
+//!                     │  ▲                          │ dropped: killed
+//!      silent or slow │  │ again, counted           ▼
+//!                     └──┘ (at most ATTEMPTS)     (gone)
+//! ```
+//!
+//! Owns QEMU's process: it dies with the lab. Commands are run through
+//! [`crate::agent::client`].
+
+use crate::accelerator::{Accelerator, PROBE_LIMIT};
+use crate::agent::protocol::{Frame, Hello, Setup, Share};
+use crate::error::{Error, Result};
+use crate::files;
+use crate::process::die_with_parent;
+use crate::progress::Progress;
+use crate::rig::Rig;
+use crate::setup::Lab;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How often a boot is tried.
+const ATTEMPTS: u32 = 3;
+
+/// A boot whose console says nothing for so long hangs.
+const SILENCE_LIMIT: Duration = Duration::from_secs(45);
+
+/// A boot that takes longer hangs in some other way.
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+
+/// How long the host may take to switch itself off.
+const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
+
+/// A lab host that has greeted.
+#[derive(Debug)]
+pub struct LabHost {
+    qemu: Qemu,
+    /// The agent's port.
+    port: UnixStream,
+    hello: Hello,
+    retries: u32,
+    accelerator: Accelerator,
+}
+
+/// QEMU's process and the files it writes; killed when dropped.
+#[derive(Debug)]
+struct Qemu {
+    child: Child,
+    console: PathBuf,
+    /// Removed with the process; kept where it shows why something failed.
+    keep_console: bool,
+}
+
+impl LabHost {
+    /// Boots a lab host with the given rig, on the accelerator that works here.
+    ///
+    /// # Errors
+    /// [`Error::Boot`] when no attempt succeeds; [`Error::Start`] when QEMU
+    /// cannot be started.
+    pub fn boot(lab: &Lab, rig: Rig) -> Result<Self> {
+        let accelerator = Accelerator::choose(&lab.cache, || {
+            let _progress = Progress::start("trying nested KVM");
+            attempt(lab, rig, Accelerator::Kvm, PROBE_LIMIT).is_ok_and(|(_, _, hello)| hello.kvm)
+        });
+        let progress = Progress::start("booting the lab host");
+        let mut last = None;
+        for retries in 0..ATTEMPTS {
+            match attempt(lab, rig, accelerator, BOOT_LIMIT) {
+                Ok((qemu, port, hello)) => {
+                    drop(progress);
+                    for problem in &hello.problems {
+                        eprintln!("lab: in the lab host: {problem}");
+                    }
+                    return Ok(Self {
+                        qemu,
+                        port,
+                        hello,
+                        retries,
+                        accelerator,
+                    });
+                }
+                Err((mut qemu, why)) => {
+                    eprintln!(
+                        "lab: boot retry: attempt {} of {ATTEMPTS} failed: {why}",
+                        retries + 1
+                    );
+                    if let Some(qemu) = &mut qemu {
+                        qemu.keep_console = true;
+                    }
+                    last = Some((qemu.map(|qemu| qemu.console.clone()), why));
+                }
+            }
+        }
+        let (console, why) = last.unwrap_or_default();
+        Err(Error::Boot {
+            attempts: ATTEMPTS,
+            why,
+            console: console.unwrap_or_default(),
+        })
+    }
+
+    /// What the agent said when it was ready.
+    pub fn hello(&self) -> &Hello {
+        &self.hello
+    }
+
+    /// How many boots had failed before this one.
+    pub fn retries(&self) -> u32 {
+        self.retries
+    }
+
+    /// What the host runs on.
+    pub fn accelerator(&self) -> Accelerator {
+        self.accelerator
+    }
+
+    /// The agent's port: frames in both directions.
+    pub fn port(&mut self) -> &mut UnixStream {
+        &mut self.port
+    }
+
+    /// For `map_err`: the agent's port broke.
+    pub fn lost(&mut self, error: &io::Error) -> Error {
+        self.qemu.keep_console = true;
+        let why = match self.qemu.child.try_wait() {
+            Ok(Some(status)) => format!("QEMU ended: {status}"),
+            _ => error.to_string(),
+        };
+        Error::HostLost {
+            why,
+            console: self.qemu.console.clone(),
+        }
+    }
+
+    /// Keeps the serial console's log and says where it is.
+    pub fn keep_console(&mut self) -> &Path {
+        self.qemu.keep_console = true;
+        &self.qemu.console
+    }
+
+    /// Switches the host off and waits until what it wrote is here.
+    ///
+    /// # Errors
+    /// [`Error::HostLost`] when it does not switch itself off in time.
+    pub fn power_off(mut self) -> Result<()> {
+        if let Err(error) = Frame::PowerOff.write(&mut self.port) {
+            return Err(self.lost(&error));
+        }
+        let deadline = Instant::now() + POWER_OFF_LIMIT;
+        while Instant::now() < deadline {
+            if !matches!(self.qemu.child.try_wait(), Ok(None)) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Err(self.lost(&io::Error::other("it did not switch itself off")))
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        // Already ended is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if !self.keep_console {
+            let _ = std::fs::remove_file(&self.console);
+            let _ = std::fs::remove_file(said_by_qemu(&self.console));
+        }
+    }
+}
+
+/// Where QEMU's own messages go.
+fn said_by_qemu(console: &Path) -> PathBuf {
+    console.with_extension("qemu")
+}
+
+type Failed = (Option<Qemu>, String);
+
+/// Boots once.
+fn attempt(
+    lab: &Lab,
+    rig: Rig,
+    accelerator: Accelerator,
+    limit: Duration,
+) -> std::result::Result<(Qemu, UnixStream, Hello), Failed> {
+    let (mut qemu, mut port, setup) =
+        start(lab, rig, accelerator).map_err(|error| (None, crate::error::report(&error)))?;
+    match greeting(&mut qemu, &mut port, &setup, limit) {
+        Ok(hello) => Ok((qemu, port, hello)),
+        Err(why) => Err((Some(qemu), why)),
+    }
+}
+
+fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<(Qemu, UnixStream, Setup)> {
+    let shares = shares(lab);
+    let (port, theirs) = UnixStream::pair().map_err(Error::system("create a socket"))?;
+    let console = lab.cache.log(&format!("console-{}", std::process::id()));
+    if let Some(parent) = console.parent() {
+        files::create_directory(parent)?;
+    }
+    files::write(&console, "")?;
+    let messages = said_by_qemu(&console);
+    let messages = std::fs::File::create(&messages).map_err(Error::file("create", &messages))?;
+    let tree = lab.root.tree();
+    let mut command = lab.root.program("usr/bin/qemu-system-x86_64");
+    command
+        .arg("-nodefaults")
+        .arg("-no-user-config")
+        .arg("-no-reboot")
+        .args(["-display", "none", "-machine", "q35", "-smp", "2"])
+        .args(accelerator.qemu_arguments())
+        .args(["-m", &format!("{}M", memory_mib())])
+        .arg("-L")
+        .arg(tree.join("usr/share/qemu"))
+        .arg("-L")
+        .arg(tree.join("usr/share/seabios"))
+        .arg("-kernel")
+        .arg(lab.root.kernel_image()?)
+        .arg("-initrd")
+        .arg(&lab.initramfs.host)
+        .args([
+            "-append",
+            &format!(
+                "console=ttyS0 loglevel=6 panic=-1 mitigations=off {}",
+                rig.kernel_parameters()
+            ),
+        ])
+        .arg("-chardev")
+        .arg(format!("file,id=console,path={}", escaped(&console)))
+        .args(["-serial", "chardev:console"])
+        .args(["-device", "virtio-serial-pci"])
+        .args([
+            "-chardev",
+            &format!("socket,id=agent,fd={}", theirs.as_raw_fd()),
+        ])
+        .args(["-device", "virtserialport,chardev=agent,name=lab"])
+        .args(["-object", "rng-random,id=rng,filename=/dev/urandom"])
+        .args(["-device", "virtio-rng-pci,rng=rng"]);
+    share(&mut command, "root", &tree, false);
+    for one in &shares {
+        share(&mut command, &one.tag, Path::new(&one.path), one.writable);
+    }
+    command
+        .args(rig.qemu_arguments())
+        .env(
+            "QEMU_MODULE_DIR",
+            tree.join("usr/lib/x86_64-linux-gnu/qemu"),
+        )
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(messages)
+        // A Ctrl-C on the terminal is for the command in the host, not for it.
+        .process_group(0);
+    // SAFETY: needed because the descriptor must survive exec in the child and
+    // in no other one. The closure runs between fork and exec and makes one
+    // system call on a descriptor that it owns: no lock, no allocation.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
+            Ok(())
+        });
+    }
+    let child = die_with_parent(&mut command)
+        .spawn()
+        .map_err(|source| Error::Start {
+            program: "QEMU of the lab host's root".into(),
+            source,
+        })?;
+    let setup = Setup {
+        shares,
+        modules: rig.modules(lab.kernels.modules()),
+    };
+    let qemu = Qemu {
+        child,
+        console,
+        keep_console: false,
+    };
+    Ok((qemu, port, setup))
+}
+
+/// Sends the setup and waits for the agent's greeting, watching the console.
+fn greeting(
+    qemu: &mut Qemu,
+    port: &mut UnixStream,
+    setup: &Setup,
+    limit: Duration,
+) -> std::result::Result<Hello, String> {
+    let failed = |error: io::Error| format!("the agent's port: {error}");
+    Frame::Setup(setup.clone()).write(port).map_err(failed)?;
+    port.set_read_timeout(Some(Duration::from_millis(50)))
+        .map_err(failed)?;
+    let started = Instant::now();
+    let mut silent_since = started;
+    let mut size = 0;
+    let mut first = [0; 1];
+    loop {
+        // Only looks whether the greeting has begun; it is read in one piece
+        // below, without the timeout that could cut it.
+        match rustix::net::recv(&*port, &mut first, rustix::net::RecvFlags::PEEK) {
+            Ok((1.., _)) => break,
+            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(failed(error.into())),
+        }
+        if let Ok(Some(status)) = qemu.child.try_wait() {
+            let said = files::read_text(&said_by_qemu(&qemu.console)).unwrap_or_default();
+            return Err(format!(
+                "QEMU ended ({status}): {}",
+                files::last_lines(&said, 5)
+            ));
+        }
+        let now = Instant::now();
+        let length = std::fs::metadata(&qemu.console).map_or(0, |data| data.len());
+        if length != size {
+            size = length;
+            silent_since = now;
+        }
+        if now.duration_since(silent_since) > SILENCE_LIMIT {
+            return Err(format!(
+                "its console was silent for {} s",
+                SILENCE_LIMIT.as_secs()
+            ));
+        }
+        if now.duration_since(started) > limit {
+            return Err(format!("it took more than {} s", limit.as_secs()));
+        }
+    }
+    port.set_read_timeout(None).map_err(failed)?;
+    match Frame::read(port).map_err(failed)? {
+        Frame::Hello(hello) => Ok(hello),
+        _ => Err("the agent did not greet first".into()),
+    }
+}
+
+/// The directories that the lab host sees at their own paths: the repository
+/// and the build for reading and writing (tests leave logs and snapshots there),
+/// the cache for reading.
+fn shares(lab: &Lab) -> Vec<Share> {
+    let mut shares = vec![Share {
+        tag: "repository".into(),
+        path: lab.repository.to_string_lossy().into_owned(),
+        writable: true,
+    }];
+    if !lab.bellhop.starts_with(&lab.repository) {
+        // CARGO_TARGET_DIR is elsewhere: TARGET/TRIPLE/PROFILE/bellhop.
+        if let Some(target) = lab.bellhop.ancestors().nth(3) {
+            shares.push(Share {
+                tag: "build".into(),
+                path: target.to_string_lossy().into_owned(),
+                writable: true,
+            });
+        }
+    }
+    shares.push(Share {
+        tag: "cache".into(),
+        path: lab.cache.directory().to_string_lossy().into_owned(),
+        writable: false,
+    });
+    shares
+}
+
+fn share(command: &mut Command, tag: &str, path: &Path, writable: bool) {
+    let readonly = if writable { "off" } else { "on" };
+    command
+        .arg("-fsdev")
+        .arg(format!(
+            "local,id={tag},path={},security_model=none,multidevs=remap,readonly={readonly}",
+            escaped(path)
+        ))
+        .arg("-device")
+        .arg(format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"));
+}
+
+/// A path as the value of a QEMU option: commas are doubled.
+fn escaped(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+/// The lab host's memory in MiB: half of this machine's, 2 to 6 GiB.
+fn memory_mib() -> u64 {
+    let information = rustix::system::sysinfo();
+    let bytes = u64::from(information.mem_unit).saturating_mul(information.totalram);
+    (bytes / 2 / (1 << 20)).clamp(2048, 6144)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_in_paths_are_doubled() {
+        assert_eq!(escaped(Path::new("/a,b")), "/a,,b");
+    }
+
+    #[test]
+    fn memory_stays_in_bounds() {
+        assert!((2048..=6144).contains(&memory_mib()));
+    }
+}

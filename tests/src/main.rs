@@ -1,2 +1,0 @@
-//! The `lab` command.
-fn main() {}

@@ -1,0 +1,258 @@
+//! vDPA devices on the kernel's simulator, for tests in the lab host.
+//!
+//! Owns the devices it creates: their names start with [`PREFIX`], and they are
+//! deleted when dropped. The management tool is iproute2's `vdpa`, so that what
+//! Bellhop itself manages is checked by somebody else's eyes.
+
+use crate::error::{Error, Result};
+use crate::files;
+use crate::process::output;
+use serde_json::Value;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Every device of the lab's has a name that starts so.
+pub const PREFIX: &str = "lab-";
+
+/// How long the kernel may take to show a device file.
+const DEVICE_LIMIT: Duration = Duration::from_secs(10);
+
+/// The simulator's modules, dependents first.
+const MODULES: [&CStr; 3] = [c"vdpa_sim_net", c"vdpa_sim_blk", c"vdpa_sim"];
+
+/// How the simulator maps a guest's memory: parameters of `vdpa_sim`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mapping {
+    /// Shared virtual addresses instead of pinned pages.
+    pub use_va: bool,
+    /// One mapping operation for a whole table.
+    pub batch_mapping: bool,
+}
+
+impl Mapping {
+    /// All four combinations.
+    pub const ALL: [Self; 4] = [
+        Self::new(false, false),
+        Self::new(false, true),
+        Self::new(true, false),
+        Self::new(true, true),
+    ];
+
+    const fn new(use_va: bool, batch_mapping: bool) -> Self {
+        Self {
+            use_va,
+            batch_mapping,
+        }
+    }
+
+    fn parameters(self) -> String {
+        format!(
+            "use_va={} batch_mapping={}",
+            u8::from(self.use_va),
+            u8::from(self.batch_mapping)
+        )
+    }
+}
+
+/// Fails unless this process runs in a lab host or was told that the machine
+/// is its user's to change. Every test calls it first.
+///
+/// # Errors
+/// [`Error::Missing`] with the remedy.
+pub fn require_lab() -> Result<()> {
+    if std::env::var_os("BELLHOP_LAB").is_some() {
+        return Ok(());
+    }
+    Err(Error::missing(
+        "this test needs the lab's kernel",
+        "run it with `cargo lab test`",
+    ))
+}
+
+/// Loads the simulator again with other parameters. No device may be in use.
+///
+/// # Errors
+/// [`Error::File`], [`Error::System`], [`Error::Missing`] without
+/// `LAB_MODULES`, which `cargo lab` sets.
+pub fn reload(mapping: Mapping) -> Result<()> {
+    for module in MODULES {
+        match rustix::system::delete_module(module, libc::O_NONBLOCK) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+            Err(error) => {
+                return Err(Error::system("unload the simulator; is a device in use?")(
+                    error,
+                ));
+            }
+        }
+    }
+    load("vdpa_sim.ko", &mapping.parameters())?;
+    load("vdpa_sim_net.ko", "")?;
+    load("vdpa_sim_blk.ko", "")
+}
+
+fn load(name: &str, parameters: &str) -> Result<()> {
+    let directory = std::env::var_os("LAB_MODULES").ok_or_else(|| {
+        Error::missing(
+            "LAB_MODULES is not set",
+            "run the test with `cargo lab test`",
+        )
+    })?;
+    let path = Path::new(&directory).join(name);
+    let file = File::open(&path).map_err(Error::file("open", &path))?;
+    let parameters = CString::new(parameters)
+        .map_err(|_| Error::invalid("module parameters", "they have a NUL"))?;
+    rustix::system::finit_module(&file, &parameters, 0)
+        .map_err(|error| Error::file("load", &path)(error.into()))
+}
+
+/// A device on the simulator, bound to vhost-vdpa; deleted when dropped.
+#[derive(Debug)]
+pub struct SimDevice {
+    name: String,
+    path: PathBuf,
+}
+
+impl SimDevice {
+    /// Creates a network device. `mac` like "02:00:5e:00:53:01"; `mtu` in bytes.
+    ///
+    /// # Errors
+    /// [`Error::Program`] with the tool's words; [`Error::Invalid`] when no
+    /// device file appears.
+    pub fn net(name: &str, mac: &str, mtu: u16) -> Result<Self> {
+        let mtu = mtu.to_string();
+        Self::add(name, "vdpasim_net", &["mac", mac, "mtu", &mtu])
+    }
+
+    /// Creates a block device; its size is the simulator's (128 MiB).
+    ///
+    /// # Errors
+    /// As [`Self::net`].
+    pub fn block(name: &str) -> Result<Self> {
+        Self::add(name, "vdpasim_blk", &[])
+    }
+
+    fn add(name: &str, mgmtdev: &str, attributes: &[&str]) -> Result<Self> {
+        let name = format!("{PREFIX}{name}");
+        vdpa(
+            &[
+                &["dev", "add", "name", &name, "mgmtdev", mgmtdev],
+                attributes,
+            ]
+            .concat(),
+        )?;
+        // From here on a failure must not leave it behind.
+        let mut device = Self {
+            name,
+            path: PathBuf::new(),
+        };
+        device.path = device_file(&device.name)?;
+        Ok(device)
+    }
+
+    /// The device's name on the vdpa bus.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its `/dev/vhost-vdpa-N`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its configuration, as `vdpa -j dev config show` says.
+    ///
+    /// # Errors
+    /// [`Error::Program`]; [`Error::Invalid`] for an answer without it.
+    pub fn config(&self) -> Result<Value> {
+        self.member(&["dev", "config", "show", &self.name], "config")
+    }
+
+    /// A queue's statistics of the device itself, as `vdpa -j dev vstats show`
+    /// says: descriptors received and completed.
+    ///
+    /// # Errors
+    /// As [`Self::config`].
+    pub fn vstats(&self, queue: u32) -> Result<Value> {
+        let queue = queue.to_string();
+        self.member(
+            &["dev", "vstats", "show", &self.name, "qidx", &queue],
+            "vstats",
+        )
+    }
+
+    fn member(&self, arguments: &[&str], member: &str) -> Result<Value> {
+        let answer = vdpa(&[&["-j"], arguments].concat())?;
+        let answer: Value = serde_json::from_slice(&answer)
+            .map_err(|error| Error::invalid("the vdpa tool's answer", error.to_string()))?;
+        answer
+            .get(member)
+            .and_then(|devices| devices.get(&self.name))
+            .cloned()
+            .ok_or_else(|| {
+                Error::invalid(
+                    "the vdpa tool's answer",
+                    format!("it has no {member} of {}", self.name),
+                )
+            })
+    }
+}
+
+impl Drop for SimDevice {
+    fn drop(&mut self) {
+        if let Err(error) = vdpa(&["dev", "del", &self.name]) {
+            eprintln!("lab: {}", crate::error::report(&error));
+        }
+    }
+}
+
+/// Runs iproute2's vdpa tool and returns what it prints.
+///
+/// # Errors
+/// [`Error::Program`] with its words.
+pub fn vdpa(arguments: &[&str]) -> Result<Vec<u8>> {
+    output(Command::new("vdpa").args(arguments))
+}
+
+/// The vhost-vdpa device file of a vdpa device, by sysfs.
+///
+/// # Errors
+/// [`Error::Invalid`] when none appears within ten seconds.
+pub fn device_file(name: &str) -> Result<PathBuf> {
+    let directory = Path::new("/sys/bus/vdpa/devices").join(name);
+    let started = Instant::now();
+    loop {
+        let found = files::list(&directory)
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(|path| path.file_name()?.to_str().map(str::to_owned))
+            .find(|name| name.starts_with("vhost-vdpa-"))
+            .map(|name| Path::new("/dev").join(name))
+            .filter(|path| path.exists());
+        if let Some(path) = found {
+            return Ok(path);
+        }
+        if started.elapsed() > DEVICE_LIMIT {
+            return Err(Error::invalid(
+                format!("the vdpa device {name}"),
+                "it has no vhost-vdpa device file; is vhost_vdpa loaded and the device bound to it?",
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_are_all_different() {
+        let parameters: std::collections::BTreeSet<String> =
+            Mapping::ALL.iter().map(|one| one.parameters()).collect();
+        assert_eq!(parameters.len(), 4);
+        assert!(parameters.contains("use_va=0 batch_mapping=1"));
+    }
+}

@@ -1,0 +1,248 @@
+//! `cargo lab test [FILTER]`: every test of the project.
+//!
+//! First those that need no kernel, here; then the integration tests of
+//! `tests/tests/`, one harness after the other in one lab host, one test at a
+//! time. The last line is `N passed, N failed`, and nothing else than zero
+//! failures ends with success.
+
+use crate::agent::client::{self, Streams};
+use crate::areas::{Area, HostTests};
+use crate::error::{Error, Result};
+use crate::here::{self, HereArguments};
+use crate::host::LabHost;
+use crate::libtest::Tally;
+use crate::process::die_with_parent;
+use crate::rig::Rig;
+use crate::setup::{self, Lab, binaries};
+use crate::verbs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// How long one harness may take in the lab host.
+const HARNESS_LIMIT: Duration = Duration::from_secs(30 * 60);
+
+/// Arguments of `cargo lab test`.
+#[derive(Debug, clap::Args)]
+pub struct TestArguments {
+    /// An area (skeleton, hardware, rings, mgmt, api, migration) or a part of
+    /// tests' names; all tests without it
+    filter: Option<String>,
+    /// The lab host's equipment
+    #[arg(long, value_enum, default_value_t)]
+    rig: Rig,
+    #[command(flatten)]
+    here: HereArguments,
+}
+
+/// Runs the tests; the exit code is 1 when one failed.
+///
+/// # Errors
+/// [`Error::Missing`] for an area without tests or a filter that matches none;
+/// those of [`Lab::prepare`] and [`LabHost::boot`].
+pub fn test(arguments: &TestArguments) -> Result<u8> {
+    let repository = setup::repository()?;
+    let selection = Selection::of(arguments.filter.as_deref(), &repository)?;
+    let mut tally = Tally::default();
+    for tests in &selection.host {
+        tally += run_on_this_machine(&repository, tests, &selection.filter)?;
+    }
+    if !selection.lab.is_empty() {
+        tally += run_in_lab(arguments, &repository, &selection)?;
+    }
+    if tally.retries > 0 {
+        eprintln!("lab: {} boots were tried again", tally.retries);
+    }
+    if tally.ignored > 0 {
+        eprintln!("lab: {} tests are marked to be ignored", tally.ignored);
+    }
+    if tally.passed + tally.failed == 0 {
+        return Err(Error::missing(
+            format!("no test has {:?} in its name", selection.filter),
+            "use an area (skeleton, hardware, rings, mgmt, api, migration) or a part of a test's name",
+        ));
+    }
+    println!("{}", tally.last_line());
+    Ok(u8::from(tally.failed > 0))
+}
+
+/// What is to be run.
+#[derive(Debug)]
+struct Selection {
+    host: Vec<HostTests>,
+    lab: Vec<String>,
+    /// Passed to every harness; empty for all tests.
+    filter: String,
+}
+
+impl Selection {
+    fn of(filter: Option<&str>, repository: &Path) -> Result<Self> {
+        let area = filter.and_then(Area::named);
+        let areas: Vec<Area> = match area {
+            Some(area) => vec![area],
+            None => Area::ALL.to_vec(),
+        };
+        let mut selection = Self {
+            host: Vec::new(),
+            lab: Vec::new(),
+            filter: match area {
+                Some(_) => String::new(),
+                None => filter.unwrap_or_default().to_owned(),
+            },
+        };
+        for area in areas {
+            selection.host.extend(area.host_tests());
+            selection.lab.extend(area.lab_tests(repository)?);
+        }
+        if let Some(area) = area
+            && selection.host.is_empty()
+            && selection.lab.is_empty()
+        {
+            return Err(Error::missing(
+                format!("the area {} has no tests yet", area.name()),
+                format!("write one: tests/tests/{}.rs", area.name()),
+            ));
+        }
+        Ok(selection)
+    }
+}
+
+fn run_on_this_machine(repository: &Path, tests: &HostTests, filter: &str) -> Result<Tally> {
+    println!("lab: tests of {}", tests.package);
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(["test", "--quiet", "--package", tests.package, "--"])
+        .args(
+            [tests.filter, filter]
+                .iter()
+                .filter(|part| !part.is_empty()),
+        )
+        .current_dir(repository);
+    stream(&mut command)
+}
+
+/// Runs a program, shows its output as it comes, and counts.
+fn stream(command: &mut Command) -> Result<Tally> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let started = |source| Error::Start {
+        program: program.clone(),
+        source,
+    };
+    let mut child = die_with_parent(command)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(started)?;
+    let mut tally = Tally::default();
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output)
+            .split(b'\n')
+            .map_while(|line| line.ok())
+        {
+            let line = String::from_utf8_lossy(&line);
+            println!("{line}");
+            tally.read(&line);
+        }
+    }
+    let status = child.wait().map_err(started)?;
+    tally.end(status.success());
+    Ok(tally)
+}
+
+fn run_in_lab(
+    arguments: &TestArguments,
+    repository: &Path,
+    selection: &Selection,
+) -> Result<Tally> {
+    let mut build = vec!["test", "--no-run", "--package=lab"];
+    for name in &selection.lab {
+        build.extend(["--test", name]);
+    }
+    let built = binaries::cargo(repository, &build, "building the lab's tests")?;
+    let lab = Lab::prepare()?;
+    let mut tally = Tally::default();
+    let mut host = None;
+    for name in &selection.lab {
+        let harness = binaries::find(&built, name)?;
+        println!("lab: {name}, in the lab host");
+        if arguments.here.is_wanted() {
+            tally += run_here(&lab, &harness, &selection.filter)?;
+            continue;
+        }
+        // A host that one harness broke is not the next one's problem.
+        let running = match host.take() {
+            Some(running) => running,
+            None => {
+                let running = LabHost::boot(&lab, arguments.rig)?;
+                tally.retries += u64::from(running.retries());
+                running
+            }
+        };
+        let (counted, survivor) = run_harness(&lab, running, &harness, &selection.filter)?;
+        tally += counted;
+        host = survivor;
+    }
+    if let Some(host) = host {
+        host.power_off()?;
+    }
+    Ok(tally)
+}
+
+fn harness_command(harness: &Path, filter: &str) -> Vec<String> {
+    let mut command = vec![
+        harness.to_string_lossy().into_owned(),
+        "--test-threads=1".into(),
+    ];
+    if !filter.is_empty() {
+        command.push(filter.to_owned());
+    }
+    command
+}
+
+/// Runs one harness; gives the host back unless it is unfit for another one.
+fn run_harness(
+    lab: &Lab,
+    mut host: LabHost,
+    harness: &PathBuf,
+    filter: &str,
+) -> Result<(Tally, Option<LabHost>)> {
+    let execute = verbs::command(lab, harness_command(harness, filter))?;
+    let mut tally = Tally::default();
+    let mut line = |line: &str| {
+        println!("{line}");
+        tally.read(line);
+    };
+    let outcome = client::run(
+        &mut host,
+        execute,
+        Some(HARNESS_LIMIT),
+        Streams::Lines(&mut line),
+    );
+    match outcome {
+        Ok(outcome) => {
+            tally.end(outcome.exit_code() == 0);
+            let fit = outcome != client::Outcome::TimedOut;
+            Ok((tally, fit.then_some(host)))
+        }
+        Err(error @ Error::HostLost { .. }) => {
+            eprintln!("lab: {}", crate::error::report(&error));
+            tally.end(false);
+            Ok((tally, None))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn run_here(lab: &Lab, harness: &Path, filter: &str) -> Result<Tally> {
+    let execute = verbs::command(lab, harness_command(harness, filter))?;
+    here::check()?;
+    let mut command = Command::new(harness);
+    command
+        .args(execute.arguments.get(1..).unwrap_or_default())
+        .envs(&execute.environment)
+        .env("BELLHOP_LAB", "here")
+        .current_dir(&execute.directory);
+    stream(&mut command)
+}
