@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often a boot is tried.
@@ -96,6 +97,12 @@ impl BellhopArguments {
         self
     }
 
+    /// Another kernel; its ramdisk stays the lab's.
+    pub fn kernel(mut self, path: &Path) -> Self {
+        path.clone_into(&mut self.kernel);
+        self
+    }
+
     /// More words for the guest's kernel command line.
     pub fn cmdline(mut self, words: &str) -> Self {
         self.cmdline.push(' ');
@@ -166,6 +173,8 @@ pub struct Guest {
     /// The init's lines without their mark.
     lines: Receiver<String>,
     console: Arc<Mutex<Console>>,
+    /// The threads that read the console; they end with its streams.
+    readers: Vec<JoinHandle<()>>,
     ready: Value,
     started: Instant,
     ready_after: Duration,
@@ -238,6 +247,20 @@ impl Guest {
         })
     }
 
+    /// Runs a VMM that is to end by itself, without a word to its console.
+    /// Returns how it ended and everything that it and its guest printed.
+    ///
+    /// # Errors
+    /// [`Error::Start`]; [`Error::Guest`] when it takes longer than the limit.
+    pub fn run_to_end(
+        arguments: &BellhopArguments,
+        limit: Duration,
+    ) -> Result<(ExitStatus, String)> {
+        let mut guest = Self::spawn(arguments.command(), arguments.show)?;
+        let status = guest.wait_exit(limit)?;
+        Ok((status, guest.console()))
+    }
+
     fn spawn(mut command: Command, show: Option<&'static str>) -> Result<Self> {
         let program = command.get_program().to_string_lossy().into_owned();
         let start = |source| Error::Start {
@@ -257,13 +280,16 @@ impl Guest {
         let errors = child.stderr.take().ok_or_else(missing)?;
         let console = Arc::new(Mutex::new(Console::default()));
         let (sender, lines) = mpsc::channel();
-        read_console(output, Arc::clone(&console), Some(sender), show);
-        read_console(errors, Arc::clone(&console), None, show);
+        let readers = vec![
+            read_console(output, Arc::clone(&console), Some(sender), show),
+            read_console(errors, Arc::clone(&console), None, show),
+        ];
         Ok(Self {
             child,
             input,
             lines,
             console,
+            readers,
             ready: Value::Null,
             started,
             ready_after: Duration::ZERO,
@@ -391,7 +417,13 @@ impl Guest {
         loop {
             let waited = self.child.try_wait();
             match waited.map_err(Error::system("wait for the VMM"))? {
-                Some(status) => return Ok(status),
+                Some(status) => {
+                    // What it said last is still in the pipes.
+                    for reader in self.readers.drain(..) {
+                        let _ = reader.join();
+                    }
+                    return Ok(status);
+                }
                 None if started.elapsed() > limit => {
                     let limit = limit.as_secs();
                     return Err(self.failed(format!("did not end in {limit} s")));
@@ -437,7 +469,7 @@ fn read_console(
     console: Arc<Mutex<Console>>,
     lines: Option<Sender<String>>,
     show: Option<&'static str>,
-) {
+) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut stream = BufReader::new(stream);
         let mut line = Vec::new();
@@ -477,7 +509,7 @@ fn read_console(
                 let _ = lines.send(said.trim_end().to_owned());
             }
         }
-    });
+    })
 }
 
 /// Appends, and forgets the beginning where it gets too much.

@@ -26,6 +26,7 @@ pub mod progress;
 pub mod rig;
 pub mod setup;
 pub mod sim;
+pub mod traffic;
 pub mod verbs;
 pub mod vmm_process;
 

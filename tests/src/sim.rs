@@ -33,6 +33,9 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    /// How the lab host loads it, and the kernel's own default.
+    pub const DEFAULT: Self = Self::new(true, true);
+
     /// All four combinations.
     pub const ALL: [Self; 4] = [
         Self::new(false, false),

@@ -187,6 +187,12 @@ impl<S: IotlbSink> Iotlb<S> {
             .fold(0, |sum: u64, space| sum.saturating_add(space.bytes()))
     }
 
+    /// Number of mappings in all address spaces.
+    #[must_use]
+    pub fn mapped_ranges(&self) -> usize {
+        self.spaces.values().map(IovaMap::len).sum()
+    }
+
     /// Maps `size` bytes of memory at `iova`.
     ///
     /// # Errors

@@ -5,8 +5,14 @@
 //! | `info` | what `ready` said, as it is now |
 //! | `frames N SIZE WINDOW [NIC]` | N frames to the NIC's own address, at most WINDOW under way, each verified when it comes back |
 //! | `flood SECONDS [SIZE] [NIC]` | frames as fast as they go, unpaced |
+//! | `flood-on [SIZE] [NIC]` | frames in the background, until `flood-off`, across resets of the driver |
+//! | `flood-off` | ends them; totals |
 //! | `rebind N [NIC]` | takes the driver off the device and back, with frames between |
+//! | `rebind-flooded N FRAMES [NIC]` | the same after each FRAMES frames of the background flood; 0: as fast as it goes |
+//! | `processors` | topology and features of the processors |
+//! | `memory-check MIB` | writes a pattern to so much memory and verifies it; where the memory was |
 //! | `disk-check DEV SEED SECTORS` | writes a pattern, forgets the cache, reads and verifies it |
+//! | `disk-verify DEV SEED SECTORS` | reads and verifies such a pattern, maybe of before a reboot |
 //! | `disk-read DEV` | reads all of it; size and SHA-256 |
 //! | `rng BYTES` | reads the hardware random generator |
 //! | `link` | the NICs as `ip link` shows them |
@@ -16,7 +22,7 @@
 //! | `shell` | a shell on the console until it exits |
 //! | `reboot`, `poweroff`, `panic` | ends the guest |
 
-use crate::{disk, frames, info, network, random, system};
+use crate::{background, disk, frames, info, memory, network, processors, random, system};
 use lab::error::{Error, Result};
 use serde_json::{Value, json};
 use std::str::{FromStr, SplitWhitespace};
@@ -88,6 +94,18 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let size = optional(words, "SIZE")?.unwrap_or(64);
             frames::flood(nic(words), Duration::from_secs(seconds), size)
         }
+        "flood-on" => {
+            let size = optional(words, "SIZE")?.unwrap_or(64);
+            background::start(nic(words), size).map(|()| json!({ "flood": "on" }))
+        }
+        "flood-off" => background::stop().map(frames::Totals::to_json),
+        "rebind-flooded" => {
+            let times = number(words, "N")?;
+            let frames = number(words, "FRAMES")?;
+            network::rebind_flooded(nic(words), times, frames)
+        }
+        "processors" => processors::topology(),
+        "memory-check" => memory::check(number(words, "MIB")?),
         "rebind" => {
             let times = number(words, "N")?;
             network::rebind(nic(words), times)
@@ -95,6 +113,10 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
         "disk-check" => {
             let device = word(words, "DEV")?;
             disk::check(device, number(words, "SEED")?, number(words, "SECTORS")?)
+        }
+        "disk-verify" => {
+            let device = word(words, "DEV")?;
+            disk::verify(device, number(words, "SEED")?, number(words, "SECTORS")?)
         }
         "disk-read" => disk::read(word(words, "DEV")?),
         "rng" => random::hardware(number(words, "BYTES")?),

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes in a sector, as sysfs counts them.
 const SECTOR: u64 = 512;
@@ -20,10 +20,7 @@ const PIECE: u64 = 256;
 /// Writes a pattern made from `seed` to the first `sectors` sectors, drops the
 /// page cache, reads them back and compares.
 pub(crate) fn check(device: &str, seed: u64, sectors: u64) -> Result<Value> {
-    let (path, size) = find(device)?;
-    if sectors == 0 || sectors > size {
-        return Err(Error::invalid("SECTORS", format!("{device} has {size}")));
-    }
+    let path = find_with(device, sectors)?;
     let started = Instant::now();
     {
         let mut disk = File::options()
@@ -37,15 +34,30 @@ pub(crate) fn check(device: &str, seed: u64, sectors: u64) -> Result<Value> {
         disk.sync_all().map_err(Error::file("flush", &path))?;
     }
     let written = started.elapsed();
+    let mut value = compare(&path, seed, sectors)?;
+    if let Some(object) = value.as_object_mut() {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        object.insert("write_us".into(), micros(written).into());
+        object.insert("elapsed_us".into(), micros(started.elapsed()).into());
+    }
+    Ok(value)
+}
+
+/// Reads what an earlier [`check`] wrote, maybe before a reboot, and compares.
+pub(crate) fn verify(device: &str, seed: u64, sectors: u64) -> Result<Value> {
+    compare(&find_with(device, sectors)?, seed, sectors)
+}
+
+fn compare(path: &Path, seed: u64, sectors: u64) -> Result<Value> {
     files::write(Path::new("/proc/sys/vm/drop_caches"), "3")?;
-    let mut disk = File::open(&path).map_err(Error::file("open", &path))?;
+    let mut disk = File::open(path).map_err(Error::file("open", path))?;
     let mut wrong = 0_u64;
     let mut first_wrong = None;
     for_pieces(sectors, |first, length| {
         let expected = pattern(seed, first, length);
         let mut bytes = vec![0; expected.len()];
         disk.read_exact(&mut bytes)
-            .map_err(Error::file("read", &path))?;
+            .map_err(Error::file("read", path))?;
         // 512 bytes each; the pieces are whole sectors.
         for (index, (is, should)) in bytes.chunks(512).zip(expected.chunks(512)).enumerate() {
             if is != should {
@@ -59,8 +71,6 @@ pub(crate) fn check(device: &str, seed: u64, sectors: u64) -> Result<Value> {
         "sectors": sectors,
         "wrong": wrong,
         "first_wrong": first_wrong,
-        "write_us": written.as_micros(),
-        "elapsed_us": started.elapsed().as_micros(),
     }))
 }
 
@@ -98,6 +108,15 @@ fn find(device: &str) -> Result<(PathBuf, u64)> {
         .and_then(|size| size.parse().ok())
         .ok_or_else(|| Error::invalid("DEV", format!("there is no disk {device:?}")))?;
     Ok((Path::new("/dev").join(device), size))
+}
+
+/// The device file of a disk that has so many sectors.
+fn find_with(device: &str, sectors: u64) -> Result<PathBuf> {
+    let (path, size) = find(device)?;
+    if sectors == 0 || sectors > size {
+        return Err(Error::invalid("SECTORS", format!("{device} has {size}")));
+    }
+    Ok(path)
 }
 
 fn for_pieces(sectors: u64, mut each: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {

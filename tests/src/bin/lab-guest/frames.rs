@@ -9,6 +9,7 @@
 //! The kernel gives outgoing frames only to sockets that ask for every
 //! Ethernet type; this one asks for its own, and drops outgoing copies besides.
 
+use crate::background::Control;
 use crate::info;
 use crate::network::{self, Address};
 use crate::random::{Sequence, seed};
@@ -97,18 +98,34 @@ pub(crate) fn flood(nic: &str, duration: Duration, size: usize) -> Result<Value>
     let before = info::statistics(nic);
     let started = Instant::now();
     let mut run = Run::new(nic, size, MAXIMUM_COUNT)?;
-    let mut due = true;
-    while due && run.totals.sent < MAXIMUM_COUNT {
-        if run.send()? == Sent::Full {
-            run.wait(PollFlags::IN | PollFlags::OUT, Duration::from_millis(10))?;
-        }
-        run.receive_all()?;
-        due = started.elapsed() < duration;
-    }
+    run.pour(|_| started.elapsed() < duration)?;
     let elapsed = started.elapsed();
     run.drain()?;
     let totals = run.finish();
     with_statistics(nic, totals, elapsed, &before)
+}
+
+/// One run of a flood that ends when its control says so or the NIC goes away.
+///
+/// # Errors
+/// The run cannot even begin: there is no such NIC now.
+pub(crate) fn flood_while(nic: &str, size: usize, control: &Control) -> Result<Totals> {
+    let mut run = Run::new(nic, size, MAXIMUM_COUNT)?;
+    let ended = run.pour(|received| {
+        control.count(received);
+        control.goes_on()
+    });
+    match ended {
+        Ok(()) => run.drain()?,
+        // The NIC went away, which is what this flood is there for.
+        Err(_) => std::thread::sleep(Duration::from_millis(1)),
+    }
+    Ok(run.finish())
+}
+
+/// Refuses a size that the NIC cannot send.
+pub(crate) fn check_size(nic: &str, size: usize) -> Result<()> {
+    Run::new(nic, size, 1).map(drop)
 }
 
 fn with_statistics(
@@ -230,6 +247,19 @@ impl Run {
             }
             Err(error) => Err(Error::system("send a frame")(error)),
         }
+    }
+
+    /// Sends without waiting for what comes back while `goes_on`, which gets
+    /// the number of frames that have come back since it was asked last.
+    fn pour(&mut self, mut goes_on: impl FnMut(u64) -> bool) -> Result<()> {
+        let mut received = 0;
+        while goes_on(received) && self.totals.sent < MAXIMUM_COUNT {
+            if self.send()? == Sent::Full {
+                self.wait(PollFlags::IN | PollFlags::OUT, Duration::from_millis(10))?;
+            }
+            received = self.receive_all()?;
+        }
+        Ok(())
     }
 
     /// Takes everything that has arrived; how many frames were this run's.

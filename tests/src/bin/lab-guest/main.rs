@@ -11,11 +11,14 @@
 //! Owns the guest. Nothing in it sends a frame unless a command says so: NICs
 //! are up without any address, IPv6 is off.
 
+mod background;
 mod command;
 mod disk;
 mod frames;
 mod info;
+mod memory;
 mod network;
+mod processors;
 mod random;
 mod system;
 

@@ -1,6 +1,6 @@
 //! NICs: their flags, addresses and drivers (netdevice(7), sysfs).
 
-use crate::{frames, info};
+use crate::{background, frames, info};
 use lab::error::{Error, Result};
 use lab::files;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -88,16 +88,11 @@ pub(crate) fn set_address(nic: &str, text: &str) -> Result<Value> {
 /// Takes the driver off the NIC's device and binds it again, `times` times,
 /// with a few frames after each.
 pub(crate) fn rebind(nic: &str, times: u64) -> Result<Value> {
-    let device = link_name(&Path::new("/sys/class/net").join(nic).join("device"))?;
-    let driver = link_name(&Path::new("/sys/class/net").join(nic).join("device/driver"))?;
-    let directory = Path::new("/sys/bus/virtio/drivers").join(driver);
+    let driver = Driver::of(nic)?;
     let started = Instant::now();
     let mut totals = frames::Totals::default();
     for _ in 0..times {
-        files::write(&directory.join("unbind"), &device)?;
-        files::write(&directory.join("bind"), &device)?;
-        wait_for(nic)?;
-        bring_up(nic)?;
+        driver.rebind()?;
         let plan = frames::Plan {
             count: REBIND_FRAMES,
             size: 128,
@@ -105,13 +100,54 @@ pub(crate) fn rebind(nic: &str, times: u64) -> Result<Value> {
         };
         totals.add(&frames::send_and_verify(nic, &plan)?);
     }
-    let mut value = totals.to_json();
+    Ok(rebinds(totals.to_json(), times, started))
+}
+
+/// The same while the background flood goes on: each time after `frames` of
+/// its frames have come back; with 0, as fast as it goes.
+pub(crate) fn rebind_flooded(nic: &str, times: u64, frames: u64) -> Result<Value> {
+    let driver = Driver::of(nic)?;
+    let started = Instant::now();
+    for _ in 0..times {
+        background::wait_for(frames)?;
+        driver.rebind()?;
+    }
+    Ok(rebinds(json!({}), times, started))
+}
+
+fn rebinds(mut value: Value, times: u64, started: Instant) -> Value {
     if let Some(object) = value.as_object_mut() {
         object.insert("rebinds".into(), times.into());
         let elapsed = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         object.insert("elapsed_us".into(), elapsed.into());
     }
-    Ok(value)
+    value
+}
+
+/// A NIC's driver and the device that it is bound to.
+struct Driver {
+    nic: String,
+    device: String,
+    directory: PathBuf,
+}
+
+impl Driver {
+    fn of(nic: &str) -> Result<Self> {
+        let device = Path::new("/sys/class/net").join(nic).join("device");
+        let driver = link_name(&device.join("driver"))?;
+        Ok(Self {
+            nic: nic.to_owned(),
+            device: link_name(&device)?,
+            directory: Path::new("/sys/bus/virtio/drivers").join(driver),
+        })
+    }
+
+    fn rebind(&self) -> Result<()> {
+        files::write(&self.directory.join("unbind"), &self.device)?;
+        files::write(&self.directory.join("bind"), &self.device)?;
+        wait_for(&self.nic)?;
+        bring_up(&self.nic)
+    }
 }
 
 fn wait_for(nic: &str) -> Result<()> {

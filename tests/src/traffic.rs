@@ -1,0 +1,156 @@
+//! Frames that a guest sends to itself, compared with what its device counted.
+//!
+//! Owns the judgement: every frame comes back once and whole, and the device
+//! counted as many on each of its two data queues. Two accounts, two authors:
+//! the guest's init and the kernel's simulator.
+
+use crate::error::{Error, Result};
+use crate::guest::Guest;
+use crate::sim::SimDevice;
+use serde_json::Value;
+
+/// Frames of one exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frames {
+    /// How many.
+    pub count: u64,
+    /// Bytes of each, with the Ethernet header, without its checksum.
+    pub size: u64,
+    /// How many may be under way at once.
+    pub window: u64,
+}
+
+/// Packets that a simulated network device has counted, for its whole life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packets {
+    /// On the receive queue.
+    pub received: u64,
+    /// On the transmit queue.
+    pub transmitted: u64,
+}
+
+/// What a device has counted. A device whose driver never came that far
+/// (FEATURES_OK) refuses to say.
+///
+/// # Errors
+/// Those of [`SimDevice::vstats`]; [`Error::Invalid`] for an answer without
+/// the counters.
+pub fn packets(device: &SimDevice) -> Result<Packets> {
+    Ok(Packets {
+        received: number(&device.vstats(0)?, "rx packets")?,
+        transmitted: number(&device.vstats(1)?, "tx packets")?,
+    })
+}
+
+/// Has the guest send frames through a NIC to itself.
+///
+/// # Errors
+/// [`Error::Invalid`] unless every frame came back exactly once, unchanged;
+/// those of [`Guest::command`].
+pub fn exchange(guest: &mut Guest, nic: &str, frames: Frames) -> Result<()> {
+    let Frames {
+        count,
+        size,
+        window,
+    } = frames;
+    let answer = guest.command(&format!("frames {count} {size} {window} {nic}"))?;
+    for (name, wanted) in [
+        ("tx", count),
+        ("rx", count),
+        ("corrupt", 0),
+        ("duplicate", 0),
+        ("lost", 0),
+    ] {
+        let is = number(&answer, name)?;
+        if is != wanted {
+            return Err(Error::invalid(
+                "the exchange of frames",
+                format!("{name} is {is} and should be {wanted}: {answer}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// As [`exchange`], for several sizes one after the other, and then the
+/// device must have counted exactly these frames.
+///
+/// # Errors
+/// As [`exchange`]; [`Error::Invalid`] if the device counted others.
+pub fn exchange_counted(
+    guest: &mut Guest,
+    nic: &str,
+    device: &SimDevice,
+    all: &[Frames],
+) -> Result<()> {
+    let before = packets(device)?;
+    for frames in all {
+        exchange(guest, nic, *frames)?;
+    }
+    let after = packets(device)?;
+    let sum: u64 = all.iter().map(|frames| frames.count).sum();
+    let moved = Packets {
+        received: after.received.saturating_sub(before.received),
+        transmitted: after.transmitted.saturating_sub(before.transmitted),
+    };
+    let wanted = Packets {
+        received: sum,
+        transmitted: sum,
+    };
+    if moved != wanted {
+        return Err(Error::invalid(
+            format!("the count of {}", device.name()),
+            format!("it is {moved:?} for {sum} frames"),
+        ));
+    }
+    Ok(())
+}
+
+fn number(value: &Value, name: &str) -> Result<u64> {
+    value[name]
+        .as_u64()
+        .ok_or_else(|| Error::invalid(value.to_string(), format!("it has no number {name:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+    use std::time::Duration;
+
+    fn guest_that_answers(answer: &str) -> Guest {
+        let script = format!("echo '@lab ready {{}}'; read l; echo '@lab {answer}'; read l");
+        let command = move || {
+            let mut command = Command::new("sh");
+            command.args(["-c", &script]);
+            command
+        };
+        Guest::start_command(command, Duration::from_secs(20)).unwrap()
+    }
+
+    const FRAMES: Frames = Frames {
+        count: 3,
+        size: 64,
+        window: 1,
+    };
+
+    #[test]
+    fn a_lost_or_spoiled_frame_is_an_error() {
+        let answer = |tx, rx, corrupt, duplicate, lost| {
+            format!(
+                "{{\"tx\":{tx},\"rx\":{rx},\"corrupt\":{corrupt},\"duplicate\":{duplicate},\"lost\":{lost}}}"
+            )
+        };
+        let judge = |answer: String| exchange(&mut guest_that_answers(&answer), "eth0", FRAMES);
+        judge(answer(3, 3, 0, 0, 0)).unwrap();
+        for wrong in [
+            answer(3, 2, 0, 0, 1),
+            answer(3, 3, 1, 0, 0),
+            answer(3, 3, 0, 1, 0),
+            answer(2, 2, 0, 0, 0),
+            "{}".to_owned(),
+        ] {
+            assert!(judge(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+}

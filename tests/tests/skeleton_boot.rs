@@ -1,0 +1,313 @@
+//! Boot, processors, memory, and every way in which a guest ends or begins
+//! again.
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::sim::{SimDevice, require_lab};
+use lab::traffic::{Frames, exchange_counted};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const MAC: &str = "02:00:5e:00:53:01";
+
+/// A console may be silent so long while a guest boots; generous, because the
+/// lab may be emulated.
+const SILENCE: Duration = Duration::from_secs(120);
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Boots with a NIC, checks what the guest sees, sends frames, switches off.
+fn boots(arguments: BellhopArguments, processors: u32) {
+    let net = SimDevice::net("boot", MAC, 1400).unwrap();
+    let arguments = arguments
+        .processors(processors)
+        .silence(SILENCE)
+        .vdpa(net.path());
+    let mut guest = Guest::start(&arguments).unwrap();
+
+    let ready = guest.ready();
+    assert_eq!(ready["problems"], serde_json::json!([]));
+    assert_eq!(ready["cpus_online"], processors);
+    // The kernel keeps a part for itself.
+    let memory = ready["memory_kib"].as_u64().unwrap();
+    assert!((200 << 10..=256 << 10).contains(&memory), "{memory} KiB");
+    let nic = &ready["nics"][0];
+    assert_eq!(nic["name"], "eth0");
+    assert_eq!(nic["mac"], MAC);
+    assert_eq!(nic["mtu"], 1400);
+    assert_eq!(nic["driver"], "virtio_net");
+    check_topology(&mut guest, processors);
+
+    let frames = Frames {
+        count: 1000,
+        size: 256,
+        window: 32,
+    };
+    exchange_counted(&mut guest, "eth0", &net, &[frames]).unwrap();
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+/// One package with as many cores as there are vCPUs, one thread each.
+fn check_topology(guest: &mut Guest, processors: u32) {
+    let seen = guest.command("processors").unwrap();
+    assert_eq!(seen["online"], processors, "{seen}");
+    assert_eq!(seen["listed"], processors, "{seen}");
+    assert_eq!(seen["packages"], 1, "{seen}");
+    assert_eq!(seen["cores"], processors, "{seen}");
+    assert_eq!(seen["thread_groups"], processors, "{seen}");
+    assert_eq!(seen["tsc_deadline_timer"], true, "{seen}");
+    assert_eq!(seen["hypervisor"], true, "{seen}");
+}
+
+#[test]
+fn the_small_kernel_boots_with_1_processor() {
+    boots(BellhopArguments::small().unwrap(), 1);
+}
+
+#[test]
+fn the_small_kernel_boots_with_2_processors() {
+    boots(BellhopArguments::small().unwrap(), 2);
+}
+
+#[test]
+fn the_small_kernel_boots_with_4_processors() {
+    boots(BellhopArguments::small().unwrap(), 4);
+}
+
+#[test]
+fn the_stock_kernel_boots_with_1_processor() {
+    boots(BellhopArguments::stock().unwrap(), 1);
+}
+
+#[test]
+fn the_stock_kernel_boots_with_2_processors() {
+    boots(BellhopArguments::stock().unwrap(), 2);
+}
+
+#[test]
+fn the_stock_kernel_boots_with_4_processors() {
+    boots(BellhopArguments::stock().unwrap(), 4);
+}
+
+/// Processors that are no power of two, and the most there can be.
+#[test]
+fn odd_and_many_processors_come_up() {
+    for processors in [8, 11, 32] {
+        let arguments = BellhopArguments::small().unwrap().processors(processors);
+        let mut guest = Guest::start(&arguments.silence(SILENCE)).unwrap();
+        check_topology(&mut guest, processors);
+        assert_eq!(guest.power_off().unwrap().code(), Some(0));
+    }
+}
+
+#[test]
+fn memory_above_the_hole_below_4_gib_is_usable() {
+    let arguments = BellhopArguments::small().unwrap().memory("3600M");
+    let mut guest = Guest::start(&arguments).unwrap();
+    let memory = guest.ready()["memory_kib"].as_u64().unwrap();
+    assert!((3400 << 10..=3600 << 10).contains(&memory), "{memory} KiB");
+
+    let checked = guest.command("memory-check 64").unwrap();
+    assert_eq!(checked["wrong_mib"], 0, "{checked}");
+    let above = checked["taken_above_4gib_kib"].as_u64().unwrap();
+    // Free lists of each processor blur the count a little.
+    assert!(above >= 60 << 10, "{checked}");
+    let ends: Vec<u64> = checked["ram"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|range| range[1].as_u64().unwrap())
+        .collect();
+    // 3 GiB below the hole, the rest from 4 GiB on; the last byte counts.
+    assert!(ends.contains(&(3 * GIB - 1)), "{checked}");
+    assert_eq!(
+        ends.last(),
+        Some(&(4 * GIB + (3600 * MIB - 3 * GIB) - 1)),
+        "{checked}"
+    );
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+/// One process boots three times: after a reboot and after a panic.
+#[test]
+fn a_reboot_and_a_panic_boot_again_in_the_same_process() {
+    let net = SimDevice::net("again", MAC, 1500).unwrap();
+    let arguments = BellhopArguments::small().unwrap().processors(2);
+    let mut guest = Guest::start(&arguments.vdpa(net.path())).unwrap();
+    for ending in ["reboot", "panic"] {
+        guest.command(ending).unwrap();
+        let ready = guest.wait_ready(SILENCE).unwrap();
+        assert_eq!(ready["cpus_online"], 2, "after {ending}");
+        assert_eq!(ready["nics"][0]["mac"], MAC, "after {ending}");
+        let frames = Frames {
+            count: 100,
+            size: 256,
+            window: 8,
+        };
+        exchange_counted(&mut guest, "eth0", &net, &[frames]).unwrap();
+    }
+    assert!(guest.console().contains("Kernel panic"));
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+#[test]
+fn the_random_number_generator_works() {
+    let mut guest = Guest::start(&BellhopArguments::small().unwrap()).unwrap();
+    let hwrng = guest.ready()["hwrng"].as_str().unwrap_or_default();
+    assert!(hwrng.starts_with("virtio_rng"), "{hwrng:?}");
+    let answer = guest.command("rng 4096").unwrap();
+    assert_eq!(answer["bytes"], 4096, "{answer}");
+    // All 256 values but a few in 4096 random bytes.
+    assert!(answer["distinct"].as_u64().unwrap() > 200, "{answer}");
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_triple_fault_ends_with_exit_code_3_and_a_sentence() {
+    require_lab().unwrap();
+    let kernel = Temporary::new("triple-fault.elf");
+    std::fs::write(&kernel.0, pvh_kernel(&TRIPLE_FAULT)).unwrap();
+    let arguments = BellhopArguments::small().unwrap().kernel(&kernel.0);
+    let (status, console) = Guest::run_to_end(&arguments, Duration::from_secs(60)).unwrap();
+    assert_eq!(status.code(), Some(3), "{console}");
+    let line = console.lines().last().unwrap_or_default();
+    assert!(
+        line.starts_with("error: the guest crashed: vCPU 0") && line.contains("triple-faulted"),
+        "{console}"
+    );
+}
+
+#[test]
+fn huge_pages_back_the_memory_or_are_missed_clearly() {
+    const PAGES: u64 = 140;
+    require_lab().unwrap();
+    let arguments = BellhopArguments::small()
+        .unwrap()
+        .memory("size=256M,hugepages=2M");
+    let none = HugePages::reserve(0);
+    let (status, said) = Guest::run_to_end(&arguments, Duration::from_secs(60)).unwrap();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("not enough free huge pages"), "{said}");
+    assert!(said.contains("the guest needs 128 of 2 MiB"), "{said}");
+    drop(none);
+
+    let _reserved = HugePages::reserve(PAGES);
+    let net = SimDevice::net("huge", MAC, 1500).unwrap();
+    let mut guest = Guest::start(&arguments.vdpa(net.path())).unwrap();
+    assert!(HugePages::free() < PAGES);
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", guest.pid())).unwrap();
+    let ram = smaps.split_once("memfd:guest-ram").unwrap().1;
+    let size = ram
+        .lines()
+        .find(|line| line.starts_with("KernelPageSize"))
+        .unwrap();
+    assert!(size.contains("2048 kB"), "{size}");
+    let frames = Frames {
+        count: 100,
+        size: 1514,
+        window: 8,
+    };
+    exchange_counted(&mut guest, "eth0", &net, &[frames]).unwrap();
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+    assert_eq!(HugePages::free(), PAGES, "the VMM's pages are free again");
+}
+
+/// Huge pages of 2 MiB that the host has set aside; given back when dropped.
+struct HugePages;
+
+impl HugePages {
+    const DIRECTORY: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
+    fn reserve(count: u64) -> Self {
+        let file = Path::new(Self::DIRECTORY).join("nr_hugepages");
+        let guard = Self;
+        std::fs::write(&file, count.to_string()).unwrap();
+        let now = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(now.trim(), count.to_string(), "the host lacks free memory");
+        guard
+    }
+
+    fn free() -> u64 {
+        let file = Path::new(Self::DIRECTORY).join("free_hugepages");
+        std::fs::read_to_string(file)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = std::fs::write(Path::new(Self::DIRECTORY).join("nr_hugepages"), "0");
+    }
+}
+
+/// A file in the host's /tmp; removed when dropped.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("lab-{}-{name}", std::process::id())))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Where [`pvh_kernel`] has its code.
+const CODE: u32 = 0x10_0000;
+
+/// 32-bit code: an empty interrupt table, then an undefined instruction. No
+/// exception can be delivered, nor the double fault, so the processor gives up.
+const TRIPLE_FAULT: [u8; 15] = [
+    // lidt [CODE + 9]
+    0x0f, 0x01, 0x1d, 0x09, 0x00, 0x10, 0x00, //
+    // ud2
+    0x0f, 0x0b, //
+    // Limit 0, base 0.
+    0, 0, 0, 0, 0, 0,
+];
+
+/// The smallest PVH kernel: an ELF file (ELF-64, one segment, one note with
+/// the 32-bit entry point) around some code.
+fn pvh_kernel(code: &[u8]) -> Vec<u8> {
+    const HEADER: u64 = 64;
+    const PROGRAM_HEADER: u64 = 56;
+    const NOTE: u64 = HEADER + 2 * PROGRAM_HEADER;
+    const NOTE_LEN: u64 = 20;
+    let code_len = u64::try_from(code.len()).unwrap();
+    let mut file = Vec::new();
+    // e_ident: class 64, little-endian, version 1.
+    file.extend_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
+    // ET_EXEC, x86-64, version 1.
+    file.extend_from_slice(&[2, 0, 62, 0, 1, 0, 0, 0]);
+    for number in [u64::from(CODE), HEADER, 0] {
+        file.extend_from_slice(&number.to_le_bytes());
+    }
+    // Flags; sizes of the headers; two program headers; no sections.
+    file.extend_from_slice(&[0, 0, 0, 0, 64, 0, 56, 0, 2, 0, 64, 0, 0, 0, 0, 0]);
+    // PT_LOAD and PT_NOTE: offset, virtual and physical address, sizes, alignment.
+    for (kind, offset, address, len, alignment) in [
+        (1_u32, NOTE + NOTE_LEN, u64::from(CODE), code_len, 1_u64),
+        (4, NOTE, 0, NOTE_LEN, 4),
+    ] {
+        file.extend_from_slice(&kind.to_le_bytes());
+        // Readable, writable, executable.
+        file.extend_from_slice(&7_u32.to_le_bytes());
+        for number in [offset, address, address, len, len, alignment] {
+            file.extend_from_slice(&number.to_le_bytes());
+        }
+    }
+    // The note: lengths of name and value, XEN_ELFNOTE_PHYS32_ENTRY, both.
+    for number in [4_u32, 4, 18] {
+        file.extend_from_slice(&number.to_le_bytes());
+    }
+    file.extend_from_slice(b"Xen\0");
+    file.extend_from_slice(&CODE.to_le_bytes());
+    file.extend_from_slice(code);
+    file
+}

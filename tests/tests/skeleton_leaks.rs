@@ -1,0 +1,192 @@
+//! Nothing leaks: a guest that resets its driver 100 times, and one that
+//! reboots 20 times, both under traffic.
+//!
+//! Two accounts must be the same before and after. The kernel's, from
+//! `/proc/PID`: descriptors, threads, mappings, pinned pages, memory outside
+//! guest RAM. And the VMM's own, from its log: memory slots, ioeventfds,
+//! vectors, routes and irqfds at each reset of the machine, the IOTLB at each
+//! reset of a device.
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::sim::{self, Mapping, SimDevice, require_lab};
+use lab::traffic::{Frames, exchange_counted};
+use lab::vmm_process::{Cost, cost};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+const MAC: &str = "02:00:5e:00:53:01";
+
+/// How much the memory outside guest RAM may grow, in KiB: less than a page
+/// for each of 100 resets.
+const GROWTH: u64 = 256;
+
+/// How long a console may be silent while a guest boots again.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// Loads the simulator as it is by default, for whatever comes next.
+struct DefaultMapping;
+
+impl Drop for DefaultMapping {
+    fn drop(&mut self) {
+        if let Err(error) = sim::reload(Mapping::DEFAULT) {
+            eprintln!("{error}");
+        }
+    }
+}
+
+/// A guest with a NIC and a disk, whose VMM logs what it holds.
+fn start(net: &SimDevice, block: &SimDevice) -> Guest {
+    let arguments = BellhopArguments::small()
+        .unwrap()
+        .processors(2)
+        .silence(SILENCE)
+        .argument("--log-level", "debug")
+        .argument("--vdpa", &format!("path={},id=nic", net.path().display()))
+        .argument("--vdpa", &format!("path={},id=blk", block.path().display()));
+    Guest::start(&arguments).unwrap()
+}
+
+/// The NIC works: 200 frames come back, the device counted them.
+fn check_nic(guest: &mut Guest, net: &SimDevice) {
+    let frames = Frames {
+        count: 200,
+        size: 590,
+        window: 16,
+    };
+    exchange_counted(guest, "eth0", net, &[frames]).unwrap();
+}
+
+/// Frames of a flood come back whole or not at all.
+fn check_flood(totals: &serde_json::Value) {
+    assert_eq!(totals["corrupt"], 0, "{totals}");
+    assert_eq!(totals["duplicate"], 0, "{totals}");
+    assert!(totals["rx"].as_u64() > Some(0), "{totals}");
+}
+
+/// Boots again, and leaves the guest as it was after its first boot.
+fn reboot(guest: &mut Guest) {
+    guest.command("reboot").unwrap();
+    let ready = guest.wait_ready(SILENCE).unwrap();
+    assert_eq!(ready["nics"][0]["mac"], MAC);
+}
+
+/// What the kernel says that the process has; equal but for its memory, which
+/// may have grown a little.
+fn compare(before: &Cost, after: &Cost) {
+    assert!(
+        after.rss_outside_ram_kib <= before.rss_outside_ram_kib + GROWTH,
+        "{before:?} {after:?}"
+    );
+    let without_memory = |cost: &Cost| Cost {
+        rss_outside_ram_kib: 0,
+        ..*cost
+    };
+    assert_eq!(without_memory(before), without_memory(after));
+}
+
+/// Compares the lines that the VMM logged at each reset; `least` is how many
+/// resets there were of the machine and of the NIC.
+fn check_log(console: &str, least_machine: usize, least_nic: usize) {
+    for (what, least) in [
+        ("machine reset", least_machine),
+        ("vDPA device reset device=nic", least_nic),
+        ("vDPA device reset device=blk", least_machine),
+    ] {
+        let lines: Vec<&str> = console.lines().filter(|line| line.contains(what)).collect();
+        assert!(lines.len() >= least, "{} of {least} {what}", lines.len());
+        let different: BTreeSet<&str> = lines.into_iter().collect();
+        assert_eq!(different.len(), 1, "{different:#?}");
+    }
+    for word in ["ERROR", "WARN", "panicked"] {
+        let said: Vec<&str> = console.lines().filter(|line| line.contains(word)).collect();
+        assert!(said.is_empty(), "{said:#?}");
+    }
+}
+
+/// The VMM's own lines, as long as they are few enough to be all remembered.
+fn log_of(guest: &Guest) -> String {
+    guest.console()
+}
+
+fn resets_of_the_driver(mapping: Mapping) {
+    require_lab().unwrap();
+    let _afterwards = DefaultMapping;
+    sim::reload(mapping).unwrap();
+    let net = SimDevice::net("leaks", MAC, 1500).unwrap();
+    let block = SimDevice::block("leaks-blk").unwrap();
+    let mut guest = start(&net, &block);
+    // Once of everything, so that what is made on first use is there.
+    guest.command("flood-on 512").unwrap();
+    guest.command("rebind-flooded 5 20").unwrap();
+    check_flood(&guest.command("flood-off").unwrap());
+    reboot(&mut guest);
+    check_nic(&mut guest, &net);
+    let before = cost(guest.pid()).unwrap();
+
+    guest.command("flood-on 512").unwrap();
+    // While frames are on their way; then at whatever moment it is.
+    guest.command("rebind-flooded 60 20").unwrap();
+    guest.command("rebind-flooded 40 0").unwrap();
+    check_flood(&guest.command("flood-off").unwrap());
+    check_nic(&mut guest, &net);
+    let after = cost(guest.pid()).unwrap();
+    compare(&before, &after);
+
+    reboot(&mut guest);
+    check_nic(&mut guest, &net);
+    check_log(&log_of(&guest), 2, 107);
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+fn reboots(mapping: Mapping) {
+    require_lab().unwrap();
+    let _afterwards = DefaultMapping;
+    sim::reload(mapping).unwrap();
+    let net = SimDevice::net("leaks", MAC, 1500).unwrap();
+    let block = SimDevice::block("leaks-blk").unwrap();
+    let mut guest = start(&net, &block);
+    let mut before = None;
+    for _ in 0..20 {
+        guest.command("flood-on 512").unwrap();
+        reboot(&mut guest);
+        // After the first one, so that what a reset makes on first use is there.
+        before.get_or_insert_with(|| cost(guest.pid()).unwrap());
+    }
+    let after = cost(guest.pid()).unwrap();
+    compare(&before.unwrap(), &after);
+    check_nic(&mut guest, &net);
+    check_log(&log_of(&guest), 20, 20);
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_hundred_resets_of_the_driver_leak_nothing_with_pinned_memory() {
+    resets_of_the_driver(Mapping {
+        use_va: false,
+        batch_mapping: false,
+    });
+}
+
+#[test]
+fn a_hundred_resets_of_the_driver_leak_nothing_with_shared_virtual_addresses() {
+    resets_of_the_driver(Mapping {
+        use_va: true,
+        batch_mapping: true,
+    });
+}
+
+#[test]
+fn twenty_reboots_leak_nothing_with_pinned_memory_in_batches() {
+    reboots(Mapping {
+        use_va: false,
+        batch_mapping: true,
+    });
+}
+
+#[test]
+fn twenty_reboots_leak_nothing_with_shared_virtual_addresses_one_by_one() {
+    reboots(Mapping {
+        use_va: true,
+        batch_mapping: false,
+    });
+}
