@@ -84,28 +84,25 @@ fn compare(before: &Cost, after: &Cost) {
     assert_eq!(without_memory(before), without_memory(after));
 }
 
-/// Compares the lines that the VMM logged at each reset; `least` is how many
-/// resets there were of the machine and of the NIC.
-fn check_log(console: &str, least_machine: usize, least_nic: usize) {
-    for (what, least) in [
-        ("machine reset", least_machine),
-        ("vDPA device reset device=nic", least_nic),
-        ("vDPA device reset device=blk", least_machine),
+/// Compares the lines that the VMM logged at each reset; there are at least so
+/// many of the machine and of the NIC.
+fn check_log(console: &str, machine_resets: usize, nic_resets: usize) {
+    // A device's first reset is the driver's when it finds it: nothing but RAM
+    // is mapped yet.
+    for (what, skipped, least) in [
+        ("machine reset", 0, machine_resets),
+        ("vDPA device reset device=nic", 1, nic_resets),
+        ("vDPA device reset device=blk", 1, machine_resets),
     ] {
         let lines: Vec<&str> = console.lines().filter(|line| line.contains(what)).collect();
         assert!(lines.len() >= least, "{} of {least} {what}", lines.len());
-        let different: BTreeSet<&str> = lines.into_iter().collect();
+        let different: BTreeSet<&str> = lines.into_iter().skip(skipped).collect();
         assert_eq!(different.len(), 1, "{different:#?}");
     }
     for word in ["ERROR", "WARN", "panicked"] {
         let said: Vec<&str> = console.lines().filter(|line| line.contains(word)).collect();
         assert!(said.is_empty(), "{said:#?}");
     }
-}
-
-/// The VMM's own lines, as long as they are few enough to be all remembered.
-fn log_of(guest: &Guest) -> String {
-    guest.console()
 }
 
 fn resets_of_the_driver(mapping: Mapping) {
@@ -134,7 +131,7 @@ fn resets_of_the_driver(mapping: Mapping) {
 
     reboot(&mut guest);
     check_nic(&mut guest, &net);
-    check_log(&log_of(&guest), 2, 107);
+    check_log(&guest.console(), 2, 107);
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
@@ -155,7 +152,7 @@ fn reboots(mapping: Mapping) {
     let after = cost(guest.pid()).unwrap();
     compare(&before.unwrap(), &after);
     check_nic(&mut guest, &net);
-    check_log(&log_of(&guest), 20, 20);
+    check_log(&guest.console(), 20, 20);
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
