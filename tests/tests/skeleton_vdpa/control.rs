@@ -1,9 +1,12 @@
 //! The guest's control queue: commands that are carried out, commands that are
 //! refused, and rings that no driver would make.
 
+use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use devices::virtio::backend::Backend as _;
+use lab::sim::SimDevice;
+use vdpa::control_queue::queue::ANSWER_TIMEOUT;
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::support::frames::{exchange, is_not_delivered};
@@ -163,4 +166,67 @@ fn a_broken_control_ring_asks_for_a_reset() {
     breaks("an ack before the command", |machine| {
         machine.control.add(&[(ACK, 1, true), (COMMAND, 8, false)]);
     });
+}
+
+/// Suspends a device behind the backend's back: the kernel asks for no owner.
+fn suspend(net: &SimDevice) {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+    let of_device = entries
+        .map_while(Result::ok)
+        .find(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == net.path()));
+    let fd: RawFd = of_device
+        .unwrap()
+        .file_name()
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    // SAFETY: there is no safe interface to ioctls. The descriptor is the
+    // backend's, which is not dropped meanwhile; this one takes no argument.
+    let result = unsafe { libc::ioctl(fd, vdpa::uapi::suspend().number()) };
+    assert_eq!(result, 0);
+}
+
+#[test]
+fn a_device_that_does_not_answer_costs_the_guest_an_error_and_no_more() {
+    let net = net(SHARED);
+    let mut machine = Machine::new(&net);
+    machine.start();
+    suspend(&net);
+    let place = GuestAddress(COMMAND);
+    machine
+        .memory
+        .write_slice(&mac_addr_set(FOREIGN), place)
+        .unwrap();
+    let chain = [(COMMAND, 8, false), (ACK, 1, true)];
+    let heads = [machine.control.add(&chain), machine.control.add(&chain)].map(u32::from);
+    let begin = Instant::now();
+    let mut broken = 0;
+    let mut answered = Vec::new();
+    while answered.len() < 2 && begin.elapsed() < ANSWER_TIMEOUT + PATIENCE {
+        broken += u32::from(machine.turn(PATIENCE).needs_reset);
+        while let Some((head, written)) = machine.control.take() {
+            assert_eq!(written, 1);
+            answered.push(head);
+        }
+    }
+    assert_eq!(answered, heads);
+    assert_eq!(broken, 1, "a reset is asked for once");
+    assert!(begin.elapsed() >= ANSWER_TIMEOUT);
+    let ack: u8 = machine.memory.read_obj(GuestAddress(ACK)).unwrap();
+    assert_eq!(ack, ERR);
+    assert_eq!(machine.mac(), MAC);
+    // Commands that come now are answered at once, and nothing else goes on.
+    assert_eq!(machine.command(&mac_addr_set(FOREIGN)), ERR);
+    let begin = Instant::now();
+    machine.turn(Duration::from_millis(300));
+    assert!(
+        begin.elapsed() >= Duration::from_millis(300),
+        "the event loop spins"
+    );
+
+    machine.backend.reset();
+    machine.start();
+    assert_eq!(machine.command(&mac_addr_set(FOREIGN)), OK);
+    exchange(&mut machine.nic, 10, &[FOREIGN]);
 }

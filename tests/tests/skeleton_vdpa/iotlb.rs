@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
+use devices::virtio::vdpa::{VdpaBackend, VdpaError};
 use lab::sim::SimDevice;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vdpa::device::{Device, Owned};
+use vdpa::device::{Device, Owned, VringAddresses, VringBase, VringConfig};
 use vdpa::iotlb::{Access, Iotlb, IotlbError, MapError, Mapping};
 use vdpa::memory::{GuestRegion, SharedBuffer};
 use vdpa::uapi::BackendFeatures;
 
 use super::support::frames::{exchange, is_not_delivered};
-use super::support::guest::{self, GuestNic, REGION};
+use super::support::guest::{self, GuestNic, RAM_END, REGION};
+use super::support::machine::{chain, options};
 use super::support::nic::{RECEIVE, Rig, TRANSMIT, features, own, reduced};
 use super::support::process::{descriptors, pinned};
 use super::support::{BROADCAST, FOREIGN, MAC, PINNING, SHARED, net};
@@ -55,14 +57,14 @@ fn guest_memory_in_two_regions_carries_frames() {
         let features = features(&device);
         let mut device = device.negotiate(features).unwrap();
         for (index, ring) in [(RECEIVE, &nic.receive), (TRANSMIT, &nic.transmit)] {
-            let config = vdpa::device::VringConfig {
+            let config = VringConfig {
                 size: ring.addresses.size,
-                addresses: vdpa::device::VringAddresses {
+                addresses: VringAddresses {
                     descriptor: ring.addresses.descriptor,
                     driver: ring.addresses.driver,
                     device: ring.addresses.device,
                 },
-                base: vdpa::device::VringBase::initial(false),
+                base: VringBase::initial(false),
                 kick: Some(&ring.kick),
                 call: Some(&ring.call),
             };
@@ -157,6 +159,22 @@ fn a_batch_that_the_kernel_refuses_half_way_is_rolled_back() {
 #[test]
 fn mappings_that_the_kernel_refuses_half_way_are_rolled_back_without_batches() {
     rolls_back(reduced());
+}
+
+#[test]
+fn a_guest_that_cannot_be_pinned_is_an_error_with_a_remedy_and_leaves_nothing() {
+    let net = net(PINNING);
+    let (pages, fds) = (pinned(), descriptors());
+    let error = {
+        let _low = LowMemlock::new(pages + REGION);
+        VdpaBackend::open(&options(&net), guest::memory(), RAM_END).unwrap_err()
+    };
+    assert!(matches!(error, VdpaError::MapMemory(_)), "{error}");
+    let text = chain(&error);
+    let remedy = format!("ulimit -l {}", (pages + 2 * REGION) / 1024);
+    assert!(text.contains(&remedy), "{text}");
+    assert_eq!((pinned(), descriptors()), (pages, fds));
+    drop(VdpaBackend::open(&options(&net), guest::memory(), RAM_END).unwrap());
 }
 
 #[test]

@@ -23,7 +23,8 @@ fn loops_back(mapping: Mapping) {
         is_not_delivered(&mut rig.nic, FOREIGN, MAC);
         // The simulator's own account: all frames to us, none to the other station.
         let received = net.vstats(0).unwrap();
-        assert_eq!(received["tx_packets"], FRAMES + 2, "{received}");
+        assert_eq!(received["rx packets"], FRAMES + 2, "{received}");
+        assert_eq!(received["rx drops"], 2, "{received}");
         drop(rig);
     }
 }
@@ -60,8 +61,11 @@ fn frames_loop_back_with_shared_addresses_in_batches() {
 /// A MAC address is set and used, and what the device lacks is refused.
 fn commands_are_answered(rig: &mut Rig) {
     let mut execute = |command: &Command| rig.control.execute(command, ANSWER_TIMEOUT).unwrap();
-    assert_eq!(execute(&Command::MacAddrSet(FOREIGN)), Answer::Ok);
+    // First, because the simulator answers a command that it does not know as
+    // it answered the one before, if both come in one turn of its worker
+    // (`vdpasim_handle_cvq` sets its `status` once).
     assert_eq!(execute(&Command::VlanAdd(5)), Answer::Err);
+    assert_eq!(execute(&Command::VlanDel(5)), Answer::Err);
     assert_eq!(execute(&Command::MacAddrSet(FOREIGN)), Answer::Ok);
     let mut shown = [0; 6];
     rig.device.read_config(0, &mut shown).unwrap();

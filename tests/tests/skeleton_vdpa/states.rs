@@ -1,5 +1,7 @@
 //! The typestate, step by step against what the kernel shows.
 
+use std::fs::File;
+
 use vdpa::device::{Device, DeviceError, VringBase, VringConfig, VringError};
 use vdpa::uapi::BackendFeatures;
 
@@ -202,4 +204,24 @@ fn queues_can_be_enabled_while_the_device_runs() {
     device.enable_vring(TRANSMIT).unwrap();
     exchange(&mut nic, 50, &[MAC]);
     drop(device);
+}
+
+#[test]
+fn a_descriptor_that_somebody_opened_is_reset_and_has_one_owner() {
+    let net = net(SHARED);
+    let file = File::options().read(true).write(true).open(net.path());
+    let file = file.unwrap();
+    let first = Device::from_fd(file.try_clone().unwrap().into()).unwrap();
+    let (first, iotlb) = first.own().unwrap();
+    let features = features(&first);
+    let first = first.negotiate(features).unwrap();
+    assert_ne!(first.status().unwrap(), 0);
+    let second = Device::from_fd(file.into()).unwrap();
+    assert_eq!(second.status().unwrap(), 0);
+    let failed = second.own().unwrap_err();
+    assert!(
+        matches!(failed.error, DeviceError::Owned { .. }),
+        "{failed}"
+    );
+    drop((first, iotlb));
 }
