@@ -321,7 +321,7 @@ fn wrong_files_are_named() {
         ),
     ] {
         let text = boot_error(&file, None, "");
-        let start = format!("kernel {}: ", file.display());
+        let start = format!("cannot boot the kernel {}: ", file.display());
         assert!(
             text.starts_with(&start) && text.contains(expected),
             "{text}"
