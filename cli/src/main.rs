@@ -1,2 +1,49 @@
 //! The `bellhop` command.
-fn main() {}
+//!
+//! Each subcommand is one file under [`commands`]; adding one is a file there
+//! and a variant of [`commands::Command`]. Knows the terminal, files and
+//! signals; must not know ring layouts or KVM.
+
+mod commands;
+mod config_file;
+mod exit;
+mod logging;
+mod signals;
+mod terminal;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Virtual machines whose NICs are vDPA devices of the host kernel.
+///
+/// A guest gets an ordinary virtio device; its data path goes straight to the
+/// device behind /dev/vhost-vdpa-N, and Bellhop touches no packet.
+#[derive(Debug, Parser)]
+#[command(name = "bellhop", version, after_help = exit::HELP)]
+struct Arguments {
+    /// How much to log to standard error: error, warn, info, debug or trace
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        default_value = "warn",
+        env = "BELLHOP_LOG"
+    )]
+    log_level: logging::Level,
+
+    #[command(subcommand)]
+    command: commands::Command,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    logging::start(arguments.log_level);
+    match arguments.command.execute() {
+        Ok(code) => code.into(),
+        Err(error) => {
+            exit::report(error.as_ref());
+            exit::Code::Failed.into()
+        }
+    }
+}

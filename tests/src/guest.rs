@@ -1,1 +1,536 @@
-//! guest
+//! A guest that a test runs with Bellhop in the lab host.
+//!
+//! ```text
+//!            start                "@lab ready"
+//!   (none) ────────▶ booting ─────────────────▶ ready ──▶ ended (wait_exit)
+//!                     │   ▲                       │ dropped: killed
+//!     console silent  │   │ again, counted        ▼
+//!                     └───┘ (at most ATTEMPTS)  (gone)
+//! ```
+//!
+//! Owns the VMM's process, its serial console and the console's log. Speaks
+//! with the guest's init (`lab-guest`), one command at a time.
+
+use crate::error::{Error, Result};
+use crate::files;
+use crate::libtest::GUEST_RETRY;
+use crate::process::die_with_parent;
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How often a boot is tried.
+const ATTEMPTS: u32 = 3;
+
+/// What the guest's init prefixes its lines with.
+const MARK: &str = "@lab ";
+
+/// Lines of the console in an error.
+const SHOWN: usize = 30;
+
+/// How much of a console is remembered, in bytes; the end matters.
+const REMEMBERED: usize = 1 << 20;
+
+/// What Bellhop is to run. Defaults: the lab's small kernel, its ramdisk,
+/// 1 processor, 256 MiB.
+#[derive(Debug, Clone)]
+pub struct BellhopArguments {
+    program: PathBuf,
+    kernel: PathBuf,
+    initramfs: PathBuf,
+    cmdline: String,
+    processors: u32,
+    memory: String,
+    devices: Vec<String>,
+    silence: Duration,
+}
+
+impl BellhopArguments {
+    /// The lab's small guest kernel.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] outside of the lab.
+    pub fn small() -> Result<Self> {
+        Self::with("GUEST_KERNEL", "GUEST_INITRAMFS")
+    }
+
+    /// Debian's stock kernel.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] outside of the lab.
+    pub fn stock() -> Result<Self> {
+        Self::with("GUEST_KERNEL_STOCK", "GUEST_INITRAMFS_STOCK")
+    }
+
+    fn with(kernel: &str, initramfs: &str) -> Result<Self> {
+        crate::sim::require_lab()?;
+        Ok(Self {
+            program: variable("BELLHOP")?,
+            kernel: variable(kernel)?,
+            initramfs: variable(initramfs)?,
+            // Each character of the serial console costs two exits of an
+            // emulated processor: warnings only. A later `loglevel=7` wins.
+            cmdline: "console=ttyS0 loglevel=4 panic=-1 lab".into(),
+            processors: 1,
+            memory: "256M".into(),
+            devices: Vec::new(),
+            silence: Duration::from_secs(60),
+        })
+    }
+
+    /// The number of processors.
+    pub fn processors(mut self, count: u32) -> Self {
+        self.processors = count;
+        self
+    }
+
+    /// The memory, as the `--memory` flag takes it.
+    pub fn memory(mut self, size: &str) -> Self {
+        size.clone_into(&mut self.memory);
+        self
+    }
+
+    /// More words for the guest's kernel command line.
+    pub fn cmdline(mut self, words: &str) -> Self {
+        self.cmdline.push(' ');
+        self.cmdline.push_str(words);
+        self
+    }
+
+    /// A NIC on a vhost-vdpa device.
+    pub fn vdpa(self, path: &Path) -> Self {
+        self.argument("--vdpa", &format!("path={}", path.display()))
+    }
+
+    /// A disk on a raw file.
+    pub fn disk(self, path: &Path) -> Self {
+        self.argument("--disk", &format!("path={}", path.display()))
+    }
+
+    /// Any other flag with its value.
+    pub fn argument(mut self, flag: &str, value: &str) -> Self {
+        self.devices.push(flag.to_owned());
+        self.devices.push(value.to_owned());
+        self
+    }
+
+    /// How long the console may be silent during boot.
+    pub fn silence(mut self, limit: Duration) -> Self {
+        self.silence = limit;
+        self
+    }
+
+    /// The command line that starts the VMM.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .arg("run")
+            .arg("--kernel")
+            .arg(&self.kernel)
+            .arg("--initramfs")
+            .arg(&self.initramfs)
+            .args(["--cmdline", &self.cmdline])
+            .args(["--cpus", &self.processors.to_string()])
+            .args(["--memory", &self.memory])
+            .args(&self.devices);
+        command
+    }
+}
+
+fn variable(name: &str) -> Result<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from).ok_or_else(|| {
+        Error::missing(
+            format!("{name} is not set"),
+            "run the test with `cargo lab test`",
+        )
+    })
+}
+
+/// A running guest; killed when dropped.
+#[derive(Debug)]
+pub struct Guest {
+    child: Child,
+    input: ChildStdin,
+    /// The init's lines without their mark.
+    lines: Receiver<String>,
+    console: Arc<Mutex<Console>>,
+    ready: Value,
+    started: Instant,
+    ready_after: Duration,
+    retries: u32,
+}
+
+/// What the guest has printed, and the VMM's messages between it.
+#[derive(Debug, Default)]
+struct Console {
+    text: String,
+    /// When something was printed last.
+    last: Option<Instant>,
+}
+
+impl Guest {
+    /// Starts the VMM and waits until the guest's init is ready. A boot whose
+    /// console falls silent is killed and tried again; each retry is printed,
+    /// and the test runner counts it.
+    ///
+    /// # Errors
+    /// [`Error::Start`]; [`Error::Guest`] with the end of the console when the
+    /// VMM ends or no attempt succeeds.
+    pub fn start(arguments: &BellhopArguments) -> Result<Self> {
+        Self::start_command(|| arguments.command(), arguments.silence)
+    }
+
+    /// As [`Self::start`] for any VMM whose standard input and output are the
+    /// guest's serial console. `command` makes a new command for each attempt.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_command(command: impl Fn() -> Command, silence: Duration) -> Result<Self> {
+        let mut last = String::new();
+        for retries in 0..ATTEMPTS {
+            let mut guest = Self::spawn(command())?;
+            match guest.boot(silence) {
+                Boot::Ready(ready) => {
+                    guest.ready = ready;
+                    guest.ready_after = guest.started.elapsed();
+                    guest.retries = retries;
+                    return Ok(guest);
+                }
+                Boot::Ended => {
+                    // An error is an error: only hangs are tried again.
+                    let status = guest.wait_exit(Duration::from_secs(5))?;
+                    return Err(guest.failed(format!("ended during its boot ({status})")));
+                }
+                Boot::Silent => {
+                    // The guest may have hung before its first line.
+                    println!(
+                        "{GUEST_RETRY}: attempt {} of {ATTEMPTS}: the console was silent for {} s",
+                        retries + 1,
+                        silence.as_secs()
+                    );
+                    last = guest.console();
+                }
+            }
+        }
+        Err(Error::Guest {
+            what: format!("did not boot in {ATTEMPTS} attempts"),
+            console: files::last_lines(&last, SHOWN),
+        })
+    }
+
+    fn spawn(mut command: Command) -> Result<Self> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let start = |source| Error::Start {
+            program: program.clone(),
+            source,
+        };
+        let started = Instant::now();
+        let mut child = die_with_parent(&mut command)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(start)?;
+        let missing = || start(std::io::Error::other("a pipe is missing"));
+        let input = child.stdin.take().ok_or_else(missing)?;
+        let output = child.stdout.take().ok_or_else(missing)?;
+        let errors = child.stderr.take().ok_or_else(missing)?;
+        let console = Arc::new(Mutex::new(Console::default()));
+        let (sender, lines) = mpsc::channel();
+        read_console(output, Arc::clone(&console), Some(sender));
+        read_console(errors, Arc::clone(&console), None);
+        Ok(Self {
+            child,
+            input,
+            lines,
+            console,
+            ready: Value::Null,
+            started,
+            ready_after: Duration::ZERO,
+            retries: 0,
+        })
+    }
+
+    fn boot(&mut self, silence: Duration) -> Boot {
+        loop {
+            match self.lines.recv_timeout(Duration::from_millis(200)) {
+                Ok(line) => {
+                    if let Some(ready) = line
+                        .strip_prefix("ready ")
+                        .and_then(|json| serde_json::from_str(json).ok())
+                    {
+                        return Boot::Ready(ready);
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => return Boot::Ended,
+                Err(RecvTimeoutError::Timeout) => {
+                    let last = self.console.lock().ok().and_then(|console| console.last);
+                    if last.unwrap_or(self.started).elapsed() > silence {
+                        return Boot::Silent;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the init said when it was ready: `uptime_ms`, `cpus_online`,
+    /// `memory_kib`, `nics`, `disks`, `hwrng`, `problems`, `kernel`.
+    pub fn ready(&self) -> &Value {
+        &self.ready
+    }
+
+    /// Time from the VMM's start to the init's first line.
+    pub fn ready_after(&self) -> Duration {
+        self.ready_after
+    }
+
+    /// Boots that hung before this one.
+    pub fn retries(&self) -> u32 {
+        self.retries
+    }
+
+    /// The VMM's process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has the guest obey a command and returns its answer.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] when it answers with an error, not at all within five
+    /// minutes, or has ended.
+    pub fn command(&mut self, line: &str) -> Result<Value> {
+        self.command_within(line, Duration::from_secs(300))
+    }
+
+    /// As [`Self::command`] with a time limit of its own.
+    ///
+    /// # Errors
+    /// As [`Self::command`].
+    pub fn command_within(&mut self, line: &str, limit: Duration) -> Result<Value> {
+        self.send(line)?;
+        let answer = match self.lines.recv_timeout(limit) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) => {
+                let limit = limit.as_secs();
+                return Err(self.failed(format!("did not answer {line:?} in {limit} s")));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(self.failed(format!("ended instead of answering {line:?}")));
+            }
+        };
+        let value: Value = serde_json::from_str(&answer)
+            .map_err(|_| self.failed(format!("answered {line:?} with {answer:?}")))?;
+        match value.get("error") {
+            Some(error) => Err(self.failed(format!("refused {line:?}: {error}"))),
+            None => Ok(value),
+        }
+    }
+
+    /// Sends a line without waiting for its answer.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] when the VMM has closed the console.
+    pub fn send(&mut self, line: &str) -> Result<()> {
+        self.input
+            .write_all(format!("{line}\n").as_bytes())
+            .and_then(|()| self.input.flush())
+            .map_err(|error| self.failed(format!("does not take {line:?}: {error}")))
+    }
+
+    /// Waits until the init is ready again after a `reboot`.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] when the console falls silent or the VMM ends.
+    pub fn wait_ready(&mut self, silence: Duration) -> Result<Value> {
+        match self.boot(silence) {
+            Boot::Ready(ready) => {
+                self.ready.clone_from(&ready);
+                Ok(ready)
+            }
+            Boot::Ended => Err(self.failed("ended instead of booting again".into())),
+            Boot::Silent => Err(self.failed("fell silent while booting again".into())),
+        }
+    }
+
+    /// Switches the guest off and waits for the VMM's end.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] when it does not end in 30 seconds.
+    pub fn power_off(mut self) -> Result<ExitStatus> {
+        self.command("poweroff")?;
+        self.wait_exit(Duration::from_secs(30))
+    }
+
+    /// Waits for the VMM's end.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] when it takes longer than the limit.
+    pub fn wait_exit(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let started = Instant::now();
+        loop {
+            let waited = self.child.try_wait();
+            match waited.map_err(Error::system("wait for the VMM"))? {
+                Some(status) => return Ok(status),
+                None if started.elapsed() > limit => {
+                    let limit = limit.as_secs();
+                    return Err(self.failed(format!("did not end in {limit} s")));
+                }
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+
+    /// Everything printed so far, the VMM's own messages included.
+    pub fn console(&self) -> String {
+        self.console
+            .lock()
+            .map(|console| console.text.clone())
+            .unwrap_or_default()
+    }
+
+    fn failed(&self, what: String) -> Error {
+        Error::Guest {
+            what,
+            console: files::last_lines(&self.console(), SHOWN),
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Already ended is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+enum Boot {
+    Ready(Value),
+    Ended,
+    Silent,
+}
+
+/// Remembers what comes, and passes the init's lines on.
+fn read_console(
+    stream: impl Read + Send + 'static,
+    console: Arc<Mutex<Console>>,
+    lines: Option<Sender<String>>,
+) {
+    std::thread::spawn(move || {
+        let mut stream = BufReader::new(stream);
+        let mut line = Vec::new();
+        loop {
+            // Whatever is there counts as a sign of life, also half a line.
+            let (count, ended) = match stream.fill_buf() {
+                Ok([]) | Err(_) => return,
+                Ok(bytes) => match bytes.iter().position(|byte| *byte == b'\n') {
+                    Some(end) => {
+                        line.extend_from_slice(bytes.get(..=end).unwrap_or_default());
+                        (end + 1, true)
+                    }
+                    None => {
+                        line.extend_from_slice(bytes);
+                        (bytes.len(), false)
+                    }
+                },
+            };
+            stream.consume(count);
+            let Ok(mut console) = console.lock() else {
+                return;
+            };
+            console.last = Some(Instant::now());
+            // A guest that never ends a line must not fill the memory.
+            if !ended && line.len() < REMEMBERED {
+                continue;
+            }
+            let text = String::from_utf8_lossy(&line).into_owned();
+            line.clear();
+            remember(&mut console.text, &text);
+            drop(console);
+            if let (Some(lines), Some((_, said))) = (&lines, text.split_once(MARK)) {
+                // Nobody may be listening any more.
+                let _ = lines.send(said.trim_end().to_owned());
+            }
+        }
+    });
+}
+
+/// Appends, and forgets the beginning where it gets too much.
+fn remember(text: &mut String, more: &str) {
+    text.push_str(more);
+    if text.len() > 2 * REMEMBERED {
+        let mut cut = text.len() - REMEMBERED;
+        while !text.is_char_boundary(cut) {
+            cut += 1;
+        }
+        text.drain(..cut);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn script(text: &str) -> impl Fn() -> Command {
+        move || {
+            let mut command = Command::new("sh");
+            command.args(["-c", text]);
+            command
+        }
+    }
+
+    #[test]
+    fn a_guest_is_commanded() {
+        let mut guest = Guest::start_command(
+            script(
+                "echo booting; echo '[1.0] x @lab ready {\"cpus_online\":2}'; read l; \
+                 echo \"@lab {\\\"got\\\":\\\"$l\\\"}\"; read l; echo '@lab {\"error\":\"no\"}'; exit 3",
+            ),
+            Duration::from_secs(20),
+        )
+        .unwrap();
+        assert_eq!(guest.ready()["cpus_online"], 2);
+        assert_eq!(guest.command("info").unwrap()["got"], "info");
+        let error = guest.command("more").unwrap_err().to_string();
+        assert!(
+            error.contains("refused") && error.contains("booting"),
+            "{error}"
+        );
+        let status = guest.wait_exit(Duration::from_secs(20)).unwrap();
+        assert_eq!(status.code(), Some(3));
+        assert_eq!(guest.retries(), 0);
+    }
+
+    #[test]
+    fn a_silent_boot_is_tried_again_and_then_given_up() {
+        let error = Guest::start_command(script("echo one; sleep 100"), Duration::from_millis(300))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("3 attempts") && error.contains("one"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_vmm_that_ends_is_not_tried_again() {
+        let error = Guest::start_command(script("echo no >&2; exit 2"), Duration::from_secs(20))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("exit status: 2"), "{error}");
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut text = String::new();
+        for _ in 0..40 {
+            remember(&mut text, &"ä".repeat(100_000));
+        }
+        assert!(text.len() <= 2 * REMEMBERED);
+    }
+}

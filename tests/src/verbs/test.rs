@@ -16,7 +16,7 @@ use crate::rig::Rig;
 use crate::setup::{self, Lab, binaries};
 use crate::verbs;
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -205,7 +205,7 @@ fn harness_command(harness: &Path, filter: &str) -> Vec<String> {
 fn run_harness(
     lab: &Lab,
     mut host: LabHost,
-    harness: &PathBuf,
+    harness: &Path,
     filter: &str,
 ) -> Result<(Tally, Option<LabHost>)> {
     let execute = verbs::command(lab, harness_command(harness, filter))?;

@@ -85,7 +85,7 @@ pub enum MachineError {
         id: String,
         /// Why.
         #[source]
-        source: VdpaError,
+        source: Box<VdpaError>,
     },
     /// More devices than the event loop can tell apart.
     #[error("{0} devices are too many")]

@@ -36,6 +36,9 @@ const MINIMUM_SIZE: usize = 60;
 /// Most frames of one run: their numbers are remembered in a bit each.
 const MAXIMUM_COUNT: u64 = 10_000_000;
 
+/// Bytes that the kernel may keep for the socket.
+const RECEIVE_BUFFER: usize = 16 << 20;
+
 /// When nothing comes back for so long, what is under way counts as lost.
 const SILENCE: Duration = Duration::from_secs(2);
 
@@ -344,6 +347,9 @@ fn packet_socket(index: i32) -> Result<OwnedFd> {
             io::Error::last_os_error(),
         ));
     }
+    // A frame that the device brought back must not be lost in the socket.
+    rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER)
+        .map_err(Error::system("enlarge the packet socket's buffer"))?;
     Ok(socket)
 }
 

@@ -42,7 +42,9 @@ fn parse_address(text: &str) -> Result<Address> {
         .split(':')
         .map(|byte| {
             Some(byte)
-                .filter(|byte| byte.len() == 2)
+                .filter(|byte| {
+                    byte.len() == 2 && byte.chars().all(|digit| digit.is_ascii_hexdigit())
+                })
                 .and_then(|byte| u8::from_str_radix(byte, 16).ok())
                 .ok_or_else(invalid)
         })

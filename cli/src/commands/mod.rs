@@ -1,0 +1,22 @@
+//! The subcommands, one file each.
+
+mod run;
+
+use std::error::Error;
+
+use crate::exit::Code;
+
+/// A subcommand and its arguments.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    Run(run::Arguments),
+}
+
+impl Command {
+    /// Does what was asked.
+    pub(crate) fn execute(self) -> Result<Code, Box<dyn Error>> {
+        match self {
+            Self::Run(arguments) => Ok(run::execute(arguments)?),
+        }
+    }
+}

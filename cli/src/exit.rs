@@ -1,0 +1,47 @@
+//! Exit codes, and how an error is shown.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+/// The table of exit codes, for `--help`.
+pub(crate) const HELP: &str = "\
+Exit codes:
+  0        the guest powered off, or the console was left with Ctrl-A X
+  1        an error, said on standard error with its causes
+  2        the command line is wrong
+  3        the guest crashed (triple fault, or KVM could not go on)
+  128+N    stopped by signal N: 130 for SIGINT, 143 for SIGTERM";
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Code {
+    /// All went as asked.
+    Success,
+    /// An error was reported.
+    Failed,
+    /// The guest crashed.
+    GuestCrashed,
+    /// A signal asked us to stop.
+    Signal(u8),
+}
+
+impl From<Code> for ExitCode {
+    fn from(code: Code) -> Self {
+        match code {
+            Code::Success => Self::SUCCESS,
+            Code::Failed => Self::from(1),
+            Code::GuestCrashed => Self::from(3),
+            Code::Signal(number) => Self::from(number.saturating_add(128)),
+        }
+    }
+}
+
+/// Prints an error and its causes, each once, on standard error.
+pub(crate) fn report(error: &dyn Error) {
+    eprintln!("error: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        eprintln!("  caused by: {error}");
+        cause = error.source();
+    }
+}

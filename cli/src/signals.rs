@@ -1,0 +1,35 @@
+//! Turns SIGINT, SIGTERM and SIGHUP into a request to stop the machine.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use vmm::machine::StopHandle;
+
+/// Which signal asked us to stop, if one did.
+#[derive(Debug, Clone)]
+pub(crate) struct StopSignals(Arc<AtomicUsize>);
+
+impl StopSignals {
+    /// From now on the signals ask `stop` instead of ending the process.
+    pub(crate) fn install(stop: &StopHandle) -> io::Result<Self> {
+        let received = Arc::new(AtomicUsize::new(0));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            let number = usize::try_from(signal).map_err(io::Error::other)?;
+            signal_hook::flag::register_usize(signal, Arc::clone(&received), number)?;
+            let stop = stop.clone();
+            // SAFETY: the handler may only do what is safe in a signal
+            // handler; `StopHandle::stop` is one write to an eventfd.
+            unsafe { signal_hook::low_level::register(signal, move || stop.stop()) }?;
+        }
+        Ok(Self(received))
+    }
+
+    /// The number of the last signal that came.
+    pub(crate) fn received(&self) -> Option<u8> {
+        u8::try_from(self.0.load(Ordering::SeqCst))
+            .ok()
+            .filter(|&number| number != 0)
+    }
+}

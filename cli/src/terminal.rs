@@ -1,0 +1,181 @@
+//! The user's terminal as the guest's console.
+//!
+//! Owns the terminal's mode while a guest runs: raw from [`Terminal::attach`]
+//! until the value is dropped, restored also by the panic hook (a release
+//! build aborts on panic and runs no destructor). Output processing stays on,
+//! so that our own log lines end where the eye expects them. Ctrl-A is the
+//! escape, as in QEMU's `-nographic`:
+//!
+//! ```text
+//!            Ctrl-A             x: leave
+//!   passing -------> escaped -> Ctrl-A or a: send one Ctrl-A
+//!      ^               |        anything else: dropped
+//!      +---------------+
+//! ```
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, Once, PoisonError};
+
+use rustix::termios::{self, InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios};
+use vmm::console::{ConsoleInput, ConsoleRead};
+
+const CTRL_A: u8 = 0x01;
+
+/// The mode to go back to, for [`restore`] on whatever path.
+static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// Puts the terminal back as it was, if it was changed.
+fn restore() {
+    let saved = SAVED.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(saved) = saved {
+        // Nothing is left to do about a terminal that went away.
+        let _ = termios::tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &saved);
+    }
+}
+
+/// Standard input, given to the guest.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    escapes: Option<EscapeFilter>,
+}
+
+impl Terminal {
+    /// Takes standard input for the guest's console: a terminal in raw mode,
+    /// anything else as it is. `None` if the terminal belongs to another job.
+    pub(crate) fn attach() -> io::Result<Option<Self>> {
+        let stdin = rustix::stdio::stdin();
+        if !termios::isatty(stdin) {
+            return Ok(Some(Self { escapes: None }));
+        }
+        // A background job that touches the mode is stopped with SIGTTOU.
+        if termios::tcgetpgrp(stdin)? != rustix::process::getpgrp() {
+            return Ok(None);
+        }
+        let saved = termios::tcgetattr(stdin)?;
+        let mut raw = saved.clone();
+        raw.input_modes -= InputModes::BRKINT
+            | InputModes::ICRNL
+            | InputModes::INLCR
+            | InputModes::IGNCR
+            | InputModes::ISTRIP
+            | InputModes::IXON;
+        raw.local_modes -= LocalModes::ECHO
+            | LocalModes::ECHONL
+            | LocalModes::ICANON
+            | LocalModes::IEXTEN
+            | LocalModes::ISIG;
+        raw.special_codes[SpecialCodeIndex::VMIN] = 1;
+        raw.special_codes[SpecialCodeIndex::VTIME] = 0;
+
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let previous = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |info| {
+                restore();
+                previous(info);
+            }));
+        });
+        *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
+        let terminal = Self {
+            escapes: Some(EscapeFilter::default()),
+        };
+        termios::tcsetattr(stdin, OptionalActions::Now, &raw)?;
+        Ok(Some(terminal))
+    }
+
+    /// Whether the escapes are understood (that is, a person types).
+    pub(crate) fn is_interactive(&self) -> bool {
+        self.escapes.is_some()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+impl AsFd for Terminal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        rustix::stdio::stdin()
+    }
+}
+
+impl ConsoleInput for Terminal {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<ConsoleRead> {
+        let count =
+            rustix::io::retry_on_intr(|| rustix::io::read(rustix::stdio::stdin(), &mut *buffer))?;
+        if count == 0 {
+            return Ok(ConsoleRead::Closed);
+        }
+        Ok(match &mut self.escapes {
+            None => ConsoleRead::Bytes(count),
+            Some(filter) => match filter.apply(&mut buffer[..count]) {
+                Some(kept) => ConsoleRead::Bytes(kept),
+                None => ConsoleRead::Leave,
+            },
+        })
+    }
+}
+
+/// Finds Ctrl-A sequences in what is typed.
+#[derive(Debug, Default)]
+struct EscapeFilter {
+    escaped: bool,
+}
+
+impl EscapeFilter {
+    /// Removes escapes in place; the number of bytes kept, or `None` for Ctrl-A X.
+    fn apply(&mut self, bytes: &mut [u8]) -> Option<usize> {
+        let mut kept = 0;
+        for index in 0..bytes.len() {
+            let byte = bytes[index];
+            let pass = match (self.escaped, byte) {
+                (false, CTRL_A) => {
+                    self.escaped = true;
+                    None
+                }
+                (false, other) => Some(other),
+                (true, b'x' | b'X') => return None,
+                (true, CTRL_A | b'a' | b'A') => {
+                    self.escaped = false;
+                    Some(CTRL_A)
+                }
+                (true, _) => {
+                    self.escaped = false;
+                    None
+                }
+            };
+            if let Some(byte) = pass {
+                bytes[kept] = byte;
+                kept += 1;
+            }
+        }
+        Some(kept)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(filter: &mut EscapeFilter, text: &[u8]) -> Option<Vec<u8>> {
+        let mut bytes = text.to_vec();
+        let kept = filter.apply(&mut bytes)?;
+        bytes.truncate(kept);
+        Some(bytes)
+    }
+
+    #[test]
+    fn escapes_are_found_also_across_reads() {
+        let mut filter = EscapeFilter::default();
+        assert_eq!(typed(&mut filter, b"ls\r").unwrap(), b"ls\r");
+        assert_eq!(typed(&mut filter, b"a\x01ab").unwrap(), b"a\x01b");
+        assert_eq!(typed(&mut filter, b"\x01\x01").unwrap(), b"\x01");
+        assert_eq!(typed(&mut filter, b"1\x01").unwrap(), b"1");
+        assert_eq!(typed(&mut filter, b"z2").unwrap(), b"2");
+        assert_eq!(typed(&mut filter, b"\x01").unwrap(), b"");
+        assert_eq!(typed(&mut filter, b"x"), None);
+    }
+}
