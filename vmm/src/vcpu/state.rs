@@ -60,8 +60,17 @@ impl InitialState {
         fd.set_regs(&self.regs)
             .map_err(KvmError::ioctl("KVM_SET_REGS"))?;
         // SREGS turn SSE and AVX on or off in CR4; XCRS and XSAVE come after.
-        fd.set_sregs(&self.sregs)
-            .map_err(KvmError::ioctl("KVM_SET_SREGS"))?;
+        // They are written twice, first with another CR3 (paging is off, so it
+        // means nothing): on AMD hosts KVM wipes the VMCB at a triple fault,
+        // the root of the nested page tables with it, and sets that root again only
+        // when it rebuilds its MMU context, which a change of CR3 makes it do.
+        // Without it the vCPU would fault for ever on its first instruction.
+        let mut sregs = self.sregs;
+        sregs.cr3 ^= 0x1000;
+        for sregs in [&sregs, &self.sregs] {
+            fd.set_sregs(sregs)
+                .map_err(KvmError::ioctl("KVM_SET_SREGS"))?;
+        }
         fd.set_xcrs(&self.xcrs)
             .map_err(KvmError::ioctl("KVM_SET_XCRS"))?;
         // SAFETY: needed because KVM may read more than the structure where
