@@ -306,10 +306,7 @@ fn wrong_files_are_named() {
         (directory.0.clone(), "is a directory"),
         (PathBuf::from("/dev/null"), "is not a regular file"),
         (directory.file("empty", b""), "is empty"),
-        (
-            directory.file("gzip", &[0x1f, 0x8b, 8, 0]),
-            "it is gzip data",
-        ),
+        (directory.file("gzip", &[0x1f, 0x8b, 8, 0]), "but gzip data"),
         (
             directory.file("text", b"hello"),
             "unknown data that begins with 68 65 6c 6c",
