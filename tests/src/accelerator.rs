@@ -26,6 +26,15 @@ pub enum Accelerator {
     Tcg,
 }
 
+impl std::fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Kvm => "on nested KVM",
+            Self::Tcg => "emulated by QEMU's TCG",
+        })
+    }
+}
+
 impl Accelerator {
     /// QEMU's arguments.
     pub fn qemu_arguments(self) -> [&'static str; 4] {

@@ -22,6 +22,7 @@ use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Name of the cache's directory under the user's cache directory.
 const NAME: &str = "bellhop-lab";
@@ -210,6 +211,32 @@ impl Cache {
     }
 }
 
+impl Cache {
+    /// Marks an entry as used now, and removes entries of the same step that
+    /// nobody has used for longer than `age`. For steps whose recipe includes a
+    /// program of ours, which leave a new entry with every change of it.
+    pub fn retire_others(&self, _lock: &CacheLock, step: &str, used: &Entry, age: Duration) {
+        let now = SystemTime::now();
+        // A mark that cannot be set only makes the entry look older.
+        let _ = File::open(used.directory()).and_then(|file| file.set_modified(now));
+        for path in files::list(&self.directory).unwrap_or_default() {
+            let is_of_step = path
+                .file_name()
+                .and_then(|name| name.to_str()?.strip_prefix(step)?.strip_prefix('-'))
+                .is_some_and(|hash| {
+                    hash.len() == 16 && hash.chars().all(|c| c.is_ascii_hexdigit())
+                });
+            let is_old = std::fs::metadata(&path)
+                .and_then(|data| data.modified())
+                .is_ok_and(|time| now.duration_since(time).is_ok_and(|since| since > age));
+            if is_of_step && is_old && path != used.directory() {
+                // Left over is harmless; the next start tries again.
+                let _ = remove_tree(&path);
+            }
+        }
+    }
+}
+
 /// Removes a directory and what is in it; not existing is fine. Files of a
 /// root that was made without privileges belong to subordinate user ids, which
 /// only their user namespace can remove.
@@ -257,6 +284,24 @@ mod tests {
             RecipeHash::new("step", 2).text()
         );
         assert_eq!(one.text().len(), 16);
+    }
+
+    #[test]
+    fn only_old_entries_of_the_same_step_are_retired() {
+        let cache = Cache::at(scratch("retire")).unwrap();
+        let lock = cache.lock().unwrap();
+        let build = |step: &str, version| {
+            let entry = cache.entry(step, &RecipeHash::new(step, version));
+            cache.ensure(&lock, entry, |_| Ok(())).unwrap()
+        };
+        let (old, used) = (build("a", 1), build("a", 2));
+        let other = build("a-b", 1);
+        cache.retire_others(&lock, "a", &used, Duration::from_secs(3600));
+        assert!(old.is_complete());
+        std::thread::sleep(Duration::from_millis(20));
+        cache.retire_others(&lock, "a", &used, Duration::from_millis(10));
+        assert!(!old.is_complete() && used.is_complete() && other.is_complete());
+        remove_tree(cache.directory()).unwrap();
     }
 
     #[test]

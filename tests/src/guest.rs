@@ -47,6 +47,7 @@ pub struct BellhopArguments {
     memory: String,
     devices: Vec<String>,
     silence: Duration,
+    show: Option<&'static str>,
 }
 
 impl BellhopArguments {
@@ -79,6 +80,7 @@ impl BellhopArguments {
             memory: "256M".into(),
             devices: Vec::new(),
             silence: Duration::from_secs(60),
+            show: None,
         })
     }
 
@@ -115,6 +117,12 @@ impl BellhopArguments {
     pub fn argument(mut self, flag: &str, value: &str) -> Self {
         self.devices.push(flag.to_owned());
         self.devices.push(value.to_owned());
+        self
+    }
+
+    /// Prints the console's lines on standard error as they come, with a prefix.
+    pub fn show(mut self, prefix: &'static str) -> Self {
+        self.show = Some(prefix);
         self
     }
 
@@ -181,7 +189,7 @@ impl Guest {
     /// [`Error::Start`]; [`Error::Guest`] with the end of the console when the
     /// VMM ends or no attempt succeeds.
     pub fn start(arguments: &BellhopArguments) -> Result<Self> {
-        Self::start_command(|| arguments.command(), arguments.silence)
+        Self::start_shown(|| arguments.command(), arguments.silence, arguments.show)
     }
 
     /// As [`Self::start`] for any VMM whose standard input and output are the
@@ -190,9 +198,17 @@ impl Guest {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_command(command: impl Fn() -> Command, silence: Duration) -> Result<Self> {
+        Self::start_shown(command, silence, None)
+    }
+
+    fn start_shown(
+        command: impl Fn() -> Command,
+        silence: Duration,
+        show: Option<&'static str>,
+    ) -> Result<Self> {
         let mut last = String::new();
         for retries in 0..ATTEMPTS {
-            let mut guest = Self::spawn(command())?;
+            let mut guest = Self::spawn(command(), show)?;
             match guest.boot(silence) {
                 Boot::Ready(ready) => {
                     guest.ready = ready;
@@ -222,7 +238,7 @@ impl Guest {
         })
     }
 
-    fn spawn(mut command: Command) -> Result<Self> {
+    fn spawn(mut command: Command, show: Option<&'static str>) -> Result<Self> {
         let program = command.get_program().to_string_lossy().into_owned();
         let start = |source| Error::Start {
             program: program.clone(),
@@ -241,8 +257,8 @@ impl Guest {
         let errors = child.stderr.take().ok_or_else(missing)?;
         let console = Arc::new(Mutex::new(Console::default()));
         let (sender, lines) = mpsc::channel();
-        read_console(output, Arc::clone(&console), Some(sender));
-        read_console(errors, Arc::clone(&console), None);
+        read_console(output, Arc::clone(&console), Some(sender), show);
+        read_console(errors, Arc::clone(&console), None, show);
         Ok(Self {
             child,
             input,
@@ -420,6 +436,7 @@ fn read_console(
     stream: impl Read + Send + 'static,
     console: Arc<Mutex<Console>>,
     lines: Option<Sender<String>>,
+    show: Option<&'static str>,
 ) {
     std::thread::spawn(move || {
         let mut stream = BufReader::new(stream);
@@ -452,6 +469,9 @@ fn read_console(
             line.clear();
             remember(&mut console.text, &text);
             drop(console);
+            if let (Some(prefix), false) = (show, text.contains(MARK) || text.trim().is_empty()) {
+                eprintln!("{prefix} {}", text.trim_end());
+            }
             if let (Some(lines), Some((_, said))) = (&lines, text.split_once(MARK)) {
                 // Nobody may be listening any more.
                 let _ = lines.send(said.trim_end().to_owned());

@@ -27,5 +27,6 @@ pub mod rig;
 pub mod setup;
 pub mod sim;
 pub mod verbs;
+pub mod vmm_process;
 
 pub use error::{Error, Result};

@@ -13,9 +13,14 @@ use crate::files;
 use crate::module_tree::ModuleTree;
 use crate::process::output;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Raised when the code here changes what the archives contain.
 const VERSION: u32 = 1;
+
+/// How long an archive is kept that nobody uses any more. Other worktrees and
+/// running guests may still need a recent one.
+const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Modules of the stock kernel that the lab host needs to reach its root.
 const HOST_MODULES: [&str; 3] = ["9pnet_virtio", "9p", "overlay"];
@@ -109,6 +114,7 @@ impl Writer<'_> {
             let bytes = self.write(init, modules, programs, partial)?;
             files::write(&partial.join("initramfs"), bytes)
         })?;
+        self.cache.retire_others(self.lock, step, &entry, UNUSED);
         Ok(entry.directory().join("initramfs"))
     }
 

@@ -1,5 +1,6 @@
 //! The verbs of `cargo lab`, one file each, and the command line.
 
+pub mod demo;
 pub mod run;
 pub mod setup;
 pub mod shell;
@@ -24,6 +25,8 @@ pub struct Arguments {
 /// What the lab can do.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
+    /// The main job, end to end: a guest with a vDPA NIC
+    Demo(demo::DemoArguments),
     /// Prepare the lab: packages, root, kernel modules, guest kernel, ramdisks
     Setup(setup::SetupArguments),
     /// Run a command as root in the lab host
@@ -37,6 +40,7 @@ pub enum Verb {
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
     let result = match Arguments::parse().verb {
+        Verb::Demo(arguments) => demo::demo(&arguments),
         Verb::Setup(arguments) => setup::setup(&arguments),
         Verb::Run(arguments) => run::run(&arguments),
         Verb::Shell(arguments) => shell::shell(&arguments),

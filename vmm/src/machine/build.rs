@@ -123,7 +123,9 @@ impl Machine {
         // The devices on it.
         let memory = Arc::new(ram.memory().clone());
         let mut virtio = Vec::new();
-        for backends::Device { id, backend } in backends::open(config, &layout, &memory)? {
+        // There is no memory hot-plug: RAM never ends further up than now.
+        let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
+        for backends::Device { id, backend } in backends::open(config, &memory, ram_end)? {
             let doorbells: Arc<dyn Doorbells> = doorbells.clone();
             let device = match VirtioPciDevice::new(backend, &msi, doorbells) {
                 Ok(device) => Arc::new(device),

@@ -10,8 +10,7 @@ use devices::virtio::rng::Rng;
 use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
 
 use super::MachineError;
-use crate::config::{DiskConfig, MacAddress, VdpaConfig, VmConfig};
-use crate::layout::Layout;
+use crate::config::{DiskConfig, VdpaConfig, VmConfig};
 
 /// A backend with a name for messages.
 pub(super) struct Device {
@@ -21,14 +20,16 @@ pub(super) struct Device {
 
 /// Opens everything the configuration asks for: vDPA devices, disks, and the
 /// random number generator that every machine has.
+///
+/// `ram_end` is the first guest-physical address above all RAM.
 pub(super) fn open(
     config: &VmConfig,
-    layout: &Layout,
     memory: &SharedMemory,
+    ram_end: u64,
 ) -> Result<Vec<Device>, MachineError> {
     let mut devices = Vec::new();
     for vdpa in &config.vdpa {
-        devices.push(open_vdpa(vdpa, layout, memory)?);
+        devices.push(open_vdpa(vdpa, memory, ram_end)?);
     }
     for (number, disk) in config.disks.iter().enumerate() {
         devices.push(open_disk(number, disk, memory)?);
@@ -42,30 +43,26 @@ pub(super) fn open(
 
 fn open_vdpa(
     config: &VdpaConfig,
-    layout: &Layout,
     memory: &SharedMemory,
+    ram_end: u64,
 ) -> Result<Device, MachineError> {
+    let file_name = || config.path.file_name().unwrap_or(config.path.as_os_str());
     let id = config
         .id
         .clone()
-        .unwrap_or_else(|| config.path.display().to_string());
+        .unwrap_or_else(|| file_name().to_string_lossy().into_owned());
     let options = VdpaOptions {
         id: id.clone(),
         path: config.path.clone(),
-        mac: config.mac.map(MacAddress::bytes),
+        mac: config.mac.map(|mac| mac.bytes()),
         num_queues: config.num_queues,
     };
-    // No memory is ever added to a machine, so this is all the RAM it can have.
-    let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
     match VdpaBackend::open(&options, memory.clone(), ram_end) {
         Ok(backend) => Ok(Device {
             id,
             backend: Box::new(backend),
         }),
-        Err(source) => Err(MachineError::Vdpa {
-            id,
-            source: Box::new(source),
-        }),
+        Err(source) => Err(MachineError::Vdpa { id, source }),
     }
 }
 

@@ -85,7 +85,7 @@ pub enum MachineError {
         id: String,
         /// Why.
         #[source]
-        source: Box<VdpaError>,
+        source: VdpaError,
     },
     /// More devices than the event loop can tell apart.
     #[error("{0} devices are too many")]

@@ -1,0 +1,114 @@
+//! What a running VMM costs, by the kernel's account (`/proc/PID`).
+
+use crate::error::{Error, Result};
+use crate::files;
+use std::path::PathBuf;
+
+/// What a VMM's process has now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cost {
+    /// Resident memory in KiB, guest RAM left out.
+    pub rss_outside_ram_kib: u64,
+    /// Its threads, without those that the kernel runs on its behalf (KVM's
+    /// `kvm-nx-lpage-re`, `iou-…`).
+    pub threads: u64,
+    /// Open file descriptors.
+    pub descriptors: u64,
+    /// Pages pinned for devices, in KiB (VmPin).
+    pub pinned_kib: u64,
+    /// Memory mappings.
+    pub mappings: u64,
+}
+
+/// Reads what the process `pid` has.
+///
+/// # Errors
+/// [`Error::File`] if there is no such process; [`Error::Invalid`] for an answer
+/// that does not look like the kernel's.
+pub fn cost(pid: u32) -> Result<Cost> {
+    let directory = PathBuf::from(format!("/proc/{pid}"));
+    let smaps = files::read_text(&directory.join("smaps"))?;
+    let status = files::read_text(&directory.join("status"))?;
+    let (rss_outside_ram_kib, mappings) = outside_ram(&smaps);
+    Ok(Cost {
+        rss_outside_ram_kib,
+        threads: threads(&directory)?,
+        descriptors: count(files::list(&directory.join("fd"))?.len()),
+        pinned_kib: field(&status, "VmPin")
+            .ok_or_else(|| Error::invalid("/proc/PID/status", "it has no VmPin"))?,
+        mappings,
+    })
+}
+
+fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+fn threads(directory: &std::path::Path) -> Result<u64> {
+    let mut own = 0;
+    for task in files::list(&directory.join("task"))? {
+        // A thread may end while it is looked at.
+        let name = files::read_text(&task.join("comm")).unwrap_or_default();
+        if !name.starts_with("kvm-") && !name.starts_with("iou-") {
+            own += 1;
+        }
+    }
+    Ok(own)
+}
+
+/// Resident KiB of all mappings that are not guest RAM, and the number of mappings.
+fn outside_ram(smaps: &str) -> (u64, u64) {
+    let (mut sum, mut mappings) = (0, 0);
+    let mut guest_ram = false;
+    for line in smaps.lines() {
+        // A mapping begins with its addresses, a field of it with a word and a colon.
+        if line
+            .split_once(' ')
+            .is_some_and(|(first, _)| !first.ends_with(':'))
+        {
+            guest_ram = line.contains("memfd:guest-ram");
+            mappings += 1;
+        } else if !guest_ram {
+            sum += field(line, "Rss").unwrap_or(0);
+        }
+    }
+    (sum, mappings)
+}
+
+/// The value of a line such as `VmPin:     12 kB`.
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let value = line.strip_prefix(name)?.strip_prefix(':')?;
+        value.split_whitespace().next()?.parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+00400000-00401000 r--p 00000000 00:10 1 /usr/bin/bellhop
+Size:                  4 kB
+Rss:                   4 kB
+Pss:                   4 kB
+VmFlags: rd mr
+7f0000000000-7f0010000000 rw-s 00000000 00:01 2 /memfd:guest-ram (deleted)
+Size:             262144 kB
+Rss:               31388 kB
+7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]
+Rss:                  32 kB
+";
+
+    #[test]
+    fn guest_ram_is_left_out() {
+        assert_eq!(outside_ram(SMAPS), (36, 3));
+    }
+
+    #[test]
+    fn this_process_has_a_cost() {
+        let cost = cost(std::process::id()).unwrap();
+        assert!(cost.rss_outside_ram_kib > 0 && cost.descriptors > 0 && cost.threads > 0);
+        assert!(super::cost(u32::MAX).is_err());
+    }
+}
