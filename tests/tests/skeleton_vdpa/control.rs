@@ -1,11 +1,9 @@
 //! The guest's control queue: commands that are carried out, commands that are
 //! refused, and rings that no driver would make.
 
-use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use devices::virtio::backend::Backend as _;
-use lab::sim::SimDevice;
 use vdpa::control_queue::queue::ANSWER_TIMEOUT;
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -13,6 +11,7 @@ use super::support::frames::{exchange, is_not_delivered};
 use super::support::guest::HIGH;
 use super::support::machine::{ACK, COMMAND, Machine};
 use super::support::nic::PATIENCE;
+use super::support::process::behind_the_back;
 use super::support::{FOREIGN, MAC, PINNING, SHARED, net, text};
 
 const OK: u8 = 0;
@@ -168,31 +167,12 @@ fn a_broken_control_ring_asks_for_a_reset() {
     });
 }
 
-/// Suspends a device behind the backend's back: the kernel asks for no owner.
-fn suspend(net: &SimDevice) {
-    let entries = std::fs::read_dir("/proc/self/fd").unwrap();
-    let of_device = entries
-        .map_while(Result::ok)
-        .find(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == net.path()));
-    let fd: RawFd = of_device
-        .unwrap()
-        .file_name()
-        .to_str()
-        .unwrap()
-        .parse()
-        .unwrap();
-    // SAFETY: there is no safe interface to ioctls. The descriptor is the
-    // backend's, which is not dropped meanwhile; this one takes no argument.
-    let result = unsafe { libc::ioctl(fd, vdpa::uapi::suspend().number()) };
-    assert_eq!(result, 0);
-}
-
 #[test]
 fn a_device_that_does_not_answer_costs_the_guest_an_error_and_no_more() {
     let net = net(SHARED);
     let mut machine = Machine::new(&net);
     machine.start();
-    suspend(&net);
+    behind_the_back(&net, vdpa::uapi::suspend());
     let place = GuestAddress(COMMAND);
     machine
         .memory

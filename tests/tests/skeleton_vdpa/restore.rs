@@ -12,6 +12,7 @@ use vm_memory::{Bytes as _, GuestAddress};
 use super::support::frames::{Loopback as _, exchange, is_not_delivered, packet};
 use super::support::guest::RAM_END;
 use super::support::machine::{ACK, COMMAND, Machine, chain, options};
+use super::support::process::behind_the_back;
 use super::support::{FOREIGN, MAC, PINNING, SECOND, SHARED, net, second_net, text};
 
 /// The payload of a saved state, field by field: what a program that writes
@@ -102,26 +103,43 @@ fn a_saved_device_goes_on_elsewhere() {
     assert_eq!(second.config().unwrap()["mac"], text(FOREIGN));
 }
 
-#[test]
-fn a_suspended_device_is_not_given_the_guest_s_commands() {
-    let net = net(SHARED);
-    let mut machine = running(&net);
-    let state = machine.backend.save().unwrap();
+/// Makes a command available that sets the address back; gives its head.
+fn add_command(machine: &mut Machine) -> u16 {
     let command = [&[1, 1][..], &MAC].concat();
     let place = GuestAddress(COMMAND);
     machine.memory.write_slice(&command, place).unwrap();
-    let ack = (ACK, 1, true);
-    let head = machine.control.add(&[(COMMAND, 8, false), ack]);
-    for _ in 0..3 {
-        machine.turn(Duration::ZERO);
-    }
+    machine.control.add(&[(COMMAND, 8, false), (ACK, 1, true)])
+}
+
+#[test]
+fn a_command_that_came_too_late_is_served_where_the_device_goes_on() {
+    let net = net(SHARED);
+    let mut machine = running(&net);
+    let state = machine.backend.save().unwrap();
+    let head = add_command(&mut machine);
+    machine.turn(Duration::ZERO);
     assert_eq!(machine.control.take(), None);
-    assert_eq!(machine.mac(), FOREIGN);
-    // It is served by the device that goes on.
     let activation = machine.activation();
     machine.backend.restore(&state, activation).unwrap();
     assert_eq!(machine.answer(), Some((u32::from(head), 1, false)));
     assert_eq!(machine.mac(), MAC);
+    assert_eq!(net.config().unwrap()["mac"], text(MAC));
+}
+
+#[test]
+fn a_suspended_device_is_not_given_the_guest_s_commands() {
+    let net = net(SHARED);
+    let mut machine = running(&net);
+    machine.backend.save().unwrap();
+    add_command(&mut machine);
+    for _ in 0..3 {
+        machine.turn(Duration::ZERO);
+    }
+    // Had it been given the command, it would carry it out before this frame.
+    behind_the_back(&net, vdpa::uapi::resume());
+    exchange(&mut machine.nic, 1, &[FOREIGN]);
+    assert_eq!(machine.control.take(), None);
+    assert_eq!(net.config().unwrap()["mac"], text(FOREIGN));
 }
 
 /// States that no device of this kind wrote, with what is wrong in each.
