@@ -84,14 +84,14 @@ impl Area {
     }
 
     /// Names of the integration tests that run in the lab host: those in
-    /// `tests/tests/` whose names start with the area's.
+    /// the `tests` folders of [`LAB_TESTED`] whose names start with the area's.
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Invalid`] for a file that belongs to no area,
     /// which would never be run.
     pub fn lab_tests(self, repository: &Path) -> Result<Vec<String>> {
         let mut names = Vec::new();
-        for name in test_targets(repository)? {
+        for (directory, name) in test_targets(repository)? {
             let area = Self::ALL.into_iter().find(|area| {
                 name.strip_prefix(area.name())
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
@@ -101,7 +101,7 @@ impl Area {
                 Some(_) => {}
                 None => {
                     return Err(Error::invalid(
-                        format!("tests/tests/{name}.rs"),
+                        format!("{directory}/tests/{name}.rs"),
                         "its name starts with no area's, so nobody would run it",
                     ));
                 }
@@ -111,17 +111,22 @@ impl Area {
     }
 }
 
-/// Names of the integration test targets, sorted.
-fn test_targets(repository: &Path) -> Result<Vec<String>> {
-    let directory = repository.join("tests/tests");
-    if !directory.is_dir() {
-        return Ok(Vec::new());
+/// Folder and package of the crates whose integration tests need the lab's kernel.
+pub const LAB_TESTED: [(&str, &str); 2] = [("tests", "lab"), ("vmm", "vmm")];
+
+/// Folder and name of each integration test target, sorted by name in each folder.
+fn test_targets(repository: &Path) -> Result<Vec<(&'static str, String)>> {
+    let mut targets = Vec::new();
+    for (folder, _) in LAB_TESTED {
+        let names = files::list(&repository.join(folder).join("tests"))?;
+        targets.extend(
+            names
+                .iter()
+                .filter(|path| path.extension().is_some_and(|kind| kind == "rs"))
+                .filter_map(|path| Some((folder, path.file_stem()?.to_str()?.to_owned()))),
+        );
     }
-    Ok(files::list(&directory)?
-        .iter()
-        .filter(|path| path.extension().is_some_and(|kind| kind == "rs"))
-        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
-        .collect())
+    Ok(targets)
 }
 
 #[cfg(test)]

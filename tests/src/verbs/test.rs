@@ -6,7 +6,7 @@
 //! failures ends with success.
 
 use crate::agent::client::{self, Streams};
-use crate::areas::{Area, HostTests};
+use crate::areas::{Area, HostTests, LAB_TESTED};
 use crate::error::{Error, Result};
 use crate::here::{self, HereArguments};
 use crate::host::LabHost;
@@ -26,8 +26,9 @@ const HARNESS_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// Arguments of `cargo lab test`.
 #[derive(Debug, clap::Args)]
 pub struct TestArguments {
-    /// An area (skeleton, hardware, rings, mgmt, api, migration) or a part of
-    /// tests' names; all tests without it
+    /// An area (skeleton, hardware, rings, mgmt, api, migration), one file of
+    /// tests in the lab (skeleton_guest), or a part of tests' names; all tests
+    /// without it
     filter: Option<String>,
     /// The lab host's equipment
     #[arg(long, value_enum, default_value_t)]
@@ -95,6 +96,11 @@ impl Selection {
             selection.host.extend(area.host_tests());
             selection.lab.extend(area.lab_tests(repository)?);
         }
+        if selection.lab.contains(&selection.filter) {
+            // The name of one target: all of it and nothing else.
+            selection.host.clear();
+            selection.lab = vec![std::mem::take(&mut selection.filter)];
+        }
         if let Some(area) = area
             && selection.host.is_empty()
             && selection.lab.is_empty()
@@ -156,7 +162,10 @@ fn run_in_lab(
     repository: &Path,
     selection: &Selection,
 ) -> Result<Tally> {
-    let mut build = vec!["test", "--no-run", "--package=lab"];
+    let mut build = vec!["test", "--no-run"];
+    for (_, package) in LAB_TESTED {
+        build.extend(["--package", package]);
+    }
     for name in &selection.lab {
         build.extend(["--test", name]);
     }

@@ -59,15 +59,15 @@ impl fmt::Display for Memlock {
         match self.limit {
             Some(limit) if self.is_short() => write!(
                 f,
-                "the locked-memory limit is {limit} bytes and {} are needed: raise it with \
-                 `ulimit -l {}` in the shell, LimitMEMLOCK= in a systemd unit, or \
-                 `prlimit --memlock` (each device pins all memory again)",
-                self.needed(),
-                self.needed().div_ceil(1024),
+                "the limit of locked memory (RLIMIT_MEMLOCK) is {} KiB and {needed} KiB are \
+                 needed: raise it with `ulimit -l {needed}` in the shell, LimitMEMLOCK= in a \
+                 systemd unit, or `prlimit --memlock` (each device pins all memory again)",
+                limit / 1024,
+                needed = self.needed().div_ceil(1024),
             ),
             _ => write!(
                 f,
-                "the locked-memory limit is not the cause: the memory may not be a shared \
+                "the limit of locked memory is not the cause: the memory may not be a shared \
                  mapping (MAP_SHARED of a memfd), or the device ran out of resources; the \
                  kernel log may say more"
             ),
@@ -87,10 +87,7 @@ mod tests {
             wanted: 512 << 20,
         };
         let text = memlock.to_string();
-        assert!(
-            text.contains("8388608") && text.contains("537919488"),
-            "{text}"
-        );
+        assert!(text.contains("is 8192 KiB and 525312 KiB are"), "{text}");
         assert!(text.contains("ulimit -l 525312"), "{text}");
         for limit in [None, Some(513 << 20)] {
             let text = Memlock { limit, ..memlock }.to_string();

@@ -12,7 +12,7 @@ use crate::byte_count::ByteCount;
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The kernel is at fault.
-    #[error("kernel {}", path.display())]
+    #[error("cannot boot the kernel {}", path.display())]
     Kernel {
         /// The file.
         path: PathBuf,
@@ -21,7 +21,7 @@ pub enum BootError {
         source: KernelError,
     },
     /// The initramfs is at fault.
-    #[error("initramfs {}", path.display())]
+    #[error("cannot use the initramfs {}", path.display())]
     Initramfs {
         /// The file.
         path: PathBuf,
@@ -55,22 +55,22 @@ pub enum KernelError {
     #[error(transparent)]
     File(#[from] FileError),
     /// Neither ELF nor bzImage.
-    #[error("is not a kernel that can be booted (vmlinux or bzImage): it is {found}")]
+    #[error("it is not a kernel that can be booted (vmlinux or bzImage) but {found}")]
     NotAKernel {
         /// What it is instead.
         found: Magic,
     },
     /// An ELF of another machine or word size.
-    #[error("is an ELF file, but not for x86-64")]
+    #[error("it is an ELF file, but not for x86-64")]
     WrongMachine,
     /// An ELF without the PVH entry point.
     #[error(
-        "is an ELF file without a PVH note: build the kernel with CONFIG_PVH=y or use its bzImage"
+        "it is an ELF file without a PVH note: build the kernel with CONFIG_PVH=y or use its bzImage"
     )]
     NoPvhNote,
     /// A bzImage that only starts in 16-bit or 32-bit mode.
     #[error(
-        "is a bzImage without a 64-bit entry point (boot protocol {major}.{minor:02}): \
+        "it is a bzImage without a 64-bit entry point (boot protocol {major}.{minor:02}): \
          a 64-bit kernel of version 3.8 or later is needed"
     )]
     No64BitEntry {
@@ -80,10 +80,10 @@ pub enum KernelError {
         minor: u8,
     },
     /// Headers that contradict each other or the file.
-    #[error("is damaged: {0}")]
+    #[error("it is damaged: {0}")]
     Malformed(&'static str),
     /// A segment wants to lie where the boot structures are.
-    #[error("wants to be loaded at {at:#x}, below {start:#x} where kernels may begin")]
+    #[error("it wants to be loaded at {at:#x}, below {start:#x} where kernels may begin")]
     TooLow {
         /// Address asked for.
         at: u64,
@@ -92,7 +92,7 @@ pub enum KernelError {
     },
     /// More than the guest's memory holds.
     #[error(
-        "does not fit: it needs {} at {at:#x}, the guest's memory has {} there; \
+        "it does not fit: it needs {} at {at:#x}, the guest's memory has {} there; \
          give the guest more memory",
         ByteCount(*needed),
         ByteCount(*available)
@@ -115,7 +115,7 @@ pub enum InitramfsError {
     File(#[from] FileError),
     /// More than what the kernel leaves of memory.
     #[error(
-        "does not fit: it has {}, and of the guest's {} of memory {} are free for it; \
+        "it does not fit: it has {}, and of the guest's {} of memory {} are free for it; \
          give the guest more memory",
         ByteCount(*len),
         ByteCount(*ram),

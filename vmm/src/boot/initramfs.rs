@@ -73,7 +73,7 @@ mod tests {
         let error = place(100 * MIB, u64::MAX, KERNEL, &layout).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "does not fit: it has 100 MiB, and of the guest's 64 MiB of memory 28 MiB are free \
+            "it does not fit: it has 100 MiB, and of the guest's 64 MiB of memory 28 MiB are free \
              for it; give the guest more memory"
         );
     }

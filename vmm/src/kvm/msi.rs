@@ -29,7 +29,7 @@ use super::routing::RoutingTable;
 pub struct MsiCounts {
     /// Vectors that devices hold.
     pub vectors: usize,
-    /// MSI routes in KVM's table, those of masked vectors included.
+    /// MSI routes of these vectors, those of masked ones included.
     pub routes: usize,
     /// irqfds that KVM listens to: the vectors that are not masked.
     pub irqfds: usize,
@@ -192,13 +192,9 @@ impl Drop for KvmMsiVector {
         if let Err(error) = self.mask() {
             tracing::error!(gsi = self.gsi, %error, "irqfd could not be removed");
         }
-        let mut state = self.router.lock();
-        if state.table.free(self.gsi)
-            && let Err(error) = self.router.publish(&state.table)
-        {
-            // The stale route leads nowhere: its irqfd is gone.
-            tracing::error!(gsi = self.gsi, %error, "interrupt route could not be removed");
-        }
+        // KVM keeps the stale route until the next change of the table: without
+        // its irqfd it leads nowhere, and dropping many vectors stays cheap.
+        self.router.lock().table.free(self.gsi);
     }
 }
 

@@ -60,8 +60,17 @@ impl InitialState {
         fd.set_regs(&self.regs)
             .map_err(KvmError::ioctl("KVM_SET_REGS"))?;
         // SREGS turn SSE and AVX on or off in CR4; XCRS and XSAVE come after.
-        fd.set_sregs(&self.sregs)
-            .map_err(KvmError::ioctl("KVM_SET_SREGS"))?;
+        // They are written twice, first with another CR3 (paging is off, so it
+        // means nothing): on AMD hosts KVM wipes the VMCB at a triple fault,
+        // the root of the nested page tables with it, and sets that root again only
+        // when it rebuilds its MMU context, which a change of CR3 makes it do.
+        // Without it the vCPU would fault for ever on its first instruction.
+        let mut sregs = self.sregs;
+        sregs.cr3 ^= 0x1000;
+        for sregs in [&sregs, &self.sregs] {
+            fd.set_sregs(sregs)
+                .map_err(KvmError::ioctl("KVM_SET_SREGS"))?;
+        }
         fd.set_xcrs(&self.xcrs)
             .map_err(KvmError::ioctl("KVM_SET_XCRS"))?;
         // SAFETY: needed because KVM may read more than the structure where
@@ -74,7 +83,7 @@ impl InitialState {
         // The TSC-deadline MSR is only taken once the local APIC is back.
         fd.set_lapic(&self.lapic)
             .map_err(KvmError::ioctl("KVM_SET_LAPIC"))?;
-        write_msrs(fd, &self.msrs)?;
+        write_msrs(fd, &changed_msrs(fd, &self.msrs)?)?;
         // After SREGS, which hold a pending interrupt too.
         fd.set_vcpu_events(&self.events)
             .map_err(KvmError::ioctl("KVM_SET_VCPU_EVENTS"))?;
@@ -92,12 +101,7 @@ fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, KvmErro
             ..Default::default()
         })
         .collect();
-    let mut found: Vec<kvm_msr_entry> = Vec::with_capacity(wanted.len());
-    each_batch(&wanted, |msrs| {
-        let done = fd.get_msrs(msrs).map_err(KvmError::ioctl("KVM_GET_MSRS"))?;
-        found.extend(msrs.as_slice().iter().take(done));
-        Ok(done)
-    })?;
+    let mut found = current_msrs(fd, &wanted)?;
     for msr in &mut found {
         if msr.index == MSR_TSC {
             // Zero does not mean zero: KVM takes it for a vCPU that was just
@@ -107,6 +111,39 @@ fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, KvmErro
         }
     }
     Ok(found)
+}
+
+/// The values that the MSRs in `wanted` have now.
+fn current_msrs(fd: &VcpuFd, wanted: &[kvm_msr_entry]) -> Result<Vec<kvm_msr_entry>, KvmError> {
+    let mut found = Vec::with_capacity(wanted.len());
+    each_batch(wanted, |msrs| {
+        let done = fd.get_msrs(msrs).map_err(KvmError::ioctl("KVM_GET_MSRS"))?;
+        found.extend(msrs.as_slice().iter().take(done));
+        Ok(done)
+    })?;
+    Ok(found)
+}
+
+/// Those of `initial` that the guest has changed (the TSC always has). The others need no
+/// write, and some hosts complain in their log about a write even of the
+/// value that is there.
+fn changed_msrs(fd: &VcpuFd, initial: &[kvm_msr_entry]) -> Result<Vec<kvm_msr_entry>, KvmError> {
+    let now = current_msrs(fd, initial)?;
+    Ok(differing(initial, &now))
+}
+
+/// The entries of `initial` without an equal in `now`. Both have the same
+/// order, but `now` may lack some.
+fn differing(initial: &[kvm_msr_entry], now: &[kvm_msr_entry]) -> Vec<kvm_msr_entry> {
+    let mut now = now.iter().peekable();
+    initial
+        .iter()
+        .filter(|msr| {
+            let same_msr = now.next_if(|current| current.index == msr.index);
+            same_msr.is_none_or(|current| current.data != msr.data)
+        })
+        .copied()
+        .collect()
 }
 
 /// Writes `msrs` in order.
@@ -170,6 +207,26 @@ mod tests {
             let expected: Vec<u32> = (0..count).filter(|index| index % 7 != 3).collect();
             assert_eq!(taken, expected);
         }
+    }
+
+    #[test]
+    fn only_what_changed_is_written() {
+        let msrs = |list: &[(u32, u64)]| -> Vec<kvm_msr_entry> {
+            list.iter()
+                .map(|&(index, data)| kvm_msr_entry {
+                    index,
+                    data,
+                    ..Default::default()
+                })
+                .collect()
+        };
+        let initial = msrs(&[(1, 10), (2, 20), (3, 30), (4, 40)]);
+        assert!(differing(&initial, &initial).is_empty());
+        // 2 changed, 3 can't be read now: it is written to be sure.
+        let now = msrs(&[(1, 10), (2, 21), (4, 40)]);
+        assert_eq!(differing(&initial, &now), msrs(&[(2, 20), (3, 30)]));
+        assert_eq!(differing(&initial, &[]), initial);
+        assert!(differing(&[], &initial).is_empty());
     }
 
     #[test]
