@@ -4,6 +4,7 @@
 //! A new rig is a new variant here and nothing elsewhere.
 
 use crate::agent::protocol::Module;
+use crate::sim::Mapping;
 use std::path::Path;
 
 /// A lab host's equipment.
@@ -25,7 +26,9 @@ impl Rig {
     /// Additions to the lab host's kernel command line.
     pub fn kernel_parameters(self) -> &'static str {
         match self {
-            Self::Sim => "",
+            // Without huge pages the host's memory gets so fragmented that a
+            // guest's does not fit in the default of 2048 contiguous pieces.
+            Self::Sim => "vhost_vdpa.max_iotlb_entries=65536",
         }
     }
 
@@ -33,17 +36,15 @@ impl Rig {
     /// the modules that the lab builds itself.
     pub fn modules(self, built: &Path) -> Vec<Module> {
         let stock = |name: &str| Module::Stock(name.to_owned());
-        let file = |name: &str| {
-            Module::File(
-                built.join(name).to_string_lossy().into_owned(),
-                String::new(),
-            )
+        let file_with = |name: &str, parameters: String| {
+            Module::File(built.join(name).to_string_lossy().into_owned(), parameters)
         };
+        let file = |name: &str| file_with(name, String::new());
         match self {
             Self::Sim => vec![
                 stock("vhost_vdpa"),
                 file("vringh.ko"),
-                file("vdpa_sim.ko"),
+                file_with("vdpa_sim.ko", Mapping::DEFAULT.parameters()),
                 file("vdpa_sim_net.ko"),
                 file("vdpa_sim_blk.ko"),
                 stock("vduse"),

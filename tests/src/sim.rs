@@ -51,9 +51,11 @@ impl Mapping {
         }
     }
 
-    fn parameters(self) -> String {
+    /// The parameters of `vdpa_sim` for it. The simulator keeps an entry for
+    /// each contiguous piece of pinned memory, as vhost_vdpa does.
+    pub(crate) fn parameters(self) -> String {
         format!(
-            "use_va={} batch_mapping={}",
+            "use_va={} batch_mapping={} max_iotlb_entries=65536",
             u8::from(self.use_va),
             u8::from(self.batch_mapping)
         )

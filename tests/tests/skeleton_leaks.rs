@@ -35,10 +35,10 @@ impl Drop for DefaultMapping {
 }
 
 /// A guest with a NIC and a disk, whose VMM logs what it holds.
-fn start(net: &SimDevice, block: &SimDevice) -> Guest {
+fn start(net: &SimDevice, block: &SimDevice, processors: u32) -> Guest {
     let arguments = BellhopArguments::small()
         .unwrap()
-        .processors(2)
+        .processors(processors)
         .silence(SILENCE)
         .argument("--log-level", "debug")
         .argument("--vdpa", &format!("path={},id=nic", net.path().display()))
@@ -111,7 +111,7 @@ fn resets_of_the_driver(mapping: Mapping) {
     sim::reload(mapping).unwrap();
     let net = SimDevice::net("leaks", MAC, 1500).unwrap();
     let block = SimDevice::block("leaks-blk").unwrap();
-    let mut guest = start(&net, &block);
+    let mut guest = start(&net, &block, 2);
     // Once of everything, so that what is made on first use is there.
     guest.command("flood-on 512").unwrap();
     guest.command("rebind-flooded 5 20").unwrap();
@@ -141,7 +141,7 @@ fn reboots(mapping: Mapping) {
     sim::reload(mapping).unwrap();
     let net = SimDevice::net("leaks", MAC, 1500).unwrap();
     let block = SimDevice::block("leaks-blk").unwrap();
-    let mut guest = start(&net, &block);
+    let mut guest = start(&net, &block, 1);
     let mut before = None;
     for _ in 0..20 {
         guest.command("flood-on 512").unwrap();

@@ -4,6 +4,12 @@
 //! every error of the handler into it). The commonest cause by far is the
 //! limit on locked memory: parents that pin pages count them against
 //! RLIMIT_MEMLOCK, once per device and with no exemption for CAP_IPC_LOCK.
+//!
+//! The next one is fragmentation: for such parents the kernel keeps an entry
+//! for each physically contiguous piece, and since 6.12 (stable) no more of
+//! them than `max_iotlb_entries` of vhost_vdpa, 2048 unless set
+//! (`vhost_vdpa_pa_map`, `vhost_iotlb_add_range_ctx`: ENOSPC). 8 MiB of pages of
+//! 4 KiB can be too many pieces; with huge pages 4 GiB never are.
 
 use std::fmt;
 
@@ -18,7 +24,13 @@ pub struct Memlock {
     pub pinned: u64,
     /// Still to be pinned.
     pub wanted: u64,
+    /// In how many contiguous pieces the kernel maps memory at most; `None`:
+    /// this kernel has no such limit, or vhost_vdpa is not loaded.
+    pub max_iotlb_entries: Option<u64>,
 }
+
+/// Where the kernel says how many entries it keeps for an address space.
+const MAX_IOTLB_ENTRIES: &str = "/sys/module/vhost_vdpa/parameters/max_iotlb_entries";
 
 impl Memlock {
     /// Looks at this process, which wants to pin `wanted` more bytes.
@@ -29,6 +41,9 @@ impl Memlock {
             limit: getrlimit(Resource::Memlock).current,
             pinned: pinned(&status),
             wanted,
+            max_iotlb_entries: std::fs::read_to_string(MAX_IOTLB_ENTRIES)
+                .ok()
+                .and_then(|text| text.trim().parse().ok()),
         }
     }
 
@@ -65,12 +80,21 @@ impl fmt::Display for Memlock {
                 limit / 1024,
                 needed = self.needed().div_ceil(1024),
             ),
-            _ => write!(
-                f,
-                "the limit of locked memory is not the cause: the memory may not be a shared \
-                 mapping (MAP_SHARED of a memfd), or the device ran out of resources; the \
-                 kernel log may say more"
-            ),
+            _ => {
+                f.write_str("the limit of locked memory is not the cause: ")?;
+                if let Some(pieces) = self.max_iotlb_entries {
+                    write!(
+                        f,
+                        "the memory may lie in more than {pieces} pieces, which is all that \
+                         vhost_vdpa takes for a device that pins it (use huge pages, such as \
+                         hugepages=2M, or load vhost_vdpa with a larger max_iotlb_entries); or "
+                    )?;
+                }
+                f.write_str(
+                    "the memory may not be a shared mapping (MAP_SHARED of a memfd), or the \
+                     device ran out of resources; the kernel log may say more",
+                )
+            }
         }
     }
 }
@@ -85,6 +109,7 @@ mod tests {
             limit: Some(8 << 20),
             pinned: 1 << 20,
             wanted: 512 << 20,
+            max_iotlb_entries: Some(2048),
         };
         let text = memlock.to_string();
         assert!(text.contains("is 8192 KiB and 525312 KiB are"), "{text}");
@@ -92,7 +117,16 @@ mod tests {
         for limit in [None, Some(513 << 20)] {
             let text = Memlock { limit, ..memlock }.to_string();
             assert!(text.contains("not the cause"), "{text}");
+            assert!(text.contains("more than 2048 pieces"), "{text}");
+            assert!(text.contains("hugepages=2M"), "{text}");
         }
+        let text = Memlock {
+            limit: None,
+            max_iotlb_entries: None,
+            ..memlock
+        }
+        .to_string();
+        assert!(!text.contains("pieces"), "{text}");
     }
 
     #[test]
