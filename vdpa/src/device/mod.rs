@@ -80,6 +80,7 @@ use self::handle::Handle;
 pub use self::info::{DeviceInfo, QueueInfo};
 use self::info::{Identity, query_group, refused};
 pub use self::vring::{RING_SIZE_MAX, VringAddresses, VringBase, VringConfig};
+use crate::doorbell::{Doorbell, DoorbellAnswer};
 use crate::iotlb::{DeviceSink, Iotlb, IotlbLimits};
 use crate::iova::IovaRange;
 use crate::uapi::{self, BackendFeatures, vhost_vring_addr};
@@ -309,6 +310,18 @@ impl<S: HasOwner> Device<S> {
     #[must_use]
     pub fn backend_features(&self) -> BackendFeatures {
         self.state.owned().acked
+    }
+
+    /// Maps the doorbell of a queue, if it has one. One mapping serves for the
+    /// device's life, whatever states it goes through: see [`crate::doorbell`].
+    ///
+    /// # Errors
+    /// No such queue, or the kernel failed; a queue without a doorbell is not
+    /// an error but an answer.
+    pub fn map_doorbell(&self, queue: u16) -> Result<DoorbellAnswer, DeviceError> {
+        self.info().queue(queue)?;
+        Doorbell::map(&self.handle.file, queue)
+            .map_err(queue_refused(queue, "mmap of its doorbell"))
     }
 
     /// Resets the device: afterwards it touches no memory. Then call

@@ -9,14 +9,17 @@
 //!                 +--> Iotlb     guest RAM at IOVA = guest-physical address, for the VM's life
 //!                 +--> Control   the control queue, which belongs to the VMM
 //!                 +--> MacOverlay  the address the guest sees
+//!                 +--> DeviceDoorbells  pages in which the guest's store is a kick
 //!
 //!   data queues: kick eventfd -> vhost worker -> device -> call eventfd -> guest
+//!            or: the device's own doorbell ---> device
 //! ```
 //! Any device class works: only the control queue and the MAC address are
 //! known to be a network device's. Owns the device; must not know PCI, KVM or
 //! who polls its descriptors.
 
 mod control;
+mod doorbells;
 mod error;
 mod link;
 mod mac;
@@ -27,7 +30,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use vdpa::control_queue::{Command, Limits, queue_index};
-use vdpa::device::{Device, DeviceInfo, Opened, VringAddresses, VringBase, VringConfig};
+use vdpa::device::{
+    Device, DeviceError, DeviceInfo, Opened, VringAddresses, VringBase, VringConfig,
+};
 use vdpa::features::{self, Policy};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
@@ -42,9 +47,11 @@ use virtio_bindings::virtio_net::{
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+pub use self::doorbells::DoorbellMode;
 pub use self::error::VdpaError;
 
 use self::control::{Control, Setup};
+use self::doorbells::DeviceDoorbells;
 use self::link::Link;
 use self::mac::MacOverlay;
 use self::saved::{Saved, SavedRing};
@@ -54,6 +61,7 @@ use super::backend::{
 };
 use super::saved_state;
 use super::userspace_queue::SavedQueue;
+use crate::hypervisor::DoorbellPage;
 
 /// Name and version of the saved state.
 const STATE_NAME: &str = "virtio-vdpa";
@@ -73,6 +81,8 @@ pub struct VdpaOptions {
     pub mac: Option<[u8; 6]>,
     /// Number of queues that the user expects.
     pub num_queues: Option<u16>,
+    /// Whether the guest gets the device's doorbells.
+    pub doorbell: DoorbellMode,
 }
 
 /// What the guest negotiated, as far as it is needed later.
@@ -102,6 +112,8 @@ pub struct VdpaBackend {
     ram: Vec<IovaRange>,
     info: DeviceInfo,
     max_sizes: Vec<u16>,
+    /// They hold the device open: see [`vdpa::doorbell`].
+    doorbells: DeviceDoorbells,
     features: u64,
     config_changed: EventFd,
     /// The device's control queue, if it offers one.
@@ -156,6 +168,16 @@ impl VdpaBackend {
             .then(|| Control::new(&mut window))
             .transpose()?;
 
+        let control_queue = if control.is_some() {
+            let limits = limits(&info, true, passed.features, |config| {
+                device.read_config(0, config)
+            })?;
+            queue_index(passed.features, limits.max_virtqueue_pairs)
+        } else {
+            None
+        };
+        let doorbells = DeviceDoorbells::map(&device, &id, options.doorbell, control_queue)?;
+
         let config_changed =
             EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd)?;
         device.set_config_call(Some(&config_changed))?;
@@ -173,6 +195,7 @@ impl VdpaBackend {
             memory,
             ram,
             max_sizes: info.queues.iter().map(|queue| queue.max_size).collect(),
+            doorbells,
             features: passed.features,
             info,
             config_changed,
@@ -209,28 +232,9 @@ impl VdpaBackend {
         })
     }
 
-    /// What control commands may ask for (`struct virtio_net_config`, virtio 1.3, 5.1.4).
     fn limits(&self, features: u64) -> Result<Limits, VdpaError> {
-        let mut config = [0u8; 24];
-        if self.control.is_some() {
-            let len = config
-                .len()
-                .min(usize::try_from(self.info.config_size).unwrap_or(0));
-            self.link.read_config(0, &mut config[..len])?;
-        }
-        let several = queue_index(features, 2) != queue_index(0, 2);
-        Ok(Limits {
-            features,
-            max_virtqueue_pairs: if several {
-                u16::from_le_bytes([config[8], config[9]])
-            } else {
-                1
-            },
-            rss_max_key_size: config[17],
-            rss_max_indirection_table_length: u16::from_le_bytes([config[18], config[19]]),
-            supported_hash_types: u32::from_le_bytes([
-                config[20], config[21], config[22], config[23],
-            ]),
+        limits(&self.info, self.control.is_some(), features, |config| {
+            self.link.read_config(0, config)
         })
     }
 
@@ -440,6 +444,35 @@ fn vring_addresses(addresses: &QueueAddresses) -> VringAddresses {
     }
 }
 
+/// What control commands may ask for (`struct virtio_net_config`, virtio 1.3, 5.1.4),
+/// read from offset 0 of the configuration if there is a control queue.
+fn limits(
+    info: &DeviceInfo,
+    has_control_queue: bool,
+    features: u64,
+    read_config: impl FnOnce(&mut [u8]) -> Result<(), DeviceError>,
+) -> Result<Limits, VdpaError> {
+    let mut config = [0u8; 24];
+    if has_control_queue {
+        let len = config
+            .len()
+            .min(usize::try_from(info.config_size).unwrap_or(0));
+        read_config(&mut config[..len])?;
+    }
+    let several = queue_index(features, 2) != queue_index(0, 2);
+    Ok(Limits {
+        features,
+        max_virtqueue_pairs: if several {
+            u16::from_le_bytes([config[8], config[9]])
+        } else {
+            1
+        },
+        rss_max_key_size: config[17],
+        rss_max_indirection_table_length: u16::from_le_bytes([config[18], config[19]]),
+        supported_hash_types: u32::from_le_bytes([config[20], config[21], config[22], config[23]]),
+    })
+}
+
 /// The address for the guest, if this is a network device with one.
 fn configured_mac<S>(
     device: &Device<S>,
@@ -551,6 +584,16 @@ impl Backend for VdpaBackend {
 
     fn reset(&mut self) {
         self.stop();
+    }
+
+    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
+        // Without a negotiation no queue is the guest's; and the control queue
+        // never is: the guest kicks us there.
+        let negotiation = self.negotiation?;
+        if negotiation.control_queue == Some(queue) {
+            return None;
+        }
+        self.doorbells.get(queue).map(|doorbell| doorbell as _)
     }
 
     fn process(&mut self, token: u16) -> Outcome {
