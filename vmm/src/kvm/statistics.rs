@@ -18,14 +18,21 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use kvm_bindings::{
-    KVM_STATS_TYPE_CUMULATIVE, KVM_STATS_TYPE_MASK, KVMIO, kvm_stats_desc, kvm_stats_header,
+    KVM_STATS_TYPE_CUMULATIVE, KVM_STATS_TYPE_MASK, kvm_stats_desc, kvm_stats_header,
 };
 use vmm_sys_util::ioctl::ioctl;
-use vmm_sys_util::ioctl_io_nr;
 
 use super::KvmError;
 
-ioctl_io_nr!(KVM_GET_STATS_FD, KVMIO, 0xce);
+/// The request, apart because the macro writes no documentation.
+mod request {
+    #![allow(missing_docs, reason = "the macro writes no documentation")]
+    use kvm_bindings::KVMIO;
+    use vmm_sys_util::ioctl_io_nr;
+
+    ioctl_io_nr!(KVM_GET_STATS_FD, KVMIO, 0xce);
+}
+use request::KVM_GET_STATS_FD;
 
 const HEADER_SIZE: usize = size_of::<kvm_stats_header>();
 const DESCRIPTOR_SIZE: usize = size_of::<kvm_stats_desc>();
