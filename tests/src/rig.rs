@@ -12,20 +12,22 @@ pub enum Rig {
     /// The kernel's vDPA simulator, network and block; no devices of QEMU's.
     #[default]
     Sim,
+    /// The lab NIC (tests/kmod): every ability of a vDPA device, by parameter.
+    Labnic,
 }
 
 impl Rig {
     /// QEMU arguments for the rig's devices.
     pub fn qemu_arguments(self) -> Vec<String> {
         match self {
-            Self::Sim => Vec::new(),
+            Self::Sim | Self::Labnic => Vec::new(),
         }
     }
 
     /// Additions to the lab host's kernel command line.
     pub fn kernel_parameters(self) -> &'static str {
         match self {
-            Self::Sim => "",
+            Self::Sim | Self::Labnic => "",
         }
     }
 
@@ -48,6 +50,7 @@ impl Rig {
                 file("vdpa_sim_blk.ko"),
                 stock("vduse"),
             ],
+            Self::Labnic => vec![stock("vhost_vdpa"), file("vringh.ko"), file("labnic.ko")],
         }
     }
 }
