@@ -286,7 +286,7 @@ fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<Started> {
             "-chardev",
             &format!("socket,id=monitor,fd={}", control.as_raw_fd()),
         ])
-        .args(["-mon", "chardev=monitor,mode=control"])
+        .args(["-qmp", "chardev:monitor"])
         .args(["-object", "rng-random,id=rng,filename=/dev/urandom"])
         .args(["-device", "virtio-rng-pci,rng=rng"]);
     share(&mut command, "root", &tree, false);
@@ -358,7 +358,11 @@ fn greeting(started: &mut Started, limit: Duration) -> std::result::Result<Hello
         // below, without the timeout that could cut it.
         match rustix::net::recv(&*port, &mut first, rustix::net::RecvFlags::PEEK) {
             Ok((1.., _)) => break,
-            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            // Closed or reset: QEMU ends, and what it said is the better reason.
+            Ok(_)
+            | Err(
+                rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET,
+            ) => {}
             Err(error) => return Err(failed(error.into())),
         }
         if let Ok(Some(status)) = qemu.child.try_wait() {

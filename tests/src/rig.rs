@@ -140,7 +140,7 @@ fn sriov(cable: Cable) -> Result<Equipment> {
         "-device",
         "intel-iommu,intremap=on,device-iotlb=on,caching-mode=on",
         "-device",
-        "pcie-root-port,id=slot,chassis=1,slot=1",
+        "pcie-root-port,id=nic-port,chassis=1,slot=1",
     ]
     .map(str::to_owned)
     .into();
@@ -150,7 +150,7 @@ fn sriov(cable: Cable) -> Result<Equipment> {
             cable.netdev(index, link)?,
             "-device".to_owned(),
             format!(
-                "virtio-net-pci,bus=slot,addr=0x0.{:#x},sriov-pf=pf,netdev={link},mac={},\
+                "virtio-net-pci,bus=nic-port,addr=0x0.{:#x},sriov-pf=pf,netdev={link},mac={},\
                  iommu_platform=on,ats=on,page-per-vq=on,mq=on,vectors={VECTORS}",
                 index + 1,
                 vf_mac(index)
@@ -162,7 +162,7 @@ fn sriov(cable: Cable) -> Result<Equipment> {
             "-netdev",
             "hubport,id=pf-net,hubid=9",
             "-device",
-            "virtio-net-pci,bus=slot,addr=0x0.0x0,id=pf,netdev=pf-net,iommu_platform=on,ats=on,\
+            "virtio-net-pci,bus=nic-port,addr=0x0.0x0,id=pf,netdev=pf-net,iommu_platform=on,ats=on,\
              mq=on,romfile=",
         ]
         .map(str::to_owned),

@@ -104,6 +104,10 @@ pub struct VdpaBackend {
     max_sizes: Vec<u16>,
     features: u64,
     config_changed: EventFd,
+    /// The call of queues for which the guest has no vector at DRIVER_OK:
+    /// nobody reads it, but vp_vdpa gives a queue an interrupt only if it has a
+    /// call then, and the guest may route the queue later.
+    unrouted: EventFd,
     /// The device's control queue, if it offers one.
     control: Option<Control>,
     mac: Option<MacOverlay>,
@@ -156,8 +160,8 @@ impl VdpaBackend {
             .then(|| Control::new(&mut window))
             .transpose()?;
 
-        let config_changed =
-            EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd)?;
+        let eventfd = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd);
+        let config_changed = eventfd()?;
         device.set_config_call(Some(&config_changed))?;
         let ram = GuestRegion::all(&memory)
             .iter()
@@ -176,6 +180,7 @@ impl VdpaBackend {
             features: passed.features,
             info,
             config_changed,
+            unrouted: eventfd()?,
             control,
             mac,
             negotiation: None,
@@ -257,7 +262,7 @@ impl VdpaBackend {
                 addresses: vring_addresses(&queue.addresses),
                 base: base_of(queue.index),
                 kick: Some(&queue.kick),
-                call: queue.call.as_deref(),
+                call: Some(queue.call.as_deref().unwrap_or(&self.unrouted)),
             };
             device.set_vring(queue.index, &config, &self.ram)?;
             data_queues.push(queue);
