@@ -329,6 +329,14 @@ impl Guest {
     /// As [`Self::command`].
     pub fn command_within(&mut self, line: &str, limit: Duration) -> Result<Value> {
         self.send(line)?;
+        self.answer(line, limit)
+    }
+
+    /// Waits for the answer to a line that was sent before.
+    ///
+    /// # Errors
+    /// As [`Self::command`].
+    pub fn answer(&mut self, line: &str, limit: Duration) -> Result<Value> {
         let answer = match self.lines.recv_timeout(limit) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout) => {

@@ -104,6 +104,18 @@ impl Ending {
     }
 }
 
+/// What a program in the lab host may ask of the outside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Pull the cable of one of the rig's links, or plug it in again.
+    SetLink {
+        /// The link's name, such as "vf0".
+        link: String,
+        /// Plugged in?
+        up: bool,
+    },
+}
+
 /// One frame.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Frame {
@@ -131,6 +143,11 @@ pub enum Frame {
     StdinTaken(u32),
     /// To the outside: the command has ended.
     Exited(Ending),
+    /// To the outside: a program in the host asks for something. The number
+    /// comes back with the answer.
+    Request(u32, Request),
+    /// To the host: the request with this number was obeyed, or why not.
+    Answer(u32, Result<(), String>),
 }
 
 impl Frame {
@@ -148,6 +165,8 @@ impl Frame {
             Self::StdinTaken(_) => 10,
             Self::Exited(_) => 11,
             Self::Setup(_) => 12,
+            Self::Request(..) => 13,
+            Self::Answer(..) => 14,
         }
     }
 
@@ -157,6 +176,8 @@ impl Frame {
             Self::Execute(execute) => serde_json::to_vec(execute)?,
             Self::Exited(ending) => serde_json::to_vec(ending)?,
             Self::Setup(setup) => serde_json::to_vec(setup)?,
+            Self::Request(number, request) => serde_json::to_vec(&(number, request))?,
+            Self::Answer(number, outcome) => serde_json::to_vec(&(number, outcome))?,
             Self::Stdin(bytes) | Self::Stdout(bytes) | Self::Stderr(bytes) => bytes.clone(),
             Self::StdinEnd | Self::PowerOff => Vec::new(),
             Self::Signal(number) => number.to_le_bytes().to_vec(),
@@ -232,6 +253,14 @@ impl Frame {
             10 => Self::StdinTaken(u32::from_le_bytes(number(&payload)?)),
             11 => Self::Exited(serde_json::from_slice(&payload)?),
             12 => Self::Setup(serde_json::from_slice(&payload)?),
+            13 => {
+                let (number, request) = serde_json::from_slice(&payload)?;
+                Self::Request(number, request)
+            }
+            14 => {
+                let (number, outcome) = serde_json::from_slice(&payload)?;
+                Self::Answer(number, outcome)
+            }
             _ => return Err(invalid("unknown kind of frame")),
         })
     }
@@ -281,6 +310,15 @@ mod tests {
             Frame::Stderr(Vec::new()),
             Frame::StdinTaken(7),
             Frame::Exited(Ending::NotStarted(127, "why".into())),
+            Frame::Request(
+                1,
+                Request::SetLink {
+                    link: "vf0".into(),
+                    up: false,
+                },
+            ),
+            Frame::Answer(u32::MAX, Ok(())),
+            Frame::Answer(0, Err("why".into())),
         ];
         let mut wire = Vec::new();
         for frame in &frames {
@@ -303,6 +341,8 @@ mod tests {
             &[2, 2, 0, 0, 0, b'{', b'}'],
             &[3, 255, 255, 255, 255],
             &[3, 4, 0, 0, 0, 1],
+            &[13, 2, 0, 0, 0, b'[', b']'],
+            &[14, 3, 0, 0, 0, b'[', b'1', b']'],
         ] {
             let mut reader = wire;
             assert!(Frame::read(&mut reader).is_err(), "{wire:?}");

@@ -116,6 +116,10 @@ pub struct VdpaBackend {
     doorbells: DeviceDoorbells,
     features: u64,
     config_changed: EventFd,
+    /// The call of queues for which the guest has no vector at DRIVER_OK:
+    /// nobody reads it, but vp_vdpa gives a queue an interrupt only if it has a
+    /// call then, and the guest may route the queue later.
+    unrouted: EventFd,
     /// The device's control queue, if it offers one.
     control: Option<Control>,
     mac: Option<MacOverlay>,
@@ -178,8 +182,8 @@ impl VdpaBackend {
         };
         let doorbells = DeviceDoorbells::map(&device, &id, options.doorbell, control_queue)?;
 
-        let config_changed =
-            EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd)?;
+        let eventfd = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd);
+        let config_changed = eventfd()?;
         device.set_config_call(Some(&config_changed))?;
         let ram = GuestRegion::all(&memory)
             .iter()
@@ -199,6 +203,7 @@ impl VdpaBackend {
             features: passed.features,
             info,
             config_changed,
+            unrouted: eventfd()?,
             control,
             mac,
             negotiation: None,
@@ -261,7 +266,7 @@ impl VdpaBackend {
                 addresses: vring_addresses(&queue.addresses),
                 base: base_of(queue.index),
                 kick: Some(&queue.kick),
-                call: queue.call.as_deref(),
+                call: Some(queue.call.as_deref().unwrap_or(&self.unrouted)),
             };
             device.set_vring(queue.index, &config, &self.ram)?;
             data_queues.push(queue);

@@ -3,9 +3,11 @@
 //! | command | does |
 //! |---|---|
 //! | `info` | what `ready` said, as it is now |
-//! | `frames N SIZE WINDOW [NIC]` | N frames to the NIC's own address, at most WINDOW under way, each verified when it comes back |
-//! | `flood SECONDS [SIZE] [NIC]` | frames as fast as they go, unpaced |
-//! | `rebind N [NIC]` | takes the driver off the device and back, with frames between |
+//! | `frames N SIZE WINDOW [NIC] [to MAC]` | N frames to the NIC's own address, or to a peer that echoes, at most WINDOW under way, each verified when it comes back |
+//! | `echo N SECONDS [NIC]` | sends N frames back to whoever sent them, each verified; ends after SECONDS of silence |
+//! | `flood SECONDS [SIZE] [NIC] [to MAC]` | frames as fast as they go, unpaced |
+//! | `rebind N [NIC] [to MAC]` | takes the driver off the device and back, with frames between: looped back, or to and from a peer that floods |
+//! | `channels N [NIC]` | uses N queue pairs, as `ethtool -L NIC combined N` does |
 //! | `disk-check DEV SEED SECTORS` | writes a pattern, forgets the cache, reads and verifies it |
 //! | `disk-read DEV` | reads all of it; size and SHA-256 |
 //! | `rng BYTES` | reads the hardware random generator |
@@ -16,7 +18,8 @@
 //! | `shell` | a shell on the console until it exits |
 //! | `reboot`, `poweroff`, `panic` | ends the guest |
 
-use crate::{disk, frames, info, network, random, system};
+use crate::network::Address;
+use crate::{disk, echo, frames, info, network, random, system};
 use lab::error::{Error, Result};
 use serde_json::{Value, json};
 use std::str::{FromStr, SplitWhitespace};
@@ -24,6 +27,9 @@ use std::time::Duration;
 
 /// The NIC of commands that name none.
 const DEFAULT_NIC: &str = "eth0";
+
+/// Comes before a peer's address.
+const TO: &str = "to";
 
 /// What a command gives.
 #[derive(Debug)]
@@ -76,21 +82,35 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
         "info" => Ok(info::all(&[])),
         "link" => info::link(),
         "frames" => {
+            let (count, size) = (number(words, "N")?, number(words, "SIZE")?);
+            let window = number(words, "WINDOW")?;
+            let nic = nic(words);
             let plan = frames::Plan {
-                count: number(words, "N")?,
-                size: number(words, "SIZE")?,
-                window: number(words, "WINDOW")?,
+                count,
+                size,
+                window,
+                peer: peer(words)?,
             };
-            frames::exchange(nic(words), &plan)
+            frames::exchange(nic, &plan)
+        }
+        "echo" => {
+            let (count, seconds) = (number(words, "N")?, number(words, "SECONDS")?);
+            echo::echo(nic(words), count, Duration::from_secs(seconds))
         }
         "flood" => {
             let seconds: u64 = number(words, "SECONDS")?;
             let size = optional(words, "SIZE")?.unwrap_or(64);
-            frames::flood(nic(words), Duration::from_secs(seconds), size)
+            let nic = nic(words);
+            frames::flood(nic, Duration::from_secs(seconds), size, peer(words)?)
         }
         "rebind" => {
             let times = number(words, "N")?;
-            network::rebind(nic(words), times)
+            let nic = nic(words);
+            network::rebind(nic, times, peer(words)?)
+        }
+        "channels" => {
+            let count = number(words, "N")?;
+            network::set_channels(nic(words), count)
         }
         "disk-check" => {
             let device = word(words, "DEV")?;
@@ -146,7 +166,21 @@ fn optional<T: FromStr>(words: &mut SplitWhitespace<'_>, name: &str) -> Result<O
 }
 
 fn nic<'a>(words: &mut SplitWhitespace<'a>) -> &'a str {
+    if words.clone().next() == Some(TO) {
+        return DEFAULT_NIC;
+    }
     words.next().unwrap_or(DEFAULT_NIC)
+}
+
+/// `to MAC`, or nothing.
+fn peer(words: &mut SplitWhitespace<'_>) -> Result<Option<Address>> {
+    match words.next() {
+        None => Ok(None),
+        Some(TO) => network::parse_address(word(words, "MAC")?).map(Some),
+        Some(other) => Err(Error::Usage(format!(
+            "{other:?} where only `to MAC` may be"
+        ))),
+    }
 }
 
 #[cfg(test)]
@@ -163,6 +197,11 @@ mod tests {
             "frames -1 64 1",
             "promisc maybe",
             "rng",
+            "frames 1 64 1 eth0 02:00:5e:00:53:01",
+            "frames 1 64 1 to",
+            "frames 1 64 1 to nobody",
+            "echo 1",
+            "channels",
         ] {
             let answer = obey(line);
             assert!(answer.value.is_err(), "{line:?}");
@@ -178,5 +217,19 @@ mod tests {
         let mut words = "128 eth1".split_whitespace();
         assert_eq!(optional::<usize>(&mut words, "SIZE").unwrap(), Some(128));
         assert_eq!(nic(&mut words), "eth1");
+    }
+
+    #[test]
+    fn peers_follow_the_nic_or_its_absence() {
+        for (line, name) in [
+            ("eth1 to 02:00:5e:00:53:01", "eth1"),
+            ("to 02:00:5e:00:53:01", DEFAULT_NIC),
+        ] {
+            let mut words = line.split_whitespace();
+            assert_eq!(nic(&mut words), name);
+            let expected = Some([2, 0, 0x5e, 0, 0x53, 1]);
+            assert_eq!(peer(&mut words).unwrap(), expected);
+        }
+        assert_eq!(peer(&mut "".split_whitespace()).unwrap(), None);
     }
 }

@@ -13,6 +13,7 @@
 
 mod command;
 mod disk;
+mod echo;
 mod frames;
 mod info;
 mod network;
