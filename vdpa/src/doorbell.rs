@@ -17,9 +17,14 @@
 //! Reset, suspend and new rings leave the mapping valid, so it is made once. If
 //! the hardware is pulled out, stores go nowhere.
 //!
-//! A store is harmless in every state of the device: a notification to a queue
-//! that does not run is ignored (virtio 1.3, 3.1.1 has the driver not send it,
-//! and all a device learns from one is to look at its ring).
+//! **Map and use it only with negotiated features**, for the kernel finds the page
+//! at the mapping's first *use*, and asks the parent again: mlx5 has no
+//! doorbells for queues that were not negotiated, and then answers address 0, which the kernel maps.
+//! So [`Device::map_doorbell`](crate::device::Device::map_doorbell) exists from *negotiated* on, and
+//! a VMM shows the page to the guest only while the device runs. Once used,
+//! later stores are harmless in every state: a notification to a queue that does not run is ignored
+//! (virtio 1.3, 3.1.1 has the driver not send it, and all a device learns from
+//! one is to look at its ring).
 //!
 //! The page is never given to an IOTLB: it is not memory, and old kernels panic
 //! when they pin it. So it is no [`DmaRegion`](crate::memory::DmaRegion).

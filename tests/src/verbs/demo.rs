@@ -76,6 +76,11 @@ pub fn demo(arguments: &DemoArguments) -> Result<u8> {
         match arguments.rig {
             Rig::Sim => scenario(arguments.json)?,
             Rig::Sriov => sriov::scenario(arguments.json)?,
+            Rig::Labnic => {
+                return Err(Error::Usage(
+                    "the demo has no part for the rig labnic: use sim or sriov".into(),
+                ));
+            }
         }
         return Ok(0);
     }

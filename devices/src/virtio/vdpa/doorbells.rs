@@ -1,14 +1,16 @@
 //! The doorbells of a vhost-vdpa device: which queues have one, and whether
 //! the guest is to get it.
 //!
-//! Owns the mappings, made once when the device is opened. It must not know
-//! where a guest sees them.
+//! Owns the mappings. Each is made when its queue is first started, because which
+//! queues have a doorbell depends on the negotiated features, and kept for the
+//! device's life. It must not know where a guest sees them.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use vdpa::device::{Device, Owned};
+use vdpa::device::{Device, DeviceError, Negotiated, Owned};
 use vdpa::doorbell::{Doorbell, DoorbellAnswer};
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
 use super::error::VdpaError;
 use crate::hypervisor::DoorbellPage;
@@ -35,51 +37,72 @@ unsafe impl DoorbellPage for Doorbell {
     }
 }
 
-/// The doorbell of each queue that has one and may use it.
+/// The doorbells that were mapped so far.
 #[derive(Debug)]
-pub(super) struct DeviceDoorbells(Vec<Option<Arc<Doorbell>>>);
+pub(super) struct DeviceDoorbells {
+    mode: DoorbellMode,
+    /// By queue.
+    pages: Vec<Option<Arc<Doorbell>>>,
+}
 
 impl DeviceDoorbells {
-    /// Maps what `mode` asks for. `control_queue` is the queue that is the VMM's
-    /// when all offered features are negotiated: it needs no doorbell.
+    /// None mapped yet. With [`DoorbellMode::On`] the queues that are data
+    /// queues whatever is negotiated are asked now, so that a machine that cannot
+    /// work as wished does not start.
     ///
     /// # Errors
     /// [`VdpaError::NoDoorbell`] with [`DoorbellMode::On`] only.
-    pub(super) fn map(
-        device: &Device<Owned>,
-        id: &str,
-        mode: DoorbellMode,
-        control_queue: Option<u16>,
-    ) -> Result<Self, VdpaError> {
-        let mut pages = Vec::new();
-        for queue in 0..device.info().queue_count() {
-            if mode == DoorbellMode::Off {
-                pages.push(None);
-                continue;
+    pub(super) fn new(device: &Device<Owned>, mode: DoorbellMode) -> Result<Self, VdpaError> {
+        let count = device.info().queue_count();
+        if mode == DoorbellMode::On {
+            let is_net = device.info().device_id == VIRTIO_ID_NET;
+            for queue in 0..if is_net { count.min(2) } else { count } {
+                if let Some(reason) = device.missing_doorbell(queue)? {
+                    return Err(VdpaError::NoDoorbell { queue, reason });
+                }
             }
-            let answer = device.map_doorbell(queue);
-            pages.push(choose(answer, id, queue, mode, control_queue)?);
         }
-        let mapped = pages.iter().flatten().count();
-        tracing::debug!(device = %id, ?mode, mapped, queues = pages.len(), "doorbells");
-        Ok(Self(pages))
+        Ok(Self {
+            mode,
+            pages: vec![None; count.into()],
+        })
     }
 
-    /// The doorbell of `queue`.
+    /// Maps the doorbell of a data queue that is about to start, if it is wanted and
+    /// there is one.
+    ///
+    /// # Errors
+    /// As [`DeviceDoorbells::new`].
+    pub(super) fn prepare(
+        &mut self,
+        device: &Device<Negotiated>,
+        id: &str,
+        queue: u16,
+    ) -> Result<(), VdpaError> {
+        if self.mode == DoorbellMode::Off {
+            return Ok(());
+        }
+        if let Some(page @ None) = self.pages.get_mut(usize::from(queue)) {
+            *page = choose(device.map_doorbell(queue), id, queue, self.mode)?;
+            tracing::debug!(device = %id, queue, mapped = page.is_some(), "doorbell");
+        }
+        Ok(())
+    }
+
+    /// The doorbell of `queue`, if it was prepared and has one.
     pub(super) fn get(&self, queue: u16) -> Option<Arc<Doorbell>> {
-        self.0.get(usize::from(queue)).cloned().flatten()
+        self.pages.get(usize::from(queue)).cloned().flatten()
     }
 }
 
 /// What an answer about one queue comes to.
 fn choose(
-    answer: Result<DoorbellAnswer, vdpa::device::DeviceError>,
+    answer: Result<DoorbellAnswer, DeviceError>,
     id: &str,
     queue: u16,
     mode: DoorbellMode,
-    control_queue: Option<u16>,
 ) -> Result<Option<Arc<Doorbell>>, VdpaError> {
-    let needed = mode == DoorbellMode::On && Some(queue) != control_queue;
+    let needed = mode == DoorbellMode::On;
     match answer {
         Ok(DoorbellAnswer::Mapped(doorbell)) => Ok(Some(Arc::new(doorbell))),
         Ok(DoorbellAnswer::Absent(reason)) if needed => {
@@ -103,20 +126,18 @@ fn choose(
 mod tests {
     use std::error::Error;
 
-    use vdpa::device::DeviceError;
     use vdpa::doorbell::NoDoorbell;
 
     use super::*;
 
     fn absent(mode: DoorbellMode, queue: u16) -> Result<Option<Arc<Doorbell>>, VdpaError> {
         let answer = Ok(DoorbellAnswer::Absent(NoDoorbell::NotOffered));
-        choose(answer, "test", queue, mode, Some(2))
+        choose(answer, "test", queue, mode)
     }
 
     #[test]
     fn a_queue_without_a_doorbell_matters_only_where_it_was_asked_for() {
         assert!(absent(DoorbellMode::Auto, 0).unwrap().is_none());
-        assert!(absent(DoorbellMode::On, 2).unwrap().is_none());
         let error = absent(DoorbellMode::On, 1).unwrap_err();
         assert!(matches!(error, VdpaError::NoDoorbell { queue: 1, .. }));
         let text = error.to_string();
@@ -131,8 +152,8 @@ mod tests {
                 ability: "be mapped",
             })
         };
-        let auto = choose(failed(), "test", 0, DoorbellMode::Auto, None);
+        let auto = choose(failed(), "test", 0, DoorbellMode::Auto);
         assert!(auto.unwrap().is_none());
-        assert!(choose(failed(), "test", 0, DoorbellMode::On, None).is_err());
+        assert!(choose(failed(), "test", 0, DoorbellMode::On).is_err());
     }
 }

@@ -30,9 +30,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use vdpa::control_queue::{Command, Limits, queue_index};
-use vdpa::device::{
-    Device, DeviceError, DeviceInfo, Opened, VringAddresses, VringBase, VringConfig,
-};
+use vdpa::device::{Device, DeviceInfo, Opened, VringAddresses, VringBase, VringConfig};
 use vdpa::features::{self, Policy};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
@@ -172,16 +170,7 @@ impl VdpaBackend {
             .then(|| Control::new(&mut window))
             .transpose()?;
 
-        let control_queue = if control.is_some() {
-            let limits = limits(&info, true, passed.features, |config| {
-                device.read_config(0, config)
-            })?;
-            queue_index(passed.features, limits.max_virtqueue_pairs)
-        } else {
-            None
-        };
-        let doorbells = DeviceDoorbells::map(&device, &id, options.doorbell, control_queue)?;
-
+        let doorbells = DeviceDoorbells::new(&device, options.doorbell)?;
         let eventfd = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd);
         let config_changed = eventfd()?;
         device.set_config_call(Some(&config_changed))?;
@@ -237,9 +226,28 @@ impl VdpaBackend {
         })
     }
 
+    /// What control commands may ask for (`struct virtio_net_config`, virtio 1.3, 5.1.4).
     fn limits(&self, features: u64) -> Result<Limits, VdpaError> {
-        limits(&self.info, self.control.is_some(), features, |config| {
-            self.link.read_config(0, config)
+        let mut config = [0u8; 24];
+        if self.control.is_some() {
+            let len = config
+                .len()
+                .min(usize::try_from(self.info.config_size).unwrap_or(0));
+            self.link.read_config(0, &mut config[..len])?;
+        }
+        let several = queue_index(features, 2) != queue_index(0, 2);
+        Ok(Limits {
+            features,
+            max_virtqueue_pairs: if several {
+                u16::from_le_bytes([config[8], config[9]])
+            } else {
+                1
+            },
+            rss_max_key_size: config[17],
+            rss_max_indirection_table_length: u16::from_le_bytes([config[18], config[19]]),
+            supported_hash_types: u32::from_le_bytes([
+                config[20], config[21], config[22], config[23],
+            ]),
         })
     }
 
@@ -269,6 +277,7 @@ impl VdpaBackend {
                 call: Some(queue.call.as_deref().unwrap_or(&self.unrouted)),
             };
             device.set_vring(queue.index, &config, &self.ram)?;
+            self.doorbells.prepare(device, &self.id, queue.index)?;
             data_queues.push(queue);
         }
         if let (Some(control), Some(index)) = (&mut self.control, negotiation.control_queue) {
@@ -447,35 +456,6 @@ fn vring_addresses(addresses: &QueueAddresses) -> VringAddresses {
         driver: addresses.driver,
         device: addresses.device,
     }
-}
-
-/// What control commands may ask for (`struct virtio_net_config`, virtio 1.3, 5.1.4),
-/// read from offset 0 of the configuration if there is a control queue.
-fn limits(
-    info: &DeviceInfo,
-    has_control_queue: bool,
-    features: u64,
-    read_config: impl FnOnce(&mut [u8]) -> Result<(), DeviceError>,
-) -> Result<Limits, VdpaError> {
-    let mut config = [0u8; 24];
-    if has_control_queue {
-        let len = config
-            .len()
-            .min(usize::try_from(info.config_size).unwrap_or(0));
-        read_config(&mut config[..len])?;
-    }
-    let several = queue_index(features, 2) != queue_index(0, 2);
-    Ok(Limits {
-        features,
-        max_virtqueue_pairs: if several {
-            u16::from_le_bytes([config[8], config[9]])
-        } else {
-            1
-        },
-        rss_max_key_size: config[17],
-        rss_max_indirection_table_length: u16::from_le_bytes([config[18], config[19]]),
-        supported_hash_types: u32::from_le_bytes([config[20], config[21], config[22], config[23]]),
-    })
 }
 
 /// The address for the guest, if this is a network device with one.
