@@ -20,6 +20,8 @@ pub mod files;
 pub mod guest;
 pub mod here;
 pub mod host;
+pub mod kvm_events;
+pub mod kvm_statistics;
 pub mod libtest;
 pub mod module_tree;
 pub mod process;

@@ -6,6 +6,9 @@
 //! | `frames N SIZE WINDOW [NIC] [to MAC]` | N frames to the NIC's own address, or to a peer that echoes, at most WINDOW under way, each verified when it comes back |
 //! | `echo N SECONDS [NIC]` | sends N frames back to whoever sent them, each verified; ends after SECONDS of silence |
 //! | `flood SECONDS [SIZE] [NIC] [to MAC]` | frames as fast as they go, unpaced |
+//! | `pace N SIZE MICROSECONDS [NIC]` | N frames to the NIC's own address with a pause behind each, whatever comes back |
+//! | `notify [NIC]` | where the NIC's notify part is |
+//! | `notify-read QUEUE [NIC]` | reads a queue's notify page, past the driver (`iomem=relaxed` on kernels with strict checks) |
 //! | `rebind N [NIC] [to MAC]` | takes the driver off the device and back, with frames between: looped back, or to and from a peer that floods |
 //! | `channels N [NIC]` | uses N queue pairs, as `ethtool -L NIC combined N` does |
 //! | `disk-check DEV SEED SECTORS` | writes a pattern, forgets the cache, reads and verifies it |
@@ -19,7 +22,7 @@
 //! | `reboot`, `poweroff`, `panic` | ends the guest |
 
 use crate::network::Address;
-use crate::{disk, echo, frames, info, network, random, system};
+use crate::{disk, echo, frames, info, network, notify, random, system};
 use lab::error::{Error, Result};
 use serde_json::{Value, json};
 use std::str::{FromStr, SplitWhitespace};
@@ -102,6 +105,16 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let size = optional(words, "SIZE")?.unwrap_or(64);
             let nic = nic(words);
             frames::flood(nic, Duration::from_secs(seconds), size, peer(words)?)
+        }
+        "pace" => {
+            let (count, size) = (number(words, "N")?, number(words, "SIZE")?);
+            let pause = Duration::from_micros(number(words, "MICROSECONDS")?);
+            frames::pace(nic(words), count, size, pause)
+        }
+        "notify" => notify::describe(nic(words)),
+        "notify-read" => {
+            let queue = number(words, "QUEUE")?;
+            notify::read(nic(words), queue)
         }
         "rebind" => {
             let times = number(words, "N")?;
@@ -196,6 +209,8 @@ mod tests {
             "frames x 1 1",
             "frames -1 64 1",
             "promisc maybe",
+            "pace 1 64",
+            "notify-read",
             "rng",
             "frames 1 64 1 eth0 02:00:5e:00:53:01",
             "frames 1 64 1 to",

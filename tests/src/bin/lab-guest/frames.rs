@@ -128,6 +128,24 @@ pub(crate) fn flood(
     Ok(described(nic, totals.to_json(), elapsed, &before))
 }
 
+/// `pace`: sends frames with a pause behind each, so that each is a kick of its own.
+/// What comes back, if anything, is checked and counted, but not waited for.
+pub(crate) fn pace(nic: &str, count: u64, size: usize, pause: Duration) -> Result<Value> {
+    let before = info::statistics(nic);
+    let started = Instant::now();
+    let mut run = Run::new(nic, size, count, None)?;
+    while run.totals.sent < count {
+        if run.send()? == Sent::Full {
+            run.wait(PollFlags::OUT, Duration::from_millis(10))?;
+            continue;
+        }
+        std::thread::sleep(pause);
+        run.receive_all()?;
+    }
+    let elapsed = started.elapsed();
+    Ok(described(nic, run.totals.to_json(), elapsed, &before))
+}
+
 /// Sends `count` frames to a peer that floods, and waits until as many of its
 /// frames have arrived, or for silence. None is given up for lost.
 pub(crate) fn converse(nic: &str, peer: Address, count: u64, size: usize) -> Result<Totals> {

@@ -17,6 +17,7 @@ mod echo;
 mod frames;
 mod info;
 mod network;
+mod notify;
 mod random;
 mod system;
 
