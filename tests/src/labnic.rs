@@ -50,7 +50,8 @@ impl Labnic {
     /// [`Error::File`] for an unknown one or a wrong value.
     pub fn set(&self, parameter: &str, value: &str) -> Result<()> {
         let path = Path::new("/sys/module/labnic/parameters").join(parameter);
-        files::write(&path, value)
+        // With a newline: the kernel never sees an empty write.
+        files::write(&path, format!("{value}\n"))
     }
 
     /// Adds a device with the attributes of `vdpa dev add`.

@@ -34,6 +34,7 @@ pub(crate) const HEADER: usize = 12;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) const MRG_RXBUF: u64 = 1 << 15;
+const CTRL_VQ: u64 = 1 << 17;
 pub(crate) const EVENT_IDX: u64 = 1 << 29;
 pub(crate) const IN_ORDER: u64 = 1 << 35;
 pub(crate) const NOTIFICATION_DATA: u64 = 1 << 38;
@@ -49,6 +50,8 @@ pub(crate) struct Setup {
     pub(crate) buffers: u16,
     /// Address space of the data queues' rings, where it is one of their own.
     pub(crate) rings_asid: u32,
+    /// Do not enable this queue.
+    pub(crate) disabled: Option<u16>,
 }
 
 impl Default for Setup {
@@ -57,6 +60,7 @@ impl Default for Setup {
             without: BEYOND_US,
             buffers: RING_SIZE,
             rings_asid: 0,
+            disabled: None,
         }
     }
 }
@@ -158,6 +162,49 @@ impl Queue {
         head
     }
 
+    /// Makes a frame of any length available, in a chain of several pieces
+    /// that lie in all of the queue's buffers: no other may be outstanding.
+    pub(crate) fn offer_large(&mut self, frame: &[u8]) {
+        let bytes = [&[0; HEADER], frame].concat();
+        self.buffers.write(0, &bytes).unwrap();
+        let chain: Vec<Piece> = (0..)
+            .zip(bytes.chunks(1000))
+            .map(|(number, part)| Piece {
+                iova: self.buffers.iova(1000 * number, 1).unwrap(),
+                len: u32::try_from(part.len()).unwrap(),
+                direction: Direction::DeviceReads,
+            })
+            .collect();
+        self.ring.add(&chain).unwrap();
+    }
+
+    /// Takes the next used buffer as it is; it is not posted again.
+    pub(crate) fn take_raw(&mut self) -> Option<Vec<u8>> {
+        let (used, number) = self.pop()?;
+        let mut bytes = vec![0; usize::try_from(used.written).unwrap()];
+        self.buffers.read(number * BUFFER, &mut bytes).unwrap();
+        Some(bytes)
+    }
+
+    /// An element of the used ring: id and length.
+    pub(crate) fn used_element(&self, entry: u64) -> (u32, u32) {
+        let offset = self.ring.addresses().device - self.ring_memory.range().first();
+        let mut element = [0; 8];
+        let place = offset + 4 + 8 * entry;
+        self.ring_memory.read(place, &mut element).unwrap();
+        let [i0, i1, i2, i3, l0, l1, l2, l3] = element;
+        let word = u32::from_le_bytes;
+        (word([i0, i1, i2, i3]), word([l0, l1, l2, l3]))
+    }
+
+    /// Writes a used element's id, as a device could have.
+    pub(crate) fn write_used(&self, entry: u16, head: u16) {
+        let offset = self.ring.addresses().device - self.ring_memory.range().first();
+        let place = offset + 4 + 8 * u64::from(entry % RING_SIZE);
+        let id = u32::from(head).to_le_bytes();
+        self.ring_memory.write(place, &id).unwrap();
+    }
+
     /// Kicks by eventfd if the device asks for it.
     pub(crate) fn kick(&mut self) {
         if self.ring.needs_kick().unwrap() {
@@ -183,9 +230,7 @@ impl Queue {
 
     /// Takes a received frame, without its header; the buffer is not posted again.
     pub(crate) fn take(&mut self) -> Option<Vec<u8>> {
-        let (used, number) = self.pop()?;
-        let mut bytes = vec![0; usize::try_from(used.written).unwrap()];
-        self.buffers.read(number * BUFFER, &mut bytes).unwrap();
+        let mut bytes = self.take_raw()?;
         assert!(bytes.len() >= HEADER, "{} bytes received", bytes.len());
         assert_eq!(bytes[10..12], [1, 0], "num_buffers");
         Some(bytes.split_off(HEADER))
@@ -262,13 +307,16 @@ impl Client {
             let range = queue.ring_memory.range();
             let config = queue.config(VringBase::initial(false));
             device.set_vring(index, &config, &[range]).unwrap();
-            device.enable_vring(index).unwrap();
+            if setup.disabled != Some(index) {
+                device.enable_vring(index).unwrap();
+            }
             if index % 2 == 0 {
                 (0..setup.buffers).for_each(|_| queue.post());
             }
         }
         let index = control_queue::queue_index(features, max_pairs);
-        let control = index.filter(|_| !again).map(|index| {
+        let has_control = !again && features & CTRL_VQ != 0;
+        let control = index.filter(|_| has_control).map(|index| {
             let control = ControlQueue::new(CONTROL, event_idx).unwrap();
             let placement = Placement::choose(device.info(), device.backend_features(), index);
             if let Placement::OwnAddressSpace { group, asid } = placement {
@@ -312,6 +360,18 @@ impl Client {
 
     pub(crate) fn device(&self) -> &Device<Running> {
         self.device.as_ref().unwrap()
+    }
+
+    /// Enables a queue by the plain ioctl, whatever was acknowledged.
+    pub(crate) fn enable_anyway(&self, queue: u32) {
+        // _IOW(0xAF, 0x75, struct vhost_vring_state)
+        const SET_VRING_ENABLE: u64 = 0x4008_af75;
+        let state = [queue, 1];
+        // SAFETY: there is no safe interface to ioctls. This one reads a
+        // struct of two 32-bit numbers, which `state` is laid out like.
+        let result =
+            unsafe { vmm_sys_util::ioctl::ioctl_with_ref(&self.file, SET_VRING_ENABLE, &state) };
+        assert_eq!(result, 0);
     }
 
     /// Suspends, lets the caller work on the suspended device, resumes.
