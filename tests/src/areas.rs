@@ -111,16 +111,13 @@ impl Area {
     }
 }
 
-/// Folders of the crates whose integration tests need the lab's kernel.
-const LAB_TESTED: [&str; 2] = ["tests", "vmm"];
-
-/// Packages that the folders of [`LAB_TESTED`] hold.
-pub const LAB_TESTED_PACKAGES: [&str; 2] = ["lab", "vmm"];
+/// Folder and package of the crates whose integration tests need the lab's kernel.
+pub const LAB_TESTED: [(&str, &str); 2] = [("tests", "lab"), ("vmm", "vmm")];
 
 /// Folder and name of each integration test target, sorted by name in each folder.
 fn test_targets(repository: &Path) -> Result<Vec<(&'static str, String)>> {
     let mut targets = Vec::new();
-    for folder in LAB_TESTED {
+    for (folder, _) in LAB_TESTED {
         let names = files::list(&repository.join(folder).join("tests"))?;
         targets.extend(
             names

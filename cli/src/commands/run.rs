@@ -45,12 +45,19 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     memory: MemoryConfig,
 
-    /// A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME][,mac=MAC][,num_queues=N] (may be repeated)
-    #[arg(long, value_name = "OPTIONS")]
+    // `help` and not a doc comment: rustdoc takes brackets for links.
+    #[arg(
+        long,
+        value_name = "OPTIONS",
+        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME][,mac=MAC][,num_queues=N] (may be repeated)"
+    )]
     vdpa: Vec<VdpaConfig>,
 
-    /// A disk, raw: path=FILE[,id=NAME][,readonly=on] (may be repeated)
-    #[arg(long = "disk", value_name = "OPTIONS")]
+    #[arg(
+        long = "disk",
+        value_name = "OPTIONS",
+        help = "A disk, raw: path=FILE[,id=NAME][,readonly=on] (may be repeated)"
+    )]
     disks: Vec<DiskConfig>,
 
     /// Take everything from this TOML or JSON file instead

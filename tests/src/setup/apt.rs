@@ -40,7 +40,7 @@ pub fn sources_list(suite: &str) -> Option<String> {
     list_for(suite, &codename, &sources)
 }
 
-/// The machine's settings for [`SHARED_OPTIONS`], as apt configuration lines.
+/// The machine's settings for `SHARED_OPTIONS`, as apt configuration lines.
 pub fn shared_options() -> Vec<String> {
     let Ok(output) = Command::new("apt-config").arg("dump").output() else {
         return Vec::new();

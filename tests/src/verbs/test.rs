@@ -6,7 +6,7 @@
 //! failures ends with success.
 
 use crate::agent::client::{self, Streams};
-use crate::areas::{Area, HostTests, LAB_TESTED_PACKAGES};
+use crate::areas::{Area, HostTests, LAB_TESTED};
 use crate::error::{Error, Result};
 use crate::here::{self, HereArguments};
 use crate::host::LabHost;
@@ -163,7 +163,7 @@ fn run_in_lab(
     selection: &Selection,
 ) -> Result<Tally> {
     let mut build = vec!["test", "--no-run"];
-    for package in LAB_TESTED_PACKAGES {
+    for (_, package) in LAB_TESTED {
         build.extend(["--package", package]);
     }
     for name in &selection.lab {

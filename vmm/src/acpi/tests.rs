@@ -169,21 +169,3 @@ proptest! {
         follow(&area);
     }
 }
-
-/// By hand: `ACPI_DUMP=DIR cargo test -p vmm dump_for_disassembly -- --ignored`,
-/// then `iasl -d DIR/*.dat`.
-#[test]
-#[ignore = "writes files for iasl, tests nothing"]
-fn dump_for_disassembly() {
-    let directory = std::path::PathBuf::from(std::env::var_os("ACPI_DUMP").unwrap());
-    let area = build(&Layout::new(256 * MIB, 40).unwrap(), 2);
-    let tables = follow(&area);
-    for (name, bytes) in [
-        ("facp", tables.fadt),
-        ("apic", tables.madt),
-        ("mcfg", tables.mcfg),
-        ("dsdt", tables.dsdt),
-    ] {
-        std::fs::write(directory.join(name).with_extension("dat"), bytes).unwrap();
-    }
-}

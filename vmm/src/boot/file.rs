@@ -19,23 +19,23 @@ use super::BootError;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The path can't be opened.
-    #[error("cannot be opened")]
+    #[error("it cannot be opened")]
     Open(#[source] io::Error),
     /// The path is a directory.
-    #[error("is a directory, not a file")]
+    #[error("it is a directory, not a file")]
     Directory,
     /// The path is a pipe, a socket or a device.
-    #[error("is not a regular file; it must be readable again when the guest reboots")]
+    #[error("it is not a regular file; it must be readable again when the guest reboots")]
     NotRegular,
     /// The file has no content.
-    #[error("is empty")]
+    #[error("it is empty")]
     Empty,
     /// Reading failed.
-    #[error("cannot be read")]
+    #[error("it cannot be read")]
     Read(#[source] io::Error),
     /// The file ended before the size that it had when it was opened, or
     /// before what its headers promise.
-    #[error("is truncated: {needed} bytes are needed, the file has {len}")]
+    #[error("it is truncated: {needed} bytes are needed, the file has {len}")]
     Truncated {
         /// Bytes that must be there.
         needed: u64,

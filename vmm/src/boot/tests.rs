@@ -306,10 +306,7 @@ fn wrong_files_are_named() {
         (directory.0.clone(), "is a directory"),
         (PathBuf::from("/dev/null"), "is not a regular file"),
         (directory.file("empty", b""), "is empty"),
-        (
-            directory.file("gzip", &[0x1f, 0x8b, 8, 0]),
-            "it is gzip data",
-        ),
+        (directory.file("gzip", &[0x1f, 0x8b, 8, 0]), "but gzip data"),
         (
             directory.file("text", b"hello"),
             "unknown data that begins with 68 65 6c 6c",
@@ -333,7 +330,7 @@ fn wrong_files_are_named() {
         (directory.file("empty", b""), "is empty"),
     ] {
         let text = boot_error(&good, Some(&file), "");
-        let start = format!("initramfs {}: ", file.display());
+        let start = format!("cannot use the initramfs {}: ", file.display());
         assert!(
             text.starts_with(&start) && text.contains(expected),
             "{text}"
@@ -411,23 +408,4 @@ fn the_command_line_is_bounded_by_the_kernel_and_by_us() {
         );
     }
     assert!(boot_error(&elf, None, "a\0b").contains("NUL byte at position 1"));
-}
-
-/// By hand: `BOOT_KERNEL=PATH [BOOT_INITRAMFS=PATH] cargo test -p vmm real_kernel -- --ignored --nocapture`.
-#[test]
-#[ignore = "needs a real kernel, named by BOOT_KERNEL"]
-fn real_kernel() {
-    let kernel = PathBuf::from(std::env::var_os("BOOT_KERNEL").unwrap());
-    let initramfs = std::env::var_os("BOOT_INITRAMFS").map(PathBuf::from);
-    let (layout, ram) = filled_ram(512 * MIB, 0xee);
-    let source = BootSource {
-        kernel: &kernel,
-        initramfs: initramfs.as_deref(),
-        cmdline: "console=ttyS0",
-    };
-    let start = std::time::Instant::now();
-    match load(ram.memory(), &layout, &source) {
-        Ok(booted) => println!("{booted:x?} in {:?}", start.elapsed()),
-        Err(error) => panic!("{}", chain(&error)),
-    }
 }
