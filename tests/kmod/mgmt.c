@@ -175,6 +175,7 @@ static int dev_add(struct vdpa_mgmt_dev *mdev, const char *name,
 	return 0;
 
 err_detach:
+	labnic_doorbell_free(nic);
 	labnic_switch_detach(nic);
 err_put:
 	put_device(&nic->vdpa.dev);
@@ -188,6 +189,8 @@ static void dev_del(struct vdpa_mgmt_dev *mdev, struct vdpa_device *vdpa)
 	/* Unregistering would free the device before it has left the switch. */
 	get_device(&vdpa->dev);
 	_vdpa_unregister_device(vdpa);
+	/* First who schedules work, then the work. */
+	labnic_doorbell_free(nic);
 	labnic_switch_detach(nic);
 	put_device(&vdpa->dev);
 }
