@@ -103,6 +103,7 @@ int labnic_doorbell_alloc(struct labnic *nic)
 	return 0;
 }
 
+/* May be called twice; nobody has a page mapped any more. */
 void labnic_doorbell_free(struct labnic *nic)
 {
 	unsigned int i;

@@ -7,6 +7,9 @@
  */
 #include "labnic.h"
 
+/* Per address space: guest RAM in single pages, if it must be. */
+#define LABNIC_MAPS_MAX		(1U << 22)
+
 unsigned int labnic_group(const struct labnic *nic, u16 index)
 {
 	return nic->can.cvq_group && labnic_is_cvq(nic, index) ? 1 : 0;
@@ -26,7 +29,7 @@ void labnic_iotlb_init(struct labnic *nic)
 
 	spin_lock_init(&nic->iotlb_lock);
 	for (asid = 0; asid < LABNIC_SPACES_MAX; asid++)
-		vhost_iotlb_init(&nic->spaces[asid], 0, 0);
+		vhost_iotlb_init(&nic->spaces[asid], LABNIC_MAPS_MAX, 0);
 }
 
 /* Under labnic_plane, except when the device is freed. */

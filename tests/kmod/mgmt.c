@@ -59,6 +59,12 @@ static u64 able_features(const struct labnic_abilities *can)
 	return features;
 }
 
+static int refuse(const char *why)
+{
+	pr_err("labnic: device refused: %s\n", why);
+	return -EINVAL;
+}
+
 /* What was asked for, against what the parameters allow. */
 static int configure(struct labnic *nic, const struct vdpa_dev_set_config *config)
 {
@@ -67,9 +73,10 @@ static int configure(struct labnic *nic, const struct vdpa_dev_set_config *confi
 
 	nic->offered = able_features(&nic->can);
 	if (config->mask & BIT_ULL(VDPA_ATTR_DEV_FEATURES)) {
-		if ((config->device_features & ~nic->offered) ||
-		    (config->device_features & needed) != needed)
-			return -EINVAL;
+		if (config->device_features & ~nic->offered)
+			return refuse("a feature that the parameters switch off");
+		if ((config->device_features & needed) != needed)
+			return refuse("no VERSION_1 or no ACCESS_PLATFORM");
 		nic->offered = config->device_features;
 	}
 	/* Commands of the control queue need one (virtio 1.3, 5.1.3.1). */
@@ -80,22 +87,22 @@ static int configure(struct labnic *nic, const struct vdpa_dev_set_config *confi
 	if (config->mask & BIT_ULL(VDPA_ATTR_DEV_NET_CFG_MAX_VQP))
 		nic->max_pairs = config->net.max_vq_pairs;
 	if (nic->max_pairs < 1 || nic->max_pairs > LABNIC_PAIRS_MAX)
-		return -EINVAL;
+		return refuse("max_vqp is not 1 to 8");
 	if (nic->max_pairs == 1)
 		nic->offered &= ~BIT_ULL(VIRTIO_NET_F_MQ);
 	else if (!(nic->offered & BIT_ULL(VIRTIO_NET_F_MQ)))
-		return -EINVAL;
+		return refuse("max_vqp without the feature MQ");
 
 	nic->mtu = ETH_DATA_LEN;
 	if (config->mask & BIT_ULL(VDPA_ATTR_DEV_NET_CFG_MTU))
 		nic->mtu = config->net.mtu;
 	if (nic->mtu < ETH_MIN_MTU)
-		return -EINVAL;
+		return refuse("mtu below 68");
 
 	eth_random_addr(nic->permanent_mac);
 	if (config->mask & BIT_ULL(VDPA_ATTR_DEV_NET_CFG_MACADDR)) {
 		if (!is_valid_ether_addr(config->net.mac))
-			return -EINVAL;
+			return refuse("mac is no unicast address");
 		ether_addr_copy(nic->permanent_mac, config->net.mac);
 	}
 	return 0;
@@ -168,6 +175,7 @@ static int dev_add(struct vdpa_mgmt_dev *mdev, const char *name,
 	return 0;
 
 err_detach:
+	labnic_doorbell_free(nic);
 	labnic_switch_detach(nic);
 err_put:
 	put_device(&nic->vdpa.dev);
@@ -181,6 +189,8 @@ static void dev_del(struct vdpa_mgmt_dev *mdev, struct vdpa_device *vdpa)
 	/* Unregistering would free the device before it has left the switch. */
 	get_device(&vdpa->dev);
 	_vdpa_unregister_device(vdpa);
+	/* First who schedules work, then the work. */
+	labnic_doorbell_free(nic);
 	labnic_switch_detach(nic);
 	put_device(&vdpa->dev);
 }

@@ -96,16 +96,18 @@ static bool fetch_or_arm(struct labnic_vq *vq)
 	return !vringh_notify_enable_iotlb(&vq->vring) && fetch(vq);
 }
 
-/* Gives back buffers that are so small that they can't be meant. */
-static void use_up_empty(struct labnic_vq *vq)
+/* Completes a buffer without room, unused. False: the first one has room. */
+static bool use_up_empty(struct labnic_vq *vq)
 {
-	while (vq->nheld && !held(vq, 0)->capacity) {
-		struct labnic_element element = { .id = held(vq, 0)->head };
+	struct labnic_element element;
 
-		labnic_ring_publish(vq, &element, 1);
-		remove_first(vq, 1);
-		labnic_ring_signal(vq);
-	}
+	if (!vq->nheld || held(vq, 0)->capacity)
+		return false;
+	element = (struct labnic_element) { .id = held(vq, 0)->head };
+	labnic_ring_publish(vq, &element, 1);
+	remove_first(vq, 1);
+	labnic_ring_signal(vq);
+	return true;
 }
 
 static size_t capacity(struct labnic_vq *vq)
@@ -129,6 +131,7 @@ static size_t capacity(struct labnic_vq *vq)
 enum labnic_credit labnic_rx_reserve(struct labnic_vq *vq, size_t length)
 {
 	bool merges = labnic_has(vq->nic, VIRTIO_NET_F_MRG_RXBUF);
+	unsigned int empty = 0;
 
 	if (!labnic_running(vq->nic) || !vq->live)
 		return LABNIC_CREDIT_NONE;
@@ -140,7 +143,10 @@ enum labnic_credit labnic_rx_reserve(struct labnic_vq *vq, size_t length)
 			swap(vq->held[0], vq->held[1]);
 	}
 	for (;;) {
-		use_up_empty(vq);
+		/* A driver could make empty ones faster than they are used up. */
+		while (use_up_empty(vq))
+			if (++empty == LABNIC_QUEUE_SIZE_MAX)
+				return LABNIC_CREDIT_SMALL;
 		if (vq->nheld && capacity(vq) >= length)
 			return LABNIC_CREDIT;
 		if (vq->nheld && (!merges || vq->nheld == LABNIC_HELD_MAX))

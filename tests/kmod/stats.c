@@ -60,7 +60,8 @@ int labnic_get_vendor_vq_stats(struct vdpa_device *vdpa, u16 index,
 		};
 
 		return put(msg, list, ARRAY_SIZE(list));
-	} else if (index & 1) {
+	}
+	if (index & 1) {
 		const struct labnic_stat list[] = {
 			{ "tx packets", stats.packets },
 			{ "tx bytes", stats.bytes },
@@ -72,7 +73,8 @@ int labnic_get_vendor_vq_stats(struct vdpa_device *vdpa, u16 index,
 		};
 
 		return put(msg, list, ARRAY_SIZE(list));
-	} else {
+	}
+	if (!(index & 1)) {
 		const struct labnic_stat list[] = {
 			{ "rx packets", stats.packets },
 			{ "rx bytes", stats.bytes },
@@ -85,6 +87,7 @@ int labnic_get_vendor_vq_stats(struct vdpa_device *vdpa, u16 index,
 
 		return put(msg, list, ARRAY_SIZE(list));
 	}
+	return -EINVAL;
 }
 
 static struct labnic *of_device(struct device *dev)

@@ -4,7 +4,7 @@
 //! | layer | what | here |
 //! |---|---|---|
 //! | L1 | this machine | [`setup`], [`host`], [`verbs`] |
-//! | L2 | the lab host | [`agent`], [`sim`], [`sriov`] and the tests |
+//! | L2 | the lab host | [`agent`], [`sim`], [`sriov`], [`labnic`] and the tests |
 //! | L3 | a guest that Bellhop runs in L2 | [`guest`] |
 //!
 //! Knows Bellhop only as a program on a path. Recipes are in `images/`.
@@ -22,6 +22,7 @@ pub mod here;
 pub mod host;
 pub mod kvm_events;
 pub mod kvm_statistics;
+pub mod labnic;
 pub mod libtest;
 pub mod module_tree;
 pub mod process;

@@ -22,7 +22,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// What the device is created with, and so what the guest must find.
-const MAC: &str = "02:00:5e:00:53:2a";
+const MAC: &str = "02:4c:61:62:53:2a";
 const MTU: u16 = 1400;
 /// Frames, their payload in bytes, and how many may be under way at once.
 const FRAMES: u64 = 1000;

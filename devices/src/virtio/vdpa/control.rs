@@ -210,15 +210,21 @@ impl Control {
 
     /// Forgets the guest and what it set. The device is reset by the caller.
     pub(super) fn stop(&mut self) {
+        self.release_guest();
+        self.state = ControlState::new();
+        self.limits = None;
+        self.broken = false;
+        self.disarm();
+    }
+
+    /// Stops serving the guest but remembers what it set: a suspended device
+    /// answers no command.
+    pub(super) fn release_guest(&mut self) {
         if let Some(guest) = self.guest.take()
             && let Err(error) = self.watch(ControlOperation::Delete, guest.queue.kick().fd())
         {
             tracing::error!(%error, "a kick eventfd stays in the epoll set");
         }
-        self.state = ControlState::new();
-        self.limits = None;
-        self.broken = false;
-        self.disarm();
     }
 
     pub(super) fn set_call(&mut self, call: Option<Arc<EventFd>>) {
@@ -238,6 +244,10 @@ impl Control {
                 "the control queue is broken until the next reset"
             );
             self.broken = true;
+            // The rest of the guest's commands gets its answer too.
+            if let Some(guest) = &self.guest {
+                guest.queue.kick().again();
+            }
         }
         done.broken = self.broken && !was_broken;
         done
@@ -260,6 +270,9 @@ impl Control {
 
     /// Answers the forwarded command if it can be answered; `true`: none is under way.
     fn take_answer(&mut self, done: &mut Done) -> Result<bool, VdpaError> {
+        if self.broken {
+            return self.give_up().map(|()| true);
+        }
         let polled = self.queue.poll();
         let Some(forwarded) = self.guest.as_mut().and_then(|guest| guest.forwarded.take()) else {
             return Ok(polled.map(|_| true)?);
@@ -295,6 +308,20 @@ impl Control {
                 self.answer(forwarded.head, forwarded.ack, Answer::Err)?;
                 Err(error.into())
             }
+        }
+    }
+
+    /// What is left to do for a device that broke a rule: to answer the command
+    /// that it had, and to listen no longer.
+    fn give_up(&mut self) -> Result<(), VdpaError> {
+        self.disarm();
+        // A signal that nobody takes would wake the event loop for ever. The
+        // error is EAGAIN: there was none.
+        let _ = self.queue.call().read();
+        let forwarded = self.guest.as_mut().and_then(|guest| guest.forwarded.take());
+        match forwarded {
+            Some(forwarded) => self.answer(forwarded.head, forwarded.ack, Answer::Err),
+            None => Ok(()),
         }
     }
 

@@ -117,4 +117,28 @@ pub enum VdpaError {
         /// What can be had.
         offered: u64,
     },
+    /// A saved state without the position of a queue that the guest uses.
+    #[error("the saved state has no position for queue {index}")]
+    NoSavedRing {
+        /// Its index.
+        index: u16,
+    },
+    /// A saved position that the guest's ring contradicts.
+    #[error(
+        "queue {queue} cannot go on at {position}: the guest has made buffers available up to {available}"
+    )]
+    SavedPosition {
+        /// Index of the queue.
+        queue: u16,
+        /// The saved position (avail index, free-running).
+        position: u16,
+        /// The guest's avail index.
+        available: u16,
+    },
+    /// A ring that is not in guest memory.
+    #[error("the rings of queue {queue} lie outside guest memory")]
+    RingOutsideMemory {
+        /// Index of the queue.
+        queue: u16,
+    },
 }

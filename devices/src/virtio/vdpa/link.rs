@@ -6,8 +6,8 @@
 //!
 //! ```text
 //!             negotiate            start            suspend
-//!   Owned ------------> Negotiated -----> Running ----------> Suspended
-//!     ^                     |                |                    |
+//!   Owned ------------> Negotiated -----> Running <---------> Suspended
+//!     ^                     |                |     resume         |
 //!     +-------- reset ------+----------------+--------------------+
 //!     |
 //!     +--> Lost: a reset failed, nothing is known of the device any more
@@ -135,6 +135,22 @@ impl Link {
             other => {
                 *self = other;
                 Err(wrong_state("be suspended: it does not run"))
+            }
+        }
+    }
+
+    pub(super) fn resume(&mut self) -> Result<(), DeviceError> {
+        match self.take() {
+            Self::Suspended(device) => match device.resume() {
+                Ok(device) => {
+                    *self = Self::Running(device);
+                    Ok(())
+                }
+                Err(failed) => Err(self.keep(failed, Self::Suspended)),
+            },
+            other => {
+                *self = other;
+                Err(wrong_state("be resumed: it is not suspended"))
             }
         }
     }

@@ -23,6 +23,7 @@ mod doorbells;
 mod error;
 mod link;
 mod mac;
+mod restore;
 mod saved;
 
 use std::os::fd::AsRawFd;
@@ -52,7 +53,6 @@ use self::control::{Control, Setup};
 use self::doorbells::DeviceDoorbells;
 use self::link::Link;
 use self::mac::MacOverlay;
-use self::saved::{Saved, SavedRing};
 use super::backend::{
     Activation, Backend, BackendError, Event, Outcome, Queue, QueueAddresses, QueueChange,
     SavedState, SharedMemory,
@@ -92,6 +92,14 @@ struct Negotiation {
     limits: Limits,
 }
 
+/// A data queue of a started device: the eventfds for spurious signals.
+#[derive(Debug)]
+struct DataQueue {
+    index: u16,
+    kick: Arc<EventFd>,
+    call: Option<Arc<EventFd>>,
+}
+
 impl Negotiation {
     fn has(&self, bit: u32) -> bool {
         self.features & (1 << bit) != 0
@@ -122,6 +130,8 @@ pub struct VdpaBackend {
     control: Option<Control>,
     mac: Option<MacOverlay>,
     negotiation: Option<Negotiation>,
+    /// The queues that were enabled at the last start.
+    data_queues: Vec<DataQueue>,
 }
 
 impl VdpaBackend {
@@ -196,6 +206,7 @@ impl VdpaBackend {
             control,
             mac,
             negotiation: None,
+            data_queues: Vec::new(),
         })
     }
 
@@ -278,7 +289,11 @@ impl VdpaBackend {
             };
             device.set_vring(queue.index, &config, &self.ram)?;
             self.doorbells.prepare(device, &self.id, queue.index)?;
-            data_queues.push(queue);
+            data_queues.push(DataQueue {
+                index: queue.index,
+                kick: queue.kick,
+                call: queue.call,
+            });
         }
         if let (Some(control), Some(index)) = (&mut self.control, negotiation.control_queue) {
             control.start(Setup {
@@ -310,8 +325,12 @@ impl VdpaBackend {
             let device = self.link.running()?;
             for queue in &data_queues {
                 device.enable_vring(queue.index)?;
+                // The driver may kick as soon as DRIVER_OK is set, and a kick
+                // of a queue that is not enabled is lost.
+                signal(&queue.kick);
             }
         }
+        self.data_queues = data_queues;
         if let (Some(control), Some(queue)) = (&mut self.control, control_queue) {
             let max_size = self.max_sizes.get(usize::from(queue.index)).copied();
             let event_idx = negotiation.has(VIRTIO_RING_F_EVENT_IDX);
@@ -355,8 +374,26 @@ impl VdpaBackend {
         }
     }
 
+    /// Starts the device as after a reset.
+    fn start_fresh(&mut self, activation: Activation) -> Result<(), VdpaError> {
+        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+        let packed = negotiation.has(VIRTIO_F_RING_PACKED);
+        let replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
+        self.start(activation, |_| VringBase::initial(packed), &replay, None)
+    }
+
+    /// After a failure the device is stopped and its memory mapped again, so
+    /// that it neither works half-started nor starts without memory next time.
+    fn or_stop<T>(&mut self, result: Result<T, VdpaError>) -> Result<T, VdpaError> {
+        if result.is_err() {
+            self.stop();
+        }
+        result
+    }
+
     fn stop(&mut self) {
         self.negotiation = None;
+        self.data_queues.clear();
         if let Some(control) = &mut self.control {
             control.stop();
         }
@@ -369,79 +406,6 @@ impl VdpaBackend {
             tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "memory cannot be mapped again after a reset");
             self.link = Link::Lost;
         }
-    }
-
-    fn save_rings(&mut self) -> Result<Saved, VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
-        if let Some(control) = &mut self.control {
-            let done = control.finish()?;
-            self.note(&done);
-        }
-        self.link.suspend()?;
-        let device = self.link.suspended()?;
-        let mut rings = Vec::new();
-        for index in
-            (0..self.info.queue_count()).filter(|&index| Some(index) != negotiation.control_queue)
-        {
-            rings.push(SavedRing {
-                index,
-                base: device.vring_base(index)?,
-            });
-        }
-        Ok(Saved {
-            device_type: self.info.device_id,
-            features: negotiation.features,
-            rings,
-            mac: self.mac.as_ref().map(MacOverlay::current),
-            control: self.control.as_ref().map(Control::save),
-        })
-    }
-
-    fn restore_rings(&mut self, saved: Saved, activation: Activation) -> Result<(), VdpaError> {
-        self.stop();
-        if saved.device_type != self.info.device_id {
-            return Err(VdpaError::OtherDevice {
-                saved: saved.device_type,
-                has: self.info.device_id,
-            });
-        }
-        if saved.features != activation.features || saved.features & !self.features != 0 {
-            return Err(VdpaError::OtherFeatures {
-                saved: saved.features,
-                offered: self.features,
-            });
-        }
-        let negotiation = self.negotiate_features(saved.features)?;
-        self.negotiation = Some(negotiation);
-        if let (Some(mac), Some(current)) = (&mut self.mac, saved.mac) {
-            mac.restore(current);
-        }
-        let mut replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
-        let mut guest_queue = None;
-        if let Some(control) = saved.control {
-            control.state.validate(&negotiation.limits)?;
-            replay.extend(control.state.replay());
-            guest_queue = control.guest;
-        }
-        let packed = negotiation.has(VIRTIO_F_RING_PACKED);
-        let base_of = |index| {
-            let ring = saved.rings.iter().find(|ring| ring.index == index);
-            ring.map_or(VringBase::initial(packed), |ring| ring.base)
-        };
-        let spurious: Vec<(Arc<EventFd>, Option<Arc<EventFd>>)> = activation
-            .queues
-            .iter()
-            .map(|queue| (queue.kick.clone(), queue.call.clone()))
-            .collect();
-        self.start(activation, base_of, &replay, guest_queue)?;
-        // A kick or a call may have been lost between the two devices.
-        for (kick, call) in spurious {
-            signal(&kick);
-            if let Some(call) = call {
-                signal(&call);
-            }
-        }
-        Ok(())
     }
 }
 
@@ -529,17 +493,15 @@ impl Backend for VdpaBackend {
     }
 
     fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
-        let negotiation = self.negotiate_features(features)?;
+        let negotiated = self.negotiate_features(features);
+        let negotiation = self.or_stop(negotiated)?;
         self.negotiation = Some(negotiation);
         Ok(())
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
-        let packed = negotiation.has(VIRTIO_F_RING_PACKED);
-        let replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
-        self.start(activation, |_| VringBase::initial(packed), &replay, None)?;
-        Ok(())
+        let started = self.start_fresh(activation);
+        Ok(self.or_stop(started)?)
     }
 
     fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
@@ -558,8 +520,12 @@ impl Backend for VdpaBackend {
                 device
                     .set_call(index, call.as_deref())
                     .map_err(VdpaError::from)?;
-                if let Some(call) = call {
-                    signal(&call);
+                if let Some(call) = &call {
+                    signal(call);
+                }
+                let mut known = self.data_queues.iter_mut();
+                if let Some(queue) = known.find(|queue| queue.index == index) {
+                    queue.call = call;
                 }
                 Ok(())
             }
@@ -619,8 +585,8 @@ impl Backend for VdpaBackend {
 
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
         let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
-        self.restore_rings(saved, activation)?;
-        Ok(())
+        let started = self.restore_rings(saved, activation);
+        Ok(self.or_stop(started)?)
     }
 }
 

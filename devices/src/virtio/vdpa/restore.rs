@@ -1,0 +1,177 @@
+//! Saving a running vhost-vdpa device, and starting one from a saved state.
+//!
+//! ```text
+//!   save      wait for the control command under way -> SUSPEND -> positions of all rings
+//!               (a position cannot be had: RESUME, and the guest goes on)
+//!   restore   reset -> negotiate -> check positions -> start -> replay -> spurious signals
+//! ```
+//! Owns the order and the checks on what was saved, which comes from a file or
+//! another host. It must not know how the state is encoded.
+
+use std::collections::BTreeMap;
+
+use vdpa::control_queue::Command;
+use vdpa::device::VringBase;
+use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::mac::MacOverlay;
+use super::saved::{Saved, SavedRing};
+use super::{Negotiation, VdpaBackend, VdpaError, signal};
+use crate::virtio::backend::{Activation, Queue, QueueAddresses};
+
+impl VdpaBackend {
+    pub(super) fn save_rings(&mut self) -> Result<Saved, VdpaError> {
+        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+        if let Some(control) = &mut self.control {
+            let done = control.finish()?;
+            self.note(&done);
+        }
+        self.link.suspend()?;
+        let rings = match self.suspended_rings() {
+            Ok(rings) => rings,
+            Err(error) => {
+                // A state that cannot be had must not cost the guest its device.
+                self.go_on();
+                return Err(error);
+            }
+        };
+        let control = self.control.as_mut().map(|control| {
+            let saved = control.save();
+            control.release_guest();
+            saved
+        });
+        Ok(Saved {
+            device_type: self.info.device_id,
+            features: negotiation.features,
+            rings,
+            mac: self.mac.as_ref().map(MacOverlay::current),
+            control,
+        })
+    }
+
+    fn suspended_rings(&self) -> Result<Vec<SavedRing>, VdpaError> {
+        let device = self.link.suspended()?;
+        self.data_queues
+            .iter()
+            .map(|queue| {
+                let base = device.vring_base(queue.index)?;
+                Ok(SavedRing {
+                    index: queue.index,
+                    base,
+                })
+            })
+            .collect()
+    }
+
+    /// The position of every enabled data queue, checked against the guest's rings.
+    fn saved_bases(
+        &self,
+        rings: &[SavedRing],
+        negotiation: &Negotiation,
+        activation: &Activation,
+    ) -> Result<BTreeMap<u16, VringBase>, VdpaError> {
+        let data_queues = activation
+            .queues
+            .iter()
+            .filter(|queue| Some(queue.index) != negotiation.control_queue);
+        let mut bases = BTreeMap::new();
+        for &Queue {
+            index, addresses, ..
+        } in data_queues
+        {
+            let saved = rings.iter().find(|ring| ring.index == index);
+            let base = saved.ok_or(VdpaError::NoSavedRing { index })?.base;
+            if let VringBase::Split { index: position } = base {
+                self.check_position(index, position, &addresses)?;
+            }
+            bases.insert(index, base);
+        }
+        Ok(bases)
+    }
+
+    /// A device that starts further from the guest's avail index than the ring
+    /// is long would take buffers that the guest has not given it.
+    fn check_position(
+        &self,
+        queue: u16,
+        position: u16,
+        addresses: &QueueAddresses,
+    ) -> Result<(), VdpaError> {
+        let available: u16 = addresses
+            .driver
+            .checked_add(2)
+            .and_then(|address| self.memory.read_obj(GuestAddress(address)).ok())
+            .map(u16::from_le)
+            .ok_or(VdpaError::RingOutsideMemory { queue })?;
+        if available.wrapping_sub(position) <= addresses.size {
+            Ok(())
+        } else {
+            Err(VdpaError::SavedPosition {
+                queue,
+                position,
+                available,
+            })
+        }
+    }
+
+    /// Lets a suspended device work again.
+    fn go_on(&mut self) {
+        if let Err(error) = self.link.resume() {
+            tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "the device stays suspended");
+            return;
+        }
+        self.signal_all();
+    }
+
+    /// One spurious kick and call for every data queue: a real one may have been lost.
+    fn signal_all(&self) {
+        for queue in &self.data_queues {
+            signal(&queue.kick);
+            if let Some(call) = &queue.call {
+                signal(call);
+            }
+        }
+    }
+
+    pub(super) fn restore_rings(
+        &mut self,
+        saved: Saved,
+        activation: Activation,
+    ) -> Result<(), VdpaError> {
+        self.stop();
+        if saved.device_type != self.info.device_id {
+            return Err(VdpaError::OtherDevice {
+                saved: saved.device_type,
+                has: self.info.device_id,
+            });
+        }
+        if saved.features != activation.features || saved.features & !self.features != 0 {
+            return Err(VdpaError::OtherFeatures {
+                saved: saved.features,
+                offered: self.features,
+            });
+        }
+        let negotiation = self.negotiate_features(saved.features)?;
+        self.negotiation = Some(negotiation);
+        if let (Some(mac), Some(current)) = (&mut self.mac, saved.mac) {
+            mac.restore(current);
+        }
+        let mut replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
+        let mut guest_queue = None;
+        if let Some(control) = saved.control {
+            control.state.validate(&negotiation.limits)?;
+            // A driver may accept CTRL_MAC_ADDR without CTRL_VQ: no queue, no commands.
+            if negotiation.control_queue.is_some() {
+                replay.extend(control.state.replay());
+            }
+            guest_queue = control.guest;
+        }
+        let bases = self.saved_bases(&saved.rings, &negotiation, &activation)?;
+        let initial = VringBase::initial(negotiation.has(VIRTIO_F_RING_PACKED));
+        let base_of = |index| bases.get(&index).copied().unwrap_or(initial);
+        self.start(activation, base_of, &replay, guest_queue)?;
+        self.signal_all();
+        Ok(())
+    }
+}

@@ -1,0 +1,121 @@
+//! Has a vDPA network device and runs it until it is killed.
+//!
+//! ```text
+//!   lab-holder /dev/vhost-vdpa-N      prints "running" once a frame has come back
+//! ```
+//! For tests of what others see meanwhile and find afterwards. It goes on
+//! sending, so that it is killed while the device is at work.
+
+use std::error::Error;
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use vdpa::device::{Device, VringBase, VringConfig};
+use vdpa::features::{Policy, pass_through};
+use vdpa::iotlb::{Access, Mapping};
+use vdpa::memory::SharedBuffer;
+use vdpa::ring::{Direction, Piece, SplitLayout, split::DriverQueue};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Receive and transmit queue, in this order.
+const QUEUES: u16 = 2;
+const SIZE: u16 = 16;
+const BUFFER: u32 = 4096;
+const IOVA: u64 = 0x1000_0000;
+/// Header and shortest Ethernet frame, in bytes.
+const PACKET: u32 = 72;
+
+/// One ring, its eventfds and its one buffer.
+struct Queue {
+    ring: DriverQueue,
+    kick: EventFd,
+    call: EventFd,
+    piece: Piece,
+}
+
+impl Queue {
+    fn give(&mut self) -> Result<(), Box<dyn Error>> {
+        self.ring.add(&[self.piece])?;
+        if self.ring.needs_kick()? {
+            self.kick.write(1)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the device is done with the buffer.
+    fn take(&mut self) -> Result<(), Box<dyn Error>> {
+        while self.ring.pop_used()?.is_none() {
+            self.call.read()?;
+        }
+        Ok(())
+    }
+}
+
+fn queue(memory: &Arc<SharedBuffer>, index: u16) -> Result<Queue, Box<dyn Error>> {
+    let layout = SplitLayout::new(SIZE)?;
+    let offset = u64::from(index) * (layout.size() + u64::from(BUFFER));
+    let buffer = offset + layout.size();
+    let (len, direction) = match index {
+        0 => (BUFFER, Direction::DeviceWrites),
+        _ => (PACKET, Direction::DeviceReads),
+    };
+    // To all stations, whatever the address of the device.
+    memory.write(buffer + 12, &[0xff; 6])?;
+    Ok(Queue {
+        ring: DriverQueue::new(Arc::clone(memory), layout, offset, false)?,
+        kick: EventFd::new(0)?,
+        call: EventFd::new(0)?,
+        piece: Piece {
+            iova: memory.iova(buffer, u64::from(len))?,
+            len,
+            direction,
+        },
+    })
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = std::env::args_os()
+        .nth(1)
+        .ok_or("usage: lab-holder /dev/vhost-vdpa-N")?;
+    let (device, mut iotlb) = Device::open(path)?.own()?;
+    let size = u64::from(QUEUES) * (SplitLayout::new(SIZE)?.size() + u64::from(BUFFER));
+    let memory = Arc::new(SharedBuffer::new(size, IOVA)?);
+    let mapping = Mapping {
+        region: Arc::clone(&memory) as _,
+        offset: 0,
+        access: Access::ReadWrite,
+    };
+    iotlb.map(0, IOVA, size, mapping)?;
+    let (mut receive, mut transmit) = (queue(&memory, 0)?, queue(&memory, 1)?);
+
+    let info = device.info();
+    let features = pass_through(info.features, info.device_id, Policy::default()).features;
+    let mut device = device.negotiate(features)?;
+    for (index, queue) in [(0, &receive), (1, &transmit)] {
+        let config = VringConfig {
+            size: SIZE,
+            addresses: queue.ring.addresses(),
+            base: VringBase::initial(false),
+            kick: Some(&queue.kick),
+            call: Some(&queue.call),
+        };
+        device.set_vring(index, &config, &[memory.range()])?;
+        device.enable_vring(index)?;
+    }
+    let _device = device.start()?;
+    let mut said = false;
+    loop {
+        receive.give()?;
+        transmit.give()?;
+        receive.take()?;
+        transmit.take()?;
+        if !said {
+            println!("running");
+            std::io::stdout().flush()?;
+            said = true;
+        }
+        // Not all of the processor: others are to look on.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,227 @@
+//! The typestate, step by step against what the kernel shows.
+
+use std::fs::File;
+
+use vdpa::device::{Device, DeviceError, VringBase, VringConfig, VringError};
+use vdpa::uapi::BackendFeatures;
+
+use super::support::frames::{Loopback as _, exchange, packet};
+use super::support::nic::{Nic, RECEIVE, Rig, TRANSMIT, features, own, reduced};
+use super::support::{MAC, PINNING, SHARED, net};
+
+const ACKNOWLEDGE: u8 = 1;
+const DRIVER: u8 = 2;
+const DRIVER_OK: u8 = 4;
+const FEATURES_OK: u8 = 8;
+const RUNNING: u8 = ACKNOWLEDGE | DRIVER | DRIVER_OK | FEATURES_OK;
+
+#[test]
+fn each_state_is_the_status_that_the_kernel_shows() {
+    let net = net(SHARED);
+    let device = Device::open(net.path()).unwrap();
+    assert_eq!(device.status().unwrap(), 0);
+    let (device, iotlb) = device.own().unwrap();
+    assert_eq!(device.status().unwrap(), 0);
+    let features = features(&device);
+    let device = device.negotiate(features).unwrap();
+    assert_eq!(device.status().unwrap(), ACKNOWLEDGE | DRIVER | FEATURES_OK);
+    let device = device.start().unwrap();
+    assert_eq!(device.status().unwrap(), RUNNING);
+    let device = device.suspend().unwrap();
+    let device = device.resume().unwrap();
+    assert_eq!(device.status().unwrap(), RUNNING);
+    let device = device.suspend().unwrap().reset().unwrap();
+    assert_eq!(device.status().unwrap(), 0);
+    drop((device, iotlb));
+}
+
+#[test]
+fn features_that_the_device_lacks_are_refused_and_it_stays_usable() {
+    let net = net(SHARED);
+    let (device, mut iotlb) = own(net.path(), BackendFeatures::all());
+    let offered = features(&device);
+    let lacking = !device.info().features & (1 << 22 | 1 << 34);
+    assert_ne!(lacking, 0);
+    let failed = device.negotiate(offered | lacking).unwrap_err();
+    assert!(
+        matches!(failed.error, DeviceError::NotOffered { missing } if missing == lacking),
+        "{failed}"
+    );
+    let device = failed.device.unwrap();
+    let failed = device.negotiate(offered & !(1 << 32)).unwrap_err();
+    assert!(
+        matches!(failed.error, DeviceError::Needed { .. }),
+        "{failed}"
+    );
+    let device = failed.device.unwrap();
+    assert_eq!(device.status().unwrap(), 0);
+
+    let mut nic = Nic::new();
+    nic.map(&mut iotlb);
+    let mut device = device.negotiate(offered).unwrap();
+    nic.set_up(&mut device);
+    device.enable_vring(RECEIVE).unwrap();
+    device.enable_vring(TRANSMIT).unwrap();
+    let device = device.start().unwrap();
+    exchange(&mut nic, 10, &[MAC]);
+    drop(device);
+}
+
+#[test]
+fn rings_that_the_device_cannot_have_are_refused_by_us() {
+    let net = net(SHARED);
+    let (device, _iotlb) = own(net.path(), BackendFeatures::all());
+    let maximum = device.info().queues[0].max_size;
+    let features = features(&device);
+    let mut device = device.negotiate(features).unwrap();
+    let nic = Nic::new();
+    let allowed = [nic.memory.range()];
+    let good = nic.receive.config();
+    let mut refused =
+        |queue, config: &VringConfig<'_>| device.set_vring(queue, config, &allowed).unwrap_err();
+    let size = maximum * 2;
+    let error = refused(0, &VringConfig { size, ..good });
+    assert!(
+        matches!(&error, DeviceError::Vring { queue: 0, source: VringError::Size { maximum: known, .. } } if *known == maximum),
+        "{error}"
+    );
+    let error = refused(3, &good);
+    assert!(
+        matches!(error, DeviceError::NoSuchQueue { queue: 3, count: 3 }),
+        "{error}"
+    );
+    let mut outside = good;
+    outside.addresses.device = allowed[0].last() + 1;
+    let error = refused(0, &outside);
+    assert!(
+        matches!(
+            error,
+            DeviceError::Vring {
+                source: VringError::Outside { .. },
+                ..
+            }
+        ),
+        "{error}"
+    );
+    device.set_vring(0, &good, &allowed).unwrap();
+}
+
+/// Suspend, new rings, resume, with receive buffers in flight and a frame sent
+/// while the device stood still.
+fn switches_rings(wanted: BackendFeatures) {
+    let net = net(SHARED);
+    let Rig {
+        device,
+        iotlb,
+        mut nic,
+        control,
+        ..
+    } = Rig::start(&net, wanted);
+    exchange(&mut nic, 5, &[MAC]);
+    let device = device.suspend().unwrap();
+    for queue in [RECEIVE, TRANSMIT] {
+        let base = device.vring_base(queue).unwrap();
+        assert_eq!(base, VringBase::Split { index: 5 }, "queue {queue}");
+    }
+    nic.reap();
+    let mut device = device;
+    nic.switch(&mut device);
+    let late = packet(77, 590, MAC);
+    nic.send(&late);
+    assert!(nic.receive.ring.pop_used().unwrap().is_none());
+    let device = device.resume().unwrap();
+    assert_eq!(nic.receive().unwrap()[12..], late[12..]);
+    exchange(&mut nic, 50, &[MAC]);
+    let device = device.suspend().unwrap();
+    // Counted from the start of the new rings.
+    let base = device.vring_base(RECEIVE).unwrap();
+    assert_eq!(base, VringBase::Split { index: 51 });
+    drop((device, iotlb, control));
+}
+
+#[test]
+fn rings_are_switched_in_place() {
+    switches_rings(BackendFeatures::all());
+}
+
+#[test]
+fn rings_are_switched_in_place_with_reduced_abilities() {
+    switches_rings(reduced());
+}
+
+#[test]
+fn abilities_that_were_not_acknowledged_are_not_used() {
+    let net = net(SHARED);
+    let without =
+        BackendFeatures::all() - BackendFeatures::SUSPEND - BackendFeatures::ENABLE_AFTER_DRIVER_OK;
+    let mut rig = Rig::start(&net, without);
+    let error = rig.device.enable_vring(RECEIVE).unwrap_err();
+    assert!(matches!(error, DeviceError::Unable { .. }), "{error}");
+    let failed = rig.device.suspend().unwrap_err();
+    assert!(
+        matches!(failed.error, DeviceError::Unable { .. }),
+        "{failed}"
+    );
+    // It runs on.
+    let device = failed.device.unwrap();
+    exchange(&mut rig.nic, 5, &[MAC]);
+    drop(device);
+}
+
+#[test]
+fn a_reset_device_works_again_whether_its_mappings_survive_or_not() {
+    for mapping in [SHARED, PINNING] {
+        for wanted in [BackendFeatures::all(), reduced()] {
+            let net = net(mapping);
+            let mut rig = Rig::start(&net, wanted);
+            assert_eq!(
+                rig.iotlb.survives_reset(),
+                wanted.contains(BackendFeatures::IOTLB_PERSIST)
+            );
+            let mapped = rig.iotlb.mapped_bytes();
+            for _ in 0..3 {
+                exchange(&mut rig.nic, 10, &[MAC]);
+                rig = rig.reset();
+                assert_eq!(rig.iotlb.mapped_bytes(), mapped);
+            }
+            exchange(&mut rig.nic, 10, &[MAC]);
+            drop(rig);
+        }
+    }
+}
+
+#[test]
+fn queues_can_be_enabled_while_the_device_runs() {
+    let net = net(SHARED);
+    let (device, mut iotlb) = own(net.path(), BackendFeatures::all());
+    let mut nic = Nic::new();
+    nic.map(&mut iotlb);
+    let features = features(&device);
+    let mut device = device.negotiate(features).unwrap();
+    nic.set_up(&mut device);
+    let mut device = device.start().unwrap();
+    device.enable_vring(RECEIVE).unwrap();
+    device.enable_vring(TRANSMIT).unwrap();
+    exchange(&mut nic, 50, &[MAC]);
+    drop(device);
+}
+
+#[test]
+fn a_descriptor_that_somebody_opened_is_reset_and_has_one_owner() {
+    let net = net(SHARED);
+    let file = File::options().read(true).write(true).open(net.path());
+    let file = file.unwrap();
+    let first = Device::from_fd(file.try_clone().unwrap().into()).unwrap();
+    let (first, iotlb) = first.own().unwrap();
+    let features = features(&first);
+    let first = first.negotiate(features).unwrap();
+    assert_ne!(first.status().unwrap(), 0);
+    let second = Device::from_fd(file.into()).unwrap();
+    assert_eq!(second.status().unwrap(), 0);
+    let failed = second.own().unwrap_err();
+    assert!(
+        matches!(failed.error, DeviceError::Owned { .. }),
+        "{failed}"
+    );
+    drop((first, iotlb));
+}
