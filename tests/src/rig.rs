@@ -20,6 +20,10 @@ pub const QUEUE_PAIRS: usize = 4;
 /// its control queue, one for its configuration.
 const VECTORS: usize = 2 * QUEUE_PAIRS + 2;
 
+/// Pieces of memory that vhost_vdpa keeps for one address space: 4 GiB in the
+/// smallest ones.
+const IOTLB_ENTRIES: u32 = 1 << 20;
+
 /// Links of the SR-IOV rig: QEMU's names of the virtual functions' network ends.
 const LINKS: [&str; VIRTUAL_FUNCTIONS] = ["vf0", "vf1", "vf2", "vf3"];
 
@@ -106,7 +110,15 @@ impl Rig {
     /// Modules that the lab host loads at start. `built` is the directory of
     /// the modules that the lab builds itself.
     pub fn modules(self, built: &Path) -> Vec<Module> {
-        let stock = |name: &str| Module::Stock(name.to_owned());
+        let stock = |name: &str| Module::Stock(name.to_owned(), Vec::new());
+        // One entry for each contiguous piece of a pinned guest: how many that
+        // are is chance, and with the kernel's own limit some guests don't start.
+        let vhost_vdpa = || {
+            Module::Stock(
+                "vhost_vdpa".to_owned(),
+                vec![format!("max_iotlb_entries={IOTLB_ENTRIES}")],
+            )
+        };
         let file = |name: &str| {
             Module::File(
                 built.join(name).to_string_lossy().into_owned(),
@@ -115,7 +127,7 @@ impl Rig {
         };
         match self {
             Self::Sim => vec![
-                stock("vhost_vdpa"),
+                vhost_vdpa(),
                 file("vringh.ko"),
                 file("vdpa_sim.ko"),
                 file("vdpa_sim_net.ko"),
@@ -126,7 +138,7 @@ impl Rig {
             Self::Sriov => vec![
                 // First: no virtual functions before the physical one's driver runs.
                 stock("virtio_net"),
-                stock("vhost_vdpa"),
+                vhost_vdpa(),
                 file("vp_vdpa.ko"),
             ],
         }

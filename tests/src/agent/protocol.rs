@@ -51,8 +51,9 @@ pub struct Share {
 /// A kernel module to load in the lab host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Module {
-    /// One of the stock kernel's, by name, with what it depends on.
-    Stock(String),
+    /// One of the stock kernel's, by name, with its parameters; what it depends
+    /// on is loaded too.
+    Stock(String, Vec<String>),
     /// A file, with its parameters.
     File(String, String),
 }
@@ -297,7 +298,7 @@ mod tests {
                     writable: true,
                 }],
                 modules: vec![
-                    Module::Stock("m".into()),
+                    Module::Stock("m".into(), vec!["a=1".into()]),
                     Module::File("/f".into(), "a=1".into()),
                 ],
             }),

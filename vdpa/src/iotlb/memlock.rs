@@ -4,12 +4,23 @@
 //! every error of the handler into it). The commonest cause by far is the
 //! limit on locked memory: parents that pin pages count them against
 //! RLIMIT_MEMLOCK, once per device and with no exemption for CAP_IPC_LOCK.
+//!
+//! The next one: for such parents vhost_vdpa keeps an entry for each piece of
+//! memory that is contiguous in *physical* memory, and newer kernels (and
+//! their stable versions) keep at most `max_iotlb_entries`, 2048 by default.
+//! Whether guest RAM in 4 KiB pages fits depends on how fragmented the host's
+//! memory is at that moment.
 
 use std::fmt;
+use std::fs;
 
 use rustix::process::{Resource, getrlimit};
 
-/// What is known about locked memory at the time of a failure. All in bytes.
+/// The limit of entries; not there on kernels without one.
+const ENTRIES_LIMIT: &str = "/sys/module/vhost_vdpa/parameters/max_iotlb_entries";
+
+/// What is known about locked memory at the time of a failure. In bytes where
+/// nothing else is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memlock {
     /// RLIMIT_MEMLOCK; `None`: unlimited.
@@ -18,17 +29,22 @@ pub struct Memlock {
     pub pinned: u64,
     /// Still to be pinned.
     pub wanted: u64,
+    /// How many pieces of memory vhost_vdpa keeps at most; `None`: no limit.
+    pub entries_limit: Option<u64>,
 }
 
 impl Memlock {
     /// Looks at this process, which wants to pin `wanted` more bytes.
     #[must_use]
     pub fn now(wanted: u64) -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         Self {
             limit: getrlimit(Resource::Memlock).current,
             pinned: pinned(&status),
             wanted,
+            entries_limit: fs::read_to_string(ENTRIES_LIMIT)
+                .ok()
+                .and_then(|text| text.trim().parse().ok()),
         }
     }
 
@@ -65,12 +81,21 @@ impl fmt::Display for Memlock {
                 limit / 1024,
                 needed = self.needed().div_ceil(1024),
             ),
-            _ => write!(
-                f,
-                "the limit of locked memory is not the cause: the memory may not be a shared \
-                 mapping (MAP_SHARED of a memfd), or the device ran out of resources; the \
-                 kernel log may say more"
-            ),
+            _ => {
+                f.write_str("the limit of locked memory is not the cause: ")?;
+                if let Some(limit) = self.entries_limit {
+                    write!(
+                        f,
+                        "the memory may lie in more than {limit} pieces, which is the limit of \
+                         vhost_vdpa (give the guest 2M or 1G pages, or load vhost_vdpa with a \
+                         larger max_iotlb_entries); or "
+                    )?;
+                }
+                f.write_str(
+                    "the memory may not be a shared mapping (MAP_SHARED of a memfd), or the \
+                     device ran out of resources; the kernel log may say more",
+                )
+            }
         }
     }
 }
@@ -85,6 +110,7 @@ mod tests {
             limit: Some(8 << 20),
             pinned: 1 << 20,
             wanted: 512 << 20,
+            entries_limit: Some(2048),
         };
         let text = memlock.to_string();
         assert!(text.contains("is 8192 KiB and 525312 KiB are"), "{text}");
@@ -92,7 +118,14 @@ mod tests {
         for limit in [None, Some(513 << 20)] {
             let text = Memlock { limit, ..memlock }.to_string();
             assert!(text.contains("not the cause"), "{text}");
+            assert!(text.contains("more than 2048 pieces"), "{text}");
         }
+        let unlimited = Memlock {
+            limit: None,
+            entries_limit: None,
+            ..memlock
+        };
+        assert!(!unlimited.to_string().contains("pieces"), "{unlimited}");
     }
 
     #[test]

@@ -170,26 +170,28 @@ impl NotifyDoorbells {
     /// the doorbell that it may have meant is replaced by its eventfd. `true` if
     /// there was one.
     pub(super) fn memory_fault(&mut self, address: Option<u64>) -> bool {
-        let mut hit = false;
+        let mut hit = Vec::new();
         for (queue, page) in self.pages.iter_mut().enumerate() {
             let Some(mapped) = page.doorbell_at else {
                 continue;
             };
             let meant = address.is_none_or(|address| address & !(NOTIFY_STRIDE - 1) == mapped);
             if meant && !page.was_read {
-                hit = true;
                 page.was_read = true;
-                warn!(
-                    queue,
-                    address = mapped,
-                    "the guest read a doorbell, which can only be written: its kicks cost an exit each until the machine is reset"
-                );
+                hit.push(queue);
             }
         }
-        if hit {
-            self.settle();
+        if hit.is_empty() {
+            return false;
         }
-        hit
+        // Where KVM does not say which page it was, all of them pay.
+        warn!(
+            queues = ?hit,
+            ?address,
+            "the guest read a doorbell, which can only be written: from now on kicks of these queues cost an exit each, until the machine is reset"
+        );
+        self.settle();
+        true
     }
 
     /// After a reset of the function a new driver may behave.

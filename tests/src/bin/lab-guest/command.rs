@@ -1,4 +1,5 @@
-//! The guest's commands: one line in, one JSON value out.
+//! The guest's commands: one line in, one JSON value out. `echo`, and `flood`
+//! to a peer, give `{"listening": NIC}` before that, once frames are received.
 //!
 //! | command | does |
 //! |---|---|

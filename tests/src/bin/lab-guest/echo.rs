@@ -17,12 +17,14 @@ use std::time::{Duration, Instant};
 /// How long one wait takes at most.
 const TURN: Duration = Duration::from_millis(20);
 
-/// `echo`: until `count` frames went back, or nothing came for `silence`.
+/// `echo`: until `count` frames went back, or nothing came for `silence`. Says
+/// first when it listens: what comes before that is lost.
 pub(crate) fn echo(nic: &str, count: u64, silence: Duration) -> Result<Value> {
     let own = network::address(nic)?;
     let socket = frames::packet_socket(nic)?;
     let mut buffer = frames::receive_buffer(frames::maximum_size(nic)?);
     let before = info::statistics(nic);
+    crate::say("", &json!({ "listening": nic }));
     let started = Instant::now();
     let mut progress = started;
     let (mut echoed, mut corrupt) = (0_u64, 0_u64);

@@ -101,7 +101,8 @@ pub(crate) fn exchange(nic: &str, plan: &Plan) -> Result<Value> {
 }
 
 /// `flood`: sends without waiting for what comes back, for a while. From a peer
-/// nothing needs to come back, so nothing counts as lost.
+/// nothing needs to come back, so nothing counts as lost; but the peer may
+/// send too, so it says first when it listens.
 pub(crate) fn flood(
     nic: &str,
     duration: Duration,
@@ -111,6 +112,9 @@ pub(crate) fn flood(
     let before = info::statistics(nic);
     let started = Instant::now();
     let mut run = Run::new(nic, size, MAXIMUM_COUNT, peer)?;
+    if peer.is_some() {
+        crate::say("", &json!({ "listening": nic }));
+    }
     let mut due = true;
     while due && run.totals.sent < MAXIMUM_COUNT {
         if run.send()? == Sent::Full {
@@ -129,16 +133,22 @@ pub(crate) fn flood(
 }
 
 /// `pace`: sends frames with a pause behind each, so that each is a kick of its own.
-/// What comes back, if anything, is checked and counted, but not waited for.
+/// What comes back, if anything, is checked and counted, but not waited for. Ends
+/// early when the NIC takes nothing any more.
 pub(crate) fn pace(nic: &str, count: u64, size: usize, pause: Duration) -> Result<Value> {
     let before = info::statistics(nic);
     let started = Instant::now();
     let mut run = Run::new(nic, size, count, None)?;
+    let mut progress = Instant::now();
     while run.totals.sent < count {
         if run.send()? == Sent::Full {
+            if progress.elapsed() > SILENCE {
+                break;
+            }
             run.wait(PollFlags::OUT, Duration::from_millis(10))?;
             continue;
         }
+        progress = Instant::now();
         std::thread::sleep(pause);
         run.receive_all()?;
     }
@@ -146,12 +156,12 @@ pub(crate) fn pace(nic: &str, count: u64, size: usize, pause: Duration) -> Resul
     Ok(described(nic, run.totals.to_json(), elapsed, &before))
 }
 
-/// Sends `count` frames to a peer that floods, and waits until as many of its
-/// frames have arrived, or for silence. None is given up for lost.
+/// Sends `count` frames to a peer that floods, and waits until the device has
+/// taken all and as many of the peer's have arrived, or for silence.
 pub(crate) fn converse(nic: &str, peer: Address, count: u64, size: usize) -> Result<Totals> {
     let mut run = Run::new(nic, size, count, Some(peer))?;
     let mut progress = Instant::now();
-    while run.totals.sent < count || run.totals.others < count {
+    while run.totals.sent < count || run.totals.others < count || run.unsent()? > 0 {
         if run.totals.sent < count && run.send()? == Sent::Gone {
             progress = Instant::now();
         }
@@ -308,6 +318,21 @@ impl Run {
             _ if seed_of(frame) != Some(self.seed) && is_intact(frame) => self.totals.others += 1,
             _ => self.totals.corrupt += 1,
         }
+    }
+
+    /// Bytes of memory of frames that were sent, but not taken by the device.
+    fn unsent(&self) -> Result<i32> {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: needed because no safe wrapper asks a socket for it
+        // (SIOCOUTQ, the same number as TIOCOUTQ). The descriptor is open and
+        // the pointer is to an integer that lives across the call.
+        let asked = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        if asked < 0 {
+            return Err(Error::system("ask for unsent frames")(
+                io::Error::last_os_error(),
+            ));
+        }
+        Ok(bytes)
     }
 
     /// Waits for the rest until all are back or nothing comes any more.

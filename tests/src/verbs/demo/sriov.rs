@@ -100,7 +100,7 @@ pub(super) fn scenario(json: bool) -> Result<()> {
         "frames",
         &format!("{FRAMES} of {FRAME_BYTES} random bytes, guest 1 to guest 2 and back …"),
     );
-    second.send(&echo)?;
+    second.listen(&echo)?;
     let frames = first.command(&send)?;
     let echoed = second.answer(&echo, Duration::from_secs(2 * SILENCE))?;
     let frames_tx = number(&frames, "tx")?;
