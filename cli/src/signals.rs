@@ -1,11 +1,12 @@
-//! Turns SIGINT, SIGTERM and SIGHUP into a request to stop the machine.
+//! Turns SIGINT, SIGTERM and SIGHUP into a request to stop the machine, and SIGUSR1
+//! into one to log its statistics.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use vmm::machine::StopHandle;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use vmm::machine::{StatisticsHandle, StopHandle};
 
 /// Which signal asked us to stop, if one did.
 #[derive(Debug, Clone)]
@@ -32,4 +33,12 @@ impl StopSignals {
             .ok()
             .filter(|&number| number != 0)
     }
+}
+
+/// From now on SIGUSR1 asks `statistics` instead of ending the process.
+pub(crate) fn log_statistics_on_sigusr1(statistics: StatisticsHandle) -> io::Result<()> {
+    // SAFETY: the handler may only do what is safe in a signal handler;
+    // `StatisticsHandle::log` is one write to an eventfd.
+    unsafe { signal_hook::low_level::register(SIGUSR1, move || statistics.log()) }?;
+    Ok(())
 }

@@ -62,13 +62,31 @@ pub trait MsiVectors: Send + Sync + fmt::Debug {
     fn allocate(&self) -> io::Result<Arc<dyn MsiVector>>;
 }
 
-/// Turns guest writes to an address into eventfd signals, without an exit to
-/// our threads (KVM ioeventfd). Any value and any width of 1, 2, 4 or 8 bytes matches.
+/// A page of a device's registers that is mapped in this process and can be put
+/// into a guest's address space: a store there is a kick.
+///
+/// # Safety
+/// For as long as the value lives, [`DoorbellPage::host_address`] must stay the
+/// same, a multiple of 4096, and the start of one valid mapping of 4096 bytes that
+/// no Rust reference points into: the guest stores there at any moment.
+pub unsafe trait DoorbellPage: Send + Sync + fmt::Debug {
+    /// First address in this process.
+    fn host_address(&self) -> u64;
+}
+
+/// What guest writes to a notify address do, without an exit to our threads: signal an
+/// eventfd (KVM ioeventfd), or go to a page of the device itself (KVM memory
+/// slot).
+///
+/// Both may be at one address for a moment, while the caller changes from one to
+/// the other without a gap; which of them a write then reaches is not said. The
+/// eventfd must not stay: on Intel hosts it would keep the page from being used.
 pub trait Doorbells: Send + Sync + fmt::Debug {
-    /// Signals `eventfd` on every guest write to guest-physical `address`.
+    /// Signals `eventfd` on every guest write to guest-physical `address`. Any
+    /// value and any width of 1, 2, 4 or 8 bytes matches.
     ///
     /// # Errors
-    /// The address is taken, or whatever the hypervisor says.
+    /// An eventfd is attached there already, or whatever the hypervisor says.
     fn attach(&self, address: u64, eventfd: &EventFd) -> io::Result<()>;
 
     /// Undoes [`Doorbells::attach`] with the same arguments.
@@ -76,4 +94,18 @@ pub trait Doorbells: Send + Sync + fmt::Debug {
     /// # Errors
     /// Nothing was attached there.
     fn detach(&self, address: u64, eventfd: &EventFd) -> io::Result<()>;
+
+    /// Shows `page` to the guest at guest-physical `address`, a multiple of 4096. It is no
+    /// guest memory: never logged as dirty, never reached by devices.
+    ///
+    /// # Errors
+    /// Something is there already, or whatever the hypervisor says.
+    fn map(&self, address: u64, page: Arc<dyn DoorbellPage>) -> io::Result<()>;
+
+    /// Undoes [`Doorbells::map`]. When it returns, no write of the guest reaches
+    /// the page any more, and it is not held any longer.
+    ///
+    /// # Errors
+    /// No page is mapped there, or the hypervisor refuses: the page then stays.
+    fn unmap(&self, address: u64) -> io::Result<()>;
 }

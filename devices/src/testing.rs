@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::hypervisor::{Doorbells, MsiMessage, MsiVector, MsiVectors};
+use crate::hypervisor::{DoorbellPage, Doorbells, MsiMessage, MsiVector, MsiVectors};
 
 #[derive(Debug)]
 pub(crate) struct FakeVector {
@@ -97,16 +97,63 @@ impl MsiVectors for FakeVectors {
     }
 }
 
+/// A page of no device, at no address.
+#[derive(Debug)]
+pub(crate) struct FakePage(pub(crate) u16);
+
+// SAFETY: needed so that tests have pages. The address is used by nobody:
+// `FakeDoorbells` shows pages to no guest.
+unsafe impl DoorbellPage for FakePage {
+    fn host_address(&self) -> u64 {
+        u64::from(self.0) * 4096
+    }
+}
+
+/// What a guest write at an address reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Reached {
+    Eventfd(u64),
+    /// The page with this number.
+    Page(u64, u64),
+}
+
+/// One operation, for tests of their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Attach(u64),
+    Detach(u64),
+    Map(u64),
+    Unmap(u64),
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct FakeDoorbells {
     attached: Mutex<BTreeMap<u64, EventFd>>,
-    /// An address that is refused.
+    mapped: Mutex<BTreeMap<u64, Arc<dyn DoorbellPage>>>,
+    /// An address where everything is refused.
     pub(crate) refused: Mutex<Option<u64>>,
+    /// What was done, successfully, since the last look.
+    pub(crate) done: Mutex<Vec<Operation>>,
 }
 
 impl FakeDoorbells {
+    /// Addresses of the eventfds.
     pub(crate) fn addresses(&self) -> Vec<u64> {
         self.attached.lock().unwrap().keys().copied().collect()
+    }
+
+    /// All that is there, by address.
+    pub(crate) fn all(&self) -> Vec<Reached> {
+        let pages = self.mapped.lock().unwrap();
+        let pages = pages
+            .iter()
+            .map(|(address, page)| Reached::Page(*address, page.host_address() / 4096));
+        let mut all: Vec<Reached> = pages.collect();
+        all.extend(self.addresses().into_iter().map(Reached::Eventfd));
+        all.sort_by_key(|reached| match reached {
+            Reached::Eventfd(address) | Reached::Page(address, _) => *address,
+        });
+        all
     }
 
     /// A guest write; `false` if it would exit to us.
@@ -115,22 +162,57 @@ impl FakeDoorbells {
         let found = attached.get(&address);
         found.is_some_and(|eventfd| eventfd.write(1).is_ok())
     }
+
+    fn check(&self, address: u64) -> io::Result<()> {
+        if *self.refused.lock().unwrap() == Some(address) {
+            return Err(io::Error::other("refused"));
+        }
+        Ok(())
+    }
+
+    fn did(&self, operation: Operation) {
+        self.done.lock().unwrap().push(operation);
+    }
 }
 
 impl Doorbells for FakeDoorbells {
     fn attach(&self, address: u64, eventfd: &EventFd) -> io::Result<()> {
+        self.check(address)?;
         let mut attached = self.attached.lock().unwrap();
-        if *self.refused.lock().unwrap() == Some(address) || attached.contains_key(&address) {
+        if attached.contains_key(&address) {
             return Err(io::Error::other("taken"));
         }
         attached.insert(address, eventfd.try_clone()?);
+        self.did(Operation::Attach(address));
         Ok(())
     }
 
     fn detach(&self, address: u64, _eventfd: &EventFd) -> io::Result<()> {
         let removed = self.attached.lock().unwrap().remove(&address);
-        removed
-            .map(drop)
-            .ok_or_else(|| io::Error::other("not attached"))
+        let removed = removed.map(drop);
+        removed.ok_or_else(|| io::Error::other("not attached"))?;
+        self.did(Operation::Detach(address));
+        Ok(())
+    }
+
+    fn map(&self, address: u64, page: Arc<dyn DoorbellPage>) -> io::Result<()> {
+        self.check(address)?;
+        assert_eq!(address % 4096, 0);
+        let mut mapped = self.mapped.lock().unwrap();
+        if mapped.contains_key(&address) {
+            return Err(io::Error::other("taken"));
+        }
+        mapped.insert(address, page);
+        self.did(Operation::Map(address));
+        Ok(())
+    }
+
+    fn unmap(&self, address: u64) -> io::Result<()> {
+        self.check(address)?;
+        let removed = self.mapped.lock().unwrap().remove(&address);
+        let removed = removed.map(drop);
+        removed.ok_or_else(|| io::Error::other("not mapped"))?;
+        self.did(Operation::Unmap(address));
+        Ok(())
     }
 }

@@ -355,6 +355,27 @@ impl Guest {
     /// As [`Self::command`].
     pub fn command_within(&mut self, line: &str, limit: Duration) -> Result<Value> {
         self.send(line)?;
+        self.answer(line, limit)
+    }
+
+    /// Starts a command that says when it listens (`echo`, `flood` to a peer)
+    /// and returns when it does. Its result is the next [`Self::answer`].
+    ///
+    /// # Errors
+    /// As [`Self::command`].
+    pub fn listen(&mut self, line: &str) -> Result<()> {
+        let said = self.command_within(line, Duration::from_secs(30))?;
+        match said.get("listening") {
+            Some(_) => Ok(()),
+            None => Err(self.failed(format!("answered {line:?} with {said}"))),
+        }
+    }
+
+    /// Waits for the answer to a line that was sent before.
+    ///
+    /// # Errors
+    /// As [`Self::command`].
+    pub fn answer(&mut self, line: &str, limit: Duration) -> Result<Value> {
         let answer = match self.lines.recv_timeout(limit) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout) => {

@@ -8,19 +8,21 @@
 //!                     └──┘ (at most ATTEMPTS)     (gone)
 //! ```
 //!
-//! Owns QEMU's process: it dies with the lab. Commands are run through
-//! [`crate::agent::client`].
+//! Owns QEMU's process, which dies with the lab, and QEMU's monitor. Commands
+//! are run through [`crate::agent::client`].
 
 use crate::accelerator::{Accelerator, PROBE_LIMIT};
-use crate::agent::protocol::{Frame, Hello, Setup, Share};
+use crate::agent::protocol::{Frame, Hello, Request, Setup, Share};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::process::die_with_parent;
 use crate::progress::Progress;
-use crate::rig::Rig;
+use crate::qmp::Qmp;
+use crate::rig::{Equipment, Rig};
 use crate::setup::Lab;
+use serde_json::json;
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -45,6 +47,8 @@ pub struct LabHost {
     qemu: Qemu,
     /// The agent's port.
     port: UnixStream,
+    monitor: Qmp,
+    rig: Rig,
     hello: Hello,
     retries: u32,
     accelerator: Accelerator,
@@ -68,20 +72,22 @@ impl LabHost {
     pub fn boot(lab: &Lab, rig: Rig) -> Result<Self> {
         let accelerator = Accelerator::choose(&lab.cache, || {
             let _progress = Progress::start("trying nested KVM");
-            attempt(lab, rig, Accelerator::Kvm, PROBE_LIMIT).is_ok_and(|(_, _, hello)| hello.kvm)
+            attempt(lab, rig, Accelerator::Kvm, PROBE_LIMIT).is_ok_and(|(_, hello)| hello.kvm)
         });
         let progress = Progress::start("booting the lab host");
         let mut last = None;
         for retries in 0..ATTEMPTS {
             match attempt(lab, rig, accelerator, BOOT_LIMIT) {
-                Ok((qemu, port, hello)) => {
+                Ok((started, hello)) => {
                     drop(progress);
                     for problem in &hello.problems {
                         eprintln!("lab: in the lab host: {problem}");
                     }
                     return Ok(Self {
-                        qemu,
-                        port,
+                        qemu: started.qemu,
+                        port: started.port,
+                        monitor: started.monitor,
+                        rig,
                         hello,
                         retries,
                         accelerator,
@@ -125,6 +131,27 @@ impl LabHost {
     /// The agent's port: frames in both directions.
     pub fn port(&mut self) -> &mut UnixStream {
         &mut self.port
+    }
+
+    /// Does what a program in the host asked of the outside.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a link that the rig does not have; those of
+    /// [`Qmp::execute`].
+    pub fn obey(&mut self, request: &Request) -> Result<()> {
+        let Request::SetLink { link, up } = request;
+        if !self.rig.links().contains(&link.as_str()) {
+            return Err(Error::Usage(format!(
+                "the rig {} has no link {link:?}; its links: {}",
+                self.rig.name(),
+                match self.rig.links() {
+                    [] => "none (use --rig sriov)".to_owned(),
+                    links => links.join(" "),
+                }
+            )));
+        }
+        let arguments = json!({ "name": link, "up": up });
+        self.monitor.execute("set_link", &arguments).map(drop)
     }
 
     /// For `map_err`: the agent's port broke.
@@ -184,24 +211,37 @@ fn said_by_qemu(console: &Path) -> PathBuf {
 
 type Failed = (Option<Qemu>, String);
 
+/// A QEMU that has just been started.
+struct Started {
+    qemu: Qemu,
+    port: UnixStream,
+    monitor: Qmp,
+    setup: Setup,
+}
+
 /// Boots once.
 fn attempt(
     lab: &Lab,
     rig: Rig,
     accelerator: Accelerator,
     limit: Duration,
-) -> std::result::Result<(Qemu, UnixStream, Hello), Failed> {
-    let (mut qemu, mut port, setup) =
+) -> std::result::Result<(Started, Hello), Failed> {
+    let mut started =
         start(lab, rig, accelerator).map_err(|error| (None, crate::error::report(&error)))?;
-    match greeting(&mut qemu, &mut port, &setup, limit) {
-        Ok(hello) => Ok((qemu, port, hello)),
-        Err(why) => Err((Some(qemu), why)),
+    match greeting(&mut started, limit) {
+        Ok(hello) => Ok((started, hello)),
+        Err(why) => Err((Some(started.qemu), why)),
     }
 }
 
-fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<(Qemu, UnixStream, Setup)> {
+fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<Started> {
     let shares = shares(lab);
-    let (port, theirs) = UnixStream::pair().map_err(Error::system("create a socket"))?;
+    let (port, agent) = UnixStream::pair().map_err(Error::system("create a socket"))?;
+    let (monitor, control) = UnixStream::pair().map_err(Error::system("create a socket"))?;
+    let Equipment {
+        arguments,
+        descriptors,
+    } = rig.equip(&lab.root)?;
     let console = lab.cache.log(&format!("console-{}", std::process::id()));
     if let Some(parent) = console.parent() {
         files::create_directory(parent)?;
@@ -215,7 +255,7 @@ fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<(Qemu, UnixStr
         .arg("-nodefaults")
         .arg("-no-user-config")
         .arg("-no-reboot")
-        .args(["-display", "none", "-machine", "q35", "-smp", "2"])
+        .args(["-display", "none", "-machine", rig.machine(), "-smp", "2"])
         .args(accelerator.qemu_arguments())
         .args(["-m", &format!("{}M", memory_mib())])
         .arg("-L")
@@ -239,9 +279,14 @@ fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<(Qemu, UnixStr
         .args(["-device", "virtio-serial-pci"])
         .args([
             "-chardev",
-            &format!("socket,id=agent,fd={}", theirs.as_raw_fd()),
+            &format!("socket,id=agent,fd={}", agent.as_raw_fd()),
         ])
         .args(["-device", "virtserialport,chardev=agent,name=lab"])
+        .args([
+            "-chardev",
+            &format!("socket,id=monitor,fd={}", control.as_raw_fd()),
+        ])
+        .args(["-qmp", "chardev:monitor"])
         .args(["-object", "rng-random,id=rng,filename=/dev/urandom"])
         .args(["-device", "virtio-rng-pci,rng=rng"]);
     share(&mut command, "root", &tree, false);
@@ -249,7 +294,7 @@ fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<(Qemu, UnixStr
         share(&mut command, &one.tag, Path::new(&one.path), one.writable);
     }
     command
-        .args(rig.qemu_arguments())
+        .args(arguments)
         .env(
             "QEMU_MODULE_DIR",
             tree.join("usr/lib/x86_64-linux-gnu/qemu"),
@@ -259,12 +304,16 @@ fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<(Qemu, UnixStr
         .stderr(messages)
         // A Ctrl-C on the terminal is for the command in the host, not for it.
         .process_group(0);
-    // SAFETY: needed because the descriptor must survive exec in the child and
-    // in no other one. The closure runs between fork and exec and makes one
-    // system call on a descriptor that it owns: no lock, no allocation.
+    let mut inherited = descriptors;
+    inherited.extend([OwnedFd::from(agent), OwnedFd::from(control)]);
+    // SAFETY: needed because the descriptors must survive exec in the child and
+    // in no other one. The closure runs between fork and exec and makes system
+    // calls on descriptors that it owns: no lock, no allocation.
     unsafe {
         command.pre_exec(move || {
-            rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
+            for descriptor in &inherited {
+                rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::empty())?;
+            }
             Ok(())
         });
     }
@@ -283,22 +332,25 @@ fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<(Qemu, UnixStr
         console,
         keep_console: false,
     };
-    Ok((qemu, port, setup))
+    Ok(Started {
+        qemu,
+        port,
+        monitor: Qmp::new(monitor)?,
+        setup,
+    })
 }
 
 /// Sends the setup and waits for the agent's greeting, watching the console.
-fn greeting(
-    qemu: &mut Qemu,
-    port: &mut UnixStream,
-    setup: &Setup,
-    limit: Duration,
-) -> std::result::Result<Hello, String> {
+fn greeting(started: &mut Started, limit: Duration) -> std::result::Result<Hello, String> {
+    let Started {
+        qemu, port, setup, ..
+    } = started;
     let failed = |error: io::Error| format!("the agent's port: {error}");
     Frame::Setup(setup.clone()).write(port).map_err(failed)?;
     port.set_read_timeout(Some(Duration::from_millis(50)))
         .map_err(failed)?;
-    let started = Instant::now();
-    let mut silent_since = started;
+    let begin = Instant::now();
+    let mut silent_since = begin;
     let mut size = 0;
     let mut first = [0; 1];
     loop {
@@ -306,7 +358,11 @@ fn greeting(
         // below, without the timeout that could cut it.
         match rustix::net::recv(&*port, &mut first, rustix::net::RecvFlags::PEEK) {
             Ok((1.., _)) => break,
-            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            // Closed or reset: QEMU ends, and what it said is the better reason.
+            Ok(_)
+            | Err(
+                rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET,
+            ) => {}
             Err(error) => return Err(failed(error.into())),
         }
         if let Ok(Some(status)) = qemu.child.try_wait() {
@@ -328,7 +384,7 @@ fn greeting(
                 SILENCE_LIMIT.as_secs()
             ));
         }
-        if now.duration_since(started) > limit {
+        if now.duration_since(begin) > limit {
             return Err(format!("it took more than {} s", limit.as_secs()));
         }
     }

@@ -4,7 +4,7 @@
 //! | layer | what | here |
 //! |---|---|---|
 //! | L1 | this machine | [`setup`], [`host`], [`verbs`] |
-//! | L2 | the lab host | [`agent`], [`sim`] and the tests |
+//! | L2 | the lab host | [`agent`], [`sim`], [`sriov`], [`labnic`] and the tests |
 //! | L3 | a guest that Bellhop runs in L2 | [`guest`] |
 //!
 //! Knows Bellhop only as a program on a path. Recipes are in `images/`.
@@ -12,6 +12,7 @@
 pub mod accelerator;
 pub mod agent;
 pub mod areas;
+pub mod cable;
 pub mod cache;
 pub mod cpio;
 pub mod error;
@@ -19,13 +20,18 @@ pub mod files;
 pub mod guest;
 pub mod here;
 pub mod host;
+pub mod kvm_events;
+pub mod kvm_statistics;
+pub mod labnic;
 pub mod libtest;
 pub mod module_tree;
 pub mod process;
 pub mod progress;
+pub mod qmp;
 pub mod rig;
 pub mod setup;
 pub mod sim;
+pub mod sriov;
 pub mod traffic;
 pub mod verbs;
 pub mod vmm_process;

@@ -98,7 +98,11 @@ pub fn reload(mapping: Mapping) -> Result<()> {
     load("vdpa_sim_blk.ko", "")
 }
 
-fn load(name: &str, parameters: &str) -> Result<()> {
+/// Loads a module that the lab built.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Missing`] without `LAB_MODULES`.
+pub(crate) fn load(name: &str, parameters: &str) -> Result<()> {
     let directory = std::env::var_os("LAB_MODULES").ok_or_else(|| {
         Error::missing(
             "LAB_MODULES is not set",
@@ -139,7 +143,12 @@ impl SimDevice {
         Self::add(name, "vdpasim_blk", &[])
     }
 
-    fn add(name: &str, mgmtdev: &str, attributes: &[&str]) -> Result<Self> {
+    /// Creates a device on any management device, with the attributes of
+    /// `vdpa dev add`, names and values.
+    ///
+    /// # Errors
+    /// As [`Self::net`].
+    pub fn add(name: &str, mgmtdev: &str, attributes: &[&str]) -> Result<Self> {
         let name = format!("{PREFIX}{name}");
         vdpa(
             &[

@@ -7,6 +7,7 @@
 //!     what memory it reaches       |
 //!   ring, control_queue            |
 //!     rings of our own  -- kick / call eventfds
+//!   doorbell::Doorbell -- a store in the device's own page instead of a kick
 //! ```
 //! The crate must not know KVM, PCI or HTTP. Nothing that a device or a guest
 //! wrote is trusted.
@@ -68,6 +69,7 @@
 
 pub mod control_queue;
 pub mod device;
+pub mod doorbell;
 pub mod features;
 pub mod iotlb;
 pub mod iova;

@@ -17,6 +17,7 @@ use std::str::FromStr;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+pub use devices::virtio::vdpa::DoorbellMode;
 pub use key_value::{KeyValueError, from_key_value};
 pub use mac::{MacAddress, MacAddressError};
 pub use size::{MemorySize, MemorySizeError};
@@ -233,6 +234,10 @@ pub struct VdpaConfig {
     /// if given, it must agree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_queues: Option<u16>,
+    /// Whether the guest kicks by stores in the device's own doorbell pages
+    /// (`auto`: where queues have them; `on`: all data queues must; `off`: by eventfds).
+    #[serde(default)]
+    pub doorbell: DoorbellMode,
 }
 
 /// A raw image to be given to the guest as a virtio-blk disk.

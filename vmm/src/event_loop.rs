@@ -17,6 +17,8 @@ pub enum Token {
     Stop,
     /// A vCPU cannot go on.
     VcpuFailed,
+    /// Somebody asked for statistics.
+    Statistics,
     /// The guest switched the power off or pressed reset.
     Power,
     /// The terminal has input for the serial console.
@@ -51,6 +53,7 @@ impl From<Token> for u64 {
             Token::ConsoleRoom => 4,
             Token::ConsoleOutput => 5,
             Token::ConsoleWritable => 6,
+            Token::Statistics => 7,
             Token::Device { device, token } => {
                 DEVICE | (u64::from(device) << 16) | u64::from(token)
             }
@@ -69,6 +72,7 @@ impl Token {
             4 => Self::ConsoleRoom,
             5 => Self::ConsoleOutput,
             6 => Self::ConsoleWritable,
+            7 => Self::Statistics,
             _ if number >> 32 == 1 => {
                 let [a, b, c, d, ..] = number.to_le_bytes();
                 Self::Device {
@@ -201,11 +205,12 @@ mod tests {
             Token::ConsoleRoom,
             Token::ConsoleOutput,
             Token::ConsoleWritable,
+            Token::Statistics,
         ];
         for token in tokens {
             assert_eq!(Token::from_number(token.into()), Some(token));
         }
-        for nothing in [7, u64::from(u32::MAX), 2 << 32, u64::MAX] {
+        for nothing in [8, u64::from(u32::MAX), 2 << 32, u64::MAX] {
             assert_eq!(Token::from_number(nothing), None);
         }
     }

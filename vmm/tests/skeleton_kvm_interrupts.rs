@@ -200,7 +200,7 @@ fn doorbells_take_any_width_and_are_detached() {
             HALT_FOR_EVER,
         ]),
     );
-    let doorbells = KvmDoorbells::new(rig.vm.fd().clone());
+    let doorbells = KvmDoorbells::new(rig.vm.fd().clone(), rig.slots.clone());
     let bell = EventFd::new(EFD_NONBLOCK).unwrap();
     let other = EventFd::new(EFD_NONBLOCK).unwrap();
     doorbells.attach(MMIO.into(), &bell).unwrap();

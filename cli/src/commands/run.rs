@@ -9,7 +9,7 @@ use vmm::machine::{Exit, Machine, MachineError, StopHandle};
 
 use crate::config_file::{self, ConfigFileError};
 use crate::exit::Code;
-use crate::signals::StopSignals;
+use crate::signals::{self, StopSignals};
 use crate::terminal::Terminal;
 
 /// Run a virtual machine in the foreground, its serial console on this terminal
@@ -23,7 +23,9 @@ Examples:
     bellhop run --kernel vmlinuz --initramfs initrd.img --vdpa path=/dev/vhost-vdpa-0
 
   The same from a file (keys are the options' names; --vdpa and --disk are [[vdpa]] and [[disks]]):
-    bellhop run --config machine.toml")]
+    bellhop run --config machine.toml
+
+SIGUSR1 logs what KVM has counted so far, exits of the guest among it (with --log-level info).")]
 pub(crate) struct Arguments {
     /// Kernel: an ELF with a PVH note (vmlinux) or a bzImage (vmlinuz)
     #[arg(long, value_name = "PATH", required_unless_present = "config")]
@@ -49,7 +51,7 @@ pub(crate) struct Arguments {
     #[arg(
         long,
         value_name = "OPTIONS",
-        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME][,mac=MAC][,num_queues=N] (may be repeated)"
+        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME][,mac=MAC][,num_queues=N][,doorbell=auto|on|off] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
 
@@ -113,6 +115,7 @@ pub(crate) fn execute(arguments: Arguments) -> Result<Code, RunError> {
             .map_err(RunError::Terminal)?,
     };
     let mut machine = Machine::new(&config, console, &stop)?;
+    signals::log_statistics_on_sigusr1(machine.statistics_handle()).map_err(RunError::Signals)?;
     let exit = machine.run()?;
     drop(machine);
     Ok(match exit {

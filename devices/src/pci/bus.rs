@@ -200,6 +200,16 @@ impl PciBus {
         self.map_all(&mut self.slots());
     }
 
+    /// Hands a memory fault of the guest to every function: see
+    /// [`PciFunction::memory_fault`]. `true` if one of them took something away.
+    pub fn memory_fault(&self, address: Option<u64>) -> bool {
+        let mut changed = false;
+        for (_, function) in self.functions() {
+            changed |= function.memory_fault(address);
+        }
+        changed
+    }
+
     /// Reads configuration space; all ones where no function is.
     pub fn read_config(&self, slot: Slot, register: u16, data: &mut [u8]) {
         let function = self.function(slot);

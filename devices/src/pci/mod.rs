@@ -108,6 +108,16 @@ pub trait PciFunction: Send + Sync + fmt::Debug {
     /// `None` between two addresses.
     fn bar_moved(&self, bar: u8, address: Option<u64>);
 
+    /// The guest made an access that memory of this function cannot serve (a read of
+    /// a write-only page that was mapped in a BAR), at guest-physical `address`; `None`: the
+    /// hypervisor does not say where. The function takes away what cannot serve, so
+    /// that the same access then comes to [`PciFunction::read_bar`].
+    ///
+    /// `true` if it took anything away. Functions that map nothing have nothing to do.
+    fn memory_fault(&self, _address: Option<u64>) -> bool {
+        false
+    }
+
     /// Back to the state after power-on: BARs zero, decoding off.
     fn reset(&self);
 }

@@ -23,6 +23,8 @@ use serde::{Deserialize, Serialize};
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::hypervisor::DoorbellPage;
+
 /// A boxed error of a backend; its chain says what failed and why.
 pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -159,6 +161,17 @@ pub trait Backend: Send + fmt::Debug {
     /// Stops everything and forgets what the guest programmed. When it
     /// returns, nothing touches guest memory any more.
     fn reset(&mut self);
+
+    /// The device's own doorbell for `queue`, an enabled queue of the active
+    /// device, if the guest may store there instead of signalling the kick
+    /// eventfd. Asked after each activation and restore, and let go before
+    /// [`Backend::reset`]. The kick eventfd must work all the same: the guest may
+    /// be sent back to it at any time.
+    ///
+    /// None for queues that are served in userspace.
+    fn doorbell(&self, _queue: u16) -> Option<Arc<dyn DoorbellPage>> {
+        None
+    }
 
     /// One of the descriptors of [`Backend::events`] became readable.
     fn process(&mut self, token: u16) -> Outcome;

@@ -6,7 +6,7 @@
 //! while the command has one; it is put back on every path.
 
 use super::protocol::{CHUNK, Ending, Execute, Frame, STDIN_WINDOW};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, report};
 use crate::host::LabHost;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
@@ -107,6 +107,12 @@ pub fn run(
             Ok(Frame::Stderr(bytes)) => write_own(&mut io::stderr().lock(), &bytes),
             Ok(Frame::StdinTaken(count)) => window.taken(count),
             Ok(Frame::Exited(ending)) => break ending,
+            Ok(Frame::Request(number, request)) => {
+                let outcome = host.obey(&request).map_err(|error| report(&error));
+                if let Err(error) = port.send(&Frame::Answer(number, outcome)) {
+                    return Err(host.lost(&error));
+                }
+            }
             Ok(_) => {
                 let error = io::Error::new(io::ErrorKind::InvalidData, "unexpected frame");
                 return Err(host.lost(&error));

@@ -12,10 +12,13 @@
 //!      │    WindowSize                  │
 //!      │ ◀─ Stdout, Stderr, ─────────── │
 //!      │    StdinTaken                  │
+//!      │ ◀──────── Request ──────────── │  a program asks for something
+//!      │ ───────── Answer ────────────▶ │  (see [`request`])
 //!      │ ◀──────── Exited ───────────── │  ready for the next
 //!      │ ───────── PowerOff ──────────▶ │
 //! ```
 
 pub mod client;
 pub mod protocol;
+pub mod request;
 pub mod server;

@@ -51,8 +51,9 @@ pub struct Share {
 /// A kernel module to load in the lab host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Module {
-    /// One of the stock kernel's, by name, with what it depends on.
-    Stock(String),
+    /// One of the stock kernel's, by name, with its parameters; what it depends
+    /// on is loaded too.
+    Stock(String, Vec<String>),
     /// A file, with its parameters.
     File(String, String),
 }
@@ -104,6 +105,18 @@ impl Ending {
     }
 }
 
+/// What a program in the lab host may ask of the outside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Pull the cable of one of the rig's links, or plug it in again.
+    SetLink {
+        /// The link's name, such as "vf0".
+        link: String,
+        /// Plugged in?
+        up: bool,
+    },
+}
+
 /// One frame.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Frame {
@@ -131,6 +144,11 @@ pub enum Frame {
     StdinTaken(u32),
     /// To the outside: the command has ended.
     Exited(Ending),
+    /// To the outside: a program in the host asks for something. The number
+    /// comes back with the answer.
+    Request(u32, Request),
+    /// To the host: the request with this number was obeyed, or why not.
+    Answer(u32, Result<(), String>),
 }
 
 impl Frame {
@@ -148,6 +166,8 @@ impl Frame {
             Self::StdinTaken(_) => 10,
             Self::Exited(_) => 11,
             Self::Setup(_) => 12,
+            Self::Request(..) => 13,
+            Self::Answer(..) => 14,
         }
     }
 
@@ -157,6 +177,8 @@ impl Frame {
             Self::Execute(execute) => serde_json::to_vec(execute)?,
             Self::Exited(ending) => serde_json::to_vec(ending)?,
             Self::Setup(setup) => serde_json::to_vec(setup)?,
+            Self::Request(number, request) => serde_json::to_vec(&(number, request))?,
+            Self::Answer(number, outcome) => serde_json::to_vec(&(number, outcome))?,
             Self::Stdin(bytes) | Self::Stdout(bytes) | Self::Stderr(bytes) => bytes.clone(),
             Self::StdinEnd | Self::PowerOff => Vec::new(),
             Self::Signal(number) => number.to_le_bytes().to_vec(),
@@ -232,6 +254,14 @@ impl Frame {
             10 => Self::StdinTaken(u32::from_le_bytes(number(&payload)?)),
             11 => Self::Exited(serde_json::from_slice(&payload)?),
             12 => Self::Setup(serde_json::from_slice(&payload)?),
+            13 => {
+                let (number, request) = serde_json::from_slice(&payload)?;
+                Self::Request(number, request)
+            }
+            14 => {
+                let (number, outcome) = serde_json::from_slice(&payload)?;
+                Self::Answer(number, outcome)
+            }
             _ => return Err(invalid("unknown kind of frame")),
         })
     }
@@ -268,7 +298,7 @@ mod tests {
                     writable: true,
                 }],
                 modules: vec![
-                    Module::Stock("m".into()),
+                    Module::Stock("m".into(), vec!["a=1".into()]),
                     Module::File("/f".into(), "a=1".into()),
                 ],
             }),
@@ -281,6 +311,15 @@ mod tests {
             Frame::Stderr(Vec::new()),
             Frame::StdinTaken(7),
             Frame::Exited(Ending::NotStarted(127, "why".into())),
+            Frame::Request(
+                1,
+                Request::SetLink {
+                    link: "vf0".into(),
+                    up: false,
+                },
+            ),
+            Frame::Answer(u32::MAX, Ok(())),
+            Frame::Answer(0, Err("why".into())),
         ];
         let mut wire = Vec::new();
         for frame in &frames {
@@ -303,6 +342,8 @@ mod tests {
             &[2, 2, 0, 0, 0, b'{', b'}'],
             &[3, 255, 255, 255, 255],
             &[3, 4, 0, 0, 0, 1],
+            &[13, 2, 0, 0, 0, b'[', b']'],
+            &[14, 3, 0, 0, 0, b'[', b'1', b']'],
         ] {
             let mut reader = wire;
             assert!(Frame::read(&mut reader).is_err(), "{wire:?}");

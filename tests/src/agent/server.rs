@@ -7,6 +7,7 @@
 //! Owns the children and the port's writing end.
 
 use super::protocol::{CHUNK, Ending, Execute, Frame, Hello};
+use super::request::{self, Requests};
 use rustix::process::{Pid, Signal, ioctl_tiocsctty, kill_process_group, setsid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
@@ -14,6 +15,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -42,7 +44,10 @@ pub enum Stopped {
 pub fn serve(port: File, hello: Hello) -> io::Result<Stopped> {
     let writer = Arc::new(Mutex::new(port.try_clone()?));
     let mut reader = port;
+    let requests = Requests::listen(Path::new(request::SOCKET))?;
     send(&writer, &Frame::Hello(hello))?;
+    let outside = Arc::clone(&writer);
+    requests.forward(move |frame| send(&outside, frame))?;
     let mut running: Option<Running> = None;
     loop {
         let frame = Frame::read(&mut reader)?;
@@ -68,6 +73,7 @@ pub fn serve(port: File, hello: Hello) -> io::Result<Stopped> {
             (Frame::StdinEnd, Some(command)) => command.feed(None),
             (Frame::Signal(number), Some(command)) => command.signal(number),
             (Frame::WindowSize(columns, rows), Some(command)) => command.resize(columns, rows),
+            (Frame::Answer(number, outcome), _) => requests.answer(number, outcome),
             // Input and signals may cross the command's end on the way.
             (
                 Frame::Stdin(_) | Frame::StdinEnd | Frame::Signal(_) | Frame::WindowSize(..),
@@ -79,6 +85,7 @@ pub fn serve(port: File, hello: Hello) -> io::Result<Stopped> {
                 | Frame::Stderr(_)
                 | Frame::StdinTaken(_)
                 | Frame::Exited(_)
+                | Frame::Request(..)
                 | Frame::Setup(_),
                 _,
             ) => {

@@ -3,6 +3,7 @@
 //!
 //! Recipes: `images/host/modules/` and `images/guest/{kernel.config,build-kernel}`.
 //! Both run inside the root, in a work directory that is removed afterwards.
+//! With the modules goes the project's own, the lab NIC (`tests/kmod`).
 
 use super::root::Root;
 use crate::cache::{Cache, CacheLock, Entry, RecipeHash, remove_tree};
@@ -27,15 +28,23 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Builds what is not in the cache yet.
+    /// Builds what is not in the cache yet. `labnic` is the directory of the
+    /// lab NIC's source.
     ///
     /// # Errors
     /// [`Error::Program`] with the compiler's last lines; [`Error::File`].
-    pub fn ensure(cache: &Cache, lock: &CacheLock, root: &Root, images: &Path) -> Result<Self> {
+    pub fn ensure(
+        cache: &Cache,
+        lock: &CacheLock,
+        root: &Root,
+        images: &Path,
+        labnic: &Path,
+    ) -> Result<Self> {
         let mut modules_hash = root.hash().clone();
         modules_hash.add(b"modules");
         modules_hash.add(&VERSION.to_le_bytes());
         modules_hash.add_directory(&images.join("host/modules"))?;
+        modules_hash.add_directory(labnic)?;
         let mut guest_hash = root.hash().clone();
         guest_hash.add(b"guest-kernel");
         guest_hash.add(&VERSION.to_le_bytes());
@@ -48,7 +57,7 @@ impl Kernels {
             let workshop = Workshop::open(cache, root)?;
             cache.ensure(lock, modules.clone(), |partial| {
                 let progress = Progress::start("building kernel modules");
-                workshop.modules(images, partial, &progress)
+                workshop.modules(images, labnic, partial, &progress)
             })?;
             cache.ensure(lock, guest.clone(), |partial| {
                 let progress = Progress::start("building the guest kernel");
@@ -128,11 +137,21 @@ impl<'a> Workshop<'a> {
         })
     }
 
-    fn modules(&self, images: &Path, partial: &Path, progress: &Progress) -> Result<()> {
-        let recipe = images.join("host/modules");
-        for file in files::list(&recipe)? {
-            let name = file.file_name().unwrap_or_default().to_string_lossy();
-            self.place(&format!("modules/{name}"), &file)?;
+    fn modules(
+        &self,
+        images: &Path,
+        labnic: &Path,
+        partial: &Path,
+        progress: &Progress,
+    ) -> Result<()> {
+        for (recipe, target) in [
+            (images.join("host/modules").as_path(), "modules"),
+            (labnic, "modules/labnic"),
+        ] {
+            for file in files::list(recipe)? {
+                let name = file.file_name().unwrap_or_default().to_string_lossy();
+                self.place(&format!("{target}/{name}"), &file)?;
+            }
         }
         let release = self.root.kernel_release()?;
         let mut command = self.root.chroot("sh");

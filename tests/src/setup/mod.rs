@@ -80,7 +80,8 @@ impl Lab {
         let images = repository.join("images");
         let lock = cache.lock()?;
         let root = Root::ensure(&cache, &lock, &images)?;
-        let kernels = Kernels::ensure(&cache, &lock, &root, &images)?;
+        let labnic = repository.join("tests/kmod");
+        let kernels = Kernels::ensure(&cache, &lock, &root, &images, &labnic)?;
         let initramfs = Initramfs::ensure(
             &cache,
             &lock,

@@ -1,9 +1,12 @@
-//! `cargo lab demo [--json]`: the main job, end to end.
+//! `cargo lab demo [--rig RIG] [--json]`: the main job, end to end.
 //!
-//! A vDPA device on the kernel's simulator, a Linux guest whose NIC it is, 1,000
-//! checked frames through it, and what it all cost. The scenario itself runs in the
-//! lab host (or on this machine with `--here`): there this same program is
-//! started again and finds `BELLHOP_LAB` set.
+//! On the rig *sim*: a vDPA device on the kernel's simulator, a Linux guest
+//! whose NIC it is, 1,000 checked frames through it, and what it all cost. On
+//! *sriov*: see [`sriov`]. The scenario itself runs in the lab host (or on this
+//! machine with `--here`): there this same program is started again and finds
+//! `BELLHOP_LAB` set.
+
+mod sriov;
 
 use crate::agent::client::{self, Streams};
 use crate::error::{Error, Result};
@@ -32,6 +35,9 @@ pub struct DemoArguments {
     /// The result as one JSON object on the last line
     #[arg(long)]
     json: bool,
+    /// The lab host's equipment
+    #[arg(long, value_enum, default_value_t)]
+    rig: Rig,
     #[command(flatten)]
     here: here::HereArguments,
 }
@@ -67,11 +73,24 @@ struct Report {
 /// Those of [`Lab::prepare`], [`LabHost::boot`] and the scenario's own.
 pub fn demo(arguments: &DemoArguments) -> Result<u8> {
     if std::env::var_os("BELLHOP_LAB").is_some() {
-        return scenario(arguments.json).map(|()| 0);
+        match arguments.rig {
+            Rig::Sim => scenario(arguments.json)?,
+            Rig::Sriov => sriov::scenario(arguments.json)?,
+            Rig::Labnic => {
+                return Err(Error::Usage(
+                    "the demo has no part for the rig labnic: use sim or sriov".into(),
+                ));
+            }
+        }
+        return Ok(0);
     }
     let lab = Lab::prepare()?;
     let program = std::env::current_exe().map_err(Error::system("find this program"))?;
-    let mut command = vec![program.to_string_lossy().into_owned(), "demo".into()];
+    let mut command = vec![
+        program.to_string_lossy().into_owned(),
+        "demo".into(),
+        format!("--rig={}", arguments.rig.name()),
+    ];
     if arguments.json {
         command.push("--json".into());
     }
@@ -79,7 +98,7 @@ pub fn demo(arguments: &DemoArguments) -> Result<u8> {
     if arguments.here.is_wanted() {
         return here::run(&execute, None);
     }
-    let mut host = LabHost::boot(&lab, Rig::Sim)?;
+    let mut host = LabHost::boot(&lab, arguments.rig)?;
     say(
         "lab host",
         &format!(
@@ -177,9 +196,14 @@ fn scenario(json: bool) -> Result<()> {
         vmm_threads: cost.threads,
         dropped: frames_tx.saturating_sub(frames_rx) + failures(&receive) + failures(&transmit),
     };
-    table(&report);
-    if json {
-        let line = serde_json::to_string(&report)
+    table(&rows(&report));
+    print_json(json, &report)
+}
+
+/// The report as the last line of standard output, if it is wanted.
+fn print_json(wanted: bool, report: &impl Serialize) -> Result<()> {
+    if wanted {
+        let line = serde_json::to_string(report)
             .map_err(|error| Error::invalid("the report", error.to_string()))?;
         println!("{line}");
     }
@@ -201,9 +225,16 @@ fn command_line(arguments: &BellhopArguments) -> String {
     line
 }
 
-fn table(report: &Report) {
+fn table(rows: &[(&str, String)]) {
     eprintln!();
-    let rows = [
+    for (what, value) in rows {
+        eprintln!("  {what:<40} {value:>14}");
+    }
+    eprintln!();
+}
+
+fn rows(report: &Report) -> [(&'static str, String); 7] {
+    [
         (
             "frames sent / received by the guest",
             format!("{} / {}", report.frames_tx, report.frames_rx),
@@ -226,11 +257,7 @@ fn table(report: &Report) {
             format!("{} KiB", report.rss_outside_ram_kib),
         ),
         ("VMM threads (1 vCPU)", report.vmm_threads.to_string()),
-    ];
-    for (what, value) in rows {
-        eprintln!("  {what:<40} {value:>14}");
-    }
-    eprintln!();
+    ]
 }
 
 /// What the device counted that should not have happened.

@@ -1,5 +1,6 @@
 //! The verbs of `cargo lab`, one file each, and the command line.
 
+pub mod bench;
 pub mod demo;
 pub mod run;
 pub mod setup;
@@ -25,6 +26,8 @@ pub struct Arguments {
 /// What the lab can do.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
+    /// Measure in the lab host
+    Bench(bench::BenchArguments),
     /// The main job, end to end: a guest with a vDPA NIC
     Demo(demo::DemoArguments),
     /// Prepare the lab: packages, root, kernel modules, guest kernel, ramdisks
@@ -40,6 +43,7 @@ pub enum Verb {
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
     let result = match Arguments::parse().verb {
+        Verb::Bench(arguments) => bench::bench(&arguments),
         Verb::Demo(arguments) => demo::demo(&arguments),
         Verb::Setup(arguments) => setup::setup(&arguments),
         Verb::Run(arguments) => run::run(&arguments),

@@ -30,9 +30,9 @@ pub struct TestArguments {
     /// tests in the lab (skeleton_guest), or a part of tests' names; all tests
     /// without it
     filter: Option<String>,
-    /// The lab host's equipment
-    #[arg(long, value_enum, default_value_t)]
-    rig: Rig,
+    /// The lab host's equipment, instead of what each file of tests asks for
+    #[arg(long, value_enum)]
+    rig: Option<Rig>,
     #[command(flatten)]
     here: HereArguments,
 }
@@ -172,28 +172,33 @@ fn run_in_lab(
     let built = binaries::cargo(repository, &build, "building the lab's tests")?;
     let lab = Lab::prepare()?;
     let mut tally = Tally::default();
-    let mut host = None;
+    let mut host: Option<(Rig, LabHost)> = None;
     for name in &selection.lab {
         let harness = binaries::find(&built, name)?;
-        println!("lab: {name}, in the lab host");
         if arguments.here.is_wanted() {
+            println!("lab: {name}, on this machine");
             tally += run_here(&lab, &harness, &selection.filter)?;
             continue;
         }
+        let rig = arguments.rig.unwrap_or_else(|| Rig::of_test(name));
+        println!("lab: {name}, in the lab host with the rig {}", rig.name());
         // A host that one harness broke is not the next one's problem.
         let running = match host.take() {
-            Some(running) => running,
-            None => {
-                let running = LabHost::boot(&lab, arguments.rig)?;
+            Some((has, running)) if has == rig => running,
+            other => {
+                if let Some((_, unfit)) = other {
+                    unfit.power_off()?;
+                }
+                let running = LabHost::boot(&lab, rig)?;
                 tally.retries += u64::from(running.retries());
                 running
             }
         };
         let (counted, survivor) = run_harness(&lab, running, &harness, &selection.filter)?;
         tally += counted;
-        host = survivor;
+        host = survivor.map(|survivor| (rig, survivor));
     }
-    if let Some(host) = host {
+    if let Some((_, host)) = host {
         host.power_off()?;
     }
     Ok(tally)

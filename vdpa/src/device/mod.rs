@@ -80,6 +80,7 @@ use self::handle::Handle;
 pub use self::info::{DeviceInfo, QueueInfo};
 use self::info::{Identity, query_group, refused};
 pub use self::vring::{RING_SIZE_MAX, VringAddresses, VringBase, VringConfig};
+use crate::doorbell::{Doorbell, DoorbellAnswer, NoDoorbell};
 use crate::iotlb::{DeviceSink, Iotlb, IotlbLimits};
 use crate::iova::IovaRange;
 use crate::uapi::{self, BackendFeatures, vhost_vring_addr};
@@ -311,6 +312,25 @@ impl<S: HasOwner> Device<S> {
         self.state.owned().acked
     }
 
+    /// Why a queue has no doorbell; `None`: it has one. Before features are
+    /// negotiated the answer counts for queues 0 and 1 of a network device and for all of
+    /// any other class: parents take queue 2 for the control queue until then.
+    ///
+    /// # Errors
+    /// As [`Device::map_doorbell`].
+    pub fn missing_doorbell(&self, queue: u16) -> Result<Option<NoDoorbell>, DeviceError> {
+        Ok(match self.try_doorbell(queue)? {
+            DoorbellAnswer::Mapped(_) => None,
+            DoorbellAnswer::Absent(why) => Some(why),
+        })
+    }
+
+    fn try_doorbell(&self, queue: u16) -> Result<DoorbellAnswer, DeviceError> {
+        self.info().queue(queue)?;
+        Doorbell::map(&self.handle.file, queue)
+            .map_err(queue_refused(queue, "mmap of its doorbell"))
+    }
+
     /// Resets the device: afterwards it touches no memory. Then call
     /// [`Iotlb::remap_after_reset`].
     ///
@@ -392,6 +412,17 @@ impl<S: HasFeatures> Device<S> {
     #[must_use]
     pub fn is_packed(&self) -> bool {
         self.features() & RING_PACKED != 0
+    }
+
+    /// Maps the doorbell of a queue, if it has one. One mapping serves for the
+    /// device's life, but it is used only while the device runs: see
+    /// [`crate::doorbell`].
+    ///
+    /// # Errors
+    /// No such queue, or the kernel failed; a queue without a doorbell is not
+    /// an error but an answer.
+    pub fn map_doorbell(&self, queue: u16) -> Result<DoorbellAnswer, DeviceError> {
+        self.try_doorbell(queue)
     }
 
     fn write_vring(

@@ -11,6 +11,9 @@ fn vdpa_options_as_people_type_them() {
         .unwrap();
     assert_eq!(vdpa.path, PathBuf::from("/dev/vhost-vdpa-0"));
     assert_eq!(vdpa.num_queues, Some(3));
+    assert_eq!(vdpa.doorbell, DoorbellMode::Auto);
+    let vdpa: VdpaConfig = "path=a,doorbell=on".parse().unwrap();
+    assert_eq!(vdpa.doorbell, DoorbellMode::On);
     assert_eq!(vdpa.mac.unwrap().to_string(), "52:54:00:12:34:56");
     assert_eq!(vdpa.id, None);
 }
@@ -23,6 +26,7 @@ fn option_errors_name_the_option() {
         ("path=a,path=b", "path is given twice"),
         ("path=a,colour=red", "unknown field `colour`"),
         ("id=a", "missing field `path`"),
+        ("path=a,doorbell=maybe", "`maybe`"),
         ("path=a,num_queues=many", "num_queues=\"many\""),
         ("path=a,num_queues=65536", "num_queues=\"65536\""),
         ("path=a,num_queues=-1", "num_queues=\"-1\""),

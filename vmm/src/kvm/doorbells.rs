@@ -1,8 +1,16 @@
-//! Queue kicks as KVM ioeventfds: a guest write to an address signals an
-//! eventfd inside the kernel.
+//! Queue kicks without an exit to our threads: as KVM ioeventfds (a guest write to
+//! an address signals an eventfd inside the kernel), or as memory slots that show
+//! the guest the device's own doorbell (the write does not exit at all).
 //!
-//! This module owns the list of addresses that are attached. It must not know
-//! which queue an address belongs to. The ioeventfds have no data match and
+//! This module owns the lists of addresses that are attached and mapped. It must not know
+//! which queue an address belongs to.
+//!
+//! A doorbell's slot has no flags: it is never logged as dirty, for it is no
+//! memory of the guest's. The kernel maps its page for writes only, so a guest's
+//! first access to it must be a write: a read makes KVM_RUN return EFAULT (see
+//! [`crate::vcpu::FaultHandler`]).
+//!
+//! The ioeventfds have no data match and
 //! length 0, which to KVM is any write of any width and, on Intel hosts,
 //! skips the instruction decoder (`KVM_FAST_MMIO_BUS`). Hosts without
 //! `KVM_CAP_IOEVENTFD_NO_LENGTH` (before Linux 4.4) are turned away when
@@ -11,27 +19,41 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use devices::hypervisor::Doorbells;
+use devices::hypervisor::{DoorbellPage, Doorbells};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
-/// The ioeventfds of one VM.
+use super::memory_slots::{MemorySlots, SlotRange};
+
+/// Bytes that the guest sees of a doorbell.
+const PAGE_SIZE: u64 = 4096;
+
+/// The ioeventfds and doorbell slots of one VM.
 #[derive(Debug)]
 pub struct KvmDoorbells {
     vm: Arc<VmFd>,
+    slots: Arc<MemorySlots>,
     /// Number of the attached eventfd, by address.
     attached: Mutex<BTreeMap<u64, RawFd>>,
+    /// Number of the memory slot, by address.
+    mapped: Mutex<BTreeMap<u64, u32>>,
+    /// How many doorbells were taken away.
+    unmapped: AtomicU64,
 }
 
 impl KvmDoorbells {
-    /// None attached.
+    /// None attached or mapped. Doorbells get their slots from `slots`.
     #[must_use]
-    pub fn new(vm: Arc<VmFd>) -> Self {
+    pub fn new(vm: Arc<VmFd>, slots: Arc<MemorySlots>) -> Self {
         Self {
             vm,
+            slots,
             attached: Mutex::default(),
+            mapped: Mutex::default(),
+            unmapped: AtomicU64::new(0),
         }
     }
 
@@ -39,10 +61,28 @@ impl KvmDoorbells {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many are attached now; for leak tests and metrics.
+    fn mapped(&self) -> MutexGuard<'_, BTreeMap<u64, u32>> {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many eventfds are attached now; for leak tests and metrics.
     #[must_use]
     pub fn count(&self) -> usize {
         self.lock().len()
+    }
+
+    /// How many doorbells are mapped now; for leak tests and metrics.
+    #[must_use]
+    pub fn mapped_count(&self) -> usize {
+        self.mapped().len()
+    }
+
+    /// How many times a doorbell was taken from the guest, ever. A memory fault
+    /// of the guest may be outdated if this has changed since the vCPU
+    /// entered the guest.
+    #[must_use]
+    pub fn unmapped_count(&self) -> u64 {
+        self.unmapped.load(Ordering::Acquire)
     }
 }
 
@@ -72,6 +112,43 @@ impl Doorbells for KvmDoorbells {
         self.vm
             .unregister_ioevent(eventfd, &IoEventAddress::Mmio(address), NoDatamatch)?;
         attached.remove(&address);
+        Ok(())
+    }
+
+    fn map(&self, address: u64, page: Arc<dyn DoorbellPage>) -> io::Result<()> {
+        let mut mapped = self.mapped();
+        if mapped.contains_key(&address) {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!("a doorbell is mapped at {address:#x} already"),
+            ));
+        }
+        let range = SlotRange {
+            guest_address: address,
+            len: PAGE_SIZE,
+            host_address: page.host_address(),
+            readonly: false,
+        };
+        // SAFETY: needed to hand a page of this process to the guest. By its
+        // trait's contract the page is one mapping of this size, without
+        // references into it, for as long as `page` lives, which the slot keeps.
+        let number = unsafe { self.slots.add(range, Arc::new(page)) }.map_err(io::Error::other)?;
+        mapped.insert(address, number);
+        Ok(())
+    }
+
+    fn unmap(&self, address: u64) -> io::Result<()> {
+        let mut mapped = self.mapped();
+        let number = *mapped.get(&address).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("no doorbell is mapped at {address:#x}"),
+            )
+        })?;
+        self.slots.remove(number).map_err(io::Error::other)?;
+        mapped.remove(&address);
+        // After the removal: whoever sees the old count may have met the slot.
+        self.unmapped.fetch_add(1, Ordering::Release);
         Ok(())
     }
 }

@@ -1,8 +1,9 @@
 //! KVM memory slots: which host memory the guest sees at which address.
 //!
 //! [`MemorySlots`] owns the numbering of the slots and keeps alive what they
-//! map. It must not know what the memory is for: guest RAM and, later, the
-//! doorbell pages of devices are slots alike.
+//! map. It must not know what the memory is for: guest RAM and the
+//! doorbell pages of devices are slots alike. Flags of a slot are fixed when it is
+//! added, so nothing turns dirty logging on for a slot by the way.
 
 use std::any::Any;
 use std::collections::BTreeMap;

@@ -7,7 +7,7 @@
 //! ```text
 //! Hypervisor::open ──> Vm ──┬─> MemorySlots     guest RAM        (KVM_SET_USER_MEMORY_REGION)
 //!   /dev/kvm, checked       ├─> KvmMsiVectors   MSI-X vectors    (GSI routes + irqfds)
-//!                           ├─> KvmDoorbells    queue kicks      (ioeventfds)
+//!                           ├─> KvmDoorbells    queue kicks      (ioeventfds, memory slots)
 //!                           ├─> InterruptLine   ISA interrupts   (irqfds)
 //!                           └─> vcpu::Vcpus     processors       (KVM_CREATE_VCPU)
 //! ```
@@ -23,6 +23,7 @@ pub mod line;
 pub mod memory_slots;
 pub mod msi;
 pub mod routing;
+pub mod statistics;
 
 use std::fmt;
 use std::io;

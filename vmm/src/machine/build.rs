@@ -17,7 +17,8 @@ use devices::pci::{ConfigPorts, Ecam, MmioWindow, PciBus};
 use devices::virtio::pci::VirtioPciDevice;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::{Machine, MachineError, StopHandle, devices as backends};
+use super::faults::DoorbellFaults;
+use super::{Machine, MachineError, StatisticsHandle, StopHandle, devices as backends};
 use crate::config::VmConfig;
 use crate::console::{Console, InputPump};
 use crate::event_loop::{EventLoop, Token};
@@ -29,7 +30,7 @@ use crate::kvm::msi::KvmMsiVectors;
 use crate::kvm::{Hypervisor, PlatformAddresses};
 use crate::layout::{self, Layout};
 use crate::memory::GuestRam;
-use crate::vcpu::{Buses, Vcpus};
+use crate::vcpu::{Buses, FaultHandler, Vcpus};
 
 /// The keyboard controller's first port; its command port is the last one.
 const KEYBOARD_CONTROLLER_PORT: u64 =
@@ -58,10 +59,10 @@ impl Machine {
             tss: layout::KVM_TSS.start,
         };
         let vm = hypervisor.create_vm(platform, cpus)?;
-        let slots = MemorySlots::new(vm.fd().clone());
+        let slots = Arc::new(MemorySlots::new(vm.fd().clone()));
         slots.add_ram(ram.memory())?;
         let msi = KvmMsiVectors::new(vm.fd().clone());
-        let doorbells = Arc::new(KvmDoorbells::new(vm.fd().clone()));
+        let doorbells = Arc::new(KvmDoorbells::new(vm.fd().clone(), slots.clone()));
 
         // The buses, and what always sits on them.
         let io = Arc::new(Bus::new());
@@ -140,7 +141,11 @@ impl Machine {
 
         // What the vmm thread waits for.
         let events = EventLoop::new().map_err(MachineError::host("epoll_create1"))?;
+        let statistics = StatisticsHandle::new().map_err(MachineError::host("eventfd"))?;
         register(&events, stop, &power, &serial, &virtio)?;
+        events
+            .add(statistics.0.as_raw_fd(), Token::Statistics)
+            .map_err(MachineError::host("epoll_ctl"))?;
         let input = console
             .input
             .map(|input| InputPump::new(input, &events))
@@ -149,7 +154,11 @@ impl Machine {
 
         // The processors, last: by now all that they can reach exists.
         let buses = Buses { io, mmio };
-        let vcpus = Vcpus::new(&hypervisor, &vm, cpus, &buses)?;
+        let faults: Arc<dyn FaultHandler> = Arc::new(DoorbellFaults {
+            pci: pci.clone(),
+            doorbells: doorbells.clone(),
+        });
+        let vcpus = Vcpus::new(&hypervisor, &vm, cpus, &buses, &faults)?;
         events
             .add(vcpus.failure_event().as_raw_fd(), Token::VcpuFailed)
             .map_err(MachineError::host("epoll_ctl"))?;
@@ -173,6 +182,7 @@ impl Machine {
             layout,
             config: config.clone(),
             _stop: stop.clone(),
+            statistics,
             used: false,
         })
     }

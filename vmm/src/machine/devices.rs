@@ -56,6 +56,7 @@ fn open_vdpa(
         path: config.path.clone(),
         mac: config.mac.map(|mac| mac.bytes()),
         num_queues: config.num_queues,
+        doorbell: config.doorbell,
     };
     match VdpaBackend::open(&options, memory.clone(), ram_end) {
         Ok(backend) => Ok(Device {

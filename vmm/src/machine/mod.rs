@@ -32,6 +32,7 @@
 mod build;
 mod devices;
 mod error;
+mod faults;
 mod run;
 
 use std::fmt;
@@ -97,6 +98,23 @@ impl StopHandle {
     }
 }
 
+/// Asks a machine that runs to log (level info) what KVM has counted, from any
+/// thread or from a signal handler.
+#[derive(Debug, Clone)]
+pub struct StatisticsHandle(Arc<EventFd>);
+
+impl StatisticsHandle {
+    fn new() -> io::Result<Self> {
+        EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC).map(|event| Self(Arc::new(event)))
+    }
+
+    /// Asks. Safe in a signal handler: it is one `write`.
+    pub fn log(&self) {
+        // The only failure is a counter at its maximum, which is readable too.
+        let _ = self.0.write(1);
+    }
+}
+
 /// What a machine holds of KVM; the same before and after any number of
 /// reboots, once the guest has let go of its devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +123,8 @@ pub struct Resources {
     pub memory_slots: usize,
     /// ioeventfds.
     pub doorbells: usize,
+    /// Doorbells of devices that the guest sees; they are among the memory slots.
+    pub mapped_doorbells: usize,
     /// Interrupt vectors, routes and irqfds.
     pub msi: MsiCounts,
 }
@@ -126,12 +146,13 @@ pub struct Machine {
     _serial_line: InterruptLine,
     doorbells: Arc<KvmDoorbells>,
     msi: KvmMsiVectors,
-    slots: MemorySlots,
+    slots: Arc<MemorySlots>,
     vm: Vm,
     ram: GuestRam,
     layout: Layout,
     config: VmConfig,
     _stop: StopHandle,
+    statistics: StatisticsHandle,
     /// Whether the vCPUs ran before: their state is no longer that of power-on.
     used: bool,
 }
@@ -147,12 +168,19 @@ impl fmt::Debug for Machine {
 }
 
 impl Machine {
+    /// For asking this machine for its statistics while it runs.
+    #[must_use]
+    pub fn statistics_handle(&self) -> StatisticsHandle {
+        self.statistics.clone()
+    }
+
     /// What the machine holds of KVM now; for leak tests and metrics.
     #[must_use]
     pub fn resources(&self) -> Resources {
         Resources {
             memory_slots: self.slots.count(),
             doorbells: self.doorbells.count(),
+            mapped_doorbells: self.doorbells.mapped_count(),
             msi: self.msi.counts(),
         }
     }

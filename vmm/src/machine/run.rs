@@ -121,6 +121,17 @@ impl Machine {
                     return Ok(Some(Served::Ended(Exit::Crashed(report))));
                 }
             }
+            Token::Statistics => {
+                // Only says that somebody asked, however often.
+                let _ = self.statistics.0.read();
+                match self.vcpus.statistics() {
+                    Ok(counted) => tracing::info!("KVM counted {counted:?}"),
+                    Err(error) => tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "KVM's counters cannot be read"
+                    ),
+                }
+            }
             Token::Power => match self.power.take() {
                 Some(PowerRequest::Off) => return Ok(Some(Served::Ended(Exit::PoweredOff))),
                 Some(PowerRequest::Reset) => return Ok(Some(Served::Reset)),

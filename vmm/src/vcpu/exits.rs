@@ -2,17 +2,35 @@
 //!
 //! Owns the meaning of KVM's exit reasons. It must not know who interrupts
 //! the vCPU, nor allocate on the way of an ordinary exit.
+//!
+//! A *memory fault* (KVM_RUN fails with EFAULT: the guest's access met a memory
+//! slot that the host cannot serve) is handed to the [`FaultHandler`]. The
+//! instruction has not been executed, so to run again is to try it again. That is done only
+//! if the handler changed something, or somebody else did since this vCPU entered
+//! the guest: a fault that stays ends the vCPU.
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use super::run_page::RunPage;
-use super::{Buses, VcpuFailure};
+use super::{Buses, FaultHandler, VcpuFailure};
 
 /// Runs until KVM_RUN is interrupted (`Ok`) or the vCPU cannot go on.
 ///
 /// On `Ok` the instruction that caused the last exit has been completed.
-pub(super) fn run(fd: &mut VcpuFd, page: &RunPage, buses: &Buses) -> Result<(), VcpuFailure> {
+pub(super) fn run(
+    fd: &mut VcpuFd,
+    page: &RunPage,
+    buses: &Buses,
+    faults: &dyn FaultHandler,
+) -> Result<(), VcpuFailure> {
     loop {
+        let generation = faults.generation();
+        let memory_fault = |guest_address| {
+            if faults.memory_fault(guest_address) || faults.generation() != generation {
+                return Ok(());
+            }
+            Err(VcpuFailure::MemoryFault { guest_address })
+        };
         match fd.run() {
             Ok(VcpuExit::IoOut(port, data)) => {
                 for element in data.chunks(page.port_access_size()) {
@@ -36,11 +54,8 @@ pub(super) fn run(fd: &mut VcpuFd, page: &RunPage, buses: &Buses) -> Result<(), 
                 let (suberror, data) = page.internal_error();
                 return Err(VcpuFailure::InternalError { suberror, data });
             }
-            Ok(VcpuExit::MemoryFault { gpa, .. }) => {
-                return Err(VcpuFailure::MemoryFault {
-                    guest_address: Some(gpa),
-                });
-            }
+            // What EFAULT is called where KVM knows the address (Linux 6.8).
+            Ok(VcpuExit::MemoryFault { gpa, .. }) => memory_fault(Some(gpa))?,
             // Everything else is off in this machine. HLT too: the in-kernel
             // local APIC waits inside KVM.
             Ok(other) => return Err(VcpuFailure::UnexpectedExit(format!("{other:?}"))),
@@ -49,11 +64,7 @@ pub(super) fn run(fd: &mut VcpuFd, page: &RunPage, buses: &Buses) -> Result<(), 
                 // An application processor that waits for its start-up IPI
                 // was woken; KVM sleeps in the next call if there is none yet.
                 libc::EAGAIN => {}
-                libc::EFAULT => {
-                    return Err(VcpuFailure::MemoryFault {
-                        guest_address: None,
-                    });
-                }
+                libc::EFAULT => memory_fault(None)?,
                 errno => return Err(VcpuFailure::Run { errno }),
             },
         }

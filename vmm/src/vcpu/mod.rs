@@ -39,6 +39,7 @@ mod run_page;
 mod state;
 mod thread;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -48,6 +49,7 @@ use kvm_bindings::{CpuId, kvm_msr_entry, kvm_regs, kvm_sregs};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::kvm::cpuid::{Processor, guest_cpuid};
+use crate::kvm::statistics::Statistics;
 use crate::kvm::{Hypervisor, KvmError, Vm};
 use state::InitialState;
 use thread::VcpuThread;
@@ -59,6 +61,32 @@ pub struct Buses {
     pub io: Arc<Bus>,
     /// Guest-physical addresses that are not memory.
     pub mmio: Arc<Bus>,
+}
+
+/// Who may know a remedy when a guest's access to memory fails on the host: a
+/// doorbell that was read, for example, is taken away. Called on the
+/// vCPU's thread, on several at once.
+pub trait FaultHandler: Send + Sync + fmt::Debug {
+    /// Changes whenever something that can cause faults has been taken away from the
+    /// guest's address space, by whomever. Read before each entry to the
+    /// guest, so cheap.
+    fn generation(&self) -> u64;
+
+    /// The guest's access at `guest_address` failed (`None`: the kernel does not say
+    /// where). `true` if something was taken away, so that the access is worth
+    /// another try.
+    fn memory_fault(&self, guest_address: Option<u64>) -> bool;
+}
+
+/// No remedy for anything.
+impl FaultHandler for () {
+    fn generation(&self) -> u64 {
+        0
+    }
+
+    fn memory_fault(&self, _guest_address: Option<u64>) -> bool {
+        false
+    }
 }
 
 /// Why the vCPUs could not be made or steered.
@@ -199,12 +227,15 @@ impl Reports {
 #[derive(Debug)]
 pub struct Vcpus {
     threads: Vec<VcpuThread>,
+    /// One per vCPU; empty on kernels without.
+    statistics: Vec<Statistics>,
     reports: Arc<Reports>,
 }
 
 impl Vcpus {
     /// Makes `count` vCPUs with APIC ids from 0, each on a thread named
     /// `vcpuN`, all parked. The VM must have its memory by the time they resume.
+    /// `faults` is asked about memory faults of the guest.
     ///
     /// # Errors
     /// [`VcpuError::Kvm`], [`VcpuError::Host`] or [`VcpuError::CpuidSize`].
@@ -213,6 +244,7 @@ impl Vcpus {
         vm: &Vm,
         count: u8,
         buses: &Buses,
+        faults: &Arc<dyn FaultHandler>,
     ) -> Result<Self, VcpuError> {
         let shared = |source| VcpuError::Kvm { index: 0, source };
         let supported = hypervisor.supported_cpuid().map_err(shared)?;
@@ -253,7 +285,11 @@ impl Vcpus {
             created.push(fd);
         }
         let mut threads = Vec::with_capacity(created.len());
+        let mut statistics = Vec::with_capacity(created.len());
         for (index, fd) in (0..count).zip(created) {
+            // Now or never: while a vCPU runs, its descriptor answers nothing.
+            statistics
+                .extend(Statistics::open(&fd).map_err(|source| VcpuError::Kvm { index, source })?);
             let initial = InitialState::capture(&fd, &msr_indices)
                 .map_err(|source| VcpuError::Kvm { index, source })?;
             threads.push(VcpuThread::spawn(
@@ -261,10 +297,15 @@ impl Vcpus {
                 fd,
                 initial,
                 buses.clone(),
+                Arc::clone(faults),
                 Arc::clone(&reports),
             )?);
         }
-        Ok(Self { threads, reports })
+        Ok(Self {
+            threads,
+            statistics,
+            reports,
+        })
     }
 
     /// Lets all vCPUs run.
@@ -331,6 +372,26 @@ impl Vcpus {
                 .map_err(KvmError::ioctl("KVM_SET_SREGS"))?;
             fd.set_regs(regs).map_err(KvmError::ioctl("KVM_SET_REGS"))
         })
+    }
+
+    /// What KVM has counted since the vCPUs were made, by name, summed over all of
+    /// them: `exits`, `halt_exits`, `mmio_exits`, … (`Documentation/virt/kvm/api.rst`,
+    /// KVM_GET_STATS_FD). Works while they run. Empty on kernels before Linux 5.14.
+    ///
+    /// # Errors
+    /// [`VcpuError::Kvm`].
+    pub fn statistics(&self) -> Result<BTreeMap<String, u64>, VcpuError> {
+        let mut sums = BTreeMap::new();
+        for (index, statistics) in (0u8..).zip(&self.statistics) {
+            let values = statistics
+                .read()
+                .map_err(|source| VcpuError::Kvm { index, source })?;
+            for (name, value) in values {
+                let sum: &mut u64 = sums.entry(name).or_default();
+                *sum = sum.saturating_add(value);
+            }
+        }
+        Ok(sums)
     }
 
     /// Readable once a vCPU has failed.

@@ -14,7 +14,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler, unblock_
 
 use super::run_page::RunPage;
 use super::state::InitialState;
-use super::{Buses, Reports, VcpuError, VcpuFailure, VcpuReport, exits};
+use super::{Buses, FaultHandler, Reports, VcpuError, VcpuFailure, VcpuReport, exits};
 use crate::kvm::KvmError;
 
 /// Stack of a vCPU thread in bytes. Device accesses run on it, the start of a
@@ -81,6 +81,7 @@ impl VcpuThread {
         fd: VcpuFd,
         initial: InitialState,
         buses: Buses,
+        faults: Arc<dyn FaultHandler>,
         reports: Arc<Reports>,
     ) -> Result<Self, VcpuError> {
         let failed = |what| {
@@ -102,6 +103,7 @@ impl VcpuThread {
             control: Arc::clone(&control),
             vcpu: Arc::clone(&vcpu),
             buses,
+            faults,
             reports,
         };
         let thread = Builder::new()
@@ -199,6 +201,7 @@ struct Body {
     control: Arc<Control>,
     vcpu: Arc<Mutex<Vcpu>>,
     buses: Buses,
+    faults: Arc<dyn FaultHandler>,
     reports: Arc<Reports>,
 }
 
@@ -238,7 +241,7 @@ impl Body {
     fn run(&self) {
         let mut vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            match exits::run(&mut vcpu.fd, &self.control.page, &self.buses) {
+            match exits::run(&mut vcpu.fd, &self.control.page, &self.buses, &*self.faults) {
                 // Some other signal of the process ended up on this thread.
                 Ok(()) if self.control.lock().0 == Request::Run => {}
                 Ok(()) => return,

@@ -11,7 +11,7 @@ use vdpa::memory::GuestMemory;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::kvm::memory_slots::MemorySlots;
 use vmm::kvm::{Hypervisor, PlatformAddresses, Vm};
-use vmm::vcpu::{Buses, Vcpus};
+use vmm::vcpu::{Buses, FaultHandler, Vcpus};
 
 /// Where programs start.
 pub(crate) const CODE: u64 = 0x1000;
@@ -73,13 +73,22 @@ pub(crate) struct Rig {
     pub(crate) port: Arc<Recorder>,
     pub(crate) mmio: Arc<Recorder>,
     pub(crate) memory: GuestMemory,
-    pub(crate) slots: MemorySlots,
+    pub(crate) slots: Arc<MemorySlots>,
     pub(crate) vm: Vm,
 }
 
 impl Rig {
     /// A VM with `code` at [`CODE`], parked in front of its first instruction.
     pub(crate) fn new(cpus: u8, code: &[u8]) -> Self {
+        Self::with_faults(cpus, code, |_, _| Arc::new(()))
+    }
+
+    /// As [`Rig::new`], with what memory faults are handed to.
+    pub(crate) fn with_faults(
+        cpus: u8,
+        code: &[u8],
+        faults: impl FnOnce(&Vm, &Arc<MemorySlots>) -> Arc<dyn FaultHandler>,
+    ) -> Self {
         let hypervisor = Hypervisor::open()
             .expect("this test needs a working /dev/kvm; `cargo lab test` provides one");
         let platform = PlatformAddresses {
@@ -88,7 +97,7 @@ impl Rig {
         };
         let vm = hypervisor.create_vm(platform, cpus).unwrap();
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), RAM_SIZE)]).unwrap();
-        let slots = MemorySlots::new(vm.fd().clone());
+        let slots = Arc::new(MemorySlots::new(vm.fd().clone()));
         slots.add_ram(&memory).unwrap();
         let (port, mmio) = (Arc::new(Recorder::default()), Arc::new(Recorder::default()));
         let buses = Buses {
@@ -97,7 +106,8 @@ impl Rig {
         };
         buses.io.insert(PORT.into(), 1, port.clone()).unwrap();
         buses.mmio.insert(MMIO.into(), 0x100, mmio.clone()).unwrap();
-        let vcpus = Vcpus::new(&hypervisor, &vm, cpus, &buses).unwrap();
+        let faults = faults(&vm, &slots);
+        let vcpus = Vcpus::new(&hypervisor, &vm, cpus, &buses, &faults).unwrap();
         let rig = Self {
             vcpus,
             port,

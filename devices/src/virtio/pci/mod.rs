@@ -7,9 +7,11 @@
 //!   event loop  --> process(token) -------+
 //!
 //!   guest kick --> ioeventfd --> kick eventfd ----------------------> Backend
+//!          or ---> page of the device's own doorbell ---------------> device
 //!   Backend ----> call eventfd = eventfd of an MSI-X vector --> irqfd --> guest
 //! ```
-//! Owns what the guest programs, the kick eventfds and the MSI-X vectors. It
+//! Owns what the guest programs, the kick eventfds, which queue is kicked by which
+//! way (see `notify.rs`), and the MSI-X vectors. It
 //! must not know what kind of device it fronts, nor how the hypervisor routes.
 //!
 //! What the function has: one 64-bit BAR (see `layout.rs`), MSI-X with one vector
@@ -48,7 +50,7 @@ use crate::pci::{Bar, ConfigSpaceError, Msix, MsixError, PciFunction};
 
 /// Feature bits of the transport that are never offered, whatever the backend
 /// says: they need code that is not here. NOTIFICATION_DATA (38) would be lost in
-/// an eventfd; SR_IOV (37), NOTIF_CONFIG_DATA (39), RING_RESET (40), ADMIN_VQ (41).
+/// an eventfd, which also a queue with a mapped doorbell may fall back to; SR_IOV (37), NOTIF_CONFIG_DATA (39), RING_RESET (40), ADMIN_VQ (41).
 const NEVER_OFFERED: u64 = 1 << 37 | 1 << 38 | 1 << 39 | 1 << 40 | 1 << 41;
 
 /// Why a device could not be made.
@@ -240,6 +242,10 @@ impl PciFunction for VirtioPciDevice {
         if bar == BAR {
             self.transport().doorbells.bar_moved(address);
         }
+    }
+
+    fn memory_fault(&self, address: Option<u64>) -> bool {
+        self.transport().doorbells.memory_fault(address)
     }
 
     fn reset(&self) {

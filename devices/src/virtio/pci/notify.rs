@@ -1,22 +1,35 @@
-//! Kicks: one eventfd per queue for the life of the device, and the doorbells
-//! (ioeventfds) that signal them while the notify part of BAR 0 is decoded.
+//! Kicks: one eventfd per queue for the life of the device, and what a guest's
+//! store to the queue's notify page in BAR 0 reaches.
 //!
 //! ```text
-//!              bar_moved(Some(address))
-//!   detached ---------------------------> attached(address)
-//!            <---------------------------
-//!              bar_moved(None), drop
+//!                        BAR 0 decoded                      run(queue, page)
+//!   nowhere (store --> our threads) ------> eventfd (ioeventfd) ------> page (memory slot)
+//!      ^                                       |  ^                        |
+//!      +---------------------------------------+  +------------------------+
+//!      ^     BAR moved, decoding off,             stop(), memory_fault     |
+//!      +-------------------------------------------------------------------+
+//!            unplugged
 //! ```
+//! A page is shown only while its queue runs: a store meant for a device that was
+//! reset, saved or is broken never reaches it. Between eventfd and page
+//! the new one comes before the old one goes, so that no kick is lost;
+//! where neither can be had, the store exits to us and signals the eventfd.
+//!
+//! A page cannot be read. A guest that does so nevertheless makes a memory fault:
+//! the queue then keeps its eventfd until the function is reset, and the read sees
+//! zero, as in a BAR without pages. (Once the guest has stored to a page, reads of
+//! it no longer fault: what they give is the device's affair.)
+//!
 //! It must not know what a kick leads to.
 
 use std::io;
 use std::sync::Arc;
 
-use tracing::warn;
+use tracing::{error, warn};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::layout::{NOTIFY, NOTIFY_STRIDE};
-use crate::hypervisor::Doorbells;
+use crate::hypervisor::{DoorbellPage, Doorbells};
 
 /// One eventfd per queue, with counter 0.
 pub(super) fn kicks(queues: u16) -> io::Result<Vec<Arc<EventFd>>> {
@@ -33,21 +46,81 @@ pub(super) fn kick(kicks: &[Arc<EventFd>], queue: usize) {
     }
 }
 
+/// What the notify page of one queue is, and what it should be.
+#[derive(Debug, Default)]
+struct NotifyPage {
+    /// Where the guest sees it.
+    address: Option<u64>,
+    /// The device's doorbell while the queue runs.
+    doorbell: Option<Arc<dyn DoorbellPage>>,
+    /// The guest has read the page: no doorbell there until the function's reset.
+    was_read: bool,
+    /// Where the eventfd is attached now.
+    eventfd_at: Option<u64>,
+    /// Where a doorbell is mapped now.
+    doorbell_at: Option<u64>,
+}
+
+impl NotifyPage {
+    /// Makes true what should be.
+    fn settle(&mut self, queue: usize, kick: &EventFd, doorbells: &dyn Doorbells) {
+        let wanted = self.doorbell.clone().filter(|_| !self.was_read);
+        let place = self.address.filter(|_| wanted.is_some());
+        if let (Some(address), Some(doorbell), None) = (place, wanted, self.doorbell_at) {
+            match doorbells.map(address, doorbell) {
+                Ok(()) => self.doorbell_at = Some(address),
+                Err(error) => {
+                    warn!(address, queue, %error, "the device's doorbell cannot be mapped: kicks of this queue cost an exit each");
+                    // Not to be tried again before the queue is started again.
+                    self.doorbell = None;
+                }
+            }
+        }
+        let mapped = place.is_some() && self.doorbell_at == place;
+        let eventfd_place = self.address.filter(|_| !mapped);
+        if self.eventfd_at != eventfd_place {
+            if let Some(address) = self.eventfd_at.take()
+                && let Err(error) = doorbells.detach(address, kick)
+            {
+                warn!(address, queue, %error, "cannot detach a doorbell's eventfd");
+            }
+            if let Some(address) = eventfd_place {
+                match doorbells.attach(address, kick) {
+                    Ok(()) => self.eventfd_at = Some(address),
+                    // The guest's writes exit to us and are signalled all the same.
+                    Err(error) => {
+                        warn!(address, queue, %error, "cannot attach a doorbell's eventfd: kicks of this queue are slow");
+                    }
+                }
+            }
+        }
+        if !mapped && let Some(address) = self.doorbell_at {
+            match doorbells.unmap(address) {
+                Ok(()) => self.doorbell_at = None,
+                // It stays on record, so that it is tried again and that no second one is made.
+                Err(error) => {
+                    error!(address, queue, %error, "the device's doorbell cannot be taken from the guest");
+                }
+            }
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct NotifyDoorbells {
     doorbells: Arc<dyn Doorbells>,
     kicks: Vec<Arc<EventFd>>,
-    /// Address and queue of each doorbell that is attached.
-    attached: Vec<(u64, usize)>,
+    /// By queue.
+    pages: Vec<NotifyPage>,
 }
 
 impl NotifyDoorbells {
     pub(super) fn new(doorbells: Arc<dyn Doorbells>, kicks: Vec<Arc<EventFd>>) -> Self {
         Self {
             doorbells,
+            pages: kicks.iter().map(|_| NotifyPage::default()).collect(),
             kicks,
-            attached: Vec::new(),
         }
     }
 
@@ -66,34 +139,79 @@ impl NotifyDoorbells {
 
     /// BAR 0 answers at `bar`, or nowhere.
     pub(super) fn bar_moved(&mut self, bar: Option<u64>) {
-        for (address, queue) in self.attached.drain(..) {
-            if let Some(kick) = self.kicks.get(queue)
-                && let Err(error) = self.doorbells.detach(address, kick)
-            {
-                warn!(address, queue, %error, "cannot detach a doorbell");
+        let first = bar.and_then(|bar| bar.checked_add(NOTIFY));
+        for (number, page) in (0u64..).zip(&mut self.pages) {
+            let offset = number.checked_mul(NOTIFY_STRIDE);
+            page.address = first
+                .zip(offset)
+                .and_then(|(first, offset)| first.checked_add(offset));
+        }
+        self.settle();
+    }
+
+    /// The device runs; its queues have the doorbells that `doorbell_of` gives.
+    pub(super) fn run(&mut self, doorbell_of: impl Fn(u16) -> Option<Arc<dyn DoorbellPage>>) {
+        for (queue, page) in (0..=u16::MAX).zip(&mut self.pages) {
+            page.doorbell = doorbell_of(queue);
+        }
+        self.settle();
+    }
+
+    /// The device does not run. When this returns, no store of the guest
+    /// reaches it, and its doorbells are let go.
+    pub(super) fn stop(&mut self) {
+        for page in &mut self.pages {
+            page.doorbell = None;
+        }
+        self.settle();
+    }
+
+    /// The guest made an access at `address`, or who knows where, that no memory serves:
+    /// the doorbell that it may have meant is replaced by its eventfd. `true` if
+    /// there was one.
+    pub(super) fn memory_fault(&mut self, address: Option<u64>) -> bool {
+        let mut hit = Vec::new();
+        for (queue, page) in self.pages.iter_mut().enumerate() {
+            let Some(mapped) = page.doorbell_at else {
+                continue;
+            };
+            let meant = address.is_none_or(|address| address & !(NOTIFY_STRIDE - 1) == mapped);
+            if meant && !page.was_read {
+                page.was_read = true;
+                hit.push(queue);
             }
         }
-        let Some(first) = bar.and_then(|bar| bar.checked_add(NOTIFY)) else {
-            return;
-        };
-        let addresses = (0..).map_while(|page: u64| {
-            let offset = page.checked_mul(NOTIFY_STRIDE)?;
-            first.checked_add(offset)
-        });
-        for ((queue, kick), address) in self.kicks.iter().enumerate().zip(addresses) {
-            match self.doorbells.attach(address, kick) {
-                Ok(()) => self.attached.push((address, queue)),
-                // The guest's writes exit to us and are signalled all the same.
-                Err(error) => {
-                    warn!(address, queue, %error, "cannot attach a doorbell: kicks of this queue are slow");
-                }
-            }
+        if hit.is_empty() {
+            return false;
+        }
+        // Where KVM does not say which page it was, all of them pay.
+        warn!(
+            queues = ?hit,
+            ?address,
+            "the guest read a doorbell, which can only be written: from now on kicks of these queues cost an exit each, until the machine is reset"
+        );
+        self.settle();
+        true
+    }
+
+    /// After a reset of the function a new driver may behave.
+    pub(super) fn forgive(&mut self) {
+        for page in &mut self.pages {
+            page.was_read = false;
+        }
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        for ((queue, page), kick) in self.pages.iter_mut().enumerate().zip(&self.kicks) {
+            page.settle(queue, kick, &*self.doorbells);
         }
     }
 }
 
 impl Drop for NotifyDoorbells {
     fn drop(&mut self) {
+        self.stop();
         self.bar_moved(None);
     }
 }

@@ -1,6 +1,7 @@
 //! The transport as a guest sees it: through ECAM and BAR 0 of a whole bus, in
 //! front of a model backend that panics when it is called out of order.
 
+mod doorbells;
 mod fuzz;
 mod lifecycle;
 mod registers;

@@ -237,7 +237,7 @@ impl Transport {
         match self.backend.negotiate(features) {
             Ok(()) => {
                 self.common.set_status(agreed);
-                self.phase = Phase::Agreed;
+                self.enter(Phase::Agreed);
             }
             Err(error) => warn!(
                 features,
@@ -252,10 +252,12 @@ impl Transport {
         // Set in either case: NEEDS_RESET is told by an interrupt only to a
         // driver that has written DRIVER_OK (virtio 1.3, 2.1.2).
         self.common.set_status(running);
-        self.phase = Phase::Active;
-        if let Err(error) = self.backend.activate(activation) {
-            error!(error = chain(&error), "the device cannot start");
-            self.needs_reset();
+        match self.backend.activate(activation) {
+            Ok(()) => self.enter(Phase::Active),
+            Err(error) => {
+                error!(error = chain(&error), "the device cannot start");
+                self.needs_reset();
+            }
         }
     }
 
@@ -278,10 +280,11 @@ impl Transport {
     }
 
     fn reset_device(&mut self) {
+        // First: from here on the guest's stores reach our eventfds only.
+        self.enter(Phase::Inactive);
         self.backend.reset();
         self.common.reset();
         self.isr = 0;
-        self.phase = Phase::Inactive;
         // After the backend: a kick of the old driver must not reach the next.
         self.doorbells.drain();
     }
@@ -291,6 +294,27 @@ impl Transport {
         self.reset_device();
         self.config_space.reset();
         self.msix.reset();
+        self.doorbells.forgive();
+    }
+
+    /// Every change of the phase: the device's doorbells are the guest's exactly
+    /// while the device is active and their queues are enabled.
+    fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        if phase != Phase::Active {
+            self.doorbells.stop();
+            return;
+        }
+        let Self {
+            common,
+            backend,
+            doorbells,
+            ..
+        } = self;
+        doorbells.run(|queue| {
+            let enabled = common.enabled_queue_vector(queue).is_some();
+            enabled.then(|| backend.doorbell(queue)).flatten()
+        });
     }
 
     fn call(&self, vector: u16) -> Option<Arc<EventFd>> {
@@ -337,7 +361,7 @@ impl Transport {
 
     fn needs_reset(&mut self) {
         self.common.set_status(self.common.status().broken());
-        self.phase = Phase::Broken;
+        self.enter(Phase::Broken);
         self.config_interrupt();
     }
 
@@ -364,7 +388,7 @@ impl Transport {
             Phase::Inactive | Phase::Agreed => None,
         };
         if backend.is_some() {
-            self.phase = Phase::Saved;
+            self.enter(Phase::Saved);
         }
         Ok(VirtioPciState {
             version: VIRTIO_PCI_STATE_VERSION,
@@ -406,7 +430,7 @@ impl Transport {
         self.config_space = config_space;
         self.common = common;
         self.isr = state.isr;
-        self.phase = phase;
+        self.enter(phase);
         let control = u16::from(self.capabilities.msix) + MSIX_CONTROL_OFFSET;
         let control = self.config_space.read_u16(control);
         let restored = self.msix.restore(&state.msix, control);

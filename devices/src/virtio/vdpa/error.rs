@@ -4,6 +4,7 @@ use std::io;
 
 use vdpa::control_queue::{CommandError, ControlQueueError};
 use vdpa::device::{DeviceError, OpenError};
+use vdpa::doorbell::NoDoorbell;
 use vdpa::iotlb::IotlbError;
 use vdpa::window::WindowError;
 
@@ -28,6 +29,18 @@ pub enum VdpaError {
         expected: u16,
         /// What the device has.
         has: u16,
+    },
+    /// A doorbell was asked for where there is none.
+    #[error(
+        "queue {queue} has no doorbell to give to the guest: leave doorbell=on out (or say \
+         doorbell=auto) to kick by eventfds"
+    )]
+    NoDoorbell {
+        /// Index of the queue.
+        queue: u16,
+        /// What the device says.
+        #[source]
+        reason: NoDoorbell,
     },
     /// The control queue would lie behind the last queue.
     #[error(

@@ -9,14 +9,17 @@
 //!                 +--> Iotlb     guest RAM at IOVA = guest-physical address, for the VM's life
 //!                 +--> Control   the control queue, which belongs to the VMM
 //!                 +--> MacOverlay  the address the guest sees
+//!                 +--> DeviceDoorbells  pages in which the guest's store is a kick
 //!
 //!   data queues: kick eventfd -> vhost worker -> device -> call eventfd -> guest
+//!            or: the device's own doorbell ---> device
 //! ```
 //! Any device class works: only the control queue and the MAC address are
 //! known to be a network device's. Owns the device; must not know PCI, KVM or
 //! who polls its descriptors.
 
 mod control;
+mod doorbells;
 mod error;
 mod link;
 mod mac;
@@ -43,9 +46,11 @@ use virtio_bindings::virtio_net::{
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+pub use self::doorbells::DoorbellMode;
 pub use self::error::VdpaError;
 
 use self::control::{Control, Setup};
+use self::doorbells::DeviceDoorbells;
 use self::link::Link;
 use self::mac::MacOverlay;
 use super::backend::{
@@ -54,6 +59,7 @@ use super::backend::{
 };
 use super::saved_state;
 use super::userspace_queue::SavedQueue;
+use crate::hypervisor::DoorbellPage;
 
 /// Name and version of the saved state.
 const STATE_NAME: &str = "virtio-vdpa";
@@ -73,6 +79,8 @@ pub struct VdpaOptions {
     pub mac: Option<[u8; 6]>,
     /// Number of queues that the user expects.
     pub num_queues: Option<u16>,
+    /// Whether the guest gets the device's doorbells.
+    pub doorbell: DoorbellMode,
 }
 
 /// What the guest negotiated, as far as it is needed later.
@@ -110,8 +118,14 @@ pub struct VdpaBackend {
     ram: Vec<IovaRange>,
     info: DeviceInfo,
     max_sizes: Vec<u16>,
+    /// They hold the device open: see [`vdpa::doorbell`].
+    doorbells: DeviceDoorbells,
     features: u64,
     config_changed: EventFd,
+    /// The call of queues for which the guest has no vector at DRIVER_OK:
+    /// nobody reads it, but vp_vdpa gives a queue an interrupt only if it has a
+    /// call then, and the guest may route the queue later.
+    unrouted: EventFd,
     /// The device's control queue, if it offers one.
     control: Option<Control>,
     mac: Option<MacOverlay>,
@@ -166,8 +180,9 @@ impl VdpaBackend {
             .then(|| Control::new(&mut window))
             .transpose()?;
 
-        let config_changed =
-            EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd)?;
+        let doorbells = DeviceDoorbells::new(&device, options.doorbell)?;
+        let eventfd = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd);
+        let config_changed = eventfd()?;
         device.set_config_call(Some(&config_changed))?;
         let ram = GuestRegion::all(&memory)
             .iter()
@@ -183,9 +198,11 @@ impl VdpaBackend {
             memory,
             ram,
             max_sizes: info.queues.iter().map(|queue| queue.max_size).collect(),
+            doorbells,
             features: passed.features,
             info,
             config_changed,
+            unrouted: eventfd()?,
             control,
             mac,
             negotiation: None,
@@ -268,9 +285,10 @@ impl VdpaBackend {
                 addresses: vring_addresses(&queue.addresses),
                 base: base_of(queue.index),
                 kick: Some(&queue.kick),
-                call: queue.call.as_deref(),
+                call: Some(queue.call.as_deref().unwrap_or(&self.unrouted)),
             };
             device.set_vring(queue.index, &config, &self.ram)?;
+            self.doorbells.prepare(device, &self.id, queue.index)?;
             data_queues.push(DataQueue {
                 index: queue.index,
                 kick: queue.kick,
@@ -525,6 +543,16 @@ impl Backend for VdpaBackend {
             iotlb_bytes = self.iotlb.mapped_bytes(),
             "vDPA device reset"
         );
+    }
+
+    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
+        // Without a negotiation no queue is the guest's; and the control queue
+        // never is: the guest kicks us there.
+        let negotiation = self.negotiation?;
+        if negotiation.control_queue == Some(queue) {
+            return None;
+        }
+        self.doorbells.get(queue).map(|doorbell| doorbell as _)
     }
 
     fn process(&mut self, token: u16) -> Outcome {

@@ -1,14 +1,20 @@
-//! The guest's commands: one line in, one JSON value out.
+//! The guest's commands: one line in, one JSON value out. `echo`, and `flood`
+//! to a peer, give `{"listening": NIC}` before that, once frames are received.
 //!
 //! | command | does |
 //! |---|---|
 //! | `info` | what `ready` said, as it is now |
-//! | `frames N SIZE WINDOW [NIC]` | N frames to the NIC's own address, at most WINDOW under way, each verified when it comes back |
-//! | `flood SECONDS [SIZE] [NIC]` | frames as fast as they go, unpaced |
+//! | `frames N SIZE WINDOW [NIC] [to MAC]` | N frames to the NIC's own address, or to a peer that echoes, at most WINDOW under way, each verified when it comes back |
+//! | `echo N SECONDS [NIC]` | sends N frames back to whoever sent them, each verified; ends after SECONDS of silence |
+//! | `flood SECONDS [SIZE] [NIC] [to MAC]` | frames as fast as they go, unpaced |
+//! | `pace N SIZE MICROSECONDS [NIC]` | N frames to the NIC's own address with a pause behind each, whatever comes back |
+//! | `notify [NIC]` | where the NIC's notify part is |
+//! | `notify-read QUEUE [NIC]` | reads a queue's notify page, past the driver (`iomem=relaxed` on kernels with strict checks) |
 //! | `flood-on [SIZE] [NIC]` | frames in the background, until `flood-off`, across resets of the driver |
 //! | `flood-off` | ends them; totals |
-//! | `rebind N [NIC]` | takes the driver off the device and back, with frames between |
+//! | `rebind N [NIC] [to MAC]` | takes the driver off the device and back, with frames between: looped back, or to and from a peer that floods |
 //! | `rebind-flooded N FRAMES [NIC]` | the same after each FRAMES frames of the background flood; 0: as fast as it goes |
+//! | `channels N [NIC]` | uses N queue pairs, as `ethtool -L NIC combined N` does |
 //! | `processors` | topology and features of the processors |
 //! | `memory-check MIB` | writes a pattern to so much memory and verifies it; where the memory was |
 //! | `disk-check DEV SEED SECTORS` | writes a pattern, forgets the cache, reads and verifies it |
@@ -22,7 +28,10 @@
 //! | `shell` | a shell on the console until it exits |
 //! | `reboot`, `poweroff`, `panic` | ends the guest |
 
-use crate::{background, disk, frames, info, memory, network, processors, random, system};
+use crate::network::Address;
+use crate::{
+    background, disk, echo, frames, info, memory, network, notify, processors, random, system,
+};
 use lab::error::{Error, Result};
 use serde_json::{Value, json};
 use std::str::{FromStr, SplitWhitespace};
@@ -30,6 +39,9 @@ use std::time::Duration;
 
 /// The NIC of commands that name none.
 const DEFAULT_NIC: &str = "eth0";
+
+/// Comes before a peer's address.
+const TO: &str = "to";
 
 /// What a command gives.
 #[derive(Debug)]
@@ -82,17 +94,36 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
         "info" => Ok(info::all(&[])),
         "link" => info::link(),
         "frames" => {
+            let (count, size) = (number(words, "N")?, number(words, "SIZE")?);
+            let window = number(words, "WINDOW")?;
+            let nic = nic(words);
             let plan = frames::Plan {
-                count: number(words, "N")?,
-                size: number(words, "SIZE")?,
-                window: number(words, "WINDOW")?,
+                count,
+                size,
+                window,
+                peer: peer(words)?,
             };
-            frames::exchange(nic(words), &plan)
+            frames::exchange(nic, &plan)
+        }
+        "echo" => {
+            let (count, seconds) = (number(words, "N")?, number(words, "SECONDS")?);
+            echo::echo(nic(words), count, Duration::from_secs(seconds))
         }
         "flood" => {
             let seconds: u64 = number(words, "SECONDS")?;
             let size = optional(words, "SIZE")?.unwrap_or(64);
-            frames::flood(nic(words), Duration::from_secs(seconds), size)
+            let nic = nic(words);
+            frames::flood(nic, Duration::from_secs(seconds), size, peer(words)?)
+        }
+        "pace" => {
+            let (count, size) = (number(words, "N")?, number(words, "SIZE")?);
+            let pause = Duration::from_micros(number(words, "MICROSECONDS")?);
+            frames::pace(nic(words), count, size, pause)
+        }
+        "notify" => notify::describe(nic(words)),
+        "notify-read" => {
+            let queue = number(words, "QUEUE")?;
+            notify::read(nic(words), queue)
         }
         "flood-on" => {
             let size = optional(words, "SIZE")?.unwrap_or(64);
@@ -108,7 +139,12 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
         "memory-check" => memory::check(number(words, "MIB")?),
         "rebind" => {
             let times = number(words, "N")?;
-            network::rebind(nic(words), times)
+            let nic = nic(words);
+            network::rebind(nic, times, peer(words)?)
+        }
+        "channels" => {
+            let count = number(words, "N")?;
+            network::set_channels(nic(words), count)
         }
         "disk-check" => {
             let device = word(words, "DEV")?;
@@ -168,7 +204,21 @@ fn optional<T: FromStr>(words: &mut SplitWhitespace<'_>, name: &str) -> Result<O
 }
 
 fn nic<'a>(words: &mut SplitWhitespace<'a>) -> &'a str {
+    if words.clone().next() == Some(TO) {
+        return DEFAULT_NIC;
+    }
     words.next().unwrap_or(DEFAULT_NIC)
+}
+
+/// `to MAC`, or nothing.
+fn peer(words: &mut SplitWhitespace<'_>) -> Result<Option<Address>> {
+    match words.next() {
+        None => Ok(None),
+        Some(TO) => network::parse_address(word(words, "MAC")?).map(Some),
+        Some(other) => Err(Error::Usage(format!(
+            "{other:?} where only `to MAC` may be"
+        ))),
+    }
 }
 
 #[cfg(test)]
@@ -184,7 +234,14 @@ mod tests {
             "frames x 1 1",
             "frames -1 64 1",
             "promisc maybe",
+            "pace 1 64",
+            "notify-read",
             "rng",
+            "frames 1 64 1 eth0 02:00:5e:00:53:01",
+            "frames 1 64 1 to",
+            "frames 1 64 1 to nobody",
+            "echo 1",
+            "channels",
         ] {
             let answer = obey(line);
             assert!(answer.value.is_err(), "{line:?}");
@@ -200,5 +257,19 @@ mod tests {
         let mut words = "128 eth1".split_whitespace();
         assert_eq!(optional::<usize>(&mut words, "SIZE").unwrap(), Some(128));
         assert_eq!(nic(&mut words), "eth1");
+    }
+
+    #[test]
+    fn peers_follow_the_nic_or_its_absence() {
+        for (line, name) in [
+            ("eth1 to 02:00:5e:00:53:01", "eth1"),
+            ("to 02:00:5e:00:53:01", DEFAULT_NIC),
+        ] {
+            let mut words = line.split_whitespace();
+            assert_eq!(nic(&mut words), name);
+            let expected = Some([2, 0, 0x5e, 0, 0x53, 1]);
+            assert_eq!(peer(&mut words).unwrap(), expected);
+        }
+        assert_eq!(peer(&mut "".split_whitespace()).unwrap(), None);
     }
 }

@@ -1,10 +1,12 @@
-//! Frames that the NIC sends to its own address and gets back, each verified.
+//! Frames that the NIC sends and gets back, each verified: from its own address
+//! to its own (a device that loops them back), or to a peer that echoes them
+//! (see [`crate::echo`]).
 //!
-//! Layout of a frame: destination and source address (6 bytes each, both the
-//! NIC's own), Ethernet type 0x88B5 (IEEE 802 local experimental), then
+//! Layout of a frame: destination and source address (6 bytes each), Ethernet type 0x88B5 (IEEE 802 local experimental), then
 //! little-endian the run's seed and the frame's number (8 bytes each), then a
 //! payload that both determine. So a received frame is checked byte by byte,
-//! and nothing that was not sent in this run can pass.
+//! and nothing that was not sent in this run can pass as its own; a frame of
+//! another run can be checked too, and is counted apart.
 //!
 //! The kernel gives outgoing frames only to sockets that ask for every
 //! Ethernet type; this one asks for its own, and drops outgoing copies besides.
@@ -52,6 +54,8 @@ pub(crate) struct Plan {
     pub(crate) size: usize,
     /// How many may be under way at once.
     pub(crate) window: u64,
+    /// Who gets them; `None`: the NIC itself.
+    pub(crate) peer: Option<Address>,
 }
 
 /// What became of them.
@@ -61,6 +65,8 @@ pub(crate) struct Totals {
     received: u64,
     corrupt: u64,
     duplicate: u64,
+    /// Intact frames of other runs, such as a peer's flood.
+    others: u64,
     lost: u64,
 }
 
@@ -70,6 +76,7 @@ impl Totals {
         self.received += other.received;
         self.corrupt += other.corrupt;
         self.duplicate += other.duplicate;
+        self.others += other.others;
         self.lost += other.lost;
     }
 
@@ -79,6 +86,7 @@ impl Totals {
             "rx": self.received,
             "corrupt": self.corrupt,
             "duplicate": self.duplicate,
+            "others": self.others,
             "lost": self.lost,
         })
     }
@@ -90,19 +98,32 @@ pub(crate) fn exchange(nic: &str, plan: &Plan) -> Result<Value> {
     let started = Instant::now();
     let totals = send_and_verify(nic, plan)?;
     let elapsed = started.elapsed();
-    with_statistics(nic, totals, elapsed, &before)
+    Ok(described(nic, totals.to_json(), elapsed, &before))
 }
 
-/// `flood`: sends without waiting for what comes back, for a while.
-pub(crate) fn flood(nic: &str, duration: Duration, size: usize) -> Result<Value> {
+/// `flood`: sends without waiting for what comes back, for a while. From a peer
+/// nothing needs to come back, so nothing counts as lost; but the peer may
+/// send too, so it says first when it listens.
+pub(crate) fn flood(
+    nic: &str,
+    duration: Duration,
+    size: usize,
+    peer: Option<Address>,
+) -> Result<Value> {
     let before = info::statistics(nic);
     let started = Instant::now();
-    let mut run = Run::new(nic, size, MAXIMUM_COUNT)?;
+    let mut run = Run::new(nic, size, MAXIMUM_COUNT, peer)?;
+    if peer.is_some() {
+        crate::say("", &json!({ "listening": nic }));
+    }
     run.pour(|_| started.elapsed() < duration)?;
     let elapsed = started.elapsed();
     run.drain()?;
-    let totals = run.finish();
-    with_statistics(nic, totals, elapsed, &before)
+    let mut totals = run.finish();
+    if peer.is_some() {
+        totals.lost = 0;
+    }
+    Ok(described(nic, totals.to_json(), elapsed, &before))
 }
 
 /// One run of a flood that ends when its control says so or the NIC goes away.
@@ -110,7 +131,7 @@ pub(crate) fn flood(nic: &str, duration: Duration, size: usize) -> Result<Value>
 /// # Errors
 /// The run cannot even begin: there is no such NIC now.
 pub(crate) fn flood_while(nic: &str, size: usize, control: &Control) -> Result<Totals> {
-    let mut run = Run::new(nic, size, MAXIMUM_COUNT)?;
+    let mut run = Run::new(nic, size, MAXIMUM_COUNT, None)?;
     let ended = run.pour(|received| {
         control.count(received);
         control.goes_on()
@@ -125,23 +146,68 @@ pub(crate) fn flood_while(nic: &str, size: usize, control: &Control) -> Result<T
 
 /// Refuses a size that the NIC cannot send.
 pub(crate) fn check_size(nic: &str, size: usize) -> Result<()> {
-    Run::new(nic, size, 1).map(drop)
+    Run::new(nic, size, 1, None).map(drop)
 }
 
-fn with_statistics(
+/// `pace`: sends frames with a pause behind each, so that each is a kick of its own.
+/// What comes back, if anything, is checked and counted, but not waited for. Ends
+/// early when the NIC takes nothing any more.
+pub(crate) fn pace(nic: &str, count: u64, size: usize, pause: Duration) -> Result<Value> {
+    let before = info::statistics(nic);
+    let started = Instant::now();
+    let mut run = Run::new(nic, size, count, None)?;
+    let mut progress = Instant::now();
+    while run.totals.sent < count {
+        if run.send()? == Sent::Full {
+            if progress.elapsed() > SILENCE {
+                break;
+            }
+            run.wait(PollFlags::OUT, Duration::from_millis(10))?;
+            continue;
+        }
+        progress = Instant::now();
+        std::thread::sleep(pause);
+        run.receive_all()?;
+    }
+    let elapsed = started.elapsed();
+    Ok(described(nic, run.totals.to_json(), elapsed, &before))
+}
+
+/// Sends `count` frames to a peer that floods, and waits until the device has
+/// taken all and as many of the peer's have arrived, or for silence.
+pub(crate) fn converse(nic: &str, peer: Address, count: u64, size: usize) -> Result<Totals> {
+    let mut run = Run::new(nic, size, count, Some(peer))?;
+    let mut progress = Instant::now();
+    while run.totals.sent < count || run.totals.others < count || run.unsent()? > 0 {
+        if run.totals.sent < count && run.send()? == Sent::Gone {
+            progress = Instant::now();
+        }
+        if run.receive_all()? > 0 {
+            progress = Instant::now();
+        } else {
+            run.wait(PollFlags::IN, Duration::from_millis(5))?;
+        }
+        if progress.elapsed() > SILENCE {
+            break;
+        }
+    }
+    Ok(run.totals)
+}
+
+/// Adds how long it took, and what the NIC counted meanwhile.
+pub(crate) fn described(
     nic: &str,
-    totals: Totals,
+    mut value: Value,
     elapsed: Duration,
     before: &serde_json::Map<String, Value>,
-) -> Result<Value> {
-    let mut value = totals.to_json();
+) -> Value {
     if let Some(object) = value.as_object_mut() {
         let elapsed = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
         object.insert("elapsed_us".into(), elapsed.into());
         let after = info::statistics(nic);
         object.insert("statistics".into(), info::difference(before, &after));
     }
-    Ok(value)
+    value
 }
 
 /// Sends the planned frames, at most a window of them under way, and waits for
@@ -150,7 +216,7 @@ pub(crate) fn send_and_verify(nic: &str, plan: &Plan) -> Result<Totals> {
     if plan.window == 0 {
         return Err(Error::invalid("WINDOW", "it is 0: nothing could be sent"));
     }
-    let mut run = Run::new(nic, plan.size, plan.count)?;
+    let mut run = Run::new(nic, plan.size, plan.count, plan.peer)?;
     // Frames given up as lost do not fill the window any more.
     let mut given_up = 0;
     let mut progress = Instant::now();
@@ -196,39 +262,30 @@ struct Run {
 }
 
 impl Run {
-    fn new(nic: &str, size: usize, count: u64) -> Result<Self> {
+    fn new(nic: &str, size: usize, count: u64, peer: Option<Address>) -> Result<Self> {
         if count > MAXIMUM_COUNT {
             return Err(Error::invalid(
                 "N",
                 format!("it is more than {MAXIMUM_COUNT}"),
             ));
         }
-        let attributes = Path::new("/sys/class/net").join(nic);
-        let attribute = |name: &str| -> Result<usize> {
-            files::read_text(&attributes.join(name))?
-                .trim()
-                .parse()
-                .map_err(|_| Error::invalid(nic, format!("its {name} is not a number")))
-        };
-        let maximum = attribute("mtu")?.saturating_add(ETHERNET_HEADER);
+        let maximum = maximum_size(nic)?;
         if !(MINIMUM_SIZE..=maximum).contains(&size) {
             return Err(Error::invalid(
                 "SIZE",
                 format!("it is not in {MINIMUM_SIZE}..={maximum} (header and MTU)"),
             ));
         }
-        let index = i32::try_from(attribute("ifindex")?)
-            .map_err(|_| Error::invalid(nic, "its index is out of range"))?;
         let seed = seed()?;
         let own = network::address(nic)?;
-        let frame = template(own, seed, size);
+        let peer = peer.unwrap_or(own);
         Ok(Self {
-            socket: packet_socket(index)?,
+            socket: packet_socket(nic)?,
             seed,
             count,
-            expected: frame.clone(),
-            frame,
-            buffer: vec![0; maximum.max(2048)],
+            expected: template(own, peer, seed, size),
+            frame: template(peer, own, seed, size),
+            buffer: receive_buffer(maximum),
             seen: Vec::new(),
             totals: Totals::default(),
         })
@@ -262,13 +319,14 @@ impl Run {
         Ok(())
     }
 
-    /// Takes everything that has arrived; how many frames were this run's.
+    /// Takes everything that has arrived; how many frames were intact.
     fn receive_all(&mut self) -> Result<u64> {
-        let before = self.totals.received;
+        let intact = |totals: &Totals| totals.received + totals.others;
+        let before = intact(&self.totals);
         while let Some(length) = receive(&self.socket, &mut self.buffer)? {
             self.check(length);
         }
-        Ok(self.totals.received - before)
+        Ok(intact(&self.totals) - before)
     }
 
     fn check(&mut self, length: usize) {
@@ -287,8 +345,24 @@ impl Run {
                     self.totals.received += 1;
                 }
             }
+            _ if seed_of(frame) != Some(self.seed) && is_intact(frame) => self.totals.others += 1,
             _ => self.totals.corrupt += 1,
         }
+    }
+
+    /// Bytes of memory of frames that were sent, but not taken by the device.
+    fn unsent(&self) -> Result<i32> {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: needed because no safe wrapper asks a socket for it
+        // (SIOCOUTQ, the same number as TIOCOUTQ). The descriptor is open and
+        // the pointer is to an integer that lives across the call.
+        let asked = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        if asked < 0 {
+            return Err(Error::system("ask for unsent frames")(
+                io::Error::last_os_error(),
+            ));
+        }
+        Ok(bytes)
     }
 
     /// Waits for the rest until all are back or nothing comes any more.
@@ -321,11 +395,29 @@ impl Run {
     }
 }
 
+/// The largest frame that the NIC sends, in bytes.
+pub(crate) fn maximum_size(nic: &str) -> Result<usize> {
+    let mtu: usize = attribute(nic, "mtu")?;
+    Ok(mtu.saturating_add(ETHERNET_HEADER))
+}
+
+/// Room for any frame, also for one that is longer than it should be.
+pub(crate) fn receive_buffer(maximum: usize) -> Vec<u8> {
+    vec![0; maximum.max(2048)]
+}
+
+fn attribute<T: std::str::FromStr>(nic: &str, name: &str) -> Result<T> {
+    files::read_text(&Path::new("/sys/class/net").join(nic).join(name))?
+        .trim()
+        .parse()
+        .map_err(|_| Error::invalid(nic, format!("its {name} is not a number in range")))
+}
+
 /// A frame without number and payload.
-fn template(own: Address, seed: u64, size: usize) -> Vec<u8> {
+fn template(to: Address, from: Address, seed: u64, size: usize) -> Vec<u8> {
     let mut frame = Vec::with_capacity(size);
-    frame.extend_from_slice(&own);
-    frame.extend_from_slice(&own);
+    frame.extend_from_slice(&to);
+    frame.extend_from_slice(&from);
     frame.extend_from_slice(&ETHERNET_TYPE.to_be_bytes());
     frame.extend_from_slice(&seed.to_le_bytes());
     frame.resize(size, 0);
@@ -347,8 +439,25 @@ fn number_of(frame: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(field.try_into().ok()?))
 }
 
+fn seed_of(frame: &[u8]) -> Option<u64> {
+    let field = frame.get(ETHERNET_HEADER..HEADER - 8)?;
+    Some(u64::from_le_bytes(field.try_into().ok()?))
+}
+
+/// Does the payload follow from the seed and the number that the frame itself
+/// names? So anybody can check anybody's frame.
+pub(crate) fn is_intact(frame: &[u8]) -> bool {
+    let (Some(seed), Some(number)) = (seed_of(frame), number_of(frame)) else {
+        return false;
+    };
+    let mut expected = frame.to_vec();
+    fill(&mut expected, seed, number);
+    frame.len() >= MINIMUM_SIZE && frame == expected
+}
+
 /// A packet socket (packet(7)) for one NIC and [`ETHERNET_TYPE`] only.
-fn packet_socket(index: i32) -> Result<OwnedFd> {
+pub(crate) fn packet_socket(nic: &str) -> Result<OwnedFd> {
+    let index: i32 = attribute(nic, "ifindex")?;
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: needed because no safe wrapper binds a packet socket. The call
     // takes three integers and returns a new descriptor or −1. Protocol 0: it
@@ -384,7 +493,7 @@ fn packet_socket(index: i32) -> Result<OwnedFd> {
 }
 
 /// Receives one frame without waiting; outgoing copies are skipped.
-fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Option<usize>> {
+pub(crate) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Option<usize>> {
     loop {
         // SAFETY: needed because the C structure has no constructor. All
         // fields are integers, for which zero is valid.
@@ -425,7 +534,7 @@ mod tests {
 
     #[test]
     fn frames_differ_by_number_and_keep_their_size() {
-        let mut one = template([2, 0, 0, 0, 0, 1], 7, 64);
+        let mut one = template([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], 7, 64);
         let mut two = one.clone();
         fill(&mut one, 7, 1);
         fill(&mut two, 7, 2);
@@ -434,6 +543,9 @@ mod tests {
         assert_ne!(one[30..], two[30..]);
         assert_eq!(number_of(&one), Some(1));
         assert_eq!(number_of(&one[..20]), None);
+        assert!(is_intact(&one) && !is_intact(&one[..HEADER]) && !is_intact(&[]));
+        one[63] ^= 1;
+        assert!(!is_intact(&one));
     }
 
     #[test]
@@ -444,6 +556,7 @@ mod tests {
             received: 2,
             corrupt: 1,
             duplicate: 0,
+            others: 0,
             lost: 1,
         };
         sum.add(&one);

@@ -14,10 +14,12 @@
 mod background;
 mod command;
 mod disk;
+mod echo;
 mod frames;
 mod info;
 mod memory;
 mod network;
+mod notify;
 mod processors;
 mod random;
 mod system;

@@ -18,6 +18,13 @@ const REBIND_LIMIT: Duration = Duration::from_secs(20);
 /// Frames exchanged after each time the driver was bound again.
 const REBIND_FRAMES: u64 = 10;
 
+/// Their size in bytes.
+const REBIND_SIZE: usize = 128;
+
+/// Commands of the ethtool interface (`linux/ethtool.h`).
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+const ETHTOOL_SCHANNELS: u32 = 0x3d;
+
 /// Names of the NICs that have a device, sorted: not the loopback.
 pub(crate) fn names() -> Vec<String> {
     files::list(Path::new("/sys/class/net"))
@@ -36,7 +43,7 @@ pub(crate) fn address(nic: &str) -> Result<Address> {
 }
 
 /// Six hexadecimal bytes with colons.
-fn parse_address(text: &str) -> Result<Address> {
+pub(crate) fn parse_address(text: &str) -> Result<Address> {
     let invalid = || Error::invalid("ADDRESS", format!("{text:?} is not six bytes with colons"));
     let bytes: Vec<u8> = text
         .split(':')
@@ -86,19 +93,26 @@ pub(crate) fn set_address(nic: &str, text: &str) -> Result<Value> {
 }
 
 /// Takes the driver off the NIC's device and binds it again, `times` times,
-/// with a few frames after each.
-pub(crate) fn rebind(nic: &str, times: u64) -> Result<Value> {
+/// with a few frames after each: looped back by the device, or to and from a
+/// peer that floods.
+pub(crate) fn rebind(nic: &str, times: u64, peer: Option<Address>) -> Result<Value> {
     let driver = Driver::of(nic)?;
     let started = Instant::now();
     let mut totals = frames::Totals::default();
     for _ in 0..times {
         driver.rebind()?;
-        let plan = frames::Plan {
-            count: REBIND_FRAMES,
-            size: 128,
-            window: 4,
-        };
-        totals.add(&frames::send_and_verify(nic, &plan)?);
+        totals.add(&match peer {
+            Some(peer) => frames::converse(nic, peer, REBIND_FRAMES, REBIND_SIZE)?,
+            None => {
+                let plan = frames::Plan {
+                    count: REBIND_FRAMES,
+                    size: REBIND_SIZE,
+                    window: 4,
+                    peer,
+                };
+                frames::send_and_verify(nic, &plan)?
+            }
+        });
     }
     Ok(rebinds(totals.to_json(), times, started))
 }
@@ -148,6 +162,37 @@ impl Driver {
         wait_for(&self.nic)?;
         bring_up(&self.nic)
     }
+}
+
+/// `struct ethtool_channels` (`linux/ethtool.h`), in its order.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy)]
+struct Channels {
+    command: u32,
+    max_rx: u32,
+    max_tx: u32,
+    max_other: u32,
+    max_combined: u32,
+    rx: u32,
+    tx: u32,
+    other: u32,
+    combined: u32,
+}
+
+/// Has the NIC use `count` queue pairs; the driver tells the device through
+/// the control queue, whose refusal arrives here.
+pub(crate) fn set_channels(nic: &str, count: u32) -> Result<Value> {
+    let mut request = Request::new(nic)?;
+    let mut channels = request.channels(Channels {
+        command: ETHTOOL_GCHANNELS,
+        ..Channels::default()
+    })?;
+    channels.command = ETHTOOL_SCHANNELS;
+    channels.combined = count;
+    request.channels(channels)?;
+    channels.command = ETHTOOL_GCHANNELS;
+    let now = request.channels(channels)?;
+    Ok(json!({ "combined": now.combined, "max_combined": now.max_combined }))
 }
 
 fn wait_for(nic: &str) -> Result<()> {
@@ -232,10 +277,20 @@ impl Request {
         self.send(libc::SIOCSIFHWADDR, "set the NIC's address")
     }
 
+    fn channels(&mut self, mut channels: Channels) -> Result<Channels> {
+        self.interface.ifr_ifru.ifru_data = (&raw mut channels).cast();
+        // The kernel reads and writes one whole `Channels`, which lives across
+        // the call; no other request looks at the pointer.
+        let sent = self.send(libc::SIOCETHTOOL, "get or set the NIC's queue pairs");
+        self.interface.ifr_ifru.ifru_data = std::ptr::null_mut();
+        sent.map(|()| channels)
+    }
+
     fn send(&mut self, number: libc::Ioctl, action: &'static str) -> Result<()> {
         // SAFETY: needed because the interface is an ioctl. The descriptor is
         // open, and the pointer is to a whole `struct ifreq` that lives across
-        // the call; these requests read and write no more than that.
+        // the call. These requests read and write no more than that, and
+        // SIOCETHTOOL what its `ifru_data` points to (see `channels`).
         let result =
             unsafe { libc::ioctl(self.socket.as_raw_fd(), number, &raw mut self.interface) };
         if result < 0 {

@@ -40,7 +40,7 @@ fn serve() -> Result<server::Stopped> {
     note(load_kvm());
     for module in &modules {
         note(match module {
-            Module::Stock(name) => modprobe(name),
+            Module::Stock(name, parameters) => modprobe(name, parameters),
             Module::File(path, parameters) => load(Path::new(path), parameters),
         });
     }
@@ -64,9 +64,9 @@ fn load_kvm() -> Result<()> {
     let processor = files::read_text(Path::new("/proc/cpuinfo"))?;
     let has = |flag| processor.split_whitespace().any(|word| word == flag);
     if has("svm") {
-        modprobe("kvm_amd")
+        modprobe("kvm_amd", &[])
     } else if has("vmx") {
-        modprobe("kvm_intel")
+        modprobe("kvm_intel", &[])
     } else {
         Err(Error::missing(
             "the lab host's processor does not virtualize",
@@ -75,8 +75,8 @@ fn load_kvm() -> Result<()> {
     }
 }
 
-fn modprobe(name: &str) -> Result<()> {
-    lab::process::output(Command::new("modprobe").arg(name)).map(drop)
+fn modprobe(name: &str, parameters: &[String]) -> Result<()> {
+    lab::process::output(Command::new("modprobe").arg(name).args(parameters)).map(drop)
 }
 
 /// Devices that pin guest memory count it against the limit, also for root.

@@ -9,20 +9,27 @@
 //!   PID 1       sync ─▶ switch the machine off
 //! ```
 //!
+//! `lab-host link vf0 down` (or `up`) asks the outside to pull or plug in the
+//! cable of one of the rig's links.
+//!
 //! Owns the lab host's file system and its power. What runs in it is the
 //! agent's.
 
 mod agent;
+mod link;
 mod root;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if std::env::args().nth(1).as_deref() == Some("agent") {
-        return agent::main();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("agent") => return agent::main(),
+        Some("link") => return link::main(arguments.get(1..).unwrap_or_default()),
+        _ => {}
     }
     if std::process::id() != 1 {
-        eprintln!("lab-host is the init of the lab host; it does nothing elsewhere");
+        eprintln!("lab-host is the init of the lab host; there also: lab-host link NAME up|down");
         return ExitCode::FAILURE;
     }
     if let Err(error) = root::init() {

@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// Options of every 9p mount (Documentation/filesystems/9p.rst).
 const SHARE_OPTIONS: &str = "trans=virtio,version=9p2000.L,msize=512000";
 
+/// Where programs in the lab host find this one.
+const SELF: &str = "/newroot/usr/local/bin/lab-host";
+
 /// How long the agent's port may take to appear.
 const PORT_LIMIT: Duration = Duration::from_secs(20);
 
@@ -138,7 +141,7 @@ fn mount_root() -> Result<()> {
             mounted("tmpfs", "tmpfs", target, MountFlags::empty(), "mode=1777")?;
         }
     }
-    Ok(())
+    files::copy(Path::new("/init"), Path::new(SELF))
 }
 
 /// Writable shares are not cached in writing, so that the outside sees every

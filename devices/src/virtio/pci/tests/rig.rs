@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::{Bus, BusDevice};
+use crate::hypervisor::DoorbellPage;
 use crate::pci::{Ecam, MmioWindow, PciBus, PciFunction, Slot};
-use crate::testing::{FakeDoorbells, FakeVectors};
+use crate::testing::{FakeDoorbells, FakePage, FakeVectors};
 use crate::virtio::backend::{
     Activation, Backend, BackendError, Event, Outcome, QueueChange, SavedState,
 };
@@ -52,6 +53,8 @@ pub(super) struct Seen {
     pub(super) config: [u8; 10],
     pub(super) outcome: Outcome,
     pub(super) tokens: Vec<u16>,
+    /// The queues that have a doorbell of the device's.
+    pub(super) doorbells: Vec<u16>,
 }
 
 #[derive(Debug)]
@@ -68,6 +71,7 @@ impl Model {
             config: *b"0123456789",
             outcome: Outcome::default(),
             tokens: Vec::new(),
+            doorbells: Vec::new(),
         }));
         (Self(Arc::clone(&seen)), seen)
     }
@@ -164,6 +168,15 @@ impl Backend for Model {
         seen.stage = Stage::Inactive;
         seen.activation = None;
         seen.resets += 1;
+    }
+    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
+        let seen = self.0.lock().unwrap();
+        assert_eq!(seen.stage, Stage::Active, "doorbell");
+        let activation = seen.activation.as_ref().unwrap();
+        let enabled = activation.queues.iter().any(|one| one.index == queue);
+        assert!(enabled, "the doorbell of a queue that is not enabled");
+        let has = seen.doorbells.contains(&queue);
+        has.then(|| Arc::new(FakePage(queue)) as _)
     }
     fn process(&mut self, token: u16) -> Outcome {
         let mut seen = self.0.lock().unwrap();

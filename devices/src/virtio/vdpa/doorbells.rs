@@ -1,0 +1,159 @@
+//! The doorbells of a vhost-vdpa device: which queues have one, and whether
+//! the guest is to get it.
+//!
+//! Owns the mappings. Each is made when its queue is first started, because which
+//! queues have a doorbell depends on the negotiated features, and kept for the
+//! device's life. It must not know where a guest sees them.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use vdpa::device::{Device, DeviceError, Negotiated, Owned};
+use vdpa::doorbell::{Doorbell, DoorbellAnswer};
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+
+use super::error::VdpaError;
+use crate::hypervisor::DoorbellPage;
+
+/// What the guest's kicks are to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DoorbellMode {
+    /// Stores in the device's own page where a queue has one, else eventfds.
+    #[default]
+    Auto,
+    /// As `auto`, but a data queue without a page is an error.
+    On,
+    /// Eventfds only.
+    Off,
+}
+
+// SAFETY: needed so that a guest can be given the page. A `Doorbell` is one
+// mapping of a page, at an address that never changes, unmapped when it is
+// dropped; inside this process it is written by volatile stores only.
+unsafe impl DoorbellPage for Doorbell {
+    fn host_address(&self) -> u64 {
+        Doorbell::host_address(self)
+    }
+}
+
+/// The doorbells that were mapped so far.
+#[derive(Debug)]
+pub(super) struct DeviceDoorbells {
+    mode: DoorbellMode,
+    /// By queue.
+    pages: Vec<Option<Arc<Doorbell>>>,
+}
+
+impl DeviceDoorbells {
+    /// None mapped yet. With [`DoorbellMode::On`] the queues that are data
+    /// queues whatever is negotiated are asked now, so that a machine that cannot
+    /// work as wished does not start.
+    ///
+    /// # Errors
+    /// [`VdpaError::NoDoorbell`] with [`DoorbellMode::On`] only.
+    pub(super) fn new(device: &Device<Owned>, mode: DoorbellMode) -> Result<Self, VdpaError> {
+        let count = device.info().queue_count();
+        if mode == DoorbellMode::On {
+            let is_net = device.info().device_id == VIRTIO_ID_NET;
+            for queue in 0..if is_net { count.min(2) } else { count } {
+                if let Some(reason) = device.missing_doorbell(queue)? {
+                    return Err(VdpaError::NoDoorbell { queue, reason });
+                }
+            }
+        }
+        Ok(Self {
+            mode,
+            pages: vec![None; count.into()],
+        })
+    }
+
+    /// Maps the doorbell of a data queue that is about to start, if it is wanted and
+    /// there is one.
+    ///
+    /// # Errors
+    /// As [`DeviceDoorbells::new`].
+    pub(super) fn prepare(
+        &mut self,
+        device: &Device<Negotiated>,
+        id: &str,
+        queue: u16,
+    ) -> Result<(), VdpaError> {
+        if self.mode == DoorbellMode::Off {
+            return Ok(());
+        }
+        if let Some(page @ None) = self.pages.get_mut(usize::from(queue)) {
+            *page = choose(device.map_doorbell(queue), id, queue, self.mode)?;
+            tracing::debug!(device = %id, queue, mapped = page.is_some(), "doorbell");
+        }
+        Ok(())
+    }
+
+    /// The doorbell of `queue`, if it was prepared and has one.
+    pub(super) fn get(&self, queue: u16) -> Option<Arc<Doorbell>> {
+        self.pages.get(usize::from(queue)).cloned().flatten()
+    }
+}
+
+/// What an answer about one queue comes to.
+fn choose(
+    answer: Result<DoorbellAnswer, DeviceError>,
+    id: &str,
+    queue: u16,
+    mode: DoorbellMode,
+) -> Result<Option<Arc<Doorbell>>, VdpaError> {
+    let needed = mode == DoorbellMode::On;
+    match answer {
+        Ok(DoorbellAnswer::Mapped(doorbell)) => Ok(Some(Arc::new(doorbell))),
+        Ok(DoorbellAnswer::Absent(reason)) if needed => {
+            Err(VdpaError::NoDoorbell { queue, reason })
+        }
+        Ok(DoorbellAnswer::Absent(_)) => Ok(None),
+        Err(error) if needed => Err(error.into()),
+        Err(error) => {
+            tracing::warn!(
+                device = %id,
+                queue,
+                error = &error as &dyn std::error::Error,
+                "the doorbell cannot be mapped: kicks of this queue cost an exit each"
+            );
+            Ok(None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use vdpa::doorbell::NoDoorbell;
+
+    use super::*;
+
+    fn absent(mode: DoorbellMode, queue: u16) -> Result<Option<Arc<Doorbell>>, VdpaError> {
+        let answer = Ok(DoorbellAnswer::Absent(NoDoorbell::NotOffered));
+        choose(answer, "test", queue, mode)
+    }
+
+    #[test]
+    fn a_queue_without_a_doorbell_matters_only_where_it_was_asked_for() {
+        assert!(absent(DoorbellMode::Auto, 0).unwrap().is_none());
+        let error = absent(DoorbellMode::On, 1).unwrap_err();
+        assert!(matches!(error, VdpaError::NoDoorbell { queue: 1, .. }));
+        let text = error.to_string();
+        assert!(text.contains("doorbell=auto"), "{text}");
+        assert!(error.source().unwrap().to_string().contains("page-per-vq"));
+    }
+
+    #[test]
+    fn a_failure_is_told_but_does_not_stop_auto() {
+        let failed = || {
+            Err(DeviceError::Unable {
+                ability: "be mapped",
+            })
+        };
+        let auto = choose(failed(), "test", 0, DoorbellMode::Auto);
+        assert!(auto.unwrap().is_none());
+        assert!(choose(failed(), "test", 0, DoorbellMode::On).is_err());
+    }
+}

@@ -1,0 +1,129 @@
+//! The lab NIC (`tests/kmod`), for tests in the lab host.
+//!
+//! Owns the module's life: it is loaded with the parameters that a test wants
+//! and unloaded when the value is dropped, so every test begins with the
+//! defaults. A parameter that is set later counts for devices added later.
+//! Devices are [`SimDevice`]s: what creates and deletes them is the same.
+
+use crate::error::{Error, Result};
+use crate::files;
+use crate::process::output;
+use crate::sim::{self, SimDevice};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The name of the module and of its management device.
+pub const NAME: &str = "labnic";
+
+/// Words in the kernel's log that no test may cause.
+const TROUBLE: [&str; 5] = ["WARNING:", "BUG:", "Oops", "Call Trace", "UBSAN:"];
+
+/// The loaded module. No device of it may be left when this is dropped.
+#[derive(Debug)]
+pub struct Labnic(());
+
+impl Labnic {
+    /// Loads the module with parameters like `("ring_state", "used")`; if it
+    /// is loaded, anew. All others have their defaults.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] outside the lab, [`Error::System`] while a device is
+    /// in use, [`Error::File`] when the kernel refuses it.
+    pub fn load(parameters: &[(&str, &str)]) -> Result<Self> {
+        sim::require_lab()?;
+        unload()?;
+        output(Command::new("modprobe").arg("vhost_vdpa"))?;
+        if !Path::new("/sys/module/vringh").exists() {
+            sim::load("vringh.ko", "")?;
+        }
+        let parameters: Vec<String> = parameters
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        sim::load("labnic.ko", &parameters.join(" "))?;
+        Ok(Self(()))
+    }
+
+    /// Sets a parameter for devices that are added from now on.
+    ///
+    /// # Errors
+    /// [`Error::File`] for an unknown one or a wrong value.
+    pub fn set(&self, parameter: &str, value: &str) -> Result<()> {
+        let path = Path::new("/sys/module/labnic/parameters").join(parameter);
+        // With a newline: the kernel never sees an empty write.
+        files::write(&path, format!("{value}\n"))
+    }
+
+    /// Adds a device with the attributes of `vdpa dev add`.
+    ///
+    /// # Errors
+    /// As [`SimDevice::add`]; the reason for a refusal is in the kernel's log.
+    pub fn add(&self, name: &str, attributes: &[&str]) -> Result<SimDevice> {
+        SimDevice::add(name, NAME, attributes)
+    }
+}
+
+impl Drop for Labnic {
+    fn drop(&mut self) {
+        if let Err(error) = unload() {
+            eprintln!("lab: {}", crate::error::report(&error));
+        }
+    }
+}
+
+fn unload() -> Result<()> {
+    match rustix::system::delete_module(c"labnic", libc::O_NONBLOCK) {
+        Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+        Err(error) => Err(Error::system("unload labnic; is a device in use?")(error)),
+    }
+}
+
+/// A knob or counter of a device: `link`, `needs_reset`, `link_down`,
+/// `filtered`, `ignored_enables`, `bad_doorbells`.
+fn attribute(device: &SimDevice, name: &str) -> PathBuf {
+    Path::new("/sys/bus/vdpa/devices")
+        .join(device.name())
+        .join(NAME)
+        .join(name)
+}
+
+/// Takes a device's link up or down.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn set_link(device: &SimDevice, up: bool) -> Result<()> {
+    files::write(&attribute(device, "link"), if up { "1" } else { "0" })
+}
+
+/// Breaks a device until its driver resets it (DEVICE_NEEDS_RESET).
+///
+/// # Errors
+/// [`Error::File`].
+pub fn break_down(device: &SimDevice) -> Result<()> {
+    files::write(&attribute(device, "needs_reset"), "1")
+}
+
+/// Reads one of a device's counters.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Invalid`] for one that is no number.
+pub fn counter(device: &SimDevice, name: &str) -> Result<u64> {
+    let path = attribute(device, name);
+    let text = files::read_text(&path)?;
+    text.trim()
+        .parse()
+        .map_err(|_| Error::invalid(path.display().to_string(), format!("it says {text:?}")))
+}
+
+/// Lines of the kernel's log that tell of a fault in the kernel.
+///
+/// # Errors
+/// [`Error::Program`].
+pub fn trouble() -> Result<Vec<String>> {
+    let log = output(&mut Command::new("dmesg"))?;
+    Ok(String::from_utf8_lossy(&log)
+        .lines()
+        .filter(|line| TROUBLE.iter().any(|word| line.contains(word)))
+        .map(str::to_owned)
+        .collect())
+}

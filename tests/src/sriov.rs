@@ -1,0 +1,303 @@
+//! Virtual functions of the SR-IOV rig's NIC as vDPA devices, for tests in the
+//! lab host.
+//!
+//! ```text
+//!   SriovNic::enable: virtual functions made, virtio-pci on each
+//!      └─ VfDevice::add: unbind ─▶ several queues ─▶ vp-vdpa ─▶ vdpa dev add ─▶ /dev/vhost-vdpa-N
+//!         dropped: vdpa dev del ─▶ unbind ─▶ virtio-pci again
+//!   dropped: no virtual functions
+//! ```
+//! *Several queues*: QEMU's NIC has one queue pair until a driver negotiates
+//! MQ, and vp_vdpa reads the number of queues at probe, before anybody
+//! negotiates. So MQ is negotiated here, in between, through the function's
+//! registers (virtio 1.3, 4.1.4.3). Real hardware does not need that.
+//!
+//! Owns what it makes and takes all of it back. The management tool is
+//! iproute2's `vdpa`.
+
+use crate::agent::protocol::Request;
+use crate::agent::request;
+use crate::error::{Error, Result};
+use crate::files;
+use crate::rig::vf_mac;
+use crate::sim::{PREFIX, device_file, require_lab, vdpa};
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+mod registers;
+
+use registers::Registers;
+
+/// PCI devices, by sysfs.
+const DEVICES: &str = "/sys/bus/pci/devices";
+
+/// Vendor of virtio devices (virtio 1.3, 4.1.2).
+const VIRTIO_VENDOR: &str = "0x1af4";
+
+/// Driver that a virtual function has at first.
+const NET_DRIVER: &str = "virtio-pci";
+
+/// Driver that makes vDPA devices of virtio functions.
+const VDPA_DRIVER: &str = "vp-vdpa";
+
+/// How long a driver may take.
+const DRIVER_LIMIT: Duration = Duration::from_secs(20);
+
+/// The NIC with its virtual functions; they go when it is dropped.
+#[derive(Debug)]
+pub struct SriovNic {
+    /// The physical function's directory.
+    directory: PathBuf,
+}
+
+impl SriovNic {
+    /// Makes `count` virtual functions of the first virtio NIC that can have
+    /// some.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] where no such NIC is, or where somebody has made
+    /// functions already; [`Error::File`] when the kernel refuses.
+    pub fn enable(count: u32) -> Result<Self> {
+        require_lab()?;
+        let directory = physical_function()?;
+        let control = directory.join("sriov_numvfs");
+        if attribute(&directory, "sriov_numvfs")? != "0" {
+            return Err(Error::missing(
+                format!("{} has virtual functions already", directory.display()),
+                format!("when nobody needs them: echo 0 >{}", control.display()),
+            ));
+        }
+        let started = Instant::now();
+        // EBUSY until the physical function's own driver runs.
+        while let Err(error) = std::fs::write(&control, count.to_string()) {
+            let busy = error.raw_os_error() == Some(libc::EBUSY);
+            if !busy || started.elapsed() > DRIVER_LIMIT {
+                return Err(Error::file("write to", control)(error));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(Self { directory })
+    }
+
+    /// One of the virtual functions, from 0.
+    ///
+    /// # Errors
+    /// [`Error::File`] where there are not so many.
+    pub fn vf(&self, index: usize) -> Result<VirtualFunction<'_>> {
+        let link = self.directory.join(format!("virtfn{index}"));
+        let target = std::fs::read_link(&link).map_err(Error::file("read", &link))?;
+        let address = target
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .ok_or_else(|| Error::invalid(link.display().to_string(), "it links to nothing"))?;
+        Ok(VirtualFunction {
+            directory: Path::new(DEVICES).join(&address),
+            address,
+            index,
+            nic: PhantomData,
+        })
+    }
+}
+
+impl Drop for SriovNic {
+    fn drop(&mut self) {
+        warn(files::write(&self.directory.join("sriov_numvfs"), "0"));
+    }
+}
+
+/// A virtual function, whatever driver it has.
+#[derive(Debug, Clone)]
+pub struct VirtualFunction<'nic> {
+    directory: PathBuf,
+    address: String,
+    index: usize,
+    nic: PhantomData<&'nic SriovNic>,
+}
+
+impl VirtualFunction<'_> {
+    /// Its PCI address, such as "0000:01:00.1".
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The MAC address that the rig gave it.
+    pub fn mac(&self) -> String {
+        vf_mac(self.index)
+    }
+
+    /// The name of its link, for [`set_link`].
+    pub fn link(&self) -> String {
+        format!("vf{}", self.index)
+    }
+
+    /// The driver that it is bound to.
+    pub fn driver(&self) -> Option<String> {
+        let target = std::fs::read_link(self.directory.join("driver")).ok()?;
+        Some(target.file_name()?.to_string_lossy().into_owned())
+    }
+
+    /// Takes it from its driver and gives it to another one.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the kernel refuses; [`Error::Missing`] when the
+    /// driver does not take it.
+    pub fn bind(&self, driver: &str) -> Result<()> {
+        self.unbind()?;
+        self.override_driver(driver)?;
+        self.probe()?;
+        self.expect_driver(driver)
+    }
+
+    /// Takes it from its driver, if it has one.
+    fn unbind(&self) -> Result<()> {
+        if self.driver().is_some() {
+            files::write(&self.directory.join("driver/unbind"), &self.address)?;
+        }
+        Ok(())
+    }
+
+    /// Only this driver may take it; any if the name is empty.
+    fn override_driver(&self, driver: &str) -> Result<()> {
+        files::write(
+            &self.directory.join("driver_override"),
+            format!("{driver}\n"),
+        )
+    }
+
+    fn probe(&self) -> Result<()> {
+        files::write(Path::new("/sys/bus/pci/drivers_probe"), &self.address)
+    }
+
+    fn expect_driver(&self, driver: &str) -> Result<()> {
+        let started = Instant::now();
+        while self.driver().as_deref() != Some(driver) {
+            if started.elapsed() > DRIVER_LIMIT {
+                return Err(Error::missing(
+                    format!("{driver} did not take {}", self.address),
+                    "is its module loaded? The kernel's log (dmesg) says more",
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Back to the driver that it had at first.
+    fn give_back(&self) -> Result<()> {
+        self.unbind()?;
+        self.override_driver("")?;
+        self.probe()
+    }
+}
+
+/// A vDPA device on a virtual function, bound to vhost-vdpa. When it is dropped
+/// the function gets its first driver back.
+#[derive(Debug)]
+pub struct VfDevice<'nic> {
+    function: VirtualFunction<'nic>,
+    name: String,
+    path: PathBuf,
+    queues: u16,
+}
+
+impl<'nic> VfDevice<'nic> {
+    /// Makes the device, with as many queues as the function can have.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when another driver than virtio-pci has the function;
+    /// [`Error::Program`] with the tool's words; [`Error::File`].
+    pub fn add(function: VirtualFunction<'nic>) -> Result<Self> {
+        if let Some(driver) = function.driver().filter(|driver| driver != NET_DRIVER) {
+            return Err(Error::missing(
+                format!("{} is bound to {driver}", function.address),
+                format!("when nobody needs it there: bind it to {NET_DRIVER}"),
+            ));
+        }
+        function.unbind()?;
+        // From here on a failure must not leave it half made.
+        let mut device = Self {
+            name: format!("{PREFIX}vf{}", function.index),
+            path: PathBuf::new(),
+            queues: 0,
+            function,
+        };
+        let function = &device.function;
+        device.queues = Registers::open(&function.directory)?.negotiate_queues()?;
+        function.override_driver(VDPA_DRIVER)?;
+        function.probe()?;
+        function.expect_driver(VDPA_DRIVER)?;
+        let mgmtdev = format!("pci/{}", function.address);
+        vdpa(&["dev", "add", "name", &device.name, "mgmtdev", &mgmtdev])?;
+        device.path = device_file(&device.name)?;
+        Ok(device)
+    }
+
+    /// The virtual function.
+    pub fn function(&self) -> &VirtualFunction<'nic> {
+        &self.function
+    }
+
+    /// The device's name on the vdpa bus.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its `/dev/vhost-vdpa-N`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The number of its queues, the control queue included.
+    pub fn queues(&self) -> u16 {
+        self.queues
+    }
+}
+
+impl Drop for VfDevice<'_> {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            warn(vdpa(&["dev", "del", &self.name]).map(drop));
+        }
+        warn(self.function.give_back());
+    }
+}
+
+/// Pulls the cable of a link (`vf0` to `vf3`) from outside, or plugs it in.
+///
+/// # Errors
+/// Those of [`request::ask`].
+pub fn set_link(link: &str, up: bool) -> Result<()> {
+    request::ask(&Request::SetLink {
+        link: link.to_owned(),
+        up,
+    })
+}
+
+/// What cannot be taken back is said: nobody can handle it.
+fn warn(result: Result<()>) {
+    if let Err(error) = result {
+        eprintln!("lab: {}", crate::error::report(&error));
+    }
+}
+
+fn attribute(directory: &Path, name: &str) -> Result<String> {
+    Ok(files::read_text(&directory.join(name))?.trim().to_owned())
+}
+
+/// The directory of the virtio NIC that can have virtual functions.
+fn physical_function() -> Result<PathBuf> {
+    files::list(Path::new(DEVICES))?
+        .into_iter()
+        .find(|directory| {
+            directory.join("sriov_numvfs").exists()
+                && attribute(directory, "vendor").is_ok_and(|vendor| vendor == VIRTIO_VENDOR)
+        })
+        .ok_or_else(|| {
+            Error::missing(
+                "there is no virtio NIC with SR-IOV here",
+                "run it in the lab host with `--rig sriov`; `cargo lab setup` says whether this \
+                 QEMU can emulate one",
+            )
+        })
+}

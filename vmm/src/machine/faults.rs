@@ -1,0 +1,28 @@
+//! Memory faults of the guest: which part of the machine may have a remedy.
+//!
+//! Owns nothing but the way there: a doorbell that the guest read is in a BAR of
+//! some PCI function. It must not know what a function does about it.
+
+use std::sync::Arc;
+
+use devices::pci::PciBus;
+
+use crate::kvm::doorbells::KvmDoorbells;
+use crate::vcpu::FaultHandler;
+
+/// Hands faults to the functions on the PCI bus.
+#[derive(Debug)]
+pub(super) struct DoorbellFaults {
+    pub(super) pci: Arc<PciBus>,
+    pub(super) doorbells: Arc<KvmDoorbells>,
+}
+
+impl FaultHandler for DoorbellFaults {
+    fn generation(&self) -> u64 {
+        self.doorbells.unmapped_count()
+    }
+
+    fn memory_fault(&self, guest_address: Option<u64>) -> bool {
+        self.pci.memory_fault(guest_address)
+    }
+}
