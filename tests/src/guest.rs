@@ -72,8 +72,8 @@ impl BellhopArguments {
         crate::sim::require_lab()?;
         Ok(Self {
             program: variable("BELLHOP")?,
-            kernel: variable(kernel)?,
-            initramfs: variable(initramfs)?,
+            kernel: in_memory(&variable(kernel)?)?,
+            initramfs: in_memory(&variable(initramfs)?)?,
             // Each character of the serial console costs two exits of an
             // emulated processor: warnings only. A later `loglevel=7` wins.
             cmdline: "console=ttyS0 loglevel=4 panic=-1 lab".into(),
@@ -163,6 +163,25 @@ fn variable(name: &str) -> Result<PathBuf> {
             "run the test with `cargo lab test`",
         )
     })
+}
+
+/// A copy of a file in the lab host's /tmp, which is memory: its other files
+/// come from the outside, which costs a second or two at each boot of a guest.
+/// Names in the cache have their content's hash, so a copy never gets old.
+fn in_memory(path: &Path) -> Result<PathBuf> {
+    if std::env::var_os("BELLHOP_LAB").is_none_or(|lab| lab != "host") {
+        return Ok(path.to_path_buf());
+    }
+    let directory = std::env::temp_dir().join("lab-images");
+    files::create_directory(&directory)?;
+    let copy = directory.join(path.to_string_lossy().replace('/', "_"));
+    if !copy.exists() {
+        // A test that was killed must not leave half a kernel behind.
+        let partial = directory.join(format!("partial-{}", std::process::id()));
+        files::copy(path, &partial)?;
+        files::rename(&partial, &copy)?;
+    }
+    Ok(copy)
 }
 
 /// A running guest; killed when dropped.
