@@ -134,7 +134,7 @@ impl Rig {
                 file("vdpa_sim_blk.ko"),
                 stock("vduse"),
             ],
-            Self::Labnic => vec![stock("vhost_vdpa"), file("vringh.ko"), file("labnic.ko")],
+            Self::Labnic => vec![vhost_vdpa(), file("vringh.ko"), file("labnic.ko")],
             Self::Sriov => vec![
                 // First: no virtual functions before the physical one's driver runs.
                 stock("virtio_net"),
