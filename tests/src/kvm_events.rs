@@ -2,7 +2,15 @@
 //! by guest-physical address.
 //!
 //! Owns a trace instance of its own (`tracefs`, `instances/`), removed when dropped, so
-//! that nobody else's tracing is disturbed. What counts as an access to
+//! that nobody else's tracing is disturbed.
+//!
+//! **Make it before the guest starts and drop it after the guest's end**: switching a
+//! tracepoint changes the kernel's code while it runs, which emulated processors
+//! with several threads get wrong now and then (an int3 that is no longer there, and the lab
+//! host panics). Without a guest nobody runs that code. For the same reason the names of
+//! processes are not recorded: that would switch tracepoints in the scheduler.
+//!
+//! What counts as an access to
 //! the range:
 //!
 //! | host | event | why |
@@ -17,6 +25,9 @@ use std::path::{Path, PathBuf};
 
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 
+/// Whether names of processes are recorded with events.
+const RECORD_NAMES: &str = "/sys/kernel/tracing/options/record-cmd";
+
 /// The instance's buffer of each processor, KiB: some 100 bytes per event.
 const BUFFER_KIB: u32 = 8192;
 
@@ -25,10 +36,11 @@ const BUFFER_KIB: u32 = 8192;
 const ISA_SVM: u32 = 2;
 const EXIT_NPF: u32 = 0x400;
 
-/// Exits of guests to a range of addresses, counted from its creation on.
+/// Exits of guests to a range of addresses.
 #[derive(Debug)]
 pub struct AddressExits {
     directory: PathBuf,
+    amd: bool,
 }
 
 /// Event and filter, `{start}` and `{end}` being the range.
@@ -47,26 +59,44 @@ fn events(amd: bool, range: &Range<u64>) -> Vec<(&'static str, String)> {
 }
 
 impl AddressExits {
-    /// Starts to count, all guests of this host together.
+    /// Switches the tracepoints on, for no address yet.
     ///
     /// # Errors
     /// [`Error::File`] without rights, tracefs or KVM's tracepoints.
-    pub fn start(range: &Range<u64>) -> Result<Self> {
-        let name = format!("lab-{}", std::process::id());
-        let directory = Path::new(INSTANCES).join(name);
-        std::fs::create_dir(&directory).map_err(Error::file("create", &directory))?;
-        // From here on a failure must not leave it behind.
-        let exits = Self { directory };
-        exits.set("buffer_size_kb", &BUFFER_KIB.to_string())?;
+    pub fn prepare() -> Result<Self> {
         let processor = files::read_text(Path::new("/proc/cpuinfo"))?;
         let amd = processor
             .lines()
             .any(|line| line.starts_with("flags") && line.split(' ').any(|flag| flag == "svm"));
-        for (event, filter) in events(amd, range) {
-            exits.set(&format!("events/kvm/{event}/filter"), &filter)?;
+        let name = format!("lab-{}", std::process::id());
+        let directory = Path::new(INSTANCES).join(name);
+        // An instance takes this option over from the top when it is made, and
+        // has no switch of its own for it.
+        let recorded = files::read_text(Path::new(RECORD_NAMES))?;
+        files::write(Path::new(RECORD_NAMES), "0")?;
+        let made = std::fs::create_dir(&directory).map_err(Error::file("create", &directory));
+        // From here on a failure must not leave it behind.
+        let exits = made.map(|()| Self { directory, amd });
+        files::write(Path::new(RECORD_NAMES), recorded.trim())?;
+        let exits = exits?;
+        exits.set("buffer_size_kb", &BUFFER_KIB.to_string())?;
+        exits.watch(&(0..0))?;
+        for (event, _) in events(amd, &(0..0)) {
             exits.set(&format!("events/kvm/{event}/enable"), "1")?;
         }
         Ok(exits)
+    }
+
+    /// Counts from now on the exits of all guests to these addresses, besides
+    /// those that were counted before.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn watch(&self, range: &Range<u64>) -> Result<()> {
+        for (event, filter) in events(self.amd, range) {
+            self.set(&format!("events/kvm/{event}/filter"), &filter)?;
+        }
+        Ok(())
     }
 
     fn set(&self, file: &str, value: &str) -> Result<()> {

@@ -159,16 +159,17 @@ fn run(device: &Path, doorbell: &str, frames: u32) -> Result<Counted> {
     let arguments = BellhopArguments::small()?
         .argument("--vdpa", &options)
         .argument("--log-level", "info");
+    // Dropped after the guest.
+    let kicks = AddressExits::prepare()?;
     let mut guest = Guest::start(&arguments)?;
     let notify = guest.command("notify")?;
     let (address, length) = (number(&notify, "address")?, number(&notify, "length")?);
     send(&mut guest, WARM_UP)?;
     let (_, command_alone) = exits_of(&mut guest, 0)?;
 
-    let kicks = AddressExits::start(&(address..address.saturating_add(length)))?;
+    kicks.watch(&(address..address.saturating_add(length)))?;
     let (sent, total) = exits_of(&mut guest, frames)?;
     let kick_exits = kicks.count()?;
-    drop(kicks);
     let counted = number(&sent["statistics"], "tx_packets")?;
     if counted != u64::from(frames) {
         return Err(Error::invalid(
