@@ -4,7 +4,7 @@
 //!            start                "@lab ready"
 //!   (none) ────────▶ booting ─────────────────▶ ready ──▶ ended (wait_exit)
 //!                     │   ▲                       │ dropped: killed
-//!     console silent  │   │ again, counted        ▼
+//!  silent or crashed  │   │ again, counted        ▼
 //!                     └───┘ (at most ATTEMPTS)  (gone)
 //! ```
 //!
@@ -26,6 +26,11 @@ use std::time::{Duration, Instant};
 
 /// How often a boot is tried.
 const ATTEMPTS: u32 = 3;
+
+/// Bellhop's exit code when a vCPU could not go on. An emulated processor loses
+/// one of many vCPUs now and then while they come up (a triple fault on its first
+/// instructions); a mistake of Bellhop's would crash every attempt.
+const CRASHED: i32 = 3;
 
 /// What the guest's init prefixes its lines with.
 const MARK: &str = "@lab ";
@@ -210,8 +215,8 @@ struct Console {
 
 impl Guest {
     /// Starts the VMM and waits until the guest's init is ready. A boot whose
-    /// console falls silent is killed and tried again; each retry is printed,
-    /// and the test runner counts it.
+    /// console falls silent is killed and tried again, and so is one that
+    /// crashes; each retry is printed, and the test runner counts it.
     ///
     /// # Errors
     /// [`Error::Start`]; [`Error::Guest`] with the end of the console when the
@@ -245,9 +250,17 @@ impl Guest {
                     return Ok(guest);
                 }
                 Boot::Ended => {
-                    // An error is an error: only hangs are tried again.
+                    // An error is an error: only hangs and crashes are tried again.
                     let status = guest.wait_exit(Duration::from_secs(5))?;
-                    return Err(guest.failed(format!("ended during its boot ({status})")));
+                    if status.code() != Some(CRASHED) || retries + 1 == ATTEMPTS {
+                        return Err(guest.failed(format!("ended during its boot ({status})")));
+                    }
+                    last = guest.console();
+                    println!(
+                        "{GUEST_RETRY}: attempt {} of {ATTEMPTS}: the guest crashed: {}",
+                        retries + 1,
+                        files::last_lines(&last, 1)
+                    );
                 }
                 Boot::Silent => {
                     // The guest may have hung before its first line.
@@ -607,6 +620,25 @@ mod tests {
             error.contains("3 attempts") && error.contains("one"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_crash_is_tried_again_and_then_given_up() {
+        let error = Guest::start_command(script("echo fault >&2; exit 3"), Duration::from_secs(20))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("exit status: 3") && error.contains("fault"),
+            "{error}"
+        );
+        let mark = std::env::temp_dir().join(format!("lab-crash-{}", std::process::id()));
+        let once = format!(
+            "test -e {0} || {{ touch {0}; exit 3; }}; echo '@lab ready {{}}'; read l",
+            mark.display()
+        );
+        let guest = Guest::start_command(script(&once), Duration::from_secs(20)).unwrap();
+        std::fs::remove_file(mark).unwrap();
+        assert_eq!(guest.retries(), 1);
     }
 
     #[test]

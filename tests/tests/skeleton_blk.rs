@@ -1,5 +1,10 @@
 //! Disks: a vDPA block device of the kernel's simulator, and raw files.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
 use lab::guest::{BellhopArguments, Guest};
 use lab::sim::{SimDevice, require_lab};
 use std::path::{Path, PathBuf};

@@ -27,7 +27,7 @@ const HARNESS_LIMIT: Duration = Duration::from_secs(30 * 60);
 #[derive(Debug, clap::Args)]
 pub struct TestArguments {
     /// An area (skeleton, hardware, rings, mgmt, api, migration), one file of
-    /// tests in the lab (skeleton_guest), or a part of tests' names; all tests
+    /// tests in the lab (skeleton_boot), or a part of tests' names; all tests
     /// without it
     filter: Option<String>,
     /// The lab host's equipment, instead of what each file of tests asks for
