@@ -6,7 +6,7 @@
 //! | `info` | what `ready` said, as it is now |
 //! | `frames N SIZE WINDOW [NIC] [to MAC]` | N frames to the NIC's own address, or to a peer that echoes, at most WINDOW under way, each verified when it comes back |
 //! | `echo N SECONDS [NIC]` | sends N frames back to whoever sent them, each verified; ends after SECONDS of silence |
-//! | `flood SECONDS [SIZE] [NIC] [to MAC]` | frames as fast as they go, unpaced |
+//! | `flood SECONDS [SIZE] [NIC] [to MAC [until N]]` | frames as fast as they go, unpaced; ends early when the peer has sent N |
 //! | `rebind N [NIC] [to MAC]` | takes the driver off the device and back, with frames between: looped back, or to and from a peer that floods |
 //! | `channels N [NIC]` | uses N queue pairs, as `ethtool -L NIC combined N` does |
 //! | `disk-check DEV SEED SECTORS` | writes a pattern, forgets the cache, reads and verifies it |
@@ -102,7 +102,14 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let seconds: u64 = number(words, "SECONDS")?;
             let size = optional(words, "SIZE")?.unwrap_or(64);
             let nic = nic(words);
-            frames::flood(nic, Duration::from_secs(seconds), size, peer(words)?)
+            let flooded = match peer(words)? {
+                Some(peer) => Some(frames::Flooded {
+                    peer,
+                    until: until(words)?,
+                }),
+                None => None,
+            };
+            frames::flood(nic, Duration::from_secs(seconds), size, flooded)
         }
         "rebind" => {
             let times = number(words, "N")?;
@@ -184,6 +191,17 @@ fn peer(words: &mut SplitWhitespace<'_>) -> Result<Option<Address>> {
     }
 }
 
+/// `until N`, or nothing.
+fn until(words: &mut SplitWhitespace<'_>) -> Result<Option<u64>> {
+    match words.next() {
+        None => Ok(None),
+        Some("until") => number(words, "N").map(Some),
+        Some(other) => Err(Error::Usage(format!(
+            "{other:?} where only `until N` may be"
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,6 +219,8 @@ mod tests {
             "frames 1 64 1 eth0 02:00:5e:00:53:01",
             "frames 1 64 1 to",
             "frames 1 64 1 to nobody",
+            "flood 1 64 eth0 to 02:00:5e:00:53:01 until",
+            "flood 1 64 eth0 to 02:00:5e:00:53:01 for 3",
             "echo 1",
             "channels",
         ] {

@@ -100,6 +100,14 @@ pub(crate) fn exchange(nic: &str, plan: &Plan) -> Result<Value> {
     Ok(described(nic, totals.to_json(), elapsed, &before))
 }
 
+/// A neighbour that is flooded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Flooded {
+    pub(crate) peer: Address,
+    /// Ends when the neighbour has sent so many frames of its own.
+    pub(crate) until: Option<u64>,
+}
+
 /// `flood`: sends without waiting for what comes back, for a while. From a peer
 /// nothing needs to come back, so nothing counts as lost; but the peer may
 /// send too, so it says first when it listens.
@@ -107,8 +115,10 @@ pub(crate) fn flood(
     nic: &str,
     duration: Duration,
     size: usize,
-    peer: Option<Address>,
+    flooded: Option<Flooded>,
 ) -> Result<Value> {
+    let peer = flooded.map(|flooded| flooded.peer);
+    let until = flooded.and_then(|flooded| flooded.until);
     let before = info::statistics(nic);
     let started = Instant::now();
     let mut run = Run::new(nic, size, MAXIMUM_COUNT, peer)?;
@@ -121,7 +131,7 @@ pub(crate) fn flood(
             run.wait(PollFlags::IN | PollFlags::OUT, Duration::from_millis(10))?;
         }
         run.receive_all()?;
-        due = started.elapsed() < duration;
+        due = started.elapsed() < duration && until.is_none_or(|until| run.totals.others < until);
     }
     let elapsed = started.elapsed();
     run.drain()?;
@@ -133,7 +143,8 @@ pub(crate) fn flood(
 }
 
 /// Sends `count` frames to a peer that floods, and waits until the device has
-/// taken all and as many of the peer's have arrived, or for silence.
+/// taken all and as many of the peer's have arrived, or for silence. Of the
+/// peer's frames the missing ones count as lost.
 pub(crate) fn converse(nic: &str, peer: Address, count: u64, size: usize) -> Result<Totals> {
     let mut run = Run::new(nic, size, count, Some(peer))?;
     let mut progress = Instant::now();
@@ -150,7 +161,9 @@ pub(crate) fn converse(nic: &str, peer: Address, count: u64, size: usize) -> Res
             break;
         }
     }
-    Ok(run.totals)
+    let mut totals = run.totals;
+    totals.lost = count.saturating_sub(totals.others);
+    Ok(totals)
 }
 
 /// Adds how long it took, and what the NIC counted meanwhile.
