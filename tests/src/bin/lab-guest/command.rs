@@ -6,7 +6,7 @@
 //! | `info` | what `ready` said, as it is now |
 //! | `frames N SIZE WINDOW [NIC] [to MAC]` | N frames to the NIC's own address, or to a peer that echoes, at most WINDOW under way, each verified when it comes back |
 //! | `echo N SECONDS [NIC]` | sends N frames back to whoever sent them, each verified; ends after SECONDS of silence |
-//! | `flood SECONDS [SIZE] [NIC] [to MAC]` | frames as fast as they go, unpaced |
+//! | `flood SECONDS [SIZE] [NIC] [to MAC [until N]]` | frames as fast as they go, unpaced; ends early when the peer has sent N |
 //! | `pace N SIZE MICROSECONDS [NIC]` | N frames to the NIC's own address with a pause behind each, whatever comes back |
 //! | `notify [NIC]` | where the NIC's notify part is |
 //! | `notify-read QUEUE [NIC]` | reads a queue's notify page, past the driver (`iomem=relaxed` on kernels with strict checks) |
@@ -113,7 +113,14 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let seconds: u64 = number(words, "SECONDS")?;
             let size = optional(words, "SIZE")?.unwrap_or(64);
             let nic = nic(words);
-            frames::flood(nic, Duration::from_secs(seconds), size, peer(words)?)
+            let flooded = match peer(words)? {
+                Some(peer) => Some(frames::Flooded {
+                    peer,
+                    until: until(words)?,
+                }),
+                None => None,
+            };
+            frames::flood(nic, Duration::from_secs(seconds), size, flooded)
         }
         "pace" => {
             let (count, size) = (number(words, "N")?, number(words, "SIZE")?);
@@ -221,6 +228,17 @@ fn peer(words: &mut SplitWhitespace<'_>) -> Result<Option<Address>> {
     }
 }
 
+/// `until N`, or nothing.
+fn until(words: &mut SplitWhitespace<'_>) -> Result<Option<u64>> {
+    match words.next() {
+        None => Ok(None),
+        Some("until") => number(words, "N").map(Some),
+        Some(other) => Err(Error::Usage(format!(
+            "{other:?} where only `until N` may be"
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,6 +258,8 @@ mod tests {
             "frames 1 64 1 eth0 02:00:5e:00:53:01",
             "frames 1 64 1 to",
             "frames 1 64 1 to nobody",
+            "flood 1 64 eth0 to 02:00:5e:00:53:01 until",
+            "flood 1 64 eth0 to 02:00:5e:00:53:01 for 3",
             "echo 1",
             "channels",
         ] {

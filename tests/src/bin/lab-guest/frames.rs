@@ -101,6 +101,14 @@ pub(crate) fn exchange(nic: &str, plan: &Plan) -> Result<Value> {
     Ok(described(nic, totals.to_json(), elapsed, &before))
 }
 
+/// A neighbour that is flooded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Flooded {
+    pub(crate) peer: Address,
+    /// Ends when the neighbour has sent so many frames of its own.
+    pub(crate) until: Option<u64>,
+}
+
 /// `flood`: sends without waiting for what comes back, for a while. From a peer
 /// nothing needs to come back, so nothing counts as lost; but the peer may
 /// send too, so it says first when it listens.
@@ -108,15 +116,21 @@ pub(crate) fn flood(
     nic: &str,
     duration: Duration,
     size: usize,
-    peer: Option<Address>,
+    flooded: Option<Flooded>,
 ) -> Result<Value> {
+    let peer = flooded.map(|flooded| flooded.peer);
+    let until = flooded.and_then(|flooded| flooded.until);
     let before = info::statistics(nic);
     let started = Instant::now();
     let mut run = Run::new(nic, size, MAXIMUM_COUNT, peer)?;
     if peer.is_some() {
         crate::say("", &json!({ "listening": nic }));
     }
-    run.pour(|_| started.elapsed() < duration)?;
+    let mut heard = 0;
+    run.pour(|received| {
+        heard += received;
+        started.elapsed() < duration && until.is_none_or(|until| heard < until)
+    })?;
     let elapsed = started.elapsed();
     run.drain()?;
     let mut totals = run.finish();
@@ -174,7 +188,8 @@ pub(crate) fn pace(nic: &str, count: u64, size: usize, pause: Duration) -> Resul
 }
 
 /// Sends `count` frames to a peer that floods, and waits until the device has
-/// taken all and as many of the peer's have arrived, or for silence.
+/// taken all and as many of the peer's have arrived, or for silence. Of the
+/// peer's frames the missing ones count as lost.
 pub(crate) fn converse(nic: &str, peer: Address, count: u64, size: usize) -> Result<Totals> {
     let mut run = Run::new(nic, size, count, Some(peer))?;
     let mut progress = Instant::now();
@@ -191,7 +206,9 @@ pub(crate) fn converse(nic: &str, peer: Address, count: u64, size: usize) -> Res
             break;
         }
     }
-    Ok(run.totals)
+    let mut totals = run.totals;
+    totals.lost = count.saturating_sub(totals.others);
+    Ok(totals)
 }
 
 /// Adds how long it took, and what the NIC counted meanwhile.

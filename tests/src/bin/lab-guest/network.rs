@@ -159,7 +159,12 @@ impl Driver {
     fn rebind(&self) -> Result<()> {
         files::write(&self.directory.join("unbind"), &self.device)?;
         files::write(&self.directory.join("bind"), &self.device)?;
-        wait_for(&self.nic)?;
+        wait_for(&self.nic, |nic| nic.exists())?;
+        bring_up(&self.nic)?;
+        wait_for(&self.nic, has_link)?;
+        // The kernel gives the NIC its transmit queues a moment after it shows
+        // the link, and until then drops frames with success; it holds the lock
+        // meanwhile that this takes.
         bring_up(&self.nic)
     }
 }
@@ -195,16 +200,24 @@ pub(crate) fn set_channels(nic: &str, count: u32) -> Result<Value> {
     Ok(json!({ "combined": now.combined, "max_combined": now.max_combined }))
 }
 
-fn wait_for(nic: &str) -> Result<()> {
+fn wait_for(nic: &str, is_ready: impl Fn(&Path) -> bool) -> Result<()> {
     let path = Path::new("/sys/class/net").join(nic);
     let started = Instant::now();
-    while !path.exists() {
+    while !is_ready(&path) {
         if started.elapsed() > REBIND_LIMIT {
             return Err(Error::invalid(nic, "it did not come back with its driver"));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
+}
+
+/// "unknown" is a device that does not tell, and has its link always.
+fn has_link(nic: &Path) -> bool {
+    let is = |name: &str, values: &[&str]| {
+        info::attribute(nic.join(name)).is_some_and(|value| values.contains(&value.as_str()))
+    };
+    is("carrier", &["1"]) && is("operstate", &["up", "unknown"])
 }
 
 fn link_name(path: &Path) -> Result<String> {

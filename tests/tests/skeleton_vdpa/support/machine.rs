@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use devices::virtio::backend::{Activation, Backend as _, Event, Outcome};
-use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
+use devices::virtio::vdpa::{DoorbellMode, VdpaBackend, VdpaOptions};
 use lab::sim::SimDevice;
 use vdpa::memory::GuestMemory;
 use vm_memory::{Bytes as _, GuestAddress};
@@ -28,6 +28,7 @@ pub(crate) fn options(device: &SimDevice) -> VdpaOptions {
         path: device.path().to_owned(),
         mac: None,
         num_queues: None,
+        doorbell: DoorbellMode::default(),
     }
 }
 
