@@ -2,18 +2,21 @@
 
 mod doorbell;
 
-use lab::sim::SimDevice;
+use lab::labnic::Labnic;
 
-const MAC: &str = "02:00:5e:00:53:42";
+const MAC: &str = "02:4c:61:62:53:42";
 
 #[test]
 fn pages_serve_every_driver() {
-    let device = SimDevice::add("bell", "labnic", &["mac", MAC]).unwrap();
+    // Loaded here: another file of tests on the same host may have unloaded it.
+    let labnic = Labnic::load(&[]).unwrap();
+    let device = labnic.add("bell", &["mac", MAC]).unwrap();
     doorbell::pages_serve_every_driver(device.path());
 }
 
 #[test]
 fn a_read_does_not_hurt() {
-    let device = SimDevice::add("bell", "labnic", &["mac", MAC]).unwrap();
+    let labnic = Labnic::load(&[]).unwrap();
+    let device = labnic.add("bell", &["mac", MAC]).unwrap();
     doorbell::a_read_does_not_hurt(device.path());
 }
