@@ -2,9 +2,9 @@
 //!
 //! On the rig *sim*: a vDPA device on the kernel's simulator, a Linux guest
 //! whose NIC it is, 1,000 checked frames through it, and what it all cost. On
-//! *sriov*: see `sriov`. The scenario itself runs in the lab host (or on this
-//! machine with `--here`): there this same program is started again and finds
-//! `BELLHOP_LAB` set.
+//! *sriov*: two guests that talk to each other (`demo/sriov.rs`). The scenario
+//! itself runs in the lab host (or on this machine with `--here`): there this
+//! same program is started again and finds `BELLHOP_LAB` set.
 
 mod sriov;
 
