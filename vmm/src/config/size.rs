@@ -31,12 +31,6 @@ impl MemorySize {
     pub fn bytes(self) -> u64 {
         self.0
     }
-
-    /// An amount given in bytes.
-    #[must_use]
-    pub fn from_bytes(bytes: u64) -> Self {
-        Self(bytes)
-    }
 }
 
 impl Default for MemorySize {
@@ -81,7 +75,8 @@ impl fmt::Display for MemorySize {
                 return write!(f, "{}{name}", self.0 >> shift);
             }
         }
-        write!(f, "{} bytes", self.0)
+        // Every other size has a unit's worth of bytes.
+        f.write_str("0K")
     }
 }
 

@@ -62,7 +62,9 @@ fn memory_sizes_carry_a_unit_and_never_wrap() {
         ("512MiB", 512 << 20),
         ("0M", 0),
     ] {
-        assert_eq!(text.parse::<MemorySize>().unwrap().bytes(), bytes, "{text}");
+        let size = text.parse::<MemorySize>().unwrap();
+        assert_eq!(size.bytes(), bytes, "{text}");
+        assert_eq!(size.to_string().parse(), Ok(size), "{text}");
     }
     for text in [
         "", "M", "512", "-1M", "+1M", "1.5G", "12 M", "1X", "ЖM", "1Ж",
