@@ -15,6 +15,7 @@ pub mod areas;
 pub mod cable;
 pub mod cache;
 pub mod cpio;
+pub mod endurance;
 pub mod error;
 pub mod files;
 pub mod guest;

@@ -9,6 +9,10 @@ use std::ops::AddAssign;
 /// Printed by [`crate::guest`] each time a guest's boot is tried again.
 pub const GUEST_RETRY: &str = "lab: guest boot retry";
 
+/// Printed by [`crate::guest`] when a guest that was up is gone because a
+/// virtual processor could not go on.
+pub const GUEST_CRASH: &str = "lab: the guest's processor crashed";
+
 /// What was counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
@@ -18,7 +22,7 @@ pub struct Tally {
     pub failed: u64,
     /// Tests that were compiled but not run; never on purpose.
     pub ignored: u64,
-    /// Boots that were tried again.
+    /// Boots that were tried again, and tests whose guest had crashed.
     pub retries: u64,
     /// Harnesses that printed a summary.
     pub summaries: u64,
@@ -78,9 +82,61 @@ impl Tally {
     }
 }
 
+/// The failed tests of one harness that lost a guest to a crash of its
+/// processor, from the sections that the harness prints at its end:
+///
+/// ```text
+/// ---- name_of_the_test stdout ----
+/// what it printed, GUEST_CRASH among it
+/// ```
+#[derive(Debug, Default)]
+pub struct CrashedGuests {
+    section: Option<String>,
+    tests: Vec<String>,
+}
+
+impl CrashedGuests {
+    /// Takes one line of output into account.
+    pub fn read(&mut self, line: &str) {
+        let title = line
+            .strip_prefix("---- ")
+            .and_then(|rest| rest.strip_suffix(" stdout ----"));
+        if let Some(name) = title {
+            self.section = Some(name.to_owned());
+        } else if line.starts_with(GUEST_CRASH) {
+            // Once per test, however many guests it lost.
+            self.tests.extend(self.section.take());
+        }
+    }
+
+    /// Their names, in the order of the report.
+    pub fn into_tests(self) -> Vec<String> {
+        self.tests
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn crashes_are_told_from_other_failures() {
+        let mut crashed = CrashedGuests::default();
+        for line in [
+            GUEST_CRASH,
+            "---- one stdout ----",
+            "thread 'one' panicked",
+            "---- two::inner stdout ----",
+            "lab: the guest's processor crashed: vCPU 1",
+            "lab: the guest's processor crashed: vCPU 0",
+            "thread 'two::inner' panicked",
+            "---- three stdout ----",
+            "assertion failed",
+        ] {
+            crashed.read(line);
+        }
+        assert_eq!(crashed.into_tests(), ["two::inner"]);
+    }
 
     #[test]
     fn summaries_add_up() {

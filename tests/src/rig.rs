@@ -28,6 +28,10 @@ const IOTLB_ENTRIES: u32 = 1 << 20;
 /// Links of the SR-IOV rig: QEMU's names of the virtual functions' network ends.
 const LINKS: [&str; VIRTUAL_FUNCTIONS] = ["vf0", "vf1", "vf2", "vf3"];
 
+/// PCI slot of NICs that no test can use: on `sim` one without an IOMMU, on
+/// `sriov` two functions (0 and 1) in one IOMMU group.
+pub const PLAIN_SLOT: u8 = 0x10;
+
 /// A lab host's equipment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Rig {
@@ -86,7 +90,11 @@ impl Rig {
     /// Those of [`Cable::lay`].
     pub fn equip(self, root: &Root) -> Result<Equipment> {
         match self {
-            Self::Sim | Self::Labnic => Ok(Equipment::default()),
+            Self::Sim => Ok(Equipment {
+                arguments: plain_nic(0, ""),
+                ..Equipment::default()
+            }),
+            Self::Labnic => Ok(Equipment::default()),
             Self::Sriov => sriov(Cable::lay(root, VIRTUAL_FUNCTIONS, QUEUE_PAIRS)?),
         }
     }
@@ -150,6 +158,17 @@ pub fn vf_mac(index: usize) -> String {
     format!("02:00:5e:00:54:{:02x}", index + 1)
 }
 
+/// A virtio NIC without a cable, a function of [`PLAIN_SLOT`].
+fn plain_nic(function: u8, options: &str) -> Vec<String> {
+    let id = format!("plain{function}");
+    vec![
+        "-netdev".to_owned(),
+        format!("hubport,id={id},hubid=8"),
+        "-device".to_owned(),
+        format!("virtio-net-pci,netdev={id},romfile=,addr={PLAIN_SLOT:#x}.{function:#x}{options}"),
+    ]
+}
+
 /// One NIC with virtual functions. The physical function comes last on the
 /// command line: QEMU wants the virtual ones to be there before it.
 fn sriov(cable: Cable) -> Result<Equipment> {
@@ -174,6 +193,12 @@ fn sriov(cable: Cable) -> Result<Equipment> {
             ),
         ]);
     }
+    // Without access control (ACS) two functions of one slot share a group.
+    arguments.extend(plain_nic(
+        0,
+        ",multifunction=on,disable-legacy=on,iommu_platform=on",
+    ));
+    arguments.extend(plain_nic(1, ",disable-legacy=on,iommu_platform=on"));
     arguments.extend(
         [
             "-netdev",

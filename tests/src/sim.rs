@@ -102,7 +102,7 @@ pub fn reload(mapping: Mapping) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::Missing`] without `LAB_MODULES`.
-pub(crate) fn load(name: &str, parameters: &str) -> Result<()> {
+pub fn load(name: &str, parameters: &str) -> Result<()> {
     let directory = std::env::var_os("LAB_MODULES").ok_or_else(|| {
         Error::missing(
             "LAB_MODULES is not set",

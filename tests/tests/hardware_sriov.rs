@@ -86,6 +86,11 @@ fn two_guests_with_two_processors_talk() {
 }
 
 #[test]
+fn two_guests_with_four_processors_talk() {
+    two_guests(4);
+}
+
+#[test]
 fn queue_pairs_are_the_guests_choice() {
     let nic = SriovNic::enable(2).unwrap();
     let devices = [0, 1].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());

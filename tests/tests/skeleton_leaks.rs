@@ -1,30 +1,21 @@
 //! Nothing leaks: a guest that resets its driver 100 times, and one that
-//! reboots 20 times, both under traffic.
-//!
-//! Two accounts must be the same before and after. The kernel's, from
-//! `/proc/PID`: descriptors, threads, mappings, pinned pages, memory outside
-//! guest RAM. And the VMM's own, from its log: memory slots, ioeventfds,
-//! vectors, routes and irqfds at each reset of the machine, the IOTLB at each
-//! reset of a device.
+//! reboots again and again, both under traffic. What is compared is in
+//! `lab::endurance`.
 
 #![expect(
     clippy::unwrap_used,
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+use lab::endurance::{SteadyLine, cycles, same_cost, steady_log};
 use lab::guest::{BellhopArguments, Guest};
 use lab::sim::{self, Mapping, SimDevice, require_lab};
 use lab::traffic::{Frames, exchange_counted};
-use lab::vmm_process::{Cost, cost};
-use std::collections::BTreeSet;
+use lab::vmm_process::cost;
 use std::time::Duration;
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:53:01";
-
-/// How much the memory outside guest RAM may grow, in KiB: less than a page
-/// for each of 100 resets.
-const GROWTH: u64 = 256;
 
 /// How long a console may be silent while a guest boots again.
 const SILENCE: Duration = Duration::from_secs(120);
@@ -76,39 +67,22 @@ fn reboot(guest: &mut Guest) {
     assert_eq!(ready["nics"][0]["mac"], MAC);
 }
 
-/// What the kernel says that the process has; equal but for its memory, which
-/// may have grown a little.
-fn compare(before: &Cost, after: &Cost) {
-    assert!(
-        after.rss_outside_ram_kib <= before.rss_outside_ram_kib + GROWTH,
-        "{before:?} {after:?}"
-    );
-    let without_memory = |cost: &Cost| Cost {
-        rss_outside_ram_kib: 0,
-        ..*cost
-    };
-    assert_eq!(without_memory(before), without_memory(after));
-}
-
 /// Compares the lines that the VMM logged at each reset; there are at least so
 /// many of the machine and of the NIC.
-fn check_log(console: &str, machine_resets: usize, nic_resets: usize) {
+fn check_log(console: &str, machine_resets: u32, nic_resets: u32) {
+    let line = |what, skipped, least: u32| SteadyLine {
+        what,
+        skipped,
+        least: usize::try_from(least).unwrap(),
+    };
     // A device's first reset is the driver's when it finds it: nothing but RAM
     // is mapped yet.
-    for (what, skipped, least) in [
-        ("machine reset", 0, machine_resets),
-        ("vDPA device reset device=nic", 1, nic_resets),
-        ("vDPA device reset device=blk", 1, machine_resets),
-    ] {
-        let lines: Vec<&str> = console.lines().filter(|line| line.contains(what)).collect();
-        assert!(lines.len() >= least, "{} of {least} {what}", lines.len());
-        let different: BTreeSet<&str> = lines.into_iter().skip(skipped).collect();
-        assert_eq!(different.len(), 1, "{different:#?}");
-    }
-    for word in ["ERROR", "WARN", "panicked"] {
-        let said: Vec<&str> = console.lines().filter(|line| line.contains(word)).collect();
-        assert!(said.is_empty(), "{said:#?}");
-    }
+    let lines = [
+        line("machine reset", 0, machine_resets),
+        line("vDPA device reset device=nic", 1, nic_resets),
+        line("vDPA device reset device=blk", 1, machine_resets),
+    ];
+    steady_log(console, &lines).unwrap();
 }
 
 fn resets_of_the_driver(mapping: Mapping) {
@@ -133,7 +107,7 @@ fn resets_of_the_driver(mapping: Mapping) {
     check_flood(&guest.command("flood-off").unwrap());
     check_nic(&mut guest, &net);
     let after = cost(guest.pid()).unwrap();
-    compare(&before, &after);
+    same_cost(&before, &after).unwrap();
 
     reboot(&mut guest);
     check_nic(&mut guest, &net);
@@ -149,16 +123,17 @@ fn reboots(mapping: Mapping) {
     let block = SimDevice::block("leaks-blk").unwrap();
     let mut guest = start(&net, &block, 1);
     let mut before = None;
-    for _ in 0..20 {
+    let cycles = cycles().unwrap();
+    for _ in 0..cycles {
         guest.command("flood-on 512").unwrap();
         reboot(&mut guest);
         // After the first one, so that what a reset makes on first use is there.
         before.get_or_insert_with(|| cost(guest.pid()).unwrap());
     }
     let after = cost(guest.pid()).unwrap();
-    compare(&before.unwrap(), &after);
+    same_cost(&before.unwrap(), &after).unwrap();
     check_nic(&mut guest, &net);
-    check_log(&guest.console(), 20, 20);
+    check_log(&guest.console(), cycles, cycles);
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
@@ -179,7 +154,7 @@ fn a_hundred_resets_of_the_driver_leak_nothing_with_shared_virtual_addresses() {
 }
 
 #[test]
-fn twenty_reboots_leak_nothing_with_pinned_memory_in_batches() {
+fn reboots_leak_nothing_with_pinned_memory_in_batches() {
     reboots(Mapping {
         use_va: false,
         batch_mapping: true,
@@ -187,7 +162,7 @@ fn twenty_reboots_leak_nothing_with_pinned_memory_in_batches() {
 }
 
 #[test]
-fn twenty_reboots_leak_nothing_with_shared_virtual_addresses_one_by_one() {
+fn reboots_leak_nothing_with_shared_virtual_addresses_one_by_one() {
     reboots(Mapping {
         use_va: true,
         batch_mapping: false,

@@ -63,6 +63,34 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
+    /// The device is behind no IOMMU, or behind one that does not snoop
+    /// caches, and its parent cannot translate by itself.
+    #[error(
+        "{} cannot be isolated, because its hardware is behind no IOMMU that the kernel uses: \
+         switch the IOMMU on in the firmware and boot with intel_iommu=on or amd_iommu=on",
+        path.display()
+    )]
+    NoIommu {
+        /// The path.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The device's IOMMU group has other devices too.
+    #[error(
+        "{} cannot be isolated, because its hardware shares an IOMMU group with other devices \
+         (see /sys/kernel/iommu_groups): use a slot or a function with access control (ACS), \
+         such as a virtual function",
+        path.display()
+    )]
+    SharedIommuGroup {
+        /// The path.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// Anything else.
     #[error("cannot open {}", path.display())]
     Other {

@@ -14,6 +14,10 @@ use super::info::Identity;
 use super::{Device, Opened};
 use crate::uapi;
 
+/// The kernel's own "not supported" (`linux/errno.h`), which is not meant for
+/// users and has no name there.
+const ENOTSUPP: i32 = 524;
+
 impl Device<Opened> {
     /// Opens a vhost-vdpa device by its path. Only one process at a time can;
     /// opening resets the device.
@@ -94,6 +98,10 @@ fn explain(path: &Path, device_number: Option<u64>, source: io::Error) -> OpenEr
             holders: device_number.map(holders).unwrap_or_default(),
             source,
         },
+        // vhost_vdpa_alloc_domain and iommu_attach_device (drivers/vhost/vdpa.c,
+        // drivers/iommu/iommu.c); no other step of open gives these.
+        Some(ENOTSUPP | libc::EOPNOTSUPP) => OpenError::NoIommu { path, source },
+        Some(libc::EINVAL) => OpenError::SharedIommuGroup { path, source },
         _ => OpenError::Other { path, source },
     }
 }
@@ -148,5 +156,11 @@ mod tests {
         assert!(busy.to_string().contains("in use by"), "{busy}");
         assert!(matches!(explain(libc::EMFILE), OpenError::Other { .. }));
         assert!(matches!(explain(libc::ENXIO), OpenError::Missing { .. }));
+        assert!(matches!(explain(ENOTSUPP), OpenError::NoIommu { .. }));
+        let shared = explain(libc::EINVAL);
+        assert!(
+            matches!(shared, OpenError::SharedIommuGroup { .. }),
+            "{shared}"
+        );
     }
 }

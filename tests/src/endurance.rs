@@ -1,0 +1,168 @@
+//! Nothing leaks: the accounts that must be the same before and after a guest
+//! has done the same thing many times.
+//!
+//! Two authors: the kernel's account of the VMM's process
+//! ([`crate::vmm_process::Cost`]), and what the VMM itself logs at each reset of
+//! the machine (memory slots, ioeventfds, vectors, routes, irqfds) and of a vDPA
+//! device (IOTLB). Owns the judgement, and how many times "many" is.
+
+use crate::error::{Error, Result};
+use crate::vmm_process::Cost;
+use std::collections::BTreeSet;
+
+/// How many times, unless [`CYCLES`] says something else.
+pub const DEFAULT_CYCLES: u32 = 20;
+
+/// The variable that says how many times; `cargo lab test --cycles` sets it.
+pub const CYCLES: &str = "LAB_CYCLES";
+
+/// How much the memory outside guest RAM may grow, in KiB: less than a page
+/// for each of 100 times.
+const GROWTH: u64 = 256;
+
+/// How many times a guest is to do what must not leak.
+///
+/// # Errors
+/// [`Error::Invalid`] when the variable is no positive number.
+pub fn cycles() -> Result<u32> {
+    let Ok(text) = std::env::var(CYCLES) else {
+        return Ok(DEFAULT_CYCLES);
+    };
+    let number: u32 = text.parse().unwrap_or(0);
+    if number == 0 {
+        return Err(Error::invalid(
+            CYCLES,
+            format!("{text:?} is not a number of times"),
+        ));
+    }
+    Ok(number)
+}
+
+/// What the kernel says that the VMM has is the same; but for its memory, which
+/// may have grown a little.
+///
+/// # Errors
+/// [`Error::Invalid`] with both accounts.
+pub fn same_cost(before: &Cost, after: &Cost) -> Result<()> {
+    let without_memory = |cost: &Cost| Cost {
+        rss_outside_ram_kib: 0,
+        ..*cost
+    };
+    if without_memory(before) != without_memory(after)
+        || after.rss_outside_ram_kib > before.rss_outside_ram_kib + GROWTH
+    {
+        return Err(Error::invalid(
+            "the account of the VMM",
+            format!("it was {before:?} and is {after:?}"),
+        ));
+    }
+    Ok(())
+}
+
+/// Lines of the VMM's log that must all be the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SteadyLine<'a> {
+    /// A part of the line.
+    pub what: &'a str,
+    /// How many there are at first that may be different.
+    pub skipped: usize,
+    /// How many there are at least.
+    pub least: usize,
+}
+
+/// Each kind of line says the same each time, and nothing is a warning or worse.
+///
+/// # Errors
+/// [`Error::Invalid`] with the lines that differ or complain.
+pub fn steady_log(console: &str, lines: &[SteadyLine<'_>]) -> Result<()> {
+    let wrong = |what: String| Err(Error::invalid("the VMM's log", what));
+    for expected in lines {
+        let found: Vec<&str> = console
+            .lines()
+            .filter(|line| line.contains(expected.what))
+            .collect();
+        if found.len() < expected.least {
+            return wrong(format!(
+                "it has {} of {} lines {:?}",
+                found.len(),
+                expected.least,
+                expected.what
+            ));
+        }
+        let different: BTreeSet<&str> = found.into_iter().skip(expected.skipped).collect();
+        if different.len() > 1 {
+            return wrong(format!("it differs from time to time: {different:#?}"));
+        }
+    }
+    let said: Vec<&str> = console
+        .lines()
+        .filter(|line| {
+            ["ERROR", "WARN", "panicked"]
+                .iter()
+                .any(|word| line.contains(word))
+        })
+        .collect();
+    if !said.is_empty() {
+        return wrong(format!("it complains: {said:#?}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COST: Cost = Cost {
+        rss_outside_ram_kib: 2700,
+        threads: 2,
+        descriptors: 40,
+        pinned_kib: 262_144,
+        mappings: 60,
+    };
+
+    #[test]
+    fn a_leak_is_an_error() {
+        same_cost(&COST, &COST).unwrap();
+        let grown = |cost: Cost| same_cost(&COST, &cost);
+        grown(Cost {
+            rss_outside_ram_kib: 2700 + GROWTH,
+            ..COST
+        })
+        .unwrap();
+        for leaked in [
+            Cost {
+                rss_outside_ram_kib: 2701 + GROWTH,
+                ..COST
+            },
+            Cost { threads: 3, ..COST },
+            Cost {
+                descriptors: 41,
+                ..COST
+            },
+            Cost {
+                pinned_kib: 262_148,
+                ..COST
+            },
+            Cost {
+                mappings: 61,
+                ..COST
+            },
+        ] {
+            assert!(grown(leaked).is_err(), "{leaked:?}");
+        }
+    }
+
+    #[test]
+    fn lines_that_differ_or_complain_are_errors() {
+        let reset = |least, skipped| SteadyLine {
+            what: "reset",
+            skipped,
+            least,
+        };
+        let log = "DEBUG reset slots=1\nhello\nDEBUG reset slots=2\nDEBUG reset slots=2\n";
+        steady_log(log, &[reset(3, 1)]).unwrap();
+        assert!(steady_log(log, &[reset(3, 0)]).is_err());
+        assert!(steady_log(log, &[reset(4, 1)]).is_err());
+        assert!(steady_log("WARN no\n", &[]).is_err());
+    }
+}

@@ -1,0 +1,93 @@
+//! Two guests on the lab NIC: small frames, many of them, and jumbo frames.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::labnic::{Labnic, counter, trouble};
+use lab::sim::SimDevice;
+use std::time::Duration;
+
+/// Far more than anything here takes: a watchdog, not a measurement.
+const LIMIT: Duration = Duration::from_secs(240);
+const MACS: [&str; 2] = ["02:4c:61:62:53:71", "02:4c:61:62:53:72"];
+/// Its frames are 14 bytes longer.
+const MTU: u32 = 9000;
+
+fn start(device: &SimDevice, processors: u32) -> Guest {
+    let arguments = BellhopArguments::small()
+        .unwrap()
+        .processors(processors)
+        .vdpa(device.path());
+    Guest::start(&arguments).unwrap()
+}
+
+/// `count` checked frames from one guest to the other and back.
+fn exchange(from: &mut Guest, to: &mut Guest, mac: &str, count: u64, size: u32, window: u32) {
+    let echo = format!("echo {count} 20");
+    to.listen(&echo).unwrap();
+    let sent = from
+        .command_within(&format!("frames {count} {size} {window} to {mac}"), LIMIT)
+        .unwrap();
+    let echoed = to.answer(&echo, LIMIT).unwrap();
+    for (name, wanted) in [
+        ("tx", count),
+        ("rx", count),
+        ("corrupt", 0),
+        ("duplicate", 0),
+    ] {
+        assert_eq!(sent[name], wanted, "{name}: {sent} {echoed}");
+    }
+    assert_eq!(echoed["echoed"], count, "{echoed}");
+}
+
+fn two_guests(parameters: &[(&str, &str)], processors: u32) {
+    let labnic = Labnic::load(parameters).unwrap();
+    let mtu = MTU.to_string();
+    let devices = [0, 1].map(|index| {
+        let attributes = ["mac", MACS[index], "mtu", &mtu, "max_vqp", "4"];
+        labnic.add(&format!("talk{index}"), &attributes).unwrap()
+    });
+    let mut guests = devices.each_ref().map(|device| start(device, processors));
+    for (guest, mac) in guests.iter().zip(MACS) {
+        let ready = guest.ready();
+        assert_eq!(ready["cpus_online"], processors);
+        assert_eq!(ready["nics"][0]["mac"], mac);
+        assert_eq!(ready["nics"][0]["mtu"], MTU);
+        assert_eq!(ready["nics"][0]["tx_queues"], processors);
+    }
+    let [first, second] = &mut guests;
+    exchange(first, second, MACS[1], 1000, 64, 32);
+    exchange(second, first, MACS[0], 300, MTU + 14, 8);
+    for device in &devices {
+        assert_eq!(counter(device, "bad_doorbells").unwrap(), 0);
+    }
+    for guest in guests {
+        assert!(guest.power_off().unwrap().success());
+    }
+    drop(devices);
+    assert_eq!(trouble().unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn guests_with_one_processor_talk() {
+    two_guests(&[], 1);
+}
+
+#[test]
+fn guests_with_two_processors_talk() {
+    two_guests(&[], 2);
+}
+
+#[test]
+fn guests_with_four_processors_talk() {
+    two_guests(&[], 4);
+}
+
+/// Completions arrive later and in another order than the buffers were offered.
+#[test]
+fn guests_talk_over_a_device_that_completes_out_of_order() {
+    two_guests(&[("completion", "out_of_order"), ("completion_ms", "2")], 2);
+}

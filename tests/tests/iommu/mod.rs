@@ -1,0 +1,64 @@
+//! A PCI function that vhost-vdpa cannot isolate, on whichever rig.
+
+use lab::guest::BellhopArguments;
+use lab::rig::PLAIN_SLOT;
+use lab::sim::{device_file, vdpa};
+use std::fs;
+use std::process::Stdio;
+
+const NAME: &str = "lab-unfit";
+
+/// A function of the plain slot with vp_vdpa, and its vDPA device; both are
+/// taken back when dropped.
+struct Unfit {
+    address: String,
+}
+
+impl Unfit {
+    fn bind(function: u8) -> Self {
+        let unfit = Self {
+            address: format!("0000:00:{PLAIN_SLOT:02x}.{function}"),
+        };
+        unfit.give_to("vp-vdpa");
+        let mgmtdev = format!("pci/{}", unfit.address);
+        vdpa(&["dev", "add", "name", NAME, "mgmtdev", &mgmtdev]).unwrap();
+        unfit
+    }
+
+    fn give_to(&self, driver: &str) {
+        let directory = format!("/sys/bus/pci/devices/{}", self.address);
+        // Without a driver there is nothing to take it from.
+        let _ = fs::write(format!("{directory}/driver/unbind"), &self.address);
+        fs::write(
+            format!("{directory}/driver_override"),
+            format!("{driver}\n"),
+        )
+        .unwrap();
+        fs::write("/sys/bus/pci/drivers_probe", &self.address).unwrap();
+    }
+}
+
+impl Drop for Unfit {
+    fn drop(&mut self) {
+        let _ = vdpa(&["dev", "del", NAME]);
+        self.give_to("");
+    }
+}
+
+/// `bellhop run` refuses the function with one sentence that has these words.
+pub(crate) fn refused(function: u8, words: &[&str]) {
+    let _unfit = Unfit::bind(function);
+    let path = device_file(NAME).unwrap();
+    let output = BellhopArguments::small()
+        .unwrap()
+        .vdpa(&path)
+        .command()
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    for word in words {
+        assert!(message.contains(word), "{message}");
+    }
+}
