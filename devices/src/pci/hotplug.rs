@@ -112,9 +112,13 @@ impl PciHotplug {
     }
 
     /// Asks the guest to eject `slot`; asking again tells it again. Nothing follows
-    /// if the guest does not want to.
+    /// if the guest does not want to, or has just done so: that stays to be taken.
     pub fn request_removal(&self, slot: Slot) {
         let mut state = self.state();
+        // A question that is older than its answer would hit the slot's next function.
+        if state.ejected & bit(slot) != 0 {
+            return;
+        }
         state.removal |= bit(slot);
         state.ejectable |= bit(slot);
         self.settle(&mut state);

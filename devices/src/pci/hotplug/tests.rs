@@ -250,9 +250,11 @@ proptest! {
                 }
                 Step::Plug => {}
                 Step::Ask(number) => {
-                    // The machine asks only for what is there.
+                    // The machine asks only for what is there, or went a moment ago.
                     let slot = Slot::new(number).unwrap();
-                    if on_bus & bit(slot) != 0 {
+                    if gone & bit(slot) != 0 {
+                        rig.hotplug.request_removal(slot);
+                    } else if on_bus & bit(slot) != 0 {
                         rig.hotplug.request_removal(slot);
                         removal |= bit(slot);
                         asked |= bit(slot);
