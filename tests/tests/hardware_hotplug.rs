@@ -31,6 +31,29 @@ const SILENCE: Duration = Duration::from_secs(120);
 /// How long a guest may take to find or to give up a NIC; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
+/// The simulator with pinned memory; as it is by default when this is dropped, after
+/// its devices.
+struct Pinned;
+
+impl Pinned {
+    fn load() -> Self {
+        sim::reload(Mapping {
+            use_va: false,
+            batch_mapping: true,
+        })
+        .unwrap();
+        Self
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Err(error) = sim::reload(Mapping::DEFAULT) {
+            eprintln!("{error}");
+        }
+    }
+}
+
 /// The machine's control socket.
 struct Control(PathBuf);
 
@@ -113,7 +136,8 @@ fn start(name: &str) -> (Control, Guest) {
     (control, guest)
 }
 
-/// Waits until the guest has NICs with just these addresses and drivers for them.
+/// Waits until the guest has NICs with just these addresses and drivers for them; the
+/// first of them is up then.
 #[track_caller]
 fn wait_nics(guest: &mut Guest, macs: &[&str]) {
     let start = Instant::now();
@@ -128,6 +152,9 @@ fn wait_nics(guest: &mut Guest, macs: &[&str]) {
             .collect();
         seen.sort_unstable();
         if seen == macs {
+            if !macs.is_empty() {
+                guest.command("up eth0").unwrap();
+            }
             return;
         }
         assert!(
@@ -213,12 +240,8 @@ fn a_nic_comes_and_goes_in_the_stock_kernel() {
 #[test]
 fn twenty_cycles_leak_nothing() {
     require_lab().unwrap();
-    // Pinned, so that what is mapped for the device shows.
-    sim::reload(Mapping {
-        use_va: false,
-        batch_mapping: true,
-    })
-    .unwrap();
+    // What is mapped for the device shows.
+    let _pinned = Pinned::load();
     let device = SimDevice::net("plug", MAC, 1500).unwrap();
     let (control, mut guest) = start("cycles");
     let mut accounts = None;
@@ -249,8 +272,6 @@ fn twenty_cycles_leak_nothing() {
     }
     is_quiet(&guest);
     assert!(guest.power_off().unwrap().success());
-    drop(device);
-    sim::reload(Mapping::DEFAULT).unwrap();
 }
 
 #[test]
@@ -423,4 +444,41 @@ fn more_nics_than_slots() {
     is_free(last);
     assert_ne!(control.ok("resources"), before);
     assert!(guest.power_off().unwrap().success());
+}
+
+#[test]
+fn locked_memory_that_is_too_little_is_said_to_the_caller() {
+    require_lab().unwrap();
+    let _pinned = Pinned::load();
+    let device = SimDevice::net("plug", MAC, 1500).unwrap();
+    let (control, mut guest) = start("memlock");
+    let before = control.ok("resources");
+    limit_locked_memory(&guest, Some(1 << 20));
+    let line = format!("plug path={},id=nic", device.path().display());
+    for _ in 0..3 {
+        let error = control.refused(&line);
+        assert!(error.contains("RLIMIT_MEMLOCK"), "{error}");
+        is_free(&device);
+    }
+    assert_eq!(cost(guest.pid()).unwrap().pinned_kib, 0);
+    assert_eq!(control.ok("resources"), before);
+    limit_locked_memory(&guest, None);
+    control.plug(&device, "nic");
+    wait_nics(&mut guest, &[MAC]);
+    check_traffic(&mut guest, &device);
+    assert!(cost(guest.pid()).unwrap().pinned_kib >= 256 * 1024);
+    control.unplug("nic");
+    assert_eq!(cost(guest.pid()).unwrap().pinned_kib, 0);
+    assert!(guest.power_off().unwrap().success());
+}
+
+/// RLIMIT_MEMLOCK of the machine's process, in bytes; without: no limit.
+fn limit_locked_memory(guest: &Guest, bytes: Option<u64>) {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let pid = Pid::from_raw(guest.pid().try_into().unwrap()).unwrap();
+    let limit = Rlimit {
+        current: bytes,
+        maximum: None,
+    };
+    prlimit(Some(pid), Resource::Memlock, limit).unwrap();
 }
