@@ -17,7 +17,8 @@ use lab::traffic::{Frames, exchange_counted};
 use lab::vmm_process::cost;
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -74,11 +75,12 @@ impl Control {
     }
 
     fn ask(&self, line: &str) -> Value {
-        let stream = self.connect();
-        let mut writer = &stream;
-        writer.write_all(format!("{line}\n").as_bytes()).unwrap();
+        let mut stream = self.connect();
+        stream.write_all(format!("{line}\n").as_bytes()).unwrap();
+        // To the end: then the machine has closed its side, and nobody counts it.
+        stream.shutdown(Shutdown::Write).unwrap();
         let mut answer = String::new();
-        BufReader::new(&stream).read_line(&mut answer).unwrap();
+        stream.read_to_string(&mut answer).unwrap();
         serde_json::from_str(&answer).unwrap()
     }
 
