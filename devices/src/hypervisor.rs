@@ -62,6 +62,15 @@ pub trait MsiVectors: Send + Sync + fmt::Debug {
     fn allocate(&self) -> io::Result<Arc<dyn MsiVector>>;
 }
 
+/// A level-triggered input of the interrupt controller, which one device drives.
+pub trait LevelInterrupt: Send + Sync + fmt::Debug {
+    /// Asserts the input, or lets it go; it stays so until the next call.
+    ///
+    /// # Errors
+    /// Whatever the hypervisor says.
+    fn set(&self, asserted: bool) -> io::Result<()>;
+}
+
 /// A page of a device's registers that is mapped in this process and can be put
 /// into a guest's address space: a store there is a kick.
 ///

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::hypervisor::{DoorbellPage, Doorbells, MsiMessage, MsiVector, MsiVectors};
+use crate::hypervisor::{
+    DoorbellPage, Doorbells, LevelInterrupt, MsiMessage, MsiVector, MsiVectors,
+};
 
 #[derive(Debug)]
 pub(crate) struct FakeVector {
@@ -213,6 +215,17 @@ impl Doorbells for FakeDoorbells {
         let removed = removed.map(drop);
         removed.ok_or_else(|| io::Error::other("not mapped"))?;
         self.did(Operation::Unmap(address));
+        Ok(())
+    }
+}
+
+/// A level-triggered input that a test can look at.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FakeLevel(pub(crate) Arc<Mutex<bool>>);
+
+impl LevelInterrupt for FakeLevel {
+    fn set(&self, asserted: bool) -> io::Result<()> {
+        *self.0.lock().unwrap() = asserted;
         Ok(())
     }
 }

@@ -102,6 +102,12 @@ impl BellhopArguments {
         self
     }
 
+    /// Another VMM that takes the same flags.
+    pub fn program(mut self, path: &Path) -> Self {
+        path.clone_into(&mut self.program);
+        self
+    }
+
     /// Another kernel; its ramdisk stays the lab's.
     pub fn kernel(mut self, path: &Path) -> Self {
         path.clone_into(&mut self.kernel);

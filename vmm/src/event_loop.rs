@@ -19,6 +19,10 @@ pub enum Token {
     VcpuFailed,
     /// Somebody asked for statistics.
     Statistics,
+    /// A request to the machine waits.
+    Request,
+    /// The guest ejected a device.
+    Ejected,
     /// The guest switched the power off or pressed reset.
     Power,
     /// The terminal has input for the serial console.
@@ -32,7 +36,7 @@ pub enum Token {
     /// A device's backend asked for this descriptor
     /// ([`devices::virtio::backend::Event`]).
     Device {
-        /// Which device, in the order they were added.
+        /// Which device: a number that the machine gave it.
         device: u16,
         /// The backend's own token.
         token: u16,
@@ -54,6 +58,8 @@ impl From<Token> for u64 {
             Token::ConsoleOutput => 5,
             Token::ConsoleWritable => 6,
             Token::Statistics => 7,
+            Token::Request => 8,
+            Token::Ejected => 9,
             Token::Device { device, token } => {
                 DEVICE | (u64::from(device) << 16) | u64::from(token)
             }
@@ -73,6 +79,8 @@ impl Token {
             5 => Self::ConsoleOutput,
             6 => Self::ConsoleWritable,
             7 => Self::Statistics,
+            8 => Self::Request,
+            9 => Self::Ejected,
             _ if number >> 32 == 1 => {
                 let [a, b, c, d, ..] = number.to_le_bytes();
                 Self::Device {
@@ -206,11 +214,13 @@ mod tests {
             Token::ConsoleOutput,
             Token::ConsoleWritable,
             Token::Statistics,
+            Token::Request,
+            Token::Ejected,
         ];
         for token in tokens {
             assert_eq!(Token::from_number(token.into()), Some(token));
         }
-        for nothing in [8, u64::from(u32::MAX), 2 << 32, u64::MAX] {
+        for nothing in [10, u64::from(u32::MAX), 2 << 32, u64::MAX] {
             assert_eq!(Token::from_number(nothing), None);
         }
     }

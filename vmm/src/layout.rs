@@ -130,6 +130,11 @@ pub const ACPI_SLEEP_STATUS_PORT: u16 = 0x601;
 pub const ACPI_RESET_PORT: u16 = 0x602;
 /// The value whose write to [`ACPI_RESET_PORT`] resets the machine.
 pub const ACPI_RESET_VALUE: u8 = 1;
+/// First port of the PCI hot-plug registers ([`devices::pci::PciHotplug`]).
+pub const HOTPLUG_PORT: u16 = 0x610;
+/// Interrupt of PCI hot-plug: an input of the I/O APIC that no ISA device, and so no
+/// PIC, has.
+pub const HOTPLUG_IRQ: u8 = 16;
 /// The sleep type (SLP_TYP) that means "off" in [`ACPI_SLEEP_CONTROL_PORT`].
 pub const ACPI_SLEEP_TYPE_OFF: u8 = 5;
 
@@ -427,6 +432,7 @@ mod tests {
             (ACPI_SLEEP_CONTROL_PORT, 1),
             (ACPI_SLEEP_STATUS_PORT, 1),
             (ACPI_RESET_PORT, 1),
+            (HOTPLUG_PORT, devices::pci::HOTPLUG_LEN),
         ]
         .map(|(port, len)| AddressRange {
             start: u64::from(port),

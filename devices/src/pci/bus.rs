@@ -158,10 +158,28 @@ impl PciBus {
     /// Takes the function out of `slot`; its BARs answer no more when this
     /// returns. The host bridge stays.
     pub fn remove(&self, slot: Slot) -> Option<Arc<dyn PciFunction>> {
+        self.remove_if(slot, |_| true)
+    }
+
+    /// As [`PciBus::remove`], if it is `function` that sits there: the slot may have got
+    /// another one since the caller knew. `true` if it was.
+    pub fn remove_function(&self, slot: Slot, function: &Arc<dyn PciFunction>) -> bool {
+        self.remove_if(slot, |occupant| Arc::ptr_eq(occupant, function))
+            .is_some()
+    }
+
+    fn remove_if(
+        &self,
+        slot: Slot,
+        wanted: impl FnOnce(&Arc<dyn PciFunction>) -> bool,
+    ) -> Option<Arc<dyn PciFunction>> {
         if slot == Slot::HOST_BRIDGE {
             return None;
         }
         let mut slots = self.slots();
+        if !wanted(&slots.occupants.get(&slot)?.function) {
+            return None;
+        }
         let mut occupant = slots.occupants.remove(&slot)?;
         for (&index, placement) in &mut occupant.placements {
             self.unmap(&occupant.function, index, placement);

@@ -1,7 +1,7 @@
 //! PCI as the guest sees it: one segment, one bus, 32 slots, no bridges.
 //!
 //! Owns configuration space, BAR decoding, the two ways to reach
-//! configuration space ([`Ecam`] and [`ConfigPorts`]) and MSI-X. It must not
+//! configuration space ([`Ecam`] and [`ConfigPorts`]), MSI-X and hot-plug. It must not
 //! know what a function does (virtio is only a client), nor how the hypervisor
 //! delivers an interrupt.
 //!
@@ -15,13 +15,14 @@
 //!                     +--> PciFunction (BAR)
 //! ```
 //!
-//! Lock order: the lock of [`PciBus`], then the lock inside a function, then
+//! Lock order: the lock of [`PciHotplug`], then the lock of [`PciBus`], then the lock inside a function, then
 //! the lock of the memory [`Bus`](crate::bus::Bus). A function never calls up.
 
 mod access;
 mod bus;
 mod config_space;
 mod host_bridge;
+mod hotplug;
 mod msix;
 mod window;
 
@@ -33,6 +34,7 @@ pub use config_space::{
     CONFIG_SPACE_SIZE, ConfigSpace, ConfigSpaceError, ConfigSpaceState, EXTENDED_CONFIG_SPACE_SIZE,
     Identity,
 };
+pub use hotplug::{HOTPLUG_EJECT, HOTPLUG_INSERTED, HOTPLUG_LEN, HOTPLUG_REMOVAL, PciHotplug};
 pub use msix::{
     MAX_VECTORS, MSIX_CAPABILITY_ID, MSIX_CONTROL_OFFSET, Msix, MsixEntryState, MsixError,
     MsixState, PBA_WORD_SIZE, TABLE_ENTRY_SIZE,

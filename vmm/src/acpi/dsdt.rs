@@ -1,7 +1,8 @@
 //! The DSDT: the devices that the guest finds by ACPI alone.
 //!
 //! ```text
-//!   \_SB   PCI0  PCI Express host bridge: bus 0, windows for BARs
+//!   \_SB   PCI0  PCI Express host bridge: bus 0, windows for BARs, hot-plug slots
+//!          GED_  hears the hot-plug interrupt
 //!          MBRD  reserves the ECAM range
 //!          COM1  serial console
 //!          RTC0  real-time clock
@@ -9,14 +10,14 @@
 //!   \_S5   the sleep type that means "off"
 //! ```
 
-use acpi_tables::Aml;
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name,
     Package, ResourceTemplate, Scope,
 };
 use acpi_tables::sdt::Sdt;
+use acpi_tables::{Aml, AmlSink};
 
-use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
+use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, hotplug};
 use crate::layout::{
     ACPI_SLEEP_TYPE_OFF, AddressRange, Layout, PCI_CONFIG_PORT, PCI_CONFIG_PORT_LEN, PCI_ECAM,
     PCI_LAST_BUS, PCI_MMIO32, RTC_IRQ, RTC_PORT, RTC_PORT_LEN, SERIAL_IRQ, SERIAL_PORT,
@@ -32,6 +33,7 @@ const REVISION: u8 = 2;
 pub(super) fn dsdt(layout: &Layout, cpus: u8) -> Sdt {
     let mut system_bus = Vec::new();
     push_pci(&mut system_bus, layout);
+    hotplug::push_event_device(&mut system_bus);
     push_motherboard(&mut system_bus);
     push_legacy_device(
         &mut system_bus,
@@ -118,9 +120,19 @@ fn push_pci(aml: &mut Vec<u8>, layout: &Layout) {
                     &window64,
                 ]),
             ),
+            &Encoded(hotplug::slots()),
         ],
     )
     .to_aml_bytes(aml);
+}
+
+/// AML that has been made already.
+struct Encoded(Vec<u8>);
+
+impl Aml for Encoded {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(&self.0);
+    }
 }
 
 /// Reserves the ECAM range: Linux uses it only if a motherboard device or the

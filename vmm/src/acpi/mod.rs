@@ -13,9 +13,10 @@
 //!
 //! The machine is *hardware-reduced* (ACPI 6.5, section 4.1): no PM timer, no
 //! fixed events, no legacy interrupt controllers; sleep and reset are three
-//! I/O ports. Hot-plug will add a Generic Event Device to the DSDT.
+//! I/O ports. PCI hot-plug is a Generic Event Device (`hotplug.rs`).
 
 mod dsdt;
+mod hotplug;
 mod tables;
 
 use acpi_tables::Aml;

@@ -110,11 +110,21 @@ fn devices_are_there() {
     let dsdt = follow(&area).dsdt;
     let has = |bytes: &[u8]| dsdt.windows(bytes.len()).any(|window| window == bytes);
     for name in [
-        "PCI0", "MBRD", "COM1", "RTC0", "C000", "C00A", "ACPI0007", "_S5_",
+        "PCI0", "MBRD", "COM1", "RTC0", "C000", "C00A", "ACPI0007", "_S5_", "GED_", "ACPI0013",
+        "S001", "S01F", "_EJ0", "_EVT", "PSCN",
     ] {
         assert!(has(name.as_bytes()), "{name}");
     }
     assert!(!has(b"C00B"));
+    // The host bridge's own slot and those that don't exist.
+    assert!(!has(b"S000") && !has(b"S020"));
+    // Name (_SUN, 31) Name (_ADR, 0x1f0000); _EJ0 stores bit 31.
+    assert!(has(b"_SUN\x0a\x1f\x08_ADR\x0c\x00\x00\x1f\x00"));
+    assert!(has(b"_EJ0\x09\x70\x0c\x00\x00\x00\x80PEJT"));
+    // OperationRegion (PHPR, SystemIO, 0x610, 12).
+    assert!(has(b"\x5b\x80PHPR\x01\x0b\x10\x06\x0a\x0c"));
+    // Interrupt 16, level, high, exclusive.
+    assert!(has(&[0x89, 6, 0, 1, 1, 16, 0, 0, 0]));
     assert!(has(&layout.pci_mmio64().start.to_le_bytes()));
     assert!(has(&(layout.pci_mmio64().end() - 1).to_le_bytes()));
     // IO(0x3f8, 0x3f8, 1, 8), then interrupt 4, edge, high, exclusive.

@@ -1,11 +1,13 @@
-//! ISA interrupt lines as KVM irqfds.
+//! Interrupt lines: edges of ISA devices as KVM irqfds, levels by ioctl.
 //!
 //! Owns the tie between an eventfd and a pin of PIC and IOAPIC (the default
-//! routes lead GSI *n* to both). It must not know the device.
+//! routes lead GSI *n* to both). Level-triggered lines need no eventfd: what drives them does
+//! so seldom that a system call each time costs nothing. It must not know the device.
 
 use std::io;
 use std::sync::Arc;
 
+use devices::hypervisor::LevelInterrupt;
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -37,5 +39,28 @@ impl Drop for InterruptLine {
         if let Err(error) = self.vm.unregister_irqfd(&self.eventfd, self.gsi) {
             tracing::error!(gsi = self.gsi, %error, "interrupt line could not be cut");
         }
+    }
+}
+
+/// A level-triggered input of the I/O APIC.
+#[derive(Debug)]
+pub struct LevelLine {
+    vm: Arc<VmFd>,
+    gsi: u32,
+}
+
+impl LevelLine {
+    /// The input that the default routes give to `gsi`.
+    #[must_use]
+    pub fn new(vm: Arc<VmFd>, gsi: u32) -> Self {
+        Self { vm, gsi }
+    }
+}
+
+impl LevelInterrupt for LevelLine {
+    fn set(&self, asserted: bool) -> io::Result<()> {
+        self.vm
+            .set_irq_line(self.gsi, asserted)
+            .map_err(io::Error::from)
     }
 }

@@ -1,30 +1,29 @@
 //! The construction of a machine, top to bottom.
 
 use std::fs::File;
-use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use devices::bus::{Bus, BusDevice};
-use devices::hypervisor::Doorbells;
 use devices::legacy::clock::{CLOCK_LEN, Clock};
 use devices::legacy::output::PolledWriter;
 use devices::legacy::power::{
     ACPI_POWER_LEN, AcpiPower, KEYBOARD_CONTROLLER_LEN, KeyboardController, PowerSignal,
 };
 use devices::legacy::serial::Serial;
-use devices::pci::{ConfigPorts, Ecam, MmioWindow, PciBus};
-use devices::virtio::pci::VirtioPciDevice;
+use devices::pci::{ConfigPorts, Ecam, HOTPLUG_LEN, MmioWindow, PciBus, PciHotplug};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::faults::DoorbellFaults;
+use super::handle::Requests;
+use super::inventory::Inventory;
 use super::{Machine, MachineError, StatisticsHandle, StopHandle, devices as backends};
 use crate::config::VmConfig;
 use crate::console::{Console, InputPump};
 use crate::event_loop::{EventLoop, Token};
 use crate::kvm::cpuid::physical_address_bits;
 use crate::kvm::doorbells::KvmDoorbells;
-use crate::kvm::line::InterruptLine;
+use crate::kvm::line::{InterruptLine, LevelLine};
 use crate::kvm::memory_slots::MemorySlots;
 use crate::kvm::msi::KvmMsiVectors;
 use crate::kvm::{Hypervisor, PlatformAddresses};
@@ -121,31 +120,39 @@ impl Machine {
             Arc::new(ConfigPorts::new(pci.clone())),
         )?;
 
+        let line = LevelLine::new(vm.fd().clone(), u32::from(layout::HOTPLUG_IRQ));
+        let hotplug = PciHotplug::new(pci.clone(), Box::new(line))
+            .map(Arc::new)
+            .map_err(MachineError::host("eventfd"))?;
+        io.insert(layout::HOTPLUG_PORT.into(), HOTPLUG_LEN, hotplug.clone())?;
+
         // The devices on it.
+        let events = EventLoop::new().map_err(MachineError::host("epoll_create1"))?;
         let memory = Arc::new(ram.memory().clone());
-        let mut virtio = Vec::new();
         // There is no memory hot-plug: RAM never ends further up than now.
         let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
-        for backends::Device { id, backend } in backends::open(config, &memory, ram_end)? {
-            let doorbells: Arc<dyn Doorbells> = doorbells.clone();
-            let device = match VirtioPciDevice::new(backend, &msi, doorbells) {
-                Ok(device) => Arc::new(device),
-                Err(source) => return Err(MachineError::Virtio { id, source }),
-            };
-            match pci.add(None, device.clone()) {
-                Ok(slot) => tracing::debug!(%id, %slot, "device plugged in"),
-                Err(source) => return Err(MachineError::Pci { id, source }),
-            }
-            virtio.push(device);
+        let mut inventory = Inventory::new(pci.clone(), msi.clone(), doorbells.clone());
+        for device in backends::open(config, &memory, ram_end)? {
+            inventory.attach(device, &events)?;
         }
 
         // What the vmm thread waits for.
-        let events = EventLoop::new().map_err(MachineError::host("epoll_create1"))?;
+        let requests = Requests::new(&memory, ram_end).map_err(MachineError::host("eventfd"))?;
+        requests.publish(inventory.nics());
         let statistics = StatisticsHandle::new().map_err(MachineError::host("eventfd"))?;
-        register(&events, stop, &power, &serial, &virtio)?;
-        events
-            .add(statistics.0.as_raw_fd(), Token::Statistics)
-            .map_err(MachineError::host("epoll_ctl"))?;
+        for (eventfd, token) in [
+            (stop.eventfd(), Token::Stop),
+            (power.eventfd(), Token::Power),
+            (serial.input_space(), Token::ConsoleRoom),
+            (serial.output_waits(), Token::ConsoleOutput),
+            (&*statistics.0, Token::Statistics),
+            (requests.eventfd(), Token::Request),
+            (hotplug.eventfd(), Token::Ejected),
+        ] {
+            events
+                .add(eventfd.as_raw_fd(), token)
+                .map_err(MachineError::host("epoll_ctl"))?;
+        }
         let input = console
             .input
             .map(|input| InputPump::new(input, &events))
@@ -167,7 +174,8 @@ impl Machine {
             vcpus,
             events,
             input,
-            virtio,
+            inventory,
+            hotplug,
             pci,
             _buses: buses,
             serial,
@@ -178,51 +186,14 @@ impl Machine {
             msi,
             slots,
             vm,
+            _memory: memory,
             ram,
             layout,
             config: config.clone(),
             _stop: stop.clone(),
             statistics,
             used: false,
+            requests,
         })
     }
-}
-
-/// Registers what is there for the machine's whole life.
-fn register(
-    events: &EventLoop,
-    stop: &StopHandle,
-    power: &PowerSignal,
-    serial: &Serial,
-    virtio: &[Arc<VirtioPciDevice>],
-) -> Result<(), MachineError> {
-    let fixed = [
-        (stop.eventfd(), Token::Stop),
-        (power.eventfd(), Token::Power),
-        (serial.input_space(), Token::ConsoleRoom),
-        (serial.output_waits(), Token::ConsoleOutput),
-    ];
-    let add = |fd, token| -> Result<(), MachineError> {
-        events
-            .add(fd, token)
-            .map_err(|source: io::Error| MachineError::Host {
-                what: "epoll_ctl",
-                source,
-            })
-    };
-    for (eventfd, token) in fixed {
-        add(eventfd.as_raw_fd(), token)?;
-    }
-    for (number, device) in virtio.iter().enumerate() {
-        let number =
-            u16::try_from(number).map_err(|_| MachineError::TooManyDevices(virtio.len()))?;
-        for event in device.events() {
-            let token = Token::Device {
-                device: number,
-                token: event.token,
-            };
-            add(event.fd, token)?;
-        }
-    }
-    Ok(())
 }

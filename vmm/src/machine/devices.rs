@@ -3,20 +3,18 @@
 //! Owns their order, which is that of their PCI slots. It must not know how
 //! they are shown to the guest.
 
-use devices::virtio::backend::{Backend, SharedMemory};
+use devices::virtio::backend::{Backend as _, SharedMemory};
 use devices::virtio::block::Block;
 use devices::virtio::block::disk::Disk;
 use devices::virtio::rng::Rng;
 use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
 
 use super::MachineError;
+use super::inventory::Device;
 use crate::config::{DiskConfig, VdpaConfig, VmConfig};
 
-/// A backend with a name for messages.
-pub(super) struct Device {
-    pub(super) id: String,
-    pub(super) backend: Box<dyn Backend>,
-}
+/// Virtio device type of a network device (virtio 1.3, section 5).
+const VIRTIO_ID_NET: u32 = 1;
 
 /// Opens everything the configuration asks for: vDPA devices, disks, and the
 /// random number generator that every machine has.
@@ -37,20 +35,27 @@ pub(super) fn open(
     devices.push(Device {
         id: "rng".to_owned(),
         backend: Box::new(Rng::new(memory.clone())),
+        nic: None,
     });
     Ok(devices)
 }
 
-fn open_vdpa(
+/// The name of a vDPA device.
+pub(super) fn vdpa_id(config: &VdpaConfig) -> String {
+    let file_name = || config.path.file_name().unwrap_or(config.path.as_os_str());
+    config
+        .id
+        .clone()
+        .unwrap_or_else(|| file_name().to_string_lossy().into_owned())
+}
+
+/// Opens one vDPA device, which maps guest RAM; see [`open`].
+pub(super) fn open_vdpa(
     config: &VdpaConfig,
     memory: &SharedMemory,
     ram_end: u64,
 ) -> Result<Device, MachineError> {
-    let file_name = || config.path.file_name().unwrap_or(config.path.as_os_str());
-    let id = config
-        .id
-        .clone()
-        .unwrap_or_else(|| file_name().to_string_lossy().into_owned());
+    let id = vdpa_id(config);
     let options = VdpaOptions {
         id: id.clone(),
         path: config.path.clone(),
@@ -61,6 +66,7 @@ fn open_vdpa(
     match VdpaBackend::open(&options, memory.clone(), ram_end) {
         Ok(backend) => Ok(Device {
             id,
+            nic: (backend.device_type() == VIRTIO_ID_NET).then(|| config.path.clone()),
             backend: Box::new(backend),
         }),
         Err(source) => Err(MachineError::Vdpa { id, source }),
@@ -78,6 +84,7 @@ fn open_disk(
         Ok(block) => Ok(Device {
             id,
             backend: Box::new(block),
+            nic: None,
         }),
         Err(source) => Err(MachineError::Block { id, source }),
     }

@@ -87,6 +87,9 @@ pub enum MachineError {
         #[source]
         source: VdpaError,
     },
+    /// Two devices have one name.
+    #[error("two devices are called {0}; give one of them another id")]
+    DuplicateId(String),
     /// More devices than the event loop can tell apart.
     #[error("{0} devices are too many")]
     TooManyDevices(usize),

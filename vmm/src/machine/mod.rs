@@ -2,8 +2,8 @@
 //!
 //! [`Machine::new`] builds it, top to bottom in `build.rs`; [`Machine::run`]
 //! is its life, on the caller's thread, which is the *vmm* thread: it serves the devices'
-//! events, takes the guest's wish for power-off or reset, and notices when a vCPU
-//! cannot go on. This module owns all parts and the order in which they go. It
+//! events, takes the guest's wish for power-off or reset, notices when a vCPU
+//! cannot go on, and does what the [`Handle`] asks for. This module owns all parts and the order in which they go. It
 //! must not know the terminal, the command line, or what a device does inside.
 //!
 //! ```text
@@ -25,6 +25,7 @@
 //! initramfs and ACPI tables written anew, from their files → entry point set → vCPUs
 //! run. Nothing is allocated or opened that an earlier power-on did not have, so
 //! any number of reboots leaves the same descriptors, memory slots and routes.
+//! A NIC that was plugged in stays; one that the guest was asked to eject goes here.
 //!
 //! **The end**: vCPU threads are joined first, then devices go, then
 //! interrupts, memory slots, the VM and guest RAM (the order of the fields).
@@ -33,6 +34,9 @@ mod build;
 mod devices;
 mod error;
 mod faults;
+mod handle;
+mod inventory;
+mod requests;
 mod run;
 
 use std::fmt;
@@ -42,8 +46,8 @@ use std::sync::Arc;
 
 use ::devices::legacy::power::PowerSignal;
 use ::devices::legacy::serial::Serial;
-use ::devices::pci::PciBus;
-use ::devices::virtio::pci::VirtioPciDevice;
+use ::devices::pci::{PciBus, PciHotplug};
+use ::devices::virtio::backend::SharedMemory;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::config::VmConfig;
@@ -58,7 +62,11 @@ use crate::layout::Layout;
 use crate::memory::GuestRam;
 use crate::vcpu::{Buses, VcpuReport, Vcpus};
 
+use self::handle::Requests;
+use self::inventory::Inventory;
+
 pub use error::MachineError;
+pub use handle::{Handle, NicState, NicStatus, Nics, RequestError};
 
 /// How a machine's run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,7 +143,8 @@ pub struct Machine {
     vcpus: Vcpus,
     events: EventLoop,
     input: Option<InputPump>,
-    virtio: Vec<Arc<VirtioPciDevice>>,
+    inventory: Inventory,
+    hotplug: Arc<PciHotplug>,
     pci: Arc<PciBus>,
     /// What the vCPUs' exits go to; the PCI bus knows it only weakly.
     _buses: Buses,
@@ -148,6 +157,8 @@ pub struct Machine {
     msi: KvmMsiVectors,
     slots: Arc<MemorySlots>,
     vm: Vm,
+    /// For devices that are plugged in later; [`Handle`] has it weakly.
+    _memory: SharedMemory,
     ram: GuestRam,
     layout: Layout,
     config: VmConfig,
@@ -155,6 +166,8 @@ pub struct Machine {
     statistics: StatisticsHandle,
     /// Whether the vCPUs ran before: their state is no longer that of power-on.
     used: bool,
+    /// The last: when it goes, whoever waits is told that all devices are closed.
+    requests: Requests,
 }
 
 impl fmt::Debug for Machine {
@@ -172,6 +185,12 @@ impl Machine {
     #[must_use]
     pub fn statistics_handle(&self) -> StatisticsHandle {
         self.statistics.clone()
+    }
+
+    /// For asking this machine for something while it runs.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        self.requests.handle()
     }
 
     /// What the machine holds of KVM now; for leak tests and metrics.

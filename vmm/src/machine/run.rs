@@ -80,6 +80,7 @@ impl Machine {
     /// Everything back to power-on, memory aside.
     fn reset(&mut self) -> Result<(), MachineError> {
         self.vcpus.pause();
+        self.finish_unplugs();
         self.pci.reset();
         self.serial.reset();
         if let Some(input) = &mut self.input {
@@ -105,14 +106,14 @@ impl Machine {
                 .wait(&mut ready)
                 .map_err(MachineError::host("epoll_wait"))?;
             for token in ready.tokens() {
-                if let Some(served) = self.handle(token)? {
+                if let Some(served) = self.dispatch(token)? {
                     return Ok(served);
                 }
             }
         }
     }
 
-    fn handle(&mut self, token: Token) -> Result<Option<Served>, MachineError> {
+    fn dispatch(&mut self, token: Token) -> Result<Option<Served>, MachineError> {
         match token {
             // Not read: the wish stays.
             Token::Stop => return Ok(Some(Served::Ended(Exit::Stopped))),
@@ -137,6 +138,8 @@ impl Machine {
                 Some(PowerRequest::Reset) => return Ok(Some(Served::Reset)),
                 None => {}
             },
+            Token::Request => self.serve_requests(),
+            Token::Ejected => self.take_ejected(),
             Token::ConsoleInput => {
                 if self.pump_input(true) == Pumped::Leave {
                     return Ok(Some(Served::Ended(Exit::Stopped)));
@@ -162,7 +165,8 @@ impl Machine {
                 }
             }
             Token::Device { device, token } => {
-                if let Some(device) = self.virtio.get(usize::from(device)) {
+                // None if it went after the kernel reported the event.
+                if let Some(device) = self.inventory.device(device) {
                     device.process(token);
                 }
             }

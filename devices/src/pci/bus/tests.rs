@@ -284,3 +284,17 @@ fn a_machine_that_goes_leaves_nothing() {
     assert_eq!(function.moves(), [Some(WINDOW), None]);
     assert_eq!(Arc::strong_count(&function), 1);
 }
+
+#[test]
+fn only_the_function_that_is_meant_is_removed() {
+    let (_memory, bus) = bus();
+    let (one, other) = (Recorder::new(), Recorder::new());
+    let slot = bus.add(None, one.clone()).unwrap();
+    let (one, other): (Arc<dyn PciFunction>, Arc<dyn PciFunction>) = (one, other);
+    assert!(!bus.remove_function(slot, &other));
+    assert!(bus.remove_function(slot, &one));
+    assert!(!bus.remove_function(slot, &one));
+    assert_eq!(bus.add(None, other.clone()).unwrap(), slot);
+    assert!(!bus.remove_function(slot, &one));
+    assert_eq!(bus.functions().len(), 2);
+}

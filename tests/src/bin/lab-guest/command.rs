@@ -22,6 +22,7 @@
 //! | `disk-read DEV` | reads all of it; size and SHA-256 |
 //! | `rng BYTES` | reads the hardware random generator |
 //! | `link` | the NICs as `ip link` shows them |
+//! | `up [NIC]` | brings up a NIC that was plugged in later, and waits for its link |
 //! | `mac ADDRESS [NIC]` | sets the address through the control queue |
 //! | `promisc on\|off [NIC]` | promiscuous mode |
 //! | `dmesg` | the kernel's warnings and errors |
@@ -163,6 +164,7 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
         }
         "disk-read" => disk::read(word(words, "DEV")?),
         "rng" => random::hardware(number(words, "BYTES")?),
+        "up" => network::come_up(nic(words)),
         "mac" => {
             let address = word(words, "ADDRESS")?;
             network::set_address(nic(words), address)

@@ -64,6 +64,13 @@ pub(crate) fn bring_up(nic: &str) -> Result<()> {
     change_flags(nic, libc::IFF_UP, 0)
 }
 
+/// Brings up a NIC that came while the guest ran, and waits for its link.
+pub(crate) fn come_up(nic: &str) -> Result<Value> {
+    bring_up(nic)?;
+    wait_for(nic, has_link)?;
+    Ok(json!({ "up": nic }))
+}
+
 /// Switches promiscuous mode.
 pub(crate) fn set_promiscuous(nic: &str, on: bool) -> Result<Value> {
     if on {

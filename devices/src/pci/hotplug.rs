@@ -1,0 +1,229 @@
+//! The registers by which functions of bus 0 come and go while the guest runs.
+//!
+//! Owns which slots the guest has still to look at, which it is asked to give up, and
+//! the interrupt that says so. It must not know what sits in a slot, nor the ACPI
+//! methods that are the only intended user of the registers (`vmm`'s DSDT has them).
+//!
+//! Three registers of 32 bits, little-endian, in which bit *n* is slot *n*; only
+//! aligned accesses of 4 bytes count, others read all ones or are dropped:
+//!
+//! | offset | name | read | write |
+//! |---|---|---|---|
+//! | 0 | INSERTED | slots with a new function | ones clear: seen |
+//! | 4 | REMOVAL | slots that the guest is asked to eject | ones clear: heard |
+//! | 8 | EJECT | 0 | ones eject |
+//!
+//! ```text
+//!               announce             guest clears INSERTED
+//!   (function) ----------> inserted ----------------------> settled
+//!                             |                                |
+//!                             | request_removal                | request_removal
+//!                             v                                v
+//!                          asked  -- guest clears REMOVAL --> heard
+//!                             |                                |
+//!                             +------ guest writes EJECT ------+
+//!                                             |
+//!                                             v
+//!                      off the bus; the machine hears of it (take_ejected)
+//! ```
+//! The interrupt is level-triggered and asserted while INSERTED or REMOVAL has a bit, so
+//! a guest that was not listening yet, or masked it, loses nothing.
+//!
+//! **A guest can eject only what it was asked for.** What it writes to EJECT for any other slot
+//! (the boot disk's, an empty one's) has no effect; and as the function stays on
+//! the bus, a rescan finds it again.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tracing::{debug, error};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::{PciBus, SLOTS, Slot};
+use crate::bus::BusDevice;
+use crate::hypervisor::LevelInterrupt;
+
+/// Bytes of the registers.
+pub const HOTPLUG_LEN: u64 = 12;
+/// Offset of INSERTED.
+pub const HOTPLUG_INSERTED: u64 = 0;
+/// Offset of REMOVAL.
+pub const HOTPLUG_REMOVAL: u64 = 4;
+/// Offset of EJECT.
+pub const HOTPLUG_EJECT: u64 = 8;
+
+#[derive(Debug, Default)]
+struct State {
+    inserted: u32,
+    removal: u32,
+    /// What the guest may eject: asked for, whether it has heard or not.
+    ejectable: u32,
+    ejected: u32,
+    /// What the interrupt was set to last.
+    asserted: bool,
+    /// Whether a refused eject was logged: a guest must not fill the log.
+    refused: bool,
+}
+
+/// See the module.
+pub struct PciHotplug {
+    bus: Arc<PciBus>,
+    interrupt: Box<dyn LevelInterrupt>,
+    event: EventFd,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for PciHotplug {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PciHotplug")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+fn bit(slot: Slot) -> u32 {
+    1 << slot.number()
+}
+
+impl PciHotplug {
+    /// Registers for `bus` with nothing to tell, and the interrupt they drive.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn new(bus: Arc<PciBus>, interrupt: Box<dyn LevelInterrupt>) -> io::Result<Self> {
+        Ok(Self {
+            bus,
+            interrupt,
+            event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            state: Mutex::default(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the guest that there is a function in `slot`, which is on the bus already.
+    pub fn announce(&self, slot: Slot) {
+        let mut state = self.state();
+        state.inserted |= bit(slot);
+        self.settle(&mut state);
+    }
+
+    /// Asks the guest to eject `slot`; asking again tells it again. Nothing follows
+    /// if the guest does not want to, or has just done so: that stays to be taken.
+    pub fn request_removal(&self, slot: Slot) {
+        let mut state = self.state();
+        // A question that is older than its answer would hit the slot's next function.
+        if state.ejected & bit(slot) != 0 {
+            return;
+        }
+        state.removal |= bit(slot);
+        state.ejectable |= bit(slot);
+        self.settle(&mut state);
+    }
+
+    /// Readable when [`PciHotplug::take_ejected`] has something.
+    #[must_use]
+    pub fn eventfd(&self) -> &EventFd {
+        &self.event
+    }
+
+    /// The slots that the guest has ejected since the last call. Their functions are
+    /// off the bus; who owns them lets them go.
+    #[must_use]
+    pub fn take_ejected(&self) -> Vec<Slot> {
+        // In this order an eject in between is seen now or signalled again.
+        let _ = self.event.read();
+        let ejected = std::mem::take(&mut self.state().ejected);
+        (0..SLOTS)
+            .filter_map(Slot::new)
+            .filter(|slot| ejected & bit(*slot) != 0)
+            .collect()
+    }
+
+    /// Forgets what the guest was to be told and asked, for a guest that starts anew
+    /// and looks at all slots by itself. What was ejected before stays to be taken.
+    pub fn reset(&self) {
+        let mut state = self.state();
+        state.inserted = 0;
+        state.removal = 0;
+        state.ejectable = 0;
+        state.refused = false;
+        self.settle(&mut state);
+    }
+
+    fn eject(&self, state: &mut State, slots: u32) {
+        let granted = slots & state.ejectable;
+        let refused = slots & !granted;
+        if refused != 0 && !std::mem::replace(&mut state.refused, true) {
+            debug!(
+                slots = format_args!("{refused:#x}"),
+                "the guest ejects PCI slots that it was not asked for: they stay"
+            );
+        }
+        for slot in (0..SLOTS).filter_map(Slot::new) {
+            if granted & bit(slot) != 0 {
+                // Off the bus before the guest's write is over: a rescan
+                // that follows must not find it.
+                self.bus.remove(slot);
+            }
+        }
+        state.inserted &= !granted;
+        state.removal &= !granted;
+        state.ejectable &= !granted;
+        state.ejected |= granted;
+        if granted != 0 {
+            // The only failure is a counter at its maximum, which is readable too.
+            let _ = self.event.write(1);
+        }
+    }
+
+    /// Makes the interrupt follow the registers.
+    fn settle(&self, state: &mut State) {
+        let wanted = state.inserted | state.removal != 0;
+        if wanted == state.asserted {
+            return;
+        }
+        match self.interrupt.set(wanted) {
+            Ok(()) => state.asserted = wanted,
+            Err(error) => error!(%error, "the PCI hot-plug interrupt cannot be set"),
+        }
+    }
+}
+
+impl BusDevice for PciHotplug {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let Ok(data) = <&mut [u8; 4]>::try_from(&mut *data) else {
+            data.fill(0xff);
+            return;
+        };
+        let state = self.state();
+        let value = match offset {
+            HOTPLUG_INSERTED => state.inserted,
+            HOTPLUG_REMOVAL => state.removal,
+            HOTPLUG_EJECT => 0,
+            _ => u32::MAX,
+        };
+        *data = value.to_le_bytes();
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        let Ok(data) = <[u8; 4]>::try_from(data) else {
+            return;
+        };
+        let slots = u32::from_le_bytes(data);
+        let mut state = self.state();
+        match offset {
+            HOTPLUG_INSERTED => state.inserted &= !slots,
+            HOTPLUG_REMOVAL => state.removal &= !slots,
+            HOTPLUG_EJECT => self.eject(&mut state, slots),
+            _ => return,
+        }
+        self.settle(&mut state);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,293 @@
+//! The registers as a guest may use them, and a model that every order of
+//! writes and requests is compared with.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::bus::Bus;
+use crate::pci::{Bar, ConfigSpace, Identity, MmioWindow, PciFunction};
+use crate::testing::FakeLevel;
+
+/// A function with one BAR and nothing in it.
+#[derive(Debug)]
+struct Plain(Mutex<ConfigSpace>);
+
+impl Plain {
+    fn new() -> Arc<Self> {
+        let mut space = ConfigSpace::new(Identity {
+            vendor: 0x1234,
+            device: 0x5678,
+            revision: 0,
+            class: [0xff, 0, 0],
+            subsystem_vendor: 0,
+            subsystem: 0,
+        });
+        space.add_bar(0, 0x1_0000).unwrap();
+        Arc::new(Self(Mutex::new(space)))
+    }
+}
+
+impl PciFunction for Plain {
+    fn read_config(&self, offset: u16, data: &mut [u8]) {
+        self.0.lock().unwrap().read(offset, data);
+    }
+    fn write_config(&self, offset: u16, data: &[u8]) {
+        self.0.lock().unwrap().write(offset, data);
+    }
+    fn bars(&self) -> Vec<Bar> {
+        self.0.lock().unwrap().bars()
+    }
+    fn read_bar(&self, _: u8, _: u64, data: &mut [u8]) {
+        data.fill(0x5a);
+    }
+    fn write_bar(&self, _: u8, _: u64, _: &[u8]) {}
+    fn bar_moved(&self, _: u8, _: Option<u64>) {}
+    fn reset(&self) {
+        self.0.lock().unwrap().reset();
+    }
+}
+
+struct Rig {
+    memory: Arc<Bus>,
+    bus: Arc<PciBus>,
+    level: FakeLevel,
+    hotplug: PciHotplug,
+}
+
+const WINDOW: u64 = 0x10_0000_0000;
+
+impl Rig {
+    fn new() -> Self {
+        let memory = Arc::new(Bus::new());
+        let window = MmioWindow::new(WINDOW, 1 << 30).unwrap();
+        let bus = Arc::new(PciBus::new(&memory, window));
+        let level = FakeLevel::default();
+        let hotplug = PciHotplug::new(bus.clone(), Box::new(level.clone())).unwrap();
+        Self {
+            memory,
+            bus,
+            level,
+            hotplug,
+        }
+    }
+
+    fn register(&self, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        self.hotplug.read(offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    fn set(&self, offset: u64, value: u32) {
+        self.hotplug.write(offset, &value.to_le_bytes());
+    }
+
+    fn asserted(&self) -> bool {
+        *self.level.0.lock().unwrap()
+    }
+
+    /// Slots in use, as bits, without the host bridge.
+    fn occupied(&self) -> u32 {
+        self.bus
+            .functions()
+            .iter()
+            .map(|(slot, _)| bit(*slot))
+            .sum::<u32>()
+            & !1
+    }
+}
+
+#[test]
+fn comes_and_goes() {
+    let rig = Rig::new();
+    let slot = rig.bus.add(None, Plain::new()).unwrap();
+    let ours = bit(slot);
+    assert!(!rig.asserted());
+    rig.hotplug.announce(slot);
+    assert!(rig.asserted());
+    assert_eq!(rig.register(HOTPLUG_INSERTED), ours);
+    // Another slot's bit leaves it.
+    rig.set(HOTPLUG_INSERTED, !ours);
+    assert!(rig.asserted());
+    rig.set(HOTPLUG_INSERTED, ours);
+    assert!(!rig.asserted());
+    // The driver finds its BAR answering.
+    rig.bus.write_config(slot, 4, &2u16.to_le_bytes());
+    let mut data = [0; 4];
+    rig.memory.read(WINDOW, &mut data);
+    assert_eq!(data, [0x5a; 4]);
+
+    rig.hotplug.request_removal(slot);
+    assert!(rig.asserted());
+    assert_eq!(rig.register(HOTPLUG_REMOVAL), ours);
+    rig.set(HOTPLUG_REMOVAL, ours);
+    assert!(!rig.asserted());
+    assert!(rig.hotplug.eventfd().read().is_err());
+    rig.set(HOTPLUG_EJECT, ours);
+    // At once, before anybody took notice.
+    assert_eq!(rig.occupied(), 0);
+    rig.memory.read(WINDOW, &mut data);
+    assert_eq!(data, [0xff; 4]);
+    assert_eq!(rig.hotplug.take_ejected(), [slot]);
+    assert_eq!(rig.hotplug.take_ejected(), []);
+    // Address and slot are free for the next one.
+    assert_eq!(rig.bus.add(None, Plain::new()).unwrap(), slot);
+    rig.bus.write_config(slot, 4, &2u16.to_le_bytes());
+    rig.memory.read(WINDOW, &mut data);
+    assert_eq!(data, [0x5a; 4]);
+}
+
+#[test]
+fn nothing_goes_that_was_not_asked_for() {
+    let rig = Rig::new();
+    for _ in 1..SLOTS {
+        rig.bus.add(None, Plain::new()).unwrap();
+    }
+    let all = rig.occupied();
+    assert_eq!(all, !1);
+    rig.set(HOTPLUG_EJECT, u32::MAX);
+    rig.hotplug.announce(Slot::new(3).unwrap());
+    rig.set(HOTPLUG_EJECT, u32::MAX);
+    assert_eq!(rig.occupied(), all);
+    assert_eq!(rig.hotplug.take_ejected(), []);
+    // One that was asked for goes, alone, also before it heard.
+    let asked = Slot::new(31).unwrap();
+    rig.hotplug.request_removal(asked);
+    rig.set(HOTPLUG_EJECT, u32::MAX);
+    assert_eq!(rig.occupied(), all & !bit(asked));
+    // Once: a new function in the slot is not ejected by the old request.
+    assert_eq!(rig.bus.add(None, Plain::new()).unwrap(), asked);
+    rig.set(HOTPLUG_EJECT, u32::MAX);
+    assert_eq!(rig.occupied(), all);
+    assert_eq!(rig.hotplug.take_ejected(), [asked]);
+    // The host bridge's slot can't be lost even by a request.
+    rig.hotplug.request_removal(Slot::HOST_BRIDGE);
+    rig.set(HOTPLUG_EJECT, 1);
+    assert_eq!(rig.bus.functions().len(), usize::from(SLOTS));
+}
+
+#[test]
+fn a_reset_forgets_questions_but_not_answers() {
+    let rig = Rig::new();
+    let gone = rig.bus.add(None, Plain::new()).unwrap();
+    let stays = rig.bus.add(None, Plain::new()).unwrap();
+    rig.hotplug.announce(stays);
+    rig.hotplug.request_removal(gone);
+    rig.set(HOTPLUG_EJECT, bit(gone));
+    rig.hotplug.request_removal(stays);
+    rig.hotplug.reset();
+    assert!(!rig.asserted());
+    assert_eq!(
+        (
+            rig.register(HOTPLUG_INSERTED),
+            rig.register(HOTPLUG_REMOVAL)
+        ),
+        (0, 0)
+    );
+    rig.set(HOTPLUG_EJECT, u32::MAX);
+    assert_eq!(rig.occupied(), bit(stays));
+    assert_eq!(rig.hotplug.take_ejected(), [gone]);
+}
+
+#[test]
+fn odd_accesses_are_harmless() {
+    let rig = Rig::new();
+    let slot = rig.bus.add(None, Plain::new()).unwrap();
+    rig.hotplug.announce(slot);
+    rig.hotplug.request_removal(slot);
+    for offset in (0..16).chain([u64::MAX - 8, u64::MAX]) {
+        for len in [0, 1, 2, 3, 5, 8, 16] {
+            rig.hotplug.write(offset, &vec![0xff; len]);
+            let mut data = vec![0; len];
+            rig.hotplug.read(offset, &mut data);
+            assert_eq!(data, vec![0xff; len]);
+        }
+        if offset % 4 != 0 || offset >= HOTPLUG_LEN {
+            rig.set(offset, u32::MAX);
+            assert_eq!(rig.register(offset), u32::MAX);
+        }
+    }
+    assert_eq!(rig.occupied(), bit(slot));
+    assert_eq!(rig.register(HOTPLUG_INSERTED), bit(slot));
+    assert_eq!(rig.register(HOTPLUG_REMOVAL), bit(slot));
+    assert_eq!(rig.register(HOTPLUG_EJECT), 0);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Plug,
+    Ask(u8),
+    Write(u64, u32),
+    Take,
+    Reset,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        Just(Step::Plug),
+        (1u8..6).prop_map(Step::Ask),
+        (prop::sample::select(vec![0u64, 4, 8, 2, 12]), any::<u32>())
+            .prop_map(|(offset, value)| Step::Write(offset, value)),
+        (0u32..64).prop_map(|value| Step::Write(HOTPLUG_EJECT, value)),
+        Just(Step::Take),
+        Just(Step::Reset),
+    ];
+    prop::collection::vec(step, 0..80)
+}
+
+proptest! {
+    #[test]
+    fn every_order_follows_the_model(steps in steps()) {
+        let rig = Rig::new();
+        let (mut on_bus, mut inserted, mut removal, mut asked, mut gone) =
+            (0u32, 0u32, 0u32, 0u32, 0u32);
+        for step in steps {
+            match step {
+                Step::Plug if on_bus.count_ones() < 5 => {
+                    let slot = rig.bus.add(None, Plain::new()).unwrap();
+                    rig.hotplug.announce(slot);
+                    on_bus |= bit(slot);
+                    inserted |= bit(slot);
+                }
+                Step::Plug => {}
+                Step::Ask(number) => {
+                    // The machine asks only for what is there, or went a moment ago.
+                    let slot = Slot::new(number).unwrap();
+                    if gone & bit(slot) != 0 {
+                        rig.hotplug.request_removal(slot);
+                    } else if on_bus & bit(slot) != 0 {
+                        rig.hotplug.request_removal(slot);
+                        removal |= bit(slot);
+                        asked |= bit(slot);
+                    }
+                }
+                Step::Write(offset, value) => {
+                    rig.set(offset, value);
+                    match offset {
+                        HOTPLUG_INSERTED => inserted &= !value,
+                        HOTPLUG_REMOVAL => removal &= !value,
+                        HOTPLUG_EJECT => {
+                            let out = value & asked;
+                            gone |= out;
+                            for set in [&mut on_bus, &mut inserted, &mut removal, &mut asked] {
+                                *set &= !out;
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+                Step::Take => {
+                    let taken: u32 = rig.hotplug.take_ejected().into_iter().map(bit).sum();
+                    prop_assert_eq!(taken, std::mem::take(&mut gone));
+                }
+                Step::Reset => {
+                    rig.hotplug.reset();
+                    (inserted, removal, asked) = (0, 0, 0);
+                }
+            }
+            prop_assert_eq!(rig.occupied(), on_bus);
+            prop_assert_eq!(rig.register(HOTPLUG_INSERTED), inserted);
+            prop_assert_eq!(rig.register(HOTPLUG_REMOVAL), removal);
+            prop_assert_eq!(rig.asserted(), inserted | removal != 0);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! A machine whose NICs a test plugs and unplugs: `bellhop run` with a control socket.
+//!
+//! ```text
+//!   lab-machine run --kernel K … [--vdpa OPTIONS]… --control SOCKET
+//! ```
+//! Standard input and output are the guest's console. On the socket, one line asks and
+//! one line of JSON answers, `{"error": …}` with the whole chain of causes where it failed:
+//!
+//! ```text
+//!   plug path=/dev/vhost-vdpa-0[,id=…]    {"id","path","address","state","serial"}
+//!   unplug ID                             the same
+//!   wait-unplugged SERIAL MILLISECONDS    {"unplugged": true|false}
+//!   nics                                  {"generation","nics":[…],"ended"}
+//!   resources                             {"memory_slots","doorbells","mapped_doorbells","vectors","routes","irqfds"}
+//! ```
+//! It uses nothing but the machine's [`Handle`], from a thread of its own, as an API
+//! server does.
+
+use std::error::Error;
+use std::io::{BufRead as _, BufReader, Stdin, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use serde_json::{Value, json};
+use vmm::config::{CpuCount, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
+use vmm::console::{Console, ConsoleInput, ConsoleRead};
+use vmm::machine::{Exit, Handle, Machine, NicState, NicStatus, Nics, RequestError, StopHandle};
+
+/// The exit code of a guest that crashed, as Bellhop's.
+const CRASHED: u8 = 3;
+
+/// As `bellhop run`, with a control socket.
+#[derive(Debug, Parser)]
+enum Arguments {
+    /// Runs a machine
+    Run {
+        #[arg(long)]
+        kernel: PathBuf,
+        #[arg(long)]
+        initramfs: Option<PathBuf>,
+        #[arg(long)]
+        cmdline: String,
+        #[arg(long)]
+        cpus: CpuCount,
+        #[arg(long)]
+        memory: MemoryConfig,
+        #[arg(long)]
+        vdpa: Vec<VdpaConfig>,
+        #[arg(long = "disk")]
+        disks: Vec<DiskConfig>,
+        /// Where to listen
+        #[arg(long)]
+        control: PathBuf,
+    },
+}
+
+struct Keyboard(Stdin);
+
+impl AsFd for Keyboard {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl ConsoleInput for Keyboard {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<ConsoleRead> {
+        // Not through the standard library's buffer, which the event loop can't see.
+        let count = rustix::io::read(&self.0, buffer)?;
+        Ok(match count {
+            0 => ConsoleRead::Closed,
+            count => ConsoleRead::Bytes(count),
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    match run(Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {}", chain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
+    let Arguments::Run {
+        kernel,
+        initramfs,
+        cmdline,
+        cpus,
+        memory,
+        vdpa,
+        disks,
+        control,
+    } = arguments;
+    let config = VmConfig {
+        kernel,
+        initramfs,
+        cmdline,
+        cpus,
+        memory,
+        vdpa,
+        disks,
+    };
+    let console = Console {
+        input: Some(Box::new(Keyboard(std::io::stdin()))),
+        output: std::io::stdout().as_fd().try_clone_to_owned()?,
+    };
+    let stop = StopHandle::new()?;
+    let mut machine = Machine::new(&config, console, &stop)?;
+    let handle = machine.handle();
+    // A boot that is tried again finds the socket of the one before.
+    let _ = std::fs::remove_file(&control);
+    let listener = UnixListener::bind(&control)?;
+    std::thread::Builder::new()
+        .name("control".into())
+        .spawn(move || {
+            for stream in listener.incoming().flatten() {
+                // Whoever asked has gone.
+                let _ = serve(&stream, &handle);
+            }
+        })?;
+    Ok(match machine.run()? {
+        Exit::PoweredOff | Exit::Stopped => ExitCode::SUCCESS,
+        Exit::Crashed(report) => {
+            eprintln!("error: the guest crashed: {report}");
+            ExitCode::from(CRASHED)
+        }
+    })
+}
+
+fn serve(stream: &UnixStream, handle: &Handle) -> std::io::Result<()> {
+    for line in BufReader::new(stream).lines() {
+        let answer = obey(&line?, handle).unwrap_or_else(|error| json!({ "error": error }));
+        let mut stream = stream;
+        stream.write_all(format!("{answer}\n").as_bytes())?;
+    }
+    Ok(())
+}
+
+fn obey(line: &str, handle: &Handle) -> Result<Value, String> {
+    let refused = |error: RequestError| chain(&error);
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match words.as_slice() {
+        ["plug", options] => {
+            let config: VdpaConfig = options.parse().map_err(|error| chain(&error))?;
+            handle
+                .plug_nic(&config)
+                .map(|nic| show(&nic))
+                .map_err(refused)
+        }
+        ["unplug", id] => handle.unplug(id).map(|nic| show(&nic)).map_err(refused),
+        ["wait-unplugged", serial, milliseconds] => {
+            let number = |word: &str| word.parse::<u64>().map_err(|error| error.to_string());
+            let (serial, limit) = (number(serial)?, number(milliseconds)?);
+            let nics = handle.nics().nics;
+            let unplugged = nics
+                .iter()
+                .find(|nic| nic.serial == serial)
+                .is_none_or(|nic| handle.wait_unplugged(nic, Duration::from_millis(limit)));
+            Ok(json!({ "unplugged": unplugged }))
+        }
+        ["nics"] => {
+            let Nics {
+                generation,
+                nics,
+                ended,
+            } = handle.nics();
+            let nics: Vec<Value> = nics.iter().map(show).collect();
+            Ok(json!({ "generation": generation, "nics": nics, "ended": ended }))
+        }
+        ["resources"] => {
+            let has = handle.resources().map_err(refused)?;
+            Ok(json!({
+                "memory_slots": has.memory_slots,
+                "doorbells": has.doorbells,
+                "mapped_doorbells": has.mapped_doorbells,
+                "vectors": has.msi.vectors,
+                "routes": has.msi.routes,
+                "irqfds": has.msi.irqfds,
+            }))
+        }
+        _ => Err(format!("unknown request {line:?}")),
+    }
+}
+
+fn show(nic: &NicStatus) -> Value {
+    json!({
+        "id": nic.id,
+        "path": nic.path,
+        "address": nic.address.to_string(),
+        "state": match nic.state {
+            NicState::Plugged => "plugged",
+            NicState::UnplugRequested => "unplug-requested",
+        },
+        "serial": nic.serial,
+    })
+}
+
+/// An error and its causes on one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,486 @@
+//! NICs that come and go while the guest runs.
+//!
+//! The machine is `lab-machine`, which hands requests from a socket to the
+//! machine's handle. What the guest sees comes from the guest; that a device is free
+//! afterwards from whoever opens it next; that nothing leaks from the kernel's account
+//! of the process and the machine's own.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::labnic::Labnic;
+use lab::sim::{self, Mapping, SimDevice, require_lab};
+use lab::traffic::{Frames, exchange_counted};
+use lab::vmm_process::cost;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:54:01";
+const SECOND_MAC: &str = "52:54:5e:11:54:02";
+
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// How long a guest may take to find or to give up a NIC; it is emulated twice.
+const NOTICE: Duration = Duration::from_secs(30);
+
+/// The simulator with pinned memory; as it is by default when this is dropped, after
+/// its devices.
+struct Pinned;
+
+impl Pinned {
+    fn load() -> Self {
+        sim::reload(Mapping {
+            use_va: false,
+            batch_mapping: true,
+        })
+        .unwrap();
+        Self
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Err(error) = sim::reload(Mapping::DEFAULT) {
+            eprintln!("{error}");
+        }
+    }
+}
+
+/// The machine's control socket.
+struct Control(PathBuf);
+
+impl Control {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("lab-{name}-{}.socket", std::process::id())))
+    }
+
+    fn connect(&self) -> UnixStream {
+        let start = Instant::now();
+        loop {
+            match UnixStream::connect(&self.0) {
+                Ok(stream) => return stream,
+                Err(error) => assert!(start.elapsed() < SILENCE, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn ask(&self, line: &str) -> Value {
+        let mut stream = self.connect();
+        stream.write_all(format!("{line}\n").as_bytes()).unwrap();
+        // To the end: then the machine has closed its side, and nobody counts it.
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    #[track_caller]
+    fn ok(&self, line: &str) -> Value {
+        let answer = self.ask(line);
+        assert!(answer.get("error").is_none(), "{line}: {answer}");
+        answer
+    }
+
+    #[track_caller]
+    fn refused(&self, line: &str) -> String {
+        let answer = self.ask(line);
+        match &answer["error"] {
+            Value::String(error) => error.clone(),
+            _ => panic!("{line}: {answer}"),
+        }
+    }
+
+    fn plug(&self, device: &SimDevice, id: &str) -> Value {
+        let nic = self.ok(&format!("plug path={},id={id}", device.path().display()));
+        assert_eq!(nic["state"], "plugged", "{nic}");
+        nic
+    }
+
+    fn is_unplugged(&self, nic: &Value, limit: Duration) -> bool {
+        let line = format!("wait-unplugged {} {}", nic["serial"], limit.as_millis());
+        self.ok(&line)["unplugged"] == true
+    }
+
+    #[track_caller]
+    fn unplug(&self, id: &str) {
+        let nic = self.ok(&format!("unplug {id}"));
+        assert_eq!(nic["state"], "unplug-requested", "{nic}");
+        assert!(self.is_unplugged(&nic, NOTICE), "{nic}");
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn machine(arguments: BellhopArguments, control: &Control) -> BellhopArguments {
+    arguments
+        .program(Path::new(env!("CARGO_BIN_EXE_lab-machine")))
+        .silence(SILENCE)
+        .argument("--control", &control.0.display().to_string())
+}
+
+fn start(name: &str) -> (Control, Guest) {
+    let control = Control::new(name);
+    let guest = Guest::start(&machine(BellhopArguments::small().unwrap(), &control)).unwrap();
+    (control, guest)
+}
+
+/// Waits until the guest has NICs with just these addresses and drivers for them; the
+/// first of them is up then.
+#[track_caller]
+fn wait_nics(guest: &mut Guest, macs: &[&str]) {
+    let start = Instant::now();
+    loop {
+        let nics = guest.command("info").unwrap()["nics"].clone();
+        let mut seen: Vec<&str> = nics
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|nic| nic["driver"] == "virtio_net")
+            .map(|nic| nic["mac"].as_str().unwrap())
+            .collect();
+        seen.sort_unstable();
+        if seen == macs {
+            if !macs.is_empty() {
+                guest.command("up eth0").unwrap();
+            }
+            return;
+        }
+        assert!(
+            start.elapsed() < NOTICE,
+            "{nics} instead of {macs:?}\n{}",
+            guest.command("dmesg").unwrap()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn check_traffic(guest: &mut Guest, device: &SimDevice) {
+    let frames = Frames {
+        count: 100,
+        size: 590,
+        window: 16,
+    };
+    exchange_counted(guest, "eth0", device, &[frames]).unwrap();
+}
+
+/// Nobody has the device open.
+#[track_caller]
+fn is_free(device: &SimDevice) {
+    File::options()
+        .read(true)
+        .write(true)
+        .open(device.path())
+        .unwrap();
+}
+
+#[track_caller]
+fn is_quiet(guest: &Guest) {
+    let console = guest.console();
+    for word in ["ERROR", "WARN", "panicked"] {
+        let said: Vec<&str> = console.lines().filter(|line| line.contains(word)).collect();
+        assert!(said.is_empty(), "{said:#?}");
+    }
+}
+
+fn comes_and_goes(arguments: BellhopArguments, name: &str) {
+    let device = SimDevice::net("plug", MAC, 1500).unwrap();
+    let control = Control::new(name);
+    let mut guest = Guest::start(&machine(arguments, &control)).unwrap();
+    wait_nics(&mut guest, &[]);
+    let before = control.ok("resources");
+    let nic = control.plug(&device, "nic");
+    assert!(
+        nic["address"].as_str().unwrap().starts_with("0000:00:"),
+        "{nic}"
+    );
+    wait_nics(&mut guest, &[MAC]);
+    check_traffic(&mut guest, &device);
+    assert_ne!(control.ok("resources"), before);
+
+    control.unplug("nic");
+    wait_nics(&mut guest, &[]);
+    is_free(&device);
+    assert_eq!(control.ok("resources"), before);
+    assert_eq!(control.ok("nics")["nics"], json!([]));
+    // And the same slot again.
+    let again = control.plug(&device, "nic");
+    assert_eq!(again["address"], nic["address"]);
+    assert_ne!(again["serial"], nic["serial"]);
+    wait_nics(&mut guest, &[MAC]);
+    check_traffic(&mut guest, &device);
+    is_quiet(&guest);
+    assert!(guest.power_off().unwrap().success());
+    is_free(&device);
+}
+
+#[test]
+fn a_nic_comes_and_goes_in_the_small_kernel() {
+    require_lab().unwrap();
+    comes_and_goes(BellhopArguments::small().unwrap().processors(2), "small");
+}
+
+#[test]
+fn a_nic_comes_and_goes_in_the_stock_kernel() {
+    require_lab().unwrap();
+    comes_and_goes(BellhopArguments::stock().unwrap(), "stock");
+}
+
+#[test]
+fn twenty_cycles_leak_nothing() {
+    require_lab().unwrap();
+    // What is mapped for the device shows.
+    let _pinned = Pinned::load();
+    let device = SimDevice::net("plug", MAC, 1500).unwrap();
+    let (control, mut guest) = start("cycles");
+    let mut accounts = None;
+    for cycle in 0..20 {
+        control.plug(&device, "nic");
+        wait_nics(&mut guest, &[MAC]);
+        if cycle % 5 == 0 {
+            check_traffic(&mut guest, &device);
+        }
+        control.unplug("nic");
+        is_free(&device);
+        let now = (cost(guest.pid()).unwrap(), control.ok("resources"));
+        // After the first one, so that what is made on first use is there.
+        let (first, held) = accounts.get_or_insert_with(|| now.clone());
+        assert_eq!(&now.1, held, "cycle {cycle}");
+        assert_eq!(now.0.pinned_kib, 0);
+        assert_eq!(
+            (now.0.descriptors, now.0.threads),
+            (first.descriptors, first.threads),
+            "cycle {cycle}"
+        );
+        // The allocator may keep a mapping or two.
+        assert!(now.0.mappings <= first.mappings + 2, "{now:?} {first:?}");
+        assert!(
+            now.0.rss_outside_ram_kib <= first.rss_outside_ram_kib + 256,
+            "{now:?} {first:?}"
+        );
+    }
+    is_quiet(&guest);
+    assert!(guest.power_off().unwrap().success());
+}
+
+#[test]
+fn a_mapped_doorbell_goes_under_traffic() {
+    let labnic = Labnic::load(&[]).unwrap();
+    let device = labnic.add("plug", &["mac", MAC]).unwrap();
+    let (control, mut guest) = start("doorbell");
+    let before = control.ok("resources");
+    for _ in 0..3 {
+        control.ok(&format!(
+            "plug path={},id=nic,doorbell=on",
+            device.path().display()
+        ));
+        wait_nics(&mut guest, &[MAC]);
+        let sent = guest.command("pace 20 128 1000").unwrap();
+        assert_eq!(sent["statistics"]["tx_packets"], 20, "{sent}");
+        let mapped = control.ok("resources")["mapped_doorbells"].as_u64();
+        assert!(mapped >= Some(2), "{mapped:?}");
+        guest.command("flood-on 512").unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        control.unplug("nic");
+        guest.command("flood-off").unwrap();
+        wait_nics(&mut guest, &[]);
+        is_free(&device);
+        assert_eq!(control.ok("resources"), before);
+    }
+    is_quiet(&guest);
+    assert!(guest.power_off().unwrap().success());
+    drop(device);
+    assert_eq!(lab::labnic::trouble().unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn an_unplug_that_nobody_answers_waits_for_the_reset() {
+    require_lab().unwrap();
+    let first = SimDevice::net("plug", MAC, 1500).unwrap();
+    let second = SimDevice::net("plug2", SECOND_MAC, 1500).unwrap();
+    let control = Control::new("deaf");
+    // A guest without a driver for hot-plug.
+    let arguments = BellhopArguments::small()
+        .unwrap()
+        .cmdline("acpiphp.disable=1")
+        .argument(
+            "--vdpa",
+            &format!("path={},id=first", first.path().display()),
+        );
+    let mut guest = Guest::start(&machine(arguments, &control)).unwrap();
+    wait_nics(&mut guest, &[MAC]);
+    // Twice: the second one only reminds.
+    for _ in 0..2 {
+        let nic = control.ok("unplug first");
+        assert_eq!(nic["state"], "unplug-requested");
+        assert!(!control.is_unplugged(&nic, Duration::from_secs(1)));
+    }
+    // Until then it works, keeps its name, and others come.
+    check_traffic(&mut guest, &first);
+    let error = control.refused(&format!("plug path={},id=first", second.path().display()));
+    assert!(error.contains("device first already"), "{error}");
+    control.plug(&second, "second");
+    assert_eq!(control.ok("nics")["nics"].as_array().unwrap().len(), 2);
+
+    guest.command("reboot").unwrap();
+    guest.wait_ready(SILENCE).unwrap();
+    wait_nics(&mut guest, &[SECOND_MAC]);
+    is_free(&first);
+    assert_eq!(control.ok("nics")["nics"][0]["id"], "second");
+    check_traffic(&mut guest, &second);
+    is_quiet(&guest);
+    assert!(guest.power_off().unwrap().success());
+}
+
+#[test]
+fn a_nic_that_was_plugged_early_is_found_and_survives_reboots() {
+    require_lab().unwrap();
+    let device = SimDevice::net("plug", MAC, 1500).unwrap();
+    let control = Control::new("early");
+    let arguments = machine(BellhopArguments::small().unwrap(), &control);
+    let mut guest = std::thread::scope(|scope| {
+        // Before the guest's kernel has come to its buses.
+        scope.spawn(|| control.plug(&device, "nic"));
+        Guest::start(&arguments).unwrap()
+    });
+    if guest.retries() > 0 {
+        // The attempt that got it is gone.
+        control.plug(&device, "nic");
+    }
+    wait_nics(&mut guest, &[MAC]);
+    for _ in 0..2 {
+        guest.command("reboot").unwrap();
+        guest.wait_ready(SILENCE).unwrap();
+        wait_nics(&mut guest, &[MAC]);
+        check_traffic(&mut guest, &device);
+    }
+    control.unplug("nic");
+    wait_nics(&mut guest, &[]);
+    is_quiet(&guest);
+    assert!(guest.power_off().unwrap().success());
+}
+
+#[test]
+fn what_cannot_be_plugged_or_unplugged_says_why() {
+    require_lab().unwrap();
+    let device = SimDevice::net("plug", MAC, 1500).unwrap();
+    let block = SimDevice::block("plug-blk").unwrap();
+    let (control, mut guest) = start("errors");
+    let before = (
+        control.ok("resources"),
+        cost(guest.pid()).unwrap().descriptors,
+    );
+    let path = device.path().display();
+    let held = File::options().read(true).write(true).open(device.path());
+    for (line, words) in [
+        (format!("plug path={path}"), "in use"),
+        ("plug path=/dev/vhost-vdpa-99".into(), "No such file"),
+        ("plug path=/dev/null".into(), "cannot be used"),
+        (
+            format!("plug path={}", block.path().display()),
+            "not a network device",
+        ),
+        (format!("plug path={path},id=rng"), ""),
+        ("unplug nobody".into(), "no device nobody"),
+        ("unplug rng".into(), "not a network device"),
+    ] {
+        let error = control.refused(&line);
+        println!("{line}: {error}");
+        assert!(error.contains(words), "{line}: {error}");
+    }
+    drop(held);
+    let error = control.refused(&format!("plug path={path},id=rng"));
+    assert!(error.contains("device rng already"), "{error}");
+    let error = control.refused(&format!("plug path={path},doorbell=on"));
+    println!("{error}");
+    is_free(&device);
+    let after = (
+        control.ok("resources"),
+        cost(guest.pid()).unwrap().descriptors,
+    );
+    assert_eq!(before, after);
+    // The machine is unharmed.
+    control.plug(&device, "nic");
+    wait_nics(&mut guest, &[MAC]);
+    check_traffic(&mut guest, &device);
+    assert!(guest.power_off().unwrap().success());
+}
+
+#[test]
+fn more_nics_than_slots() {
+    require_lab().unwrap();
+    // Slot 0 is the host bridge's, slot 1 has the random number generator.
+    const ROOM: usize = 30;
+    let devices: Vec<SimDevice> = (0..=ROOM)
+        .map(|number| {
+            let mac = format!("52:54:5e:11:55:{:02x}", number + 1);
+            SimDevice::net(&format!("plug{number}"), &mac, 1500).unwrap()
+        })
+        .collect();
+    let control = Control::new("slots");
+    // A guest that does not look at them: the machine alone is on trial.
+    let arguments = BellhopArguments::small()
+        .unwrap()
+        .cmdline("acpiphp.disable=1");
+    let guest = Guest::start(&machine(arguments, &control)).unwrap();
+    let before = control.ok("resources");
+    for (number, device) in devices.iter().take(ROOM).enumerate() {
+        control.plug(device, &format!("nic{number}"));
+    }
+    let last = devices.last().unwrap();
+    let error = control.refused(&format!("plug path={}", last.path().display()));
+    assert!(error.contains("no free PCI slot"), "{error}");
+    is_free(last);
+    assert_ne!(control.ok("resources"), before);
+    assert!(guest.power_off().unwrap().success());
+}
+
+#[test]
+fn locked_memory_that_is_too_little_is_said_to_the_caller() {
+    require_lab().unwrap();
+    let _pinned = Pinned::load();
+    let device = SimDevice::net("plug", MAC, 1500).unwrap();
+    let (control, mut guest) = start("memlock");
+    let before = control.ok("resources");
+    limit_locked_memory(&guest, Some(1 << 20));
+    let line = format!("plug path={},id=nic", device.path().display());
+    for _ in 0..3 {
+        let error = control.refused(&line);
+        assert!(error.contains("RLIMIT_MEMLOCK"), "{error}");
+        is_free(&device);
+    }
+    assert_eq!(cost(guest.pid()).unwrap().pinned_kib, 0);
+    assert_eq!(control.ok("resources"), before);
+    limit_locked_memory(&guest, None);
+    control.plug(&device, "nic");
+    wait_nics(&mut guest, &[MAC]);
+    check_traffic(&mut guest, &device);
+    assert!(cost(guest.pid()).unwrap().pinned_kib >= 256 * 1024);
+    control.unplug("nic");
+    assert_eq!(cost(guest.pid()).unwrap().pinned_kib, 0);
+    assert!(guest.power_off().unwrap().success());
+}
+
+/// RLIMIT_MEMLOCK of the machine's process, in bytes; without: no limit.
+fn limit_locked_memory(guest: &Guest, bytes: Option<u64>) {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let pid = Pid::from_raw(guest.pid().try_into().unwrap()).unwrap();
+    let limit = Rlimit {
+        current: bytes,
+        maximum: None,
+    };
+    prlimit(Some(pid), Resource::Memlock, limit).unwrap();
+}

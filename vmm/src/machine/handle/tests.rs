@@ -1,0 +1,156 @@
+//! Queue and board without a machine: a thread that answers stands in for it.
+
+use std::thread;
+
+use super::*;
+use crate::kvm::msi::MsiCounts;
+use crate::layout::Layout;
+use crate::memory::GuestRam;
+
+fn memory() -> SharedMemory {
+    let layout = Layout::new(16 << 20, 40).unwrap();
+    Arc::new(GuestRam::new(&layout, None).unwrap().memory().clone())
+}
+
+fn requests(memory: &SharedMemory) -> Requests {
+    Requests::new(memory, 16 << 20).unwrap()
+}
+
+fn nic(id: &str, serial: u64) -> NicStatus {
+    NicStatus {
+        id: id.to_owned(),
+        path: "/dev/null".into(),
+        address: Slot::new(3).unwrap(),
+        state: NicState::Plugged,
+        serial,
+    }
+}
+
+fn config(path: &str) -> VdpaConfig {
+    VdpaConfig {
+        path: path.into(),
+        id: Some("nic".to_owned()),
+        mac: None,
+        num_queues: None,
+        doorbell: crate::config::DoorbellMode::Auto,
+    }
+}
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+#[test]
+fn requests_are_answered_and_bounded() {
+    let memory = memory();
+    let requests = requests(&memory);
+    let counted = Resources {
+        memory_slots: 7,
+        doorbells: 0,
+        mapped_doorbells: 0,
+        msi: MsiCounts::default(),
+    };
+    let asking: Vec<_> = (0..WAITING_MAX)
+        .map(|_| {
+            let handle = requests.handle();
+            thread::spawn(move || handle.resources().unwrap())
+        })
+        .collect();
+    let mut waiting = Vec::new();
+    let start = Instant::now();
+    while waiting.len() < WAITING_MAX && start.elapsed() < LIMIT {
+        waiting.extend(requests.take());
+    }
+    assert_eq!(waiting.len(), WAITING_MAX);
+    for request in waiting {
+        let Request::Resources { answer } = request else {
+            panic!("another request");
+        };
+        answer.send(counted).unwrap();
+    }
+    for thread in asking {
+        assert_eq!(thread.join().unwrap(), counted);
+    }
+    assert!(requests.take().is_empty());
+
+    // Nobody takes them: the one that is too many is refused, the others are told
+    // when the machine goes.
+    let asking: Vec<_> = (0..=WAITING_MAX)
+        .map(|_| {
+            let handle = requests.handle();
+            thread::spawn(move || handle.unplug("nic").unwrap_err())
+        })
+        .collect();
+    while !asking.iter().any(thread::JoinHandle::is_finished) {
+        thread::yield_now();
+    }
+    let handle = requests.handle();
+    assert!(matches!(handle.resources(), Err(RequestError::Busy)));
+    drop(requests);
+    let (mut busy, mut ended) = (0, 0);
+    for thread in asking {
+        match thread.join().unwrap() {
+            RequestError::Busy => busy += 1,
+            RequestError::Ended => ended += 1,
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!((busy, ended), (1, WAITING_MAX));
+    assert!(matches!(handle.resources(), Err(RequestError::Ended)));
+}
+
+#[test]
+fn the_board_tells_changes_and_the_end() {
+    let memory = memory();
+    let requests = requests(&memory);
+    let handle = requests.handle();
+    requests.publish(vec![nic("a", 1)]);
+    let first = handle.nics();
+    assert_eq!((first.generation, first.ended), (1, false));
+    // The same again is no change.
+    requests.publish(vec![nic("a", 1)]);
+    let same = handle.wait_change(first.generation, Duration::from_millis(10));
+    assert_eq!(same, first);
+    assert_eq!(handle.nic("a"), Some(nic("a", 1)));
+    assert_eq!(handle.nic("b"), None);
+    assert!(!handle.wait_unplugged(&nic("a", 1), Duration::from_millis(10)));
+
+    let waits = thread::spawn({
+        let handle = handle.clone();
+        move || handle.wait_unplugged(&nic("a", 1), LIMIT)
+    });
+    // Another one of the same name is not the one that is waited for.
+    requests.publish(vec![nic("a", 2)]);
+    assert!(waits.join().unwrap());
+    let seen = handle.nics().generation;
+    let waits = thread::spawn({
+        let handle = handle.clone();
+        move || handle.wait_change(seen, LIMIT)
+    });
+    drop(requests);
+    let last = waits.join().unwrap();
+    assert!(last.ended && last.nics.is_empty());
+    assert!(handle.wait_unplugged(&nic("a", 2), Duration::ZERO));
+}
+
+#[test]
+fn a_nic_that_cannot_be_opened_does_not_trouble_the_machine() {
+    let memory = memory();
+    let requests = requests(&memory);
+    let handle = requests.handle();
+    requests.publish(vec![nic("nic", 1)]);
+    let error = handle.plug_nic(&config("/dev/null")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the machine has a device nic already; choose another id"
+    );
+    requests.publish(Vec::new());
+    for path in ["/nonexistent/vhost-vdpa-0", "/dev/null"] {
+        let error = handle.plug_nic(&config(path)).unwrap_err();
+        assert_eq!(error.to_string(), "vDPA device nic cannot be used");
+        assert!(matches!(error, RequestError::Device(_)));
+    }
+    assert!(requests.take().is_empty());
+    // A handle keeps no memory of a machine that is gone.
+    drop(memory);
+    let error = handle.plug_nic(&config("/dev/null")).unwrap_err();
+    assert!(matches!(error, RequestError::Ended));
+}

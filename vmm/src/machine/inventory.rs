@@ -1,0 +1,235 @@
+//! The virtio devices of a machine: which there are, under which names, in which slots.
+//!
+//! Owns the list, the numbers by which the event loop knows devices, and what has
+//! to be done, in order, for one to come or to go. It must not know who wants that,
+//! nor when.
+//!
+//! ```text
+//!   attach: vectors, doorbells --> on the bus --> in the event loop --> listed
+//!   detach: off the bus --> out of the event loop --> stopped --> closed --> unlisted
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use devices::hypervisor::Doorbells;
+use devices::pci::{PciBus, PciFunction, Slot};
+use devices::virtio::backend::Backend;
+use devices::virtio::pci::VirtioPciDevice;
+
+use super::MachineError;
+use super::handle::{NicState, NicStatus};
+use crate::event_loop::{EventLoop, Token};
+use crate::kvm::doorbells::KvmDoorbells;
+use crate::kvm::msi::KvmMsiVectors;
+
+/// How long a vCPU may take to leave a device that is off the bus already. It has
+/// one register access to finish.
+const LEAVE: Duration = Duration::from_secs(1);
+
+/// A backend with a name, before it is attached.
+pub(super) struct Device {
+    /// Name in messages and requests; no two devices have the same.
+    pub(super) id: String,
+    pub(super) backend: Box<dyn Backend>,
+    /// For a NIC its vhost-vdpa character device: it can be unplugged.
+    pub(super) nic: Option<PathBuf>,
+}
+
+/// A device that the guest sees.
+struct Entry {
+    id: String,
+    slot: Slot,
+    device: Arc<VirtioPciDevice>,
+    nic: Option<Nic>,
+}
+
+/// What a NIC has more than other devices.
+struct Nic {
+    path: PathBuf,
+    serial: u64,
+    state: NicState,
+}
+
+/// See the module.
+pub(super) struct Inventory {
+    /// By the number in [`Token::Device`].
+    entries: BTreeMap<u16, Entry>,
+    /// Where the search for a free number begins: a number is used again as late as
+    /// possible, because events of a device that went may still be under way.
+    next_number: u16,
+    next_serial: u64,
+    pci: Arc<PciBus>,
+    msi: KvmMsiVectors,
+    doorbells: Arc<KvmDoorbells>,
+}
+
+impl Inventory {
+    /// An empty list for devices on `pci`.
+    pub(super) fn new(pci: Arc<PciBus>, msi: KvmMsiVectors, doorbells: Arc<KvmDoorbells>) -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            next_number: 0,
+            next_serial: 0,
+            pci,
+            msi,
+            doorbells,
+        }
+    }
+
+    /// The device whose events have this number.
+    pub(super) fn device(&self, number: u16) -> Option<&VirtioPciDevice> {
+        self.entries.get(&number).map(|entry| &*entry.device)
+    }
+
+    /// Whether a device has this name.
+    pub(super) fn contains(&self, id: &str) -> bool {
+        self.entries.values().any(|entry| entry.id == id)
+    }
+
+    /// Puts a device into the first free slot and polls its descriptors.
+    ///
+    /// # Errors
+    /// Nothing has changed then, and the device is closed.
+    pub(super) fn attach(
+        &mut self,
+        device: Device,
+        events: &EventLoop,
+    ) -> Result<Slot, MachineError> {
+        let Device { id, backend, nic } = device;
+        if self.contains(&id) {
+            return Err(MachineError::DuplicateId(id));
+        }
+        let number = self.free_number()?;
+        let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
+        let device = match VirtioPciDevice::new(backend, &self.msi, doorbells) {
+            Ok(device) => Arc::new(device),
+            Err(source) => return Err(MachineError::Virtio { id, source }),
+        };
+        let slot = match self.pci.add(None, device.clone()) {
+            Ok(slot) => slot,
+            Err(source) => return Err(MachineError::Pci { id, source }),
+        };
+        for (count, event) in device.events().iter().enumerate() {
+            let token = Token::Device {
+                device: number,
+                token: event.token,
+            };
+            if let Err(error) = events.add(event.fd, token) {
+                for added in device.events().iter().take(count) {
+                    // It was added a moment ago.
+                    let _ = events.remove(added.fd);
+                }
+                self.pci.remove(slot);
+                return Err(MachineError::host("epoll_ctl")(error));
+            }
+        }
+        tracing::debug!(%id, %slot, "device attached");
+        let nic = nic.map(|path| {
+            self.next_serial = self.next_serial.wrapping_add(1);
+            Nic {
+                path,
+                serial: self.next_serial,
+                state: NicState::Plugged,
+            }
+        });
+        self.next_number = number.wrapping_add(1);
+        let entry = Entry {
+            id,
+            slot,
+            device,
+            nic,
+        };
+        self.entries.insert(number, entry);
+        Ok(slot)
+    }
+
+    fn free_number(&self) -> Result<u16, MachineError> {
+        (0..=u16::MAX)
+            .map(|step| self.next_number.wrapping_add(step))
+            .find(|number| !self.entries.contains_key(number))
+            .ok_or(MachineError::TooManyDevices(self.entries.len()))
+    }
+
+    /// Notes that the guest is to give a NIC up, and says where it is; `None` if
+    /// there is no device of this name, an error with the name if it is no NIC.
+    pub(super) fn request_unplug(&mut self, id: &str) -> Option<Result<NicStatus, NotANic>> {
+        let entry = self.entries.values_mut().find(|entry| entry.id == id)?;
+        if let Some(nic) = &mut entry.nic {
+            nic.state = NicState::UnplugRequested;
+        }
+        Some(entry.status().ok_or(NotANic))
+    }
+
+    /// Lets the NICs go that are to be unplugged and that `ready` gives free, whether
+    /// they are on the bus still or not. Returns how many went.
+    pub(super) fn detach(&mut self, events: &EventLoop, ready: impl Fn(Slot) -> bool) -> usize {
+        let gone: Vec<u16> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| {
+                let state = entry.nic.as_ref().map(|nic| nic.state);
+                state == Some(NicState::UnplugRequested) && ready(entry.slot)
+            })
+            .map(|(number, _)| *number)
+            .collect();
+        for number in &gone {
+            if let Some(entry) = self.entries.remove(number) {
+                self.close(entry, events);
+            }
+        }
+        gone.len()
+    }
+
+    fn close(&self, entry: Entry, events: &EventLoop) {
+        let Entry {
+            id, slot, device, ..
+        } = entry;
+        // An ejected function left the bus when the guest said so, and another one may
+        // have its slot by now.
+        let ours: Arc<dyn PciFunction> = device.clone();
+        self.pci.remove_function(slot, &ours);
+        drop(ours);
+        for event in device.events() {
+            if let Err(error) = events.remove(event.fd) {
+                tracing::warn!(%id, %error, "an event of an unplugged device was not polled");
+            }
+        }
+        // From here on it touches no guest memory, also if the guest's driver never let go.
+        device.reset();
+        let start = Instant::now();
+        while Arc::strong_count(&device) > 1 && start.elapsed() < LEAVE {
+            thread::sleep(Duration::from_micros(50));
+        }
+        if Arc::strong_count(&device) > 1 {
+            tracing::warn!(%id, "a vCPU is still inside an unplugged device: it closes later");
+        }
+        drop(device);
+        tracing::info!(%id, %slot, "device unplugged");
+    }
+
+    /// What there is to say about each NIC, in the order of their attachment as long as
+    /// numbers do not wrap.
+    pub(super) fn nics(&self) -> Vec<NicStatus> {
+        self.entries.values().filter_map(Entry::status).collect()
+    }
+}
+
+/// The device is there but is no NIC.
+#[derive(Debug)]
+pub(super) struct NotANic;
+
+impl Entry {
+    fn status(&self) -> Option<NicStatus> {
+        self.nic.as_ref().map(|nic| NicStatus {
+            id: self.id.clone(),
+            path: nic.path.clone(),
+            address: self.slot,
+            state: nic.state,
+            serial: nic.serial,
+        })
+    }
+}

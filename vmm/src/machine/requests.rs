@@ -1,0 +1,82 @@
+//! The vmm thread's side of what is asked of a running machine: each request is
+//! carried out here.
+//!
+//! It must not know who asks: see `handle.rs`.
+
+use super::Machine;
+use super::handle::{NicStatus, Request, RequestError};
+use super::inventory::Device;
+
+impl Machine {
+    /// Carries out what waits. Nobody may be waiting for an answer any more; that is
+    /// no reason not to do it.
+    pub(super) fn serve_requests(&mut self) {
+        for request in self.requests.take() {
+            match request {
+                Request::Plug { device, answer } => {
+                    let _ = answer.send(self.plug(device));
+                }
+                Request::Unplug { id, answer } => {
+                    let _ = answer.send(self.unplug(&id));
+                }
+                Request::Resources { answer } => {
+                    let _ = answer.send(self.resources());
+                }
+            }
+        }
+    }
+
+    fn plug(&mut self, device: Device) -> Result<NicStatus, RequestError> {
+        // What the guest has ejected already gives its name and slot free.
+        self.take_ejected();
+        let id = device.id.clone();
+        let slot = self.inventory.attach(device, &self.events)?;
+        self.hotplug.announce(slot);
+        self.publish();
+        tracing::info!(%id, %slot, "NIC plugged in");
+        let nics = self.inventory.nics();
+        nics.into_iter()
+            .find(|nic| nic.id == id)
+            .ok_or(RequestError::NoSuchDevice(id))
+    }
+
+    fn unplug(&mut self, id: &str) -> Result<NicStatus, RequestError> {
+        self.take_ejected();
+        let no_such = || RequestError::NoSuchDevice(id.to_owned());
+        let nic = self
+            .inventory
+            .request_unplug(id)
+            .ok_or_else(no_such)?
+            .map_err(|_| RequestError::NotANic(id.to_owned()))?;
+        self.hotplug.request_removal(nic.address);
+        self.publish();
+        tracing::info!(%id, slot = %nic.address, "the guest is asked to eject a NIC");
+        Ok(nic)
+    }
+
+    /// Lets go what the guest has ejected.
+    pub(super) fn take_ejected(&mut self) {
+        let ejected = self.hotplug.take_ejected();
+        if self
+            .inventory
+            .detach(&self.events, |slot| ejected.contains(&slot))
+            > 0
+        {
+            self.publish();
+        }
+    }
+
+    /// With the vCPUs parked: what a guest that is gone was asked for needs no answer.
+    pub(super) fn finish_unplugs(&mut self) {
+        self.hotplug.reset();
+        // Whether ejected or not, each that was asked for goes.
+        let _ = self.hotplug.take_ejected();
+        if self.inventory.detach(&self.events, |_| true) > 0 {
+            self.publish();
+        }
+    }
+
+    pub(super) fn publish(&self) {
+        self.requests.publish(self.inventory.nics());
+    }
+}
