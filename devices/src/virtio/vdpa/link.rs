@@ -84,10 +84,10 @@ impl Link {
         }
     }
 
-    pub(super) fn suspended(&self) -> Result<&Device<Suspended>, DeviceError> {
+    pub(super) fn suspended(&mut self) -> Result<&mut Device<Suspended>, DeviceError> {
         match self {
             Self::Suspended(device) => Ok(device),
-            _ => Err(wrong_state("tell its ring positions: it is not suspended")),
+            _ => Err(wrong_state("show or change its rings: it is not suspended")),
         }
     }
 
