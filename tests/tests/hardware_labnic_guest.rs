@@ -40,6 +40,7 @@ fn start(arguments: BellhopArguments, device: &SimDevice, options: &str) -> Gues
     let arguments = arguments
         .argument("--vdpa", &options)
         .argument("--log-level", "info")
+        .show("guest:")
         .silence(Duration::from_secs(120));
     Guest::start(&arguments).unwrap()
 }
@@ -149,7 +150,7 @@ fn a_link_that_goes_and_comes_reaches_a_stock_guest() {
     let labnic = Labnic::load(&[]).unwrap();
     let peer = Peer::start(&labnic);
     let device = labnic.add("link", &["mac", MAC]).unwrap();
-    let mut guest = start(BellhopArguments::stock().unwrap(), &device, "");
+    let mut guest = start(BellhopArguments::small().unwrap(), &device, "");
     assert_eq!(guest.ready()["nics"][0]["carrier"], 1);
     let times = [false, true, false, true, false, true].map(|up| {
         let before = nic(&mut guest)["config_interrupts"].clone();

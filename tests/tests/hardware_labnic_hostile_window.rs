@@ -177,8 +177,6 @@ impl Pair {
         };
         start(&mut pair.hostile);
         pair.neighbour.start();
-        // The switch learns where the neighbour is.
-        send(&mut pair.neighbour, [0xff; 6], &[0; 64]);
         pair
     }
 

@@ -156,7 +156,7 @@ fn hostile(good: &SavedState) -> Vec<(&'static str, SavedState)> {
     let mut states = vec![
         ("another device type", with(&|p| p.0 = 2)),
         ("other features", with(&|p| p.1 &= !(1 << 23))),
-        ("features not offered", with(&|p| p.1 |= 1 << 40)),
+        ("features not offered", with(&|p| p.1 |= 1 << 38)),
         ("no position", with(&|p| p.2.clear())),
         ("a position missing", with(&|p| p.2.truncate(1))),
         (
