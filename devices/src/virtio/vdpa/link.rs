@@ -14,6 +14,7 @@
 //! ```
 
 use vdpa::device::{Device, DeviceError, Failed, Negotiated, Owned, Running, Suspended};
+use vmm_sys_util::eventfd::EventFd;
 
 /// A vhost-vdpa device in whatever state it is.
 #[derive(Debug)]
@@ -64,6 +65,10 @@ impl Link {
 
     pub(super) fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), DeviceError> {
         in_any_state!(self, device => device.write_config(offset, data))
+    }
+
+    pub(super) fn set_config_call(&self, call: &EventFd) -> Result<(), DeviceError> {
+        in_any_state!(self, device => device.set_config_call(Some(call)))
     }
 
     pub(super) fn status(&self) -> Result<u8, DeviceError> {

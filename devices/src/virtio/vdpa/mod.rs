@@ -187,7 +187,6 @@ impl VdpaBackend {
         let doorbells = DeviceDoorbells::new(&device, options.doorbell)?;
         let eventfd = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd);
         let config_changed = eventfd()?;
-        device.set_config_call(Some(&config_changed))?;
         let ram = GuestRegion::all(&memory)
             .iter()
             .filter_map(|region| {
@@ -225,6 +224,8 @@ impl VdpaBackend {
     fn negotiate_features(&mut self, features: u64) -> Result<Negotiation, VdpaError> {
         let limits = self.limits(features)?;
         self.link.negotiate(self.offer.for_device(features))?;
+        // Some parents forget it at each reset (ifcvf), others keep it.
+        self.link.set_config_call(&self.config_changed)?;
         let control_queue = if features & (1 << VIRTIO_NET_F_CTRL_VQ) != 0 && self.control.is_some()
         {
             let index = queue_index(features, limits.max_virtqueue_pairs);
