@@ -40,7 +40,6 @@ fn start(arguments: BellhopArguments, device: &SimDevice, options: &str) -> Gues
     let arguments = arguments
         .argument("--vdpa", &options)
         .argument("--log-level", "info")
-        .show("guest:")
         .silence(Duration::from_secs(120));
     Guest::start(&arguments).unwrap()
 }
@@ -146,7 +145,7 @@ fn a_poor_device_that_needs_a_reset_tells_its_guest() {
 }
 
 #[test]
-fn a_link_that_goes_and_comes_reaches_a_stock_guest() {
+fn a_link_that_goes_and_comes_reaches_the_guest() {
     let labnic = Labnic::load(&[]).unwrap();
     let peer = Peer::start(&labnic);
     let device = labnic.add("link", &["mac", MAC]).unwrap();
