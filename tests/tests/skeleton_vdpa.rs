@@ -16,6 +16,8 @@ mod holder;
 mod iotlb;
 #[path = "skeleton_vdpa/loopback.rs"]
 mod loopback;
+#[path = "skeleton_vdpa/own_features.rs"]
+mod own_features;
 #[path = "skeleton_vdpa/restore.rs"]
 mod restore;
 #[path = "skeleton_vdpa/states.rs"]

@@ -30,6 +30,9 @@ pub enum Reason {
     /// The VMM's own control queue is an out-of-order split ring, and all
     /// queues of a device have one format.
     ControlQueueFormat,
+    /// NOTIFICATION_DATA: any queue may fall back from its doorbell to an eventfd,
+    /// which says that there was a kick but not what was written.
+    LostInEventfd,
     /// Only legacy devices have a use for it.
     Legacy,
     /// It needs another device beside this one.
@@ -51,6 +54,9 @@ impl fmt::Display for Reason {
             Self::NotRestorable => "its state could not be restored",
             Self::CommandsNotRelayed => "its control commands are not relayed",
             Self::ControlQueueFormat => "the VMM's control queue is a split ring",
+            Self::LostInEventfd => {
+                "a queue may have to fall back from its doorbell to an eventfd, which loses the data"
+            }
             Self::Legacy => "only legacy devices use it",
             Self::NeedsPartner => "it needs a second device",
             Self::MissingDependency => "a feature that it needs is missing",
@@ -110,7 +116,7 @@ const COMMON: &[Row] = &[
     (
         config::VIRTIO_F_NOTIFICATION_DATA,
         "NOTIFICATION_DATA",
-        Some(Reason::NotInVhostVdpa),
+        Some(Reason::LostInEventfd),
     ),
     (
         config::VIRTIO_F_NOTIF_CONFIG_DATA,

@@ -76,8 +76,15 @@ pub enum QueueChange {
         /// The new eventfd; `None`: no vector.
         call: Option<Arc<EventFd>>,
     },
-    /// The queue was enabled after DRIVER_OK.
+    /// The queue was enabled after DRIVER_OK: one that was reset before.
     Enable(Queue),
+    /// The queue was reset (virtio 1.3, 2.6.1); only where the backend offers
+    /// RING_RESET. When the backend returns, nothing touches the queue's rings and
+    /// buffers any more, until it is enabled again.
+    Reset {
+        /// Index of the queue.
+        index: u16,
+    },
 }
 
 /// A file descriptor that a backend wants to be polled for reading, for the
@@ -171,6 +178,14 @@ pub trait Backend: Send + fmt::Debug {
     /// None for queues that are served in userspace.
     fn doorbell(&self, _queue: u16) -> Option<Arc<dyn DoorbellPage>> {
         None
+    }
+
+    /// Asks the guest to announce itself on its network, because it came to
+    /// another place there (virtio 1.3, 5.1.6.5.4, GUEST_ANNOUNCE). The outcome says
+    /// `config_changed` if it can be asked: a network device, started by a driver
+    /// that understands it. Asking again before the driver answered changes nothing.
+    fn announce(&mut self) -> Outcome {
+        Outcome::default()
     }
 
     /// One of the descriptors of [`Backend::events`] became readable.

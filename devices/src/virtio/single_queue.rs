@@ -25,6 +25,9 @@ pub enum SingleQueueError {
     /// The device has queue 0 only.
     #[error("there is no queue {0}")]
     NoSuchQueue(u16),
+    /// The device cannot reset single queues.
+    #[error("queue {0} cannot be reset alone")]
+    NoQueueReset(u16),
     /// The queue is enabled twice.
     #[error("the queue is enabled already")]
     AlreadyEnabled,
@@ -173,6 +176,8 @@ impl SingleQueue {
                 Ok(())
             }
             QueueChange::Enable(queue) => self.enable(queue),
+            // RING_RESET is not offered, so the transport never asks.
+            QueueChange::Reset { index } => Err(SingleQueueError::NoQueueReset(index)),
         }
     }
 

@@ -109,6 +109,9 @@ impl DeviceStatus {
     /// As [`DeviceStatus::DRIVEN`], and FEATURES_OK: the driver may program queues.
     pub const AGREED: Self = Self(AGREED);
 
+    /// As [`DeviceStatus::AGREED`], and DRIVER_OK: the device works.
+    pub const RUNNING: Self = Self(RUNNING);
+
     /// A register that a driver and a device can have brought about; else `None`.
     #[must_use]
     pub fn from_bits(bits: u8) -> Option<Self> {

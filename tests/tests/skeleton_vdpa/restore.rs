@@ -22,6 +22,7 @@ type Payload = (
     u64,
     Vec<(u16, VringBase)>,
     Option<[u8; 6]>,
+    bool,
     Option<(ControlState, Option<(u16, u16, bool)>)>,
 );
 
@@ -74,7 +75,7 @@ fn positions_are_where_the_device_stopped() {
     assert_eq!(payload.1, machine.features);
     let at = |index| (index, VringBase::Split { index: 37 });
     assert_eq!(payload.2, [at(0), at(1)]);
-    let (control, ring) = payload.4.unwrap();
+    let (control, ring) = payload.5.unwrap();
     assert_eq!(control.mac(), Some(FOREIGN));
     assert_eq!(ring, Some((1, 1, false)));
 }
@@ -155,7 +156,7 @@ fn hostile(good: &SavedState) -> Vec<(&'static str, SavedState)> {
     let mut states = vec![
         ("another device type", with(&|p| p.0 = 2)),
         ("other features", with(&|p| p.1 &= !(1 << 23))),
-        ("features not offered", with(&|p| p.1 |= 1 << 40)),
+        ("features not offered", with(&|p| p.1 |= 1 << 38)),
         ("no position", with(&|p| p.2.clear())),
         ("a position missing", with(&|p| p.2.truncate(1))),
         (
@@ -172,11 +173,11 @@ fn hostile(good: &SavedState) -> Vec<(&'static str, SavedState)> {
         ),
         (
             "a command that was not negotiated",
-            with(&|p| p.4 = Some((vlan.clone(), None))),
+            with(&|p| p.5 = Some((vlan.clone(), None))),
         ),
         (
             "a control ring with chains under way",
-            with(&|p| p.4.as_mut().unwrap().1 = Some((5, 1, false))),
+            with(&|p| p.5.as_mut().unwrap().1 = Some((5, 1, false))),
         ),
     ];
     let mut other = good.clone();

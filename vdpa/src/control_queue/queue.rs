@@ -304,6 +304,15 @@ impl ControlQueue {
         &self.call
     }
 
+    /// Kicks again if the device has a command: one that was suspended may have
+    /// missed the kick.
+    pub fn nudge(&self) {
+        if self.is_busy() {
+            // The only failure is a counter at its maximum, which is a kick too.
+            let _ = self.kick.write(1);
+        }
+    }
+
     /// Whether a command waits for its answer.
     #[must_use]
     pub fn is_busy(&self) -> bool {

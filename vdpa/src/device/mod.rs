@@ -562,6 +562,14 @@ impl Device<Opened> {
 }
 
 impl Device<Owned> {
+    /// Whether the device tells and takes positions in its rings: it is asked for that of
+    /// queue 0, whose rings nobody has set up yet.
+    #[must_use]
+    pub fn keeps_ring_positions(&self) -> bool {
+        let position = self.handle.vring_state(uapi::get_vring_base(), 0);
+        position.is_ok()
+    }
+
     /// Puts a queue group into an address space. Lasts until the next reset.
     ///
     /// # Errors
@@ -740,6 +748,19 @@ impl Device<Suspended> {
             what: "as the position in a split ring",
             value: u64::from(number),
         })
+    }
+
+    /// Takes a queue out of work, in place: disabled, without eventfds. After
+    /// [`Device::resume`] the device no longer touches its rings and buffers;
+    /// [`Device::switch_vring`] brings it back.
+    ///
+    /// # Errors
+    /// No such queue, or whatever the device refuses.
+    pub fn park_vring(&mut self, queue: u16) -> Result<(), DeviceError> {
+        // Safe here only: see `switch_vring`.
+        self.vring_enable(queue, false)?;
+        self.bind_kick(queue, None)?;
+        self.bind_call(queue, None)
     }
 
     /// Gives a queue another ring, or the same one with other addresses, in

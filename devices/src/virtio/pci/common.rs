@@ -8,16 +8,31 @@
 //! |---|---|
 //! | selectors | always |
 //! | `driver_feature` | DRIVER set, FEATURES_OK clear |
-//! | queue size, addresses, enable | FEATURES_OK set, DRIVER_OK clear, queue not enabled |
+//! | queue size, addresses, enable | FEATURES_OK set, DRIVER_OK clear, queue not enabled; or DRIVER_OK set and the queue was reset |
+//! | `queue_reset` | RING_RESET negotiated, DRIVER_OK set, queue enabled |
 //! | vectors | always: they are re-routed at run time |
 //! | `device_status` | as the table in [`status`](crate::virtio::status) says |
+//!
+//! A queue's life (virtio 1.3, 2.6.1 and 4.1.4.3):
+//!
+//! ```text
+//!              queue_enable := 1                  queue_reset := 1
+//!   programmed -----------------> enabled ------------------------+
+//!   (before DRIVER_OK)              ^                             v
+//!                                   +------------------ reset: registers as after power-on,
+//!                                    queue_enable := 1  programmable again
+//! ```
+//! A reset is over when the write returns, so the driver reads 0 from `queue_reset`
+//! and from `queue_enable` at once.
 
 use serde::{Deserialize, Serialize};
-use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_config::{
+    VIRTIO_F_RING_PACKED, VIRTIO_F_RING_RESET, VIRTIO_F_VERSION_1,
+};
 
 use super::state::RegistersError;
 use crate::virtio::backend::QueueAddresses;
-use crate::virtio::status::{DRIVER, DeviceStatus, FAILED, FEATURES_OK, Request};
+use crate::virtio::status::{DRIVER, DRIVER_OK, DeviceStatus, FAILED, FEATURES_OK, Request};
 
 /// A vector register that names no vector (virtio 1.3, 4.1.5.1.2).
 pub(super) const NO_VECTOR: u16 = 0xffff;
@@ -31,6 +46,8 @@ pub struct QueueState {
     pub vector: u16,
     /// `queue_enable`.
     pub enabled: bool,
+    /// Reset since DRIVER_OK, and not enabled again.
+    pub reset: bool,
 }
 
 /// Saved registers of the common configuration.
@@ -67,6 +84,10 @@ pub(super) enum Effect {
     Activate(DeviceStatus),
     /// The vector of this queue changed.
     QueueVector(u16),
+    /// This queue was enabled while the device runs.
+    QueueEnable(u16),
+    /// Reset this queue; then call [`CommonConfig::queue_was_reset`].
+    QueueReset(u16),
 }
 
 /// A register; the three ring addresses come in halves.
@@ -85,6 +106,7 @@ enum Register {
     QueueVector,
     QueueEnable,
     QueueNotifyOffset,
+    QueueReset,
     Address(Area, Half),
 }
 
@@ -103,8 +125,8 @@ enum Half {
 
 impl Register {
     /// The register that an access means. Only the natural width is one (virtio
-    /// 1.3, 4.1.3.1). `queue_notify_config_data` and `queue_reset` belong to
-    /// features that are never offered: they read zero, as every gap.
+    /// 1.3, 4.1.3.1). `queue_notify_config_data` belongs to a feature that is
+    /// never offered: it reads zero, as every gap.
     fn of(offset: u64, len: usize) -> Option<Self> {
         Some(match (offset, len) {
             (0x00, 4) => Self::DeviceFeatureSelect,
@@ -126,6 +148,7 @@ impl Register {
             (0x2c, 4) => Self::Address(Area::Driver, Half::High),
             (0x30, 4) => Self::Address(Area::Device, Half::Low),
             (0x34, 4) => Self::Address(Area::Device, Half::High),
+            (0x3a, 2) => Self::QueueReset,
             _ => return None,
         })
     }
@@ -177,6 +200,7 @@ impl QueueRegisters {
                 },
                 vector: NO_VECTOR,
                 enabled: false,
+                reset: false,
             },
         }
     }
@@ -279,11 +303,25 @@ impl CommonConfig {
 
     /// The selected queue if the driver may program it now.
     fn queue_in_window(&mut self) -> Option<&mut QueueRegisters> {
-        if self.status != DeviceStatus::AGREED {
-            return None;
-        }
         let queue = self.queues.get_mut(usize::from(self.queue_select))?;
-        (!queue.state.enabled).then_some(queue)
+        let open = match self.status {
+            DeviceStatus::AGREED => !queue.state.enabled,
+            DeviceStatus::RUNNING => queue.state.reset,
+            _ => false,
+        };
+        open.then_some(queue)
+    }
+
+    fn resets_queues(&self) -> bool {
+        self.driver_features & (1 << VIRTIO_F_RING_RESET) != 0
+    }
+
+    /// The transport has reset queue `index`.
+    pub(super) fn queue_was_reset(&mut self, index: u16) {
+        if let Some(queue) = self.queues.get_mut(usize::from(index)) {
+            *queue = QueueRegisters::new(queue.max_size);
+            queue.state.reset = true;
+        }
     }
 
     /// Reads at `offset` from the structure's start. What is no register, and
@@ -315,6 +353,8 @@ impl CommonConfig {
             Register::QueueVector => queue(|queue| queue.vector),
             Register::QueueEnable => queue(|queue| u16::from(queue.enabled)),
             Register::QueueNotifyOffset => self.queue().map_or(0, |_| u32::from(self.queue_select)),
+            // A reset is over before the driver can look.
+            Register::QueueReset => 0,
             Register::Address(area, half) => self.queue().map_or(0, |queue| {
                 let addresses = &queue.state.addresses;
                 let value = match area {
@@ -361,8 +401,13 @@ impl CommonConfig {
                     && queue.state.addresses.size != 0
                 {
                     queue.state.enabled = true;
+                    queue.state.reset = false;
+                    if self.status == DeviceStatus::RUNNING {
+                        return Effect::QueueEnable(self.queue_select);
+                    }
                 }
             }
+            Register::QueueReset => return self.reset_queue(value),
             Register::Address(area, half) => {
                 if let Some(queue) = self.queue_in_window() {
                     let address = queue.area(area);
@@ -375,6 +420,18 @@ impl CommonConfig {
             | Register::QueueNotifyOffset => {}
         }
         Effect::None
+    }
+
+    /// Also in a device that needs a reset: its driver may tidy up first, and waits
+    /// for `queue_enable` to read 0.
+    fn reset_queue(&self, value: u32) -> Effect {
+        let runs = self.status.has(DRIVER_OK) && !self.status.has(FAILED);
+        match self.queue() {
+            Some(queue) if value == 1 && runs && self.resets_queues() && queue.state.enabled => {
+                Effect::QueueReset(self.queue_select)
+            }
+            _ => Effect::None,
+        }
     }
 
     fn set_driver_features(&mut self, value: u32) {
@@ -415,6 +472,15 @@ impl CommonConfig {
         }
         queue.state.vector = vector;
         Effect::QueueVector(index)
+    }
+
+    /// Takes over from a saved state whether the selected queue was reset, if it can
+    /// have been.
+    fn set_reset(&mut self, reset: bool, status: DeviceStatus) {
+        let possible = status.has(DRIVER_OK) && self.resets_queues();
+        if let Some(queue) = self.queues.get_mut(usize::from(self.queue_select)) {
+            queue.state.reset = reset && possible && !queue.state.enabled;
+        }
     }
 
     fn write_status(&mut self, written: u8) -> Effect {
@@ -489,6 +555,7 @@ impl CommonConfig {
             }
             new.set_queue_vector(u32::from(queue.vector));
             new.set(Register::QueueEnable, u32::from(queue.enabled));
+            new.set_reset(queue.reset, status);
             if new.queue().map(|queue| queue.state) != Some(*queue) {
                 return Err(RegistersError::Queue(index));
             }

@@ -16,8 +16,8 @@
 //!
 //! What the function has: one 64-bit BAR (see `layout.rs`), MSI-X with one vector
 //! per queue and one for configuration changes. What it has not: INTx (a guest
-//! that does not enable MSI-X gets no interrupt), the legacy interface, queue reset,
-//! notification data.
+//! that does not enable MSI-X gets no interrupt), the legacy interface, notification
+//! data. Queue reset is there where the backend offers it.
 //!
 //! A kick that the guest sends to a page of the notify part signals the queue's
 //! eventfd even when no ioeventfd is attached there; without the lock, so a kick
@@ -50,8 +50,8 @@ use crate::pci::{Bar, ConfigSpaceError, Msix, MsixError, PciFunction};
 
 /// Feature bits of the transport that are never offered, whatever the backend
 /// says: they need code that is not here. NOTIFICATION_DATA (38) would be lost in
-/// an eventfd, which also a queue with a mapped doorbell may fall back to; SR_IOV (37), NOTIF_CONFIG_DATA (39), RING_RESET (40), ADMIN_VQ (41).
-const NEVER_OFFERED: u64 = 1 << 37 | 1 << 38 | 1 << 39 | 1 << 40 | 1 << 41;
+/// an eventfd, which also a queue with a mapped doorbell may fall back to; SR_IOV (37), NOTIF_CONFIG_DATA (39), ADMIN_VQ (41).
+const NEVER_OFFERED: u64 = 1 << 37 | 1 << 38 | 1 << 39 | 1 << 41;
 
 /// Why a device could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -173,6 +173,12 @@ impl VirtioPciDevice {
     /// Lets the backend handle an event, and tells the guest what came of it.
     pub fn process(&self, token: u16) {
         self.transport().process(token);
+    }
+
+    /// Asks the guest to announce itself on its network: see [`Backend::announce`].
+    /// `false`: it is no running network device, or its driver does not know how.
+    pub fn announce(&self) -> bool {
+        self.transport().announce()
     }
 
     /// Whether the device has set DEVICE_NEEDS_RESET and waits for its driver.

@@ -157,6 +157,23 @@ impl NotifyDoorbells {
         self.settle();
     }
 
+    /// Forgets kicks of one queue that nobody served.
+    pub(super) fn drain_queue(&self, queue: u16) {
+        if let Some(kick) = self.kicks.get(usize::from(queue)) {
+            // Not blocking: an error only says that the counter is zero.
+            let _ = kick.read();
+        }
+    }
+
+    /// One queue of the device that runs begins to work, with this doorbell, or (`None`)
+    /// ends: then no store of the guest to its page reaches the device when this returns.
+    pub(super) fn set(&mut self, queue: u16, doorbell: Option<Arc<dyn DoorbellPage>>) {
+        if let Some(page) = self.pages.get_mut(usize::from(queue)) {
+            page.doorbell = doorbell;
+        }
+        self.settle();
+    }
+
     /// The device does not run. When this returns, no store of the guest
     /// reaches it, and its doorbells are let go.
     pub(super) fn stop(&mut self) {

@@ -11,7 +11,7 @@ use crate::pci::{ConfigSpaceError, ConfigSpaceState, MsixError, MsixState};
 use crate::virtio::backend::{BackendError, SavedState};
 
 /// Version of [`VirtioPciState`]'s layout.
-pub const VIRTIO_PCI_STATE_VERSION: u32 = 1;
+pub const VIRTIO_PCI_STATE_VERSION: u32 = 2;
 
 /// A saved virtio-pci device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ pub enum RestoreError {
     #[error("the device is in use: only one that is reset or saved can be restored")]
     InUse,
     /// Written by another version.
-    #[error("virtio-pci state of version {0}: this build reads version 1")]
+    #[error("virtio-pci state of version {0}: this build reads version {VIRTIO_PCI_STATE_VERSION}")]
     Version(u32),
     /// Configuration space does not fit.
     #[error("cannot restore PCI configuration space")]

@@ -4,6 +4,7 @@
 mod doorbells;
 mod fuzz;
 mod lifecycle;
+mod queue_reset;
 mod registers;
 mod rig;
 mod saved;

@@ -222,6 +222,8 @@ impl Transport {
             Effect::Negotiate(agreed) => self.negotiate(agreed),
             Effect::Activate(running) => self.activate(running),
             Effect::QueueVector(index) => self.queue_vector_changed(index),
+            Effect::QueueEnable(index) => self.queue_enabled(index),
+            Effect::QueueReset(index) => self.reset_queue(index),
         }
     }
 
@@ -277,6 +279,54 @@ impl Transport {
             );
             self.needs_reset();
         }
+    }
+
+    /// A queue that was reset is enabled again.
+    fn queue_enabled(&mut self, index: u16) {
+        let queue = self
+            .activation(&self.common)
+            .queues
+            .into_iter()
+            .find(|queue| queue.index == index);
+        let Some(queue) = queue.filter(|_| self.phase == Phase::Active) else {
+            return;
+        };
+        match self.backend.change(QueueChange::Enable(queue)) {
+            Ok(()) => self.doorbells.set(index, self.backend.doorbell(index)),
+            Err(error) => {
+                error!(
+                    queue = index,
+                    error = chain(&error),
+                    "the device does not take a queue that was reset"
+                );
+                self.needs_reset();
+            }
+        }
+    }
+
+    /// When this returns, nothing touches the queue's memory, whatever came of it.
+    fn reset_queue(&mut self, index: u16) {
+        // First: from here on the guest's stores reach our eventfd only.
+        self.doorbells.set(index, None);
+        match self.phase {
+            Phase::Active => {
+                if let Err(error) = self.backend.change(QueueChange::Reset { index }) {
+                    error!(
+                        queue = index,
+                        error = chain(&error),
+                        "a queue of the device cannot be reset"
+                    );
+                    self.backend.reset();
+                    self.needs_reset();
+                }
+            }
+            // Its driver has to reset all of it anyway.
+            Phase::Broken => self.backend.reset(),
+            // The vCPUs are stopped, so no guest waits for this.
+            Phase::Inactive | Phase::Agreed | Phase::Saved => return,
+        }
+        self.common.queue_was_reset(index);
+        self.doorbells.drain_queue(index);
     }
 
     fn reset_device(&mut self) {
@@ -342,6 +392,16 @@ impl Transport {
     pub(super) fn process(&mut self, token: u16) {
         let outcome = self.backend.process(token);
         self.take(outcome);
+    }
+
+    /// Asks the guest to announce itself; `false`: there is nobody who would.
+    pub(super) fn announce(&mut self) -> bool {
+        if self.phase != Phase::Active {
+            return false;
+        }
+        let outcome = self.backend.announce();
+        self.take(outcome);
+        outcome.config_changed
     }
 
     pub(super) fn take(&mut self, outcome: Outcome) {

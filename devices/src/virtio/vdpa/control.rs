@@ -59,7 +59,7 @@ pub(super) struct Setup<'a> {
 /// What came of [`Control::serve`].
 #[derive(Debug, Default)]
 pub(super) struct Done {
-    /// Commands that the device carried out.
+    /// Commands that were carried out, by the device or by the VMM itself.
     pub(super) commands: Vec<Command>,
     /// The device or the guest's ring broke a rule just now.
     pub(super) broken: bool,
@@ -233,6 +233,30 @@ impl Control {
         }
     }
 
+    /// The device is broken: it will answer no more, so every command of the guest's
+    /// is answered ERR from now on.
+    pub(super) fn give_up_on_device(&mut self) {
+        self.broken = true;
+        // The command under way, and those that wait, are answered at the next turn.
+        if let Some(guest) = &self.guest {
+            guest.queue.kick().again();
+        }
+    }
+
+    /// The device was suspended, and may have missed the kick of a command.
+    pub(super) fn nudge_device(&self) {
+        self.queue.nudge();
+    }
+
+    /// Resets the guest's queue (virtio 1.3, 2.6.1). A command that the device has
+    /// is waited for, at most until its deadline: its answer must not be taken for
+    /// that to the next one. What was carried out meanwhile is in the result.
+    pub(super) fn reset_guest_queue(&mut self) -> Result<Vec<Command>, VdpaError> {
+        let done = self.finish()?;
+        self.release_guest();
+        Ok(done)
+    }
+
     /// Does everything that can be done now. To be called when the descriptor
     /// is readable; never blocks.
     pub(super) fn serve(&mut self) -> Done {
@@ -258,7 +282,7 @@ impl Control {
             guest.queue.kick().drain();
         }
         for _ in 0..COMMANDS_PER_TURN {
-            if !self.take_answer(done)? || !self.take_command()? {
+            if !self.take_answer(done)? || !self.take_command(done)? {
                 return Ok(());
             }
         }
@@ -326,7 +350,7 @@ impl Control {
     }
 
     /// Takes the guest's next command; `false`: there is none.
-    fn take_command(&mut self) -> Result<bool, VdpaError> {
+    fn take_command(&mut self, done: &mut Done) -> Result<bool, VdpaError> {
         let Some(guest) = &mut self.guest else {
             return Ok(false);
         };
@@ -348,7 +372,10 @@ impl Control {
             _ if self.broken => self.answer(chain.head, ack, Answer::Err)?,
             None => self.answer(chain.head, ack, Answer::Err)?,
             // The VMM's own: nothing goes to the device.
-            Some(Command::AnnounceAck) => self.answer(chain.head, ack, Answer::Ok)?,
+            Some(Command::AnnounceAck) => {
+                done.commands.push(Command::AnnounceAck);
+                self.answer(chain.head, ack, Answer::Ok)?;
+            }
             Some(command) => {
                 guest.forwarded = Some(Forwarded {
                     head: chain.head,

@@ -95,9 +95,15 @@ pub enum VdpaError {
     /// A call in the wrong order.
     #[error("the features are not negotiated")]
     NotNegotiated,
-    /// A queue was enabled after DRIVER_OK.
-    #[error("queue {index} was enabled after DRIVER_OK")]
-    LateEnable {
+    /// A queue was enabled that the device works on already.
+    #[error("queue {index} is enabled already")]
+    AlreadyEnabled {
+        /// Its index.
+        index: u16,
+    },
+    /// A queue was reset that the device does not work on.
+    #[error("queue {index} is not enabled")]
+    NotEnabled {
         /// Its index.
         index: u16,
     },

@@ -14,6 +14,7 @@
 //! ```
 
 use vdpa::device::{Device, DeviceError, Failed, Negotiated, Owned, Running, Suspended};
+use vmm_sys_util::eventfd::EventFd;
 
 /// A vhost-vdpa device in whatever state it is.
 #[derive(Debug)]
@@ -66,6 +67,10 @@ impl Link {
         in_any_state!(self, device => device.write_config(offset, data))
     }
 
+    pub(super) fn set_config_call(&self, call: &EventFd) -> Result<(), DeviceError> {
+        in_any_state!(self, device => device.set_config_call(Some(call)))
+    }
+
     pub(super) fn status(&self) -> Result<u8, DeviceError> {
         in_any_state!(self, device => device.status())
     }
@@ -84,10 +89,10 @@ impl Link {
         }
     }
 
-    pub(super) fn suspended(&self) -> Result<&Device<Suspended>, DeviceError> {
+    pub(super) fn suspended(&mut self) -> Result<&mut Device<Suspended>, DeviceError> {
         match self {
             Self::Suspended(device) => Ok(device),
-            _ => Err(wrong_state("tell its ring positions: it is not suspended")),
+            _ => Err(wrong_state("show or change its rings: it is not suspended")),
         }
     }
 

@@ -8,7 +8,8 @@
 //!   VdpaBackend --+--> Link      the device's typestate: status, rings, eventfds
 //!                 +--> Iotlb     guest RAM at IOVA = guest-physical address, for the VM's life
 //!                 +--> Control   the control queue, which belongs to the VMM
-//!                 +--> MacOverlay  the address the guest sees
+//!                 +--> Offer     the features the guest gets, the VMM's own among them
+//!                 +--> MacOverlay, Announcement  what the VMM lays over the configuration
 //!                 +--> DeviceDoorbells  pages in which the guest's store is a kick
 //!
 //!   data queues: kick eventfd -> vhost worker -> device -> call eventfd -> guest
@@ -18,11 +19,14 @@
 //! known to be a network device's. Owns the device; must not know PCI, KVM or
 //! who polls its descriptors.
 
+mod announce;
 mod control;
 mod doorbells;
 mod error;
 mod link;
 mod mac;
+mod offer;
+mod reset_queue;
 mod restore;
 mod saved;
 
@@ -32,7 +36,6 @@ use std::sync::Arc;
 
 use vdpa::control_queue::{Command, Limits, queue_index};
 use vdpa::device::{Device, DeviceInfo, Opened, VringAddresses, VringBase, VringConfig};
-use vdpa::features::{self, Policy};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::GuestRegion;
@@ -41,7 +44,7 @@ use vdpa::window::PrivateWindow;
 use virtio_bindings::virtio_config::{VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_RING_PACKED};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
 };
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -49,13 +52,15 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub use self::doorbells::DoorbellMode;
 pub use self::error::VdpaError;
 
+use self::announce::Announcement;
 use self::control::{Control, Setup};
 use self::doorbells::DeviceDoorbells;
 use self::link::Link;
 use self::mac::MacOverlay;
+use self::offer::Offer;
 use super::backend::{
-    Activation, Backend, BackendError, Event, Outcome, Queue, QueueAddresses, QueueChange,
-    SavedState, SharedMemory,
+    Activation, Backend, BackendError, Event, Outcome, QueueAddresses, QueueChange, SavedState,
+    SharedMemory,
 };
 use super::saved_state;
 use super::userspace_queue::SavedQueue;
@@ -63,7 +68,7 @@ use crate::hypervisor::DoorbellPage;
 
 /// Name and version of the saved state.
 const STATE_NAME: &str = "virtio-vdpa";
-const STATE_VERSION: u32 = 1;
+const STATE_VERSION: u32 = 2;
 
 const TOKEN_CONFIG: u16 = 0;
 const TOKEN_CONTROL: u16 = 1;
@@ -120,7 +125,7 @@ pub struct VdpaBackend {
     max_sizes: Vec<u16>,
     /// They hold the device open: see [`vdpa::doorbell`].
     doorbells: DeviceDoorbells,
-    features: u64,
+    offer: Offer,
     config_changed: EventFd,
     /// The call of queues for which the guest has no vector at DRIVER_OK:
     /// nobody reads it, but vp_vdpa gives a queue an interrupt only if it has a
@@ -129,6 +134,9 @@ pub struct VdpaBackend {
     /// The device's control queue, if it offers one.
     control: Option<Control>,
     mac: Option<MacOverlay>,
+    announcement: Announcement,
+    /// The device said that it needs a reset, and had none since.
+    needs_reset: bool,
     negotiation: Option<Negotiation>,
     /// The queues that were enabled at the last start.
     data_queues: Vec<DataQueue>,
@@ -163,12 +171,8 @@ impl VdpaBackend {
             return Err(VdpaError::QueueCount { expected, has });
         }
         let id = options.id.clone();
-        let passed = features::pass_through(info.features, info.device_id, Policy::default());
-        for &(bit, reason) in &passed.withheld {
-            let name = features::name(bit, info.device_id).unwrap_or("unnamed");
-            tracing::info!(device = %id, bit, name, %reason, "feature withheld from the guest");
-        }
-        let mac = configured_mac(&device, &info, passed.features, options.mac)?;
+        let offer = Offer::new(&device, &id, options.mac.is_some());
+        let mac = configured_mac(&device, &info, offer, options.mac)?;
 
         let mut window =
             PrivateWindow::new(info.iova_range, ram_end).map_err(VdpaError::PrivateWindow)?;
@@ -176,14 +180,13 @@ impl VdpaBackend {
             .map_guest_memory(0, &memory)
             .map_err(VdpaError::MapMemory)?;
         let is_net = info.device_id == VIRTIO_ID_NET;
-        let control = (is_net && passed.features & (1 << VIRTIO_NET_F_CTRL_VQ) != 0)
+        let control = (is_net && offer.passes(VIRTIO_NET_F_CTRL_VQ))
             .then(|| Control::new(&mut window))
             .transpose()?;
 
         let doorbells = DeviceDoorbells::new(&device, options.doorbell)?;
         let eventfd = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd);
         let config_changed = eventfd()?;
-        device.set_config_call(Some(&config_changed))?;
         let ram = GuestRegion::all(&memory)
             .iter()
             .filter_map(|region| {
@@ -199,12 +202,14 @@ impl VdpaBackend {
             ram,
             max_sizes: info.queues.iter().map(|queue| queue.max_size).collect(),
             doorbells,
-            features: passed.features,
+            offer,
             info,
             config_changed,
             unrouted: eventfd()?,
             control,
             mac,
+            announcement: Announcement::default(),
+            needs_reset: false,
             negotiation: None,
             data_queues: Vec::new(),
         })
@@ -218,7 +223,9 @@ impl VdpaBackend {
 
     fn negotiate_features(&mut self, features: u64) -> Result<Negotiation, VdpaError> {
         let limits = self.limits(features)?;
-        self.link.negotiate(features)?;
+        self.link.negotiate(self.offer.for_device(features))?;
+        // Some parents forget it at each reset (ifcvf), others keep it.
+        self.link.set_config_call(&self.config_changed)?;
         let control_queue = if features & (1 << VIRTIO_NET_F_CTRL_VQ) != 0 && self.control.is_some()
         {
             let index = queue_index(features, limits.max_virtqueue_pairs);
@@ -353,7 +360,8 @@ impl VdpaBackend {
         };
         let mut shown = [0u8; 6];
         self.link.read_config(0, &mut shown)?;
-        if shown == mac.current() {
+        // Without the feature MAC the field means nothing (virtio 1.3, 5.1.4).
+        if self.offer.passes(VIRTIO_NET_F_MAC) && shown == mac.current() {
             return Ok(None);
         }
         if negotiation.control_queue.is_none() || !negotiation.has(VIRTIO_NET_F_CTRL_MAC_ADDR) {
@@ -367,8 +375,14 @@ impl VdpaBackend {
         Ok(Some(Command::MacAddrSet(mac.current())))
     }
 
-    /// Takes note of commands that the device carried out.
+    /// Takes note of commands that were carried out.
     fn note(&mut self, done: &[Command]) {
+        // The driver sees it answered only after this call: it holds the lock of the
+        // transport, which a read of the configuration needs.
+        if done.contains(&Command::AnnounceAck) {
+            tracing::debug!(device = %self.id, "the guest has announced itself");
+            self.announcement.set(false);
+        }
         if let Some(mac) = &mut self.mac {
             done.iter().for_each(|command| mac.note(command));
         }
@@ -393,6 +407,8 @@ impl VdpaBackend {
 
     fn stop(&mut self) {
         self.negotiation = None;
+        self.needs_reset = false;
+        self.announcement.set(false);
         self.data_queues.clear();
         if let Some(control) = &mut self.control {
             control.stop();
@@ -426,10 +442,10 @@ fn vring_addresses(addresses: &QueueAddresses) -> VringAddresses {
 fn configured_mac<S>(
     device: &Device<S>,
     info: &DeviceInfo,
-    features: u64,
+    offer: Offer,
     wanted: Option<[u8; 6]>,
 ) -> Result<Option<MacOverlay>, VdpaError> {
-    if info.device_id != VIRTIO_ID_NET || features & (1 << VIRTIO_NET_F_MAC) == 0 {
+    if info.device_id != VIRTIO_ID_NET || !offer.has(VIRTIO_NET_F_MAC) {
         return match wanted {
             Some(_) => Err(VdpaError::NoMac),
             None => Ok(None),
@@ -438,7 +454,7 @@ fn configured_mac<S>(
     let mut own = [0u8; 6];
     device.read_config(0, &mut own)?;
     match wanted {
-        Some(wanted) if wanted != own && features & (1 << VIRTIO_NET_F_CTRL_MAC_ADDR) == 0 => {
+        Some(wanted) if wanted != own && !offer.passes(VIRTIO_NET_F_CTRL_MAC_ADDR) => {
             Err(VdpaError::FixedMac)
         }
         wanted => Ok(Some(MacOverlay::new(wanted.unwrap_or(own)))),
@@ -455,7 +471,7 @@ impl Backend for VdpaBackend {
     }
 
     fn features(&self) -> u64 {
-        self.features
+        self.offer.all()
     }
 
     fn config_len(&self) -> u32 {
@@ -469,6 +485,9 @@ impl Backend for VdpaBackend {
         }
         if let Some(mac) = &self.mac {
             mac.cover(offset, data);
+        }
+        if self.offer.has(VIRTIO_NET_F_GUEST_ANNOUNCE) {
+            self.announcement.cover(offset, data);
         }
     }
 
@@ -529,7 +548,14 @@ impl Backend for VdpaBackend {
                 }
                 Ok(())
             }
-            QueueChange::Enable(Queue { index, .. }) => Err(VdpaError::LateEnable { index }.into()),
+            QueueChange::Enable(queue) => {
+                let enabled = self.enable_queue(queue);
+                Ok(self.or_stop(enabled)?)
+            }
+            QueueChange::Reset { index } => {
+                let reset = self.reset_queue(index);
+                Ok(self.or_stop(reset)?)
+            }
         }
     }
 
@@ -555,6 +581,20 @@ impl Backend for VdpaBackend {
         self.doorbells.get(queue).map(|doorbell| doorbell as _)
     }
 
+    fn announce(&mut self) -> Outcome {
+        let able = self
+            .negotiation
+            .is_some_and(|negotiation| negotiation.has(VIRTIO_NET_F_GUEST_ANNOUNCE))
+            && !self.data_queues.is_empty();
+        if able {
+            self.announcement.set(true);
+        }
+        Outcome {
+            config_changed: able,
+            needs_reset: false,
+        }
+    }
+
     fn process(&mut self, token: u16) -> Outcome {
         match token {
             TOKEN_CONFIG => {
@@ -564,9 +604,17 @@ impl Backend for VdpaBackend {
                     .link
                     .status()
                     .is_ok_and(|status| u32::from(status) & VIRTIO_CONFIG_S_NEEDS_RESET != 0);
-                if needs_reset {
-                    tracing::error!(device = %self.id, "the device says that it needs a reset");
+                if needs_reset && !self.needs_reset {
+                    tracing::warn!(
+                        device = %self.id,
+                        "the device says that it needs a reset (DEVICE_NEEDS_RESET): it is of no \
+                         use until the guest's driver resets it, as unbind and bind do"
+                    );
+                    if let Some(control) = &mut self.control {
+                        control.give_up_on_device();
+                    }
                 }
+                self.needs_reset |= needs_reset;
                 Outcome {
                     config_changed: true,
                     needs_reset,

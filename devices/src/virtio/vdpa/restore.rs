@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use vdpa::control_queue::Command;
 use vdpa::device::VringBase;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::mac::MacOverlay;
@@ -46,11 +47,12 @@ impl VdpaBackend {
             features: negotiation.features,
             rings,
             mac: self.mac.as_ref().map(MacOverlay::current),
+            announce: self.announcement.is_pending(),
             control,
         })
     }
 
-    fn suspended_rings(&self) -> Result<Vec<SavedRing>, VdpaError> {
+    fn suspended_rings(&mut self) -> Result<Vec<SavedRing>, VdpaError> {
         let device = self.link.suspended()?;
         self.data_queues
             .iter()
@@ -115,7 +117,7 @@ impl VdpaBackend {
         }
     }
 
-    /// Lets a suspended device work again.
+    /// Lets a suspended device work again, after a state that cannot be had.
     fn go_on(&mut self) {
         if let Err(error) = self.link.resume() {
             tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "the device stays suspended");
@@ -125,7 +127,7 @@ impl VdpaBackend {
     }
 
     /// One spurious kick and call for every data queue: a real one may have been lost.
-    fn signal_all(&self) {
+    pub(super) fn signal_all(&self) {
         for queue in &self.data_queues {
             signal(&queue.kick);
             if let Some(call) = &queue.call {
@@ -146,10 +148,10 @@ impl VdpaBackend {
                 has: self.info.device_id,
             });
         }
-        if saved.features != activation.features || saved.features & !self.features != 0 {
+        if saved.features != activation.features || saved.features & !self.offer.all() != 0 {
             return Err(VdpaError::OtherFeatures {
                 saved: saved.features,
-                offered: self.features,
+                offered: self.offer.all(),
             });
         }
         let negotiation = self.negotiate_features(saved.features)?;
@@ -157,6 +159,8 @@ impl VdpaBackend {
         if let (Some(mac), Some(current)) = (&mut self.mac, saved.mac) {
             mac.restore(current);
         }
+        self.announcement
+            .set(saved.announce && negotiation.has(VIRTIO_NET_F_GUEST_ANNOUNCE));
         let mut replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
         let mut guest_queue = None;
         if let Some(control) = saved.control {

@@ -30,5 +30,7 @@ pub(super) struct Saved {
     pub(super) rings: Vec<SavedRing>,
     /// The address that the guest sees.
     pub(super) mac: Option<[u8; 6]>,
+    /// The guest was asked to announce itself, and has not acknowledged it.
+    pub(super) announce: bool,
     pub(super) control: Option<SavedControl>,
 }

@@ -15,6 +15,7 @@
 //! | `rebind N [NIC] [to MAC]` | takes the driver off the device and back, with frames between: looped back, or to and from a peer that floods |
 //! | `rebind-flooded N FRAMES [NIC]` | the same after each FRAMES frames of the background flood; 0: as fast as it goes |
 //! | `channels N [NIC]` | uses N queue pairs, as `ethtool -L NIC combined N` does |
+//! | `rings RX TX [NIC]` | gives the NIC rings of so many entries, as `ethtool -G NIC rx RX tx TX` does |
 //! | `processors` | topology and features of the processors |
 //! | `memory-check MIB` | writes a pattern to so much memory and verifies it; where the memory was |
 //! | `disk-check DEV SEED SECTORS` | writes a pattern, forgets the cache, reads and verifies it |
@@ -154,6 +155,10 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let count = number(words, "N")?;
             network::set_channels(nic(words), count)
         }
+        "rings" => {
+            let (rx, tx) = (number(words, "RX")?, number(words, "TX")?);
+            network::set_rings(nic(words), rx, tx)
+        }
         "disk-check" => {
             let device = word(words, "DEV")?;
             disk::check(device, number(words, "SEED")?, number(words, "SECTORS")?)
@@ -264,6 +269,7 @@ mod tests {
             "flood 1 64 eth0 to 02:00:5e:00:53:01 for 3",
             "echo 1",
             "channels",
+            "rings 64",
         ] {
             let answer = obey(line);
             assert!(answer.value.is_err(), "{line:?}");

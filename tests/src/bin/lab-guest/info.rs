@@ -84,9 +84,29 @@ fn nic(name: &str) -> Value {
         "carrier": number(directory.join("carrier")),
         "flags": attribute(directory.join("flags")),
         "features": attribute(directory.join("device/features")),
+        "status": attribute(directory.join("device/status")),
+        "config_interrupts": config_interrupts(&directory),
         "rx_queues": queues(&directory, "rx-"),
         "tx_queues": queues(&directory, "tx-"),
     })
+}
+
+/// How often the NIC's device has said that its configuration changed, on all
+/// processors; `None` if it has no vector for that.
+fn config_interrupts(directory: &Path) -> Option<u64> {
+    let device = std::fs::read_link(directory.join("device")).ok()?;
+    let name = format!("{}-config", device.file_name()?.to_string_lossy());
+    let table = files::read_text(Path::new("/proc/interrupts")).ok()?;
+    interrupts(&table, &name)
+}
+
+/// The sum of a line of /proc/interrupts: `NUMBER: COUNT … CHIP … NAME`.
+fn interrupts(table: &str, name: &str) -> Option<u64> {
+    let line = table
+        .lines()
+        .find(|line| line.split_whitespace().last() == Some(name))?;
+    let counts = line.split_whitespace().skip(1);
+    Some(counts.map_while(|word| word.parse::<u64>().ok()).sum())
 }
 
 fn queues(directory: &Path, prefix: &str) -> usize {
@@ -215,6 +235,15 @@ mod tests {
         assert_eq!(count_of_list("0-3,6\n"), 5);
         assert_eq!(count_of_list(""), 0);
         assert_eq!(count_of_list("3-1,x"), 0);
+    }
+
+    #[test]
+    fn interrupts_are_summed() {
+        let table = "           CPU0       CPU1\n \
+             24:          3          4  PCI-MSIX-0000:00:01.0   0-edge      virtio0-config\n \
+             25:          9          0  PCI-MSIX-0000:00:01.0   1-edge      virtio0-input.0\n";
+        assert_eq!(interrupts(table, "virtio0-config"), Some(7));
+        assert_eq!(interrupts(table, "virtio1-config"), None);
     }
 
     #[test]

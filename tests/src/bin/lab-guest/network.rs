@@ -24,6 +24,8 @@ const REBIND_SIZE: usize = 128;
 /// Commands of the ethtool interface (`linux/ethtool.h`).
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETHTOOL_SCHANNELS: u32 = 0x3d;
+const ETHTOOL_GRINGPARAM: u32 = 0x10;
+const ETHTOOL_SRINGPARAM: u32 = 0x11;
 
 /// Names of the NICs that have a device, sorted: not the loopback.
 pub(crate) fn names() -> Vec<String> {
@@ -207,6 +209,37 @@ pub(crate) fn set_channels(nic: &str, count: u32) -> Result<Value> {
     Ok(json!({ "combined": now.combined, "max_combined": now.max_combined }))
 }
 
+/// `struct ethtool_ringparam` (`linux/ethtool.h`), in its order; entries.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy)]
+struct RingSizes {
+    command: u32,
+    max_rx: u32,
+    max_rx_mini: u32,
+    max_rx_jumbo: u32,
+    max_tx: u32,
+    rx: u32,
+    rx_mini: u32,
+    rx_jumbo: u32,
+    tx: u32,
+}
+
+/// Gives all of the NIC's rings these sizes, as `ethtool -G NIC rx N tx N` does. The
+/// driver resets each queue whose size changes (RING_RESET), and only those.
+pub(crate) fn set_rings(nic: &str, rx: u32, tx: u32) -> Result<Value> {
+    let mut request = Request::new(nic)?;
+    let mut sizes = request.rings(RingSizes {
+        command: ETHTOOL_GRINGPARAM,
+        ..RingSizes::default()
+    })?;
+    sizes.command = ETHTOOL_SRINGPARAM;
+    (sizes.rx, sizes.tx) = (rx, tx);
+    request.rings(sizes)?;
+    sizes.command = ETHTOOL_GRINGPARAM;
+    let now = request.rings(sizes)?;
+    Ok(json!({ "rx": now.rx, "tx": now.tx, "max_rx": now.max_rx, "max_tx": now.max_tx }))
+}
+
 fn wait_for(nic: &str, is_ready: impl Fn(&Path) -> bool) -> Result<()> {
     let path = Path::new("/sys/class/net").join(nic);
     let started = Instant::now();
@@ -304,6 +337,14 @@ impl Request {
         let sent = self.send(libc::SIOCETHTOOL, "get or set the NIC's queue pairs");
         self.interface.ifr_ifru.ifru_data = std::ptr::null_mut();
         sent.map(|()| channels)
+    }
+
+    fn rings(&mut self, mut sizes: RingSizes) -> Result<RingSizes> {
+        self.interface.ifr_ifru.ifru_data = (&raw mut sizes).cast();
+        // As in `channels`.
+        let sent = self.send(libc::SIOCETHTOOL, "get or set the NIC's ring sizes");
+        self.interface.ifr_ifru.ifru_data = std::ptr::null_mut();
+        sent.map(|()| sizes)
     }
 
     fn send(&mut self, number: libc::Ioctl, action: &'static str) -> Result<()> {

@@ -5,8 +5,8 @@
 use proptest::prelude::*;
 
 use super::rig::{
-    FAIL_CHANGE, FAIL_RESTORE, FAIL_SAVE, FAIL_START, MAX_SIZES, PACKED, REFUSE, Rig, Stage,
-    VERSION_1, WINDOW, WINDOW_LEN, reg,
+    FAIL_CHANGE, FAIL_RESTORE, FAIL_SAVE, FAIL_START, MAX_SIZES, PACKED, REFUSE, RING_RESET, Rig,
+    Stage, VERSION_1, WINDOW, WINDOW_LEN, reg,
 };
 use crate::hypervisor::MsiMessage;
 use crate::pci::PciFunction;
@@ -25,6 +25,7 @@ enum Step {
     /// A driver that goes all the way, with one queue set up as it likes.
     Start(u64, (u64, u64, u64)),
     SetUpQueue(u64, u64, u64),
+    ResetQueue(u64),
     Config(u64, usize, u64),
     MoveBar(u64),
     Decode(bool),
@@ -46,9 +47,10 @@ fn features() -> impl Strategy<Value = u64> {
         any::<u64>(),
     ];
     prop_oneof![
-        4 => Just(VERSION_1),
+        3 => Just(VERSION_1),
+        2 => Just(VERSION_1 | RING_RESET),
         1 => Just(0),
-        2 => odd.prop_map(|bit| VERSION_1 | bit),
+        2 => (odd, any::<bool>()).prop_map(|(bit, reset)| VERSION_1 | bit | if reset { RING_RESET } else { 0 }),
     ]
 }
 
@@ -69,6 +71,7 @@ fn step() -> impl Strategy<Value = Step> {
         Just(reg::QUEUE_SIZE),
         Just(reg::QUEUE_VECTOR),
         Just(reg::QUEUE_ENABLE),
+        Just(reg::QUEUE_RESET),
         Just(reg::DRIVER_FEATURE_SELECT),
         Just(reg::DRIVER_FEATURE),
         Just(reg::QUEUE_DESC),
@@ -88,6 +91,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => features().prop_map(Step::Features),
         3 => (features(), queue.clone()).prop_map(|(f, q)| Step::Start(f, q)),
         4 => queue.prop_map(|(q, s, v)| Step::SetUpQueue(q, s, v)),
+        4 => (0u64..3).prop_map(Step::ResetQueue),
         3 => (0u64..300, 1usize..9, value).prop_map(|(o, w, v)| Step::Config(o, w, v)),
         1 => (0u64..200).prop_map(Step::MoveBar),
         1 => any::<bool>().prop_map(Step::Decode),
@@ -105,7 +109,8 @@ fn run(rig: &Rig, step: Step) {
             rig.read(offset, width);
         }
         Step::Common(offset, value) => {
-            let width = if (0x10..0x20).contains(&offset) { 2 } else { 4 };
+            let narrow = (0x10..0x20).contains(&offset) || offset == reg::QUEUE_RESET;
+            let width = if narrow { 2 } else { 4 };
             rig.write(offset, width, value);
         }
         Step::Status(status) => {
@@ -128,6 +133,14 @@ fn run(rig: &Rig, step: Step) {
             rig.set_status(15);
         }
         Step::SetUpQueue(queue, size, vector) => rig.set_up_queue(queue, size, vector),
+        Step::ResetQueue(queue) => {
+            rig.write(reg::QUEUE_SELECT, 2, queue);
+            rig.write(reg::QUEUE_RESET, 2, 1);
+            // No driver that waits for it waits for ever.
+            if mapped(rig) {
+                assert_eq!(rig.read(reg::QUEUE_RESET, 2), 0);
+            }
+        }
         Step::Config(offset, width, value) => {
             rig.config_write(offset, width, value);
             rig.config_read(offset, width);
@@ -204,6 +217,9 @@ fn invariants(rig: &Rig) {
         let packed = registers.driver_features & PACKED != 0;
         assert!(packed || size == 0 || size.is_power_of_two());
         assert!(queue.vector <= 4 || queue.vector == 0xffff);
+        assert!(!queue.reset || !queue.enabled);
+        let resets = registers.driver_features & RING_RESET != 0;
+        assert!(!queue.reset || resets && status.has(DRIVER_OK));
     }
 
     // What runs is what the registers say.

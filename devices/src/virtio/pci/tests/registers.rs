@@ -65,7 +65,7 @@ fn features_are_offered_and_taken_in_their_window() {
             assert_eq!(word, 0);
         }
     }
-    assert_eq!(offer, OFFER, "RING_RESET is not offered");
+    assert_eq!(offer, OFFER, "NOTIFICATION_DATA is not offered");
     rig.set_features(VERSION_1);
     rig.write(reg::DRIVER_FEATURE_SELECT, 4, 1);
     assert_eq!(rig.read(reg::DRIVER_FEATURE, 4), 0, "not before DRIVER");
@@ -74,7 +74,7 @@ fn features_are_offered_and_taken_in_their_window() {
         (0, false),
         (PACKED, false),
         (VERSION_1 | 1 << 20, false),
-        (VERSION_1 | 1 << 40, false),
+        (VERSION_1 | 1 << 38, false),
         (VERSION_1 | REFUSE, false),
         (VERSION_1, true),
     ] {

@@ -17,6 +17,7 @@ pub(super) const WINDOW: u64 = 0x80_0000_0000;
 pub(super) const WINDOW_LEN: u64 = 0x100_0000;
 pub(super) const VERSION_1: u64 = 1 << 32;
 pub(super) const PACKED: u64 = 1 << 34;
+pub(super) const RING_RESET: u64 = 1 << 40;
 /// The model refuses negotiation with this bit.
 pub(super) const REFUSE: u64 = 1 << 3;
 /// The model fails to activate with this bit.
@@ -28,7 +29,7 @@ pub(super) const FAIL_SAVE: u64 = 1 << 6;
 /// The model does not restore with this bit.
 pub(super) const FAIL_RESTORE: u64 = 1 << 7;
 pub(super) const OFFER: u64 =
-    VERSION_1 | PACKED | REFUSE | FAIL_START | FAIL_CHANGE | FAIL_SAVE | FAIL_RESTORE;
+    VERSION_1 | PACKED | RING_RESET | REFUSE | FAIL_START | FAIL_CHANGE | FAIL_SAVE | FAIL_RESTORE;
 pub(super) const MAX_SIZES: [u16; 4] = [256, 64, 0, 32768];
 pub(super) const CONFIG_LEN: u32 = 10;
 
@@ -99,8 +100,8 @@ impl Backend for Model {
         &MAX_SIZES
     }
     fn features(&self) -> u64 {
-        // RING_RESET must not come through.
-        OFFER | 1 << 40
+        // NOTIFICATION_DATA must not come through.
+        OFFER | 1 << 38
     }
     fn config_len(&self) -> u32 {
         CONFIG_LEN
@@ -155,7 +156,17 @@ impl Backend for Model {
                 queue.unwrap().call = call.clone();
                 seen.calls.push((index, call));
             }
-            QueueChange::Enable(queue) => panic!("{queue:?} enabled after DRIVER_OK"),
+            QueueChange::Enable(queue) => {
+                assert!(activation.queues.iter().all(|one| one.index != queue.index));
+                activation.queues.push(queue);
+                activation.queues.sort_by_key(|queue| queue.index);
+                check(activation);
+            }
+            QueueChange::Reset { index } => {
+                let before = activation.queues.len();
+                activation.queues.retain(|queue| queue.index != index);
+                assert_eq!(activation.queues.len(), before - 1, "it was enabled");
+            }
         }
         if features & FAIL_CHANGE != 0 {
             seen.stage = Stage::Failed;
@@ -177,6 +188,14 @@ impl Backend for Model {
         assert!(enabled, "the doorbell of a queue that is not enabled");
         let has = seen.doorbells.contains(&queue);
         has.then(|| Arc::new(FakePage(queue)) as _)
+    }
+    fn announce(&mut self) -> Outcome {
+        let seen = self.0.lock().unwrap();
+        assert_eq!(seen.stage, Stage::Active, "announce");
+        Outcome {
+            config_changed: true,
+            needs_reset: false,
+        }
     }
     fn process(&mut self, token: u16) -> Outcome {
         let mut seen = self.0.lock().unwrap();

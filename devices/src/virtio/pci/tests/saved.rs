@@ -141,7 +141,7 @@ fn hostile_states_are_refused_and_change_nothing() {
         };
     }
     let cases: &[(Falsify, Expected)] = &[
-        (|s| s.version = 2, says!(RestoreError::Version(2))),
+        (|s| s.version = 1, says!(RestoreError::Version(1))),
         (|s| s.isr = 1, says!(RestoreError::Isr(1))),
         (|s| s.backend = None, says!(RestoreError::BackendState(15))),
         (
@@ -171,7 +171,7 @@ fn hostile_states_are_refused_and_change_nothing() {
             says!(RestoreError::Registers(RegistersError::Features(0))),
         ),
         (
-            |s| s.registers.driver_features |= 1 << 40,
+            |s| s.registers.driver_features |= 1 << 38,
             says!(RestoreError::Registers(RegistersError::Features(_))),
         ),
         (

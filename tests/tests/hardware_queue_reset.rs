@@ -1,0 +1,39 @@
+//! Queue reset (RING_RESET) on the kernel's simulator: guests that resize their rings.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+mod ring_sizes;
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::sim::SimDevice;
+use lab::traffic::{Frames, exchange};
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:53:01";
+
+#[test]
+fn a_guest_resizes_its_rings_under_traffic() {
+    let net = SimDevice::net("rings", MAC, 1500).unwrap();
+    for processors in [1, 2] {
+        let arguments = BellhopArguments::small().unwrap().processors(processors);
+        let mut guest = Guest::start(&arguments.vdpa(net.path())).unwrap();
+        // The simulator sends everything back.
+        ring_sizes::resize_under_traffic(
+            &mut guest,
+            "rebind 1",
+            |_| (),
+            |guest, size| {
+                let frames = Frames {
+                    count: 100,
+                    size,
+                    window: 16,
+                };
+                exchange(guest, "eth0", frames).unwrap();
+            },
+        );
+        assert!(guest.power_off().unwrap().success());
+    }
+}

@@ -1,0 +1,124 @@
+//! A neighbour on the lab NIC's switch: a device of its own with a driver in this
+//! process, which sends every frame back to whoever sent it.
+//!
+//! It can also send frames of its own all the time, which no guest asked for.
+
+#[expect(
+    dead_code,
+    reason = "most of this driver is for the lab NIC's own tests"
+)]
+#[path = "../hardware_labnic/client.rs"]
+mod client;
+
+use self::client::Client;
+use lab::guest::Guest;
+use lab::labnic::Labnic;
+use lab::sim::SimDevice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// The neighbour's address.
+pub(crate) const MAC: &str = "02:4c:61:62:53:77";
+const MAC_BYTES: [u8; 6] = [0x02, 0x4c, 0x61, 0x62, 0x53, 0x77];
+
+/// How long it rests when there is nothing to do.
+const PAUSE: Duration = Duration::from_millis(1);
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    floods: AtomicBool,
+    echoed: AtomicU64,
+}
+
+/// The neighbour; it ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Peer {
+    /// Adds the neighbour's device and starts its driver.
+    pub(crate) fn start(labnic: &Labnic) -> Self {
+        let device = labnic.add("peer", &["mac", MAC]).unwrap();
+        let shared = Arc::new(Shared::default());
+        let (started, ready) = mpsc::channel();
+        let thread = {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || {
+                let client = Client::start(&device);
+                started.send(()).unwrap();
+                run(client, &shared);
+                drop::<SimDevice>(device);
+            })
+        };
+        ready.recv().unwrap();
+        Self {
+            shared,
+            thread: Some(thread),
+        }
+    }
+
+    /// Whether it sends frames that nobody asked for.
+    pub(crate) fn flood(&self, on: bool) {
+        self.shared.floods.store(on, Ordering::Relaxed);
+    }
+
+    /// Frames that it sent back so far.
+    pub(crate) fn echoed(&self) -> u64 {
+        self.shared.echoed.load(Ordering::Relaxed)
+    }
+
+    /// Has the guest send frames to the neighbour and checks that each comes back.
+    #[track_caller]
+    pub(crate) fn exchange(&self, guest: &mut Guest, count: u64, size: u64) {
+        let before = self.echoed();
+        let line = format!("frames {count} {size} 16 eth0 to {MAC}");
+        let said = guest.command(&line).unwrap();
+        for (name, wanted) in [("tx", count), ("rx", count), ("corrupt", 0), ("lost", 0)] {
+            assert_eq!(said[name], wanted, "{name}: {said}");
+        }
+        assert!(self.echoed() >= before + count);
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            eprintln!("lab: the neighbour has panicked");
+        }
+    }
+}
+
+fn run(mut client: Client, shared: &Shared) {
+    let mut guest = None;
+    while !shared.stop.load(Ordering::Relaxed) {
+        let mut idle = true;
+        while let Some(mut frame) = client.queues[0].receive() {
+            let (to, rest) = frame.split_at_mut(6);
+            if to != MAC_BYTES {
+                continue;
+            }
+            guest = <[u8; 6]>::try_from(&rest[..6]).ok();
+            to.swap_with_slice(&mut rest[..6]);
+            client.send(0, &frame);
+            shared.echoed.fetch_add(1, Ordering::Relaxed);
+            idle = false;
+        }
+        if let Some(guest) = guest.filter(|_| shared.floods.load(Ordering::Relaxed)) {
+            // Ethertype "local experimental 2": the guest's own traffic is the first.
+            let head = [&guest[..], &MAC_BYTES, &[0x88, 0xb6]].concat();
+            client.send(0, &[head, vec![0x5a; 200]].concat());
+        }
+        if idle {
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
