@@ -28,6 +28,10 @@ const IOTLB_ENTRIES: u32 = 1 << 20;
 /// Links of the SR-IOV rig: QEMU's names of the virtual functions' network ends.
 const LINKS: [&str; VIRTUAL_FUNCTIONS] = ["vf0", "vf1", "vf2", "vf3"];
 
+/// The first virtual function that offers packed rings; those before it have
+/// split ones only, so that guests meet both formats, alone and together.
+pub const FIRST_PACKED_FUNCTION: usize = 2;
+
 /// A lab host's equipment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Rig {
@@ -162,13 +166,18 @@ fn sriov(cable: Cable) -> Result<Equipment> {
     .map(str::to_owned)
     .into();
     for (index, link) in LINKS.iter().enumerate() {
+        let packed = if index < FIRST_PACKED_FUNCTION {
+            "off"
+        } else {
+            "on"
+        };
         arguments.extend([
             "-netdev".to_owned(),
             cable.netdev(index, link)?,
             "-device".to_owned(),
             format!(
                 "virtio-net-pci,bus=nic-port,addr=0x0.{:#x},sriov-pf=pf,netdev={link},mac={},\
-                 iommu_platform=on,ats=on,page-per-vq=on,mq=on,vectors={VECTORS}",
+                 iommu_platform=on,ats=on,page-per-vq=on,mq=on,vectors={VECTORS},packed={packed}",
                 index + 1,
                 vf_mac(index)
             ),
