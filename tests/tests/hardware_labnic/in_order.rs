@@ -72,7 +72,10 @@ fn commands_are_answered_in_order() {
         a.obey(&Command::MacAddrSet(mac));
         assert_eq!(a.mac(), mac);
         a.refuse(&Command::VqPairsSet(0));
-        a.obey(&Command::RxMode(RxMode::Promiscuous, last % 2 == 0));
+        a.obey(&Command::Rx {
+            mode: RxMode::Promiscuous,
+            on: last % 2 == 0,
+        });
     }
     a.obey(&Command::MacAddrSet(A));
     exchange(&mut a, &mut b, 20);

@@ -15,7 +15,11 @@
 //! writes lies alone on pages of its own and is checked when it is read.
 //!
 //! The ring has the format that was negotiated, and both formats of its size
-//! take the same pages: so the memory stays mapped when the format changes.
+//! take the same pages: so the memory stays mapped when the format changes. A
+//! packed ring's descriptors can't be read-only for the device. In a shared
+//! address space a guest can therefore have the device overwrite them, and so
+//! send commands that nobody checked to its own device, within the memory that
+//! is mapped for it. What we believe of the ring does not come from there.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
