@@ -21,21 +21,21 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use serde::{Deserialize, Serialize};
-use vdpa::device::{VringAddresses, VringBase};
+use vdpa::device::VringBase;
+use vdpa::ring::RingFeatures;
 use vdpa::ring::packed::{DeviceQueue, DeviceQueueError};
-use vdpa::ring::{Direction, RingFeatures};
-use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
-use virtio_queue::{Queue as SplitRing, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemory as _, Permissions};
+use virtio_queue::{Queue as SplitRing, QueueT};
+use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::backend::{Queue, QueueAddresses, SharedMemory};
+use super::backend::{Queue, SharedMemory};
 
 #[cfg(test)]
 pub(crate) mod driver;
+mod packed;
+mod split;
 #[cfg(test)]
 mod tests;
 
@@ -288,7 +288,7 @@ impl UserspaceQueue {
                 Some(SavedPosition::Packed { base }) => base,
                 Some(SavedPosition::Split { .. }) => return Err(QueueError::SavedFormat),
             };
-            let ring = packed_ring(&addresses, max_size, base, features, &memory)?;
+            let ring = packed::new(&addresses, max_size, base, features, &memory)?;
             Ring::Packed(ring)
         } else {
             let (next_avail, next_used) = match saved {
@@ -299,7 +299,7 @@ impl UserspaceQueue {
                 }) => (next_avail, next_used),
                 Some(SavedPosition::Packed { .. }) => return Err(QueueError::SavedFormat),
             };
-            let mut ring = split_ring(&addresses, max_size, features.event_idx, &memory)?;
+            let mut ring = split::new(&addresses, max_size, features.event_idx, &memory)?;
             ring.set_next_avail(next_avail);
             ring.set_next_used(next_used);
             Ring::Split(ring)
@@ -379,8 +379,8 @@ impl UserspaceQueue {
             return Ok(None);
         }
         let popped = match &mut self.ring {
-            Ring::Split(ring) => pop_split(ring, &self.memory),
-            Ring::Packed(ring) => pop_packed(ring),
+            Ring::Split(ring) => split::pop(ring, &self.memory),
+            Ring::Packed(ring) => packed::pop(ring),
         };
         self.broken = popped.is_err();
         popped
@@ -431,7 +431,7 @@ impl UserspaceQueue {
     /// The ring cannot be accessed.
     pub(crate) fn signal_used(&mut self) -> Result<(), QueueError> {
         let wanted = match &mut self.ring {
-            Ring::Split(ring) => wants_signal(ring, &self.memory)?,
+            Ring::Split(ring) => split::wants_signal(ring, &self.memory)?,
             Ring::Packed(ring) => ring.needs_signal()?,
         };
         if wanted {
@@ -453,183 +453,4 @@ impl UserspaceQueue {
             let _ = call.write(1);
         }
     }
-}
-
-/// A split ring at its beginning, checked.
-fn split_ring(
-    addresses: &QueueAddresses,
-    max_size: u16,
-    event_idx: bool,
-    memory: &SharedMemory,
-) -> Result<SplitRing, QueueError> {
-    check_layout(addresses, max_size, memory)?;
-    let mut ring = SplitRing::new(max_size).map_err(QueueError::Ring)?;
-    ring.try_set_size(addresses.size)
-        .and_then(|()| ring.try_set_desc_table_address(GuestAddress(addresses.descriptor)))
-        .and_then(|()| ring.try_set_avail_ring_address(GuestAddress(addresses.driver)))
-        .and_then(|()| ring.try_set_used_ring_address(GuestAddress(addresses.device)))
-        .map_err(QueueError::Ring)?;
-    ring.set_event_idx(event_idx);
-    ring.set_ready(true);
-    Ok(ring)
-}
-
-/// A packed ring at `base`, checked.
-fn packed_ring(
-    addresses: &QueueAddresses,
-    max_size: u16,
-    base: VringBase,
-    features: RingFeatures,
-    memory: &SharedMemory,
-) -> Result<DeviceQueue, QueueError> {
-    let size = addresses.size;
-    if size > max_size {
-        return Err(QueueError::Size {
-            size,
-            max: max_size,
-        });
-    }
-    let areas = VringAddresses {
-        descriptor: addresses.descriptor,
-        driver: addresses.driver,
-        device: addresses.device,
-    };
-    Ok(DeviceQueue::new(
-        Arc::clone(memory),
-        size,
-        areas,
-        base,
-        features,
-    )?)
-}
-
-fn pop_split(ring: &mut SplitRing, memory: &SharedMemory) -> Result<Option<Chain>, QueueError> {
-    let memory = &**memory;
-    let Some(mut descriptors) = ring.iter(memory).map_err(QueueError::Ring)?.next() else {
-        return Ok(None);
-    };
-    let head = descriptors.head_index();
-    let fault = |fault| QueueError::Chain { head, fault };
-    let mut chain = Chain {
-        head,
-        readable: Vec::new(),
-        writable: Vec::new(),
-    };
-    // The iterator says nothing when it stops early, but then the last
-    // descriptor it gave (if any) had a successor.
-    let mut finished = false;
-    for count in 0.. {
-        let Some(descriptor) = descriptors.next() else {
-            break;
-        };
-        if count == MAX_DESCRIPTORS {
-            return Err(fault(ChainFault::TooLong));
-        }
-        finished = !descriptor.has_next();
-        let writable = descriptor.is_write_only();
-        if !writable && !chain.writable.is_empty() {
-            return Err(fault(ChainFault::Order));
-        }
-        let segment = Segment {
-            address: descriptor.addr(),
-            len: descriptor.len(),
-        };
-        if segment.len == 0 {
-            continue;
-        }
-        let len = usize::try_from(segment.len).map_err(|_| fault(ChainFault::OutsideMemory))?;
-        if !memory.check_range(segment.address, len, Permissions::ReadWrite) {
-            return Err(fault(ChainFault::OutsideMemory));
-        }
-        if writable {
-            chain.writable.push(segment);
-        } else {
-            chain.readable.push(segment);
-        }
-    }
-    if finished {
-        Ok(Some(chain))
-    } else {
-        Err(fault(ChainFault::Unfinished))
-    }
-}
-
-fn pop_packed(ring: &mut DeviceQueue) -> Result<Option<Chain>, QueueError> {
-    let Some(popped) = ring.pop()? else {
-        return Ok(None);
-    };
-    let mut chain = Chain {
-        head: popped.id,
-        readable: Vec::new(),
-        writable: Vec::new(),
-    };
-    for piece in popped.pieces {
-        let segment = Segment {
-            address: GuestAddress(piece.iova),
-            len: piece.len,
-        };
-        match piece.direction {
-            Direction::DeviceReads => chain.readable.push(segment),
-            Direction::DeviceWrites => chain.writable.push(segment),
-        }
-    }
-    Ok(Some(chain))
-}
-
-/// Whether the driver of a split ring wants an interrupt.
-fn wants_signal(ring: &mut SplitRing, memory: &SharedMemory) -> Result<bool, QueueError> {
-    let memory = &**memory;
-    if ring.event_idx_enabled() {
-        return ring.needs_notification(memory).map_err(QueueError::Ring);
-    }
-    // The used index must be visible before the flag is read, or a driver
-    // that re-enables interrupts in between would wait for ever.
-    fence(Ordering::SeqCst);
-    let flags: u16 = memory
-        .load(GuestAddress(ring.avail_ring()), Ordering::Relaxed)
-        .map(u16::from_le)
-        .map_err(|error| QueueError::Ring(virtio_queue::Error::GuestMemory(error)))?;
-    Ok(u32::from(flags) & VRING_AVAIL_F_NO_INTERRUPT == 0)
-}
-
-/// Checks everything about a split ring that does not change while it is in use.
-fn check_layout(
-    addresses: &QueueAddresses,
-    max_size: u16,
-    memory: &SharedMemory,
-) -> Result<(), QueueError> {
-    let size = addresses.size;
-    if !size.is_power_of_two() || size > max_size {
-        return Err(QueueError::Size {
-            size,
-            max: max_size,
-        });
-    }
-    let entries = u64::from(size);
-    // Sizes as in virtio 1.3, 2.7: both rings with their event field.
-    let parts = [
-        (RingPart::Descriptor, addresses.descriptor, 16, 16 * entries),
-        (RingPart::Driver, addresses.driver, 2, 6 + 2 * entries),
-        (RingPart::Device, addresses.device, 4, 6 + 8 * entries),
-    ];
-    for (part, address, align, len) in parts {
-        if address % align != 0 {
-            return Err(QueueError::Misaligned { part, address });
-        }
-        let inside = address.checked_add(len).is_some()
-            && usize::try_from(len).is_ok_and(|len| {
-                memory.check_range(GuestAddress(address), len, Permissions::ReadWrite)
-            });
-        if !inside {
-            return Err(QueueError::OutsideMemory { part, address, len });
-        }
-    }
-    let [descriptor, driver, device] = parts;
-    for other in [descriptor, driver] {
-        // No wrap: every part lies in guest memory.
-        if device.1 < other.1 + other.3 && other.1 < device.1 + device.3 {
-            return Err(QueueError::Overlap { part: other.0 });
-        }
-    }
-    Ok(())
 }

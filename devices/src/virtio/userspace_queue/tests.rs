@@ -1,6 +1,7 @@
 use proptest::prelude::{Just, ProptestConfig, any, prop_assert, prop_oneof, proptest};
 use vm_memory::GuestAddress;
 
+use super::super::backend::QueueAddresses;
 use super::driver::{BUFFERS, Driver, INDIRECT, NEXT, RAM, WRITE, memory, readable, writable};
 use super::*;
 
