@@ -32,6 +32,10 @@ const LINKS: [&str; VIRTUAL_FUNCTIONS] = ["vf0", "vf1", "vf2", "vf3"];
 /// `sriov` two functions (0 and 1) in one IOMMU group.
 pub const PLAIN_SLOT: u8 = 0x10;
 
+/// The first virtual function that offers packed rings; those before it have
+/// split ones only, so that guests meet both formats, alone and together.
+pub const FIRST_PACKED_FUNCTION: usize = 2;
+
 /// A lab host's equipment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Rig {
@@ -181,13 +185,18 @@ fn sriov(cable: Cable) -> Result<Equipment> {
     .map(str::to_owned)
     .into();
     for (index, link) in LINKS.iter().enumerate() {
+        let packed = if index < FIRST_PACKED_FUNCTION {
+            "off"
+        } else {
+            "on"
+        };
         arguments.extend([
             "-netdev".to_owned(),
             cable.netdev(index, link)?,
             "-device".to_owned(),
             format!(
                 "virtio-net-pci,bus=nic-port,addr=0x0.{:#x},sriov-pf=pf,netdev={link},mac={},\
-                 iommu_platform=on,ats=on,page-per-vq=on,mq=on,vectors={VECTORS}",
+                 iommu_platform=on,ats=on,page-per-vq=on,mq=on,vectors={VECTORS},packed={packed}",
                 index + 1,
                 vf_mac(index)
             ),

@@ -7,12 +7,13 @@
     reason = "a test's driver: a failure is the test's"
 )]
 mod client;
+#[path = "hardware_labnic/in_order.rs"]
+mod in_order;
 
 use std::time::{Duration, Instant};
 
 use client::{
-    Client, EVENT_IDX, HEADER, IN_ORDER, MRG_RXBUF, NOTIFICATION_DATA, PATIENCE, RING_SIZE, Setup,
-    frame, open, tagged, wait_for,
+    Client, EVENT_IDX, HEADER, MRG_RXBUF, PATIENCE, RING_SIZE, Setup, frame, open, tagged, wait_for,
 };
 use lab::labnic::{self, Labnic};
 use lab::sim::SimDevice;
@@ -879,46 +880,6 @@ fn a_queue_enabled_late_works_only_where_that_can_be() {
     a.receives_nothing();
     assert_eq!(labnic::counter(&one, "ignored_enables").unwrap(), 0);
     assert_eq!(labnic::counter(&other, "ignored_enables").unwrap(), 1);
-    kernel_is_well();
-}
-
-#[test]
-fn one_element_stands_for_a_batch_in_order() {
-    let labnic = Labnic::load(&[("completion", "delayed")]).unwrap();
-    let (one, other) = two(&labnic);
-    let setup = Setup {
-        without: NOTIFICATION_DATA,
-        ..Setup::default()
-    };
-    let mut a = Client::with(&one, &setup);
-    let mut b = Client::start(&other);
-    // Past the ring's end, in batches of 5.
-    for round in 0..30_u16 {
-        let heads: Vec<u16> = (0..5)
-            .map(|number| a.queues[1].offer(&frame(B, A, number, 50)))
-            .collect();
-        a.queues[1].kick();
-        for number in 0..5 {
-            assert_eq!(b.receive(0), frame(B, A, number, 50));
-        }
-        wait_for("used index", || {
-            (a.queues[1].used_index() == 5 * (round + 1)).then_some(())
-        });
-        let entry = u64::from(5 * round % RING_SIZE);
-        let (id, _) = a.queues[1].used_element(entry);
-        assert_eq!(id, u32::from(heads[4]));
-        // This client's ring knows no batches: it gets the elements singly.
-        for (place, head) in (0..).zip(&heads) {
-            a.queues[1].write_used(5 * round + place, *head);
-        }
-        for head in heads {
-            assert_eq!(a.queues[1].completed(), Some(head));
-        }
-    }
-    labnic.set("completion", "out_of_order").unwrap();
-    let third = add(&labnic, "c", C);
-    let (_file, device, _iotlb) = open(third.path());
-    assert_eq!(device.info().features & IN_ORDER, 0);
     kernel_is_well();
 }
 

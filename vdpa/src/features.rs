@@ -27,9 +27,6 @@ pub enum Reason {
     NotRestorable,
     /// Control-queue commands that are not relayed.
     CommandsNotRelayed,
-    /// The VMM's own control queue is an out-of-order split ring, and all
-    /// queues of a device have one format.
-    ControlQueueFormat,
     /// NOTIFICATION_DATA: any queue may fall back from its doorbell to an eventfd,
     /// which says that there was a kick but not what was written.
     LostInEventfd,
@@ -53,7 +50,6 @@ impl fmt::Display for Reason {
             Self::DoneByVmm => "the VMM does it for the guest",
             Self::NotRestorable => "its state could not be restored",
             Self::CommandsNotRelayed => "its control commands are not relayed",
-            Self::ControlQueueFormat => "the VMM's control queue is a split ring",
             Self::LostInEventfd => {
                 "a queue may have to fall back from its doorbell to an eventfd, which loses the data"
             }
@@ -320,7 +316,7 @@ pub fn pass_through(offered: u64, device_type: u32, policy: Policy) -> Passed {
     let mut features = 0;
     let mut withheld = Vec::new();
     for bit in (0..u64::BITS).filter(|bit| offered & (1 << bit) != 0) {
-        match reason(bit, offered, device_type, policy) {
+        match reason(bit, device_type, policy) {
             Some(reason) => withheld.push((bit, reason)),
             None => features |= 1 << bit,
         }
@@ -337,23 +333,14 @@ pub fn pass_through(offered: u64, device_type: u32, policy: Policy) -> Passed {
     Passed { features, withheld }
 }
 
-fn reason(bit: u32, offered: u64, device_type: u32, policy: Policy) -> Option<Reason> {
+fn reason(bit: u32, device_type: u32, policy: Policy) -> Option<Reason> {
     let Some(&(_, _, withheld)) = rows(device_type).find(|row| row.0 == bit) else {
         return Some(Reason::Unknown);
     };
     if withheld.is_some() {
         return withheld;
     }
-    if policy.withhold & (1 << bit) != 0 {
-        return Some(Reason::ByUser);
-    }
-    let has_control_queue =
-        device_type == VIRTIO_ID_NET && offered & (1 << net::VIRTIO_NET_F_CTRL_VQ) != 0;
-    let changes_rings = matches!(
-        bit,
-        config::VIRTIO_F_RING_PACKED | config::VIRTIO_F_IN_ORDER
-    );
-    (has_control_queue && changes_rings).then_some(Reason::ControlQueueFormat)
+    (policy.withhold & (1 << bit) != 0).then_some(Reason::ByUser)
 }
 
 #[cfg(test)]
@@ -396,17 +383,14 @@ mod tests {
     }
 
     #[test]
-    fn packed_rings_only_without_a_control_queue() {
-        let packed = mask(&[config::VIRTIO_F_RING_PACKED, config::VIRTIO_F_IN_ORDER]);
-        let with_control = packed | 1 << net::VIRTIO_NET_F_CTRL_VQ;
-        let passed = |offered, device| pass_through(offered, device, Policy::default()).features;
-        assert_eq!(passed(packed, VIRTIO_ID_NET), packed);
-        assert_eq!(
-            passed(with_control, VIRTIO_ID_NET),
-            1 << net::VIRTIO_NET_F_CTRL_VQ
-        );
-        // Bit 17 of a block device is ZONED.
-        assert_eq!(passed(with_control, VIRTIO_ID_BLOCK), with_control);
+    fn ring_formats_pass_with_a_control_queue() {
+        let offered = mask(&[
+            config::VIRTIO_F_RING_PACKED,
+            config::VIRTIO_F_IN_ORDER,
+            net::VIRTIO_NET_F_CTRL_VQ,
+        ]);
+        let passed = pass_through(offered, VIRTIO_ID_NET, Policy::default());
+        assert_eq!((passed.features, passed.withheld), (offered, vec![]));
     }
 
     #[test]

@@ -17,30 +17,30 @@
 //! ```no_run
 //! use std::sync::Arc;
 //!
-//! use vdpa::device::{Device, VringBase, VringConfig};
+//! use vdpa::device::{Device, VringConfig};
 //! use vdpa::iotlb::{Access, Mapping};
 //! use vdpa::memory::SharedBuffer;
-//! use vdpa::ring::{Direction, Piece, SplitLayout, split::DriverQueue};
+//! use vdpa::ring::{Direction, DriverQueue, Piece, RingFeatures, RingLayout};
 //! use vmm_sys_util::eventfd::EventFd;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let (device, mut iotlb) = Device::open("/dev/vhost-vdpa-0")?.own()?;
 //!
 //! // Memory for one ring and one frame, seen by the device at IOVA 1 MiB.
-//! let layout = SplitLayout::new(16)?;
-//! let ring_bytes = layout.size();
+//! let features = device.info().features & 1 << 32; // VERSION_1
+//! let ring = RingFeatures::of(features);
+//! let ring_bytes = RingLayout::new(ring.format(), 16)?.size();
 //! let memory = Arc::new(SharedBuffer::new(ring_bytes + 4096, 0x10_0000)?);
 //! let mapping = Mapping { region: memory.clone(), offset: 0, access: Access::ReadWrite };
 //! iotlb.map(0, 0x10_0000, ring_bytes + 4096, mapping)?;
 //!
-//! let features = device.info().features & 1 << 32; // VERSION_1
 //! let mut device = device.negotiate(features)?;
-//! let mut transmit = DriverQueue::new(memory.clone(), layout, 0, false)?;
+//! let mut transmit = DriverQueue::new(memory.clone(), 16, 0, ring)?;
 //! let (kick, call) = (EventFd::new(0)?, EventFd::new(0)?);
 //! let config = VringConfig {
 //!     size: 16,
 //!     addresses: transmit.addresses(),
-//!     base: VringBase::initial(false),
+//!     base: transmit.initial_base(),
 //!     kick: Some(&kick),
 //!     call: Some(&call),
 //! };

@@ -5,8 +5,8 @@
 //! device it serves.
 
 use serde::{Deserialize, Serialize};
+use vdpa::ring::RingFeatures;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::backend::{Activation, Queue, QueueChange, SharedMemory};
 use super::userspace_queue::{QueueError, SavedQueue, UserspaceQueue};
@@ -136,7 +136,7 @@ impl SingleQueue {
                 queue,
                 saved,
                 offer.max_size,
-                started.has(VIRTIO_RING_F_EVENT_IDX),
+                RingFeatures::of(started.features),
                 started.memory.clone(),
             )?);
         }
@@ -191,7 +191,7 @@ impl SingleQueue {
         let queue = UserspaceQueue::new(
             queue,
             self.offer.max_size,
-            self.has(VIRTIO_RING_F_EVENT_IDX),
+            RingFeatures::of(self.features),
             self.memory.clone(),
         )?;
         // The driver may have made buffers available, and kicked, before this.

@@ -1,8 +1,8 @@
-//! One split virtqueue served by this process, as the emulated devices use it.
+//! One virtqueue served by this process, as the emulated devices use it.
 //!
-//! It owns the device side of the ring (through `virtio-queue`), the checks on
-//! what the driver wrote there, and interrupt suppression. It must not know
-//! what the buffers mean.
+//! It owns the device side of the ring (a split one through `virtio-queue`, a
+//! packed one through `vdpa::ring::packed`), the checks on what the driver wrote
+//! there, and interrupt suppression. It must not know what the buffers mean.
 //!
 //! `virtio-queue` bounds every walk (a chain by the size of its table, the
 //! avail index by the ring size) but ends a malformed chain silently, so that
@@ -21,18 +21,21 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use serde::{Deserialize, Serialize};
-use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
-use virtio_queue::{Queue as Ring, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemory as _, Permissions};
+use vdpa::device::VringBase;
+use vdpa::ring::RingFeatures;
+use vdpa::ring::packed::{DeviceQueue, DeviceQueueError};
+use virtio_queue::{Queue as SplitRing, QueueT};
+use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::backend::{Queue, QueueAddresses, SharedMemory};
+use super::backend::{Queue, SharedMemory};
 
 #[cfg(test)]
 pub(crate) mod driver;
+mod packed;
+mod split;
 #[cfg(test)]
 mod tests;
 
@@ -91,8 +94,10 @@ impl fmt::Display for ChainFault {
 /// Why a queue cannot be, or can no longer be, served.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
-    /// The size is 0, no power of two, or above the offered maximum.
-    #[error("queue size {size} is not a power of two up to {max}")]
+    /// The size is 0, above the offered maximum, or for a split ring no power of two.
+    #[error(
+        "queue size {size} is not possible: the maximum is {max}, and a split ring takes powers of two"
+    )]
     Size {
         /// What the driver set.
         size: u16,
@@ -135,6 +140,12 @@ pub enum QueueError {
     /// ahead by more than the queue size.
     #[error("the ring is malformed")]
     Ring(#[source] virtio_queue::Error),
+    /// A packed ring is not as it must be.
+    #[error("the packed ring cannot be served")]
+    Packed(#[from] DeviceQueueError),
+    /// A saved position of the other ring format.
+    #[error("the saved queue and the negotiated features have different ring formats")]
+    SavedFormat,
     /// Saved indices that no drained queue can have.
     #[error(
         "saved queue indices {next_avail} and {next_used} differ although nothing is in flight"
@@ -164,7 +175,8 @@ pub(crate) struct Segment {
 /// changes there afterwards has no effect.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Chain {
-    /// Descriptor index of the head, to be given back in the used ring.
+    /// What names it in the used ring: the descriptor index of its head, or the
+    /// buffer id in a packed ring.
     pub(crate) head: u16,
     /// Buffers that the device reads, in order.
     pub(crate) readable: Vec<Segment>,
@@ -175,9 +187,22 @@ pub(crate) struct Chain {
 /// The state of a queue with nothing in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedQueue {
-    next_avail: u16,
-    next_used: u16,
+    position: SavedPosition,
     broken: bool,
+}
+
+/// Where a queue stands, by ring format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum SavedPosition {
+    Split { next_avail: u16, next_used: u16 },
+    Packed { base: VringBase },
+}
+
+/// The device side of one ring.
+#[derive(Debug)]
+enum Ring {
+    Split(SplitRing),
+    Packed(DeviceQueue),
 }
 
 /// The kick eventfd of a queue, never blocking.
@@ -223,7 +248,7 @@ impl Kick {
     }
 }
 
-/// The device side of one split virtqueue.
+/// The device side of one virtqueue.
 #[derive(Debug)]
 pub(crate) struct UserspaceQueue {
     ring: Ring,
@@ -234,28 +259,51 @@ pub(crate) struct UserspaceQueue {
 }
 
 impl UserspaceQueue {
-    /// Takes over a queue that the driver programmed, at index 0.
+    /// Takes over a queue that the driver programmed, at its beginning.
     ///
-    /// `max_size` is what was offered for it.
+    /// `max_size` is what was offered for it, `features` are as negotiated.
     ///
     /// # Errors
     /// The size, alignment or place of the ring is not acceptable.
     pub(crate) fn new(
         queue: Queue,
         max_size: u16,
-        event_idx: bool,
+        features: RingFeatures,
         memory: SharedMemory,
     ) -> Result<Self, QueueError> {
+        Self::start(queue, max_size, features, memory, None)
+    }
+
+    fn start(
+        queue: Queue,
+        max_size: u16,
+        features: RingFeatures,
+        memory: SharedMemory,
+        saved: Option<SavedPosition>,
+    ) -> Result<Self, QueueError> {
         let addresses = queue.addresses;
-        check_layout(&addresses, max_size, &memory)?;
-        let mut ring = Ring::new(max_size).map_err(QueueError::Ring)?;
-        ring.try_set_size(addresses.size)
-            .and_then(|()| ring.try_set_desc_table_address(GuestAddress(addresses.descriptor)))
-            .and_then(|()| ring.try_set_avail_ring_address(GuestAddress(addresses.driver)))
-            .and_then(|()| ring.try_set_used_ring_address(GuestAddress(addresses.device)))
-            .map_err(QueueError::Ring)?;
-        ring.set_event_idx(event_idx);
-        ring.set_ready(true);
+        let ring = if features.packed {
+            let base = match saved {
+                None => VringBase::initial(true),
+                Some(SavedPosition::Packed { base }) => base,
+                Some(SavedPosition::Split { .. }) => return Err(QueueError::SavedFormat),
+            };
+            let ring = packed::new(&addresses, max_size, base, features, &memory)?;
+            Ring::Packed(ring)
+        } else {
+            let (next_avail, next_used) = match saved {
+                None => (0, 0),
+                Some(SavedPosition::Split {
+                    next_avail,
+                    next_used,
+                }) => (next_avail, next_used),
+                Some(SavedPosition::Packed { .. }) => return Err(QueueError::SavedFormat),
+            };
+            let mut ring = split::new(&addresses, max_size, features.event_idx, &memory)?;
+            ring.set_next_avail(next_avail);
+            ring.set_next_used(next_used);
+            Ring::Split(ring)
+        };
         Ok(Self {
             ring,
             memory,
@@ -269,23 +317,33 @@ impl UserspaceQueue {
     /// and one spurious interrupt so that neither side waits for a lost one.
     ///
     /// # Errors
-    /// As [`UserspaceQueue::new`], or the indices make no sense.
+    /// As [`UserspaceQueue::new`], or the indices make no sense, or are of the
+    /// other ring format.
     pub(crate) fn restore(
         queue: Queue,
         saved: SavedQueue,
         max_size: u16,
-        event_idx: bool,
+        features: RingFeatures,
         memory: SharedMemory,
     ) -> Result<Self, QueueError> {
-        if !saved.broken && saved.next_avail != saved.next_used {
-            return Err(QueueError::SavedIndices {
-                next_avail: saved.next_avail,
-                next_used: saved.next_used,
-            });
-        }
-        let mut restored = Self::new(queue, max_size, event_idx, memory)?;
-        restored.ring.set_next_avail(saved.next_avail);
-        restored.ring.set_next_used(saved.next_used);
+        let position = match saved.position {
+            SavedPosition::Split {
+                next_avail,
+                next_used,
+            } if next_avail != next_used && !saved.broken => {
+                return Err(QueueError::SavedIndices {
+                    next_avail,
+                    next_used,
+                });
+            }
+            // Nobody goes on in a broken queue, so its position may be any: a
+            // chain that was never given back may be in flight for ever.
+            SavedPosition::Packed { .. } if saved.broken => SavedPosition::Packed {
+                base: VringBase::initial(true),
+            },
+            position => position,
+        };
+        let mut restored = Self::start(queue, max_size, features, memory, Some(position))?;
         restored.broken = saved.broken;
         restored.kick.again();
         restored.call_now();
@@ -294,9 +352,15 @@ impl UserspaceQueue {
 
     /// The state to save. Every popped chain must have been given back.
     pub(crate) fn save(&self) -> SavedQueue {
+        let position = match &self.ring {
+            Ring::Split(ring) => SavedPosition::Split {
+                next_avail: ring.next_avail(),
+                next_used: ring.next_used(),
+            },
+            Ring::Packed(ring) => SavedPosition::Packed { base: ring.base() },
+        };
         SavedQueue {
-            next_avail: self.ring.next_avail(),
-            next_used: self.ring.next_used(),
+            position,
             broken: self.broken,
         }
     }
@@ -314,60 +378,12 @@ impl UserspaceQueue {
         if self.broken {
             return Ok(None);
         }
-        let popped = self.pop_unguarded();
+        let popped = match &mut self.ring {
+            Ring::Split(ring) => split::pop(ring, &self.memory),
+            Ring::Packed(ring) => packed::pop(ring),
+        };
         self.broken = popped.is_err();
         popped
-    }
-
-    fn pop_unguarded(&mut self) -> Result<Option<Chain>, QueueError> {
-        let memory = &*self.memory;
-        let Some(mut descriptors) = self.ring.iter(memory).map_err(QueueError::Ring)?.next() else {
-            return Ok(None);
-        };
-        let head = descriptors.head_index();
-        let fault = |fault| QueueError::Chain { head, fault };
-        let mut chain = Chain {
-            head,
-            readable: Vec::new(),
-            writable: Vec::new(),
-        };
-        // The iterator says nothing when it stops early, but then the last
-        // descriptor it gave (if any) had a successor.
-        let mut finished = false;
-        for count in 0.. {
-            let Some(descriptor) = descriptors.next() else {
-                break;
-            };
-            if count == MAX_DESCRIPTORS {
-                return Err(fault(ChainFault::TooLong));
-            }
-            finished = !descriptor.has_next();
-            let writable = descriptor.is_write_only();
-            if !writable && !chain.writable.is_empty() {
-                return Err(fault(ChainFault::Order));
-            }
-            let segment = Segment {
-                address: descriptor.addr(),
-                len: descriptor.len(),
-            };
-            if segment.len == 0 {
-                continue;
-            }
-            let len = usize::try_from(segment.len).map_err(|_| fault(ChainFault::OutsideMemory))?;
-            if !memory.check_range(segment.address, len, Permissions::ReadWrite) {
-                return Err(fault(ChainFault::OutsideMemory));
-            }
-            if writable {
-                chain.writable.push(segment);
-            } else {
-                chain.readable.push(segment);
-            }
-        }
-        if finished {
-            Ok(Some(chain))
-        } else {
-            Err(fault(ChainFault::Unfinished))
-        }
     }
 
     /// Stops serving the queue: what the driver put into a chain makes no sense.
@@ -381,12 +397,14 @@ impl UserspaceQueue {
     /// # Errors
     /// The used ring cannot be written: the queue is broken from now on.
     pub(crate) fn push_used(&mut self, head: u16, len: u32) -> Result<(), QueueError> {
-        self.ring
-            .add_used(&*self.memory, head, len)
-            .map_err(|error| {
-                self.broken = true;
-                QueueError::Ring(error)
-            })
+        let pushed = match &mut self.ring {
+            Ring::Split(ring) => ring
+                .add_used(&*self.memory, head, len)
+                .map_err(QueueError::Ring),
+            Ring::Packed(ring) => ring.push_used(head, len).map_err(QueueError::Packed),
+        };
+        self.broken |= pushed.is_err();
+        pushed
     }
 
     /// Asks the driver to kick from now on; `true` when chains were made
@@ -398,31 +416,23 @@ impl UserspaceQueue {
         if self.broken {
             return Ok(false);
         }
-        self.ring
-            .enable_notification(&*self.memory)
-            .map_err(QueueError::Ring)
+        match &mut self.ring {
+            Ring::Split(ring) => ring
+                .enable_notification(&*self.memory)
+                .map_err(QueueError::Ring),
+            Ring::Packed(ring) => ring.set_notifications(true).map_err(QueueError::Packed),
+        }
     }
 
     /// Interrupts the driver for what [`UserspaceQueue::push_used`] published,
-    /// unless the driver suppressed that (virtio 1.3, 2.7.7 and 2.7.10).
+    /// unless the driver suppressed that (virtio 1.3, 2.7.7, 2.7.10 and 2.8.10).
     ///
     /// # Errors
     /// The ring cannot be accessed.
     pub(crate) fn signal_used(&mut self) -> Result<(), QueueError> {
-        let memory = &*self.memory;
-        let wanted = if self.ring.event_idx_enabled() {
-            self.ring
-                .needs_notification(memory)
-                .map_err(QueueError::Ring)?
-        } else {
-            // The used index must be visible before the flag is read, or a driver
-            // that re-enables interrupts in between would wait for ever.
-            fence(Ordering::SeqCst);
-            let flags: u16 = memory
-                .load(GuestAddress(self.ring.avail_ring()), Ordering::Relaxed)
-                .map(u16::from_le)
-                .map_err(|error| QueueError::Ring(virtio_queue::Error::GuestMemory(error)))?;
-            u32::from(flags) & VRING_AVAIL_F_NO_INTERRUPT == 0
+        let wanted = match &mut self.ring {
+            Ring::Split(ring) => split::wants_signal(ring, &self.memory)?,
+            Ring::Packed(ring) => ring.needs_signal()?,
         };
         if wanted {
             self.call_now();
@@ -443,46 +453,4 @@ impl UserspaceQueue {
             let _ = call.write(1);
         }
     }
-}
-
-/// Checks everything about a ring that does not change while it is in use.
-fn check_layout(
-    addresses: &QueueAddresses,
-    max_size: u16,
-    memory: &SharedMemory,
-) -> Result<(), QueueError> {
-    let size = addresses.size;
-    if !size.is_power_of_two() || size > max_size {
-        return Err(QueueError::Size {
-            size,
-            max: max_size,
-        });
-    }
-    let entries = u64::from(size);
-    // Sizes as in virtio 1.3, 2.7: both rings with their event field.
-    let parts = [
-        (RingPart::Descriptor, addresses.descriptor, 16, 16 * entries),
-        (RingPart::Driver, addresses.driver, 2, 6 + 2 * entries),
-        (RingPart::Device, addresses.device, 4, 6 + 8 * entries),
-    ];
-    for (part, address, align, len) in parts {
-        if address % align != 0 {
-            return Err(QueueError::Misaligned { part, address });
-        }
-        let inside = address.checked_add(len).is_some()
-            && usize::try_from(len).is_ok_and(|len| {
-                memory.check_range(GuestAddress(address), len, Permissions::ReadWrite)
-            });
-        if !inside {
-            return Err(QueueError::OutsideMemory { part, address, len });
-        }
-    }
-    let [descriptor, driver, device] = parts;
-    for other in [descriptor, driver] {
-        // No wrap: every part lies in guest memory.
-        if device.1 < other.1 + other.3 && other.1 < device.1 + device.3 {
-            return Err(QueueError::Overlap { part: other.0 });
-        }
-    }
-    Ok(())
 }

@@ -11,11 +11,11 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vdpa::device::{Device, VringBase, VringConfig};
+use vdpa::device::{Device, VringConfig};
 use vdpa::features::{Policy, pass_through};
 use vdpa::iotlb::{Access, Mapping};
 use vdpa::memory::SharedBuffer;
-use vdpa::ring::{Direction, Piece, SplitLayout, split::DriverQueue};
+use vdpa::ring::{Direction, DriverQueue, Piece, RingFeatures, RingLayout};
 use vmm_sys_util::eventfd::EventFd;
 
 /// Receive and transmit queue, in this order.
@@ -52,8 +52,12 @@ impl Queue {
     }
 }
 
-fn queue(memory: &Arc<SharedBuffer>, index: u16) -> Result<Queue, Box<dyn Error>> {
-    let layout = SplitLayout::new(SIZE)?;
+fn queue(
+    memory: &Arc<SharedBuffer>,
+    index: u16,
+    features: RingFeatures,
+) -> Result<Queue, Box<dyn Error>> {
+    let layout = RingLayout::new(features.format(), SIZE)?;
     let offset = u64::from(index) * (layout.size() + u64::from(BUFFER));
     let buffer = offset + layout.size();
     let (len, direction) = match index {
@@ -63,7 +67,7 @@ fn queue(memory: &Arc<SharedBuffer>, index: u16) -> Result<Queue, Box<dyn Error>
     // To all stations, whatever the address of the device.
     memory.write(buffer + 12, &[0xff; 6])?;
     Ok(Queue {
-        ring: DriverQueue::new(Arc::clone(memory), layout, offset, false)?,
+        ring: DriverQueue::new(Arc::clone(memory), SIZE, offset, features)?,
         kick: EventFd::new(0)?,
         call: EventFd::new(0)?,
         piece: Piece {
@@ -79,7 +83,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         .nth(1)
         .ok_or("usage: lab-holder /dev/vhost-vdpa-N")?;
     let (device, mut iotlb) = Device::open(path)?.own()?;
-    let size = u64::from(QUEUES) * (SplitLayout::new(SIZE)?.size() + u64::from(BUFFER));
+    let info = device.info();
+    let features = pass_through(info.features, info.device_id, Policy::default()).features;
+    let ring = RingFeatures::of(features);
+    let size =
+        u64::from(QUEUES) * (RingLayout::new(ring.format(), SIZE)?.size() + u64::from(BUFFER));
     let memory = Arc::new(SharedBuffer::new(size, IOVA)?);
     let mapping = Mapping {
         region: Arc::clone(&memory) as _,
@@ -87,16 +95,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         access: Access::ReadWrite,
     };
     iotlb.map(0, IOVA, size, mapping)?;
-    let (mut receive, mut transmit) = (queue(&memory, 0)?, queue(&memory, 1)?);
+    let (mut receive, mut transmit) = (queue(&memory, 0, ring)?, queue(&memory, 1, ring)?);
 
-    let info = device.info();
-    let features = pass_through(info.features, info.device_id, Policy::default()).features;
     let mut device = device.negotiate(features)?;
     for (index, queue) in [(0, &receive), (1, &transmit)] {
         let config = VringConfig {
             size: SIZE,
             addresses: queue.ring.addresses(),
-            base: VringBase::initial(false),
+            base: queue.ring.initial_base(),
             kick: Some(&queue.kick),
             call: Some(&queue.call),
         };

@@ -20,7 +20,7 @@ use vdpa::iotlb::{Access, Iotlb, Mapping};
 use vdpa::iova::IovaRange;
 use vdpa::memory::SharedBuffer;
 use vdpa::ring::split::DriverQueue;
-use vdpa::ring::{Direction, Piece, SplitLayout, Used};
+use vdpa::ring::{Direction, Piece, RingFeatures, SplitLayout, Used};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub(crate) const RING_SIZE: u16 = 64;
@@ -38,8 +38,9 @@ const CTRL_VQ: u64 = 1 << 17;
 pub(crate) const EVENT_IDX: u64 = 1 << 29;
 pub(crate) const IN_ORDER: u64 = 1 << 35;
 pub(crate) const NOTIFICATION_DATA: u64 = 1 << 38;
-/// What [`DriverQueue`] does not do.
-const BEYOND_US: u64 = IN_ORDER | NOTIFICATION_DATA;
+/// What is not negotiated unless a test wants it: most look at used elements,
+/// which with IN_ORDER may be fewer, and no [`DriverQueue`] sends data with a kick.
+const UNUSUAL: u64 = IN_ORDER | NOTIFICATION_DATA;
 
 /// What a test wants otherwise.
 #[derive(Clone, Debug)]
@@ -57,7 +58,7 @@ pub(crate) struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
-            without: BEYOND_US,
+            without: UNUSUAL,
             buffers: RING_SIZE,
             rings_asid: 0,
             disabled: None,
@@ -68,7 +69,7 @@ impl Default for Setup {
 impl Setup {
     pub(crate) fn without(features: u64) -> Self {
         Self {
-            without: features | BEYOND_US,
+            without: features | UNUSUAL,
             ..Self::default()
         }
     }
@@ -91,7 +92,7 @@ fn eventfd() -> EventFd {
 }
 
 impl Queue {
-    fn new(index: u16, event_idx: bool) -> Self {
+    fn new(index: u16, features: RingFeatures) -> Self {
         let layout = SplitLayout::new(RING_SIZE).unwrap();
         let ring_memory =
             SharedBuffer::new(layout.size(), RINGS + u64::from(index) * layout.size());
@@ -99,7 +100,7 @@ impl Queue {
         let size = BUFFER * u64::from(RING_SIZE);
         let buffers = SharedBuffer::new(size, BUFFERS + u64::from(index) * size).unwrap();
         Self {
-            ring: DriverQueue::new(Arc::clone(&ring_memory), layout, 0, event_idx).unwrap(),
+            ring: DriverQueue::new(Arc::clone(&ring_memory), layout, 0, features).unwrap(),
             ring_memory,
             buffers: Arc::new(buffers),
             kick: eventfd(),
@@ -197,14 +198,6 @@ impl Queue {
         (word([i0, i1, i2, i3]), word([l0, l1, l2, l3]))
     }
 
-    /// Writes a used element's id, as a device could have.
-    pub(crate) fn write_used(&self, entry: u16, head: u16) {
-        let offset = self.ring.addresses().device - self.ring_memory.range().first();
-        let place = offset + 4 + 8 * u64::from(entry % RING_SIZE);
-        let id = u32::from(head).to_le_bytes();
-        self.ring_memory.write(place, &id).unwrap();
-    }
-
     /// Kicks by eventfd if the device asks for it.
     pub(crate) fn kick(&mut self) {
         if self.ring.needs_kick().unwrap() {
@@ -284,7 +277,7 @@ impl Client {
         mapped: Option<Vec<Queue>>,
     ) -> Self {
         let features = owned.info().features & !setup.without;
-        let event_idx = features & EVENT_IDX != 0;
+        let ring = RingFeatures::of(features);
         let max_pairs = max_pairs(&owned);
         if setup.rings_asid != 0 {
             let group = owned.info().queue(0).unwrap().descriptor_group.unwrap();
@@ -292,11 +285,8 @@ impl Client {
         }
         let mut device = owned.negotiate(features).unwrap();
         let again = mapped.is_some();
-        let mut queues: Vec<Queue> = mapped.unwrap_or_else(|| {
-            (0..2 * max_pairs)
-                .map(|i| Queue::new(i, event_idx))
-                .collect()
-        });
+        let mut queues: Vec<Queue> =
+            mapped.unwrap_or_else(|| (0..2 * max_pairs).map(|i| Queue::new(i, ring)).collect());
         if !again {
             for queue in &queues {
                 map(&mut iotlb, setup.rings_asid, &queue.ring_memory);
@@ -317,7 +307,7 @@ impl Client {
         let index = control_queue::queue_index(features, max_pairs);
         let has_control = !again && features & CTRL_VQ != 0;
         let control = index.filter(|_| has_control).map(|index| {
-            let control = ControlQueue::new(CONTROL, event_idx).unwrap();
+            let control = ControlQueue::new(CONTROL, ring).unwrap();
             let placement = Placement::choose(device.info(), device.backend_features(), index);
             if let Placement::OwnAddressSpace { group, asid } = placement {
                 device.set_group_asid(group, asid).unwrap();
@@ -348,9 +338,13 @@ impl Client {
     pub(crate) fn restart_without_mapping(mut self) -> Self {
         let owned = self.device.take().unwrap().reset().unwrap();
         let layout = SplitLayout::new(RING_SIZE).unwrap();
+        let features = RingFeatures {
+            event_idx: true,
+            ..RingFeatures::default()
+        };
         for queue in &mut self.queues {
             let memory = Arc::clone(&queue.ring_memory);
-            queue.ring = DriverQueue::new(memory, layout, 0, true).unwrap();
+            queue.ring = DriverQueue::new(memory, layout, 0, features).unwrap();
             queue.chains.clear();
             queue.free = (0..u64::from(RING_SIZE)).rev().collect();
         }

@@ -23,8 +23,12 @@ type Payload = (
     Vec<(u16, VringBase)>,
     Option<[u8; 6]>,
     bool,
-    Option<(ControlState, Option<(u16, u16, bool)>)>,
+    Option<(ControlState, Option<SplitQueue>)>,
 );
+
+/// The guest's control queue: 0 for a split ring, next avail and used index,
+/// whether it is broken. postcard encodes an enum as its variant's number.
+type SplitQueue = (u32, u16, u16, bool);
 
 fn decode(state: &SavedState) -> Payload {
     postcard::from_bytes(&state.payload).unwrap()
@@ -77,7 +81,7 @@ fn positions_are_where_the_device_stopped() {
     assert_eq!(payload.2, [at(0), at(1)]);
     let (control, ring) = payload.5.unwrap();
     assert_eq!(control.mac(), Some(FOREIGN));
-    assert_eq!(ring, Some((1, 1, false)));
+    assert_eq!(ring, Some((0, 1, 1, false)));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The VMM's own ring towards the device's control queue.
 //!
 //! ```text
-//!   memory      | descriptors, avail | command 16 KiB | used ring | ack |
-//!   the device        reads only         reads only     read/write  writes
+//!   memory        | ring: read part | ring: written part | command 16 KiB | ack |
+//!   the device       reads only        reads and writes     reads only     writes
 //!
 //!              submit                        poll: the device used it
 //!     idle ------------> command in flight ------------------------> idle
@@ -13,6 +13,13 @@
 //! device with one address space a guest can name these pages in a
 //! descriptor: so what the device only reads is mapped read-only, and what it
 //! writes lies alone on pages of its own and is checked when it is read.
+//!
+//! The ring has the format that was negotiated, and both formats of its size
+//! take the same pages: so the memory stays mapped when the format changes. A
+//! packed ring's descriptors can't be read-only for the device. In a shared
+//! address space a guest can therefore have the device overwrite them, and so
+//! send commands that nobody checked to its own device, within the memory that
+//! is mapped for it. What we believe of the ring does not come from there.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,12 +29,13 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::command::{COMMAND_LEN_MAX, Command, CommandError};
-use crate::device::{DeviceInfo, VringBase, VringConfig};
+use crate::device::{DeviceInfo, VringConfig};
 use crate::iotlb::{Access, Iotlb, IotlbError, IotlbSink, Mapping};
 use crate::iova::{IovaRange, PAGE_SIZE};
 use crate::memory::{SharedBuffer, SharedBufferError};
-use crate::ring::split::DriverQueue;
-use crate::ring::{Direction, Piece, QueueError, SplitLayout};
+use crate::ring::{
+    Direction, DriverQueue, Piece, QueueError, RingFeatures, RingFormat, RingLayout,
+};
 use crate::uapi::BackendFeatures;
 
 /// Room for a command; more than [`COMMAND_LEN_MAX`] is never sent.
@@ -163,9 +171,8 @@ fn event(source: std::io::Error) -> ControlQueueError {
 /// Where the parts lie in the memory.
 #[derive(Debug, Clone, Copy)]
 struct Parts {
-    ring: SplitLayout,
-    /// The ring's pages that the device only reads come first, then the
-    /// command, then the ring's used pages, then the ack.
+    /// Where the ring's pages begin that the device writes.
+    ring_writable: u64,
     command: u64,
     ack: u64,
 }
@@ -178,7 +185,7 @@ pub struct ControlQueue {
     ring: DriverQueue,
     kick: EventFd,
     call: EventFd,
-    /// First descriptor of the command that the device has.
+    /// The ring's name for the command that the device has.
     in_flight: Option<u16>,
 }
 
@@ -193,25 +200,25 @@ impl ControlQueue {
     }
 
     fn parts() -> Result<Parts, ControlQueueError> {
-        let ring_layout = SplitLayout::new(RING_SIZE).map_err(ring)?;
-        let command = ring_layout.size();
+        // A test holds that a packed ring of this size has the same pages.
+        let layout = RingLayout::new(RingFormat::Split, RING_SIZE).map_err(ring)?;
+        let command = layout.size();
         Ok(Parts {
-            ring: ring_layout,
+            ring_writable: layout.writable_offset(),
             command,
             ack: command + COMMAND_AREA,
         })
     }
 
-    /// Makes the queue with its memory at `iova`. `event_idx`: whether that
-    /// feature was negotiated.
+    /// Makes the queue with its memory at `iova`. `features` as negotiated.
     ///
     /// # Errors
     /// Memory or eventfds can't be made.
-    pub fn new(iova: u64, event_idx: bool) -> Result<Self, ControlQueueError> {
+    pub fn new(iova: u64, features: RingFeatures) -> Result<Self, ControlQueueError> {
         let parts = Self::parts()?;
         let buffer = SharedBuffer::new(Self::memory_size()?, iova).map_err(memory)?;
         let buffer = Arc::new(buffer);
-        let ring = DriverQueue::new(Arc::clone(&buffer), parts.ring, 0, event_idx).map_err(ring)?;
+        let ring = DriverQueue::new(Arc::clone(&buffer), RING_SIZE, 0, features).map_err(ring)?;
         Ok(Self {
             memory: buffer,
             parts,
@@ -229,15 +236,16 @@ impl ControlQueue {
     /// See [`IotlbError`]; nothing is mapped then.
     pub fn map<S: IotlbSink>(&self, iotlb: &mut Iotlb<S>, asid: u32) -> Result<(), IotlbError> {
         let Parts {
-            ring, command, ack, ..
+            ring_writable,
+            command,
+            ack,
         } = self.parts;
-        let used = ring.used_offset();
         let mut batch = iotlb.batch(asid)?;
         batch.announce(ack + PAGE_SIZE);
         for (first, end, access) in [
-            (0, used, Access::ReadOnly),
-            // Devices read their own index back.
-            (used, ring.size(), Access::ReadWrite),
+            (0, ring_writable, Access::ReadOnly),
+            // Devices read their own index back, and a packed ring is one.
+            (ring_writable, command, Access::ReadWrite),
             (command, ack, Access::ReadOnly),
             (ack, ack + PAGE_SIZE, Access::ReadWrite),
         ] {
@@ -252,13 +260,13 @@ impl ControlQueue {
     }
 
     /// Begins anew after a device reset: empty ring, nothing in flight, the same
-    /// memory and eventfds. `event_idx`: whether that feature was negotiated.
+    /// memory and eventfds. `features` as negotiated now.
     ///
     /// # Errors
     /// The memory can't be accessed.
-    pub fn restart(&mut self, event_idx: bool) -> Result<(), ControlQueueError> {
+    pub fn restart(&mut self, features: RingFeatures) -> Result<(), ControlQueueError> {
         let memory = Arc::clone(&self.memory);
-        self.ring = DriverQueue::new(memory, self.parts.ring, 0, event_idx).map_err(ring)?;
+        self.ring = DriverQueue::new(memory, RING_SIZE, 0, features).map_err(ring)?;
         self.in_flight = None;
         // The error is EAGAIN: nothing was signalled.
         let _ = self.call.read();
@@ -271,10 +279,12 @@ impl ControlQueue {
     /// See [`IotlbError`].
     pub fn unmap<S: IotlbSink>(&self, iotlb: &mut Iotlb<S>, asid: u32) -> Result<(), IotlbError> {
         let Parts {
-            ring, command, ack, ..
+            ring_writable,
+            command,
+            ack,
         } = self.parts;
         let mut batch = iotlb.batch(asid)?;
-        for first in [0, ring.used_offset(), command, ack] {
+        for first in [0, ring_writable, command, ack] {
             batch.unmap(self.memory.range().first() + first)?;
         }
         batch.commit()
@@ -286,7 +296,7 @@ impl ControlQueue {
         VringConfig {
             size: self.ring.size(),
             addresses: self.ring.addresses(),
-            base: VringBase::initial(false),
+            base: self.ring.initial_base(),
             kick: Some(&self.kick),
             call: Some(&self.call),
         }

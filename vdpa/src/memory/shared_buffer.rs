@@ -178,6 +178,19 @@ impl SharedBuffer {
             .map_err(|_| self.bounds(offset, 2))
     }
 
+    /// Reads a little-endian 32-bit value atomically.
+    ///
+    /// # Errors
+    /// Outside the buffer, or `offset` is no multiple of 4.
+    pub fn load_u32(&self, offset: u64, ordering: Ordering) -> Result<u32, SharedBufferError> {
+        let start = self.index(offset, 4)?;
+        self.region
+            .as_volatile_slice()
+            .load::<u32>(start, ordering)
+            .map(u32::from_le)
+            .map_err(|_| self.bounds(offset, 4))
+    }
+
     fn index(&self, offset: u64, len: u64) -> Result<usize, SharedBufferError> {
         self.iova(offset, len)?;
         usize::try_from(offset).map_err(|_| self.bounds(offset, len))
@@ -239,6 +252,13 @@ mod tests {
         buffer.read(4092, &mut data).unwrap();
         assert_eq!(data, [1, 2, 3, 4]);
         assert_eq!(buffer.load_u16(4094, Ordering::Acquire).unwrap(), 0x0403);
+        assert_eq!(
+            buffer.load_u32(4092, Ordering::Acquire).unwrap(),
+            0x0403_0201
+        );
+        for offset in [4094, 4096, u64::MAX - 3] {
+            assert!(buffer.load_u32(offset, Ordering::Relaxed).is_err());
+        }
         assert_eq!(buffer.iova(4096, 0).unwrap(), 0x10_1000);
         for offset in [4093, 4096, u64::MAX, u64::MAX - 3] {
             assert!(buffer.write(offset, &data).is_err());

@@ -2,11 +2,83 @@
 //!
 //! A driver-side queue owns its ring's memory and the bookkeeping of what it
 //! gave to the device. It must not know what the buffers are for.
+//!
+//! ```text
+//!   features --RingFeatures--> DriverQueue --+--> split::DriverQueue     virtio 1.3, 2.7
+//!                                            +--> packed::DriverQueue    virtio 1.3, 2.8
+//! ```
+//! The other side, for a ring that a guest drives, is [`packed::DeviceQueue`];
+//! split rings of guests are served with the crate virtio-queue by who needs that.
 
+mod driver;
+mod in_order;
+mod layout;
+pub mod packed;
 pub mod split;
 
+use std::fmt;
+
+use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+
+pub use self::driver::DriverQueue;
+pub use self::layout::{PackedLayout, RingLayout, SplitLayout};
 use crate::iova::PAGE_SIZE;
-use crate::memory::SharedBufferError;
+use crate::memory::{SharedBuffer, SharedBufferError};
+
+/// The format of a ring; all rings of a device have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RingFormat {
+    /// Three areas (virtio 1.3, 2.7).
+    Split,
+    /// One ring that both sides write, VIRTIO_F_RING_PACKED (virtio 1.3, 2.8).
+    Packed,
+}
+
+impl fmt::Display for RingFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Split => "split",
+            Self::Packed => "packed",
+        })
+    }
+}
+
+/// The negotiated features that change how a ring is read and written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RingFeatures {
+    /// VIRTIO_F_RING_PACKED.
+    pub packed: bool,
+    /// VIRTIO_F_EVENT_IDX.
+    pub event_idx: bool,
+    /// VIRTIO_F_IN_ORDER.
+    pub in_order: bool,
+}
+
+impl RingFeatures {
+    /// Those of a mask of negotiated features.
+    #[must_use]
+    pub const fn of(features: u64) -> Self {
+        const fn has(features: u64, bit: u32) -> bool {
+            features & (1 << bit) != 0
+        }
+        Self {
+            packed: has(features, VIRTIO_F_RING_PACKED),
+            event_idx: has(features, VIRTIO_RING_F_EVENT_IDX),
+            in_order: has(features, VIRTIO_F_IN_ORDER),
+        }
+    }
+
+    /// The ring's format.
+    #[must_use]
+    pub const fn format(self) -> RingFormat {
+        if self.packed {
+            RingFormat::Packed
+        } else {
+            RingFormat::Split
+        }
+    }
+}
 
 /// Which side uses a piece of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +103,7 @@ pub struct Piece {
 /// A chain that the device is done with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
-    /// What [`split::DriverQueue::add`] gave for the chain.
+    /// What [`DriverQueue::add`] gave for the chain.
     pub head: u16,
     /// Bytes the device says it wrote; not more than the chain had for it.
     pub written: u32,
@@ -40,11 +112,13 @@ pub struct Used {
 /// Why a queue can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
-    /// Not a power of two from 1 to 32768.
-    #[error("a split ring cannot have {size} entries")]
+    /// Not from 1 to 32768, or for a split ring no power of two.
+    #[error("a {format} ring cannot have {size} entries")]
     Size {
         /// Entries asked for.
         size: u16,
+        /// Format asked for.
+        format: RingFormat,
     },
     /// The chain has no pieces, an empty piece, more than 4 GiB, or a piece
     /// for the device to read behind one to write (virtio 1.3, 2.7.4.2).
@@ -92,6 +166,17 @@ pub enum Violation {
         /// The element's id.
         id: u32,
     },
+    /// A used element of a device that works in order stands for more chains
+    /// than the used index says.
+    #[error("used element {id} stands for {batch} chains and the used index moved by {moved}")]
+    Batch {
+        /// The element's id.
+        id: u32,
+        /// Chains up to that one.
+        batch: usize,
+        /// How far the index moved.
+        moved: u16,
+    },
     /// The device claims to have written more than it could.
     #[error("{written} bytes are said to be written into a chain that takes {offered}")]
     TooLong {
@@ -102,61 +187,40 @@ pub enum Violation {
     },
 }
 
-/// Where a split ring's areas lie in its memory.
-///
-/// ```text
-///  0                                     used_offset
-///  | descriptor table | avail ring | ... | used ring | ... |
-///  +------- device reads only -----------+-- device writes -+
-///            whole pages                     whole pages
-/// ```
-/// The used ring has pages of its own, so that the rest can be mapped
-/// read-only for the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SplitLayout {
-    size: u16,
-    avail_offset: u64,
-    used_offset: u64,
-    total: u64,
+/// Checks a chain; gives the bytes that the device may write.
+fn check_chain(chain: &[Piece]) -> Result<u32, QueueError> {
+    let (mut total, mut writable) = (0u32, 0u32);
+    for piece in chain {
+        total = total.checked_add(piece.len).ok_or(QueueError::Chain)?;
+        let fits = crate::iova::IovaRange::from_size(piece.iova, u64::from(piece.len));
+        match piece.direction {
+            _ if fits.is_none() => return Err(QueueError::Chain),
+            Direction::DeviceWrites => writable += piece.len,
+            Direction::DeviceReads if writable > 0 => return Err(QueueError::Chain),
+            Direction::DeviceReads => {}
+        }
+    }
+    if chain.is_empty() {
+        Err(QueueError::Chain)
+    } else {
+        Ok(writable)
+    }
 }
 
-impl SplitLayout {
-    /// The layout for a ring with `size` entries.
-    ///
-    /// # Errors
-    /// [`QueueError::Size`].
-    pub fn new(size: u16) -> Result<Self, QueueError> {
-        // Not zero and, in 16 bits, never above 32768.
-        if !size.is_power_of_two() {
-            return Err(QueueError::Size { size });
-        }
-        let entries = u64::from(size);
-        let avail_offset = 16 * entries;
-        let used_offset = (avail_offset + 6 + 2 * entries).next_multiple_of(PAGE_SIZE);
-        let total = (used_offset + 6 + 8 * entries).next_multiple_of(PAGE_SIZE);
-        Ok(Self {
-            size,
-            avail_offset,
-            used_offset,
-            total,
-        })
+/// Where a ring of `total` bytes begins as the device sees it, zeroed: a ring
+/// in used memory would begin with old indices.
+fn prepare(buffer: &SharedBuffer, offset: u64, total: u64) -> Result<u64, QueueError> {
+    let memory = |source| QueueError::Memory { source };
+    let start = buffer.iova(offset, total).map_err(memory)?;
+    if !offset.is_multiple_of(PAGE_SIZE) {
+        return Err(memory(SharedBufferError::Shape {
+            iova: start,
+            size: total,
+        }));
     }
-
-    /// Bytes of memory the ring needs, in whole pages.
-    #[must_use]
-    pub fn size(&self) -> u64 {
-        self.total
+    let page = [0; 4096];
+    for at in (0..total).step_by(page.len()) {
+        buffer.write(offset + at, &page).map_err(memory)?;
     }
-
-    /// Entries of the ring.
-    #[must_use]
-    pub fn entries(&self) -> u16 {
-        self.size
-    }
-
-    /// Where the pages begin that the device writes; it only reads those before.
-    #[must_use]
-    pub fn used_offset(&self) -> u64 {
-        self.used_offset
-    }
+    Ok(start)
 }

@@ -10,16 +10,23 @@
 //!   avail ring            u16 flags, u16 index, u16 ring[size], u16 used_event
 //!   used ring             u16 flags, u16 index, {u32 id, u32 length}[size], u16 avail_event
 //! ```
+//! With IN_ORDER descriptors are taken in the order of the table (2.7.5), and one
+//! used element may stand for several chains.
+//!
 //! After a [`Violation`] the queue is broken for good:
 //! ```text
 //!   working --- violation seen in pop_used ---> broken (every call fails)
 //! ```
 
+use std::collections::VecDeque;
 use std::num::Wrapping;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::{Direction, Piece, QueueError, SplitLayout, Used, Violation};
+use super::in_order::InOrder;
+use super::{
+    Direction, Piece, QueueError, RingFeatures, SplitLayout, Used, Violation, check_chain, prepare,
+};
 use crate::device::VringAddresses;
 use crate::memory::{SharedBuffer, SharedBufferError};
 
@@ -46,8 +53,10 @@ pub struct DriverQueue {
     offset: u64,
     addresses: VringAddresses,
     event_idx: bool,
-    /// Descriptors that are not in any chain.
-    free: Vec<u16>,
+    /// With IN_ORDER.
+    in_order: Option<InOrder>,
+    /// Descriptors that are not in any chain; the next to take is in front.
+    free: VecDeque<u16>,
     /// By first descriptor.
     outstanding: Vec<Option<Chain>>,
     outstanding_count: u16,
@@ -67,7 +76,7 @@ fn memory(source: SharedBufferError) -> QueueError {
 
 impl DriverQueue {
     /// An empty ring at `offset` of `buffer`, in [`SplitLayout::size`] zeroed
-    /// bytes of it. `event_idx`: whether that feature was negotiated.
+    /// bytes of it. `features` as negotiated; this ring is split whatever they say.
     ///
     /// # Errors
     /// [`QueueError::Memory`] if it does not fit or is not aligned to a page.
@@ -75,17 +84,11 @@ impl DriverQueue {
         buffer: Arc<SharedBuffer>,
         layout: SplitLayout,
         offset: u64,
-        event_idx: bool,
+        features: RingFeatures,
     ) -> Result<Self, QueueError> {
-        let start = buffer.iova(offset, layout.total).map_err(memory)?;
-        if !offset.is_multiple_of(crate::iova::PAGE_SIZE) {
-            return Err(memory(SharedBufferError::Shape {
-                iova: start,
-                size: layout.total,
-            }));
-        }
+        let start = prepare(&buffer, offset, layout.total)?;
         let size = layout.size;
-        let queue = Self {
+        Ok(Self {
             addresses: VringAddresses {
                 descriptor: start,
                 driver: start + layout.avail_offset,
@@ -94,9 +97,9 @@ impl DriverQueue {
             memory: buffer,
             layout,
             offset,
-            event_idx,
-            // Popped from the end: the first chain gets descriptor 0.
-            free: (0..size).rev().collect(),
+            event_idx: features.event_idx,
+            in_order: features.in_order.then(InOrder::default),
+            free: (0..size).collect(),
             outstanding: vec![None; usize::from(size)],
             outstanding_count: 0,
             next_avail: Wrapping(0),
@@ -104,13 +107,7 @@ impl DriverQueue {
             next_used: Wrapping(0),
             interrupts: true,
             broken: None,
-        };
-        // A ring in used memory would begin with old indices.
-        let page = [0; 4096];
-        for at in (0..layout.total).step_by(page.len()) {
-            queue.memory.write(offset + at, &page).map_err(memory)?;
-        }
-        Ok(queue)
+        })
     }
 
     /// The ring's areas as the device sees them.
@@ -149,11 +146,10 @@ impl DriverQueue {
         let writable = check_chain(chain)?;
         let wanted = chain.len();
         let free = self.free();
-        let Some(first_taken) = self.free.len().checked_sub(wanted) else {
+        if wanted > self.free.len() {
             return Err(QueueError::Full { free, wanted });
-        };
-        let mut descriptors = self.free.split_off(first_taken);
-        descriptors.reverse();
+        }
+        let descriptors: Vec<u16> = self.free.drain(..wanted).collect();
         let head = descriptors[0];
         let nexts = descriptors.iter().skip(1).copied().map(Some);
         for ((piece, &index), next) in chain
@@ -170,6 +166,9 @@ impl DriverQueue {
             writable,
         });
         self.outstanding_count += 1;
+        if let Some(in_order) = &mut self.in_order {
+            in_order.made_available(head);
+        }
         self.next_avail += 1;
         // Release: the device must see descriptors and entry before the index
         // that makes them its own (virtio 1.3, 2.7.13.3).
@@ -202,12 +201,46 @@ impl DriverQueue {
         }
     }
 
-    /// Takes back one chain that the device is done with.
+    /// Takes back one chain that the device is done with. With IN_ORDER, chains
+    /// without a used element of their own count as written completely.
     ///
     /// # Errors
     /// [`QueueError::Broken`] if the device broke a rule, now or before.
     pub fn pop_used(&mut self) -> Result<Option<Used>, QueueError> {
         self.working()?;
+        let of_batch = self.in_order.as_mut().and_then(InOrder::take);
+        let next = match of_batch {
+            Some(next) => Some(next),
+            None => self.take_element()?,
+        };
+        let Some((head, written)) = next else {
+            return Ok(None);
+        };
+        let slot = self.outstanding.get_mut(usize::from(head));
+        let Some(chain) = slot.and_then(Option::take) else {
+            let id = u32::from(head);
+            return Err(self.violated(Violation::NotOutstanding { id }));
+        };
+        self.outstanding_count -= 1;
+        let written = written.unwrap_or(chain.writable);
+        if self.in_order.is_some() {
+            // Behind all others: so they stay in the table's order.
+            self.free.extend(chain.descriptors);
+        } else {
+            for index in chain.descriptors.into_iter().rev() {
+                self.free.push_front(index);
+            }
+        }
+        self.next_used += 1;
+        if self.event_idx && self.interrupts {
+            self.store(self.used_event(), self.next_used.0)?;
+        }
+        Ok(Some(Used { head, written }))
+    }
+
+    /// Reads and checks the next used element; with IN_ORDER the oldest chain
+    /// that it stands for. The length is that of the element's own chain.
+    fn take_element(&mut self) -> Result<Option<(u16, Option<u32>)>, QueueError> {
         // Acquire: the element, and what the device wrote into the buffers,
         // must not be read before the index (virtio 1.3, 2.7.14).
         let index = self
@@ -232,24 +265,27 @@ impl DriverQueue {
         let [i0, i1, i2, i3, l0, l1, l2, l3] = element;
         let id = u32::from_le_bytes([i0, i1, i2, i3]);
         let written = u32::from_le_bytes([l0, l1, l2, l3]);
-        let taken = u16::try_from(id).ok().and_then(|head| {
-            let chain = self.outstanding.get_mut(usize::from(head))?.take()?;
-            Some((head, chain))
+        let known = u16::try_from(id).ok().and_then(|head| {
+            let chain = self.outstanding.get(usize::from(head))?.as_ref()?;
+            Some((head, chain.writable))
         });
-        let Some((head, chain)) = taken else {
+        let Some((head, offered)) = known else {
             return Err(self.violated(Violation::NotOutstanding { id }));
         };
-        if written > chain.writable {
-            let offered = chain.writable;
+        if written > offered {
             return Err(self.violated(Violation::TooLong { written, offered }));
         }
-        self.outstanding_count -= 1;
-        self.free.extend(chain.descriptors.into_iter().rev());
-        self.next_used += 1;
-        if self.event_idx && self.interrupts {
-            self.store(self.used_event(), self.next_used.0)?;
+        let Some(in_order) = &mut self.in_order else {
+            return Ok(Some((head, Some(written))));
+        };
+        match in_order.batch_len(head) {
+            Some(batch) if batch <= usize::from(moved) => {
+                in_order.begin(head, written);
+                Ok(in_order.take())
+            }
+            Some(batch) => Err(self.violated(Violation::Batch { id, batch, moved })),
+            None => Err(self.violated(Violation::NotOutstanding { id })),
         }
-        Ok(Some(Used { head, written }))
     }
 
     /// Asks the device to signal used chains, or not to; it may do so anyway.
@@ -276,6 +312,7 @@ impl DriverQueue {
         // Full fence: our wish must be visible before the index is read, or a
         // chain used in between is missed (virtio 1.3, 2.7.7.1).
         fence(Ordering::SeqCst);
+        // A batch that is not taken yet lies behind the index, so it counts.
         Ok(self.load(self.used(2))? != self.next_used.0)
     }
 
@@ -338,26 +375,6 @@ impl DriverQueue {
         self.memory
             .store_u16(value, offset, Ordering::Relaxed)
             .map_err(memory)
-    }
-}
-
-/// Checks a chain; gives the bytes that the device may write.
-fn check_chain(chain: &[Piece]) -> Result<u32, QueueError> {
-    let (mut total, mut writable) = (0u32, 0u32);
-    for piece in chain {
-        total = total.checked_add(piece.len).ok_or(QueueError::Chain)?;
-        let fits = crate::iova::IovaRange::from_size(piece.iova, u64::from(piece.len));
-        match piece.direction {
-            _ if fits.is_none() => return Err(QueueError::Chain),
-            Direction::DeviceWrites => writable += piece.len,
-            Direction::DeviceReads if writable > 0 => return Err(QueueError::Chain),
-            Direction::DeviceReads => {}
-        }
-    }
-    if chain.is_empty() {
-        Err(QueueError::Chain)
-    } else {
-        Ok(writable)
     }
 }
 

@@ -1,13 +1,22 @@
 use proptest::prelude::{Just, ProptestConfig, any, prop_assert, prop_oneof, proptest};
 use vm_memory::GuestAddress;
 
+use super::super::backend::QueueAddresses;
 use super::driver::{BUFFERS, Driver, INDIRECT, NEXT, RAM, WRITE, memory, readable, writable};
 use super::*;
 
+mod packed;
+
 const SIZE: u16 = 8;
+const SPLIT: RingFeatures = RingFeatures {
+    packed: false,
+    event_idx: false,
+    in_order: false,
+};
 
 fn queue(driver: &Driver, event_idx: bool) -> UserspaceQueue {
-    UserspaceQueue::new(driver.queue(), 256, event_idx, Arc::clone(&driver.memory)).unwrap()
+    let features = RingFeatures { event_idx, ..SPLIT };
+    UserspaceQueue::new(driver.queue(), 256, features, Arc::clone(&driver.memory)).unwrap()
 }
 
 fn fault_of(result: Result<Option<Chain>, QueueError>) -> ChainFault {
@@ -23,7 +32,7 @@ fn refuses_unacceptable_rings() {
     let attempt = |change: &dyn Fn(&mut QueueAddresses)| {
         let mut queue = driver.queue();
         change(&mut queue.addresses);
-        UserspaceQueue::new(queue, 256, false, Arc::clone(&driver.memory)).map(drop)
+        UserspaceQueue::new(queue, 256, SPLIT, Arc::clone(&driver.memory)).map(drop)
     };
     for size in [0, 3, 512, u16::MAX] {
         assert!(matches!(
@@ -292,7 +301,7 @@ fn restores_where_it_was_saved() {
     drop(before);
 
     let memory = Arc::clone(&driver.memory);
-    let mut after = UserspaceQueue::restore(driver.queue(), saved, 256, false, memory).unwrap();
+    let mut after = UserspaceQueue::restore(driver.queue(), saved, 256, SPLIT, memory).unwrap();
     // One spurious kick and one spurious interrupt.
     assert_eq!(driver.kick.read().unwrap(), 1);
     assert!(driver.interrupted());
@@ -301,8 +310,10 @@ fn restores_where_it_was_saved() {
     assert_eq!(driver.take_used(), Some((u32::from(waiting), 2)));
 
     let hostile = SavedQueue {
-        next_avail: 4,
-        next_used: 3,
+        position: SavedPosition::Split {
+            next_avail: 4,
+            next_used: 3,
+        },
         broken: false,
     };
     assert!(matches!(
@@ -310,7 +321,7 @@ fn restores_where_it_was_saved() {
             driver.queue(),
             hostile,
             256,
-            false,
+            SPLIT,
             Arc::clone(&driver.memory)
         ),
         Err(QueueError::SavedIndices { .. })

@@ -28,6 +28,7 @@ use vdpa::control_queue::queue::ANSWER_TIMEOUT;
 use vdpa::control_queue::{Answer, Command, ControlQueue, ControlState, Limits, Placement};
 use vdpa::device::{Device, Negotiated};
 use vdpa::iotlb::Iotlb;
+use vdpa::ring::RingFeatures;
 use vdpa::window::PrivateWindow;
 use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
 use vm_memory::Bytes;
@@ -52,7 +53,7 @@ pub(super) struct Setup<'a> {
     pub(super) iotlb: &'a mut Iotlb,
     /// Index of the control queue.
     pub(super) index: u16,
-    pub(super) event_idx: bool,
+    pub(super) ring: RingFeatures,
     pub(super) limits: Limits,
 }
 
@@ -106,7 +107,7 @@ impl Control {
         let iova = window
             .allocate(ControlQueue::memory_size()?)
             .map_err(VdpaError::PrivateWindow)?;
-        let queue = ControlQueue::new(iova, false)?;
+        let queue = ControlQueue::new(iova, RingFeatures::default())?;
         let timer = TimerFd::new().map_err(|error| VdpaError::EventFd(error.into()))?;
         let epoll = Epoll::new().map_err(VdpaError::EventFd)?;
         let control = Self {
@@ -138,7 +139,7 @@ impl Control {
             device,
             iotlb,
             index,
-            event_idx,
+            ring,
             limits,
         } = setup;
         let placement = Placement::choose(device.info(), device.backend_features(), index);
@@ -155,7 +156,7 @@ impl Control {
         if let Placement::OwnAddressSpace { group, asid } = placement {
             device.set_group_asid(group, asid)?;
         }
-        self.queue.restart(event_idx)?;
+        self.queue.restart(ring)?;
         device.set_vring(index, &self.queue.vring_config(), &[self.queue.range()])?;
         self.limits = Some(limits);
         Ok(())
@@ -191,13 +192,13 @@ impl Control {
         queue: Queue,
         saved: Option<SavedQueue>,
         max_size: u16,
-        event_idx: bool,
+        ring: RingFeatures,
         memory: &SharedMemory,
     ) -> Result<(), VdpaError> {
         let shared = Arc::clone(memory);
         let queue = match saved {
-            None => UserspaceQueue::new(queue, max_size, event_idx, shared),
-            Some(saved) => UserspaceQueue::restore(queue, saved, max_size, event_idx, shared),
+            None => UserspaceQueue::new(queue, max_size, ring, shared),
+            Some(saved) => UserspaceQueue::restore(queue, saved, max_size, ring, shared),
         }?;
         self.watch(ControlOperation::Add, queue.kick().fd())?;
         self.guest = Some(Guest {

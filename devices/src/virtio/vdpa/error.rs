@@ -3,7 +3,7 @@
 use std::io;
 
 use vdpa::control_queue::{CommandError, ControlQueueError};
-use vdpa::device::{DeviceError, OpenError};
+use vdpa::device::{DeviceError, OpenError, VringBase};
 use vdpa::doorbell::NoDoorbell;
 use vdpa::iotlb::IotlbError;
 use vdpa::window::WindowError;
@@ -140,6 +140,16 @@ pub enum VdpaError {
         position: u16,
         /// The guest's avail index.
         available: u16,
+    },
+    /// Saved positions that no packed ring can have.
+    #[error("queue {queue}, a packed ring of {size} entries, cannot go on at {base:?}")]
+    SavedPackedPosition {
+        /// Index of the queue.
+        queue: u16,
+        /// The saved positions.
+        base: VringBase,
+        /// Entries of the guest's ring.
+        size: u16,
     },
     /// A ring that is not in guest memory.
     #[error("the rings of queue {queue} lie outside guest memory")]

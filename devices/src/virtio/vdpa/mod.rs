@@ -39,14 +39,14 @@ use vdpa::device::{Device, DeviceInfo, Opened, VringAddresses, VringBase, VringC
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::GuestRegion;
+use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
 use vdpa::window::PrivateWindow;
-use virtio_bindings::virtio_config::{VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_RING_PACKED};
+use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_NEEDS_RESET;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
 };
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub use self::doorbells::DoorbellMode;
@@ -108,6 +108,11 @@ struct DataQueue {
 impl Negotiation {
     fn has(&self, bit: u32) -> bool {
         self.features & (1 << bit) != 0
+    }
+
+    /// What all rings of the device, the guest's and ours, have in common.
+    fn ring(&self) -> RingFeatures {
+        RingFeatures::of(self.features)
     }
 }
 
@@ -307,7 +312,7 @@ impl VdpaBackend {
                 device,
                 iotlb: &mut self.iotlb,
                 index,
-                event_idx: negotiation.has(VIRTIO_RING_F_EVENT_IDX),
+                ring: negotiation.ring(),
                 limits: negotiation.limits,
             })?;
             device.enable_vring(index)?;
@@ -340,12 +345,11 @@ impl VdpaBackend {
         self.data_queues = data_queues;
         if let (Some(control), Some(queue)) = (&mut self.control, control_queue) {
             let max_size = self.max_sizes.get(usize::from(queue.index)).copied();
-            let event_idx = negotiation.has(VIRTIO_RING_F_EVENT_IDX);
             control.serve_guest(
                 queue,
                 guest_control_queue,
                 max_size.unwrap_or(0),
-                event_idx,
+                negotiation.ring(),
                 &self.memory,
             )?;
         }
@@ -391,7 +395,7 @@ impl VdpaBackend {
     /// Starts the device as after a reset.
     fn start_fresh(&mut self, activation: Activation) -> Result<(), VdpaError> {
         let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
-        let packed = negotiation.has(VIRTIO_F_RING_PACKED);
+        let packed = negotiation.ring().packed;
         let replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
         self.start(activation, |_| VringBase::initial(packed), &replay, None)
     }

@@ -13,8 +13,6 @@
 //! only to a parent with SUSPEND. The control queue is the VMM's, so there only
 //! the guest's side is reset. Owns the order. It must not know who programs the queue.
 
-use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use vdpa::device::{VringBase, VringConfig};
 
@@ -58,11 +56,10 @@ impl VdpaBackend {
         let index = queue.index;
         if negotiation.control_queue == Some(index) {
             let max_size = self.max_sizes.get(usize::from(index)).copied();
-            let event_idx = negotiation.has(VIRTIO_RING_F_EVENT_IDX);
             if let Some(control) = &mut self.control {
                 let kick = std::sync::Arc::clone(&queue.kick);
                 let max_size = max_size.unwrap_or(0);
-                control.serve_guest(queue, None, max_size, event_idx, &self.memory)?;
+                control.serve_guest(queue, None, max_size, negotiation.ring(), &self.memory)?;
                 // The driver may have made commands available before.
                 super::signal(&kick);
             }
@@ -75,7 +72,7 @@ impl VdpaBackend {
         let config = VringConfig {
             size: queue.addresses.size,
             addresses: vring_addresses(&queue.addresses),
-            base: VringBase::initial(negotiation.has(VIRTIO_F_RING_PACKED)),
+            base: VringBase::initial(negotiation.ring().packed),
             kick: Some(&queue.kick),
             call: Some(queue.call.as_deref().unwrap_or(&self.unrouted)),
         };

@@ -12,7 +12,6 @@ use std::collections::BTreeMap;
 
 use vdpa::control_queue::Command;
 use vdpa::device::VringBase;
-use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -84,8 +83,11 @@ impl VdpaBackend {
         {
             let saved = rings.iter().find(|ring| ring.index == index);
             let base = saved.ok_or(VdpaError::NoSavedRing { index })?.base;
-            if let VringBase::Split { index: position } = base {
-                self.check_position(index, position, &addresses)?;
+            match base {
+                VringBase::Split { index: position } => {
+                    self.check_position(index, position, &addresses)?;
+                }
+                VringBase::Packed { .. } => check_packed_base(index, base, addresses.size)?,
             }
             bases.insert(index, base);
         }
@@ -172,10 +174,62 @@ impl VdpaBackend {
             guest_queue = control.guest;
         }
         let bases = self.saved_bases(&saved.rings, &negotiation, &activation)?;
-        let initial = VringBase::initial(negotiation.has(VIRTIO_F_RING_PACKED));
+        let initial = VringBase::initial(negotiation.ring().packed);
         let base_of = |index| bases.get(&index).copied().unwrap_or(initial);
         self.start(activation, base_of, &replay, guest_queue)?;
         self.signal_all();
         Ok(())
+    }
+}
+
+/// A packed ring's positions must lie in the ring, and the used one at most a
+/// lap behind the available one: a device that had more in flight than there are
+/// entries would use what the guest has not given it. How far the guest is can't
+/// be checked: used descriptors may lie over what it made available.
+fn check_packed_base(queue: u16, base: VringBase, size: u16) -> Result<(), VdpaError> {
+    let possible = match base {
+        VringBase::Split { .. } => false,
+        VringBase::Packed {
+            available,
+            available_wrap,
+            used,
+            used_wrap,
+        } => {
+            let in_one_lap = if available_wrap == used_wrap {
+                used <= available
+            } else {
+                available <= used
+            };
+            available < size && used < size && in_one_lap
+        }
+    };
+    if possible {
+        Ok(())
+    } else {
+        Err(VdpaError::SavedPackedPosition { queue, base, size })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_positions_lie_within_a_lap() {
+        let check = |available, available_wrap, used, used_wrap| {
+            let base = VringBase::Packed {
+                available,
+                available_wrap,
+                used,
+                used_wrap,
+            };
+            check_packed_base(0, base, 8).is_ok()
+        };
+        assert!(check(0, true, 0, true) && check(7, false, 3, false));
+        // All entries in flight, and some over the end.
+        assert!(check(3, false, 3, true) && check(1, true, 6, false));
+        assert!(!check(3, true, 4, true) && !check(4, false, 3, true));
+        assert!(!check(8, true, 0, true) && !check(0, true, 8, false));
+        assert!(check_packed_base(0, VringBase::initial(false), 8).is_err());
     }
 }

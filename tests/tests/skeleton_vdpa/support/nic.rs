@@ -18,7 +18,7 @@ use vdpa::features::{Policy, pass_through};
 use vdpa::iotlb::{Access, Iotlb, Mapping};
 use vdpa::memory::SharedBuffer;
 use vdpa::ring::split::DriverQueue;
-use vdpa::ring::{Direction, Piece, SplitLayout};
+use vdpa::ring::{Direction, Piece, RingFeatures, SplitLayout};
 use vdpa::uapi::BackendFeatures;
 use vdpa::window::PrivateWindow;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -95,7 +95,9 @@ impl Queue {
 
 fn ring(memory: &Arc<SharedBuffer>, number: u64) -> DriverQueue {
     let layout = layout();
-    DriverQueue::new(Arc::clone(memory), layout, number * layout.size(), false).unwrap()
+    // The simulator has none of the features that a ring can have.
+    let features = RingFeatures::default();
+    DriverQueue::new(Arc::clone(memory), layout, number * layout.size(), features).unwrap()
 }
 
 /// The driver's memory and queues; lives through the device's states.
@@ -255,7 +257,7 @@ impl Rig {
         let iova = window
             .allocate(ControlQueue::memory_size().unwrap())
             .unwrap();
-        let control = ControlQueue::new(iova, false).unwrap();
+        let control = ControlQueue::new(iova, RingFeatures::default()).unwrap();
         let placement = Placement::choose(device.info(), device.backend_features(), CONTROL);
         control.map(&mut iotlb, placement.asid()).unwrap();
         let device = start(device, &nic, &control, placement);
@@ -281,7 +283,7 @@ impl Rig {
         assert_eq!(device.status().unwrap(), 0);
         iotlb.remap_after_reset().unwrap();
         nic.restart();
-        control.restart(false).unwrap();
+        control.restart(RingFeatures::default()).unwrap();
         let device = start(device, &nic, &control, placement);
         Self {
             device,

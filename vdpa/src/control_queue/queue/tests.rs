@@ -56,7 +56,7 @@ impl Model {
         if let Some(ack) = ack {
             self.memory.write(self.parts.ack, &[ack]).unwrap();
         }
-        let used = self.parts.ring.used_offset();
+        let used = self.parts.ring_writable;
         let slot = u64::from(self.used % RING_SIZE);
         let element = [id.to_le_bytes(), written.to_le_bytes()].concat();
         self.memory.write(used + 4 + 8 * slot, &element).unwrap();
@@ -68,7 +68,7 @@ impl Model {
 }
 
 fn pair() -> (ControlQueue, Model) {
-    let queue = ControlQueue::new(IOVA, false).unwrap();
+    let queue = ControlQueue::new(IOVA, RingFeatures::default()).unwrap();
     let model = Model::new(&queue);
     (queue, model)
 }
@@ -99,6 +99,79 @@ fn a_command_reaches_the_device_and_its_answer_comes_back() {
     }
     queue.submit(&Command::AnnounceAck).unwrap();
     assert_eq!(model.command(&queue), [3, 0]);
+}
+
+#[test]
+fn a_packed_ring_has_the_same_pages() {
+    let [split, packed] = [RingFormat::Split, RingFormat::Packed]
+        .map(|format| RingLayout::new(format, RING_SIZE).unwrap());
+    assert_eq!(split.size(), packed.size());
+    assert_eq!(split.writable_offset(), packed.writable_offset());
+}
+
+/// The device's side of a packed ring: answers the command in it.
+fn answer_packed(queue: &ControlQueue, entry: u64, descriptors: u64, ack: u8) -> Vec<u8> {
+    let place = queue.vring_config().addresses.descriptor - IOVA;
+    let mut command = Vec::new();
+    for number in 0..descriptors {
+        let mut descriptor = [0; 16];
+        let at = place + 16 * ((entry + number) % u64::from(RING_SIZE));
+        queue.memory.read(at, &mut descriptor).unwrap();
+        let iova = u64::from_le_bytes(descriptor[..8].try_into().unwrap());
+        let len = u32::from_le_bytes(descriptor[8..12].try_into().unwrap());
+        let flags = u16::from_le_bytes([descriptor[14], descriptor[15]]);
+        assert_eq!(flags & 1 != 0, number + 1 < descriptors);
+        if flags & 2 != 0 {
+            queue.memory.write(iova - IOVA, &[ack]).unwrap();
+        } else {
+            let mut piece = vec![0; usize::try_from(len).unwrap()];
+            queue.memory.read(iova - IOVA, &mut piece).unwrap();
+            command.extend(piece);
+        }
+    }
+    // What the driver sees of the lap is in the flags that it wrote.
+    let at = place + 16 * entry;
+    let flags = queue.memory.load_u16(at + 14, Ordering::Acquire).unwrap();
+    let used = if flags & 1 << 7 != 0 { 0x8082 } else { 0x0002 };
+    queue.memory.write(at + 8, &1u32.to_le_bytes()).unwrap();
+    queue
+        .memory
+        .store_u16(used, at + 14, Ordering::Release)
+        .unwrap();
+    command
+}
+
+#[test]
+fn commands_go_through_a_packed_ring_after_a_restart() {
+    let (mut queue, _) = pair();
+    for (event_idx, in_order) in [(false, false), (true, false), (true, true)] {
+        let features = RingFeatures {
+            packed: true,
+            event_idx,
+            in_order,
+        };
+        queue.restart(features).unwrap();
+        let config = queue.vring_config();
+        assert_eq!(config.base.to_kernel(), 0x8000_8000);
+        config.check(16, true, &[queue.range()]).unwrap();
+        for round in 0..50 {
+            queue.submit(&COMMAND).unwrap();
+            assert_eq!(queue.kick.read().unwrap(), 1);
+            assert_eq!(queue.poll().unwrap(), None);
+            // Three descriptors each: header, address, ack.
+            let entry = 3 * round % u64::from(RING_SIZE);
+            let seen = answer_packed(&queue, entry, 3, 0);
+            assert_eq!(seen, COMMAND.encode().unwrap());
+            assert_eq!(queue.poll().unwrap(), Some(Answer::Ok));
+        }
+    }
+    // And back.
+    queue.restart(RingFeatures::default()).unwrap();
+    assert_eq!(queue.vring_config().base.to_kernel(), 0);
+    let mut model = Model::new(&queue);
+    queue.submit(&COMMAND).unwrap();
+    model.answer(Some(0), 0, 1);
+    assert_eq!(queue.poll().unwrap(), Some(Answer::Ok));
 }
 
 #[test]
@@ -176,7 +249,7 @@ fn only_the_used_ring_and_the_ack_can_be_written_by_the_device() {
         {
             assert_eq!(asid, 1);
             bytes += size;
-            let used = IOVA + queue.parts.ring.used_offset();
+            let used = IOVA + queue.parts.ring_writable;
             let ack = IOVA + queue.parts.ack;
             let writable = access != Access::ReadOnly;
             assert_eq!(writable, iova == used || iova == ack, "{iova:#x}");

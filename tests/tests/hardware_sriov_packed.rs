@@ -1,0 +1,125 @@
+//! Guests that negotiate packed rings, on virtual functions of the SR-IOV rig
+//! that offer them (vf2, vf3): data queues of the device, and the control queue
+//! that ends in the VMM on both sides.
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::rig::FIRST_PACKED_FUNCTION;
+use lab::sriov::{SriovNic, VfDevice};
+use serde_json::Value;
+use std::time::Duration;
+
+/// Far more than anything here takes: a watchdog, not a measurement.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// VIRTIO_F_RING_PACKED and VIRTIO_NET_F_CTRL_VQ (virtio 1.3, 6 and 5.1.3).
+const RING_PACKED: usize = 34;
+const CTRL_VQ: usize = 17;
+
+/// All functions, and devices on two of them.
+fn devices(nic: &SriovNic, functions: [usize; 2]) -> [VfDevice<'_>; 2] {
+    functions.map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap())
+}
+
+fn start(device: &VfDevice<'_>, processors: u32) -> Guest {
+    let arguments = BellhopArguments::small()
+        .unwrap()
+        .processors(processors)
+        .vdpa(device.path());
+    let guest = Guest::start(&arguments).unwrap();
+    assert_eq!(guest.ready()["problems"], serde_json::json!([]));
+    guest
+}
+
+/// Whether the guest's driver negotiated a feature.
+fn negotiated(answer: &Value, bit: usize) -> bool {
+    // sysfs: one character for each bit, bit 0 first.
+    let features = answer["nics"][0]["features"].as_str().unwrap();
+    features.as_bytes()[bit] == b'1'
+}
+
+/// `count` checked frames from one guest to the other and back.
+#[track_caller]
+fn exchange(from: &mut Guest, to: &mut Guest, mac: &str, count: u64, size: u32, window: u32) {
+    let echo = format!("echo {count} 20");
+    to.listen(&echo).unwrap();
+    let line = format!("frames {count} {size} {window} to {mac}");
+    let sent = from.command_within(&line, LIMIT).unwrap();
+    let echoed = to.answer(&echo, LIMIT).unwrap();
+    assert_eq!(sent["tx"], count, "{sent}");
+    assert_eq!(sent["rx"], count, "{sent} {echoed}");
+    assert_eq!(sent["corrupt"], 0, "{sent}");
+    assert_eq!(sent["duplicate"], 0, "{sent}");
+    assert_eq!(echoed["echoed"], count, "{echoed}");
+    assert_eq!(echoed["corrupt"], 0, "{echoed}");
+}
+
+/// Several queue pairs, and more control commands than the rings have entries:
+/// the guest's has 64, the VMM's own 16.
+#[test]
+fn queues_and_control_commands_work_on_packed_rings() {
+    let nic = SriovNic::enable(4).unwrap();
+    let devices = devices(&nic, [FIRST_PACKED_FUNCTION, FIRST_PACKED_FUNCTION + 1]);
+    let mut guests = devices.each_ref().map(|device| start(device, 2));
+    for guest in &guests {
+        let ready = guest.ready();
+        assert!(negotiated(ready, RING_PACKED) && negotiated(ready, CTRL_VQ));
+        assert_eq!(ready["nics"][0]["tx_queues"], 2);
+    }
+    let mac = devices[1].function().mac();
+    let [first, second] = &mut guests;
+    exchange(first, second, &mac, 1000, 64, 32);
+    exchange(first, second, &mac, 300, 1514, 8);
+    for pairs in [4, 1, 3, 2] {
+        let channels = first.command(&format!("channels {pairs}")).unwrap();
+        assert_eq!(channels["combined"], pairs, "{channels}");
+        exchange(first, second, &mac, 200, 256, 16);
+    }
+    first.command("channels 5").unwrap_err();
+    for _ in 0..20 {
+        for word in ["on", "off"] {
+            first.command(&format!("promisc {word}")).unwrap();
+        }
+    }
+    let moved = "02:00:5e:00:54:77";
+    second.command(&format!("mac {moved}")).unwrap();
+    exchange(first, second, moved, 200, 256, 16);
+    for guest in guests {
+        let status = guest.power_off().unwrap();
+        assert!(status.success(), "{status}");
+    }
+}
+
+#[test]
+fn neighbours_with_both_formats_talk() {
+    let nic = SriovNic::enable(4).unwrap();
+    let devices = devices(&nic, [0, FIRST_PACKED_FUNCTION]);
+    let mut guests = devices.each_ref().map(|device| start(device, 1));
+    assert!(!negotiated(guests[0].ready(), RING_PACKED));
+    assert!(negotiated(guests[1].ready(), RING_PACKED));
+    let macs = devices.each_ref().map(|device| device.function().mac());
+    let [first, second] = &mut guests;
+    exchange(first, second, &macs[1], 300, 256, 16);
+    exchange(second, first, &macs[0], 300, 1514, 8);
+}
+
+#[test]
+fn the_driver_comes_and_goes_on_packed_rings() {
+    let nic = SriovNic::enable(4).unwrap();
+    let devices = devices(&nic, [FIRST_PACKED_FUNCTION, FIRST_PACKED_FUNCTION + 1]);
+    let mut guests = devices.each_ref().map(|device| start(device, 2));
+    let macs = devices.each_ref().map(|device| device.function().mac());
+    let [first, second] = &mut guests;
+    // Until all that the other guest sends has arrived.
+    let flood = format!("flood 120 256 to {} until 100", macs[0]);
+    second.listen(&flood).unwrap();
+    let rebound = first
+        .command_within(&format!("rebind 10 to {}", macs[1]), LIMIT)
+        .unwrap();
+    let flooded = second.answer(&flood, LIMIT).unwrap();
+    assert_eq!(rebound["rebinds"], 10);
+    assert_eq!(rebound["lost"], 0, "{rebound}");
+    assert_eq!(rebound["corrupt"], 0, "{rebound}");
+    assert_eq!(flooded["corrupt"], 0, "{flooded}");
+    assert!(negotiated(&first.command("info").unwrap(), RING_PACKED));
+    exchange(first, second, &macs[1], 200, 256, 16);
+}

@@ -1,0 +1,217 @@
+//! Where the areas of a ring lie in its memory, in either format.
+//!
+//! What the device writes has pages of its own, so that the rest can be mapped
+//! read-only for it. Owns the arithmetic; must not know how a ring is used.
+
+use super::{QueueError, RingFormat};
+use crate::device::RING_SIZE_MAX;
+use crate::iova::PAGE_SIZE;
+
+/// Bytes of a descriptor, in both formats (virtio 1.3, 2.7.5 and 2.8.13).
+const DESCRIPTOR: u64 = 16;
+/// Bytes of an event suppression structure (virtio 1.3, 2.8.14).
+const EVENT: u64 = 4;
+
+/// Where a split ring's areas lie in its memory.
+///
+/// ```text
+///  0                                     used_offset
+///  | descriptor table | avail ring | ... | used ring | ... |
+///  +------- device reads only -----------+-- device writes -+
+///            whole pages                     whole pages
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SplitLayout {
+    pub(super) size: u16,
+    pub(super) avail_offset: u64,
+    pub(super) used_offset: u64,
+    pub(super) total: u64,
+}
+
+impl SplitLayout {
+    /// The layout for a ring with `size` entries, a power of two from 1 to 32768.
+    ///
+    /// # Errors
+    /// [`QueueError::Size`].
+    pub fn new(size: u16) -> Result<Self, QueueError> {
+        // Not zero and, in 16 bits, never above 32768.
+        if !size.is_power_of_two() {
+            let format = RingFormat::Split;
+            return Err(QueueError::Size { size, format });
+        }
+        let entries = u64::from(size);
+        let avail_offset = DESCRIPTOR * entries;
+        let used_offset = (avail_offset + 6 + 2 * entries).next_multiple_of(PAGE_SIZE);
+        let total = (used_offset + 6 + 8 * entries).next_multiple_of(PAGE_SIZE);
+        Ok(Self {
+            size,
+            avail_offset,
+            used_offset,
+            total,
+        })
+    }
+
+    /// Bytes of memory the ring needs, in whole pages.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.total
+    }
+
+    /// Entries of the ring.
+    #[must_use]
+    pub fn entries(&self) -> u16 {
+        self.size
+    }
+
+    /// Where the pages begin that the device writes; it only reads those before.
+    #[must_use]
+    pub fn used_offset(&self) -> u64 {
+        self.used_offset
+    }
+}
+
+/// Where a packed ring's areas lie in its memory.
+///
+/// ```text
+///  0                          descriptor_offset        device_offset
+///  | driver event | ...       | descriptor ring | device event | ... |
+///  +--- device reads only ----+----------- device writes ------------+
+///           one page                     whole pages
+/// ```
+/// The driver writes the descriptor ring too, but the device must be able to:
+/// a used descriptor takes the place of an available one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackedLayout {
+    pub(super) size: u16,
+    pub(super) descriptor_offset: u64,
+    pub(super) device_offset: u64,
+    pub(super) total: u64,
+}
+
+impl PackedLayout {
+    /// The layout for a ring with `size` entries, any number from 1 to 32768.
+    ///
+    /// # Errors
+    /// [`QueueError::Size`].
+    pub fn new(size: u16) -> Result<Self, QueueError> {
+        if size == 0 || size > RING_SIZE_MAX {
+            let format = RingFormat::Packed;
+            return Err(QueueError::Size { size, format });
+        }
+        let descriptor_offset = PAGE_SIZE;
+        let device_offset = descriptor_offset + DESCRIPTOR * u64::from(size);
+        Ok(Self {
+            size,
+            descriptor_offset,
+            device_offset,
+            total: (device_offset + EVENT).next_multiple_of(PAGE_SIZE),
+        })
+    }
+
+    /// Bytes of memory the ring needs, in whole pages.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.total
+    }
+
+    /// Entries of the ring.
+    #[must_use]
+    pub fn entries(&self) -> u16 {
+        self.size
+    }
+
+    /// Where the pages begin that the device writes; it only reads those before.
+    #[must_use]
+    pub fn descriptor_offset(&self) -> u64 {
+        self.descriptor_offset
+    }
+}
+
+/// The layout of a ring in one of the formats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RingLayout {
+    /// Of a split ring.
+    Split(SplitLayout),
+    /// Of a packed ring.
+    Packed(PackedLayout),
+}
+
+impl RingLayout {
+    /// The layout for a ring with `size` entries.
+    ///
+    /// # Errors
+    /// [`QueueError::Size`].
+    pub fn new(format: RingFormat, size: u16) -> Result<Self, QueueError> {
+        Ok(match format {
+            RingFormat::Split => Self::Split(SplitLayout::new(size)?),
+            RingFormat::Packed => Self::Packed(PackedLayout::new(size)?),
+        })
+    }
+
+    /// Bytes of memory the ring needs, in whole pages.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::Split(layout) => layout.size(),
+            Self::Packed(layout) => layout.size(),
+        }
+    }
+
+    /// Entries of the ring.
+    #[must_use]
+    pub fn entries(&self) -> u16 {
+        match self {
+            Self::Split(layout) => layout.entries(),
+            Self::Packed(layout) => layout.entries(),
+        }
+    }
+
+    /// Where the pages begin that the device writes; it only reads those before.
+    #[must_use]
+    pub fn writable_offset(&self) -> u64 {
+        match self {
+            Self::Split(layout) => layout.used_offset(),
+            Self::Packed(layout) => layout.descriptor_offset(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_device_writes_has_pages_of_its_own() {
+        for size in [1, 2, 64, 128, 256, 32768] {
+            let layout = SplitLayout::new(size).unwrap();
+            assert!(layout.used_offset.is_multiple_of(4096) && layout.total.is_multiple_of(4096));
+            assert!(layout.avail_offset + 6 + 2 * u64::from(size) <= layout.used_offset);
+            assert!(layout.used_offset + 6 + 8 * u64::from(size) <= layout.total);
+        }
+        for size in [1, 2, 3, 255, 256, 257, 32767, 32768] {
+            let layout = PackedLayout::new(size).unwrap();
+            assert_eq!((layout.entries(), layout.descriptor_offset()), (size, 4096));
+            assert!(layout.total.is_multiple_of(4096));
+            assert_eq!(layout.device_offset, 4096 + 16 * u64::from(size));
+            assert!(layout.device_offset + 4 <= layout.total);
+        }
+    }
+
+    #[test]
+    fn sizes_by_format() {
+        for size in [0, 3, 65535] {
+            assert!(matches!(
+                RingLayout::new(RingFormat::Split, size),
+                Err(QueueError::Size { .. })
+            ));
+        }
+        for size in [0, 32769, 65535] {
+            assert!(matches!(
+                RingLayout::new(RingFormat::Packed, size),
+                Err(QueueError::Size { .. })
+            ));
+        }
+        let error = PackedLayout::new(0).unwrap_err().to_string();
+        assert_eq!(error, "a packed ring cannot have 0 entries");
+    }
+}

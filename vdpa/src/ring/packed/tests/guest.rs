@@ -1,0 +1,383 @@
+//! The device's side against a driver that says anything.
+
+use vm_memory::bitmap::Bitmap;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+
+use super::*;
+
+const RING: VringAddresses = VringAddresses {
+    descriptor: 0x1000,
+    driver: 0x4000,
+    device: 0x5000,
+};
+const SIZE: u16 = 8;
+/// Where the tests' indirect tables are.
+const TABLE: u64 = 0x2_0000;
+const NEXT: u16 = DESCRIPTOR_F_NEXT;
+const WRITE: u16 = DESCRIPTOR_F_WRITE;
+const INDIRECT: u16 = DESCRIPTOR_F_INDIRECT;
+
+/// Address, length, id, flags.
+type Raw = (u64, u32, u16, u16);
+
+fn queue(ram: &Arc<GuestMemory>, features: RingFeatures) -> DeviceQueue {
+    let base = VringBase::initial(true);
+    DeviceQueue::new(Arc::clone(ram), SIZE, RING, base, features).unwrap()
+}
+
+fn put(ram: &GuestMemory, table: u64, index: u16, (address, len, id, flags): Raw) {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&address.to_le_bytes());
+    bytes[8..12].copy_from_slice(&len.to_le_bytes());
+    bytes[12..14].copy_from_slice(&id.to_le_bytes());
+    bytes[14..].copy_from_slice(&flags.to_le_bytes());
+    let at = table + 16 * u64::from(index);
+    ram.write_slice(&bytes, GuestAddress(at)).unwrap();
+}
+
+/// Available in the first lap.
+fn available(ram: &GuestMemory, index: u16, (address, len, id, flags): Raw) {
+    let raw = (address, len, id, flags | DESCRIPTOR_F_AVAIL);
+    put(ram, RING.descriptor, index, raw);
+}
+
+fn fault(result: Result<Option<Chain>, DeviceQueueError>) -> ChainFault {
+    match result {
+        Err(DeviceQueueError::Chain { fault, .. }) => fault,
+        other => panic!("expected a fault, got {other:?}"),
+    }
+}
+
+#[test]
+fn rings_must_lie_in_memory_apart_from_each_other() {
+    let ram = ram();
+    let attempt = |size, addresses| {
+        let base = VringBase::initial(true);
+        let features = features(false, false);
+        DeviceQueue::new(Arc::clone(&ram), size, addresses, base, features).map(drop)
+    };
+    for size in [1, 3, 8, 257, 700] {
+        attempt(size, RING).unwrap();
+    }
+    for size in [0, 32769, u16::MAX] {
+        assert!(matches!(
+            attempt(size, RING),
+            Err(DeviceQueueError::Size { .. })
+        ));
+    }
+    let end = RAM as u64;
+    for (descriptor, driver, device, good) in [
+        (end - 128, 0, 4, true),
+        (0, end - 4, end - 8, true),
+        (end - 112, 0, 4, false),
+        (!15, 0, 4, false),
+        (0x1000, !3, 4, false),
+        (0x1000, 0, !3, false),
+    ] {
+        let result = attempt(
+            8,
+            VringAddresses {
+                descriptor,
+                driver,
+                device,
+            },
+        );
+        assert_eq!(result.is_ok(), good, "{result:?}");
+        assert!(good || matches!(result, Err(DeviceQueueError::OutsideMemory { .. })));
+    }
+    for (descriptor, driver, device) in [(8, 256, 512), (0, 258, 512), (0, 256, 514)] {
+        let addresses = VringAddresses {
+            descriptor,
+            driver,
+            device,
+        };
+        assert!(matches!(
+            attempt(8, addresses),
+            Err(DeviceQueueError::Misaligned { .. })
+        ));
+    }
+    for (descriptor, driver, device) in [(0, 124, 512), (0, 512, 0), (0, 512, 512)] {
+        let addresses = VringAddresses {
+            descriptor,
+            driver,
+            device,
+        };
+        assert!(matches!(
+            attempt(8, addresses),
+            Err(DeviceQueueError::Overlap { .. })
+        ));
+    }
+}
+
+#[test]
+fn goes_on_where_it_stood_but_not_with_chains_in_flight() {
+    let ram = ram();
+    let mut queue = queue(&ram, features(false, false));
+    available(&ram, 0, (0x8000, 4, 5, NEXT));
+    available(&ram, 1, (0x9000, 4, 5, 0));
+    queue.pop().unwrap().unwrap();
+    let again = |base| {
+        let features = features(false, false);
+        DeviceQueue::new(Arc::clone(&ram), SIZE, RING, base, features)
+    };
+    assert!(matches!(
+        again(queue.base()),
+        Err(DeviceQueueError::Base { .. })
+    ));
+    queue.push_used(5, 0).unwrap();
+    let mut queue = again(queue.base()).unwrap();
+    available(&ram, 2, (0x8000, 4, 5, 0));
+    assert_eq!(queue.pop().unwrap().unwrap().pieces, [reads(0x8000, 4)]);
+    for base in [
+        VringBase::initial(false),
+        VringBase::from_kernel(0x8008_8008, true).unwrap(),
+        VringBase::from_kernel(0x8000_0000, true).unwrap(),
+    ] {
+        assert!(matches!(again(base), Err(DeviceQueueError::Base { .. })));
+    }
+}
+
+#[test]
+fn what_is_given_back_must_be_out_and_in_order_if_so_negotiated() {
+    for in_order in [false, true] {
+        let ram = ram();
+        let mut queue = queue(&ram, features(false, in_order));
+        available(&ram, 0, (0x8000, 4, 1, WRITE));
+        available(&ram, 1, (0x8000, 4, 2, WRITE));
+        (0..2).for_each(|_| drop(queue.pop().unwrap().unwrap()));
+        assert!(matches!(
+            queue.push_used(3, 0),
+            Err(DeviceQueueError::NotInFlight { id: 3 })
+        ));
+        assert_eq!(queue.push_used(2, 0).is_err(), in_order);
+        queue.push_used(1, 4).unwrap();
+        assert!(queue.push_used(1, 4).is_err());
+        assert_eq!(queue.in_flight(), usize::from(in_order));
+        if in_order {
+            queue.push_used(2, 0).unwrap();
+            let mut bytes = [0; 16];
+            let entry = GuestAddress(RING.descriptor);
+            ram.read_slice(&mut bytes, entry).unwrap();
+            assert_eq!(bytes[8..], [4, 0, 0, 0, 1, 0, 0x82, 0x80]);
+        }
+    }
+}
+
+#[test]
+fn publishing_marks_the_ring_dirty() {
+    let ram = ram();
+    let mut queue = queue(&ram, features(true, false));
+    available(&ram, 0, (0x8000, 4, 0, WRITE));
+    queue.pop().unwrap().unwrap();
+    let dirty = |address| {
+        let (region, offset) = ram.to_region_addr(GuestAddress(address)).unwrap();
+        region.bitmap().dirty_at(offset.0.try_into().unwrap())
+    };
+    ram.iter().for_each(|region| (**region).bitmap().reset());
+    queue.push_used(0, 4).unwrap();
+    assert!(dirty(RING.descriptor) && !dirty(RING.device));
+    queue.set_notifications(true).unwrap();
+    assert!(dirty(RING.device) && !dirty(RING.driver));
+}
+
+#[test]
+fn malformed_chains_are_refused() {
+    let ram_end = RAM as u64;
+    let cases: &[(&str, &[Raw], &[Raw], ChainFault)] = &[
+        (
+            "endless",
+            &[(0x8000, 4, 0, NEXT); 8],
+            &[],
+            ChainFault::Overrun,
+        ),
+        (
+            "outside memory",
+            &[(ram_end - 4, 8, 0, WRITE)],
+            &[],
+            ChainFault::OutsideMemory,
+        ),
+        (
+            "wrapping",
+            &[(u64::MAX - 3, 8, 0, 0)],
+            &[],
+            ChainFault::OutsideMemory,
+        ),
+        (
+            "over 4 GiB",
+            &[(0, 0x20_0000, 0, NEXT), (0, u32::MAX, 0, 0)],
+            &[],
+            ChainFault::TooLarge,
+        ),
+        (
+            "readable after writable",
+            &[(0x8000, 4, 0, WRITE | NEXT), (0x8000, 4, 0, 0)],
+            &[],
+            ChainFault::Order,
+        ),
+        (
+            "indirect of length 0",
+            &[(TABLE, 0, 0, INDIRECT)],
+            &[],
+            ChainFault::Indirect,
+        ),
+        (
+            "indirect of odd length",
+            &[(TABLE, 17, 0, INDIRECT)],
+            &[],
+            ChainFault::Indirect,
+        ),
+        (
+            "indirect with a successor",
+            &[(TABLE, 16, 0, INDIRECT | NEXT)],
+            &[],
+            ChainFault::Indirect,
+        ),
+        (
+            "indirect outside memory",
+            &[(u64::MAX - 15, 16, 0, INDIRECT)],
+            &[],
+            ChainFault::OutsideMemory,
+        ),
+        (
+            "indirect of 65536",
+            &[(0x10_0000, 16 * 65536, 0, INDIRECT)],
+            &[],
+            ChainFault::TooLong,
+        ),
+        (
+            "indirect in indirect",
+            &[(TABLE, 32, 0, INDIRECT)],
+            &[(0x8000, 4, 0, 0), (TABLE, 16, 0, INDIRECT)],
+            ChainFault::Indirect,
+        ),
+    ];
+    for &(name, ring, table, expected) in cases {
+        let ram = ram();
+        let mut queue = queue(&ram, features(false, false));
+        for (index, &raw) in (0..).zip(ring) {
+            available(&ram, index, raw);
+        }
+        for (index, &raw) in (0..).zip(table) {
+            put(&ram, TABLE, index, raw);
+        }
+        assert_eq!(fault(queue.pop()), expected, "{name}");
+        assert_eq!(queue.base(), VringBase::initial(true));
+        assert_eq!(queue.in_flight(), 0);
+    }
+}
+
+#[test]
+fn ids_and_entries_in_flight_are_not_taken_twice() {
+    let ram = ram();
+    let mut queue = queue(&ram, features(false, false));
+    available(&ram, 0, (0x8000, 4, 7, 0));
+    available(&ram, 1, (0x8000, 4, 7, 0));
+    queue.pop().unwrap().unwrap();
+    assert_eq!(fault(queue.pop()), ChainFault::DuplicateId);
+    // A whole lap is out, and the driver says that there is more.
+    for index in 1..8 {
+        available(&ram, index, (0x8000, 4, index + 20, 0));
+        queue.pop().unwrap().unwrap();
+    }
+    assert_eq!(queue.pop().unwrap(), None);
+    put(&ram, RING.descriptor, 0, (0x8000, 4, 9, DESCRIPTOR_F_USED));
+    assert_eq!(fault(queue.pop()), ChainFault::Overrun);
+}
+
+#[test]
+fn indirect_tables_give_all_their_pieces() {
+    for (len, fits) in [(1u16, true), (256, true), (257, false)] {
+        let ram = ram();
+        let mut queue = queue(&ram, features(false, false));
+        for index in 0..len {
+            // NEXT and the id mean nothing here.
+            put(&ram, TABLE, index, (0x8000, 1, index, NEXT));
+        }
+        available(&ram, 0, (TABLE, 16 * u32::from(len), 3, INDIRECT | WRITE));
+        if fits {
+            let chain = queue.pop().unwrap().unwrap();
+            assert_eq!(chain.id, 3);
+            assert_eq!(chain.pieces, vec![reads(0x8000, 1); usize::from(len)]);
+        } else {
+            assert_eq!(fault(queue.pop()), ChainFault::TooLong);
+        }
+    }
+}
+
+#[test]
+fn notifications_and_signals() {
+    let ram = ram();
+    let mut queue = queue(&ram, features(true, false));
+    let half = |address| -> u16 { ram.read_obj(GuestAddress(address)).unwrap() };
+    assert!(!queue.set_notifications(false).unwrap());
+    assert_eq!(half(RING.device + 2), EVENT_FLAGS_DISABLE);
+    available(&ram, 0, (0x8000, 4, 0, 0));
+    assert!(queue.set_notifications(true).unwrap());
+    queue.pop().unwrap().unwrap();
+    assert!(!queue.set_notifications(true).unwrap());
+    assert_eq!(half(RING.device), 1 | OFF_WRAP);
+    assert_eq!(half(RING.device + 2), EVENT_FLAGS_DESC);
+    // The driver wants to hear of the entry behind the first.
+    ram.write_obj(0x0002_8001u32, GuestAddress(RING.driver))
+        .unwrap();
+    assert!(!queue.needs_signal().unwrap());
+    queue.push_used(0, 0).unwrap();
+    assert!(!queue.needs_signal().unwrap());
+    available(&ram, 1, (0x8000, 4, 0, 0));
+    queue.pop().unwrap().unwrap();
+    queue.push_used(0, 0).unwrap();
+    assert!(queue.needs_signal().unwrap());
+    assert!(!queue.needs_signal().unwrap());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever the ring holds: no panic, bounded work, and only pieces inside
+    /// guest memory come out.
+    #[test]
+    fn survives_any_driver(
+        table in prop::collection::vec(
+            (
+                prop_oneof![0..RAM as u64, Just(TABLE), any::<u64>()],
+                prop_oneof![0..0x100u32, Just(16), Just(64), any::<u32>()],
+                prop_oneof![0..SIZE, any::<u16>()],
+                prop_oneof![0..8u16, any::<u16>()],
+                any::<bool>(),
+            ),
+            24,
+        ),
+        event in any::<u32>(),
+        (event_idx, in_order) in any::<(bool, bool)>(),
+    ) {
+        let ram = ram();
+        let mut queue = queue(&ram, features(event_idx, in_order));
+        for (index, (address, len, id, flags, usual)) in (0..).zip(table) {
+            let flags = if usual { flags & 7 | DESCRIPTOR_F_AVAIL } else { flags };
+            let at = if index < SIZE { RING.descriptor } else { TABLE };
+            put(&ram, at, index % SIZE, (address, len, id, flags));
+        }
+        ram.write_obj(event, GuestAddress(RING.driver)).unwrap();
+        let mut popped = 0;
+        let mut out = Vec::new();
+        while let Ok(Some(chain)) = queue.pop() {
+            popped += 1;
+            prop_assert!(popped <= SIZE);
+            prop_assert!(chain.pieces.len() <= CHAIN_LIMIT);
+            for piece in &chain.pieces {
+                let end = piece.iova.checked_add(u64::from(piece.len)).unwrap();
+                prop_assert!(piece.len > 0 && end <= RAM as u64);
+            }
+            out.push(chain.id);
+        }
+        for id in out {
+            queue.push_used(id, 0).unwrap();
+        }
+        queue.needs_signal().unwrap();
+        queue.set_notifications(true).unwrap();
+        prop_assert_eq!(queue.in_flight(), 0);
+    }
+}
+
+/// As small rings have it.
+const CHAIN_LIMIT: usize = 256;
