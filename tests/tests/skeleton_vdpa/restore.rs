@@ -181,7 +181,7 @@ fn hostile(good: &SavedState) -> Vec<(&'static str, SavedState)> {
         ),
         (
             "a control ring with chains under way",
-            with(&|p| p.5.as_mut().unwrap().1 = Some((5, 1, false))),
+            with(&|p| p.5.as_mut().unwrap().1 = Some((0, 5, 1, false))),
         ),
     ];
     let mut other = good.clone();
