@@ -484,3 +484,30 @@ fn limit_locked_memory(guest: &Guest, bytes: Option<u64>) {
     };
     prlimit(Some(pid), Resource::Memlock, limit).unwrap();
 }
+
+/// The request that a migration makes at its end; here without one.
+#[test]
+fn a_guest_announces_its_nic_when_it_is_asked() {
+    require_lab().unwrap();
+    let device = SimDevice::net("plug", MAC, 1500).unwrap();
+    let control = Control::new("announce");
+    let arguments = BellhopArguments::small().unwrap().argument(
+        "--vdpa",
+        &format!("path={},id=nic", device.path().display()),
+    );
+    let mut guest = Guest::start(&machine(arguments, &control)).unwrap();
+    wait_nics(&mut guest, &[MAC]);
+    for times in 1..=3 {
+        control.ok("announce nic");
+        let start = Instant::now();
+        // The driver's acknowledgement.
+        while guest.console().matches("has announced itself").count() < times {
+            assert!(start.elapsed() < NOTICE, "{}", guest.console());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let refused = control.refused("announce other");
+    assert!(refused.contains("no device other"), "{refused}");
+    check_traffic(&mut guest, &device);
+    assert!(guest.power_off().unwrap().success());
+}

@@ -10,6 +10,7 @@
 //!   plug path=/dev/vhost-vdpa-0[,id=…]    {"id","path","address","state","serial"}
 //!   unplug ID                             the same
 //!   wait-unplugged SERIAL MILLISECONDS    {"unplugged": true|false}
+//!   announce ID                           {}
 //!   nics                                  {"generation","nics":[…],"ended"}
 //!   resources                             {"memory_slots","doorbells","mapped_doorbells","vectors","routes","irqfds"}
 //! ```
@@ -170,6 +171,7 @@ fn obey(line: &str, handle: &Handle) -> Result<Value, String> {
                 .is_none_or(|nic| handle.wait_unplugged(nic, Duration::from_millis(limit)));
             Ok(json!({ "unplugged": unplugged }))
         }
+        ["announce", id] => handle.announce(id).map(|()| json!({})).map_err(refused),
         ["nics"] => {
             let Nics {
                 generation,

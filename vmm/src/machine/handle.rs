@@ -101,6 +101,11 @@ pub enum RequestError {
     /// Only NICs come and go.
     #[error("device {0} is not a network device: only those can be plugged and unplugged")]
     NotANic(String),
+    /// The NIC's driver does not run, or did not negotiate GUEST_ANNOUNCE.
+    #[error(
+        "the guest's driver of {0} cannot announce it: it is not running, or does not know how"
+    )]
+    NoAnnouncement(String),
     /// The device cannot be opened or shown to the guest.
     #[error(transparent)]
     Device(Box<MachineError>),
@@ -132,6 +137,11 @@ pub(super) enum Request {
     Unplug {
         id: String,
         answer: Answer<Result<NicStatus, RequestError>>,
+    },
+    /// Ask the guest to announce this NIC on its network.
+    Announce {
+        id: String,
+        answer: Answer<Result<(), RequestError>>,
     },
     /// What does the machine hold?
     Resources { answer: Answer<Resources> },
@@ -215,6 +225,18 @@ impl Handle {
     /// [`RequestError`]: there is no such device, or it is no NIC.
     pub fn unplug(&self, id: &str) -> Result<NicStatus, RequestError> {
         self.ask(|answer| Request::Unplug {
+            id: id.to_owned(),
+            answer,
+        })?
+    }
+
+    /// Asks the guest to announce a NIC on its network, as after it has moved
+    /// (virtio 1.3, 5.1.6.5.4). The guest does it when it gets to it.
+    ///
+    /// # Errors
+    /// [`RequestError`]: there is no such device, or its driver cannot.
+    pub fn announce(&self, id: &str) -> Result<(), RequestError> {
+        self.ask(|answer| Request::Announce {
             id: id.to_owned(),
             answer,
         })?

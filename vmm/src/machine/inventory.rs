@@ -85,9 +85,10 @@ impl Inventory {
         self.entries.get(&number).map(|entry| &*entry.device)
     }
 
-    /// Whether a device has this name.
-    pub(super) fn contains(&self, id: &str) -> bool {
-        self.entries.values().any(|entry| entry.id == id)
+    /// The device with this name.
+    pub(super) fn named(&self, id: &str) -> Option<&VirtioPciDevice> {
+        let entry = self.entries.values().find(|entry| entry.id == id)?;
+        Some(&entry.device)
     }
 
     /// Puts a device into the first free slot and polls its descriptors.
@@ -100,7 +101,7 @@ impl Inventory {
         events: &EventLoop,
     ) -> Result<Slot, MachineError> {
         let Device { id, backend, nic } = device;
-        if self.contains(&id) {
+        if self.named(&id).is_some() {
             return Err(MachineError::DuplicateId(id));
         }
         let number = self.free_number()?;

@@ -3,6 +3,8 @@
 //!
 //! It must not know who asks: see `handle.rs`.
 
+use devices::virtio::pci::VirtioPciDevice;
+
 use super::Machine;
 use super::handle::{NicStatus, Request, RequestError};
 use super::inventory::Device;
@@ -18,6 +20,9 @@ impl Machine {
                 }
                 Request::Unplug { id, answer } => {
                     let _ = answer.send(self.unplug(&id));
+                }
+                Request::Announce { id, answer } => {
+                    let _ = answer.send(self.announce(id));
                 }
                 Request::Resources { answer } => {
                     let _ = answer.send(self.resources());
@@ -52,6 +57,14 @@ impl Machine {
         self.publish();
         tracing::info!(%id, slot = %nic.address, "the guest is asked to eject a NIC");
         Ok(nic)
+    }
+
+    fn announce(&self, id: String) -> Result<(), RequestError> {
+        match self.inventory.named(&id).map(VirtioPciDevice::announce) {
+            Some(true) => Ok(()),
+            Some(false) => Err(RequestError::NoAnnouncement(id)),
+            None => Err(RequestError::NoSuchDevice(id)),
+        }
     }
 
     /// Lets go what the guest has ejected.

@@ -384,7 +384,7 @@ impl VdpaBackend {
         // The driver sees it answered only after this call: it holds the lock of the
         // transport, which a read of the configuration needs.
         if done.contains(&Command::AnnounceAck) {
-            tracing::debug!(device = %self.id, "the guest has announced itself");
+            tracing::info!(device = %self.id, "the guest has announced itself");
             self.announcement.set(false);
         }
         if let Some(mac) = &mut self.mac {

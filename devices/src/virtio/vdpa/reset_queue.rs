@@ -13,7 +13,6 @@
 //! only to a parent with SUSPEND. The control queue is the VMM's, so there only
 //! the guest's side is reset. Owns the order. It must not know who programs the queue.
 
-
 use vdpa::device::{VringBase, VringConfig};
 
 use super::{DataQueue, VdpaBackend, VdpaError, vring_addresses};
