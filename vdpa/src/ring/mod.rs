@@ -1,8 +1,10 @@
-//! Rings that the VMM itself drives: what all formats have in common.
+//! Rings that the VMM itself works on: what all formats have in common.
 //!
 //! A driver-side queue owns its ring's memory and the bookkeeping of what it
-//! gave to the device. It must not know what the buffers are for.
+//! gave to the device; a device-side queue works on a ring in guest memory. Neither
+//! must know what the buffers are for.
 
+pub mod guest;
 pub mod split;
 
 use crate::iova::PAGE_SIZE;

@@ -1,4 +1,5 @@
-//! The driver's side of a split virtqueue (virtio 1.3, section 2.7).
+//! The driver's side of a split virtqueue (virtio 1.3, section 2.7). The
+//! device's side is [`DeviceQueue`].
 //!
 //! Everything the device can write is hostile, and on a parent without an
 //! IOMMU that is all of the ring: so which descriptors are free, how long each
@@ -15,18 +16,17 @@
 //!   working --- violation seen in pop_used ---> broken (every call fails)
 //! ```
 
+mod device_queue;
+
 use std::num::Wrapping;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+pub use self::device_queue::{DeviceQueue, GuestChain};
+use super::guest::{AVAIL_F_NO_INTERRUPT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, USED_F_NO_NOTIFY};
 use super::{Direction, Piece, QueueError, SplitLayout, Used, Violation};
 use crate::device::VringAddresses;
 use crate::memory::{SharedBuffer, SharedBufferError};
-
-const DESCRIPTOR_F_NEXT: u16 = 1;
-const DESCRIPTOR_F_WRITE: u16 = 2;
-const AVAIL_F_NO_INTERRUPT: u16 = 1;
-const USED_F_NO_NOTIFY: u16 = 1;
 
 /// A chain that the device has, filed under its first descriptor.
 #[derive(Debug, Clone)]
@@ -77,6 +77,21 @@ impl DriverQueue {
         offset: u64,
         event_idx: bool,
     ) -> Result<Self, QueueError> {
+        Self::with_base(buffer, layout, offset, event_idx, 0)
+    }
+
+    /// As [`DriverQueue::new`], but both indices begin at `base`: for a device
+    /// that is told to go on there.
+    ///
+    /// # Errors
+    /// As [`DriverQueue::new`].
+    pub fn with_base(
+        buffer: Arc<SharedBuffer>,
+        layout: SplitLayout,
+        offset: u64,
+        event_idx: bool,
+        base: u16,
+    ) -> Result<Self, QueueError> {
         let start = buffer.iova(offset, layout.total).map_err(memory)?;
         if !offset.is_multiple_of(crate::iova::PAGE_SIZE) {
             return Err(memory(SharedBufferError::Shape {
@@ -99,9 +114,9 @@ impl DriverQueue {
             free: (0..size).rev().collect(),
             outstanding: vec![None; usize::from(size)],
             outstanding_count: 0,
-            next_avail: Wrapping(0),
-            kicked: Wrapping(0),
-            next_used: Wrapping(0),
+            next_avail: Wrapping(base),
+            kicked: Wrapping(base),
+            next_used: Wrapping(base),
             interrupts: true,
             broken: None,
         };
@@ -109,6 +124,14 @@ impl DriverQueue {
         let page = [0; 4096];
         for at in (0..layout.total).step_by(page.len()) {
             queue.memory.write(offset + at, &page).map_err(memory)?;
+        }
+        if base != 0 {
+            queue.store(queue.avail(2), base)?;
+            queue.store(queue.used(2), base)?;
+            if event_idx {
+                queue.store(queue.used_event(), base)?;
+                queue.store(queue.used(4 + 8 * u64::from(size)), base)?;
+            }
         }
         Ok(queue)
     }
@@ -130,6 +153,12 @@ impl DriverQueue {
     pub fn free(&self) -> u16 {
         // Never more than the ring's size.
         u16::try_from(self.free.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Index of the next used entry, free-running.
+    #[must_use]
+    pub fn next_used(&self) -> u16 {
+        self.next_used.0
     }
 
     /// Chains that the device has.
