@@ -85,6 +85,16 @@ impl ShadowQueue {
         })
     }
 
+    /// Gives the device all that the guest has, before it is shown the ring:
+    /// a receive queue that is empty when the device begins loses frames.
+    ///
+    /// # Errors
+    /// As [`Relay::pass`].
+    pub fn fill(&mut self) -> Result<(), RelayError> {
+        while self.forward()? > 0 {}
+        Ok(())
+    }
+
     /// Forwards nothing past position 65535, so that a device can take the
     /// guest's ring over at 0. Until [`ShadowQueue::release`] the queue stands
     /// still once it is there.

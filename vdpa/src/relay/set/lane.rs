@@ -125,14 +125,12 @@ impl Lane {
                 features.in_order,
                 base,
             )?),
-            Strategy::Shadowed => Mode::Shadowed(ShadowQueue::new(
-                ring,
-                private,
-                self.layout,
-                0,
-                features.event_idx,
-                base,
-            )?),
+            Strategy::Shadowed => {
+                let event_idx = features.event_idx;
+                let mut queue = ShadowQueue::new(ring, private, self.layout, 0, event_idx, base)?;
+                queue.fill()?;
+                Mode::Shadowed(queue)
+            }
         })
     }
 

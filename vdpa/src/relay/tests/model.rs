@@ -420,7 +420,8 @@ impl World {
                 Some(Box::new(queue))
             }
             Strategy::Shadowed => {
-                let queue = ShadowQueue::new(ring, private, layout(), 0, self.event_idx, base)?;
+                let mut queue = ShadowQueue::new(ring, private, layout(), 0, self.event_idx, base)?;
+                queue.fill()?;
                 Some(Box::new(queue))
             }
         };
