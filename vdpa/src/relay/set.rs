@@ -230,7 +230,7 @@ impl RelaySet {
     /// queue stands, by queue index. For migration.
     ///
     /// # Errors
-    /// As [`Relay::settle`]; a direct queue's in-flight chains are taken as its ring names them.
+    /// As [`Relay::settle`](super::Relay::settle); a direct queue's in-flight chains are taken as its ring names them.
     pub fn positions(
         &mut self,
         dirty: &dyn Dirty,

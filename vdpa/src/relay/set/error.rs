@@ -106,7 +106,7 @@ pub enum TransitionError {
         #[source]
         source: DeviceError,
     },
-    /// [`Restart::replay`] failed.
+    /// [`Restart::replay`](super::Restart::replay) failed.
     #[error("the control state cannot be replayed")]
     Replay {
         /// Why.
@@ -128,7 +128,7 @@ pub enum Halted {
     /// It runs as before the transition.
     Running(Device<Running>),
     /// It is suspended and perhaps has some of the new rings: reset it and
-    /// [`RelaySet::restart`].
+    /// [`RelaySet::restart`](super::RelaySet::restart).
     Suspended(Device<Suspended>),
     /// It is reset.
     Reset(Device<Owned>),
