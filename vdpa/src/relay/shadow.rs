@@ -211,10 +211,13 @@ impl Relay for ShadowQueue {
     }
 
     fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, RelayError> {
-        let used = self.give_back(dirty)?;
-        let interrupt = used > 0 && self.guest.publish()?;
+        // Buffers go to the device before the guest hears of used ones: the
+        // frames that it sends upon those may come back before the next pass,
+        // and a receive queue that is short of buffers loses them.
         let forwarded = self.forward()?;
         let kick = forwarded > 0 && self.private.needs_kick()?;
+        let used = self.give_back(dirty)?;
+        let interrupt = used > 0 && self.guest.publish()?;
         let idle = used == 0 && forwarded == 0;
         let woken = self.listen(idle)?;
         Ok(Pass {
