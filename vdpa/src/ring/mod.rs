@@ -1,16 +1,18 @@
-//! Rings that the VMM itself drives: what all formats have in common.
+//! Rings that the VMM itself works on: what all formats have in common.
 //!
 //! A driver-side queue owns its ring's memory and the bookkeeping of what it
-//! gave to the device. It must not know what the buffers are for.
+//! gave to the device; a device-side queue works on a ring in guest memory. Neither
+//! must know what the buffers are for.
 //!
 //! ```text
 //!   features --RingFeatures--> DriverQueue --+--> split::DriverQueue     virtio 1.3, 2.7
 //!                                            +--> packed::DriverQueue    virtio 1.3, 2.8
 //! ```
-//! The other side, for a ring that a guest drives, is [`packed::DeviceQueue`];
-//! split rings of guests are served with the crate virtio-queue by who needs that.
+//! The other side, for a ring that a guest drives: [`split::DeviceQueue`] and
+//! [`packed::DeviceQueue`].
 
 mod driver;
+pub mod guest;
 mod in_order;
 mod layout;
 pub mod packed;

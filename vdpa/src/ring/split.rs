@@ -1,4 +1,5 @@
-//! The driver's side of a split virtqueue (virtio 1.3, section 2.7).
+//! The driver's side of a split virtqueue (virtio 1.3, section 2.7). The
+//! device's side is [`DeviceQueue`].
 //!
 //! Everything the device can write is hostile, and on a parent without an
 //! IOMMU that is all of the ring: so which descriptors are free, how long each
@@ -18,22 +19,21 @@
 //!   working --- violation seen in pop_used ---> broken (every call fails)
 //! ```
 
+mod device_queue;
+
 use std::collections::VecDeque;
 use std::num::Wrapping;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+pub use self::device_queue::{DeviceQueue, GuestChain};
+use super::guest::{AVAIL_F_NO_INTERRUPT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, USED_F_NO_NOTIFY};
 use super::in_order::InOrder;
 use super::{
     Direction, Piece, QueueError, RingFeatures, SplitLayout, Used, Violation, check_chain, prepare,
 };
 use crate::device::VringAddresses;
 use crate::memory::{SharedBuffer, SharedBufferError};
-
-const DESCRIPTOR_F_NEXT: u16 = 1;
-const DESCRIPTOR_F_WRITE: u16 = 2;
-const AVAIL_F_NO_INTERRUPT: u16 = 1;
-const USED_F_NO_NOTIFY: u16 = 1;
 
 /// A chain that the device has, filed under its first descriptor.
 #[derive(Debug, Clone)]
@@ -86,9 +86,24 @@ impl DriverQueue {
         offset: u64,
         features: RingFeatures,
     ) -> Result<Self, QueueError> {
+        Self::with_base(buffer, layout, offset, features, 0)
+    }
+
+    /// As [`DriverQueue::new`], but both indices begin at `base`: for a device
+    /// that is told to go on there.
+    ///
+    /// # Errors
+    /// As [`DriverQueue::new`].
+    pub fn with_base(
+        buffer: Arc<SharedBuffer>,
+        layout: SplitLayout,
+        offset: u64,
+        features: RingFeatures,
+        base: u16,
+    ) -> Result<Self, QueueError> {
         let start = prepare(&buffer, offset, layout.total)?;
         let size = layout.size;
-        Ok(Self {
+        let queue = Self {
             addresses: VringAddresses {
                 descriptor: start,
                 driver: start + layout.avail_offset,
@@ -102,12 +117,21 @@ impl DriverQueue {
             free: (0..size).collect(),
             outstanding: vec![None; usize::from(size)],
             outstanding_count: 0,
-            next_avail: Wrapping(0),
-            kicked: Wrapping(0),
-            next_used: Wrapping(0),
+            next_avail: Wrapping(base),
+            kicked: Wrapping(base),
+            next_used: Wrapping(base),
             interrupts: true,
             broken: None,
-        })
+        };
+        if base != 0 {
+            queue.store(queue.avail(2), base)?;
+            queue.store(queue.used(2), base)?;
+            if features.event_idx {
+                queue.store(queue.used_event(), base)?;
+                queue.store(queue.used(4 + 8 * u64::from(size)), base)?;
+            }
+        }
+        Ok(queue)
     }
 
     /// The ring's areas as the device sees them.
@@ -127,6 +151,12 @@ impl DriverQueue {
     pub fn free(&self) -> u16 {
         // Never more than the ring's size.
         u16::try_from(self.free.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Index of the next used entry, free-running.
+    #[must_use]
+    pub fn next_used(&self) -> u16 {
+        self.next_used.0
     }
 
     /// Chains that the device has.

@@ -370,3 +370,34 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_ring_begins_where_the_device_is_told_to() {
+    for event_idx in [false, true] {
+        let base = 65534;
+        let layout = SplitLayout::new(4).unwrap();
+        let memory = Arc::new(SharedBuffer::new(layout.size(), BASE).unwrap());
+        let features = RingFeatures {
+            event_idx,
+            ..RingFeatures::default()
+        };
+        let mut queue = DriverQueue::with_base(memory.clone(), layout, 0, features, base).unwrap();
+        let mut model = Model {
+            memory,
+            layout,
+            seen: base,
+            used: base,
+        };
+        assert_eq!(queue.pop_used().unwrap(), None);
+        assert_eq!(model.take(), None);
+        for round in 0..6 {
+            let head = queue.add(&[writes(0x1000, 10)]).unwrap();
+            // Each chain passes the event that the model never moves, or not.
+            assert_eq!(queue.needs_kick().unwrap(), !event_idx || round == 0);
+            assert_eq!(model.take(), Some((head, vec![(0x1000, 10, true)])));
+            model.give_back(u32::from(head), 10);
+            assert_eq!(queue.pop_used().unwrap(), Some(Used { head, written: 10 }));
+            assert_eq!(queue.next_used(), base.wrapping_add(round + 1));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Which strategy suits a device, and why.
+
+use std::fmt;
+
+use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED};
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+
+use super::Strategy;
+use crate::device::DeviceInfo;
+use crate::uapi::BackendFeatures;
+
+/// Why [`choose`] chose as it did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// SUSPEND and RESUME: rings can be changed in place.
+    SuspendsAndResumes,
+    /// No SUSPEND: the device must be reset and started again on private rings.
+    NoSuspend,
+    /// SUSPEND, but no way to go on afterwards.
+    NoResume,
+    /// Packed rings are not relayed.
+    PackedRings,
+    /// The driver counts on used elements in order, which private rings don't keep,
+    /// and the device can't be mediated.
+    InOrder,
+    /// What the device has in flight is lost with a reset; only a network may
+    /// lose or repeat it.
+    NotANetwork,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SuspendsAndResumes => "the device suspends and resumes",
+            Self::NoSuspend => "the device cannot suspend, so it is reset",
+            Self::NoResume => "the device suspends but does not resume, so it is reset",
+            Self::PackedRings => "packed rings cannot be relayed",
+            Self::InOrder => "IN_ORDER was negotiated and the device cannot suspend",
+            Self::NotANetwork => {
+                "the device cannot suspend, and only a network device may repeat what was in flight"
+            }
+        })
+    }
+}
+
+/// The strategy for the receive queues of a device with these negotiated
+/// `features` and `acknowledged` backend features. [`Strategy::Direct`] means that
+/// it can't be relayed. That ring state can be read is only known when it is tried: where a
+/// change to mediation fails for that, shadow is left.
+#[must_use]
+pub fn choose(
+    info: &DeviceInfo,
+    acknowledged: BackendFeatures,
+    features: u64,
+) -> (Strategy, Reason) {
+    let has = |bit: u32| features & (1 << bit) != 0;
+    let suspends = acknowledged.contains(BackendFeatures::SUSPEND);
+    let resumes = acknowledged.contains(BackendFeatures::RESUME);
+    if has(VIRTIO_F_RING_PACKED) {
+        (Strategy::Direct, Reason::PackedRings)
+    } else if suspends && resumes {
+        (Strategy::Mediated, Reason::SuspendsAndResumes)
+    } else if has(VIRTIO_F_IN_ORDER) {
+        (Strategy::Direct, Reason::InOrder)
+    } else if info.device_id != VIRTIO_ID_NET {
+        (Strategy::Direct, Reason::NotANetwork)
+    } else if suspends {
+        (Strategy::Shadowed, Reason::NoResume)
+    } else {
+        (Strategy::Shadowed, Reason::NoSuspend)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::iova::IovaRange;
+
+    #[test]
+    fn follows_from_what_the_device_can_do() {
+        let info = |device_id| DeviceInfo {
+            device_id,
+            features: u64::MAX,
+            backend_features: BackendFeatures::all(),
+            queues: Vec::new(),
+            groups: 1,
+            address_spaces: 1,
+            config_size: 0,
+            iova_range: IovaRange::new(0, u64::MAX).unwrap(),
+        };
+        let (net, block) = (info(1), info(2));
+        let both = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
+        let none = BackendFeatures::empty();
+        let (packed, in_order) = (1 << VIRTIO_F_RING_PACKED, 1 << VIRTIO_F_IN_ORDER);
+        for (info, acknowledged, features, wanted) in [
+            (
+                &net,
+                both,
+                0,
+                (Strategy::Mediated, Reason::SuspendsAndResumes),
+            ),
+            (
+                &block,
+                both,
+                in_order,
+                (Strategy::Mediated, Reason::SuspendsAndResumes),
+            ),
+            (&net, both, packed, (Strategy::Direct, Reason::PackedRings)),
+            (&net, none, 0, (Strategy::Shadowed, Reason::NoSuspend)),
+            (
+                &net,
+                BackendFeatures::SUSPEND,
+                0,
+                (Strategy::Shadowed, Reason::NoResume),
+            ),
+            (&net, none, in_order, (Strategy::Direct, Reason::InOrder)),
+            (&block, none, 0, (Strategy::Direct, Reason::NotANetwork)),
+        ] {
+            assert_eq!(choose(info, acknowledged, features), wanted);
+        }
+    }
+}

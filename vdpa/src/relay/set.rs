@@ -1,0 +1,513 @@
+//! The relayed queues of one device: their private memory, their transitions
+//! on a running device, and the poll that drives them.
+//!
+//! ```text
+//!   change:   Running --suspend--> drain, prepare --switch_vring--> resume --> Running
+//!                                        |                             |
+//!                                     failed: resumed as it was     failed: Suspended
+//!   restart:  Owned (after reset) --> drain, settle --> Restart::negotiate --> set_vring, enable
+//!                    --> start --> Restart::replay --> Running
+//! ```
+//! Each transition is followed by one spurious kick and one spurious interrupt
+//! per queue: either may have been on its way to an eventfd that nobody reads now.
+//!
+//! **What the device had taken and not used.** A device that suspends keeps it
+//! when only its used ring changes. When the ring changes as a whole the device is told to
+//! begin at the guest's used index, and the avail entries from there on name what is in flight
+//! ([`GuestRing::arrange`]). A mediation counts it. Coming from [`Strategy::Direct`]
+//! nobody counted: a suspended device must hold nothing (its base is the used index), else
+//! the change is refused and the way leads over [`Strategy::Mediated`]. After a reset nothing can be
+//! asked, so the entries are taken as they are, which is right for a device that completes in
+//! order; a transmitted frame may go out twice then, and none is lost.
+//!
+//! Private memory of one queue, mapped once, in the guest's address space:
+//! ```text
+//!   | descriptors, avail ring | used ring of the shadow | used ring of the mediation |
+//!   +--- device reads only ---+--- device writes -------+--- device writes ----------+
+//! ```
+//! It must not know what else the device has: a control queue is the caller's.
+
+mod error;
+mod lane;
+
+use std::error::Error;
+use std::sync::Arc;
+
+use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vmm_sys_util::eventfd::EventFd;
+
+pub use self::error::{ChangeFailed, Halted, QueueFailed, RelaySetError, TransitionError};
+use self::lane::{Features, Lane, Mode, signal};
+use super::{Dirty, Pace, Pause, Position, RelayError, Strategy};
+use crate::device::{
+    Device, DeviceError, DeviceInfo, Failed, Negotiated, Owned, Running, Suspended, VringBase,
+};
+use crate::iotlb::Iotlb;
+use crate::ring::guest::{GuestRing, GuestRingError};
+use crate::window::PrivateWindow;
+
+/// A queue of the guest's that can be relayed.
+#[derive(Debug, Clone)]
+pub struct RelayedQueue {
+    /// Index of the queue on the device.
+    pub index: u16,
+    /// The guest's ring.
+    pub ring: GuestRing,
+    /// Signalled by the guest. While shadowed the device does not hear it: who waits
+    /// on [`RelaySet::hints`] does. A guest with a doorbell must be given this instead.
+    pub kick: Arc<EventFd>,
+    /// Interrupts the guest.
+    pub call: Arc<EventFd>,
+}
+
+/// What a caller does to bring a device up again after a reset.
+pub trait Restart {
+    /// Maps memory again ([`Iotlb::remap_after_reset`]), puts groups into their
+    /// address spaces, negotiates the features that the guest has, and sets up
+    /// and enables all queues that are not in the set.
+    ///
+    /// # Errors
+    /// The device can't be brought up.
+    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, Failed<Owned>>;
+
+    /// After DRIVER_OK: replays what the guest had set by its control queue.
+    ///
+    /// # Errors
+    /// Whatever the caller makes of it; the device runs.
+    fn replay(&mut self, device: &mut Device<Running>) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
+/// What a poll did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Used chains shown to the guest.
+    pub used: u32,
+    /// Chains handed to the device.
+    pub forwarded: u32,
+    /// When to poll again.
+    pub pause: Pause,
+}
+
+/// The relayed queues of one device. See the module.
+#[derive(Debug)]
+pub struct RelaySet {
+    lanes: Vec<Lane>,
+    features: Features,
+    pace: Pace,
+}
+
+impl RelaySet {
+    /// Makes private rings for `queues`, all of which are direct, and maps them
+    /// in address space 0. `features` are the negotiated ones.
+    ///
+    /// # Errors
+    /// [`RelaySetError`]; what was mapped stays mapped until the device is closed.
+    pub fn new(
+        info: &DeviceInfo,
+        features: u64,
+        queues: Vec<RelayedQueue>,
+        iotlb: &mut Iotlb,
+        window: &mut PrivateWindow,
+    ) -> Result<Self, RelaySetError> {
+        let has = |bit: u32| features & (1 << bit) != 0;
+        if has(VIRTIO_F_RING_PACKED) {
+            return Err(RelaySetError::Packed);
+        }
+        let lanes = queues
+            .into_iter()
+            .map(|queue| {
+                let known = info.queue(queue.index);
+                let known = known.map_err(|source| RelaySetError::Device { source })?;
+                Lane::new(queue, known.max_size, iotlb, window)
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            lanes,
+            features: Features {
+                event_idx: has(VIRTIO_RING_F_EVENT_IDX),
+                in_order: has(VIRTIO_F_IN_ORDER),
+            },
+            pace: Pace::default(),
+        })
+    }
+
+    /// How a queue reaches the device; `None` if it is not in the set.
+    #[must_use]
+    pub fn strategy(&self, queue: u16) -> Option<Strategy> {
+        let lane = self.lanes.iter().find(|lane| lane.queue.index == queue)?;
+        Some(lane.mode.strategy())
+    }
+
+    /// The eventfds whose signal is worth a poll before its time. Whoever waits on
+    /// them reads them.
+    pub fn hints(&self) -> impl Iterator<Item = &EventFd> {
+        self.lanes.iter().flat_map(|lane| {
+            let (hint, kick) = match lane.mode {
+                Mode::Direct => (None, None),
+                Mode::Mediated(_) => (Some(&lane.hint), None),
+                Mode::Shadowed(_) => (Some(&lane.hint), Some(&*lane.queue.kick)),
+            };
+            hint.into_iter().chain(kick)
+        })
+    }
+
+    /// One bounded pass over all relayed queues.
+    ///
+    /// # Errors
+    /// A queue broke. It is left alone from now on and the others go on with the next call.
+    pub fn poll(&mut self, dirty: &dyn Dirty) -> Result<Progress, QueueFailed> {
+        let (mut used, mut forwarded) = (0u32, 0u32);
+        let (mut more, mut relayed) = (false, false);
+        for lane in &mut self.lanes {
+            let Some(relay) = lane.mode.relay().filter(|_| !lane.broken) else {
+                continue;
+            };
+            relayed = true;
+            let pass = match relay.pass(dirty) {
+                Ok(pass) => pass,
+                Err(source) => {
+                    lane.broken = true;
+                    let queue = lane.queue.index;
+                    return Err(QueueFailed { queue, source });
+                }
+            };
+            used += u32::from(pass.used);
+            forwarded += u32::from(pass.forwarded);
+            more |= pass.more;
+            // An eventfd that can't be written belongs to nobody any more.
+            if pass.kick && lane.kick_device().is_err()
+                || pass.interrupt && signal(&lane.queue.call).is_err()
+            {
+                tracing::warn!(queue = lane.queue.index, "an eventfd cannot be signalled");
+            }
+        }
+        let worked = more || used > 0 || forwarded > 0;
+        let pause = if relayed {
+            self.pace.next(worked)
+        } else {
+            Pause::Forever
+        };
+        Ok(Progress {
+            used,
+            forwarded,
+            pause,
+        })
+    }
+
+    /// Shadowed queues stop at the index wrap, where a device that refuses a base can
+    /// take them over by [`RelaySet::restart`]. All queues of a device are reset at once,
+    /// so one that is there waits for the others, and **its traffic stands still meanwhile**: give
+    /// up with [`RelaySet::release`] after a time that the guest can bear.
+    pub fn hold_at_wrap(&mut self) {
+        for lane in &mut self.lanes {
+            if let Mode::Shadowed(queue) = &mut lane.mode {
+                queue.hold_at_wrap();
+            }
+        }
+    }
+
+    /// Lets queues that are held go on.
+    pub fn release(&mut self) {
+        for lane in &mut self.lanes {
+            if let Mode::Shadowed(queue) = &mut lane.mode {
+                queue.release();
+            }
+        }
+        self.pace = Pace::default();
+    }
+
+    /// Whether all shadowed queues stand at position 0 with nothing in flight.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.lanes.iter().all(|lane| match &lane.mode {
+            Mode::Shadowed(queue) => queue.is_held(),
+            Mode::Direct | Mode::Mediated(_) => false,
+        })
+    }
+
+    /// With the device stopped: shows the guest what is left and says where each
+    /// queue stands, by queue index. For migration.
+    ///
+    /// # Errors
+    /// As [`Relay::settle`](super::Relay::settle); a direct queue's in-flight chains are taken as its ring names them.
+    pub fn positions(
+        &mut self,
+        dirty: &dyn Dirty,
+    ) -> Result<Vec<(u16, Position)>, TransitionError> {
+        self.lanes
+            .iter_mut()
+            .map(|lane| {
+                let position = match lane.mode.relay() {
+                    Some(relay) => relay.finish(dirty).and_then(|_| relay.settle()),
+                    None => direct_position(&lane.queue.ring).map_err(RelayError::from),
+                };
+                match position {
+                    Ok(position) => Ok((lane.queue.index, position)),
+                    Err(source) => Err(lane.failed(source)),
+                }
+            })
+            .collect()
+    }
+
+    /// Changes how `targets` reach the device, in place. The guest notices nothing but a
+    /// pause of some hundred microseconds and a spurious interrupt. Works for devices
+    /// that suspend and resume.
+    ///
+    /// # Errors
+    /// [`ChangeFailed`] with the device as it is then.
+    pub fn change(
+        &mut self,
+        device: Device<Running>,
+        targets: &[(u16, Strategy)],
+        dirty: &dyn Dirty,
+    ) -> Result<Device<Running>, ChangeFailed> {
+        let wanted = match self.check(targets) {
+            Ok(wanted) => wanted,
+            Err(error) => {
+                let device = Halted::Running(device);
+                return Err(ChangeFailed { device, error });
+            }
+        };
+        let device = device.suspend().map_err(|failed| ChangeFailed {
+            device: failed.device.map_or(Halted::Gone, Halted::Running),
+            error: TransitionError::Device {
+                source: failed.error,
+            },
+        })?;
+        let prepared = match self.prepare(&device, &wanted, dirty) {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                // Old rings, old modes: it goes on as it was.
+                let device = match device.resume() {
+                    Ok(device) => Halted::Running(device),
+                    Err(failed) => failed.device.map_or(Halted::Gone, Halted::Suspended),
+                };
+                for lane in &self.lanes {
+                    let _ = lane.nudge();
+                }
+                return Err(ChangeFailed { device, error });
+            }
+        };
+        let mut device = device;
+        for (lane, mode, base) in prepared {
+            if let Err(error) = self.switch(&mut device, lane, mode, base) {
+                let device = Halted::Suspended(device);
+                return Err(ChangeFailed { device, error });
+            }
+        }
+        let device = device.resume().map_err(|failed| ChangeFailed {
+            device: failed.device.map_or(Halted::Gone, Halted::Suspended),
+            error: TransitionError::Device {
+                source: failed.error,
+            },
+        })?;
+        self.nudge(device)
+    }
+
+    /// Brings a device that was reset up again, with `targets` changed and all
+    /// other queues as they were. Works for every device; what is in flight is given to it again.
+    ///
+    /// # Errors
+    /// [`ChangeFailed`] with the device as it is then.
+    pub fn restart(
+        &mut self,
+        device: Device<Owned>,
+        targets: &[(u16, Strategy)],
+        dirty: &dyn Dirty,
+        driver: &mut dyn Restart,
+    ) -> Result<Device<Running>, ChangeFailed> {
+        let prepared = self
+            .check(targets)
+            .and_then(|wanted| self.prepare_restart(&wanted, dirty));
+        let prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                let device = Halted::Reset(device);
+                return Err(ChangeFailed { device, error });
+            }
+        };
+        let reset = |failed: Failed<Owned>| ChangeFailed {
+            device: failed.device.map_or(Halted::Gone, Halted::Reset),
+            error: TransitionError::Device {
+                source: failed.error,
+            },
+        };
+        let mut device = driver.negotiate(device).map_err(reset)?;
+        for (lane, mode, base) in prepared {
+            if let Err(error) = self.set_up(&mut device, lane, mode, base) {
+                let device = match device.reset() {
+                    Ok(device) => Halted::Reset(device),
+                    Err(failed) => failed.device.map_or(Halted::Gone, Halted::Reset),
+                };
+                return Err(ChangeFailed { device, error });
+            }
+        }
+        let mut device = device.start().map_err(reset)?;
+        if let Err(source) = driver.replay(&mut device) {
+            let error = TransitionError::Replay { source };
+            let device = Halted::Running(device);
+            return Err(ChangeFailed { device, error });
+        }
+        self.nudge(device)
+    }
+
+    /// Positions in `lanes` of what is to change, without what is so already.
+    fn check(
+        &self,
+        targets: &[(u16, Strategy)],
+    ) -> Result<Vec<(usize, Strategy)>, TransitionError> {
+        let mut wanted = Vec::with_capacity(targets.len());
+        for &(queue, strategy) in targets {
+            let position = self.lanes.iter().position(|lane| lane.queue.index == queue);
+            let position = position.ok_or(TransitionError::NoSuchQueue { queue })?;
+            if strategy == Strategy::Shadowed && self.features.in_order {
+                return Err(TransitionError::InOrder { queue });
+            }
+            wanted.push((position, strategy));
+        }
+        Ok(wanted)
+    }
+
+    fn prepare(
+        &mut self,
+        device: &Device<Suspended>,
+        wanted: &[(usize, Strategy)],
+        dirty: &dyn Dirty,
+    ) -> Result<Vec<(usize, Mode, u16)>, TransitionError> {
+        let mut prepared = Vec::with_capacity(wanted.len());
+        for &(position, strategy) in wanted {
+            let features = self.features;
+            let Some(lane) = self.lanes.get_mut(position) else {
+                continue;
+            };
+            let now = lane.mode.strategy();
+            if now == strategy {
+                continue;
+            }
+            // A parent that has no ring state to tell is taken to hold nothing.
+            let stopped = match device.vring_base(lane.queue.index) {
+                Ok(VringBase::Split { index }) => Ok(index),
+                Ok(VringBase::Packed { available, .. }) => Ok(available),
+                Err(source) => Err(TransitionError::Device { source }),
+            };
+            let base = match (now, strategy) {
+                (Strategy::Direct, Strategy::Shadowed) => {
+                    let used = lane.settle(dirty)?;
+                    let unknown = stopped.map_or(0, |base| base.wrapping_sub(used));
+                    if unknown > 0 {
+                        return Err(lane.failed(RelayError::InFlightUnknown { unknown }));
+                    }
+                    used
+                }
+                (Strategy::Shadowed, _) | (_, Strategy::Shadowed) => lane.settle(dirty)?,
+                _ => {
+                    // Only the used ring changes: the device goes on where it
+                    // stands, with what it has taken.
+                    if let Some(relay) = lane.mode.relay() {
+                        let finished = relay.finish(dirty);
+                        finished.map_err(|source| lane.failed(source))?;
+                    }
+                    stopped?
+                }
+            };
+            let mode = lane.make(strategy, features, base);
+            let mode = mode.map_err(|source| lane.failed(source))?;
+            prepared.push((position, mode, base));
+        }
+        Ok(prepared)
+    }
+
+    fn prepare_restart(
+        &mut self,
+        wanted: &[(usize, Strategy)],
+        dirty: &dyn Dirty,
+    ) -> Result<Vec<(usize, Mode, u16)>, TransitionError> {
+        let features = self.features;
+        let mut prepared = Vec::with_capacity(self.lanes.len());
+        for (position, lane) in self.lanes.iter_mut().enumerate() {
+            let target = wanted.iter().find(|(lane, _)| *lane == position);
+            let strategy = target.map_or(lane.mode.strategy(), |&(_, strategy)| strategy);
+            let used = lane.settle(dirty)?;
+            // A fresh private ring begins at 0, which every device takes.
+            let base = if strategy == Strategy::Shadowed {
+                0
+            } else {
+                used
+            };
+            let mode = lane.make(strategy, features, base);
+            let mode = mode.map_err(|source| lane.failed(source))?;
+            prepared.push((position, mode, base));
+        }
+        Ok(prepared)
+    }
+
+    fn switch(
+        &mut self,
+        device: &mut Device<Suspended>,
+        position: usize,
+        mut mode: Mode,
+        base: u16,
+    ) -> Result<(), TransitionError> {
+        let Some(lane) = self.lanes.get_mut(position) else {
+            return Ok(());
+        };
+        let allowed = lane.allowed();
+        device
+            .switch_vring(lane.queue.index, &lane.config(&mut mode, base), &allowed)
+            .map_err(|source| TransitionError::Device { source })?;
+        lane.mode = mode;
+        Ok(())
+    }
+
+    fn set_up(
+        &mut self,
+        device: &mut Device<Negotiated>,
+        position: usize,
+        mut mode: Mode,
+        base: u16,
+    ) -> Result<(), TransitionError> {
+        let Some(lane) = self.lanes.get_mut(position) else {
+            return Ok(());
+        };
+        let (queue, allowed) = (lane.queue.index, lane.allowed());
+        device
+            .set_vring(queue, &lane.config(&mut mode, base), &allowed)
+            .and_then(|()| device.enable_vring(queue))
+            .map_err(|source| match source {
+                DeviceError::QueueRefused { .. } if base != 0 => TransitionError::Base {
+                    queue,
+                    base,
+                    source,
+                },
+                source => TransitionError::Device { source },
+            })?;
+        lane.mode = mode;
+        lane.broken = false;
+        Ok(())
+    }
+
+    fn nudge(&mut self, device: Device<Running>) -> Result<Device<Running>, ChangeFailed> {
+        self.pace = Pace::default();
+        for lane in &self.lanes {
+            if let Err(error) = lane.nudge() {
+                let device = Halted::Running(device);
+                return Err(ChangeFailed { device, error });
+            }
+        }
+        Ok(device)
+    }
+}
+
+fn direct_position(ring: &GuestRing) -> Result<Position, GuestRingError> {
+    let (used, available) = (ring.used_index()?, ring.avail_index()?);
+    let count = available.wrapping_sub(used).min(ring.size());
+    let in_flight = (0..count)
+        .map(|position| ring.avail_entry(used.wrapping_add(position)))
+        .collect::<Result<_, _>>()?;
+    Ok(Position {
+        used,
+        available: used.wrapping_add(count),
+        in_flight,
+    })
+}

@@ -1,0 +1,169 @@
+//! What can go wrong with relayed queues, and in what state the device is then.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+use crate::device::{Device, DeviceError, Owned, Running, Suspended};
+use crate::iotlb::IotlbError;
+use crate::memory::SharedBufferError;
+use crate::relay::RelayError;
+use crate::ring::QueueError;
+use crate::window::WindowError;
+
+/// Why queues can't be prepared for being relayed.
+#[derive(Debug, thiserror::Error)]
+pub enum RelaySetError {
+    /// Only split rings can be relayed.
+    #[error("packed rings cannot be relayed")]
+    Packed,
+    /// The device has no such queue.
+    #[error("the queue cannot be relayed")]
+    Device {
+        /// Why.
+        #[source]
+        source: DeviceError,
+    },
+    /// No ring of that size.
+    #[error("no private ring can be made")]
+    Ring {
+        /// Why.
+        #[source]
+        source: QueueError,
+    },
+    /// No private addresses are left.
+    #[error("the private rings have no addresses")]
+    Window {
+        /// Why.
+        #[source]
+        source: WindowError,
+    },
+    /// No private memory.
+    #[error("the private rings have no memory")]
+    Memory {
+        /// Why.
+        #[source]
+        source: SharedBufferError,
+    },
+    /// Private memory could not be mapped for the device.
+    #[error("the private rings cannot be mapped")]
+    Map {
+        /// Why.
+        #[source]
+        source: IotlbError,
+    },
+    /// No eventfd.
+    #[error("no eventfd can be made")]
+    EventFd {
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why a transition failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TransitionError {
+    /// A queue that is not in the set.
+    #[error("queue {queue} is not among the relayed queues")]
+    NoSuchQueue {
+        /// Its index.
+        queue: u16,
+    },
+    /// Private rings don't keep the order that IN_ORDER promises.
+    #[error("queue {queue} cannot be shadowed: IN_ORDER was negotiated")]
+    InOrder {
+        /// Its index.
+        queue: u16,
+    },
+    /// A relay failed.
+    #[error("queue {queue} cannot change how it reaches the device")]
+    Queue {
+        /// Its index.
+        queue: u16,
+        /// Why.
+        #[source]
+        source: RelayError,
+    },
+    /// The device refused.
+    #[error("the device refused to change its rings")]
+    Device {
+        /// What it refused.
+        #[source]
+        source: DeviceError,
+    },
+    /// The device begins nowhere but at 0.
+    #[error(
+        "queue {queue} stands at {base} and the device refuses to begin there: shadow it, and hold \
+         it at the index wrap before going direct"
+    )]
+    Base {
+        /// Its index.
+        queue: u16,
+        /// Where it stands.
+        base: u16,
+        /// What the kernel said.
+        #[source]
+        source: DeviceError,
+    },
+    /// [`Restart::replay`](super::Restart::replay) failed.
+    #[error("the control state cannot be replayed")]
+    Replay {
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// An eventfd could not be written.
+    #[error("an eventfd cannot be signalled")]
+    Signal {
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The device after a failed transition.
+#[derive(Debug)]
+pub enum Halted {
+    /// It runs as before the transition.
+    Running(Device<Running>),
+    /// It is suspended and perhaps has some of the new rings: reset it and
+    /// [`RelaySet::restart`](super::RelaySet::restart).
+    Suspended(Device<Suspended>),
+    /// It is reset.
+    Reset(Device<Owned>),
+    /// It was closed, because its state could not be made known.
+    Gone,
+}
+
+/// A transition that failed.
+#[derive(Debug)]
+pub struct ChangeFailed {
+    /// The device as it is now.
+    pub device: Halted,
+    /// Why.
+    pub error: TransitionError,
+}
+
+impl fmt::Display for ChangeFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl Error for ChangeFailed {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.source()
+    }
+}
+
+/// A queue that is broken.
+#[derive(Debug, thiserror::Error)]
+#[error("queue {queue} is broken")]
+pub struct QueueFailed {
+    /// Its index.
+    pub queue: u16,
+    /// Why.
+    #[source]
+    pub source: RelayError,
+}

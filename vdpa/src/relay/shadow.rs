@@ -1,0 +1,267 @@
+//! Full shadow of one split queue: the device works on a ring of ours whose
+//! descriptors name the guest's buffers.
+//!
+//! ```text
+//!   guest's ring                 id map (private memory)             private ring
+//!   avail --> DeviceQueue::pop --> in_flight[head] = chain --> DriverQueue::add  --> device
+//!   used  <-- push_used <-- mark what it may write <-- pop_used <------------------- device
+//! ```
+//! Payload is not touched: IOVA = guest-physical address. Indirect tables of
+//! the guest are resolved into the private ring, so the device never reads a descriptor that
+//! the guest can change, and every buffer lies in guest RAM, never in the private window.
+//!
+//! For devices that refuse to begin anywhere but at 0 the shadow can stop at
+//! the index wrap:
+//! ```text
+//!   forwarding --- hold_at_wrap ---> forwarding to 65535 ---> held: position 0
+//!       ^------------ release -------------+------------------------'
+//! ```
+
+use std::sync::Arc;
+
+use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, RelayError, Strategy};
+use crate::device::VringAddresses;
+use crate::memory::SharedBuffer;
+use crate::ring::guest::GuestRing;
+use crate::ring::split::{DeviceQueue, DriverQueue, GuestChain};
+use crate::ring::{Direction, QueueError, RingFeatures, SplitLayout};
+
+/// A chain that the device has.
+#[derive(Debug)]
+struct InFlight {
+    chain: GuestChain,
+    /// Counts up with each chain forwarded.
+    number: u64,
+}
+
+/// One shadowed queue.
+#[derive(Debug)]
+pub struct ShadowQueue {
+    guest: DeviceQueue,
+    private: DriverQueue,
+    /// By head in the private ring.
+    in_flight: Vec<Option<InFlight>>,
+    /// Taken from the guest, and the private ring was full.
+    waiting: Option<GuestChain>,
+    forwarded: u64,
+    hold_at_wrap: bool,
+    /// Both sides were asked to signal, and nothing came since.
+    listening: bool,
+}
+
+impl ShadowQueue {
+    /// A shadow of `ring` from where the guest's used index stands: what a
+    /// device had taken and not used is given to the device again. The private
+    /// ring, of `layout`, lies at `offset` of `private`, and the device begins at `base` in it.
+    ///
+    /// # Errors
+    /// The private ring is smaller than the guest's or does not fit its memory.
+    pub fn new(
+        ring: GuestRing,
+        private: Arc<SharedBuffer>,
+        layout: SplitLayout,
+        offset: u64,
+        event_idx: bool,
+        base: u16,
+    ) -> Result<Self, RelayError> {
+        if layout.entries() < ring.size() {
+            return Err(RelayError::TooSmall {
+                private: layout.entries(),
+                guest: ring.size(),
+            });
+        }
+        let used = ring.used_index()?;
+        let features = RingFeatures {
+            event_idx,
+            ..RingFeatures::default()
+        };
+        let private = DriverQueue::with_base(private, layout, offset, features, base)?;
+        Ok(Self {
+            guest: DeviceQueue::new(ring, event_idx, used, used),
+            private,
+            in_flight: std::iter::repeat_with(|| None)
+                .take(usize::from(layout.entries()))
+                .collect(),
+            waiting: None,
+            forwarded: 0,
+            hold_at_wrap: false,
+            listening: false,
+        })
+    }
+
+    /// Gives the device all that the guest has, before it is shown the ring:
+    /// a receive queue that is empty when the device begins loses frames.
+    ///
+    /// # Errors
+    /// As [`Relay::pass`].
+    pub fn fill(&mut self) -> Result<(), RelayError> {
+        while self.forward()? > 0 {}
+        Ok(())
+    }
+
+    /// Forwards nothing past position 65535, so that a device can take the
+    /// guest's ring over at 0. Until [`ShadowQueue::release`] the queue stands
+    /// still once it is there.
+    pub fn hold_at_wrap(&mut self) {
+        self.hold_at_wrap = true;
+    }
+
+    /// Goes on over the wrap.
+    pub fn release(&mut self) {
+        self.hold_at_wrap = false;
+    }
+
+    /// Whether the queue stands at position 0 with nothing in flight.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.hold_at_wrap
+            && self.waiting.is_none()
+            && self.guest.next_avail() == 0
+            && self.guest.next_used() == 0
+    }
+
+    /// Chains that the device has.
+    #[must_use]
+    pub fn outstanding(&self) -> u16 {
+        self.private.outstanding()
+    }
+
+    fn take(&mut self) -> Result<Option<GuestChain>, RelayError> {
+        if let Some(chain) = self.waiting.take() {
+            return Ok(Some(chain));
+        }
+        if self.hold_at_wrap && self.guest.next_avail() == 0 {
+            return Ok(None);
+        }
+        Ok(self.guest.pop()?)
+    }
+
+    /// Gives the device what the guest has, as far as it fits.
+    fn forward(&mut self) -> Result<u16, RelayError> {
+        let mut forwarded = 0;
+        while forwarded < PASS_LIMIT {
+            let Some(chain) = self.take()? else {
+                break;
+            };
+            let head = match self.private.add(&chain.pieces) {
+                Ok(head) => head,
+                Err(QueueError::Full { .. }) => {
+                    self.waiting = Some(chain);
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            self.forwarded += 1;
+            forwarded += 1;
+            // `add` gave an entry of the ring, and there is one place for each.
+            if let Some(place) = self.in_flight.get_mut(usize::from(head)) {
+                *place = Some(InFlight {
+                    chain,
+                    number: self.forwarded,
+                });
+            }
+        }
+        Ok(forwarded)
+    }
+
+    /// Gives the guest back what the device is done with.
+    fn give_back(&mut self, dirty: &dyn Dirty) -> Result<u16, RelayError> {
+        let mut used = 0;
+        while used < PASS_LIMIT {
+            let Some(element) = self.private.pop_used()? else {
+                break;
+            };
+            let place = self.in_flight.get_mut(usize::from(element.head));
+            // `pop_used` gives each outstanding head once.
+            let Some(InFlight { chain, .. }) = place.and_then(Option::take) else {
+                continue;
+            };
+            for piece in &chain.pieces {
+                if piece.direction == Direction::DeviceWrites {
+                    dirty.mark(piece.iova, piece.len);
+                }
+            }
+            self.guest.push_used(chain.head, element.written)?;
+            used += 1;
+        }
+        Ok(used)
+    }
+
+    /// With nothing to do both sides are asked to signal; with work they are
+    /// asked not to. `true`: there is work after all.
+    fn listen(&mut self, idle: bool) -> Result<bool, RelayError> {
+        if idle == self.listening {
+            return Ok(false);
+        }
+        self.listening = idle;
+        let from_guest = self.guest.set_notifications(idle)?;
+        let from_device = self.private.set_interrupts(idle)?;
+        let held = self.hold_at_wrap && self.guest.next_avail() == 0;
+        Ok(idle && (from_device || (from_guest && !held && self.waiting.is_none())))
+    }
+}
+
+impl Relay for ShadowQueue {
+    fn strategy(&self) -> Strategy {
+        Strategy::Shadowed
+    }
+
+    fn addresses(&self) -> VringAddresses {
+        self.private.addresses()
+    }
+
+    fn size(&self) -> u16 {
+        self.private.size()
+    }
+
+    fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, RelayError> {
+        // Buffers go to the device before the guest hears of used ones: the
+        // frames that it sends upon those may come back before the next pass,
+        // and a receive queue that is short of buffers loses them.
+        let forwarded = self.forward()?;
+        let kick = forwarded > 0 && self.private.needs_kick()?;
+        let used = self.give_back(dirty)?;
+        let interrupt = used > 0 && self.guest.publish()?;
+        let idle = used == 0 && forwarded == 0;
+        let woken = self.listen(idle)?;
+        Ok(Pass {
+            forwarded,
+            used,
+            interrupt,
+            kick,
+            more: !idle || woken,
+        })
+    }
+
+    fn finish(&mut self, dirty: &dyn Dirty) -> Result<Pass, RelayError> {
+        let mut sum = Pass::default();
+        loop {
+            let used = self.give_back(dirty)?;
+            sum.interrupt |= used > 0 && self.guest.publish()?;
+            sum.used = sum.used.saturating_add(used);
+            if used == 0 {
+                return Ok(sum);
+            }
+        }
+    }
+
+    fn settle(&mut self) -> Result<Position, RelayError> {
+        let mut flying: Vec<&InFlight> = self.in_flight.iter().flatten().collect();
+        flying.sort_by_key(|flying| flying.number);
+        let in_flight: Vec<u16> = flying
+            .iter()
+            .map(|flying| flying.chain.head)
+            .chain(self.waiting.as_ref().map(|chain| chain.head))
+            .collect();
+        let used = self.guest.next_used();
+        self.guest.ring().arrange(used, &in_flight)?;
+        // Whoever takes over finds the guest with kicks on.
+        self.guest.set_notifications(true)?;
+        self.listening = false;
+        Ok(Position {
+            used,
+            available: self.guest.next_avail(),
+            in_flight,
+        })
+    }
+}

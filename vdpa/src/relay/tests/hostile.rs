@@ -1,0 +1,302 @@
+//! Devices and guests that break every rule: errors, never a panic, a loop
+//! without end or an access outside.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::model::{ADDRESSES, SIZE, Space, World, buffer, layout};
+use crate::memory::SharedBuffer;
+use crate::relay::{MediatedQueue, Relay, RelayError, ShadowQueue, Strategy as How};
+use crate::ring::guest::{GuestRing, GuestRingError, GuestViolation};
+use crate::ring::split::DeviceQueue;
+use crate::ring::{QueueError, Violation};
+
+/// A world with four chains taken by the device.
+fn four(how: How) -> World {
+    let mut world = World::new(false, false, 0);
+    world.change(how).unwrap();
+    for _ in 0..4 {
+        world.add();
+    }
+    world.pass();
+    world.fetch(4);
+    assert_eq!(world.device.held.len(), 4);
+    world
+}
+
+fn violation(error: RelayError) -> Violation {
+    match error {
+        RelayError::Device { source }
+        | RelayError::Private {
+            source: QueueError::Broken { source },
+        } => source,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn pass(world: &mut World) -> Result<(), RelayError> {
+    let relay = world.relay.as_mut().unwrap();
+    relay.pass(&world.log).map(drop)
+}
+
+#[test]
+fn a_device_can_use_nothing_that_it_was_not_given() {
+    for how in [How::Mediated, How::Shadowed] {
+        // Each of its four chains may come back once; no other, and none twice.
+        for id in [u32::from(SIZE), 0x1_0000, u32::MAX] {
+            let mut world = four(how);
+            world.device.put(id, 0);
+            world.device.publish(1);
+            assert_eq!(
+                violation(pass(&mut world).unwrap_err()),
+                Violation::NotOutstanding { id }
+            );
+        }
+        let mut world = four(how);
+        let id = u32::from(world.device.held[0]);
+        for index in 1..=2 {
+            world.device.put(id, 0);
+            world.device.publish(index);
+        }
+        assert_eq!(
+            violation(pass(&mut world).unwrap_err()),
+            Violation::NotOutstanding { id }
+        );
+        for jump in [5, 9, 0x8000, u16::MAX] {
+            let mut world = four(how);
+            world.device.publish(jump);
+            assert!(matches!(
+                violation(pass(&mut world).unwrap_err()),
+                Violation::IndexJump { moved, .. } if moved == jump
+            ));
+        }
+        let mut world = four(how);
+        world.device.put(u32::from(world.device.held[0]), 65);
+        world.device.publish(1);
+        assert_eq!(
+            violation(pass(&mut world).unwrap_err()),
+            Violation::TooLong {
+                written: 65,
+                offered: 64
+            }
+        );
+    }
+}
+
+/// A ring with one chain made available by hand.
+fn ring_with(descriptors: &[(u64, u32, u16, u16)], table: &[(u64, u32, u16, u16)]) -> GuestRing {
+    let world = World::new(false, false, 0);
+    for (base, entries) in [(ADDRESSES.descriptor, descriptors), (0x8000, table)] {
+        for (at, &(address, len, flags, next)) in (0..).zip(entries) {
+            world
+                .space
+                .descriptor(base + 16 * at, address, len, flags, next);
+        }
+    }
+    world.space.set_u16(ADDRESSES.driver + 2, 1);
+    world.ring()
+}
+
+#[test]
+fn chains_that_break_a_rule_are_refused() {
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+    let wrong = |descriptors: &[_], table: &[_], expected: GuestViolation| {
+        let mut queue = DeviceQueue::new(ring_with(descriptors, table), false, 0, 0);
+        match queue.pop() {
+            Err(GuestRingError::Guest { source }) => assert_eq!(source, expected),
+            other => panic!("{other:?}, not {expected:?}"),
+        }
+        assert_eq!(queue.next_avail(), 0);
+    };
+    let table = (0x8000, 32, INDIRECT, 0);
+    wrong(&[(0, 1, NEXT, 0)], &[], GuestViolation::ChainTooLong);
+    wrong(&[(0, 0, NEXT, 0)], &[], GuestViolation::ChainTooLong);
+    wrong(
+        &[(0, 1, NEXT, SIZE)],
+        &[],
+        GuestViolation::NoDescriptor {
+            index: SIZE,
+            size: 8,
+        },
+    );
+    wrong(
+        &[(0, 1, WRITE | NEXT, 1), (0, 1, 0, 0)],
+        &[],
+        GuestViolation::Order,
+    );
+    wrong(&[(0, 0, 0, 0)], &[], GuestViolation::Length);
+    let (all, half) = (0xf_ffff, 0x8000_0000);
+    wrong(
+        &[(all, 2, 0, 0)],
+        &[],
+        GuestViolation::Outside {
+            address: all,
+            len: 2,
+        },
+    );
+    wrong(
+        &[(u64::MAX, 2, 0, 0)],
+        &[],
+        GuestViolation::Outside {
+            address: u64::MAX,
+            len: 2,
+        },
+    );
+    // The private window is none of the guest's.
+    wrong(
+        &[(1 << 40, 1, WRITE, 0)],
+        &[],
+        GuestViolation::Outside {
+            address: 1 << 40,
+            len: 1,
+        },
+    );
+    wrong(
+        &[(0, half, 0, 0)],
+        &[],
+        GuestViolation::Outside {
+            address: 0,
+            len: half,
+        },
+    );
+    for len in [0, 15, 17] {
+        wrong(&[(0x8000, len, INDIRECT, 0)], &[], GuestViolation::Indirect);
+    }
+    wrong(
+        &[(0x8000, 16, INDIRECT | NEXT, 1)],
+        &[],
+        GuestViolation::Indirect,
+    );
+    wrong(
+        &[(0, 1, NEXT, 1), table],
+        &[(0, 1, 0, 0)],
+        GuestViolation::Indirect,
+    );
+    wrong(
+        &[table],
+        &[(0x8000, 16, INDIRECT, 0)],
+        GuestViolation::Indirect,
+    );
+    wrong(&[table], &[(0, 1, NEXT, 0)], GuestViolation::ChainTooLong);
+    wrong(
+        &[table],
+        &[(0, 1, NEXT, 2)],
+        GuestViolation::NoDescriptor { index: 2, size: 2 },
+    );
+    let address = 0xf_fff0;
+    wrong(
+        &[(address, 32, INDIRECT, 0)],
+        &[],
+        GuestViolation::Outside { address, len: 32 },
+    );
+    // As long as the ring, and not one more, also in a table.
+    let long: Vec<_> = (1..=9).map(|next| (0, 1, NEXT, next)).collect();
+    let big = (0x8000, 16 * 9, INDIRECT, 0);
+    wrong(&[big], &long, GuestViolation::ChainTooLong);
+    let mut fits = long.clone();
+    fits[7] = (0, 1, 0, 0);
+    let mut queue = DeviceQueue::new(ring_with(&[big], &fits), false, 0, 0);
+    assert_eq!(queue.pop().unwrap().unwrap().pieces.len(), 8);
+}
+
+#[test]
+fn rings_must_lie_in_guest_memory() {
+    let world = World::new(false, false, 0);
+    for (size, offset) in [(3, 0), (0, 0), (SIZE, 1), (SIZE, 1 << 40), (SIZE, 0xf_f000)] {
+        let mut addresses = ADDRESSES;
+        addresses.descriptor += offset;
+        let memory = Arc::clone(&world.space.guest);
+        assert!(GuestRing::new(memory, size, addresses, true).is_err());
+    }
+    let small = Arc::new(SharedBuffer::new(4096, 1 << 41).unwrap());
+    let queue = MediatedQueue::new(world.ring(), Arc::clone(&small), 4096, false, false, 0);
+    assert!(matches!(queue, Err(RelayError::Memory { .. })));
+    let queue = ShadowQueue::new(world.ring(), small, layout(), 0, false, 0);
+    assert!(matches!(queue, Err(RelayError::Private { .. })));
+}
+
+/// With IN_ORDER one element stands for all before it, and all are reported.
+#[test]
+fn one_element_stands_for_a_batch() {
+    let mut world = World::new(false, false, 65534);
+    let ring = world.ring();
+    let private = Arc::clone(&world.space.private);
+    let queue = MediatedQueue::new(ring, private, layout().size(), false, true, 65534).unwrap();
+    world.device.ring = queue.addresses();
+    world.relay = Some(Box::new(queue));
+    for _ in 0..5 {
+        world.add();
+    }
+    world.fetch(5);
+    let heads = world.device.held.clone();
+    // Two batches, three chains and two, shown at once.
+    world.device.put(u32::from(heads[2]), 64);
+    world.device.publish(1);
+    world.device.put(u32::from(heads[4]), 64);
+    world.device.publish(3);
+    pass(&mut world).unwrap();
+    assert_eq!(world.ring().used_index().unwrap(), 3);
+    for head in heads {
+        assert!(world.log.0.borrow().contains(&buffer(head)), "{head}");
+    }
+    // An element for a chain further on than the index goes.
+    world.add();
+    world.add();
+    world.fetch(8);
+    let last = u32::from(world.device.held[6]);
+    world.device.put(last, 64);
+    world.device.publish(4);
+    assert_eq!(
+        violation(pass(&mut world).unwrap_err()),
+        Violation::NotOutstanding { id: last }
+    );
+}
+
+/// A write of a few bytes into a ring, by whoever it may be.
+fn scribble(space: &Space, private: bool, at: u64, bytes: &[u8]) {
+    if private {
+        let size = layout().size() + MediatedQueue::memory_size(SIZE);
+        space.write((1 << 40) + at % (size - 16), bytes);
+    } else {
+        // Descriptors, avail and used ring and indirect tables.
+        let area = [0x1000, 0x2000, 0x3000, 0x8000][usize::try_from(at % 4).unwrap()];
+        space.write(area + (at / 4) % 140, bytes);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// Whatever is written into whichever ring, while chains are in flight, a pass
+    /// ends, and what is reported lies in guest memory.
+    #[test]
+    fn nothing_in_memory_breaks_a_relay(
+        mediated in any::<bool>(),
+        event_idx in any::<bool>(),
+        steps in prop::collection::vec(
+            (any::<bool>(), any::<u64>(), prop::collection::vec(prop_oneof![0u8..9, any::<u8>()], 1..16)),
+            1..60,
+        ),
+    ) {
+        let how = if mediated { How::Mediated } else { How::Shadowed };
+        let mut world = World::new(event_idx, true, 0);
+        world.change(how).unwrap();
+        for _ in 0..5 {
+            world.add();
+        }
+        for (private, at, bytes) in steps {
+            scribble(&world.space, private, at, &bytes);
+            if pass(&mut world).is_err() {
+                // It must stay harmless to ask again, and to give up.
+                let _ = pass(&mut world);
+                let relay = world.relay.as_mut().unwrap();
+                let _ = relay.finish(&world.log).and_then(|_| relay.settle());
+                break;
+            }
+        }
+        prop_assert!(world.log.0.borrow().iter().all(|byte| *byte < 1 << 20));
+    }
+}
