@@ -12,9 +12,9 @@
 //! ```
 //! A transition takes the device and gives it back in the new state; one that
 //! fails gives it back, with the error, in the state that is then true
-//! ([`Failed`]). The IOTLB is a thing of its own ([`Iotlb`]), made together
+//! ([`Failed`]). The IOTLB is a thing of its own ([`Iotlb`](crate::iotlb::Iotlb)), made together
 //! with the owned device: it lives through all states. After every return to
-//! *Owned* call [`Iotlb::remap_after_reset`]. ASIDs of groups, ring state and
+//! *Owned* call [`Iotlb::remap_after_reset`](crate::iotlb::Iotlb::remap_after_reset). ASIDs of groups, ring state and
 //! enable bits do not survive a reset.
 //!
 //! Queues cannot be started before features are negotiated:
@@ -65,7 +65,9 @@ mod error;
 mod handle;
 pub mod holder;
 mod info;
+mod negotiate;
 mod open;
+mod run;
 mod vring;
 
 use virtio_bindings::virtio_config::{
@@ -78,10 +80,9 @@ use vmm_sys_util::eventfd::EventFd;
 pub use self::error::{DeviceError, Failed, OpenError, VringError};
 use self::handle::Handle;
 pub use self::info::{DeviceInfo, QueueInfo};
-use self::info::{Identity, query_group, refused};
+use self::info::{Identity, refused};
 pub use self::vring::{RING_SIZE_MAX, VringAddresses, VringBase, VringConfig};
 use crate::doorbell::{Doorbell, DoorbellAnswer, NoDoorbell};
-use crate::iotlb::{DeviceSink, Iotlb, IotlbLimits};
 use crate::iova::IovaRange;
 use crate::uapi::{self, BackendFeatures, vhost_vring_addr};
 
@@ -332,7 +333,7 @@ impl<S: HasOwner> Device<S> {
     }
 
     /// Resets the device: afterwards it touches no memory. Then call
-    /// [`Iotlb::remap_after_reset`].
+    /// [`Iotlb::remap_after_reset`](crate::iotlb::Iotlb::remap_after_reset).
     ///
     /// # Errors
     /// If even that fails nothing is known of the device, so it is closed.
@@ -479,323 +480,5 @@ impl<S: HasFeatures> Device<S> {
         self.handle
             .set_vring_file(uapi::set_vring_call(), queue, call)
             .map_err(queue_refused(queue, "VHOST_SET_VRING_CALL"))
-    }
-}
-
-impl Device<Opened> {
-    /// Makes this process the owner and asks the device what it can do. All
-    /// backend features that this crate knows are acknowledged.
-    ///
-    /// # Errors
-    /// Whatever the device refuses.
-    pub fn own(self) -> Result<(Device<Owned>, Iotlb), Failed<Opened>> {
-        self.own_with(BackendFeatures::all())
-    }
-
-    /// As [`Device::own`], but acknowledges no backend feature outside `wanted`.
-    ///
-    /// # Errors
-    /// Whatever the device refuses. The device comes back only if it did not
-    /// get its owner: there is no way to give ownership up but to close.
-    pub fn own_with(
-        self,
-        wanted: BackendFeatures,
-    ) -> Result<(Device<Owned>, Iotlb), Failed<Opened>> {
-        if let Err(source) = self.handle.call(uapi::set_owner()) {
-            let error = match source.raw_os_error() {
-                Some(libc::EBUSY) => DeviceError::Owned { source },
-                _ => DeviceError::Refused {
-                    operation: "VHOST_SET_OWNER",
-                    source,
-                },
-            };
-            return Err(self.failed(error));
-        }
-        match self.introduce(wanted) {
-            Ok(owned) => {
-                let limits = IotlbLimits {
-                    range: owned.info.iova_range,
-                    address_spaces: owned.info.address_spaces,
-                    features: owned.acked,
-                };
-                let sink = DeviceSink {
-                    file: self.handle.file.clone(),
-                };
-                Ok((self.with_state(|_| owned), Iotlb::new(sink, limits)))
-            }
-            Err(error) => Err(Failed {
-                device: None,
-                error,
-            }),
-        }
-    }
-
-    fn introduce(&self, wanted: BackendFeatures) -> Result<Owned, DeviceError> {
-        let offered = refused(
-            "VHOST_GET_BACKEND_FEATURES",
-            self.handle.read(uapi::get_backend_features(), 0),
-        )?;
-        // Bits that this crate does not know are not acknowledged: who knows
-        // what they would ask of us.
-        let offered = BackendFeatures::from_bits_truncate(offered);
-        if !offered.contains(BackendFeatures::IOTLB_MSG_V2) {
-            return Err(DeviceError::Needed {
-                feature: "the backend feature IOTLB_MSG_V2",
-            });
-        }
-        let mut acked = offered & (wanted | BackendFeatures::IOTLB_MSG_V2);
-        if !acked.contains(BackendFeatures::IOTLB_ASID) {
-            // The kernel refuses DESC_ASID without it.
-            acked.remove(BackendFeatures::DESC_ASID);
-        }
-        refused(
-            "VHOST_SET_BACKEND_FEATURES",
-            self.handle
-                .write(uapi::set_backend_features(), &acked.bits()),
-        )?;
-        let info = DeviceInfo::query(&self.handle, self.identity, acked, offered)?;
-        Ok(Owned {
-            info: Box::new(info),
-            acked,
-        })
-    }
-}
-
-impl Device<Owned> {
-    /// Whether the device tells and takes positions in its rings: it is asked for that of
-    /// queue 0, whose rings nobody has set up yet.
-    #[must_use]
-    pub fn keeps_ring_positions(&self) -> bool {
-        let position = self.handle.vring_state(uapi::get_vring_base(), 0);
-        position.is_ok()
-    }
-
-    /// Puts a queue group into an address space. Lasts until the next reset.
-    ///
-    /// # Errors
-    /// [`DeviceError::NoSuchGroup`], or whatever the device refuses.
-    pub fn set_group_asid(&mut self, group: u32, asid: u32) -> Result<(), DeviceError> {
-        self.group_asid(group, asid)
-    }
-
-    /// Walks the status to FEATURES_OK with `features` (virtio 1.3, 3.1.1).
-    ///
-    /// VERSION_1 must be among them. ACCESS_PLATFORM is added where it is
-    /// offered: the device reaches memory through its IOTLB, whatever a guest
-    /// believes. Groups are asked again, because the place of a control queue,
-    /// and so its group, depends on the features on some parents (mlx5).
-    ///
-    /// # Errors
-    /// The device refused, and was reset.
-    pub fn negotiate(self, features: u64) -> Result<Device<Negotiated>, Failed<Owned>> {
-        let offered = self.info().features;
-        let features = features | (offered & ACCESS_PLATFORM);
-        if features & !offered != 0 {
-            let missing = features & !offered;
-            return Err(self.failed(DeviceError::NotOffered { missing }));
-        }
-        if features & VERSION_1 == 0 {
-            return Err(self.failed(DeviceError::Needed {
-                feature: "the feature VIRTIO_F_VERSION_1",
-            }));
-        }
-        let mut device = self;
-        match device.walk_to_features_ok(features) {
-            Ok(()) => Ok(device.with_state(|owned| Negotiated { owned, features })),
-            Err(error) => Err(device.fall_back(error)),
-        }
-    }
-
-    fn walk_to_features_ok(&mut self, features: u64) -> Result<(), DeviceError> {
-        self.add_status(ACKNOWLEDGE)?;
-        self.add_status(DRIVER)?;
-        refused(
-            "VHOST_SET_FEATURES",
-            self.handle.write(uapi::set_features(), &features),
-        )?;
-        self.add_status(FEATURES_OK).map_err(|error| match error {
-            DeviceError::Status { shown, .. } if shown & FEATURES_OK == 0 => {
-                DeviceError::FeaturesRefused { features }
-            }
-            other => other,
-        })?;
-        let Owned { info, acked } = &mut self.state;
-        for (index, queue) in (0..=u16::MAX).zip(&mut info.queues) {
-            let group = uapi::get_vring_group();
-            queue.group = query_group(&self.handle, group, index, info.groups)?;
-            if acked.contains(BackendFeatures::DESC_ASID) {
-                let group = uapi::get_vring_desc_group();
-                queue.descriptor_group = query_group(&self.handle, group, index, info.groups)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Device<Negotiated> {
-    /// Puts a queue group into an address space. Lasts until the next reset.
-    ///
-    /// # Errors
-    /// [`DeviceError::NoSuchGroup`], or whatever the device refuses.
-    pub fn set_group_asid(&mut self, group: u32, asid: u32) -> Result<(), DeviceError> {
-        self.group_asid(group, asid)
-    }
-
-    /// Sets a queue up. Its areas must lie inside `allowed`: guest RAM for a
-    /// ring of the guest's, the private window for one of our own.
-    ///
-    /// # Errors
-    /// [`DeviceError::Vring`] before anything is written, or whatever the
-    /// device refuses.
-    pub fn set_vring(
-        &mut self,
-        queue: u16,
-        config: &VringConfig<'_>,
-        allowed: &[IovaRange],
-    ) -> Result<(), DeviceError> {
-        self.write_vring(queue, config, allowed)
-    }
-
-    /// Enables a queue, which virtio asks to be done before DRIVER_OK.
-    ///
-    /// # Errors
-    /// No such queue, or whatever the device refuses.
-    pub fn enable_vring(&mut self, queue: u16) -> Result<(), DeviceError> {
-        self.vring_enable(queue, true)
-    }
-
-    /// Sets DRIVER_OK: the device begins to work.
-    ///
-    /// # Errors
-    /// The device refused, and was reset.
-    pub fn start(self) -> Result<Device<Running>, Failed<Owned>> {
-        match self.add_status(DRIVER_OK) {
-            Ok(()) => Ok(self.with_state(Running)),
-            Err(error) => Err(self.fall_back(error)),
-        }
-    }
-}
-
-impl Device<Running> {
-    /// Re-binds or unbinds the eventfd that the device signals. Give one
-    /// spurious signal to the new one: a call may have gone to the old one.
-    ///
-    /// # Errors
-    /// No such queue, or whatever the device refuses.
-    pub fn set_call(&self, queue: u16, call: Option<&EventFd>) -> Result<(), DeviceError> {
-        self.bind_call(queue, call)
-    }
-
-    /// Re-binds or unbinds the eventfd by which the driver kicks. Give one
-    /// spurious kick to the new one.
-    ///
-    /// # Errors
-    /// No such queue, or whatever the device refuses.
-    pub fn set_kick(&self, queue: u16, kick: Option<&EventFd>) -> Result<(), DeviceError> {
-        self.bind_kick(queue, kick)
-    }
-
-    /// Enables a queue that was set up before DRIVER_OK.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unable`] if ENABLE_AFTER_DRIVER_OK was not acknowledged,
-    /// else whatever the device refuses.
-    pub fn enable_vring(&mut self, queue: u16) -> Result<(), DeviceError> {
-        if !self
-            .backend_features()
-            .contains(BackendFeatures::ENABLE_AFTER_DRIVER_OK)
-        {
-            return Err(DeviceError::Unable {
-                ability: "enable a queue while it runs",
-            });
-        }
-        self.vring_enable(queue, true)
-    }
-
-    /// Whether [`Device::suspend`] can work.
-    #[must_use]
-    pub fn can_suspend(&self) -> bool {
-        self.backend_features().contains(BackendFeatures::SUSPEND)
-    }
-
-    /// Stops the device; its ring state stays and can be read.
-    ///
-    /// # Errors
-    /// The device can't, or refused; it runs on.
-    pub fn suspend(self) -> Result<Device<Suspended>, Failed<Running>> {
-        if !self.can_suspend() {
-            return Err(self.failed(DeviceError::Unable { ability: "suspend" }));
-        }
-        match refused("VHOST_VDPA_SUSPEND", self.handle.call(uapi::suspend())) {
-            Ok(()) => Ok(self.with_state(|Running(state)| Suspended(state))),
-            Err(error) => Err(self.failed(error)),
-        }
-    }
-}
-
-impl Device<Suspended> {
-    /// Where the device stopped in a ring.
-    ///
-    /// # Errors
-    /// No such queue, no ring state on this parent, or nonsense.
-    pub fn vring_base(&self, queue: u16) -> Result<VringBase, DeviceError> {
-        self.info().queue(queue)?;
-        let number = self
-            .handle
-            .vring_state(uapi::get_vring_base(), queue)
-            .map_err(queue_refused(queue, "VHOST_GET_VRING_BASE"))?;
-        VringBase::from_kernel(number, self.is_packed()).ok_or(DeviceError::Nonsense {
-            what: "as the position in a split ring",
-            value: u64::from(number),
-        })
-    }
-
-    /// Takes a queue out of work, in place: disabled, without eventfds. After
-    /// [`Device::resume`] the device no longer touches its rings and buffers;
-    /// [`Device::switch_vring`] brings it back.
-    ///
-    /// # Errors
-    /// No such queue, or whatever the device refuses.
-    pub fn park_vring(&mut self, queue: u16) -> Result<(), DeviceError> {
-        // Safe here only: see `switch_vring`.
-        self.vring_enable(queue, false)?;
-        self.bind_kick(queue, None)?;
-        self.bind_call(queue, None)
-    }
-
-    /// Gives a queue another ring, or the same one with other addresses, in
-    /// place: disabled, set up anew, enabled; applied by [`Device::resume`].
-    ///
-    /// # Errors
-    /// [`DeviceError::Vring`] before anything is written, or whatever the
-    /// device refuses; the queue may then be disabled, and only a reset makes
-    /// it whole.
-    pub fn switch_vring(
-        &mut self,
-        queue: u16,
-        config: &VringConfig<'_>,
-        allowed: &[IovaRange],
-    ) -> Result<(), DeviceError> {
-        self.check_vring(queue, config, allowed)?;
-        // Safe here only: a parent without SUSPEND takes the 0 for a broken
-        // driver, and the state Suspended proves that this one has SUSPEND.
-        self.vring_enable(queue, false)?;
-        self.write_vring(queue, config, allowed)?;
-        self.vring_enable(queue, true)
-    }
-
-    /// Lets the device go on.
-    ///
-    /// # Errors
-    /// The device can't (not every one that suspends can), or refused; it
-    /// stays suspended.
-    pub fn resume(self) -> Result<Device<Running>, Failed<Suspended>> {
-        if !self.backend_features().contains(BackendFeatures::RESUME) {
-            return Err(self.failed(DeviceError::Unable { ability: "resume" }));
-        }
-        match refused("VHOST_VDPA_RESUME", self.handle.call(uapi::resume())) {
-            Ok(()) => Ok(self.with_state(|Suspended(state)| Running(state))),
-            Err(error) => Err(self.failed(error)),
-        }
     }
 }
