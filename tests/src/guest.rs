@@ -13,7 +13,7 @@
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::libtest::{GUEST_CRASH, GUEST_RETRY};
+use crate::libtest::{GUEST_LOST, GUEST_RETRY};
 use crate::process::die_with_parent;
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
@@ -458,7 +458,10 @@ impl Guest {
                 self.report_crash();
                 Err(self.failed("ended instead of booting again".into()))
             }
-            Boot::Silent => Err(self.failed("fell silent while booting again".into())),
+            Boot::Silent => {
+                println!("{GUEST_LOST}: it fell silent while booting again");
+                Err(self.failed("fell silent while booting again".into()))
+            }
         }
     }
 
@@ -509,7 +512,7 @@ impl Guest {
         if let Ok(status) = self.wait_exit(Duration::from_secs(5))
             && status.code() == Some(CRASHED)
         {
-            println!("{GUEST_CRASH}: {}", files::last_lines(&self.console(), 1));
+            println!("{GUEST_LOST}: {}", files::last_lines(&self.console(), 1));
         }
     }
 

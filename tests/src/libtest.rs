@@ -9,9 +9,9 @@ use std::ops::AddAssign;
 /// Printed by [`crate::guest`] each time a guest's boot is tried again.
 pub const GUEST_RETRY: &str = "lab: guest boot retry";
 
-/// Printed by [`crate::guest`] when a guest that was up is gone because a
-/// virtual processor could not go on.
-pub const GUEST_CRASH: &str = "lab: the guest's processor crashed";
+/// Printed by [`crate::guest`] when a guest that was up is lost: a virtual
+/// processor could not go on, or hung while it booted again.
+pub const GUEST_LOST: &str = "lab: the guest is lost";
 
 /// What was counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Tally {
     pub failed: u64,
     /// Tests that were compiled but not run; never on purpose.
     pub ignored: u64,
-    /// Boots that were tried again, and tests whose guest had crashed.
+    /// Boots that were tried again, and tests whose guest was lost.
     pub retries: u64,
     /// Harnesses that printed a summary.
     pub summaries: u64,
@@ -82,20 +82,20 @@ impl Tally {
     }
 }
 
-/// The failed tests of one harness that lost a guest to a crash of its
-/// processor, from the sections that the harness prints at its end:
+/// The failed tests of one harness that lost a guest to a crash or a hang of its
+/// processors, from the sections that the harness prints at its end:
 ///
 /// ```text
 /// ---- name_of_the_test stdout ----
-/// what it printed, GUEST_CRASH among it
+/// what it printed, GUEST_LOST among it
 /// ```
 #[derive(Debug, Default)]
-pub struct CrashedGuests {
+pub struct LostGuests {
     section: Option<String>,
     tests: Vec<String>,
 }
 
-impl CrashedGuests {
+impl LostGuests {
     /// Takes one line of output into account.
     pub fn read(&mut self, line: &str) {
         let title = line
@@ -103,7 +103,7 @@ impl CrashedGuests {
             .and_then(|rest| rest.strip_suffix(" stdout ----"));
         if let Some(name) = title {
             self.section = Some(name.to_owned());
-        } else if line.starts_with(GUEST_CRASH) {
+        } else if line.starts_with(GUEST_LOST) {
             // Once per test, however many guests it lost.
             self.tests.extend(self.section.take());
         }
@@ -120,22 +120,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crashes_are_told_from_other_failures() {
-        let mut crashed = CrashedGuests::default();
+    fn lost_guests_are_told_from_other_failures() {
+        let mut lost = LostGuests::default();
         for line in [
-            GUEST_CRASH,
+            GUEST_LOST,
             "---- one stdout ----",
             "thread 'one' panicked",
             "---- two::inner stdout ----",
-            "lab: the guest's processor crashed: vCPU 1",
-            "lab: the guest's processor crashed: vCPU 0",
+            "lab: the guest is lost: vCPU 1",
+            "lab: the guest is lost: vCPU 0",
             "thread 'two::inner' panicked",
             "---- three stdout ----",
             "assertion failed",
         ] {
-            crashed.read(line);
+            lost.read(line);
         }
-        assert_eq!(crashed.into_tests(), ["two::inner"]);
+        assert_eq!(lost.into_tests(), ["two::inner"]);
     }
 
     #[test]

@@ -1,13 +1,21 @@
-//! Frames that a guest sends to itself, compared with what its device counted.
+//! Frames that a guest sends to itself or to another one, compared with what the
+//! other side counted.
 //!
 //! Owns the judgement: every frame comes back once and whole, and the device
-//! counted as many on each of its two data queues. Two accounts, two authors:
-//! the guest's init and the kernel's simulator.
+//! counted as many on each of its two data queues, or the other guest sent as
+//! many back. Two accounts, two authors each time.
 
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::sim::SimDevice;
 use serde_json::Value;
+use std::time::Duration;
+
+/// Far more than an exchange takes: a watchdog, not a measurement.
+const EXCHANGE_LIMIT: Duration = Duration::from_secs(240);
+
+/// How long a neighbour listens for frames that do not come.
+const ECHO_SILENCE: Duration = Duration::from_secs(20);
 
 /// Frames of one exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,22 +62,54 @@ pub fn exchange(guest: &mut Guest, nic: &str, frames: Frames) -> Result<()> {
         window,
     } = frames;
     let answer = guest.command(&format!("frames {count} {size} {window} {nic}"))?;
+    expect_whole(&answer, count)?;
+    expect(&answer, "lost", 0)
+}
+
+/// Has a guest send frames to a neighbour, whose address is `mac` and which sends
+/// them back.
+///
+/// # Errors
+/// [`Error::Invalid`] unless every frame came back exactly once, unchanged in
+/// both directions; those of [`Guest::command`].
+pub fn exchange_between(from: &mut Guest, to: &mut Guest, mac: &str, frames: Frames) -> Result<()> {
+    let Frames {
+        count,
+        size,
+        window,
+    } = frames;
+    let echo = format!("echo {count} {}", ECHO_SILENCE.as_secs());
+    to.listen(&echo)?;
+    let frames = format!("frames {count} {size} {window} to {mac}");
+    let sent = from.command_within(&frames, EXCHANGE_LIMIT)?;
+    let echoed = to.answer(&echo, EXCHANGE_LIMIT)?;
+    expect_whole(&sent, count)?;
+    expect(&echoed, "echoed", count)?;
+    expect(&echoed, "corrupt", 0)
+}
+
+/// All frames were sent and came back once.
+fn expect_whole(answer: &Value, count: u64) -> Result<()> {
     for (name, wanted) in [
         ("tx", count),
         ("rx", count),
         ("corrupt", 0),
         ("duplicate", 0),
-        ("lost", 0),
     ] {
-        let is = number(&answer, name)?;
-        if is != wanted {
-            return Err(Error::invalid(
-                "the exchange of frames",
-                format!("{name} is {is} and should be {wanted}: {answer}"),
-            ));
-        }
+        expect(answer, name, wanted)?;
     }
     Ok(())
+}
+
+fn expect(answer: &Value, name: &str, wanted: u64) -> Result<()> {
+    let is = number(answer, name)?;
+    if is == wanted {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "the exchange of frames",
+        format!("{name} is {is} and should be {wanted}: {answer}"),
+    ))
 }
 
 /// As [`exchange`], for several sizes one after the other, and then the

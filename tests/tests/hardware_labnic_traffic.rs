@@ -8,13 +8,11 @@
 use lab::guest::{BellhopArguments, Guest};
 use lab::labnic::{Labnic, counter, trouble};
 use lab::sim::SimDevice;
-use std::time::Duration;
+use lab::traffic::{Frames, exchange_between};
 
-/// Far more than anything here takes: a watchdog, not a measurement.
-const LIMIT: Duration = Duration::from_secs(240);
 const MACS: [&str; 2] = ["02:4c:61:62:53:71", "02:4c:61:62:53:72"];
 /// Its frames are 14 bytes longer.
-const MTU: u32 = 9000;
+const MTU: u64 = 9000;
 
 fn start(device: &SimDevice, processors: u32) -> Guest {
     let arguments = BellhopArguments::small()
@@ -22,25 +20,6 @@ fn start(device: &SimDevice, processors: u32) -> Guest {
         .processors(processors)
         .vdpa(device.path());
     Guest::start(&arguments).unwrap()
-}
-
-/// `count` checked frames from one guest to the other and back.
-fn exchange(from: &mut Guest, to: &mut Guest, mac: &str, count: u64, size: u32, window: u32) {
-    let echo = format!("echo {count} 20");
-    to.listen(&echo).unwrap();
-    let sent = from
-        .command_within(&format!("frames {count} {size} {window} to {mac}"), LIMIT)
-        .unwrap();
-    let echoed = to.answer(&echo, LIMIT).unwrap();
-    for (name, wanted) in [
-        ("tx", count),
-        ("rx", count),
-        ("corrupt", 0),
-        ("duplicate", 0),
-    ] {
-        assert_eq!(sent[name], wanted, "{name}: {sent} {echoed}");
-    }
-    assert_eq!(echoed["echoed"], count, "{echoed}");
 }
 
 fn two_guests(parameters: &[(&str, &str)], processors: u32) {
@@ -59,8 +38,13 @@ fn two_guests(parameters: &[(&str, &str)], processors: u32) {
         assert_eq!(ready["nics"][0]["tx_queues"], processors);
     }
     let [first, second] = &mut guests;
-    exchange(first, second, MACS[1], 1000, 64, 32);
-    exchange(second, first, MACS[0], 300, MTU + 14, 8);
+    let frames = |count, size, window| Frames {
+        count,
+        size,
+        window,
+    };
+    exchange_between(first, second, MACS[1], frames(1000, 64, 32)).unwrap();
+    exchange_between(second, first, MACS[0], frames(300, MTU + 14, 8)).unwrap();
     for device in &devices {
         assert_eq!(counter(device, "bad_doorbells").unwrap(), 0);
     }

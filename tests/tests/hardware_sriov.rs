@@ -4,8 +4,8 @@
 use lab::guest::{BellhopArguments, Guest};
 use lab::sim::vdpa;
 use lab::sriov::{SriovNic, VfDevice, set_link};
+use lab::traffic::{Frames, exchange_between};
 use lab::vmm_process::cost;
-use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
@@ -26,26 +26,15 @@ fn start(device: &VfDevice<'_>, processors: u32) -> Guest {
     Guest::start(&arguments).unwrap()
 }
 
-#[track_caller]
-fn assert_whole(sent: &Value, echoed: &Value, count: u64) {
-    assert_eq!(sent["tx"], count, "{sent}");
-    assert_eq!(sent["rx"], count, "{sent} {echoed}");
-    assert_eq!(sent["corrupt"], 0, "{sent}");
-    assert_eq!(sent["duplicate"], 0, "{sent}");
-    assert_eq!(echoed["echoed"], count, "{echoed}");
-    assert_eq!(echoed["corrupt"], 0, "{echoed}");
-}
-
 /// `count` checked frames from one guest to the other and back.
 #[track_caller]
-fn exchange(from: &mut Guest, to: &mut Guest, mac: &str, count: u64, size: u32, window: u32) {
-    let echo = format!("echo {count} 20");
-    to.listen(&echo).unwrap();
-    let sent = from
-        .command_within(&format!("frames {count} {size} {window} to {mac}"), LIMIT)
-        .unwrap();
-    let echoed = to.answer(&echo, LIMIT).unwrap();
-    assert_whole(&sent, &echoed, count);
+fn exchange(from: &mut Guest, to: &mut Guest, mac: &str, count: u64, size: u64, window: u64) {
+    let frames = Frames {
+        count,
+        size,
+        window,
+    };
+    exchange_between(from, to, mac, frames).unwrap();
 }
 
 /// The guests' devices, and two guests that find each other.

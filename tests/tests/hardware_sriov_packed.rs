@@ -5,6 +5,7 @@
 use lab::guest::{BellhopArguments, Guest};
 use lab::rig::FIRST_PACKED_FUNCTION;
 use lab::sriov::{SriovNic, VfDevice};
+use lab::traffic::{Frames, exchange_between};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -39,18 +40,13 @@ fn negotiated(answer: &Value, bit: usize) -> bool {
 
 /// `count` checked frames from one guest to the other and back.
 #[track_caller]
-fn exchange(from: &mut Guest, to: &mut Guest, mac: &str, count: u64, size: u32, window: u32) {
-    let echo = format!("echo {count} 20");
-    to.listen(&echo).unwrap();
-    let line = format!("frames {count} {size} {window} to {mac}");
-    let sent = from.command_within(&line, LIMIT).unwrap();
-    let echoed = to.answer(&echo, LIMIT).unwrap();
-    assert_eq!(sent["tx"], count, "{sent}");
-    assert_eq!(sent["rx"], count, "{sent} {echoed}");
-    assert_eq!(sent["corrupt"], 0, "{sent}");
-    assert_eq!(sent["duplicate"], 0, "{sent}");
-    assert_eq!(echoed["echoed"], count, "{echoed}");
-    assert_eq!(echoed["corrupt"], 0, "{echoed}");
+fn exchange(from: &mut Guest, to: &mut Guest, mac: &str, count: u64, size: u64, window: u64) {
+    let frames = Frames {
+        count,
+        size,
+        window,
+    };
+    exchange_between(from, to, mac, frames).unwrap();
 }
 
 /// Several queue pairs, and more control commands than the rings have entries:

@@ -13,7 +13,7 @@ use crate::endurance::{CYCLES, DEFAULT_CYCLES};
 use crate::error::{Error, Result};
 use crate::here::{self, HereArguments};
 use crate::host::LabHost;
-use crate::libtest::{CrashedGuests, Tally};
+use crate::libtest::{LostGuests, Tally};
 use crate::process::die_with_parent;
 use crate::rig::Rig;
 use crate::setup::{self, Lab, binaries};
@@ -211,7 +211,7 @@ fn run_in_lab(
         let emulated = running.accelerator() == Accelerator::Tcg;
         let mut run = run_harness(&harness, running)?;
         if emulated {
-            run = run_crashed_again(&harness, run)?;
+            run = run_lost_again(&harness, run)?;
         }
         tally += run.tally;
         host = run.host.map(|survivor| (rig, survivor));
@@ -259,8 +259,8 @@ impl Harness<'_> {
 #[derive(Debug)]
 struct HarnessRun {
     tally: Tally,
-    /// Failed tests whose guest was lost to a crash of its processor.
-    crashed: Vec<String>,
+    /// Failed tests whose guest was lost to a crash or a hang of its processors.
+    lost: Vec<String>,
     /// The lab host, unless it is unfit for another harness.
     host: Option<LabHost>,
 }
@@ -269,11 +269,11 @@ struct HarnessRun {
 fn run_harness(harness: &Harness<'_>, mut host: LabHost) -> Result<HarnessRun> {
     let execute = harness.execute()?;
     let mut tally = Tally::default();
-    let mut crashed = CrashedGuests::default();
+    let mut lost = LostGuests::default();
     let mut line = |line: &str| {
         println!("{line}");
         tally.read(line);
-        crashed.read(line);
+        lost.read(line);
     };
     let outcome = client::run(
         &mut host,
@@ -295,38 +295,34 @@ fn run_harness(harness: &Harness<'_>, mut host: LabHost) -> Result<HarnessRun> {
     };
     Ok(HarnessRun {
         tally,
-        crashed: crashed.into_tests(),
+        lost: lost.into_tests(),
         host,
     })
 }
 
-/// Runs the tests once more that lost a guest to a crash of its processor:
+/// Runs the tests once more that lost a guest to a crash or a hang of its processors:
 /// QEMU's emulation of nested virtualization does that to a guest with several
 /// processors now and then (tests/README.md has the figures). A test counts as
 /// its second run went, and as a retry; a mistake of Bellhop's that crashes
 /// guests would have to spare that one.
-fn run_crashed_again(harness: &Harness<'_>, first: HarnessRun) -> Result<HarnessRun> {
+fn run_lost_again(harness: &Harness<'_>, first: HarnessRun) -> Result<HarnessRun> {
     let HarnessRun {
         mut tally,
-        crashed,
+        lost,
         mut host,
     } = first;
-    for name in &crashed {
+    for name in &lost {
         let Some(running) = host.take() else {
             break;
         };
-        println!("lab: {name} lost its guest to a crash of a processor; once more");
+        println!("lab: {name} lost its guest; once more");
         let again = run_harness(&harness.only(name), running)?;
         tally.failed = tally.failed.saturating_sub(1);
         tally.retries += 1;
         tally += again.tally;
         host = again.host;
     }
-    Ok(HarnessRun {
-        tally,
-        crashed,
-        host,
-    })
+    Ok(HarnessRun { tally, lost, host })
 }
 
 fn run_here(harness: &Harness<'_>) -> Result<Tally> {

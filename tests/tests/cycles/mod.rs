@@ -3,13 +3,14 @@
 
 use lab::endurance::{SteadyLine, cycles, same_cost, steady_log};
 use lab::guest::{BellhopArguments, Guest};
+use lab::traffic::{Frames, exchange_between};
 use lab::vmm_process::cost;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Far more than anything here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(1200);
-const SILENCE: Duration = Duration::from_secs(120);
+const SILENCE: Duration = Duration::from_secs(60);
 const LINK_LIMIT: Duration = Duration::from_secs(10);
 
 /// One guest's device.
@@ -40,11 +41,11 @@ fn start(end: End<'_>, processors: u32) -> Guest {
 }
 
 impl<'a> Pair<'a> {
-    /// Both are up, and have rebound and rebooted once, so that what is made on
-    /// first use is there.
-    fn start(ends: [End<'a>; 2]) -> Self {
+    /// Both are up, and the guest has rebound its driver and rebooted once, so that
+    /// what is made on first use is there.
+    fn start(ends: [End<'a>; 2], processors: u32) -> Self {
         let mut pair = Self {
-            guest: start(ends[0], 2),
+            guest: start(ends[0], processors),
             neighbour: start(ends[1], 1),
             ends,
         };
@@ -56,13 +57,13 @@ impl<'a> Pair<'a> {
     }
 
     fn exchange(&mut self) {
-        self.neighbour.listen("echo 200 20").unwrap();
-        let frames = format!("frames 200 256 16 to {}", self.ends[1].mac);
-        let sent = self.guest.command(&frames).unwrap();
-        let echoed = self.neighbour.answer("echo 200 20", LIMIT).unwrap();
-        assert_eq!(sent["rx"], 200, "{sent} {echoed}");
-        assert_eq!(sent["corrupt"], 0, "{sent}");
-        assert_eq!(sent["duplicate"], 0, "{sent}");
+        let frames = Frames {
+            count: 200,
+            size: 256,
+            window: 16,
+        };
+        let mac = self.ends[1].mac;
+        exchange_between(&mut self.guest, &mut self.neighbour, mac, frames).unwrap();
     }
 
     /// Does something while the neighbour floods, until it has heard the frames
@@ -120,6 +121,7 @@ impl<'a> Pair<'a> {
         });
         self.exchange();
         same_cost(&before, &cost(self.guest.pid()).unwrap()).unwrap();
+        // The VMM's own account is in what it logs at a reset.
         self.reboot();
         let line = |what, skipped, least: u32| SteadyLine {
             what,
@@ -138,13 +140,14 @@ impl<'a> Pair<'a> {
 
 /// The driver is taken off the device and put back.
 pub(crate) fn rebinds(ends: [End<'_>; 2]) {
-    Pair::start(ends).endure(2, cycles().unwrap(), |_| ());
+    Pair::start(ends, 2).endure(2, cycles().unwrap(), |_| ());
 }
 
 /// The guest boots again.
 pub(crate) fn reboots(ends: [End<'_>; 2]) {
     let cycles = cycles().unwrap();
-    Pair::start(ends).endure(cycles + 2, 1, |pair| {
+    // More processors hang now and then where they are emulated (tests/README.md).
+    Pair::start(ends, 1).endure(cycles + 2, 1, |pair| {
         for _ in 0..cycles {
             pair.reboot();
         }
@@ -154,7 +157,7 @@ pub(crate) fn reboots(ends: [End<'_>; 2]) {
 /// The cable is pulled and plugged in.
 pub(crate) fn link_flaps(ends: [End<'_>; 2], set_link: impl Fn(bool)) {
     let cycles = cycles().unwrap();
-    Pair::start(ends).endure(2, 1, |pair| {
+    Pair::start(ends, 2).endure(2, 1, |pair| {
         for _ in 0..cycles {
             for up in [false, true] {
                 set_link(up);
