@@ -74,6 +74,7 @@ pub mod features;
 pub mod iotlb;
 pub mod iova;
 pub mod memory;
+pub mod netdev;
 pub mod ring;
 pub mod uapi;
 pub mod window;
