@@ -67,6 +67,7 @@
 //! # }
 //! ```
 
+pub mod conformance;
 pub mod control_queue;
 pub mod device;
 pub mod doorbell;
@@ -75,6 +76,7 @@ pub mod iotlb;
 pub mod iova;
 pub mod memory;
 pub mod netdev;
+pub mod probe;
 pub mod ring;
 pub mod uapi;
 pub mod window;
