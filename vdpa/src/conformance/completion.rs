@@ -52,7 +52,7 @@ enum Found {
 
 /// Whether the violation is this rule's.
 fn judged(subject: &Subject<'_>, is_own: fn(&Violation) -> bool) -> Attempt {
-    if let Some(verdict) = subject.no_frames() {
+    if let Some(verdict) = subject.no_frames().or_else(|| subject.known_stuck()) {
         return Ok(verdict);
     }
     Ok(match violation(subject)? {

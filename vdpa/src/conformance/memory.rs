@@ -75,7 +75,7 @@ fn persist(subject: &Subject<'_>) -> Attempt {
 }
 
 fn remap(subject: &Subject<'_>) -> Attempt {
-    if let Some(verdict) = subject.no_frames() {
+    if let Err(verdict) = subject.working(1)? {
         return Ok(verdict);
     }
     let without = BackendFeatures::all() - BackendFeatures::IOTLB_PERSIST;

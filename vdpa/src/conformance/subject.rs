@@ -1,5 +1,6 @@
 //! The device under test, opened afresh for each rule.
 
+use std::cell::Cell;
 use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,11 +17,15 @@ use crate::uapi::BackendFeatures;
 /// How long a device may take for a frame, or an interrupt.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
+const STUCK: &str = "the device moves no frames: see memory.reach";
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Subject<'a> {
     path: &'a Path,
     device_id: u32,
+    /// It was seen not to move frames: no other rule waits for that again.
+    stuck: Cell<bool>,
 }
 
 /// What came of frames given to the device.
@@ -38,7 +43,11 @@ type Fallible<T> = Result<T, Box<dyn Error>>;
 
 impl<'a> Subject<'a> {
     pub(super) fn new(path: &'a Path, device_id: u32) -> Self {
-        Self { path, device_id }
+        Self {
+            path,
+            device_id,
+            stuck: Cell::new(false),
+        }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -65,6 +74,11 @@ impl<'a> Subject<'a> {
         (self.device_id != VIRTIO_ID_NET).then(|| skipped("not a network device"))
     }
 
+    /// The verdict on a rule that needs frames, once none moved.
+    pub(super) fn known_stuck(&self) -> Option<Verdict> {
+        self.stuck.get().then(|| skipped(STUCK))
+    }
+
     /// Running with one queue pair, kicked by eventfd.
     pub(super) fn start(&self, wanted: BackendFeatures) -> Fallible<Netdev> {
         let (device, iotlb) = Device::open(self.path)?.own_with(wanted)?;
@@ -81,10 +95,16 @@ impl<'a> Subject<'a> {
         if let Some(verdict) = self.no_frames() {
             return Ok(Err(verdict));
         }
+        if let Some(verdict) = self.known_stuck() {
+            return Ok(Err(verdict));
+        }
         let mut netdev = self.start(BackendFeatures::all())?;
         Ok(match exercise(&mut netdev, frames) {
             Moved::All => Ok(netdev),
-            Moved::Stuck => Err(skipped("the device moves no frames: see memory.reach")),
+            Moved::Stuck => {
+                self.stuck.set(true);
+                Err(skipped(STUCK))
+            }
             Moved::Broken(_) => Err(skipped("the device breaks its rings: see completion")),
         })
     }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   /sys/dev/char/MAJOR:MINOR -> …/PARENT/NAME/vhost-vdpa-N
-//!   …/PARENT/driver -> the parent's driver (none for simulators)
+//!   …/PARENT/driver -> the parent's driver
+//!   /sys/devices/NAME/vhost-vdpa-N          a simulator's device has no parent
 //! ```
 
 use std::fs;
@@ -39,7 +40,9 @@ impl Place {
     /// Of its directory in sysfs.
     fn around(directory: &Path) -> Self {
         let device = directory.parent();
-        let parent = device.and_then(Path::parent);
+        let parent = device
+            .and_then(Path::parent)
+            .filter(|&parent| parent != Path::new("/sys/devices"));
         Self {
             name: device.and_then(name),
             parent: parent.and_then(name),
@@ -64,6 +67,8 @@ mod tests {
         assert_eq!(place.name.as_deref(), Some("vf0"));
         assert_eq!(place.parent.as_deref(), Some("0000:01:00.1"));
         assert_eq!(place.driver, None);
+        let place = Place::around(Path::new("/sys/devices/sim0/vhost-vdpa-0"));
+        assert_eq!((place.name.as_deref(), place.parent), (Some("sim0"), None));
         assert_eq!(Place::of(Path::new("/dev/none")), Place::default());
     }
 }
