@@ -46,15 +46,15 @@ fn every_ring_feature_and_every_way_to_kick_and_wait() {
                 };
                 let [mut a, mut b] = [&one, &other].map(|nic| start(nic.path(), &options));
                 assert_eq!(a.device.features() & withhold, 0);
-                assert_eq!(a.pairs[0].transmit.queue().kick_by(), kick);
-                assert_eq!(a.pairs[0].transmit.queue().chains(), chains);
+                assert_eq!(a.driver.pairs[0].transmit.queue().kick_by(), kick);
+                assert_eq!(a.driver.pairs[0].transmit.queue().chains(), chains);
                 for mode in [Mode::Poll, Mode::Interrupts] {
                     let mut flow = Flow::new(A, B);
                     flow.count = 700;
                     flow.mode = mode;
                     both_ways(&flow, &mut a, &mut b);
                 }
-                assert!(b.pairs[0].receive.queue().counters().calls > 0);
+                assert!(b.driver.pairs[0].receive.queue().counters().calls > 0);
             }
         }
     }
@@ -77,7 +77,7 @@ fn four_pairs_each_carry_their_own_frames() {
     flow.count = 1500;
     // Each pair on a thread of its own.
     std::thread::scope(|threads| {
-        for (from, to) in a.pairs.iter_mut().zip(&mut b.pairs) {
+        for (from, to) in a.driver.pairs.iter_mut().zip(&mut b.driver.pairs) {
             let flow = &flow;
             threads.spawn(move || flow.run(&mut from.transmit, &mut to.receive));
         }
@@ -116,8 +116,13 @@ fn a_narrow_address_space_is_enough() {
         let [mut a, mut b] = [&one, &other].map(|nic| start(nic.path(), &options));
         let wide = bits == "64";
         let shift = if wide { 47 } else { bits.parse().unwrap() };
-        assert!(a.range().last() < 1 << shift, "{}", a.range());
-        assert_eq!(a.range().first() >> 39 != 0, wide, "{}", a.range());
+        assert!(a.driver.range().last() < 1 << shift, "{}", a.driver.range());
+        assert_eq!(
+            a.driver.range().first() >> 39 != 0,
+            wide,
+            "{}",
+            a.driver.range()
+        );
         both_ways(&Flow::new(A, B), &mut a, &mut b);
     }
     kernel_is_well();
@@ -144,7 +149,7 @@ fn a_hostile_device_ends_the_queue_and_nothing_else() {
         let labnic = Labnic::load(&[("faults", fault)]).unwrap();
         let [one, _other] = two(&labnic, "1");
         let mut a = start(one.path(), &Options::default());
-        let transmit = &mut a.pairs[0].transmit;
+        let transmit = &mut a.driver.pairs[0].transmit;
         let mut frame = [0; 60];
         frame[..6].copy_from_slice(&B);
         assert!(transmit.send(&frame).unwrap());
@@ -168,7 +173,7 @@ fn a_hostile_device_ends_the_queue_and_nothing_else() {
         assert!(broken(&error), "{error:?}");
         assert!(broken(&transmit.send(&frame).unwrap_err()));
         // The other queue knows nothing of it, and the device can be reset.
-        assert_eq!(a.pairs[0].receive.poll(1, |_| ()).unwrap(), 0);
+        assert_eq!(a.driver.pairs[0].receive.poll(1, |_| ()).unwrap(), 0);
         a.device.reset().unwrap();
     }
     kernel_is_well();

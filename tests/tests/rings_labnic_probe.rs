@@ -125,7 +125,7 @@ fn a_probe_survives_every_fault() {
 fn echo(device: &SimDevice, stop: &AtomicBool) {
     let (device, iotlb) = Device::open(device.path()).unwrap().own().unwrap();
     let mut netdev = Netdev::start(device, iotlb, &Options::default()).unwrap();
-    let pair = &mut netdev.pairs[0];
+    let pair = &mut netdev.driver.pairs[0];
     let mut copy = [0; 2048];
     while !stop.load(Ordering::Relaxed) {
         let transmit = &mut pair.transmit;

@@ -25,7 +25,7 @@ fn net() -> SimDevice {
 }
 
 fn loopback(netdev: &mut Netdev, flow: &Flow) {
-    let pair = &mut netdev.pairs[0];
+    let pair = &mut netdev.driver.pairs[0];
     flow.run(&mut pair.transmit, &mut pair.receive);
 }
 
@@ -40,16 +40,19 @@ fn frames_come_back_however_they_lie_and_are_waited_for() {
                 ..Options::default()
             };
             let mut netdev = start(net.path(), &options);
-            assert_eq!(netdev.config().mac, Some(MAC));
-            assert_eq!(netdev.config().link, Some(true));
+            assert_eq!(netdev.driver.config().mac, Some(MAC));
+            assert_eq!(netdev.driver.config().link, Some(true));
             // The simulator has no doorbell, and does not pretend.
-            assert_eq!(netdev.pairs[0].transmit.queue().kick_by(), Kick::Eventfd);
+            assert_eq!(
+                netdev.driver.pairs[0].transmit.queue().kick_by(),
+                Kick::Eventfd
+            );
             for mode in [Mode::Poll, Mode::Interrupts] {
                 let mut flow = Flow::new(MAC, MAC);
                 flow.mode = mode;
                 loopback(&mut netdev, &flow);
             }
-            let counters = netdev.pairs[0].receive.queue().counters();
+            let counters = netdev.driver.pairs[0].receive.queue().counters();
             assert!(
                 counters.calls > 0 && counters.packets >= 4000,
                 "{counters:?}"
@@ -68,7 +71,7 @@ fn rings_of_all_sizes_wrap() {
             ..Options::default()
         };
         let mut netdev = start(net.path(), &options);
-        let size = netdev.pairs[0].receive.queue().size();
+        let size = netdev.driver.pairs[0].receive.queue().size();
         assert_eq!(size, (1 << ring_size.ilog2()).min(256));
         let mut flow = Flow::new(MAC, MAC);
         flow.window = u32::from(size.min(32));
@@ -85,7 +88,7 @@ fn a_suspended_device_goes_on_where_it_was() {
     for _ in 0..10 {
         loopback(&mut netdev, &flow);
         let suspended = netdev.suspend().unwrap();
-        let queue = suspended.pairs[0].transmit.queue();
+        let queue = suspended.driver.pairs[0].transmit.queue();
         let (available, used) = queue.positions();
         assert_eq!(available, used);
         let base = suspended.device.vring_base(1).unwrap();
@@ -102,8 +105,8 @@ fn rings_are_also_a_guest_s_memory() {
     let mut flow = Flow::new(MAC, MAC);
     flow.count = 100;
     loopback(&mut netdev, &flow);
-    let memory = netdev.guest_memory().unwrap();
-    let queue = netdev.pairs[0].transmit.queue();
+    let memory = netdev.driver.guest_memory().unwrap();
+    let queue = netdev.driver.pairs[0].transmit.queue();
     let index = |area: u64| -> u16 {
         let address = GuestAddress(area + 2);
         memory
@@ -117,7 +120,7 @@ fn rings_are_also_a_guest_s_memory() {
     assert_eq!(seen, queue.positions());
     // IOVA = VA where the range allows it, as it does here.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let first = format!("{:x}-", netdev.range().first());
+    let first = format!("{:x}-", netdev.driver.range().first());
     assert!(maps.lines().any(|line| line.starts_with(&first)), "{first}");
 }
 

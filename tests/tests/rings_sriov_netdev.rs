@@ -40,13 +40,13 @@ fn two_functions_talk(functions: [usize; 2], packed: bool) {
         };
         let [mut a, mut b] = [&one, &other].map(|device| start(device.path(), &options));
         assert_eq!(a.device.is_packed(), packed);
-        assert_eq!(a.pairs[0].transmit.queue().kick_by(), kick);
+        assert_eq!(a.driver.pairs[0].transmit.queue().kick_by(), kick);
         for mode in [Mode::Poll, Mode::Interrupts] {
             let mut flow = Flow::new(mac(&one), mac(&other));
             flow.mode = mode;
             both_ways(&flow, &mut a, &mut b);
         }
-        assert!(b.pairs[0].receive.queue().counters().calls > 0);
+        assert!(b.driver.pairs[0].receive.queue().counters().calls > 0);
     }
     // All pairs. Which receive queue a frame comes to is the switch's choice, so
     // here the transmit queues count: each sends, and gets its buffers back.
@@ -55,11 +55,11 @@ fn two_functions_talk(functions: [usize; 2], packed: bool) {
         ..Options::default()
     };
     let [mut a, b] = [&one, &other].map(|device| start(device.path(), &options));
-    assert_eq!((a.pairs.len(), b.pairs.len()), (4, 4));
+    assert_eq!((a.driver.pairs.len(), b.driver.pairs.len()), (4, 4));
     let mut frame = [0; 200];
     frame[..6].copy_from_slice(&mac(&other));
     frame[6..12].copy_from_slice(&mac(&one));
-    for pair in &mut a.pairs {
+    for pair in &mut a.driver.pairs {
         for _ in 0..10 {
             assert_eq!(pair.transmit.send_burst([&frame[..]; 20]).unwrap(), 20);
             let begin = Instant::now();

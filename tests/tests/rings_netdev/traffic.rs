@@ -165,11 +165,17 @@ fn sleep(queue: &mut RxQueue) {
 /// Both directions between the first pairs of two devices.
 #[track_caller]
 pub(crate) fn both_ways(flow: &Flow, one: &mut Netdev, other: &mut Netdev) {
-    flow.run(&mut one.pairs[0].transmit, &mut other.pairs[0].receive);
+    flow.run(
+        &mut one.driver.pairs[0].transmit,
+        &mut other.driver.pairs[0].receive,
+    );
     let back = Flow {
         to: flow.from,
         from: flow.to,
         ..*flow
     };
-    back.run(&mut other.pairs[0].transmit, &mut one.pairs[0].receive);
+    back.run(
+        &mut other.driver.pairs[0].transmit,
+        &mut one.driver.pairs[0].receive,
+    );
 }

@@ -80,7 +80,7 @@ fn interrupt(subject: &Subject<'_>) -> Attempt {
         Ok(netdev) => netdev,
         Err(verdict) => return Ok(verdict),
     };
-    let Some(pair) = netdev.pairs.first_mut() else {
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
         return Ok(fail("there is no queue pair"));
     };
     let transmit = &mut pair.transmit;

@@ -27,7 +27,7 @@ fn store(subject: &Subject<'_>) -> Attempt {
     }
     let (device, iotlb) = Device::open(subject.path())?.own()?;
     let mut netdev = Netdev::start(device, iotlb, &Options::default())?;
-    let Some(pair) = netdev.pairs.first_mut() else {
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
         return Ok(fail("there is no queue pair"));
     };
     if pair.transmit.queue().kick_by() != Kick::Doorbell {

@@ -64,7 +64,7 @@ fn persist(subject: &Subject<'_>) -> Attempt {
         Ok(netdev) => netdev,
         Err(verdict) => return Ok(verdict),
     };
-    if !netdev.iotlb.survives_reset() {
+    if !netdev.driver.iotlb.survives_reset() {
         return Ok(skipped("IOTLB_PERSIST is not offered"));
     }
     let mut netdev = netdev.restart(|_| Ok(()))?;

@@ -112,7 +112,7 @@ impl<'a> Subject<'a> {
 
 /// Has the device send frames to nobody, one after the other.
 pub(super) fn exercise(netdev: &mut Netdev, frames: usize) -> Moved {
-    let Some(pair) = netdev.pairs.first_mut() else {
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
         return Moved::Stuck;
     };
     for _ in 0..frames {

@@ -69,7 +69,7 @@ fn stops(subject: &Subject<'_>) -> Attempt {
         Ok(netdev) => netdev,
         Err(verdict) => return Ok(verdict),
     };
-    let Some(pair) = netdev.pairs.first_mut() else {
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
         return Ok(fail("there is no queue pair"));
     };
     send_one(&mut pair.transmit)?;
@@ -85,7 +85,12 @@ fn base(subject: &Subject<'_>) -> Attempt {
         Ok(netdev) => netdev,
         Err(verdict) => return Ok(verdict),
     };
-    let Some(queue) = netdev.pairs.first().map(|pair| pair.transmit.queue()) else {
+    let Some(queue) = netdev
+        .driver
+        .pairs
+        .first()
+        .map(|pair| pair.transmit.queue())
+    else {
         return Ok(fail("there is no queue pair"));
     };
     let expected = expected_base(queue.positions(), netdev.device.is_packed());
@@ -134,11 +139,11 @@ fn resume(subject: &Subject<'_>) -> Attempt {
     {
         return Ok(skipped("RESUME is not offered"));
     }
-    if let Some(pair) = netdev.pairs.first_mut() {
+    if let Some(pair) = netdev.driver.pairs.first_mut() {
         send_one(&mut pair.transmit)?;
     }
     let mut netdev = netdev.resume().map_err(|failed| failed.error)?;
-    if let Some(pair) = netdev.pairs.first_mut()
+    if let Some(pair) = netdev.driver.pairs.first_mut()
         && !drain(&mut pair.transmit, PATIENCE)?
     {
         return Ok(fail("a frame that waited is not taken after the resume"));

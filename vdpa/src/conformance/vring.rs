@@ -112,7 +112,12 @@ fn running(subject: &Subject<'_>) -> Attempt {
         Ok(netdev) => netdev,
         Err(verdict) => return Ok(verdict),
     };
-    let Some(queue) = netdev.pairs.first().map(|pair| pair.transmit.queue()) else {
+    let Some(queue) = netdev
+        .driver
+        .pairs
+        .first()
+        .map(|pair| pair.transmit.queue())
+    else {
         return Ok(fail("there is no queue pair"));
     };
     let addresses = vhost_vring_addr {

@@ -13,9 +13,9 @@
 //! what they do while the device is suspended waits in their rings. After a reset of
 //! the device they are dead: start it again for new ones.
 //!
-//! **Memory.** All rings and buffers of a device are one [`SharedBuffer`], which the
+//! **Memory.** All rings and buffers of a device are one [`SharedBuffer`](crate::memory::SharedBuffer), which the
 //! device sees at this process's own addresses (IOVA = VA) where its range
-//! allows it, else in the private window. [`Netdev::guest_memory`] shows the same
+//! allows it, else in the private window. [`Driver::guest_memory`] shows the same
 //! bytes as a guest's memory, so that whatever works on a guest's rings works on these.
 //!
 //! **Two ways to use it.** Polling: [`RxQueue::poll`] and [`TxQueue::send`] make no system
@@ -43,7 +43,7 @@ pub use self::error::{NetdevError, StartError, TransitionFailed};
 pub use self::features::{Chains, Kick, Options};
 pub use self::queue::{Counters, Virtqueue};
 pub use self::receive::{Received, RxQueue};
-pub use self::start::{Netdev, QueuePair};
+pub use self::start::{Driver, Netdev, QueuePair};
 pub use self::transmit::TxQueue;
 
 /// Bytes of `struct virtio_net_hdr_v1`, before each frame (virtio 1.3, 5.1.6).

@@ -144,7 +144,7 @@ impl Virtqueue {
     }
 
     /// The ring's areas as the device sees them: the same addresses as in
-    /// [`super::Netdev::guest_memory`].
+    /// [`super::Driver::guest_memory`].
     #[must_use]
     pub fn addresses(&self) -> VringAddresses {
         self.ring.addresses()

@@ -37,13 +37,23 @@ pub struct QueuePair {
     pub transmit: TxQueue,
 }
 
-/// A network device that this process drives. The parts are public so that each
-/// may go where it is needed; all of them together keep the device running.
+/// A network device that this process drives: the device in one of its states, and all
+/// that a driver has beside it. Both parts together keep the device running.
+///
+/// They are public so that somebody else may lead the device through its states for a
+/// while, as a relay does that changes the rings of a running device.
 #[derive(Debug)]
 pub struct Netdev<S = Running> {
     /// The device.
     pub device: Device<S>,
-    /// What it reaches.
+    /// The driver.
+    pub driver: Driver,
+}
+
+/// The driver's side of a [`Netdev`].
+#[derive(Debug)]
+pub struct Driver {
+    /// What the device reaches.
     pub iotlb: Iotlb,
     /// Addresses for more of this process's memory.
     pub window: PrivateWindow,
@@ -107,40 +117,16 @@ impl Netdev<Running> {
             control_index,
             parts,
         };
-        Self::bring_up(device, iotlb, window, control, memory, plan)
-    }
-
-    /// From a device that was reset and whose memory is mapped.
-    fn bring_up(
-        device: Device<Owned>,
-        mut iotlb: Iotlb,
-        window: PrivateWindow,
-        control: Option<ControlQueue>,
-        memory: Arc<SharedBuffer>,
-        plan: Plan,
-    ) -> Result<Self, StartError> {
-        let mut device = device.negotiate(plan.features).map_err(DeviceError::from)?;
-        if let (Some(index), Some(control)) = (plan.control_index, &control) {
-            set_control(&mut device, index, control, &mut iotlb)?;
-        }
-        let pairs = queues(&mut device, &plan.options, &memory, &plan.parts)?;
-        let mut netdev = Self {
-            device: device.start().map_err(DeviceError::from)?,
+        let mut driver = Driver {
             iotlb,
             window,
             control,
-            pairs,
+            pairs: Vec::new(),
             memory,
             plan,
         };
-        for pair in &mut netdev.pairs {
-            pair.receive.queue_mut().force_kick()?;
-        }
-        let wanted = netdev.plan.options.pairs;
-        if wanted > 1 {
-            netdev.set_pairs(wanted)?;
-        }
-        Ok(netdev)
+        let device = driver.negotiate(device)?;
+        driver.bring_up(device)
     }
 
     /// Resets the device and starts it again as it was, with empty rings in the same memory;
@@ -153,34 +139,11 @@ impl Netdev<Running> {
         self,
         remap: impl FnOnce(&mut Iotlb) -> Result<(), IotlbError>,
     ) -> Result<Self, StartError> {
-        let Self {
-            device,
-            mut iotlb,
-            window,
-            mut control,
-            pairs,
-            memory,
-            plan,
-        } = self;
+        let Self { device, mut driver } = self;
         let device = device.reset().map_err(DeviceError::from)?;
-        // Their rings are zeroed when new ones take their place.
-        drop(pairs);
-        remap(&mut iotlb)?;
-        if let Some(control) = &mut control {
-            control.restart(RingFeatures::of(plan.features))?;
-        }
-        Self::bring_up(device, iotlb, window, control, memory, plan)
-    }
-
-    fn set_pairs(&mut self, pairs: u16) -> Result<(), StartError> {
-        // Several pairs are negotiated together with a control queue only.
-        let Some(control) = &mut self.control else {
-            return Ok(());
-        };
-        match control.execute(&Command::VqPairsSet(pairs), ANSWER_TIMEOUT)? {
-            Answer::Ok => Ok(()),
-            answer => Err(StartError::PairsRefused { pairs, answer }),
-        }
+        remap(&mut driver.iotlb)?;
+        let device = driver.negotiate(device)?;
+        driver.bring_up(device)
     }
 
     /// Stops the device; what queues do waits.
@@ -199,13 +162,7 @@ impl Netdev<Suspended> {
     /// As [`Device::resume`]; everything comes back as it was.
     pub fn resume(self) -> Result<Netdev<Running>, TransitionFailed<Suspended>> {
         let mut netdev = self.transition(Device::resume)?;
-        for pair in &mut netdev.pairs {
-            for queue in [pair.receive.queue_mut(), pair.transmit.queue_mut()] {
-                if let Err(error) = queue.force_kick() {
-                    tracing::warn!(queue = queue.index(), %error, "a queue cannot be kicked");
-                }
-            }
-        }
+        netdev.driver.kick_all();
         Ok(netdev)
     }
 }
@@ -215,50 +172,25 @@ impl<S> Netdev<S> {
         self,
         change: impl FnOnce(Device<S>) -> Result<Device<T>, Failed<S>>,
     ) -> Result<Netdev<T>, TransitionFailed<S>> {
-        let Self {
-            device,
-            iotlb,
-            window,
-            control,
-            pairs,
-            memory,
-            plan,
-        } = self;
+        let Self { device, driver } = self;
         match change(device) {
-            Ok(device) => Ok(Netdev {
-                device,
-                iotlb,
-                window,
-                control,
-                pairs,
-                memory,
-                plan,
+            Ok(device) => Ok(Netdev { device, driver }),
+            Err(Failed { device, error }) => Err(TransitionFailed {
+                netdev: device.map(|device| Box::new(Self { device, driver })),
+                error,
             }),
-            Err(Failed { device, error }) => {
-                let netdev = device.map(|device| Self {
-                    device,
-                    iotlb,
-                    window,
-                    control,
-                    pairs,
-                    memory,
-                    plan,
-                });
-                Err(TransitionFailed {
-                    netdev: netdev.map(Box::new),
-                    error,
-                })
-            }
         }
     }
+}
 
+impl Driver {
     /// The configuration as it was when the device was started.
     #[must_use]
     pub fn config(&self) -> &NetConfig {
         &self.plan.config
     }
 
-    /// Where the device sees rings and buffers; [`Netdev::guest_memory`] has the same addresses.
+    /// Where the device sees rings and buffers; [`Driver::guest_memory`] has the same addresses.
     #[must_use]
     pub fn range(&self) -> IovaRange {
         self.memory.range()
@@ -270,6 +202,68 @@ impl<S> Netdev<S> {
     /// [`NetdevError::Memory`].
     pub fn guest_memory(&self) -> Result<Arc<GuestMemory>, NetdevError> {
         Ok(Arc::new(self.memory.as_guest_memory()?))
+    }
+
+    /// First half of a start after a reset, with memory mapped: negotiates the same features
+    /// and sets the control queue up, empty. Data queues are not touched: they are for whoever
+    /// leads the device. [`Driver::set_pairs`] is the other half, once the device runs.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, StartError> {
+        let plan = &self.plan;
+        let mut device = device.negotiate(plan.features).map_err(DeviceError::from)?;
+        if let (Some(index), Some(control)) = (plan.control_index, &mut self.control) {
+            control.restart(RingFeatures::of(plan.features))?;
+            set_control(&mut device, index, control, &mut self.iotlb)?;
+        }
+        Ok(device)
+    }
+
+    /// Tells a device that runs how many queue pairs are in use, where there are several.
+    ///
+    /// # Errors
+    /// [`StartError::Control`], [`StartError::PairsRefused`].
+    pub fn set_pairs(&mut self) -> Result<(), StartError> {
+        let pairs = self.plan.options.pairs;
+        // Several pairs are negotiated together with a control queue only.
+        let Some(control) = self.control.as_mut().filter(|_| pairs > 1) else {
+            return Ok(());
+        };
+        match control.execute(&Command::VqPairsSet(pairs), ANSWER_TIMEOUT)? {
+            Answer::Ok => Ok(()),
+            answer => Err(StartError::PairsRefused { pairs, answer }),
+        }
+    }
+
+    /// Kicks every queue: after a change of rings or eventfds a kick may have been lost.
+    pub fn kick_all(&mut self) {
+        for pair in &mut self.pairs {
+            for queue in [pair.receive.queue_mut(), pair.transmit.queue_mut()] {
+                if let Err(error) = queue.force_kick() {
+                    tracing::warn!(queue = queue.index(), %error, "a queue cannot be kicked");
+                }
+            }
+        }
+    }
+
+    /// New queues, and go.
+    fn bring_up(mut self, mut device: Device<Negotiated>) -> Result<Netdev, StartError> {
+        // Their rings are zeroed when new ones take their place.
+        self.pairs.clear();
+        self.pairs = queues(
+            &mut device,
+            &self.plan.options,
+            &self.memory,
+            &self.plan.parts,
+        )?;
+        let device = device.start().map_err(DeviceError::from)?;
+        for pair in &mut self.pairs {
+            pair.receive.queue_mut().force_kick()?;
+        }
+        self.set_pairs()?;
+        let driver = self;
+        Ok(Netdev { device, driver })
     }
 }
 

@@ -128,6 +128,7 @@ pub(super) fn all(
             "split"
         };
         let entries = netdev
+            .driver
             .pairs
             .first()
             .map_or(0, |pair| pair.transmit.queue().size());
@@ -156,7 +157,7 @@ fn traffic(
     let Some(own) = own else {
         return inconclusive("the device has no address of its own to send from");
     };
-    let Some(pair) = netdev.pairs.first_mut() else {
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
         return failed("there is no queue pair");
     };
     let done = echo::exchange(pair, options.peer.unwrap_or(own), own, options.traffic)?;
@@ -227,7 +228,7 @@ fn doorbell(netdev: &mut Netdev, missing: Option<NoDoorbell>) -> Result {
     if let Some(why) = missing {
         return not_offered(why.to_string());
     }
-    let Some(pair) = netdev.pairs.first_mut() else {
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
         return failed("there is no queue pair");
     };
     let transmit = &mut pair.transmit;
@@ -243,7 +244,7 @@ fn doorbell(netdev: &mut Netdev, missing: Option<NoDoorbell>) -> Result {
 }
 
 fn interrupt(netdev: &mut Netdev) -> Result {
-    let Some(pair) = netdev.pairs.first_mut() else {
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
         return failed("there is no queue pair");
     };
     let transmit = &mut pair.transmit;
@@ -292,7 +293,7 @@ fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
         if !netdev.device.can_suspend() {
             return not_offered("the backend feature SUSPEND is not there");
         }
-        if let Some(pair) = netdev.pairs.first_mut() {
+        if let Some(pair) = netdev.driver.pairs.first_mut() {
             drained(&mut pair.transmit)?;
         }
         suspended = Some(netdev.suspend().map_err(plain::<Running>)?);
@@ -311,7 +312,7 @@ fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
             return not_offered("the backend feature RESUME is not there");
         }
         let mut netdev = suspended.resume().map_err(plain::<Suspended>)?;
-        let Some(pair) = netdev.pairs.first_mut() else {
+        let Some(pair) = netdev.driver.pairs.first_mut() else {
             return failed("there is no queue pair");
         };
         if send_one(&mut pair.transmit)? && drained(&mut pair.transmit)? {
@@ -328,7 +329,12 @@ fn plain<S: std::fmt::Debug>(failed: TransitionFailed<S>) -> crate::device::Devi
 }
 
 fn ring_state(netdev: &Netdev<Suspended>) -> Result {
-    let Some(queue) = netdev.pairs.first().map(|pair| pair.transmit.queue()) else {
+    let Some(queue) = netdev
+        .driver
+        .pairs
+        .first()
+        .map(|pair| pair.transmit.queue())
+    else {
         return failed("there is no queue pair");
     };
     match netdev.device.vring_base(queue.index()) {
