@@ -82,7 +82,11 @@ fn power_of_two(subject: &Subject<'_>) -> Attempt {
 
 fn too_large(subject: &Subject<'_>) -> Attempt {
     let (device, _iotlb) = subject.negotiate()?;
-    let size = 2 * u32::from(device.info().queue(0)?.max_size);
+    let maximum = u32::from(device.info().queue(0)?.max_size);
+    let size = 2 * maximum;
+    if !takes(&device, 0, maximum) {
+        return Ok(fail(format!("its own maximum of {maximum} is refused")));
+    }
     if size > 0xffff {
         return Ok(skipped("the device takes the largest ring there is"));
     }
