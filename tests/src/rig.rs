@@ -61,9 +61,16 @@ pub struct Equipment {
 impl Rig {
     /// The rig that an integration test target runs on, by its name.
     pub fn of_test(target: &str) -> Self {
-        if target.starts_with("hardware_sriov") {
+        let is = |rig: &str| {
+            ["hardware_", "rings_"].iter().any(|area| {
+                target
+                    .strip_prefix(area)
+                    .is_some_and(|topic| topic.starts_with(rig))
+            })
+        };
+        if is("sriov") {
             Self::Sriov
-        } else if target.starts_with("hardware_labnic") {
+        } else if is("labnic") {
             Self::Labnic
         } else {
             Self::Sim
@@ -233,6 +240,9 @@ mod tests {
         assert_eq!(Rig::of_test("hardware_sriov"), Rig::Sriov);
         assert_eq!(Rig::of_test("hardware_sriov_mq"), Rig::Sriov);
         assert_eq!(Rig::of_test("hardware_labnic_doorbells"), Rig::Labnic);
+        assert_eq!(Rig::of_test("rings_labnic_netdev"), Rig::Labnic);
+        assert_eq!(Rig::of_test("rings_sriov_netdev"), Rig::Sriov);
+        assert_eq!(Rig::of_test("rings_netdev"), Rig::Sim);
         assert_eq!(Rig::of_test("skeleton_lab"), Rig::Sim);
     }
 

@@ -67,6 +67,7 @@
 //! # }
 //! ```
 
+pub mod conformance;
 pub mod control_queue;
 pub mod device;
 pub mod doorbell;
@@ -74,6 +75,8 @@ pub mod features;
 pub mod iotlb;
 pub mod iova;
 pub mod memory;
+pub mod netdev;
+pub mod probe;
 pub mod relay;
 pub mod ring;
 pub mod uapi;

@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+mod probe;
 mod run;
 
 use std::error::Error;
@@ -10,6 +11,7 @@ use crate::exit::Code;
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     Run(run::Arguments),
+    Probe(probe::Arguments),
 }
 
 impl Command {
@@ -17,6 +19,7 @@ impl Command {
     pub(crate) fn execute(self) -> Result<Code, Box<dyn Error>> {
         match self {
             Self::Run(arguments) => Ok(run::execute(arguments)?),
+            Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
         }
     }
 }

@@ -22,8 +22,8 @@ const _: () = assert!(size_of::<uapi::vhost_vdpa_config>() == CONFIG_HEADER);
 
 /// An open vhost-vdpa file description, shared with the IOTLB.
 #[derive(Debug, Clone)]
-pub(super) struct Handle {
-    pub(super) file: Arc<File>,
+pub(crate) struct Handle {
+    pub(crate) file: Arc<File>,
 }
 
 fn check(result: i32) -> io::Result<()> {
@@ -40,13 +40,13 @@ fn raw(eventfd: Option<&EventFd>) -> RawFd {
 }
 
 impl Handle {
-    pub(super) fn call(&self, request: Plain) -> io::Result<()> {
+    pub(crate) fn call(&self, request: Plain) -> io::Result<()> {
         // SAFETY: there is no safe interface to ioctls. A `Plain` takes no
         // argument, so the kernel touches no memory of ours.
         check(unsafe { ioctl(&*self.file, request.number()) })
     }
 
-    pub(super) fn read<T>(&self, request: Read<T>, mut value: T) -> io::Result<T> {
+    pub(crate) fn read<T>(&self, request: Read<T>, mut value: T) -> io::Result<T> {
         // SAFETY: there is no safe interface to ioctls. `Read<T>` is made only
         // in `uapi`, for requests where the kernel writes one `T` (its size is
         // part of the number) and where every bit pattern is a valid `T`;
@@ -55,7 +55,7 @@ impl Handle {
         Ok(value)
     }
 
-    pub(super) fn write<T>(&self, request: Write<T>, value: &T) -> io::Result<()> {
+    pub(crate) fn write<T>(&self, request: Write<T>, value: &T) -> io::Result<()> {
         // SAFETY: there is no safe interface to ioctls. `Write<T>` is made
         // only in `uapi`, for requests where the kernel reads one `T`, which
         // `value` is; none of these types holds a pointer into our memory.
@@ -68,16 +68,16 @@ impl Handle {
         Ok(value)
     }
 
-    pub(super) fn status(&self) -> io::Result<u8> {
+    pub(crate) fn status(&self) -> io::Result<u8> {
         self.read(uapi::get_status(), 0)
     }
 
-    pub(super) fn set_status(&self, status: u8) -> io::Result<()> {
+    pub(crate) fn set_status(&self, status: u8) -> io::Result<()> {
         self.write(uapi::set_status(), &status)
     }
 
     /// Asks a question about one queue.
-    pub(super) fn vring_state(
+    pub(crate) fn vring_state(
         &self,
         request: ReadWrite<vhost_vring_state>,
         index: u16,
@@ -89,7 +89,7 @@ impl Handle {
     }
 
     /// Says something about one queue or group.
-    pub(super) fn set_vring_state(
+    pub(crate) fn set_vring_state(
         &self,
         request: Write<vhost_vring_state>,
         index: u32,
@@ -99,7 +99,7 @@ impl Handle {
     }
 
     /// Binds an eventfd to one queue, or unbinds the one that is bound.
-    pub(super) fn set_vring_file(
+    pub(crate) fn set_vring_file(
         &self,
         request: Write<vhost_vring_file>,
         index: u16,
@@ -112,12 +112,12 @@ impl Handle {
         self.write(request, &file)
     }
 
-    pub(super) fn set_config_call(&self, eventfd: Option<&EventFd>) -> io::Result<()> {
+    pub(crate) fn set_config_call(&self, eventfd: Option<&EventFd>) -> io::Result<()> {
         self.write(uapi::set_config_call(), &raw(eventfd))
     }
 
     /// Reads device configuration. The caller has checked the bounds.
-    pub(super) fn config(&self, offset: u32, data: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn config(&self, offset: u32, data: &mut [u8]) -> io::Result<()> {
         let mut buffer = config_buffer(offset, data)?;
         let request = uapi::get_config().number();
         // SAFETY: there is no safe interface to ioctls. The kernel reads the
@@ -130,7 +130,7 @@ impl Handle {
     }
 
     /// Writes device configuration. The caller has checked the bounds.
-    pub(super) fn set_config(&self, offset: u32, data: &[u8]) -> io::Result<()> {
+    pub(crate) fn set_config(&self, offset: u32, data: &[u8]) -> io::Result<()> {
         let mut buffer = config_buffer(offset, data)?;
         let request = uapi::set_config().number();
         // SAFETY: as for `config`, except that the kernel only reads.

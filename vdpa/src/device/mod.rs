@@ -252,6 +252,11 @@ impl<S> Device<S> {
         )
     }
 
+    /// The ioctls without any state, for who tries what the states forbid.
+    pub(crate) fn raw(&self) -> &Handle {
+        &self.handle
+    }
+
     fn check_config(&self, offset: u32, len: usize) -> Result<(), DeviceError> {
         let size = self.identity.config_size;
         let end = u32::try_from(len)

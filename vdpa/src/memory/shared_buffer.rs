@@ -12,9 +12,9 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_memory::mmap::MmapRegionError;
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestRegionMmap, MmapRegion, VolatileMemory};
 
-use super::DmaRegion;
+use super::{DmaRegion, GuestMemory};
 use crate::iova::{IovaRange, PAGE_SIZE};
 
 /// Why a buffer cannot be made or accessed.
@@ -76,14 +76,24 @@ impl SharedBuffer {
     /// [`SharedBufferError::Shape`] for a bad address or size, else whatever
     /// the kernel says.
     pub fn new(size: u64, iova: u64) -> Result<Self, SharedBufferError> {
-        let shape = SharedBufferError::Shape { iova, size };
-        let (Some(range), Ok(length)) = (IovaRange::from_size(iova, size), usize::try_from(size))
-        else {
-            return Err(shape);
+        range_of(size, iova)?;
+        Self::placed(size, |_| iova)
+    }
+
+    /// As [`SharedBuffer::new`], but where a device is to see it is decided once
+    /// the buffer's address in this process is known: `place` is given that range
+    /// and gives the I/O virtual address.
+    ///
+    /// # Errors
+    /// As [`SharedBuffer::new`].
+    pub fn placed(
+        size: u64,
+        place: impl FnOnce(IovaRange) -> u64,
+    ) -> Result<Self, SharedBufferError> {
+        range_of(size, 0)?;
+        let Ok(length) = usize::try_from(size) else {
+            return Err(SharedBufferError::Shape { iova: 0, size });
         };
-        if !iova.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) {
-            return Err(shape);
-        }
         let create = || -> rustix::io::Result<File> {
             let fd = memfd_create(
                 c"vdpa-shared",
@@ -100,11 +110,36 @@ impl SharedBuffer {
         })?;
         let region = MmapRegion::from_file(FileOffset::new(file, 0), length)
             .map_err(|source| SharedBufferError::Map { size, source })?;
+        // Lossless: pointers have 64 bits wherever vhost-vdpa exists for us.
+        let host_address = u64::try_from(region.as_ptr().addr()).unwrap_or(u64::MAX);
+        let range = range_of(size, place(range_of(size, host_address)?))?;
         Ok(Self {
             region,
             range,
             size,
         })
+    }
+
+    /// The same bytes as guest memory of one region, whose guest-physical addresses
+    /// are the I/O virtual ones: for what takes a guest's rings and is to work on
+    /// rings in this buffer. A second mapping; both may be used at once.
+    ///
+    /// # Errors
+    /// [`SharedBufferError::Map`].
+    pub fn as_guest_memory(&self) -> Result<GuestMemory, SharedBufferError> {
+        let failed = |source| SharedBufferError::Map {
+            size: self.size,
+            source,
+        };
+        // `placed` gave it one.
+        let file = self.region.file_offset().cloned();
+        let file =
+            file.ok_or_else(|| failed(MmapRegionError::Mmap(io::ErrorKind::InvalidInput.into())))?;
+        let mapping = MmapRegion::from_file(file, self.region.size()).map_err(failed)?;
+        let region = GuestRegionMmap::new(mapping, GuestAddress(self.range.first()))
+            .ok_or_else(|| failed(MmapRegionError::Mmap(io::ErrorKind::InvalidInput.into())))?;
+        GuestMemory::from_regions(vec![region])
+            .map_err(|_| failed(MmapRegionError::Mmap(io::ErrorKind::InvalidInput.into())))
     }
 
     /// Where a device sees the buffer.
@@ -205,6 +240,13 @@ impl SharedBuffer {
     }
 }
 
+/// The range of whole pages that a buffer is seen at.
+fn range_of(size: u64, iova: u64) -> Result<IovaRange, SharedBufferError> {
+    IovaRange::from_size(iova, size)
+        .filter(|_| iova.is_multiple_of(PAGE_SIZE) && size.is_multiple_of(PAGE_SIZE))
+        .ok_or(SharedBufferError::Shape { iova, size })
+}
+
 // SAFETY: needed so that the buffer can be mapped for a device. `region` is
 // one mmap that lives as long as this value, its file can't shrink, and all
 // access in this module is volatile or atomic through vm-memory, which creates
@@ -242,6 +284,23 @@ mod tests {
             );
         }
         SharedBuffer::new(4096, u64::MAX - 4095).unwrap();
+    }
+
+    #[test]
+    fn guest_memory_shows_the_same_bytes_at_the_same_addresses() {
+        let buffer = SharedBuffer::placed(8192, |at| at.first()).unwrap();
+        assert_eq!(buffer.range().first(), buffer.host_address());
+        let memory = buffer.as_guest_memory().unwrap();
+        buffer.write(4096, &[1, 2, 3]).unwrap();
+        let mut seen = [0; 3];
+        let place = GuestAddress(buffer.range().first() + 4096);
+        memory.read_slice(&mut seen, place).unwrap();
+        assert_eq!(seen, [1, 2, 3]);
+        memory.write_slice(&[9], place).unwrap();
+        buffer.read(4096, &mut seen).unwrap();
+        assert_eq!(seen, [9, 2, 3]);
+        assert!(SharedBuffer::placed(4096, |_| 1).is_err());
+        assert!(SharedBuffer::placed(0, |_| 0).is_err());
     }
 
     #[test]

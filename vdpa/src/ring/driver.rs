@@ -90,6 +90,24 @@ impl DriverQueue {
         each!(self, queue => queue.add(chain))
     }
 
+    /// As [`DriverQueue::add`], with the chain in an indirect table at `table` of the
+    /// ring's buffer: 16 bytes for each piece, aligned to 16, which are the chain's
+    /// until it comes back. For rings with INDIRECT_DESC negotiated.
+    ///
+    /// # Errors
+    /// As [`DriverQueue::add`]; [`QueueError::Memory`] for a table that does not fit.
+    pub fn add_indirect(&mut self, chain: &[Piece], table: u64) -> Result<u16, QueueError> {
+        each!(self, queue => queue.add_indirect(chain, table))
+    }
+
+    /// Where the driver makes the next chain available, and where it looks for the
+    /// next used one. Split: free-running indices; packed: offsets with their wrap
+    /// counters in bit 15 (virtio 1.3, 2.8.10).
+    #[must_use]
+    pub fn positions(&self) -> (u16, u16) {
+        each!(self, queue => queue.positions())
+    }
+
     /// Whether the device wants a kick for what was added since the last call.
     ///
     /// # Errors

@@ -226,3 +226,29 @@ fn prepare(buffer: &SharedBuffer, offset: u64, total: u64) -> Result<u64, QueueE
     }
     Ok(start)
 }
+
+/// Writes a chain into an indirect table at `offset` of a ring's buffer; gives
+/// the one piece that stands for it. `encode` is given index, piece and zeroes.
+fn write_table(
+    buffer: &SharedBuffer,
+    offset: u64,
+    chain: &[Piece],
+    encode: impl Fn(u16, &Piece, &mut [u8; 16]),
+) -> Result<Piece, QueueError> {
+    let memory = |source| QueueError::Memory { source };
+    let entries = u16::try_from(chain.len()).map_err(|_| QueueError::Chain)?;
+    let len = 16 * u32::from(entries);
+    let iova = buffer.iova(offset, u64::from(len)).map_err(memory)?;
+    for (index, piece) in (0..entries).zip(chain) {
+        let mut bytes = [0; 16];
+        encode(index, piece, &mut bytes);
+        buffer
+            .write(offset + 16 * u64::from(index), &bytes)
+            .map_err(memory)?;
+    }
+    Ok(Piece {
+        iova,
+        len,
+        direction: Direction::DeviceReads,
+    })
+}

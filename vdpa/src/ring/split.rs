@@ -27,10 +27,14 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 pub use self::device_queue::{DeviceQueue, GuestChain};
-use super::guest::{AVAIL_F_NO_INTERRUPT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, USED_F_NO_NOTIFY};
+use super::guest::{
+    AVAIL_F_NO_INTERRUPT, DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE,
+    USED_F_NO_NOTIFY,
+};
 use super::in_order::InOrder;
 use super::{
     Direction, Piece, QueueError, RingFeatures, SplitLayout, Used, Violation, check_chain, prepare,
+    write_table,
 };
 use crate::device::VringAddresses;
 use crate::memory::{SharedBuffer, SharedBufferError};
@@ -60,6 +64,8 @@ pub struct DriverQueue {
     /// By first descriptor.
     outstanding: Vec<Option<Chain>>,
     outstanding_count: u16,
+    /// Empty lists of earlier chains, so that a queue in use allocates nothing.
+    spare: Vec<Vec<u16>>,
     /// Next avail entry to write; what the device is told.
     next_avail: Wrapping<u16>,
     /// `next_avail` at the last decision about a kick.
@@ -117,6 +123,7 @@ impl DriverQueue {
             free: (0..size).collect(),
             outstanding: vec![None; usize::from(size)],
             outstanding_count: 0,
+            spare: Vec::with_capacity(usize::from(size)),
             next_avail: Wrapping(base),
             kicked: Wrapping(base),
             next_used: Wrapping(base),
@@ -159,6 +166,13 @@ impl DriverQueue {
         self.next_used.0
     }
 
+    /// The next entries of the avail ring to write and of the used ring to read,
+    /// free-running.
+    #[must_use]
+    pub fn positions(&self) -> (u16, u16) {
+        (self.next_avail.0, self.next_used.0)
+    }
+
     /// Chains that the device has.
     #[must_use]
     pub fn outstanding(&self) -> u16 {
@@ -174,12 +188,40 @@ impl DriverQueue {
     pub fn add(&mut self, chain: &[Piece]) -> Result<u16, QueueError> {
         self.working()?;
         let writable = check_chain(chain)?;
+        self.make_available(chain, writable, 0)
+    }
+
+    /// As [`DriverQueue::add`], with the chain in an indirect table (2.7.5.3) at `table`
+    /// of the ring's buffer: 16 bytes for each piece, aligned to 16, which are the
+    /// chain's until it comes back. For rings with INDIRECT_DESC negotiated.
+    ///
+    /// # Errors
+    /// As [`DriverQueue::add`]; [`QueueError::Memory`] for a table that does not fit.
+    pub fn add_indirect(&mut self, chain: &[Piece], table: u64) -> Result<u16, QueueError> {
+        self.working()?;
+        let writable = check_chain(chain)?;
+        let table = write_table(&self.memory, table, chain, |index, piece, bytes| {
+            let more = usize::from(index) + 1 < chain.len();
+            let next = if more { Some(index + 1) } else { None };
+            *bytes = encode(piece, next, 0);
+        })?;
+        self.make_available(&[table], writable, DESCRIPTOR_F_INDIRECT)
+    }
+
+    /// Makes checked pieces available; `flags` are added to each descriptor.
+    fn make_available(
+        &mut self,
+        chain: &[Piece],
+        writable: u32,
+        flags: u16,
+    ) -> Result<u16, QueueError> {
         let wanted = chain.len();
         let free = self.free();
         if wanted > self.free.len() {
             return Err(QueueError::Full { free, wanted });
         }
-        let descriptors: Vec<u16> = self.free.drain(..wanted).collect();
+        let mut descriptors = self.spare.pop().unwrap_or_default();
+        descriptors.extend(self.free.drain(..wanted));
         let head = descriptors[0];
         let nexts = descriptors.iter().skip(1).copied().map(Some);
         for ((piece, &index), next) in chain
@@ -187,7 +229,10 @@ impl DriverQueue {
             .zip(&descriptors)
             .zip(nexts.chain(std::iter::once(None)))
         {
-            self.write_descriptor(index, piece, next)?;
+            let bytes = encode(piece, next, flags);
+            self.memory
+                .write(self.offset + 16 * u64::from(index), &bytes)
+                .map_err(memory)?;
         }
         let slot = u64::from(self.next_avail.0 % self.layout.size);
         self.store(self.avail(4 + 2 * slot), head)?;
@@ -247,7 +292,7 @@ impl DriverQueue {
             return Ok(None);
         };
         let slot = self.outstanding.get_mut(usize::from(head));
-        let Some(chain) = slot.and_then(Option::take) else {
+        let Some(mut chain) = slot.and_then(Option::take) else {
             let id = u32::from(head);
             return Err(self.violated(Violation::NotOutstanding { id }));
         };
@@ -255,12 +300,13 @@ impl DriverQueue {
         let written = written.unwrap_or(chain.writable);
         if self.in_order.is_some() {
             // Behind all others: so they stay in the table's order.
-            self.free.extend(chain.descriptors);
+            self.free.extend(chain.descriptors.drain(..));
         } else {
-            for index in chain.descriptors.into_iter().rev() {
+            for index in chain.descriptors.drain(..).rev() {
                 self.free.push_front(index);
             }
         }
+        self.spare.push(chain.descriptors);
         self.next_used += 1;
         if self.event_idx && self.interrupts {
             self.store(self.used_event(), self.next_used.0)?;
@@ -358,29 +404,6 @@ impl DriverQueue {
         QueueError::Broken { source: violation }
     }
 
-    fn write_descriptor(
-        &self,
-        index: u16,
-        piece: &Piece,
-        next: Option<u16>,
-    ) -> Result<(), QueueError> {
-        let mut flags = match piece.direction {
-            Direction::DeviceReads => 0,
-            Direction::DeviceWrites => DESCRIPTOR_F_WRITE,
-        };
-        if next.is_some() {
-            flags |= DESCRIPTOR_F_NEXT;
-        }
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&piece.iova.to_le_bytes());
-        bytes[8..12].copy_from_slice(&piece.len.to_le_bytes());
-        bytes[12..14].copy_from_slice(&flags.to_le_bytes());
-        bytes[14..].copy_from_slice(&next.unwrap_or(0).to_le_bytes());
-        self.memory
-            .write(self.offset + 16 * u64::from(index), &bytes)
-            .map_err(memory)
-    }
-
     /// Offset in memory of a byte of the avail ring.
     fn avail(&self, at: u64) -> u64 {
         self.offset + self.layout.avail_offset + at
@@ -406,6 +429,23 @@ impl DriverQueue {
             .store_u16(value, offset, Ordering::Relaxed)
             .map_err(memory)
     }
+}
+
+/// A descriptor's bytes; `flags` in addition to those of the piece.
+fn encode(piece: &Piece, next: Option<u16>, flags: u16) -> [u8; 16] {
+    let mut flags = flags;
+    if piece.direction == Direction::DeviceWrites {
+        flags |= DESCRIPTOR_F_WRITE;
+    }
+    if next.is_some() {
+        flags |= DESCRIPTOR_F_NEXT;
+    }
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&piece.iova.to_le_bytes());
+    bytes[8..12].copy_from_slice(&piece.len.to_le_bytes());
+    bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+    bytes[14..].copy_from_slice(&next.unwrap_or(0).to_le_bytes());
+    bytes
 }
 
 #[cfg(test)]

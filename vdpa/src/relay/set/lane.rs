@@ -23,7 +23,7 @@ const PRIVATE_ENTRIES_MAX: u16 = 1024;
 pub(super) enum Mode {
     Direct,
     Mediated(MediatedQueue),
-    Shadowed(ShadowQueue),
+    Shadowed(Box<ShadowQueue>),
 }
 
 impl Mode {
@@ -31,7 +31,7 @@ impl Mode {
         match self {
             Self::Direct => None,
             Self::Mediated(queue) => Some(queue),
-            Self::Shadowed(queue) => Some(queue),
+            Self::Shadowed(queue) => Some(&mut **queue),
         }
     }
 
@@ -129,7 +129,7 @@ impl Lane {
                 let event_idx = features.event_idx;
                 let mut queue = ShadowQueue::new(ring, private, self.layout, 0, event_idx, base)?;
                 queue.fill()?;
-                Mode::Shadowed(queue)
+                Mode::Shadowed(Box::new(queue))
             }
         })
     }

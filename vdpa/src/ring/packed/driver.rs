@@ -15,11 +15,13 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::super::in_order::InOrder;
 use super::super::{
-    Direction, PackedLayout, Piece, QueueError, RingFeatures, Used, Violation, check_chain, prepare,
+    Direction, PackedLayout, Piece, QueueError, RingFeatures, Used, Violation, check_chain,
+    prepare, write_table,
 };
 use super::{
-    DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, DESCRIPTOR_FLAGS, DESCRIPTOR_LENGTH, DESCRIPTOR_SIZE,
-    EVENT_FLAGS, EVENT_FLAGS_DESC, EVENT_FLAGS_DISABLE, EVENT_FLAGS_ENABLE, Position, event_wanted,
+    DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, DESCRIPTOR_FLAGS,
+    DESCRIPTOR_LENGTH, DESCRIPTOR_SIZE, EVENT_FLAGS, EVENT_FLAGS_DESC, EVENT_FLAGS_DISABLE,
+    EVENT_FLAGS_ENABLE, Position, event_wanted,
 };
 use crate::device::VringAddresses;
 use crate::memory::{SharedBuffer, SharedBufferError};
@@ -120,6 +122,13 @@ impl DriverQueue {
         self.free
     }
 
+    /// Where the driver makes the next descriptor available and where it looks for
+    /// the next used one, each as `off_wrap` (virtio 1.3, 2.8.10).
+    #[must_use]
+    pub fn positions(&self) -> (u16, u16) {
+        (self.next_avail.off_wrap(), self.next_used.off_wrap())
+    }
+
     /// Chains that the device has.
     #[must_use]
     pub fn outstanding(&self) -> u16 {
@@ -135,6 +144,35 @@ impl DriverQueue {
     pub fn add(&mut self, chain: &[Piece]) -> Result<u16, QueueError> {
         self.working()?;
         let writable = check_chain(chain)?;
+        self.make_available(chain, writable, 0)
+    }
+
+    /// As [`DriverQueue::add`], with the chain in an indirect table (2.8.7) at `table`
+    /// of the ring's buffer: 16 bytes for each piece, aligned to 16, which are the
+    /// chain's until it comes back. For rings with INDIRECT_DESC negotiated.
+    ///
+    /// # Errors
+    /// As [`DriverQueue::add`]; [`QueueError::Memory`] for a table that does not fit.
+    pub fn add_indirect(&mut self, chain: &[Piece], table: u64) -> Result<u16, QueueError> {
+        self.working()?;
+        let writable = check_chain(chain)?;
+        let table = write_table(&self.memory, table, chain, |_, piece, bytes| {
+            bytes[..8].copy_from_slice(&piece.iova.to_le_bytes());
+            bytes[8..12].copy_from_slice(&piece.len.to_le_bytes());
+            if piece.direction == Direction::DeviceWrites {
+                bytes[14..].copy_from_slice(&DESCRIPTOR_F_WRITE.to_le_bytes());
+            }
+        })?;
+        self.make_available(&[table], writable, DESCRIPTOR_F_INDIRECT)
+    }
+
+    /// Makes checked pieces available; `extra` flags are added to each descriptor.
+    fn make_available(
+        &mut self,
+        chain: &[Piece],
+        writable: u32,
+        extra: u16,
+    ) -> Result<u16, QueueError> {
         let (free, wanted) = (self.free, chain.len());
         let full = QueueError::Full { free, wanted };
         let Ok(descriptors) = u16::try_from(wanted) else {
@@ -151,7 +189,7 @@ impl DriverQueue {
         let mut first_flags = 0;
         let mut position = first;
         for (number, piece) in (1..).zip(chain) {
-            let mut flags = position.available_flags();
+            let mut flags = position.available_flags() | extra;
             if piece.direction == Direction::DeviceWrites {
                 flags |= DESCRIPTOR_F_WRITE;
             }

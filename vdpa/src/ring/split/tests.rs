@@ -401,3 +401,43 @@ fn a_ring_begins_where_the_device_is_told_to() {
         }
     }
 }
+
+#[test]
+fn an_indirect_table_takes_one_descriptor() {
+    let layout = SplitLayout::new(4).unwrap();
+    let size = layout.size() + 4096;
+    let memory = Arc::new(SharedBuffer::new(size, BASE).unwrap());
+    let features = RingFeatures::default();
+    let mut queue = DriverQueue::new(memory.clone(), layout, 0, features).unwrap();
+    let table = layout.size();
+    let chain = [reads(0x100, 12), reads(0x200, 60), writes(0x300, 4)];
+    let head = queue.add_indirect(&chain, table).unwrap();
+    assert_eq!((queue.free(), queue.positions()), (3, (1, 0)));
+    let mut bytes = [0; 48];
+    memory.read(16 * u64::from(head), &mut bytes[..16]).unwrap();
+    assert_eq!(bytes[..8], (BASE + table).to_le_bytes());
+    assert_eq!(bytes[8..14], [48, 0, 0, 0, 4, 0]);
+    memory.read(table, &mut bytes).unwrap();
+    assert_eq!(bytes[12..16], [1, 0, 1, 0]);
+    assert_eq!(bytes[28..32], [1, 0, 2, 0]);
+    assert_eq!(bytes[44..48], [2, 0, 0, 0]);
+    // What the device may write is what the table has for it.
+    let mut model = Model {
+        memory,
+        layout,
+        seen: 0,
+        used: 0,
+    };
+    model.give_back(u32::from(head), 5);
+    let error = queue.pop_used().unwrap_err();
+    assert!(
+        matches!(
+            error,
+            QueueError::Broken {
+                source: Violation::TooLong { offered: 4, .. }
+            }
+        ),
+        "{error}"
+    );
+    assert!(queue.add_indirect(&chain, size - 32).is_err());
+}

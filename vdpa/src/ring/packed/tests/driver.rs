@@ -214,3 +214,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_indirect_table_takes_one_descriptor() {
+    let layout = PackedLayout::new(8).unwrap();
+    let size = layout.size() + 4096;
+    let buffer = Arc::new(SharedBuffer::new(size, 0x7000_0000).unwrap());
+    let features = features(false, false);
+    let mut queue = DriverQueue::new(Arc::clone(&buffer), layout, 0, features).unwrap();
+    let chain = [reads(0x100, 12), writes(0x300, 4)];
+    queue.add_indirect(&chain, layout.size()).unwrap();
+    assert_eq!(
+        (queue.free(), queue.positions()),
+        (7, (1 | OFF_WRAP, OFF_WRAP))
+    );
+    let mut bytes = [0; 32];
+    buffer.read(4096, &mut bytes[..16]).unwrap();
+    assert_eq!(bytes[..8], (0x7000_0000 + layout.size()).to_le_bytes());
+    assert_eq!(bytes[8..12], 32u32.to_le_bytes());
+    assert_eq!(bytes[14..16], (4u16 | 1 << 7).to_le_bytes());
+    buffer.read(layout.size(), &mut bytes).unwrap();
+    assert_eq!(
+        (&bytes[12..16], &bytes[28..32]),
+        (&[0; 4][..], &[0, 0, 2, 0][..])
+    );
+    assert!(queue.add_indirect(&chain, size).is_err());
+}

@@ -1,0 +1,138 @@
+//! `bellhop probe`: what a vDPA device is, and whether it works.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use vdpa::conformance::{self, ConformanceError};
+use vdpa::probe::{self, ProbeError, ProbeOptions};
+use vmm::config::MacAddress;
+
+use crate::exit::Code;
+
+mod table;
+
+/// Show what a vDPA device is and offers, and try whether it works, without a VM
+///
+/// The device is opened, which resets it, driven by a small network driver inside this
+/// command, and closed. A device that is in use is not touched.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+What is tried, each with ok, failed, not offered or inconclusive:
+  start       negotiation, memory, rings
+  traffic     frames to the device's own address, which simulators send back; on a switch
+              nothing comes back, and that is said. With --peer, a station that echoes
+  doorbell    a store to the queue's doorbell page instead of a kick by eventfd
+  interrupt   the call eventfd
+  suspend, ring state, resume
+              what live migration needs
+
+--conformance reports on the parent driver instead: each line is a rule of the virtio
+specification or of the kernel's vhost-vdpa interface, whether the driver keeps it, and where
+it is written. It opens and resets the device many times. For NIC vendors and kernel people.
+
+Examples:
+  bellhop probe /dev/vhost-vdpa-0
+  bellhop probe /dev/vhost-vdpa-0 --peer 52:54:00:12:34:56 --seconds 10
+  bellhop probe /dev/vhost-vdpa-0 --json | jq .checks
+  bellhop probe /dev/vhost-vdpa-0 --conformance
+
+The exit code is 0 if nothing failed.")]
+pub(crate) struct Arguments {
+    /// The device: /dev/vhost-vdpa-N
+    #[arg(value_name = "DEV")]
+    device: PathBuf,
+
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+
+    /// How long frames are sent at most
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+
+    /// Send frames to this address, where something sends them back
+    #[arg(long, value_name = "MAC", conflicts_with = "conformance")]
+    peer: Option<MacAddress>,
+
+    /// Report on the parent driver's conformance instead
+    #[arg(long)]
+    conformance: bool,
+}
+
+/// Why a device could not be probed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+    #[error(transparent)]
+    Conformance(#[from] ConformanceError),
+    #[error("cannot write the result")]
+    Output(#[source] io::Error),
+}
+
+/// Probes and prints.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    let mut progress = Progress::new();
+    let (text, good) = if arguments.conformance {
+        let report = conformance::report(&arguments.device, &mut |what| progress.show(what))?;
+        let text = match arguments.json {
+            true => json(&report)?,
+            false => table::conformance(&report),
+        };
+        (text, report.is_good())
+    } else {
+        let options = ProbeOptions {
+            peer: arguments.peer.map(MacAddress::bytes),
+            traffic: Duration::from_secs(arguments.seconds),
+        };
+        let report = probe::probe(&arguments.device, &options, &mut |what| progress.show(what))?;
+        let text = match arguments.json {
+            true => json(&report)?,
+            false => table::probe(&report),
+        };
+        (text, report.is_good())
+    };
+    drop(progress);
+    let mut output = io::stdout().lock();
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .map_err(CommandError::Output)?;
+    Ok(if good { Code::Success } else { Code::Failed })
+}
+
+fn json(report: &impl serde::Serialize) -> Result<String, CommandError> {
+    let mut text = serde_json::to_string_pretty(report)
+        .map_err(|error| CommandError::Output(io::Error::other(error)))?;
+    text.push('\n');
+    Ok(text)
+}
+
+/// What is being tried, on one line of a terminal that is replaced; nothing elsewhere.
+struct Progress {
+    interactive: bool,
+}
+
+impl Progress {
+    fn new() -> Self {
+        use std::io::IsTerminal;
+        Self {
+            interactive: io::stderr().is_terminal(),
+        }
+    }
+
+    fn show(&mut self, what: &str) {
+        if self.interactive {
+            eprint!("\r\x1b[K{what} …");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.interactive {
+            eprint!("\r\x1b[K");
+        }
+    }
+}

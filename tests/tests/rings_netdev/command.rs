@@ -1,0 +1,48 @@
+//! `bellhop probe` as a user runs it.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// Runs `bellhop probe` with these arguments.
+pub(crate) fn probe(device: &Path, arguments: &[&str]) -> Output {
+    lab::sim::require_lab().unwrap();
+    Command::new(std::env::var_os("BELLHOP").unwrap())
+        .arg("probe")
+        .arg(device)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// Its answer as JSON; the exit code is to be `code`.
+#[track_caller]
+pub(crate) fn json(device: &Path, arguments: &[&str], code: i32) -> Value {
+    let output = probe(device, &[arguments, &["--json"]].concat());
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{text}{errors}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The outcome of a check.
+#[track_caller]
+pub(crate) fn outcome<'a>(report: &'a Value, check: &str) -> &'a str {
+    let checks = report["checks"].as_array().unwrap();
+    let found = checks.iter().find(|one| one["name"] == check);
+    found
+        .and_then(|one| one["outcome"].as_str())
+        .unwrap_or_else(|| panic!("no {check} in {report:#}"))
+}
+
+/// Ids of the rules with this verdict.
+pub(crate) fn rules(report: &Value, verdict: &str) -> Vec<String> {
+    let lines = report["lines"].as_array().unwrap();
+    lines
+        .iter()
+        .filter(|line| line["verdict"] == verdict)
+        .map(|line| line["id"].as_str().unwrap().to_owned())
+        .collect()
+}

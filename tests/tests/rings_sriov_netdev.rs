@@ -1,0 +1,83 @@
+//! `vdpa::netdev` on virtual functions: doorbells, an IOMMU, split and packed rings.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper that fails is a test that fails"
+)]
+
+#[path = "rings_netdev/traffic.rs"]
+mod traffic;
+
+use std::time::{Duration, Instant};
+
+use lab::rig::FIRST_PACKED_FUNCTION;
+use lab::sriov::{SriovNic, VfDevice};
+use traffic::{Flow, Mode, both_ways, start};
+use vdpa::netdev::{Chains, Kick, Options};
+
+/// Those that QEMU offers and that change how a ring is used.
+const EVENT_IDX: u64 = 1 << 29;
+
+fn mac(device: &VfDevice<'_>) -> [u8; 6] {
+    let text = device.function().mac();
+    let mut bytes = text.split(':').map(|byte| u8::from_str_radix(byte, 16));
+    [(); 6].map(|()| bytes.next().unwrap().unwrap())
+}
+
+fn two_functions_talk(functions: [usize; 2], packed: bool) {
+    let nic = SriovNic::enable(4).unwrap();
+    let [one, other] = functions.map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
+    for (withhold, chains, kick) in [
+        (0, Chains::Single, Kick::Doorbell),
+        (0, Chains::Indirect, Kick::Eventfd),
+        (EVENT_IDX, Chains::Pair, Kick::Doorbell),
+    ] {
+        let options = Options {
+            withhold,
+            chains,
+            kick,
+            ..Options::default()
+        };
+        let [mut a, mut b] = [&one, &other].map(|device| start(device.path(), &options));
+        assert_eq!(a.device.is_packed(), packed);
+        assert_eq!(a.driver.pairs[0].transmit.queue().kick_by(), kick);
+        for mode in [Mode::Poll, Mode::Interrupts] {
+            let mut flow = Flow::new(mac(&one), mac(&other));
+            flow.mode = mode;
+            both_ways(&flow, &mut a, &mut b);
+        }
+        assert!(b.driver.pairs[0].receive.queue().counters().calls > 0);
+    }
+    // All pairs. Which receive queue a frame comes to is the switch's choice, so
+    // here the transmit queues count: each sends, and gets its buffers back.
+    let options = Options {
+        pairs: 4,
+        ..Options::default()
+    };
+    let [mut a, b] = [&one, &other].map(|device| start(device.path(), &options));
+    assert_eq!((a.driver.pairs.len(), b.driver.pairs.len()), (4, 4));
+    let mut frame = [0; 200];
+    frame[..6].copy_from_slice(&mac(&other));
+    frame[6..12].copy_from_slice(&mac(&one));
+    for pair in &mut a.driver.pairs {
+        for _ in 0..10 {
+            assert_eq!(pair.transmit.send_burst([&frame[..]; 20]).unwrap(), 20);
+            let begin = Instant::now();
+            while pair.transmit.queue().outstanding() > 0 {
+                pair.transmit.reap().unwrap();
+                assert!(begin.elapsed() < Duration::from_secs(20), "a queue is dead");
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+#[test]
+fn split_rings() {
+    two_functions_talk([0, 1], false);
+}
+
+#[test]
+fn packed_rings() {
+    two_functions_talk([FIRST_PACKED_FUNCTION, FIRST_PACKED_FUNCTION + 1], true);
+}

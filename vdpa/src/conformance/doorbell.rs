@@ -1,0 +1,42 @@
+//! Doorbell pages.
+
+use super::subject::{PATIENCE, Subject, drain};
+use super::{Attempt, Rule, fail, pass, skipped};
+use crate::device::Device;
+use crate::netdev::{Kick, Netdev, Options};
+use crate::probe::send_one;
+
+pub(super) const RULES: &[Rule] = &[Rule {
+    id: "doorbell.store",
+    rule: "a store to a queue's mapped doorbell is a kick",
+    source: "virtio 1.3, 4.1.5.2; drivers/vhost/vdpa.c: vhost_vdpa_mmap",
+    check: store,
+}];
+
+fn store(subject: &Subject<'_>) -> Attempt {
+    if let Some(verdict) = subject.no_frames() {
+        return Ok(verdict);
+    }
+    let (device, _iotlb) = subject.own()?;
+    if let Some(why) = device.missing_doorbell(1)? {
+        return Ok(skipped(why.to_string()));
+    }
+    drop((device, _iotlb));
+    if let Err(verdict) = subject.working(1)? {
+        return Ok(verdict);
+    }
+    let (device, iotlb) = Device::open(subject.path())?.own()?;
+    let mut netdev = Netdev::start(device, iotlb, &Options::default())?;
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
+        return Ok(fail("there is no queue pair"));
+    };
+    if pair.transmit.queue().kick_by() != Kick::Doorbell {
+        return Ok(fail("the doorbell was offered and cannot be mapped"));
+    }
+    send_one(&mut pair.transmit)?;
+    Ok(if drain(&mut pair.transmit, PATIENCE)? {
+        pass()
+    } else {
+        fail(format!("nothing happened within {PATIENCE:?}"))
+    })
+}

@@ -1,0 +1,91 @@
+//! What the device reaches.
+
+use super::subject::{Moved, Subject, exercise};
+use super::{Attempt, Rule, fail, noted, pass, skipped};
+use crate::iotlb::Iotlb;
+use crate::uapi::BackendFeatures;
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        id: "memory.reach",
+        rule: "what a batch mapped without an error is reached by the device",
+        source: "drivers/vhost/vdpa.c: vhost_vdpa_process_iotlb_msg (BATCH_END ignores the result of set_map)",
+        check: reach,
+    },
+    Rule {
+        id: "memory.unbatched",
+        rule: "what was mapped outside of a batch is reached by the device",
+        source: "drivers/vhost/vdpa.c: vhost_vdpa_map",
+        check: unbatched,
+    },
+    Rule {
+        id: "memory.persist",
+        rule: "with IOTLB_PERSIST mappings survive a reset",
+        source: "include/uapi/linux/vhost_types.h: VHOST_BACKEND_F_IOTLB_PERSIST",
+        check: persist,
+    },
+    Rule {
+        id: "memory.remap",
+        rule: "without IOTLB_PERSIST memory can be mapped again after a reset",
+        source: "drivers/vhost/vdpa.c: _compat_vdpa_reset",
+        check: remap,
+    },
+];
+
+const UNREACHED: &str =
+    "the kernel said that memory is mapped, and the device does nothing with a ring in it";
+
+/// Whether a device with these backend features works on mapped memory.
+fn reached(subject: &Subject<'_>, wanted: BackendFeatures) -> Attempt {
+    if let Some(verdict) = subject.no_frames() {
+        return Ok(verdict);
+    }
+    let mut netdev = subject.start(wanted)?;
+    Ok(match exercise(&mut netdev, 3) {
+        // A broken used element is a write that arrived.
+        Moved::All | Moved::Broken(_) => pass(),
+        Moved::Stuck => fail(UNREACHED),
+    })
+}
+
+fn reach(subject: &Subject<'_>) -> Attempt {
+    reached(subject, BackendFeatures::all())
+}
+
+fn unbatched(subject: &Subject<'_>) -> Attempt {
+    reached(
+        subject,
+        BackendFeatures::all() - BackendFeatures::IOTLB_BATCH,
+    )
+}
+
+fn persist(subject: &Subject<'_>) -> Attempt {
+    let netdev = match subject.working(3)? {
+        Ok(netdev) => netdev,
+        Err(verdict) => return Ok(verdict),
+    };
+    if !netdev.driver.iotlb.survives_reset() {
+        return Ok(skipped("IOTLB_PERSIST is not offered"));
+    }
+    let mut netdev = netdev.restart(|_| Ok(()))?;
+    Ok(match exercise(&mut netdev, 3) {
+        Moved::All => pass(),
+        _ => fail("after a reset the device does nothing with its rings"),
+    })
+}
+
+fn remap(subject: &Subject<'_>) -> Attempt {
+    if let Err(verdict) = subject.working(1)? {
+        return Ok(verdict);
+    }
+    let without = BackendFeatures::all() - BackendFeatures::IOTLB_PERSIST;
+    let mut netdev = subject.start(without)?;
+    if !matches!(exercise(&mut netdev, 3), Moved::All) {
+        return Ok(skipped("the device moves no frames: see memory.reach"));
+    }
+    let mut netdev = netdev.restart(Iotlb::remap_after_reset)?;
+    Ok(match exercise(&mut netdev, 3) {
+        Moved::All => noted("unmapped and mapped once more"),
+        _ => fail("after a reset and new mappings the device does nothing with its rings"),
+    })
+}

@@ -1,0 +1,167 @@
+//! Suspend, ring state and resume.
+
+use std::time::Duration;
+
+use super::subject::{Moved, PATIENCE, Subject, drain, exercise};
+use super::{Attempt, Rule, Verdict, fail, noted, pass, quirk, skipped};
+use crate::device::Suspended;
+use crate::netdev::Netdev;
+use crate::probe::{expected_base, send_one, sentence};
+use crate::uapi::{self, BackendFeatures};
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        id: "suspend.stops",
+        rule: "a suspended device uses no buffer",
+        source: "include/uapi/linux/vhost.h: VHOST_VDPA_SUSPEND",
+        check: stops,
+    },
+    Rule {
+        id: "suspend.base",
+        rule: "the base of a suspended ring is what the device processed",
+        source: "include/uapi/linux/vhost.h: VHOST_GET_VRING_BASE, VHOST_VDPA_SUSPEND",
+        check: base,
+    },
+    Rule {
+        id: "suspend.base_round_trip",
+        rule: "a base that is written to a suspended ring is read back",
+        source: "drivers/vhost/vdpa.c: VHOST_SET_VRING_BASE, VHOST_GET_VRING_BASE",
+        check: round_trip,
+    },
+    Rule {
+        id: "suspend.resume",
+        rule: "a resumed device goes on where it stopped, with what waited",
+        source: "include/uapi/linux/vhost.h: VHOST_VDPA_RESUME",
+        check: resume,
+    },
+    Rule {
+        id: "suspend.not_running",
+        rule: "a device that does not run cannot be suspended",
+        source: "drivers/vhost/vdpa.c: vhost_vdpa_suspend",
+        check: not_running,
+    },
+];
+
+/// How long a suspended device is watched.
+const WATCH: Duration = Duration::from_millis(200);
+/// Frames before the suspend: no power of two.
+const FRAMES: usize = 37;
+
+/// A device that has sent frames and was suspended.
+fn suspended(
+    subject: &Subject<'_>,
+) -> Result<Result<Netdev<Suspended>, Verdict>, Box<dyn std::error::Error>> {
+    let netdev = match subject.working(FRAMES)? {
+        Ok(netdev) => netdev,
+        Err(verdict) => return Ok(Err(verdict)),
+    };
+    if !netdev.device.can_suspend() {
+        return Ok(Err(skipped("SUSPEND is not offered")));
+    }
+    match netdev.suspend() {
+        Ok(suspended) => Ok(Ok(suspended)),
+        Err(failed) => Err(failed.error.into()),
+    }
+}
+
+fn stops(subject: &Subject<'_>) -> Attempt {
+    let mut netdev = match suspended(subject)? {
+        Ok(netdev) => netdev,
+        Err(verdict) => return Ok(verdict),
+    };
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
+        return Ok(fail("there is no queue pair"));
+    };
+    send_one(&mut pair.transmit)?;
+    Ok(if drain(&mut pair.transmit, WATCH)? {
+        fail("a frame that was sent after the suspend was taken")
+    } else {
+        noted(format!("watched for {WATCH:?}"))
+    })
+}
+
+fn base(subject: &Subject<'_>) -> Attempt {
+    let netdev = match suspended(subject)? {
+        Ok(netdev) => netdev,
+        Err(verdict) => return Ok(verdict),
+    };
+    let Some(queue) = netdev
+        .driver
+        .pairs
+        .first()
+        .map(|pair| pair.transmit.queue())
+    else {
+        return Ok(fail("there is no queue pair"));
+    };
+    let expected = expected_base(queue.positions(), netdev.device.is_packed());
+    Ok(match netdev.device.vring_base(queue.index()) {
+        Ok(base) if base == expected => noted(format!("{base:?}")),
+        Ok(base) => fail(format!("{base:?}, and {expected:?} were processed")),
+        Err(error) => skipped(format!("no ring state: {}", sentence(&error))),
+    })
+}
+
+fn round_trip(subject: &Subject<'_>) -> Attempt {
+    let netdev = match suspended(subject)? {
+        Ok(netdev) => netdev,
+        Err(verdict) => return Ok(verdict),
+    };
+    let index = 1;
+    let before = match netdev.device.vring_base(index) {
+        Ok(base) => base,
+        Err(error) => return Ok(skipped(format!("no ring state: {}", sentence(&error)))),
+    };
+    let set = netdev.device.raw().set_vring_state(
+        uapi::set_vring_base(),
+        u32::from(index),
+        before.to_kernel(),
+    );
+    if let Err(error) = set {
+        return Ok(fail(format!("its own base is refused: {error}")));
+    }
+    let after = netdev.device.vring_base(index)?;
+    Ok(if before == after {
+        pass()
+    } else {
+        fail(format!("{before:?} was written and {after:?} is read"))
+    })
+}
+
+fn resume(subject: &Subject<'_>) -> Attempt {
+    let mut netdev = match suspended(subject)? {
+        Ok(netdev) => netdev,
+        Err(verdict) => return Ok(verdict),
+    };
+    if !netdev
+        .device
+        .backend_features()
+        .contains(BackendFeatures::RESUME)
+    {
+        return Ok(skipped("RESUME is not offered"));
+    }
+    if let Some(pair) = netdev.driver.pairs.first_mut() {
+        send_one(&mut pair.transmit)?;
+    }
+    let mut netdev = netdev.resume().map_err(|failed| failed.error)?;
+    if let Some(pair) = netdev.driver.pairs.first_mut()
+        && !drain(&mut pair.transmit, PATIENCE)?
+    {
+        return Ok(fail("a frame that waited is not taken after the resume"));
+    }
+    Ok(match exercise(&mut netdev, FRAMES) {
+        Moved::All => pass(),
+        _ => fail("frames stop after the resume"),
+    })
+}
+
+fn not_running(subject: &Subject<'_>) -> Attempt {
+    let (device, _iotlb) = subject.negotiate()?;
+    if !device.backend_features().contains(BackendFeatures::SUSPEND) {
+        return Ok(skipped("SUSPEND is not offered"));
+    }
+    Ok(if device.raw().call(uapi::suspend()).is_ok() {
+        quirk("the kernel says success and does nothing: whoever suspends must know that it runs")
+    } else {
+        pass()
+    })
+}

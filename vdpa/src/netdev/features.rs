@@ -1,0 +1,99 @@
+//! What a caller may ask for, and which features that makes.
+
+use virtio_bindings::virtio_config as config;
+use virtio_bindings::virtio_net as net;
+use virtio_bindings::virtio_ring as ring;
+
+/// How a packet lies in its descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Chains {
+    /// Header and frame in one descriptor.
+    #[default]
+    Single,
+    /// A descriptor for the header and one for the frame.
+    Pair,
+    /// As [`Chains::Pair`], in an indirect table; like that where
+    /// INDIRECT_DESC is not negotiated.
+    Indirect,
+}
+
+/// How a queue is kicked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Kick {
+    /// By a store to the queue's doorbell if it has one, else by eventfd.
+    #[default]
+    Doorbell,
+    /// By eventfd.
+    Eventfd,
+}
+
+/// What a driver wants of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Queue pairs; more than one needs MQ and a control queue.
+    pub pairs: u16,
+    /// Entries of each ring at most; rounded down to a power of two that the
+    /// device takes.
+    pub ring_size: u16,
+    /// Mask of features not to negotiate although the device offers them.
+    pub withhold: u64,
+    /// How packets lie in descriptors.
+    pub chains: Chains,
+    /// How queues are kicked.
+    pub kick: Kick,
+}
+
+impl Default for Options {
+    /// One pair, 256 entries, all features, one descriptor for each packet, doorbells.
+    fn default() -> Self {
+        Self {
+            pairs: 1,
+            ring_size: 256,
+            withhold: 0,
+            chains: Chains::default(),
+            kick: Kick::default(),
+        }
+    }
+}
+
+/// What this driver can do. MRG_RXBUF and offloads are not among it.
+const SUPPORTED: u64 = 1 << config::VIRTIO_F_VERSION_1
+    | 1 << config::VIRTIO_F_RING_PACKED
+    | 1 << config::VIRTIO_F_IN_ORDER
+    | 1 << ring::VIRTIO_RING_F_EVENT_IDX
+    | 1 << ring::VIRTIO_RING_F_INDIRECT_DESC
+    | 1 << net::VIRTIO_NET_F_MAC
+    | 1 << net::VIRTIO_NET_F_MTU
+    | 1 << net::VIRTIO_NET_F_STATUS
+    | 1 << net::VIRTIO_NET_F_CTRL_VQ
+    | 1 << net::VIRTIO_NET_F_MQ;
+
+impl Options {
+    /// The features to negotiate with a device that offers `offered`.
+    #[must_use]
+    pub fn features(&self, offered: u64) -> u64 {
+        let mut features = offered & SUPPORTED & !self.withhold;
+        let control = features & (1 << net::VIRTIO_NET_F_CTRL_VQ) != 0;
+        if self.pairs < 2 || !control {
+            features &= !(1 << net::VIRTIO_NET_F_MQ);
+        }
+        features
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_queues_only_where_they_are_wanted_and_can_be_set() {
+        let mq = 1 << net::VIRTIO_NET_F_MQ;
+        let control = 1 << net::VIRTIO_NET_F_CTRL_VQ;
+        let mut options = Options::default();
+        assert_eq!(options.features(u64::MAX) & mq, 0);
+        options.pairs = 2;
+        assert_eq!(options.features(u64::MAX), SUPPORTED);
+        options.withhold = control;
+        assert_eq!(options.features(u64::MAX) & (mq | control), 0);
+    }
+}

@@ -1,0 +1,404 @@
+//! Bringing a device up, and its transitions afterwards.
+
+use std::sync::Arc;
+
+use super::HEADER_LEN;
+use super::config::NetConfig;
+use super::error::{NetdevError, StartError, TransitionFailed};
+use super::features::{Chains, Kick, Options};
+use super::queue::{Parts, Virtqueue};
+use super::receive::RxQueue;
+use super::transmit::TxQueue;
+use crate::control_queue::queue::ANSWER_TIMEOUT;
+use crate::control_queue::{self, Answer, Command, ControlQueue, Placement};
+use crate::device::{Device, DeviceError, Failed, Negotiated, Owned, Running, Suspended};
+use crate::doorbell::DoorbellAnswer;
+use crate::iotlb::{Access, Iotlb, IotlbError, Mapping};
+use crate::iova::IovaRange;
+use crate::memory::{GuestMemory, SharedBuffer};
+use crate::ring::{RingFeatures, RingLayout};
+use crate::window::PrivateWindow;
+
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
+
+/// Bytes of the largest frame where the device does not say its MTU.
+const FRAME: u32 = 1518;
+/// Ethernet header and a VLAN tag, which the MTU does not count.
+const ETHERNET: u32 = 18;
+
+/// A receive and a transmit queue (virtio 1.3, 5.1.2).
+#[derive(Debug)]
+pub struct QueuePair {
+    /// Frames from the device.
+    pub receive: RxQueue,
+    /// Frames to the device.
+    pub transmit: TxQueue,
+}
+
+/// A network device that this process drives: the device in one of its states, and all
+/// that a driver has beside it. Both parts together keep the device running.
+///
+/// They are public so that somebody else may lead the device through its states for a
+/// while, as a relay does that changes the rings of a running device.
+#[derive(Debug)]
+pub struct Netdev<S = Running> {
+    /// The device.
+    pub device: Device<S>,
+    /// The driver.
+    pub driver: Driver,
+}
+
+/// The driver's side of a [`Netdev`].
+#[derive(Debug)]
+pub struct Driver {
+    /// What the device reaches.
+    pub iotlb: Iotlb,
+    /// Addresses for more of this process's memory.
+    pub window: PrivateWindow,
+    /// The control queue; `None` if CTRL_VQ is not negotiated.
+    pub control: Option<ControlQueue>,
+    /// The queue pairs in use, by index.
+    pub pairs: Vec<QueuePair>,
+    memory: Arc<SharedBuffer>,
+    plan: Plan,
+}
+
+/// What was decided when the device was first started.
+#[derive(Debug, Clone)]
+struct Plan {
+    options: Options,
+    features: u64,
+    config: NetConfig,
+    control_index: Option<u16>,
+    /// By queue index.
+    parts: Vec<Parts>,
+}
+
+impl Netdev<Running> {
+    /// Brings a device up: maps memory, negotiates, fills the receive rings, starts, and sets
+    /// the number of queue pairs. Nothing else may be mapped yet.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(
+        device: Device<Owned>,
+        mut iotlb: Iotlb,
+        options: &Options,
+    ) -> Result<Self, StartError> {
+        let device_id = device.device_id();
+        if device_id != VIRTIO_ID_NET {
+            return Err(StartError::NotNetwork { device_id });
+        }
+        let features = options.features(device.info().features);
+        let config = NetConfig::read(&device, features)?;
+        let (wanted, maximum) = (options.pairs, config.max_virtqueue_pairs);
+        if wanted == 0 || wanted > maximum {
+            return Err(StartError::Pairs { wanted, maximum });
+        }
+        let control_index = control_index(&device, features, maximum)?;
+
+        let parts = layout(&device, options, RingFeatures::of(features), &config)?;
+        let mut window = PrivateWindow::new(device.info().iova_range, 0)?;
+        let memory = memory(&parts, device.info().iova_range, &mut window)?;
+        map(&mut iotlb, &memory)?;
+        let control = match control_index {
+            Some(_) => {
+                let iova = window.allocate(ControlQueue::memory_size()?)?;
+                Some(ControlQueue::new(iova, RingFeatures::of(features))?)
+            }
+            None => None,
+        };
+        let plan = Plan {
+            options: *options,
+            features,
+            config,
+            control_index,
+            parts,
+        };
+        let mut driver = Driver {
+            iotlb,
+            window,
+            control,
+            pairs: Vec::new(),
+            memory,
+            plan,
+        };
+        let device = driver.negotiate(device)?;
+        driver.bring_up(device)
+    }
+
+    /// Resets the device and starts it again as it was, with empty rings in the same memory;
+    /// what was in flight is lost. `remap` is called in between and makes mappings again
+    /// where the reset took them ([`Iotlb::remap_after_reset`]).
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn restart(
+        self,
+        remap: impl FnOnce(&mut Iotlb) -> Result<(), IotlbError>,
+    ) -> Result<Self, StartError> {
+        let Self { device, mut driver } = self;
+        let device = device.reset().map_err(DeviceError::from)?;
+        remap(&mut driver.iotlb)?;
+        let device = driver.negotiate(device)?;
+        driver.bring_up(device)
+    }
+
+    /// Stops the device; what queues do waits.
+    ///
+    /// # Errors
+    /// As [`Device::suspend`]; everything comes back as it was.
+    pub fn suspend(self) -> Result<Netdev<Suspended>, TransitionFailed<Running>> {
+        self.transition(Device::suspend)
+    }
+}
+
+impl Netdev<Suspended> {
+    /// Lets the device go on. Each queue is kicked, for it may have waited.
+    ///
+    /// # Errors
+    /// As [`Device::resume`]; everything comes back as it was.
+    pub fn resume(self) -> Result<Netdev<Running>, TransitionFailed<Suspended>> {
+        let mut netdev = self.transition(Device::resume)?;
+        netdev.driver.kick_all();
+        Ok(netdev)
+    }
+}
+
+impl<S> Netdev<S> {
+    fn transition<T>(
+        self,
+        change: impl FnOnce(Device<S>) -> Result<Device<T>, Failed<S>>,
+    ) -> Result<Netdev<T>, TransitionFailed<S>> {
+        let Self { device, driver } = self;
+        match change(device) {
+            Ok(device) => Ok(Netdev { device, driver }),
+            Err(Failed { device, error }) => Err(TransitionFailed {
+                netdev: device.map(|device| Box::new(Self { device, driver })),
+                error,
+            }),
+        }
+    }
+}
+
+impl Driver {
+    /// The configuration as it was when the device was started.
+    #[must_use]
+    pub fn config(&self) -> &NetConfig {
+        &self.plan.config
+    }
+
+    /// Where the device sees rings and buffers; [`Driver::guest_memory`] has the same addresses.
+    #[must_use]
+    pub fn range(&self) -> IovaRange {
+        self.memory.range()
+    }
+
+    /// Rings and buffers as a guest's memory.
+    ///
+    /// # Errors
+    /// [`NetdevError::Memory`].
+    pub fn guest_memory(&self) -> Result<Arc<GuestMemory>, NetdevError> {
+        Ok(Arc::new(self.memory.as_guest_memory()?))
+    }
+
+    /// First half of a start after a reset, with memory mapped: negotiates the same features
+    /// and sets the control queue up, empty. Data queues are not touched: they are for whoever
+    /// leads the device. [`Driver::set_pairs`] is the other half, once the device runs.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, StartError> {
+        let plan = &self.plan;
+        let mut device = device.negotiate(plan.features).map_err(DeviceError::from)?;
+        if let (Some(index), Some(control)) = (plan.control_index, &mut self.control) {
+            control.restart(RingFeatures::of(plan.features))?;
+            set_control(&mut device, index, control, &mut self.iotlb)?;
+        }
+        Ok(device)
+    }
+
+    /// Tells a device that runs how many queue pairs are in use, where there are several.
+    ///
+    /// # Errors
+    /// [`StartError::Control`], [`StartError::PairsRefused`].
+    pub fn set_pairs(&mut self) -> Result<(), StartError> {
+        let pairs = self.plan.options.pairs;
+        // Several pairs are negotiated together with a control queue only.
+        let Some(control) = self.control.as_mut().filter(|_| pairs > 1) else {
+            return Ok(());
+        };
+        match control.execute(&Command::VqPairsSet(pairs), ANSWER_TIMEOUT)? {
+            Answer::Ok => Ok(()),
+            answer => Err(StartError::PairsRefused { pairs, answer }),
+        }
+    }
+
+    /// Kicks every queue: after a change of rings or eventfds a kick may have been lost.
+    pub fn kick_all(&mut self) {
+        for pair in &mut self.pairs {
+            for queue in [pair.receive.queue_mut(), pair.transmit.queue_mut()] {
+                if let Err(error) = queue.force_kick() {
+                    tracing::warn!(queue = queue.index(), %error, "a queue cannot be kicked");
+                }
+            }
+        }
+    }
+
+    /// New queues, and go.
+    fn bring_up(mut self, mut device: Device<Negotiated>) -> Result<Netdev, StartError> {
+        // Their rings are zeroed when new ones take their place.
+        self.pairs.clear();
+        self.pairs = queues(
+            &mut device,
+            &self.plan.options,
+            &self.memory,
+            &self.plan.parts,
+        )?;
+        let device = device.start().map_err(DeviceError::from)?;
+        for pair in &mut self.pairs {
+            pair.receive.queue_mut().force_kick()?;
+        }
+        self.set_pairs()?;
+        let driver = self;
+        Ok(Netdev { device, driver })
+    }
+}
+
+/// Where the control queue is, checked.
+fn control_index(
+    device: &Device<Owned>,
+    features: u64,
+    pairs: u16,
+) -> Result<Option<u16>, StartError> {
+    let queues = device.info().queue_count();
+    let data = pairs.checked_mul(2).filter(|&data| data <= queues);
+    let wrong = StartError::ControlQueue { pairs, queues };
+    if data.is_none() {
+        return Err(wrong);
+    }
+    if features & (1 << VIRTIO_NET_F_CTRL_VQ) == 0 {
+        return Ok(None);
+    }
+    match control_queue::queue_index(features, pairs) {
+        Some(index) if index < queues => Ok(Some(index)),
+        _ => Err(wrong),
+    }
+}
+
+/// Where each queue's parts go, by queue index.
+fn layout(
+    device: &Device<Owned>,
+    options: &Options,
+    ring: RingFeatures,
+    config: &NetConfig,
+) -> Result<Vec<Parts>, StartError> {
+    let frame = config.mtu.map_or(FRAME, |mtu| u32::from(mtu) + ETHERNET);
+    // At most 128 KiB, so no overflow.
+    let slot_size = (frame.max(FRAME) + HEADER_LEN).next_power_of_two();
+    let mut parts = Vec::new();
+    let mut end = 0;
+    for queue in 0..2 * options.pairs {
+        let maximum = device.info().queue(queue)?.max_size;
+        let size = options.ring_size.min(maximum).max(1);
+        // The kernel takes powers of two only, for packed rings as well.
+        let size = 1 << size.ilog2();
+        let layout = RingLayout::new(ring.format(), size).map_err(NetdevError::from)?;
+        let one = Parts::new(layout, slot_size, end).ok_or(NetdevError::Memory {
+            source: crate::memory::SharedBufferError::Shape { iova: 0, size: end },
+        })?;
+        end = one.end;
+        parts.push(one);
+    }
+    Ok(parts)
+}
+
+/// One buffer for all: at this process's addresses if the device reaches them.
+fn memory(
+    parts: &[Parts],
+    reachable: IovaRange,
+    window: &mut PrivateWindow,
+) -> Result<Arc<SharedBuffer>, StartError> {
+    let size = parts.last().map_or(0, |last| last.end);
+    let elsewhere = window.allocate(size)?;
+    let private = window.range();
+    let fits = |own: &IovaRange| reachable.contains(own) && !private.overlaps(own);
+    let memory = SharedBuffer::placed(size, |own| if fits(&own) { own.first() } else { elsewhere })
+        .map_err(NetdevError::from)?;
+    if memory.range().first() != elsewhere {
+        window.release(elsewhere);
+    }
+    Ok(Arc::new(memory))
+}
+
+fn map(iotlb: &mut Iotlb, memory: &Arc<SharedBuffer>) -> Result<(), StartError> {
+    let range = memory.range();
+    let mapping = Mapping {
+        region: Arc::clone(memory) as _,
+        offset: 0,
+        access: Access::ReadWrite,
+    };
+    let mut batch = iotlb.batch(0)?;
+    batch.map(range.first(), range.size().unwrap_or(0), mapping)?;
+    Ok(batch.commit()?)
+}
+
+fn set_control(
+    device: &mut Device<Negotiated>,
+    index: u16,
+    control: &ControlQueue,
+    iotlb: &mut Iotlb,
+) -> Result<(), StartError> {
+    // Only now: which group the queue is in may depend on the features.
+    let placement = Placement::choose(device.info(), device.backend_features(), index);
+    let mapped = iotlb
+        .address_space(placement.asid())
+        .is_some_and(|space| space.get(control.range().first()).is_some());
+    if !mapped {
+        control.map(iotlb, placement.asid())?;
+    }
+    if let Placement::OwnAddressSpace { group, asid } = placement {
+        device.set_group_asid(group, asid)?;
+    }
+    device.set_vring(index, &control.vring_config(), &[control.range()])?;
+    device.enable_vring(index)?;
+    Ok(())
+}
+
+fn queues(
+    device: &mut Device<Negotiated>,
+    options: &Options,
+    memory: &Arc<SharedBuffer>,
+    parts: &[Parts],
+) -> Result<Vec<QueuePair>, StartError> {
+    let features = device.features();
+    let ring = RingFeatures::of(features);
+    let indirect = features & (1 << VIRTIO_RING_F_INDIRECT_DESC) != 0;
+    let chains = match options.chains {
+        Chains::Indirect if !indirect => Chains::Pair,
+        chains => chains,
+    };
+    let mut made = Vec::new();
+    for (index, &parts) in (0..=u16::MAX).zip(parts) {
+        let mut queue = Virtqueue::new(index, Arc::clone(memory), parts, ring, chains)?;
+        device.set_vring(index, &queue.vring_config(), &[memory.range()])?;
+        if options.kick == Kick::Doorbell
+            && let DoorbellAnswer::Mapped(doorbell) = device.map_doorbell(index)?
+        {
+            queue.set_doorbell(doorbell);
+        }
+        device.enable_vring(index)?;
+        made.push(queue);
+    }
+    let mut pairs = Vec::new();
+    let mut made = made.into_iter();
+    while let (Some(receive), Some(transmit)) = (made.next(), made.next()) {
+        pairs.push(QueuePair {
+            receive: RxQueue::new(receive)?,
+            transmit: TxQueue::new(transmit),
+        });
+    }
+    Ok(pairs)
+}

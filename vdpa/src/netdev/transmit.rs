@@ -1,0 +1,133 @@
+//! Transmitting.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::HEADER_LEN;
+use super::error::NetdevError;
+use super::queue::Virtqueue;
+use crate::ring::Direction;
+
+/// A transmit queue.
+#[derive(Debug)]
+pub struct TxQueue {
+    queue: Virtqueue,
+}
+
+/// No offload is asked for: `flags`, `gso_type` and all else are 0.
+const HEADER: [u8; 12] = [0; 12];
+
+impl TxQueue {
+    pub(super) fn new(queue: Virtqueue) -> Self {
+        Self { queue }
+    }
+
+    /// Copies a frame into the ring; `false`: the ring is full, as it is until the
+    /// device gives buffers back. The device may not look before [`TxQueue::flush`].
+    ///
+    /// # Errors
+    /// [`NetdevError::FrameLength`] for a frame that is empty or too long;
+    /// [`NetdevError::Ring`] if the device broke the ring.
+    pub fn send(&mut self, frame: &[u8]) -> Result<bool, NetdevError> {
+        let maximum = self.queue.frame_max();
+        let len = u32::try_from(frame.len())
+            .ok()
+            .filter(|len| (1..=maximum).contains(len))
+            .ok_or(NetdevError::FrameLength {
+                len: frame.len(),
+                maximum,
+            })?;
+        let slot = match self.queue.take_slot() {
+            Some(slot) => slot,
+            None => {
+                self.reap()?;
+                match self.queue.take_slot() {
+                    Some(slot) => slot,
+                    None => return Ok(false),
+                }
+            }
+        };
+        let offset = self.queue.offset(slot);
+        self.queue.memory().write(offset, &HEADER)?;
+        self.queue
+            .memory()
+            .write(offset + u64::from(HEADER_LEN), frame)?;
+        if let Err(error) = self.queue.post(slot, len, Direction::DeviceReads) {
+            self.queue.give_slot(slot);
+            return Err(error);
+        }
+        self.queue.counters.bytes += u64::from(len);
+        Ok(true)
+    }
+
+    /// Kicks the device for all that was sent, if it wants that.
+    ///
+    /// # Errors
+    /// [`NetdevError::Ring`], [`NetdevError::Event`].
+    pub fn flush(&mut self) -> Result<(), NetdevError> {
+        self.queue.kick_if_wanted()
+    }
+
+    /// Sends frames until the ring is full, with one kick; gives how many.
+    ///
+    /// # Errors
+    /// As [`TxQueue::send`] and [`TxQueue::flush`]; frames before a wrong one are sent.
+    pub fn send_burst<'a>(
+        &mut self,
+        frames: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<usize, NetdevError> {
+        let mut sent = 0;
+        let mut result = Ok(());
+        for frame in frames {
+            match self.send(frame) {
+                Ok(true) => sent += 1,
+                Ok(false) => break,
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        if sent > 0 {
+            self.flush()?;
+        }
+        result.map(|()| sent)
+    }
+
+    /// Takes back the buffers that the device is done with; gives their number.
+    ///
+    /// # Errors
+    /// [`NetdevError::Ring`] if the device broke the ring.
+    pub fn reap(&mut self) -> Result<usize, NetdevError> {
+        let mut count = 0;
+        while let Some((slot, _)) = self.queue.pop()? {
+            self.queue.give_slot(slot);
+            self.queue.counters.packets += 1;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Bytes of the largest frame that can be sent.
+    #[must_use]
+    pub fn frame_max(&self) -> u32 {
+        self.queue.frame_max()
+    }
+
+    /// What both directions have.
+    #[must_use]
+    pub fn queue(&self) -> &Virtqueue {
+        &self.queue
+    }
+
+    /// As [`TxQueue::queue`].
+    pub fn queue_mut(&mut self) -> &mut Virtqueue {
+        &mut self.queue
+    }
+}
+
+impl AsFd for TxQueue {
+    /// Readable when buffers may have come back.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.queue.call_fd()
+    }
+}

@@ -1,0 +1,360 @@
+//! The checks of a probe, each a try with a result.
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::echo::{self, FRAMES};
+use super::{Identity, ProbeOptions};
+use crate::control_queue::MacAddress;
+use crate::device::{Device, Owned, Running, Suspended, VringBase};
+use crate::doorbell::NoDoorbell;
+use crate::iotlb::Iotlb;
+use crate::netdev::{Kick, Netdev, NetdevError, Options, TransitionFailed, TxQueue};
+
+/// How long a device may take for one frame.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A frame to nobody: a locally administered address that no device of ours has.
+const NOBODY: MacAddress = [0x02, 0xfe, 0xed, 0xfe, 0xed, 0x01];
+
+/// How a check ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It works.
+    Ok,
+    /// It does not.
+    Failed,
+    /// The device does not offer it.
+    NotOffered,
+    /// Nothing can be said; the detail says why.
+    Inconclusive,
+}
+
+/// A check and its result.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Check {
+    /// What was tried, one word or two.
+    pub name: &'static str,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// What was seen, or why not.
+    pub detail: String,
+    /// How long it took.
+    pub milliseconds: u64,
+}
+
+/// A result without its name and time.
+type Result = std::result::Result<(Outcome, String), Box<dyn Error>>;
+
+fn ok(detail: impl Into<String>) -> Result {
+    Ok((Outcome::Ok, detail.into()))
+}
+
+fn failed(detail: impl Into<String>) -> Result {
+    Ok((Outcome::Failed, detail.into()))
+}
+
+fn not_offered(detail: impl Into<String>) -> Result {
+    Ok((Outcome::NotOffered, detail.into()))
+}
+
+fn inconclusive(detail: impl Into<String>) -> Result {
+    Ok((Outcome::Inconclusive, detail.into()))
+}
+
+/// An error with its causes, on one line.
+pub(crate) fn sentence(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+/// Collects results.
+struct Runner<'a> {
+    checks: Vec<Check>,
+    progress: &'a mut dyn FnMut(&str),
+}
+
+impl Runner<'_> {
+    fn check(&mut self, name: &'static str, attempt: impl FnOnce() -> Result) {
+        (self.progress)(name);
+        let begin = Instant::now();
+        let (outcome, detail) = match attempt() {
+            Ok(result) => result,
+            Err(error) => (Outcome::Failed, sentence(error.as_ref())),
+        };
+        let milliseconds = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.checks.push(Check {
+            name,
+            outcome,
+            detail,
+            milliseconds,
+        });
+    }
+}
+
+/// All checks of a network device; of another one only that it is none.
+pub(super) fn all(
+    device: Device<Owned>,
+    iotlb: Iotlb,
+    identity: &Identity,
+    options: &ProbeOptions,
+    progress: &mut dyn FnMut(&str),
+) -> Vec<Check> {
+    let mut runner = Runner {
+        checks: Vec::new(),
+        progress,
+    };
+    let Some(network) = &identity.network else {
+        runner.check("start", || {
+            inconclusive("not a network device: only what it says of itself was asked")
+        });
+        return runner.checks;
+    };
+    let missing = device.missing_doorbell(1);
+    let mut running = None;
+    runner.check("start", || {
+        let netdev = Netdev::start(device, iotlb, &Options::default())?;
+        let format = if netdev.device.is_packed() {
+            "packed"
+        } else {
+            "split"
+        };
+        let entries = netdev
+            .driver
+            .pairs
+            .first()
+            .map_or(0, |pair| pair.transmit.queue().size());
+        let result = ok(format!("{format} rings of {entries} entries"));
+        running = Some(netdev);
+        result
+    });
+    let Some(mut netdev) = running else {
+        return runner.checks;
+    };
+    runner.check("traffic", || {
+        traffic(&mut netdev, network.mac, network.link, options)
+    });
+    runner.check("doorbell", || doorbell(&mut netdev, missing?));
+    runner.check("interrupt", || interrupt(&mut netdev));
+    suspension(&mut runner, netdev);
+    runner.checks
+}
+
+fn traffic(
+    netdev: &mut Netdev,
+    own: Option<MacAddress>,
+    link: Option<bool>,
+    options: &ProbeOptions,
+) -> Result {
+    let Some(own) = own else {
+        return inconclusive("the device has no address of its own to send from");
+    };
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
+        return failed("there is no queue pair");
+    };
+    let done = echo::exchange(pair, options.peer.unwrap_or(own), own, options.traffic)?;
+    let (sent, returned) = (done.sent, done.returned);
+    let completed = pair.transmit.queue().counters().packets;
+    if done.wrong > 0 {
+        return failed(format!("{} of {sent} frames came back damaged", done.wrong));
+    }
+    if returned == FRAMES {
+        return ok(format!("{returned} frames came back unchanged"));
+    }
+    if returned > 0 && options.peer.is_none() && returned < sent / 2 {
+        return failed(format!("only {returned} of {sent} frames came back"));
+    }
+    if returned > 0 {
+        return ok(format!(
+            "{returned} of {sent} frames came back unchanged in the time given"
+        ));
+    }
+    if completed == 0 {
+        return failed(format!(
+            "{sent} frames were given to the device and it took none"
+        ));
+    }
+    if options.peer.is_some() {
+        return failed(format!(
+            "sent {sent} frames, nothing came back from the peer: does it echo, and is it on \
+             the same network?"
+        ));
+    }
+    let down = if link == Some(false) {
+        "; the link is down"
+    } else {
+        ""
+    };
+    inconclusive(format!(
+        "sent, nothing came back (no loopback: normal on a switch{down})"
+    ))
+}
+
+/// Waits until the device has given all buffers back; `false`: it did not.
+fn drained(transmit: &mut TxQueue) -> std::result::Result<bool, NetdevError> {
+    let begin = Instant::now();
+    while transmit.queue().outstanding() > 0 {
+        transmit.reap()?;
+        if begin.elapsed() > PATIENCE {
+            return Ok(false);
+        }
+        std::thread::yield_now();
+    }
+    Ok(true)
+}
+
+/// Sends one frame to nobody, kicking in any case.
+pub(crate) fn send_one(transmit: &mut TxQueue) -> std::result::Result<bool, NetdevError> {
+    let mut frame = [0; 60];
+    frame[..6].copy_from_slice(&NOBODY);
+    frame[6..12].copy_from_slice(&NOBODY);
+    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+    let taken = transmit.send(&frame)?;
+    // Together with the decision, which must not be left for the next one.
+    transmit.flush()?;
+    transmit.queue_mut().force_kick()?;
+    Ok(taken)
+}
+
+fn doorbell(netdev: &mut Netdev, missing: Option<NoDoorbell>) -> Result {
+    if let Some(why) = missing {
+        return not_offered(why.to_string());
+    }
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
+        return failed("there is no queue pair");
+    };
+    let transmit = &mut pair.transmit;
+    drained(transmit)?;
+    if transmit.queue_mut().set_kick_by(Kick::Doorbell) != Kick::Doorbell {
+        return failed("it was offered and could not be mapped with the features negotiated");
+    }
+    if send_one(transmit)? && drained(transmit)? {
+        ok("mapped, and a store was seen")
+    } else {
+        failed("mapped, but the device did nothing for a store within 2 s")
+    }
+}
+
+fn interrupt(netdev: &mut Netdev) -> Result {
+    let Some(pair) = netdev.driver.pairs.first_mut() else {
+        return failed("there is no queue pair");
+    };
+    let transmit = &mut pair.transmit;
+    drained(transmit)?;
+    transmit.queue_mut().clear_call()?;
+    transmit.queue_mut().enable_interrupts()?;
+    let begin = Instant::now();
+    send_one(transmit)?;
+    let called = wait(transmit, PATIENCE)?;
+    let elapsed = begin.elapsed();
+    transmit.queue_mut().disable_interrupts()?;
+    if called {
+        transmit.queue_mut().clear_call()?;
+        drained(transmit)?;
+        return ok(format!("{} µs after the kick", elapsed.as_micros()));
+    }
+    if drained(transmit)? {
+        failed("the device used a buffer and did not signal the call eventfd within 2 s")
+    } else {
+        failed("the device did not use a buffer within 2 s")
+    }
+}
+
+/// Whether the call eventfd is signalled in time.
+pub(crate) fn wait(transmit: &TxQueue, limit: Duration) -> std::result::Result<bool, NetdevError> {
+    let limit = Timespec::try_from(limit).unwrap_or(Timespec {
+        tv_sec: 2,
+        tv_nsec: 0,
+    });
+    let mut fds = [PollFd::new(transmit, PollFlags::IN)];
+    loop {
+        match poll(&mut fds, Some(&limit)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => {
+                let source = errno.into();
+                return Err(NetdevError::Event { source });
+            }
+        }
+    }
+}
+
+fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
+    let mut suspended = None;
+    runner.check("suspend", || {
+        if !netdev.device.can_suspend() {
+            return not_offered("the backend feature SUSPEND is not there");
+        }
+        if let Some(pair) = netdev.driver.pairs.first_mut() {
+            drained(&mut pair.transmit)?;
+        }
+        suspended = Some(netdev.suspend().map_err(plain::<Running>)?);
+        ok("")
+    });
+    let Some(suspended) = suspended else {
+        return;
+    };
+    runner.check("ring state", || ring_state(&suspended));
+    runner.check("resume", || {
+        if !suspended
+            .device
+            .backend_features()
+            .contains(crate::uapi::BackendFeatures::RESUME)
+        {
+            return not_offered("the backend feature RESUME is not there");
+        }
+        let mut netdev = suspended.resume().map_err(plain::<Suspended>)?;
+        let Some(pair) = netdev.driver.pairs.first_mut() else {
+            return failed("there is no queue pair");
+        };
+        if send_one(&mut pair.transmit)? && drained(&mut pair.transmit)? {
+            ok("frames go on")
+        } else {
+            failed("the device takes no frame after it")
+        }
+    });
+}
+
+/// The failure without the device, which the caller has no use for.
+fn plain<S: std::fmt::Debug>(failed: TransitionFailed<S>) -> crate::device::DeviceError {
+    failed.error
+}
+
+fn ring_state(netdev: &Netdev<Suspended>) -> Result {
+    let Some(queue) = netdev
+        .driver
+        .pairs
+        .first()
+        .map(|pair| pair.transmit.queue())
+    else {
+        return failed("there is no queue pair");
+    };
+    match netdev.device.vring_base(queue.index()) {
+        Ok(base) if base == expected_base(queue.positions(), netdev.device.is_packed()) => {
+            ok(format!("{base:?}"))
+        }
+        Ok(base) => failed(format!(
+            "the device says {base:?} and the driver stands at {:?}",
+            queue.positions()
+        )),
+        Err(error) => not_offered(sentence(&error)),
+    }
+}
+
+/// Where a device stands that has done everything: where the driver does.
+pub(crate) fn expected_base(positions: (u16, u16), packed: bool) -> VringBase {
+    let (available, used) = positions;
+    let number = u32::from(available) | u32::from(used) << 16;
+    match VringBase::from_kernel(number, true) {
+        Some(base) if packed => base,
+        _ => VringBase::Split { index: available },
+    }
+}

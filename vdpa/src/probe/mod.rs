@@ -1,0 +1,84 @@
+//! What a device is, and whether it works: for `bellhop probe`.
+//!
+//! ```text
+//!   probe(path) --> Identity        asked, nothing is started
+//!               --> [Check]         tried one after the other on the running device:
+//!                     start, traffic, doorbell, interrupt, suspend, ring state, resume
+//! ```
+//! A check that cannot be made because an earlier one failed says so. The module knows
+//! how to try things; it must not know how a result is shown.
+
+mod checks;
+mod echo;
+mod identity;
+mod sysfs;
+
+use std::path::Path;
+use std::time::Duration;
+
+pub use self::checks::{Check, Outcome};
+pub(crate) use self::checks::{expected_base, send_one, sentence, wait};
+pub use self::identity::{Feature, Identity, Queue};
+pub use self::sysfs::Place;
+use crate::control_queue::MacAddress;
+use crate::device::{Device, DeviceError, OpenError};
+
+/// How to probe.
+#[derive(Debug, Clone, Copy)]
+pub struct ProbeOptions {
+    /// Where frames go; the device's own address if `None`. A peer is to send them back.
+    pub peer: Option<MacAddress>,
+    /// How long frames are sent at most.
+    pub traffic: Duration,
+}
+
+/// All that was found.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Report {
+    /// What the device says of itself.
+    pub identity: Identity,
+    /// What was tried, in this order.
+    pub checks: Vec<Check>,
+}
+
+impl Report {
+    /// Whether no check failed.
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        self.checks
+            .iter()
+            .all(|check| check.outcome != Outcome::Failed)
+    }
+}
+
+/// Why a device can't be probed at all.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// It can't be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// It does not answer the first questions.
+    #[error("the device cannot be asked what it is")]
+    Ask {
+        /// What it refused.
+        #[source]
+        source: DeviceError,
+    },
+}
+
+/// Probes the device at `path`, which is reset by it. `progress` is told what is being tried.
+///
+/// # Errors
+/// [`ProbeError`]; what fails later is in the report.
+pub fn probe(
+    path: &Path,
+    options: &ProbeOptions,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Report, ProbeError> {
+    let device = Device::open(path)?;
+    let ask = |source| ProbeError::Ask { source };
+    let (device, iotlb) = device.own().map_err(|failed| ask(failed.error))?;
+    let identity = Identity::of(path, &device).map_err(ask)?;
+    let checks = checks::all(device, iotlb, &identity, options, progress);
+    Ok(Report { identity, checks })
+}
