@@ -61,9 +61,9 @@ pub struct Equipment {
 impl Rig {
     /// The rig that an integration test target runs on, by its name.
     pub fn of_test(target: &str) -> Self {
-        if target.starts_with("hardware_sriov") {
+        if target.starts_with("hardware_sriov") || target.starts_with("rings_sriov") {
             Self::Sriov
-        } else if target.starts_with("hardware_labnic") {
+        } else if target.starts_with("hardware_labnic") || target.starts_with("rings_labnic") {
             Self::Labnic
         } else {
             Self::Sim
@@ -233,6 +233,9 @@ mod tests {
         assert_eq!(Rig::of_test("hardware_sriov"), Rig::Sriov);
         assert_eq!(Rig::of_test("hardware_sriov_mq"), Rig::Sriov);
         assert_eq!(Rig::of_test("hardware_labnic_doorbells"), Rig::Labnic);
+        assert_eq!(Rig::of_test("rings_labnic_transitions"), Rig::Labnic);
+        assert_eq!(Rig::of_test("rings_sriov"), Rig::Sriov);
+        assert_eq!(Rig::of_test("rings_sim"), Rig::Sim);
         assert_eq!(Rig::of_test("skeleton_lab"), Rig::Sim);
     }
 
