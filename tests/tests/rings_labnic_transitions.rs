@@ -395,7 +395,12 @@ fn run(variant: &Variant, changes: u32, seed: u32) -> Outcome {
         pump(&mut [&mut machine_a, &mut machine_b], || {
             threads.iter().all(|thread| thread.is_finished())
         });
-        threads.map(|thread| thread.join().unwrap())
+        threads.map(|thread| {
+            thread.join().unwrap_or_else(|_| {
+                let (a, b) = (machine_a.stands(), machine_b.stands());
+                panic!("after the last change of {variant:?}:\n{a}{b}")
+            })
+        })
     });
     // The device carried each command out once.
     for (machine, device) in [(&machine_a, &devices[0]), (&machine_b, &devices[1])] {
@@ -437,7 +442,7 @@ fn transitions_under_full_traffic_lose_nothing() {
     let (mut frames, mut slept, mut longest) = (0, 0, Duration::ZERO);
     for (seed, variant) in (1..).zip(&VARIANTS) {
         let begin = Instant::now();
-        let outcome = run(variant, changes, seed * 0x9e37_79b9);
+        let outcome = run(variant, changes, 0x9e37_79b9_u32.wrapping_mul(seed));
         let Cuts {
             transmit,
             receive_given,

@@ -1,6 +1,7 @@
 //! The VMM's side of one guest's device: it brings the device up with the guest's
 //! rings direct, changes how they reach it, and relays. No thread of its own.
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -32,6 +33,9 @@ const INDIRECT: u32 = 28;
 const CTRL_VQ: u32 = 17;
 /// For an answer of the control queue, on a machine under load.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Changes that are remembered for a report.
+const HISTORY: usize = 8;
 
 /// What a test wants of a device.
 #[derive(Debug, Clone, Copy)]
@@ -122,6 +126,8 @@ pub(crate) struct Machine {
     all_multicast: bool,
     /// Control commands carried out.
     pub(crate) commands: u32,
+    /// The last changes.
+    history: VecDeque<String>,
     /// How long each change took.
     pub(crate) times: Vec<Duration>,
 }
@@ -197,6 +203,7 @@ impl Machine {
             memory: Arc::clone(&guest.memory),
             all_multicast: true,
             commands: 0,
+            history: VecDeque::new(),
             times: Vec::new(),
         };
         let device = if how == Strategy::Direct {
@@ -283,6 +290,20 @@ impl Machine {
         dirty: &dyn Dirty,
     ) -> Result<(), Refused> {
         self.withdraw_doorbells(targets);
+        let from: Vec<_> = self
+            .ports
+            .iter()
+            .map(|port| self.strategy(port.view.queue))
+            .collect();
+        let stood: Vec<_> = (self.ports.iter())
+            .map(|port| (port.view.avail(), port.view.used()))
+            .collect();
+        self.history.push_back(format!(
+            "{from:?} at (avail, used) {stood:?} to {targets:?}"
+        ));
+        if self.history.len() > HISTORY {
+            self.history.pop_front();
+        }
         let before = Instant::now();
         let changed = self.set.change(self.device.take().unwrap(), targets, dirty);
         let took = before.elapsed();
@@ -423,7 +444,7 @@ impl Machine {
         Arc::clone(&self.memory)
     }
 
-    /// Which index stands where: the guest's rings, the device's base, the relays.
+    /// Which index stands where: the guest's rings, the device's base.
     pub(crate) fn stands(&mut self) -> String {
         let mut text = String::new();
         let bases: Vec<String> = match self.device.take().map(Device::suspend) {
@@ -443,7 +464,9 @@ impl Machine {
                 self.name
             );
         }
-        let _ = writeln!(text, "{}: {:?}", self.name, self.set);
+        for line in &self.history {
+            let _ = writeln!(text, "{}: {line}", self.name);
+        }
         text
     }
 }
