@@ -360,7 +360,7 @@ fn run(variant: &Variant, changes: u32, seed: u32) -> Outcome {
             cut(machine, variant, &mut random, &mut cuts);
             // Mostly any moment; now and then long enough for traffic to live on
             // its own kicks and interrupts.
-            let frames = if random.below(8) == 0 {
+            let frames = if random.below(16) == 0 {
                 200
             } else {
                 random.below(16) + 1
