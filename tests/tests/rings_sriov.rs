@@ -29,7 +29,7 @@ fn setup(event_idx: bool, doorbells: bool, start: u16) -> Setup {
     Setup {
         event_idx,
         indirect: true,
-        control: false,
+        control: true,
         doorbells,
         pairs: 1,
         start,
@@ -84,13 +84,23 @@ fn talk(
         ];
         let machines = &mut [&mut machine_a, &mut machine_b];
         let ended = || threads.iter().any(|thread| thread.is_finished());
+        let end = End(&stop);
         work(machines, &[to_b, to_a], &ended);
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         pump(machines, || {
             threads.iter().all(|thread| thread.is_finished())
         });
         threads.map(|thread| thread.join().unwrap())
     })
+}
+
+/// Ends the traffic, also when what drives it panics.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Both directions bring so many frames.

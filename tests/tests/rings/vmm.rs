@@ -169,7 +169,11 @@ impl Machine {
             &mut iotlb,
             &mut window,
         );
-        let control = queue_index(features, setup.pairs)
+        // struct virtio_net_config: max_virtqueue_pairs is at 8.
+        let mut most = [0; 2];
+        device.read_config(8, &mut most).unwrap();
+        let most = u16::from_le_bytes(most).max(1);
+        let control = queue_index(features, most)
             .filter(|_| features & (1 << CTRL_VQ) != 0)
             .map(|index| {
                 let iova = window
