@@ -326,6 +326,8 @@ impl Ring {
 pub(crate) struct Flow {
     pub(crate) sent: AtomicU32,
     pub(crate) received: AtomicU32,
+    /// Frames before this one are not waited for any more.
+    written_off: AtomicU32,
     done: AtomicBool,
 }
 
@@ -514,7 +516,11 @@ impl Guest {
         let (mac, peer, options) = (self.mac, self.peer, self.options);
         let this = &mut self.pairs[usize::from(pair)];
         let before = this.send;
-        while this.send.wrapping_sub(this.outward.received()) < options.window {
+        loop {
+            let written_off = this.outward.written_off.load(Ordering::Relaxed);
+            if this.send - this.outward.received().max(written_off) >= options.window {
+                break;
+            }
             let Some(descriptor) = this.free.pop() else {
                 break;
             };
@@ -614,7 +620,7 @@ impl Guest {
         if lossy && progress.elapsed() >= GIVE_UP {
             // What is out of the rings and did not arrive is lost: on with new ones.
             for pair in &self.pairs {
-                pair.outward.received.store(pair.send, Ordering::Relaxed);
+                pair.outward.written_off.store(pair.send, Ordering::Relaxed);
             }
         }
     }
