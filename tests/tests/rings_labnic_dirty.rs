@@ -1,6 +1,11 @@
 //! What relays report as written by the device, against the truth: all of guest
 //! memory compared before and after, and each frame when the guest meets it.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper that fails is a test that fails"
+)]
+
 #[path = "rings/mod.rs"]
 mod rings;
 

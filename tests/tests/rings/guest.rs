@@ -297,7 +297,7 @@ impl Ring {
         let descriptor = u16::try_from(id).unwrap();
         let given = self.given.get_mut(usize::from(descriptor));
         assert!(
-            given.is_some_and(|given| std::mem::take(given)),
+            given.is_some_and(std::mem::take),
             "chain {id} was used and not given; {}",
             self.stands()
         );

@@ -9,10 +9,6 @@
 //! The only things that pass between them are those that pass between a guest and a
 //! VMM (guest memory, kicks, interrupts) and the counts of [`guest::Flow`].
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a helper that fails is a test that fails"
-)]
 // Each test target has its own copy of this module and uses a part of it.
 #![allow(dead_code, reason = "not every test needs everything")]
 
