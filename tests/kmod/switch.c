@@ -179,7 +179,8 @@ static struct labnic_vq *receiver(struct labnic *nic, const struct labnic_vq *fr
 		return NULL;
 	}
 	vq = &nic->vqs[2 * (from->index / 2 % nic->pairs)];
-	if (!vq->live || !accepts(nic, eth, length)) {
+	/* Between two rings of a suspended port frames wait as well. */
+	if ((!vq->live && !nic->suspended) || !accepts(nic, eth, length)) {
 		nic->counters.filtered++;
 		return NULL;
 	}

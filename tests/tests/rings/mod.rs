@@ -1,0 +1,17 @@
+//! What the tests of relays share: two guests without a VM that send each
+//! other numbered frames, and the VMM's side of their devices.
+//!
+//! ```text
+//!   guest.rs  thread per guest: rings in guest memory, NAPI, watchdog
+//!   vmm.rs    the test's thread: relays, transitions, doorbells, control queue
+//!   frame.rs  what is sent and how it is checked
+//! ```
+//! The only things that pass between them are those that pass between a guest and a
+//! VMM (guest memory, kicks, interrupts) and the counts of [`guest::Flow`].
+
+// Each test target has its own copy of this module and uses a part of it.
+#![allow(dead_code, reason = "not every test needs everything")]
+
+pub(crate) mod frame;
+pub(crate) mod guest;
+pub(crate) mod vmm;

@@ -1,0 +1,499 @@
+//! The VMM's side of one guest's device: it brings the device up with the guest's
+//! rings direct, changes how they reach it, and relays. No thread of its own.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vdpa::control_queue::{Answer, Command, ControlQueue, Placement, RxMode, queue_index};
+use vdpa::device::{Device, Failed, Negotiated, Owned, Running, VringBase, VringConfig};
+use vdpa::doorbell::{Doorbell, DoorbellAnswer};
+use vdpa::iotlb::Iotlb;
+use vdpa::iova::IovaRange;
+use vdpa::memory::GuestMemory;
+use vdpa::relay::{
+    ChangeFailed, Dirty, Halted, Pause, RelaySet, RelayedQueue, Restart, Strategy, TransitionError,
+};
+use vdpa::ring::RingFeatures;
+use vdpa::uapi::BackendFeatures;
+use vdpa::window::PrivateWindow;
+
+use super::guest::{Guest, Notifier, RAM, SIZE, View};
+
+/// Features by number (virtio 1.3, 5.1.3 and 6): MTU, MAC, STATUS, INDIRECT_DESC,
+/// EVENT_IDX, VERSION_1, ACCESS_PLATFORM, and what belongs to the control queue.
+const DATA: u64 = 1 << 3 | 1 << 5 | 1 << 16 | 1 << 28 | 1 << EVENT_IDX | 1 << 32 | 1 << 33;
+const CONTROL: u64 = 1 << 17 | 1 << 18 | 1 << 22 | 1 << 23;
+const EVENT_IDX: u32 = 29;
+const INDIRECT: u32 = 28;
+const CTRL_VQ: u32 = 17;
+const MQ: u32 = 22;
+/// For an answer of the control queue, on a machine under load.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Changes that are remembered for a report.
+const HISTORY: usize = 8;
+
+/// What a test wants of a device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Setup {
+    pub(crate) event_idx: bool,
+    pub(crate) indirect: bool,
+    /// Drive the control queue, and all queue pairs with it.
+    pub(crate) control: bool,
+    /// Kick through doorbells where the device reads the guest's ring.
+    pub(crate) doorbells: bool,
+    /// Queue pairs.
+    pub(crate) pairs: u16,
+    /// Where all rings begin.
+    pub(crate) start: u16,
+    /// Backend features not to acknowledge.
+    pub(crate) without: BackendFeatures,
+}
+
+/// One of the guest's queues, as the VMM knows it.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) view: View,
+    pub(crate) notifier: Arc<Notifier>,
+    queue: RelayedQueue,
+    /// Taken from the guest while its ring is shadowed.
+    doorbell: Option<Doorbell>,
+}
+
+/// What a caller of [`RelaySet::restart`] does.
+#[derive(Debug)]
+struct Again {
+    iotlb: Iotlb,
+    features: u64,
+    pairs: u16,
+    control: Option<(ControlQueue, u16)>,
+}
+
+impl Again {
+    /// Sets the control queue up.
+    fn prepare(&mut self, device: &mut Device<Negotiated>) {
+        let Some((control, index)) = &mut self.control else {
+            return;
+        };
+        let placement = Placement::choose(device.info(), device.backend_features(), *index);
+        if let Placement::OwnAddressSpace { group, asid } = placement {
+            device.set_group_asid(group, asid).unwrap();
+        }
+        control.restart(RingFeatures::of(self.features)).unwrap();
+        device
+            .set_vring(*index, &control.vring_config(), &[control.range()])
+            .unwrap();
+        device.enable_vring(*index).unwrap();
+    }
+}
+
+impl Restart for Again {
+    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, Failed<Owned>> {
+        self.iotlb.remap_after_reset().unwrap();
+        let mut device = device.negotiate(self.features)?;
+        self.prepare(&mut device);
+        Ok(device)
+    }
+
+    fn replay(&mut self, _: &mut Device<Running>) -> Result<(), Box<dyn Error + Send + Sync>> {
+        // Also for one pair, as Linux does it: the device need not begin with one.
+        if let Some((control, _)) = &mut self.control
+            && self.features & (1 << MQ) != 0
+        {
+            let answer = control.execute(&Command::VqPairsSet(self.pairs), PATIENCE)?;
+            assert_eq!(answer, Answer::Ok);
+        }
+        Ok(())
+    }
+}
+
+/// Why a transition did not happen; the device runs as before.
+pub(crate) type Refused = TransitionError;
+
+/// A guest's device and its relays.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    name: &'static str,
+    device: Option<Device<Running>>,
+    set: RelaySet,
+    again: Again,
+    pub(crate) ports: Vec<Port>,
+    memory: Arc<GuestMemory>,
+    /// What AllMulticast is to be set to next.
+    all_multicast: bool,
+    /// Control commands carried out.
+    pub(crate) commands: u32,
+    /// The last changes.
+    history: VecDeque<String>,
+    /// How long each change took.
+    pub(crate) times: Vec<Duration>,
+}
+
+impl Machine {
+    /// A device whose queues are all direct, running.
+    pub(crate) fn start(name: &'static str, path: &Path, guest: &Guest, setup: Setup) -> Self {
+        Self::bring_up(name, path, guest, setup, Strategy::Direct)
+    }
+
+    /// A device whose queues are all reached so from the beginning.
+    pub(crate) fn bring_up(
+        name: &'static str,
+        path: &Path,
+        guest: &Guest,
+        setup: Setup,
+        how: Strategy,
+    ) -> Self {
+        let wanted = BackendFeatures::all() - setup.without;
+        let (device, mut iotlb) = Device::open(path).unwrap().own_with(wanted).unwrap();
+        iotlb.map_guest_memory(0, &guest.memory).unwrap();
+        let mut features = device.info().features & (DATA | CONTROL);
+        for (bit, keep) in [(EVENT_IDX, setup.event_idx), (INDIRECT, setup.indirect)] {
+            if !keep {
+                features &= !(1 << bit);
+            } else {
+                assert!(features & (1 << bit) != 0, "feature {bit} is not offered");
+            }
+        }
+        if !setup.control {
+            features &= !CONTROL;
+        }
+        let mut window = PrivateWindow::new(device.info().iova_range, RAM).unwrap();
+        let queues: Vec<RelayedQueue> = guest.rings().map(|ring| ring.relayed()).collect();
+        let set = RelaySet::new(
+            device.info(),
+            features,
+            queues.clone(),
+            &mut iotlb,
+            &mut window,
+        );
+        // struct virtio_net_config: max_virtqueue_pairs is at 8.
+        let mut most = [0; 2];
+        device.read_config(8, &mut most).unwrap();
+        let most = u16::from_le_bytes(most).max(1);
+        let control = queue_index(features, most)
+            .filter(|_| features & (1 << CTRL_VQ) != 0)
+            .map(|index| {
+                let iova = window
+                    .allocate(ControlQueue::memory_size().unwrap())
+                    .unwrap();
+                let queue = ControlQueue::new(iova, RingFeatures::of(features)).unwrap();
+                let placement = Placement::choose(device.info(), device.backend_features(), index);
+                queue.map(&mut iotlb, placement.asid()).unwrap();
+                (queue, index)
+            });
+        let mut machine = Self {
+            name,
+            device: None,
+            set: set.unwrap(),
+            again: Again {
+                iotlb,
+                features,
+                pairs: setup.pairs,
+                control,
+            },
+            ports: guest
+                .rings()
+                .zip(queues)
+                .map(|(ring, queue)| Port {
+                    view: ring.view.clone(),
+                    notifier: Arc::clone(&ring.notifier),
+                    queue,
+                    doorbell: None,
+                })
+                .collect(),
+            memory: Arc::clone(&guest.memory),
+            all_multicast: true,
+            commands: 0,
+            history: VecDeque::new(),
+            times: Vec::new(),
+        };
+        let device = if how == Strategy::Direct {
+            machine.start_direct(device, setup.start)
+        } else {
+            let targets = machine.all(how);
+            let memory = Arc::clone(&machine.memory);
+            machine
+                .set
+                .restart(device, &targets, &*memory, &mut machine.again)
+                .unwrap()
+        };
+        if setup.doorbells {
+            for port in &mut machine.ports {
+                let answer = device.map_doorbell(port.view.queue).unwrap();
+                let DoorbellAnswer::Mapped(doorbell) = answer else {
+                    panic!("queue {} has no doorbell", port.view.queue);
+                };
+                port.doorbell = Some(doorbell);
+            }
+        }
+        machine.device = Some(device);
+        machine.grant_doorbells();
+        machine
+    }
+
+    fn start_direct(&mut self, device: Device<Owned>, start: u16) -> Device<Running> {
+        let mut device = device.negotiate(self.again.features).unwrap();
+        self.again.prepare(&mut device);
+        let ram = [IovaRange::from_size(0, RAM).unwrap()];
+        for Port { queue, .. } in &self.ports {
+            let config = VringConfig {
+                size: SIZE,
+                addresses: queue.ring.addresses(),
+                base: VringBase::Split { index: start },
+                kick: Some(&queue.kick),
+                call: Some(&queue.call),
+            };
+            device.set_vring(queue.index, &config, &ram).unwrap();
+            device.enable_vring(queue.index).unwrap();
+        }
+        let mut device = device.start().unwrap();
+        self.again.replay(&mut device).unwrap();
+        for port in &self.ports {
+            port.queue.kick.write(1).unwrap();
+        }
+        device
+    }
+
+    /// All queues of the guest's, each to be reached so.
+    pub(crate) fn all(&self, how: Strategy) -> Vec<(u16, Strategy)> {
+        let queues = self.ports.iter().map(|port| port.view.queue);
+        queues.map(|queue| (queue, how)).collect()
+    }
+
+    pub(crate) fn strategy(&self, queue: u16) -> Strategy {
+        self.set.strategy(queue).unwrap()
+    }
+
+    fn grant_doorbells(&mut self) {
+        for port in &mut self.ports {
+            if self.set.strategy(port.view.queue) != Some(Strategy::Shadowed)
+                && let Some(doorbell) = port.doorbell.take()
+            {
+                port.notifier.grant(doorbell);
+            }
+        }
+    }
+
+    /// Before a ring is shadowed its doorbell must be gone: the device would be
+    /// kicked, and the relay not.
+    fn withdraw_doorbells(&mut self, targets: &[(u16, Strategy)]) {
+        for port in &mut self.ports {
+            if targets.contains(&(port.view.queue, Strategy::Shadowed)) && port.doorbell.is_none() {
+                port.doorbell = port.notifier.withdraw();
+            }
+        }
+    }
+
+    /// Changes in place. A control command that is under way stays so.
+    pub(crate) fn change(
+        &mut self,
+        targets: &[(u16, Strategy)],
+        dirty: &dyn Dirty,
+    ) -> Result<(), Refused> {
+        self.withdraw_doorbells(targets);
+        let from: Vec<_> = self
+            .ports
+            .iter()
+            .map(|port| self.strategy(port.view.queue))
+            .collect();
+        let stood: Vec<_> = (self.ports.iter())
+            .map(|port| (port.view.avail(), port.view.used()))
+            .collect();
+        self.history.push_back(format!(
+            "{from:?} at (avail, used) {stood:?} to {targets:?}"
+        ));
+        if self.history.len() > HISTORY {
+            self.history.pop_front();
+        }
+        let before = Instant::now();
+        let changed = self.set.change(self.device.take().unwrap(), targets, dirty);
+        let took = before.elapsed();
+        let result = match changed {
+            Ok(device) => {
+                self.device = Some(device);
+                self.times.push(took);
+                Ok(())
+            }
+            Err(ChangeFailed {
+                device: Halted::Running(device),
+                error,
+            }) => {
+                self.device = Some(device);
+                Err(error)
+            }
+            Err(failed) => panic!("{}: {failed}; {:?}", self.name, failed.error),
+        };
+        self.grant_doorbells();
+        result
+    }
+
+    /// Resets the device and starts it again with its rings changed.
+    pub(crate) fn restart(&mut self, targets: &[(u16, Strategy)], dirty: &dyn Dirty) {
+        self.withdraw_doorbells(targets);
+        let before = Instant::now();
+        let device = self.device.take().unwrap();
+        let device = if device.can_suspend() {
+            device.suspend().unwrap().reset()
+        } else {
+            device.reset()
+        };
+        let device = self
+            .set
+            .restart(device.unwrap(), targets, dirty, &mut self.again)
+            .unwrap();
+        self.times.push(before.elapsed());
+        self.device = Some(device);
+        self.grant_doorbells();
+    }
+
+    /// Runs something while the device is suspended; it goes on as it was.
+    pub(crate) fn suspended<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let device = self.device.take().unwrap().suspend().unwrap();
+        let result = work();
+        self.device = Some(device.resume().unwrap());
+        self.nudge();
+        result
+    }
+
+    /// Suspends and resumes; per queue how many chains the device held, if it says so.
+    pub(crate) fn held(&mut self) -> Vec<(u16, Option<u16>)> {
+        let device = self.device.take().unwrap().suspend().unwrap();
+        let held = self
+            .ports
+            .iter()
+            .filter(|port| self.set.strategy(port.view.queue) == Some(Strategy::Direct))
+            .map(|port| {
+                let base = device.vring_base(port.view.queue).ok();
+                let held = base.and_then(|base| match base {
+                    VringBase::Split { index } => Some(index.wrapping_sub(port.view.used())),
+                    VringBase::Packed { .. } => None,
+                });
+                (port.view.queue, held)
+            })
+            .collect();
+        self.device = Some(device.resume().unwrap());
+        self.nudge();
+        held
+    }
+
+    fn nudge(&self) {
+        for port in &self.ports {
+            port.queue.kick.write(1).unwrap();
+            port.queue.call.write(1).unwrap();
+        }
+        self.nudge_control();
+    }
+
+    /// Gives the device a control command, if none is under way.
+    pub(crate) fn submit(&mut self) {
+        let on = self.all_multicast;
+        if let Some((control, _)) = &mut self.again.control
+            && !control.is_busy()
+        {
+            let mode = RxMode::AllMulticast;
+            control.submit(&Command::Rx { mode, on }).unwrap();
+            self.all_multicast = !on;
+        }
+    }
+
+    /// Takes an answer; whether a command is still under way.
+    pub(crate) fn is_command_under_way(&mut self) -> bool {
+        let Some((control, _)) = &mut self.again.control else {
+            return false;
+        };
+        if !control.is_busy() {
+            return false;
+        }
+        match control.poll().unwrap() {
+            Some(answer) => {
+                assert_eq!(answer, Answer::Ok);
+                self.commands += 1;
+                false
+            }
+            None => true,
+        }
+    }
+
+    /// A suspended device may have missed the kick of a command.
+    pub(crate) fn nudge_control(&self) {
+        if let Some((control, _)) = &self.again.control {
+            control.nudge();
+        }
+    }
+
+    /// One poll of the relays.
+    pub(crate) fn poll(&mut self, dirty: &dyn Dirty) -> Pause {
+        let polled = self.set.poll(dirty);
+        match polled {
+            Ok(progress) => progress.pause,
+            Err(failed) => {
+                let stands = self.stands();
+                panic!("{}: {failed:?}\n{stands}", self.name)
+            }
+        }
+    }
+
+    pub(crate) fn hold_at_wrap(&mut self) {
+        self.set.hold_at_wrap();
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.set.is_held()
+    }
+
+    pub(crate) fn memory(&self) -> Arc<GuestMemory> {
+        Arc::clone(&self.memory)
+    }
+
+    /// Which index stands where: the guest's rings, the device's base.
+    pub(crate) fn stands(&mut self) -> String {
+        let mut text = String::new();
+        let bases: Vec<String> = match self.device.take().map(Device::suspend) {
+            Some(Ok(device)) => self
+                .ports
+                .iter()
+                .map(|port| format!("{:?}", device.vring_base(port.view.queue)))
+                .collect(),
+            other => vec![format!("{other:?}"); self.ports.len()],
+        };
+        for (port, base) in self.ports.iter().zip(bases) {
+            let strategy = self.set.strategy(port.view.queue);
+            let (view, kicks) = (port.view.stands(), port.notifier.counts());
+            let _ = writeln!(
+                text,
+                "{}: {view}; {strategy:?}, base {base}, kicks {kicks:?}",
+                self.name
+            );
+        }
+        for line in &self.history {
+            let _ = writeln!(text, "{}: {line}", self.name);
+        }
+        text
+    }
+}
+
+/// Polls machines until `done`, pausing as they say.
+pub(crate) fn pump(machines: &mut [&mut Machine], mut done: impl FnMut() -> bool) {
+    while !done() {
+        let mut longest = Duration::from_millis(1);
+        let mut work = false;
+        for machine in &mut *machines {
+            let memory = machine.memory();
+            match machine.poll(&*memory) {
+                Pause::None => work = true,
+                Pause::AtMost(pause) => longest = longest.min(pause),
+                Pause::Forever => {}
+            }
+        }
+        if work {
+            thread::yield_now();
+        } else {
+            thread::sleep(longest);
+        }
+    }
+}

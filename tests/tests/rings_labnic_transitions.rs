@@ -1,0 +1,499 @@
+//! Transitions of relays under full traffic between two lab NICs, across their
+//! abilities: every frame once, no interrupt and no kick lost.
+//!
+//! ```text
+//!   guest a (thread) -- rings --> [relays] -- device a --\
+//!                                                         switch of the lab NIC (drops nothing)
+//!   guest b (thread) -- rings --> [relays] -- device b --/
+//!                                 this thread: change, relay, wait until all flows moved, again
+//! ```
+//! After each change both directions of all pairs have to move on before the next:
+//! the spurious kick and interrupt of a change hide what the one before it lost.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper that fails is a test that fails"
+)]
+
+#[path = "rings/mod.rs"]
+mod rings;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lab::endurance;
+use lab::labnic::{self, Labnic};
+use vdpa::relay::{RelayError, Strategy, TransitionError};
+use vdpa::uapi::BackendFeatures;
+
+use self::rings::frame::Mac;
+use self::rings::guest::{Account, Delivery, Flow, Guest, Options, STALL};
+use self::rings::vmm::{Machine, Setup, pump};
+
+const A: Mac = [2, 0, 0x5e, 0, 0x53, 1];
+const B: Mac = [2, 0, 0x5e, 0, 0x53, 2];
+const ALL: [Strategy; 3] = [Strategy::Direct, Strategy::Mediated, Strategy::Shadowed];
+
+/// Transitions over all variants for each of `lab::endurance::cycles()`.
+const PER_CYCLE: u32 = 100;
+
+/// What a pair of devices and their drivers can do.
+#[derive(Debug, Clone, Copy)]
+struct Variant {
+    event_idx: bool,
+    completion: &'static str,
+    ring_state: &'static str,
+    apply: &'static str,
+    rx_prefetch: u16,
+    pairs: u16,
+    address_spaces: u16,
+    doorbells: bool,
+    indirect: bool,
+}
+
+const fn variant(
+    event_idx: bool,
+    completion: &'static str,
+    ring_state: &'static str,
+    apply: &'static str,
+    rx_prefetch: u16,
+    rest: (u16, u16, bool, bool),
+) -> Variant {
+    let (pairs, address_spaces, doorbells, indirect) = rest;
+    Variant {
+        event_idx,
+        completion,
+        ring_state,
+        apply,
+        rx_prefetch,
+        pairs,
+        address_spaces,
+        doorbells,
+        indirect,
+    }
+}
+
+/// Each value of each ability with each of any other, where they go together:
+/// a used index as base can't be with completion out of order.
+const VARIANTS: [Variant; 20] = [
+    variant(true, "immediate", "avail", "enable", 0, (1, 3, true, true)),
+    variant(
+        false,
+        "immediate",
+        "avail",
+        "resume",
+        6,
+        (1, 1, false, false),
+    ),
+    variant(true, "immediate", "used", "resume", 6, (2, 1, true, false)),
+    variant(false, "immediate", "used", "enable", 0, (2, 3, false, true)),
+    variant(true, "delayed", "avail", "resume", 0, (2, 3, false, false)),
+    variant(false, "delayed", "avail", "enable", 6, (1, 1, true, true)),
+    variant(true, "delayed", "used", "enable", 6, (1, 3, false, true)),
+    variant(false, "delayed", "used", "resume", 0, (1, 1, true, false)),
+    variant(
+        true,
+        "out_of_order",
+        "avail",
+        "enable",
+        6,
+        (2, 1, false, false),
+    ),
+    variant(
+        false,
+        "out_of_order",
+        "avail",
+        "resume",
+        0,
+        (2, 3, true, true),
+    ),
+    variant(
+        true,
+        "out_of_order",
+        "avail",
+        "resume",
+        6,
+        (1, 3, true, false),
+    ),
+    variant(
+        false,
+        "out_of_order",
+        "avail",
+        "enable",
+        6,
+        (1, 1, false, true),
+    ),
+    variant(true, "immediate", "avail", "resume", 6, (2, 1, true, true)),
+    variant(
+        false,
+        "immediate",
+        "avail",
+        "enable",
+        6,
+        (2, 3, true, false),
+    ),
+    variant(true, "immediate", "used", "enable", 0, (1, 1, false, true)),
+    variant(false, "immediate", "used", "resume", 6, (1, 3, true, true)),
+    variant(true, "delayed", "avail", "enable", 6, (2, 1, true, false)),
+    variant(false, "delayed", "used", "enable", 6, (2, 1, false, false)),
+    variant(
+        true,
+        "out_of_order",
+        "avail",
+        "enable",
+        0,
+        (1, 1, true, true),
+    ),
+    variant(
+        false,
+        "out_of_order",
+        "avail",
+        "resume",
+        6,
+        (2, 3, false, true),
+    ),
+];
+
+impl Variant {
+    fn load(&self) -> Labnic {
+        Labnic::load(&[
+            ("completion", self.completion),
+            ("completion_ms", "4"),
+            ("ring_state", self.ring_state),
+            ("apply", self.apply),
+            ("rx_prefetch", &self.rx_prefetch.to_string()),
+            ("address_spaces", &self.address_spaces.to_string()),
+            // Frames wait for buffers for as long as it takes: nothing is dropped.
+            ("credit_wait_ms", "60000"),
+        ])
+        .unwrap()
+    }
+
+    fn setup(&self) -> Setup {
+        Setup {
+            event_idx: self.event_idx,
+            indirect: self.indirect,
+            control: true,
+            doorbells: self.doorbells,
+            pairs: self.pairs,
+            // Soon over the index wrap.
+            start: 65_000,
+            without: BackendFeatures::empty(),
+        }
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            event_idx: self.event_idx,
+            indirect: self.indirect,
+            delivery: Delivery::EachOnce,
+            window: u32::MAX,
+        }
+    }
+}
+
+/// What there was at the cuts.
+#[derive(Debug, Default)]
+struct Cuts {
+    changes: u32,
+    /// Queues that changed, by from and to.
+    by_kind: [[u32; 3]; 3],
+    /// Receive queues that had buffers out; of those looked at, with buffers that the device held.
+    receive_given: u32,
+    receive_held: u32,
+    /// Transmit queues with frames that were not completed.
+    transmit: u32,
+    /// Control commands that had no answer when the device ran again.
+    control: u32,
+    /// Queues whose guest had switched interrupts off, or on.
+    suppressed: u32,
+    listening: u32,
+    /// Refused, because a direct device held chains that nobody had counted.
+    uncounted: u32,
+}
+
+impl Cuts {
+    fn add(&mut self, other: &Self) {
+        self.changes += other.changes;
+        self.receive_given += other.receive_given;
+        self.receive_held += other.receive_held;
+        self.transmit += other.transmit;
+        self.control += other.control;
+        self.suppressed += other.suppressed;
+        self.listening += other.listening;
+        self.uncounted += other.uncounted;
+        for (sum, other) in self.by_kind.iter_mut().zip(&other.by_kind) {
+            for (sum, other) in sum.iter_mut().zip(other) {
+                *sum += other;
+            }
+        }
+    }
+
+    fn look(&mut self, machine: &Machine) {
+        for port in &machine.ports {
+            let outstanding = u32::from(port.view.outstanding() > 0);
+            if port.view.queue % 2 == 0 {
+                self.receive_given += outstanding;
+            } else {
+                self.transmit += outstanding;
+            }
+            let suppressed = port.view.is_suppressed();
+            self.suppressed += u32::from(suppressed);
+            self.listening += u32::from(!suppressed);
+        }
+    }
+}
+
+/// xorshift32.
+struct Random(u32);
+
+impl Random {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 17;
+        self.0 ^= self.0 << 5;
+        self.0 % bound
+    }
+
+    fn strategy(&mut self) -> Strategy {
+        ALL[usize::try_from(self.below(3)).unwrap()]
+    }
+}
+
+fn place(strategy: Strategy) -> usize {
+    ALL.iter().position(|one| *one == strategy).unwrap()
+}
+
+/// One change of a machine, with whatever is under way; gives the queues' new targets.
+fn cut(machine: &mut Machine, variant: &Variant, random: &mut Random, cuts: &mut Cuts) {
+    if random.below(8) == 0 {
+        for (queue, held) in machine.held() {
+            let held = u32::from(held.is_some_and(|held| held > 0));
+            cuts.receive_held += if queue % 2 == 0 { held } else { 0 };
+        }
+    }
+    let queues = machine.ports.len();
+    let mut targets = Vec::with_capacity(queues);
+    for queue in 0..u16::try_from(queues).unwrap() {
+        if random.below(4) > 0 {
+            targets.push((queue, random.strategy()));
+        }
+    }
+    if targets
+        .iter()
+        .all(|&(queue, to)| machine.strategy(queue) == to)
+    {
+        let others = ALL.map(|how| (0, how));
+        let different = |&(queue, how): &(u16, Strategy)| machine.strategy(queue) != how;
+        targets = others.into_iter().filter(different).take(1).collect();
+    }
+    let now: Vec<Strategy> = targets
+        .iter()
+        .map(|&(queue, _)| machine.strategy(queue))
+        .collect();
+    machine.submit();
+    cuts.look(machine);
+    let memory = machine.memory();
+    match machine.change(&targets, &*memory) {
+        Ok(()) => {
+            for (from, &(queue, to)) in now.into_iter().zip(&targets) {
+                assert_eq!(machine.strategy(queue), to);
+                cuts.by_kind[place(from)][place(to)] += u32::from(from != to);
+            }
+            cuts.changes += 1;
+        }
+        Err(TransitionError::Queue {
+            source: RelayError::InFlightUnknown { .. },
+            ..
+        }) => {
+            // It says what it says only where devices hold buffers over a suspend.
+            let holds = variant.rx_prefetch > 0 || variant.completion == "out_of_order";
+            assert!(holds && variant.ring_state == "avail");
+            cuts.uncounted += 1;
+            // The way leads over mediation.
+            let targets: Vec<_> = (targets.iter())
+                .map(|&(queue, _)| (queue, Strategy::Mediated))
+                .collect();
+            machine.change(&targets, &*memory).unwrap();
+            cuts.changes += 1;
+        }
+        Err(error) => panic!("{error:?}"),
+    }
+    cuts.control += u32::from(machine.is_command_under_way());
+    machine.nudge_control();
+}
+
+/// What a variant came to.
+struct Outcome {
+    cuts: Cuts,
+    accounts: [Account; 2],
+    times: Vec<Duration>,
+    skipped_kicks: u32,
+}
+
+fn run(variant: &Variant, changes: u32, seed: u32) -> Outcome {
+    let labnic = variant.load();
+    let text = |mac: Mac| mac.map(|byte| format!("{byte:02x}")).join(":");
+    let pairs = variant.pairs.to_string();
+    let devices = [("a", A), ("b", B)].map(|(name, mac)| {
+        let attributes = ["mac", &text(mac), "max_vqp", &pairs];
+        labnic.add(name, &attributes).unwrap()
+    });
+    let flows: [Vec<Arc<Flow>>; 2] =
+        [(); 2].map(|()| (0..variant.pairs).map(|_| Arc::default()).collect());
+    let (setup, options) = (variant.setup(), variant.options());
+    let mut a = Guest::new(A, B, setup.start, options, &flows[0], &flows[1]);
+    let mut b = Guest::new(B, A, setup.start, options, &flows[1], &flows[0]);
+    let mut machine_a = Machine::start("a", devices[0].path(), &a, setup);
+    let mut machine_b = Machine::start("b", devices[1].path(), &b, setup);
+    let (stop, mut random) = (AtomicBool::new(false), Random(seed));
+    let mut cuts = Cuts::default();
+    let accounts = thread::scope(|scope| {
+        let threads = [
+            scope.spawn(|| a.exchange(&stop)),
+            scope.spawn(|| b.exchange(&stop)),
+        ];
+        while cuts.changes < changes {
+            let which = random.below(2);
+            let machine = if which == 0 {
+                &mut machine_a
+            } else {
+                &mut machine_b
+            };
+            cut(machine, variant, &mut random, &mut cuts);
+            // Mostly any moment; now and then long enough for traffic to live on
+            // its own kicks and interrupts.
+            let frames = if random.below(16) == 0 {
+                200
+            } else {
+                random.below(16) + 1
+            };
+            let targets: Vec<(&Arc<Flow>, u32)> = (flows.iter().flatten())
+                .map(|flow| (flow, flow.received() + frames))
+                .collect();
+            let begin = Instant::now();
+            let machines = &mut [&mut machine_a, &mut machine_b];
+            pump(machines, || {
+                targets.iter().all(|(flow, goal)| flow.received() >= *goal)
+                    || threads.iter().any(|thread| thread.is_finished())
+                    || begin.elapsed() > 2 * STALL
+            });
+            let stalled = threads.iter().any(|thread| thread.is_finished());
+            if stalled || begin.elapsed() > 2 * STALL {
+                eprintln!("{variant:?}\n{}{}", machine_a.stands(), machine_b.stands());
+                panic!(
+                    "traffic stopped after change {} of {variant:?}",
+                    cuts.changes
+                );
+            }
+            let begin = Instant::now();
+            for machine in [&mut machine_a, &mut machine_b] {
+                while machine.is_command_under_way() {
+                    assert!(begin.elapsed() < STALL, "a control command has no answer");
+                    thread::sleep(Duration::from_micros(100));
+                }
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        pump(&mut [&mut machine_a, &mut machine_b], || {
+            threads.iter().all(|thread| thread.is_finished())
+        });
+        threads.map(|thread| {
+            thread.join().unwrap_or_else(|_| {
+                let (a, b) = (machine_a.stands(), machine_b.stands());
+                panic!("after the last change of {variant:?}:\n{a}{b}")
+            })
+        })
+    });
+    // The device carried each command out once.
+    for (machine, device) in [(&machine_a, &devices[0]), (&machine_b, &devices[1])] {
+        let stats = device.vstats(u32::from(2 * variant.pairs)).unwrap();
+        let find = |name: &str| {
+            stats
+                .get(name)
+                .or_else(|| stats.get(name.replace(' ', "_")))
+        };
+        let requests = find("cvq requests").and_then(serde_json::Value::as_u64);
+        let own = u32::from(variant.pairs > 1);
+        assert_eq!(requests, Some(u64::from(machine.commands + own)), "{stats}");
+    }
+    let ports = machine_a.ports.iter().chain(&machine_b.ports);
+    let skipped_kicks = ports.map(|port| port.notifier.counts().1).sum();
+    let mut times = std::mem::take(&mut machine_a.times);
+    times.append(&mut machine_b.times);
+    Outcome {
+        cuts,
+        accounts,
+        times,
+        skipped_kicks,
+    }
+}
+
+fn distribution(mut times: Vec<Duration>) -> String {
+    times.sort();
+    let at = |part: usize| times[(times.len() - 1) * part / 1000];
+    let (median, p99) = (at(500), at(990));
+    format!("median {median:?}, p99 {p99:?}, longest {:?}", at(1000))
+}
+
+/// See the module. `cargo lab test --cycles 100` makes 10,000 transitions.
+#[test]
+fn transitions_under_full_traffic_lose_nothing() {
+    let variants = u32::try_from(VARIANTS.len()).unwrap();
+    let changes = endurance::cycles().unwrap() * PER_CYCLE / variants;
+    let (mut sum, mut times) = (Cuts::default(), Vec::new());
+    let (mut frames, mut slept, mut longest) = (0, 0, Duration::ZERO);
+    for (seed, variant) in (1..).zip(&VARIANTS) {
+        let begin = Instant::now();
+        let outcome = run(variant, changes, 0x9e37_79b9_u32.wrapping_mul(seed));
+        let Cuts {
+            transmit,
+            receive_given,
+            suppressed,
+            ..
+        } = outcome.cuts;
+        let got: u32 = outcome
+            .accounts
+            .iter()
+            .map(|account| account.received)
+            .sum();
+        println!(
+            "{variant:?}: {:?}, {got} frames, {:?}",
+            begin.elapsed(),
+            outcome.cuts
+        );
+        assert!(transmit > 0, "no frame was under way at a cut");
+        assert!(receive_given > 0, "no buffer was under way at a cut");
+        assert!(suppressed > 0, "interrupts were never off at a cut");
+        assert!(outcome.skipped_kicks > 0, "no kick was ever spared");
+        sum.add(&outcome.cuts);
+        times.extend(outcome.times);
+        frames += got;
+        for account in outcome.accounts {
+            slept += account.slept;
+            longest = longest.max(account.longest);
+        }
+    }
+    println!(
+        "{sum:#?}\n{} transitions, {frames} frames each once, {slept} sleeps until an interrupt, \
+         longest time without progress {longest:?}; a change takes: {}",
+        sum.changes,
+        distribution(times)
+    );
+    assert_eq!(sum.changes, changes * variants);
+    assert!(sum.control > 0, "no control command was under way at a cut");
+    assert!(
+        sum.receive_held > 0,
+        "no device held a buffer when looked at"
+    );
+    assert!(sum.uncounted > 0, "no device held a buffer at a cut");
+    assert!(sum.listening > 0 && slept > 0, "interrupts were never on");
+    for (from, row) in ALL.iter().zip(&sum.by_kind) {
+        for (to, count) in ALL.iter().zip(row) {
+            assert!(from == to || *count > 0, "never from {from} to {to}");
+        }
+    }
+    assert_eq!(labnic::trouble().unwrap(), Vec::<String>::new());
+}
