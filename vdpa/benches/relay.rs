@@ -1,0 +1,156 @@
+//! `cargo bench -p vdpa --bench relay`: what the relays cost per element, without
+//! a kernel: a guest and a device that do nothing but move their indices.
+//!
+//! Only the passes are timed; what guest and device do between them is not. Each
+//! element is a chain of one writable buffer, in a split ring without EVENT_IDX. The
+//! figure is the median of several rounds.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use vdpa::device::VringAddresses;
+use vdpa::memory::{GuestMemory, SharedBuffer};
+use vdpa::relay::{MediatedQueue, PASS_LIMIT, Relay, ShadowQueue};
+use vdpa::ring::SplitLayout;
+use vdpa::ring::guest::GuestRing;
+use vm_memory::{Bytes, GuestAddress};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const SIZE: u16 = PASS_LIMIT;
+const RAM: usize = 4 << 20;
+const BUFFERS: u64 = 0x10_0000;
+const BUFFER: u32 = 2048;
+/// I/O virtual address of the private memory.
+const PRIVATE: u64 = 1 << 40;
+const LAPS: u32 = 1000;
+const ROUNDS: usize = 9;
+
+const ADDRESSES: VringAddresses = VringAddresses {
+    descriptor: 0,
+    driver: 0x4000,
+    device: 0x8000,
+};
+
+/// Guest RAM with a ring whose entry i names descriptor i.
+fn guest() -> Result<Arc<GuestMemory>> {
+    let memory = GuestMemory::from_ranges(&[(GuestAddress(0), RAM)])?;
+    for index in 0..SIZE {
+        let number = u64::from(index);
+        let at = ADDRESSES.descriptor + 16 * number;
+        let buffer = BUFFERS + u64::from(BUFFER) * number;
+        memory.write_obj(buffer.to_le(), GuestAddress(at))?;
+        memory.write_obj(BUFFER.to_le(), GuestAddress(at + 8))?;
+        // VIRTQ_DESC_F_WRITE
+        memory.write_obj(2u16.to_le(), GuestAddress(at + 12))?;
+        let entry = ADDRESSES.driver + 4 + 2 * number;
+        memory.write_obj(index.to_le(), GuestAddress(entry))?;
+    }
+    Ok(Arc::new(memory))
+}
+
+/// The device's end: which ring it reads and which it writes.
+struct Device<'a> {
+    private: &'a SharedBuffer,
+    /// Offset of the used ring in `private`.
+    used: u64,
+    /// Offset of the avail ring in `private`; `None`: entry i names i.
+    avail: Option<u64>,
+}
+
+impl Device<'_> {
+    /// Completes one lap; `index` is the used index before it.
+    fn complete(&self, index: u16) -> Result<()> {
+        for position in 0..SIZE {
+            let slot = u64::from(position);
+            let head = match self.avail {
+                Some(avail) => self
+                    .private
+                    .load_u16(avail + 4 + 2 * slot, Ordering::Acquire)?,
+                None => position,
+            };
+            let [h0, h1] = head.to_le_bytes();
+            let element = [h0, h1, 0, 0, 64, 0, 0, 0];
+            self.private.write(self.used + 4 + 8 * slot, &element)?;
+        }
+        let index = index.wrapping_add(SIZE);
+        self.private
+            .store_u16(index, self.used + 2, Ordering::Release)?;
+        Ok(())
+    }
+}
+
+/// Time in passes for [`LAPS`] laps of [`SIZE`] elements.
+fn laps(relay: &mut dyn Relay, memory: &GuestMemory, device: &Device<'_>) -> Result<Duration> {
+    let (mut index, mut spent) = (0u16, Duration::ZERO);
+    for _ in 0..LAPS {
+        let avail = index.wrapping_add(SIZE);
+        memory.store(
+            avail.to_le(),
+            GuestAddress(ADDRESSES.driver + 2),
+            Ordering::Release,
+        )?;
+        let begin = Instant::now();
+        relay.pass(memory)?;
+        spent += begin.elapsed();
+        device.complete(index)?;
+        let begin = Instant::now();
+        let pass = relay.pass(memory)?;
+        spent += begin.elapsed();
+        if pass.used != SIZE {
+            return Err(format!("a pass relayed {} of {SIZE} elements", pass.used).into());
+        }
+        index = avail;
+    }
+    Ok(spent)
+}
+
+fn mediated() -> Result<Duration> {
+    let memory = guest()?;
+    let ring = GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES, false)?;
+    let private = Arc::new(SharedBuffer::new(
+        MediatedQueue::memory_size(SIZE),
+        PRIVATE,
+    )?);
+    let mut queue = MediatedQueue::new(ring, Arc::clone(&private), 0, false, false, 0)?;
+    let device = Device {
+        private: &private,
+        used: 0,
+        avail: None,
+    };
+    laps(&mut queue, &memory, &device)
+}
+
+fn shadowed() -> Result<Duration> {
+    let memory = guest()?;
+    let ring = GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES, false)?;
+    let layout = SplitLayout::new(SIZE)?;
+    let private = Arc::new(SharedBuffer::new(layout.size(), PRIVATE)?);
+    let mut queue = ShadowQueue::new(ring, Arc::clone(&private), layout, 0, false, 0)?;
+    let addresses = queue.addresses();
+    let device = Device {
+        private: &private,
+        used: addresses.device - PRIVATE,
+        avail: Some(addresses.driver - PRIVATE),
+    };
+    laps(&mut queue, &memory, &device)
+}
+
+fn main() -> Result<()> {
+    for (name, run) in [
+        ("mediated", mediated as fn() -> Result<Duration>),
+        ("shadowed", shadowed),
+    ] {
+        let mut rounds = Vec::with_capacity(ROUNDS);
+        for _ in 0..ROUNDS {
+            rounds.push(run()?);
+        }
+        rounds.sort();
+        let median = rounds.get(ROUNDS / 2).copied().unwrap_or_default();
+        let per_element = median.as_secs_f64() * 1e9 / (f64::from(LAPS) * f64::from(SIZE));
+        println!("{name:<10} {per_element:>8.1} ns per element (split)");
+    }
+    Ok(())
+}
