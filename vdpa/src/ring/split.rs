@@ -160,12 +160,6 @@ impl DriverQueue {
         u16::try_from(self.free.len()).unwrap_or(u16::MAX)
     }
 
-    /// Index of the next used entry, free-running.
-    #[must_use]
-    pub fn next_used(&self) -> u16 {
-        self.next_used.0
-    }
-
     /// The next entries of the avail ring to write and of the used ring to read,
     /// free-running.
     #[must_use]
