@@ -13,7 +13,7 @@
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::libtest::{GUEST_LOST, GUEST_RETRY};
+use crate::libtest::GUEST_RETRY;
 use crate::process::die_with_parent;
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
@@ -421,7 +421,6 @@ impl Guest {
                 return Err(self.failed(format!("did not answer {line:?} in {limit} s")));
             }
             Err(RecvTimeoutError::Disconnected) => {
-                self.report_crash();
                 return Err(self.failed(format!("ended instead of answering {line:?}")));
             }
         };
@@ -454,14 +453,8 @@ impl Guest {
                 self.ready.clone_from(&ready);
                 Ok(ready)
             }
-            Boot::Ended => {
-                self.report_crash();
-                Err(self.failed("ended instead of booting again".into()))
-            }
-            Boot::Silent => {
-                println!("{GUEST_LOST}: it fell silent while booting again");
-                Err(self.failed("fell silent while booting again".into()))
-            }
+            Boot::Ended => Err(self.failed("ended instead of booting again".into())),
+            Boot::Silent => Err(self.failed("fell silent while booting again".into())),
         }
     }
 
@@ -505,15 +498,6 @@ impl Guest {
             .lock()
             .map(|console| console.text.clone())
             .unwrap_or_default()
-    }
-
-    /// Tells the test runner why this guest, which was up, is gone.
-    fn report_crash(&mut self) {
-        if let Ok(status) = self.wait_exit(Duration::from_secs(5))
-            && status.code() == Some(CRASHED)
-        {
-            println!("{GUEST_LOST}: {}", files::last_lines(&self.console(), 1));
-        }
     }
 
     fn failed(&self, what: String) -> Error {

@@ -9,10 +9,6 @@ use std::ops::AddAssign;
 /// Printed by [`crate::guest`] each time a guest's boot is tried again.
 pub const GUEST_RETRY: &str = "lab: guest boot retry";
 
-/// Printed by [`crate::guest`] when a guest that was up is lost: a virtual
-/// processor could not go on, or hung while it booted again.
-pub const GUEST_LOST: &str = "lab: the guest is lost";
-
 /// What was counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
@@ -22,7 +18,7 @@ pub struct Tally {
     pub failed: u64,
     /// Tests that were compiled but not run; never on purpose.
     pub ignored: u64,
-    /// Boots that were tried again, and tests whose guest was lost.
+    /// Boots that were tried again.
     pub retries: u64,
     /// Harnesses that printed a summary.
     pub summaries: u64,
@@ -82,36 +78,23 @@ impl Tally {
     }
 }
 
-/// The failed tests of one harness that lost a guest to a crash or a hang of its
-/// processors, from the sections that the harness prints at its end:
-///
-/// ```text
-/// ---- name_of_the_test stdout ----
-/// what it printed, GUEST_LOST among it
-/// ```
+/// The failed tests of one harness, from the sections that it prints at its end:
+/// `---- name_of_the_test stdout ----`.
 #[derive(Debug, Default)]
-pub struct LostGuests {
-    section: Option<String>,
-    tests: Vec<String>,
-}
+pub struct FailedTests(Vec<String>);
 
-impl LostGuests {
+impl FailedTests {
     /// Takes one line of output into account.
     pub fn read(&mut self, line: &str) {
         let title = line
             .strip_prefix("---- ")
             .and_then(|rest| rest.strip_suffix(" stdout ----"));
-        if let Some(name) = title {
-            self.section = Some(name.to_owned());
-        } else if line.starts_with(GUEST_LOST) {
-            // Once per test, however many guests it lost.
-            self.tests.extend(self.section.take());
-        }
+        self.0.extend(title.map(str::to_owned));
     }
 
     /// Their names, in the order of the report.
-    pub fn into_tests(self) -> Vec<String> {
-        self.tests
+    pub fn into_names(self) -> Vec<String> {
+        self.0
     }
 }
 
@@ -120,22 +103,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_guests_are_told_from_other_failures() {
-        let mut lost = LostGuests::default();
+    fn failed_tests_have_sections() {
+        let mut failed = FailedTests::default();
         for line in [
-            GUEST_LOST,
-            "---- one stdout ----",
-            "thread 'one' panicked",
+            "test one ... ok",
+            "test two::inner ... FAILED",
             "---- two::inner stdout ----",
-            "lab: the guest is lost: vCPU 1",
-            "lab: the guest is lost: vCPU 0",
             "thread 'two::inner' panicked",
             "---- three stdout ----",
             "assertion failed",
         ] {
-            lost.read(line);
+            failed.read(line);
         }
-        assert_eq!(lost.into_tests(), ["two::inner"]);
+        assert_eq!(failed.into_names(), ["two::inner", "three"]);
     }
 
     #[test]

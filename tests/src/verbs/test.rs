@@ -5,26 +5,21 @@
 //! time. The last line is `N passed, N failed`, and nothing else than zero
 //! failures ends with success.
 
-use crate::accelerator::Accelerator;
-use crate::agent::client::{self, Streams};
-use crate::agent::protocol::Execute;
 use crate::areas::{Area, HostTests, LAB_TESTED};
-use crate::endurance::{CYCLES, DEFAULT_CYCLES};
+use crate::endurance::DEFAULT_CYCLES;
 use crate::error::{Error, Result};
 use crate::here::{self, HereArguments};
-use crate::host::LabHost;
-use crate::libtest::{LostGuests, Tally};
+use crate::libtest::Tally;
 use crate::process::die_with_parent;
 use crate::rig::Rig;
 use crate::setup::{self, Lab, binaries};
-use crate::verbs;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-/// How long one harness may take in the lab host.
-const HARNESS_LIMIT: Duration = Duration::from_secs(30 * 60);
+mod harness;
+
+use harness::{Harness, LabRun};
 
 /// Arguments of `cargo lab test`.
 #[derive(Debug, clap::Args)]
@@ -48,7 +43,7 @@ pub struct TestArguments {
 ///
 /// # Errors
 /// [`Error::Missing`] for an area without tests or a filter that matches none;
-/// those of [`Lab::prepare`] and [`LabHost::boot`].
+/// those of [`Lab::prepare`] and of booting the lab host.
 pub fn test(arguments: &TestArguments) -> Result<u8> {
     let repository = setup::repository()?;
     let selection = Selection::of(arguments.filter.as_deref(), &repository)?;
@@ -60,7 +55,7 @@ pub fn test(arguments: &TestArguments) -> Result<u8> {
         tally += run_in_lab(arguments, &repository, &selection)?;
     }
     if tally.retries > 0 {
-        eprintln!("lab: {} boots or tests were tried again", tally.retries);
+        eprintln!("lab: {} boots were tried again", tally.retries);
     }
     if tally.ignored > 0 {
         eprintln!("lab: {} tests are marked to be ignored", tally.ignored);
@@ -178,151 +173,27 @@ fn run_in_lab(
     }
     let built = binaries::cargo(repository, &build, "building the lab's tests")?;
     let lab = Lab::prepare()?;
-    let mut tally = Tally::default();
-    let mut host: Option<(Rig, LabHost)> = None;
+    let mut run = LabRun::new(&lab);
     for name in &selection.lab {
         let program = binaries::find(&built, name)?;
         let filter = Some(selection.filter.clone()).filter(|filter| !filter.is_empty());
         let harness = Harness {
             lab: &lab,
+            name,
             program: &program,
             select: filter.into_iter().collect(),
             cycles: arguments.cycles,
         };
         if arguments.here.is_wanted() {
             println!("lab: {name}, on this machine");
-            tally += run_here(&harness)?;
+            run.add(run_here(&harness)?);
             continue;
         }
         let rig = arguments.rig.unwrap_or_else(|| Rig::of_test(name));
         println!("lab: {name}, in the lab host with the rig {}", rig.name());
-        // A host that one harness broke is not the next one's problem.
-        let running = match host.take() {
-            Some((has, running)) if has == rig => running,
-            other => {
-                if let Some((_, unfit)) = other {
-                    unfit.power_off()?;
-                }
-                let running = LabHost::boot(&lab, rig)?;
-                tally.retries += u64::from(running.retries());
-                running
-            }
-        };
-        let emulated = running.accelerator() == Accelerator::Tcg;
-        let mut run = run_harness(&harness, running)?;
-        if emulated {
-            run = run_lost_again(&harness, run)?;
-        }
-        tally += run.tally;
-        host = run.host.map(|survivor| (rig, survivor));
+        run.run(&harness, rig)?;
     }
-    if let Some((_, host)) = host {
-        host.power_off()?;
-    }
-    Ok(tally)
-}
-
-/// One call of a file of tests.
-#[derive(Debug, Clone)]
-struct Harness<'a> {
-    lab: &'a Lab,
-    program: &'a Path,
-    /// The arguments that select tests; none for all.
-    select: Vec<String>,
-    cycles: u32,
-}
-
-impl Harness<'_> {
-    fn execute(&self) -> Result<Execute> {
-        let mut command = vec![
-            self.program.to_string_lossy().into_owned(),
-            "--test-threads=1".into(),
-        ];
-        command.extend_from_slice(&self.select);
-        let mut execute = verbs::command(self.lab, command)?;
-        execute
-            .environment
-            .insert(CYCLES.into(), self.cycles.to_string());
-        Ok(execute)
-    }
-
-    /// The same file of tests, but this one test of it.
-    fn only(&self, test: &str) -> Self {
-        Self {
-            select: vec![test.into(), "--exact".into()],
-            ..self.clone()
-        }
-    }
-}
-
-/// How one run of a harness in the lab host went.
-#[derive(Debug)]
-struct HarnessRun {
-    tally: Tally,
-    /// Failed tests whose guest was lost to a crash or a hang of its processors.
-    lost: Vec<String>,
-    /// The lab host, unless it is unfit for another harness.
-    host: Option<LabHost>,
-}
-
-/// Runs one harness.
-fn run_harness(harness: &Harness<'_>, mut host: LabHost) -> Result<HarnessRun> {
-    let execute = harness.execute()?;
-    let mut tally = Tally::default();
-    let mut lost = LostGuests::default();
-    let mut line = |line: &str| {
-        println!("{line}");
-        tally.read(line);
-        lost.read(line);
-    };
-    let outcome = client::run(
-        &mut host,
-        execute,
-        Some(HARNESS_LIMIT),
-        Streams::Lines(&mut line),
-    );
-    let host = match outcome {
-        Ok(outcome) => {
-            tally.end(outcome.exit_code() == 0);
-            (outcome != client::Outcome::TimedOut).then_some(host)
-        }
-        Err(error @ Error::HostLost { .. }) => {
-            eprintln!("lab: {}", crate::error::report(&error));
-            tally.end(false);
-            None
-        }
-        Err(error) => return Err(error),
-    };
-    Ok(HarnessRun {
-        tally,
-        lost: lost.into_tests(),
-        host,
-    })
-}
-
-/// Runs the tests once more that lost a guest to a crash or a hang of its processors:
-/// QEMU's emulation of nested virtualization does that to a guest with several
-/// processors now and then (tests/README.md has the figures). A test counts as
-/// its second run went, and as a retry; a mistake of Bellhop's that crashes
-/// guests would have to spare that one.
-fn run_lost_again(harness: &Harness<'_>, first: HarnessRun) -> Result<HarnessRun> {
-    let HarnessRun {
-        mut tally,
-        lost,
-        mut host,
-    } = first;
-    for name in &lost {
-        let Some(running) = host.take() else {
-            break;
-        };
-        println!("lab: {name} lost its guest; once more");
-        let again = run_harness(&harness.only(name), running)?;
-        tally.failed = tally.failed.saturating_sub(1);
-        tally.retries += 1;
-        tally += again.tally;
-        host = again.host;
-    }
-    Ok(HarnessRun { tally, lost, host })
+    run.end()
 }
 
 fn run_here(harness: &Harness<'_>) -> Result<Tally> {
