@@ -1,14 +1,14 @@
 //! Files of tests in the lab host: each is run in a host with its rig, and what
-//! failed of it is run once more where the host is emulated.
+//! failed of it is run again, at most twice, where the host is emulated.
 //!
 //! ```text
 //!   run ──▶ all passed ──────────────────────────────▶ next file, same host
 //!    │
 //!    ├────▶ a few tests failed ──┐  (emulated hosts only)
-//!    └────▶ the host was lost ───┴▶ a fresh host, those tests or the file once more ──▶ counts
+//!    └────▶ the host was lost ───┴▶ a fresh host, those tests or the file again ──▶ counts
 //! ```
 //! QEMU's emulation of nested virtualization loses guests, and sometimes the host,
-//! now and then (tests/README.md has the figures). Each second attempt is printed
+//! now and then (tests/README.md has the figures). Each new attempt is printed
 //! as it begins, and all of them are named at the end. On real KVM there is none.
 
 use crate::accelerator::Accelerator;
@@ -28,7 +28,10 @@ use std::time::Duration;
 const HARNESS_LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// More failed tests of one file than that are no accident.
-const SECOND_ATTEMPTS_MAX: usize = 4;
+const AGAIN_MAX: usize = 4;
+
+/// How often one test is tried, the first time included.
+const ATTEMPTS: u32 = 3;
 
 /// One call of a file of tests.
 #[derive(Debug, Clone)]
@@ -75,7 +78,7 @@ pub(super) struct LabRun<'a> {
     lab: &'a Lab,
     host: Option<(Rig, LabHost)>,
     tally: Tally,
-    /// What was run a second time: `file::test`.
+    /// What was run again: `file::test`.
     again: Vec<String>,
 }
 
@@ -103,7 +106,7 @@ impl<'a> LabRun<'a> {
         self.tally += tally;
     }
 
-    /// Runs a file of tests, and what failed of it once more.
+    /// Runs a file of tests, and what failed of it again.
     ///
     /// # Errors
     /// Those of [`LabHost::boot`] and of the connection with the host.
@@ -121,18 +124,33 @@ impl<'a> LabRun<'a> {
             return Ok(());
         }
         let mut tally = first.tally;
-        if !first.failed.is_empty() && first.failed.len() <= SECOND_ATTEMPTS_MAX {
-            // Whatever made them fail is not left behind in there.
-            self.power_off()?;
+        if first.failed.len() <= AGAIN_MAX {
             for test in &first.failed {
-                println!("lab: {}::{test} failed; once more", harness.name);
-                self.again.push(format!("{}::{test}", harness.name));
                 tally.failed = tally.failed.saturating_sub(1);
-                tally += self.attempt(&harness.only(test), rig)?.tally;
+                tally += self.again(harness, test, rig)?;
             }
         }
         self.tally += tally;
         Ok(())
+    }
+
+    /// Runs one test until it passes, or has been tried often enough.
+    fn again(&mut self, harness: &Harness<'_>, test: &str, rig: Rig) -> Result<Tally> {
+        let mut tally = Tally::default();
+        for attempt in 2..=ATTEMPTS {
+            println!(
+                "lab: {}::{test} failed; attempt {attempt} of {ATTEMPTS}",
+                harness.name
+            );
+            self.again.push(format!("{}::{test}", harness.name));
+            // Whatever made it fail is not left behind in there.
+            self.power_off()?;
+            tally = self.attempt(&harness.only(test), rig)?.tally;
+            if tally.failed == 0 {
+                break;
+            }
+        }
+        Ok(tally)
     }
 
     fn attempt(&mut self, harness: &Harness<'_>, rig: Rig) -> Result<Attempt> {
@@ -200,7 +218,7 @@ impl<'a> LabRun<'a> {
     pub(super) fn end(mut self) -> Result<Tally> {
         self.power_off()?;
         if !self.again.is_empty() {
-            eprintln!("lab: run a second time: {}", self.again.join(", "));
+            eprintln!("lab: run again: {}", self.again.join(", "));
         }
         Ok(self.tally)
     }
