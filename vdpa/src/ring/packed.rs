@@ -14,16 +14,22 @@
 //! and skips as many. All fields are little-endian.
 //!
 //! [`DriverQueue`] is for rings of the VMM's own, [`DeviceQueue`] for rings in
-//! guest memory. This module owns the arithmetic of positions and events, which
+//! guest memory, where a [`GuestRing`] is. This module owns the arithmetic of positions and events, which
 //! is the same on both sides.
 
 mod device;
 mod driver;
+mod error;
+mod guest;
+mod standing;
 
 use std::num::Wrapping;
 
-pub use self::device::{Chain, ChainFault, DeviceQueue, DeviceQueueError, RingArea};
+pub use self::device::{Chain, DeviceQueue};
 pub use self::driver::DriverQueue;
+pub use self::error::{ChainFault, DeviceQueueError, RingArea};
+pub use self::guest::GuestRing;
+pub use self::standing::StandingError;
 use crate::device::VringBase;
 
 const DESCRIPTOR_F_NEXT: u16 = 1;
@@ -62,6 +68,20 @@ impl Position {
         index: 0,
         wrap: true,
     };
+
+    /// Both positions in a base, as `(available, used)`; `None` for one of a split ring.
+    fn of(base: VringBase) -> Option<(Self, Self)> {
+        let at = |index, wrap| Self { index, wrap };
+        match base {
+            VringBase::Packed {
+                available,
+                available_wrap,
+                used,
+                used_wrap,
+            } => Some((at(available, available_wrap), at(used, used_wrap))),
+            VringBase::Split { .. } => None,
+        }
+    }
 
     /// `by` entries further on; not more than `size`.
     fn advance(self, by: u16, size: u16) -> Self {

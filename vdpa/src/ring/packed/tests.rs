@@ -13,8 +13,10 @@ use super::*;
 use crate::device::VringAddresses;
 use crate::memory::{GuestMemory, SharedBuffer};
 
+mod arrange;
 mod driver;
 mod guest;
+mod standing;
 
 /// The driver's ring lies where guest memory begins, so that pieces may lie
 /// anywhere below [`RAM`].
