@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use vdpa::device::VringAddresses;
+use vdpa::device::{VringAddresses, VringBase};
 use vdpa::memory::{GuestMemory, SharedBuffer};
 use vdpa::relay::{MediatedQueue, PASS_LIMIT, Relay, ShadowQueue};
 use vdpa::ring::SplitLayout;
@@ -128,7 +128,16 @@ fn shadowed() -> Result<Duration> {
     let ring = GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES, false)?;
     let layout = SplitLayout::new(SIZE)?;
     let private = Arc::new(SharedBuffer::new(layout.size(), PRIVATE)?);
-    let mut queue = ShadowQueue::new(ring, Arc::clone(&private), layout, 0, false, 0)?;
+    let base = VringBase::initial(false);
+    let mut queue = ShadowQueue::new(
+        ring.into(),
+        base,
+        Arc::clone(&private),
+        SIZE,
+        0,
+        false,
+        base,
+    )?;
     let addresses = queue.addresses();
     let device = Device {
         private: &private,

@@ -222,7 +222,9 @@ impl Ring {
         let memory = Arc::clone(&self.view.memory);
         RelayedQueue {
             index: self.view.queue,
-            ring: GuestRing::new(memory, SIZE, self.view.addresses, self.indirect).unwrap(),
+            ring: GuestRing::new(memory, SIZE, self.view.addresses, self.indirect)
+                .unwrap()
+                .into(),
             kick: Arc::clone(&self.notifier.eventfd),
             call: Arc::clone(&self.call),
         }

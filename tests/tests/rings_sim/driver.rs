@@ -82,7 +82,9 @@ impl Ring {
         let memory = Arc::clone(&self.memory);
         RelayedQueue {
             index: self.index,
-            ring: GuestRing::new(memory, SIZE, self.addresses, false).unwrap(),
+            ring: GuestRing::new(memory, SIZE, self.addresses, false)
+                .unwrap()
+                .into(),
             kick: Arc::clone(&self.kick),
             call: Arc::clone(&self.call),
         }

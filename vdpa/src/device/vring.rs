@@ -5,6 +5,8 @@
 //! rings, so each area must lie inside ranges that the caller allows. Owns the
 //! layout rules; must not know how a ring is used.
 
+use std::fmt;
+
 use vmm_sys_util::eventfd::EventFd;
 
 use super::error::VringError;
@@ -46,6 +48,27 @@ pub enum VringBase {
     },
 }
 
+/// Split: the index. Packed: the offsets, each with its wrap counter.
+impl fmt::Display for VringBase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Split { index } => index.fmt(f),
+            Self::Packed {
+                available,
+                available_wrap,
+                used,
+                used_wrap,
+            } => {
+                let (one, two) = (u8::from(available_wrap), u8::from(used_wrap));
+                write!(
+                    f,
+                    "available {available} wrap {one}, used {used} wrap {two}"
+                )
+            }
+        }
+    }
+}
+
 const WRAP: u16 = 1 << 15;
 
 impl VringBase {
@@ -61,6 +84,28 @@ impl VringBase {
             }
         } else {
             Self::Split { index: 0 }
+        }
+    }
+
+    /// Descriptors of a packed ring of `size` entries that a device here has taken and not
+    /// used; 0 for a split ring, whose base does not say it.
+    #[must_use]
+    pub fn packed_in_flight(self, size: u16) -> u16 {
+        match self {
+            Self::Split { .. } => 0,
+            Self::Packed {
+                available,
+                available_wrap,
+                used,
+                used_wrap,
+            } => {
+                let ahead = available.wrapping_sub(used);
+                if available_wrap == used_wrap {
+                    ahead
+                } else {
+                    ahead.wrapping_add(size)
+                }
+            }
         }
     }
 

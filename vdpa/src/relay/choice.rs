@@ -18,11 +18,13 @@ pub enum Reason {
     NoSuspend,
     /// SUSPEND, but no way to go on afterwards.
     NoResume,
-    /// Packed rings are not relayed.
+    /// SUSPEND and RESUME, but packed rings, which have no used ring to mediate.
     PackedRings,
     /// The driver counts on used elements in order, which private rings don't keep,
     /// and the device can't be mediated.
     InOrder,
+    /// As [`Reason::InOrder`], because its rings are packed.
+    PackedInOrder,
     /// What the device has in flight is lost with a reset; only a network may
     /// lose or repeat it.
     NotANetwork,
@@ -34,8 +36,13 @@ impl fmt::Display for Reason {
             Self::SuspendsAndResumes => "the device suspends and resumes",
             Self::NoSuspend => "the device cannot suspend, so it is reset",
             Self::NoResume => "the device suspends but does not resume, so it is reset",
-            Self::PackedRings => "packed rings cannot be relayed",
+            Self::PackedRings => {
+                "the device suspends and resumes, but a packed ring has no used ring to mediate"
+            }
             Self::InOrder => "IN_ORDER was negotiated and the device cannot suspend",
+            Self::PackedInOrder => {
+                "IN_ORDER was negotiated and a packed ring has no used ring to mediate"
+            }
             Self::NotANetwork => {
                 "the device cannot suspend, and only a network device may repeat what was in flight"
             }
@@ -56,8 +63,11 @@ pub fn choose(
     let has = |bit: u32| features & (1 << bit) != 0;
     let suspends = acknowledged.contains(BackendFeatures::SUSPEND);
     let resumes = acknowledged.contains(BackendFeatures::RESUME);
-    if has(VIRTIO_F_RING_PACKED) {
-        (Strategy::Direct, Reason::PackedRings)
+    let packed = has(VIRTIO_F_RING_PACKED);
+    if packed && has(VIRTIO_F_IN_ORDER) {
+        (Strategy::Direct, Reason::PackedInOrder)
+    } else if suspends && resumes && packed {
+        (Strategy::Shadowed, Reason::PackedRings)
     } else if suspends && resumes {
         (Strategy::Mediated, Reason::SuspendsAndResumes)
     } else if has(VIRTIO_F_IN_ORDER) {
@@ -105,7 +115,25 @@ mod tests {
                 in_order,
                 (Strategy::Mediated, Reason::SuspendsAndResumes),
             ),
-            (&net, both, packed, (Strategy::Direct, Reason::PackedRings)),
+            (
+                &block,
+                both,
+                packed,
+                (Strategy::Shadowed, Reason::PackedRings),
+            ),
+            (&net, none, packed, (Strategy::Shadowed, Reason::NoSuspend)),
+            (
+                &net,
+                both,
+                packed | in_order,
+                (Strategy::Direct, Reason::PackedInOrder),
+            ),
+            (
+                &block,
+                none,
+                packed,
+                (Strategy::Direct, Reason::NotANetwork),
+            ),
             (&net, none, 0, (Strategy::Shadowed, Reason::NoSuspend)),
             (
                 &net,

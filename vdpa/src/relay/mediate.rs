@@ -407,7 +407,7 @@ impl Relay for MediatedQueue {
         };
         let in_flight = in_ring_order(&self.ring, used, &outstanding)?;
         self.ring.arrange(used, &in_flight)?;
-        Ok(Position {
+        Ok(Position::Split {
             used,
             available: self.avail.0,
             in_flight,

@@ -10,6 +10,9 @@
 //!   Direct <----> Mediated <----> Shadowed      each arrow: RelaySet::change on a device that
 //!      ^------------------------------^         suspends, RelaySet::restart on any other
 //! ```
+//! Split rings are mediated or shadowed. **A packed ring can only be shadowed**: its used
+//! descriptors lie in the ring itself, so there is no used ring to take away.
+//!
 //! A relay is the only one who shows the guest a used element, after it has told
 //! a [`Dirty`] of all that the device may have written for it. It **polls**: the guest's
 //! wish for interrupts is in memory that the device still reads, so a call
@@ -28,6 +31,7 @@ mod choice;
 mod dirty;
 mod mediate;
 mod pace;
+mod ring;
 mod set;
 mod shadow;
 #[cfg(test)]
@@ -39,15 +43,17 @@ pub use self::choice::{Reason, choose};
 pub use self::dirty::Dirty;
 pub use self::mediate::MediatedQueue;
 pub use self::pace::{Pace, Pause};
+pub use self::ring::RelayedRing;
 pub use self::set::{
     ChangeFailed, Halted, Progress, QueueFailed, RelaySet, RelaySetError, RelayedQueue, Restart,
     TransitionError,
 };
 pub use self::shadow::ShadowQueue;
-use crate::device::VringAddresses;
+use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBufferError;
 use crate::ring::guest::GuestRingError;
-use crate::ring::{QueueError, Violation};
+use crate::ring::packed::{DeviceQueueError, StandingError};
+use crate::ring::{QueueError, RingFormat, Violation};
 
 /// Most elements that one pass relays in each direction.
 pub const PASS_LIMIT: u16 = 256;
@@ -88,16 +94,48 @@ pub struct Pass {
     pub more: bool,
 }
 
-/// Where a queue stands, all indices free-running.
+/// Where a queue stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Position {
-    /// The used index that the guest sees; a device that takes the ring over begins here.
-    pub used: u16,
-    /// First avail entry that no device was ever given.
-    pub available: u16,
-    /// Heads of the chains that a device was given and did not use, as the
-    /// entries from `used` to `available` name them.
-    pub in_flight: Vec<u16>,
+pub enum Position {
+    /// A split ring; indices are free-running.
+    Split {
+        /// The used index that the guest sees.
+        used: u16,
+        /// First avail entry that no device was ever given.
+        available: u16,
+        /// Heads of the chains that a device was given and did not use, as the
+        /// entries from `used` to `available` name them.
+        in_flight: Vec<u16>,
+    },
+    /// A packed ring.
+    Packed {
+        /// Where the guest looks for the next used descriptor, and the first entry that no device
+        /// was ever given; [`VringBase::Packed`].
+        stands: VringBase,
+        /// Buffer ids of the chains that a device was given and did not use, in
+        /// the order of the entries between.
+        in_flight: Vec<u16>,
+    },
+}
+
+impl Position {
+    /// Where a device begins that takes the ring over, so that it takes each
+    /// chain in flight once.
+    #[must_use]
+    pub fn base(&self) -> VringBase {
+        match self {
+            Self::Split { used, .. } => VringBase::Split { index: *used },
+            Self::Packed { stands, .. } => ring::begin_at_used(*stands),
+        }
+    }
+
+    /// The chains that a device was given and did not use.
+    #[must_use]
+    pub fn in_flight(&self) -> &[u16] {
+        match self {
+            Self::Split { in_flight, .. } | Self::Packed { in_flight, .. } => in_flight,
+        }
+    }
 }
 
 /// Why a queue can't be relayed any longer. The queue is then broken until the
@@ -110,6 +148,28 @@ pub enum RelayError {
         /// What is wrong with it.
         #[source]
         source: GuestRingError,
+    },
+    /// The guest's packed ring.
+    #[error("the guest's packed ring cannot be relayed")]
+    GuestPacked {
+        /// What is wrong with it.
+        #[source]
+        source: DeviceQueueError,
+    },
+    /// Only its memory could say where the guest's packed ring stands, and it doesn't.
+    #[error("where the guest's packed ring stands is not known: its driver must reset the device")]
+    Standing {
+        /// Why.
+        #[source]
+        source: StandingError,
+    },
+    /// A position of a ring of the other format.
+    #[error("a {format} ring cannot stand at {base}")]
+    Format {
+        /// The ring's format.
+        format: RingFormat,
+        /// The position.
+        base: VringBase,
     },
     /// The private ring.
     #[error("the private ring failed")]
@@ -140,6 +200,15 @@ pub enum RelayError {
         /// Entries of the guest's.
         guest: u16,
     },
+    /// A chain of the guest's, its indirect table counted, has more pieces than
+    /// the private ring has entries.
+    #[error("a chain of {pieces} pieces does not fit a private ring of {private} entries")]
+    ChainTooLong {
+        /// Pieces of the chain.
+        pieces: usize,
+        /// Entries of the private ring.
+        private: u16,
+    },
     /// Which chains the device holds is not known: it took some before it was
     /// relayed, and may complete them in any order.
     #[error(
@@ -150,11 +219,33 @@ pub enum RelayError {
         /// How many.
         unknown: u16,
     },
+    /// The device holds chains of a packed ring, whose descriptors it may have
+    /// overwritten with used ones of others.
+    #[error(
+        "the device still holds {descriptors} descriptors of its packed ring and may have \
+         overwritten them: try again when it has used them"
+    )]
+    PackedInFlight {
+        /// How many descriptors.
+        descriptors: u16,
+    },
 }
 
 impl From<GuestRingError> for RelayError {
     fn from(source: GuestRingError) -> Self {
         Self::Guest { source }
+    }
+}
+
+impl From<DeviceQueueError> for RelayError {
+    fn from(source: DeviceQueueError) -> Self {
+        Self::GuestPacked { source }
+    }
+}
+
+impl From<StandingError> for RelayError {
+    fn from(source: StandingError) -> Self {
+        Self::Standing { source }
     }
 }
 
@@ -214,7 +305,7 @@ pub trait Relay: fmt::Debug + Send {
     }
 
     /// After [`Relay::finish`], with the device still stopped: brings the guest's
-    /// ring into a state in which a device that begins at [`Position::used`]
+    /// ring into a state in which a device that begins at [`Position::base`]
     /// takes each chain that is in flight once.
     ///
     /// # Errors

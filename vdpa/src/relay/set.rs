@@ -20,10 +20,19 @@
 //! asked, so the entries are taken as they are, which is right for a device that completes in
 //! order; a transmitted frame may go out twice then, and none is lost.
 //!
+//! **Packed rings** are direct or shadowed. A suspended device that holds chains of one
+//! ([`RelayError::PackedInFlight`]) is not taken over: used descriptors take the places of others,
+//! so if it completes out of order those of the chains that it holds may be gone.
+//! Try again, as soon as traffic lets it hold nothing. After a reset the flags in the ring tell where it stands
+//! ([`packed::GuestRing::standing`](crate::ring::packed::GuestRing::standing)), if each chain is one descriptor. A shadow has copies of the
+//! descriptors, and writes them again where the next device begins.
+//!
 //! Private memory of one queue, mapped once, in the guest's address space:
 //! ```text
-//!   | descriptors, avail ring | used ring of the shadow | used ring of the mediation |
-//!   +--- device reads only ---+--- device writes -------+--- device writes ----------+
+//!   split    | descriptors, avail ring | used ring of the shadow | used ring of the mediation |
+//!            +--- device reads only ---+--- device writes -------+--- device writes ----------+
+//!   packed   | driver event            | descriptors, device event |
+//!            +--- device reads only ---+--- device writes ---------+
 //! ```
 //! It must not know what else the device has: a control queue is the caller's.
 
@@ -33,18 +42,16 @@ mod lane;
 use std::error::Error;
 use std::sync::Arc;
 
-use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED};
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vmm_sys_util::eventfd::EventFd;
 
 pub use self::error::{ChangeFailed, Halted, QueueFailed, RelaySetError, TransitionError};
 use self::lane::{Features, Lane, Mode, signal};
-use super::{Dirty, Pace, Pause, Position, RelayError, Strategy};
+use super::{Dirty, Pace, Pause, Position, RelayedRing, Strategy};
 use crate::device::{
     Device, DeviceError, DeviceInfo, Failed, Negotiated, Owned, Running, Suspended, VringBase,
 };
 use crate::iotlb::Iotlb;
-use crate::ring::guest::{GuestRing, GuestRingError};
+use crate::ring::RingFeatures;
 use crate::window::PrivateWindow;
 
 /// A queue of the guest's that can be relayed.
@@ -52,8 +59,8 @@ use crate::window::PrivateWindow;
 pub struct RelayedQueue {
     /// Index of the queue on the device.
     pub index: u16,
-    /// The guest's ring.
-    pub ring: GuestRing,
+    /// The guest's ring; all of a device have the same format.
+    pub ring: RelayedRing,
     /// Signalled by the guest. While shadowed the device does not hear it: who waits
     /// on [`RelaySet::hints`] does. A guest with a doorbell must be given this instead.
     pub kick: Arc<EventFd>,
@@ -110,13 +117,19 @@ impl RelaySet {
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
     ) -> Result<Self, RelaySetError> {
-        let has = |bit: u32| features & (1 << bit) != 0;
-        if has(VIRTIO_F_RING_PACKED) {
-            return Err(RelaySetError::Packed);
-        }
+        let features = RingFeatures::of(features);
         let lanes = queues
             .into_iter()
             .map(|queue| {
+                let (found, negotiated) = (queue.ring.format(), features.format());
+                if found != negotiated {
+                    let queue = queue.index;
+                    return Err(RelaySetError::Format {
+                        queue,
+                        found,
+                        negotiated,
+                    });
+                }
                 let known = info.queue(queue.index);
                 let known = known.map_err(|source| RelaySetError::Device { source })?;
                 Lane::new(queue, known.max_size, iotlb, window)
@@ -125,8 +138,8 @@ impl RelaySet {
         Ok(Self {
             lanes,
             features: Features {
-                event_idx: has(VIRTIO_RING_F_EVENT_IDX),
-                in_order: has(VIRTIO_F_IN_ORDER),
+                event_idx: features.event_idx,
+                in_order: features.in_order,
             },
             pace: Pace::default(),
         })
@@ -195,7 +208,7 @@ impl RelaySet {
         })
     }
 
-    /// Shadowed queues stop at the index wrap, where a device that refuses a base can
+    /// Shadowed queues stop at the wrap, where a device that refuses a base can
     /// take them over by [`RelaySet::restart`]. All queues of a device are reset at once,
     /// so one that is there waits for the others, and **its traffic stands still meanwhile**: give
     /// up with [`RelaySet::release`] after a time that the guest can bear.
@@ -217,7 +230,7 @@ impl RelaySet {
         self.pace = Pace::default();
     }
 
-    /// Whether all shadowed queues stand at position 0 with nothing in flight.
+    /// Whether all queues are shadowed and stand at the start of their rings with nothing in flight.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.lanes.iter().all(|lane| match &lane.mode {
@@ -240,7 +253,7 @@ impl RelaySet {
             .map(|lane| {
                 let position = match lane.mode.relay() {
                     Some(relay) => relay.finish(dirty).and_then(|_| relay.settle()),
-                    None => direct_position(&lane.queue.ring).map_err(RelayError::from),
+                    None => lane.queue.ring.position(),
                 };
                 match position {
                     Ok(position) => Ok((lane.queue.index, position)),
@@ -364,6 +377,10 @@ impl RelaySet {
             if strategy == Strategy::Shadowed && self.features.in_order {
                 return Err(TransitionError::InOrder { queue });
             }
+            let lane = self.lanes.get(position);
+            if strategy == Strategy::Mediated && lane.is_some_and(Lane::is_packed) {
+                return Err(TransitionError::PackedMediated { queue });
+            }
             wanted.push((position, strategy));
         }
         Ok(wanted)
@@ -374,7 +391,7 @@ impl RelaySet {
         device: &Device<Suspended>,
         wanted: &[(usize, Strategy)],
         dirty: &dyn Dirty,
-    ) -> Result<Vec<(usize, Mode, u16)>, TransitionError> {
+    ) -> Result<Vec<(usize, Mode, VringBase)>, TransitionError> {
         let mut prepared = Vec::with_capacity(wanted.len());
         for &(position, strategy) in wanted {
             let features = self.features;
@@ -385,21 +402,9 @@ impl RelaySet {
             if now == strategy {
                 continue;
             }
-            // A parent that has no ring state to tell is taken to hold nothing.
-            let stopped = match device.vring_base(lane.queue.index) {
-                Ok(VringBase::Split { index }) => Ok(index),
-                Ok(VringBase::Packed { available, .. }) => Ok(available),
-                Err(source) => Err(TransitionError::Device { source }),
-            };
+            let stopped = device.vring_base(lane.queue.index);
             let base = match (now, strategy) {
-                (Strategy::Direct, Strategy::Shadowed) => {
-                    let used = lane.settle(dirty)?;
-                    let unknown = stopped.map_or(0, |base| base.wrapping_sub(used));
-                    if unknown > 0 {
-                        return Err(lane.failed(RelayError::InFlightUnknown { unknown }));
-                    }
-                    used
-                }
+                (Strategy::Direct, Strategy::Shadowed) => lane.take_over(stopped)?,
                 (Strategy::Shadowed, _) | (_, Strategy::Shadowed) => lane.settle(dirty)?,
                 _ => {
                     // Only the used ring changes: the device goes on where it
@@ -408,10 +413,10 @@ impl RelaySet {
                         let finished = relay.finish(dirty);
                         finished.map_err(|source| lane.failed(source))?;
                     }
-                    stopped?
+                    stopped.map_err(|source| TransitionError::Device { source })?
                 }
             };
-            let mode = lane.make(strategy, features, base);
+            let mode = lane.make(strategy, features, base, base);
             let mode = mode.map_err(|source| lane.failed(source))?;
             prepared.push((position, mode, base));
         }
@@ -422,20 +427,20 @@ impl RelaySet {
         &mut self,
         wanted: &[(usize, Strategy)],
         dirty: &dyn Dirty,
-    ) -> Result<Vec<(usize, Mode, u16)>, TransitionError> {
+    ) -> Result<Vec<(usize, Mode, VringBase)>, TransitionError> {
         let features = self.features;
         let mut prepared = Vec::with_capacity(self.lanes.len());
         for (position, lane) in self.lanes.iter_mut().enumerate() {
             let target = wanted.iter().find(|(lane, _)| *lane == position);
             let strategy = target.map_or(lane.mode.strategy(), |&(_, strategy)| strategy);
             let used = lane.settle(dirty)?;
-            // A fresh private ring begins at 0, which every device takes.
+            // A fresh private ring begins at its start, which every device takes.
             let base = if strategy == Strategy::Shadowed {
-                0
+                lane.initial_base()
             } else {
                 used
             };
-            let mode = lane.make(strategy, features, base);
+            let mode = lane.make(strategy, features, used, base);
             let mode = mode.map_err(|source| lane.failed(source))?;
             prepared.push((position, mode, base));
         }
@@ -447,7 +452,7 @@ impl RelaySet {
         device: &mut Device<Suspended>,
         position: usize,
         mut mode: Mode,
-        base: u16,
+        base: VringBase,
     ) -> Result<(), TransitionError> {
         let Some(lane) = self.lanes.get_mut(position) else {
             return Ok(());
@@ -465,17 +470,18 @@ impl RelaySet {
         device: &mut Device<Negotiated>,
         position: usize,
         mut mode: Mode,
-        base: u16,
+        base: VringBase,
     ) -> Result<(), TransitionError> {
         let Some(lane) = self.lanes.get_mut(position) else {
             return Ok(());
         };
         let (queue, allowed) = (lane.queue.index, lane.allowed());
+        let initial = lane.initial_base();
         device
             .set_vring(queue, &lane.config(&mut mode, base), &allowed)
             .and_then(|()| device.enable_vring(queue))
             .map_err(|source| match source {
-                DeviceError::QueueRefused { .. } if base != 0 => TransitionError::Base {
+                DeviceError::QueueRefused { .. } if base != initial => TransitionError::Base {
                     queue,
                     base,
                     source,
@@ -497,17 +503,4 @@ impl RelaySet {
         }
         Ok(device)
     }
-}
-
-fn direct_position(ring: &GuestRing) -> Result<Position, GuestRingError> {
-    let (used, available) = (ring.used_index()?, ring.avail_index()?);
-    let count = available.wrapping_sub(used).min(ring.size());
-    let in_flight = (0..count)
-        .map(|position| ring.avail_entry(used.wrapping_add(position)))
-        .collect::<Result<_, _>>()?;
-    Ok(Position {
-        used,
-        available: used.wrapping_add(count),
-        in_flight,
-    })
 }

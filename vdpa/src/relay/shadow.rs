@@ -1,35 +1,39 @@
-//! Full shadow of one split queue: the device works on a ring of ours whose
-//! descriptors name the guest's buffers.
+//! Full shadow of one queue: the device works on a ring of ours whose
+//! descriptors name the guest's buffers. Both rings are split, or both packed.
 //!
 //! ```text
 //!   guest's ring                 id map (private memory)             private ring
-//!   avail --> DeviceQueue::pop --> in_flight[head] = chain --> DriverQueue::add  --> device
+//!   avail --> GuestQueue::pop --> in_flight[head] = chain --> DriverQueue::add  --> device
 //!   used  <-- push_used <-- mark what it may write <-- pop_used <------------------- device
 //! ```
 //! Payload is not touched: IOVA = guest-physical address. Indirect tables of
 //! the guest are resolved into the private ring, so the device never reads a descriptor that
 //! the guest can change, and every buffer lies in guest RAM, never in the private window.
 //!
-//! For devices that refuse to begin anywhere but at 0 the shadow can stop at
-//! the index wrap:
+//! For devices that refuse to begin anywhere but at the start the shadow can stop at
+//! the wrap:
 //! ```text
-//!   forwarding --- hold_at_wrap ---> forwarding to 65535 ---> held: position 0
-//!       ^------------ release -------------+------------------------'
+//!   forwarding --- hold_at_wrap ---> forwarding to the last entry ---> held: at the start
+//!       ^------------ release -------------+------------------------------'
 //! ```
+//! The start is index 0 of a split ring, after 65536 chains; of a packed ring entry 0 with wrap
+//! counter 1, after every second lap. A packed chain that runs over the last entry
+//! passes the start by; then the next one counts.
+
+mod guest;
 
 use std::sync::Arc;
 
-use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, RelayError, Strategy};
-use crate::device::VringAddresses;
+use self::guest::{Chain, GuestQueue};
+use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, RelayError, RelayedRing, Strategy};
+use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
-use crate::ring::guest::GuestRing;
-use crate::ring::split::{DeviceQueue, DriverQueue, GuestChain};
-use crate::ring::{Direction, QueueError, RingFeatures, SplitLayout};
+use crate::ring::{Direction, DriverQueue, QueueError, RingFeatures, RingFormat};
 
 /// A chain that the device has.
 #[derive(Debug)]
 struct InFlight {
-    chain: GuestChain,
+    chain: Chain,
     /// Counts up with each chain forwarded.
     number: u64,
 }
@@ -37,12 +41,12 @@ struct InFlight {
 /// One shadowed queue.
 #[derive(Debug)]
 pub struct ShadowQueue {
-    guest: DeviceQueue,
+    guest: GuestQueue,
     private: DriverQueue,
     /// By head in the private ring.
     in_flight: Vec<Option<InFlight>>,
     /// Taken from the guest, and the private ring was full.
-    waiting: Option<GuestChain>,
+    waiting: Option<Chain>,
     forwarded: u64,
     hold_at_wrap: bool,
     /// Both sides were asked to signal, and nothing came since.
@@ -50,37 +54,39 @@ pub struct ShadowQueue {
 }
 
 impl ShadowQueue {
-    /// A shadow of `ring` from where the guest's used index stands: what a
+    /// A shadow of `ring`, whose used position is that of `stands`: what a
     /// device had taken and not used is given to the device again. The private
-    /// ring, of `layout`, lies at `offset` of `private`, and the device begins at `base` in it.
+    /// ring, of the same format and with `entries`, lies at `offset` of `private`, and the device
+    /// begins at `base` in it.
     ///
     /// # Errors
-    /// The private ring is smaller than the guest's or does not fit its memory.
+    /// The private ring is smaller than the guest's, does not fit its memory, or
+    /// a position is not one of such a ring.
     pub fn new(
-        ring: GuestRing,
+        ring: RelayedRing,
+        stands: VringBase,
         private: Arc<SharedBuffer>,
-        layout: SplitLayout,
+        entries: u16,
         offset: u64,
         event_idx: bool,
-        base: u16,
+        base: VringBase,
     ) -> Result<Self, RelayError> {
-        if layout.entries() < ring.size() {
+        if entries < ring.size() {
             return Err(RelayError::TooSmall {
-                private: layout.entries(),
+                private: entries,
                 guest: ring.size(),
             });
         }
-        let used = ring.used_index()?;
         let features = RingFeatures {
+            packed: ring.format() == RingFormat::Packed,
             event_idx,
-            ..RingFeatures::default()
+            in_order: false,
         };
-        let private = DriverQueue::with_base(private, layout, offset, features, base)?;
         Ok(Self {
-            guest: DeviceQueue::new(ring, event_idx, used, used),
-            private,
+            guest: GuestQueue::new(ring, event_idx, stands)?,
+            private: DriverQueue::with_base(private, entries, offset, features, base)?,
             in_flight: std::iter::repeat_with(|| None)
-                .take(usize::from(layout.entries()))
+                .take(usize::from(entries))
                 .collect(),
             waiting: None,
             forwarded: 0,
@@ -99,8 +105,8 @@ impl ShadowQueue {
         Ok(())
     }
 
-    /// Forwards nothing past position 65535, so that a device can take the
-    /// guest's ring over at 0. Until [`ShadowQueue::release`] the queue stands
+    /// Forwards nothing past the wrap, so that a device can take the
+    /// guest's ring over at its start. Until [`ShadowQueue::release`] the queue stands
     /// still once it is there.
     pub fn hold_at_wrap(&mut self) {
         self.hold_at_wrap = true;
@@ -111,13 +117,10 @@ impl ShadowQueue {
         self.hold_at_wrap = false;
     }
 
-    /// Whether the queue stands at position 0 with nothing in flight.
+    /// Whether the queue stands at the start with nothing in flight.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.hold_at_wrap
-            && self.waiting.is_none()
-            && self.guest.next_avail() == 0
-            && self.guest.next_used() == 0
+        self.hold_at_wrap && self.waiting.is_none() && self.guest.is_at_start()
     }
 
     /// Chains that the device has.
@@ -126,14 +129,14 @@ impl ShadowQueue {
         self.private.outstanding()
     }
 
-    fn take(&mut self) -> Result<Option<GuestChain>, RelayError> {
+    fn take(&mut self) -> Result<Option<Chain>, RelayError> {
         if let Some(chain) = self.waiting.take() {
             return Ok(Some(chain));
         }
-        if self.hold_at_wrap && self.guest.next_avail() == 0 {
+        if self.hold_at_wrap && self.guest.takes_at_start() {
             return Ok(None);
         }
-        Ok(self.guest.pop()?)
+        self.guest.pop()
     }
 
     /// Gives the device what the guest has, as far as it fits.
@@ -145,7 +148,12 @@ impl ShadowQueue {
             };
             let head = match self.private.add(&chain.pieces) {
                 Ok(head) => head,
-                Err(QueueError::Full { .. }) => {
+                Err(QueueError::Full { wanted, .. }) => {
+                    let private = self.private.size();
+                    if wanted > usize::from(private) {
+                        let pieces = wanted;
+                        return Err(RelayError::ChainTooLong { pieces, private });
+                    }
                     self.waiting = Some(chain);
                     break;
                 }
@@ -181,7 +189,7 @@ impl ShadowQueue {
                     dirty.mark(piece.iova, piece.len);
                 }
             }
-            self.guest.push_used(chain.head, element.written)?;
+            self.guest.push_used(chain.name, element.written)?;
             used += 1;
         }
         Ok(used)
@@ -196,7 +204,7 @@ impl ShadowQueue {
         self.listening = idle;
         let from_guest = self.guest.set_notifications(idle)?;
         let from_device = self.private.set_interrupts(idle)?;
-        let held = self.hold_at_wrap && self.guest.next_avail() == 0;
+        let held = self.hold_at_wrap && self.guest.takes_at_start();
         Ok(idle && (from_device || (from_guest && !held && self.waiting.is_none())))
     }
 }
@@ -250,18 +258,13 @@ impl Relay for ShadowQueue {
         flying.sort_by_key(|flying| flying.number);
         let in_flight: Vec<u16> = flying
             .iter()
-            .map(|flying| flying.chain.head)
-            .chain(self.waiting.as_ref().map(|chain| chain.head))
+            .map(|flying| flying.chain.name)
+            .chain(self.waiting.as_ref().map(|chain| chain.name))
             .collect();
-        let used = self.guest.next_used();
-        self.guest.ring().arrange(used, &in_flight)?;
+        let position = self.guest.arrange(in_flight)?;
         // Whoever takes over finds the guest with kicks on.
         self.guest.set_notifications(true)?;
         self.listening = false;
-        Ok(Position {
-            used,
-            available: self.guest.next_avail(),
-            in_flight,
-        })
+        Ok(position)
     }
 }

@@ -40,13 +40,36 @@ impl DriverQueue {
         offset: u64,
         features: RingFeatures,
     ) -> Result<Self, QueueError> {
-        Ok(match RingLayout::new(features.format(), size)? {
-            RingLayout::Split(layout) => {
-                Self::Split(split::DriverQueue::new(buffer, layout, offset, features)?)
-            }
-            RingLayout::Packed(layout) => {
-                Self::Packed(packed::DriverQueue::new(buffer, layout, offset, features)?)
-            }
+        Self::with_base(
+            buffer,
+            size,
+            offset,
+            features,
+            VringBase::initial(features.packed),
+        )
+    }
+
+    /// As [`DriverQueue::new`], but both sides begin at `base`: for a device that is told to go
+    /// on there.
+    ///
+    /// # Errors
+    /// As [`DriverQueue::new`]; [`QueueError::Base`].
+    pub fn with_base(
+        buffer: Arc<SharedBuffer>,
+        size: u16,
+        offset: u64,
+        features: RingFeatures,
+        base: VringBase,
+    ) -> Result<Self, QueueError> {
+        let layout = RingLayout::new(features.format(), size)?;
+        Ok(match (layout, base) {
+            (RingLayout::Split(layout), VringBase::Split { index }) => Self::Split(
+                split::DriverQueue::with_base(buffer, layout, offset, features, index)?,
+            ),
+            (RingLayout::Packed(layout), VringBase::Packed { .. }) => Self::Packed(
+                packed::DriverQueue::with_base(buffer, layout, offset, features, base)?,
+            ),
+            _ => return Err(QueueError::Base { base }),
         })
     }
 

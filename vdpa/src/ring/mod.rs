@@ -25,6 +25,7 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 pub use self::driver::DriverQueue;
 pub use self::layout::{PackedLayout, RingLayout, SplitLayout};
+use crate::device::VringBase;
 use crate::iova::PAGE_SIZE;
 use crate::memory::{SharedBuffer, SharedBufferError};
 
@@ -121,6 +122,12 @@ pub enum QueueError {
         size: u16,
         /// Format asked for.
         format: RingFormat,
+    },
+    /// The ring has another format or fewer entries, or chains would be in flight there.
+    #[error("an empty ring of this size and format cannot begin at {base}")]
+    Base {
+        /// Where it was to begin.
+        base: VringBase,
     },
     /// The chain has no pieces, an empty piece, more than 4 GiB, or a piece
     /// for the device to read behind one to write (virtio 1.3, 2.7.4.2).

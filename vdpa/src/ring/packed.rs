@@ -64,6 +64,7 @@ struct Position {
 
 impl Position {
     /// Of a ring that was never used.
+    #[cfg(test)]
     const START: Self = Self {
         index: 0,
         wrap: true,

@@ -4,19 +4,26 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use crate::device::{Device, DeviceError, Owned, Running, Suspended};
+use crate::device::{Device, DeviceError, Owned, Running, Suspended, VringBase};
 use crate::iotlb::IotlbError;
 use crate::memory::SharedBufferError;
 use crate::relay::RelayError;
-use crate::ring::QueueError;
+use crate::ring::{QueueError, RingFormat};
 use crate::window::WindowError;
 
 /// Why queues can't be prepared for being relayed.
 #[derive(Debug, thiserror::Error)]
 pub enum RelaySetError {
-    /// Only split rings can be relayed.
-    #[error("packed rings cannot be relayed")]
-    Packed,
+    /// A ring has another format than was negotiated.
+    #[error("the ring of queue {queue} is {found} and {negotiated} rings were negotiated")]
+    Format {
+        /// The queue's index.
+        queue: u16,
+        /// The ring's format.
+        found: RingFormat,
+        /// The format that all rings must have.
+        negotiated: RingFormat,
+    },
     /// The device has no such queue.
     #[error("the queue cannot be relayed")]
     Device {
@@ -76,6 +83,14 @@ pub enum TransitionError {
         /// Its index.
         queue: u16,
     },
+    /// A packed ring has no used ring of its own.
+    #[error(
+        "queue {queue} cannot be mediated: a packed ring has no used ring of its own; shadow it"
+    )]
+    PackedMediated {
+        /// Its index.
+        queue: u16,
+    },
     /// A relay failed.
     #[error("queue {queue} cannot change how it reaches the device")]
     Queue {
@@ -92,16 +107,16 @@ pub enum TransitionError {
         #[source]
         source: DeviceError,
     },
-    /// The device begins nowhere but at 0.
+    /// The device begins nowhere but at the start of a ring.
     #[error(
         "queue {queue} stands at {base} and the device refuses to begin there: shadow it, and hold \
-         it at the index wrap before going direct"
+         it at the wrap before going direct"
     )]
     Base {
         /// Its index.
         queue: u16,
         /// Where it stands.
-        base: u16,
+        base: VringBase,
         /// What the kernel said.
         #[source]
         source: DeviceError,

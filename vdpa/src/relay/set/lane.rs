@@ -6,13 +6,14 @@ use std::sync::Arc;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{RelaySetError, RelayedQueue, TransitionError};
-use crate::device::{VringAddresses, VringBase, VringConfig};
+use crate::device::{DeviceError, VringAddresses, VringBase, VringConfig};
 use crate::iotlb::{Access, Iotlb, Mapping};
 use crate::iova::IovaRange;
 use crate::memory::SharedBuffer;
-use crate::relay::{Dirty, MediatedQueue, Relay, RelayError, ShadowQueue, Strategy};
-use crate::ring::SplitLayout;
+use crate::relay::ring::begin_at_used;
+use crate::relay::{Dirty, MediatedQueue, Relay, RelayError, RelayedRing, ShadowQueue, Strategy};
 use crate::ring::guest::ram;
+use crate::ring::{RingFormat, RingLayout};
 use crate::window::PrivateWindow;
 
 /// Largest private ring. More entries than the guest's ring has are of use
@@ -49,7 +50,7 @@ impl Mode {
 pub(super) struct Lane {
     pub(super) queue: RelayedQueue,
     pub(super) private: Arc<SharedBuffer>,
-    pub(super) layout: SplitLayout,
+    pub(super) layout: RingLayout,
     /// Kicks the device while the queue is shadowed.
     pub(super) kick: EventFd,
     /// Signalled by the device while the queue is relayed.
@@ -72,15 +73,19 @@ impl Lane {
             .checked_ilog2()
             .map_or(guest, |log| 1 << log)
             .max(guest);
-        let layout = SplitLayout::new(entries).map_err(|source| RelaySetError::Ring { source })?;
-        let size = layout.size() + MediatedQueue::memory_size(guest);
+        let layout = RingLayout::new(queue.ring.format(), entries)
+            .map_err(|source| RelaySetError::Ring { source })?;
+        let size = match queue.ring {
+            RelayedRing::Split(_) => layout.size() + MediatedQueue::memory_size(guest),
+            RelayedRing::Packed(_) => layout.size(),
+        };
         let iova = window
             .allocate(size)
             .map_err(|source| RelaySetError::Window { source })?;
         let private = SharedBuffer::new(size, iova)
             .map(Arc::new)
             .map_err(|source| RelaySetError::Memory { source })?;
-        let read_only = layout.used_offset();
+        let read_only = layout.writable_offset();
         for (offset, len, access) in [
             (0, read_only, Access::ReadOnly),
             (read_only, size - read_only, Access::ReadWrite),
@@ -107,27 +112,43 @@ impl Lane {
         })
     }
 
+    /// The ring reached by `strategy`, which stands at `stands`; the device begins at `base`.
     pub(super) fn make(
         &self,
         strategy: Strategy,
         features: Features,
-        base: u16,
+        stands: VringBase,
+        base: VringBase,
     ) -> Result<Mode, RelayError> {
-        let ring = self.queue.ring.clone();
         let private = Arc::clone(&self.private);
         Ok(match strategy {
             Strategy::Direct => Mode::Direct,
-            Strategy::Mediated => Mode::Mediated(MediatedQueue::new(
-                ring,
-                private,
-                self.layout.size(),
-                features.event_idx,
-                features.in_order,
-                base,
-            )?),
+            Strategy::Mediated => match (&self.queue.ring, base) {
+                (RelayedRing::Split(ring), VringBase::Split { index }) => {
+                    Mode::Mediated(MediatedQueue::new(
+                        ring.clone(),
+                        private,
+                        self.layout.size(),
+                        features.event_idx,
+                        features.in_order,
+                        index,
+                    )?)
+                }
+                (ring, _) => {
+                    let format = ring.format();
+                    return Err(RelayError::Format { format, base });
+                }
+            },
             Strategy::Shadowed => {
-                let event_idx = features.event_idx;
-                let mut queue = ShadowQueue::new(ring, private, self.layout, 0, event_idx, base)?;
+                let mut queue = ShadowQueue::new(
+                    self.queue.ring.clone(),
+                    stands,
+                    private,
+                    self.layout.entries(),
+                    0,
+                    features.event_idx,
+                    base,
+                )?;
                 queue.fill()?;
                 Mode::Shadowed(Box::new(queue))
             }
@@ -135,7 +156,7 @@ impl Lane {
     }
 
     /// What the device is told of the ring in `mode`.
-    pub(super) fn config<'a>(&'a self, mode: &'a mut Mode, index: u16) -> VringConfig<'a> {
+    pub(super) fn config<'a>(&'a self, mode: &'a mut Mode, base: VringBase) -> VringConfig<'a> {
         let shadowed = matches!(mode, Mode::Shadowed(_));
         let direct = matches!(mode, Mode::Direct);
         let (addresses, size): (VringAddresses, u16) = match mode.relay() {
@@ -145,7 +166,7 @@ impl Lane {
         VringConfig {
             size,
             addresses,
-            base: VringBase::Split { index },
+            base,
             kick: Some(if shadowed {
                 &self.kick
             } else {
@@ -166,17 +187,53 @@ impl Lane {
         }
     }
 
+    pub(super) fn is_packed(&self) -> bool {
+        self.queue.ring.format() == RingFormat::Packed
+    }
+
+    /// Where a device begins in a new ring.
+    pub(super) fn initial_base(&self) -> VringBase {
+        VringBase::initial(self.is_packed())
+    }
+
     /// Brings the guest's ring into a state in which a device can take it over;
     /// gives where.
-    pub(super) fn settle(&mut self, dirty: &dyn Dirty) -> Result<u16, TransitionError> {
+    pub(super) fn settle(&mut self, dirty: &dyn Dirty) -> Result<VringBase, TransitionError> {
         let settled = match self.mode.relay() {
-            None => self.queue.ring.used_index().map_err(RelayError::from),
+            None => self.queue.ring.used(),
             Some(relay) => relay
                 .finish(dirty)
                 .and_then(|_| relay.settle())
-                .map(|position| position.used),
+                .map(|position| position.base()),
         };
         settled.map_err(|source| self.failed(source))
+    }
+
+    /// Where a direct ring is taken over by a shadow: `stopped` is where the suspended device says
+    /// that it stopped. It must hold nothing. A parent that has no ring state to tell is
+    /// taken to have completed in order.
+    pub(super) fn take_over(
+        &self,
+        stopped: Result<VringBase, DeviceError>,
+    ) -> Result<VringBase, TransitionError> {
+        let stands = match (self.is_packed(), stopped) {
+            (true, Ok(stopped)) => match stopped.packed_in_flight(self.queue.ring.size()) {
+                0 => Ok(begin_at_used(stopped)),
+                descriptors => Err(RelayError::PackedInFlight { descriptors }),
+            },
+            (false, Ok(VringBase::Split { index })) => self.queue.ring.used().and_then(|used| {
+                let unknown = match used {
+                    VringBase::Split { index: used } => index.wrapping_sub(used),
+                    VringBase::Packed { .. } => 0,
+                };
+                if unknown > 0 {
+                    return Err(RelayError::InFlightUnknown { unknown });
+                }
+                Ok(used)
+            }),
+            _ => self.queue.ring.used(),
+        };
+        stands.map_err(|source| self.failed(source))
     }
 
     /// Where the ring may lie: guest RAM and the private memory.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::model::{ADDRESSES, SIZE, Space, World, buffer, layout};
+use crate::device::VringBase;
 use crate::memory::SharedBuffer;
 use crate::relay::{MediatedQueue, Relay, RelayError, ShadowQueue, Strategy as How};
 use crate::ring::guest::{GuestRing, GuestRingError, GuestViolation};
@@ -214,7 +215,8 @@ fn rings_must_lie_in_guest_memory() {
     let small = Arc::new(SharedBuffer::new(4096, 1 << 41).unwrap());
     let queue = MediatedQueue::new(world.ring(), Arc::clone(&small), 4096, false, false, 0);
     assert!(matches!(queue, Err(RelayError::Memory { .. })));
-    let queue = ShadowQueue::new(world.ring(), small, layout(), 0, false, 0);
+    let base = VringBase::initial(false);
+    let queue = ShadowQueue::new(world.ring().into(), base, small, SIZE, 0, false, base);
     assert!(matches!(queue, Err(RelayError::Private { .. })));
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::super::{Dirty, MediatedQueue, Relay, RelayError, ShadowQueue, Strategy};
-use crate::device::VringAddresses;
+use crate::device::{VringAddresses, VringBase};
 use crate::memory::{GuestMemory, SharedBuffer};
 use crate::ring::SplitLayout;
 use crate::ring::guest::{GuestRing, Suppression};
@@ -210,6 +210,13 @@ impl Guest {
     }
 }
 
+fn index(base: &VringBase) -> u16 {
+    match base {
+        VringBase::Split { index } => *index,
+        VringBase::Packed { .. } => panic!("{base}"),
+    }
+}
+
 pub(super) fn buffer(head: u16) -> u64 {
     BUFFERS + BUFFER * u64::from(head)
 }
@@ -406,7 +413,7 @@ impl World {
         let base = if now == Strategy::Shadowed || target == Strategy::Shadowed {
             match &mut self.relay {
                 None => ring.used_index()?,
-                Some(relay) => relay.settle()?.used,
+                Some(relay) => index(&relay.settle()?.base()),
             }
         } else {
             self.device.avail
@@ -420,7 +427,13 @@ impl World {
                 Some(Box::new(queue))
             }
             Strategy::Shadowed => {
-                let mut queue = ShadowQueue::new(ring, private, layout(), 0, self.event_idx, base)?;
+                let stands = VringBase::Split {
+                    index: ring.used_index()?,
+                };
+                let base = VringBase::Split { index: base };
+                let events = self.event_idx;
+                let mut queue =
+                    ShadowQueue::new(ring.into(), stands, private, SIZE, 0, events, base)?;
                 queue.fill()?;
                 Some(Box::new(queue))
             }

@@ -23,7 +23,7 @@ use super::{
     DESCRIPTOR_LENGTH, DESCRIPTOR_SIZE, EVENT_FLAGS, EVENT_FLAGS_DESC, EVENT_FLAGS_DISABLE,
     EVENT_FLAGS_ENABLE, Position, event_wanted,
 };
-use crate::device::VringAddresses;
+use crate::device::{VringAddresses, VringBase};
 use crate::memory::{SharedBuffer, SharedBufferError};
 
 /// A chain that the device has, filed under its buffer id.
@@ -79,9 +79,29 @@ impl DriverQueue {
         offset: u64,
         features: RingFeatures,
     ) -> Result<Self, QueueError> {
+        Self::with_base(buffer, layout, offset, features, VringBase::initial(true))
+    }
+
+    /// As [`DriverQueue::new`], but both sides begin at `base`, with nothing in flight:
+    /// for a device that is told to go on there.
+    ///
+    /// # Errors
+    /// As [`DriverQueue::new`]; [`QueueError::Base`] for a position of a split ring, outside
+    /// this one or with something in flight.
+    pub fn with_base(
+        buffer: Arc<SharedBuffer>,
+        layout: PackedLayout,
+        offset: u64,
+        features: RingFeatures,
+        base: VringBase,
+    ) -> Result<Self, QueueError> {
         let start = prepare(&buffer, offset, layout.total)?;
         let size = layout.size;
-        Ok(Self {
+        let position = match Position::of(base) {
+            Some((available, used)) if available == used && used.index < size => used,
+            _ => return Err(QueueError::Base { base }),
+        };
+        let queue = Self {
             addresses: VringAddresses {
                 descriptor: start + layout.descriptor_offset,
                 driver: start,
@@ -96,12 +116,26 @@ impl DriverQueue {
             ids: (0..size).collect(),
             outstanding: vec![None; usize::from(size)],
             outstanding_count: 0,
-            next_avail: Position::START,
+            next_avail: position,
             unkicked: 0,
-            next_used: Position::START,
+            next_used: position,
             interrupts: true,
             broken: None,
-        })
+        };
+        // All entries as if they had been used: zeroes say so before the first lap only.
+        let mut entry = position;
+        for _ in 0..size {
+            let before = Position {
+                wrap: !entry.wrap,
+                ..entry
+            };
+            let flags = before.used_flags();
+            if flags != 0 {
+                queue.store(queue.descriptor(entry) + DESCRIPTOR_FLAGS, flags)?;
+            }
+            entry = entry.advance(1, size);
+        }
+        Ok(queue)
     }
 
     /// The ring's areas as the device sees them.
