@@ -129,6 +129,12 @@ impl ShadowQueue {
         self.private.outstanding()
     }
 
+    /// Chains that the guest gave and has not got back.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        usize::from(self.outstanding()) + usize::from(self.waiting.is_some())
+    }
+
     fn take(&mut self) -> Result<Option<Chain>, RelayError> {
         if let Some(chain) = self.waiting.take() {
             return Ok(Some(chain));

@@ -4,4 +4,5 @@
 mod explore;
 mod hostile;
 mod model;
+mod packed;
 mod traffic;
