@@ -2,8 +2,8 @@
 //! a kernel: a guest and a device that do nothing but move their indices.
 //!
 //! Only the passes are timed; what guest and device do between them is not. Each
-//! element is a chain of one writable buffer, in a split ring without EVENT_IDX. The
-//! figure is the median of several rounds.
+//! element is a chain of one writable buffer, without EVENT_IDX. The figure is the
+//! median of several rounds.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use vdpa::device::{VringAddresses, VringBase};
 use vdpa::memory::{GuestMemory, SharedBuffer};
 use vdpa::relay::{MediatedQueue, PASS_LIMIT, Relay, ShadowQueue};
-use vdpa::ring::SplitLayout;
 use vdpa::ring::guest::GuestRing;
+use vdpa::ring::{PackedLayout, RingFormat, SplitLayout, packed};
 use vm_memory::{Bytes, GuestAddress};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -147,10 +147,58 @@ fn shadowed() -> Result<Duration> {
     laps(&mut queue, &memory, &device)
 }
 
+/// A packed ring: both sides write all descriptors of one lap.
+fn shadowed_packed() -> Result<Duration> {
+    let memory = Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), RAM)])?);
+    let ring = packed::GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES)?;
+    let layout = PackedLayout::new(SIZE)?;
+    let private = Arc::new(SharedBuffer::new(layout.size(), PRIVATE)?);
+    let start = VringBase::initial(true);
+    let shared = Arc::clone(&private);
+    let mut queue = ShadowQueue::new(ring.into(), start, shared, SIZE, 0, false, start)?;
+    let entries = queue.addresses().descriptor - PRIVATE;
+    let mut spent = Duration::ZERO;
+    for lap in 0..LAPS {
+        // Wrap counter 1 in the first lap. VIRTQ_DESC_F_WRITE, AVAIL and USED.
+        let wrap = lap.is_multiple_of(2);
+        let available = 2 | if wrap { 1u16 << 7 } else { 1 << 15 };
+        let used = 2 | if wrap { 1u16 << 7 | 1 << 15 } else { 0 };
+        for index in 0..SIZE {
+            let number = u64::from(index);
+            let at = ADDRESSES.descriptor + 16 * number;
+            let buffer = BUFFERS + u64::from(BUFFER) * number;
+            memory.write_obj(buffer.to_le(), GuestAddress(at))?;
+            memory.write_obj(BUFFER.to_le(), GuestAddress(at + 8))?;
+            memory.write_obj(index.to_le(), GuestAddress(at + 12))?;
+            memory.store(available.to_le(), GuestAddress(at + 14), Ordering::Release)?;
+        }
+        let begin = Instant::now();
+        queue.pass(&*memory)?;
+        spent += begin.elapsed();
+        for index in 0..SIZE {
+            let at = entries + 16 * u64::from(index);
+            private.write(at + 8, &64u32.to_le_bytes())?;
+            private.store_u16(used, at + 14, Ordering::Release)?;
+        }
+        let begin = Instant::now();
+        let pass = queue.pass(&*memory)?;
+        spent += begin.elapsed();
+        if pass.used != SIZE {
+            return Err(format!("a pass relayed {} of {SIZE} elements", pass.used).into());
+        }
+    }
+    Ok(spent)
+}
+
 fn main() -> Result<()> {
-    for (name, run) in [
-        ("mediated", mediated as fn() -> Result<Duration>),
-        ("shadowed", shadowed),
+    for (name, format, run) in [
+        (
+            "mediated",
+            RingFormat::Split,
+            mediated as fn() -> Result<Duration>,
+        ),
+        ("shadowed", RingFormat::Split, shadowed),
+        ("shadowed", RingFormat::Packed, shadowed_packed),
     ] {
         let mut rounds = Vec::with_capacity(ROUNDS);
         for _ in 0..ROUNDS {
@@ -159,7 +207,7 @@ fn main() -> Result<()> {
         rounds.sort();
         let median = rounds.get(ROUNDS / 2).copied().unwrap_or_default();
         let per_element = median.as_secs_f64() * 1e9 / (f64::from(LAPS) * f64::from(SIZE));
-        println!("{name:<10} {per_element:>8.1} ns per element (split)");
+        println!("{name:<10} {per_element:>8.1} ns per element ({format})");
     }
     Ok(())
 }
