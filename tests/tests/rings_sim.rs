@@ -15,12 +15,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lab::sim::{self, Mapping, SimDevice};
-use vdpa::device::{Device, Failed, Negotiated, Owned, Running, VringBase, VringConfig};
+use vdpa::device::{Device, Negotiated, Owned, Running, VringBase, VringConfig};
 use vdpa::features::{Policy, pass_through};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::relay::{
-    Pause, QueueFailed, Reason, RelaySet, Restart, Strategy, TransitionError, choose,
+    Pause, QueueFailed, Reason, RelaySet, Restart, RestartFailed, Strategy, TransitionError, choose,
 };
 use vdpa::uapi::BackendFeatures;
 use vdpa::window::PrivateWindow;
@@ -201,9 +201,9 @@ struct Again<'a> {
 }
 
 impl Restart for Again<'_> {
-    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, Failed<Owned>> {
+    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, RestartFailed> {
         self.iotlb.remap_after_reset().unwrap();
-        device.negotiate(self.features)
+        Ok(device.negotiate(self.features)?)
     }
 
     fn replay(&mut self, _: &mut Device<Running>) -> Result<(), Box<dyn Error + Send + Sync>> {

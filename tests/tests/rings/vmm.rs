@@ -10,13 +10,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vdpa::control_queue::{Answer, Command, ControlQueue, Placement, RxMode, queue_index};
-use vdpa::device::{Device, Failed, Negotiated, Owned, Running, VringBase, VringConfig};
+use vdpa::device::{Device, Negotiated, Owned, Running, VringBase, VringConfig};
 use vdpa::doorbell::{Doorbell, DoorbellAnswer};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::GuestMemory;
 use vdpa::relay::{
-    ChangeFailed, Dirty, Halted, Pause, RelaySet, RelayedQueue, Restart, Strategy, TransitionError,
+    ChangeFailed, Dirty, Halted, Pause, RelaySet, RelayedQueue, Restart, RestartFailed, Strategy,
+    TransitionError,
 };
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
@@ -93,7 +94,7 @@ impl Again {
 }
 
 impl Restart for Again {
-    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, Failed<Owned>> {
+    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, RestartFailed> {
         self.iotlb.remap_after_reset().unwrap();
         let mut device = device.negotiate(self.features)?;
         self.prepare(&mut device);

@@ -46,7 +46,7 @@ pub use self::pace::{Pace, Pause};
 pub use self::ring::RelayedRing;
 pub use self::set::{
     ChangeFailed, Halted, Progress, QueueFailed, RelaySet, RelaySetError, RelayedQueue, Restart,
-    TransitionError,
+    RestartFailed, TransitionError,
 };
 pub use self::shadow::ShadowQueue;
 use crate::device::{VringAddresses, VringBase};

@@ -44,7 +44,9 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
-pub use self::error::{ChangeFailed, Halted, QueueFailed, RelaySetError, TransitionError};
+pub use self::error::{
+    ChangeFailed, Halted, QueueFailed, RelaySetError, RestartFailed, TransitionError,
+};
 use self::lane::{Features, Lane, Mode, signal};
 use super::{Dirty, Pace, Pause, Position, RelayedRing, Strategy};
 use crate::device::{
@@ -75,8 +77,8 @@ pub trait Restart {
     /// and enables all queues that are not in the set.
     ///
     /// # Errors
-    /// The device can't be brought up.
-    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, Failed<Owned>>;
+    /// The device can't be brought up; see [`RestartFailed`].
+    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, RestartFailed>;
 
     /// After DRIVER_OK: replays what the guest had set by its control queue.
     ///
@@ -346,7 +348,12 @@ impl RelaySet {
                 source: failed.error,
             },
         };
-        let mut device = driver.negotiate(device).map_err(reset)?;
+        let mut device = driver.negotiate(device).map_err(|failed| ChangeFailed {
+            device: failed.device.map_or(Halted::Gone, Halted::Reset),
+            error: TransitionError::Negotiate {
+                source: failed.source,
+            },
+        })?;
         for (lane, mode, base) in prepared {
             if let Err(error) = self.set_up(&mut device, lane, mode, base) {
                 let device = match device.reset() {
