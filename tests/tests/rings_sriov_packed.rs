@@ -170,7 +170,10 @@ impl Scene<'_> {
                 panic!("{error:?}");
             };
             assert_ne!(*base, VringBase::initial(true));
-            assert!(error.to_string().contains("hold it at the wrap"), "{error}");
+            assert!(
+                error.to_string().contains("hold it at the index wrap"),
+                "{error}"
+            );
             self.cuts.refused += 1;
         }
         self.frames(50);

@@ -130,7 +130,7 @@ pub enum TransitionError {
     /// The device begins nowhere but at the start of a ring.
     #[error(
         "queue {queue} stands at {base} and the device refuses to begin there: shadow it, and hold \
-         it at the wrap before going direct"
+         it at the index wrap before going direct"
     )]
     Base {
         /// Its index.
