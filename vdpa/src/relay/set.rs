@@ -14,14 +14,14 @@
 //! **What the device had taken and not used.** A device that suspends keeps it
 //! when only its used ring changes. When the ring changes as a whole the device is told to
 //! begin at the guest's used index, and the avail entries from there on name what is in flight
-//! ([`GuestRing::arrange`]). A mediation counts it. Coming from [`Strategy::Direct`]
+//! ([`arrange`](crate::ring::guest::GuestRing::arrange)). A mediation counts it. Coming from [`Strategy::Direct`]
 //! nobody counted: a suspended device must hold nothing (its base is the used index), else
 //! the change is refused and the way leads over [`Strategy::Mediated`]. After a reset nothing can be
 //! asked, so the entries are taken as they are, which is right for a device that completes in
 //! order; a transmitted frame may go out twice then, and none is lost.
 //!
 //! **Packed rings** are direct or shadowed. A suspended device that holds chains of one
-//! ([`RelayError::PackedInFlight`]) is not taken over: used descriptors take the places of others,
+//! ([`PackedInFlight`](super::RelayError::PackedInFlight)) is not taken over: used descriptors take the places of others,
 //! so if it completes out of order those of the chains that it holds may be gone.
 //! Try again, as soon as traffic lets it hold nothing. After a reset the flags in the ring tell where it stands
 //! ([`packed::GuestRing::standing`](crate::ring::packed::GuestRing::standing)), if each chain is one descriptor. A shadow has copies of the
@@ -55,6 +55,9 @@ use crate::device::{
 use crate::iotlb::Iotlb;
 use crate::ring::RingFeatures;
 use crate::window::PrivateWindow;
+
+/// How often a ring that moves is read before what it says is believed.
+const READINGS: u32 = 16;
 
 /// A queue of the guest's that can be relayed.
 #[derive(Debug, Clone)]
@@ -318,6 +321,29 @@ impl RelaySet {
             },
         })?;
         self.nudge(device)
+    }
+
+    /// Whether [`RelaySet::restart`] will know where all rings stand, to be asked **before the
+    /// device is reset**: after it a queue of which that is not known is lost to the guest. Only direct
+    /// packed rings may not tell. The device may run; what moves while a ring is read is read again.
+    ///
+    /// # Errors
+    /// [`TransitionError::Queue`] with [`RelayError::Standing`](super::RelayError::Standing).
+    pub fn can_restart(&self) -> Result<(), TransitionError> {
+        for lane in &self.lanes {
+            let mut last = Ok(());
+            for _ in 0..READINGS {
+                last = match lane.mode {
+                    Mode::Direct => lane.queue.ring.used().map(drop),
+                    Mode::Mediated(_) | Mode::Shadowed(_) => Ok(()),
+                };
+                if last.is_ok() {
+                    break;
+                }
+            }
+            last.map_err(|source| lane.failed(source))?;
+        }
+        Ok(())
     }
 
     /// Brings a device that was reset up again, with `targets` changed and all
