@@ -5,6 +5,7 @@
 //!   guest.rs     thread per guest: rings in guest memory, NAPI
 //!   vmm.rs       the test's thread: relays, transitions, doorbells, control queue
 //!   netdev.rs    both of these on vdpa::netdev, for devices that are reset at each change
+//!   scene.rs     two of those with traffic between them, and what may be lost
 //!   frame.rs     what is sent and how it is checked
 //!   watchdog.rs  when nothing moved for too long
 //! ```
@@ -17,5 +18,6 @@
 pub(crate) mod frame;
 pub(crate) mod guest;
 pub(crate) mod netdev;
+pub(crate) mod scene;
 pub(crate) mod vmm;
 pub(crate) mod watchdog;

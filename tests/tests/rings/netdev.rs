@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vdpa::device::{Device, Running};
+use vdpa::device::{Device, Owned, Running};
 use vdpa::memory::GuestMemory;
 use vdpa::netdev::{Chains, Driver as NetDriver, Netdev, Options, QueuePair, Virtqueue};
 use vdpa::relay::{ChangeFailed, Halted, Pause, RelaySet, Strategy, TransitionError};
@@ -348,6 +348,8 @@ pub(crate) struct Relayed {
     calls: Vec<Arc<EventFd>>,
     inward: Vec<Arc<Flow>>,
     pub(crate) windows: Vec<Window>,
+    /// How often the device was reset: twice for a restart that was refused.
+    pub(crate) resets: usize,
     /// How long each restart took.
     pub(crate) times: Vec<Duration>,
 }
@@ -378,6 +380,7 @@ impl Relayed {
             calls,
             inward: inward.to_vec(),
             windows: Vec::new(),
+            resets: 0,
             times: Vec::new(),
         };
         (relayed, pairs)
@@ -403,49 +406,83 @@ impl Relayed {
             .collect()
     }
 
-    /// What must fail without a reset.
+    /// What must fail without a reset. The device runs on or, where it is half changed by
+    /// then, is reset and runs as before.
     pub(crate) fn change(&mut self, targets: &[Strategy]) -> TransitionError {
-        let targets = self.targets(targets);
+        let (before, wanted) = (self.strategies(), self.targets(targets));
         let device = self.device.take().unwrap();
-        let failed = self.set.change(device, &targets, &*self.memory);
+        let failed = self.set.change(device, &wanted, &*self.memory);
         let ChangeFailed { device, error } = failed.unwrap_err();
-        let Halted::Running(device) = device else {
-            panic!("{}: it does not run on: {device:?}", self.name);
-        };
-        self.device = Some(device);
+        match device {
+            Halted::Running(device) => self.device = Some(device),
+            Halted::Suspended(device) => {
+                let due = self.due();
+                let device = device.reset().unwrap();
+                self.bring_up(device, &before).unwrap();
+                self.count_window(&due);
+            }
+            gone => panic!("{}: {gone:?}, {error:?}", self.name),
+        }
         error
     }
 
     /// Resets the device and starts it again with its rings changed. Where that is refused, once
     /// more as it was before, and the error is given.
     pub(crate) fn restart(&mut self, targets: &[Strategy]) -> Result<(), TransitionError> {
-        let (before, wanted) = (self.strategies(), self.targets(targets));
-        let first: Vec<u32> = self.inward.iter().map(|flow| flow.due()).collect();
+        let (before, due) = (self.strategies(), self.due());
         let begin = Instant::now();
-        let device = self.device.take().unwrap().reset().unwrap();
-        let restarted = (self.set).restart(device, &wanted, &*self.memory, &mut self.driver);
-        let (device, result) = match restarted {
-            Ok(device) => {
+        let device = self.device.take().unwrap();
+        // One that can suspend completes first what it has sent.
+        let device = if device.can_suspend() {
+            device.suspend().unwrap().reset()
+        } else {
+            device.reset()
+        };
+        let result = match self.bring_up(device.unwrap(), targets) {
+            Ok(()) => {
                 self.times.push(begin.elapsed());
-                (device, Ok(()))
+                Ok(())
+            }
+            Err((device, error)) => {
+                self.bring_up(device, &before).unwrap();
+                Err(error)
+            }
+        };
+        self.count_window(&due);
+        result
+    }
+
+    fn bring_up(
+        &mut self,
+        device: Device<Owned>,
+        targets: &[Strategy],
+    ) -> Result<(), (Device<Owned>, TransitionError)> {
+        self.resets += 1;
+        let targets = self.targets(targets);
+        match (self.set).restart(device, &targets, &*self.memory, &mut self.driver) {
+            Ok(device) => {
+                self.device = Some(device);
+                Ok(())
             }
             Err(ChangeFailed {
                 device: Halted::Reset(device),
                 error,
-            }) => {
-                let wanted = self.targets(&before);
-                let again = (self.set).restart(device, &wanted, &*self.memory, &mut self.driver);
-                (again.unwrap(), Err(error))
-            }
-            Err(failed) => panic!("{}: {:?}", self.name, failed),
-        };
-        self.device = Some(device);
-        for ((pair, first), flow) in (0..).zip(first).zip(&self.inward) {
+            }) => Err((device, error)),
+            Err(failed) => panic!("{}: {failed:?}", self.name),
+        }
+    }
+
+    fn due(&self) -> Vec<u32> {
+        self.inward.iter().map(|flow| flow.due()).collect()
+    }
+
+    /// The device runs again: what was under way since `due` is not waited for.
+    fn count_window(&mut self, due: &[u32]) {
+        for ((pair, &first), flow) in (0..).zip(due).zip(&self.inward) {
             let end = flow.sent();
             self.windows.push(Window { pair, first, end });
             flow.written_off.store(end, Ordering::Relaxed);
         }
-        result
     }
 
     /// Spurious interrupts: a driver may send again what was not waited for.
