@@ -444,7 +444,8 @@ impl Relayed {
                 Ok(())
             }
             Err((device, error)) => {
-                self.bring_up(device, &before).unwrap();
+                let again = self.bring_up(device, &before);
+                assert!(again.is_ok(), "{}: {error:?}, then {again:?}", self.name);
                 Err(error)
             }
         };

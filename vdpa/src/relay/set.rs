@@ -56,9 +56,6 @@ use crate::iotlb::Iotlb;
 use crate::ring::RingFeatures;
 use crate::window::PrivateWindow;
 
-/// How often a ring that moves is read before what it says is believed.
-const READINGS: u32 = 16;
-
 /// A queue of the guest's that can be relayed.
 #[derive(Debug, Clone)]
 pub struct RelayedQueue {
@@ -325,23 +322,16 @@ impl RelaySet {
 
     /// Whether [`RelaySet::restart`] will know where all rings stand, to be asked **before the
     /// device is reset**: after it a queue of which that is not known is lost to the guest. Only direct
-    /// packed rings may not tell. The device may run; what moves while a ring is read is read again.
+    /// packed rings may not tell. The device may run.
     ///
     /// # Errors
     /// [`TransitionError::Queue`] with [`RelayError::Standing`](super::RelayError::Standing).
     pub fn can_restart(&self) -> Result<(), TransitionError> {
         for lane in &self.lanes {
-            let mut last = Ok(());
-            for _ in 0..READINGS {
-                last = match lane.mode {
-                    Mode::Direct => lane.queue.ring.used().map(drop),
-                    Mode::Mediated(_) | Mode::Shadowed(_) => Ok(()),
-                };
-                if last.is_ok() {
-                    break;
-                }
+            if let Mode::Direct = lane.mode {
+                let used = lane.queue.ring.used();
+                used.map_err(|source| lane.failed(source))?;
             }
-            last.map_err(|source| lane.failed(source))?;
         }
         Ok(())
     }

@@ -60,6 +60,9 @@ impl Descriptor {
     }
 }
 
+/// How often a ring that moves is read before what it says is believed.
+const READINGS: u32 = 64;
+
 /// A packed ring in guest memory; IOVA = guest-physical address.
 #[derive(Debug, Clone)]
 pub struct GuestRing {
@@ -109,10 +112,24 @@ impl GuestRing {
     /// reset and could not say it. Right if the device completed chains in the order in which
     /// it got them, as the entries from `used` to `available` are those chains then.
     ///
+    /// The driver may go on meanwhile: flags read while `available` moves make no place of
+    /// their own, so the ring is read again, up to 64 times. `used` is right whatever the driver adds.
+    ///
     /// # Errors
     /// [`StandingError`]: the ring does not tell. All chains must be of one descriptor,
     /// which may be indirect.
     pub fn standing(&self) -> Result<VringBase, StandingError> {
+        let mut told = self.read_standing();
+        for _ in 1..READINGS {
+            if told.is_ok() {
+                break;
+            }
+            told = self.read_standing();
+        }
+        told
+    }
+
+    fn read_standing(&self) -> Result<VringBase, StandingError> {
         let flags = (0..self.size)
             .map(|index| {
                 let address = self.entry(index) + DESCRIPTOR_FLAGS;

@@ -73,7 +73,9 @@ impl Entry {
     }
 }
 
-/// Where the driver adds next, and where the device uses next.
+/// Where the driver adds next, and where the device uses next. The flags must be of
+/// one moment, or read from the first entry to the last while the driver adds: then they
+/// are those of a moment, or of no place.
 pub(super) fn standing(flags: &[u16]) -> Result<(Position, Position), StandingError> {
     // Each run of equal entries with its first index.
     let mut runs: [Option<(Entry, u16)>; 3] = [None; 3];

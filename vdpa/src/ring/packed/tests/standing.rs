@@ -72,6 +72,37 @@ fn nothing_else_is_taken_for_a_place() {
     }
 }
 
+/// A driver that adds while the ring is read from front to back: what is told, if
+/// anything, has the right used position and one of the available positions that there were.
+#[test]
+fn a_driver_that_goes_on_does_not_deceive() {
+    for size in 1..=6u16 {
+        for used in 0..2 * u32::from(size) {
+            for fill in 0..=u32::from(size) {
+                // How far the driver is when each entry is read.
+                let most = u32::from(size) - fill;
+                let moments = usize::try_from(most + 1).unwrap();
+                for number in 0..moments.pow(u32::from(size)) {
+                    let mut rest = number;
+                    let mut added = 0;
+                    let mut read = Vec::new();
+                    for slot in 0..usize::from(size) {
+                        added = added.max(u32::try_from(rest % moments).unwrap());
+                        rest /= moments;
+                        read.push(flags(size, used, fill + added)[slot]);
+                    }
+                    let Ok((available, found)) = standing(&read) else {
+                        continue;
+                    };
+                    assert_eq!(found, position(used, size));
+                    let mut between = (0..=added).map(|more| position(used + fill + more, size));
+                    assert!(between.any(|one| one == available), "{read:x?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn chains_of_several_descriptors_are_refused() {
     for index in 0..8 {
