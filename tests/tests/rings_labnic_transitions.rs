@@ -198,6 +198,7 @@ impl Variant {
             event_idx: self.event_idx,
             indirect: self.indirect,
             window: u32::MAX,
+            frames: u32::MAX,
         }
     }
 }

@@ -17,8 +17,8 @@ use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::GuestMemory;
 use vdpa::relay::{
-    ChangeFailed, Dirty, Halted, Pause, RelaySet, RelayedQueue, Restart, RestartFailed, Strategy,
-    TransitionError,
+    ChangeFailed, Dirty, Halted, Pause, Reason, RelaySet, RelayedQueue, Restart, RestartFailed,
+    Strategy, TransitionError, choose,
 };
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
@@ -139,17 +139,6 @@ pub(crate) struct Machine {
 impl Machine {
     /// A device whose queues are all direct, running.
     pub(crate) fn start(name: &'static str, path: &Path, guest: &Guest, setup: Setup) -> Self {
-        Self::bring_up(name, path, guest, setup, Strategy::Direct)
-    }
-
-    /// A device whose queues are all reached so from the beginning.
-    pub(crate) fn bring_up(
-        name: &'static str,
-        path: &Path,
-        guest: &Guest,
-        setup: Setup,
-        how: Strategy,
-    ) -> Self {
         let wanted = BackendFeatures::all() - setup.without;
         let (device, mut iotlb) = Device::open(path).unwrap().own_with(wanted).unwrap();
         iotlb.map_guest_memory(0, &guest.memory).unwrap();
@@ -214,16 +203,7 @@ impl Machine {
             history: VecDeque::new(),
             times: Vec::new(),
         };
-        let device = if how == Strategy::Direct {
-            machine.start_direct(device, setup.start)
-        } else {
-            let targets = machine.all(how);
-            let memory = Arc::clone(&machine.memory);
-            machine
-                .set
-                .restart(device, &targets, &*memory, &mut machine.again)
-                .unwrap()
-        };
+        let device = machine.start_direct(device, setup.start);
         if setup.doorbells {
             for port in &mut machine.ports {
                 let answer = device.map_doorbell(port.view.queue).unwrap();
@@ -265,6 +245,12 @@ impl Machine {
     pub(crate) fn all(&self, how: Strategy) -> Vec<(u16, Strategy)> {
         let queues = self.ports.iter().map(|port| port.view.queue);
         queues.map(|queue| (queue, how)).collect()
+    }
+
+    /// How receive queues are to be relayed, and why.
+    pub(crate) fn chosen(&self) -> (Strategy, Reason) {
+        let device = self.device.as_ref().unwrap();
+        choose(device.info(), device.backend_features(), device.features())
     }
 
     pub(crate) fn strategy(&self, queue: u16) -> Strategy {
@@ -349,15 +335,6 @@ impl Machine {
             .unwrap();
         self.device = Some(device);
         self.grant_doorbells();
-    }
-
-    /// Runs something while the device is suspended; it goes on as it was.
-    pub(crate) fn suspended<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let device = self.device.take().unwrap().suspend().unwrap();
-        let result = work();
-        self.device = Some(device.resume().unwrap());
-        self.nudge();
-        result
     }
 
     /// Suspends and resumes; per queue how many chains the device held, if it says so.
