@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use vdpa::control_queue::{Answer, Command, ControlQueue, Placement, RxMode, queue_index};
 use vdpa::device::{Device, Negotiated, Owned, Running, VringBase, VringConfig};
 use vdpa::doorbell::{Doorbell, DoorbellAnswer};
@@ -132,8 +131,8 @@ pub(crate) struct Machine {
     pub(crate) commands: u32,
     /// The last changes.
     history: VecDeque<String>,
-    /// How long each change took: by the clock, and on a processor.
-    pub(crate) times: Vec<(Duration, Duration)>,
+    /// How long each change took.
+    pub(crate) times: Vec<Duration>,
 }
 
 impl Machine {
@@ -298,9 +297,9 @@ impl Machine {
         if self.history.len() > HISTORY {
             self.history.pop_front();
         }
-        let before = (Instant::now(), processor_time());
+        let before = Instant::now();
         let changed = self.set.change(self.device.take().unwrap(), targets, dirty);
-        let took = (before.0.elapsed(), processor_time() - before.1);
+        let took = before.elapsed();
         let result = match changed {
             Ok(device) => {
                 self.device = Some(device);
@@ -452,11 +451,6 @@ impl Machine {
         }
         text
     }
-}
-
-/// What this thread has had of processors.
-fn processor_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap()
 }
 
 /// Polls machines until `done`, pausing as they say.
