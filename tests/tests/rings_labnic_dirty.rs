@@ -131,6 +131,7 @@ fn run(event_idx: bool, completion: &str, how: How) {
         event_idx,
         indirect: true,
         window: u32::MAX,
+        frames: u32::MAX,
     };
     let setup = Setup {
         event_idx,

@@ -341,6 +341,8 @@ pub(crate) struct Options {
     /// Frames of one flow that may be under way; a simulator that loops back drops more
     /// than the receive ring holds.
     pub(crate) window: u32,
+    /// Frames of each flow in all.
+    pub(crate) frames: u32,
 }
 
 /// What a guest has seen.
@@ -488,7 +490,8 @@ impl Guest {
         let this = &mut self.pairs[usize::from(pair)];
         let before = this.send;
         loop {
-            if this.send - this.outward.received() >= options.window {
+            let under_way = this.send - this.outward.received();
+            if under_way >= options.window || this.send >= options.frames {
                 break;
             }
             let Some(descriptor) = this.free.pop() else {

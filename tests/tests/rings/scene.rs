@@ -40,7 +40,7 @@ const MIXES: [[Strategy; 2]; 6] = [
     [Mediated, Mediated],
 ];
 /// Restarts between two wraps.
-const RESTARTS: u32 = 16;
+const RESTARTS: u32 = 24;
 /// For the way to the wrap: 65536 frames.
 const PATIENCE: Duration = Duration::from_secs(120);
 

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use vdpa::control_queue::{Answer, Command, ControlQueue, Placement, RxMode, queue_index};
 use vdpa::device::{Device, Negotiated, Owned, Running, VringBase, VringConfig};
 use vdpa::doorbell::{Doorbell, DoorbellAnswer};
@@ -17,8 +16,8 @@ use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::GuestMemory;
 use vdpa::relay::{
-    ChangeFailed, Dirty, Halted, Pause, RelaySet, RelayedQueue, Restart, RestartFailed, Strategy,
-    TransitionError,
+    ChangeFailed, Dirty, Halted, Pause, Reason, RelaySet, RelayedQueue, Restart, RestartFailed,
+    Strategy, TransitionError, choose,
 };
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
@@ -132,24 +131,13 @@ pub(crate) struct Machine {
     pub(crate) commands: u32,
     /// The last changes.
     history: VecDeque<String>,
-    /// How long each change took: by the clock, and on a processor.
-    pub(crate) times: Vec<(Duration, Duration)>,
+    /// How long each change took.
+    pub(crate) times: Vec<Duration>,
 }
 
 impl Machine {
     /// A device whose queues are all direct, running.
     pub(crate) fn start(name: &'static str, path: &Path, guest: &Guest, setup: Setup) -> Self {
-        Self::bring_up(name, path, guest, setup, Strategy::Direct)
-    }
-
-    /// A device whose queues are all reached so from the beginning.
-    pub(crate) fn bring_up(
-        name: &'static str,
-        path: &Path,
-        guest: &Guest,
-        setup: Setup,
-        how: Strategy,
-    ) -> Self {
         let wanted = BackendFeatures::all() - setup.without;
         let (device, mut iotlb) = Device::open(path).unwrap().own_with(wanted).unwrap();
         iotlb.map_guest_memory(0, &guest.memory).unwrap();
@@ -214,16 +202,7 @@ impl Machine {
             history: VecDeque::new(),
             times: Vec::new(),
         };
-        let device = if how == Strategy::Direct {
-            machine.start_direct(device, setup.start)
-        } else {
-            let targets = machine.all(how);
-            let memory = Arc::clone(&machine.memory);
-            machine
-                .set
-                .restart(device, &targets, &*memory, &mut machine.again)
-                .unwrap()
-        };
+        let device = machine.start_direct(device, setup.start);
         if setup.doorbells {
             for port in &mut machine.ports {
                 let answer = device.map_doorbell(port.view.queue).unwrap();
@@ -265,6 +244,12 @@ impl Machine {
     pub(crate) fn all(&self, how: Strategy) -> Vec<(u16, Strategy)> {
         let queues = self.ports.iter().map(|port| port.view.queue);
         queues.map(|queue| (queue, how)).collect()
+    }
+
+    /// How receive queues are to be relayed, and why.
+    pub(crate) fn chosen(&self) -> (Strategy, Reason) {
+        let device = self.device.as_ref().unwrap();
+        choose(device.info(), device.backend_features(), device.features())
     }
 
     pub(crate) fn strategy(&self, queue: u16) -> Strategy {
@@ -312,9 +297,9 @@ impl Machine {
         if self.history.len() > HISTORY {
             self.history.pop_front();
         }
-        let before = (Instant::now(), processor_time());
+        let before = Instant::now();
         let changed = self.set.change(self.device.take().unwrap(), targets, dirty);
-        let took = (before.0.elapsed(), processor_time() - before.1);
+        let took = before.elapsed();
         let result = match changed {
             Ok(device) => {
                 self.device = Some(device);
@@ -349,15 +334,6 @@ impl Machine {
             .unwrap();
         self.device = Some(device);
         self.grant_doorbells();
-    }
-
-    /// Runs something while the device is suspended; it goes on as it was.
-    pub(crate) fn suspended<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let device = self.device.take().unwrap().suspend().unwrap();
-        let result = work();
-        self.device = Some(device.resume().unwrap());
-        self.nudge();
-        result
     }
 
     /// Suspends and resumes; per queue how many chains the device held, if it says so.
@@ -475,11 +451,6 @@ impl Machine {
         }
         text
     }
-}
-
-/// What this thread has had of processors.
-fn processor_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap()
 }
 
 /// Polls machines until `done`, pausing as they say.
