@@ -34,6 +34,10 @@
 //!   packed   | driver event            | descriptors, device event |
 //!            +--- device reads only ---+--- device writes ---------+
 //! ```
+//! In the guest's address space a queue that is direct can have the device write there. The relay
+//! trusts none of it; descriptors of a packed ring that were changed so make the device use other
+//! memory of that guest than is reported, which the guest does to nobody but itself.
+//!
 //! It must not know what else the device has: a control queue is the caller's.
 
 mod error;

@@ -68,7 +68,8 @@ impl Lane {
     ) -> Result<Self, RelaySetError> {
         let guest = queue.ring.size();
         let most = maximum.min(PRIVATE_ENTRIES_MAX).max(guest);
-        // The largest power of two that is not above; `guest` is one.
+        // The largest power of two that is not above; `guest` is one, or the kernel would
+        // not have taken it.
         let entries = most
             .checked_ilog2()
             .map_or(guest, |log| 1 << log)
