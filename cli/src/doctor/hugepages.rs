@@ -36,7 +36,7 @@ fn pool(host: &Host, size: u32, name: &str, pinned: bool) -> Finding {
         )
         .mend(reserve)
         .mend("then: bellhop run --memory size=1G,hugepages=2M"),
-        (Ok(0), _) => Finding::ok(name, format!("none reserved, none needed; {reserve}")),
+        (Ok(0), _) => Finding::ok(name, format!("none reserved; to reserve some: {reserve}")),
         (Ok(total), Ok(free)) => {
             let found = format!("{free} of {total} pages are free");
             match free {
