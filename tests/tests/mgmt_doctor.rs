@@ -6,16 +6,17 @@
 )]
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use lab::sim::{SimDevice, require_lab};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use serde_json::Value;
 
-/// The user that owns nothing.
+/// The user and the group that own nothing.
 const NOBODY: u32 = 65534;
 
 fn doctor() -> Command {
@@ -124,35 +125,107 @@ fn the_limit_of_locked_memory_is_the_callers() {
     has(found, "remedy", "LimitMEMLOCK=infinity");
 }
 
+/// A copy of the program where nobody may run it; removed when dropped.
+struct Copy(PathBuf);
+
+impl Copy {
+    fn new() -> Self {
+        let path = PathBuf::from(format!("/tmp/bellhop-doctor-{}", std::process::id()));
+        fs::copy(std::env::var_os("BELLHOP").unwrap(), &path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        Self(path)
+    }
+
+    fn report_of_nobody(&self, gid: u32) -> Value {
+        let mut command = Command::new(&self.0);
+        command
+            .args(["doctor", "--json"])
+            .uid(NOBODY)
+            .gid(gid)
+            .current_dir("/")
+            .stdin(Stdio::null());
+        report(&mut command)
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// A udev daemon with a rule of ours; both go when dropped.
+struct Udev(Child);
+
+impl Udev {
+    const RULES: &str = "/run/udev/rules.d/60-vhost-vdpa.rules";
+
+    fn start(rule: &str) -> Self {
+        fs::create_dir_all(Path::new(Self::RULES).parent().unwrap()).unwrap();
+        fs::write(Self::RULES, format!("{rule}\n")).unwrap();
+        let daemon = Command::new("/usr/lib/systemd/systemd-udevd")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
+        let daemon = Self(daemon.unwrap());
+        wait("udev's daemon", || Path::new("/run/udev/control").exists());
+        daemon
+    }
+}
+
+impl Drop for Udev {
+    fn drop(&mut self) {
+        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let _ = self.0.wait();
+        let _ = fs::remove_file(Self::RULES);
+    }
+}
+
+#[track_caller]
+fn wait(what: &str, done: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < Duration::from_secs(30), "no {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Nobody is told the rule; the rule gives devices to the group; and with the
+/// group nobody may open one.
 #[test]
-fn nobody_gets_a_report_with_the_rule() {
+fn the_rule_that_nobody_is_told_is_the_one_that_mends_it() {
+    let copy = Copy::new();
     let net = SimDevice::net("nobody", "02:5e:10:53:11:42", 1500).unwrap();
-    // The binary may lie where nobody can't go.
-    let copy = Path::new("/tmp/bellhop-doctor");
-    fs::copy(std::env::var_os("BELLHOP").unwrap(), copy).unwrap();
-    fs::set_permissions(copy, Permissions::from_mode(0o755)).unwrap();
-    let mut command = Command::new(copy);
-    command
-        .args(["doctor", "--json"])
-        .uid(NOBODY)
-        .gid(NOBODY)
-        .current_dir("/")
-        .stdin(Stdio::null());
-    let report = report(&mut command);
-    fs::remove_file(copy).unwrap();
+    let report = copy.report_of_nobody(NOBODY);
     assert_eq!(report["fit"], false);
     let device = finding(&report, "devices", net.name());
     assert_eq!(device["state"], "missing");
-    has(device, "remedy", "SUBSYSTEM==\\\"vdpa\\\"");
+    let remedy = device["remedy"].as_array().unwrap();
+    let mut rules = remedy.iter().filter_map(Value::as_str);
+    let rule = rules.find(|line| line.starts_with("ACTION==")).unwrap();
     let netadmin = finding(&report, "rights", "CAP_NET_ADMIN");
     assert_eq!(netadmin["state"], "warning");
+    drop(net);
+
+    let _udev = Udev::start(rule);
+    let net = SimDevice::net("somebody", "02:5e:10:53:11:43", 1500).unwrap();
+    let metadata = || fs::metadata(net.path()).unwrap();
+    wait("group of the device", || metadata().mode() & 0o777 == 0o660);
+    let report = copy.report_of_nobody(NOBODY);
+    let device = finding(&report, "devices", net.name());
+    has(device, "remedy", "usermod -aG kvm ");
+    let report = copy.report_of_nobody(metadata().gid());
+    assert_eq!(finding(&report, "devices", net.name())["state"], "ok");
 }
 
 /// What the udev rule rests on: a vhost-vdpa device has no subsystem, so that
 /// no rule can name it; the rule hangs on its vDPA device.
 #[test]
 fn the_device_file_has_no_subsystem_and_its_vdpa_device_has() {
-    let net = SimDevice::net("uevent", "02:5e:10:53:11:43", 1500).unwrap();
+    let net = SimDevice::net("uevent", "02:5e:10:53:11:45", 1500).unwrap();
     let device = Path::new("/sys/bus/vdpa/devices").join(net.name());
     let file = device.join(net.path().file_name().unwrap());
     assert!(file.join("dev").exists());

@@ -129,9 +129,7 @@ fn describe(host: &Host, device: &Device) -> Finding {
     };
     let about = format!("of {parent}, {driver}");
     if driver != "vhost_vdpa" {
-        let found = format!("{about}: used by this host, not for VMs");
-        let finding = Finding::ok(name, found);
-        return finding;
+        return Finding::ok(name, format!("{about}: used by this host, not for VMs"));
     }
     let Some(number) = file else {
         return Finding::unknown(name, format!("{about}, and no vhost-vdpa-N below it"));
