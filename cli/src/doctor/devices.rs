@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::finding::Finding;
 use super::host::{Host, Unread, is_plain};
-use super::modules::{Modules, VDPA_SIM_NET, VDUSE};
+use super::modules::{Modules, Presence, VDPA_SIM_NET, VDUSE};
 use super::nics;
 
 /// Directory of the vDPA bus.
@@ -49,11 +49,7 @@ impl Device {
 }
 
 fn devices(host: &Host) -> Result<Vec<Device>, Unread> {
-    let names = match host.names(VDPA) {
-        Ok(names) => names,
-        Err(why) if why.is_absent() => Vec::new(),
-        Err(why) => return Err(why),
-    };
+    let names = host.sysfs_names(VDPA)?;
     let devices = names.into_iter().map(|name| Device::of(host, name));
     Ok(devices.collect())
 }
@@ -105,6 +101,9 @@ fn none(host: &Host) -> Finding {
         return Finding::warning(NAME, "none yet, and no NIC makes one; a process could").mend(
             format!("modprobe {}, start such a process, then {make}", VDUSE.name),
         );
+    }
+    if let Presence::Unknown(why) = modules.presence(VDPA_SIM_NET) {
+        return Finding::unknown(NAME, format!("none; whether the simulator is there: {why}"));
     }
     Finding::missing(NAME, "none, and nothing on this host makes one")
         .mend("a NIC whose driver makes vDPA devices, or a kernel with CONFIG_VDPA_SIM_NET=m")
@@ -260,6 +259,9 @@ mod tests {
     #[test]
     fn no_devices() {
         let tree = Tree::new();
+        assert_eq!(check(&tree.host())[0].state, State::Unknown);
+        tree.file("/proc/sys/kernel/osrelease", "6.12");
+        tree.file("/lib/modules/6.12/modules.dep", "");
         assert_eq!(check(&tree.host())[0].state, State::Missing);
         tree.file("/sys/module/vduse/initstate", "live");
         assert_eq!(check(&tree.host())[0].state, State::Warning);

@@ -211,6 +211,26 @@ impl Host {
         Ok(names)
     }
 
+    /// Like [`Self::names`], for a directory of sysfs that the kernel makes only
+    /// where it has such things: none if it is not there. An error where sysfs
+    /// itself is not there.
+    pub(crate) fn sysfs_names(&self, path: &str) -> Result<Vec<String>, Unread> {
+        match self.names(path) {
+            Err(why) if why.is_absent() => self.sysfs().map(|()| Vec::new()),
+            names => names,
+        }
+    }
+
+    /// An error where sysfs is not mounted, so that nothing can be told from
+    /// what is not in it.
+    pub(crate) fn sysfs(&self) -> Result<(), Unread> {
+        const ALWAYS: &str = "/sys/kernel";
+        match self.exists(ALWAYS) {
+            true => Ok(()),
+            false => Err(Unread::Absent(ALWAYS.to_owned())),
+        }
+    }
+
     /// Whether there is something of this name.
     pub(crate) fn exists(&self, path: &str) -> bool {
         fs::symlink_metadata(self.path(path)).is_ok()
@@ -304,7 +324,7 @@ mod tests {
     fn odd_files_are_refused_with_a_reason() {
         let tree = Tree::new();
         tree.file("/proc/large", vec![b'7'; 70_000]);
-        tree.file("/proc/garbage", b"12\xff\xfe".to_vec());
+        tree.file("/proc/garbage", b"12\xff\xfe");
         tree.file("/proc/negative", "-1\n");
         tree.file("/proc/huge", "99999999999999999999999");
         tree.file("/proc/good", " 42\n");

@@ -44,7 +44,9 @@ fn pool(host: &Host, size: u32, name: &str, pinned: bool) -> Finding {
                 _ => Finding::ok(name, found),
             }
         }
-        (Err(why), _) if why.is_absent() => Finding::ok(name, "this kernel has no such pages"),
+        (Err(why), _) if why.is_absent() && host.sysfs().is_ok() => {
+            Finding::ok(name, "this kernel has no such pages")
+        }
         (Err(why), _) | (_, Err(why)) => Finding::unread(name, &why),
     }
 }
@@ -54,7 +56,7 @@ fn transparent(host: &Host) -> Finding {
     const PATH: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let text = match host.text(PATH) {
         Ok(text) => text,
-        Err(why) if why.is_absent() => {
+        Err(why) if why.is_absent() && host.sysfs().is_ok() => {
             return Finding::ok(NAME, "this kernel has none for shared memory");
         }
         Err(why) => return Finding::unread(NAME, &why),

@@ -48,9 +48,8 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
 
 fn groups(host: &Host, needs_it: bool) -> Finding {
     const NAME: &str = "groups";
-    let count = match host.names(GROUPS) {
+    let count = match host.sysfs_names(GROUPS) {
         Ok(groups) => groups.len(),
-        Err(why) if why.is_absent() => 0,
         Err(why) => return Finding::unread(NAME, &why),
     };
     if count > 0 {

@@ -23,6 +23,9 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
         .filter(|module| host.exists(&format!("/sys/module/{module}")))
         .map(|module| limit(host, module, pinned))
         .collect();
+    if let Err(why) = host.sysfs() {
+        return vec![Finding::unread("max_iotlb_entries", &why)];
+    }
     if findings.is_empty() {
         return vec![Finding::unknown(
             "max_iotlb_entries",

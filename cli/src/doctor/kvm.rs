@@ -173,7 +173,7 @@ fn posted_interrupts(host: &Host) -> Option<Finding> {
             NAME,
             format!(
                 "off ({module} {parameter}): interrupts of NICs cost an exit; where the \
-                 processor has it, `modprobe {module} {parameter}=1`"
+                 processor has it, `modprobe -r {module} && modprobe {module} {parameter}=1`"
             ),
         ),
         Err(why) => Finding::unread(NAME, &why),

@@ -15,7 +15,14 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 pub(super) struct Tree(PathBuf);
 
 impl Tree {
+    /// With sysfs, and nothing in it.
     pub(super) fn new() -> Self {
+        let tree = Self::without_sysfs();
+        tree.directory("/sys/kernel");
+        tree
+    }
+
+    pub(super) fn without_sysfs() -> Self {
         let name = format!(
             "bellhop-doctor-{}-{}",
             std::process::id(),

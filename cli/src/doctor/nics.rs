@@ -151,7 +151,7 @@ impl Function {
 
 /// All functions that are fit for vDPA, virtual ones among them.
 pub(super) fn functions(host: &Host) -> Result<Vec<Function>, Unread> {
-    let functions = host.names(PCI)?.into_iter();
+    let functions = host.sysfs_names(PCI)?.into_iter();
     Ok(functions
         .filter(|address| is_plain(address))
         .filter_map(|address| Function::of(host, &address))
@@ -162,7 +162,6 @@ pub(super) fn functions(host: &Host) -> Result<Vec<Function>, Unread> {
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let functions = match functions(host) {
         Ok(functions) => functions,
-        Err(why) if why.is_absent() => Vec::new(),
         Err(why) => return vec![Finding::unread("PCI functions", &why)],
     };
     if functions.is_empty() {

@@ -12,12 +12,11 @@ const SHOWN_MAX: usize = 16;
 /// Looks at all nodes.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     const NAME: &str = "nodes";
-    let mut nodes: Vec<u32> = match host.names(NODES) {
+    let mut nodes: Vec<u32> = match host.sysfs_names(NODES) {
         Ok(names) => names
             .iter()
             .filter_map(|name| name.strip_prefix("node")?.parse().ok())
             .collect(),
-        Err(why) if why.is_absent() => Vec::new(),
         Err(why) => return vec![Finding::unread(NAME, &why)],
     };
     nodes.sort_unstable();

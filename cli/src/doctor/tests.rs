@@ -57,6 +57,19 @@ fn a_machine_with_nothing_is_not_fit_and_all_groups_are_named() {
     assert!(table(&report, false).contains("Not fit for VMs on vDPA NICs: "));
 }
 
+/// A chroot without anything: what can't be read is not said to be missing.
+#[test]
+fn without_proc_and_sys_all_but_the_device_of_kvm_is_unknown() {
+    let report = report(&Tree::without_sysfs().host());
+    for line in &report.findings {
+        let wanted = match line.finding.name.as_str() {
+            "/dev/kvm" => State::Missing,
+            _ => State::Unknown,
+        };
+        assert_eq!(line.finding.state, wanted, "{line:?}");
+    }
+}
+
 #[test]
 fn json_has_its_keys() {
     let report = report(&good().host_without_rights());
