@@ -338,5 +338,4 @@ pub(super) fn describe(
 }
 
 #[cfg(test)]
-#[path = "modules_tests.rs"]
 mod tests;
