@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+mod doctor;
 mod probe;
 mod run;
 
@@ -12,6 +13,7 @@ use crate::exit::Code;
 pub(crate) enum Command {
     Run(run::Arguments),
     Probe(probe::Arguments),
+    Doctor(doctor::Arguments),
 }
 
 impl Command {
@@ -20,6 +22,7 @@ impl Command {
         match self {
             Self::Run(arguments) => Ok(run::execute(arguments)?),
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
+            Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
         }
     }
 }
