@@ -62,7 +62,7 @@
 //! ```
 
 mod error;
-mod handle;
+pub(crate) mod handle;
 pub mod holder;
 mod info;
 mod negotiate;

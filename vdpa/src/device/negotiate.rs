@@ -48,7 +48,7 @@ impl Device<Opened> {
                     features: owned.acked,
                 };
                 let sink = DeviceSink {
-                    file: self.handle.file.clone(),
+                    handle: self.handle.clone(),
                 };
                 Ok((self.with_state(|_| owned), Iotlb::new(sink, limits)))
             }

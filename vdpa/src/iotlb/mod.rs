@@ -22,12 +22,12 @@ pub mod map;
 pub mod memlock;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 
 pub use self::map::{IovaMap, MapError};
 pub use self::memlock::Memlock;
+use crate::device::handle::Handle;
 use crate::iova::{IovaRange, PAGE_SIZE};
 use crate::memory::{DmaRegion, GuestMemory, GuestRegion};
 use crate::uapi::BackendFeatures;
@@ -40,23 +40,36 @@ pub trait IotlbSink: std::fmt::Debug {
     /// # Errors
     /// Whatever the kernel says; mostly EFAULT.
     fn send(&self, message: &IotlbMessage) -> io::Result<()>;
+
+    /// Resets the device if it runs: all of its memory is about to go.
+    ///
+    /// # Errors
+    /// Whatever the kernel says.
+    fn stop(&self) -> io::Result<()>;
 }
 
-/// The file descriptor of a vhost-vdpa device as a sink.
+/// A vhost-vdpa device as a sink.
 #[derive(Debug, Clone)]
 pub struct DeviceSink {
-    pub(crate) file: Arc<File>,
+    pub(crate) handle: Handle,
 }
 
 impl IotlbSink for DeviceSink {
     fn send(&self, message: &IotlbMessage) -> io::Result<()> {
         // One message, one write: the kernel takes no part of a message.
         let bytes = message.encode();
-        let written = (&*self.file).write(&bytes)?;
+        let written = (&*self.handle.file).write(&bytes)?;
         if written == bytes.len() {
             Ok(())
         } else {
             Err(io::ErrorKind::WriteZero.into())
+        }
+    }
+
+    fn stop(&self) -> io::Result<()> {
+        match self.handle.status()? {
+            0 => Ok(()),
+            _ => self.handle.set_status(0),
         }
     }
 }
@@ -434,8 +447,13 @@ impl<S: IotlbSink> Iotlb<S> {
 
 impl<S: IotlbSink> Drop for Iotlb<S> {
     /// Takes everything away from the device before the memory is released:
-    /// a software parent would otherwise go on writing to these addresses.
+    /// a software parent would otherwise go on writing to these addresses. A device that
+    /// still runs then, for somebody gave up in the middle, is reset before: to take
+    /// memory from under one is a DMA fault, which not every device survives.
     fn drop(&mut self) {
+        if let Err(error) = self.sink.stop() {
+            tracing::warn!(%error, "the device could not be reset before its memory goes");
+        }
         for (&asid, space) in &mut self.spaces {
             let entries: Vec<IovaRange> = space.iter().map(|(range, _)| range).collect();
             for range in entries {

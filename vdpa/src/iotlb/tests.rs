@@ -17,11 +17,17 @@ struct KernelState {
     table: RefCell<BTreeMap<(u32, u64), u64>>,
     log: RefCell<Vec<IotlbMessage>>,
     batch: Cell<Option<u32>>,
+    stopped: Cell<bool>,
     /// Fail the message with this number, counted down.
     fail_in: Cell<Option<usize>>,
 }
 
 impl IotlbSink for Kernel {
+    fn stop(&self) -> io::Result<()> {
+        self.0.stopped.set(true);
+        Ok(())
+    }
+
     fn send(&self, message: &IotlbMessage) -> io::Result<()> {
         let fault = || Err(io::Error::from_raw_os_error(libc::EFAULT));
         match self.0.fail_in.get() {
@@ -166,6 +172,7 @@ fn memory_that_cannot_be_taken_back_is_never_released() {
     iotlb.map(0, 0, 0x1000, mapping(&buffer, 0)).unwrap();
     kernel.0.fail_in.set(Some(0));
     drop(iotlb);
+    assert!(kernel.0.stopped.get());
     assert_eq!(Arc::strong_count(&buffer), 2);
 }
 

@@ -220,6 +220,10 @@ fn execute_waits_for_the_call_and_not_for_ever() {
 struct Recorder(std::cell::RefCell<Vec<IotlbMessage>>);
 
 impl IotlbSink for &Recorder {
+    fn stop(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     fn send(&self, message: &IotlbMessage) -> std::io::Result<()> {
         self.0.borrow_mut().push(*message);
         Ok(())
