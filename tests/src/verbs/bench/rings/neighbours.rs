@@ -1,0 +1,172 @@
+//! Two lab NICs on the module's switch: what relaying costs in frames per second, and
+//! how long a change of strategy takes.
+//!
+//! The rings of one, "the guest", are relayed; its neighbour is direct. Both send all
+//! they can to the other, so each figure is of both directions together, and both of the
+//! guest's queues are relayed. That is the more expensive case: a migration needs only
+//! receive queues mediated. The NIC completes at once and is kicked by eventfd: a
+//! doorbell would have to be polled, on one of the two processors that the traffic needs.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use vdpa::memory::GuestMemory;
+use vdpa::relay::Strategy;
+use vm_memory::{FileOffset, GuestAddress};
+
+use super::failed;
+use super::figures::{median, microseconds_each, milliseconds, per_second};
+use super::station::Station;
+use super::traffic::{Demand, Traffic};
+use crate::error::{Error, Result};
+use crate::labnic::Labnic;
+use crate::sim::SimDevice;
+
+const MACS: [&str; 2] = ["02:00:5e:00:53:41", "02:00:5e:00:53:42"];
+
+/// The strategies that are compared, in the order of a round.
+pub(super) const STRATEGIES: [Strategy; 3] =
+    [Strategy::Direct, Strategy::Mediated, Strategy::Shadowed];
+
+/// A round of one strategy, and before it.
+const ROUND: Duration = Duration::from_millis(700);
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// Traffic between two changes.
+const BETWEEN: Duration = Duration::from_millis(15);
+
+/// All six ways from one strategy to another; begins and ends direct.
+const WAY: [Strategy; 6] = [
+    Strategy::Mediated,
+    Strategy::Shadowed,
+    Strategy::Direct,
+    Strategy::Shadowed,
+    Strategy::Mediated,
+    Strategy::Direct,
+];
+
+/// Fields are dropped in this order: traffic ends before its rings, those before the devices.
+#[derive(Debug)]
+struct Neighbours {
+    traffic: Traffic,
+    guest: Station,
+    _neighbour: Station,
+    _devices: [SimDevice; 2],
+    _module: Labnic,
+}
+
+impl Neighbours {
+    /// Two devices, the guest's with `ram` mapped.
+    fn start(ram: Option<&GuestMemory>) -> Result<Self> {
+        let module = Labnic::load(&[("doorbell", "0"), ("completion", "immediate")])?;
+        let add = |name: &str, mac: &str| module.add(name, &["mac", mac]);
+        let devices = [add("rings-guest", MACS[0])?, add("rings-peer", MACS[1])?];
+        let (guest, guest_pair) = Station::start(devices[0].path(), ram)?;
+        let (neighbour, neighbour_pair) = Station::start(devices[1].path(), None)?;
+        let ends = vec![(guest_pair, guest.mac()), (neighbour_pair, neighbour.mac())];
+        Ok(Self {
+            traffic: Traffic::start(ends)?,
+            guest,
+            _neighbour: neighbour,
+            _devices: devices,
+            _module: module,
+        })
+    }
+}
+
+/// What was measured of one strategy; medians of all rounds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rate {
+    pub(super) frames_per_second: f64,
+    /// The relaying thread's processor time.
+    pub(super) cpu_us_per_frame: f64,
+}
+
+/// Frames per second of each of [`STRATEGIES`], in interleaved rounds.
+///
+/// # Errors
+/// A module or device is missing, a frame is lost, or a change fails.
+pub(super) fn rates(rounds: u32) -> Result<[Rate; 3]> {
+    let mut both = Neighbours::start(None)?;
+    both.traffic.set(Demand::Everything);
+    let mut frames: [Vec<f64>; 3] = Default::default();
+    let mut cpu: [Vec<f64>; 3] = Default::default();
+    for round in 1..=rounds {
+        for (at, how) in STRATEGIES.into_iter().enumerate() {
+            both.guest.change(how)?;
+            std::thread::sleep(SETTLE);
+            let (time, arrived) = (Instant::now(), both.traffic.arrived());
+            let before = both.guest.processor_time()?;
+            std::thread::sleep(ROUND);
+            let arrived = both.traffic.arrived().wrapping_sub(arrived);
+            let elapsed = time.elapsed();
+            let spent = both.guest.processor_time()?.saturating_sub(before);
+            both.traffic.check()?;
+            frames[at].push(per_second(arrived, elapsed));
+            cpu[at].push(microseconds_each(spent, arrived));
+        }
+        let last = |at: usize| frames[at].last().copied().unwrap_or_default();
+        eprintln!(
+            "  lab NIC, round {round} of {rounds}: direct {:.0}, mediated {:.0}, shadow {:.0} \
+             frames/s",
+            last(0),
+            last(1),
+            last(2)
+        );
+    }
+    Ok([0, 1, 2].map(|at| Rate {
+        frames_per_second: median(&frames[at]),
+        cpu_us_per_frame: median(&cpu[at]),
+    }))
+}
+
+/// How long changes took under traffic, in milliseconds, with `mib` of guest memory mapped:
+/// `laps` times each of the six ways from one strategy to another.
+///
+/// # Errors
+/// As [`rates`].
+pub(super) fn changes(mib: u64, laps: u32) -> Result<Vec<f64>> {
+    let ram = memory(mib << 20)?;
+    let mut both = Neighbours::start(Some(&ram))?;
+    both.traffic.set(Demand::Everything);
+    let mut times = Vec::new();
+    for _ in 0..laps {
+        for how in WAY {
+            let arrived = both.traffic.arrived();
+            std::thread::sleep(BETWEEN);
+            both.traffic.check()?;
+            if both.traffic.arrived() == arrived {
+                // A change without traffic would say nothing: wait until there is.
+                let since = Instant::now();
+                while both.traffic.arrived() == arrived {
+                    both.traffic.check()?;
+                    if since.elapsed() > Duration::from_secs(10) {
+                        return Err(Error::invalid("the traffic", "no frame arrived for 10 s"));
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            times.push(milliseconds(both.guest.change(how)?));
+        }
+    }
+    both.traffic.check()?;
+    eprintln!(
+        "  lab NIC, {} changes with {mib} MiB mapped: median {:.2} ms",
+        times.len(),
+        median(&times)
+    );
+    Ok(times)
+}
+
+/// Memory such as a guest's RAM.
+fn memory(size: u64) -> Result<GuestMemory> {
+    let file = memfd_create(c"bench-ram", MemfdFlags::CLOEXEC);
+    let file = File::from(file.map_err(Error::system("create guest memory"))?);
+    file.set_len(size)
+        .map_err(Error::system("size guest memory"))?;
+    let size = usize::try_from(size)
+        .map_err(|_| Error::invalid("guest memory", "it is larger than this process"))?;
+    let region = (GuestAddress(0), size, Some(FileOffset::new(file, 0)));
+    GuestMemory::from_ranges_with_files([region]).map_err(failed("map guest memory"))
+}

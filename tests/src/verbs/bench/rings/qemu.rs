@@ -1,0 +1,203 @@
+//! QEMU with shadow virtqueues (`x-svq=on`): the lab's guest, and what the thread
+//! that runs them costs.
+//!
+//! QEMU shadows in its main loop, which no other work of this guest needs; its
+//! threads are told apart by their names (`debug-threads=on`). What threads ran is
+//! the kernel's account (`/proc/PID/task/TID/schedstat`, nanoseconds).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::traffic::{FRAME, WINDOW};
+use crate::error::{Error, Result};
+use crate::files;
+use crate::guest::{BellhopArguments, Guest};
+
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// How long the guest's console may be silent during boot.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// What QEMU calls the threads of its virtual processors.
+const PROCESSOR: &str = "CPU ";
+/// Threads that the kernel runs on its behalf.
+const KERNEL: &str = "kvm-";
+
+/// A guest whose NIC is shadowed by QEMU; killed when dropped.
+#[derive(Debug)]
+pub(super) struct Qemu {
+    guest: Guest,
+}
+
+/// One exchange of frames.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Exchanged {
+    /// Frames that came back to the guest that had sent them.
+    pub(super) frames: u32,
+    pub(super) elapsed: Duration,
+    /// Of the thread with the shadow virtqueues.
+    pub(super) processor_time: Duration,
+}
+
+impl Qemu {
+    /// Boots the lab's guest on the vDPA device.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without QEMU; those of [`Guest::start_command`].
+    pub(super) fn start(device: &Path, mac: &str) -> Result<Self> {
+        let program = find()?;
+        let arguments = BellhopArguments::small()?;
+        let (kernel, initramfs) = (arguments.kernel_image(), arguments.ramdisk());
+        let (netdev, nic) = (
+            format!("vhost-vdpa,id=nic,vhostdev={},x-svq=on", escaped(device)),
+            format!("virtio-net-pci,netdev=nic,romfile=,mac={mac}"),
+        );
+        let command = || {
+            let mut command = Command::new(&program);
+            command
+                .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+                .args(["-name", "bench,debug-threads=on", "-display", "none"])
+                .args(["-machine", "q35,accel=kvm,memory-backend=ram"])
+                .args(["-cpu", "host", "-smp", "1", "-m", "256M"])
+                // The simulator maps shared memory of a file only.
+                .args(["-object", "memory-backend-memfd,id=ram,size=256M,share=on"])
+                .args(["-chardev", "stdio,id=console,signal=off"])
+                .args(["-serial", "chardev:console"])
+                .arg("-kernel")
+                .arg(kernel)
+                .arg("-initrd")
+                .arg(initramfs)
+                .args(["-append", arguments.kernel_words()])
+                .args(["-netdev", &netdev, "-device", &nic]);
+            command
+        };
+        let guest = Guest::start_command(command, SILENCE)?;
+        Ok(Self { guest })
+    }
+
+    /// Has the guest send frames to its own address, as many under way as ours has.
+    ///
+    /// # Errors
+    /// A frame was lost or damaged; those of [`Guest::command`].
+    pub(super) fn exchange(&mut self, frames: u32) -> Result<Exchanged> {
+        let before = threads(self.guest.pid())?;
+        let answer = self
+            .guest
+            .command(&format!("frames {frames} {FRAME} {WINDOW}"))?;
+        let processor_time = busiest(&before, &threads(self.guest.pid())?);
+        let number = |name: &str| answer[name].as_u64();
+        let whole = number("rx") == Some(u64::from(frames)) && number("corrupt") == Some(0);
+        match (whole, number("elapsed_us")) {
+            (true, Some(elapsed)) => Ok(Exchanged {
+                frames,
+                elapsed: Duration::from_micros(elapsed),
+                processor_time,
+            }),
+            _ => Err(lost(&answer)),
+        }
+    }
+
+    /// Switches the guest off.
+    ///
+    /// # Errors
+    /// Those of [`Guest::power_off`].
+    pub(super) fn power_off(self) -> Result<()> {
+        self.guest.power_off().map(|_| ())
+    }
+}
+
+fn lost(answer: &Value) -> Error {
+    Error::invalid(
+        "the exchange of frames in QEMU's guest",
+        format!("not every frame came back whole: {answer}"),
+    )
+}
+
+/// QEMU as an option's value takes a path.
+fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+fn find() -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(PROGRAM))
+        .find(|program| program.is_file())
+        .ok_or_else(|| {
+            Error::missing(
+                format!("{PROGRAM} is not in PATH, and what is measured is compared with it"),
+                "install QEMU for x86, or run it in the lab host, which has one",
+            )
+        })
+}
+
+/// Time that each thread but those of virtual processors has run, by thread id.
+fn threads(pid: u32) -> Result<BTreeMap<PathBuf, u64>> {
+    let mut all = BTreeMap::new();
+    for task in files::list(&PathBuf::from(format!("/proc/{pid}/task")))? {
+        // A thread may end while it is looked at.
+        let Ok(name) = files::read_text(&task.join("comm")) else {
+            continue;
+        };
+        if name.starts_with(PROCESSOR) || name.starts_with(KERNEL) {
+            continue;
+        }
+        let ran = files::read_text(&task.join("schedstat"))?;
+        all.insert(task, run_time(&ran)?);
+    }
+    Ok(all)
+}
+
+/// The first number of `schedstat`: nanoseconds on a processor.
+fn run_time(schedstat: &str) -> Result<u64> {
+    let first = schedstat.split_whitespace().next();
+    first.and_then(|word| word.parse().ok()).ok_or_else(|| {
+        Error::invalid(
+            "/proc/PID/task/TID/schedstat",
+            format!("it says {schedstat:?}"),
+        )
+    })
+}
+
+/// The most that one thread ran between two looks.
+fn busiest(before: &BTreeMap<PathBuf, u64>, after: &BTreeMap<PathBuf, u64>) -> Duration {
+    let most = after
+        .iter()
+        .map(|(task, ran)| ran.saturating_sub(before.get(task).copied().unwrap_or_default()))
+        .max();
+    Duration::from_nanos(most.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_busiest_thread_counts() {
+        let threads = |times: [u64; 2]| {
+            let paths = ["1", "2"].map(PathBuf::from);
+            paths.into_iter().zip(times).collect::<BTreeMap<_, _>>()
+        };
+        let most = busiest(&threads([100, 10]), &threads([105, 40]));
+        assert_eq!(most, Duration::from_nanos(30));
+        assert_eq!(busiest(&BTreeMap::new(), &BTreeMap::new()), Duration::ZERO);
+    }
+
+    #[test]
+    fn run_times_are_the_first_number() {
+        assert_eq!(
+            run_time("6817054477 583189395 20374\n").ok(),
+            Some(6_817_054_477)
+        );
+        assert!(run_time("").is_err());
+    }
+
+    #[test]
+    fn this_process_has_threads() {
+        assert!(!threads(std::process::id()).unwrap().is_empty());
+    }
+}
