@@ -47,6 +47,8 @@ pub struct ShadowQueue {
     hold_at_wrap: bool,
     /// Both sides were asked to signal, and nothing came since.
     listening: bool,
+    /// Chains that the device has when the guest need not kick: see [`ShadowQueue::listen`].
+    plenty: u16,
 }
 
 impl ShadowQueue {
@@ -71,6 +73,7 @@ impl ShadowQueue {
             });
         }
         let used = ring.used_index()?;
+        let plenty = (ring.size() / 2).max(1);
         let features = RingFeatures {
             event_idx,
             ..RingFeatures::default()
@@ -86,6 +89,7 @@ impl ShadowQueue {
             forwarded: 0,
             hold_at_wrap: false,
             listening: false,
+            plenty,
         })
     }
 
@@ -189,12 +193,17 @@ impl ShadowQueue {
 
     /// With nothing to do both sides are asked to signal; with work they are
     /// asked not to. `true`: there is work after all.
+    ///
+    /// While the device has half a ring of chains and more, the guest is not asked: before
+    /// they run out the device signals, and what the guest has added goes on then. So a receive
+    /// queue costs no kick for each buffer that the guest gives back.
     fn listen(&mut self, idle: bool) -> Result<bool, RelayError> {
         if idle == self.listening {
             return Ok(false);
         }
         self.listening = idle;
-        let from_guest = self.guest.set_notifications(idle)?;
+        let hungry = self.private.outstanding() < self.plenty;
+        let from_guest = self.guest.set_notifications(idle && hungry)?;
         let from_device = self.private.set_interrupts(idle)?;
         let held = self.hold_at_wrap && self.guest.next_avail() == 0;
         Ok(idle && (from_device || (from_guest && !held && self.waiting.is_none())))

@@ -44,7 +44,7 @@ pub(super) struct RingsArguments {
     #[arg(long)]
     json: bool,
     /// Rounds, of which the medians are taken
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     #[command(flatten)]
     here: here::HereArguments,

@@ -30,8 +30,8 @@ pub(super) const STRATEGIES: [Strategy; 3] =
     [Strategy::Direct, Strategy::Mediated, Strategy::Shadowed];
 
 /// A round of one strategy, and before it.
-const ROUND: Duration = Duration::from_millis(700);
-const SETTLE: Duration = Duration::from_millis(100);
+const ROUND: Duration = Duration::from_millis(400);
+const SETTLE: Duration = Duration::from_millis(50);
 
 /// Traffic between two changes.
 const BETWEEN: Duration = Duration::from_millis(15);

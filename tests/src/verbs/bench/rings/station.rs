@@ -252,13 +252,15 @@ impl Relays {
     }
 
     fn wait(&self, limit: Option<Duration>) -> Result<()> {
-        let events = || self.set.hints().chain([&*self.wake]);
-        let mut descriptors: Vec<PollFd<'_>> = events()
+        let events: Vec<&EventFd> = self.set.hints().chain([&*self.wake]).collect();
+        let mut descriptors: Vec<PollFd<'_>> = events
+            .iter()
             .map(|event| PollFd::from_borrowed_fd(wait::descriptor(event), PollFlags::IN))
             .collect();
         if wait::until(&mut descriptors, limit)? {
-            for event in events() {
-                // Non-blocking: those without a signal say so.
+            let signalled = descriptors.iter().map(|one| !one.revents().is_empty());
+            for (event, _) in events.iter().zip(signalled).filter(|(_, is)| *is) {
+                // Non-blocking: another one may have been faster.
                 let _ = event.read();
             }
         }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use vdpa::control_queue::MacAddress;
 use vdpa::netdev::{QueuePair, Received};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::{failed, wait};
 use crate::error::{Error, Result};
@@ -29,6 +30,9 @@ const TYPE: [u8; 2] = [0x88, 0xb5];
 const NUMBER: std::ops::Range<usize> = 14..22;
 /// Frames received before the neighbour has its turn.
 const BUDGET: usize = 64;
+/// The thread looks around after so long at the latest. Far longer than any wait for a
+/// frame: an interrupt that was lost would show in the figures.
+const LOOK: Duration = Duration::from_millis(500);
 /// Frames under way and none arrives for so long: something is lost.
 const STALL: Duration = Duration::from_secs(10);
 
@@ -69,6 +73,8 @@ struct Shared {
     demand: AtomicU32,
     /// Frames that arrived, at all ends.
     arrived: AtomicU32,
+    /// Something above has changed. Non-blocking.
+    changed: EventFd,
 }
 
 /// Traffic that goes on until it is dropped.
@@ -88,6 +94,8 @@ impl Traffic {
             stop: AtomicBool::new(false),
             demand: AtomicU32::new(0),
             arrived: AtomicU32::new(0),
+            changed: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
+                .map_err(Error::system("create an eventfd"))?,
         });
         let theirs = Arc::clone(&shared);
         let macs: Vec<MacAddress> = ends.iter().map(|(_, mac)| *mac).collect();
@@ -112,6 +120,12 @@ impl Traffic {
         self.shared
             .demand
             .store(demand.to_word(), Ordering::Relaxed);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // A counter that is full wakes as well.
+        let _ = self.shared.changed.write(1);
     }
 
     /// Frames that have arrived; wraps.
@@ -135,6 +149,7 @@ impl Traffic {
 
     fn end(&mut self) -> Result<()> {
         self.shared.stop.store(true, Ordering::Relaxed);
+        self.wake();
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(ended)) => ended,
             Some(Err(_)) => Err(Error::invalid("the traffic", "its thread panicked")),
@@ -326,8 +341,8 @@ fn drive(mut ends: Vec<End>, shared: &Shared) -> Result<()> {
             if is_under_way(&ends) && since.elapsed() > STALL {
                 return Err(stalled(&ends));
             }
-            let longest = Duration::from_millis(20);
-            sleep(&ends, next.map_or(longest, |next| next.min(longest)))?;
+            let changed = &shared.changed;
+            sleep(&ends, changed, next.map_or(LOOK, |next| next.min(LOOK)))?;
         }
         for end in &mut ends {
             end.deafen()?;
@@ -383,7 +398,7 @@ fn is_under_way(ends: &[End]) -> bool {
     sent != received
 }
 
-fn sleep(ends: &[End], limit: Duration) -> Result<()> {
+fn sleep(ends: &[End], changed: &EventFd, limit: Duration) -> Result<()> {
     let mut descriptors: Vec<PollFd<'_>> = ends
         .iter()
         .flat_map(|end| {
@@ -392,8 +407,14 @@ fn sleep(ends: &[End], limit: Duration) -> Result<()> {
                 PollFd::new(&end.pair.transmit, PollFlags::IN),
             ]
         })
+        .chain([PollFd::from_borrowed_fd(
+            wait::descriptor(changed),
+            PollFlags::IN,
+        )])
         .collect();
-    wait::until(&mut descriptors, Some(limit)).map(|_| ())
+    wait::until(&mut descriptors, Some(limit))?;
+    let _ = changed.read();
+    Ok(())
 }
 
 fn stalled(ends: &[End]) -> Error {
