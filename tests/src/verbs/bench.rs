@@ -5,6 +5,7 @@
 
 mod doorbell;
 mod rings;
+mod threads;
 
 use crate::agent::client::{self, Streams};
 use crate::error::{Error, Result};
@@ -14,6 +15,10 @@ use crate::rig::Rig;
 use crate::setup::Lab;
 use crate::verbs;
 use clap::Subcommand;
+
+/// Percent of its time that a lab host may wait for this machine's processors before its
+/// figures are called rough.
+const DISTURBED: u128 = 15;
 
 /// Arguments of `cargo lab bench`.
 #[derive(Debug, clap::Args)]
@@ -94,6 +99,14 @@ pub fn bench(arguments: &BenchArguments) -> Result<u8> {
     }
     let mut host = LabHost::boot(&lab, measurement.rig())?;
     let outcome = client::run(&mut host, execute, None, Streams::Own)?;
+    let waited = threads::waited_percent(host.pid())?;
+    if waited > DISTURBED {
+        eprintln!(
+            "lab: this machine had other work: the lab host waited for a processor in {waited} % of \
+             the time in which it had something to do, and took that for its own; above \
+             {DISTURBED} % figures are only rough, and times are too long"
+        );
+    }
     host.power_off()?;
     Ok(outcome.exit_code())
 }

@@ -36,6 +36,12 @@ pub(super) fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
+/// Of each round the one figure divided by the other.
+pub(super) fn ratios(parts: &[f64], wholes: &[f64]) -> Vec<f64> {
+    let pairs = parts.iter().zip(wholes);
+    pairs.map(|(part, whole)| ratio(*part, *whole)).collect()
+}
+
 /// Rounded to so many digits behind the point.
 pub(super) fn rounded(value: f64, digits: i32) -> f64 {
     let scale = 10f64.powi(digits);
@@ -66,6 +72,8 @@ mod tests {
             microseconds_each(Duration::from_millis(1), 4).to_string(),
             "250"
         );
+        assert_eq!(median(&ratios(&[1.0, 6.0], &[4.0, 2.0])).to_string(), "3");
+        assert_eq!(ratios(&[1.0], &[0.0]), [0.0]);
         assert_eq!(rounded(1.2345, 2).to_string(), "1.23");
     }
 }

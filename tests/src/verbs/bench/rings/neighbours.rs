@@ -16,14 +16,12 @@ use vdpa::relay::Strategy;
 use vm_memory::{FileOffset, GuestAddress};
 
 use super::failed;
-use super::figures::{median, microseconds_each, milliseconds, per_second};
+use super::figures::{median, microseconds_each, milliseconds, per_second, ratios};
 use super::station::Station;
 use super::traffic::{Demand, Traffic};
 use crate::error::{Error, Result};
 use crate::labnic::Labnic;
 use crate::sim::SimDevice;
-
-const MACS: [&str; 2] = ["02:00:5e:00:53:41", "02:00:5e:00:53:42"];
 
 /// The strategies that are compared, in the order of a round.
 pub(super) const STRATEGIES: [Strategy; 3] =
@@ -35,6 +33,8 @@ const SETTLE: Duration = Duration::from_millis(50);
 
 /// Traffic between two changes.
 const BETWEEN: Duration = Duration::from_millis(15);
+/// Without a frame: a stall.
+const LONGEST: Duration = Duration::from_secs(15);
 
 /// All six ways from one strategy to another; begins and ends direct.
 const WAY: [Strategy; 6] = [
@@ -53,15 +53,20 @@ struct Neighbours {
     guest: Station,
     _neighbour: Station,
     _devices: [SimDevice; 2],
-    _module: Labnic,
+}
+
+fn load() -> Result<Labnic> {
+    Labnic::load(&[("doorbell", "0"), ("completion", "immediate")])
 }
 
 impl Neighbours {
-    /// Two devices, the guest's with `ram` mapped.
-    fn start(ram: Option<&GuestMemory>) -> Result<Self> {
-        let module = Labnic::load(&[("doorbell", "0"), ("completion", "immediate")])?;
-        let add = |name: &str, mac: &str| module.add(name, &["mac", mac]);
-        let devices = [add("rings-guest", MACS[0])?, add("rings-peer", MACS[1])?];
+    /// The two devices `number`, the guest's with `ram` mapped.
+    fn start(module: &Labnic, number: usize, ram: Option<&GuestMemory>) -> Result<Self> {
+        let add = |role: &str, of: usize| {
+            let mac = format!("02:00:5e:00:53:{:02x}", 0x40 + 2 * number + of);
+            module.add(&format!("rings-{role}{number}"), &["mac", &mac])
+        };
+        let devices = [add("guest", 0)?, add("peer", 1)?];
         let (guest, guest_pair) = Station::start(devices[0].path(), ram)?;
         let (neighbour, neighbour_pair) = Station::start(devices[1].path(), None)?;
         let ends = vec![(guest_pair, guest.mac()), (neighbour_pair, neighbour.mac())];
@@ -70,7 +75,6 @@ impl Neighbours {
             guest,
             _neighbour: neighbour,
             _devices: devices,
-            _module: module,
         })
     }
 }
@@ -81,6 +85,8 @@ pub(super) struct Rate {
     pub(super) frames_per_second: f64,
     /// The relaying thread's processor time.
     pub(super) cpu_us_per_frame: f64,
+    /// Frames per second, as a part of the direct ones of the same round.
+    pub(super) of_direct: f64,
 }
 
 /// Frames per second of each of [`STRATEGIES`], in interleaved rounds.
@@ -88,7 +94,9 @@ pub(super) struct Rate {
 /// # Errors
 /// A module or device is missing, a frame is lost, or a change fails.
 pub(super) fn rates(rounds: u32) -> Result<[Rate; 3]> {
-    let mut both = Neighbours::start(None)?;
+    // Dropped after its devices.
+    let module = load()?;
+    let mut both = Neighbours::start(&module, 0, None)?;
     both.traffic.set(Demand::Everything);
     let mut frames: [Vec<f64>; 3] = Default::default();
     let mut cpu: [Vec<f64>; 3] = Default::default();
@@ -118,45 +126,58 @@ pub(super) fn rates(rounds: u32) -> Result<[Rate; 3]> {
     Ok([0, 1, 2].map(|at| Rate {
         frames_per_second: median(&frames[at]),
         cpu_us_per_frame: median(&cpu[at]),
+        of_direct: median(&ratios(&frames[at], &frames[0])),
     }))
 }
 
-/// How long changes took under traffic, in milliseconds, with `mib` of guest memory mapped:
-/// `laps` times each of the six ways from one strategy to another.
+/// How long changes took under traffic, in milliseconds, with each of `mib` of guest memory
+/// mapped: `laps` times each of the six ways from one strategy to another, in turn.
 ///
 /// # Errors
 /// As [`rates`].
-pub(super) fn changes(mib: u64, laps: u32) -> Result<Vec<f64>> {
-    let ram = memory(mib << 20)?;
-    let mut both = Neighbours::start(Some(&ram))?;
-    both.traffic.set(Demand::Everything);
-    let mut times = Vec::new();
+pub(super) fn changes<const N: usize>(mib: [u64; N], laps: u32) -> Result<[Vec<f64>; N]> {
+    let module = load()?;
+    let mut pairs = Vec::new();
+    for (number, mib) in mib.into_iter().enumerate() {
+        let ram = memory(mib << 20)?;
+        pairs.push((Neighbours::start(&module, number, Some(&ram))?, ram));
+    }
+    let mut all = [const { Vec::new() }; N];
     for _ in 0..laps {
-        for how in WAY {
-            let arrived = both.traffic.arrived();
-            std::thread::sleep(BETWEEN);
-            both.traffic.check()?;
-            if both.traffic.arrived() == arrived {
-                // A change without traffic would say nothing: wait until there is.
-                let since = Instant::now();
-                while both.traffic.arrived() == arrived {
-                    both.traffic.check()?;
-                    if since.elapsed() > Duration::from_secs(10) {
-                        return Err(Error::invalid("the traffic", "no frame arrived for 10 s"));
-                    }
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+        for ((both, _), times) in pairs.iter_mut().zip(&mut all) {
+            both.traffic.set(Demand::Everything);
+            for how in WAY {
+                await_traffic(&mut both.traffic)?;
+                times.push(milliseconds(both.guest.change(how)?));
             }
-            times.push(milliseconds(both.guest.change(how)?));
+            both.traffic.check()?;
+            both.traffic.set(Demand::Nothing);
         }
     }
-    both.traffic.check()?;
-    eprintln!(
-        "  lab NIC, {} changes with {mib} MiB mapped: median {:.2} ms",
-        times.len(),
-        median(&times)
-    );
-    Ok(times)
+    for (mib, times) in mib.iter().zip(&all) {
+        eprintln!(
+            "  lab NIC, {} changes with {mib} MiB mapped: median {:.2} ms",
+            times.len(),
+            median(times)
+        );
+    }
+    Ok(all)
+}
+
+/// Lets traffic pass for a while; a change without any would say nothing.
+fn await_traffic(traffic: &mut Traffic) -> Result<()> {
+    let (since, arrived) = (Instant::now(), traffic.arrived());
+    while since.elapsed() < BETWEEN || traffic.arrived() == arrived {
+        std::thread::sleep(Duration::from_millis(5));
+        traffic.check()?;
+        if since.elapsed() > LONGEST {
+            return Err(Error::invalid(
+                "the traffic",
+                format!("no frame arrived for {LONGEST:?}"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Memory such as a guest's RAM.

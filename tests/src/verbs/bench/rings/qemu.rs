@@ -2,8 +2,8 @@
 //! that runs them costs.
 //!
 //! QEMU shadows in its main loop, which no other work of this guest needs; its
-//! threads are told apart by their names (`debug-threads=on`). What threads ran is
-//! the kernel's account (`/proc/PID/task/TID/schedstat`, nanoseconds).
+//! threads are told apart by their names (`debug-threads=on`). What they ran is the
+//! kernel's account.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::super::threads::{self, Account};
 use super::traffic::{FRAME, WINDOW};
 use crate::error::{Error, Result};
-use crate::files;
 use crate::guest::{BellhopArguments, Guest};
 
 const PROGRAM: &str = "qemu-system-x86_64";
@@ -84,11 +84,11 @@ impl Qemu {
     /// # Errors
     /// A frame was lost or damaged; those of [`Guest::command`].
     pub(super) fn exchange(&mut self, frames: u32) -> Result<Exchanged> {
-        let before = threads(self.guest.pid())?;
+        let before = threads::accounts(self.guest.pid())?;
         let answer = self
             .guest
             .command(&format!("frames {frames} {FRAME} {WINDOW}"))?;
-        let processor_time = busiest(&before, &threads(self.guest.pid())?);
+        let processor_time = busiest(&before, &threads::accounts(self.guest.pid())?);
         let number = |name: &str| answer[name].as_u64();
         let whole = number("rx") == Some(u64::from(frames)) && number("corrupt") == Some(0);
         match (whole, number("elapsed_us")) {
@@ -117,7 +117,7 @@ fn lost(answer: &Value) -> Error {
     )
 }
 
-/// QEMU as an option's value takes a path.
+/// A path in the value of an option of QEMU's.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
@@ -135,41 +135,17 @@ fn find() -> Result<PathBuf> {
         })
 }
 
-/// Time that each thread but those of virtual processors has run, by thread id.
-fn threads(pid: u32) -> Result<BTreeMap<PathBuf, u64>> {
-    let mut all = BTreeMap::new();
-    for task in files::list(&PathBuf::from(format!("/proc/{pid}/task")))? {
-        // A thread may end while it is looked at.
-        let Ok(name) = files::read_text(&task.join("comm")) else {
-            continue;
-        };
-        if name.starts_with(PROCESSOR) || name.starts_with(KERNEL) {
-            continue;
-        }
-        let ran = files::read_text(&task.join("schedstat"))?;
-        all.insert(task, run_time(&ran)?);
-    }
-    Ok(all)
-}
-
-/// The first number of `schedstat`: nanoseconds on a processor.
-fn run_time(schedstat: &str) -> Result<u64> {
-    let first = schedstat.split_whitespace().next();
-    first.and_then(|word| word.parse().ok()).ok_or_else(|| {
-        Error::invalid(
-            "/proc/PID/task/TID/schedstat",
-            format!("it says {schedstat:?}"),
-        )
-    })
-}
-
-/// The most that one thread ran between two looks.
-fn busiest(before: &BTreeMap<PathBuf, u64>, after: &BTreeMap<PathBuf, u64>) -> Duration {
-    let most = after
+/// The most that one thread ran between two looks, those of virtual processors left out.
+fn busiest(before: &BTreeMap<PathBuf, Account>, after: &BTreeMap<PathBuf, Account>) -> Duration {
+    after
         .iter()
-        .map(|(task, ran)| ran.saturating_sub(before.get(task).copied().unwrap_or_default()))
-        .max();
-    Duration::from_nanos(most.unwrap_or_default())
+        .filter(|(_, now)| !now.name.starts_with(PROCESSOR) && !now.name.starts_with(KERNEL))
+        .map(|(task, now)| {
+            let then = before.get(task).map_or(Duration::ZERO, |then| then.ran);
+            now.ran.saturating_sub(then)
+        })
+        .max()
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -177,27 +153,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_busiest_thread_counts() {
-        let threads = |times: [u64; 2]| {
-            let paths = ["1", "2"].map(PathBuf::from);
-            paths.into_iter().zip(times).collect::<BTreeMap<_, _>>()
+    fn the_busiest_thread_counts_that_is_no_processor() {
+        let threads = |times: [u64; 3]| -> BTreeMap<PathBuf, Account> {
+            ["bench", "call_rcu", "CPU 0/KVM"]
+                .into_iter()
+                .zip(times)
+                .map(|(name, ran)| {
+                    let account = Account {
+                        name: name.to_owned(),
+                        ran: Duration::from_nanos(ran),
+                        waited: Duration::ZERO,
+                    };
+                    (PathBuf::from(name), account)
+                })
+                .collect()
         };
-        let most = busiest(&threads([100, 10]), &threads([105, 40]));
+        let most = busiest(&threads([100, 10, 0]), &threads([105, 40, 900]));
         assert_eq!(most, Duration::from_nanos(30));
         assert_eq!(busiest(&BTreeMap::new(), &BTreeMap::new()), Duration::ZERO);
-    }
-
-    #[test]
-    fn run_times_are_the_first_number() {
-        assert_eq!(
-            run_time("6817054477 583189395 20374\n").ok(),
-            Some(6_817_054_477)
-        );
-        assert!(run_time("").is_err());
-    }
-
-    #[test]
-    fn this_process_has_threads() {
-        assert!(!threads(std::process::id()).unwrap().is_empty());
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use vdpa::relay::Strategy;
 
-use super::figures::{median, microseconds_each, per_second};
+use super::figures::{median, microseconds_each, per_second, ratios};
 use super::qemu::Qemu;
 use super::station::Station;
 use super::traffic::{Demand, Traffic};
@@ -43,6 +43,9 @@ pub(super) struct Compared {
     /// Flat out.
     pub(super) cpu_us_per_frame_flat_out: f64,
     pub(super) qemu_cpu_us_per_frame: f64,
+    /// Ours as a part of QEMU's in the same round: frames per second, and processor time.
+    pub(super) frames_of_qemu: f64,
+    pub(super) cpu_of_qemu: f64,
 }
 
 /// Fields are dropped in this order.
@@ -141,6 +144,8 @@ pub(super) fn compare(rounds: u32) -> Result<Compared> {
     }
     drop(ours);
     qemu.power_off()?;
+    let frames_of_qemu = median(&ratios(&all[0], &all[1]));
+    let cpu_of_qemu = median(&ratios(&all[2], &all[4]));
     let [fps, qemu_fps, cpu, flat_out, qemu_cpu] = all.map(|list| median(&list));
     Ok(Compared {
         frames_per_second: fps,
@@ -148,6 +153,8 @@ pub(super) fn compare(rounds: u32) -> Result<Compared> {
         cpu_us_per_frame: cpu,
         cpu_us_per_frame_flat_out: flat_out,
         qemu_cpu_us_per_frame: qemu_cpu,
+        frames_of_qemu,
+        cpu_of_qemu,
     })
 }
 
