@@ -139,12 +139,12 @@ impl Measured {
         );
         eprintln!();
         eprintln!(
-            "  two lab NICs on one switch; a driver in userspace (vdpa::netdev) at each end; frames of both directions"
+            "  two lab NICs on one switch, a driver in userspace (vdpa::netdev) at each end; frames of both directions"
         );
         for (what, rate) in [
             ("direct", direct),
-            ("mediated", mediated),
-            ("shadow", shadow),
+            ("mediated (receive)", mediated),
+            ("shadow (both queues)", shadow),
         ] {
             let note = format!(
                 "{:.2} of direct in the same round; relaying thread {:.1} µs a frame",

@@ -2,9 +2,8 @@
 //! how long a change of strategy takes.
 //!
 //! The rings of one, "the guest", are relayed; its neighbour is direct. Both send all
-//! they can to the other, so each figure is of both directions together, and both of the
-//! guest's queues are relayed. That is the more expensive case: a migration needs only
-//! receive queues mediated. The NIC completes at once and is kicked by eventfd: a
+//! they can to the other, so each figure is of both directions together. Shadowed are both of the
+//! guest's queues, mediated is its receive queue, as in a migration. The NIC completes at once and is kicked by eventfd: a
 //! doorbell would have to be polled, on one of the two processors that the traffic needs.
 
 use std::fs::File;

@@ -39,7 +39,7 @@ pub(super) const RING: u16 = 256;
 /// What the thread is asked.
 #[derive(Debug)]
 enum Request {
-    /// All queues are to be reached so.
+    /// The device is to be reached so.
     Change(Strategy),
     /// The processor time of the thread.
     ProcessorTime,
@@ -108,7 +108,8 @@ impl Station {
             device: Some(device),
             set,
             memory,
-            queues: [pair.receive.queue().index(), pair.transmit.queue().index()],
+            receive: pair.receive.queue().index(),
+            transmit: pair.transmit.queue().index(),
             wake: Arc::clone(&wake),
             requests: asked,
             answers: answer,
@@ -133,7 +134,8 @@ impl Station {
         self.mac
     }
 
-    /// Changes how all queues reach the device; how long that took.
+    /// Changes how the queues reach the device, as a migration would: both are shadowed, but
+    /// only the receive queue is mediated. Gives how long that took.
     ///
     /// # Errors
     /// The device can't, or the relays failed before.
@@ -201,7 +203,8 @@ struct Relays {
     device: Option<Device<Running>>,
     set: RelaySet,
     memory: Arc<GuestMemory>,
-    queues: [u16; 2],
+    receive: u16,
+    transmit: u16,
     wake: Arc<EventFd>,
     requests: Receiver<Request>,
     answers: Sender<Duration>,
@@ -239,7 +242,13 @@ impl Relays {
             Request::Change(how) => {
                 let device = self.device.take();
                 let device = device.ok_or_else(|| Error::invalid("the device", "it is gone"))?;
-                let targets = self.queues.map(|queue| (queue, *how));
+                // Into a transmit ring the device writes no more than its own part of the
+                // ring, so nobody mediates one.
+                let transmit = match how {
+                    Strategy::Mediated => Strategy::Direct,
+                    Strategy::Direct | Strategy::Shadowed => *how,
+                };
+                let targets = [(self.receive, *how), (self.transmit, transmit)];
                 let begin = Instant::now();
                 let changed = self.set.change(device, &targets, &*self.memory);
                 let took = begin.elapsed();
