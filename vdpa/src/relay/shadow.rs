@@ -73,7 +73,7 @@ impl ShadowQueue {
             });
         }
         let used = ring.used_index()?;
-        let plenty = (ring.size() / 2).max(1);
+        let plenty = ring.size() - ring.size() / 8;
         let features = RingFeatures {
             event_idx,
             ..RingFeatures::default()
@@ -194,7 +194,7 @@ impl ShadowQueue {
     /// With nothing to do both sides are asked to signal; with work they are
     /// asked not to. `true`: there is work after all.
     ///
-    /// While the device has half a ring of chains and more, the guest is not asked: before
+    /// While the device has seven eighths of the ring and more, the guest is not asked: long before
     /// they run out the device signals, and what the guest has added goes on then. So a receive
     /// queue costs no kick for each buffer that the guest gives back.
     fn listen(&mut self, idle: bool) -> Result<bool, RelayError> {

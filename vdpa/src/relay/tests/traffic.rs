@@ -137,7 +137,7 @@ fn a_shadow_asks_for_kicks_only_while_the_device_may_run_out() {
         let mut world = World::new(event_idx, false, 0);
         world.change(How::Shadowed).unwrap();
         while world.pass() {}
-        for _ in 0..SIZE / 2 {
+        for _ in 0..SIZE - SIZE / 8 {
             assert!(world.add_kicks());
             while world.pass() {}
         }
@@ -146,6 +146,7 @@ fn a_shadow_asks_for_kicks_only_while_the_device_may_run_out() {
         world.complete(0);
         assert!(world.pass());
         while world.pass() {}
+        world.take();
         // The one that was completed was replaced: plenty again.
         assert!(!world.add_kicks());
         world.settle();

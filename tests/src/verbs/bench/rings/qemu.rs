@@ -22,6 +22,9 @@ const PROGRAM: &str = "qemu-system-x86_64";
 /// How long the guest's console may be silent during boot.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// How often an exchange is tried.
+const ATTEMPTS: u32 = 5;
+
 /// What QEMU calls the threads of its virtual processors.
 const PROCESSOR: &str = "CPU ";
 /// Threads that the kernel runs on its behalf.
@@ -79,26 +82,40 @@ impl Qemu {
         Ok(Self { guest })
     }
 
-    /// Has the guest send frames to its own address, as many under way as ours has.
+    /// Has the guest send frames to its own address, as many under way as ours has. The
+    /// simulator drops frames when QEMU is late with receive buffers, and the guest then
+    /// waits for what does not come: such an exchange says nothing and is repeated.
     ///
     /// # Errors
-    /// A frame was lost or damaged; those of [`Guest::command`].
+    /// A frame was damaged, or frames are lost every time; those of [`Guest::command`].
     pub(super) fn exchange(&mut self, frames: u32) -> Result<Exchanged> {
-        let before = threads::accounts(self.guest.pid())?;
-        let answer = self
-            .guest
-            .command(&format!("frames {frames} {FRAME} {WINDOW}"))?;
-        let processor_time = busiest(&before, &threads::accounts(self.guest.pid())?);
-        let number = |name: &str| answer[name].as_u64();
-        let whole = number("rx") == Some(u64::from(frames)) && number("corrupt") == Some(0);
-        match (whole, number("elapsed_us")) {
-            (true, Some(elapsed)) => Ok(Exchanged {
-                frames,
-                elapsed: Duration::from_micros(elapsed),
-                processor_time,
-            }),
-            _ => Err(lost(&answer)),
+        let mut last = Value::Null;
+        for _ in 0..ATTEMPTS {
+            let before = threads::accounts(self.guest.pid())?;
+            let answer = self
+                .guest
+                .command(&format!("frames {frames} {FRAME} {WINDOW}"))?;
+            let processor_time = busiest(&before, &threads::accounts(self.guest.pid())?);
+            let number = |name: &str| answer[name].as_u64();
+            if number("corrupt") != Some(0) {
+                return Err(spoiled(&answer));
+            }
+            if let (Some(received), Some(elapsed)) = (number("rx"), number("elapsed_us"))
+                && received == u64::from(frames)
+            {
+                return Ok(Exchanged {
+                    frames,
+                    elapsed: Duration::from_micros(elapsed),
+                    processor_time,
+                });
+            }
+            eprintln!(
+                "  QEMU's guest lost {} of {frames} frames: once more",
+                answer["lost"]
+            );
+            last = answer;
         }
+        Err(spoiled(&last))
     }
 
     /// Switches the guest off.
@@ -110,10 +127,10 @@ impl Qemu {
     }
 }
 
-fn lost(answer: &Value) -> Error {
+fn spoiled(answer: &Value) -> Error {
     Error::invalid(
         "the exchange of frames in QEMU's guest",
-        format!("not every frame came back whole: {answer}"),
+        format!("frames were lost each time, or damaged: {answer}"),
     )
 }
 
