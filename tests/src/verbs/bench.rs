@@ -1,7 +1,7 @@
 //! `cargo lab bench WHAT [--json]`: measurements in the lab host, one file each.
 //! A measurement compares two ways in one run, on one host: under emulation
-//! its figures say nothing else. A new one is a file with a [`Measurement`], a variant
-//! and a line in [`Bench::chosen`].
+//! its figures say nothing else. A new one is a file with a `Measurement`, a variant
+//! and a line in `Bench::chosen`.
 
 mod doorbell;
 mod rings;

@@ -47,7 +47,7 @@ pub struct ShadowQueue {
     hold_at_wrap: bool,
     /// Both sides were asked to signal, and nothing came since.
     listening: bool,
-    /// Chains that the device has when the guest need not kick: see [`ShadowQueue::listen`].
+    /// Chains of the device's that are enough for a while: see [`ShadowQueue::forward`].
     plenty: u16,
 }
 
@@ -99,7 +99,7 @@ impl ShadowQueue {
     /// # Errors
     /// As [`Relay::pass`].
     pub fn fill(&mut self) -> Result<(), RelayError> {
-        while self.forward()? > 0 {}
+        while self.forward_all()? > 0 {}
         Ok(())
     }
 
@@ -140,8 +140,18 @@ impl ShadowQueue {
         Ok(self.guest.pop()?)
     }
 
-    /// Gives the device what the guest has, as far as it fits.
+    /// Gives the device what the guest has, unless it has plenty: what the guest adds to that
+    /// goes on with the next used chain, in one batch with one kick. So it costs neither a
+    /// kick by the guest nor one of the device for each buffer that a receive queue gets back.
     fn forward(&mut self) -> Result<u16, RelayError> {
+        if self.private.outstanding() >= self.plenty {
+            return Ok(0);
+        }
+        self.forward_all()
+    }
+
+    /// Gives the device what the guest has, as far as it fits.
+    fn forward_all(&mut self) -> Result<u16, RelayError> {
         let mut forwarded = 0;
         while forwarded < PASS_LIMIT {
             let Some(chain) = self.take()? else {
@@ -194,9 +204,8 @@ impl ShadowQueue {
     /// With nothing to do both sides are asked to signal; with work they are
     /// asked not to. `true`: there is work after all.
     ///
-    /// While the device has seven eighths of the ring and more, the guest is not asked: long before
-    /// they run out the device signals, and what the guest has added goes on then. So a receive
-    /// queue costs no kick for each buffer that the guest gives back.
+    /// While the device has plenty the guest is not asked: long before its chains run out the
+    /// device signals.
     fn listen(&mut self, idle: bool) -> Result<bool, RelayError> {
         if idle == self.listening {
             return Ok(false);
