@@ -150,6 +150,21 @@ impl BellhopArguments {
         self
     }
 
+    /// The guest's kernel, for other VMMs' command lines.
+    pub fn kernel_image(&self) -> &Path {
+        &self.kernel
+    }
+
+    /// The guest's ramdisk.
+    pub fn ramdisk(&self) -> &Path {
+        &self.initramfs
+    }
+
+    /// The guest's kernel command line.
+    pub fn kernel_words(&self) -> &str {
+        &self.cmdline
+    }
+
     /// The command line that starts the VMM.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);

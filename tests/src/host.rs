@@ -123,6 +123,11 @@ impl LabHost {
         self.retries
     }
 
+    /// The process of its QEMU.
+    pub fn pid(&self) -> u32 {
+        self.qemu.child.id()
+    }
+
     /// What the host runs on.
     pub fn accelerator(&self) -> Accelerator {
         self.accelerator

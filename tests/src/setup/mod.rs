@@ -107,6 +107,20 @@ impl Lab {
         })
     }
 
+    /// This crate's own program, optimized as Bellhop is: for measurements of code
+    /// that it runs itself.
+    ///
+    /// # Errors
+    /// [`crate::Error::Program`] when it does not compile.
+    pub fn optimized_lab(&self) -> Result<PathBuf> {
+        let built = binaries::cargo(
+            &self.repository,
+            &["build", "--release", "--package=lab", "--bin=lab"],
+            "building an optimized lab",
+        )?;
+        binaries::find(&built, "lab")
+    }
+
     /// The environment of every command in the lab.
     ///
     /// # Errors

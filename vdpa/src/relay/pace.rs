@@ -1,17 +1,27 @@
 //! How often to poll: at once while there is work, then ever more seldom.
 //!
 //! ```text
-//!   spin (SPINS polls without a pause) -> 50 µs -> 100 µs -> ... -> 1 ms
-//!     ^------------------ work --------------------------------------'
+//!   spin (some polls without a pause) -> 50 µs -> 100 µs -> ... -> 1 ms
+//!     ^------------------ work ------------------------------------'
 //! ```
+//! How long to spin is learned, as KVM does when a processor halts: twice as long each time that
+//! work came meanwhile, half as long each time that it did not. Under a flood
+//! the next work is a few polls away; under single frames spinning would cost more than
+//! all else, and take a processor from the guest.
+//!
 //! The longest pause bounds how late the guest hears of a frame when the device
-//! gives no hint, which it need not where the guest has switched interrupts off.
+//! gives no hint, which it need not where the guest has switched interrupts off. Where all
+//! hints are the relays' own to ask for, as on shadowed queues, the pause is long at once:
+//! looking around without a reason is what costs most under single frames.
 
 use std::time::Duration;
 
-const SPINS: u32 = 64;
+const FEWEST_SPINS: u32 = 2;
+const MOST_SPINS: u32 = 64;
 const FIRST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);
+/// Where whatever comes is told: no need for it, but for a device that loses a signal.
+const TOLD: Duration = Duration::from_millis(20);
 
 /// When to poll again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,24 +35,50 @@ pub enum Pause {
 }
 
 /// The pace of one poller.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct Pace {
+    /// Polls without work since the last one with it.
     idle: u32,
+    /// Polls without a pause, before the first one with it.
+    spins: u32,
+}
+
+impl Default for Pace {
+    /// Spins as long as it may: a change was made just now, and traffic waits.
+    fn default() -> Self {
+        Self {
+            idle: 0,
+            spins: MOST_SPINS,
+        }
+    }
 }
 
 impl Pace {
-    /// After a poll that found work or not: when to poll again.
-    pub fn next(&mut self, worked: bool) -> Pause {
+    /// After a poll that found work or not: when to poll again. `told`: all that may
+    /// come is signalled, so that nothing need be looked for.
+    pub fn next(&mut self, worked: bool, told: bool) -> Pause {
         if worked {
+            if (1..self.spins).contains(&self.idle) {
+                self.spins = (self.spins * 2).min(MOST_SPINS);
+            }
             self.idle = 0;
             return Pause::None;
         }
         self.idle = self.idle.saturating_add(1);
-        match self.idle.checked_sub(SPINS) {
-            None => Pause::None,
-            // 50 µs shifted by more than 5 is above the longest.
-            Some(doublings) => Pause::AtMost((FIRST * (1 << doublings.min(5))).min(LONGEST)),
+        let Some(doublings) = self.idle.checked_sub(self.spins) else {
+            return Pause::None;
+        };
+        if doublings == 0 {
+            // One pause less to come: the polls that are left out.
+            let fewer = (self.spins / 2).max(FEWEST_SPINS);
+            self.idle = fewer;
+            self.spins = fewer;
         }
+        if told {
+            return Pause::AtMost(TOLD);
+        }
+        // 50 µs shifted by more than 5 is above the longest.
+        Pause::AtMost((FIRST * (1 << doublings.min(5))).min(LONGEST))
     }
 }
 
@@ -50,23 +86,66 @@ impl Pace {
 mod tests {
     use super::*;
 
+    /// Polls without work until the first pause.
+    fn spins(pace: &mut Pace) -> u32 {
+        (1..)
+            .take_while(|_| pace.next(false, false) == Pause::None)
+            .last()
+            .unwrap_or(0)
+            + 1
+    }
+
     #[test]
     fn spins_then_slows_down_and_stays_bounded() {
         let mut pace = Pace::default();
-        assert_eq!(pace.next(true), Pause::None);
-        for _ in 1..SPINS {
-            assert_eq!(pace.next(false), Pause::None);
+        assert_eq!(pace.next(true, false), Pause::None);
+        for _ in 1..MOST_SPINS {
+            assert_eq!(pace.next(false, false), Pause::None);
         }
         let mut last = Duration::ZERO;
-        for _ in 0..100 {
-            let Pause::AtMost(pause) = pace.next(false) else {
+        for number in 0..100 {
+            let Pause::AtMost(pause) = pace.next(false, false) else {
                 panic!("no pause");
             };
-            assert!(pause >= last && pause <= LONGEST);
+            assert!(pause > last || pause == LONGEST, "{number}");
             last = pause;
         }
         assert_eq!(last, LONGEST);
-        assert_eq!(pace.next(true), Pause::None);
-        assert_eq!(pace.next(false), Pause::None);
+        assert_eq!(pace.next(true, false), Pause::None);
+        assert_eq!(pace.next(false, false), Pause::None);
+    }
+
+    #[test]
+    fn does_not_look_for_what_is_told() {
+        let mut pace = Pace::default();
+        for _ in 1..MOST_SPINS {
+            assert_eq!(pace.next(false, true), Pause::None);
+        }
+        assert_eq!(pace.next(false, true), Pause::AtMost(TOLD));
+        assert_eq!(pace.next(false, true), Pause::AtMost(TOLD));
+        // A mediated queue came in between.
+        let Pause::AtMost(pause) = pace.next(false, false) else {
+            panic!("no pause");
+        };
+        assert!(pause <= LONGEST);
+    }
+
+    #[test]
+    fn spins_less_in_vain_and_more_for_work() {
+        let mut pace = Pace::default();
+        for expected in [64, 32, 16, 8, 4, 2, 2] {
+            assert_eq!(spins(&mut pace), expected);
+            pace.next(true, false);
+        }
+        for expected in [4, 8, 16, 32, 64, 64] {
+            pace.next(false, false);
+            pace.next(true, false);
+            let mut probe = pace;
+            assert_eq!(spins(&mut probe), expected);
+        }
+        // Work at once says nothing about spinning.
+        let before = pace.spins;
+        pace.next(true, false);
+        assert_eq!(pace.spins, before);
     }
 }

@@ -178,11 +178,14 @@ impl RelaySet {
     pub fn poll(&mut self, dirty: &dyn Dirty) -> Result<Progress, QueueFailed> {
         let (mut used, mut forwarded) = (0u32, 0u32);
         let (mut more, mut relayed) = (false, false);
+        // Shadows ask both sides for signals when they have nothing to do.
+        let mut told = true;
         for lane in &mut self.lanes {
             let Some(relay) = lane.mode.relay().filter(|_| !lane.broken) else {
                 continue;
             };
             relayed = true;
+            told &= relay.strategy() == Strategy::Shadowed;
             let pass = match relay.pass(dirty) {
                 Ok(pass) => pass,
                 Err(source) => {
@@ -203,7 +206,7 @@ impl RelaySet {
         }
         let worked = more || used > 0 || forwarded > 0;
         let pause = if relayed {
-            self.pace.next(worked)
+            self.pace.next(worked, told)
         } else {
             Pause::Forever
         };

@@ -12,6 +12,7 @@
 //! A few frames go first: the first store to a page makes the host look it up,
 //! once in the VM's life.
 
+use super::Measurement;
 use crate::error::{Error, Result};
 use crate::guest::{BellhopArguments, Guest};
 use crate::here;
@@ -45,14 +46,13 @@ pub(super) struct DoorbellArguments {
     frames: u32,
     /// The lab host's equipment; the simulator has no doorbells
     #[arg(long, value_enum, default_value_t = Rig::Sriov)]
-    pub(super) rig: Rig,
+    rig: Rig,
     #[command(flatten)]
-    pub(super) here: here::HereArguments,
+    here: here::HereArguments,
 }
 
-impl DoorbellArguments {
-    /// The words that make these arguments again.
-    pub(super) fn command(&self) -> Vec<String> {
+impl Measurement for DoorbellArguments {
+    fn command(&self) -> Vec<String> {
         let mut words = vec![
             "doorbell".to_owned(),
             format!("--rig={}", self.rig.name()),
@@ -62,6 +62,18 @@ impl DoorbellArguments {
             words.push("--json".to_owned());
         }
         words
+    }
+
+    fn rig(&self) -> Rig {
+        self.rig
+    }
+
+    fn here(&self) -> &here::HereArguments {
+        &self.here
+    }
+
+    fn measure(&self) -> Result<()> {
+        measure(self)
     }
 }
 
@@ -86,7 +98,7 @@ struct Counted {
 ///
 /// # Errors
 /// Those of the helpers; [`Error::Invalid`] when a frame was not sent.
-pub(super) fn measure(arguments: &DoorbellArguments) -> Result<()> {
+fn measure(arguments: &DoorbellArguments) -> Result<()> {
     match arguments.rig {
         Rig::Sim => Err(Error::missing(
             "the simulator's devices have no doorbells",

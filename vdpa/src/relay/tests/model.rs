@@ -458,6 +458,11 @@ impl World {
         }
     }
 
+    /// As [`World::add`]; whether the guest kicks for it.
+    pub(super) fn add_kicks(&mut self) -> bool {
+        self.guest.add() == Some(true)
+    }
+
     pub(super) fn pass(&mut self) -> bool {
         let Some(relay) = &mut self.relay else {
             return false;

@@ -128,3 +128,27 @@ fn what_is_in_flight_is_named_by_the_avail_ring_after_a_change() {
     assert!(world.device.held.is_empty());
     world.settle();
 }
+
+/// What the guest gives back to a device that has plenty costs no kick, and goes on
+/// when the device signals.
+#[test]
+fn a_shadow_asks_for_kicks_only_while_the_device_may_run_out() {
+    for event_idx in [false, true] {
+        let mut world = World::new(event_idx, false, 0);
+        world.change(How::Shadowed).unwrap();
+        while world.pass() {}
+        for _ in 0..SIZE - SIZE / 8 {
+            assert!(world.add_kicks());
+            while world.pass() {}
+        }
+        assert!(!world.add_kicks());
+        world.fetch(1);
+        world.complete(0);
+        assert!(world.pass());
+        while world.pass() {}
+        world.take();
+        // The one that was completed was replaced: plenty again.
+        assert!(!world.add_kicks());
+        world.settle();
+    }
+}

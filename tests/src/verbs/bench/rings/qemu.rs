@@ -1,0 +1,192 @@
+//! QEMU with shadow virtqueues (`x-svq=on`): the lab's guest, and what the thread
+//! that runs them costs.
+//!
+//! QEMU shadows in its main loop, which no other work of this guest needs; its
+//! threads are told apart by their names (`debug-threads=on`). What they ran is the
+//! kernel's account.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::super::threads::{self, Account};
+use super::traffic::{FRAME, WINDOW};
+use crate::error::{Error, Result};
+use crate::guest::{BellhopArguments, Guest};
+
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// How long the guest's console may be silent during boot.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// How often an exchange is tried.
+const ATTEMPTS: u32 = 5;
+
+/// What QEMU calls the threads of its virtual processors.
+const PROCESSOR: &str = "CPU ";
+/// Threads that the kernel runs on its behalf.
+const KERNEL: &str = "kvm-";
+
+/// A guest whose NIC is shadowed by QEMU; killed when dropped.
+#[derive(Debug)]
+pub(super) struct Qemu {
+    guest: Guest,
+}
+
+/// One exchange of frames.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Exchanged {
+    /// Frames that came back to the guest that had sent them.
+    pub(super) frames: u32,
+    pub(super) elapsed: Duration,
+    /// Of the thread with the shadow virtqueues.
+    pub(super) processor_time: Duration,
+}
+
+impl Qemu {
+    /// Boots the lab's guest on the vDPA device.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without QEMU; those of [`Guest::start_command`].
+    pub(super) fn start(device: &Path, mac: &str) -> Result<Self> {
+        let program = find()?;
+        let arguments = BellhopArguments::small()?;
+        let (kernel, initramfs) = (arguments.kernel_image(), arguments.ramdisk());
+        let (netdev, nic) = (
+            format!("vhost-vdpa,id=nic,vhostdev={},x-svq=on", escaped(device)),
+            format!("virtio-net-pci,netdev=nic,romfile=,mac={mac}"),
+        );
+        let command = || {
+            let mut command = Command::new(&program);
+            command
+                .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+                .args(["-name", "bench,debug-threads=on", "-display", "none"])
+                .args(["-machine", "q35,accel=kvm,memory-backend=ram"])
+                .args(["-cpu", "host", "-smp", "1", "-m", "256M"])
+                // The simulator maps shared memory of a file only.
+                .args(["-object", "memory-backend-memfd,id=ram,size=256M,share=on"])
+                .args(["-chardev", "stdio,id=console,signal=off"])
+                .args(["-serial", "chardev:console"])
+                .arg("-kernel")
+                .arg(kernel)
+                .arg("-initrd")
+                .arg(initramfs)
+                .args(["-append", arguments.kernel_words()])
+                .args(["-netdev", &netdev, "-device", &nic]);
+            command
+        };
+        let guest = Guest::start_command(command, SILENCE)?;
+        Ok(Self { guest })
+    }
+
+    /// Has the guest send frames to its own address, as many under way as ours has. The
+    /// simulator drops frames when QEMU is late with receive buffers, and the guest then
+    /// waits for what does not come: such an exchange says nothing and is repeated.
+    ///
+    /// # Errors
+    /// A frame was damaged, or frames are lost every time; those of [`Guest::command`].
+    pub(super) fn exchange(&mut self, frames: u32) -> Result<Exchanged> {
+        let mut last = Value::Null;
+        for _ in 0..ATTEMPTS {
+            let before = threads::accounts(self.guest.pid())?;
+            let answer = self
+                .guest
+                .command(&format!("frames {frames} {FRAME} {WINDOW}"))?;
+            let processor_time = busiest(&before, &threads::accounts(self.guest.pid())?);
+            let number = |name: &str| answer[name].as_u64();
+            if number("corrupt") != Some(0) {
+                return Err(spoiled(&answer));
+            }
+            if let (Some(received), Some(elapsed)) = (number("rx"), number("elapsed_us"))
+                && received == u64::from(frames)
+            {
+                return Ok(Exchanged {
+                    frames,
+                    elapsed: Duration::from_micros(elapsed),
+                    processor_time,
+                });
+            }
+            eprintln!(
+                "  QEMU's guest lost {} of {frames} frames: once more",
+                answer["lost"]
+            );
+            last = answer;
+        }
+        Err(spoiled(&last))
+    }
+
+    /// Switches the guest off.
+    ///
+    /// # Errors
+    /// Those of [`Guest::power_off`].
+    pub(super) fn power_off(self) -> Result<()> {
+        self.guest.power_off().map(|_| ())
+    }
+}
+
+fn spoiled(answer: &Value) -> Error {
+    Error::invalid(
+        "the exchange of frames in QEMU's guest",
+        format!("frames were lost each time, or damaged: {answer}"),
+    )
+}
+
+/// A path in the value of an option of QEMU's.
+fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+fn find() -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(PROGRAM))
+        .find(|program| program.is_file())
+        .ok_or_else(|| {
+            Error::missing(
+                format!("{PROGRAM} is not in PATH, and what is measured is compared with it"),
+                "install QEMU for x86, or run it in the lab host, which has one",
+            )
+        })
+}
+
+/// The most that one thread ran between two looks, those of virtual processors left out.
+fn busiest(before: &BTreeMap<PathBuf, Account>, after: &BTreeMap<PathBuf, Account>) -> Duration {
+    after
+        .iter()
+        .filter(|(_, now)| !now.name.starts_with(PROCESSOR) && !now.name.starts_with(KERNEL))
+        .map(|(task, now)| {
+            let then = before.get(task).map_or(Duration::ZERO, |then| then.ran);
+            now.ran.saturating_sub(then)
+        })
+        .max()
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_busiest_thread_counts_that_is_no_processor() {
+        let threads = |times: [u64; 3]| -> BTreeMap<PathBuf, Account> {
+            ["bench", "call_rcu", "CPU 0/KVM"]
+                .into_iter()
+                .zip(times)
+                .map(|(name, ran)| {
+                    let account = Account {
+                        name: name.to_owned(),
+                        ran: Duration::from_nanos(ran),
+                        waited: Duration::ZERO,
+                    };
+                    (PathBuf::from(name), account)
+                })
+                .collect()
+        };
+        let most = busiest(&threads([100, 10, 0]), &threads([105, 40, 900]));
+        assert_eq!(most, Duration::from_nanos(30));
+        assert_eq!(busiest(&BTreeMap::new(), &BTreeMap::new()), Duration::ZERO);
+    }
+}

@@ -1,0 +1,259 @@
+//! One end of the traffic, as a VMM has it: a device, the rings of a guest, and the
+//! thread that relays between them.
+//!
+//! The guest is `vdpa::netdev`: its rings are handed to the relays as a guest's memory,
+//! and its queue pair goes to whoever sends the traffic. The thread does what a VMM's
+//! would: it polls, waits for eventfds as long as the relays say, and changes strategies.
+//!
+//! ```text
+//!   request --> polling --> waiting (hints, bounded by the pace) --> polling ...
+//!                  |  strategy direct: waiting for a request
+//! ```
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::{ClockId, clock_gettime};
+use vdpa::control_queue::MacAddress;
+use vdpa::device::{Device, Running};
+use vdpa::memory::GuestMemory;
+use vdpa::netdev::{Driver, Kick, Netdev, Options, QueuePair};
+use vdpa::relay::{Pause, RelaySet, Strategy};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::{failed, wait};
+use crate::error::{Error, Result};
+
+/// Not negotiated: CTRL_VQ, whose queue is not relayed here; RING_PACKED and
+/// IN_ORDER, which shadow does not do.
+const WITHHELD: u64 = 1 << 17 | 1 << 34 | 1 << 35;
+
+/// Entries of each ring, where the device can have as many.
+pub(super) const RING: u16 = 256;
+
+/// What the thread is asked.
+#[derive(Debug)]
+enum Request {
+    /// The device is to be reached so.
+    Change(Strategy),
+    /// The processor time of the thread.
+    ProcessorTime,
+}
+
+/// A device with its relays.
+#[derive(Debug)]
+pub(super) struct Station {
+    mac: MacAddress,
+    /// `None` once the thread is to end.
+    requests: Option<Sender<Request>>,
+    answers: Receiver<Duration>,
+    wake: Arc<EventFd>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Station {
+    /// Brings the device up with all queues direct. The device can reach all of `ram` beside
+    /// the rings, as it can with a guest. Gives the queues, for the traffic.
+    ///
+    /// # Errors
+    /// The device can't be driven or relayed.
+    pub(super) fn start(path: &Path, ram: Option<&GuestMemory>) -> Result<(Self, QueuePair)> {
+        let opened = Device::open(path).map_err(failed("open the vDPA device"))?;
+        let (device, iotlb) = opened.own().map_err(failed("own the vDPA device"))?;
+        let options = Options {
+            ring_size: RING,
+            withhold: WITHHELD,
+            // A doorbell would go past the relays.
+            kick: Kick::Eventfd,
+            ..Options::default()
+        };
+        let started = Netdev::start(device, iotlb, &options);
+        let mut netdev = started.map_err(failed("drive the vDPA device"))?;
+        let driver = &mut netdev.driver;
+        if let Some(ram) = ram {
+            let mapped = driver.iotlb.map_guest_memory(0, ram);
+            mapped.map_err(failed("map guest memory"))?;
+        }
+        let memory = driver.guest_memory();
+        let memory = memory.map_err(failed("show the rings as a guest's memory"))?;
+        let mac = driver
+            .config()
+            .mac
+            .ok_or_else(|| Error::invalid("the vDPA device", "it has no MAC address"))?;
+        let set = netdev.relay_set(&memory);
+        let set = set.map_err(failed("prepare relays"))?;
+        let Netdev { device, mut driver } = netdev;
+        let pair = driver
+            .pairs
+            .pop()
+            .ok_or_else(|| Error::invalid("the network driver", "it has no queues"))?;
+        let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
+        let wake = Arc::new(event.map_err(Error::system("create an eventfd"))?);
+        let (requests, asked) = mpsc::channel();
+        let (answer, answers) = mpsc::channel();
+        let relays = Relays {
+            device: Some(device),
+            set,
+            memory,
+            receive: pair.receive.queue().index(),
+            transmit: pair.transmit.queue().index(),
+            wake: Arc::clone(&wake),
+            requests: asked,
+            answers: answer,
+            _driver: driver,
+        };
+        let thread = std::thread::Builder::new()
+            .name("relays".to_owned())
+            .spawn(move || relays.run())
+            .map_err(Error::system("start a thread"))?;
+        let station = Self {
+            mac,
+            requests: Some(requests),
+            answers,
+            wake,
+            thread: Some(thread),
+        };
+        Ok((station, pair))
+    }
+
+    /// The device's address.
+    pub(super) fn mac(&self) -> MacAddress {
+        self.mac
+    }
+
+    /// Changes how the queues reach the device, as a migration would: both are shadowed, but
+    /// only the receive queue is mediated. Gives how long that took.
+    ///
+    /// # Errors
+    /// The device can't, or the relays failed before.
+    pub(super) fn change(&mut self, how: Strategy) -> Result<Duration> {
+        self.ask(Request::Change(how))
+    }
+
+    /// The processor time that the relaying thread has used.
+    ///
+    /// # Errors
+    /// The relays failed before.
+    pub(super) fn processor_time(&mut self) -> Result<Duration> {
+        self.ask(Request::ProcessorTime)
+    }
+
+    fn ask(&mut self, request: Request) -> Result<Duration> {
+        let sent = (self.requests.as_ref()).is_some_and(|requests| requests.send(request).is_ok());
+        if sent {
+            self.wake
+                .write(1)
+                .map_err(Error::system("wake the relays"))?;
+            if let Ok(answer) = self.answers.recv() {
+                return Ok(answer);
+            }
+        }
+        self.end()?;
+        Err(Error::invalid("the relays", "their thread has ended"))
+    }
+
+    /// Ends the thread; why it had ended before, if it had.
+    fn end(&mut self) -> Result<()> {
+        self.requests = None;
+        // A counter that is full wakes as well.
+        let _ = self.wake.write(1);
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(ended)) => ended,
+            Some(Err(_)) => Err(Error::invalid("the relays", "their thread panicked")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Station {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            eprintln!("lab: {}", crate::error::report(&error));
+        }
+    }
+}
+
+/// What the thread owns.
+#[derive(Debug)]
+struct Relays {
+    /// `None` after a change that failed.
+    device: Option<Device<Running>>,
+    set: RelaySet,
+    memory: Arc<GuestMemory>,
+    receive: u16,
+    transmit: u16,
+    wake: Arc<EventFd>,
+    requests: Receiver<Request>,
+    answers: Sender<Duration>,
+    /// What the device reaches stays mapped as long as it runs.
+    _driver: Driver,
+}
+
+impl Relays {
+    fn run(mut self) -> Result<()> {
+        loop {
+            match self.requests.try_recv() {
+                Ok(request) => {
+                    let answer = self.answer(&request)?;
+                    // Whoever asked may have given up.
+                    let _ = self.answers.send(answer);
+                }
+                Err(TryRecvError::Disconnected) => return Ok(()),
+                Err(TryRecvError::Empty) => {}
+            }
+            let progress = self.set.poll(&*self.memory);
+            match progress.map_err(failed("relay"))?.pause {
+                Pause::None => std::hint::spin_loop(),
+                Pause::AtMost(limit) => self.wait(Some(limit))?,
+                Pause::Forever => self.wait(None)?,
+            }
+        }
+    }
+
+    fn answer(&mut self, request: &Request) -> Result<Duration> {
+        match request {
+            Request::ProcessorTime => {
+                let time = clock_gettime(ClockId::ThreadCPUTime);
+                Duration::try_from(time).map_err(|_| Error::invalid("the clock", "it is negative"))
+            }
+            Request::Change(how) => {
+                let device = self.device.take();
+                let device = device.ok_or_else(|| Error::invalid("the device", "it is gone"))?;
+                // Into a transmit ring the device writes no more than its own part of the
+                // ring, so nobody mediates one.
+                let transmit = match how {
+                    Strategy::Mediated => Strategy::Direct,
+                    Strategy::Direct | Strategy::Shadowed => *how,
+                };
+                let targets = [(self.receive, *how), (self.transmit, transmit)];
+                let begin = Instant::now();
+                let changed = self.set.change(device, &targets, &*self.memory);
+                let took = begin.elapsed();
+                // The part that failed names the cause, the whole only that it did.
+                let changed = changed.map_err(|failure| failed("change the rings")(failure.error));
+                self.device = Some(changed?);
+                Ok(took)
+            }
+        }
+    }
+
+    fn wait(&self, limit: Option<Duration>) -> Result<()> {
+        let events: Vec<&EventFd> = self.set.hints().chain([&*self.wake]).collect();
+        let mut descriptors: Vec<PollFd<'_>> = events
+            .iter()
+            .map(|event| PollFd::from_borrowed_fd(wait::descriptor(event), PollFlags::IN))
+            .collect();
+        if wait::until(&mut descriptors, limit)? {
+            let signalled = descriptors.iter().map(|one| !one.revents().is_empty());
+            for (event, _) in events.iter().zip(signalled).filter(|(_, is)| *is) {
+                // Non-blocking: another one may have been faster.
+                let _ = event.read();
+            }
+        }
+        Ok(())
+    }
+}
