@@ -1,5 +1,7 @@
 //! The subcommands, one file each.
 
+mod dev;
+mod mgmtdev;
 mod probe;
 mod run;
 
@@ -12,6 +14,8 @@ use crate::exit::Code;
 pub(crate) enum Command {
     Run(run::Arguments),
     Probe(probe::Arguments),
+    Mgmtdev(mgmtdev::Arguments),
+    Dev(dev::Arguments),
 }
 
 impl Command {
@@ -20,6 +24,8 @@ impl Command {
         match self {
             Self::Run(arguments) => Ok(run::execute(arguments)?),
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
+            Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
+            Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
         }
     }
 }

@@ -25,7 +25,7 @@ use super::config::DeviceConfig;
 use super::device::{MgmtDevice, VdpaDevice};
 use super::error::{MgmtError, Operation};
 use super::name::{self, MgmtDeviceName};
-use super::netlink::exchange::{Malformed, Refusal};
+use super::netlink::exchange::{Answer, Malformed, Refusal};
 use super::netlink::family;
 use super::netlink::message::{Message, Mode, Request, string, value};
 use super::netlink::worker::{CallError, Worker};
@@ -85,7 +85,12 @@ impl Connection {
     pub fn mgmt_devices(&self) -> Result<Vec<MgmtDevice>, MgmtError> {
         let operation = Operation::ListMgmtDevices;
         let answer = self.call(&operation, VDPA_CMD_MGMTDEV_GET, Mode::Dump, Vec::new())?;
-        read(&operation, &answer, VDPA_CMD_MGMTDEV_NEW, MgmtDevice::of)
+        read(
+            &operation,
+            &answer.messages,
+            VDPA_CMD_MGMTDEV_NEW,
+            MgmtDevice::of,
+        )
     }
 
     /// One management device.
@@ -100,7 +105,12 @@ impl Connection {
             Mode::Do,
             name.attributes(),
         )?;
-        one(&operation, &answer, VDPA_CMD_MGMTDEV_NEW, MgmtDevice::of)
+        one(
+            &operation,
+            &answer.messages,
+            VDPA_CMD_MGMTDEV_NEW,
+            MgmtDevice::of,
+        )
     }
 
     /// All vDPA devices that were added to a management device, in the kernel's order. Each
@@ -111,7 +121,12 @@ impl Connection {
     pub fn devices(&self) -> Result<Vec<VdpaDevice>, MgmtError> {
         let operation = Operation::ListDevices;
         let answer = self.call(&operation, VDPA_CMD_DEV_GET, Mode::Dump, Vec::new())?;
-        let devices = read(&operation, &answer, VDPA_CMD_DEV_NEW, VdpaDevice::of)?;
+        let devices = read(
+            &operation,
+            &answer.messages,
+            VDPA_CMD_DEV_NEW,
+            VdpaDevice::of,
+        )?;
         self.completed(devices, |device| &device.name, |name| self.device(name))
     }
 
@@ -123,7 +138,12 @@ impl Connection {
         let operation = Operation::ShowDevice(name.to_owned());
         let attributes = vec![device_name(name)?];
         let answer = self.call(&operation, VDPA_CMD_DEV_GET, Mode::Do, attributes)?;
-        one(&operation, &answer, VDPA_CMD_DEV_NEW, VdpaDevice::of)
+        one(
+            &operation,
+            &answer.messages,
+            VDPA_CMD_DEV_NEW,
+            VdpaDevice::of,
+        )
     }
 
     /// Makes a device.
@@ -170,7 +190,7 @@ impl Connection {
         let answer = self.call(&operation, VDPA_CMD_DEV_CONFIG_GET, Mode::Do, attributes)?;
         one(
             &operation,
-            &answer,
+            &answer.messages,
             VDPA_CMD_DEV_CONFIG_GET,
             DeviceConfig::of,
         )
@@ -185,7 +205,7 @@ impl Connection {
         let operation = Operation::ListConfigs;
         let command = VDPA_CMD_DEV_CONFIG_GET;
         let answer = self.call(&operation, command, Mode::Dump, Vec::new())?;
-        let configs = read(&operation, &answer, command, DeviceConfig::of)?;
+        let configs = read(&operation, &answer.messages, command, DeviceConfig::of)?;
         self.completed(configs, |config| &config.name, |name| self.config(name))
     }
 
@@ -205,21 +225,29 @@ impl Connection {
         ];
         let command = VDPA_CMD_DEV_VSTATS_GET;
         let answer = self.call(&operation, command, Mode::Do, attributes)?;
-        one(&operation, &answer, command, VendorStats::of)
+        one(&operation, &answer.messages, command, VendorStats::of)
     }
 
     /// Gives an existing network device another address (kernel 6.12 and later).
     ///
     /// # Errors
     /// [`MgmtError::InvalidDevice`] for one that is not unicast, [`MgmtError::NoDevice`],
-    /// [`MgmtError::NotPermitted`], [`MgmtError::Refused`] if the parent driver cannot, or
-    /// another one.
+    /// [`MgmtError::NotPermitted`], [`MgmtError::Refused`] or [`MgmtError::NotDone`] if the
+    /// device cannot, or another one.
     pub fn set_mac(&self, name: &str, mac: [u8; 6]) -> Result<(), MgmtError> {
         let operation = Operation::Set(name.to_owned());
         let mac = value(VDPA_ATTR_DEV_NET_CFG_MACADDR, &unicast(mac)?);
         let attributes = vec![device_name(name)?, mac];
-        self.call(&operation, VDPA_CMD_DEV_ATTR_SET, Mode::Do, attributes)
-            .map(drop)
+        let answer = self.call(&operation, VDPA_CMD_DEV_ATTR_SET, Mode::Do, attributes)?;
+        // Linux 6.12 reports success for a class without an address, and explains that
+        // nothing was done.
+        match answer.warning {
+            Some(explanation) => Err(MgmtError::NotDone {
+                operation,
+                explanation,
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Adds what sysfs has and a dump missed.
@@ -300,7 +328,8 @@ impl Connection {
             }
             Err(error) => return Err(self.error(operation, error)),
         };
-        let number = family::number(&answer, VDPA_GENL_NAME).map_err(malformed(operation))?;
+        let number =
+            family::number(&answer.messages, VDPA_GENL_NAME).map_err(malformed(operation))?;
         self.family.store(number, Ordering::Relaxed);
         Ok(number)
     }
@@ -311,7 +340,7 @@ impl Connection {
         command: u8,
         mode: Mode,
         attributes: Vec<DefaultNla>,
-    ) -> Result<Vec<Message>, MgmtError> {
+    ) -> Result<Answer, MgmtError> {
         let mut request = Request {
             family: self.family.load(Ordering::Relaxed),
             command,
@@ -331,7 +360,11 @@ impl Connection {
             }
             outcome => outcome,
         };
-        outcome.map_err(|error| self.error(operation, error))
+        let answer = outcome.map_err(|error| self.error(operation, error))?;
+        if let Some(warning) = &answer.warning {
+            tracing::debug!(%operation, warning, "done, with a warning of the kernel's");
+        }
+        Ok(answer)
     }
 
     fn error(&self, operation: &Operation, error: CallError) -> MgmtError {

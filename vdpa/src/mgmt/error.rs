@@ -159,6 +159,14 @@ pub enum MgmtError {
         #[source]
         source: Refusal,
     },
+    /// The kernel says that it did it, and explains why not.
+    #[error("cannot {operation}: the kernel says \"{explanation}\"")]
+    NotDone {
+        /// What was asked for.
+        operation: Operation,
+        /// The kernel's words.
+        explanation: String,
+    },
     /// A name that no device can have.
     #[error(transparent)]
     BadName(#[from] BadName),

@@ -116,10 +116,19 @@ pub(crate) enum ExchangeError {
 pub(crate) enum Progress {
     /// More datagrams are to come.
     Waiting,
-    /// The answer is complete; take it with [`Exchange::messages`].
+    /// The answer is complete; take it with [`Exchange::answer`].
     Complete,
     /// The answer is complete and inconsistent: what it lists changed meanwhile.
     Interrupted,
+}
+
+/// A complete answer.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Answer {
+    /// Its messages in the kernel's order.
+    pub(crate) messages: Vec<Message>,
+    /// What the kernel says although it reports success.
+    pub(crate) warning: Option<String>,
 }
 
 /// One request's answer, as far as it has come.
@@ -128,7 +137,7 @@ pub(crate) struct Exchange {
     sequence: u32,
     mode: Mode,
     interrupted: bool,
-    messages: Vec<Message>,
+    answer: Answer,
 }
 
 impl Exchange {
@@ -137,7 +146,7 @@ impl Exchange {
             sequence,
             mode,
             interrupted: false,
-            messages: Vec::new(),
+            answer: Answer::default(),
         }
     }
 
@@ -163,9 +172,9 @@ impl Exchange {
         Ok(Progress::Waiting)
     }
 
-    /// The answer's messages in the kernel's order.
-    pub(crate) fn messages(self) -> Vec<Message> {
-        self.messages
+    /// What has come.
+    pub(crate) fn answer(self) -> Answer {
+        self.answer
     }
 
     fn message(&mut self, bytes: &[u8]) -> Result<Option<Progress>, ExchangeError> {
@@ -175,22 +184,22 @@ impl Exchange {
         self.interrupted |= flags & NLM_F_DUMP_INTR != 0;
         match message.payload {
             NetlinkPayload::InnerMessage(message) => {
-                if self.messages.len() == MESSAGES_MAX {
+                if self.answer.messages.len() == MESSAGES_MAX {
                     return Err(Malformed::new("answer", "it has too many messages").into());
                 }
-                self.messages.push(message);
+                self.answer.messages.push(message);
                 Ok(None)
             }
             NetlinkPayload::Error(error) => {
                 let code = error.raw_code();
-                check(code, flags, after_request(&error.header, flags))?;
+                self.answer.warning = check(code, flags, after_request(&error.header, flags))?;
                 match self.mode {
                     Mode::Do => Ok(Some(self.end())),
                     Mode::Dump => Err(Malformed::new("dump", "an acknowledgement ends it").into()),
                 }
             }
             NetlinkPayload::Done(done) => {
-                check(done.code, flags, &done.extended_ack)?;
+                self.answer.warning = check(done.code, flags, &done.extended_ack)?;
                 match self.mode {
                     Mode::Dump => Ok(Some(self.end())),
                     Mode::Do => Err(Malformed::new("answer", "NLMSG_DONE without a dump").into()),
@@ -221,21 +230,19 @@ fn after_request(repeated: &[u8], flags: u16) -> &[u8] {
     repeated.get(aligned..).unwrap_or_default()
 }
 
-/// Zero is success, a negative errno a refusal.
-fn check(code: i32, flags: u16, attributes: &[u8]) -> Result<(), ExchangeError> {
+/// Zero is success, perhaps with a warning; a negative errno a refusal.
+fn check(code: i32, flags: u16, attributes: &[u8]) -> Result<Option<String>, ExchangeError> {
+    let explanation = match flags & NLM_F_ACK_TLVS {
+        0 => None,
+        _ => explanation(attributes),
+    };
     if code == 0 {
-        return Ok(());
+        return Ok(explanation);
     }
     let errno = code
         .checked_neg()
-        .filter(|errno| (1..=ERRNO_MAX).contains(errno));
-    let errno = errno
+        .filter(|errno| (1..=ERRNO_MAX).contains(errno))
         .ok_or_else(|| Malformed::new("error", format!("{code} is no errno of the kernel's")))?;
-    let explanation = if flags & NLM_F_ACK_TLVS != 0 {
-        explanation(attributes)
-    } else {
-        None
-    };
     Err(Refusal { errno, explanation }.into())
 }
 

@@ -20,8 +20,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use super::exchange::{Exchange, ExchangeError, Malformed, Progress, Refusal};
-use super::message::{Message, Mode, Request};
+use super::exchange::{Answer, Exchange, ExchangeError, Malformed, Progress, Refusal};
+use super::message::{Mode, Request};
 use super::socket::Socket;
 
 /// How often an inconsistent dump is tried again.
@@ -52,13 +52,13 @@ impl From<ExchangeError> for CallError {
     }
 }
 
-type Answer = Result<Vec<Message>, CallError>;
+type Outcome = Result<Answer, CallError>;
 
 struct Job {
     request: Request,
     /// Set by who comes first: the thread when it begins, the caller when it gives up.
     taken: Arc<AtomicBool>,
-    answer: mpsc::SyncSender<Answer>,
+    answer: mpsc::SyncSender<Outcome>,
 }
 
 /// The thread, from outside.
@@ -97,7 +97,7 @@ impl Worker {
     }
 
     /// Sends a request and waits for its whole answer.
-    pub(crate) fn call(&self, request: Request) -> Answer {
+    pub(crate) fn call(&self, request: Request) -> Outcome {
         let gone = || CallError::Socket(io::Error::other("the netlink thread has ended"));
         let taken = Arc::new(AtomicBool::new(false));
         let (answer, answered) = mpsc::sync_channel(1);
@@ -127,10 +127,10 @@ struct Link {
 }
 
 impl Link {
-    fn call(&mut self, request: &Request) -> Answer {
+    fn call(&mut self, request: &Request) -> Outcome {
         for _ in 0..DUMP_ATTEMPTS {
             match self.attempt(request) {
-                Ok(Some(messages)) => return Ok(messages),
+                Ok(Some(answer)) => return Ok(answer),
                 Ok(None) => {}
                 // Lost to a full receive buffer. Asking again is harmless for a dump only.
                 Err(CallError::Socket(error))
@@ -143,7 +143,7 @@ impl Link {
     }
 
     /// One exchange; `None` if it was interrupted.
-    fn attempt(&mut self, request: &Request) -> Result<Option<Vec<Message>>, CallError> {
+    fn attempt(&mut self, request: &Request) -> Result<Option<Answer>, CallError> {
         let mut socket = match self.socket.take() {
             Some(socket) => socket,
             None => Socket::open(self.patience).map_err(CallError::Socket)?,
@@ -160,7 +160,7 @@ impl Link {
             })?;
             match exchange.feed(datagram) {
                 Ok(Progress::Waiting) => {}
-                Ok(Progress::Complete) => break Ok(Some(exchange.messages())),
+                Ok(Progress::Complete) => break Ok(Some(exchange.answer())),
                 Ok(Progress::Interrupted) => break Ok(None),
                 Err(ExchangeError::Refused(refusal)) => break Err(refusal.into()),
                 // The socket goes: the rest of this answer is in it.

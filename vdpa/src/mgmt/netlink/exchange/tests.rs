@@ -83,7 +83,7 @@ fn messages_then_an_acknowledgement() {
     assert_eq!(exchange.feed(&stale).unwrap(), Progress::Waiting);
     let last = end(ERROR, NLM_F_CAPPED, 0, &[0; NLMSG_HDRLEN]);
     assert_eq!(exchange.feed(&last).unwrap(), Progress::Complete);
-    assert_eq!(exchange.messages().len(), 1);
+    assert_eq!(exchange.answer().messages.len(), 1);
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_dump_goes_over_several_datagrams() {
     assert_eq!(exchange.feed(&two).unwrap(), Progress::Waiting);
     let last = [device("c", NLM_F_MULTIPART), end(DONE, 2, 0, &[])].concat();
     assert_eq!(exchange.feed(&last).unwrap(), Progress::Complete);
-    let messages = exchange.messages();
+    let messages = exchange.answer().messages;
     assert_eq!(messages.len(), 3);
     assert_eq!((messages[0].family, messages[0].command), (FAMILY, 3));
 }
@@ -137,6 +137,22 @@ fn a_refusal_has_the_kernels_words() {
     // Without the flag what follows is no list.
     let found = refusal(exchange.feed(&end(ERROR, NLM_F_CAPPED, -19, &capped)));
     assert_eq!(found.explanation(), None);
+}
+
+#[test]
+fn success_may_come_with_a_warning() {
+    let words = extended(b"vdpa: b0 device not supported\0");
+    let capped = [vec![0; NLMSG_HDRLEN], words.clone()].concat();
+    let flags = NLM_F_CAPPED | NLM_F_ACK_TLVS;
+    for (mode, last) in [
+        (Mode::Do, end(ERROR, flags, 0, &capped)),
+        (Mode::Dump, end(DONE, NLM_F_ACK_TLVS, 0, &words)),
+    ] {
+        let mut exchange = Exchange::new(SEQUENCE, mode);
+        assert_eq!(exchange.feed(&last).unwrap(), Progress::Complete);
+        let warning = exchange.answer().warning;
+        assert_eq!(warning.as_deref(), Some("vdpa: b0 device not supported"));
+    }
 }
 
 #[test]
