@@ -1,0 +1,88 @@
+//! Both tools as a user runs them.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use lab::sim::require_lab;
+
+/// Without a zero byte: the simulator compares addresses as C strings.
+pub(crate) const MAC: &str = "02:5e:10:53:11:01";
+
+/// The program under test.
+pub(crate) fn program() -> PathBuf {
+    require_lab().unwrap();
+    std::env::var_os("BELLHOP").unwrap().into()
+}
+
+/// Runs `bellhop` with these arguments.
+pub(crate) fn bellhop(arguments: &[&str]) -> Output {
+    let mut command = Command::new(program());
+    let command = command.args(arguments).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+/// Runs iproute2's `vdpa` with these arguments.
+pub(crate) fn iproute2(arguments: &[&str]) -> Output {
+    require_lab().unwrap();
+    let mut command = Command::new("vdpa");
+    let command = command.args(arguments).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+/// What a command printed that must succeed without a word of complaint.
+#[track_caller]
+pub(crate) fn printed(output: &Output) -> String {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    assert_eq!(errors, "");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// What a command said that must fail with exit code 1 and print nothing.
+#[track_caller]
+pub(crate) fn complaint(output: &Output, words: &[&str]) -> String {
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    for word in words {
+        assert!(errors.contains(word), "no {word:?} in {errors}");
+    }
+    errors
+}
+
+/// Names of all devices, as iproute2 lists them.
+pub(crate) fn listed() -> Vec<String> {
+    let text = printed(&iproute2(&["dev", "show"]));
+    text.lines()
+        .filter_map(|line| Some(line.split_once(':')?.0.to_owned()))
+        .collect()
+}
+
+/// A process that has a device and runs it, killed at the end.
+pub(crate) struct Holder(Child);
+
+impl Holder {
+    pub(crate) fn start(device: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_lab-holder"))
+            .arg(device)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let output = child.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut line).unwrap();
+        assert_eq!(line, "running\n");
+        Self(child)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
