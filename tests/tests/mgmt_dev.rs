@@ -7,6 +7,8 @@
 
 #[path = "mgmt_dev/bad_input.rs"]
 mod bad_input;
+#[path = "mgmt_dev/bus.rs"]
+mod bus;
 #[path = "mgmt_dev/life.rs"]
 mod life;
 #[path = "mgmt_dev/same_output.rs"]

@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+mod bind;
 mod dev;
 mod mgmtdev;
 mod probe;
@@ -16,6 +17,7 @@ pub(crate) enum Command {
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
     Dev(dev::Arguments),
+    Bind(bind::Arguments),
 }
 
 impl Command {
@@ -26,6 +28,7 @@ impl Command {
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
             Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
             Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
+            Self::Bind(arguments) => Ok(bind::execute(&arguments)?),
         }
     }
 }

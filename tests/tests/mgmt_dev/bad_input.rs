@@ -65,7 +65,7 @@ fn wrong_arguments_are_explained() {
             ["unknown word", "qidx"],
         ),
         (
-            "dev vstats show lab-bad qidx -1".to_owned(),
+            "dev vstats show lab-bad qidx 1e3".to_owned(),
             ["qidx", "number"],
         ),
         (

@@ -1,31 +1,82 @@
-//! The vdpa bus in sysfs: from a device's name to its driver and its
-//! character device, and back.
+//! The vdpa bus in sysfs: from a device's name to its driver and its character device,
+//! back, and from one driver to another.
 //!
-//! The number in `/dev/vhost-vdpa-N` has nothing to do with the device's name
-//! and changes when the device is bound anew, so nothing here is cached.
-//! Owns reading of `/sys/bus/vdpa`; changes nothing there. Must not know netlink.
+//! ```text
+//!   vhost_vdpa   /dev/vhost-vdpa-N, for a VMM or a driver in userspace
+//!       ^ | bind: nobody has it open ──> unbind ──> bind ──> driver read back
+//!       | v                                           └─fails──> the old driver again
+//!   virtio_vdpa  a virtio device of this machine, with a network interface or a disk
+//! ```
+//!
+//! The number in `/dev/vhost-vdpa-N` has nothing to do with the device's name and changes when
+//! the device is bound anew, so nothing here is cached. Owns `/sys/bus/vdpa`. Must not know
+//! netlink.
 
 use std::ffi::OsStr;
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
+
+use super::in_use::{self, InUse};
+use super::name::is_name;
 
 const CHARACTER_DEVICE_PREFIX: &str = "vhost-vdpa-";
 
 /// Why the bus could not be read.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum BusError {
     /// The kernel has no vdpa bus.
     #[error("this kernel has no vdpa bus; load it with `modprobe vdpa`")]
     NoBus,
     /// The name cannot be that of a device (it is empty, or a path).
-    #[error("{0:?} is not a name of a vDPA device")]
+    #[error("{0:?} does not name a vDPA device")]
     BadName(String),
     /// There is no device of that name.
     #[error("there is no vDPA device {0}; `bellhop dev show` lists them")]
     NoDevice(String),
+    /// There is no such driver.
+    #[error(
+        "there is no vdpa bus driver {0}; load it with `modprobe {0}` (vhost_vdpa for guests, virtio_vdpa for this machine)"
+    )]
+    NoDriver(String),
+    /// Somebody has the device open: unbinding would wait for that.
+    #[error(transparent)]
+    InUse(#[from] InUse),
+    /// The caller may not do that.
+    #[error("no permission to change the driver of {name}: run this as root")]
+    NotPermitted {
+        /// The device.
+        name: String,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The old driver did not let go.
+    #[error("the driver {driver} does not let go of {name}")]
+    Unbind {
+        /// The device.
+        name: String,
+        /// Its driver.
+        driver: String,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The new driver did not take the device, which has its old one again if it can.
+    #[error("the driver {driver} does not take {name}; it now has {}", now.as_deref().unwrap_or("no driver"))]
+    Bind {
+        /// The device.
+        name: String,
+        /// The new driver.
+        driver: String,
+        /// The device's driver now.
+        now: Option<String>,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
     /// sysfs could not be read.
-    #[error("cannot read {path}")]
+    #[error("cannot read {}", path.display())]
     Read {
         /// What was read.
         path: PathBuf,
@@ -61,6 +112,7 @@ impl BusDevice {
 #[derive(Debug, Clone)]
 pub struct Bus {
     devices: PathBuf,
+    drivers: PathBuf,
 }
 
 impl Default for Bus {
@@ -75,19 +127,20 @@ impl Bus {
     pub fn at(sysfs: &Path) -> Self {
         Self {
             devices: sysfs.join("bus/vdpa/devices"),
+            drivers: sysfs.join("bus/vdpa/drivers"),
         }
     }
 
     /// All devices, by name. One that vanishes meanwhile is left out.
     ///
     /// # Errors
-    /// [`Error::NoBus`] without the kernel module, else [`Error::Read`].
-    pub fn devices(&self) -> Result<Vec<BusDevice>, Error> {
+    /// [`BusError::NoBus`] without the kernel module, else [`BusError::Read`].
+    pub fn devices(&self) -> Result<Vec<BusDevice>, BusError> {
         let mut devices = Vec::new();
         for name in self.names()? {
             match self.device(&name) {
                 Ok(device) => devices.push(device),
-                Err(Error::NoDevice(_)) => {}
+                Err(BusError::NoDevice(_)) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -98,9 +151,9 @@ impl Bus {
     ///
     /// # Errors
     /// As [`Bus::devices`].
-    pub fn names(&self) -> Result<Vec<String>, Error> {
+    pub fn names(&self) -> Result<Vec<String>, BusError> {
         let entries = match fs::read_dir(&self.devices) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Err(Error::NoBus),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(BusError::NoBus),
             entries => entries.map_err(|source| read_error(&self.devices, source))?,
         };
         let mut names = Vec::new();
@@ -115,15 +168,15 @@ impl Bus {
     /// The device called `name`.
     ///
     /// # Errors
-    /// [`Error::BadName`], [`Error::NoDevice`] or [`Error::Read`].
-    pub fn device(&self, name: &str) -> Result<BusDevice, Error> {
-        if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
-            return Err(Error::BadName(name.to_owned()));
+    /// [`BusError::BadName`], [`BusError::NoDevice`] or [`BusError::Read`].
+    pub fn device(&self, name: &str) -> Result<BusDevice, BusError> {
+        if !is_name(name) {
+            return Err(BusError::BadName(name.to_owned()));
         }
         let directory = self.devices.join(name);
         let entries = match fs::read_dir(&directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(Error::NoDevice(name.to_owned()));
+                return Err(BusError::NoDevice(name.to_owned()));
             }
             entries => entries.map_err(|source| read_error(&directory, source))?,
         };
@@ -151,9 +204,77 @@ impl Bus {
     ///
     /// # Errors
     /// As [`Bus::devices`].
-    pub fn behind(&self, number: u32) -> Result<Option<BusDevice>, Error> {
+    pub fn behind(&self, number: u32) -> Result<Option<BusDevice>, BusError> {
         let mut devices = self.devices()?.into_iter();
         Ok(devices.find(|device| device.character_device == Some(number)))
+    }
+
+    /// Gives the device called `name` to the bus driver `driver` and returns it as it is
+    /// then. Nothing happens if it has that driver.
+    ///
+    /// A driver override (`driver_override` in sysfs) is left as it is; one that names
+    /// another driver makes this fail.
+    ///
+    /// # Errors
+    /// [`BusError::InUse`] with the holders, [`BusError::NoDriver`],
+    /// [`BusError::NotPermitted`]; [`BusError::Bind`] when the old driver was tried again; or
+    /// as [`Bus::device`].
+    pub fn bind(&self, name: &str, driver: &str) -> Result<BusDevice, BusError> {
+        let device = self.device(name)?;
+        if !is_name(driver) || !self.drivers.join(driver).is_dir() {
+            return Err(BusError::NoDriver(driver.to_owned()));
+        }
+        if device.driver.as_deref() == Some(driver) {
+            return Ok(device);
+        }
+        in_use::check(&device)?;
+        if let Some(old) = &device.driver {
+            self.tell(old, "unbind", name).map_err(|source| {
+                permission(name, source, |source| BusError::Unbind {
+                    name: name.to_owned(),
+                    driver: old.clone(),
+                    source,
+                })
+            })?;
+        }
+        if let Err(source) = self.tell(driver, "bind", name) {
+            if let Some(old) = &device.driver
+                && let Err(error) = self.tell(old, "bind", name)
+            {
+                tracing::warn!(name, driver = old, %error, "the old driver does not come back");
+            }
+            let now = self.device(name).ok().and_then(|device| device.driver);
+            return Err(permission(name, source, |source| BusError::Bind {
+                name: name.to_owned(),
+                driver: driver.to_owned(),
+                now,
+                source,
+            }));
+        }
+        self.device(name)
+    }
+
+    /// Writes a device's name to a driver's file. No file is made where there is none.
+    fn tell(&self, driver: &str, file: &str, name: &str) -> io::Result<()> {
+        let path = self.drivers.join(driver).join(file);
+        OpenOptions::new()
+            .write(true)
+            .open(path)?
+            .write_all(name.as_bytes())
+    }
+}
+
+fn permission(
+    name: &str,
+    source: io::Error,
+    other: impl FnOnce(io::Error) -> BusError,
+) -> BusError {
+    match source.kind() {
+        ErrorKind::PermissionDenied => BusError::NotPermitted {
+            name: name.to_owned(),
+            source,
+        },
+        _ => other(source),
     }
 }
 
@@ -164,8 +285,8 @@ fn number_of(entry: &OsStr) -> Option<u32> {
     (number.to_string() == digits).then_some(number)
 }
 
-fn read_error(path: &Path, source: io::Error) -> Error {
-    Error::Read {
+fn read_error(path: &Path, source: io::Error) -> BusError {
+    BusError::Read {
         path: path.to_owned(),
         source,
     }

@@ -12,18 +12,16 @@
 //! is asked for by name.
 
 use std::collections::HashSet;
-use std::fs::OpenOptions;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use netlink_packet_core::DefaultNla;
 
-use super::bus::{self, Bus};
+use super::bus::{Bus, BusError};
 use super::config::DeviceConfig;
 use super::device::{MgmtDevice, VdpaDevice};
 use super::error::{MgmtError, Operation};
+use super::in_use;
 use super::name::{self, MgmtDeviceName};
 use super::netlink::exchange::{Answer, Malformed, Refusal};
 use super::netlink::family;
@@ -38,7 +36,6 @@ use super::uapi::{
     VDPA_GENL_NAME, VDPA_GENL_VERSION,
 };
 use super::vendor_stats::VendorStats;
-use crate::device::holder::{Holder, holders};
 
 /// How long an answer is waited for, unless something else is asked for. Parents such as
 /// mlx5 take seconds to make a device.
@@ -286,33 +283,16 @@ impl Connection {
         Ok(list)
     }
 
-    /// A device's file opens once, so a trial tells; and whoever has it open is looked for.
-    /// The trial resets the device, which is about to go.
     fn refuse_if_open(&self, name: &str) -> Result<(), MgmtError> {
-        let path = match self.bus.device(name) {
-            Ok(device) => device.path(),
+        match self.bus.device(name) {
+            Ok(device) => Ok(in_use::check(&device)?),
             // The kernel says it better.
-            Err(bus::Error::NoDevice(_)) => None,
+            Err(BusError::NoDevice(_)) => Ok(()),
             Err(error) => {
                 tracing::debug!(%error, name, "who uses the device is not known");
-                None
+                Ok(())
             }
-        };
-        let Some(path) = path else { return Ok(()) };
-        let holders = open_by(&path);
-        let busy = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY));
-        if holders.is_empty() && !busy {
-            return Ok(());
         }
-        Err(MgmtError::InUse {
-            name: name.to_owned(),
-            path,
-            holders,
-        })
     }
 
     /// Finds out the family's number.
@@ -385,12 +365,6 @@ impl Connection {
 
 fn device_name(name: &str) -> Result<DefaultNla, MgmtError> {
     Ok(string(VDPA_ATTR_DEV_NAME, name::device(name)?))
-}
-
-fn open_by(path: &Path) -> Vec<Holder> {
-    std::fs::metadata(path)
-        .map(|file| holders(file.rdev()))
-        .unwrap_or_default()
 }
 
 fn malformed(operation: &Operation) -> impl Fn(Malformed) -> MgmtError {

@@ -2,13 +2,12 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
 use std::time::Duration;
 
+use super::in_use::InUse;
 use super::name::BadName;
 use super::netlink::exchange::{Malformed, Refusal};
 use super::new_device::InvalidDevice;
-use crate::device::holder::{Holder, sentence};
 
 /// What was asked for, as part of a sentence: "cannot …".
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,15 +118,8 @@ pub enum MgmtError {
     },
     /// Somebody has the device open. Deleting it now would block all vDPA management of
     /// this machine until it is closed.
-    #[error("{name} is in use by {} through {}: end that first", sentence(holders), path.display())]
-    InUse {
-        /// The device.
-        name: String,
-        /// Its character device.
-        path: PathBuf,
-        /// The processes that have it open, as far as they are visible.
-        holders: Vec<Holder>,
-    },
+    #[error(transparent)]
+    InUse(#[from] InUse),
     /// The management device takes no such attributes.
     #[error("cannot {operation}: it does not take {attributes}; leave that out")]
     NotTaken {

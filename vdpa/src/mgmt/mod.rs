@@ -4,7 +4,8 @@
 //! ```text
 //!   Connection ── requests of the family "vdpa" ──> netlink (a thread) ──> kernel
 //!     MgmtDevice, VdpaDevice, DeviceConfig, VendorStats <── attributes, checked
-//!   bus::Bus ──> /sys/bus/vdpa: name, driver, /dev/vhost-vdpa-N
+//!   bus::Bus ──> /sys/bus/vdpa: name, driver, /dev/vhost-vdpa-N; binding
+//!   uevent::Uevents <── what comes, goes and is bound
 //! ```
 //!
 //! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink family
@@ -32,16 +33,19 @@ mod config;
 mod connection;
 mod device;
 mod error;
+mod in_use;
 mod name;
 mod netlink;
 mod new_device;
 mod uapi;
+pub mod uevent;
 mod vendor_stats;
 
 pub use config::{BlkConfig, ClassConfig, DeviceConfig, NetConfig};
 pub use connection::{Connection, DEFAULT_PATIENCE};
 pub use device::{MgmtDevice, VdpaDevice};
 pub use error::{MgmtError, Operation};
+pub use in_use::InUse;
 pub use name::{BadName, MgmtDeviceName};
 pub use netlink::exchange::{Malformed, Refusal};
 pub use new_device::{InvalidDevice, NewDevice};

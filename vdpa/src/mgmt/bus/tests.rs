@@ -17,6 +17,19 @@ impl Sysfs {
         fs::create_dir_all(device.join(entry)).unwrap();
         symlink(format!("../../drivers/{driver}"), device.join("driver")).unwrap();
     }
+
+    /// A driver that notes what it is told, and changes nothing.
+    fn driver(&self, driver: &str) {
+        let driver = self.0.join("bus/vdpa/drivers").join(driver);
+        fs::create_dir_all(&driver).unwrap();
+        for file in ["bind", "unbind"] {
+            fs::write(driver.join(file), "").unwrap();
+        }
+    }
+
+    fn told(&self, file: &str) -> String {
+        fs::read_to_string(self.0.join("bus/vdpa/drivers").join(file)).unwrap()
+    }
 }
 
 impl Drop for Sysfs {
@@ -46,13 +59,13 @@ fn bad_names_missing_devices_and_a_missing_bus_are_told_apart() {
     let bus = Bus::at(&sysfs.0);
     for name in ["", ".", "..", "../x", "a/b", "a\0"] {
         assert!(
-            matches!(bus.device(name), Err(Error::BadName(_))),
+            matches!(bus.device(name), Err(BusError::BadName(_))),
             "{name:?}"
         );
     }
-    assert!(matches!(bus.device("x"), Err(Error::NoDevice(_))));
+    assert!(matches!(bus.device("x"), Err(BusError::NoDevice(_))));
     let nowhere = Bus::at(&sysfs.0.join("nowhere"));
-    assert!(matches!(nowhere.devices(), Err(Error::NoBus)));
+    assert!(matches!(nowhere.devices(), Err(BusError::NoBus)));
 }
 
 #[test]
@@ -62,4 +75,37 @@ fn only_the_kernels_spelling_of_a_number_counts() {
         let entry = format!("vhost-vdpa-{bad}");
         assert_eq!(number_of(OsStr::new(&entry)), None, "{entry}");
     }
+}
+
+#[test]
+fn a_device_goes_from_driver_to_driver() {
+    let sysfs = Sysfs::new("bind");
+    // It has no character device, so nobody can hold it.
+    sysfs.add("a", "virtio_vdpa", "virtio0");
+    sysfs.driver("virtio_vdpa");
+    let bus = Bus::at(&sysfs.0);
+    for driver in ["vhost_vdpa", "", "..", "a/b"] {
+        let error = bus.bind("a", driver).unwrap_err();
+        assert!(matches!(error, BusError::NoDriver(_)), "{driver:?} {error}");
+    }
+    sysfs.driver("vhost_vdpa");
+    bus.bind("a", "virtio_vdpa").unwrap();
+    assert_eq!(sysfs.told("virtio_vdpa/unbind"), "");
+    bus.bind("a", "vhost_vdpa").unwrap();
+    assert_eq!(sysfs.told("virtio_vdpa/unbind"), "a");
+    assert_eq!(sysfs.told("vhost_vdpa/bind"), "a");
+}
+
+#[test]
+fn the_old_driver_comes_back_when_the_new_one_fails() {
+    let sysfs = Sysfs::new("back");
+    sysfs.add("a", "virtio_vdpa", "virtio0");
+    sysfs.driver("virtio_vdpa");
+    fs::create_dir_all(sysfs.0.join("bus/vdpa/drivers/vhost_vdpa")).unwrap();
+    let error = Bus::at(&sysfs.0).bind("a", "vhost_vdpa").unwrap_err();
+    let BusError::Bind { now, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(now.as_deref(), Some("virtio_vdpa"));
+    assert_eq!(sysfs.told("virtio_vdpa/bind"), "a");
 }
