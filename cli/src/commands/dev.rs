@@ -7,7 +7,7 @@ use std::io;
 
 use vdpa::mgmt::{Connection, InvalidDevice, MgmtError, NewDevice};
 
-use crate::exit::Code;
+use crate::exit::{self, Code};
 use crate::listing::{Entry, Format, Layout, Listing};
 use words::{WordError, Words};
 
@@ -135,6 +135,21 @@ pub(crate) enum CommandError {
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    match carry_out(arguments) {
+        // Said as clap says what is wrong with a command line.
+        Err(
+            error @ (CommandError::Words(_)
+            | CommandError::Device(_)
+            | CommandError::Management(MgmtError::InvalidDevice(_) | MgmtError::BadName(_))),
+        ) => {
+            exit::report(&error);
+            Ok(Code::WrongCommandLine)
+        }
+        outcome => outcome,
+    }
+}
+
+fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
     let show = |section, layout, entries: Vec<Entry>| {
         let listing = Listing {
             section,
@@ -165,7 +180,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
             show("config", Layout::LineThenLists, entries)?;
         }
         Command::Vstats(VstatsCommand::Show { device, words }) => {
-            let mut words = Words::parse(words, &["qidx"])?;
+            let words = Words::parse(words, &["qidx"])?;
             let queue_index = words.needed("qidx", words::number)?;
             let stats = Connection::open()?.vendor_stats(device, queue_index)?;
             let entries = vec![describe::vendor_stats(&stats)];
@@ -176,7 +191,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
             Connection::open()?.add(&device)?;
         }
         Command::Set { words } => {
-            let mut words = Words::parse(words, &["name", "mac"])?;
+            let words = Words::parse(words, &["name", "mac"])?;
             let name: String = words.needed("name", words::text)?;
             let mac = words.needed("mac", words::mac)?;
             Connection::open()?.set_mac(&name, mac)?;
@@ -195,7 +210,7 @@ fn new_device(words: &[String]) -> Result<NewDevice, CommandError> {
         "mtu",
         "max_vqp",
     ];
-    let mut words = Words::parse(words, &known)?;
+    let words = Words::parse(words, &known)?;
     let name: String = words.needed("name", words::text)?;
     let mgmtdev = words.needed("mgmtdev", words::mgmtdev)?;
     let mut device = NewDevice::new(&name, mgmtdev)?;

@@ -3,6 +3,7 @@
 //! its figures say nothing else.
 
 mod doorbell;
+mod mgmt;
 
 use crate::agent::client::{self, Streams};
 use crate::error::{Error, Result};
@@ -24,6 +25,8 @@ pub struct BenchArguments {
 enum Bench {
     /// VM exits per frame sent, with mapped doorbells and with ioeventfds
     Doorbell(doorbell::DoorbellArguments),
+    /// Time to make, show and delete vDPA devices, beside iproute2's vdpa
+    Mgmt(mgmt::MgmtArguments),
 }
 
 /// Runs the measurement and returns its exit code.
@@ -31,19 +34,26 @@ enum Bench {
 /// # Errors
 /// Those of [`Lab::prepare`], [`LabHost::boot`] and the measurement's own.
 pub fn bench(arguments: &BenchArguments) -> Result<u8> {
-    let Bench::Doorbell(doorbell) = &arguments.bench;
     if std::env::var_os("BELLHOP_LAB").is_some() {
-        return doorbell::measure(doorbell).map(|()| 0);
+        return match &arguments.bench {
+            Bench::Doorbell(doorbell) => doorbell::measure(doorbell),
+            Bench::Mgmt(mgmt) => mgmt::measure(mgmt),
+        }
+        .map(|()| 0);
     }
+    let (words, rig, wanted_here) = match &arguments.bench {
+        Bench::Doorbell(doorbell) => (doorbell.command(), doorbell.rig, &doorbell.here),
+        Bench::Mgmt(mgmt) => (mgmt.command(), mgmt.rig(), &mgmt.here),
+    };
     let lab = Lab::prepare()?;
     let program = std::env::current_exe().map_err(Error::system("find this program"))?;
     let mut command = vec![program.to_string_lossy().into_owned(), "bench".into()];
-    command.extend(doorbell.command());
+    command.extend(words);
     let execute = verbs::command(&lab, command)?;
-    if doorbell.here.is_wanted() {
+    if wanted_here.is_wanted() {
         return here::run(&execute, None);
     }
-    let mut host = LabHost::boot(&lab, doorbell.rig)?;
+    let mut host = LabHost::boot(&lab, rig)?;
     let outcome = client::run(&mut host, execute, None, Streams::Own)?;
     host.power_off()?;
     Ok(outcome.exit_code())

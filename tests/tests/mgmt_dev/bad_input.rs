@@ -6,11 +6,17 @@ use std::process::{Command, Stdio};
 use lab::labnic::Labnic;
 use lab::sim::{SimDevice, require_lab};
 
-use super::support::{MAC, bellhop, complaint, listed, program};
+use super::support::{MAC, bellhop, complaint, complaint_with, listed, program};
 
+#[track_caller]
 fn refused(line: &str, words: &[&str]) {
+    refused_with(1, line, words);
+}
+
+#[track_caller]
+fn refused_with(code: i32, line: &str, words: &[&str]) {
     let arguments: Vec<&str> = line.split(' ').collect();
-    let text = complaint(&bellhop(&arguments), words);
+    let text = complaint_with(code, &bellhop(&arguments), words);
     // One error and its causes.
     assert!(text.starts_with("error: "), "{text}");
     assert_eq!(text.matches("error: ").count(), 1, "{text}");
@@ -60,6 +66,7 @@ fn wrong_arguments_are_explained() {
             "dev add name lab-bad mgmtdev a/b/c".to_owned(),
             ["a/b/c", "BUS/NAME"],
         ),
+        ("dev show a/b".to_owned(), ["a/b", "vDPA device"]),
         (
             "dev vstats show lab-bad queue 0".to_owned(),
             ["unknown word", "qidx"],
@@ -73,9 +80,10 @@ fn wrong_arguments_are_explained() {
             ["unknown word \"mtu\"", "mac"],
         ),
     ] {
-        refused(&line, &words);
+        refused_with(2, &line, &words);
     }
-    refused(
+    refused_with(
+        2,
         &format!("dev add name {} mgmtdev vdpasim_net", "x".repeat(64)),
         &["63 bytes"],
     );

@@ -148,8 +148,9 @@ fn open_soon(device: &SimDevice) -> Device<vdpa::device::Opened> {
 fn a_blocked_kernel_blocks_no_caller() {
     require_lab().unwrap();
     let _leftover = Leftover("lab-blocked");
+    let patient = Connection::open().unwrap();
     let connection = Connection::with_patience(Duration::from_secs(1)).unwrap();
-    connection.add(&new("lab-blocked")).unwrap();
+    patient.add(&new("lab-blocked")).unwrap();
     let opened = Device::open(device_file("lab-blocked").unwrap()).unwrap();
     // What Bellhop never does: delete while the device is open.
     let mut blocked = Command::new("vdpa")
@@ -176,7 +177,7 @@ fn a_blocked_kernel_blocks_no_caller() {
     let names = listed();
     assert!(!names.contains(&"lab-blocked".to_owned()), "{names:?}");
     std::thread::sleep(Duration::from_millis(200));
-    let error = connection.device("lab-late").unwrap_err();
+    let error = patient.device("lab-late").unwrap_err();
     assert!(matches!(error, MgmtError::NoDevice { .. }), "{error}");
 }
 

@@ -42,8 +42,14 @@ pub(crate) fn printed(output: &Output) -> String {
 /// What a command said that must fail with exit code 1 and print nothing.
 #[track_caller]
 pub(crate) fn complaint(output: &Output, words: &[&str]) -> String {
+    complaint_with(1, output, words)
+}
+
+/// What a command said that must fail with this exit code and print nothing.
+#[track_caller]
+pub(crate) fn complaint_with(code: i32, output: &Output, words: &[&str]) -> String {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert_eq!(output.status.code(), Some(code), "{errors}");
     assert!(output.stdout.is_empty(), "{output:?}");
     for word in words {
         assert!(errors.contains(word), "no {word:?} in {errors}");

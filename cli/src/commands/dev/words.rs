@@ -57,7 +57,7 @@ impl<'a> Words<'a> {
 
     /// A word's value, if it was given.
     pub(crate) fn take<T>(
-        &mut self,
+        &self,
         word: &'static str,
         read: impl Fn(&'static str, &str) -> Result<T, WordError>,
     ) -> Result<Option<T>, WordError> {
@@ -67,7 +67,7 @@ impl<'a> Words<'a> {
 
     /// The value of a word that must be there.
     pub(crate) fn needed<T>(
-        &mut self,
+        &self,
         word: &'static str,
         read: impl Fn(&'static str, &str) -> Result<T, WordError>,
     ) -> Result<T, WordError> {
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn pairs_come_in_any_order() {
         let arguments = words("mtu 9000 name a device_features 0x2f");
-        let mut read = Words::parse(&arguments, &["name", "mtu", "device_features"]).unwrap();
+        let read = Words::parse(&arguments, &["name", "mtu", "device_features"]).unwrap();
         assert_eq!(read.needed("name", text).unwrap(), "a");
         assert_eq!(read.take("mtu", number::<u16>).unwrap(), Some(9000));
         assert_eq!(read.take("device_features", mask).unwrap(), Some(0x2f));
