@@ -11,13 +11,12 @@ use crate::listing::{Item, Value};
 const NET: u32 = 1;
 const BLOCK: u32 = 2;
 
-/// Network features that iproute2 6.15 has no name for: DEVICE_STATS, VQ_NOTF_COAL,
-/// NOTF_COAL, GUEST_USO4, GUEST_USO6, HOST_USO, GUEST_HDRLEN, and GSO.
-const UNNAMED: [u32; 8] = [50, 52, 53, 54, 55, 56, 59, 6];
+/// Features that iproute2 6.15 has no name for: GSO; NOTIF_CONFIG_DATA, RING_RESET, ADMIN_VQ;
+/// DEVICE_STATS, VQ_NOTF_COAL, NOTF_COAL, GUEST_USO4, GUEST_USO6, HOST_USO, GUEST_HDRLEN.
+const UNNAMED: [u32; 11] = [6, 39, 40, 41, 50, 52, 53, 54, 55, 56, 59];
 
-/// The first and last feature bit that belong to no device type and have a name
-/// (INDIRECT_DESC, NOTIFICATION_DATA).
-const TRANSPORT: std::ops::RangeInclusive<u32> = 28..=38;
+/// The feature bits that belong to no device type (virtio 1.3, section 6).
+const TRANSPORT: std::ops::RangeInclusive<u32> = 28..=41;
 
 /// The name of a class of devices, for `type`.
 pub(crate) fn device_type(device_id: u32) -> &'static str {
@@ -54,10 +53,8 @@ fn feature(bit: u32, device_id: u32) -> Item {
     let name = match bit {
         28 => Some("RING_INDIRECT_DESC"),
         29 => Some("RING_EVENT_IDX"),
-        _ if TRANSPORT.contains(&bit) => features::name(bit, device_id),
-        _ if device_id == NET && !UNNAMED.contains(&bit) && bit != 39 && bit != 40 && bit != 41 => {
-            features::name(bit, device_id)
-        }
+        _ if UNNAMED.contains(&bit) => None,
+        _ if device_id == NET || TRANSPORT.contains(&bit) => features::name(bit, device_id),
         _ => None,
     };
     name.map_or(Item::Bit(bit), Item::Name)

@@ -36,7 +36,8 @@ pub enum BusError {
     NoDevice(String),
     /// There is no such driver.
     #[error(
-        "there is no vdpa bus driver {0}; load it with `modprobe {0}` (vhost_vdpa for guests, virtio_vdpa for this machine)"
+        "there is no vdpa bus driver {0}; load it with `modprobe {0}` \
+         (vhost_vdpa for guests, virtio_vdpa for this machine)"
     )]
     NoDriver(String),
     /// Somebody has the device open: unbinding would wait for that.
@@ -63,7 +64,10 @@ pub enum BusError {
         source: io::Error,
     },
     /// The new driver did not take the device, which has its old one again if it can.
-    #[error("the driver {driver} does not take {name}; it now has {}", now.as_deref().unwrap_or("no driver"))]
+    #[error(
+        "the driver {driver} does not take {name}, which now has {}; `dmesg` may tell why",
+        now.as_deref().unwrap_or("no driver")
+    )]
     Bind {
         /// The device.
         name: String,

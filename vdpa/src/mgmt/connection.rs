@@ -71,7 +71,7 @@ impl Connection {
             family: AtomicU16::new(0),
             bus: Bus::default(),
         };
-        connection.resolve(&Operation::ListMgmtDevices)?;
+        connection.resolve(&Operation::Connect)?;
         Ok(connection)
     }
 

@@ -12,6 +12,8 @@ use super::new_device::InvalidDevice;
 /// What was asked for, as part of a sentence: "cannot …".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
+    /// The kernel's vDPA management itself.
+    Connect,
     /// All management devices.
     ListMgmtDevices,
     /// One management device.
@@ -47,6 +49,7 @@ pub enum Operation {
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Connect => f.write_str("find the kernel's vDPA management"),
             Self::ListMgmtDevices => f.write_str("list management devices"),
             Self::ShowMgmtDevice(name) => write!(f, "show the management device {name}"),
             Self::ListDevices => f.write_str("list vDPA devices"),
@@ -68,12 +71,14 @@ impl fmt::Display for Operation {
 pub enum MgmtError {
     /// The kernel has no vDPA.
     #[error(
-        "this kernel has no vDPA management: load it with `modprobe vdpa`, then a parent driver such as mlx5_vdpa, vp_vdpa or vdpa_sim_net"
+        "this kernel has no vDPA management: load it with `modprobe vdpa`, then a parent driver such as \
+         mlx5_vdpa, vp_vdpa or vdpa_sim_net"
     )]
     NoFamily,
     /// The kernel has it, in another network namespace.
     #[error(
-        "vDPA management exists in the initial network namespace only: run this with `nsenter --net=/proc/1/ns/net`"
+        "vDPA management exists in the initial network namespace only: run this with \
+         `nsenter --net=/proc/1/ns/net`"
     )]
     OtherNamespace,
     /// The caller may not do that.
@@ -89,7 +94,8 @@ pub enum MgmtError {
     },
     /// There is no such management device.
     #[error(
-        "there is no management device {name}; `bellhop mgmtdev show` lists them (a NIC has one once its vDPA driver is loaded)"
+        "there is no management device {name}; `bellhop mgmtdev show` lists them \
+         (a NIC has one once its vDPA driver is loaded)"
     )]
     NoMgmtDevice {
         /// Its name.
@@ -167,8 +173,9 @@ pub enum MgmtError {
     InvalidDevice(#[from] InvalidDevice),
     /// The kernel did not answer in time.
     #[error(
-        "cannot {operation}: no answer in {} s; {}. Something holds the kernel's vDPA lock, mostly a `dev del` of a device that is still open: \
-         `grep -l vhost-vdpa /proc/[0-9]*/maps` and `ls -l /proc/[0-9]*/fd` show who",
+        "cannot {operation}: no answer in {} s; {}. Something holds the kernel's vDPA lock, mostly \
+         a `dev del` of a device that is still open: `ls -l /proc/[0-9]*/fd | grep vhost-vdpa` \
+         as root finds it",
         patience.as_secs(),
         if *sent { "it may still be done later" } else { "it will not be done" }
     )]

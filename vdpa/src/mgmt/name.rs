@@ -18,12 +18,14 @@ const NAME_MAX: usize = 255;
 pub enum BadName {
     /// No management device can be called so.
     #[error(
-        "{0:?} does not name a management device: write it as NAME or BUS/NAME, such as pci/0000:01:00.1"
+        "{0:?} does not name a management device: write it as NAME or BUS/NAME, such as \
+         pci/0000:01:00.1"
     )]
     MgmtDevice(String),
     /// No vDPA device can be called so.
     #[error(
-        "{0:?} does not name a vDPA device: names have 1 to 255 bytes, without slashes and control characters"
+        "{0:?} does not name a vDPA device: names have 1 to 255 bytes, without slashes and \
+         control characters"
     )]
     Device(String),
 }

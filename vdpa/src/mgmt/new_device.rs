@@ -25,7 +25,8 @@ const MAX_VQP_MAX: u16 = 0x8000;
 pub enum InvalidDevice {
     /// The name.
     #[error(
-        "{0:?} is no name for a vDPA device: use 1 to 63 bytes without slashes, spaces and control characters"
+        "{0:?} is no name for a vDPA device: use 1 to 63 bytes without slashes, spaces and \
+         control characters"
     )]
     Name(String),
     /// The address is a group's, or all zero.
@@ -41,7 +42,10 @@ pub enum InvalidDevice {
     #[error("max_vqp {0} is not possible: virtio allows 1 to 32768 queue pairs")]
     MaxVqp(u16),
     /// An attribute needs a feature that the given features lack.
-    #[error("{attribute} needs the feature {feature} (bit {bit}), which device_features lacks: add {:#x}", 1_u64 << bit)]
+    #[error(
+        "{attribute} needs the feature {feature} (bit {bit}), which device_features lacks: add {:#x}",
+        1_u64 << bit
+    )]
     MissingFeature {
         /// The attribute.
         attribute: &'static str,

@@ -204,11 +204,15 @@ fn attributes_cut_anywhere_are_errors_or_fewer() {
 
 proptest! {
     #[test]
-    fn any_attributes_do_no_harm(mut attributes in prop::collection::vec(any::<u8>(), 0..200), kinds in prop::collection::vec(1_u8..40, 0..20)) {
+    fn any_attributes_do_no_harm(
+        mut attributes in prop::collection::vec(any::<u8>(), 0..200),
+        kinds in prop::collection::vec(1_u8..40, 0..20),
+    ) {
         // Lists whose lengths are right, and whose types are known.
         let mut framed = Vec::new();
         for kind in kinds {
-            let value: Vec<u8> = attributes.drain(..attributes.len().min(usize::from(kind) % 10)).collect();
+            let end = attributes.len().min(usize::from(kind) % 10);
+            let value: Vec<u8> = attributes.drain(..end).collect();
             let length = u16::try_from(value.len() + 4).unwrap();
             framed.extend(length.to_ne_bytes());
             framed.extend(u16::from(kind).to_ne_bytes());

@@ -7,6 +7,9 @@ use netlink_packet_core::{NlasIterator, parse_mac, parse_u8, parse_u16, parse_u3
 
 use super::exchange::Malformed;
 
+/// Size of `struct nlattr`.
+const NLA_HDRLEN: usize = 4;
+
 /// More attributes than any message of the kernel's has.
 const ATTRIBUTES_MAX: usize = 1024;
 
@@ -20,18 +23,16 @@ impl<'a> Attributes<'a> {
     /// Checks lengths; values are checked when they are asked for.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let mut list = Vec::new();
-        let mut rest = bytes;
         for attribute in NlasIterator::new(bytes) {
             let attribute =
                 attribute.map_err(|error| Malformed::new("attributes", error.to_string()))?;
             if list.len() == ATTRIBUTES_MAX {
                 return Err(Malformed::new("attributes", "there are too many"));
             }
-            // The iterator lends values for its own life only: take them from the input.
-            let length = usize::from(attribute.length());
-            let value = rest.get(4..length).unwrap_or_default();
-            list.push((attribute.kind(), value));
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
+            // Of all that is left of the list. The length was checked.
+            let rest = attribute.into_inner();
+            list.push((kind, rest.get(NLA_HDRLEN..length).unwrap_or_default()));
         }
         Ok(Self { list })
     }
