@@ -9,8 +9,12 @@
 mod bad_input;
 #[path = "mgmt_dev/bus.rs"]
 mod bus;
+#[path = "mgmt_dev/holder.rs"]
+mod holder;
 #[path = "mgmt_dev/life.rs"]
 mod life;
+#[path = "mgmt_dev/same.rs"]
+mod same;
 #[path = "mgmt_dev/same_output.rs"]
 mod same_output;
 #[path = "mgmt_dev/support.rs"]

@@ -8,7 +8,8 @@ use lab::sim::{SimDevice, require_lab};
 use vdpa::mgmt::bus::{Bus, BusError};
 use vdpa::mgmt::uevent::{Action, Notice, Uevents};
 
-use super::support::{Holder, MAC, bellhop, complaint, printed};
+use super::holder::Holder;
+use super::support::{MAC, bellhop, complaint, printed};
 
 fn load_drivers() {
     require_lab().unwrap();

@@ -10,7 +10,8 @@ use lab::sim::{self, Mapping, SimDevice, device_file, require_lab};
 use vdpa::device::Device;
 use vdpa::mgmt::{ClassConfig, Connection, MgmtError, NewDevice, QueueType};
 
-use super::support::{Holder, MAC, bellhop, complaint, iproute2, listed, printed};
+use super::holder::Holder;
+use super::support::{MAC, bellhop, complaint, iproute2, listed, printed};
 
 fn new(name: &str) -> NewDevice {
     NewDevice::new(name, "vdpasim_net".parse().unwrap()).unwrap()

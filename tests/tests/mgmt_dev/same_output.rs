@@ -2,38 +2,9 @@
 
 use lab::labnic::{self, Labnic};
 use lab::sim::SimDevice;
-use vdpa::device::{Device, Negotiated};
 
+use super::same::{negotiated, same};
 use super::support::{MAC, bellhop, iproute2, printed};
-
-/// iproute2's output with the spaces that two of its keys end with taken away.
-fn corrected(arguments: &[&str]) -> String {
-    let text = printed(&iproute2(arguments));
-    text.replace("\"link \"", "\"link\"")
-        .replace("\"link_announce \"", "\"link_announce\"")
-}
-
-/// Both tools print the same, as text, as JSON and as JSON on many lines.
-#[track_caller]
-fn same(arguments: &[&str]) {
-    for format in [&[][..], &["-j"], &["-jp"], &["-p"], &["-j", "-p"]] {
-        let theirs = corrected(&[format, arguments].concat());
-        // Ours takes the options anywhere behind the object.
-        let ours = printed(&bellhop(&[arguments, format].concat()));
-        assert_eq!(ours, theirs, "{arguments:?} {format:?}");
-        assert!(!theirs.is_empty() || format.is_empty() || format == ["-p"]);
-    }
-    let (object, command) = arguments.split_at(1);
-    let ours = printed(&bellhop(&[object, &["-j"], command].concat()));
-    assert_eq!(ours, corrected(&[&["-j"], arguments].concat()));
-}
-
-/// A device whose driver negotiated everything and does nothing.
-fn negotiated(device: &SimDevice) -> Device<Negotiated> {
-    let (device, _iotlb) = Device::open(device.path()).unwrap().own().unwrap();
-    let features = device.info().features;
-    device.negotiate(features).unwrap()
-}
 
 #[test]
 fn management_devices() {
@@ -57,7 +28,7 @@ fn devices_and_their_configuration() {
     same(&["dev", "show", net.name()]);
     same(&["dev", "show", block.name()]);
     same(&["dev", "config", "show", net.name()]);
-    let _driver = negotiated(&net);
+    let _driver = negotiated(net.path());
     same(&["dev", "config", "show", net.name()]);
 }
 
@@ -65,7 +36,7 @@ fn devices_and_their_configuration() {
 fn counters_of_a_queue() {
     lab::sim::require_lab().unwrap();
     let net = SimDevice::net("same", MAC, 1500).unwrap();
-    let _driver = negotiated(&net);
+    let _driver = negotiated(net.path());
     same(&["dev", "vstats", "show", net.name(), "qidx", "1"]);
     // Without MQ iproute2 takes queue 0 for the control queue.
     for (index, theirs, ours) in [
@@ -90,7 +61,7 @@ fn the_lab_nic_with_several_queue_pairs() {
     same(&["dev", "config", "show"]);
     labnic::set_link(&nic, false).unwrap();
     same(&["dev", "config", "show", nic.name()]);
-    let driver = negotiated(&nic);
+    let driver = negotiated(nic.path());
     same(&["dev", "config", "show", nic.name()]);
     for index in ["0", "1", "6", "7", "8"] {
         same(&["dev", "vstats", "show", nic.name(), "qidx", index]);

@@ -1,8 +1,7 @@
 //! Both tools as a user runs them.
 
-use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
 
 use lab::sim::require_lab;
 
@@ -63,32 +62,4 @@ pub(crate) fn listed() -> Vec<String> {
     text.lines()
         .filter_map(|line| Some(line.split_once(':')?.0.to_owned()))
         .collect()
-}
-
-/// A process that has a device and runs it, killed at the end.
-pub(crate) struct Holder(Child);
-
-impl Holder {
-    pub(crate) fn start(device: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_lab-holder"))
-            .arg(device)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let output = child.stdout.take().unwrap();
-        BufReader::new(output).read_line(&mut line).unwrap();
-        assert_eq!(line, "running\n");
-        Self(child)
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.0.id()
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = (self.0.kill(), self.0.wait());
-    }
 }

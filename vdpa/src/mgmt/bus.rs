@@ -172,7 +172,8 @@ impl Bus {
     /// The device called `name`.
     ///
     /// # Errors
-    /// [`BusError::BadName`], [`BusError::NoDevice`] or [`BusError::Read`].
+    /// [`BusError::BadName`], [`BusError::NoDevice`], [`BusError::NoBus`] or
+    /// [`BusError::Read`].
     pub fn device(&self, name: &str) -> Result<BusDevice, BusError> {
         if !is_name(name) {
             return Err(BusError::BadName(name.to_owned()));
@@ -180,7 +181,10 @@ impl Bus {
         let directory = self.devices.join(name);
         let entries = match fs::read_dir(&directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(BusError::NoDevice(name.to_owned()));
+                return Err(match self.devices.is_dir() {
+                    true => BusError::NoDevice(name.to_owned()),
+                    false => BusError::NoBus,
+                });
             }
             entries => entries.map_err(|source| read_error(&directory, source))?,
         };

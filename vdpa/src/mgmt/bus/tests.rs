@@ -66,6 +66,7 @@ fn bad_names_missing_devices_and_a_missing_bus_are_told_apart() {
     assert!(matches!(bus.device("x"), Err(BusError::NoDevice(_))));
     let nowhere = Bus::at(&sysfs.0.join("nowhere"));
     assert!(matches!(nowhere.devices(), Err(BusError::NoBus)));
+    assert!(matches!(nowhere.device("x"), Err(BusError::NoBus)));
 }
 
 #[test]
