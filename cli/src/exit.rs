@@ -6,8 +6,10 @@ use std::process::ExitCode;
 /// The table of exit codes, for `--help`.
 pub(crate) const HELP: &str = "\
 Exit codes:
-  0        done: the guest powered off, the console was left with Ctrl-A X; probe: nothing failed
-  1        an error, said on standard error with its causes; probe: something failed
+  0        done: the guest powered off, the console was left with Ctrl-A X; probe: nothing failed;
+           doctor: nothing is missing
+  1        an error, said on standard error with its causes; probe: something failed;
+           doctor: something needed is missing
   2        the command line is wrong
   3        the guest crashed (triple fault, or KVM could not go on)
   128+N    stopped by signal N: 130 for SIGINT, 143 for SIGTERM";

@@ -6,6 +6,7 @@
 
 mod commands;
 mod config_file;
+mod doctor;
 mod exit;
 mod listing;
 mod logging;

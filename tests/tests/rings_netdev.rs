@@ -9,10 +9,15 @@
 #[expect(dead_code, reason = "shared with targets that need all of it")]
 mod traffic;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
 use lab::sim::{Mapping, SimDevice, reload, require_lab};
 use traffic::{Flow, Mode, start};
 use vdpa::device::Device;
 use vdpa::netdev::{Chains, Kick, Netdev, Options, StartError};
+use vdpa::relay::{Pause, RelaySet, Strategy};
 use vm_memory::{Bytes, GuestAddress};
 
 /// Without a zero byte: the simulator compares addresses as C strings.
@@ -109,9 +114,7 @@ fn rings_are_also_a_guest_s_memory() {
     let queue = netdev.driver.pairs[0].transmit.queue();
     let index = |area: u64| -> u16 {
         let address = GuestAddress(area + 2);
-        memory
-            .load(address, std::sync::atomic::Ordering::Acquire)
-            .unwrap()
+        memory.load(address, Ordering::Acquire).unwrap()
     };
     let seen = (
         index(queue.addresses().driver),
@@ -122,6 +125,58 @@ fn rings_are_also_a_guest_s_memory() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let first = format!("{:x}-", netdev.driver.range().first());
     assert!(maps.lines().any(|line| line.starts_with(&first)), "{first}");
+}
+
+/// A relay takes a running driver's rings over and gives them back, and the driver goes on.
+#[test]
+fn rings_are_relayed_under_a_driver_that_notices_nothing() {
+    let net = net();
+    let mut netdev = start(net.path(), &Options::default());
+    let memory = netdev.driver.guest_memory().unwrap();
+    let mut set = netdev.relay_set(&memory).unwrap();
+    let Netdev { device, mut driver } = netdev;
+    let mut pair = driver.pairs.remove(0);
+    let stop = AtomicBool::new(false);
+    let all = [Strategy::Mediated, Strategy::Shadowed, Strategy::Direct];
+    let frames = thread::scope(|scope| {
+        let traffic = scope.spawn(|| {
+            let mut flow = Flow::new(MAC, MAC);
+            flow.count = 300;
+            flow.mode = Mode::Interrupts;
+            while !stop.load(Ordering::Relaxed) {
+                flow.run(&mut pair.transmit, &mut pair.receive);
+            }
+            pair.receive.queue().counters().packets
+        });
+        let relay = |set: &mut RelaySet, time: Duration| {
+            let (begin, mut used) = (Instant::now(), 0);
+            while begin.elapsed() < time && !traffic.is_finished() {
+                let progress = set.poll(&*memory).unwrap();
+                used += progress.used;
+                match progress.pause {
+                    Pause::None => thread::yield_now(),
+                    Pause::AtMost(pause) => thread::sleep(pause),
+                    Pause::Forever => thread::sleep(Duration::from_millis(1)),
+                }
+            }
+            used
+        };
+        let (mut device, mut relayed) = (device, 0);
+        for step in 0..60 {
+            relayed += relay(&mut set, Duration::from_millis(10));
+            let (receive, transmit) = (all[step % 3], all[step / 3 % 3]);
+            let targets = [(0, receive), (1, transmit)];
+            device = set.change(device, &targets, &*memory).unwrap();
+        }
+        assert!(relayed > 0);
+        stop.store(true, Ordering::Relaxed);
+        while !traffic.is_finished() {
+            relay(&mut set, Duration::from_millis(10));
+        }
+        device.reset().unwrap();
+        traffic.join().unwrap()
+    });
+    assert!(frames >= 300, "{frames}");
 }
 
 #[test]

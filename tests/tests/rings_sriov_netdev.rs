@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use lab::rig::FIRST_PACKED_FUNCTION;
 use lab::sriov::{SriovNic, VfDevice};
-use traffic::{Flow, Mode, both_ways, start};
-use vdpa::netdev::{Chains, Kick, Options};
+use traffic::{Flow, Mode, both_ways, frame, start};
+use vdpa::control_queue::{Answer, Command};
+use vdpa::netdev::{Chains, Kick, Netdev, Options, TxQueue};
 
 /// Those that QEMU offers and that change how a ring is used.
 const EVENT_IDX: u64 = 1 << 29;
@@ -80,4 +81,67 @@ fn split_rings() {
 #[test]
 fn packed_rings() {
     two_functions_talk([FIRST_PACKED_FUNCTION, FIRST_PACKED_FUNCTION + 1], true);
+}
+
+fn set_mac(netdev: &mut Netdev, address: [u8; 6]) {
+    let control = netdev.driver.control.as_mut().unwrap();
+    let answer = control
+        .execute(&Command::MacAddrSet(address), Duration::from_secs(10))
+        .unwrap();
+    assert!(matches!(answer, Answer::Ok), "{answer:?}");
+}
+
+/// Sends frames that nobody waits for, until the device has taken them.
+fn send(transmit: &mut TxQueue, frames: &[Vec<u8>]) {
+    let frames = frames.iter().map(Vec::as_slice);
+    let count = frames.len();
+    assert_eq!(transmit.send_burst(frames).unwrap(), count);
+    let begin = Instant::now();
+    while transmit.queue().outstanding() > 0 {
+        transmit.reap().unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(20), "a queue is dead");
+        std::thread::yield_now();
+    }
+}
+
+/// As a driver announces itself, with a frame that is not one of a flow's.
+fn announce(netdev: &mut Netdev, address: [u8; 6]) {
+    let mut frame = [0xff; 60];
+    frame[6..12].copy_from_slice(&address);
+    send(&mut netdev.driver.pairs[0].transmit, &[frame.to_vec()]);
+}
+
+/// What a guest that moves to another host needs of its network: frames go to
+/// where the address was heard last.
+#[test]
+fn the_switch_follows_an_address_that_moves() {
+    const MOVED: [u8; 6] = [0x02, 0, 0x5e, 0, 0x99, 1];
+    let nic = SriovNic::enable(3).unwrap();
+    let devices = [0, 1, 2].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
+    let options = Options::default();
+    let [mut sender, mut old, mut new] = devices
+        .each_ref()
+        .map(|device| start(device.path(), &options));
+    let flow = Flow::new(mac(&devices[0]), MOVED);
+
+    set_mac(&mut old, MOVED);
+    announce(&mut old, MOVED);
+    both_ways(&flow, &mut sender, &mut old);
+
+    set_mac(&mut old, mac(&devices[1]));
+    set_mac(&mut new, MOVED);
+    // The switch has heard nothing of it: these go to the old place. One that came
+    // to the new one would come twice, for the numbers are used again.
+    let transmit = &mut sender.driver.pairs[0].transmit;
+    let tag = transmit.queue().index();
+    let early: Vec<Vec<u8>> = (0..20)
+        .map(|number| {
+            let mut bytes = Vec::new();
+            frame(&mut bytes, MOVED, flow.from, tag, number, 60);
+            bytes
+        })
+        .collect();
+    send(transmit, &early);
+    announce(&mut new, MOVED);
+    both_ways(&flow, &mut sender, &mut new);
 }

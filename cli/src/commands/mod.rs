@@ -2,6 +2,7 @@
 
 mod bind;
 mod dev;
+mod doctor;
 mod mgmtdev;
 mod probe;
 mod run;
@@ -18,6 +19,7 @@ pub(crate) enum Command {
     Mgmtdev(mgmtdev::Arguments),
     Dev(dev::Arguments),
     Bind(bind::Arguments),
+    Doctor(doctor::Arguments),
 }
 
 impl Command {
@@ -29,6 +31,7 @@ impl Command {
             Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
             Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
             Self::Bind(arguments) => Ok(bind::execute(&arguments)?),
+            Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Far more than anything here takes: a watchdog, not a measurement.
-const LIMIT: Duration = Duration::from_secs(1200);
+const LIMIT: Duration = Duration::from_secs(3600);
 const SILENCE: Duration = Duration::from_secs(60);
 const LINK_LIMIT: Duration = Duration::from_secs(10);
 

@@ -40,6 +40,16 @@ pub(crate) fn make(to: Mac, from: Mac, pair: u16, number: u32) -> Vec<u8> {
 /// # Panics
 /// The frame has the right names and something else in it is wrong.
 pub(crate) fn number(packet: &[u8], to: Mac, from: Mac, pair: u16) -> Option<u32> {
+    let (named, number) = pair_and_number(packet, to, from)?;
+    assert_eq!(named, pair, "frame {number} came by another pair's queue");
+    Some(number)
+}
+
+/// As [`number`], with the pair that the frame names: a switch may choose the queue.
+///
+/// # Panics
+/// As [`number`].
+pub(crate) fn pair_and_number(packet: &[u8], to: Mac, from: Mac) -> Option<(u16, u32)> {
     let frame = packet.get(HEADER..)?;
     if frame.len() < NAMED
         || frame[..6] != to
@@ -48,11 +58,12 @@ pub(crate) fn number(packet: &[u8], to: Mac, from: Mac, pair: u16) -> Option<u32
     {
         return None;
     }
+    let pair = u16::from_be_bytes(frame[14..16].try_into().unwrap());
     let number = u32::from_be_bytes(frame[16..20].try_into().unwrap());
     let expected = make(to, from, pair, number);
     assert!(
         frame == &expected[HEADER..],
         "frame {number} of pair {pair} is damaged: {frame:02x?}"
     );
-    Some(number)
+    Some((pair, number))
 }

@@ -2,9 +2,12 @@
 //! other numbered frames, and the VMM's side of their devices.
 //!
 //! ```text
-//!   guest.rs  thread per guest: rings in guest memory, NAPI, watchdog
-//!   vmm.rs    the test's thread: relays, transitions, doorbells, control queue
-//!   frame.rs  what is sent and how it is checked
+//!   guest.rs     thread per guest: rings in guest memory, NAPI
+//!   vmm.rs       the test's thread: relays, transitions, doorbells, control queue
+//!   netdev.rs    both of these on vdpa::netdev, for devices that are reset at each change
+//!   scene.rs     two of those with traffic between them, and what may be lost
+//!   frame.rs     what is sent and how it is checked
+//!   watchdog.rs  when nothing moved for too long
 //! ```
 //! The only things that pass between them are those that pass between a guest and a
 //! VMM (guest memory, kicks, interrupts) and the counts of [`guest::Flow`].
@@ -14,4 +17,7 @@
 
 pub(crate) mod frame;
 pub(crate) mod guest;
+pub(crate) mod netdev;
+pub(crate) mod scene;
 pub(crate) mod vmm;
+pub(crate) mod watchdog;

@@ -10,13 +10,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vdpa::control_queue::{Answer, Command, ControlQueue, Placement, RxMode, queue_index};
-use vdpa::device::{Device, Failed, Negotiated, Owned, Running, VringBase, VringConfig};
+use vdpa::device::{Device, Negotiated, Owned, Running, VringBase, VringConfig};
 use vdpa::doorbell::{Doorbell, DoorbellAnswer};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::GuestMemory;
 use vdpa::relay::{
-    ChangeFailed, Dirty, Halted, Pause, RelaySet, RelayedQueue, Restart, Strategy, TransitionError,
+    ChangeFailed, Dirty, Halted, Pause, Reason, RelaySet, RelayedQueue, Restart, RestartFailed,
+    Strategy, TransitionError, choose,
 };
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
@@ -32,8 +33,8 @@ const EVENT_IDX: u32 = 29;
 const INDIRECT: u32 = 28;
 const CTRL_VQ: u32 = 17;
 const MQ: u32 = 22;
-/// For an answer of the control queue, on a machine under load.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// For what takes long on a machine under load, and has no watchdog of its own.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Changes that are remembered for a report.
 const HISTORY: usize = 8;
@@ -93,7 +94,7 @@ impl Again {
 }
 
 impl Restart for Again {
-    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, Failed<Owned>> {
+    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, RestartFailed> {
         self.iotlb.remap_after_reset().unwrap();
         let mut device = device.negotiate(self.features)?;
         self.prepare(&mut device);
@@ -137,17 +138,6 @@ pub(crate) struct Machine {
 impl Machine {
     /// A device whose queues are all direct, running.
     pub(crate) fn start(name: &'static str, path: &Path, guest: &Guest, setup: Setup) -> Self {
-        Self::bring_up(name, path, guest, setup, Strategy::Direct)
-    }
-
-    /// A device whose queues are all reached so from the beginning.
-    pub(crate) fn bring_up(
-        name: &'static str,
-        path: &Path,
-        guest: &Guest,
-        setup: Setup,
-        how: Strategy,
-    ) -> Self {
         let wanted = BackendFeatures::all() - setup.without;
         let (device, mut iotlb) = Device::open(path).unwrap().own_with(wanted).unwrap();
         iotlb.map_guest_memory(0, &guest.memory).unwrap();
@@ -212,16 +202,7 @@ impl Machine {
             history: VecDeque::new(),
             times: Vec::new(),
         };
-        let device = if how == Strategy::Direct {
-            machine.start_direct(device, setup.start)
-        } else {
-            let targets = machine.all(how);
-            let memory = Arc::clone(&machine.memory);
-            machine
-                .set
-                .restart(device, &targets, &*memory, &mut machine.again)
-                .unwrap()
-        };
+        let device = machine.start_direct(device, setup.start);
         if setup.doorbells {
             for port in &mut machine.ports {
                 let answer = device.map_doorbell(port.view.queue).unwrap();
@@ -263,6 +244,12 @@ impl Machine {
     pub(crate) fn all(&self, how: Strategy) -> Vec<(u16, Strategy)> {
         let queues = self.ports.iter().map(|port| port.view.queue);
         queues.map(|queue| (queue, how)).collect()
+    }
+
+    /// How receive queues are to be relayed, and why.
+    pub(crate) fn chosen(&self) -> (Strategy, Reason) {
+        let device = self.device.as_ref().unwrap();
+        choose(device.info(), device.backend_features(), device.features())
     }
 
     pub(crate) fn strategy(&self, queue: u16) -> Strategy {
@@ -335,7 +322,6 @@ impl Machine {
     /// Resets the device and starts it again with its rings changed.
     pub(crate) fn restart(&mut self, targets: &[(u16, Strategy)], dirty: &dyn Dirty) {
         self.withdraw_doorbells(targets);
-        let before = Instant::now();
         let device = self.device.take().unwrap();
         let device = if device.can_suspend() {
             device.suspend().unwrap().reset()
@@ -346,18 +332,8 @@ impl Machine {
             .set
             .restart(device.unwrap(), targets, dirty, &mut self.again)
             .unwrap();
-        self.times.push(before.elapsed());
         self.device = Some(device);
         self.grant_doorbells();
-    }
-
-    /// Runs something while the device is suspended; it goes on as it was.
-    pub(crate) fn suspended<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let device = self.device.take().unwrap().suspend().unwrap();
-        let result = work();
-        self.device = Some(device.resume().unwrap());
-        self.nudge();
-        result
     }
 
     /// Suspends and resumes; per queue how many chains the device held, if it says so.

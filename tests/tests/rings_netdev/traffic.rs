@@ -38,8 +38,15 @@ fn checksum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Frame `number` of `queue`, `len` bytes of which at least 28 are there.
-fn frame(into: &mut Vec<u8>, to: [u8; 6], from: [u8; 6], queue: u16, number: u32, len: usize) {
+/// Makes frame `number` of `queue`, of `len` bytes, at least 28.
+pub(crate) fn frame(
+    into: &mut Vec<u8>,
+    to: [u8; 6],
+    from: [u8; 6],
+    queue: u16,
+    number: u32,
+    len: usize,
+) {
     into.clear();
     into.extend_from_slice(&to);
     into.extend_from_slice(&from);

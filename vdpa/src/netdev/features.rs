@@ -66,6 +66,7 @@ const SUPPORTED: u64 = 1 << config::VIRTIO_F_VERSION_1
     | 1 << net::VIRTIO_NET_F_MTU
     | 1 << net::VIRTIO_NET_F_STATUS
     | 1 << net::VIRTIO_NET_F_CTRL_VQ
+    | 1 << net::VIRTIO_NET_F_CTRL_MAC_ADDR
     | 1 << net::VIRTIO_NET_F_MQ;
 
 impl Options {
@@ -77,6 +78,9 @@ impl Options {
         if self.pairs < 2 || !control {
             features &= !(1 << net::VIRTIO_NET_F_MQ);
         }
+        if !control {
+            features &= !(1 << net::VIRTIO_NET_F_CTRL_MAC_ADDR);
+        }
         features
     }
 }
@@ -86,14 +90,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_queues_only_where_they_are_wanted_and_can_be_set() {
+    fn what_is_set_by_control_commands_needs_the_control_queue() {
         let mq = 1 << net::VIRTIO_NET_F_MQ;
+        let mac = 1 << net::VIRTIO_NET_F_CTRL_MAC_ADDR;
         let control = 1 << net::VIRTIO_NET_F_CTRL_VQ;
         let mut options = Options::default();
         assert_eq!(options.features(u64::MAX) & mq, 0);
         options.pairs = 2;
         assert_eq!(options.features(u64::MAX), SUPPORTED);
         options.withhold = control;
-        assert_eq!(options.features(u64::MAX) & (mq | control), 0);
+        assert_eq!(options.features(u64::MAX) & (mq | mac | control), 0);
     }
 }

@@ -18,6 +18,10 @@
 //! allows it, else in the private window. [`Driver::guest_memory`] shows the same
 //! bytes as a guest's memory, so that whatever works on a guest's rings works on these.
 //!
+//! **As a guest.** [`Netdev::relay_set`] gives the queues to a [`RelaySet`](crate::relay::RelaySet), which
+//! then changes how they reach the device; the driver notices nothing. [`Driver`] is the
+//! [`Restart`](crate::relay::Restart) of devices that have to be reset for that.
+//!
 //! **Two ways to use it.** Polling: [`RxQueue::poll`] and [`TxQueue::send`] make no system
 //! call but a kick where there is no doorbell, and allocate nothing. Asynchronous:
 //! the queues are [`AsFd`](std::os::fd::AsFd) (the call eventfd, non-blocking); the order is as with
@@ -35,6 +39,7 @@ mod error;
 mod features;
 mod queue;
 mod receive;
+mod relayed;
 mod start;
 mod transmit;
 

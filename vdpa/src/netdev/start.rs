@@ -211,13 +211,27 @@ impl Driver {
     /// # Errors
     /// See [`StartError`].
     pub fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, StartError> {
-        let plan = &self.plan;
-        let mut device = device.negotiate(plan.features).map_err(DeviceError::from)?;
-        if let (Some(index), Some(control)) = (plan.control_index, &mut self.control) {
-            control.restart(RingFeatures::of(plan.features))?;
-            set_control(&mut device, index, control, &mut self.iotlb)?;
-        }
+        let features = self.plan.features;
+        let mut device = device.negotiate(features).map_err(DeviceError::from)?;
+        self.set_up_control(&mut device)?;
         Ok(device)
+    }
+
+    /// Negotiated features, without those that the device adds by itself.
+    pub(super) fn features(&self) -> u64 {
+        self.plan.features
+    }
+
+    /// Gives the device the control queue, empty, where there is one.
+    pub(super) fn set_up_control(
+        &mut self,
+        device: &mut Device<Negotiated>,
+    ) -> Result<(), StartError> {
+        if let (Some(index), Some(control)) = (self.plan.control_index, &mut self.control) {
+            control.restart(RingFeatures::of(self.plan.features))?;
+            set_control(device, index, control, &mut self.iotlb)?;
+        }
+        Ok(())
     }
 
     /// Tells a device that runs how many queue pairs are in use, where there are several.

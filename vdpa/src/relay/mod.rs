@@ -41,7 +41,7 @@ pub use self::mediate::MediatedQueue;
 pub use self::pace::{Pace, Pause};
 pub use self::set::{
     ChangeFailed, Halted, Progress, QueueFailed, RelaySet, RelaySetError, RelayedQueue, Restart,
-    TransitionError,
+    RestartFailed, TransitionError,
 };
 pub use self::shadow::ShadowQueue;
 use crate::device::VringAddresses;

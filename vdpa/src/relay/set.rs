@@ -37,7 +37,9 @@ use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vmm_sys_util::eventfd::EventFd;
 
-pub use self::error::{ChangeFailed, Halted, QueueFailed, RelaySetError, TransitionError};
+pub use self::error::{
+    ChangeFailed, Halted, QueueFailed, RelaySetError, RestartFailed, TransitionError,
+};
 use self::lane::{Features, Lane, Mode, signal};
 use super::{Dirty, Pace, Pause, Position, RelayError, Strategy};
 use crate::device::{
@@ -68,8 +70,8 @@ pub trait Restart {
     /// and enables all queues that are not in the set.
     ///
     /// # Errors
-    /// The device can't be brought up.
-    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, Failed<Owned>>;
+    /// The device can't be brought up; see [`RestartFailed`].
+    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, RestartFailed>;
 
     /// After DRIVER_OK: replays what the guest had set by its control queue.
     ///
@@ -333,7 +335,12 @@ impl RelaySet {
                 source: failed.error,
             },
         };
-        let mut device = driver.negotiate(device).map_err(reset)?;
+        let mut device = driver.negotiate(device).map_err(|failed| ChangeFailed {
+            device: failed.device.map_or(Halted::Gone, Halted::Reset),
+            error: TransitionError::Negotiate {
+                source: failed.source,
+            },
+        })?;
         for (lane, mode, base) in prepared {
             if let Err(error) = self.set_up(&mut device, lane, mode, base) {
                 let device = match device.reset() {

@@ -36,7 +36,8 @@ const HEADER: usize = ETHERNET_HEADER + 16;
 /// Shortest frame: Ethernet's minimum without its checksum.
 const MINIMUM_SIZE: usize = 60;
 
-/// Most frames of one run: their numbers are remembered in a bit each.
+/// Most frames of one run that come back to their sender: their numbers are
+/// remembered in a byte each.
 const MAXIMUM_COUNT: u64 = 10_000_000;
 
 /// Bytes that the kernel may keep for the socket.
@@ -123,6 +124,7 @@ pub(crate) fn flood(
     let before = info::statistics(nic);
     let started = Instant::now();
     let mut run = Run::new(nic, size, MAXIMUM_COUNT, peer)?;
+    run.expects_back = peer.is_none();
     if peer.is_some() {
         crate::say("", &json!({ "listening": nic }));
     }
@@ -271,6 +273,8 @@ struct Run {
     socket: OwnedFd,
     seed: u64,
     count: u64,
+    /// What was sent comes back and is counted.
+    expects_back: bool,
     frame: Vec<u8>,
     buffer: Vec<u8>,
     expected: Vec<u8>,
@@ -300,6 +304,7 @@ impl Run {
             socket: packet_socket(nic)?,
             seed,
             count,
+            expects_back: true,
             expected: template(own, peer, seed, size),
             frame: template(peer, own, seed, size),
             buffer: receive_buffer(maximum),
@@ -313,7 +318,9 @@ impl Run {
         match rustix::net::send(&self.socket, &self.frame, rustix::net::SendFlags::DONTWAIT) {
             Ok(_) => {
                 self.totals.sent += 1;
-                self.seen.push(false);
+                if self.expects_back {
+                    self.seen.push(false);
+                }
                 Ok(Sent::Gone)
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {
@@ -327,7 +334,7 @@ impl Run {
     /// the number of frames that have come back since it was asked last.
     fn pour(&mut self, mut goes_on: impl FnMut(u64) -> bool) -> Result<()> {
         let mut received = 0;
-        while goes_on(received) && self.totals.sent < MAXIMUM_COUNT {
+        while goes_on(received) && (!self.expects_back || self.totals.sent < MAXIMUM_COUNT) {
             if self.send()? == Sent::Full {
                 self.wait(PollFlags::IN | PollFlags::OUT, Duration::from_millis(10))?;
             }

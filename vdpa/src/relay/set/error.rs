@@ -4,11 +4,12 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use crate::device::{Device, DeviceError, Owned, Running, Suspended};
+use crate::device::{Device, DeviceError, Failed, Owned, Running, Suspended};
 use crate::iotlb::IotlbError;
 use crate::memory::SharedBufferError;
 use crate::relay::RelayError;
 use crate::ring::QueueError;
+use crate::ring::guest::GuestRingError;
 use crate::window::WindowError;
 
 /// Why queues can't be prepared for being relayed.
@@ -51,6 +52,15 @@ pub enum RelaySetError {
         /// Why.
         #[source]
         source: IotlbError,
+    },
+    /// The guest's ring is not where a ring can be.
+    #[error("queue {queue}: the guest's ring cannot be relayed")]
+    Guest {
+        /// Its index.
+        queue: u16,
+        /// Why.
+        #[source]
+        source: GuestRingError,
     },
     /// No eventfd.
     #[error("no eventfd can be made")]
@@ -106,6 +116,13 @@ pub enum TransitionError {
         #[source]
         source: DeviceError,
     },
+    /// [`Restart::negotiate`](super::Restart::negotiate) failed.
+    #[error("the device cannot be brought up again after its reset")]
+    Negotiate {
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// [`Restart::replay`](super::Restart::replay) failed.
     #[error("the control state cannot be replayed")]
     Replay {
@@ -154,6 +171,37 @@ impl fmt::Display for ChangeFailed {
 impl Error for ChangeFailed {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.error.source()
+    }
+}
+
+/// A device that could not be brought up to the point where its rings are set.
+#[derive(Debug)]
+pub struct RestartFailed {
+    /// The device, reset; `None` if its state could not be made known and it was closed.
+    pub device: Option<Device<Owned>>,
+    /// Why.
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+impl fmt::Display for RestartFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl Error for RestartFailed {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        // Display shows `source` itself, so the chain goes on behind it.
+        self.source.source()
+    }
+}
+
+impl From<Failed<Owned>> for RestartFailed {
+    fn from(failed: Failed<Owned>) -> Self {
+        Self {
+            device: failed.device,
+            source: Box::new(failed.error),
+        }
     }
 }
 

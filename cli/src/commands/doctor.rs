@@ -1,0 +1,61 @@
+//! `bellhop doctor`: is this host fit, and what mends it.
+
+use std::io::{self, IsTerminal, Write};
+
+use crate::doctor::{self, Host};
+use crate::exit::Code;
+
+/// Say whether this host is fit for VMs on vDPA NICs, and what mends it
+///
+/// Nothing is changed, no vDPA device is opened, and no rights are needed: what cannot be
+/// read is said to be unknown, with the reason.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Each finding has a state:
+  ok        as it should be, or not needed here
+  warning   works, but not for everything or not well
+  missing   a VM on a vDPA NIC cannot run without it
+  unknown   could not be found out
+
+What mends a finding stands below it, one line each: commands for a root shell, or lines for
+the file that is named.
+
+Examples:
+  bellhop doctor
+  bellhop doctor --json | jq '.findings[] | select(.state == \"missing\")'
+
+The exit code is 0 if nothing is missing, and 1 if something is.")]
+pub(crate) struct Arguments {
+    /// Print JSON instead of a table
+    #[arg(short, long)]
+    json: bool,
+}
+
+/// Why the findings could not be shown.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DoctorError {
+    #[error("cannot write the findings")]
+    Output(#[source] io::Error),
+}
+
+/// Looks and prints.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, DoctorError> {
+    let report = doctor::report(&Host::this());
+    let mut output = io::stdout().lock();
+    let text = if arguments.json {
+        let text = serde_json::to_string_pretty(&report)
+            .map_err(|error| DoctorError::Output(io::Error::other(error)))?;
+        text + "\n"
+    } else {
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        doctor::table(&report, output.is_terminal() && !plain)
+    };
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .map_err(DoctorError::Output)?;
+    Ok(match report.fit {
+        true => Code::Success,
+        false => Code::Failed,
+    })
+}

@@ -1,0 +1,98 @@
+//! The limit of locked memory.
+//!
+//! Parents that pin guest memory count it against RLIMIT_MEMLOCK, once for
+//! each device; CAP_IPC_LOCK exempts nobody from that.
+
+use super::devices;
+use super::finding::Finding;
+use super::host::{Host, Unread};
+
+/// What `bellhop run` gives a guest unless told otherwise, in bytes.
+const DEFAULT_MEMORY: u64 = 512 << 20;
+
+/// A limit in bytes; `None`: unlimited.
+type Limit = Option<u64>;
+
+/// Looks at the limit of this process, which VMs started from here inherit.
+pub(super) fn check(host: &Host) -> Vec<Finding> {
+    const NAME: &str = "RLIMIT_MEMLOCK";
+    let limit = match limit(host) {
+        Ok(limit) => limit,
+        Err(why) => return vec![Finding::unread(NAME, &why)],
+    };
+    let Some(limit) = limit else {
+        return vec![Finding::ok(NAME, "unlimited")];
+    };
+    let pinned = devices::pin_memory(host);
+    let found = format!(
+        "{} KiB: a device that pins memory needs all of its guest's RAM below this limit, N \
+         devices N times ({})",
+        limit / 1024,
+        match pinned {
+            true => "there are such devices here",
+            false => "none is seen here",
+        }
+    );
+    let finding = match pinned && limit < DEFAULT_MEMORY {
+        true => Finding::missing(NAME, found),
+        false => Finding::warning(NAME, found),
+    };
+    vec![
+        finding
+            .mend("in a shell: ulimit -l unlimited    (root, or below the hard limit)")
+            .mend("in a systemd unit: LimitMEMLOCK=infinity")
+            .mend("for logins, in /etc/security/limits.d/bellhop.conf: USER - memlock unlimited"),
+    ]
+}
+
+fn limit(host: &Host) -> Result<Limit, Unread> {
+    const PATH: &str = "/proc/self/limits";
+    let text = host.text(PATH)?;
+    text.lines()
+        .find_map(|line| {
+            let rest = line.strip_prefix("Max locked memory")?;
+            match rest.split_whitespace().next()? {
+                "unlimited" => Some(None),
+                soft => soft.parse().ok().map(Some),
+            }
+        })
+        .ok_or_else(|| Unread::Odd(PATH.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::State;
+    use super::super::made_up::Tree;
+    use super::*;
+
+    #[test]
+    fn limits() {
+        let look = |soft: &str, pins: bool| {
+            let tree = Tree::new();
+            tree.file(
+                "/proc/self/limits",
+                format!(
+                    "Limit   Soft Limit  Hard Limit  Units\n\
+                     Max locked memory         {soft}     unlimited  bytes\n"
+                ),
+            );
+            if pins {
+                tree.link("/sys/bus/pci/devices/0000:01:00.0/driver", "../mlx5_core");
+            }
+            check(&tree.host()).remove(0)
+        };
+        assert_eq!(look("unlimited", true).state, State::Ok);
+        assert_eq!(look("8388608", false).state, State::Warning);
+        let short = look("8388608", true);
+        assert_eq!(short.state, State::Missing);
+        assert!(short.found.starts_with("8192 KiB"));
+        assert!(short.remedy[1].contains("LimitMEMLOCK=infinity"));
+        assert_eq!(look("68719476736", true).state, State::Warning);
+        for garbage in ["", "-1", "99999999999999999999999", "x"] {
+            let state = look(garbage, true).state;
+            // An empty field shows the hard limit in its place.
+            assert_eq!(state == State::Unknown, !garbage.is_empty(), "{garbage}");
+        }
+        assert_eq!(check(&Tree::new().host())[0].state, State::Unknown);
+    }
+}

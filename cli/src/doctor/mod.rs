@@ -1,0 +1,105 @@
+//! Is this host fit for virtual machines on vDPA NICs, and what mends it?
+//!
+//! Each theme is one file with a function `check` that reads the [`Host`] and
+//! returns [`Finding`]s; [`CHECKS`] is the list of them. A new check is a file
+//! and a line there. Checks change nothing, open no vDPA device (opening one
+//! resets it) and need no rights: what can't be read becomes
+//! [`State::Unknown`] with the reason. Must not know how a report is asked for.
+
+mod devices;
+mod finding;
+mod host;
+mod hugepages;
+mod iommu;
+mod iotlb;
+mod kernel;
+mod kvm;
+#[cfg(test)]
+mod made_up;
+mod memlock;
+mod modules;
+mod nics;
+mod numa;
+mod rights;
+mod table;
+
+use serde::Serialize;
+
+pub(crate) use finding::{Finding, State};
+pub(crate) use host::Host;
+pub(crate) use table::table;
+
+/// A theme: the name of its group, and what looks.
+struct Check {
+    group: &'static str,
+    look: fn(&Host) -> Vec<Finding>,
+}
+
+const fn check(group: &'static str, look: fn(&Host) -> Vec<Finding>) -> Check {
+    Check { group, look }
+}
+
+/// All checks, in the order in which they are shown.
+const CHECKS: [Check; 11] = [
+    check("kvm", kvm::check),
+    check("kernel", kernel::check),
+    check("modules", modules::check),
+    check("iommu", iommu::check),
+    check("nics", nics::check),
+    check("devices", devices::check),
+    check("memlock", memlock::check),
+    check("hugepages", hugepages::check),
+    check("iotlb", iotlb::check),
+    check("numa", numa::check),
+    check("rights", rights::check),
+];
+
+/// A finding and the group it belongs to.
+#[derive(Debug, Serialize)]
+pub(crate) struct Line {
+    /// The theme.
+    pub(crate) group: &'static str,
+    /// What was found.
+    #[serde(flatten)]
+    pub(crate) finding: Finding,
+}
+
+/// All that was found. In JSON: `{"fit": bool, "findings": [{"group", "name",
+/// "state", "found", "remedy": [lines]}]}`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// Nothing that is needed is missing.
+    pub(crate) fit: bool,
+    /// In the order of the groups.
+    pub(crate) findings: Vec<Line>,
+}
+
+impl Report {
+    /// How many findings are in this state.
+    pub(crate) fn count(&self, state: State) -> usize {
+        self.findings
+            .iter()
+            .filter(|line| line.finding.state == state)
+            .count()
+    }
+}
+
+/// Looks at everything.
+pub(crate) fn report(host: &Host) -> Report {
+    let findings: Vec<Line> = CHECKS
+        .iter()
+        .flat_map(|check| {
+            (check.look)(host).into_iter().map(|finding| Line {
+                group: check.group,
+                finding,
+            })
+        })
+        .collect();
+    let fit = findings
+        .iter()
+        .all(|line| line.finding.state != State::Missing);
+    Report { fit, findings }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,341 @@
+//! Kernel modules: loaded, there to be loaded, or not in this kernel.
+//!
+//! Owns what is known about the kernel's build: its release, its configuration
+//! and the lists of depmod. Where modules can't be seen (a container has no
+//! `/lib/modules`), the configuration decides if it can be read.
+
+use std::collections::{HashMap, HashSet};
+
+use super::finding::Finding;
+use super::host::{Host, Unread, is_plain};
+
+/// Most bytes of depmod's lists: a large kernel's is about 1 MiB.
+const LIST_MAX: u64 = 16 << 20;
+
+/// Most bytes of a kernel configuration, unpacked: a large one has 300 KiB.
+const CONFIG_MAX: u64 = 4 << 20;
+
+/// How a module stands.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// Loaded now.
+    Loaded,
+    /// Part of the kernel itself.
+    BuiltIn,
+    /// `modprobe` finds it.
+    Loadable,
+    /// Not built for this kernel, or not installed.
+    Absent,
+    /// It can't be told.
+    Unknown(String),
+}
+
+impl Presence {
+    /// Whether it works now.
+    pub(super) fn is_here(&self) -> bool {
+        matches!(self, Self::Loaded | Self::BuiltIn)
+    }
+
+    /// Whether it can be made to work without another kernel.
+    pub(super) fn is_possible(&self) -> bool {
+        self.is_here() || *self == Self::Loadable
+    }
+}
+
+/// A module and the symbol that builds it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Module {
+    /// As in `/sys/module`, with underscores.
+    pub(super) name: &'static str,
+    /// Without `CONFIG_`.
+    pub(super) symbol: &'static str,
+}
+
+const fn module(name: &'static str, symbol: &'static str) -> Module {
+    Module { name, symbol }
+}
+
+/// The vDPA bus.
+pub(super) const VDPA: Module = module("vdpa", "VDPA");
+/// Makes `/dev/vhost-vdpa-N`.
+pub(super) const VHOST_VDPA: Module = module("vhost_vdpa", "VHOST_VDPA");
+/// The simulator of network cards.
+pub(super) const VDPA_SIM_NET: Module = module("vdpa_sim_net", "VDPA_SIM_NET");
+/// Devices made by a process.
+pub(super) const VDUSE: Module = module("vduse", "VDPA_USER");
+
+/// What is known about the kernel's modules.
+#[derive(Debug)]
+pub(super) struct Modules<'a> {
+    host: &'a Host,
+    /// As `uname -r` says.
+    pub(super) release: Result<String, Unread>,
+    built_in: HashSet<String>,
+    loadable: Result<HashSet<String>, Unread>,
+    config: Result<Config, Unread>,
+}
+
+impl<'a> Modules<'a> {
+    /// Reads the lists.
+    pub(super) fn of(host: &'a Host) -> Self {
+        const RELEASE: &str = "/proc/sys/kernel/osrelease";
+        let release = host.text(RELEASE).and_then(|release| {
+            // It becomes part of paths.
+            match is_plain(&release) {
+                true => Ok(release),
+                false => Err(Unread::Odd(RELEASE.to_owned())),
+            }
+        });
+        let list = |name: &str| match &release {
+            Ok(release) => list(host, &format!("/lib/modules/{release}/{name}")),
+            Err(_) => Err(Unread::Absent("/lib/modules for this kernel".to_owned())),
+        };
+        Self {
+            built_in: list("modules.builtin").unwrap_or_default(),
+            loadable: list("modules.dep"),
+            config: Config::of(host, release.as_deref().ok()),
+            release,
+            host,
+        }
+    }
+
+    /// How a module stands.
+    pub(super) fn presence(&self, module: Module) -> Presence {
+        // Parts of the kernel have a directory there too, if they have
+        // parameters; only real modules have this file.
+        let state = format!("/sys/module/{}/initstate", module.name);
+        if self.host.exists(&state) {
+            return Presence::Loaded;
+        }
+        let built = self.symbol(module.symbol);
+        if self.built_in.contains(module.name) || built == Some(Build::Yes) {
+            return Presence::BuiltIn;
+        }
+        match (&self.loadable, built) {
+            (Ok(loadable), _) if loadable.contains(module.name) => Presence::Loadable,
+            (Ok(_), _) | (Err(_), Some(Build::No)) => Presence::Absent,
+            (Err(why), Some(_)) => Presence::Unknown(format!(
+                "this kernel has it as a module, but it cannot be told whether it is installed: {}",
+                why.reason()
+            )),
+            (Err(why), None) => Presence::Unknown(why.reason()),
+        }
+    }
+
+    /// How the configuration sets a symbol; `None`: it can't be read.
+    pub(super) fn symbol(&self, symbol: &str) -> Option<Build> {
+        self.config
+            .as_ref()
+            .ok()
+            .map(|config| config.symbols.get(symbol).copied().unwrap_or(Build::No))
+    }
+
+    /// The file the configuration was read from, or why there is none.
+    pub(super) fn config_source(&self) -> Result<&str, &Unread> {
+        self.config.as_ref().map(|config| config.source.as_str())
+    }
+}
+
+/// Names of modules in one of depmod's lists.
+fn list(host: &Host, path: &str) -> Result<HashSet<String>, Unread> {
+    let bytes = host.bytes(path, LIST_MAX)?;
+    let names = String::from_utf8_lossy(&bytes)
+        .lines()
+        .filter_map(|line| {
+            // kernel/drivers/vdpa/vdpa.ko.xz: kernel/…
+            let path = line.split(':').next()?;
+            let (name, _) = path.rsplit('/').next()?.split_once(".ko")?;
+            Some(name.replace('-', "_"))
+        })
+        .collect();
+    Ok(names)
+}
+
+/// How a symbol is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Build {
+    /// Not at all.
+    No,
+    /// As a module.
+    Module,
+    /// Built in.
+    Yes,
+}
+
+/// A kernel configuration.
+#[derive(Debug)]
+struct Config {
+    source: String,
+    symbols: HashMap<String, Build>,
+}
+
+impl Config {
+    /// The running kernel's: of the kernel itself, else of the package.
+    fn of(host: &Host, release: Option<&str>) -> Result<Self, Unread> {
+        let mut places = vec!["/proc/config.gz".to_owned()];
+        if let Some(release) = release {
+            places.push(format!("/boot/config-{release}"));
+            places.push(format!("/lib/modules/{release}/config"));
+        }
+        let mut refused = None;
+        for place in &places {
+            let read = host.bytes(place, CONFIG_MAX).and_then(|bytes| {
+                if !place.ends_with(".gz") {
+                    return Ok(bytes);
+                }
+                gunzip(&bytes).ok_or_else(|| Unread::Odd(place.clone()))
+            });
+            match read {
+                Ok(bytes) => {
+                    return Ok(Self {
+                        source: place.clone(),
+                        symbols: symbols(&String::from_utf8_lossy(&bytes)),
+                    });
+                }
+                Err(why) if why.is_absent() => {}
+                Err(why) => refused = Some(why),
+            }
+        }
+        Err(refused.unwrap_or_else(|| Unread::Absent(places.join(" or "))))
+    }
+}
+
+fn symbols(text: &str) -> HashMap<String, Build> {
+    text.lines()
+        .filter_map(|line| {
+            let (name, value) = line.strip_prefix("CONFIG_")?.split_once('=')?;
+            let build = match value.trim() {
+                "y" => Build::Yes,
+                "m" => Build::Module,
+                _ => return None,
+            };
+            Some((name.to_owned(), build))
+        })
+        .collect()
+}
+
+/// The content of a gzip file of one member (RFC 1952), at most [`CONFIG_MAX`]
+/// bytes; its checksum is not compared.
+fn gunzip(file: &[u8]) -> Option<Vec<u8>> {
+    const EXTRA: u8 = 4;
+    const NAME: u8 = 8;
+    const COMMENT: u8 = 16;
+    const HEADER_CHECKSUM: u8 = 2;
+    // Magic, deflate, flags; then time, extra flags and system.
+    let [0x1f, 0x8b, 8, flags] = *file.first_chunk()? else {
+        return None;
+    };
+    let mut rest = file.get(10..)?;
+    if flags & EXTRA != 0 {
+        let length = usize::from(u16::from_le_bytes(*rest.first_chunk()?));
+        rest = rest.get(2..)?.get(length..)?;
+    }
+    for text in [NAME, COMMENT] {
+        if flags & text != 0 {
+            let end = rest.iter().position(|byte| *byte == 0)?;
+            rest = rest.get(end..)?.get(1..)?;
+        }
+    }
+    if flags & HEADER_CHECKSUM != 0 {
+        rest = rest.get(2..)?;
+    }
+    let max = usize::try_from(CONFIG_MAX).ok()?;
+    miniz_oxide::inflate::decompress_to_vec_with_limit(rest, max).ok()
+}
+
+/// A module in the list of findings, and who needs it.
+struct Wanted {
+    module: Module,
+    /// What it is for.
+    purpose: &'static str,
+    /// No VM on a vDPA NIC without it.
+    needed: bool,
+}
+
+const WANTED: [Wanted; 6] = [
+    Wanted {
+        module: VDPA,
+        purpose: "the vDPA bus",
+        needed: true,
+    },
+    Wanted {
+        module: VHOST_VDPA,
+        purpose: "gives VMs /dev/vhost-vdpa-N",
+        needed: true,
+    },
+    Wanted {
+        module: module("virtio_vdpa", "VIRTIO_VDPA"),
+        purpose: "gives vDPA devices to this host and its containers",
+        needed: false,
+    },
+    Wanted {
+        module: VDUSE,
+        purpose: "devices made by a process",
+        needed: false,
+    },
+    Wanted {
+        module: VDPA_SIM_NET,
+        purpose: "the simulator, to try things without a NIC",
+        needed: false,
+    },
+    Wanted {
+        module: module("vfio_pci", "VFIO_PCI"),
+        purpose: "gives whole PCI functions to VMs",
+        needed: false,
+    },
+];
+
+/// Looks at the modules that have nothing to do with one NIC. Those of parents are
+/// with the NICs.
+pub(super) fn check(host: &Host) -> Vec<Finding> {
+    let modules = Modules::of(host);
+    WANTED
+        .iter()
+        .map(|wanted| {
+            let Wanted {
+                module, purpose, ..
+            } = wanted;
+            describe(*module, &modules, purpose, wanted.needed)
+        })
+        .collect()
+}
+
+/// A module as a finding. `needed`: that it isn't loaded is a fault.
+pub(super) fn describe(
+    module: Module,
+    modules: &Modules<'_>,
+    purpose: &str,
+    needed: bool,
+) -> Finding {
+    let Module { name, symbol } = module;
+    let load = format!("modprobe {name}");
+    match modules.presence(module) {
+        Presence::Loaded => Finding::ok(name, format!("loaded ({purpose})")),
+        Presence::BuiltIn => Finding::ok(name, format!("built into the kernel ({purpose})")),
+        Presence::Loadable if needed => {
+            let found = format!("not loaded ({purpose})");
+            let keep = format!("at each boot: echo {name} >/etc/modules-load.d/{name}.conf");
+            Finding::missing(name, found).mend(load).mend(keep)
+        }
+        Presence::Loadable => Finding::ok(
+            name,
+            format!("not loaded ({purpose}); `{load}` where needed"),
+        ),
+        Presence::Absent if needed => {
+            let found = format!("not in this kernel ({purpose})");
+            Finding::missing(name, found).mend(format!(
+                "boot a kernel with CONFIG_{symbol}=m, such as a distribution's full kernel \
+                 (Debian: linux-image-amd64, not linux-image-cloud-amd64), or install its \
+                 package of extra modules"
+            ))
+        }
+        Presence::Absent => Finding::ok(
+            name,
+            format!("not in this kernel (CONFIG_{symbol}), and not needed ({purpose})"),
+        ),
+        Presence::Unknown(why) => Finding::unknown(name, why),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! Modules of made-up kernels.
+
+use super::super::finding::State;
+use super::super::made_up::Tree;
+use super::*;
+
+const RELEASE: &str = "6.12.1-test";
+
+fn tree() -> Tree {
+    let tree = Tree::new();
+    tree.file("/proc/sys/kernel/osrelease", format!("{RELEASE}\n"));
+    tree
+}
+
+fn lib(name: &str) -> String {
+    format!("/lib/modules/{RELEASE}/{name}")
+}
+
+fn state(tree: &Tree, name: &str) -> Finding {
+    let found = check(&tree.host());
+    found
+        .into_iter()
+        .find(|finding| finding.name == name)
+        .unwrap()
+}
+
+/// A gzip file of stored blocks.
+fn gzip(flags: u8, header: &[u8], content: &[u8]) -> Vec<u8> {
+    let mut file = vec![0x1f, 0x8b, 8, flags, 0, 0, 0, 0, 0, 255];
+    file.extend(header);
+    let length = u16::try_from(content.len()).unwrap();
+    file.push(1);
+    file.extend(length.to_le_bytes());
+    file.extend((!length).to_le_bytes());
+    file.extend(content);
+    file.extend([0; 8]);
+    file
+}
+
+#[test]
+fn loaded_loadable_built_in_and_absent() {
+    let tree = tree();
+    tree.file("/sys/module/vdpa/initstate", "live\n");
+    // Not a module: it only has parameters.
+    tree.file("/sys/module/vduse/parameters/max_iotlb_entries", "2048\n");
+    tree.file(
+        &lib("modules.dep"),
+        "kernel/drivers/vhost/vhost-vdpa.ko.xz: kernel/drivers/vdpa/vdpa.ko.xz\ngarbage\n\0\n",
+    );
+    tree.file(
+        &lib("modules.builtin"),
+        b"\xff\xff\nkernel/drivers/vfio/pci/vfio-pci.ko\n",
+    );
+    assert_eq!(state(&tree, "vdpa").state, State::Ok);
+    let vhost = state(&tree, "vhost_vdpa");
+    assert_eq!(vhost.state, State::Missing);
+    assert_eq!(vhost.remedy[0], "modprobe vhost_vdpa");
+    assert!(state(&tree, "vfio_pci").found.contains("built into"));
+    assert!(state(&tree, "vduse").found.contains("not in this kernel"));
+}
+
+#[test]
+fn a_kernel_without_vdpa() {
+    let tree = tree();
+    tree.file(&lib("modules.dep"), "");
+    let vdpa = state(&tree, "vdpa");
+    assert_eq!(vdpa.state, State::Missing);
+    assert!(vdpa.remedy[0].contains("CONFIG_VDPA=m"));
+    assert_eq!(state(&tree, "virtio_vdpa").state, State::Ok);
+}
+
+#[test]
+fn without_module_files_the_configuration_decides() {
+    let tree = tree();
+    let config = b"CONFIG_VDPA=y\nCONFIG_VHOST_VDPA=m\n# CONFIG_VDPA_USER is not set\n";
+    tree.file("/proc/config.gz", gzip(0, &[], config));
+    assert_eq!(state(&tree, "vdpa").state, State::Ok);
+    assert_eq!(state(&tree, "vhost_vdpa").state, State::Unknown);
+    assert!(state(&tree, "vduse").found.contains("not in this kernel"));
+
+    let nothing = Tree::new();
+    assert!(
+        check(&nothing.host())
+            .iter()
+            .all(|finding| finding.state == State::Unknown)
+    );
+}
+
+#[test]
+fn gzip_headers() {
+    let text = b"CONFIG_VDPA=y";
+    assert_eq!(gunzip(&gzip(0, &[], text)).unwrap(), text);
+    let header = b"\x02\0xxname\0comment\0cc";
+    let file = gzip(4 | 8 | 16 | 2, header, text);
+    assert_eq!(gunzip(&file).unwrap(), text);
+    // Cut anywhere: nothing, or an error; never a panic. The last 8 bytes are
+    // the checksum and the size, which are not looked at.
+    for length in 0..file.len() - 8 {
+        assert_eq!(gunzip(&file[..length]), None, "{length}");
+    }
+    for garbage in [&[0xff; 64][..], b"\x1f\x8b\x08\x04\0\0\0\0\0\0\xff\xff"] {
+        assert_eq!(gunzip(garbage), None);
+    }
+}
+
+#[test]
+fn a_configuration_that_unpacks_without_end_is_refused() {
+    let zeros = vec![0; usize::try_from(CONFIG_MAX).unwrap() + 1];
+    let mut file = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    file.extend(miniz_oxide::deflate::compress_to_vec(&zeros, 9));
+    assert!(file.len() < 10_000);
+    assert_eq!(gunzip(&file), None);
+    let tree = tree();
+    tree.file("/proc/config.gz", file);
+    let host = tree.host();
+    let modules = Modules::of(&host);
+    assert!(matches!(modules.config_source(), Err(Unread::Odd(_))));
+}

@@ -1,0 +1,71 @@
+//! The report as text for people.
+
+use std::fmt::Write;
+
+use super::{Report, State};
+
+/// Columns: group, state, name; what was found follows.
+const INDENT: usize = 20;
+
+fn word(state: State) -> &'static str {
+    match state {
+        State::Ok => "ok",
+        State::Warning => "warning",
+        State::Missing => "MISSING",
+        State::Unknown => "unknown",
+    }
+}
+
+/// The colour of a state, as in `ESC [ N m`.
+fn colour(state: State) -> u8 {
+    match state {
+        State::Ok => 32,
+        State::Warning => 33,
+        State::Missing => 31,
+        State::Unknown => 36,
+    }
+}
+
+/// The report as a table, with a line of summary. `colours`: it goes to a terminal.
+pub(crate) fn table(report: &Report, colours: bool) -> String {
+    let mut text = String::new();
+    let mut last = "";
+    for line in &report.findings {
+        let finding = &line.finding;
+        let group = if line.group == last { "" } else { line.group };
+        last = line.group;
+        let state = format!("{:<8}", word(finding.state));
+        let state = match colours {
+            true => format!("\x1b[{}m{state}\x1b[0m", colour(finding.state)),
+            false => state,
+        };
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            text,
+            "{group:<11}{state} {:<18} {}",
+            finding.name, finding.found
+        );
+        for (index, remedy) in finding.remedy.iter().enumerate() {
+            let mark = if index == 0 { "mend:" } else { "" };
+            let _ = writeln!(text, "{:INDENT$}{mark:<6}{remedy}", "");
+        }
+    }
+    let counted = |state, one: &str, many: &str| match report.count(state) {
+        1 => format!("1 {one}"),
+        n => format!("{n} {many}"),
+    };
+    let rest = format!(
+        "{}, {} unknown",
+        counted(State::Warning, "warning", "warnings"),
+        report.count(State::Unknown)
+    );
+    let _ = match report.fit {
+        true => writeln!(text, "\nNothing that is needed is missing ({rest})."),
+        false => writeln!(
+            text,
+            "\nNot fit for VMs on vDPA NICs: {} missing ({rest}).",
+            counted(State::Missing, "thing is", "things are")
+        ),
+    };
+    text
+}

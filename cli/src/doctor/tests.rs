@@ -1,0 +1,92 @@
+//! Whole reports of made-up hosts.
+
+use std::collections::HashSet;
+
+use super::made_up::Tree;
+use super::*;
+
+/// A host on which all is well.
+fn good() -> Tree {
+    let tree = Tree::new();
+    tree.file("/dev/kvm", "")
+        .file("/dev/vhost-vdpa-0", "")
+        .file("/proc/cpuinfo", "flags : vmx ept\n")
+        .file("/proc/cmdline", "quiet\n")
+        .file("/proc/sys/kernel/osrelease", "6.12\n")
+        .file("/lib/modules/6.12/modules.dep", "")
+        .file("/sys/module/vdpa/initstate", "live\n")
+        .file("/sys/module/vhost_vdpa/initstate", "live\n")
+        .file(
+            "/proc/self/limits",
+            "Max locked memory unlimited unlimited bytes\n",
+        )
+        .file("/sys/devices/sim/nic0/vhost-vdpa-0/dev", "511:0\n")
+        .link("/sys/bus/vdpa/devices/nic0", "../../../devices/sim/nic0")
+        .link(
+            "/sys/devices/sim/nic0/driver",
+            "../../../bus/vdpa/drivers/vhost_vdpa",
+        );
+    tree
+}
+
+#[test]
+fn a_good_host_is_fit() {
+    let report = report(&good().host());
+    assert!(report.fit, "{}", table(&report, false));
+    let text = table(&report, false);
+    assert!(
+        text.contains("Nothing that is needed is missing ("),
+        "{text}"
+    );
+    assert!(!text.contains('\x1b'));
+    assert!(table(&report, true).contains("\x1b[32mok"));
+}
+
+#[test]
+fn a_machine_with_nothing_is_not_fit_and_all_groups_are_named() {
+    let report = report(&Tree::new().host());
+    assert!(!report.fit);
+    let groups: HashSet<&str> = report.findings.iter().map(|line| line.group).collect();
+    assert_eq!(groups.len(), CHECKS.len());
+    for line in &report.findings {
+        let finding = &line.finding;
+        let silent = finding.state == State::Missing && finding.remedy.is_empty();
+        assert!(!silent, "no remedy: {finding:?}");
+        assert!(!finding.found.is_empty());
+    }
+    assert!(table(&report, false).contains("Not fit for VMs on vDPA NICs: "));
+}
+
+/// A chroot without anything: what can't be read is not said to be missing.
+#[test]
+fn without_proc_and_sys_all_but_the_device_of_kvm_is_unknown() {
+    let report = report(&Tree::without_sysfs().host());
+    for line in &report.findings {
+        let wanted = match line.finding.name.as_str() {
+            "/dev/kvm" => State::Missing,
+            _ => State::Unknown,
+        };
+        assert_eq!(line.finding.state, wanted, "{line:?}");
+    }
+}
+
+#[test]
+fn json_has_its_keys() {
+    let report = report(&good().host_without_rights());
+    let value = serde_json::to_value(&report).unwrap();
+    assert_eq!(value["fit"], false);
+    let findings = value["findings"].as_array().unwrap();
+    let kvm = findings
+        .iter()
+        .find(|finding| finding["name"] == "/dev/kvm")
+        .unwrap();
+    assert_eq!(kvm["group"], "kvm");
+    assert_eq!(kvm["state"], "missing");
+    assert!(kvm["remedy"].as_array().unwrap().len() > 1);
+}
+
+#[test]
+fn this_machine_gets_a_report() {
+    let report = report(&Host::this());
+    assert!(!report.findings.is_empty());
+}

@@ -1,0 +1,498 @@
+//! `vdpa::netdev` as a guest whose rings are relayed: the driver's thread, and the
+//! VMM's side of its device, which has to be reset for each change.
+//!
+//! ```text
+//!   Driver (thread): NAPI, numbered frames     Relayed (the test's thread): poll, restart
+//!     queues of Netdev <---- rings, kick and call eventfds ----> RelaySet, Device
+//! ```
+//! **What may be lost, and what may not.** The network is QEMU's: a virtio NIC on a tap. While
+//! a NIC is being reset it has no receive queue. QEMU throws away what it has read from
+//! the tap by then, so frames **to** a NIC may be lost if they were under way between the
+//! reset and the moment the NIC ran again; [`Relayed::windows`] keeps their numbers. Frames
+//! **from** a NIC that is reset are neither lost nor repeated: QEMU takes a frame from the ring, writes it to
+//! the tap and puts it into the used ring in one go, under the lock that the reset takes too. So
+//! the used index tells exactly what was sent, and relays give the device the rest again.
+//! With one queue QEMU has read no more than one frame ahead; with several the tap also drops
+//! what waits in the queues that a reset switches off.
+
+use std::mem;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vdpa::device::{Device, Owned, Running};
+use vdpa::memory::GuestMemory;
+use vdpa::netdev::{Chains, Driver as NetDriver, Netdev, Options, QueuePair, Virtqueue};
+use vdpa::relay::{ChangeFailed, Halted, Pause, RelaySet, Strategy, TransitionError};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::frame::{self, HEADER, Mac};
+use super::watchdog::{TICK, Watchdog};
+
+/// Frames of one flow that may be under way: more than a ring of [`RING`] holds, less than a tap.
+pub(crate) const WINDOW: u32 = 96;
+/// Entries of each ring.
+pub(crate) const RING: u16 = 64;
+/// Frames received before the queue's neighbour has its turn.
+const BUDGET: usize = 16;
+/// When nobody sends any more, what did not come for so long is lost.
+const GIVE_UP: Duration = Duration::from_millis(300);
+
+/// Frames from one guest to the other with the number of a queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct Flow {
+    sent: AtomicU32,
+    /// Frames that the sender's device is done with.
+    completed: AtomicU32,
+    /// One more than the highest number that came.
+    received: AtomicU32,
+    /// The lowest number that did not come and was not written off.
+    due: AtomicU32,
+    /// Frames before this one are not waited for any more.
+    written_off: AtomicU32,
+}
+
+impl Flow {
+    /// A frame came; `seen` says so already.
+    fn came(&self, number: u32, seen: &[bool]) {
+        self.received.fetch_max(number + 1, Ordering::Relaxed);
+        let due = self.due();
+        let rest = seen.get(usize::try_from(due).unwrap()..).unwrap_or(&[]);
+        let more = rest.iter().take_while(|came| **came).count();
+        let due = due + u32::try_from(more).unwrap();
+        self.due.store(due, Ordering::Relaxed);
+    }
+
+    pub(crate) fn received(&self) -> u32 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn sent(&self) -> u32 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// All frames before this one came or were written off. A switch with several queues to
+    /// choose from lets later ones come before it.
+    fn due(&self) -> u32 {
+        let due = self.due.load(Ordering::Relaxed);
+        due.max(self.written_off.load(Ordering::Relaxed))
+    }
+
+    /// Frames that were sent and are still waited for.
+    fn under_way(&self) -> u32 {
+        let written_off = self.written_off.load(Ordering::Relaxed);
+        self.sent().saturating_sub(self.received().max(written_off))
+    }
+
+    /// Frames that the sender's ring has.
+    pub(crate) fn in_ring(&self) -> u32 {
+        let completed = self.completed.load(Ordering::Relaxed);
+        self.sent().saturating_sub(completed)
+    }
+}
+
+/// What the driver's thread shows to others.
+#[derive(Debug, Default)]
+pub(crate) struct Face {
+    /// It asked for interrupts and sleeps, or is about to.
+    pub(crate) listening: AtomicBool,
+    /// It sends no more, and its device has nothing of it.
+    drained: AtomicBool,
+}
+
+/// What a guest has seen.
+#[derive(Default)]
+pub(crate) struct Account {
+    /// By pair: whether each frame came.
+    pub(crate) seen: Vec<Vec<bool>>,
+    pub(crate) repeated: u32,
+    /// Frames of others.
+    pub(crate) foreign: u32,
+    /// Times that it slept until an interrupt.
+    pub(crate) slept: u32,
+    pub(crate) kicks: u64,
+    pub(crate) kicks_spared: u64,
+    /// By pair: frames that came by its receive queue.
+    pub(crate) by_queue: Vec<u64>,
+    pub(crate) longest: Duration,
+}
+
+/// A driver with its flows, for a thread of its own.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pub(crate) name: &'static str,
+    pub(crate) mac: Mac,
+    pub(crate) peer: Mac,
+    pub(crate) pairs: Vec<QueuePair>,
+    pub(crate) outward: Vec<Arc<Flow>>,
+    pub(crate) inward: Vec<Arc<Flow>>,
+    pub(crate) face: Arc<Face>,
+    pub(crate) peer_face: Arc<Face>,
+}
+
+impl Driver {
+    fn stands(&self) -> String {
+        let mut text = self.name.to_owned();
+        for pair in &self.pairs {
+            for queue in [pair.receive.queue(), pair.transmit.queue()] {
+                let (available, used) = queue.positions();
+                let index = queue.index();
+                text += &format!("; queue {index}: available {available} used {used}");
+            }
+        }
+        let flows = self.outward.iter().chain(&self.inward);
+        flows.fold(text, |text, flow| text + &format!("; {flow:?}"))
+    }
+
+    fn receive(&mut self, account: &mut Account) -> bool {
+        let mut worked = false;
+        let mut packet = [0; 2048];
+        for (pair, by_queue) in self.pairs.iter_mut().zip(&mut account.by_queue) {
+            let (mac, peer, inward) = (self.mac, self.peer, &self.inward);
+            let Account {
+                seen,
+                repeated,
+                foreign,
+                ..
+            } = account;
+            let taken = pair.receive.poll(BUDGET, |received| {
+                let frame = received.copy_to(&mut packet[HEADER..]).unwrap();
+                let len = HEADER + frame.len();
+                let Some((of, number)) = frame::pair_and_number(&packet[..len], mac, peer) else {
+                    *foreign += 1;
+                    return;
+                };
+                *by_queue += 1;
+                let of = usize::from(of);
+                let index = usize::try_from(number).unwrap();
+                if seen[of].len() <= index {
+                    seen[of].resize(index + 1, false);
+                }
+                *repeated += u32::from(mem::replace(&mut seen[of][index], true));
+                inward[of].came(number, &seen[of]);
+            });
+            worked |= taken.unwrap() > 0;
+        }
+        worked
+    }
+
+    fn send(&mut self, sending: bool) -> bool {
+        let mut worked = false;
+        for ((pair, tag), flow) in self.pairs.iter_mut().zip(0..).zip(&self.outward) {
+            let reaped = u32::try_from(pair.transmit.reap().unwrap()).unwrap();
+            let sent = flow.sent();
+            let mut room = WINDOW.saturating_sub(flow.under_way());
+            let mut next = sent;
+            while sending && room > 0 {
+                let packet = frame::make(self.peer, self.mac, tag, next);
+                if !pair.transmit.send(&packet[HEADER..]).unwrap() {
+                    break;
+                }
+                next += 1;
+                room -= 1;
+            }
+            if next > sent {
+                flow.sent.store(next, Ordering::Relaxed);
+                pair.transmit.flush().unwrap();
+            }
+            let out = u32::from(pair.transmit.queue().outstanding());
+            flow.completed.store(next - out, Ordering::Relaxed);
+            worked |= reaped > 0 || next > sent;
+        }
+        worked
+    }
+
+    /// There are frames to send and room for them, in the window and in the ring.
+    fn window_opened(&self) -> bool {
+        let mut flows = self.outward.iter().zip(&self.pairs);
+        flows.any(|(flow, pair)| {
+            let free = flow.in_ring() < u32::from(capacity(pair.transmit.queue()));
+            free && flow.under_way() < WINDOW
+        })
+    }
+
+    /// `true`: there is work already.
+    fn set_interrupts(&mut self, enabled: bool) -> bool {
+        let mut more = false;
+        for pair in &mut self.pairs {
+            for queue in [pair.receive.queue_mut(), pair.transmit.queue_mut()] {
+                if enabled {
+                    more |= queue.enable_interrupts().unwrap();
+                } else {
+                    queue.disable_interrupts().unwrap();
+                }
+            }
+        }
+        more
+    }
+
+    /// Sleeps until an interrupt comes; `false`: there was none for a tick.
+    fn sleep(&mut self) -> bool {
+        let limit = Timespec::try_from(TICK).unwrap();
+        let mut fds: Vec<PollFd<'_>> = (self.pairs.iter())
+            .flat_map(|pair| [pair.receive.as_fd(), pair.transmit.as_fd()])
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        if poll(&mut fds, Some(&limit)).unwrap() == 0 {
+            return false;
+        }
+        for pair in &mut self.pairs {
+            pair.receive.queue_mut().clear_call().unwrap();
+            pair.transmit.queue_mut().clear_call().unwrap();
+        }
+        true
+    }
+
+    /// Sends without pause and receives, until `stop` says so and what is under way has arrived.
+    ///
+    /// # Panics
+    /// Something is damaged, or nothing moves for [`super::watchdog::STALL`].
+    pub(crate) fn exchange(mut self, stop: &AtomicBool) -> Account {
+        let pairs = self.pairs.len();
+        let mut account = Account {
+            seen: vec![Vec::new(); pairs],
+            by_queue: vec![0; pairs],
+            ..Account::default()
+        };
+        let mut watchdog = Watchdog::new();
+        self.set_interrupts(false);
+        loop {
+            let sending = !stop.load(Ordering::Relaxed);
+            if self.receive(&mut account) | self.send(sending) {
+                watchdog.progress();
+                continue;
+            }
+            self.face.listening.store(true, Ordering::Relaxed);
+            if !self.set_interrupts(true) {
+                account.slept += 1;
+                if !self.wait(stop, &mut watchdog) {
+                    account.longest = watchdog.longest();
+                    return self.finish(account);
+                }
+            }
+            self.face.listening.store(false, Ordering::Relaxed);
+            self.set_interrupts(false);
+        }
+    }
+
+    /// Waits for an interrupt, looking at no ring before; `false`: all is over.
+    fn wait(&mut self, stop: &AtomicBool, watchdog: &mut Watchdog) -> bool {
+        let drained = self.outward.iter().all(|flow| flow.in_ring() == 0);
+        while !self.sleep() {
+            let idle = watchdog.tick();
+            let ending = stop.load(Ordering::Relaxed);
+            let stalled = watchdog.is_stalled() && !(ending && drained);
+            assert!(!stalled, "nothing moves: {}", self.stands());
+            // That the peer took frames is told by no interrupt. What came meanwhile stays
+            // unseen, and counts as no progress.
+            if !ending && self.window_opened() && self.send(true) {
+                watchdog.progress();
+                if self.set_interrupts(true) {
+                    return true;
+                }
+            }
+            if ending && drained {
+                self.face.drained.store(true, Ordering::Release);
+                if self.peer_face.drained.load(Ordering::Acquire) && idle > GIVE_UP {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn finish(self, mut account: Account) -> Account {
+        for pair in &self.pairs {
+            for queue in [pair.receive.queue(), pair.transmit.queue()] {
+                account.kicks += queue.counters().kicks;
+                account.kicks_spared += queue.counters().kicks_suppressed;
+            }
+            // A driver of split rings counts each chain in and out, and breaks on one
+            // that comes back twice; here all of them are where they belong.
+            assert_eq!(pair.transmit.queue().outstanding(), 0);
+            let queue = pair.receive.queue();
+            assert_eq!(queue.outstanding(), capacity(queue));
+            assert_eq!(pair.receive.queue().counters().malformed, 0);
+        }
+        account
+    }
+}
+
+/// Chains that a ring holds.
+fn capacity(queue: &Virtqueue) -> u16 {
+    match queue.chains() {
+        Chains::Pair => queue.size() / 2,
+        Chains::Single | Chains::Indirect => queue.size(),
+    }
+}
+
+/// Numbers of frames to a guest that were under way while its device was reset.
+#[derive(Debug, Clone)]
+pub(crate) struct Window {
+    pub(crate) pair: usize,
+    pub(crate) first: u32,
+    pub(crate) end: u32,
+}
+
+/// A guest's device with its relays.
+#[derive(Debug)]
+pub(crate) struct Relayed {
+    name: &'static str,
+    device: Option<Device<Running>>,
+    set: RelaySet,
+    driver: NetDriver,
+    memory: Arc<GuestMemory>,
+    calls: Vec<Arc<EventFd>>,
+    inward: Vec<Arc<Flow>>,
+    pub(crate) windows: Vec<Window>,
+    /// How long each restart took.
+    pub(crate) times: Vec<Duration>,
+}
+
+impl Relayed {
+    /// Starts a device with its queues direct; they come along.
+    pub(crate) fn start(
+        name: &'static str,
+        path: &Path,
+        options: &Options,
+        inward: &[Arc<Flow>],
+    ) -> (Self, Vec<QueuePair>) {
+        let (device, iotlb) = Device::open(path).unwrap().own().unwrap();
+        let mut netdev = Netdev::start(device, iotlb, options).unwrap();
+        let memory = netdev.driver.guest_memory().unwrap();
+        let set = netdev.relay_set(&memory).unwrap();
+        let Netdev { device, mut driver } = netdev;
+        let pairs = mem::take(&mut driver.pairs);
+        let calls = (pairs.iter())
+            .map(|pair| Arc::clone(pair.receive.queue().call_event()))
+            .collect();
+        let relayed = Self {
+            name,
+            device: Some(device),
+            set,
+            driver,
+            memory,
+            calls,
+            inward: inward.to_vec(),
+            windows: Vec::new(),
+            times: Vec::new(),
+        };
+        (relayed, pairs)
+    }
+
+    pub(crate) fn device(&self) -> &Device<Running> {
+        self.device.as_ref().unwrap()
+    }
+
+    pub(crate) fn set(&mut self) -> &mut RelaySet {
+        &mut self.set
+    }
+
+    pub(crate) fn strategies(&self) -> Vec<Strategy> {
+        (0..).map_while(|queue| self.set.strategy(queue)).collect()
+    }
+
+    /// Each queue as its place in `targets` says, in turns.
+    pub(crate) fn targets(&self, targets: &[Strategy]) -> Vec<(u16, Strategy)> {
+        (0..)
+            .zip(targets.iter().cycle().copied())
+            .take(2 * self.calls.len())
+            .collect()
+    }
+
+    /// What must fail without a reset. The device runs on or, where it is half changed by
+    /// then, is reset and runs as before.
+    pub(crate) fn change(&mut self, targets: &[Strategy]) -> TransitionError {
+        let (before, wanted) = (self.strategies(), self.targets(targets));
+        let device = self.device.take().unwrap();
+        let failed = self.set.change(device, &wanted, &*self.memory);
+        let ChangeFailed { device, error } = failed.unwrap_err();
+        match device {
+            Halted::Running(device) => self.device = Some(device),
+            Halted::Suspended(device) => {
+                let due = self.due();
+                let device = device.reset().unwrap();
+                self.bring_up(device, &before).unwrap();
+                self.count_window(&due);
+            }
+            gone => panic!("{}: {gone:?}, {error:?}", self.name),
+        }
+        error
+    }
+
+    /// Resets the device and starts it again with its rings changed. Where that is refused, once
+    /// more as it was before, and the error is given.
+    pub(crate) fn restart(&mut self, targets: &[Strategy]) -> Result<(), TransitionError> {
+        let (before, due) = (self.strategies(), self.due());
+        let begin = Instant::now();
+        let device = self.device.take().unwrap();
+        // One that can suspend completes first what it has sent.
+        let device = if device.can_suspend() {
+            device.suspend().unwrap().reset()
+        } else {
+            device.reset()
+        };
+        let result = match self.bring_up(device.unwrap(), targets) {
+            Ok(()) => {
+                self.times.push(begin.elapsed());
+                Ok(())
+            }
+            Err((device, error)) => {
+                self.bring_up(device, &before).unwrap();
+                Err(error)
+            }
+        };
+        self.count_window(&due);
+        result
+    }
+
+    fn bring_up(
+        &mut self,
+        device: Device<Owned>,
+        targets: &[Strategy],
+    ) -> Result<(), (Device<Owned>, TransitionError)> {
+        let targets = self.targets(targets);
+        match (self.set).restart(device, &targets, &*self.memory, &mut self.driver) {
+            Ok(device) => {
+                self.device = Some(device);
+                Ok(())
+            }
+            Err(ChangeFailed {
+                device: Halted::Reset(device),
+                error,
+            }) => Err((device, error)),
+            Err(failed) => panic!("{}: {failed:?}", self.name),
+        }
+    }
+
+    fn due(&self) -> Vec<u32> {
+        self.inward.iter().map(|flow| flow.due()).collect()
+    }
+
+    /// The device runs again: what was under way since `due` is not waited for.
+    fn count_window(&mut self, due: &[u32]) {
+        for ((pair, &first), flow) in (0..).zip(due).zip(&self.inward) {
+            let end = flow.sent();
+            self.windows.push(Window { pair, first, end });
+            flow.written_off.store(end, Ordering::Relaxed);
+        }
+    }
+
+    /// Spurious interrupts: a driver may send again what was not waited for.
+    pub(crate) fn interrupt(&self) {
+        for call in &self.calls {
+            call.write(1).unwrap();
+        }
+    }
+
+    /// One poll of the relays.
+    pub(crate) fn poll(&mut self) -> Pause {
+        match self.set.poll(&*self.memory) {
+            Ok(progress) => progress.pause,
+            Err(failed) => panic!("{}: {failed:?}", self.name),
+        }
+    }
+}
