@@ -147,14 +147,15 @@ impl Connection {
     ///
     /// # Errors
     /// [`MgmtError::InvalidDevice`] before anything is sent; [`MgmtError::NameTaken`],
-    /// [`MgmtError::NoMgmtDevice`], [`MgmtError::NotTaken`], [`MgmtError::NotPermitted`], or
-    /// another one. After [`MgmtError::Timeout`] with `sent` it may exist all the same.
+    /// [`MgmtError::NoMgmtDevice`], [`MgmtError::NotTaken`], [`MgmtError::OneDeviceOnly`],
+    /// [`MgmtError::NotPermitted`], or another one. After [`MgmtError::Timeout`] with `sent` it may exist all the same.
     pub fn add(&self, device: &NewDevice) -> Result<(), MgmtError> {
         let operation = Operation::Add {
             name: device.name().to_owned(),
             mgmtdev: device.mgmtdev().to_string(),
         };
         let attributes = device.attributes()?;
+        self.refuse_second_on_vp_vdpa(device.mgmtdev())?;
         self.call(&operation, VDPA_CMD_DEV_NEW, Mode::Do, attributes)
             .map(drop)
     }
@@ -242,6 +243,28 @@ impl Connection {
             Some(explanation) => Err(MgmtError::NotDone {
                 operation,
                 explanation,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// vp_vdpa of Linux 6.12 takes a second device on one function, keeps only the newer one
+    /// in mind, and deleting both ends in a null pointer with the vDPA lock held.
+    fn refuse_second_on_vp_vdpa(&self, mgmtdev: &MgmtDeviceName) -> Result<(), MgmtError> {
+        if mgmtdev.bus() != Some("pci") {
+            return Ok(());
+        }
+        let link = format!("/sys/bus/pci/devices/{}/driver", mgmtdev.name());
+        let is_vp_vdpa = std::fs::read_link(link)
+            .is_ok_and(|driver| driver.file_name() == Some("vp-vdpa".as_ref()));
+        if !is_vp_vdpa {
+            return Ok(());
+        }
+        let mut devices = self.devices()?.into_iter();
+        match devices.find(|device| device.mgmtdev == *mgmtdev) {
+            Some(device) => Err(MgmtError::OneDeviceOnly {
+                mgmtdev: mgmtdev.to_string(),
+                device: device.name,
             }),
             None => Ok(()),
         }

@@ -137,6 +137,17 @@ pub enum MgmtError {
         #[source]
         source: Refusal,
     },
+    /// The kernel's driver would mix up two devices on this management device.
+    #[error(
+        "{mgmtdev} has the device {device} already, and the kernel's vp_vdpa mixes up two: delete \
+         it first, or use another function"
+    )]
+    OneDeviceOnly {
+        /// The management device.
+        mgmtdev: String,
+        /// The device that it has.
+        device: String,
+    },
     /// No driver has negotiated features yet, so there is nothing to count.
     #[error(
         "cannot {operation}: no driver uses the device yet (feature negotiation is not complete)"
