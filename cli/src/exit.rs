@@ -6,7 +6,7 @@ use std::process::ExitCode;
 /// The table of exit codes, for `--help`.
 pub(crate) const HELP: &str = "\
 Exit codes:
-  0        the guest powered off, or the console was left with Ctrl-A X; probe: nothing failed;
+  0        done: the guest powered off, the console was left with Ctrl-A X; probe: nothing failed;
            doctor: nothing is missing
   1        an error, said on standard error with its causes; probe: something failed;
            doctor: something needed is missing
@@ -21,6 +21,8 @@ pub(crate) enum Code {
     Success,
     /// An error was reported.
     Failed,
+    /// The command line is wrong, and that was reported.
+    WrongCommandLine,
     /// The guest crashed.
     GuestCrashed,
     /// A signal asked us to stop.
@@ -32,6 +34,7 @@ impl From<Code> for ExitCode {
         match code {
             Code::Success => Self::SUCCESS,
             Code::Failed => Self::from(1),
+            Code::WrongCommandLine => Self::from(2),
             Code::GuestCrashed => Self::from(3),
             Code::Signal(number) => Self::from(number.saturating_add(128)),
         }

@@ -8,9 +8,11 @@ mod commands;
 mod config_file;
 mod doctor;
 mod exit;
+mod listing;
 mod logging;
 mod signals;
 mod terminal;
+mod virtio_names;
 
 use std::process::ExitCode;
 

@@ -1,6 +1,9 @@
 //! The subcommands, one file each.
 
+mod bind;
+mod dev;
 mod doctor;
+mod mgmtdev;
 mod probe;
 mod run;
 
@@ -13,6 +16,9 @@ use crate::exit::Code;
 pub(crate) enum Command {
     Run(run::Arguments),
     Probe(probe::Arguments),
+    Mgmtdev(mgmtdev::Arguments),
+    Dev(dev::Arguments),
+    Bind(bind::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -22,6 +28,9 @@ impl Command {
         match self {
             Self::Run(arguments) => Ok(run::execute(arguments)?),
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
+            Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
+            Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
+            Self::Bind(arguments) => Ok(bind::execute(&arguments)?),
             Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
         }
     }

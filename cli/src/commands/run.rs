@@ -19,7 +19,7 @@ use crate::terminal::Terminal;
 #[command(after_long_help = "\
 Examples:
   A guest whose NIC is a vDPA device:
-    vdpa dev add name nic0 mgmtdev vdpasim_net mac 52:54:00:12:34:56
+    bellhop dev add name nic0 mgmtdev vdpasim_net mac 52:54:00:12:34:56
     bellhop run --kernel vmlinuz --initramfs initrd.img --vdpa path=/dev/vhost-vdpa-0
 
   The same from a file (keys are the options' names; --vdpa and --disk are [[vdpa]] and [[disks]]):

@@ -4,6 +4,7 @@
 //! and a line in `Bench::chosen`.
 
 mod doorbell;
+mod mgmt;
 mod rings;
 mod threads;
 
@@ -32,6 +33,8 @@ pub struct BenchArguments {
 enum Bench {
     /// VM exits per frame sent, with mapped doorbells and with ioeventfds
     Doorbell(doorbell::DoorbellArguments),
+    /// Time to make, show and delete vDPA devices, beside iproute2's vdpa
+    Mgmt(mgmt::MgmtArguments),
     /// Frames per second and processor time of relayed rings, beside QEMU's shadow virtqueues
     Rings(rings::RingsArguments),
 }
@@ -40,6 +43,7 @@ impl Bench {
     fn chosen(&self) -> &dyn Measurement {
         match self {
             Self::Doorbell(measurement) => measurement,
+            Self::Mgmt(measurement) => measurement,
             Self::Rings(measurement) => measurement,
         }
     }

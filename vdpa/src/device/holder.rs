@@ -70,7 +70,7 @@ fn command(process: &Path) -> String {
 }
 
 /// The list as part of a sentence; empty if nobody is visible.
-pub(super) fn sentence(holders: &[Holder]) -> String {
+pub(crate) fn sentence(holders: &[Holder]) -> String {
     if holders.is_empty() {
         return "a process that is not visible from here (try as root)".to_owned();
     }

@@ -1,0 +1,230 @@
+//! `bellhop dev`: vDPA devices, made, shown, changed and taken away.
+
+mod describe;
+mod words;
+
+use std::io;
+
+use vdpa::mgmt::{Connection, InvalidDevice, MgmtError, NewDevice};
+
+use crate::exit::{self, Code};
+use crate::listing::{Entry, Format, Layout, Listing};
+use words::{WordError, Words};
+
+/// Make, show, change and delete vDPA devices
+///
+/// Words, output and JSON keys are those of iproute2's `vdpa dev`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+A vDPA device is made on a management device (`bellhop mgmtdev show`). While the driver vhost_vdpa
+has it, it is /dev/vhost-vdpa-N, which `bellhop run --vdpa path=…` gives to a guest.
+
+Examples:
+  bellhop dev add name nic0 mgmtdev vdpasim_net mac 52:54:00:12:34:56 mtu 1500
+  bellhop dev add name nic1 mgmtdev pci/0000:01:00.1 max_vqp 4
+  bellhop dev show
+  bellhop dev config show nic0 -jp
+  bellhop dev vstats show nic0 qidx 0
+  bellhop dev set name nic0 mac 52:54:00:12:34:57
+  bellhop dev del nic0
+
+Adding, deleting, changing and counters need CAP_NET_ADMIN. JSON differs from iproute2's in this:
+the keys \"link\" and \"link_announce\" have no space at their end, the configuration of block
+devices is shown, and of a device without the feature MQ queue 0 is rx and queue 2 is control_vq.")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    format: Format,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Show all devices, or one: type, management device, vendor, queues, largest ring
+    #[command(visible_alias = "list")]
+    Show {
+        /// The device's name
+        #[arg(value_name = "DEV")]
+        device: Option<String>,
+    },
+    /// Make a device
+    #[command(
+        override_usage = "bellhop dev add name NAME mgmtdev MANAGEMENTDEV [device_features F] [mac MACADDR] [mtu MTU] [max_vqp MAX_VQ_PAIRS]",
+        after_long_help = ADD_HELP
+    )]
+    Add {
+        /// Pairs of a word and its value
+        #[arg(value_name = "WORD VALUE", required = true, num_args = 1..)]
+        words: Vec<String>,
+    },
+    /// Delete a device that nobody has open
+    ///
+    /// Deleting a device that is open would make the kernel wait until it is closed, and
+    /// with it every other command on vDPA devices of this machine. So the command refuses, and says
+    /// which process it is.
+    #[command(visible_alias = "delete")]
+    Del {
+        /// The device's name
+        #[arg(value_name = "DEV")]
+        device: String,
+    },
+    /// Show configurations
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Show counters of a queue, as the vendor counts
+    #[command(subcommand)]
+    Vstats(VstatsCommand),
+    /// Change a device: its address (Linux 6.12 and later)
+    #[command(override_usage = "bellhop dev set name NAME mac MACADDR")]
+    Set {
+        /// Pairs of a word and its value: name NAME, mac MACADDR
+        #[arg(value_name = "WORD VALUE", required = true, num_args = 1..)]
+        words: Vec<String>,
+    },
+}
+
+const ADD_HELP: &str = "\
+Words:
+  name NAME               the new device's name: 1 to 63 bytes
+  mgmtdev MANAGEMENTDEV   what it is made on: NAME or BUS/NAME
+  device_features F       the virtio feature bits that it offers, a mask in hexadecimal
+  mac MACADDR             its address, such as 52:54:00:12:34:56
+  mtu MTU                 68 to 65535 bytes
+  max_vqp MAX_VQ_PAIRS    queue pairs, 1 to 32768
+
+A management device takes some of them; what it does not take is refused with its name.";
+
+#[derive(Debug, clap::Subcommand)]
+enum ConfigCommand {
+    /// Show the configuration of all devices, or of one
+    #[command(visible_alias = "list")]
+    Show {
+        /// The device's name
+        #[arg(value_name = "DEV")]
+        device: Option<String>,
+    },
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum VstatsCommand {
+    /// Show the counters of one queue of a network device that a driver uses
+    #[command(override_usage = "bellhop dev vstats show DEV qidx QUEUE_INDEX")]
+    Show {
+        /// The device's name
+        #[arg(value_name = "DEV")]
+        device: String,
+        /// The word qidx and a queue's index
+        #[arg(value_name = "qidx QUEUE_INDEX", required = true, num_args = 1..)]
+        words: Vec<String>,
+    },
+}
+
+/// Why it was not done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error(transparent)]
+    Words(#[from] WordError),
+    #[error(transparent)]
+    Device(#[from] InvalidDevice),
+    #[error(transparent)]
+    Management(#[from] MgmtError),
+    #[error("cannot write the result")]
+    Output(#[source] io::Error),
+}
+
+/// Does what was asked, and prints what is to be shown.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    match carry_out(arguments) {
+        // Said as clap says what is wrong with a command line.
+        Err(
+            error @ (CommandError::Words(_)
+            | CommandError::Device(_)
+            | CommandError::Management(MgmtError::InvalidDevice(_) | MgmtError::BadName(_))),
+        ) => {
+            exit::report(&error);
+            Ok(Code::WrongCommandLine)
+        }
+        outcome => outcome,
+    }
+}
+
+fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
+    let show = |section, layout, entries: Vec<Entry>| {
+        let listing = Listing {
+            section,
+            layout,
+            entries,
+        };
+        listing
+            .print(arguments.format)
+            .map_err(CommandError::Output)
+    };
+    match &arguments.command {
+        Command::Show { device } => {
+            let connection = Connection::open()?;
+            let devices = match device {
+                Some(name) => vec![connection.device(name)?],
+                None => connection.devices()?,
+            };
+            let entries = devices.iter().map(describe::device).collect();
+            show("dev", Layout::Line, entries)?;
+        }
+        Command::Config(ConfigCommand::Show { device }) => {
+            let connection = Connection::open()?;
+            let configs = match device {
+                Some(name) => vec![connection.config(name)?],
+                None => connection.configs()?,
+            };
+            let entries = configs.iter().map(describe::config).collect();
+            show("config", Layout::LineThenLists, entries)?;
+        }
+        Command::Vstats(VstatsCommand::Show { device, words }) => {
+            let words = Words::parse(words, &["qidx"])?;
+            let queue_index = words.needed("qidx", words::number)?;
+            let stats = Connection::open()?.vendor_stats(device, queue_index)?;
+            let entries = vec![describe::vendor_stats(&stats)];
+            show("vstats", Layout::LineThenLists, entries)?;
+        }
+        Command::Add { words } => {
+            let device = new_device(words)?;
+            Connection::open()?.add(&device)?;
+        }
+        Command::Set { words } => {
+            let words = Words::parse(words, &["name", "mac"])?;
+            let name: String = words.needed("name", words::text)?;
+            let mac = words.needed("mac", words::mac)?;
+            Connection::open()?.set_mac(&name, mac)?;
+        }
+        Command::Del { device } => Connection::open()?.delete(device)?,
+    }
+    Ok(Code::Success)
+}
+
+fn new_device(words: &[String]) -> Result<NewDevice, CommandError> {
+    let known = [
+        "name",
+        "mgmtdev",
+        "device_features",
+        "mac",
+        "mtu",
+        "max_vqp",
+    ];
+    let words = Words::parse(words, &known)?;
+    let name: String = words.needed("name", words::text)?;
+    let mgmtdev = words.needed("mgmtdev", words::mgmtdev)?;
+    let mut device = NewDevice::new(&name, mgmtdev)?;
+    if let Some(features) = words.take("device_features", words::mask)? {
+        device = device.device_features(features);
+    }
+    if let Some(mac) = words.take("mac", words::mac)? {
+        device = device.mac(mac)?;
+    }
+    if let Some(mtu) = words.take("mtu", words::number)? {
+        device = device.mtu(mtu)?;
+    }
+    if let Some(pairs) = words.take("max_vqp", words::number)? {
+        device = device.max_vqp(pairs)?;
+    }
+    Ok(device)
+}

@@ -1,0 +1,80 @@
+//! `bellhop mgmtdev`: what vDPA devices can be made on.
+
+use std::io;
+
+use vdpa::mgmt::{Connection, MgmtDevice, MgmtDeviceName, MgmtError};
+
+use crate::exit::Code;
+use crate::listing::{Entry, Format, Layout, Listing};
+use crate::virtio_names;
+
+/// Show what vDPA devices can be made on: NICs and simulators, with their limits
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+A management device is there once the vDPA driver of a NIC is loaded (mlx5_vdpa, vp_vdpa, …) or a
+simulator (vdpa_sim_net, vdpa_sim_blk). Names are NAME or BUS/NAME. Words, output and JSON keys are
+those of iproute2's `vdpa mgmtdev`.
+
+Examples:
+  bellhop mgmtdev show
+  bellhop mgmtdev show pci/0000:01:00.1
+  bellhop mgmtdev show -jp")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    format: Format,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Show all management devices, or one
+    #[command(visible_alias = "list")]
+    Show {
+        /// The management device: NAME or BUS/NAME
+        #[arg(value_name = "DEV")]
+        device: Option<MgmtDeviceName>,
+    },
+}
+
+/// Why nothing could be shown.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error(transparent)]
+    Management(#[from] MgmtError),
+    #[error("cannot write the result")]
+    Output(#[source] io::Error),
+}
+
+/// Asks and prints.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    let Command::Show { device } = &arguments.command;
+    let connection = Connection::open()?;
+    let devices = match device {
+        Some(name) => vec![connection.mgmt_device(name)?],
+        None => connection.mgmt_devices()?,
+    };
+    Listing {
+        section: "mgmtdev",
+        layout: Layout::Lines,
+        entries: devices.iter().map(entry).collect(),
+    }
+    .print(arguments.format)
+    .map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}
+
+fn entry(device: &MgmtDevice) -> Entry {
+    let classes = virtio_names::classes(device.supported_classes);
+    let entry = Entry::new(device.name.to_string())
+        .with("supported_classes", classes)
+        .with_number("max_supported_vqs", device.max_supported_vqs);
+    match device.supported_features {
+        Some(features) => {
+            let class = virtio_names::naming_class(device);
+            entry.with("dev_features", virtio_names::features(features, class))
+        }
+        None => entry,
+    }
+}

@@ -1,0 +1,362 @@
+//! Named things with fields, printed as iproute2's `vdpa` prints them: as text, or with -j
+//! and -p as JSON with the same keys in the same order.
+//!
+//! Owns the layout. Must not know what is listed. What a device or its maker named is
+//! not trusted: control characters do not reach a terminal.
+
+use std::io::{self, Write};
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// How a listing is printed: options of each command that shows something.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct Format {
+    /// Print JSON
+    #[arg(short, long, global = true)]
+    json: bool,
+
+    /// Print JSON on many lines, with -j
+    #[arg(short, long, global = true)]
+    pretty: bool,
+}
+
+/// How an entry is laid out as text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// A line for each field.
+    Lines,
+    /// All in one line.
+    Line,
+    /// All in one line with a space at its end; lists on lines of their own.
+    LineThenLists,
+}
+
+/// A field's value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Value {
+    Text(String),
+    Number(u64),
+    Flag(bool),
+    List(Vec<Item>),
+}
+
+/// An element of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Item {
+    Name(&'static str),
+    /// A feature without a name: `bit_N` as text, N in JSON.
+    Bit(u32),
+}
+
+/// A thing and its fields, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    name: String,
+    fields: Vec<(String, Value)>,
+}
+
+impl Entry {
+    pub(crate) fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            fields: Vec::new(),
+        }
+    }
+
+    /// Adds a field.
+    pub(crate) fn with(mut self, key: impl Into<String>, value: Value) -> Self {
+        self.fields.push((key.into(), value));
+        self
+    }
+
+    pub(crate) fn with_text(self, key: &str, text: impl Into<String>) -> Self {
+        self.with(key, Value::Text(text.into()))
+    }
+
+    /// Adds a number if there is one.
+    pub(crate) fn with_number(self, key: &str, number: Option<impl Into<u64>>) -> Self {
+        match number {
+            Some(number) => self.with(key, Value::Number(number.into())),
+            None => self,
+        }
+    }
+
+    /// Adds a flag if it is known.
+    pub(crate) fn with_flag(self, key: &str, flag: Option<bool>) -> Self {
+        match flag {
+            Some(flag) => self.with(key, Value::Flag(flag)),
+            None => self,
+        }
+    }
+
+    fn text(&self, layout: Layout) -> String {
+        let mut text = format!("{}: ", printable(&self.name));
+        for (key, value) in &self.fields {
+            let field = format!("{}{}", printable(key), value.text());
+            match (layout, value) {
+                (Layout::Line, _) => {
+                    text.push_str(&field);
+                    text.push(' ');
+                }
+                (Layout::LineThenLists, Value::Text(_) | Value::Number(_) | Value::Flag(_)) => {
+                    text.push_str(&field);
+                    text.push(' ');
+                }
+                (Layout::Lines, _) | (Layout::LineThenLists, Value::List(_)) => {
+                    text.push_str("\n  ");
+                    text.push_str(&field);
+                }
+            }
+        }
+        if layout == Layout::Line && !self.fields.is_empty() {
+            text.pop();
+        }
+        text.push('\n');
+        text
+    }
+}
+
+impl Value {
+    /// With a space before each word.
+    fn text(&self) -> String {
+        match self {
+            Self::Text(text) => format!(" {}", printable(text)),
+            Self::Number(number) => format!(" {number}"),
+            Self::Flag(flag) => format!(" {flag}"),
+            Self::List(list) => list
+                .iter()
+                .map(|item| match item {
+                    Item::Name(name) => format!(" {name}"),
+                    Item::Bit(bit) => format!(" bit_{bit}"),
+                })
+                .collect(),
+        }
+    }
+}
+
+/// The text without anything that a terminal obeys.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+/// Everything that a command shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Listing {
+    /// The one key of the JSON object.
+    pub(crate) section: &'static str,
+    pub(crate) layout: Layout,
+    pub(crate) entries: Vec<Entry>,
+}
+
+impl Listing {
+    /// Prints it on standard output.
+    pub(crate) fn print(&self, format: Format) -> io::Result<()> {
+        let text = if format.json {
+            self.json(format.pretty)?
+        } else {
+            self.text()
+        };
+        let mut output = io::stdout().lock();
+        output.write_all(text.as_bytes())?;
+        output.flush()
+    }
+
+    fn text(&self) -> String {
+        self.entries
+            .iter()
+            .map(|entry| entry.text(self.layout))
+            .collect()
+    }
+
+    fn json(&self, pretty: bool) -> io::Result<String> {
+        let mut bytes = Vec::new();
+        let written = if pretty {
+            let formatter = Pretty::default();
+            self.serialize(&mut serde_json::Serializer::with_formatter(
+                &mut bytes, formatter,
+            ))
+        } else {
+            self.serialize(&mut serde_json::Serializer::new(&mut bytes))
+        };
+        written.map_err(io::Error::other)?;
+        bytes.push(b'\n');
+        String::from_utf8(bytes).map_err(io::Error::other)
+    }
+}
+
+impl Serialize for Listing {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        struct Entries<'a>(&'a [Entry]);
+        impl Serialize for Entries<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_map(self.0.iter().map(|entry| (&entry.name, entry)))
+            }
+        }
+        let mut map = serializer.serialize_map(Some(1))?;
+        map.serialize_entry(self.section, &Entries(&self.entries))?;
+        map.end()
+    }
+}
+
+impl Serialize for Entry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.fields.iter().map(|(key, value)| (key, value)))
+    }
+}
+
+impl Serialize for Value {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Text(text) => serializer.serialize_str(text),
+            Self::Number(number) => serializer.serialize_u64(*number),
+            Self::Flag(flag) => serializer.serialize_bool(*flag),
+            Self::List(list) => serializer.collect_seq(list),
+        }
+    }
+}
+
+impl Serialize for Item {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Name(name) => serializer.serialize_str(name),
+            Self::Bit(bit) => serializer.serialize_u32(*bit),
+        }
+    }
+}
+
+/// iproute2's JSON on many lines: objects indented by four spaces, lists on one line.
+#[derive(Default)]
+struct Pretty {
+    depth: usize,
+    filled: bool,
+}
+
+impl Pretty {
+    fn new_line<W: ?Sized + Write>(&self, writer: &mut W) -> io::Result<()> {
+        write!(writer, "\n{:1$}", "", 4 * self.depth)
+    }
+}
+
+impl serde_json::ser::Formatter for Pretty {
+    fn begin_array_value<W: ?Sized + Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        writer.write_all(if first { b" " } else { b"," })
+    }
+
+    fn end_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b" ]")
+    }
+
+    fn begin_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.depth += 1;
+        self.filled = false;
+        writer.write_all(b"{")
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        if !first {
+            writer.write_all(b",")?;
+        }
+        self.new_line(writer)
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+
+    fn end_object_value<W: ?Sized + Write>(&mut self, _: &mut W) -> io::Result<()> {
+        self.filled = true;
+        Ok(())
+    }
+
+    fn end_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.depth = self.depth.saturating_sub(1);
+        if self.filled {
+            self.new_line(writer)?;
+        }
+        writer.write_all(b"}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listing(layout: Layout) -> Listing {
+        let list = Value::List(vec![Item::Name("MAC"), Item::Bit(40)]);
+        Listing {
+            section: "dev",
+            layout,
+            entries: vec![
+                Entry::new("n0")
+                    .with_text("mac", "02")
+                    .with_number("mtu", Some(1500_u16))
+                    .with_number("none", None::<u16>)
+                    .with_flag("link_announce", Some(false))
+                    .with("features", list)
+                    .with("empty", Value::List(vec![])),
+                Entry::new("b0"),
+            ],
+        }
+    }
+
+    #[test]
+    fn json_is_in_order_with_numbers_for_nameless_bits() {
+        let expected = concat!(
+            r#"{"dev":{"n0":{"mac":"02","mtu":1500,"link_announce":false,"#,
+            r#""features":["MAC",40],"empty":[]},"b0":{}}}"#,
+            "\n"
+        );
+        assert_eq!(listing(Layout::Line).json(false).unwrap(), expected);
+    }
+
+    #[test]
+    fn pretty_json_is_laid_out_as_iproute2s() {
+        let expected = "\
+{
+    \"dev\": {
+        \"n0\": {
+            \"mac\": \"02\",
+            \"mtu\": 1500,
+            \"link_announce\": false,
+            \"features\": [ \"MAC\",40 ],
+            \"empty\": [ ]
+        },
+        \"b0\": {}
+    }
+}
+";
+        assert_eq!(listing(Layout::Line).json(true).unwrap(), expected);
+    }
+
+    #[test]
+    fn text_is_laid_out_as_iproute2s() {
+        let text = listing(Layout::Lines).text();
+        assert!(text.starts_with("n0: \n  mac 02\n  mtu 1500\n"), "{text:?}");
+        assert!(
+            text.ends_with("\n  features MAC bit_40\n  empty\nb0: \n"),
+            "{text:?}"
+        );
+        let text = listing(Layout::LineThenLists).text();
+        let expected =
+            "n0: mac 02 mtu 1500 link_announce false \n  features MAC bit_40\n  empty\nb0: \n";
+        assert_eq!(text, expected);
+        let text = listing(Layout::Line).text();
+        assert!(text.starts_with("n0: mac 02 mtu 1500 link_announce false"));
+    }
+
+    #[test]
+    fn nothing_steers_a_terminal() {
+        let entry = Entry::new("n\x1b[31m").with_text("k\n", "v\r");
+        assert_eq!(entry.text(Layout::Line), "n?[31m: k? v?\n");
+    }
+}

@@ -1,0 +1,112 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+struct Sysfs(PathBuf);
+
+impl Sysfs {
+    fn new(test: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("bellhop-bus-{test}-{}", std::process::id()));
+        fs::create_dir_all(root.join("bus/vdpa/devices")).unwrap();
+        Self(root)
+    }
+
+    fn add(&self, name: &str, driver: &str, entry: &str) {
+        let device = self.0.join("bus/vdpa/devices").join(name);
+        fs::create_dir_all(device.join(entry)).unwrap();
+        symlink(format!("../../drivers/{driver}"), device.join("driver")).unwrap();
+    }
+
+    /// A driver that notes what it is told, and changes nothing.
+    fn driver(&self, driver: &str) {
+        let driver = self.0.join("bus/vdpa/drivers").join(driver);
+        fs::create_dir_all(&driver).unwrap();
+        for file in ["bind", "unbind"] {
+            fs::write(driver.join(file), "").unwrap();
+        }
+    }
+
+    fn told(&self, file: &str) -> String {
+        fs::read_to_string(self.0.join("bus/vdpa/drivers").join(file)).unwrap()
+    }
+}
+
+impl Drop for Sysfs {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn names_and_character_devices_are_found_both_ways() {
+    let sysfs = Sysfs::new("both");
+    sysfs.add("b", "virtio_vdpa", "virtio0");
+    sysfs.add("a", "vhost_vdpa", "vhost-vdpa-7");
+    let bus = Bus::at(&sysfs.0);
+    let devices = bus.devices().unwrap();
+    assert_eq!(devices.len(), 2);
+    assert_eq!(devices[0].path(), Some("/dev/vhost-vdpa-7".into()));
+    assert_eq!(devices[0].driver.as_deref(), Some("vhost_vdpa"));
+    assert_eq!(devices[1].path(), None);
+    assert_eq!(bus.behind(7).unwrap().unwrap().name, "a");
+    assert_eq!(bus.behind(8).unwrap(), None);
+}
+
+#[test]
+fn bad_names_missing_devices_and_a_missing_bus_are_told_apart() {
+    let sysfs = Sysfs::new("bad");
+    let bus = Bus::at(&sysfs.0);
+    for name in ["", ".", "..", "../x", "a/b", "a\0"] {
+        assert!(
+            matches!(bus.device(name), Err(BusError::BadName(_))),
+            "{name:?}"
+        );
+    }
+    assert!(matches!(bus.device("x"), Err(BusError::NoDevice(_))));
+    let nowhere = Bus::at(&sysfs.0.join("nowhere"));
+    assert!(matches!(nowhere.devices(), Err(BusError::NoBus)));
+    assert!(matches!(nowhere.device("x"), Err(BusError::NoBus)));
+}
+
+#[test]
+fn only_the_kernels_spelling_of_a_number_counts() {
+    assert_eq!(number_of(OsStr::new("vhost-vdpa-0")), Some(0));
+    for bad in ["", "-1", "+1", "01", "4294967296", "1x"] {
+        let entry = format!("vhost-vdpa-{bad}");
+        assert_eq!(number_of(OsStr::new(&entry)), None, "{entry}");
+    }
+}
+
+#[test]
+fn a_device_goes_from_driver_to_driver() {
+    let sysfs = Sysfs::new("bind");
+    // It has no character device, so nobody can hold it.
+    sysfs.add("a", "virtio_vdpa", "virtio0");
+    sysfs.driver("virtio_vdpa");
+    let bus = Bus::at(&sysfs.0);
+    for driver in ["vhost_vdpa", "", "..", "a/b"] {
+        let error = bus.bind("a", driver).unwrap_err();
+        assert!(matches!(error, BusError::NoDriver(_)), "{driver:?} {error}");
+    }
+    sysfs.driver("vhost_vdpa");
+    bus.bind("a", "virtio_vdpa").unwrap();
+    assert_eq!(sysfs.told("virtio_vdpa/unbind"), "");
+    bus.bind("a", "vhost_vdpa").unwrap();
+    assert_eq!(sysfs.told("virtio_vdpa/unbind"), "a");
+    assert_eq!(sysfs.told("vhost_vdpa/bind"), "a");
+}
+
+#[test]
+fn the_old_driver_comes_back_when_the_new_one_fails() {
+    let sysfs = Sysfs::new("back");
+    sysfs.add("a", "virtio_vdpa", "virtio0");
+    sysfs.driver("virtio_vdpa");
+    fs::create_dir_all(sysfs.0.join("bus/vdpa/drivers/vhost_vdpa")).unwrap();
+    let error = Bus::at(&sysfs.0).bind("a", "vhost_vdpa").unwrap_err();
+    let BusError::Bind { now, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(now.as_deref(), Some("virtio_vdpa"));
+    assert_eq!(sysfs.told("virtio_vdpa/bind"), "a");
+}

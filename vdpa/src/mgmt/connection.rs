@@ -1,0 +1,483 @@
+//! The requests of the family `vdpa`.
+//!
+//! ```text
+//!   list ──> dump ──> compare with /sys/bus/vdpa/devices ──> get what is missing
+//!   delete ──> who has /dev/vhost-vdpa-N open? ──nobody──> VDPA_CMD_DEV_DEL
+//!                         └─somebody──> refused with the PID
+//! ```
+//!
+//! The kernel's dump goes on by position: a device that is deleted between two parts makes
+//! it skip another one, and a device of a class without configuration ends a dump of
+//! configurations early. Nothing in the answer tells. So what sysfs has beyond the answer
+//! is asked for by name.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use netlink_packet_core::DefaultNla;
+
+use super::bus::{Bus, BusError};
+use super::config::DeviceConfig;
+use super::device::{MgmtDevice, VdpaDevice};
+use super::error::{MgmtError, Operation};
+use super::in_use;
+use super::name::{self, MgmtDeviceName};
+use super::netlink::exchange::{Answer, Malformed, Refusal};
+use super::netlink::family;
+use super::netlink::message::{Message, Mode, Request, string, value};
+use super::netlink::worker::{CallError, Worker};
+use super::new_device::{NewDevice, unicast};
+use super::uapi::{
+    VDPA_ATTR_DEV_FEATURES, VDPA_ATTR_DEV_NAME, VDPA_ATTR_DEV_NET_CFG_MACADDR,
+    VDPA_ATTR_DEV_NET_CFG_MAX_VQP, VDPA_ATTR_DEV_NET_CFG_MTU, VDPA_ATTR_DEV_QUEUE_INDEX,
+    VDPA_CMD_DEV_ATTR_SET, VDPA_CMD_DEV_CONFIG_GET, VDPA_CMD_DEV_DEL, VDPA_CMD_DEV_GET,
+    VDPA_CMD_DEV_NEW, VDPA_CMD_DEV_VSTATS_GET, VDPA_CMD_MGMTDEV_GET, VDPA_CMD_MGMTDEV_NEW,
+    VDPA_GENL_NAME, VDPA_GENL_VERSION,
+};
+use super::vendor_stats::VendorStats;
+
+/// How long an answer is waited for, unless something else is asked for. Parents such as
+/// mlx5 take seconds to make a device.
+pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A connection to the kernel's vDPA management. All its requests go through one thread,
+/// one after the other.
+#[derive(Debug)]
+pub struct Connection {
+    worker: Worker,
+    /// The family's number; another one after the module was loaded again.
+    family: AtomicU16,
+    bus: Bus,
+}
+
+impl Connection {
+    /// Connects; answers are waited for [`DEFAULT_PATIENCE`].
+    ///
+    /// # Errors
+    /// [`MgmtError::NoFamily`] or [`MgmtError::OtherNamespace`] if the kernel has no vDPA to
+    /// manage here, [`MgmtError::Socket`] without netlink.
+    pub fn open() -> Result<Self, MgmtError> {
+        Self::with_patience(DEFAULT_PATIENCE)
+    }
+
+    /// Connects; answers are waited for this long.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn with_patience(patience: Duration) -> Result<Self, MgmtError> {
+        let connection = Self {
+            worker: Worker::start(patience).map_err(MgmtError::Socket)?,
+            family: AtomicU16::new(0),
+            bus: Bus::default(),
+        };
+        connection.resolve(&Operation::Connect)?;
+        Ok(connection)
+    }
+
+    /// All management devices, in the kernel's order.
+    ///
+    /// # Errors
+    /// [`MgmtError`].
+    pub fn mgmt_devices(&self) -> Result<Vec<MgmtDevice>, MgmtError> {
+        let operation = Operation::ListMgmtDevices;
+        let answer = self.call(&operation, VDPA_CMD_MGMTDEV_GET, Mode::Dump, Vec::new())?;
+        read(
+            &operation,
+            &answer.messages,
+            VDPA_CMD_MGMTDEV_NEW,
+            MgmtDevice::of,
+        )
+    }
+
+    /// One management device.
+    ///
+    /// # Errors
+    /// [`MgmtError::NoMgmtDevice`], or another one.
+    pub fn mgmt_device(&self, name: &MgmtDeviceName) -> Result<MgmtDevice, MgmtError> {
+        let operation = Operation::ShowMgmtDevice(name.to_string());
+        let answer = self.call(
+            &operation,
+            VDPA_CMD_MGMTDEV_GET,
+            Mode::Do,
+            name.attributes(),
+        )?;
+        one(
+            &operation,
+            &answer.messages,
+            VDPA_CMD_MGMTDEV_NEW,
+            MgmtDevice::of,
+        )
+    }
+
+    /// All vDPA devices that were added to a management device, in the kernel's order. Each
+    /// device that exists during the whole call is in the list, once.
+    ///
+    /// # Errors
+    /// [`MgmtError`].
+    pub fn devices(&self) -> Result<Vec<VdpaDevice>, MgmtError> {
+        let operation = Operation::ListDevices;
+        let answer = self.call(&operation, VDPA_CMD_DEV_GET, Mode::Dump, Vec::new())?;
+        let devices = read(
+            &operation,
+            &answer.messages,
+            VDPA_CMD_DEV_NEW,
+            VdpaDevice::of,
+        )?;
+        self.completed(devices, |device| &device.name, |name| self.device(name))
+    }
+
+    /// One vDPA device.
+    ///
+    /// # Errors
+    /// [`MgmtError::NoDevice`], [`MgmtError::BadName`], or another one.
+    pub fn device(&self, name: &str) -> Result<VdpaDevice, MgmtError> {
+        let operation = Operation::ShowDevice(name.to_owned());
+        let attributes = vec![device_name(name)?];
+        let answer = self.call(&operation, VDPA_CMD_DEV_GET, Mode::Do, attributes)?;
+        one(
+            &operation,
+            &answer.messages,
+            VDPA_CMD_DEV_NEW,
+            VdpaDevice::of,
+        )
+    }
+
+    /// Makes a device.
+    ///
+    /// # Errors
+    /// [`MgmtError::InvalidDevice`] before anything is sent; [`MgmtError::NameTaken`],
+    /// [`MgmtError::NoMgmtDevice`], [`MgmtError::NotTaken`], [`MgmtError::OneDeviceOnly`],
+    /// [`MgmtError::NotPermitted`], or another one. After [`MgmtError::Timeout`] with `sent` it may exist all the same.
+    pub fn add(&self, device: &NewDevice) -> Result<(), MgmtError> {
+        let operation = Operation::Add {
+            name: device.name().to_owned(),
+            mgmtdev: device.mgmtdev().to_string(),
+        };
+        let attributes = device.attributes()?;
+        self.refuse_second_on_vp_vdpa(device.mgmtdev())?;
+        self.call(&operation, VDPA_CMD_DEV_NEW, Mode::Do, attributes)
+            .map(drop)
+    }
+
+    /// Deletes a device that nobody has open. A network interface on it (`virtio_vdpa`) goes
+    /// with it.
+    ///
+    /// The check and the deletion are two steps: who opens the device in between makes the
+    /// kernel wait for them, holding the lock of all vDPA management.
+    ///
+    /// # Errors
+    /// [`MgmtError::InUse`] with the holders, [`MgmtError::NoDevice`],
+    /// [`MgmtError::NotPermitted`], or another one.
+    pub fn delete(&self, name: &str) -> Result<(), MgmtError> {
+        let operation = Operation::Delete(name.to_owned());
+        let attributes = vec![device_name(name)?];
+        self.refuse_if_open(name)?;
+        self.call(&operation, VDPA_CMD_DEV_DEL, Mode::Do, attributes)
+            .map(drop)
+    }
+
+    /// A device's configuration.
+    ///
+    /// # Errors
+    /// [`MgmtError::NoDevice`]; [`MgmtError::Refused`] for a class that the kernel does not
+    /// describe; or another one.
+    pub fn config(&self, name: &str) -> Result<DeviceConfig, MgmtError> {
+        let operation = Operation::ShowConfig(name.to_owned());
+        let attributes = vec![device_name(name)?];
+        let answer = self.call(&operation, VDPA_CMD_DEV_CONFIG_GET, Mode::Do, attributes)?;
+        one(
+            &operation,
+            &answer.messages,
+            VDPA_CMD_DEV_CONFIG_GET,
+            DeviceConfig::of,
+        )
+    }
+
+    /// The configurations of all devices of a class that the kernel describes. As complete
+    /// as [`Self::devices`].
+    ///
+    /// # Errors
+    /// [`MgmtError`].
+    pub fn configs(&self) -> Result<Vec<DeviceConfig>, MgmtError> {
+        let operation = Operation::ListConfigs;
+        let command = VDPA_CMD_DEV_CONFIG_GET;
+        let answer = self.call(&operation, command, Mode::Dump, Vec::new())?;
+        let configs = read(&operation, &answer.messages, command, DeviceConfig::of)?;
+        self.completed(configs, |config| &config.name, |name| self.config(name))
+    }
+
+    /// Counters of one queue of a network device that a driver uses.
+    ///
+    /// # Errors
+    /// [`MgmtError::NotNegotiated`] before FEATURES_OK, [`MgmtError::NoDevice`],
+    /// [`MgmtError::NotPermitted`], or another one.
+    pub fn vendor_stats(&self, name: &str, queue_index: u32) -> Result<VendorStats, MgmtError> {
+        let operation = Operation::ShowVendorStats {
+            name: name.to_owned(),
+            queue_index,
+        };
+        let attributes = vec![
+            device_name(name)?,
+            value(VDPA_ATTR_DEV_QUEUE_INDEX, &queue_index.to_ne_bytes()),
+        ];
+        let command = VDPA_CMD_DEV_VSTATS_GET;
+        let answer = self.call(&operation, command, Mode::Do, attributes)?;
+        one(&operation, &answer.messages, command, VendorStats::of)
+    }
+
+    /// Gives an existing network device another address (kernel 6.12 and later).
+    ///
+    /// # Errors
+    /// [`MgmtError::InvalidDevice`] for one that is not unicast, [`MgmtError::NoDevice`],
+    /// [`MgmtError::NotPermitted`], [`MgmtError::Refused`] or [`MgmtError::NotDone`] if the
+    /// device cannot, or another one.
+    pub fn set_mac(&self, name: &str, mac: [u8; 6]) -> Result<(), MgmtError> {
+        let operation = Operation::Set(name.to_owned());
+        let mac = value(VDPA_ATTR_DEV_NET_CFG_MACADDR, &unicast(mac)?);
+        let attributes = vec![device_name(name)?, mac];
+        let answer = self.call(&operation, VDPA_CMD_DEV_ATTR_SET, Mode::Do, attributes)?;
+        // Linux 6.12 reports success for a class without an address, and explains that
+        // nothing was done.
+        match answer.warning {
+            Some(explanation) => Err(MgmtError::NotDone {
+                operation,
+                explanation,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// vp_vdpa of Linux 6.12 takes a second device on one function, keeps only the newer one
+    /// in mind, and deleting both ends in a null pointer with the vDPA lock held.
+    fn refuse_second_on_vp_vdpa(&self, mgmtdev: &MgmtDeviceName) -> Result<(), MgmtError> {
+        if mgmtdev.bus() != Some("pci") {
+            return Ok(());
+        }
+        let link = format!("/sys/bus/pci/devices/{}/driver", mgmtdev.name());
+        let is_vp_vdpa = std::fs::read_link(link)
+            .is_ok_and(|driver| driver.file_name() == Some("vp-vdpa".as_ref()));
+        if !is_vp_vdpa {
+            return Ok(());
+        }
+        let mut devices = self.devices()?.into_iter();
+        match devices.find(|device| device.mgmtdev == *mgmtdev) {
+            Some(device) => Err(MgmtError::OneDeviceOnly {
+                mgmtdev: mgmtdev.to_string(),
+                device: device.name,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds what sysfs has and a dump missed.
+    fn completed<T>(
+        &self,
+        list: Vec<T>,
+        name_of: fn(&T) -> &String,
+        get: impl Fn(&str) -> Result<T, MgmtError>,
+    ) -> Result<Vec<T>, MgmtError> {
+        let mut seen = HashSet::new();
+        let mut list: Vec<T> = list
+            .into_iter()
+            .filter(|one| seen.insert(name_of(one).clone()))
+            .collect();
+        let names = match self.bus.names() {
+            Ok(names) => names,
+            Err(error) => {
+                tracing::debug!(%error, "a dump cannot be compared with the vdpa bus");
+                return Ok(list);
+            }
+        };
+        for name in names {
+            if seen.contains(&name) || !name::is_name(&name) {
+                continue;
+            }
+            match get(&name) {
+                Ok(one) => list.push(one),
+                // Gone again.
+                Err(MgmtError::NoDevice { .. }) => {}
+                // Made without a management device, or without configuration.
+                Err(MgmtError::Refused { source, .. })
+                    if [libc::EINVAL, libc::EOPNOTSUPP].contains(&source.errno()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(list)
+    }
+
+    fn refuse_if_open(&self, name: &str) -> Result<(), MgmtError> {
+        match self.bus.device(name) {
+            Ok(device) => Ok(in_use::check(&device)?),
+            // The kernel says it better.
+            Err(BusError::NoDevice(_)) => Ok(()),
+            Err(error) => {
+                tracing::debug!(%error, name, "who uses the device is not known");
+                Ok(())
+            }
+        }
+    }
+
+    /// Finds out the family's number.
+    fn resolve(&self, operation: &Operation) -> Result<u16, MgmtError> {
+        let answer = match self.worker.call(family::request(VDPA_GENL_NAME)) {
+            Ok(answer) => answer,
+            Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENOENT => {
+                // The bus is in every namespace's sysfs.
+                return Err(match self.bus.names() {
+                    Ok(_) => MgmtError::OtherNamespace,
+                    Err(_) => MgmtError::NoFamily,
+                });
+            }
+            Err(error) => return Err(self.error(operation, error)),
+        };
+        let number =
+            family::number(&answer.messages, VDPA_GENL_NAME).map_err(malformed(operation))?;
+        self.family.store(number, Ordering::Relaxed);
+        Ok(number)
+    }
+
+    fn call(
+        &self,
+        operation: &Operation,
+        command: u8,
+        mode: Mode,
+        attributes: Vec<DefaultNla>,
+    ) -> Result<Answer, MgmtError> {
+        let mut request = Request {
+            family: self.family.load(Ordering::Relaxed),
+            command,
+            version: VDPA_GENL_VERSION,
+            mode,
+            attributes,
+        };
+        let outcome = match self.worker.call(request.clone()) {
+            // A number that no family has: the module was loaded again.
+            Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENOENT => {
+                let number = self.resolve(operation)?;
+                if number == request.family {
+                    return Err(refused(operation, refusal));
+                }
+                request.family = number;
+                self.worker.call(request)
+            }
+            outcome => outcome,
+        };
+        let answer = outcome.map_err(|error| self.error(operation, error))?;
+        if let Some(warning) = &answer.warning {
+            tracing::debug!(%operation, warning, "done, with a warning of the kernel's");
+        }
+        Ok(answer)
+    }
+
+    fn error(&self, operation: &Operation, error: CallError) -> MgmtError {
+        let operation = operation.clone();
+        match error {
+            CallError::Refused(refusal) => refused(&operation, refusal),
+            CallError::Malformed(source) => MgmtError::Malformed { operation, source },
+            CallError::Socket(source) => MgmtError::Socket(source),
+            CallError::Interrupted => MgmtError::Interrupted { operation },
+            CallError::Timeout { sent } => MgmtError::Timeout {
+                operation,
+                patience: self.worker.patience(),
+                sent,
+            },
+        }
+    }
+}
+
+fn device_name(name: &str) -> Result<DefaultNla, MgmtError> {
+    Ok(string(VDPA_ATTR_DEV_NAME, name::device(name)?))
+}
+
+fn malformed(operation: &Operation) -> impl Fn(Malformed) -> MgmtError {
+    move |source| MgmtError::Malformed {
+        operation: operation.clone(),
+        source,
+    }
+}
+
+/// All messages of an answer. Those with another command are not about this.
+fn read<T>(
+    operation: &Operation,
+    answer: &[Message],
+    command: u8,
+    of: impl Fn(&Message) -> Result<T, Malformed>,
+) -> Result<Vec<T>, MgmtError> {
+    answer
+        .iter()
+        .filter(|message| message.command == command)
+        .map(of)
+        .collect::<Result<_, _>>()
+        .map_err(malformed(operation))
+}
+
+/// The message of an answer that has one.
+fn one<T>(
+    operation: &Operation,
+    answer: &[Message],
+    command: u8,
+    of: impl Fn(&Message) -> Result<T, Malformed>,
+) -> Result<T, MgmtError> {
+    let mut all = read(operation, answer, command, of)?;
+    match (all.pop(), all.is_empty()) {
+        (Some(one), true) => Ok(one),
+        _ => Err(malformed(operation)(Malformed::new(
+            "answer",
+            "it does not have exactly one entry",
+        ))),
+    }
+}
+
+/// A refusal with its remedy.
+fn refused(operation: &Operation, source: Refusal) -> MgmtError {
+    let operation = operation.clone();
+    match (source.errno(), operation) {
+        (libc::EPERM | libc::EACCES, operation) => MgmtError::NotPermitted { operation, source },
+        (libc::ENODEV, Operation::ShowMgmtDevice(name) | Operation::Add { mgmtdev: name, .. }) => {
+            MgmtError::NoMgmtDevice { name, source }
+        }
+        (
+            libc::ENODEV,
+            Operation::ShowDevice(name)
+            | Operation::ShowConfig(name)
+            | Operation::ShowVendorStats { name, .. }
+            | Operation::Delete(name)
+            | Operation::Set(name),
+        ) => MgmtError::NoDevice { name, source },
+        (libc::EEXIST, Operation::Add { name, .. }) => MgmtError::NameTaken { name, source },
+        (libc::EAGAIN, operation @ Operation::ShowVendorStats { .. }) => {
+            MgmtError::NotNegotiated { operation, source }
+        }
+        (libc::EOPNOTSUPP, operation @ Operation::Add { .. }) => match not_taken(&source) {
+            Some(attributes) => MgmtError::NotTaken {
+                operation,
+                attributes,
+                source,
+            },
+            None => MgmtError::Refused { operation, source },
+        },
+        (_, operation) => MgmtError::Refused { operation, source },
+    }
+}
+
+/// Attributes by name from "Some provided attributes are not supported: 0x1000", a mask of
+/// attribute numbers.
+fn not_taken(refusal: &Refusal) -> Option<String> {
+    let (_, digits) = refusal.explanation()?.rsplit_once("0x")?;
+    let mask = u64::from_str_radix(digits.trim(), 16).ok()?;
+    let names: Vec<&str> = [
+        (VDPA_ATTR_DEV_NET_CFG_MACADDR, "mac"),
+        (VDPA_ATTR_DEV_NET_CFG_MTU, "mtu"),
+        (VDPA_ATTR_DEV_NET_CFG_MAX_VQP, "max_vqp"),
+        (VDPA_ATTR_DEV_FEATURES, "device_features"),
+    ]
+    .into_iter()
+    .filter(|(attribute, _)| mask & 1 << attribute != 0)
+    .map(|(_, name)| name)
+    .collect();
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+#[cfg(test)]
+mod tests;

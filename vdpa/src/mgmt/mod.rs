@@ -1,0 +1,52 @@
+//! Management of vDPA devices: which there are on this machine, how they are made,
+//! described and taken away.
+//!
+//! ```text
+//!   Connection ── requests of the family "vdpa" ──> netlink (a thread) ──> kernel
+//!     MgmtDevice, VdpaDevice, DeviceConfig, VendorStats <── attributes, checked
+//!   bus::Bus ──> /sys/bus/vdpa: name, driver, /dev/vhost-vdpa-N; binding
+//!   uevent::Uevents <── what comes, goes and is bound
+//! ```
+//!
+//! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink family
+//! of include/uapi/linux/vdpa.h and the bus in sysfs. Must not know what a device is used
+//! for, nor rings or guest memory. It is behind the cargo feature `mgmt`, so that a VMM,
+//! which needs no right to manage devices, has no code for it either.
+//!
+//! ```no_run
+//! use vdpa::mgmt::{Connection, NewDevice};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let connection = Connection::open()?;
+//! let device = NewDevice::new("nic0", "vdpasim_net".parse()?)?
+//!     .mac([0x52, 0x54, 0, 0x12, 0x34, 0x56])?
+//!     .mtu(1500)?;
+//! connection.add(&device)?;
+//! println!("{:?}", connection.config("nic0")?);
+//! connection.delete("nic0")?;
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod bus;
+mod config;
+mod connection;
+mod device;
+mod error;
+mod in_use;
+mod name;
+mod netlink;
+mod new_device;
+mod uapi;
+pub mod uevent;
+mod vendor_stats;
+
+pub use config::{BlkConfig, ClassConfig, DeviceConfig, NetConfig};
+pub use connection::{Connection, DEFAULT_PATIENCE};
+pub use device::{MgmtDevice, VdpaDevice};
+pub use error::{MgmtError, Operation};
+pub use in_use::InUse;
+pub use name::{BadName, MgmtDeviceName};
+pub use netlink::exchange::{Malformed, Refusal};
+pub use new_device::{InvalidDevice, NewDevice};
+pub use vendor_stats::{QueueType, VendorStats};

@@ -1,0 +1,141 @@
+//! Names of management devices and of vDPA devices.
+
+use std::fmt;
+use std::str::FromStr;
+
+use netlink_packet_core::DefaultNla;
+
+use super::netlink::attributes::Attributes;
+use super::netlink::exchange::Malformed;
+use super::netlink::message::string;
+use super::uapi::{VDPA_ATTR_MGMTDEV_BUS_NAME, VDPA_ATTR_MGMTDEV_DEV_NAME};
+
+/// The longest name of a directory in sysfs, in bytes (NAME_MAX).
+const NAME_MAX: usize = 255;
+
+/// Text that cannot name a device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadName {
+    /// No management device can be called so.
+    #[error(
+        "{0:?} does not name a management device: write it as NAME or BUS/NAME, such as \
+         pci/0000:01:00.1"
+    )]
+    MgmtDevice(String),
+    /// No vDPA device can be called so.
+    #[error(
+        "{0:?} does not name a vDPA device: names have 1 to 255 bytes, without slashes and \
+         control characters"
+    )]
+    Device(String),
+}
+
+/// Whether sysfs can have a directory of this name.
+pub(super) fn is_name(text: &str) -> bool {
+    let length = text.len();
+    (1..=NAME_MAX).contains(&length)
+        && text != "."
+        && text != ".."
+        && !text.contains(|c: char| c == '/' || c.is_control())
+}
+
+/// Checks the name of an existing vDPA device before it is sent.
+pub(super) fn device(text: &str) -> Result<&str, BadName> {
+    match is_name(text) {
+        true => Ok(text),
+        false => Err(BadName::Device(text.to_owned())),
+    }
+}
+
+/// The name of a management device, as iproute2 writes it: `vdpasim_net`, or with its bus
+/// `pci/0000:01:00.1`, `auxiliary/mlx5_core.sf.1`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MgmtDeviceName {
+    bus: Option<String>,
+    name: String,
+}
+
+impl MgmtDeviceName {
+    /// The bus of the device, for those that are on one.
+    #[must_use]
+    pub fn bus(&self) -> Option<&str> {
+        self.bus.as_deref()
+    }
+
+    /// The name without the bus.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn of(attributes: &Attributes<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            bus: attributes.string(VDPA_ATTR_MGMTDEV_BUS_NAME),
+            name: attributes.needed_string(VDPA_ATTR_MGMTDEV_DEV_NAME)?,
+        })
+    }
+
+    pub(super) fn attributes(&self) -> Vec<DefaultNla> {
+        let bus = self.bus.as_deref();
+        bus.map(|bus| string(VDPA_ATTR_MGMTDEV_BUS_NAME, bus))
+            .into_iter()
+            .chain([string(VDPA_ATTR_MGMTDEV_DEV_NAME, &self.name)])
+            .collect()
+    }
+}
+
+impl FromStr for MgmtDeviceName {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<Self, BadName> {
+        let (bus, name) = match text.split_once('/') {
+            Some((bus, name)) => (Some(bus), name),
+            None => (None, text),
+        };
+        if !is_name(name) || bus.is_some_and(|bus| !is_name(bus)) {
+            return Err(BadName::MgmtDevice(text.to_owned()));
+        }
+        Ok(Self {
+            bus: bus.map(str::to_owned),
+            name: name.to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for MgmtDeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.bus {
+            Some(bus) => write!(f, "{bus}/{}", self.name),
+            None => f.write_str(&self.name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_and_without_a_bus_are_read_and_written() {
+        for (text, bus, name) in [
+            ("vdpasim_net", None, "vdpasim_net"),
+            ("pci/0000:01:00.1", Some("pci"), "0000:01:00.1"),
+        ] {
+            let read: MgmtDeviceName = text.parse().unwrap();
+            assert_eq!((read.bus(), read.name()), (bus, name));
+            assert_eq!(read.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_name_is_refused() {
+        let long = "x".repeat(256);
+        for text in [
+            "", "/", "pci/", "/x", "a/b/c", ".", "pci/..", "a\0b", "a\nb", &long,
+        ] {
+            assert!(text.parse::<MgmtDeviceName>().is_err(), "{text:?}");
+            assert!(device(text).is_err(), "{text:?}");
+        }
+        assert!(device(&long[1..]).is_ok());
+    }
+}

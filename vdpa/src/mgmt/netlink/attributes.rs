@@ -1,0 +1,112 @@
+//! Attributes of an answer, checked: `struct nlattr` in a row, each aligned to four bytes.
+//!
+//! Unknown attributes are ignored, so that newer kernels are understood. One that comes
+//! twice counts the last time, as in the kernel's own parser.
+
+use netlink_packet_core::{NlasIterator, parse_mac, parse_u8, parse_u16, parse_u32, parse_u64};
+
+use super::exchange::Malformed;
+
+/// Size of `struct nlattr`.
+const NLA_HDRLEN: usize = 4;
+
+/// More attributes than any message of the kernel's has.
+const ATTRIBUTES_MAX: usize = 1024;
+
+/// The attributes of one message.
+#[derive(Debug)]
+pub(crate) struct Attributes<'a> {
+    list: Vec<(u16, &'a [u8])>,
+}
+
+impl<'a> Attributes<'a> {
+    /// Checks lengths; values are checked when they are asked for.
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let mut list = Vec::new();
+        for attribute in NlasIterator::new(bytes) {
+            let attribute =
+                attribute.map_err(|error| Malformed::new("attributes", error.to_string()))?;
+            if list.len() == ATTRIBUTES_MAX {
+                return Err(Malformed::new("attributes", "there are too many"));
+            }
+            let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
+            // Of all that is left of the list. The length was checked.
+            let rest = attribute.into_inner();
+            list.push((kind, rest.get(NLA_HDRLEN..length).unwrap_or_default()));
+        }
+        Ok(Self { list })
+    }
+
+    /// All of them in their order: type and value.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u16, &'a [u8])> {
+        self.list.iter().copied()
+    }
+
+    fn find(&self, kind: u16) -> Option<&'a [u8]> {
+        let mut found = self.list.iter().rev();
+        found.find(|one| one.0 == kind).map(|one| one.1)
+    }
+
+    pub(crate) fn u8(&self, kind: u16) -> Result<Option<u8>, Malformed> {
+        self.number(kind, parse_u8)
+    }
+
+    pub(crate) fn u16(&self, kind: u16) -> Result<Option<u16>, Malformed> {
+        self.number(kind, parse_u16)
+    }
+
+    pub(crate) fn u32(&self, kind: u16) -> Result<Option<u32>, Malformed> {
+        self.number(kind, parse_u32)
+    }
+
+    pub(crate) fn u64(&self, kind: u16) -> Result<Option<u64>, Malformed> {
+        self.number(kind, parse_u64)
+    }
+
+    pub(crate) fn mac(&self, kind: u16) -> Result<Option<[u8; 6]>, Malformed> {
+        self.number(kind, parse_mac)
+    }
+
+    fn number<T>(
+        &self,
+        kind: u16,
+        parse: fn(&[u8]) -> Result<T, netlink_packet_core::DecodeError>,
+    ) -> Result<Option<T>, Malformed> {
+        let Some(value) = self.find(kind) else {
+            return Ok(None);
+        };
+        parse(value)
+            .map(Some)
+            .map_err(|error| Malformed::attribute(kind, error.to_string()))
+    }
+
+    pub(crate) fn string(&self, kind: u16) -> Option<String> {
+        self.find(kind).map(text)
+    }
+
+    /// A string that the message must have.
+    pub(crate) fn needed_string(&self, kind: u16) -> Result<String, Malformed> {
+        self.string(kind)
+            .filter(|text| !text.is_empty())
+            .ok_or_else(|| Malformed::attribute(kind, "it is missing"))
+    }
+
+    /// A number that the message must have.
+    pub(crate) fn needed_u32(&self, kind: u16) -> Result<u32, Malformed> {
+        self.u32(kind)?
+            .ok_or_else(|| Malformed::attribute(kind, "it is missing"))
+    }
+}
+
+/// A string up to its NUL. Bytes that are no UTF-8 are replaced: a device with such a name
+/// must not hide all others.
+pub(crate) fn text(value: &[u8]) -> String {
+    let end = value.iter().position(|&byte| byte == 0);
+    let value = value.get(..end.unwrap_or(value.len())).unwrap_or_default();
+    String::from_utf8_lossy(value).into_owned()
+}
+
+/// A value of a repeated attribute.
+pub(crate) fn number(kind: u16, value: &[u8]) -> Result<u64, Malformed> {
+    parse_u64(value).map_err(|error| Malformed::attribute(kind, error.to_string()))
+}

@@ -1,0 +1,265 @@
+//! From datagrams to a complete answer, without I/O.
+//!
+//! ```text
+//!             a message                       an acknowledgement (NLMSG_ERROR 0)
+//!   Do    waiting ──────> waiting ...        ────────────────────────────────> complete
+//!   Dump  waiting ──────> waiting ...        ─────────── NLMSG_DONE ─────────> complete
+//!         any: NLMSG_ERROR or NLMSG_DONE with an errno ──────────────────────> refused
+//!         any: NLM_F_DUMP_INTR on a message, then NLMSG_DONE ────────────────> interrupted
+//! ```
+//!
+//! Messages of another sequence number belong to an exchange that was given up, and are
+//! skipped. Whatever is shorter than it says is an error: an answer in half would
+//! look like fewer devices.
+
+use std::fmt;
+use std::io;
+
+use netlink_packet_core::{
+    NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP_INTR, NetlinkBuffer, NetlinkMessage, NetlinkPayload,
+    NlasIterator,
+};
+
+use super::attributes::text;
+use super::message::{Message, Mode};
+
+/// Size of `struct nlmsghdr`.
+const NLMSG_HDRLEN: usize = 16;
+
+/// `NLMSGERR_ATTR_MSG` (include/uapi/linux/netlink.h): the kernel's explanation.
+const NLMSGERR_ATTR_MSG: u16 = 1;
+
+/// The longest explanation that is kept, in characters. The kernel's own limit for
+/// formatted ones is 80.
+const EXPLANATION_MAX: usize = 512;
+
+/// Messages of one answer: more devices than a machine can have.
+const MESSAGES_MAX: usize = 1 << 16;
+
+/// The kernel's range of errno values (MAX_ERRNO).
+const ERRNO_MAX: i32 = 4095;
+
+/// An answer that does not follow the protocol.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {problem}")]
+pub struct Malformed {
+    what: String,
+    problem: String,
+}
+
+impl Malformed {
+    pub(crate) fn new(what: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            problem: problem.into(),
+        }
+    }
+
+    pub(crate) fn attribute(kind: u16, problem: impl Into<String>) -> Self {
+        Self::new(format!("attribute {kind}"), problem)
+    }
+}
+
+/// The kernel's refusal of a request, in its own words where it has some
+/// (extended acknowledgement).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    errno: i32,
+    explanation: Option<String>,
+}
+
+impl Refusal {
+    /// The errno, positive.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        self.errno
+    }
+
+    /// The extended acknowledgement's text, such as `vdpa: device not found`.
+    #[must_use]
+    pub fn explanation(&self) -> Option<&str> {
+        self.explanation.as_deref()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(errno: i32, explanation: Option<&str>) -> Self {
+        Self {
+            errno,
+            explanation: explanation.map(str::to_owned),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let error = io::Error::from_raw_os_error(self.errno);
+        match &self.explanation {
+            Some(text) => write!(f, "the kernel says \"{text}\": {error}"),
+            None => write!(f, "the kernel says: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Why an exchange has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExchangeError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+/// What is known after a datagram.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// More datagrams are to come.
+    Waiting,
+    /// The answer is complete; take it with [`Exchange::answer`].
+    Complete,
+    /// The answer is complete and inconsistent: what it lists changed meanwhile.
+    Interrupted,
+}
+
+/// A complete answer.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Answer {
+    /// Its messages in the kernel's order.
+    pub(crate) messages: Vec<Message>,
+    /// What the kernel says although it reports success.
+    pub(crate) warning: Option<String>,
+}
+
+/// One request's answer, as far as it has come.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    sequence: u32,
+    mode: Mode,
+    interrupted: bool,
+    answer: Answer,
+}
+
+impl Exchange {
+    pub(crate) fn new(sequence: u32, mode: Mode) -> Self {
+        Self {
+            sequence,
+            mode,
+            interrupted: false,
+            answer: Answer::default(),
+        }
+    }
+
+    /// Takes a datagram of the kernel's.
+    pub(crate) fn feed(&mut self, datagram: &[u8]) -> Result<Progress, ExchangeError> {
+        let mut rest = datagram;
+        while !rest.is_empty() {
+            let header = NetlinkBuffer::new_checked(rest)
+                .map_err(|error| Malformed::new("message", error.to_string()))?;
+            let length = usize::try_from(header.length()).unwrap_or(usize::MAX);
+            let (message, _) = rest
+                .split_at_checked(length)
+                .ok_or_else(|| Malformed::new("message", "it is cut off"))?;
+            // The last message of a datagram may lack its padding.
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            if header.sequence_number() != self.sequence {
+                continue;
+            }
+            if let Some(progress) = self.message(message)? {
+                return Ok(progress);
+            }
+        }
+        Ok(Progress::Waiting)
+    }
+
+    /// What has come.
+    pub(crate) fn answer(self) -> Answer {
+        self.answer
+    }
+
+    fn message(&mut self, bytes: &[u8]) -> Result<Option<Progress>, ExchangeError> {
+        let message = NetlinkMessage::<Message>::deserialize(bytes)
+            .map_err(|error| Malformed::new("message", error.to_string()))?;
+        let flags = message.header.flags;
+        self.interrupted |= flags & NLM_F_DUMP_INTR != 0;
+        match message.payload {
+            NetlinkPayload::InnerMessage(message) => {
+                if self.answer.messages.len() == MESSAGES_MAX {
+                    return Err(Malformed::new("answer", "it has too many messages").into());
+                }
+                self.answer.messages.push(message);
+                Ok(None)
+            }
+            NetlinkPayload::Error(error) => {
+                let code = error.raw_code();
+                self.answer.warning = check(code, flags, after_request(&error.header, flags))?;
+                match self.mode {
+                    Mode::Do => Ok(Some(self.end())),
+                    Mode::Dump => Err(Malformed::new("dump", "an acknowledgement ends it").into()),
+                }
+            }
+            NetlinkPayload::Done(done) => {
+                self.answer.warning = check(done.code, flags, &done.extended_ack)?;
+                match self.mode {
+                    Mode::Dump => Ok(Some(self.end())),
+                    Mode::Do => Err(Malformed::new("answer", "NLMSG_DONE without a dump").into()),
+                }
+            }
+            NetlinkPayload::Noop => Ok(None),
+            NetlinkPayload::Overrun(_) => Err(Malformed::new("answer", "data was lost").into()),
+            other => Err(Malformed::new("message", format!("unexpected {other:?}")).into()),
+        }
+    }
+
+    fn end(&self) -> Progress {
+        if self.interrupted {
+            Progress::Interrupted
+        } else {
+            Progress::Complete
+        }
+    }
+}
+
+/// What follows the request that an NLMSG_ERROR repeats: its header alone if capped.
+fn after_request(repeated: &[u8], flags: u16) -> &[u8] {
+    let length = match NetlinkBuffer::new(repeated) {
+        _ if flags & NLM_F_CAPPED != 0 || repeated.len() < NLMSG_HDRLEN => NLMSG_HDRLEN,
+        header => usize::try_from(header.length()).unwrap_or(usize::MAX),
+    };
+    let aligned = length.checked_next_multiple_of(4).unwrap_or(usize::MAX);
+    repeated.get(aligned..).unwrap_or_default()
+}
+
+/// Zero is success, perhaps with a warning; a negative errno a refusal.
+fn check(code: i32, flags: u16, attributes: &[u8]) -> Result<Option<String>, ExchangeError> {
+    let explanation = match flags & NLM_F_ACK_TLVS {
+        0 => None,
+        _ => explanation(attributes),
+    };
+    if code == 0 {
+        return Ok(explanation);
+    }
+    let errno = code
+        .checked_neg()
+        .filter(|errno| (1..=ERRNO_MAX).contains(errno))
+        .ok_or_else(|| Malformed::new("error", format!("{code} is no errno of the kernel's")))?;
+    Err(Refusal { errno, explanation }.into())
+}
+
+/// The text among an error's attributes. A malformed list has none: the error counts more
+/// than its explanation.
+fn explanation(attributes: &[u8]) -> Option<String> {
+    let found = NlasIterator::new(attributes)
+        .map_while(Result::ok)
+        .find(|one| one.kind() == NLMSGERR_ATTR_MSG)?;
+    let clean: String = text(found.value())
+        .trim()
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(EXPLANATION_MAX)
+        .collect();
+    (!clean.is_empty()).then_some(clean)
+}
+
+#[cfg(test)]
+mod tests;

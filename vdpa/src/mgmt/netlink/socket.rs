@@ -1,0 +1,111 @@
+//! A netlink socket that talks to the kernel alone.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::netlink::{GENERIC, SocketAddrNetlink};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recvfrom, sendto,
+    socket_with,
+};
+
+/// The largest datagram: what the kernel puts into one part of a dump at most.
+const DATAGRAM_MAX: usize = 32 * 1024;
+
+/// A generic netlink socket, bound to a port of the kernel's choice.
+#[derive(Debug)]
+pub(super) struct Socket {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl Socket {
+    /// Opens one. `patience` is how long one datagram may take.
+    pub(super) fn open(patience: Duration) -> io::Result<Self> {
+        let fd = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            Some(GENERIC),
+        )?;
+        bind(&fd, &SocketAddrNetlink::new(0, 0))?;
+        // Explanations with errors, which then do not repeat the whole request.
+        switch_on(&fd, libc::NETLINK_EXT_ACK)?;
+        switch_on(&fd, libc::NETLINK_CAP_ACK)?;
+        set_socket_timeout(&fd, Timeout::Recv, Some(patience))?;
+        Ok(Self {
+            fd,
+            buffer: vec![0; DATAGRAM_MAX],
+        })
+    }
+
+    /// Sends a request. The kernel carries it out in this call: it may sleep
+    /// uninterruptibly as long as the vDPA lock is held or a device in use.
+    pub(super) fn send(&self, message: &[u8]) -> io::Result<()> {
+        let kernel = SocketAddrNetlink::new(0, 0);
+        let sent = retry(|| sendto(&self.fd, message, SendFlags::empty(), &kernel))?;
+        if sent != message.len() {
+            return Err(io::Error::new(
+                io::ErrorKind::WriteZero,
+                "the kernel took a part of the request",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The next datagram of the kernel's. Those of other processes are dropped: any may
+    /// send to this socket.
+    pub(super) fn receive(&mut self) -> io::Result<&[u8]> {
+        loop {
+            let (fd, buffer) = (&self.fd, &mut self.buffer);
+            let (_, length, sender) =
+                retry(|| recvfrom(fd, buffer.as_mut_slice(), RecvFlags::TRUNC))?;
+            let from_kernel = sender
+                .and_then(|sender| SocketAddrNetlink::try_from(sender).ok())
+                .is_some_and(|sender| sender.pid() == 0);
+            if !from_kernel {
+                continue;
+            }
+            if length > self.buffer.len() {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("a datagram of {length} bytes is longer than any of the kernel's"),
+                ));
+            }
+            return Ok(self.buffer.get(..length).unwrap_or_default());
+        }
+    }
+}
+
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
+fn switch_on(fd: &impl AsFd, option: libc::c_int) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let size = libc::socklen_t::try_from(size_of_val(&on)).map_err(io::Error::other)?;
+    // SAFETY: rustix has no netlink options, so the call is made directly. The descriptor
+    // is open during the call, and the pointer and size describe `on`, which the kernel
+    // only reads.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::SOL_NETLINK,
+            option,
+            (&raw const on).cast(),
+            size,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}

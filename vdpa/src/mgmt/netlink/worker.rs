@@ -1,0 +1,173 @@
+//! The thread on which netlink requests are sent.
+//!
+//! The kernel carries a request out inside `sendto`. A vDPA command sleeps there
+//! uninterruptibly while another one holds the lock, and `dev del` as long as the device's
+//! file is open, so the caller waits elsewhere and for a limited time:
+//!
+//! ```text
+//!   queued ──(thread takes it)──> sent ──(answer)──> answered
+//!     └──(caller gives up)──> withdrawn: never sent
+//!                            sent + caller gives up: outcome unknown
+//! ```
+//!
+//! The thread ends when its [`Worker`] is dropped and the request under way, if there is
+//! one, has returned.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use super::exchange::{Answer, Exchange, ExchangeError, Malformed, Progress, Refusal};
+use super::message::{Mode, Request};
+use super::socket::Socket;
+
+/// How often an inconsistent dump is tried again.
+const DUMP_ATTEMPTS: u32 = 16;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    #[error("netlink socket")]
+    Socket(#[source] io::Error),
+    #[error("dump interrupted")]
+    Interrupted,
+    /// Nothing came in time. `sent` tells whether the kernel may still do it.
+    #[error("no answer in time")]
+    Timeout { sent: bool },
+}
+
+impl From<ExchangeError> for CallError {
+    fn from(error: ExchangeError) -> Self {
+        match error {
+            ExchangeError::Refused(refusal) => Self::Refused(refusal),
+            ExchangeError::Malformed(malformed) => Self::Malformed(malformed),
+        }
+    }
+}
+
+type Outcome = Result<Answer, CallError>;
+
+struct Job {
+    request: Request,
+    /// Set by who comes first: the thread when it begins, the caller when it gives up.
+    taken: Arc<AtomicBool>,
+    answer: mpsc::SyncSender<Outcome>,
+}
+
+/// The thread, from outside.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    jobs: mpsc::Sender<Job>,
+    patience: Duration,
+}
+
+impl Worker {
+    /// Opens a socket and starts the thread. `patience` is how long a call waits.
+    pub(crate) fn start(patience: Duration) -> io::Result<Self> {
+        let socket = Socket::open(patience)?;
+        let (jobs, queue) = mpsc::channel::<Job>();
+        thread::Builder::new()
+            .name("netlink".to_owned())
+            .spawn(move || {
+                let mut link = Link {
+                    socket: Some(socket),
+                    patience,
+                    sequence: 0,
+                };
+                for job in queue {
+                    if !job.taken.swap(true, Ordering::AcqRel) {
+                        // The caller may have given up: nobody listens then.
+                        let _ = job.answer.send(link.call(&job.request));
+                    }
+                }
+            })?;
+        Ok(Self { jobs, patience })
+    }
+
+    /// How long a call waits.
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// Sends a request and waits for its whole answer.
+    pub(crate) fn call(&self, request: Request) -> Outcome {
+        let gone = || CallError::Socket(io::Error::other("the netlink thread has ended"));
+        let taken = Arc::new(AtomicBool::new(false));
+        let (answer, answered) = mpsc::sync_channel(1);
+        let job = Job {
+            request,
+            taken: Arc::clone(&taken),
+            answer,
+        };
+        self.jobs.send(job).map_err(|_| gone())?;
+        match answered.recv_timeout(self.patience) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Disconnected) => Err(gone()),
+            Err(RecvTimeoutError::Timeout) => {
+                let sent = taken.swap(true, Ordering::AcqRel);
+                Err(CallError::Timeout { sent })
+            }
+        }
+    }
+}
+
+/// The thread's own.
+struct Link {
+    /// None after an exchange went wrong: what the socket still holds is unknown.
+    socket: Option<Socket>,
+    patience: Duration,
+    sequence: u32,
+}
+
+impl Link {
+    fn call(&mut self, request: &Request) -> Outcome {
+        for _ in 0..DUMP_ATTEMPTS {
+            match self.attempt(request) {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) => {}
+                // Lost to a full receive buffer. Asking again is harmless for a dump only.
+                Err(CallError::Socket(error))
+                    if error.raw_os_error() == Some(libc::ENOBUFS)
+                        && request.mode == Mode::Dump => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(CallError::Interrupted)
+    }
+
+    /// One exchange; `None` if it was interrupted.
+    fn attempt(&mut self, request: &Request) -> Result<Option<Answer>, CallError> {
+        let mut socket = match self.socket.take() {
+            Some(socket) => socket,
+            None => Socket::open(self.patience).map_err(CallError::Socket)?,
+        };
+        self.sequence = self.sequence.wrapping_add(1).max(1);
+        let mut exchange = Exchange::new(self.sequence, request.mode);
+        socket
+            .send(&request.bytes(self.sequence))
+            .map_err(CallError::Socket)?;
+        let outcome = loop {
+            let datagram = socket.receive().map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => CallError::Timeout { sent: true },
+                _ => CallError::Socket(error),
+            })?;
+            match exchange.feed(datagram) {
+                Ok(Progress::Waiting) => {}
+                Ok(Progress::Complete) => break Ok(Some(exchange.answer())),
+                Ok(Progress::Interrupted) => break Ok(None),
+                Err(ExchangeError::Refused(refusal)) => break Err(refusal.into()),
+                // The socket goes: the rest of this answer is in it.
+                Err(ExchangeError::Malformed(malformed)) => return Err(malformed.into()),
+            }
+        };
+        self.socket = Some(socket);
+        outcome
+    }
+}

@@ -1,0 +1,266 @@
+//! What a device to be added is to be like. Wrong values cannot be held; what depends on
+//! several of them is checked when it is sent.
+
+use netlink_packet_core::DefaultNla;
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU};
+
+use super::name::{MgmtDeviceName, is_name};
+use super::netlink::message::{string, value};
+use super::uapi::{
+    VDPA_ATTR_DEV_FEATURES, VDPA_ATTR_DEV_NAME, VDPA_ATTR_DEV_NET_CFG_MACADDR,
+    VDPA_ATTR_DEV_NET_CFG_MAX_VQP, VDPA_ATTR_DEV_NET_CFG_MTU,
+};
+
+/// The longest name, in bytes: what iproute2's `vdpa` has room for.
+const NAME_MAX: usize = 63;
+
+/// The smallest MTU, in bytes (virtio 1.3, 5.1.4.1).
+const MTU_MIN: u16 = 68;
+
+/// The most queue pairs (VIRTIO_NET_CTRL_MQ_VQ_PAIRS_MAX).
+const MAX_VQP_MAX: u16 = 0x8000;
+
+/// Why no device can be made so.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidDevice {
+    /// The name.
+    #[error(
+        "{0:?} is no name for a vDPA device: use 1 to 63 bytes without slashes, spaces and \
+         control characters"
+    )]
+    Name(String),
+    /// The address is a group's, or all zero.
+    #[error(
+        "mac {} is not a unicast address: the first byte must be even, and not all bytes zero",
+        .0.map(|byte| format!("{byte:02x}")).join(":")
+    )]
+    Mac([u8; 6]),
+    /// The MTU is too small.
+    #[error("mtu {0} is too small: virtio allows 68 to 65535 bytes")]
+    Mtu(u16),
+    /// Too few or too many queue pairs.
+    #[error("max_vqp {0} is not possible: virtio allows 1 to 32768 queue pairs")]
+    MaxVqp(u16),
+    /// An attribute needs a feature that the given features lack.
+    #[error(
+        "{attribute} needs the feature {feature} (bit {bit}), which device_features lacks: add {:#x}",
+        1_u64 << bit
+    )]
+    MissingFeature {
+        /// The attribute.
+        attribute: &'static str,
+        /// The feature's name.
+        feature: &'static str,
+        /// Its bit.
+        bit: u32,
+    },
+}
+
+/// A device to be added (`VDPA_CMD_DEV_NEW`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewDevice {
+    name: String,
+    mgmtdev: MgmtDeviceName,
+    mac: Option<[u8; 6]>,
+    mtu: Option<u16>,
+    max_vqp: Option<u16>,
+    device_features: Option<u64>,
+}
+
+impl NewDevice {
+    /// A device called `name` on a management device, with everything else as that one
+    /// chooses.
+    ///
+    /// # Errors
+    /// [`InvalidDevice::Name`].
+    pub fn new(name: &str, mgmtdev: MgmtDeviceName) -> Result<Self, InvalidDevice> {
+        if !is_name(name) || name.len() > NAME_MAX || name.contains(char::is_whitespace) {
+            return Err(InvalidDevice::Name(name.to_owned()));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            mgmtdev,
+            mac: None,
+            mtu: None,
+            max_vqp: None,
+            device_features: None,
+        })
+    }
+
+    /// Gives it an address.
+    ///
+    /// # Errors
+    /// [`InvalidDevice::Mac`] if it is not unicast.
+    pub fn mac(self, mac: [u8; 6]) -> Result<Self, InvalidDevice> {
+        let mac = Some(unicast(mac)?);
+        Ok(Self { mac, ..self })
+    }
+
+    /// Gives it an MTU, in bytes.
+    ///
+    /// # Errors
+    /// [`InvalidDevice::Mtu`] below 68.
+    pub fn mtu(self, mtu: u16) -> Result<Self, InvalidDevice> {
+        if mtu < MTU_MIN {
+            return Err(InvalidDevice::Mtu(mtu));
+        }
+        let mtu = Some(mtu);
+        Ok(Self { mtu, ..self })
+    }
+
+    /// Gives it this many queue pairs.
+    ///
+    /// # Errors
+    /// [`InvalidDevice::MaxVqp`] for 0 or more than 32768.
+    pub fn max_vqp(self, max_vqp: u16) -> Result<Self, InvalidDevice> {
+        if !(1..=MAX_VQP_MAX).contains(&max_vqp) {
+            return Err(InvalidDevice::MaxVqp(max_vqp));
+        }
+        let max_vqp = Some(max_vqp);
+        Ok(Self { max_vqp, ..self })
+    }
+
+    /// Gives it these virtio feature bits and no others.
+    #[must_use]
+    pub fn device_features(self, features: u64) -> Self {
+        Self {
+            device_features: Some(features),
+            ..self
+        }
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it is to be made on.
+    #[must_use]
+    pub fn mgmtdev(&self) -> &MgmtDeviceName {
+        &self.mgmtdev
+    }
+
+    /// The request's attributes.
+    pub(super) fn attributes(&self) -> Result<Vec<DefaultNla>, InvalidDevice> {
+        self.check_features()?;
+        let mut list = self.mgmtdev.attributes();
+        list.push(string(VDPA_ATTR_DEV_NAME, &self.name));
+        let number =
+            |kind, number: Option<u16>| number.map(|number| value(kind, &number.to_ne_bytes()));
+        list.extend(
+            self.mac
+                .map(|mac| value(VDPA_ATTR_DEV_NET_CFG_MACADDR, &mac)),
+        );
+        list.extend(number(VDPA_ATTR_DEV_NET_CFG_MTU, self.mtu));
+        list.extend(number(VDPA_ATTR_DEV_NET_CFG_MAX_VQP, self.max_vqp));
+        let features = self.device_features.map(u64::to_ne_bytes);
+        list.extend(features.map(|bits| value(VDPA_ATTR_DEV_FEATURES, &bits)));
+        Ok(list)
+    }
+
+    fn check_features(&self) -> Result<(), InvalidDevice> {
+        let Some(features) = self.device_features else {
+            return Ok(());
+        };
+        let several = self.max_vqp.is_some_and(|pairs| pairs > 1);
+        for (given, attribute, feature, bit) in [
+            (self.mac.is_some(), "mac", "MAC", VIRTIO_NET_F_MAC),
+            (self.mtu.is_some(), "mtu", "MTU", VIRTIO_NET_F_MTU),
+            (several, "max_vqp", "MQ", VIRTIO_NET_F_MQ),
+        ] {
+            if given && features & 1 << bit == 0 {
+                return Err(InvalidDevice::MissingFeature {
+                    attribute,
+                    feature,
+                    bit,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The address, if a NIC can have it.
+pub(super) fn unicast(mac: [u8; 6]) -> Result<[u8; 6], InvalidDevice> {
+    let [first, ..] = mac;
+    if first & 1 == 1 || mac == [0; 6] {
+        return Err(InvalidDevice::Mac(mac));
+    }
+    Ok(mac)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device() -> NewDevice {
+        NewDevice::new("nic0", "pci/0000:01:00.1".parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn all_that_is_given_is_sent() {
+        let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
+        let full = device()
+            .mac(mac)
+            .and_then(|device| device.mtu(9000))
+            .and_then(|device| device.max_vqp(4))
+            .unwrap()
+            .device_features(u64::MAX);
+        assert_eq!((full.name(), full.mgmtdev().bus()), ("nic0", Some("pci")));
+        let expected = [
+            value(1, b"pci\0"),
+            value(2, b"0000:01:00.1\0"),
+            value(4, b"nic0\0"),
+            value(10, &mac),
+            value(13, &9000_u16.to_ne_bytes()),
+            value(12, &4_u16.to_ne_bytes()),
+            value(20, &u64::MAX.to_ne_bytes()),
+        ];
+        assert_eq!(full.attributes().unwrap(), expected);
+        assert_eq!(device().attributes().unwrap(), expected[..3]);
+    }
+
+    #[test]
+    fn wrong_values_are_refused_with_the_right_ones() {
+        for name in ["", "a b", "a/b", ".", "a\tb", &"x".repeat(64)] {
+            let error = NewDevice::new(name, "m".parse().unwrap()).unwrap_err();
+            assert!(error.to_string().contains("63 bytes"), "{error}");
+        }
+        for mac in [[0; 6], [0xff; 6], [1, 0, 0, 0, 0, 0]] {
+            let error = device().mac(mac).unwrap_err();
+            assert!(error.to_string().contains("unicast"), "{error}");
+        }
+        assert_eq!(device().mtu(67), Err(InvalidDevice::Mtu(67)));
+        assert!(device().mtu(68).is_ok());
+        assert_eq!(device().max_vqp(0), Err(InvalidDevice::MaxVqp(0)));
+        assert!(device().max_vqp(0x8001).is_err());
+    }
+
+    #[test]
+    fn attributes_need_their_features() {
+        let missing = |device: NewDevice, bit: u32| {
+            assert!(
+                device
+                    .clone()
+                    .device_features(1 << bit)
+                    .attributes()
+                    .is_ok()
+            );
+            let error = device
+                .device_features(!(1_u64 << bit))
+                .attributes()
+                .unwrap_err();
+            assert!(
+                error.to_string().contains(&format!("{:#x}", 1_u64 << bit)),
+                "{error}"
+            );
+        };
+        missing(device().mac([2, 0, 0, 0, 0, 1]).unwrap(), 5);
+        missing(device().mtu(1500).unwrap(), 3);
+        missing(device().max_vqp(2).unwrap(), 22);
+        // One pair needs no MQ.
+        let one = device().max_vqp(1).unwrap().device_features(0);
+        assert!(one.attributes().is_ok());
+    }
+}

@@ -1,0 +1,197 @@
+//! What comes, goes and is bound on the vdpa bus, as the kernel tells everybody.
+//!
+//! The netlink family has no notifications, but the driver core sends a message for each
+//! device (lib/kobject_uevent.c): `ACTION@DEVPATH`, then `KEY=VALUE`, each with a NUL.
+//! Messages of other processes and other subsystems are dropped.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvfrom, socket_with};
+
+/// The multicast group of the kernel's own messages.
+const KERNEL_GROUP: u32 = 1;
+
+/// The largest message (UEVENT_BUFFER_SIZE, and the header before it).
+const MESSAGE_MAX: usize = 8192;
+
+/// What happened to a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// It came.
+    Add,
+    /// It went.
+    Remove,
+    /// It got a bus driver.
+    Bind,
+    /// It lost its bus driver.
+    Unbind,
+    /// Something else about it changed.
+    Change,
+}
+
+/// A message about a vDPA device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Uevent {
+    /// What happened.
+    pub action: Action,
+    /// The device's name.
+    pub name: String,
+    /// The bus driver, if the kernel tells one.
+    pub driver: Option<String>,
+    /// The kernel's count of messages (SEQNUM).
+    pub sequence: Option<u64>,
+}
+
+/// What comes out of the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// Something happened.
+    Event(Uevent),
+    /// More happened than fits into the socket: list the devices again.
+    Lost,
+}
+
+/// The stream of messages since it was opened.
+#[derive(Debug)]
+pub struct Uevents {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl Uevents {
+    /// Opens the stream. It needs no right.
+    ///
+    /// # Errors
+    /// What the kernel says to the socket.
+    pub fn open() -> io::Result<Self> {
+        let fd = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            Some(KOBJECT_UEVENT),
+        )?;
+        bind(&fd, &SocketAddrNetlink::new(0, KERNEL_GROUP))?;
+        Ok(Self {
+            fd,
+            buffer: vec![0; MESSAGE_MAX],
+        })
+    }
+
+    /// Waits for the next message about a vDPA device. `None` when nothing of any kind came
+    /// for this long; `None` as the limit waits forever.
+    ///
+    /// # Errors
+    /// What the kernel says to reading.
+    pub fn next(&mut self, limit: Option<Duration>) -> io::Result<Option<Notice>> {
+        set_socket_timeout(&self.fd, Timeout::Recv, limit)?;
+        loop {
+            let (fd, buffer) = (&self.fd, &mut self.buffer);
+            match recvfrom(fd, buffer.as_mut_slice(), RecvFlags::TRUNC) {
+                Ok((_, length, sender)) => {
+                    let from_kernel = sender
+                        .and_then(|sender| SocketAddrNetlink::try_from(sender).ok())
+                        .is_some_and(|sender| sender.pid() == 0);
+                    let message = self.buffer.get(..length).filter(|_| from_kernel);
+                    if let Some(event) = message.and_then(parse) {
+                        return Ok(Some(Notice::Event(event)));
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::NOBUFS) => return Ok(Some(Notice::Lost)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Uevents {
+    /// For waiting together with other things: readable when a message is there.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A message about a vDPA device; `None` for any other.
+fn parse(message: &[u8]) -> Option<Uevent> {
+    let text = std::str::from_utf8(message).ok()?;
+    let mut fields = text.split('\0');
+    let (action, path) = fields.next()?.split_once('@')?;
+    let mut subsystem = None;
+    let mut driver = None;
+    let mut sequence = None;
+    for field in fields {
+        match field.split_once('=') {
+            Some(("SUBSYSTEM", value)) => subsystem = Some(value),
+            Some(("DRIVER", value)) => driver = Some(value.to_owned()),
+            Some(("SEQNUM", value)) => sequence = value.parse().ok(),
+            _ => {}
+        }
+    }
+    if subsystem != Some("vdpa") {
+        return None;
+    }
+    let action = match action {
+        "add" => Action::Add,
+        "remove" => Action::Remove,
+        "bind" => Action::Bind,
+        "unbind" => Action::Unbind,
+        "change" | "move" | "online" | "offline" => Action::Change,
+        _ => return None,
+    };
+    let name = path.rsplit('/').next().filter(|name| !name.is_empty())?;
+    Some(Uevent {
+        action,
+        name: name.to_owned(),
+        driver,
+        sequence,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BIND: &[u8] = b"bind@/devices/nic0\0ACTION=bind\0DEVPATH=/devices/nic0\0\
+        SUBSYSTEM=vdpa\0DRIVER=vhost_vdpa\0SEQNUM=1234\0";
+
+    #[test]
+    fn a_message_is_read() {
+        let event = parse(BIND).unwrap();
+        assert_eq!((event.action, event.name.as_str()), (Action::Bind, "nic0"));
+        assert_eq!(event.driver.as_deref(), Some("vhost_vdpa"));
+        assert_eq!(event.sequence, Some(1234));
+    }
+
+    #[test]
+    fn others_are_dropped() {
+        for message in [
+            &b""[..],
+            b"libudev\0SUBSYSTEM=vdpa\0",
+            b"add@/devices/nic0/vhost-vdpa-0\0SUBSYSTEM=vhost-vdpa\0",
+            b"add@/devices/nic0\0",
+            b"add@\0SUBSYSTEM=vdpa\0",
+            b"frob@/devices/nic0\0SUBSYSTEM=vdpa\0",
+            b"add@/devices/\xff\0SUBSYSTEM=vdpa\0",
+        ] {
+            assert_eq!(parse(message), None, "{}", String::from_utf8_lossy(message));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn changed_messages_do_no_harm(index: prop::sample::Index, value: u8, cut in 0_usize..100) {
+            let mut message = BIND.to_vec();
+            let length = message.len();
+            message[index.index(length)] = value;
+            message.truncate(cut);
+            let _ = parse(&message);
+        }
+    }
+}
