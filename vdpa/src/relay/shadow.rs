@@ -51,8 +51,10 @@ pub struct ShadowQueue {
     hold_at_wrap: bool,
     /// Both sides were asked to signal, and nothing came since.
     listening: bool,
-    /// Chains of the device's that are enough for a while: see [`ShadowQueue::forward`].
+    /// Chains of the device's that are enough for a while: see [`ShadowQueue::kick`].
     plenty: u16,
+    /// Chains were forwarded since the device was asked last whether it wants a kick.
+    kick_due: bool,
 }
 
 impl ShadowQueue {
@@ -96,6 +98,7 @@ impl ShadowQueue {
             hold_at_wrap: false,
             listening: false,
             plenty,
+            kick_due: false,
         })
     }
 
@@ -105,7 +108,7 @@ impl ShadowQueue {
     /// # Errors
     /// As [`Relay::pass`].
     pub fn fill(&mut self) -> Result<(), RelayError> {
-        while self.forward_all()? > 0 {}
+        while self.forward()? > 0 {}
         Ok(())
     }
 
@@ -149,18 +152,8 @@ impl ShadowQueue {
         self.guest.pop()
     }
 
-    /// Gives the device what the guest has, unless it has plenty: what the guest adds to that
-    /// goes on with the next used chain, in one batch with one kick. So it costs neither a
-    /// kick by the guest nor one of the device for each buffer that a receive queue gets back.
-    fn forward(&mut self) -> Result<u16, RelayError> {
-        if self.private.outstanding() >= self.plenty {
-            return Ok(0);
-        }
-        self.forward_all()
-    }
-
     /// Gives the device what the guest has, as far as it fits.
-    fn forward_all(&mut self) -> Result<u16, RelayError> {
+    fn forward(&mut self) -> Result<u16, RelayError> {
         let mut forwarded = 0;
         while forwarded < PASS_LIMIT {
             let Some(chain) = self.take()? else {
@@ -215,6 +208,18 @@ impl ShadowQueue {
         Ok(used)
     }
 
+    /// Whether the device is to be kicked, which `had` so many chains before the last were
+    /// forwarded. One that has plenty is kicked when it has less, for all that came meanwhile: it
+    /// finds them in the ring before that if it looks there. So a receive queue does not cost
+    /// a kick for each buffer that the guest gives back; a driver that refills in batches does the same.
+    fn kick(&mut self, had: u16) -> Result<bool, RelayError> {
+        if !self.kick_due || had >= self.plenty {
+            return Ok(false);
+        }
+        self.kick_due = false;
+        Ok(self.private.needs_kick()?)
+    }
+
     /// With nothing to do both sides are asked to signal; with work they are
     /// asked not to. `true`: there is work after all.
     ///
@@ -250,8 +255,10 @@ impl Relay for ShadowQueue {
         // Buffers go to the device before the guest hears of used ones: the
         // frames that it sends upon those may come back before the next pass,
         // and a receive queue that is short of buffers loses them.
+        let had = self.private.outstanding();
         let forwarded = self.forward()?;
-        let kick = forwarded > 0 && self.private.needs_kick()?;
+        self.kick_due |= forwarded > 0;
+        let kick = self.kick(had)?;
         let used = self.give_back(dirty)?;
         let interrupt = used > 0 && self.guest.publish()?;
         let idle = used == 0 && forwarded == 0;

@@ -10,6 +10,7 @@
 //!                  |  strategy direct: waiting for a request
 //! ```
 
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
@@ -23,6 +24,7 @@ use vdpa::device::{Device, Running};
 use vdpa::memory::GuestMemory;
 use vdpa::netdev::{Driver, Kick, Netdev, Options, QueuePair};
 use vdpa::relay::{Pause, RelaySet, Strategy};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::{failed, wait};
@@ -97,6 +99,7 @@ impl Station {
         let (answer, answers) = mpsc::channel();
         let relays = Relays {
             device: Some(device),
+            signals: signals(&set, &wake)?,
             set,
             memory,
             receive: pair.receive.queue().index(),
@@ -183,6 +186,8 @@ struct Relays {
     /// `None` after a change that failed.
     device: Option<Device<Running>>,
     set: RelaySet,
+    /// What may be waited for now.
+    signals: Epoll,
     memory: Arc<GuestMemory>,
     receive: u16,
     transmit: u16,
@@ -236,24 +241,49 @@ impl Relays {
                 // The part that failed names the cause, the whole only that it did.
                 let changed = changed.map_err(|failure| failed("change the rings")(failure.error));
                 self.device = Some(changed?);
+                self.signals = signals(&self.set, &self.wake)?;
                 Ok(took)
             }
         }
     }
 
     fn wait(&self, limit: Option<Duration>) -> Result<()> {
-        let events: Vec<&EventFd> = self.set.hints().chain([&*self.wake]).collect();
-        let mut descriptors: Vec<PollFd<'_>> = events
-            .iter()
-            .map(|event| PollFd::from_borrowed_fd(wait::descriptor(event), PollFlags::IN))
-            .collect();
-        if wait::until(&mut descriptors, limit)? {
-            let signalled = descriptors.iter().map(|one| !one.revents().is_empty());
-            for (event, _) in events.iter().zip(signalled).filter(|(_, is)| *is) {
-                // Non-blocking: another one may have been faster.
-                let _ = event.read();
+        let milliseconds = match limit {
+            None => -1,
+            // epoll counts in whole ones.
+            Some(limit) if limit < Duration::from_millis(1) => {
+                // SAFETY: needed because Epoll has no `AsFd`. The descriptor is open as
+                // long as `self.signals` is borrowed, and so is the result.
+                let signals = unsafe { BorrowedFd::borrow_raw(self.signals.as_raw_fd()) };
+                let mut signals = [PollFd::from_borrowed_fd(signals, PollFlags::IN)];
+                if !wait::until(&mut signals, Some(limit))? {
+                    return Ok(());
+                }
+                0
             }
+            Some(limit) => i32::try_from(limit.as_millis())
+                .map_err(|_| Error::invalid("a time limit", "it is out of range"))?,
+        };
+        match self
+            .signals
+            .wait(milliseconds, &mut [EpollEvent::default(); 8])
+        {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(()),
+            Err(error) => Err(Error::system("wait for eventfds")(error)),
         }
-        Ok(())
     }
+}
+
+/// What a poll waits for with these strategies: edges, so that an eventfd need not be
+/// read after each signal.
+fn signals(set: &RelaySet, wake: &EventFd) -> Result<Epoll> {
+    let epoll = Epoll::new().map_err(Error::system("create an epoll instance"))?;
+    for event in set.hints().chain([wake]) {
+        let interest = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
+        epoll
+            .ctl(ControlOperation::Add, event.as_raw_fd(), interest)
+            .map_err(Error::system("wait for an eventfd"))?;
+    }
+    Ok(epoll)
 }
