@@ -1,7 +1,6 @@
 //! `bellhop dev`: vDPA devices, made, shown, changed and taken away.
 
 mod describe;
-mod words;
 
 use std::io;
 
@@ -9,7 +8,7 @@ use vdpa::mgmt::{Connection, InvalidDevice, MgmtError, NewDevice};
 
 use crate::exit::{self, Code};
 use crate::listing::{Entry, Format, Layout, Listing};
-use words::{WordError, Words};
+use super::words::{self, WordError, Words};
 
 /// Make, show, change and delete vDPA devices
 ///

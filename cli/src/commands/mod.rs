@@ -5,6 +5,8 @@ mod dev;
 mod mgmtdev;
 mod probe;
 mod run;
+mod vf;
+mod words;
 
 use std::error::Error;
 
@@ -17,6 +19,7 @@ pub(crate) enum Command {
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
     Dev(dev::Arguments),
+    Vf(vf::Arguments),
     Bind(bind::Arguments),
 }
 
@@ -28,6 +31,7 @@ impl Command {
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
             Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
             Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
+            Self::Vf(arguments) => Ok(vf::execute(&arguments)?),
             Self::Bind(arguments) => Ok(bind::execute(&arguments)?),
         }
     }
