@@ -108,7 +108,10 @@ impl Entry {
                     text.push_str(&field);
                     text.push(' ');
                 }
-                (Layout::LineThenLists, Value::Text(_) | Value::Number(_) | Value::Flag(_) | Value::Switch(_)) => {
+                (
+                    Layout::LineThenLists,
+                    Value::Text(_) | Value::Number(_) | Value::Flag(_) | Value::Switch(_),
+                ) => {
                     text.push_str(&field);
                     text.push(' ');
                 }

@@ -6,9 +6,9 @@ use std::io;
 
 use vdpa::mgmt::{Connection, InvalidDevice, MgmtError, NewDevice};
 
+use super::words::{self, WordError, Words};
 use crate::exit::{self, Code};
 use crate::listing::{Entry, Format, Layout, Listing};
-use super::words::{self, WordError, Words};
 
 /// Make, show, change and delete vDPA devices
 ///

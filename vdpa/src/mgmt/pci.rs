@@ -63,6 +63,8 @@ pub struct Pci {
     groups: PathBuf,
     interfaces: PathBuf,
     vdpa_devices: PathBuf,
+    /// Where VFIO's files are: `/dev/vfio`.
+    vfio: PathBuf,
     vdpa: Bus,
 }
 
@@ -82,6 +84,7 @@ impl Pci {
             groups: sysfs.join("kernel/iommu_groups"),
             interfaces: sysfs.join("class/net"),
             vdpa_devices: sysfs.join("bus/vdpa/devices"),
+            vfio: PathBuf::from("/dev/vfio"),
             vdpa: Bus::at(sysfs),
         }
     }
@@ -246,12 +249,7 @@ fn represents(interface: &Path) -> bool {
 /// What is in a directory; nothing if it is not there.
 fn names(directory: &Path) -> Result<Vec<String>, PciError> {
     let entries = match fs::read_dir(directory) {
-        Err(error)
-            if matches!(
-                error.kind(),
-                ErrorKind::NotFound | ErrorKind::NotADirectory
-            ) =>
-        {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(Vec::new());
         }
         entries => entries.map_err(|source| read_error(directory, source))?,
@@ -300,4 +298,4 @@ fn read_error(path: &Path, source: io::Error) -> PciError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -70,9 +70,13 @@ fn described(entry: Entry, pci: &Pci, function: &Function) -> Result<Entry, PciE
         .collect();
     let entry = with_list(entry, "netdev", &function.netdevs);
     let entry = with_some(entry, "driver", function.driver.as_deref());
-    let entry = with_some(entry, "driver_override", function.driver_override.as_deref())
-        .with_number("numa_node", function.numa_node)
-        .with_number("iommu_group", function.iommu_group);
+    let entry = with_some(
+        entry,
+        "driver_override",
+        function.driver_override.as_deref(),
+    )
+    .with_number("numa_node", function.numa_node)
+    .with_number("iommu_group", function.iommu_group);
     let entry = with_list(entry, "shares_group_with", &shared);
     Ok(with_list(entry, "vdpa", &function.vdpa_devices))
 }

@@ -102,12 +102,17 @@ fn mac(word: &'static str, value: &str) -> Result<[u8; 6], WordError> {
 }
 
 fn protocol(word: &'static str, value: &str) -> Result<VlanProtocol, WordError> {
-    let known = [("802.1Q", VlanProtocol::Dot1Q), ("802.1ad", VlanProtocol::Dot1Ad)];
+    let known = [
+        ("802.1Q", VlanProtocol::Dot1Q),
+        ("802.1ad", VlanProtocol::Dot1Ad),
+    ];
     // iproute2 takes both spellings of the letters.
     let found = known
         .into_iter()
         .find(|(name, _)| name.eq_ignore_ascii_case(value));
-    found.map(|one| one.1).ok_or_else(|| choice(word, value, "802.1Q or 802.1ad"))
+    found
+        .map(|one| one.1)
+        .ok_or_else(|| choice(word, value, "802.1Q or 802.1ad"))
 }
 
 fn on_or_off(word: &'static str, value: &str) -> Result<bool, WordError> {

@@ -11,7 +11,9 @@ use crate::mgmt::in_use::InUse;
 #[derive(Debug, thiserror::Error)]
 pub enum PciError {
     /// There is no such function.
-    #[error("there is no PCI function {0}; `bellhop vf show` lists those with SR-IOV, `lspci -D` all")]
+    #[error(
+        "there is no PCI function {0}; `bellhop vf show` lists those with SR-IOV, `lspci -D` all"
+    )]
     NoFunction(Address),
     /// There is no such network interface here.
     #[error("there is no network interface {0} in this network namespace; `ip link` lists them")]
@@ -79,7 +81,9 @@ pub enum PciError {
         source: io::Error,
     },
     /// The function has no SR-IOV.
-    #[error("{0} cannot have virtual functions; `bellhop vf show` lists what can (the firmware may have SR-IOV switched off)")]
+    #[error(
+        "{0} cannot have virtual functions; `bellhop vf show` lists what can (the firmware may have SR-IOV switched off)"
+    )]
     NoSriov(Address),
     /// It is a virtual function itself.
     #[error("{function} is a virtual function; name its physical function, pci/{physical}")]
@@ -100,7 +104,10 @@ pub enum PciError {
         total: u32,
     },
     /// The kernel did not make or take away virtual functions.
-    #[error("cannot give {function} {count} virtual functions, it now has {now}{}", remedy(source))]
+    #[error(
+        "cannot give {function} {count} virtual functions, it now has {now}{}",
+        remedy(source)
+    )]
     Count {
         /// The function.
         function: Address,
@@ -143,7 +150,9 @@ fn remedy(source: &io::Error) -> &'static str {
         Some(libc::ENOENT) => {
             ": it has no driver, or one that knows no SR-IOV; bind it to its NIC driver first"
         }
-        Some(libc::EBUSY) => ": its driver is not ready or has them in use; try again when its link is up",
+        Some(libc::EBUSY) => {
+            ": its driver is not ready or has them in use; try again when its link is up"
+        }
         Some(libc::ENOMEM) => {
             ": the firmware of this machine left too few bus numbers or too little address space (try `pci=realloc`)"
         }

@@ -82,9 +82,9 @@ impl Pci {
         let own = names(&directory)?;
         let group = function.iommu_group;
         Ok(group
-            .map(|group| PathBuf::from(format!("/dev/vfio/{group}")))
+            .map(|group| self.vfio.join(group.to_string()))
             .into_iter()
-            .chain(own.iter().map(|name| PathBuf::from("/dev/vfio/devices").join(name)))
+            .chain(own.iter().map(|name| self.vfio.join("devices").join(name)))
             .collect())
     }
 

@@ -3,9 +3,9 @@
 
 use super::settings::{LinkState, Rates, Vlan};
 use super::uapi::{
-    ETH_P_8021Q, IFLA_IFNAME, IFLA_VF_INFO, IFLA_VF_LINK_STATE, IFLA_VF_MAC,
-    IFLA_VF_RATE, IFLA_VF_RSS_QUERY_EN, IFLA_VF_SPOOFCHK, IFLA_VF_TRUST, IFLA_VF_TX_RATE,
-    IFLA_VF_VLAN, IFLA_VF_VLAN_INFO, IFLA_VF_VLAN_LIST, IFLA_VFINFO_LIST, SETTING_UNKNOWN,
+    ETH_P_8021Q, IFLA_IFNAME, IFLA_VF_INFO, IFLA_VF_LINK_STATE, IFLA_VF_MAC, IFLA_VF_RATE,
+    IFLA_VF_RSS_QUERY_EN, IFLA_VF_SPOOFCHK, IFLA_VF_TRUST, IFLA_VF_TX_RATE, IFLA_VF_VLAN,
+    IFLA_VF_VLAN_INFO, IFLA_VF_VLAN_LIST, IFLA_VFINFO_LIST, SETTING_UNKNOWN,
 };
 use super::{Link, VirtualFunction};
 use crate::mgmt::netlink::attributes::Attributes;
@@ -19,7 +19,10 @@ impl Link {
     /// Reads RTM_NEWLINK: `struct ifinfomsg` (family u8, padding, type u16, index i32, flags, change),
     /// then attributes.
     pub(super) fn of(message: &Message) -> Result<Self, Malformed> {
-        let index = message.header.get(4..8).and_then(|index| index.try_into().ok());
+        let index = message
+            .header
+            .get(4..8)
+            .and_then(|index| index.try_into().ok());
         let index = index.map(i32::from_ne_bytes);
         let attributes = Attributes::parse(&message.attributes)?;
         let mut virtual_functions = Vec::new();

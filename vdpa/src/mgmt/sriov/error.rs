@@ -43,7 +43,9 @@ impl fmt::Display for LinkOperation {
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// No interface can be called so.
-    #[error("{0:?} does not name a network interface: names have 1 to 15 bytes, without slashes and spaces")]
+    #[error(
+        "{0:?} does not name a network interface: names have 1 to 15 bytes, without slashes and spaces"
+    )]
     BadName(String),
     /// There is no such interface here.
     #[error("there is no network interface {name} in this network namespace; `ip link` lists them")]
@@ -65,7 +67,9 @@ pub enum LinkError {
         count: usize,
     },
     /// The driver of the physical function has no such setting.
-    #[error("cannot {operation}: its driver has no such setting (virtio_net has none of them); set it where the NIC is made")]
+    #[error(
+        "cannot {operation}: its driver has no such setting (virtio_net has none of them); set it where the NIC is made"
+    )]
     NotTaken {
         /// What was asked for.
         operation: LinkOperation,

@@ -129,12 +129,7 @@ impl Links {
         reported
     }
 
-    fn send(
-        &self,
-        link: &Link,
-        virtual_function: u32,
-        setting: &Setting,
-    ) -> Result<(), LinkError> {
+    fn send(&self, link: &Link, virtual_function: u32, setting: &Setting) -> Result<(), LinkError> {
         let operation = LinkOperation::Set {
             interface: link.name.clone(),
             virtual_function,
@@ -199,7 +194,10 @@ pub(super) fn only(answer: &Answer) -> Result<Link, Malformed> {
             // It may have another name: interfaces can have several.
             Link::of(message)
         }
-        _ => Err(Malformed::new("answer", "it does not have exactly one link")),
+        _ => Err(Malformed::new(
+            "answer",
+            "it does not have exactly one link",
+        )),
     }
 }
 
@@ -209,7 +207,10 @@ fn refused(operation: LinkOperation, source: Refusal) -> LinkError {
         (libc::EPERM | libc::EACCES, operation) => LinkError::NotPermitted { operation, source },
         (
             libc::ENODEV,
-            LinkOperation::Show(name) | LinkOperation::Set { interface: name, .. },
+            LinkOperation::Show(name)
+            | LinkOperation::Set {
+                interface: name, ..
+            },
         ) => LinkError::NoInterface { name, source },
         (libc::EOPNOTSUPP, operation @ LinkOperation::Set { .. }) => {
             LinkError::NotTaken { operation, source }

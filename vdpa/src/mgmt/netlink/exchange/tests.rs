@@ -89,7 +89,10 @@ fn a_dump_goes_over_several_datagrams() {
     assert_eq!(exchange.feed(&last).unwrap(), Progress::Complete);
     let messages = exchange.answer().messages;
     assert_eq!(messages.len(), 3);
-    assert_eq!((messages[0].message_type, messages[0].command()), (FAMILY, 3));
+    assert_eq!(
+        (messages[0].message_type, messages[0].command()),
+        (FAMILY, 3)
+    );
 }
 
 #[test]
@@ -175,7 +178,11 @@ fn codes_that_are_no_errno_and_wrong_ends_are_errors() {
         assert!(matches!(result, Err(ExchangeError::Malformed(_))));
     }
     let overrun = wire(4, 0, SEQUENCE, &[]);
-    assert!(Exchange::new(SEQUENCE, Mode::Dump, Protocol::Generic).feed(&overrun).is_err());
+    assert!(
+        Exchange::new(SEQUENCE, Mode::Dump, Protocol::Generic)
+            .feed(&overrun)
+            .is_err()
+    );
 }
 
 #[test]
