@@ -62,7 +62,7 @@ impl Rig {
     /// The rig that an integration test target runs on, by its name.
     pub fn of_test(target: &str) -> Self {
         let is = |rig: &str| {
-            ["hardware_", "rings_"].iter().any(|area| {
+            ["hardware_", "rings_", "mgmt_"].iter().any(|area| {
                 target
                     .strip_prefix(area)
                     .is_some_and(|topic| topic.starts_with(rig))
@@ -242,6 +242,8 @@ mod tests {
         assert_eq!(Rig::of_test("hardware_labnic_doorbells"), Rig::Labnic);
         assert_eq!(Rig::of_test("rings_labnic_netdev"), Rig::Labnic);
         assert_eq!(Rig::of_test("rings_sriov_netdev"), Rig::Sriov);
+        assert_eq!(Rig::of_test("mgmt_sriov"), Rig::Sriov);
+        assert_eq!(Rig::of_test("mgmt_dev"), Rig::Sim);
         assert_eq!(Rig::of_test("rings_netdev"), Rig::Sim);
         assert_eq!(Rig::of_test("skeleton_lab"), Rig::Sim);
     }
