@@ -6,7 +6,7 @@ use vdpa::mgmt::bus::{Bus, BusDevice, BusError};
 use vdpa::mgmt::pci::{Address, BadAddress, Function, Pci, PciError};
 
 use super::vf::function_entry;
-use crate::exit::Code;
+use crate::exit::{self, Code};
 use crate::listing::{Entry, Format, Layout, Listing};
 
 /// Show which driver has a vDPA device or a PCI function, or give it to another one
@@ -61,6 +61,17 @@ pub(crate) enum CommandError {
 
 /// Binds if asked to, and prints how it is then.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    match carry_out(arguments) {
+        // Said as clap says what is wrong with a command line.
+        Err(error @ CommandError::Address(_)) => {
+            exit::report(&error);
+            Ok(Code::WrongCommandLine)
+        }
+        outcome => outcome,
+    }
+}
+
+fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
     let entry = match arguments.device.strip_prefix("pci/") {
         Some(address) => pci(address.parse()?, arguments.driver.as_deref())?,
         None => vdpa(&arguments.device, arguments.driver.as_deref())?,

@@ -1,20 +1,25 @@
 //! From a NIC to a vDPA device on one of its virtual functions, and back.
 
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use lab::process::output;
 use lab::rig::VIRTUAL_FUNCTIONS;
 use serde_json::Value;
 use vdpa::mgmt::bus::Bus;
 use vdpa::mgmt::pci::{Function, Pci};
 
-use super::support::{bellhop, complaint, complaint_with, printed};
+use super::support::{bellhop, complaint, complaint_with, printed, program};
 
 /// What the lab's virtio functions have at first.
 const NET_DRIVER: &str = "virtio-pci";
+
+/// A user without rights.
+const NOBODY: u32 = 65534;
 
 const DEVICE: &str = "lab-sriov";
 
@@ -189,6 +194,53 @@ fn the_old_driver_comes_back() {
         function
     };
     assert_eq!(without_names(after), without_names(before));
+}
+
+#[test]
+fn a_function_goes_to_vfio_and_back() {
+    let nic = Nic::find();
+    output(Command::new("modprobe").arg("vfio-pci")).unwrap();
+    printed(&bellhop(&["vf", "count", &nic.name, "1"]));
+    let function = nic.virtual_function(0);
+    // Its table of ids is empty: it takes what it is told to.
+    printed(&bellhop(&["bind", &function, "vfio-pci"]));
+    let shown = shown(&["vf", "show", &nic.netdev]);
+    assert_eq!(shown[&function]["driver"], "vfio-pci");
+    assert_eq!(shown[&function]["driver_override"], "vfio-pci");
+    let group = shown[&function]["iommu_group"].as_u64().unwrap();
+    let holder = Open::start(Path::new(&format!("/dev/vfio/{group}")));
+    let words = [&function[4..], "in use by sleep", "/dev/vfio/"];
+    complaint(&bellhop(&["vf", "count", &nic.netdev, "0"]), &words);
+    complaint(&bellhop(&["bind", &function, NET_DRIVER]), &words);
+    drop(holder);
+    let text = printed(&bellhop(&["bind", &function, NET_DRIVER]));
+    assert!(!text.contains("driver_override"), "{text}");
+}
+
+#[test]
+fn who_may_not_change_anything_is_told_so_and_changes_nothing() {
+    let nic = Nic::find();
+    printed(&bellhop(&["vf", "count", &nic.name, "1"]));
+    let function = nic.virtual_function(0);
+    let before = Pci::default().function(nic.before.address).unwrap();
+    for words in [
+        ["vf", "count", &nic.name, "0"].as_slice(),
+        &["vf", "count", &nic.name, "2"],
+        &["bind", &function, "vp-vdpa"],
+        &["vf", "set", &nic.netdev, "0", "trust", "on"],
+    ] {
+        let output = Command::new(program())
+            .args(words)
+            .stdin(Stdio::null())
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .output()
+            .unwrap();
+        complaint(&output, &["root"]);
+    }
+    assert_eq!(Pci::default().function(nic.before.address).unwrap(), before);
+    let text = printed(&bellhop(&["bind", &function]));
+    assert!(text.contains("driver virtio-pci "), "{text}");
 }
 
 #[test]
