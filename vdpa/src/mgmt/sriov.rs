@@ -11,6 +11,20 @@
 //! The settings (address, VLAN, spoof check, trust, rates, link state) belong to the network interface
 //! of the physical function, so they go through rtnetlink; `uapi` has its numbers. Owns both. Must
 //! not know which driver a virtual function has.
+//!
+//! ```no_run
+//! use vdpa::mgmt::pci::Pci;
+//! use vdpa::mgmt::sriov::{Links, Setting};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let pci = Pci::default();
+//! let physical = pci.set_virtual_functions("0000:01:00.0".parse()?, 4)?;
+//! let settings = [Setting::Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56]), Setting::Trust(false)];
+//! Links::open()?.set(&physical.netdevs[0], 0, &settings)?;
+//! pci.bind(physical.virtual_functions[0].1, "vp-vdpa")?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod decode;
 mod error;

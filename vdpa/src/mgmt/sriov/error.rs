@@ -68,7 +68,7 @@ pub enum LinkError {
     },
     /// The driver of the physical function has no such setting.
     #[error(
-        "cannot {operation}: its driver has no such setting (virtio_net has none of them); set it where the NIC is made"
+        "cannot {operation}: its driver has no such setting (virtio_net has none at all: whoever provides that NIC sets them there)"
     )]
     NotTaken {
         /// What was asked for.
