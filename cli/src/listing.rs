@@ -65,6 +65,10 @@ impl Entry {
         }
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Adds a field.
     pub(crate) fn with(mut self, key: impl Into<String>, value: Value) -> Self {
         self.fields.push((key.into(), value));

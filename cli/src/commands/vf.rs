@@ -45,7 +45,7 @@ enum Command {
     /// Show NICs that can have virtual functions, and these; of all or of one
     #[command(visible_alias = "list", after_long_help = SHOW_HELP)]
     Show {
-        /// The physical function: a network interface or pci/ADDRESS
+        /// The physical function, or a virtual one: a network interface or pci/ADDRESS
         #[arg(value_name = "PF")]
         physical: Option<String>,
     },
@@ -144,7 +144,16 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         Command::Show {
             physical: Some(physical),
         } => match Physical::find(&pci, physical)? {
-            Physical::Function(function) => describe_function(&pci, &function)?,
+            Physical::Function(function) => match function.physical_function {
+                // A virtual one: as its physical one has it.
+                Some(physical) => {
+                    let mut entries = describe_function(&pci, &pci.function(physical)?)?;
+                    let name = describe::name(&function);
+                    entries.retain(|entry| entry.name() == name);
+                    entries
+                }
+                None => describe_function(&pci, &function)?,
+            },
             Physical::Interface(name) => describe::link(&Links::open()?.link(&name)?),
         },
         Command::Count { physical, count } => {
@@ -160,11 +169,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
             words,
         } => {
             let interface = match Physical::find(&pci, physical)? {
-                Physical::Function(function) => function
-                    .netdevs
-                    .into_iter()
-                    .next()
-                    .ok_or(CommandError::NoInterface(function.address))?,
+                Physical::Function(function) => physical_interface(*function)?,
                 Physical::Interface(name) => name,
             };
             let links = Links::open()?;
@@ -207,6 +212,19 @@ impl Physical {
             None => Self::Interface(text.to_owned()),
         })
     }
+}
+
+/// The interface of a physical function: what its virtual ones may do is asked there.
+fn physical_interface(function: Function) -> Result<String, CommandError> {
+    if let Some(physical) = function.physical_function {
+        return Err(PciError::Virtual {
+            function: function.address,
+            physical,
+        }
+        .into());
+    }
+    let first = function.netdevs.into_iter().next();
+    first.ok_or(CommandError::NoInterface(function.address))
 }
 
 /// A physical function and its virtual ones.

@@ -1,5 +1,7 @@
 //! From a NIC to a vDPA device on one of its virtual functions, and back.
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -7,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use lab::endurance::cycles;
 use lab::process::output;
 use lab::rig::VIRTUAL_FUNCTIONS;
 use serde_json::Value;
@@ -119,6 +122,9 @@ fn from_a_nic_to_a_device_and_back() {
     let mut groups = Vec::new();
     for index in 0..VIRTUAL_FUNCTIONS {
         let one = &with[nic.virtual_function(index)];
+        let alone = shown(&["vf", "show", &nic.virtual_function(index)]);
+        assert_eq!(alone.as_object().unwrap().len(), 1);
+        assert_eq!(&alone[nic.virtual_function(index)], one);
         assert_eq!(one["pf"], nic.name);
         assert_eq!(one["vf"], index);
         assert_eq!(one["driver"], NET_DRIVER);
@@ -174,6 +180,65 @@ fn from_a_nic_to_a_device_and_back() {
     assert_eq!(shown(&["vf", "count", &nic.name, "0"]), before);
     let after = Pci::default().function(nic.before.address).unwrap();
     assert_eq!(after, nic.before);
+}
+
+/// All of this machine that the life of a virtual function may leave traces in.
+#[derive(Debug, PartialEq)]
+struct Traces {
+    functions: Value,
+    /// By address: names and indexes change.
+    interfaces: BTreeSet<String>,
+    management_devices: String,
+    devices: String,
+    groups: usize,
+}
+
+impl Traces {
+    fn find() -> Self {
+        let links = output(Command::new("ip").args(["-j", "link"])).unwrap();
+        let links: Vec<Value> = serde_json::from_slice(&links).unwrap();
+        Self {
+            functions: shown(&["vf", "show"]),
+            interfaces: links
+                .iter()
+                .map(|link| link["address"].to_string())
+                .collect(),
+            management_devices: printed(&bellhop(&["mgmtdev", "show"])),
+            devices: printed(&bellhop(&["dev", "show"])),
+            groups: fs::read_dir("/sys/kernel/iommu_groups").unwrap().count(),
+        }
+    }
+}
+
+#[test]
+fn whatever_fails_the_machine_is_as_before() {
+    let nic = Nic::find();
+    let before = Traces::find();
+    for cycle in 0..cycles(3) {
+        // How far it gets before something fails.
+        for steps in 0..=3 {
+            complaint(&bellhop(&["vf", "count", &nic.name, "5"]), &["at most"]);
+            if steps > 0 {
+                printed(&bellhop(&["vf", "count", &nic.name, "2"]));
+                let function = nic.virtual_function(1);
+                let refused = bellhop(&["bind", &function, "pcieport"]);
+                complaint(&refused, &["now has virtio-pci"]);
+                if steps > 1 {
+                    printed(&bellhop(&["bind", &function, "vp-vdpa"]));
+                    let refused = bellhop(&["bind", &function, "pcieport"]);
+                    complaint(&refused, &["now has vp-vdpa"]);
+                }
+                if steps > 2 {
+                    let add = ["dev", "add", "name", DEVICE, "mgmtdev", &function];
+                    printed(&bellhop(&add));
+                    complaint(&bellhop(&add), &[DEVICE]);
+                }
+            }
+            // The device goes with its function, and that with the others.
+            printed(&bellhop(&["vf", "count", &nic.name, "0"]));
+            assert_eq!(Traces::find(), before, "cycle {cycle}, {steps} steps");
+        }
+    }
 }
 
 #[test]
@@ -273,6 +338,10 @@ fn wrong_numbers_names_and_settings_are_said() {
     printed(&bellhop(&["vf", "count", &nic.name, "1"]));
     complaint(
         &bellhop(&["vf", "count", &nic.virtual_function(0), "1"]),
+        &["is a virtual function", &nic.name],
+    );
+    complaint(
+        &bellhop(&["vf", "set", &nic.virtual_function(0), "0", "trust", "on"]),
         &["is a virtual function", &nic.name],
     );
     // virtio_net takes none of the settings.

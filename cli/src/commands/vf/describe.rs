@@ -58,7 +58,8 @@ pub(super) fn link(link: &Link) -> Vec<Entry> {
     std::iter::once(physical).chain(virtual_ones).collect()
 }
 
-fn name(function: &Function) -> String {
+/// As an argument names it.
+pub(super) fn name(function: &Function) -> String {
     format!("pci/{}", function.address)
 }
 

@@ -202,7 +202,7 @@ pub(super) fn only(answer: &Answer) -> Result<Link, Malformed> {
 }
 
 /// A refusal with its remedy.
-fn refused(operation: LinkOperation, source: Refusal) -> LinkError {
+pub(super) fn refused(operation: LinkOperation, source: Refusal) -> LinkError {
     match (source.errno(), operation) {
         (libc::EPERM | libc::EACCES, operation) => LinkError::NotPermitted { operation, source },
         (

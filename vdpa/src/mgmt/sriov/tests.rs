@@ -2,10 +2,10 @@
 use netlink_packet_core::{DefaultNla, Emitable};
 use proptest::prelude::*;
 
-use super::links::only;
+use super::links::{only, refused};
 use super::uapi::*;
 use super::*;
-use crate::mgmt::netlink::exchange::Answer;
+use crate::mgmt::netlink::exchange::{Answer, Refusal};
 use crate::mgmt::netlink::message::{Message, nested, string};
 use crate::mgmt::pci::tests::Sysfs;
 
@@ -198,6 +198,33 @@ proptest! {
             message.attributes[position] = byte;
         }
         let _ = Link::of(&message);
+    }
+}
+
+#[test]
+fn refusals_become_remedies() {
+    let operation = || LinkOperation::Set {
+        interface: "enp1s0".to_owned(),
+        virtual_function: 3,
+        setting: "VLAN",
+    };
+    for (errno, words) in [
+        (libc::EPERM, "CAP_NET_ADMIN"),
+        (libc::EOPNOTSUPP, "its driver has no such setting"),
+        (libc::ENODEV, "no network interface enp1s0"),
+        (
+            libc::EINVAL,
+            "cannot set the VLAN of virtual function 3 of enp1s0",
+        ),
+    ] {
+        let kernel = Refusal::of(errno, Some("why"));
+        let error = refused(operation(), kernel.clone());
+        let text = error.to_string();
+        assert!(text.contains(words), "{text}");
+        // The kernel's words are the cause, and said once.
+        assert!(!text.contains("why"), "{text}");
+        let source = std::error::Error::source(&error).unwrap();
+        assert_eq!(source.to_string(), kernel.to_string());
     }
 }
 
