@@ -232,8 +232,9 @@ fn whatever_fails_the_machine_is_as_before() {
             }
             if steps > 2 {
                 let add = ["dev", "add", "name", DEVICE, "mgmtdev", &function];
+                let with_mtu = [add.as_slice(), &["mtu", "1500"]].concat();
+                complaint(&bellhop(&with_mtu), &["does not take mtu"]);
                 printed(&bellhop(&add));
-                complaint(&bellhop(&add), &[DEVICE]);
             }
         }
         // The device goes with its function, and that with the others.
