@@ -37,6 +37,8 @@ pub(crate) enum Value {
     Text(String),
     Number(u64),
     Flag(bool),
+    /// `on` or `off` as text, a flag in JSON.
+    Switch(bool),
     List(Vec<Item>),
 }
 
@@ -61,6 +63,10 @@ impl Entry {
             name: name.into(),
             fields: Vec::new(),
         }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Adds a field.
@@ -89,6 +95,14 @@ impl Entry {
         }
     }
 
+    /// Adds `on` or `off` if it is known.
+    pub(crate) fn with_switch(self, key: &str, on: Option<bool>) -> Self {
+        match on {
+            Some(on) => self.with(key, Value::Switch(on)),
+            None => self,
+        }
+    }
+
     fn text(&self, layout: Layout) -> String {
         let mut text = format!("{}: ", printable(&self.name));
         for (key, value) in &self.fields {
@@ -98,7 +112,10 @@ impl Entry {
                     text.push_str(&field);
                     text.push(' ');
                 }
-                (Layout::LineThenLists, Value::Text(_) | Value::Number(_) | Value::Flag(_)) => {
+                (
+                    Layout::LineThenLists,
+                    Value::Text(_) | Value::Number(_) | Value::Flag(_) | Value::Switch(_),
+                ) => {
                     text.push_str(&field);
                     text.push(' ');
                 }
@@ -123,6 +140,8 @@ impl Value {
             Self::Text(text) => format!(" {}", printable(text)),
             Self::Number(number) => format!(" {number}"),
             Self::Flag(flag) => format!(" {flag}"),
+            Self::Switch(true) => " on".to_owned(),
+            Self::Switch(false) => " off".to_owned(),
             Self::List(list) => list
                 .iter()
                 .map(|item| match item {
@@ -211,7 +230,7 @@ impl Serialize for Value {
         match self {
             Self::Text(text) => serializer.serialize_str(text),
             Self::Number(number) => serializer.serialize_u64(*number),
-            Self::Flag(flag) => serializer.serialize_bool(*flag),
+            Self::Flag(flag) | Self::Switch(flag) => serializer.serialize_bool(*flag),
             Self::List(list) => serializer.collect_seq(list),
         }
     }

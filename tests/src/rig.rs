@@ -242,6 +242,8 @@ mod tests {
         assert_eq!(Rig::of_test("hardware_labnic_doorbells"), Rig::Labnic);
         assert_eq!(Rig::of_test("rings_labnic_netdev"), Rig::Labnic);
         assert_eq!(Rig::of_test("rings_sriov_netdev"), Rig::Sriov);
+        assert_eq!(Rig::of_test("mgmt_sriov"), Rig::Sriov);
+        assert_eq!(Rig::of_test("mgmt_dev"), Rig::Sim);
         assert_eq!(Rig::of_test("rings_netdev"), Rig::Sim);
         assert_eq!(Rig::of_test("mgmt_sriov_dev"), Rig::Sriov);
         assert_eq!(Rig::of_test("mgmt_dev"), Rig::Sim);

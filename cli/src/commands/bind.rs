@@ -1,37 +1,45 @@
-//! `bellhop bind`: which driver has a vDPA device, and another one for it.
+//! `bellhop bind`: which driver has a vDPA device or a PCI function, and another one for it.
 
 use std::io;
 
 use vdpa::mgmt::bus::{Bus, BusDevice, BusError};
+use vdpa::mgmt::pci::{Address, BadAddress, Function, Pci, PciError};
 
-use crate::exit::Code;
+use super::vf::function_entry;
+use crate::exit::{self, Code};
 use crate::listing::{Entry, Format, Layout, Listing};
 
-/// Show which bus driver has a vDPA device, or give it to another one
+/// Show which driver has a vDPA device or a PCI function, or give it to another one
 ///
-/// While vhost_vdpa has the device it is /dev/vhost-vdpa-N, for guests; while virtio_vdpa has
-/// it, it is a network interface or disk of this machine.
+/// While vhost_vdpa has a vDPA device it is /dev/vhost-vdpa-N, for guests; while virtio_vdpa has
+/// it, it is a network interface or disk of this machine. A PCI function is a network interface with
+/// its NIC's driver, the place to make a vDPA device on with vp-vdpa (virtio NICs), and a device for
+/// programs with vfio-pci.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 The N of /dev/vhost-vdpa-N changes when a device is bound again, so it is printed. A device that
-somebody has open is not touched: the command says who it is.
+somebody has open is not touched: the command says who it is. vDPA devices on a PCI function go when
+it gets another driver. If the new driver does not take the device, the old one gets it back.
 
 Examples:
   bellhop bind nic0                    which driver has it, and /dev/vhost-vdpa-N
   bellhop bind /dev/vhost-vdpa-3       which device that is
   bellhop bind nic0 virtio_vdpa        give it to this machine
   bellhop bind nic0 vhost_vdpa         and back
+  bellhop bind pci/0000:01:00.1        which driver has that PCI function, and its IOMMU group
+  bellhop bind pci/0000:01:00.1 vp-vdpa
+  bellhop bind pci/0000:01:00.1 virtio-pci
 
 Changing the driver needs root.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     format: Format,
 
-    /// The device: its name, or /dev/vhost-vdpa-N
+    /// The device: its name, /dev/vhost-vdpa-N, or pci/ADDRESS
     #[arg(value_name = "DEV")]
     device: String,
 
-    /// The driver: vhost_vdpa or virtio_vdpa
+    /// The driver: vhost_vdpa or virtio_vdpa; of PCI functions vp-vdpa, vfio-pci or the NIC's own
     #[arg(value_name = "DRIVER")]
     driver: Option<String>,
 }
@@ -41,6 +49,10 @@ pub(crate) struct Arguments {
 pub(crate) enum CommandError {
     #[error(transparent)]
     Bus(#[from] BusError),
+    #[error(transparent)]
+    Pci(#[from] PciError),
+    #[error(transparent)]
+    Address(#[from] BadAddress),
     #[error("no vDPA device is behind {0}; `bellhop dev show` lists them")]
     NotBehind(String),
     #[error("cannot write the result")]
@@ -49,19 +61,47 @@ pub(crate) enum CommandError {
 
 /// Binds if asked to, and prints how it is then.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    let bus = Bus::default();
-    let mut device = find(&bus, &arguments.device)?;
-    if let Some(driver) = &arguments.driver {
-        device = bus.bind(&device.name, driver)?;
+    match carry_out(arguments) {
+        // Said as clap says what is wrong with a command line.
+        Err(error @ CommandError::Address(_)) => {
+            exit::report(&error);
+            Ok(Code::WrongCommandLine)
+        }
+        outcome => outcome,
     }
+}
+
+fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
+    let entry = match arguments.device.strip_prefix("pci/") {
+        Some(address) => pci(address.parse()?, arguments.driver.as_deref())?,
+        None => vdpa(&arguments.device, arguments.driver.as_deref())?,
+    };
     Listing {
         section: "bind",
         layout: Layout::Line,
-        entries: vec![entry(&device)],
+        entries: vec![entry],
     }
     .print(arguments.format)
     .map_err(CommandError::Output)?;
     Ok(Code::Success)
+}
+
+fn vdpa(device: &str, driver: Option<&str>) -> Result<Entry, CommandError> {
+    let bus = Bus::default();
+    let mut device = find(&bus, device)?;
+    if let Some(driver) = driver {
+        device = bus.bind(&device.name, driver)?;
+    }
+    Ok(entry(&device))
+}
+
+fn pci(address: Address, driver: Option<&str>) -> Result<Entry, CommandError> {
+    let pci = Pci::default();
+    let function: Function = match driver {
+        Some(driver) => pci.bind(address, driver)?,
+        None => pci.function(address)?,
+    };
+    Ok(function_entry(&pci, &function)?)
 }
 
 fn find(bus: &Bus, text: &str) -> Result<BusDevice, CommandError> {

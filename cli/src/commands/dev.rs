@@ -1,15 +1,14 @@
 //! `bellhop dev`: vDPA devices, made, shown, changed and taken away.
 
 mod describe;
-mod words;
 
 use std::io;
 
 use vdpa::mgmt::{Connection, InvalidDevice, MgmtError, NewDevice};
 
+use super::words::{self, WordError, Words};
 use crate::exit::{self, Code};
 use crate::listing::{Entry, Format, Layout, Listing};
-use words::{WordError, Words};
 
 /// Make, show, change and delete vDPA devices
 ///

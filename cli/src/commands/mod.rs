@@ -6,6 +6,8 @@ mod doctor;
 mod mgmtdev;
 mod probe;
 mod run;
+mod vf;
+mod words;
 
 use std::error::Error;
 
@@ -18,6 +20,7 @@ pub(crate) enum Command {
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
     Dev(dev::Arguments),
+    Vf(vf::Arguments),
     Bind(bind::Arguments),
     Doctor(doctor::Arguments),
 }
@@ -30,6 +33,7 @@ impl Command {
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
             Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
             Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
+            Self::Vf(arguments) => Ok(vf::execute(&arguments)?),
             Self::Bind(arguments) => Ok(bind::execute(&arguments)?),
             Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
         }

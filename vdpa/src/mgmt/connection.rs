@@ -25,7 +25,7 @@ use super::in_use;
 use super::name::{self, MgmtDeviceName};
 use super::netlink::exchange::{Answer, Malformed, Refusal};
 use super::netlink::family;
-use super::netlink::message::{Message, Mode, Request, string, value};
+use super::netlink::message::{Message, Mode, Protocol, Request, string, value};
 use super::netlink::worker::{CallError, Worker};
 use super::new_device::{NewDevice, unicast};
 use super::uapi::{
@@ -67,7 +67,7 @@ impl Connection {
     /// As [`Self::open`].
     pub fn with_patience(patience: Duration) -> Result<Self, MgmtError> {
         let connection = Self {
-            worker: Worker::start(patience).map_err(MgmtError::Socket)?,
+            worker: Worker::start(Protocol::Generic, patience).map_err(MgmtError::Socket)?,
             family: AtomicU16::new(0),
             bus: Bus::default(),
         };
@@ -344,21 +344,16 @@ impl Connection {
         mode: Mode,
         attributes: Vec<DefaultNla>,
     ) -> Result<Answer, MgmtError> {
-        let mut request = Request {
-            family: self.family.load(Ordering::Relaxed),
-            command,
-            version: VDPA_GENL_VERSION,
-            mode,
-            attributes,
-        };
+        let family = self.family.load(Ordering::Relaxed);
+        let mut request = Request::generic(family, command, VDPA_GENL_VERSION, mode, attributes);
         let outcome = match self.worker.call(request.clone()) {
             // A number that no family has: the module was loaded again.
             Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENOENT => {
                 let number = self.resolve(operation)?;
-                if number == request.family {
+                if number == request.message_type {
                     return Err(refused(operation, refusal));
                 }
-                request.family = number;
+                request.message_type = number;
                 self.worker.call(request)
             }
             outcome => outcome,
@@ -406,7 +401,7 @@ fn read<T>(
 ) -> Result<Vec<T>, MgmtError> {
     answer
         .iter()
-        .filter(|message| message.command == command)
+        .filter(|message| message.command() == command)
         .map(of)
         .collect::<Result<_, _>>()
         .map_err(malformed(operation))

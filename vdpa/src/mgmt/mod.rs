@@ -6,10 +6,13 @@
 //!     MgmtDevice, VdpaDevice, DeviceConfig, VendorStats <── attributes, checked
 //!   bus::Bus ──> /sys/bus/vdpa: name, driver, /dev/vhost-vdpa-N; binding
 //!   uevent::Uevents <── what comes, goes and is bound
+//!   pci::Pci ──> /sys/bus/pci: a function's driver, IOMMU group, virtual functions; binding
+//!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
 //! ```
 //!
 //! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink family
-//! of include/uapi/linux/vdpa.h and the bus in sysfs. Must not know what a device is used
+//! of include/uapi/linux/vdpa.h, the vdpa bus in sysfs, and PCI functions and virtual functions
+//! that such devices are made on. Must not know what a device is used
 //! for, nor rings or guest memory. It is behind the cargo feature `mgmt`, so that a VMM,
 //! which needs no right to manage devices, has no code for it either.
 //!
@@ -37,6 +40,8 @@ mod in_use;
 mod name;
 mod netlink;
 mod new_device;
+pub mod pci;
+pub mod sriov;
 mod uapi;
 pub mod uevent;
 mod vendor_stats;

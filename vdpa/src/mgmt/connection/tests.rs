@@ -11,8 +11,8 @@ fn message(command: u8, attributes: &[DefaultNla]) -> Message {
     let mut bytes = vec![0; attributes.buffer_len()];
     attributes.emit(&mut bytes);
     Message {
-        family: 30,
-        command,
+        message_type: 30,
+        header: vec![command, 1, 0, 0],
         attributes: bytes,
     }
 }
@@ -220,7 +220,7 @@ proptest! {
             framed.resize(framed.len().next_multiple_of(4), 0);
         }
         framed.extend(attributes);
-        let hostile = Message { family: 16, command: 1, attributes: framed };
+        let hostile = Message { message_type: 16, header: vec![1, 1, 0, 0], attributes: framed };
         let _ = (VdpaDevice::of(&hostile), DeviceConfig::of(&hostile));
         let _ = (VendorStats::of(&hostile), MgmtDevice::of(&hostile));
         let _ = family::number(std::slice::from_ref(&hostile), "vdpa");

@@ -21,7 +21,7 @@ use netlink_packet_core::{
 };
 
 use super::attributes::text;
-use super::message::{Message, Mode};
+use super::message::{Incoming, Message, Mode, Protocol};
 
 /// Size of `struct nlmsghdr`.
 const NLMSG_HDRLEN: usize = 16;
@@ -136,15 +136,17 @@ pub(crate) struct Answer {
 pub(crate) struct Exchange {
     sequence: u32,
     mode: Mode,
+    protocol: Protocol,
     interrupted: bool,
     answer: Answer,
 }
 
 impl Exchange {
-    pub(crate) fn new(sequence: u32, mode: Mode) -> Self {
+    pub(crate) fn new(sequence: u32, mode: Mode, protocol: Protocol) -> Self {
         Self {
             sequence,
             mode,
+            protocol,
             interrupted: false,
             answer: Answer::default(),
         }
@@ -178,7 +180,7 @@ impl Exchange {
     }
 
     fn message(&mut self, bytes: &[u8]) -> Result<Option<Progress>, ExchangeError> {
-        let message = NetlinkMessage::<Message>::deserialize(bytes)
+        let message = NetlinkMessage::<Incoming>::deserialize(bytes)
             .map_err(|error| Malformed::new("message", error.to_string()))?;
         let flags = message.header.flags;
         self.interrupted |= flags & NLM_F_DUMP_INTR != 0;
@@ -187,7 +189,7 @@ impl Exchange {
                 if self.answer.messages.len() == MESSAGES_MAX {
                     return Err(Malformed::new("answer", "it has too many messages").into());
                 }
-                self.answer.messages.push(message);
+                self.answer.messages.push(message.message(self.protocol)?);
                 Ok(None)
             }
             NetlinkPayload::Error(error) => {

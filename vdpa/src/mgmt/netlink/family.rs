@@ -15,19 +15,20 @@ const CTRL_VERSION: u8 = 1;
 
 /// Asks for the number of the family called `name`.
 pub(crate) fn request(name: &str) -> Request {
-    Request {
-        family: GENL_ID_CTRL,
-        command: CTRL_CMD_GETFAMILY,
-        version: CTRL_VERSION,
-        mode: Mode::Do,
-        attributes: vec![string(CTRL_ATTR_FAMILY_NAME, name)],
-    }
+    let attributes = vec![string(CTRL_ATTR_FAMILY_NAME, name)];
+    Request::generic(
+        GENL_ID_CTRL,
+        CTRL_CMD_GETFAMILY,
+        CTRL_VERSION,
+        Mode::Do,
+        attributes,
+    )
 }
 
 /// The number in the answer.
 pub(crate) fn number(answer: &[Message], name: &str) -> Result<u16, Malformed> {
     for message in answer {
-        if message.family != GENL_ID_CTRL || message.command != CTRL_CMD_NEWFAMILY {
+        if message.message_type != GENL_ID_CTRL || message.command() != CTRL_CMD_NEWFAMILY {
             continue;
         }
         let attributes = Attributes::parse(&message.attributes)?;

@@ -1,13 +1,35 @@
-//! A generic netlink message: `struct genlmsghdr` and attributes
-//! (include/uapi/linux/genetlink.h).
+//! A netlink message: a header of fixed size, then attributes.
+//!
+//! ```text
+//!   generic netlink   struct genlmsghdr   4 bytes  (include/uapi/linux/genetlink.h)
+//!   rtnetlink, links  struct ifinfomsg   16 bytes  (include/uapi/linux/rtnetlink.h)
+//! ```
 
 use netlink_packet_core::{
     DecodeError, DefaultNla, Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable,
     NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 
-/// Size of `struct genlmsghdr`: command, version, two reserved bytes.
-const GENL_HDRLEN: usize = 4;
+use super::exchange::Malformed;
+
+/// Which netlink protocol is spoken, and with it the size of the header of its messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// Generic netlink: `struct genlmsghdr`.
+    Generic,
+    /// rtnetlink, as far as it is about links: `struct ifinfomsg`.
+    Route,
+}
+
+impl Protocol {
+    /// Size of the header between `struct nlmsghdr` and the attributes, in bytes.
+    pub(crate) fn header_length(self) -> usize {
+        match self {
+            Self::Generic => 4,
+            Self::Route => 16,
+        }
+    }
+}
 
 /// What an answer to a request looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,20 +40,35 @@ pub(crate) enum Mode {
     Dump,
 }
 
-/// A request to a family.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// The family's number: the message type.
-    pub(crate) family: u16,
-    pub(crate) command: u8,
-    /// The family's version.
-    pub(crate) version: u8,
+    /// `nlmsg_type`: in generic netlink the family's number.
+    pub(crate) message_type: u16,
+    /// The header before the attributes, of [`Protocol::header_length`] bytes.
+    pub(crate) header: Vec<u8>,
     pub(crate) mode: Mode,
     /// In the order in which they are sent.
     pub(crate) attributes: Vec<DefaultNla>,
 }
 
 impl Request {
+    /// A request to a family of generic netlink: its number, a command, its version.
+    pub(crate) fn generic(
+        family: u16,
+        command: u8,
+        version: u8,
+        mode: Mode,
+        attributes: Vec<DefaultNla>,
+    ) -> Self {
+        Self {
+            message_type: family,
+            header: vec![command, version, 0, 0],
+            mode,
+            attributes,
+        }
+    }
+
     /// The request on the wire.
     pub(super) fn bytes(&self, sequence: u32) -> Vec<u8> {
         let mut header = NetlinkHeader::default();
@@ -54,16 +91,16 @@ struct Outgoing<'a>(&'a Request);
 
 impl NetlinkSerializable for Outgoing<'_> {
     fn message_type(&self) -> u16 {
-        self.0.family
+        self.0.message_type
     }
 
     fn buffer_len(&self) -> usize {
-        GENL_HDRLEN + self.0.attributes.as_slice().buffer_len()
+        self.0.header.len() + self.0.attributes.as_slice().buffer_len()
     }
 
     fn serialize(&self, buffer: &mut [u8]) {
-        let (header, attributes) = buffer.split_at_mut(GENL_HDRLEN);
-        header.copy_from_slice(&[self.0.command, self.0.version, 0, 0]);
+        let (header, attributes) = buffer.split_at_mut(self.0.header.len());
+        header.copy_from_slice(&self.0.header);
         self.0.attributes.as_slice().emit(attributes);
     }
 }
@@ -71,24 +108,51 @@ impl NetlinkSerializable for Outgoing<'_> {
 /// A message of an answer, its attributes not yet looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// The family's number.
-    pub(crate) family: u16,
-    pub(crate) command: u8,
+    /// `nlmsg_type`: in generic netlink the family's number.
+    pub(crate) message_type: u16,
+    /// The header before the attributes.
+    pub(crate) header: Vec<u8>,
     /// Attributes as they came.
     pub(crate) attributes: Vec<u8>,
 }
 
-impl NetlinkDeserializable for Message {
+impl Message {
+    /// The command of a message of generic netlink: the first byte of its header.
+    pub(crate) fn command(&self) -> u8 {
+        self.header.first().copied().unwrap_or_default()
+    }
+}
+
+/// A message of an answer whose header is still with its attributes.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    message_type: u16,
+    payload: Vec<u8>,
+}
+
+impl Incoming {
+    /// Takes it apart.
+    pub(super) fn message(mut self, protocol: Protocol) -> Result<Message, Malformed> {
+        let length = protocol.header_length();
+        if self.payload.len() < length {
+            return Err(Malformed::new("message", "it is shorter than its header"));
+        }
+        let attributes = self.payload.split_off(length);
+        Ok(Message {
+            message_type: self.message_type,
+            header: self.payload,
+            attributes,
+        })
+    }
+}
+
+impl NetlinkDeserializable for Incoming {
     type Error = DecodeError;
 
     fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
-        let Some((generic, attributes)) = payload.split_at_checked(GENL_HDRLEN) else {
-            return Err(DecodeError::buffer_too_small(payload.len(), GENL_HDRLEN));
-        };
         Ok(Self {
-            family: header.message_type,
-            command: generic.first().copied().unwrap_or_default(),
-            attributes: attributes.to_vec(),
+            message_type: header.message_type,
+            payload: payload.to_vec(),
         })
     }
 }
@@ -103,4 +167,12 @@ pub(crate) fn string(kind: u16, text: &str) -> DefaultNla {
 /// An attribute with a value of the machine's byte order.
 pub(crate) fn value(kind: u16, bytes: &[u8]) -> DefaultNla {
     DefaultNla::new(kind, bytes.to_vec())
+}
+
+/// Attributes in an attribute. The kernel takes this one with and without NLA_F_NESTED, which
+/// iproute2 does not set for links either.
+pub(crate) fn nested(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
+    let mut bytes = vec![0; attributes.buffer_len()];
+    attributes.emit(&mut bytes);
+    DefaultNla::new(kind, bytes)
 }

@@ -1,4 +1,4 @@
-//! Generic netlink: one exchange after the other, on a thread of its own.
+//! Generic netlink and rtnetlink: one exchange after the other, on a thread of its own.
 //!
 //! ```text
 //!   caller ── Request ──> Worker (thread "netlink") ──> Socket ──> kernel
@@ -9,7 +9,7 @@
 //! complete (it does no I/O, so hostile answers are tested without a kernel), `socket` is
 //! the file descriptor, `worker` the thread. The crate netlink-packet-core gives headers,
 //! errors and attribute iteration; it has no dependencies. Must not know any family
-//! but the controller that gives families their numbers.
+//! but the controller that gives families their numbers, nor any link.
 
 pub(super) mod attributes;
 pub(super) mod exchange;

@@ -11,10 +11,13 @@ use rustix::net::{
     socket_with,
 };
 
-/// The largest datagram: what the kernel puts into one part of a dump at most.
-const DATAGRAM_MAX: usize = 32 * 1024;
+use super::message::Protocol;
 
-/// A generic netlink socket, bound to a port of the kernel's choice.
+/// The largest datagram. The kernel puts at most 32 KiB into one part of a dump; the description of
+/// one link with all its virtual functions, a list of at most 64 KiB, is longer.
+const DATAGRAM_MAX: usize = 128 * 1024;
+
+/// A netlink socket, bound to a port of the kernel's choice.
 #[derive(Debug)]
 pub(super) struct Socket {
     fd: OwnedFd,
@@ -23,12 +26,16 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Opens one. `patience` is how long one datagram may take.
-    pub(super) fn open(patience: Duration) -> io::Result<Self> {
+    pub(super) fn open(protocol: Protocol, patience: Duration) -> io::Result<Self> {
         let fd = socket_with(
             AddressFamily::NETLINK,
             SocketType::RAW,
             SocketFlags::CLOEXEC,
-            Some(GENERIC),
+            match protocol {
+                Protocol::Generic => Some(GENERIC),
+                // NETLINK_ROUTE is protocol 0.
+                Protocol::Route => None,
+            },
         )?;
         bind(&fd, &SocketAddrNetlink::new(0, 0))?;
         // Explanations with errors, which then do not repeat the whole request.

@@ -21,7 +21,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::exchange::{Answer, Exchange, ExchangeError, Malformed, Progress, Refusal};
-use super::message::{Mode, Request};
+use super::message::{Mode, Protocol, Request};
 use super::socket::Socket;
 
 /// How often an inconsistent dump is tried again.
@@ -70,13 +70,14 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Opens a socket and starts the thread. `patience` is how long a call waits.
-    pub(crate) fn start(patience: Duration) -> io::Result<Self> {
-        let socket = Socket::open(patience)?;
+    pub(crate) fn start(protocol: Protocol, patience: Duration) -> io::Result<Self> {
+        let socket = Socket::open(protocol, patience)?;
         let (jobs, queue) = mpsc::channel::<Job>();
         thread::Builder::new()
             .name("netlink".to_owned())
             .spawn(move || {
                 let mut link = Link {
+                    protocol,
                     socket: Some(socket),
                     patience,
                     sequence: 0,
@@ -120,6 +121,7 @@ impl Worker {
 
 /// The thread's own.
 struct Link {
+    protocol: Protocol,
     /// None after an exchange went wrong: what the socket still holds is unknown.
     socket: Option<Socket>,
     patience: Duration,
@@ -146,10 +148,10 @@ impl Link {
     fn attempt(&mut self, request: &Request) -> Result<Option<Answer>, CallError> {
         let mut socket = match self.socket.take() {
             Some(socket) => socket,
-            None => Socket::open(self.patience).map_err(CallError::Socket)?,
+            None => Socket::open(self.protocol, self.patience).map_err(CallError::Socket)?,
         };
         self.sequence = self.sequence.wrapping_add(1).max(1);
-        let mut exchange = Exchange::new(self.sequence, request.mode);
+        let mut exchange = Exchange::new(self.sequence, request.mode, self.protocol);
         socket
             .send(&request.bytes(self.sequence))
             .map_err(CallError::Socket)?;

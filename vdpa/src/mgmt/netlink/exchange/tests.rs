@@ -55,13 +55,7 @@ fn refusal(result: Result<Progress, ExchangeError>) -> Refusal {
 
 #[test]
 fn a_request_is_laid_out_as_the_kernel_reads_it() {
-    let request = Request {
-        family: 0x1234,
-        command: 5,
-        version: 1,
-        mode: Mode::Dump,
-        attributes: vec![string(4, "ab")],
-    };
+    let request = Request::generic(0x1234, 5, 1, Mode::Dump, vec![string(4, "ab")]);
     let bytes = request.bytes(9);
     let mut expected = 28_u32.to_ne_bytes().to_vec();
     expected.extend(0x1234_u16.to_ne_bytes());
@@ -77,7 +71,7 @@ fn a_request_is_laid_out_as_the_kernel_reads_it() {
 
 #[test]
 fn messages_then_an_acknowledgement() {
-    let mut exchange = Exchange::new(SEQUENCE, Mode::Do);
+    let mut exchange = Exchange::new(SEQUENCE, Mode::Do, Protocol::Generic);
     assert_eq!(exchange.feed(&device("a", 0)).unwrap(), Progress::Waiting);
     let stale = wire(ERROR, 0, SEQUENCE - 1, &(-1_i32).to_ne_bytes());
     assert_eq!(exchange.feed(&stale).unwrap(), Progress::Waiting);
@@ -88,23 +82,26 @@ fn messages_then_an_acknowledgement() {
 
 #[test]
 fn a_dump_goes_over_several_datagrams() {
-    let mut exchange = Exchange::new(SEQUENCE, Mode::Dump);
+    let mut exchange = Exchange::new(SEQUENCE, Mode::Dump, Protocol::Generic);
     let two = [device("a", NLM_F_MULTIPART), device("b", NLM_F_MULTIPART)].concat();
     assert_eq!(exchange.feed(&two).unwrap(), Progress::Waiting);
     let last = [device("c", NLM_F_MULTIPART), end(DONE, 2, 0, &[])].concat();
     assert_eq!(exchange.feed(&last).unwrap(), Progress::Complete);
     let messages = exchange.answer().messages;
     assert_eq!(messages.len(), 3);
-    assert_eq!((messages[0].family, messages[0].command), (FAMILY, 3));
+    assert_eq!(
+        (messages[0].message_type, messages[0].command()),
+        (FAMILY, 3)
+    );
 }
 
 #[test]
 fn an_interrupted_dump_is_told() {
-    let mut exchange = Exchange::new(SEQUENCE, Mode::Dump);
+    let mut exchange = Exchange::new(SEQUENCE, Mode::Dump, Protocol::Generic);
     exchange.feed(&device("a", NLM_F_DUMP_INTR)).unwrap();
     let progress = exchange.feed(&end(DONE, 0, 0, &[])).unwrap();
     assert_eq!(progress, Progress::Interrupted);
-    let mut exchange = Exchange::new(SEQUENCE, Mode::Dump);
+    let mut exchange = Exchange::new(SEQUENCE, Mode::Dump, Protocol::Generic);
     let progress = exchange.feed(&end(DONE, NLM_F_DUMP_INTR, 0, &[])).unwrap();
     assert_eq!(progress, Progress::Interrupted);
 }
@@ -114,7 +111,7 @@ fn a_refusal_has_the_kernels_words() {
     let words = extended(b"vdpa: device not found\0");
     let capped = [vec![0; NLMSG_HDRLEN], words.clone()].concat();
     let flags = NLM_F_CAPPED | NLM_F_ACK_TLVS;
-    let mut exchange = Exchange::new(SEQUENCE, Mode::Do);
+    let mut exchange = Exchange::new(SEQUENCE, Mode::Do, Protocol::Generic);
     let found = refusal(exchange.feed(&end(ERROR, flags, -19, &capped)));
     assert_eq!(found, Refusal::of(19, Some("vdpa: device not found")));
     assert!(
@@ -130,7 +127,7 @@ fn a_refusal_has_the_kernels_words() {
     assert_eq!(found.explanation(), Some("vdpa: device not found"));
 
     // A dump's end has them directly behind its code.
-    let mut dump = Exchange::new(SEQUENCE, Mode::Dump);
+    let mut dump = Exchange::new(SEQUENCE, Mode::Dump, Protocol::Generic);
     let found = refusal(dump.feed(&end(DONE, NLM_F_ACK_TLVS, -95, &words)));
     assert_eq!(found, Refusal::of(95, Some("vdpa: device not found")));
 
@@ -148,7 +145,7 @@ fn success_may_come_with_a_warning() {
         (Mode::Do, end(ERROR, flags, 0, &capped)),
         (Mode::Dump, end(DONE, NLM_F_ACK_TLVS, 0, &words)),
     ] {
-        let mut exchange = Exchange::new(SEQUENCE, mode);
+        let mut exchange = Exchange::new(SEQUENCE, mode, Protocol::Generic);
         assert_eq!(exchange.feed(&last).unwrap(), Progress::Complete);
         let warning = exchange.answer().warning;
         assert_eq!(warning.as_deref(), Some("vdpa: b0 device not supported"));
@@ -159,7 +156,7 @@ fn success_may_come_with_a_warning() {
 fn words_are_made_harmless_and_short() {
     let words = [vec![0; NLMSG_HDRLEN], extended(b" a\x1b[31m\nb \xff\0rest")].concat();
     let flags = NLM_F_CAPPED | NLM_F_ACK_TLVS;
-    let mut exchange = Exchange::new(SEQUENCE, Mode::Do);
+    let mut exchange = Exchange::new(SEQUENCE, Mode::Do, Protocol::Generic);
     let found = refusal(exchange.feed(&end(ERROR, flags, -1, &words)));
     assert_eq!(found.explanation(), Some("a [31m b \u{fffd}"));
     let long = [vec![0; NLMSG_HDRLEN], extended(&[b'x'; 4000])].concat();
@@ -171,22 +168,26 @@ fn words_are_made_harmless_and_short() {
 fn codes_that_are_no_errno_and_wrong_ends_are_errors() {
     for code in [1, 4096, -4096, i32::MIN, i32::MAX] {
         for kind in [ERROR, DONE] {
-            let mut exchange = Exchange::new(SEQUENCE, Mode::Do);
+            let mut exchange = Exchange::new(SEQUENCE, Mode::Do, Protocol::Generic);
             let result = exchange.feed(&end(kind, 0, code, &[]));
             assert!(matches!(result, Err(ExchangeError::Malformed(_))), "{code}");
         }
     }
     for (mode, kind) in [(Mode::Do, DONE), (Mode::Dump, ERROR)] {
-        let result = Exchange::new(SEQUENCE, mode).feed(&end(kind, 0, 0, &[]));
+        let result = Exchange::new(SEQUENCE, mode, Protocol::Generic).feed(&end(kind, 0, 0, &[]));
         assert!(matches!(result, Err(ExchangeError::Malformed(_))));
     }
     let overrun = wire(4, 0, SEQUENCE, &[]);
-    assert!(Exchange::new(SEQUENCE, Mode::Dump).feed(&overrun).is_err());
+    assert!(
+        Exchange::new(SEQUENCE, Mode::Dump, Protocol::Generic)
+            .feed(&overrun)
+            .is_err()
+    );
 }
 
 #[test]
 fn too_many_messages_are_refused() {
-    let mut exchange = Exchange::new(SEQUENCE, Mode::Dump);
+    let mut exchange = Exchange::new(SEQUENCE, Mode::Dump, Protocol::Generic);
     let many = device("a", 0).repeat(MESSAGES_MAX);
     exchange.feed(&many).unwrap();
     assert!(exchange.feed(&device("a", 0)).is_err());
@@ -212,7 +213,7 @@ fn an_answer_cut_anywhere_is_never_complete() {
     let whole = answer();
     let boundaries = [device("first", 0).len(), 0];
     for length in 0..whole.len() {
-        let mut exchange = Exchange::new(SEQUENCE, Mode::Dump);
+        let mut exchange = Exchange::new(SEQUENCE, Mode::Dump, Protocol::Generic);
         let result = exchange.feed(&whole[..length]);
         let boundary = boundaries[0] + device("second one", 0).len();
         if boundaries.contains(&length) || length == boundary {
@@ -235,16 +236,16 @@ proptest! {
             bytes[index.index(length)] = value;
         }
         for mode in [Mode::Do, Mode::Dump] {
-            let _ = Exchange::new(SEQUENCE, mode).feed(&bytes);
+            let _ = Exchange::new(SEQUENCE, mode, Protocol::Generic).feed(&bytes);
         }
     }
 
     #[test]
     fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..256), kind in 0_u16..5, flags: u16) {
-        let _ = Exchange::new(SEQUENCE, Mode::Do).feed(&bytes);
+        let _ = Exchange::new(SEQUENCE, Mode::Do, Protocol::Generic).feed(&bytes);
         let framed = wire(kind, flags, SEQUENCE, &bytes);
         for mode in [Mode::Do, Mode::Dump] {
-            let _ = Exchange::new(SEQUENCE, mode).feed(&framed);
+            let _ = Exchange::new(SEQUENCE, mode, Protocol::Generic).feed(&framed);
         }
     }
 }

@@ -20,6 +20,12 @@ pub(crate) enum WordError {
     Number { word: &'static str, value: String },
     #[error("{word} {value:?} is not a mask of up to 64 bits in hexadecimal, such as 0x300000020")]
     Mask { word: &'static str, value: String },
+    #[error("{word} {value:?} is not known: it is {known}")]
+    Choice {
+        word: &'static str,
+        value: String,
+        known: &'static str,
+    },
     #[error(transparent)]
     Mac(#[from] MacAddressError),
     #[error(transparent)]

@@ -1,0 +1,246 @@
+//! `bellhop vf`: virtual functions of NICs, shown, counted and told what they may do.
+
+mod describe;
+mod settings;
+
+use std::io;
+
+use vdpa::mgmt::pci::{Address, BadAddress, Function, Pci, PciError};
+use vdpa::mgmt::sriov::{InvalidSetting, Link, LinkError, Links};
+
+use super::words::WordError;
+use crate::exit::{self, Code};
+use crate::listing::{Entry, Format, Layout, Listing};
+
+pub(crate) use describe::function_entry;
+
+/// Show and change virtual functions (SR-IOV): how many, and what the NIC lets each do
+///
+/// A virtual function is a NIC of its own on a part of another one. With a vDPA driver
+/// it is what vDPA devices are made on.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+PF, the physical function, is a network interface or pci/ADDRESS.
+
+From a NIC to a device for guests, and back (a virtio NIC; with mlx5_vdpa no `bind` is needed):
+  bellhop vf count enp1s0 4                     four virtual functions
+  bellhop vf set enp1s0 0 mac 52:54:00:12:34:56 vlan 100 spoofchk on
+  bellhop vf show enp1s0                        their addresses, drivers, IOMMU groups
+  bellhop bind pci/0000:01:00.1 vp-vdpa         a vDPA driver for the first
+  bellhop dev add name nic0 mgmtdev pci/0000:01:00.1
+  bellhop dev del nic0
+  bellhop vf count enp1s0 0                     none again
+
+Nothing is taken away that somebody uses: the command says who it is. Changes need root.")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    format: Format,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Show NICs that can have virtual functions, and these; of all or of one
+    #[command(visible_alias = "list", after_long_help = SHOW_HELP)]
+    Show {
+        /// The physical function, or a virtual one: a network interface or pci/ADDRESS
+        #[arg(value_name = "PF")]
+        physical: Option<String>,
+    },
+    /// Give a NIC this many virtual functions
+    ///
+    /// The kernel changes a number only from 0 and to 0, so all that are there go first. Nobody may be
+    /// using one.
+    Count {
+        /// The physical function: a network interface or pci/ADDRESS
+        #[arg(value_name = "PF")]
+        physical: String,
+        /// How many; 0 takes them away
+        #[arg(value_name = "N")]
+        count: u32,
+    },
+    /// Tell a NIC what a virtual function may do, in the words of `ip link set PF vf N`
+    #[command(
+        override_usage = "bellhop vf set PF N [mac MACADDR] [vlan VLANID [qos QOS] [proto PROTOCOL]] [rate RATE | max_tx_rate RATE] [min_tx_rate RATE] [spoofchk on|off] [state auto|enable|disable] [trust on|off]",
+        after_long_help = settings::HELP
+    )]
+    Set {
+        /// The physical function: a network interface or pci/ADDRESS
+        #[arg(value_name = "PF")]
+        physical: String,
+        /// The virtual function's number, from 0
+        #[arg(value_name = "N")]
+        virtual_function: u32,
+        /// Pairs of a word and its value
+        #[arg(value_name = "WORD VALUE", required = true, num_args = 1..)]
+        words: Vec<String>,
+    },
+}
+
+const SHOW_HELP: &str = "\
+Fields:
+  netdev         network interfaces
+  driver         what has the function: the NIC's driver, vp-vdpa, vfio-pci, …
+  driver_override  the only driver that may take it, if one was set
+  numa_node      the memory next to it: put guests there
+  iommu_group    what can reach it; shares_group_with names other functions of that group, which
+                 only one program can have together
+  vdpa           vDPA devices on it
+  mac, vlan, …   as the physical function's driver tells, in the words of `bellhop vf set`; a driver without
+                 such settings (virtio_net) tells none";
+
+/// Why it was not done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error(transparent)]
+    Words(#[from] WordError),
+    #[error(transparent)]
+    Setting(#[from] InvalidSetting),
+    #[error(transparent)]
+    Address(#[from] BadAddress),
+    #[error(transparent)]
+    Pci(#[from] PciError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error("{0} is no function of the PCI bus, so its virtual functions cannot be counted here")]
+    NotPci(String),
+    #[error(
+        "{0} has no network interface in this network namespace: bind it to its NIC's driver, or run this in the interface's namespace"
+    )]
+    NoInterface(Address),
+    #[error("cannot write the result")]
+    Output(#[source] io::Error),
+}
+
+/// Does what was asked, and prints what is to be shown.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    match carry_out(arguments) {
+        // Said as clap says what is wrong with a command line.
+        Err(
+            error @ (CommandError::Words(_)
+            | CommandError::Setting(_)
+            | CommandError::Address(_)
+            | CommandError::Link(LinkError::Invalid(_) | LinkError::BadName(_))),
+        ) => {
+            exit::report(&error);
+            Ok(Code::WrongCommandLine)
+        }
+        outcome => outcome,
+    }
+}
+
+fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
+    let pci = Pci::default();
+    let entries = match &arguments.command {
+        Command::Show { physical: None } => {
+            let mut entries = Vec::new();
+            for function in pci.physical_functions()? {
+                entries.extend(describe_function(&pci, &function)?);
+            }
+            entries
+        }
+        Command::Show {
+            physical: Some(physical),
+        } => match Physical::find(&pci, physical)? {
+            Physical::Function(function) => match function.physical_function {
+                // A virtual one: as its physical one has it.
+                Some(physical) => {
+                    let mut entries = describe_function(&pci, &pci.function(physical)?)?;
+                    let name = describe::name(&function);
+                    entries.retain(|entry| entry.name() == name);
+                    entries
+                }
+                None => describe_function(&pci, &function)?,
+            },
+            Physical::Interface(name) => describe::link(&Links::open()?.link(&name)?),
+        },
+        Command::Count { physical, count } => {
+            let Physical::Function(function) = Physical::find(&pci, physical)? else {
+                return Err(CommandError::NotPci(physical.clone()));
+            };
+            let function = pci.set_virtual_functions(function.address, *count)?;
+            describe_function(&pci, &function)?
+        }
+        Command::Set {
+            physical,
+            virtual_function,
+            words,
+        } => {
+            let interface = match Physical::find(&pci, physical)? {
+                Physical::Function(function) => physical_interface(*function)?,
+                Physical::Interface(name) => name,
+            };
+            let links = Links::open()?;
+            let now = || settings::rates_now(&links, &interface, *virtual_function);
+            let settings = settings::read(words, now)?;
+            links.set(&interface, *virtual_function, &settings)?;
+            return Ok(Code::Success);
+        }
+    };
+    Listing {
+        section: "vf",
+        layout: Layout::Line,
+        entries,
+    }
+    .print(arguments.format)
+    .map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}
+
+/// What PF names.
+enum Physical {
+    Function(Box<Function>),
+    /// An interface of another bus.
+    Interface(String),
+}
+
+impl Physical {
+    fn find(pci: &Pci, text: &str) -> Result<Self, CommandError> {
+        let address = match text.strip_prefix("pci/") {
+            Some(address) => Some(address.parse()?),
+            None => pci.behind(text)?,
+        };
+        Ok(match address {
+            Some(address) => {
+                let mut function = pci.function(address)?;
+                // One function can have several interfaces; the one that was named comes first.
+                function.netdevs.sort_by_key(|name| name != text);
+                Self::Function(Box::new(function))
+            }
+            None => Self::Interface(text.to_owned()),
+        })
+    }
+}
+
+/// The interface of a physical function: what its virtual ones may do is asked there.
+fn physical_interface(function: Function) -> Result<String, CommandError> {
+    if let Some(physical) = function.physical_function {
+        return Err(PciError::Virtual {
+            function: function.address,
+            physical,
+        }
+        .into());
+    }
+    let first = function.netdevs.into_iter().next();
+    first.ok_or(CommandError::NoInterface(function.address))
+}
+
+/// A physical function and its virtual ones.
+fn describe_function(pci: &Pci, function: &Function) -> Result<Vec<Entry>, CommandError> {
+    let link: Option<Link> = match function.netdevs.first() {
+        Some(interface) => match Links::open()?.link(interface) {
+            Ok(link) => Some(link),
+            // Gone, or named anew, since the function was looked at.
+            Err(LinkError::NoInterface { .. }) => None,
+            Err(error) => return Err(error.into()),
+        },
+        None => None,
+    };
+    Ok(describe::function_and_virtual_ones(
+        pci,
+        function,
+        link.as_ref(),
+    )?)
+}

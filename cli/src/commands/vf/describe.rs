@@ -1,0 +1,124 @@
+//! Physical and virtual functions as entries of a listing.
+
+use vdpa::mgmt::pci::{Function, Pci, PciError};
+use vdpa::mgmt::sriov::{Link, VirtualFunction};
+
+use crate::listing::Entry;
+
+/// A function of the PCI bus: its interfaces, its driver, where it is, what is on it.
+pub(crate) fn function_entry(pci: &Pci, function: &Function) -> Result<Entry, PciError> {
+    let entry = Entry::new(name(function));
+    described(entry, pci, function)
+}
+
+/// A physical function, then its virtual ones with what its driver lets them do.
+pub(super) fn function_and_virtual_ones(
+    pci: &Pci,
+    function: &Function,
+    link: Option<&Link>,
+) -> Result<Vec<Entry>, PciError> {
+    let count = u64::try_from(function.virtual_functions.len()).unwrap_or(u64::MAX);
+    let entry = Entry::new(name(function))
+        .with_number("total_vfs", function.total_vfs)
+        .with_number("vfs", function.total_vfs.map(|_| count));
+    let mut entries = vec![described(entry, pci, function)?];
+    for &(index, address) in &function.virtual_functions {
+        let one = match pci.function(address) {
+            Ok(one) => one,
+            // Gone meanwhile.
+            Err(PciError::NoFunction(_)) => continue,
+            Err(error) => return Err(error),
+        };
+        let entry = Entry::new(name(&one))
+            .with_text("pf", name(function))
+            .with_number("vf", Some(index));
+        let entry = described(entry, pci, &one)?;
+        let settings = link.and_then(|link| {
+            let mut functions = link.virtual_functions.iter();
+            functions.find(|one| one.index == index)
+        });
+        entries.push(match settings {
+            Some(settings) => with_settings(entry, settings),
+            None => entry,
+        });
+    }
+    Ok(entries)
+}
+
+/// The virtual functions of an interface that is not on the PCI bus.
+pub(super) fn link(link: &Link) -> Vec<Entry> {
+    let count = u64::try_from(link.virtual_functions.len()).unwrap_or(u64::MAX);
+    let physical = Entry::new(&link.name).with_number("vfs", Some(count));
+    let virtual_ones = link.virtual_functions.iter().map(|one| {
+        let entry = Entry::new(format!("{}/vf{}", link.name, one.index))
+            .with_text("pf", &link.name)
+            .with_number("vf", Some(one.index));
+        with_settings(entry, one)
+    });
+    std::iter::once(physical).chain(virtual_ones).collect()
+}
+
+/// As an argument names it.
+pub(super) fn name(function: &Function) -> String {
+    format!("pci/{}", function.address)
+}
+
+fn described(entry: Entry, pci: &Pci, function: &Function) -> Result<Entry, PciError> {
+    let shared: Vec<String> = pci
+        .shares_group_with(function)?
+        .iter()
+        .map(|address| format!("pci/{address}"))
+        .collect();
+    let entry = with_list(entry, "netdev", &function.netdevs);
+    let entry = with_some(entry, "driver", function.driver.as_deref());
+    let entry = with_some(
+        entry,
+        "driver_override",
+        function.driver_override.as_deref(),
+    )
+    .with_number("numa_node", function.numa_node)
+    .with_number("iommu_group", function.iommu_group);
+    let entry = with_list(entry, "shares_group_with", &shared);
+    Ok(with_list(entry, "vdpa", &function.vdpa_devices))
+}
+
+/// In the words, and with the JSON keys, of `ip link`; `mac` as elsewhere in Bellhop.
+fn with_settings(entry: Entry, settings: &VirtualFunction) -> Entry {
+    let mut entry = match settings.mac {
+        Some([a, b, c, d, e, f]) => entry.with_text(
+            "mac",
+            format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"),
+        ),
+        None => entry,
+    };
+    if let Some(vlan) = settings.vlan.filter(|vlan| vlan.id() != 0) {
+        entry = entry
+            .with_number("vlan", Some(vlan.id()))
+            .with_number("qos", Some(vlan.qos()))
+            .with_text("proto", vlan.protocol().to_string());
+    }
+    entry = entry
+        .with_number("max_tx_rate", settings.rates.map(|rates| rates.max))
+        .with_number("min_tx_rate", settings.rates.map(|rates| rates.min))
+        .with_switch("spoofchk", settings.spoof_check);
+    if let Some(state) = settings.link_state {
+        entry = entry.with_text("link_state", state.to_string());
+    }
+    entry
+        .with_switch("trust", settings.trust)
+        .with_switch("query_rss_en", settings.query_rss)
+}
+
+fn with_some(entry: Entry, key: &str, text: Option<&str>) -> Entry {
+    match text {
+        Some(text) => entry.with_text(key, text),
+        None => entry,
+    }
+}
+
+fn with_list(entry: Entry, key: &str, list: &[String]) -> Entry {
+    match list.is_empty() {
+        true => entry,
+        false => entry.with_text(key, list.join(",")),
+    }
+}

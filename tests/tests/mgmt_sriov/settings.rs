@@ -1,0 +1,181 @@
+//! Settings of virtual functions on netdevsim, whose driver takes all of them, beside iproute2's `ip`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use lab::process::output;
+use lab::sim::{load, require_lab};
+use serde_json::Value;
+use vdpa::mgmt::sriov::{LinkError, Links, Setting, Vlan, VlanProtocol};
+
+use super::support::{bellhop, complaint, printed};
+
+/// A simulated NIC with two virtual functions, gone when it is dropped.
+struct Netdevsim {
+    number: u32,
+    interface: String,
+}
+
+impl Netdevsim {
+    fn add(number: u32) -> Self {
+        require_lab().unwrap();
+        if !Path::new("/sys/bus/netdevsim").exists() {
+            output(Command::new("modprobe").args(["-a", "psample", "macsec"])).unwrap();
+            // Another test may have been faster.
+            let loaded = load("netdevsim.ko", "");
+            assert!(Path::new("/sys/bus/netdevsim").exists(), "{loaded:?}");
+        }
+        fs::write("/sys/bus/netdevsim/new_device", format!("{number} 1")).unwrap();
+        let mut nic = Self {
+            number,
+            interface: String::new(),
+        };
+        let mut interfaces = fs::read_dir(nic.directory().join("net")).unwrap();
+        let interface = interfaces.next().unwrap().unwrap().file_name();
+        nic.interface = interface.into_string().unwrap();
+        fs::write(nic.directory().join("sriov_numvfs"), "2").unwrap();
+        nic
+    }
+
+    fn directory(&self) -> PathBuf {
+        format!("/sys/bus/netdevsim/devices/netdevsim{}", self.number).into()
+    }
+
+    /// A virtual function as `ip` shows it.
+    fn by_ip(&self, index: usize) -> Value {
+        let mut ip = Command::new("ip");
+        let text = output(ip.args(["-j", "link", "show", "dev", &self.interface])).unwrap();
+        let mut links: Value = serde_json::from_slice(&text).unwrap();
+        links[0]["vfinfo_list"][index].take()
+    }
+
+    /// The same as Bellhop shows it.
+    fn by_bellhop(&self, index: usize) -> Value {
+        let text = printed(&bellhop(&["vf", "show", &self.interface, "-j"]));
+        let mut shown: Value = serde_json::from_str(&text).unwrap();
+        shown["vf"][format!("{}/vf{index}", self.interface)].take()
+    }
+
+    #[track_caller]
+    fn same(&self, index: usize) -> Value {
+        let (ip, ours) = (self.by_ip(index), self.by_bellhop(index));
+        assert_eq!(ours["vf"], ip["vf"], "{ours} {ip}");
+        assert_eq!(ours["mac"], ip["address"], "{ours} {ip}");
+        for key in ["spoofchk", "link_state", "trust", "query_rss_en"] {
+            assert_eq!(ours[key], ip[key], "{key}: {ours} {ip}");
+        }
+        assert_eq!(ours["max_tx_rate"], ip["rate"]["max_tx"], "{ours} {ip}");
+        assert_eq!(ours["min_tx_rate"], ip["rate"]["min_tx"], "{ours} {ip}");
+        let vlan = &ip["vlan_list"][0];
+        for (ours, theirs) in [(&ours["vlan"], &vlan["vlan"]), (&ours["qos"], &vlan["qos"])] {
+            // `ip` leaves out 0.
+            assert_eq!(
+                ours.as_u64().unwrap_or_default(),
+                theirs.as_u64().unwrap_or_default(),
+                "{ip}"
+            );
+        }
+        ours
+    }
+}
+
+impl Drop for Netdevsim {
+    fn drop(&mut self) {
+        let number = self.number.to_string();
+        let _ = fs::write("/sys/bus/netdevsim/del_device", number);
+    }
+}
+
+#[test]
+fn what_is_set_is_what_ip_shows() {
+    let nic = Netdevsim::add(71);
+    let name = nic.interface.clone();
+    let set = |words: &str| {
+        let mut arguments = vec!["vf", "set", &name];
+        arguments.extend(words.split_whitespace());
+        assert_eq!(printed(&bellhop(&arguments)), "");
+    };
+    let untouched = nic.same(0);
+    set("1 mac 02:5e:10:53:77:01 vlan 100 qos 3 rate 200 spoofchk on state disable trust on");
+    let shown = nic.same(1);
+    assert_eq!(shown["mac"], "02:5e:10:53:77:01");
+    assert_eq!(shown["vlan"], 100);
+    assert_eq!(shown["qos"], 3);
+    assert_eq!(shown["proto"], "802.1Q");
+    assert_eq!(shown["max_tx_rate"], 200);
+    assert_eq!(shown["spoofchk"], true);
+    assert_eq!(shown["link_state"], "disable");
+    assert_eq!(shown["trust"], true);
+    // The least rate, while the greatest stays; and another tag.
+    set("1 min_tx_rate 50 vlan 200 proto 802.1ad");
+    let shown = nic.same(1);
+    assert_eq!(
+        (&shown["max_tx_rate"], &shown["min_tx_rate"]),
+        (&200.into(), &50.into())
+    );
+    assert_eq!(shown["proto"], "802.1ad");
+    set("1 vlan 0 rate 0 min_tx_rate 0 spoofchk off state auto trust off");
+    let shown = nic.same(1);
+    assert_eq!(shown["vlan"], Value::Null);
+    assert_eq!(shown["trust"], false);
+    // `ip` sets, Bellhop shows.
+    let words = [
+        "link", "set", &name, "vf", "0", "vlan", "7", "qos", "1", "trust", "on",
+    ];
+    output(Command::new("ip").args(words)).unwrap();
+    let shown = nic.same(0);
+    assert_eq!((&shown["vlan"], &shown["trust"]), (&7.into(), &true.into()));
+    assert_ne!(shown, untouched);
+    let text = printed(&bellhop(&["vf", "show", &name]));
+    assert!(text.contains("vlan 7 qos 1 proto 802.1Q"), "{text}");
+    assert!(text.contains("trust on"), "{text}");
+}
+
+#[test]
+fn settings_are_made_together_or_not_at_all() {
+    let nic = Netdevsim::add(72);
+    let before = nic.same(0);
+    // There it takes no rates.
+    let device = format!("netdevsim/netdevsim{}", nic.number);
+    let words = ["dev", "eswitch", "set", &device, "mode", "switchdev"];
+    output(Command::new("devlink").args(words)).unwrap();
+    let words = "mac 02:5e:10:53:77:02 vlan 9 rate 100";
+    let mut arguments = vec!["vf", "set", &nic.interface, "0"];
+    arguments.extend(words.split_whitespace());
+    complaint(
+        &bellhop(&arguments),
+        &["set the rates of virtual function 0", "has no such setting"],
+    );
+    assert_eq!(nic.same(0), before);
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    let nic = Netdevsim::add(73);
+    let interface = nic.interface.as_str();
+    let trust = |index| ["vf", "set", interface, index, "trust", "on"];
+    complaint(
+        &bellhop(&trust("2")),
+        &["has no virtual function 2", "they are 0 to 1"],
+    );
+    fs::write(nic.directory().join("sriov_numvfs"), "0").unwrap();
+    complaint(
+        &bellhop(&trust("0")),
+        &["has no virtual function 0", "it has none"],
+    );
+    complaint(
+        &bellhop(&["vf", "count", interface, "1"]),
+        &["is no function of the PCI bus"],
+    );
+    let links = Links::open().unwrap();
+    for name in ["", "sixteen-letters-", "a/b", "..", "a b"] {
+        let error = links.link(name).unwrap_err();
+        assert!(matches!(error, LinkError::BadName(_)), "{name:?}: {error}");
+    }
+    let error = links.link("lab-none").unwrap_err();
+    assert!(matches!(error, LinkError::NoInterface { .. }), "{error}");
+    let vlan = Setting::Vlan(Vlan::new(5, 0, VlanProtocol::Dot1Q).unwrap());
+    let error = links.set("lo", 0, &[vlan]).unwrap_err();
+    assert!(matches!(error, LinkError::NotTaken { .. }), "{error}");
+}

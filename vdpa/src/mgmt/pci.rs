@@ -1,0 +1,301 @@
+//! PCI functions in sysfs: which driver has one, what is on it, and another driver for it.
+//!
+//! ```text
+//!   NIC driver ── bind: nobody uses it ──> unbind ──> bind ──> driver read back
+//!   vp-vdpa     <──                                    └─fails──> old driver_override, old driver
+//!   vfio-pci
+//! ```
+//!
+//! Owns `/sys/bus/pci`, and what of `/sys/kernel/iommu_groups` belongs to a function. How many virtual
+//! functions there are is changed by [`super::sriov`]. Must not know netlink.
+
+mod address;
+mod bind;
+mod error;
+mod usage;
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+pub use address::{Address, BadAddress};
+pub(super) use bind::write;
+pub use error::PciError;
+
+use super::bus::Bus;
+use super::name::is_name;
+
+/// More virtual functions than a physical one can have (NumVFs is a register of 16 bits).
+const VIRTUAL_FUNCTIONS_MAX: usize = 1 << 16;
+
+/// A function of the PCI bus, as it was when it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Function {
+    /// Where it is.
+    pub address: Address,
+    /// Its driver, such as `mlx5_core`, `virtio-pci`, `vp-vdpa` or `vfio-pci`; none if unbound.
+    pub driver: Option<String>,
+    /// The only driver that may take it, if somebody said so.
+    pub driver_override: Option<String>,
+    /// The physical function of a virtual one.
+    pub physical_function: Option<Address>,
+    /// The virtual functions of a physical one: number and address, by number.
+    pub virtual_functions: Vec<(u32, Address)>,
+    /// How many virtual functions it can have; none if it has no SR-IOV.
+    pub total_vfs: Option<u32>,
+    /// Its IOMMU group; none without an IOMMU.
+    pub iommu_group: Option<u32>,
+    /// The NUMA node next to it; none where that is not known.
+    pub numa_node: Option<u32>,
+    /// Its network interfaces in this network namespace, by name, without those that represent
+    /// its virtual functions and subfunctions.
+    pub netdevs: Vec<String>,
+    /// The vDPA devices on it, by name.
+    pub vdpa_devices: Vec<String>,
+}
+
+/// The PCI bus.
+#[derive(Debug, Clone)]
+pub struct Pci {
+    devices: PathBuf,
+    drivers: PathBuf,
+    groups: PathBuf,
+    interfaces: PathBuf,
+    vdpa_devices: PathBuf,
+    /// Where VFIO's files are: `/dev/vfio`.
+    vfio: PathBuf,
+    vdpa: Bus,
+}
+
+impl Default for Pci {
+    fn default() -> Self {
+        Self::at(Path::new("/sys"))
+    }
+}
+
+impl Pci {
+    /// The bus of the sysfs that is mounted at `sysfs`.
+    #[must_use]
+    pub fn at(sysfs: &Path) -> Self {
+        Self {
+            devices: sysfs.join("bus/pci/devices"),
+            drivers: sysfs.join("bus/pci/drivers"),
+            groups: sysfs.join("kernel/iommu_groups"),
+            interfaces: sysfs.join("class/net"),
+            vdpa_devices: sysfs.join("bus/vdpa/devices"),
+            vfio: PathBuf::from("/dev/vfio"),
+            vdpa: Bus::at(sysfs),
+        }
+    }
+
+    /// The function at `address`.
+    ///
+    /// # Errors
+    /// [`PciError::NoFunction`] or [`PciError::Read`].
+    pub fn function(&self, address: Address) -> Result<Function, PciError> {
+        let directory = self.directory(address);
+        if !directory.is_dir() {
+            return Err(PciError::NoFunction(address));
+        }
+        Ok(Function {
+            address,
+            driver: link_name(&directory.join("driver"))?,
+            driver_override: attribute(&directory.join("driver_override"))?
+                .filter(|text| text != "(null)"),
+            physical_function: link_name(&directory.join("physfn"))?
+                .and_then(|name| name.parse().ok()),
+            virtual_functions: virtual_functions(&directory)?,
+            total_vfs: number(&directory.join("sriov_totalvfs"))?,
+            iommu_group: link_name(&directory.join("iommu_group"))?
+                .and_then(|name| name.parse().ok()),
+            // -1 where it is not known.
+            numa_node: number(&directory.join("numa_node"))?,
+            netdevs: netdevs(&directory)?,
+            vdpa_devices: self.vdpa_devices(&directory)?,
+        })
+    }
+
+    /// All physical functions that can have virtual ones, by address.
+    ///
+    /// # Errors
+    /// [`PciError::Read`].
+    pub fn physical_functions(&self) -> Result<Vec<Function>, PciError> {
+        let mut found = Vec::new();
+        for name in names(&self.devices)? {
+            let Ok(address) = name.parse() else { continue };
+            if !self.directory(address).join("sriov_totalvfs").exists() {
+                continue;
+            }
+            match self.function(address) {
+                Ok(function) => found.push(function),
+                // Gone meanwhile.
+                Err(PciError::NoFunction(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        found.sort_by_key(|function: &Function| function.address);
+        Ok(found)
+    }
+
+    /// The functions of an IOMMU group, by address. They can reach each other's memory, so all of
+    /// them belong to one user.
+    ///
+    /// # Errors
+    /// [`PciError::Read`].
+    pub fn group(&self, group: u32) -> Result<Vec<Address>, PciError> {
+        let directory = self.groups.join(group.to_string()).join("devices");
+        let mut found: Vec<Address> = names(&directory)?
+            .iter()
+            .filter_map(|name| name.parse().ok())
+            .collect();
+        found.sort();
+        Ok(found)
+    }
+
+    /// The function behind a network interface, if it is one of the PCI bus.
+    ///
+    /// # Errors
+    /// [`PciError::NoInterface`] or [`PciError::Read`].
+    pub fn behind(&self, netdev: &str) -> Result<Option<Address>, PciError> {
+        let interface = self.interfaces.join(netdev);
+        if !is_name(netdev) || !interface.exists() {
+            return Err(PciError::NoInterface(netdev.to_owned()));
+        }
+        let device = interface.join("device");
+        let path = match fs::canonicalize(&device) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            path => path.map_err(|source| read_error(&device, source))?,
+        };
+        // A virtio device lies between the function and the interface.
+        Ok(path
+            .ancestors()
+            .take(2)
+            .filter_map(|path| path.file_name()?.to_str()?.parse().ok())
+            .next())
+    }
+
+    pub(super) fn directory(&self, address: Address) -> PathBuf {
+        self.devices.join(address.to_string())
+    }
+
+    /// Names of the vDPA devices whose parent is in this directory, sorted. The parent is the function, or
+    /// a device that its driver made.
+    fn vdpa_devices(&self, directory: &Path) -> Result<Vec<String>, PciError> {
+        let directory =
+            fs::canonicalize(directory).map_err(|source| read_error(directory, source))?;
+        let mut found: Vec<String> = names(&self.vdpa_devices)?
+            .into_iter()
+            .filter(|name| {
+                fs::canonicalize(self.vdpa_devices.join(name))
+                    .is_ok_and(|path| path.starts_with(&directory))
+            })
+            .collect();
+        found.sort();
+        Ok(found)
+    }
+}
+
+/// Its virtual functions: links `virtfnN`.
+fn virtual_functions(directory: &Path) -> Result<Vec<(u32, Address)>, PciError> {
+    let mut found = Vec::new();
+    for name in names(directory)? {
+        let Some(index) = name.strip_prefix("virtfn") else {
+            continue;
+        };
+        let target = link_name(&directory.join(&name))?;
+        let address = target.and_then(|target| target.parse().ok());
+        if let (Ok(index), Some(address)) = (index.parse(), address)
+            && found.len() < VIRTUAL_FUNCTIONS_MAX
+        {
+            found.push((index, address));
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Its network interfaces: below the function, or below the virtio device on it.
+fn netdevs(directory: &Path) -> Result<Vec<String>, PciError> {
+    let mut parents = vec![directory.to_owned()];
+    let devices = names(directory)?;
+    parents.extend(
+        devices
+            .iter()
+            .filter(|name| name.starts_with("virtio"))
+            .map(|name| directory.join(name)),
+    );
+    let mut found = Vec::new();
+    for parent in parents {
+        let interfaces = parent.join("net");
+        found.extend(
+            names(&interfaces)?
+                .into_iter()
+                .filter(|name| !represents(&interfaces.join(name))),
+        );
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whether an interface stands for a virtual function or a subfunction on the NIC's switch, by the
+/// kernel's names of ports: `pf0vf1`, `c1pf0sf88`.
+fn represents(interface: &Path) -> bool {
+    // Most drivers have no such name, and say so by an error.
+    let name = fs::read_to_string(interface.join("phys_port_name")).unwrap_or_default();
+    name.contains("pf") && (name.contains("vf") || name.contains("sf"))
+}
+
+/// What is in a directory; nothing if it is not there.
+fn names(directory: &Path) -> Result<Vec<String>, PciError> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        entries => entries.map_err(|source| read_error(directory, source))?,
+    };
+    entries
+        .map(|entry| {
+            let entry = entry.map_err(|source| read_error(directory, source))?;
+            Ok(entry.file_name().to_string_lossy().into_owned())
+        })
+        .collect()
+}
+
+/// The name of what a link points to, if there is one.
+fn link_name(link: &Path) -> Result<Option<String>, PciError> {
+    match fs::read_link(link) {
+        Ok(target) => Ok(target
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(read_error(link, source)),
+    }
+}
+
+/// The text in a file of sysfs; none if it is empty or not there.
+pub(super) fn attribute(path: &Path) -> Result<Option<String>, PciError> {
+    match fs::read(path) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes).trim().to_owned();
+            Ok(Some(text).filter(|text| !text.is_empty()))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(read_error(path, source)),
+    }
+}
+
+/// The number in a file of sysfs, if there is one of the right size.
+pub(super) fn number<T: FromStr>(path: &Path) -> Result<Option<T>, PciError> {
+    Ok(attribute(path)?.and_then(|text| text.parse().ok()))
+}
+
+fn read_error(path: &Path, source: io::Error) -> PciError {
+    PciError::Read {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,105 @@
+//! Where a PCI function is: domain, bus, device and function number.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Text that is no PCI address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is not the address of a PCI function: write it as DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, such as 0000:01:00.1"
+)]
+pub struct BadAddress(String);
+
+/// The address of a PCI function, checked, in the kernel's spelling: `0000:01:00.1`. It is read with
+/// and without `pci/` in front of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address {
+    /// Wider than the four digits of most machines where a controller adds domains of its own.
+    domain: u32,
+    bus: u8,
+    /// 0 to 31.
+    device: u8,
+    /// 0 to 7.
+    function: u8,
+}
+
+impl FromStr for Address {
+    type Err = BadAddress;
+
+    fn from_str(text: &str) -> Result<Self, BadAddress> {
+        let read = || {
+            let address = text.strip_prefix("pci/").unwrap_or(text);
+            let (domain, rest) = address.split_once(':')?;
+            let (bus, rest) = rest.split_once(':')?;
+            let (device, function) = rest.split_once('.')?;
+            Some(Self {
+                domain: hexadecimal(domain, 4, 8)?,
+                bus: u8::try_from(hexadecimal(bus, 2, 2)?).ok()?,
+                device: below(hexadecimal(device, 2, 2)?, 32)?,
+                function: below(hexadecimal(function, 1, 1)?, 8)?,
+            })
+        };
+        read().ok_or_else(|| BadAddress(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            domain,
+            bus,
+            device,
+            function,
+        } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+    }
+}
+
+/// A number with this many digits. `from_str_radix` alone would take a sign.
+fn hexadecimal(digits: &str, shortest: usize, longest: usize) -> Option<u32> {
+    let right = (shortest..=longest).contains(&digits.len())
+        && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    right.then(|| u32::from_str_radix(digits, 16).ok())?
+}
+
+fn below(number: u32, limit: u8) -> Option<u8> {
+    u8::try_from(number).ok().filter(|&number| number < limit)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn addresses_are_written_as_the_kernel_writes_them() {
+        for (text, written) in [
+            ("0000:01:00.1", "0000:01:00.1"),
+            ("pci/0000:3B:1f.7", "0000:3b:1f.7"),
+            ("10000:e1:00.0", "10000:e1:00.0"),
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), written);
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for text in [
+            "",
+            "pci/",
+            "01:00.1",
+            "0000:01:00",
+            "0000:01:20.0",
+            "0000:01:00.8",
+            "0000:01:00.01",
+            "0000:1:00.0",
+            "+000:01:00.0",
+            "0000:01:00.0/..",
+            "100000000:01:00.0",
+            "0000:01:00.0\n",
+            "pci/pci/0000:01:00.0",
+        ] {
+            assert!(text.parse::<Address>().is_err(), "{text:?}");
+        }
+    }
+}
