@@ -41,6 +41,11 @@ const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// How long the host may take to switch itself off.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
 
+/// A host whose kernel has been stuck for a minute (twice the threshold) ends, so that what
+/// ran there is run again: its emulation loses an interrupt between processors now and then, and
+/// one waits for the other for ever.
+const STUCK: &str = "softlockup_panic=1 watchdog_thresh=30";
+
 /// A lab host that has greeted.
 #[derive(Debug)]
 pub struct LabHost {
@@ -274,7 +279,7 @@ fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<Started> {
         .args([
             "-append",
             &format!(
-                "console=ttyS0 loglevel=6 panic=-1 mitigations=off {}",
+                "console=ttyS0 loglevel=6 panic=-1 {STUCK} mitigations=off {}",
                 rig.kernel_parameters()
             ),
         ])

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use vdpa::device::{Device, Negotiated};
+use vdpa::iotlb::Iotlb;
 
 use super::support::{bellhop, iproute2, printed};
 
@@ -28,9 +29,10 @@ pub(crate) fn same(arguments: &[&str]) {
     assert_eq!(ours, corrected(&[&["-j"], arguments].concat()));
 }
 
-/// A device whose driver negotiated everything and does nothing.
-pub(crate) fn negotiated(device: &Path) -> Device<Negotiated> {
-    let (device, _iotlb) = Device::open(device).unwrap().own().unwrap();
+/// A device whose driver negotiated everything and does nothing. The memory comes along: its end
+/// resets the device.
+pub(crate) fn negotiated(device: &Path) -> (Device<Negotiated>, Iotlb) {
+    let (device, iotlb) = Device::open(device).unwrap().own().unwrap();
     let features = device.info().features;
-    device.negotiate(features).unwrap()
+    (device.negotiate(features).unwrap(), iotlb)
 }
