@@ -20,6 +20,13 @@ pub(crate) struct Format {
     pretty: bool,
 }
 
+impl Format {
+    /// Whether JSON is asked for.
+    pub(crate) fn is_json(self) -> bool {
+        self.json
+    }
+}
+
 /// How an entry is laid out as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {

@@ -4,6 +4,7 @@ mod bind;
 mod dev;
 mod doctor;
 mod mgmtdev;
+mod nic;
 mod probe;
 mod run;
 mod vf;
@@ -22,6 +23,7 @@ pub(crate) enum Command {
     Dev(dev::Arguments),
     Vf(vf::Arguments),
     Bind(bind::Arguments),
+    Nic(nic::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -35,6 +37,7 @@ impl Command {
             Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
             Self::Vf(arguments) => Ok(vf::execute(&arguments)?),
             Self::Bind(arguments) => Ok(bind::execute(&arguments)?),
+            Self::Nic(arguments) => Ok(nic::execute(&arguments)?),
             Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
         }
     }

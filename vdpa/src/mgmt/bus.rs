@@ -217,6 +217,11 @@ impl Bus {
         Ok(devices.find(|device| device.character_device == Some(number)))
     }
 
+    /// Whether the bus driver is loaded.
+    pub(super) fn has_driver(&self, driver: &str) -> bool {
+        is_name(driver) && self.drivers.join(driver).is_dir()
+    }
+
     /// Gives the device called `name` to the bus driver `driver` and returns it as it is
     /// then. Nothing happens if it has that driver.
     ///
@@ -229,7 +234,7 @@ impl Bus {
     /// as [`Bus::device`].
     pub fn bind(&self, name: &str, driver: &str) -> Result<BusDevice, BusError> {
         let device = self.device(name)?;
-        if !is_name(driver) || !self.drivers.join(driver).is_dir() {
+        if !self.has_driver(driver) {
             return Err(BusError::NoDriver(driver.to_owned()));
         }
         if device.driver.as_deref() == Some(driver) {

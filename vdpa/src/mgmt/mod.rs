@@ -8,6 +8,7 @@
 //!   uevent::Uevents <── what comes, goes and is bound
 //!   pci::Pci ──> /sys/bus/pci: a function's driver, IOMMU group, virtual functions; binding
 //!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
+//!   nic ──> all of these in one call: from a NIC to a vDPA device and back, with records
 //! ```
 //!
 //! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink family
@@ -40,6 +41,7 @@ mod in_use;
 mod name;
 mod netlink;
 mod new_device;
+pub mod nic;
 pub mod pci;
 pub mod sriov;
 mod uapi;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use netlink_packet_core::DefaultNla;
+use serde::{Deserialize, Serialize};
 
 use super::netlink::attributes::Attributes;
 use super::netlink::exchange::Malformed;
@@ -48,8 +49,9 @@ pub(super) fn device(text: &str) -> Result<&str, BadName> {
 }
 
 /// The name of a management device, as iproute2 writes it: `vdpasim_net`, or with its bus
-/// `pci/0000:01:00.1`, `auxiliary/mlx5_core.sf.1`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// `pci/0000:01:00.1`, `auxiliary/mlx5_core.sf.1`; so it is read and written by serde, too.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct MgmtDeviceName {
     bus: Option<String>,
     name: String,
@@ -81,6 +83,20 @@ impl MgmtDeviceName {
             .into_iter()
             .chain([string(VDPA_ATTR_MGMTDEV_DEV_NAME, &self.name)])
             .collect()
+    }
+}
+
+impl TryFrom<String> for MgmtDeviceName {
+    type Error = BadName;
+
+    fn try_from(text: String) -> Result<Self, BadName> {
+        text.parse()
+    }
+}
+
+impl From<MgmtDeviceName> for String {
+    fn from(name: MgmtDeviceName) -> Self {
+        name.to_string()
     }
 }
 

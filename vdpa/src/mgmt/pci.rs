@@ -175,6 +175,12 @@ impl Pci {
             .next())
     }
 
+    /// The vendor of the function, as it says itself.
+    pub(super) fn vendor(&self, address: Address) -> Result<Option<u32>, PciError> {
+        let text = attribute(&self.directory(address).join("vendor"))?;
+        Ok(text.and_then(|text| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()))
+    }
+
     pub(super) fn directory(&self, address: Address) -> PathBuf {
         self.devices.join(address.to_string())
     }

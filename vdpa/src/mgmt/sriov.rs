@@ -122,6 +122,21 @@ impl Pci {
         self.function(address)
     }
 
+    /// Gives a physical function that has no virtual functions this many. The kernel refuses if it has some, so
+    /// none is taken away.
+    ///
+    /// # Errors
+    /// [`PciError::NotPermitted`], [`PciError::Count`], or as [`Pci::function`].
+    pub(super) fn count_from_zero(
+        &self,
+        address: Address,
+        count: u32,
+    ) -> Result<Function, PciError> {
+        self.write_count(address, count)
+            .map_err(|source| self.count_error(address, count, source))?;
+        self.function(address)
+    }
+
     /// How many virtual functions it has now.
     fn count(&self, address: Address) -> Result<u32, PciError> {
         let path = self.directory(address).join("sriov_numvfs");

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -18,6 +19,9 @@ const KERNEL_GROUP: u32 = 1;
 
 /// The largest message (UEVENT_BUFFER_SIZE, and the header before it).
 const MESSAGE_MAX: usize = 8192;
+
+/// How many messages are dropped at once.
+const DROPPED_MAX: usize = 1024;
 
 /// What happened to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,6 +111,36 @@ impl Uevents {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+}
+
+impl Uevents {
+    /// Waits until the kernel says anything, about whatever device, and drops all that it has said.
+    /// Returns whether it has. For who looks at the devices anyway.
+    ///
+    /// # Errors
+    /// What the kernel says to reading.
+    pub fn any(&mut self, limit: Duration) -> io::Result<bool> {
+        let limit = Timespec::try_from(limit).unwrap_or(Timespec {
+            tv_sec: i64::MAX,
+            tv_nsec: 0,
+        });
+        let ready = match poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&limit)) {
+            Err(Errno::INTR) => 0,
+            ready => ready?,
+        };
+        if ready == 0 {
+            return Ok(false);
+        }
+        // At most what fits into the socket, for more may come all the time.
+        for _ in 0..DROPPED_MAX {
+            match recvfrom(&self.fd, self.buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
+                Ok(_) | Err(Errno::INTR | Errno::NOBUFS) => {}
+                Err(Errno::AGAIN) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
     }
 }
 

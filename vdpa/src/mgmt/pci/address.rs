@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// Text that is no PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -11,8 +13,9 @@ use std::str::FromStr;
 pub struct BadAddress(String);
 
 /// The address of a PCI function, checked, in the kernel's spelling: `0000:01:00.1`. It is read with
-/// and without `pci/` in front of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// and without `pci/` in front of it, also by serde.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Address {
     /// Wider than the four digits of most machines where a controller adds domains of its own.
     domain: u32,
@@ -21,6 +24,20 @@ pub struct Address {
     device: u8,
     /// 0 to 7.
     function: u8,
+}
+
+impl TryFrom<String> for Address {
+    type Error = BadAddress;
+
+    fn try_from(text: String) -> Result<Self, BadAddress> {
+        text.parse()
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> Self {
+        address.to_string()
+    }
 }
 
 impl FromStr for Address {

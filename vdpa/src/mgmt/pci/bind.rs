@@ -29,7 +29,7 @@ impl Pci {
     /// again; or as [`Pci::function`].
     pub fn bind(&self, address: Address, driver: &str) -> Result<Function, PciError> {
         let function = self.function(address)?;
-        if !is_name(driver) || !self.drivers.join(driver).is_dir() {
+        if !self.has_driver(driver) {
             return Err(PciError::NoDriver {
                 driver: driver.to_owned(),
             });
@@ -60,6 +60,54 @@ impl Pci {
             }));
         }
         self.function(address)
+    }
+
+    /// Whether the driver is loaded.
+    pub(in crate::mgmt) fn has_driver(&self, driver: &str) -> bool {
+        is_name(driver) && self.drivers.join(driver).is_dir()
+    }
+
+    /// Goes back to the driver and the override that the function had before it was bound to `driver`, also if that was
+    /// not finished.
+    ///
+    /// # Errors
+    /// As [`Pci::bind`].
+    pub(in crate::mgmt) fn restore(
+        &self,
+        function: &Function,
+        driver: &str,
+        former_driver: Option<&str>,
+        former_override: Option<&str>,
+    ) -> Result<(), PciError> {
+        let address = function.address;
+        match former_driver {
+            Some(former) => drop(self.bind(address, former)?),
+            None if function.driver.is_some() => {
+                self.check_unused(function)?;
+                self.tell(driver, "unbind", address).map_err(|source| {
+                    PciError::permission(address, source, |source| PciError::Unbind {
+                        function: address,
+                        driver: driver.to_owned(),
+                        source,
+                    })
+                })?;
+            }
+            None => {}
+        }
+        // What the former driver needs was found out by binding it; what was there before is put back.
+        let now = self.function(address)?.driver_override;
+        if now.as_deref() != former_override && (now.as_deref() == Some(driver) || now.is_none()) {
+            self.set_override(address, former_override.unwrap_or_default())
+                .map_err(|source| {
+                    PciError::permission(address, source, |source| PciError::Bind {
+                        function: address,
+                        driver: former_driver.unwrap_or(driver).to_owned(),
+                        now: former_driver.map(str::to_owned),
+                        source,
+                    })
+                })?;
+        }
+        Ok(())
     }
 
     /// Has a driver take a function that has none.

@@ -233,7 +233,7 @@ impl Setting {
     }
 
     /// The same setting as it is now, if the driver tells.
-    pub(super) fn former(&self, now: &VirtualFunction) -> Option<Self> {
+    pub(in crate::mgmt) fn former(&self, now: &VirtualFunction) -> Option<Self> {
         match self {
             Self::Mac(_) => now.mac.map(Self::Mac),
             Self::Vlan(_) => now.vlan.map(Self::Vlan),

@@ -1,0 +1,180 @@
+//! `bellhop nic`: from a NIC to a vDPA device for a guest in one command, and back.
+
+mod list;
+mod make;
+mod remove;
+mod watch;
+
+use std::io;
+
+use vdpa::mgmt::nic::{MadeNic, MakeError, NicError, RemoveError, State, Step, StoreError};
+use vdpa::mgmt::{ClassConfig, Connection, MgmtError};
+
+use super::words::WordError;
+use crate::exit::{self, Code};
+use crate::listing::{Entry, Format, Layout, Listing};
+
+/// Make a vDPA device out of a NIC in one command, and take everything back in another one
+///
+/// What is needed in between is done in order and remembered: virtual functions counted, the
+/// function's address set, a vDPA driver bound, the device added. If a step fails, those before it
+/// are undone.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  bellhop nic make --from enp1s0f0 --name nic0        prints /dev/vhost-vdpa-N
+  bellhop run --vdpa path=$(bellhop nic make --from pci/0000:01:00.0 --name nic1) …
+  bellhop nic list
+  bellhop nic remove nic0
+
+`nic make` leaves a record in /run/bellhop/nics before each step, so that `nic remove` can undo
+what was done even if the command was killed in the middle. Both need root.")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    format: Format,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Make(make::Arguments),
+    Remove(remove::Arguments),
+    List(list::Arguments),
+}
+
+/// Why it was not done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error(transparent)]
+    Words(#[from] WordError),
+    #[error(transparent)]
+    Make(#[from] MakeError),
+    #[error(transparent)]
+    Remove(#[from] RemoveError),
+    #[error(transparent)]
+    Nic(#[from] NicError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Mgmt(#[from] MgmtError),
+    #[error(
+        "there is no NIC {0}, and no vDPA device of that name: `bellhop nic list` and `bellhop dev show` list \
+         what there is"
+    )]
+    NoNic(String),
+    #[error(
+        "the vDPA device {0} was not made by `bellhop nic make`, so nothing is known of what it was made on: \
+         `bellhop nic remove --no-record {0}` deletes the device alone"
+    )]
+    NoRecord(String),
+    #[error("cannot catch signals")]
+    Signals(#[source] io::Error),
+    #[error("cannot write the result")]
+    Output(#[source] io::Error),
+}
+
+/// Does what was asked.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    let format = arguments.format;
+    let outcome = match &arguments.command {
+        Command::Make(arguments) => make::execute(arguments, format),
+        Command::Remove(arguments) => remove::execute(arguments),
+        Command::List(_) => list::execute(format),
+    };
+    match outcome {
+        // Said as clap says what is wrong with a command line.
+        Err(error) if is_wrong_command_line(&error) => {
+            exit::report(&error);
+            Ok(Code::WrongCommandLine)
+        }
+        outcome => outcome,
+    }
+}
+
+fn is_wrong_command_line(error: &CommandError) -> bool {
+    let of_nic = |error: &NicError| {
+        matches!(
+            error,
+            NicError::InvalidDevice(_)
+                | NicError::InvalidSetting(_)
+                | NicError::NoCount
+                | NicError::NoOrigin(_)
+        )
+    };
+    match error {
+        CommandError::Words(_) | CommandError::Store(StoreError::Name(_)) => true,
+        CommandError::Make(error) => of_nic(&error.source),
+        CommandError::Nic(error) => of_nic(error),
+        _ => false,
+    }
+}
+
+/// A NIC with all that is known of it.
+fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
+    let mut entry = Entry::new(nic.name())
+        .with_text("from", nic.from())
+        .with_text(
+            "state",
+            match nic.state() {
+                State::Made => "made",
+                State::Making => "making",
+                State::Removing => "removing",
+            },
+        );
+    for step in nic.steps() {
+        entry = match step {
+            Step::CountVirtualFunctions { physical, count } => entry
+                .with_text("pf", format!("pci/{physical}"))
+                .with_number("vfs", Some(*count)),
+            Step::SetVirtualFunction {
+                virtual_function, ..
+            } => entry.with_number("vf", Some(*virtual_function)),
+            Step::BindFunction {
+                function, driver, ..
+            } => entry
+                .with_text("function", format!("pci/{function}"))
+                .with_text("driver", driver),
+            Step::AddDevice { mgmtdev } => entry.with_text("mgmtdev", mgmtdev.to_string()),
+        };
+    }
+    let Some(mgmtdev) = nic.mgmtdev() else {
+        return entry;
+    };
+    let device = connection.device(nic.name());
+    if !device.is_ok_and(|device| device.mgmtdev == *mgmtdev) {
+        return entry.with_flag("exists", Some(false));
+    }
+    if let Ok(device) = vdpa::mgmt::bus::Bus::default().device(nic.name()) {
+        entry = match device.path() {
+            Some(path) => entry.with_text("path", path.display().to_string()),
+            None => entry.with_text("bus_driver", device.driver.as_deref().unwrap_or("none")),
+        };
+    }
+    match connection.config(nic.name()).map(|config| config.class) {
+        Ok(ClassConfig::Net(net)) => {
+            let mac = net
+                .mac
+                .map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
+            let entry = match mac {
+                Some(mac) => entry.with_text("mac", mac),
+                None => entry,
+            };
+            entry
+                .with_number("mtu", net.mtu)
+                .with_number("max_vq_pairs", net.max_vq_pairs)
+        }
+        _ => entry,
+    }
+}
+
+fn show(entries: Vec<Entry>, format: Format) -> Result<Code, CommandError> {
+    let listing = Listing {
+        section: "nic",
+        layout: Layout::Line,
+        entries,
+    };
+    listing.print(format).map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}

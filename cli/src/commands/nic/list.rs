@@ -1,0 +1,37 @@
+//! `bellhop nic list`.
+
+use vdpa::mgmt::Connection;
+use vdpa::mgmt::nic::Store;
+
+use super::{CommandError, entry, show};
+use crate::exit::Code;
+use crate::listing::Format;
+
+/// List the NICs that `nic make` has made, those that it left half made too
+#[derive(Debug, clap::Args)]
+#[command(visible_alias = "show", after_long_help = HELP)]
+pub(crate) struct Arguments {}
+
+const HELP: &str = "\
+Fields:
+  from           what the NIC was made of, as it was asked for
+  state          made; making or removing while that goes on, or when it was killed or failed:
+                 `bellhop nic remove` undoes the rest
+  pf, vfs        the physical function whose virtual functions were counted, and how many
+  vf             the virtual function that was set up
+  function, driver  the function that was bound to a vDPA driver, and which
+  mgmtdev        the management device
+  exists         false if the vDPA device is gone
+  path           the device for `bellhop run --vdpa path=…`
+  bus_driver     what has the device if it is not vhost_vdpa
+  mac, mtu, max_vq_pairs  as the device tells";
+
+pub(super) fn execute(format: Format) -> Result<Code, CommandError> {
+    let nics = Store::open_default()?.nics()?;
+    if nics.is_empty() {
+        return show(Vec::new(), format);
+    }
+    let connection = Connection::open()?;
+    let entries = nics.iter().map(|nic| entry(nic, &connection));
+    show(entries.collect(), format)
+}

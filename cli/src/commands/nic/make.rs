@@ -1,0 +1,150 @@
+//! `bellhop nic make`.
+
+use std::io::{self, Write as _};
+
+use vdpa::mgmt::Connection;
+use vdpa::mgmt::nic::{Kind, NicError, NicRequest, Nics, Store};
+use vdpa::mgmt::sriov::Rates;
+
+use super::watch::Watch;
+use super::{CommandError, entry, show};
+use crate::commands::words;
+use crate::exit::{self, Code};
+use crate::listing::Format;
+
+/// Make a vDPA device out of a NIC, and print its /dev/vhost-vdpa-N
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HELP)]
+pub(crate) struct Arguments {
+    /// The NIC: a network interface or pci/ADDRESS; or a management device, such as vdpasim_net
+    #[arg(long, value_name = "NIC")]
+    from: String,
+
+    /// The name of the new vDPA device
+    #[arg(long)]
+    name: String,
+
+    /// What of the NIC it is made on
+    #[arg(long, value_enum, default_value = "auto")]
+    kind: KindWord,
+
+    /// Its MAC address
+    #[arg(long, value_name = "MACADDR", value_parser = mac)]
+    mac: Option<[u8; 6]>,
+
+    /// Its MTU in bytes
+    #[arg(long, value_parser = clap::value_parser!(u16).range(68..))]
+    mtu: Option<u16>,
+
+    /// Its queue pairs
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=32768))]
+    max_vqp: Option<u16>,
+
+    /// Its virtio feature bits in hexadecimal, all others off
+    #[arg(long, value_name = "MASK", value_parser = mask)]
+    device_features: Option<u64>,
+
+    /// The VLAN that the NIC puts its frames into
+    #[arg(long, value_name = "VLANID", value_parser = clap::value_parser!(u16).range(1..=4094))]
+    vlan: Option<u16>,
+
+    /// What it sends at most, in Mbit/s
+    #[arg(long, value_name = "RATE", value_parser = clap::value_parser!(u32).range(1..))]
+    max_tx_rate: Option<u32>,
+
+    /// What it can always send, in Mbit/s
+    #[arg(long, value_name = "RATE", value_parser = clap::value_parser!(u32).range(1..))]
+    min_tx_rate: Option<u32>,
+
+    /// How many virtual functions the NIC gets if it has none (default: what it can have, at most 8)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    vfs: Option<u32>,
+}
+
+const HELP: &str = "\
+Steps, each undone if a later one fails or the command is interrupted with Ctrl-C:
+  virtual functions  counted if the NIC has none; a number that is there is never changed
+  one of them        that nobody uses: no vDPA device, not vfio-pci's, its interface down, without
+                     an address, in no bridge and in no other network namespace
+  its settings       MAC address, VLAN and rates, through the NIC's driver if that takes them
+  its driver         one that makes vDPA devices: vp-vdpa for virtio functions; others (mlx5) are
+                     made on as they are
+  the device         added, bound to vhost_vdpa, and its character device waited for
+
+Progress is shown on standard error if that is a terminal, and logged with --log-level info.
+
+Examples:
+  bellhop nic make --from enp1s0f0 --name nic0 --mac 52:54:00:12:34:56
+  bellhop nic make --from pci/0000:01:00.0 --kind vf --vfs 4 --name nic1 -j
+  bellhop nic make --from vdpasim_net --name test0 --mac 52:54:00:12:34:57 --mtu 1500
+
+`bellhop nic remove` takes everything back, also after this command was killed.";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum KindWord {
+    /// What the NIC has: a management device as it is, else a virtual function
+    Auto,
+    /// A virtual function (SR-IOV)
+    Vf,
+}
+
+fn mac(value: &str) -> Result<[u8; 6], words::WordError> {
+    words::mac("--mac", value)
+}
+
+fn mask(value: &str) -> Result<u64, words::WordError> {
+    words::mask("--device-features", value)
+}
+
+impl Arguments {
+    fn request(&self) -> Result<NicRequest, NicError> {
+        let rates = (self.max_tx_rate, self.min_tx_rate);
+        let rates = match rates {
+            (None, None) => None,
+            (max, min) => Some(Rates::new(
+                min.unwrap_or_default(),
+                max.unwrap_or_default(),
+            )?),
+        };
+        Ok(NicRequest {
+            kind: match self.kind {
+                KindWord::Auto => Kind::Auto,
+                KindWord::Vf => Kind::VirtualFunction,
+            },
+            mac: self.mac,
+            mtu: self.mtu,
+            max_vqp: self.max_vqp,
+            device_features: self.device_features,
+            vlan: self.vlan,
+            rates,
+            virtual_functions: self.vfs,
+            ..NicRequest::new(&self.name, &self.from)
+        })
+    }
+}
+
+pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, CommandError> {
+    let request = arguments.request()?;
+    let nics = Nics::open()?;
+    let mut watch = Watch::start(Store::open_default()?.lock()?)?;
+    let others = watch.store().nics()?;
+    let nic = match nics.make(&request, &others, &mut watch) {
+        Ok(nic) => nic,
+        Err(error) => {
+            return match (watch.signal(), &error.source) {
+                // What was asked for, so that the shell sees what ended it.
+                (Some(number), NicError::Interrupted) => {
+                    exit::report(&error);
+                    Ok(Code::Signal(number))
+                }
+                _ => Err(error.into()),
+            };
+        }
+    };
+    if format.is_json() {
+        return show(vec![entry(&nic, &Connection::open()?)], format);
+    }
+    let path = nics.character_device(&nic)?;
+    writeln!(io::stdout(), "{}", path.display()).map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}

@@ -1,0 +1,50 @@
+//! `bellhop nic remove`.
+
+use vdpa::mgmt::nic::{Nics, Store, StoreError};
+use vdpa::mgmt::{Connection, MgmtError};
+
+use super::CommandError;
+use super::watch::Watch;
+use crate::exit::Code;
+
+/// Take a NIC back: undo all that `nic make` did, the last step first
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+A NIC that somebody has open is not touched: the command says who it is. What others have changed
+since, and virtual functions that others use, are left as they are. The virtual functions go
+with the last NIC that was made on them. After a `nic make` that was killed, this undoes what it had done.
+
+If something cannot be undone, the command says how to do it by hand; it can also be run again.")]
+pub(crate) struct Arguments {
+    /// The NIC's name
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// Delete a vDPA device that `nic make` has not made; what it was made on stays as it is
+    #[arg(long)]
+    no_record: bool,
+}
+
+pub(super) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    let name = &arguments.name;
+    let mut watch = Watch::start(Store::open_default()?.lock()?)?;
+    let nic = match watch.store().nic(name) {
+        Err(StoreError::NoNic(_)) => return without_record(name, arguments.no_record),
+        nic => nic?,
+    };
+    Nics::open()?.remove(&nic, &mut watch)?;
+    Ok(Code::Success)
+}
+
+fn without_record(name: &str, asked_for: bool) -> Result<Code, CommandError> {
+    let connection = Connection::open()?;
+    match connection.device(name) {
+        Err(MgmtError::NoDevice { .. }) => Err(CommandError::NoNic(name.to_owned())),
+        Err(error) => Err(error.into()),
+        Ok(_) if !asked_for => Err(CommandError::NoRecord(name.to_owned())),
+        Ok(_) => {
+            connection.delete(name)?;
+            Ok(Code::Success)
+        }
+    }
+}

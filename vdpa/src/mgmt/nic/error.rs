@@ -1,0 +1,216 @@
+//! What can go wrong with a NIC's making and removal, and what the user can do about it.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use super::choose::Taken;
+use super::observer::Phase;
+use super::step::Step;
+use crate::mgmt::bus::BusError;
+use crate::mgmt::pci::{Address, PciError};
+use crate::mgmt::sriov::{InvalidSetting, LinkError};
+use crate::mgmt::{InUse, InvalidDevice, MgmtError};
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+pub enum NicError {
+    /// The vDPA management.
+    #[error(transparent)]
+    Mgmt(#[from] MgmtError),
+    /// The vdpa bus.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// A PCI function.
+    #[error(transparent)]
+    Pci(#[from] PciError),
+    /// A network interface.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A device that cannot be made.
+    #[error(transparent)]
+    InvalidDevice(#[from] InvalidDevice),
+    /// A virtual function that cannot be so.
+    #[error(transparent)]
+    InvalidSetting(#[from] InvalidSetting),
+    /// What it is to be made of is not there.
+    #[error(
+        "{0} is neither a network interface, nor a PCI function, nor a management device: `ip link`, \
+         `bellhop vf show` and `bellhop mgmtdev show` list what there is"
+    )]
+    NoOrigin(String),
+    /// An interface that is on no PCI function.
+    #[error(
+        "{0} is no interface of a PCI function; name a NIC, or a management device \
+         (`bellhop mgmtdev show`)"
+    )]
+    NotPci(String),
+    /// The name is taken.
+    #[error("there is a vDPA device {0} already; `bellhop dev show {0}` shows what it is")]
+    NameTaken(String),
+    /// There is a record of that name.
+    #[error(
+        "there is a NIC {0} already; `bellhop nic list` shows it, `bellhop nic remove {0}` takes it away"
+    )]
+    RecordTaken(String),
+    /// The physical function shows no interface.
+    #[error(
+        "{0} has no network interface in this network namespace: bind it to its NIC's driver, or run this in the \
+         interface's namespace"
+    )]
+    NoInterface(Address),
+    /// A virtual function was asked for, of something that has none.
+    #[error(
+        "{0} is a management device and has no virtual functions: leave the kind out, or name a NIC"
+    )]
+    NoVirtualFunctions(String),
+    /// Something that only a NIC with virtual functions can do.
+    #[error("{from} has no virtual function whose {what} could be set: leave that out")]
+    NoSettings {
+        /// What the NIC was to be made of.
+        from: String,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// It cannot make network devices.
+    #[error("{0} does not make network devices; `bellhop mgmtdev show` tells what each makes")]
+    NotNetwork(String),
+    /// All virtual functions are used.
+    #[error("no virtual function of {physical} is free{}", list(taken))]
+    NoneFree {
+        /// The physical function.
+        physical: Address,
+        /// Why each is not.
+        taken: Vec<Taken>,
+    },
+    /// Zero virtual functions were asked for.
+    #[error("0 virtual functions are too few to choose one of")]
+    NoCount,
+    /// No vDPA driver is known for a function.
+    #[error(
+        "{function} is no virtio device, and its driver {} makes no vDPA devices of it: load that NIC's vDPA \
+         driver (such as `modprobe mlx5_vdpa`)",
+        driver.as_deref().unwrap_or("(none)")
+    )]
+    NoParent {
+        /// The function.
+        function: Address,
+        /// Its driver.
+        driver: Option<String>,
+    },
+    /// A bus driver other than vhost_vdpa has the device.
+    #[error("{0} has no character device; `bellhop bind {0} vhost_vdpa` gives it one")]
+    NoCharacterDevice(String),
+    /// Something that the kernel does by itself was not done in time.
+    #[error("{what} did not come in {} s; the kernel's log (`dmesg`) may say why", patience.as_secs())]
+    NotInTime {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        patience: Duration,
+    },
+    /// Whoever watches wants it to end.
+    #[error("interrupted")]
+    Interrupted,
+    /// The record could not be kept.
+    #[error("cannot keep the record of what was done")]
+    Record(#[source] io::Error),
+    /// A test lets it fail.
+    #[doc(hidden)]
+    #[error("fault injected")]
+    Fault(#[source] io::Error),
+}
+
+fn list(taken: &[Taken]) -> String {
+    let all: Vec<String> = taken.iter().map(ToString::to_string).collect();
+    match all.is_empty() {
+        true => String::new(),
+        false => format!(": {}", all.join("; ")),
+    }
+}
+
+/// A step that could not be undone.
+#[derive(Debug)]
+pub struct NotUndone {
+    /// The step.
+    pub step: Step,
+    /// The command that undoes it by hand.
+    pub by_hand: String,
+    /// Why it was not; none if that was not tried, because a later one must be undone first.
+    pub error: Option<NicError>,
+}
+
+impl fmt::Display for NotUndone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (by hand: `{}`", self.step, self.by_hand)?;
+        if let Some(error) = &self.error {
+            write!(f, "; {error}")?;
+            let mut cause = std::error::Error::source(error);
+            while let Some(error) = cause {
+                write!(f, ": {error}")?;
+                cause = error.source();
+            }
+        }
+        f.write_str(")")
+    }
+}
+
+fn remains(not_undone: &[NotUndone]) -> String {
+    let all: Vec<String> = not_undone.iter().map(ToString::to_string).collect();
+    all.join("; ")
+}
+
+/// Why a NIC was not made.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot make {name}: it was not possible to {phase}{}",
+    rolled_back(not_undone)
+)]
+pub struct MakeError {
+    /// The NIC.
+    pub name: String,
+    /// What failed.
+    pub phase: Phase,
+    /// Why.
+    #[source]
+    pub source: NicError,
+    /// What was done before and could not be undone, the last step first.
+    pub not_undone: Vec<NotUndone>,
+}
+
+fn rolled_back(not_undone: &[NotUndone]) -> String {
+    match not_undone.is_empty() {
+        true => String::new(),
+        false => format!(". Not undone: {}", remains(not_undone)),
+    }
+}
+
+/// Why a NIC was not removed.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoveError {
+    /// Somebody has it open; nothing was touched.
+    #[error(transparent)]
+    InUse(#[from] InUse),
+    /// It was given to this machine or a container; nothing was touched.
+    #[error(
+        "{name} is bound to {driver}, so this machine or a container uses it: \
+         `bellhop bind {name} vhost_vdpa` takes it back"
+    )]
+    NotForGuests {
+        /// The NIC.
+        name: String,
+        /// The bus driver that has its device.
+        driver: String,
+    },
+    /// Something could not be undone. It is still in the record.
+    #[error(
+        "{name} is not removed completely. Not undone: {}",
+        remains(not_undone)
+    )]
+    Incomplete {
+        /// The NIC.
+        name: String,
+        /// What could not be undone, the last step first.
+        not_undone: Vec<NotUndone>,
+    },
+}

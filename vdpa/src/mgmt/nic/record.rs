@@ -1,0 +1,155 @@
+//! The record of a NIC: what another process needs to take it back.
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::step::Step;
+use crate::mgmt::{InvalidDevice, MgmtDeviceName, NewDevice};
+
+/// The version of records that this program writes and reads.
+pub(super) const VERSION: u32 = 1;
+
+/// More steps than any NIC has.
+const STEPS_MAX: usize = 32;
+
+/// How far a NIC is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Its steps are being done, or were when the process that did them ended.
+    Making,
+    /// It is there.
+    Made,
+    /// Its steps are being undone, or were when the process that did that ended or failed.
+    Removing,
+}
+
+/// A NIC and the steps that made it. It is checked when it is read: another version, a name that
+/// no device can have, and more than is known here are refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MadeNic {
+    version: u32,
+    name: String,
+    from: String,
+    state: State,
+    /// In the order in which they were begun. The last one may not have been done.
+    steps: Vec<Step>,
+}
+
+impl MadeNic {
+    pub(super) fn new(name: &str, from: &str) -> Self {
+        Self {
+            version: VERSION,
+            name: name.to_owned(),
+            from: from.to_owned(),
+            state: State::Making,
+            steps: Vec::new(),
+        }
+    }
+
+    /// Its name, which is the vDPA device's.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it was made of, as it was asked for.
+    #[must_use]
+    pub fn from(&self) -> &str {
+        &self.from
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// What was done, in that order. The last step may not have been done if its state is
+    /// not [`State::Made`].
+    #[must_use]
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The management device that its vDPA device is on, if it came so far.
+    #[must_use]
+    pub fn mgmtdev(&self) -> Option<&MgmtDeviceName> {
+        self.steps.iter().find_map(|step| match step {
+            Step::AddDevice { mgmtdev } => Some(mgmtdev),
+            _ => None,
+        })
+    }
+
+    pub(super) fn set_state(&mut self, state: State) {
+        self.state = state;
+    }
+
+    pub(super) fn push(&mut self, step: Step) {
+        self.steps.push(step);
+    }
+
+    pub(super) fn last(&self) -> Option<&Step> {
+        self.steps.last()
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Step> {
+        self.steps.pop()
+    }
+
+    pub(super) fn set_steps(&mut self, steps: Vec<Step>) {
+        self.steps = steps;
+    }
+}
+
+/// Why a record cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum BadRecord {
+    #[error("it has version {0}, and this program knows version {VERSION}")]
+    Version(u32),
+    #[error(transparent)]
+    Name(#[from] InvalidDevice),
+    #[error("it has {0} steps, more than any NIC")]
+    Steps(usize),
+}
+
+impl<'de> Deserialize<'de> for MadeNic {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Raw {
+            version: u32,
+            name: String,
+            from: String,
+            state: State,
+            steps: Vec<Step>,
+        }
+        let raw = Raw::deserialize(deserializer)?;
+        let check = || -> Result<(), BadRecord> {
+            if raw.version != VERSION {
+                return Err(BadRecord::Version(raw.version));
+            }
+            check_name(&raw.name)?;
+            match raw.steps.len() {
+                0..=STEPS_MAX => Ok(()),
+                count => Err(BadRecord::Steps(count)),
+            }
+        };
+        check().map_err(serde::de::Error::custom)?;
+        Ok(Self {
+            version: raw.version,
+            name: raw.name,
+            from: raw.from,
+            state: raw.state,
+            steps: raw.steps,
+        })
+    }
+}
+
+/// Fails for what cannot name a NIC, which is what cannot name a new vDPA device.
+pub(super) fn check_name(name: &str) -> Result<(), InvalidDevice> {
+    // The name of a management device plays no part in it.
+    let Ok(any) = "any".parse() else {
+        return Err(InvalidDevice::Name(name.to_owned()));
+    };
+    NewDevice::new(name, any).map(drop)
+}

@@ -1,0 +1,253 @@
+//! From a physical function to a management device on one of its virtual functions.
+//!
+//! ```text
+//!   none there ──> sriov_numvfs: 0 ──> n      a number that is there is never changed
+//!   free one ──> address, VLAN, rates through the physical function's interface
+//!            ──> is it a management device already (its driver is a vDPA parent)? ──> as it is
+//!                virtio device ──> vp-vdpa
+//! ```
+
+use super::choose::Taken;
+use super::making::{Failure, Making, Outcome};
+use super::observer::Phase;
+use super::request::NicRequest;
+use super::step::{Settings, Step};
+use super::{NicError, Nics};
+use crate::mgmt::pci::{Function, PciError};
+use crate::mgmt::sriov::{InvalidSetting, LinkError, Links, Setting, Vlan, VlanProtocol};
+use crate::mgmt::{MgmtDeviceName, MgmtError};
+
+/// The driver that makes vDPA devices of virtio functions.
+const VIRTIO_PARENT: &str = "vp-vdpa";
+
+/// Vendor of virtio devices (virtio 1.3, 4.1.2).
+const VIRTIO_VENDOR: u32 = 0x1af4;
+
+/// How many virtual functions a NIC gets if nobody says.
+const COUNT: u32 = 8;
+
+impl Nics {
+    /// Whether a virtual function can become what is asked for, as far as that can be known before anything is
+    /// touched.
+    pub(super) fn check_virtual_function(
+        &self,
+        request: &NicRequest,
+        physical: &Function,
+    ) -> Result<(), NicError> {
+        settings(request)?;
+        if physical.virtual_functions.is_empty() {
+            let total = physical.total_vfs.unwrap_or_default();
+            return match request.virtual_functions {
+                Some(0) => Err(NicError::NoCount),
+                Some(count) if count > total => Err(PciError::TooMany {
+                    function: physical.address,
+                    count,
+                    total,
+                }
+                .into()),
+                _ if total == 0 => Err(PciError::NoSriov(physical.address).into()),
+                _ => Ok(()),
+            };
+        }
+        let (_, function) = self.choose(physical)?;
+        self.parent(&function).map(drop)
+    }
+
+    /// The driver that makes a management device of a function; none if it is one as it is.
+    fn parent(&self, function: &Function) -> Result<Option<&'static str>, NicError> {
+        if self.has_mgmt_device(&mgmtdev(function)?)? {
+            return Ok(None);
+        }
+        if self.pci.vendor(function.address)? != Some(VIRTIO_VENDOR) {
+            return Err(NicError::NoParent {
+                function: function.address,
+                driver: function.driver.clone(),
+            });
+        }
+        if !self.pci.has_driver(VIRTIO_PARENT) {
+            return Err(PciError::NoDriver {
+                driver: VIRTIO_PARENT.to_owned(),
+            }
+            .into());
+        }
+        Ok(Some(VIRTIO_PARENT))
+    }
+}
+
+impl Making<'_> {
+    /// All phases from a physical function to a vDPA device.
+    pub(super) fn virtual_function(
+        &mut self,
+        request: &NicRequest,
+        physical: Function,
+    ) -> Result<(), Failure> {
+        let physical = self.count(request, physical)?;
+        let name = physical.address.to_string();
+        let (number, function) = self.phase(Phase::ChooseVirtualFunction, &name, |making| {
+            making.free(&physical)
+        })?;
+        let has_mac = self.set(request, &physical, number)?;
+        let parent = self.nics.parent(&function);
+        if let Some(driver) = parent.map_err(Failure::of(Phase::BindFunction))? {
+            self.bind(&function, driver)?;
+        }
+        let mgmtdev = mgmtdev(&function).map_err(Failure::of(Phase::AwaitMgmtDevice))?;
+        self.await_mgmt_device(&mgmtdev)?;
+        let failure = Failure::of(Phase::AddDevice);
+        let mut devices = vec![request.device(mgmtdev.clone()).map_err(&failure)?];
+        if has_mac {
+            // The function has the address then, also where its parent driver takes none.
+            let request = NicRequest {
+                mac: None,
+                ..request.clone()
+            };
+            devices.push(request.device(mgmtdev).map_err(&failure)?);
+        }
+        self.add_device(&devices)
+    }
+
+    /// Virtual functions, if there are none.
+    fn count(&mut self, request: &NicRequest, physical: Function) -> Result<Function, Failure> {
+        let address = physical.address;
+        if !physical.virtual_functions.is_empty() {
+            // Counted for another NIC of ours: the last one takes them away.
+            let step = self.others.iter().flat_map(super::MadeNic::steps).find(
+                |step| matches!(step, Step::CountVirtualFunctions { physical, .. } if *physical == address),
+            );
+            if let Some(step) = step {
+                self.phase(
+                    Phase::CountVirtualFunctions,
+                    &address.to_string(),
+                    |making| making.share(step.clone()),
+                )?;
+            }
+            return Ok(physical);
+        }
+        let most = physical.total_vfs.unwrap_or_default();
+        let count = request.virtual_functions.unwrap_or(COUNT.min(most));
+        let step = Step::CountVirtualFunctions {
+            physical: address,
+            count,
+        };
+        self.step(
+            Phase::CountVirtualFunctions,
+            &address.to_string(),
+            step,
+            |nics| match nics.pci.count_from_zero(address, count) {
+                Ok(function) => Outcome::Done(function),
+                Err(error) => Outcome::NotDone(error.into()),
+            },
+        )
+    }
+
+    /// A free virtual function. Their drivers may still be starting.
+    fn free(&mut self, physical: &Function) -> Result<(u32, Function), NicError> {
+        let nics = self.nics;
+        let counted = matches!(self.last_step(), Some(Step::CountVirtualFunctions { .. }));
+        if !counted {
+            return nics.choose(physical);
+        }
+        self.wait("a virtual function that is ready", || {
+            match nics.choose(physical) {
+                Ok(found) => Ok(Some(found)),
+                Err(NicError::NoneFree { taken, .. })
+                    if taken.iter().any(Taken::may_be_starting) =>
+                {
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// Settings through the physical function. Returns whether the address is set that way.
+    fn set(
+        &mut self,
+        request: &NicRequest,
+        physical: &Function,
+        number: u32,
+    ) -> Result<bool, Failure> {
+        let phase = Phase::SetVirtualFunction;
+        let what = format!("{} of {}", number, physical.address);
+        let failure = Failure::of(phase);
+        let wanted = settings(request).map_err(Failure::of(phase))?;
+        if wanted.is_empty() {
+            return Ok(false);
+        }
+        let interface = physical
+            .netdevs
+            .first()
+            .ok_or(NicError::NoInterface(physical.address))
+            .map_err(failure)?;
+        let links = Links::open().map_err(Failure::of(phase))?;
+        let link = links.link(interface).map_err(Failure::of(phase))?;
+        let mut all = link.virtual_functions.iter();
+        let now = all.find(|one| one.index == number);
+        let step = Step::SetVirtualFunction {
+            physical: physical.address,
+            virtual_function: number,
+            settings: Settings::of(&wanted),
+            former: now
+                .map(|now| Settings::former(&wanted, now))
+                .unwrap_or_default(),
+        };
+        let set = self.step(phase, &what, step, |_| {
+            match links.set(interface, number, &wanted) {
+                Ok(()) => Outcome::Done(true),
+                Err(
+                    error
+                    @ (LinkError::NotTakenBack { .. } | LinkError::Timeout { sent: true, .. }),
+                ) => Outcome::Unknown(error.into()),
+                Err(error) => Outcome::NotDone(error.into()),
+            }
+        });
+        match set {
+            // The management device may take the address.
+            Err(failure)
+                if matches!(wanted.as_slice(), [Setting::Mac(_)])
+                    && matches!(failure.source(), NicError::Link(LinkError::NotTaken { .. })) =>
+            {
+                Ok(false)
+            }
+            set => set,
+        }
+    }
+
+    fn bind(&mut self, function: &Function, driver: &str) -> Result<(), Failure> {
+        let step = Step::BindFunction {
+            function: function.address,
+            driver: driver.to_owned(),
+            former_driver: function.driver.clone(),
+            former_override: function.driver_override.clone(),
+        };
+        self.step(
+            Phase::BindFunction,
+            &function.address.to_string(),
+            step,
+            |nics| match nics.pci.bind(function.address, driver) {
+                Ok(_) => Outcome::Done(()),
+                // It has tried to put the old driver back, and may not have managed that.
+                Err(error @ PciError::Bind { .. }) => Outcome::Unknown(error.into()),
+                Err(error) => Outcome::NotDone(error.into()),
+            },
+        )
+    }
+}
+
+/// The management device that a function is, or becomes.
+fn mgmtdev(function: &Function) -> Result<MgmtDeviceName, NicError> {
+    let name = format!("pci/{}", function.address).parse();
+    Ok(name.map_err(MgmtError::BadName)?)
+}
+
+/// What a virtual function is to be told.
+fn settings(request: &NicRequest) -> Result<Vec<Setting>, InvalidSetting> {
+    let mut list = Vec::new();
+    list.extend(request.mac.map(Setting::Mac));
+    if let Some(vlan) = request.vlan {
+        let vlan = Vlan::new(vlan, 0, VlanProtocol::Dot1Q)?;
+        list.push(Setting::Vlan(vlan));
+    }
+    list.extend(request.rates.map(Setting::Rates));
+    Ok(list)
+}
