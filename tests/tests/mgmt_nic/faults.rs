@@ -1,0 +1,153 @@
+//! Watchers that let a NIC's making fail, and processes that are killed in it.
+
+use std::io;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Output, Stdio};
+
+use vdpa::mgmt::nic::{MadeNic, Moment, NicRequest, Nics, Observer, Phase, Store};
+
+use super::support::program;
+
+/// How a making ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The step fails.
+    Fault,
+    /// Somebody interrupts: at the first question behind the moment.
+    Interrupt,
+    /// The record cannot be kept any more.
+    Record,
+    /// The process dies.
+    Kill,
+}
+
+/// Lets a making end at a moment.
+pub(crate) struct Ending {
+    pub(crate) at: Moment,
+    pub(crate) end: End,
+    pub(crate) store: Option<Box<dyn Observer>>,
+    came: bool,
+    /// What was kept last.
+    pub(crate) record: Option<MadeNic>,
+}
+
+impl Ending {
+    pub(crate) fn new(at: Moment, end: End) -> Self {
+        Self {
+            at,
+            end,
+            store: None,
+            came: false,
+            record: None,
+        }
+    }
+
+    /// Whether the moment came.
+    pub(crate) fn came(&self) -> bool {
+        self.came
+    }
+}
+
+impl Observer for Ending {
+    fn keep(&mut self, nic: &MadeNic) -> io::Result<()> {
+        if self.came && self.end == End::Record && nic.state() == vdpa::mgmt::nic::State::Making {
+            return Err(io::Error::other("no room for the record"));
+        }
+        self.record = Some(nic.clone());
+        match &mut self.store {
+            Some(store) => store.keep(nic),
+            None => Ok(()),
+        }
+    }
+
+    fn interrupted(&mut self) -> bool {
+        self.came && self.end == End::Interrupt
+    }
+
+    fn fault(&mut self, moment: Moment) -> io::Result<()> {
+        if moment != self.at {
+            return Ok(());
+        }
+        self.came = true;
+        match self.end {
+            End::Fault => Err(io::Error::other("a test's")),
+            End::Kill => {
+                let own = rustix::process::getpid();
+                rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
+                // It is delivered before the call returns.
+                unreachable!()
+            }
+            End::Interrupt | End::Record => Ok(()),
+        }
+    }
+}
+
+/// Both moments of these phases.
+pub(crate) fn moments(phases: &[Phase]) -> Vec<Moment> {
+    phases
+        .iter()
+        .flat_map(|&phase| [Moment::Before(phase), Moment::After(phase)])
+        .collect()
+}
+
+/// Makes a NIC with records in the usual place, and dies at a moment, in a process of its own: this
+/// program again, with one test.
+pub(crate) fn killed(test: &str, from: &str, moment: usize) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let output = command
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .env("LAB_KILL_AT", moment.to_string())
+        .env("LAB_FROM", from)
+        .output()
+        .unwrap();
+    use std::os::unix::process::ExitStatusExt as _;
+    assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{output:?}");
+}
+
+/// The other side of [`killed`]. Without the variables it is nobody's and does nothing.
+pub(crate) fn be_killed(request: impl Fn(&str) -> NicRequest, moments: &[Moment]) {
+    let (Ok(moment), Ok(from)) = (std::env::var("LAB_KILL_AT"), std::env::var("LAB_FROM")) else {
+        return;
+    };
+    let moment: usize = moment.parse().unwrap();
+    let store = Store::open_default().unwrap().lock().unwrap();
+    let others = store.nics().unwrap();
+    let mut ending = Ending::new(moments[moment], End::Kill);
+    ending.store = Some(Box::new(store));
+    let made = Nics::open()
+        .unwrap()
+        .make(&request(&from), &others, &mut ending);
+    panic!("it came to its end: {made:?}");
+}
+
+/// Runs `bellhop` with these arguments, and sends it a signal when it has logged so many lines. Nothing if it
+/// ended before.
+pub(crate) fn signalled(
+    arguments: &[&str],
+    lines: usize,
+    signal: rustix::process::Signal,
+) -> Option<Output> {
+    let mut child = Command::new(program())
+        .args(["--log-level", "info"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    for _ in 0..lines {
+        if log.read_line(&mut line).unwrap() == 0 {
+            let status = child.wait().unwrap();
+            assert!(status.success(), "{line}");
+            return None;
+        }
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    let _ = rustix::process::kill_process(pid, signal);
+    io::Read::read_to_string(&mut log, &mut line).unwrap();
+    let mut output = child.wait_with_output().unwrap();
+    output.stderr = line.into_bytes();
+    Some(output)
+}

@@ -1,0 +1,94 @@
+//! All of a machine that making a NIC may leave traces in.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use lab::process::output;
+
+/// Where the records are.
+pub(crate) const RECORDS: &str = "/run/bellhop/nics";
+
+/// What other tools and sysfs tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Traces(BTreeMap<String, String>);
+
+impl Traces {
+    pub(crate) fn find() -> Self {
+        let mut all = BTreeMap::new();
+        for command in [
+            "ip -j -d link",
+            "ip -j addr",
+            "ip -j route show table all",
+            "bridge -j vlan show",
+            "vdpa -j mgmtdev show",
+            "vdpa -j dev show",
+            "devlink -j dev show",
+            "devlink -j port show",
+        ] {
+            let mut words = command.split(' ');
+            let mut program = Command::new(words.next().unwrap());
+            let told = output(program.args(words)).unwrap();
+            all.insert(command.to_owned(), String::from_utf8(told).unwrap());
+        }
+        for directory in [
+            "/sys/bus/pci/devices",
+            "/sys/bus/auxiliary/devices",
+            "/sys/bus/vdpa/devices",
+            "/sys/bus/virtio/devices",
+            "/sys/class/net",
+            "/sys/kernel/iommu_groups",
+            "/dev",
+            RECORDS,
+        ] {
+            for name in names(Path::new(directory)) {
+                let path = Path::new(directory).join(&name);
+                // The lock stays; terminals of other tests come and go.
+                if name == "lock" || directory == "/dev" && !name.starts_with("vhost-vdpa") {
+                    continue;
+                }
+                let link = |file: &str| {
+                    let target = fs::read_link(path.join(file)).ok();
+                    target.map(|target| target.display().to_string())
+                };
+                let text = |file: &str| fs::read_to_string(path.join(file)).ok();
+                let told = format!(
+                    "driver {:?} override {:?} vfs {:?} flags {:?}",
+                    link("driver"),
+                    text("driver_override"),
+                    text("sriov_numvfs"),
+                    text("flags"),
+                );
+                all.insert(path.display().to_string(), told);
+            }
+        }
+        Self(all)
+    }
+
+    /// Fails with what is different from this.
+    #[track_caller]
+    pub(crate) fn assert_same(&self, when: &str) {
+        let now = Self::find();
+        if now == *self {
+            return;
+        }
+        let mut different = Vec::new();
+        for key in self.0.keys().chain(now.0.keys()) {
+            let (before, after) = (self.0.get(key), now.0.get(key));
+            if before != after {
+                different.push(format!("{key}\n  before {before:?}\n  after  {after:?}"));
+            }
+        }
+        different.sort();
+        different.dedup();
+        panic!("{when}: not as before:\n{}", different.join("\n"));
+    }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
+}
