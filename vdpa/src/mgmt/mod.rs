@@ -7,6 +7,7 @@
 //!   bus::Bus ──> /sys/bus/vdpa: name, driver, /dev/vhost-vdpa-N; binding
 //!   uevent::Uevents <── what comes, goes and is bound
 //!   pci::Pci ──> /sys/bus/pci: a function's driver, IOMMU group, virtual functions; binding
+//!   link::Links ──> network interfaces, bridges, namespaces (rtnetlink)
 //!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
 //! ```
 //!
@@ -37,6 +38,7 @@ mod connection;
 mod device;
 mod error;
 mod in_use;
+pub mod link;
 mod name;
 mod netlink;
 mod new_device;
