@@ -8,6 +8,7 @@
 //!   uevent::Uevents <── what comes, goes and is bound
 //!   pci::Pci ──> /sys/bus/pci: a function's driver, IOMMU group, virtual functions; binding
 //!   link::Links ──> network interfaces, bridges, namespaces (rtnetlink)
+//!   connectivity ──> a function's representor on a bridge, in a VLAN, and back
 //!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
 //! ```
 //!
@@ -35,6 +36,7 @@
 pub mod bus;
 mod config;
 mod connection;
+pub mod connectivity;
 mod device;
 mod error;
 mod in_use;

@@ -23,6 +23,14 @@ pub struct Address {
     function: u8,
 }
 
+impl Address {
+    /// The function's number in its device, 0 to 7: that of physical functions in names of ports.
+    #[must_use]
+    pub fn function(&self) -> u8 {
+        self.function
+    }
+}
+
 impl FromStr for Address {
     type Err = BadAddress;
 
