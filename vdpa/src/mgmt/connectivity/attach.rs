@@ -1,11 +1,11 @@
 //! The steps that connect a function, each in the record before it is made.
 
+use super::Connectivity;
 use super::detach;
 use super::error::ConnectivityError;
 use super::kernel::Kernel;
 use super::place::Place;
 use super::record::{Attached, Change, FunctionVlan, Subject};
-use super::Connectivity;
 use crate::mgmt::link::{Link, Links, PortVlan, VlanId};
 use crate::mgmt::sriov::{self, Vlan, VlanProtocol};
 
@@ -37,7 +37,13 @@ pub(super) fn attach(
             let link = kernel.link_at(link.index)?;
             let bridge = bridge(kernel, wanted, &link)?;
             attached = Attached::of(Subject::of(&link));
-            connect(kernel, wanted, &link, bridge.as_ref(), &mut attached.changes)
+            connect(
+                kernel,
+                wanted,
+                &link,
+                bridge.as_ref(),
+                &mut attached.changes,
+            )
         }
         Place::VirtualFunction { physical, number } => {
             let refused = |what| ConnectivityError::LegacyMode {
@@ -180,6 +186,7 @@ fn enter_vlan(
             bridge,
             before,
             after,
+            former_pvid: now.iter().copied().find(|one| one.pvid && one.vlan != vlan),
         });
         kernel.add_vlan(link, after)?;
     }

@@ -95,30 +95,67 @@ fn undo(kernel: &impl Kernel, link: &Link, change: &Change, all: &[Change]) -> U
         {
             Ok(None)
         }
-        Change::VlanAdded { before, after, .. } => {
-            let now = kernel.vlans(link)?;
-            let now = now.iter().find(|one| one.vlan == after.vlan);
-            match (now, before) {
-                (None, None) => Ok(None),
-                // It may be the VLAN of untagged frames no longer: the former one was put back before.
-                (Some(now), None) if now.untagged == after.untagged => {
-                    kernel.remove_vlan(link, after.vlan)?;
-                    Ok(None)
-                }
-                (Some(now), Some(before)) if now == before => Ok(None),
-                (Some(now), Some(before)) if now.untagged == after.untagged => {
-                    kernel.add_vlan(link, *before)?;
-                    Ok(None)
-                }
-                _ => Ok(Some(LeftAlone::Vlan {
-                    link: link.name.clone(),
-                    vlan: after.vlan,
-                })),
+        Change::VlanAdded {
+            before,
+            after,
+            former_pvid,
+            ..
+        } => {
+            let undone = leave_vlan(kernel, link, *before, *after)?;
+            if let Some(former) = former_pvid {
+                make_pvid_again(kernel, link, *former)?;
             }
+            Ok(undone)
         }
         Change::VlanRemoved { before, .. } => put_back(kernel, link, *before, all),
         Change::FunctionVlan { .. } => Ok(None),
     }
+}
+
+/// Takes a port out of the VLAN that it was put into, or makes it there what it was.
+fn leave_vlan(
+    kernel: &impl Kernel,
+    link: &Link,
+    before: Option<PortVlan>,
+    after: PortVlan,
+) -> Undone {
+    let now = kernel.vlans(link)?;
+    let now = now.into_iter().find(|one| one.vlan == after.vlan);
+    if now == before {
+        return Ok(None);
+    }
+    // It may be the VLAN of untagged frames no longer: the former one was put back before.
+    match (now, before) {
+        (Some(now), None) if now.untagged == after.untagged => {
+            kernel.remove_vlan(link, after.vlan)?;
+        }
+        (Some(now), Some(before)) if now.untagged == after.untagged => {
+            kernel.add_vlan(link, before)?;
+        }
+        _ => {
+            return Ok(Some(LeftAlone::Vlan {
+                link: link.name.clone(),
+                vlan: after.vlan,
+            }));
+        }
+    }
+    Ok(None)
+}
+
+/// Frames without a tag are in this VLAN again, if the port is still in it and they are in no other.
+fn make_pvid_again(
+    kernel: &impl Kernel,
+    link: &Link,
+    former: PortVlan,
+) -> Result<(), ConnectivityError> {
+    let now = kernel.vlans(link)?;
+    let is_there = now
+        .iter()
+        .any(|one| one.vlan == former.vlan && one.untagged == former.untagged);
+    if is_there && !now.iter().any(|one| one.pvid) {
+        kernel.add_vlan(link, former)?;
+    }
+    Ok(())
 }
 
 /// Puts a port back into a VLAN that it was taken out of.

@@ -22,7 +22,9 @@ pub enum ConnectivityError {
     #[error("the bridge {0} is down, so nothing would pass it; `ip link set {0} up`")]
     BridgeDown(String),
     /// The bridge does not look at VLANs.
-    #[error("the bridge {bridge} ignores VLANs, so VLAN {vlan} would be no limit; `ip link set {bridge} type bridge vlan_filtering 1` mends that")]
+    #[error(
+        "the bridge {bridge} ignores VLANs, so VLAN {vlan} would be no limit; `ip link set {bridge} type bridge vlan_filtering 1` mends that"
+    )]
     NoVlanFiltering {
         /// The bridge.
         bridge: String,
@@ -30,7 +32,9 @@ pub enum ConnectivityError {
         vlan: VlanId,
     },
     /// The interface belongs to something else.
-    #[error("{link} is a port of {master} already; if nobody needs that, `ip link set {link} nomaster`")]
+    #[error(
+        "{link} is a port of {master} already; if nobody needs that, `ip link set {link} nomaster`"
+    )]
     OtherMaster {
         /// The interface.
         link: String,
@@ -46,7 +50,9 @@ pub enum ConnectivityError {
         vlan: VlanId,
     },
     /// There is no representor that could be a port of a bridge.
-    #[error("virtual function {number} of {physical} has no representor, so it can have no {what}: the NIC's own switch connects it (legacy mode). `devlink dev eswitch set pci/ADDRESS mode switchdev` makes representors, if the NIC can do that; without, leave {what} out")]
+    #[error(
+        "virtual function {number} of {physical} has no representor, so it can have no {what}: the NIC's own switch connects it (legacy mode). `devlink dev eswitch set pci/ADDRESS mode switchdev` makes representors, if the NIC can do that; without, leave {what} out"
+    )]
     LegacyMode {
         /// The interface of the physical function.
         physical: String,
@@ -56,13 +62,17 @@ pub enum ConnectivityError {
         what: &'static str,
     },
     /// The interface is on no switch.
-    #[error("{interface} is no port of a NIC's switch, so nothing represents its functions: `devlink dev eswitch show` tells the NIC's mode, which must be switchdev")]
+    #[error(
+        "{interface} is no port of a NIC's switch, so nothing represents its functions: `devlink dev eswitch show` tells the NIC's mode, which must be switchdev"
+    )]
     NotSwitchdev {
         /// The interface.
         interface: String,
     },
     /// No interface represents the port.
-    #[error("no network interface here represents the port {port} of {interface}; `ip -d link` shows those that are there (portname), and the representor may be in another network namespace")]
+    #[error(
+        "no network interface here represents the port {port} of {interface}; `ip -d link` shows those that are there (portname), and the representor may be in another network namespace"
+    )]
     NoRepresentor {
         /// The interface.
         interface: String,
@@ -83,7 +93,9 @@ pub enum ConnectivityError {
     #[error("{0} is no virtual function; `bellhop vf show` lists them")]
     NotVirtual(Address),
     /// The physical function has no interface.
-    #[error("the physical function {0} has no network interface in this network namespace: bind it to its NIC's driver, or run this in the interface's namespace")]
+    #[error(
+        "the physical function {0} has no network interface in this network namespace: bind it to its NIC's driver, or run this in the interface's namespace"
+    )]
     NoInterface(Address),
     /// A request about interfaces failed.
     #[error(transparent)]

@@ -44,3 +44,5 @@ pub struct Connectivity {
     pub mtu: Option<u32>,
 }
 
+#[cfg(test)]
+mod tests;

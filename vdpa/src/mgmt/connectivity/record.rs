@@ -98,6 +98,8 @@ pub enum Change {
         before: Option<PortVlan>,
         /// As it is in it.
         after: PortVlan,
+        /// The VLAN of frames without a tag before, which is that no longer.
+        former_pvid: Option<PortVlan>,
     },
     /// It was taken out of a VLAN of this bridge.
     VlanRemoved {

@@ -22,7 +22,9 @@ pub enum BadConnectivity {
     #[error("{0} is given twice")]
     Twice(&'static str),
     /// A name that no interface has.
-    #[error("{0:?} does not name a bridge: names have 1 to 15 bytes, without slashes, colons, commas and spaces")]
+    #[error(
+        "{0:?} does not name a bridge: names have 1 to 15 bytes, without slashes, colons, commas and spaces"
+    )]
     Bridge(String),
     /// A number that is no VLAN.
     #[error(transparent)]
@@ -47,7 +49,10 @@ impl FromStr for Connectivity {
                 "bridge" => return Err(BadConnectivity::Bridge(value.to_owned())),
                 "vlan" => once("vlan", &mut read.vlan, value.parse()?)?,
                 "mtu" => {
-                    let mtu = value.parse().ok().filter(|mtu| (MTU_MIN..=MTU_MAX).contains(mtu));
+                    let mtu = value
+                        .parse()
+                        .ok()
+                        .filter(|mtu| (MTU_MIN..=MTU_MAX).contains(mtu));
                     let mtu = mtu.ok_or_else(|| BadConnectivity::Mtu(value.to_owned()))?;
                     once("mtu", &mut read.mtu, mtu)?;
                 }
@@ -68,7 +73,9 @@ fn once<T>(key: &'static str, place: &mut Option<T>, value: T) -> Result<(), Bad
 impl fmt::Display for Connectivity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = [
-            self.bridge.as_ref().map(|bridge| format!("bridge={bridge}")),
+            self.bridge
+                .as_ref()
+                .map(|bridge| format!("bridge={bridge}")),
             self.vlan.map(|vlan| format!("vlan={vlan}")),
             self.mtu.map(|mtu| format!("mtu={mtu}")),
         ];

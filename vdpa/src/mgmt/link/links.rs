@@ -10,8 +10,8 @@ use netlink_packet_core::DefaultNla;
 use super::error::{LinkChange, LinkError, LinkOperation};
 use super::namespace::Namespace;
 use super::uapi::{
-    AF_BRIDGE, AF_UNSPEC, ALTERNATIVE_NAME_MAX, IFF_UP, IFLA_ALT_IFNAME, IFLA_EXT_MASK, IFLA_IFNAME,
-    IFLA_MASTER, IFLA_MTU, IFLA_NET_NS_FD, NAME_MAX, RTEXT_FILTER_BRVLAN_COMPRESSED,
+    AF_BRIDGE, AF_UNSPEC, ALTERNATIVE_NAME_MAX, IFF_UP, IFLA_ALT_IFNAME, IFLA_EXT_MASK,
+    IFLA_IFNAME, IFLA_MASTER, IFLA_MTU, IFLA_NET_NS_FD, NAME_MAX, RTEXT_FILTER_BRVLAN_COMPRESSED,
     RTEXT_FILTER_SKIP_STATS, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, RTM_SETLINK,
 };
 use super::vlan::{self, PortVlan, VlanId};
@@ -61,8 +61,9 @@ impl Links {
     /// [`LinkError::Namespace`] if it cannot be entered, or as [`Self::open`].
     pub fn in_namespace(namespace: &Namespace) -> Result<Self, LinkError> {
         let entered = namespace.duplicate()?;
-        let worker = Worker::start_after(Protocol::Route, DEFAULT_PATIENCE, move || entered.enter())
-            .map_err(LinkError::Socket)??;
+        let worker =
+            Worker::start_after(Protocol::Route, DEFAULT_PATIENCE, move || entered.enter())
+                .map_err(LinkError::Socket)??;
         Ok(Self::of(
             worker,
             &format!("the network namespace {namespace}"),
@@ -231,14 +232,15 @@ impl Links {
         if name != link.name {
             attributes.push(string(IFLA_IFNAME, name));
         }
-        self.set(link, change, attributes).map_err(|error| match error {
-            // Taken since it was looked at, or the old name is.
-            LinkError::NameTaken { operation, .. } => LinkError::NameTaken {
-                operation,
-                place: there.place.to_string(),
-            },
-            error => error,
-        })?;
+        self.set(link, change, attributes)
+            .map_err(|error| match error {
+                // Taken since it was looked at, or the old name is.
+                LinkError::NameTaken { operation, .. } => LinkError::NameTaken {
+                    operation,
+                    place: there.place.to_string(),
+                },
+                error => error,
+            })?;
         there.link(name)
     }
 
@@ -420,14 +422,13 @@ pub(super) fn vlans_of(answer: &Answer, index: u32) -> Result<Vec<PortVlan>, Mal
 pub(super) fn refused(operation: LinkOperation, place: &str, source: Refusal) -> LinkError {
     match (source.errno(), operation) {
         (libc::EPERM | libc::EACCES, operation) => LinkError::NotPermitted { operation, source },
-        (
-            libc::ENODEV,
-            LinkOperation::Show(name) | LinkOperation::Change { link: name, .. },
-        ) => LinkError::NoLink {
-            name,
-            place: place.to_owned(),
-            source,
-        },
+        (libc::ENODEV, LinkOperation::Show(name) | LinkOperation::Change { link: name, .. }) => {
+            LinkError::NoLink {
+                name,
+                place: place.to_owned(),
+                source,
+            }
+        }
         (
             libc::EEXIST,
             operation @ LinkOperation::Change {

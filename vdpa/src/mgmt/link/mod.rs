@@ -73,3 +73,5 @@ impl Link {
     }
 }
 
+#[cfg(test)]
+mod tests;

@@ -21,10 +21,14 @@ const NAMED: &str = "/run/netns";
 #[derive(Debug, thiserror::Error)]
 pub enum NamespaceError {
     /// No namespace can be called so.
-    #[error("{0:?} does not name a network namespace: give a name of `ip netns list`, a process ID or a path")]
+    #[error(
+        "{0:?} does not name a network namespace: give a name of `ip netns list`, a process ID or a path"
+    )]
     BadName(String),
     /// There is none of that name.
-    #[error("there is no network namespace {name}; `ip netns list` lists them, `ip netns add {name}` makes it")]
+    #[error(
+        "there is no network namespace {name}; `ip netns list` lists them, `ip netns add {name}` makes it"
+    )]
     NoNamespace {
         /// Its name.
         name: String,
@@ -209,7 +213,7 @@ fn is_network_namespace(file: &File) -> bool {
     // kernel reads and writes no memory of this process. A device of another kind that knows the number is excluded
     // by the file system's type, which is asked first.
     let kind = || unsafe { libc::ioctl(file.as_raw_fd(), libc::NS_GET_NSTYPE) };
-    let is_namespace = rustix::fs::fstatfs(file)
-        .is_ok_and(|system| i64::try_from(system.f_type) == Ok(libc::NSFS_MAGIC));
+    let is_namespace =
+        rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type == libc::NSFS_MAGIC);
     is_namespace && kind() == libc::CLONE_NEWNET
 }

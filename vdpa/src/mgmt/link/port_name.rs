@@ -137,7 +137,14 @@ mod tests {
     #[test]
     fn names_are_read_and_written() {
         for name in [
-            "p0", "p12s3", "pf0", "c1pf0", "pf0vf1", "c2pf1vf65535", "pf0sf88", "c1pf0sf4294967295",
+            "p0",
+            "p12s3",
+            "pf0",
+            "c1pf0",
+            "pf0vf1",
+            "c2pf1vf65535",
+            "pf0sf88",
+            "c1pf0sf4294967295",
         ] {
             let read: PhysPortName = name.parse().unwrap();
             assert_eq!(read.to_string(), name);
@@ -155,8 +162,26 @@ mod tests {
     #[test]
     fn other_text_is_no_port() {
         for name in [
-            "", "p", "pf", "p01", "pf00", "pf0vf", "pf0vf01", "pf0vf65536", "pf65536", "c1p0", "cpf0", "p0s",
-            "p0x", "pf0sf4294967296", "pf0vf1x", "pf0xf1", "p+1", "eth0", "p-1", "pf0 vf1",
+            "",
+            "p",
+            "pf",
+            "p01",
+            "pf00",
+            "pf0vf",
+            "pf0vf01",
+            "pf0vf65536",
+            "pf65536",
+            "c1p0",
+            "cpf0",
+            "p0s",
+            "p0x",
+            "pf0sf4294967296",
+            "pf0vf1x",
+            "pf0xf1",
+            "p+1",
+            "eth0",
+            "p-1",
+            "pf0 vf1",
         ] {
             assert_eq!(name.parse::<PhysPortName>(), Err(BadPortName), "{name}");
         }
