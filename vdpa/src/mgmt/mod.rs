@@ -9,6 +9,7 @@
 //!   pci::Pci ──> /sys/bus/pci: a function's driver, IOMMU group, virtual functions; binding
 //!   link::Links ──> network interfaces, bridges, namespaces (rtnetlink)
 //!   connectivity ──> a function's representor on a bridge, in a VLAN, and back
+//!   container ──> a device as network interface of a container's namespace (virtio_vdpa), and back
 //!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
 //! ```
 //!
@@ -37,6 +38,7 @@ pub mod bus;
 mod config;
 mod connection;
 pub mod connectivity;
+pub mod container;
 mod device;
 mod error;
 mod in_use;
