@@ -1,5 +1,7 @@
 //! `bellhop bind`: which driver has a vDPA device or a PCI function, and another one for it.
 
+mod netns;
+
 use std::io;
 
 use vdpa::mgmt::bus::{Bus, BusDevice, BusError};
@@ -21,11 +23,16 @@ The N of /dev/vhost-vdpa-N changes when a device is bound again, so it is printe
 somebody has open is not touched: the command says who it is. vDPA devices on a PCI function go when
 it gets another driver. If the new driver does not take the device, the old one gets it back.
 
+With --netns the device's network interface goes to a container's network namespace and is set up there.
+vhost_vdpa takes the device back, also while the container uses it. If the namespace ends before, the
+interface comes back to this machine by itself, down, under its name or as devN.
+
 Examples:
   bellhop bind nic0                    which driver has it, and /dev/vhost-vdpa-N
   bellhop bind /dev/vhost-vdpa-3       which device that is
   bellhop bind nic0 virtio_vdpa        give it to this machine
   bellhop bind nic0 vhost_vdpa         and back
+  bellhop bind nic0 virtio_vdpa --netns web --link-name eth0
   bellhop bind pci/0000:01:00.1        which driver has that PCI function, and its IOMMU group
   bellhop bind pci/0000:01:00.1 vp-vdpa
   bellhop bind pci/0000:01:00.1 virtio-pci
@@ -42,6 +49,9 @@ pub(crate) struct Arguments {
     /// The driver: vhost_vdpa or virtio_vdpa; of PCI functions vp-vdpa, vfio-pci or the NIC's own
     #[arg(value_name = "DRIVER")]
     driver: Option<String>,
+
+    #[command(flatten)]
+    netns: netns::Arguments,
 }
 
 /// Why it was not done.
@@ -53,6 +63,8 @@ pub(crate) enum CommandError {
     Pci(#[from] PciError),
     #[error(transparent)]
     Address(#[from] BadAddress),
+    #[error(transparent)]
+    Netns(#[from] netns::NetnsError),
     #[error("no vDPA device is behind {0}; `bellhop dev show` lists them")]
     NotBehind(String),
     #[error("cannot write the result")]
@@ -63,7 +75,9 @@ pub(crate) enum CommandError {
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
     match carry_out(arguments) {
         // Said as clap says what is wrong with a command line.
-        Err(error @ CommandError::Address(_)) => {
+        Err(
+            error @ (CommandError::Address(_) | CommandError::Netns(netns::NetnsError::Driver)),
+        ) => {
             exit::report(&error);
             Ok(Code::WrongCommandLine)
         }
@@ -72,9 +86,18 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
 }
 
 fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
-    let entry = match arguments.device.strip_prefix("pci/") {
-        Some(address) => pci(address.parse()?, arguments.driver.as_deref())?,
-        None => vdpa(&arguments.device, arguments.driver.as_deref())?,
+    let driver = arguments.driver.as_deref();
+    let namespace = arguments.netns.namespace(&arguments.device, driver)?;
+    let entry = match (arguments.device.strip_prefix("pci/"), namespace) {
+        (Some(address), _) => pci(address.parse()?, driver)?,
+        (None, Some(namespace)) => {
+            let bus = Bus::default();
+            let device = find(&bus, &arguments.device)?;
+            let link = arguments.netns.give(&bus, &device, &namespace)?;
+            let entry = entry(&bus.device(&device.name)?);
+            netns::describe(entry, &namespace, &link)
+        }
+        (None, None) => vdpa(&arguments.device, driver)?,
     };
     Listing {
         section: "bind",

@@ -20,6 +20,10 @@ use std::path::{Path, PathBuf};
 use super::in_use::{self, InUse};
 use super::name::is_name;
 
+mod netdev;
+
+pub use netdev::Netdev;
+
 const CHARACTER_DEVICE_PREFIX: &str = "vhost-vdpa-";
 
 /// Why the bus could not be read.
@@ -240,16 +244,7 @@ impl Bus {
         if device.driver.as_deref() == Some(driver) {
             return Ok(device);
         }
-        in_use::check(&device)?;
-        if let Some(old) = &device.driver {
-            self.tell(old, "unbind", name).map_err(|source| {
-                permission(name, source, |source| BusError::Unbind {
-                    name: name.to_owned(),
-                    driver: old.clone(),
-                    source,
-                })
-            })?;
-        }
+        self.let_go(&device)?;
         if let Err(source) = self.tell(driver, "bind", name) {
             if let Some(old) = &device.driver
                 && let Err(error) = self.tell(old, "bind", name)
@@ -265,6 +260,32 @@ impl Bus {
             }));
         }
         self.device(name)
+    }
+
+    /// Takes the device called `name` from its bus driver and returns it as it is then.
+    ///
+    /// # Errors
+    /// [`BusError::InUse`] with the holders, [`BusError::NotPermitted`], [`BusError::Unbind`]; or
+    /// as [`Bus::device`].
+    pub fn unbind(&self, name: &str) -> Result<BusDevice, BusError> {
+        self.let_go(&self.device(name)?)?;
+        self.device(name)
+    }
+
+    /// Takes a device from its driver, unless somebody has it open.
+    fn let_go(&self, device: &BusDevice) -> Result<(), BusError> {
+        in_use::check(device)?;
+        let Some(driver) = &device.driver else {
+            return Ok(());
+        };
+        let name = &device.name;
+        self.tell(driver, "unbind", name).map_err(|source| {
+            permission(name, source, |source| BusError::Unbind {
+                name: name.clone(),
+                driver: driver.clone(),
+                source,
+            })
+        })
     }
 
     /// Writes a device's name to a driver's file. No file is made where there is none.

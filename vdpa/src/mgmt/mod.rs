@@ -7,6 +7,9 @@
 //!   bus::Bus ──> /sys/bus/vdpa: name, driver, /dev/vhost-vdpa-N; binding
 //!   uevent::Uevents <── what comes, goes and is bound
 //!   pci::Pci ──> /sys/bus/pci: a function's driver, IOMMU group, virtual functions; binding
+//!   link::Links ──> network interfaces, bridges, namespaces (rtnetlink)
+//!   connectivity ──> a function's representor on a bridge, in a VLAN, and back
+//!   container ──> a device as network interface of a container's namespace (virtio_vdpa), and back
 //!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
 //!   nic ──> all of these in one call: from a NIC to a vDPA device and back, with records
 //! ```
@@ -35,9 +38,12 @@
 pub mod bus;
 mod config;
 mod connection;
+pub mod connectivity;
+pub mod container;
 mod device;
 mod error;
 mod in_use;
+pub mod link;
 mod name;
 mod netlink;
 mod new_device;

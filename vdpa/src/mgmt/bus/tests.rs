@@ -110,3 +110,39 @@ fn the_old_driver_comes_back_when_the_new_one_fails() {
     assert_eq!(now.as_deref(), Some("virtio_vdpa"));
     assert_eq!(sysfs.told("virtio_vdpa/bind"), "a");
 }
+
+#[test]
+fn network_interfaces_are_found_where_they_are() {
+    let sysfs = Sysfs::new("netdev");
+    sysfs.add("a", "virtio_vdpa", "virtio3");
+    sysfs.add("b", "vhost_vdpa", "vhost-vdpa-7");
+    let bus = Bus::at(&sysfs.0);
+    assert_eq!(bus.netdev("a").unwrap(), Netdev::None);
+    assert_eq!(bus.netdev("b").unwrap(), Netdev::None);
+    assert!(matches!(bus.netdev("c"), Err(BusError::NoDevice(_))));
+    assert!(matches!(bus.netdev("../a"), Err(BusError::BadName(_))));
+    let net = sysfs.0.join("bus/vdpa/devices/a/virtio3/net");
+    fs::create_dir_all(net.join("eth7")).unwrap();
+    // Without a number it is about to come or go.
+    assert_eq!(bus.netdev("a").unwrap(), Netdev::Elsewhere);
+    for (text, index) in [("9\n", Some(9)), ("", None), ("x", None), ("-1", None)] {
+        fs::write(net.join("eth7/ifindex"), text).unwrap();
+        let found = match index {
+            Some(index) => Netdev::Here {
+                name: "eth7".into(),
+                index,
+            },
+            None => Netdev::Elsewhere,
+        };
+        assert_eq!(bus.netdev("a").unwrap(), found);
+    }
+}
+
+#[test]
+fn a_device_is_taken_from_its_driver() {
+    let sysfs = Sysfs::new("unbind");
+    sysfs.add("a", "virtio_vdpa", "virtio0");
+    sysfs.driver("virtio_vdpa");
+    Bus::at(&sysfs.0).unbind("a").unwrap();
+    assert_eq!(sysfs.told("virtio_vdpa/unbind"), "a");
+}

@@ -10,8 +10,8 @@ use super::exchange::Malformed;
 /// Size of `struct nlattr`.
 const NLA_HDRLEN: usize = 4;
 
-/// More attributes than any message of the kernel's has.
-const ATTRIBUTES_MAX: usize = 1024;
+/// More attributes than any message of the kernel's has; a port that is in every second VLAN has the most.
+const ATTRIBUTES_MAX: usize = 4096;
 
 /// The attributes of one message.
 #[derive(Debug)]

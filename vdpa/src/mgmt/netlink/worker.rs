@@ -13,6 +13,7 @@
 //! The thread ends when its [`Worker`] is dropped and the request under way, if there is
 //! one, has returned.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -69,16 +70,39 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Opens a socket and starts the thread. `patience` is how long a call waits.
+    /// Starts the thread, which opens a socket. `patience` is how long a call waits.
     pub(crate) fn start(protocol: Protocol, patience: Duration) -> io::Result<Self> {
-        let socket = Socket::open(protocol, patience)?;
+        match Self::start_after(protocol, patience, || Ok::<_, Infallible>(()))? {
+            Ok(worker) => Ok(worker),
+            Err(never) => match never {},
+        }
+    }
+
+    /// The same; before anything else the thread does this, such as entering a network namespace, in which all its
+    /// sockets are then.
+    pub(crate) fn start_after<E: Send + 'static>(
+        protocol: Protocol,
+        patience: Duration,
+        prepare: impl FnOnce() -> Result<(), E> + Send + 'static,
+    ) -> io::Result<Result<Self, E>> {
         let (jobs, queue) = mpsc::channel::<Job>();
+        let (ready, readiness) = mpsc::sync_channel(1);
         thread::Builder::new()
             .name("netlink".to_owned())
             .spawn(move || {
+                let opened = prepare().map(|()| Socket::open(protocol, patience));
+                let (socket, outcome) = match opened {
+                    Ok(Ok(socket)) => (Some(socket), Ok(Ok(()))),
+                    Ok(Err(error)) => (None, Ok(Err(error))),
+                    Err(error) => (None, Err(error)),
+                };
+                let begun = socket.is_some();
+                if ready.send(outcome).is_err() || !begun {
+                    return;
+                }
                 let mut link = Link {
                     protocol,
-                    socket: Some(socket),
+                    socket,
                     patience,
                     sequence: 0,
                 };
@@ -89,7 +113,14 @@ impl Worker {
                     }
                 }
             })?;
-        Ok(Self { jobs, patience })
+        let ended = |_| io::Error::other("the netlink thread has ended");
+        Ok(match readiness.recv().map_err(ended)? {
+            Ok(opened) => {
+                opened?;
+                Ok(Self { jobs, patience })
+            }
+            Err(error) => Err(error),
+        })
     }
 
     /// How long a call waits.

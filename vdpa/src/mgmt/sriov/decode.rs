@@ -3,11 +3,12 @@
 
 use super::settings::{LinkState, Rates, Vlan};
 use super::uapi::{
-    ETH_P_8021Q, IFLA_IFNAME, IFLA_VF_INFO, IFLA_VF_LINK_STATE, IFLA_VF_MAC, IFLA_VF_RATE,
-    IFLA_VF_RSS_QUERY_EN, IFLA_VF_SPOOFCHK, IFLA_VF_TRUST, IFLA_VF_TX_RATE, IFLA_VF_VLAN,
-    IFLA_VF_VLAN_INFO, IFLA_VF_VLAN_LIST, IFLA_VFINFO_LIST, SETTING_UNKNOWN,
+    ETH_P_8021Q, IFLA_VF_INFO, IFLA_VF_LINK_STATE, IFLA_VF_MAC, IFLA_VF_RATE, IFLA_VF_RSS_QUERY_EN,
+    IFLA_VF_SPOOFCHK, IFLA_VF_TRUST, IFLA_VF_TX_RATE, IFLA_VF_VLAN, IFLA_VF_VLAN_INFO,
+    IFLA_VF_VLAN_LIST, IFLA_VFINFO_LIST, SETTING_UNKNOWN,
 };
 use super::{Link, VirtualFunction};
+use crate::mgmt::link::uapi::IFLA_IFNAME;
 use crate::mgmt::netlink::attributes::Attributes;
 use crate::mgmt::netlink::exchange::Malformed;
 use crate::mgmt::netlink::message::Message;

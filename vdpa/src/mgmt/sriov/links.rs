@@ -6,22 +6,30 @@ use netlink_packet_core::DefaultNla;
 
 use super::error::{LinkError, LinkOperation};
 use super::settings::Setting;
-use super::uapi::{
-    IFLA_EXT_MASK, IFLA_IFNAME, IFLA_VF_INFO, IFLA_VFINFO_LIST, NAME_MAX, RTEXT_FILTER_SKIP_STATS,
-    RTEXT_FILTER_VF, RTM_GETLINK, RTM_NEWLINK, RTM_SETLINK,
-};
+use super::uapi::{IFLA_VF_INFO, IFLA_VFINFO_LIST};
 use super::{Link, VirtualFunction};
 use crate::mgmt::DEFAULT_PATIENCE;
-use crate::mgmt::name::is_name;
+use crate::mgmt::link;
+use crate::mgmt::link::uapi::{
+    AF_UNSPEC, IFLA_EXT_MASK, IFLA_IFNAME, RTEXT_FILTER_SKIP_STATS, RTEXT_FILTER_VF, RTM_GETLINK,
+    RTM_NEWLINK, RTM_SETLINK,
+};
 use crate::mgmt::netlink::exchange::{Answer, Malformed, Refusal};
-use crate::mgmt::netlink::message::{Mode, Protocol, Request, nested, string, value};
-use crate::mgmt::netlink::worker::{CallError, Worker};
+use crate::mgmt::netlink::message::{Mode, Request, nested, string, value};
+use crate::mgmt::netlink::worker::CallError;
 
-/// A connection to the kernel's network interfaces, those of this network namespace. All its requests
-/// go through one thread, one after the other.
-#[derive(Debug)]
+/// Virtual functions through the kernel's network interfaces, those of this network namespace. All
+/// requests go through one thread, one after the other.
+#[derive(Debug, Clone)]
 pub struct Links {
-    worker: Worker,
+    connection: link::Links,
+}
+
+impl From<link::Links> for Links {
+    /// Uses a connection that is there.
+    fn from(connection: link::Links) -> Self {
+        Self { connection }
+    }
 }
 
 impl Links {
@@ -38,8 +46,11 @@ impl Links {
     /// # Errors
     /// As [`Self::open`].
     pub fn with_patience(patience: Duration) -> Result<Self, LinkError> {
-        let worker = Worker::start(Protocol::Route, patience).map_err(LinkError::Socket)?;
-        Ok(Self { worker })
+        match link::Links::with_patience(patience) {
+            Ok(connection) => Ok(Self { connection }),
+            Err(link::LinkError::Socket(source)) => Err(LinkError::Socket(source)),
+            Err(other) => Err(LinkError::Socket(std::io::Error::other(other))),
+        }
     }
 
     /// An interface with the settings of its virtual functions.
@@ -47,7 +58,7 @@ impl Links {
     /// # Errors
     /// [`LinkError::NoInterface`], [`LinkError::BadName`], or another one.
     pub fn link(&self, interface: &str) -> Result<Link, LinkError> {
-        if interface.len() > NAME_MAX || !is_name(interface) || interface.contains(' ') {
+        if !link::is_interface_name(interface) {
             return Err(LinkError::BadName(interface.to_owned()));
         }
         let operation = LinkOperation::Show(interface.to_owned());
@@ -151,11 +162,11 @@ impl Links {
     ) -> Result<Answer, LinkError> {
         let request = Request {
             message_type,
-            header: header(index),
+            header: link::header(AF_UNSPEC, index.cast_unsigned(), 0, 0),
             mode: Mode::Do,
             attributes,
         };
-        let answer = self.worker.call(request);
+        let answer = self.connection.call(request);
         let operation = operation.clone();
         answer.map_err(|error| match error {
             CallError::Refused(refusal) => refused(operation, refusal),
@@ -168,19 +179,11 @@ impl Links {
             },
             CallError::Timeout { sent } => LinkError::Timeout {
                 operation,
-                patience: self.worker.patience(),
+                patience: self.connection.patience(),
                 sent,
             },
         })
     }
-}
-
-/// `struct ifinfomsg`: of any family and type, no flags.
-fn header(index: i32) -> Vec<u8> {
-    let mut header = vec![0; 4];
-    header.extend(index.to_ne_bytes());
-    header.resize(Protocol::Route.header_length(), 0);
-    header
 }
 
 /// The link of an answer, which has exactly one.

@@ -54,7 +54,7 @@ pub enum VlanProtocol {
 }
 
 impl VlanProtocol {
-    pub(super) fn of(ether_type: u16) -> Self {
+    pub(in crate::mgmt) fn of(ether_type: u16) -> Self {
         match ether_type {
             ETH_P_8021Q => Self::Dot1Q,
             ETH_P_8021AD => Self::Dot1Ad,
@@ -62,7 +62,7 @@ impl VlanProtocol {
         }
     }
 
-    fn ether_type(self) -> u16 {
+    pub(in crate::mgmt) fn ether_type(self) -> u16 {
         match self {
             Self::Dot1Q => ETH_P_8021Q,
             Self::Dot1Ad => ETH_P_8021AD,

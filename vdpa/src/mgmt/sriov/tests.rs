@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::links::{only, refused};
 use super::uapi::*;
 use super::*;
+use crate::mgmt::link::uapi::{IFLA_IFNAME, RTM_NEWLINK};
 use crate::mgmt::netlink::exchange::{Answer, Refusal};
 use crate::mgmt::netlink::message::{Message, nested, string};
 use crate::mgmt::pci::tests::Sysfs;

@@ -1,16 +1,6 @@
-//! Numbers of rtnetlink's links (include/uapi/linux/rtnetlink.h, if_link.h, if_ether.h; Linux 6.12).
+//! Numbers of rtnetlink about virtual functions (include/uapi/linux/rtnetlink.h, if_link.h, if_ether.h; Linux 6.12).
 
-pub(super) const RTM_NEWLINK: u16 = 16;
-pub(super) const RTM_GETLINK: u16 = 18;
-pub(super) const RTM_SETLINK: u16 = 19;
-
-pub(super) const IFLA_IFNAME: u16 = 3;
 pub(super) const IFLA_VFINFO_LIST: u16 = 22;
-pub(super) const IFLA_EXT_MASK: u16 = 29;
-
-pub(super) const RTEXT_FILTER_VF: u32 = 1;
-/// Counters would make the answer several times as long.
-pub(super) const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 
 /// In IFLA_VFINFO_LIST, one for each virtual function.
 pub(super) const IFLA_VF_INFO: u16 = 1;
@@ -45,6 +35,3 @@ pub(super) const MAX_ADDR_LEN: usize = 32;
 
 pub(super) const ETH_P_8021Q: u16 = 0x8100;
 pub(super) const ETH_P_8021AD: u16 = 0x88a8;
-
-/// The longest name of an interface, in bytes: IFNAMSIZ without the NUL.
-pub(super) const NAME_MAX: usize = 15;

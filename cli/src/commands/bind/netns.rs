@@ -1,0 +1,79 @@
+//! `bellhop bind DEV virtio_vdpa --netns NETNS`: a vDPA device as a container's network interface.
+
+use vdpa::mgmt::bus::{Bus, BusDevice};
+use vdpa::mgmt::container::{ContainerError, Settings, VIRTIO_VDPA, give};
+use vdpa::mgmt::link::{Link, Namespace, NamespaceError};
+
+use crate::listing::Entry;
+
+/// Where the interface is to be.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// With virtio_vdpa: move the network interface into this network namespace (a name of `ip netns`, a process ID, or a
+    /// path) and set it up
+    #[arg(long, value_name = "NETNS")]
+    netns: Option<String>,
+
+    /// Its name there
+    #[arg(long, value_name = "NAME", requires = "netns")]
+    link_name: Option<String>,
+}
+
+/// Why it was not done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NetnsError {
+    #[error(
+        "--netns needs a vDPA device and the driver virtio_vdpa, which makes a network interface of it: `bellhop bind DEV virtio_vdpa --netns NETNS`"
+    )]
+    Driver,
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
+    #[error(transparent)]
+    Container(#[from] ContainerError),
+}
+
+impl Arguments {
+    /// The namespace, if one is asked for.
+    pub(super) fn namespace(
+        &self,
+        device: &str,
+        driver: Option<&str>,
+    ) -> Result<Option<Namespace>, NetnsError> {
+        let Some(netns) = &self.netns else {
+            return Ok(None);
+        };
+        if driver != Some(VIRTIO_VDPA) || device.starts_with("pci/") {
+            return Err(NetnsError::Driver);
+        }
+        Ok(Some(Namespace::find(netns)?))
+    }
+
+    /// Gives the device to the namespace.
+    pub(super) fn give(
+        &self,
+        bus: &Bus,
+        device: &BusDevice,
+        namespace: &Namespace,
+    ) -> Result<Link, NetnsError> {
+        let settings = Settings {
+            link_name: self.link_name.clone(),
+            ..Settings::default()
+        };
+        Ok(give(bus, &device.name, namespace, &settings)?)
+    }
+}
+
+/// The device with its interface.
+pub(super) fn describe(entry: Entry, namespace: &Namespace, link: &Link) -> Entry {
+    let entry = entry
+        .with_text("netns", namespace.name())
+        .with_text("netdev", &link.name);
+    let mac = link
+        .mac
+        .map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
+    let entry = match mac {
+        Some(mac) => entry.with_text("mac", mac),
+        None => entry,
+    };
+    entry.with_number("mtu", Some(link.mtu))
+}

@@ -1,0 +1,74 @@
+//! A network namespace for one test, and what iproute2 shows in it.
+
+use std::process::Command;
+
+use lab::process::output;
+use lab::sim::require_lab;
+use serde_json::Value;
+use vdpa::mgmt::link::{Links, Namespace};
+
+/// A namespace of `ip netns`, gone when it is dropped.
+pub(crate) struct Netns(String);
+
+impl Netns {
+    pub(crate) fn new(name: &str) -> Self {
+        require_lab().unwrap();
+        let name = format!("lab-{name}");
+        output(Command::new("ip").args(["netns", "add", &name])).unwrap();
+        Self(name)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn open(&self) -> Namespace {
+        Namespace::find(&self.0).unwrap()
+    }
+
+    pub(crate) fn links(&self) -> Links {
+        Links::in_namespace(&self.open()).unwrap()
+    }
+
+    /// Runs `ip` there.
+    pub(crate) fn ip(&self, words: &str) -> Vec<u8> {
+        let mut command = Command::new("ip");
+        output(command.args(["-n", &self.0]).args(words.split_whitespace())).unwrap()
+    }
+
+    fn json(&self, tool: &str, words: &[&str]) -> Value {
+        let mut command = Command::new(tool);
+        let text = output(command.args(["-n", &self.0, "-j"]).args(words)).unwrap();
+        match text.is_empty() {
+            true => Value::Array(Vec::new()),
+            false => serde_json::from_slice(&text).unwrap(),
+        }
+    }
+
+    /// All interfaces as `ip -d` shows them, without what runs by itself.
+    pub(crate) fn shown(&self) -> Value {
+        let mut shown = self.json("ip", &["-d", "link", "show"]);
+        for link in shown.as_array_mut().unwrap() {
+            if let Some(data) = link["linkinfo"]["info_data"].as_object_mut() {
+                data.retain(|key, _| !key.ends_with("_timer"));
+            }
+        }
+        shown
+    }
+
+    /// VLANs of all ports as `bridge` shows them.
+    pub(crate) fn vlans(&self) -> Value {
+        self.json("bridge", &["vlan", "show"])
+    }
+
+    /// Everything, to be compared with later.
+    pub(crate) fn state(&self) -> (Value, Value) {
+        (self.shown(), self.vlans())
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        let _ = output(Command::new("ip").args(["netns", "del", &self.0]));
+    }
+}

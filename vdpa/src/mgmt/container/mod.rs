@@ -1,0 +1,185 @@
+//! A vDPA network device as an interface in a container's network namespace, and back.
+//!
+//! ```text
+//!   vhost_vdpa ──bind virtio_vdpa──> its interface comes ──> address and MTU ──> moved, named ──> up
+//!       ^                                  └──────────────────────┴────────────────┴─fails──┐
+//!       └────── the old driver again: unbinding ends the interface wherever it is <─────────┘
+//! ```
+//!
+//! The way back is [`super::bus::Bus::bind`] with `vhost_vdpa`: Linux ends the interface in whatever namespace it is,
+//! up or down. A namespace that ends does not end it: the kernel moves it to the initial namespace, down, under its name or,
+//! where that is taken, as `devN` (`default_device_exit_net`, net/core/dev.c). Owns the order
+//! of steps. Must not know containers, nor who made the namespace.
+
+mod error;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub use error::ContainerError;
+
+use super::bus::{Bus, Netdev};
+use super::link::{Link, Links, Namespace};
+
+/// The bus driver that makes a network interface of a device.
+pub const VIRTIO_VDPA: &str = "virtio_vdpa";
+
+/// How long the interface may take to come: where `virtio_net` is not loaded, udev loads it then.
+const NETDEV_LIMIT: Duration = Duration::from_secs(10);
+
+/// How often sysfs is looked at meanwhile.
+const NETDEV_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How the interface is to be in the namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Its name there; none keeps the one that it has.
+    pub link_name: Option<String>,
+    /// The Ethernet address that the device must have: a check that it is the right one.
+    pub mac: Option<[u8; 6]>,
+    /// Its MTU, in bytes; none keeps that of the device.
+    pub mtu: Option<u32>,
+}
+
+/// Gives the vDPA device called `name` to the namespace as a network interface, which is up then, and returns that. To be called in the initial
+/// network namespace, where its interface comes up.
+///
+/// # Errors
+/// [`ContainerError`]. Before anything is changed if the namespace or the name there is not fit, or somebody has the device open; else the
+/// device has its former driver again, or [`ContainerError::NotTakenBack`] says why not.
+pub fn give(
+    bus: &Bus,
+    name: &str,
+    namespace: &Namespace,
+    settings: &Settings,
+) -> Result<Link, ContainerError> {
+    let here = Namespace::current()?;
+    let same = namespace.is_same(&here);
+    if same.map_err(ContainerError::Compare)? {
+        return Err(ContainerError::SameNamespace(namespace.to_string()));
+    }
+    let links = Links::open()?;
+    let before = bus.device(name)?;
+    let there = Links::in_namespace(namespace)?;
+    if let Some(link_name) = &settings.link_name {
+        match there.link(link_name) {
+            Ok(_) => {
+                return Err(ContainerError::NameTaken {
+                    name: link_name.clone(),
+                    namespace: namespace.to_string(),
+                });
+            }
+            Err(error) if error.is_missing() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let is_bound = before.driver.as_deref() == Some(VIRTIO_VDPA);
+    if !is_bound {
+        bus.bind(name, VIRTIO_VDPA)?;
+    } else if bus.netdev(name)? == Netdev::Elsewhere {
+        return Err(ContainerError::Elsewhere(name.to_owned()));
+    }
+    let mut steps = Steps {
+        links: &links,
+        there: &there,
+        was: None,
+        moved: None,
+    };
+    let error = match steps.carry_out(bus, name, namespace, settings) {
+        Ok(link) => return Ok(link),
+        Err(error) => error,
+    };
+    let undone = match is_bound {
+        true => steps.undo(&here),
+        // The interface ends with the driver, wherever it is.
+        false => match &before.driver {
+            Some(driver) => bus.bind(name, driver).map(drop).map_err(Into::into),
+            None => bus.unbind(name).map(drop).map_err(Into::into),
+        },
+    };
+    Err(match undone {
+        Ok(()) => error,
+        Err(problem) => ContainerError::NotTakenBack {
+            name: name.to_owned(),
+            problem: Box::new(problem),
+            source: Box::new(error),
+        },
+    })
+}
+
+/// What is done with the interface, and how it was.
+struct Steps<'a> {
+    links: &'a Links,
+    there: &'a Links,
+    was: Option<Link>,
+    moved: Option<Link>,
+}
+
+impl Steps<'_> {
+    fn carry_out(
+        &mut self,
+        bus: &Bus,
+        name: &str,
+        namespace: &Namespace,
+        settings: &Settings,
+    ) -> Result<Link, ContainerError> {
+        let link = self.links.link_at(wait(bus, name)?)?;
+        self.was = Some(link.clone());
+        if let Some(mac) = settings.mac
+            && link.mac != Some(mac)
+        {
+            return Err(ContainerError::Mac {
+                name: name.to_owned(),
+                wanted: mac,
+                is: link.mac,
+            });
+        }
+        if let Some(mtu) = settings.mtu
+            && link.mtu != mtu
+        {
+            self.links.set_mtu(&link, mtu)?;
+        }
+        let moved = self
+            .links
+            .move_to(&link, namespace, settings.link_name.as_deref())?;
+        self.moved = Some(moved.clone());
+        self.there.set_up(&moved)?;
+        // As it is now: up, and perhaps with a carrier.
+        Ok(self.there.link_at(moved.index)?)
+    }
+
+    /// Makes the interface what it was, of a device that had the driver before.
+    fn undo(&self, here: &Namespace) -> Result<(), ContainerError> {
+        let Some(was) = &self.was else {
+            return Ok(());
+        };
+        let link = match &self.moved {
+            Some(moved) => self.there.move_to(moved, here, Some(&was.name))?,
+            None => self.links.link_at(was.index)?,
+        };
+        if link.mtu != was.mtu {
+            self.links.set_mtu(&link, was.mtu)?;
+        }
+        if was.up && !link.up {
+            self.links.set_up(&link)?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for the interface of a device that was just bound, and returns its index.
+fn wait(bus: &Bus, name: &str) -> Result<u32, ContainerError> {
+    let deadline = Instant::now() + NETDEV_LIMIT;
+    loop {
+        match bus.netdev(name)? {
+            Netdev::Here { index, .. } => return Ok(index),
+            _ if Instant::now() >= deadline => {
+                return Err(ContainerError::NoNetdev {
+                    name: name.to_owned(),
+                    limit: NETDEV_LIMIT,
+                });
+            }
+            _ => thread::sleep(NETDEV_INTERVAL),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The names that Linux gives to the ports of a NIC's switch (net/devlink/port.c,
+//! `__devlink_port_phys_port_name_get`).
+
+use std::fmt;
+use std::str::FromStr;
+
+/// What a port of a NIC's switch leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PhysPortName {
+    /// The NIC's own port, `p0`; one of several on one cable, `p0s1`.
+    Physical {
+        /// Its number.
+        port: u32,
+        /// Its part, if it was split.
+        split: Option<u32>,
+    },
+    /// A physical function, `pf0`. Of another host's processor on this NIC, `c1pf0`.
+    PhysicalFunction {
+        /// The other host's number on this NIC.
+        controller: Option<u32>,
+        /// The function's number.
+        pf: u16,
+    },
+    /// A virtual function, `pf0vf1`.
+    VirtualFunction {
+        /// The other host's number on this NIC.
+        controller: Option<u32>,
+        /// The number of its physical function.
+        pf: u16,
+        /// Its number, from 0.
+        vf: u16,
+    },
+    /// A subfunction, `pf0sf88`.
+    Subfunction {
+        /// The other host's number on this NIC.
+        controller: Option<u32>,
+        /// The number of its physical function.
+        pf: u16,
+        /// The number that it was given when it was made.
+        sf: u32,
+    },
+}
+
+/// The text names no port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it is no name of a NIC's port")]
+pub struct BadPortName;
+
+impl FromStr for PhysPortName {
+    type Err = BadPortName;
+
+    fn from_str(text: &str) -> Result<Self, BadPortName> {
+        let (controller, rest) = match text.strip_prefix('c') {
+            Some(rest) => {
+                let (number, rest) = leading_number(rest)?;
+                (Some(number), rest)
+            }
+            None => (None, text),
+        };
+        let Some(rest) = rest.strip_prefix("pf") else {
+            let rest = rest.strip_prefix('p').ok_or(BadPortName)?;
+            let (port, rest) = leading_number(rest)?;
+            let split = match rest.strip_prefix('s') {
+                Some(part) => Some(whole_number(part)?),
+                None if rest.is_empty() => None,
+                None => return Err(BadPortName),
+            };
+            return match controller {
+                None => Ok(Self::Physical { port, split }),
+                Some(_) => Err(BadPortName),
+            };
+        };
+        let (pf, rest) = leading_number(rest)?;
+        let pf = u16::try_from(pf).map_err(|_| BadPortName)?;
+        if rest.is_empty() {
+            return Ok(Self::PhysicalFunction { controller, pf });
+        }
+        if let Some(number) = rest.strip_prefix("vf") {
+            let vf = u16::try_from(whole_number(number)?).map_err(|_| BadPortName)?;
+            return Ok(Self::VirtualFunction { controller, pf, vf });
+        }
+        let number = rest.strip_prefix("sf").ok_or(BadPortName)?;
+        let sf = whole_number(number)?;
+        Ok(Self::Subfunction { controller, pf, sf })
+    }
+}
+
+/// The number that the text begins with, in the kernel's spelling, and what comes after it.
+fn leading_number(text: &str) -> Result<(u32, &str), BadPortName> {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (digits, rest) = text.split_at(digits);
+    let number: u32 = digits.parse().map_err(|_| BadPortName)?;
+    match number.to_string() == digits {
+        true => Ok((number, rest)),
+        false => Err(BadPortName),
+    }
+}
+
+fn whole_number(text: &str) -> Result<u32, BadPortName> {
+    match leading_number(text)? {
+        (number, "") => Ok(number),
+        _ => Err(BadPortName),
+    }
+}
+
+impl fmt::Display for PhysPortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let controller = match *self {
+            Self::Physical { .. } => None,
+            Self::PhysicalFunction { controller, .. }
+            | Self::VirtualFunction { controller, .. }
+            | Self::Subfunction { controller, .. } => controller,
+        };
+        if let Some(controller) = controller {
+            write!(f, "c{controller}")?;
+        }
+        match self {
+            Self::Physical { port, split: None } => write!(f, "p{port}"),
+            Self::Physical {
+                port,
+                split: Some(split),
+            } => write!(f, "p{port}s{split}"),
+            Self::PhysicalFunction { pf, .. } => write!(f, "pf{pf}"),
+            Self::VirtualFunction { pf, vf, .. } => write!(f, "pf{pf}vf{vf}"),
+            Self::Subfunction { pf, sf, .. } => write!(f, "pf{pf}sf{sf}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_are_read_and_written() {
+        for name in [
+            "p0",
+            "p12s3",
+            "pf0",
+            "c1pf0",
+            "pf0vf1",
+            "c2pf1vf65535",
+            "pf0sf88",
+            "c1pf0sf4294967295",
+        ] {
+            let read: PhysPortName = name.parse().unwrap();
+            assert_eq!(read.to_string(), name);
+        }
+        assert_eq!(
+            "pf0vf7".parse(),
+            Ok(PhysPortName::VirtualFunction {
+                controller: None,
+                pf: 0,
+                vf: 7
+            })
+        );
+    }
+
+    #[test]
+    fn other_text_is_no_port() {
+        for name in [
+            "",
+            "p",
+            "pf",
+            "p01",
+            "pf00",
+            "pf0vf",
+            "pf0vf01",
+            "pf0vf65536",
+            "pf65536",
+            "c1p0",
+            "cpf0",
+            "p0s",
+            "p0x",
+            "pf0sf4294967296",
+            "pf0vf1x",
+            "pf0xf1",
+            "p+1",
+            "eth0",
+            "p-1",
+            "pf0 vf1",
+        ] {
+            assert_eq!(name.parse::<PhysPortName>(), Err(BadPortName), "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_is_written_again(text in "(c[0-9]{1,3})?pf?[0-9]{0,6}([svf]{1,2}[0-9]{0,11})?") {
+            if let Ok(read) = text.parse::<PhysPortName>() {
+                prop_assert_eq!(read.to_string(), text);
+            }
+        }
+    }
+}
