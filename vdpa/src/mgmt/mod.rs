@@ -7,11 +7,12 @@
 //!   bus::Bus ──> /sys/bus/vdpa: name, driver, /dev/vhost-vdpa-N; binding
 //!   uevent::Uevents <── what comes, goes and is bound
 //!   pci::Pci ──> /sys/bus/pci: a function's driver, IOMMU group, virtual functions; binding
+//!   devlink::Devlink ── requests of the family "devlink" ──> netlink ──> ports, subfunctions, eswitch, rates
 //!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
 //! ```
 //!
-//! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink family
-//! of include/uapi/linux/vdpa.h, the vdpa bus in sysfs, and PCI functions and virtual functions
+//! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink families
+//! of include/uapi/linux/vdpa.h and devlink.h, the vdpa bus in sysfs, and PCI functions and virtual functions
 //! that such devices are made on. Must not know what a device is used
 //! for, nor rings or guest memory. It is behind the cargo feature `mgmt`, so that a VMM,
 //! which needs no right to manage devices, has no code for it either.
@@ -35,6 +36,7 @@ pub mod bus;
 mod config;
 mod connection;
 mod device;
+pub mod devlink;
 mod error;
 mod in_use;
 mod name;
