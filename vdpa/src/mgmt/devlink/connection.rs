@@ -137,21 +137,15 @@ impl Devlink {
             }
             // Ports are added, and nodes made, in switchdev mode only.
             DevlinkError::NotSupported { operation, source }
-            | DevlinkError::Refused {
-                operation:
-                    operation @ (DevlinkOperation::AddPort { .. } | DevlinkOperation::AddRate(_)),
-                source,
-            } => match operation.handle().filter(|handle| self.is_legacy(handle)) {
-                Some(handle) if operation.needs_switchdev() => DevlinkError::NotSwitchdev {
-                    handle: handle.clone(),
-                    operation,
-                    source,
-                },
-                _ if source.errno() == libc::EOPNOTSUPP => {
-                    DevlinkError::NotSupported { operation, source }
-                }
-                _ => DevlinkError::Refused { operation, source },
-            },
+                if operation.needs_switchdev() && self.is_legacy(&operation) =>
+            {
+                DevlinkError::NotSwitchdev { operation, source }
+            }
+            DevlinkError::Refused { operation, source }
+                if operation.needs_switchdev() && self.is_legacy(&operation) =>
+            {
+                DevlinkError::NotSwitchdev { operation, source }
+            }
             error => error,
         }
     }
@@ -161,12 +155,14 @@ impl Devlink {
             Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENODEV)
     }
 
-    fn is_legacy(&self, handle: &Handle) -> bool {
-        let answer = self.ask(DEVLINK_CMD_ESWITCH_GET, handle);
-        answer.is_ok_and(|answer| {
-            one(&answer.messages, DEVLINK_CMD_ESWITCH_GET, Eswitch::of)
-                .is_ok_and(|eswitch| eswitch.mode == Some(EswitchMode::Legacy))
-        })
+    /// Whether the eswitch of what the operation is about is in legacy mode.
+    fn is_legacy(&self, operation: &DevlinkOperation) -> bool {
+        let command = DEVLINK_CMD_ESWITCH_GET;
+        let answer = operation.handle().map(|handle| self.ask(command, handle));
+        let eswitch = answer
+            .and_then(Result::ok)
+            .and_then(|answer| one(&answer.messages, command, Eswitch::of).ok());
+        eswitch.and_then(|eswitch| eswitch.mode) == Some(EswitchMode::Legacy)
     }
 
     /// A request about an instance whose failure is of no interest.

@@ -5,7 +5,6 @@ use std::io;
 use std::time::Duration;
 
 use super::handle::{BadHandle, Handle, PortHandle};
-use super::param::ParamValue;
 use super::rate::RateObject;
 use crate::mgmt::netlink::exchange::{Malformed, Refusal};
 
@@ -235,13 +234,12 @@ pub enum DevlinkError {
     /// The embedded switch does not switch.
     #[error(
         "cannot {operation}: its eswitch is in legacy mode; switch it over first with `devlink dev \
-         eswitch set {handle} mode switchdev` (links of its functions go down meanwhile)"
+         eswitch set {} mode switchdev` (links of its functions go down meanwhile)",
+        operation.handle().map(ToString::to_string).unwrap_or_default()
     )]
     NotSwitchdev {
         /// What was asked for.
         operation: DevlinkOperation,
-        /// The instance.
-        handle: Handle,
         /// The kernel's answer.
         #[source]
         source: Refusal,
@@ -301,7 +299,7 @@ pub enum DevlinkError {
         source: Refusal,
     },
     /// The parameter is of another type.
-    #[error("the parameter {name} of {handle} is {expected}; {value} is not")]
+    #[error("the parameter {name} of {handle} is {expected}, not {given}")]
     ParamType {
         /// The instance.
         handle: Handle,
@@ -310,7 +308,7 @@ pub enum DevlinkError {
         /// What it is: "a u32".
         expected: &'static str,
         /// What was to be set.
-        value: ParamValue,
+        given: &'static str,
     },
     /// The parameter has no value of this configuration mode.
     #[error("the parameter {name} of {handle} cannot be set as {cmode}")]

@@ -42,8 +42,8 @@ pub enum BadHandle {
 /// A devlink instance: `pci/0000:06:00.0`, `auxiliary/mlx5_core.sf.4`, `netdevsim/netdevsim10`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle {
-    bus: String,
-    device: String,
+    bus: Box<str>,
+    device: Box<str>,
 }
 
 impl Handle {
@@ -56,8 +56,8 @@ impl Handle {
             return Err(BadHandle::Instance(format!("{bus}/{device}")));
         }
         Ok(Self {
-            bus: bus.to_owned(),
-            device: device.to_owned(),
+            bus: bus.into(),
+            device: device.into(),
         })
     }
 

@@ -222,7 +222,7 @@ impl Param {
                 handle: self.handle.clone(),
                 name: self.name.clone(),
                 expected: name_of_type(self.kind),
-                value: value.clone(),
+                given: name_of_type(value.kind()),
             });
         }
         if self.value(cmode).is_none() {

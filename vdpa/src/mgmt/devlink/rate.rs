@@ -36,7 +36,7 @@ pub enum RateObject {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeName {
     handle: Handle,
-    name: String,
+    name: Box<str>,
 }
 
 impl NodeName {
@@ -49,7 +49,7 @@ impl NodeName {
         match is_name(name) && !number {
             true => Ok(Self {
                 handle,
-                name: name.to_owned(),
+                name: name.into(),
             }),
             false => Err(BadHandle::Node(name.to_owned())),
         }

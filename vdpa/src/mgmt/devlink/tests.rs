@@ -348,7 +348,7 @@ fn parameters_have_the_type_that_the_kernel_says() {
     let error = read
         .check(Cmode::Driverinit, &ParamValue::U8(1))
         .unwrap_err();
-    let expected = "the parameter enable_vnet of pci/0000:06:00.0 is a flag; 1 is not";
+    let expected = "the parameter enable_vnet of pci/0000:06:00.0 is a flag, not a u8";
     assert_eq!(error.to_string(), expected);
     let error = read
         .check(Cmode::Runtime, &ParamValue::Flag(true))
