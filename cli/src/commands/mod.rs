@@ -4,6 +4,7 @@ mod bind;
 mod dev;
 mod doctor;
 mod mgmtdev;
+mod port;
 mod probe;
 mod run;
 mod vf;
@@ -20,6 +21,7 @@ pub(crate) enum Command {
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
     Dev(dev::Arguments),
+    Port(port::Arguments),
     Vf(vf::Arguments),
     Bind(bind::Arguments),
     Doctor(doctor::Arguments),
@@ -33,6 +35,7 @@ impl Command {
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
             Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
             Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
+            Self::Port(arguments) => Ok(port::execute(&arguments)?),
             Self::Vf(arguments) => Ok(vf::execute(&arguments)?),
             Self::Bind(arguments) => Ok(bind::execute(&arguments)?),
             Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
