@@ -1,4 +1,4 @@
-//! Named things with fields, printed as iproute2's `vdpa` prints them: as text, or with -j
+//! Named things with fields, printed as iproute2's `vdpa` and `devlink` print them: as text, or with -j
 //! and -p as JSON with the same keys in the same order.
 //!
 //! Owns the layout. Must not know what is listed. What a device or its maker named is
@@ -36,6 +36,8 @@ pub(crate) enum Layout {
     Line,
     /// All in one line with a space at its end; lists on lines of their own.
     LineThenLists,
+    /// All in one line; blocks on lines of their own.
+    LineThenBlocks,
 }
 
 /// A field's value.
@@ -47,6 +49,12 @@ pub(crate) enum Value {
     /// `on` or `off` as text, a flag in JSON.
     Switch(bool),
     List(Vec<Item>),
+    /// Bytes per second; as text in bits per second with a unit.
+    Rate(u64),
+    /// Fields that are a thing of their own.
+    Block(Vec<(String, Value)>),
+    /// The fields of something whose name is the key.
+    Named(Vec<(String, Value)>),
 }
 
 /// An element of a list.
@@ -121,16 +129,24 @@ impl Entry {
                 }
                 (
                     Layout::LineThenLists,
-                    Value::Text(_) | Value::Number(_) | Value::Flag(_) | Value::Switch(_),
+                    Value::Text(_)
+                    | Value::Number(_)
+                    | Value::Flag(_)
+                    | Value::Switch(_)
+                    | Value::Rate(_),
                 ) => {
                     text.push_str(&field);
                     text.push(' ');
                 }
-                (Layout::Lines, _) | (Layout::LineThenLists, Value::List(_)) => {
+                (Layout::Lines, _) | (Layout::LineThenLists, _) => {
                     text.push_str("\n  ");
                     text.push_str(&field);
                 }
+                (Layout::LineThenBlocks, _) => {}
             }
+        }
+        if layout == Layout::LineThenBlocks {
+            text.push_str(&blocks(&self.fields, 0));
         }
         if layout == Layout::Line && !self.fields.is_empty() {
             text.pop();
@@ -156,8 +172,47 @@ impl Value {
                     Item::Bit(bit) => format!(" bit_{bit}"),
                 })
                 .collect(),
+            Self::Rate(bytes) => format!(" {}", bits_per_second(*bytes)),
+            Self::Block(fields) | Self::Named(fields) => fields
+                .iter()
+                .map(|(key, value)| format!(" {}{}", printable(key), value.text()))
+                .collect(),
         }
     }
+}
+
+/// A rate as iproute2 writes it: in the largest unit that loses nothing, or from 1000 of a unit on in
+/// the next one, cut.
+fn bits_per_second(bytes: u64) -> String {
+    let mut bits = u128::from(bytes) * 8;
+    for unit in ["", "K", "M", "G"] {
+        if bits < 1000 || (!bits.is_multiple_of(1000) && bits < 1_000_000) {
+            return format!("{bits}{unit}bit");
+        }
+        bits /= 1000;
+    }
+    format!("{bits}Tbit")
+}
+
+/// Fields in one line, then their blocks, each level of them four spaces further in. The name of
+/// something stands alone if it has no fields.
+fn blocks(fields: &[(String, Value)], depth: usize) -> String {
+    let mut line = Vec::new();
+    let mut below = String::new();
+    for (key, value) in fields {
+        let key = printable(key);
+        match value {
+            Value::Block(fields) => {
+                let (title, inside) = (4 * depth + 2, 4 * depth + 4);
+                let fields = blocks(fields, depth + 1);
+                below.push_str(&format!("\n{:title$}{key}:\n{:inside$}{fields}", "", ""));
+            }
+            Value::Named(fields) if fields.is_empty() => line.push(key),
+            Value::Named(_) => line.push(format!("{key}:{}", value.text())),
+            value => line.push(format!("{key}{}", value.text())),
+        }
+    }
+    line.join(" ") + &below
 }
 
 /// The text without anything that a terminal obeys.
@@ -236,9 +291,12 @@ impl Serialize for Value {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Text(text) => serializer.serialize_str(text),
-            Self::Number(number) => serializer.serialize_u64(*number),
+            Self::Number(number) | Self::Rate(number) => serializer.serialize_u64(*number),
             Self::Flag(flag) | Self::Switch(flag) => serializer.serialize_bool(*flag),
             Self::List(list) => serializer.collect_seq(list),
+            Self::Block(fields) | Self::Named(fields) => {
+                serializer.collect_map(fields.iter().map(|(key, value)| (key, value)))
+            }
         }
     }
 }
@@ -378,6 +436,63 @@ mod tests {
         assert_eq!(text, expected);
         let text = listing(Layout::Line).text();
         assert!(text.starts_with("n0: mac 02 mtu 1500 link_announce false"));
+    }
+
+    #[test]
+    fn rates_have_units() {
+        for (bytes, text) in [
+            (1, "8bit"),
+            (125, "1Kbit"),
+            (1_250_000, "10Mbit"),
+            (187_500_000, "1500Mbit"),
+            (12_345_678, "98765Kbit"),
+            (125_000_000_000_000, "1000Tbit"),
+        ] {
+            assert_eq!(bits_per_second(bytes), text, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn blocks_are_laid_out_as_devlinks() {
+        let handle = |fields| vec![("auxiliary/sf.2".to_owned(), Value::Named(fields))];
+        let entry = |fields| {
+            let nested = Value::Block(handle(fields));
+            let function = Value::Block(vec![
+                ("hw_addr".to_owned(), Value::Text("02".to_owned())),
+                ("state".to_owned(), Value::Text("active".to_owned())),
+                ("nested_devlink".to_owned(), nested),
+            ]);
+            Entry::new("pci/0/1")
+                .with_text("type", "eth")
+                .with_flag("splittable", Some(false))
+                .with("function", function)
+        };
+        let expected = "\
+pci/0/1: type eth splittable false
+  function:
+    hw_addr 02 state active
+      nested_devlink:
+        auxiliary/sf.2
+";
+        let layout = Layout::LineThenBlocks;
+        assert_eq!(entry(vec![]).text(layout), expected);
+        let namespace = vec![("netnsid".to_owned(), Value::Number(3))];
+        let text = entry(namespace).text(layout);
+        assert!(
+            text.ends_with("        auxiliary/sf.2: netnsid 3\n"),
+            "{text}"
+        );
+        let listing = Listing {
+            section: "port",
+            layout,
+            entries: vec![entry(vec![])],
+        };
+        let expected = concat!(
+            r#"{"port":{"pci/0/1":{"type":"eth","splittable":false,"function":"#,
+            r#"{"hw_addr":"02","state":"active","nested_devlink":{"auxiliary/sf.2":{}}}}}}"#,
+            "\n"
+        );
+        assert_eq!(listing.json(false).unwrap(), expected);
     }
 
     #[test]

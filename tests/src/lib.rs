@@ -26,6 +26,8 @@ pub mod kvm_statistics;
 pub mod labnic;
 pub mod libtest;
 pub mod module_tree;
+pub mod netdevsim;
+pub mod netlink_tap;
 pub mod process;
 pub mod progress;
 pub mod qmp;

@@ -5,6 +5,7 @@ mod dev;
 mod doctor;
 mod mgmtdev;
 mod nic;
+mod port;
 mod probe;
 mod run;
 mod vf;
@@ -21,6 +22,7 @@ pub(crate) enum Command {
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
     Dev(dev::Arguments),
+    Port(port::Arguments),
     Vf(vf::Arguments),
     Bind(bind::Arguments),
     Nic(nic::Arguments),
@@ -35,6 +37,7 @@ impl Command {
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
             Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
             Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
+            Self::Port(arguments) => Ok(port::execute(&arguments)?),
             Self::Vf(arguments) => Ok(vf::execute(&arguments)?),
             Self::Bind(arguments) => Ok(bind::execute(&arguments)?),
             Self::Nic(arguments) => Ok(nic::execute(&arguments)?),

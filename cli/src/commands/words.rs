@@ -20,6 +20,8 @@ pub(crate) enum WordError {
     Number { word: &'static str, value: String },
     #[error("{word} {value:?} is not a mask of up to 64 bits in hexadecimal, such as 0x300000020")]
     Mask { word: &'static str, value: String },
+    #[error("{word} {value:?} is not a rate, such as 100mbit or 1.5gbit")]
+    Rate { word: &'static str, value: String },
     #[error("{word} {value:?} is not known: it is {known}")]
     Choice {
         word: &'static str,
@@ -113,6 +115,19 @@ pub(crate) fn mask(word: &'static str, value: &str) -> Result<u64, WordError> {
 /// A unicast MAC address.
 pub(crate) fn mac(_: &'static str, value: &str) -> Result<[u8; 6], WordError> {
     Ok(value.parse::<MacAddress>()?.bytes())
+}
+
+/// `enable` or `disable`.
+pub(crate) fn switch(word: &'static str, value: &str) -> Result<bool, WordError> {
+    match value {
+        "enable" => Ok(true),
+        "disable" => Ok(false),
+        _ => Err(WordError::Choice {
+            word,
+            value: value.to_owned(),
+            known: "enable or disable",
+        }),
+    }
 }
 
 /// The name of a management device.

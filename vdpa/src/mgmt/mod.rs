@@ -10,12 +10,13 @@
 //!   link::Links ──> network interfaces, bridges, namespaces (rtnetlink)
 //!   connectivity ──> a function's representor on a bridge, in a VLAN, and back
 //!   container ──> a device as network interface of a container's namespace (virtio_vdpa), and back
+//!   devlink::Devlink ── requests of the family "devlink" ──> netlink ──> ports, subfunctions, eswitch, rates
 //!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
 //!   nic ──> all of these in one call: from a NIC to a vDPA device and back, with records
 //! ```
 //!
-//! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink family
-//! of include/uapi/linux/vdpa.h, the vdpa bus in sysfs, and PCI functions and virtual functions
+//! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink families
+//! of include/uapi/linux/vdpa.h and devlink.h, the vdpa bus in sysfs, and PCI functions and virtual functions
 //! that such devices are made on. Must not know what a device is used
 //! for, nor rings or guest memory. It is behind the cargo feature `mgmt`, so that a VMM,
 //! which needs no right to manage devices, has no code for it either.
@@ -41,6 +42,7 @@ mod connection;
 pub mod connectivity;
 pub mod container;
 mod device;
+pub mod devlink;
 mod error;
 mod in_use;
 pub mod link;

@@ -13,6 +13,22 @@ const NLA_HDRLEN: usize = 4;
 /// More attributes than any message of the kernel's has; a port that is in every second VLAN has the most.
 const ATTRIBUTES_MAX: usize = 4096;
 
+/// `struct nla_bitfield32` (include/uapi/linux/netlink.h): 8 bytes of the machine's byte order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bitfield32 {
+    /// The flags.
+    pub(crate) value: u32,
+    /// Those that count.
+    pub(crate) selector: u32,
+}
+
+impl Bitfield32 {
+    /// On the wire.
+    pub(crate) fn bytes(self) -> Vec<u8> {
+        [self.value.to_ne_bytes(), self.selector.to_ne_bytes()].concat()
+    }
+}
+
 /// The attributes of one message.
 #[derive(Debug)]
 pub(crate) struct Attributes<'a> {
@@ -80,6 +96,28 @@ impl<'a> Attributes<'a> {
             .map_err(|error| Malformed::attribute(kind, error.to_string()))
     }
 
+    /// The value as it came.
+    pub(crate) fn bytes(&self, kind: u16) -> Option<&'a [u8]> {
+        self.find(kind)
+    }
+
+    /// Whether it is there: a flag has no value.
+    pub(crate) fn has(&self, kind: u16) -> bool {
+        self.find(kind).is_some()
+    }
+
+    /// The attributes in an attribute. Callers name each level that they go into, so none is deeper
+    /// than they know.
+    pub(crate) fn nested(&self, kind: u16) -> Result<Option<Self>, Malformed> {
+        self.find(kind).map(Self::parse).transpose()
+    }
+
+    /// Attributes in an attribute that the message must have.
+    pub(crate) fn needed_nested(&self, kind: u16) -> Result<Self, Malformed> {
+        self.nested(kind)?
+            .ok_or_else(|| Malformed::attribute(kind, "it is missing"))
+    }
+
     pub(crate) fn string(&self, kind: u16) -> Option<String> {
         self.find(kind).map(text)
     }
@@ -88,6 +126,30 @@ impl<'a> Attributes<'a> {
     pub(crate) fn needed_string(&self, kind: u16) -> Result<String, Malformed> {
         self.string(kind)
             .filter(|text| !text.is_empty())
+            .ok_or_else(|| Malformed::attribute(kind, "it is missing"))
+    }
+
+    /// `struct nla_bitfield32`: flags, and which of them count.
+    pub(crate) fn bitfield32(&self, kind: u16) -> Result<Option<Bitfield32>, Malformed> {
+        let Some(bytes) = self.u64(kind)?.map(u64::to_ne_bytes) else {
+            return Ok(None);
+        };
+        let [a, b, c, d, e, f, g, h] = bytes;
+        Ok(Some(Bitfield32 {
+            value: u32::from_ne_bytes([a, b, c, d]),
+            selector: u32::from_ne_bytes([e, f, g, h]),
+        }))
+    }
+
+    /// A number that the message must have.
+    pub(crate) fn needed_u8(&self, kind: u16) -> Result<u8, Malformed> {
+        self.u8(kind)?
+            .ok_or_else(|| Malformed::attribute(kind, "it is missing"))
+    }
+
+    /// A number that the message must have.
+    pub(crate) fn needed_u16(&self, kind: u16) -> Result<u16, Malformed> {
+        self.u16(kind)?
             .ok_or_else(|| Malformed::attribute(kind, "it is missing"))
     }
 

@@ -156,14 +156,7 @@ impl Exchange {
     pub(crate) fn feed(&mut self, datagram: &[u8]) -> Result<Progress, ExchangeError> {
         let mut rest = datagram;
         while !rest.is_empty() {
-            let header = NetlinkBuffer::new_checked(rest)
-                .map_err(|error| Malformed::new("message", error.to_string()))?;
-            let length = usize::try_from(header.length()).unwrap_or(usize::MAX);
-            let (message, _) = rest
-                .split_at_checked(length)
-                .ok_or_else(|| Malformed::new("message", "it is cut off"))?;
-            // The last message of a datagram may lack its padding.
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            let (header, message) = split(&mut rest)?;
             if header.sequence_number() != self.sequence {
                 continue;
             }
@@ -220,6 +213,38 @@ impl Exchange {
             Progress::Complete
         }
     }
+}
+
+/// Takes the first message off a datagram.
+fn split<'a>(rest: &mut &'a [u8]) -> Result<(NetlinkBuffer<&'a [u8]>, &'a [u8]), Malformed> {
+    let header = NetlinkBuffer::new_checked(*rest)
+        .map_err(|error| Malformed::new("message", error.to_string()))?;
+    let length = usize::try_from(header.length()).unwrap_or(usize::MAX);
+    let (message, _) = rest
+        .split_at_checked(length)
+        .ok_or_else(|| Malformed::new("message", "it is cut off"))?;
+    // The last message of a datagram may lack its padding.
+    *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Ok((header, message))
+}
+
+/// The messages of a datagram that answers nothing: a multicast group's. What is not a message of a
+/// family's is left out.
+pub(crate) fn notifications(
+    datagram: &[u8],
+    protocol: Protocol,
+) -> Result<Vec<Message>, Malformed> {
+    let mut messages = Vec::new();
+    let mut rest = datagram;
+    while !rest.is_empty() {
+        let (_, message) = split(&mut rest)?;
+        let message = NetlinkMessage::<Incoming>::deserialize(message)
+            .map_err(|error| Malformed::new("message", error.to_string()))?;
+        if let NetlinkPayload::InnerMessage(message) = message.payload {
+            messages.push(message.message(protocol)?);
+        }
+    }
+    Ok(messages)
 }
 
 /// What follows the request that an NLMSG_ERROR repeats: its header alone if capped.

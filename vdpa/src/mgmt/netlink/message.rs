@@ -6,8 +6,8 @@
 //! ```
 
 use netlink_packet_core::{
-    DecodeError, DefaultNla, Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable,
-    NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
+    DecodeError, DefaultNla, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST,
+    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 
 use super::exchange::Malformed;
@@ -70,7 +70,7 @@ impl Request {
     }
 
     /// The request on the wire.
-    pub(super) fn bytes(&self, sequence: u32) -> Vec<u8> {
+    pub(crate) fn bytes(&self, sequence: u32) -> Vec<u8> {
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST
             | NLM_F_ACK
@@ -169,7 +169,12 @@ pub(crate) fn value(kind: u16, bytes: &[u8]) -> DefaultNla {
     DefaultNla::new(kind, bytes.to_vec())
 }
 
-/// Attributes in an attribute. The kernel takes this one with and without NLA_F_NESTED, which
+/// Attributes in an attribute, marked as such, as devlink demands.
+pub(crate) fn nested_flagged(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
+    nested(kind | NLA_F_NESTED, attributes)
+}
+
+/// Attributes in an attribute. For links the kernel takes this one with and without NLA_F_NESTED, which
 /// iproute2 does not set for links either.
 pub(crate) fn nested(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
     let mut bytes = vec![0; attributes.buffer_len()];

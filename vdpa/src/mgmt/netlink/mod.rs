@@ -15,5 +15,5 @@ pub(super) mod attributes;
 pub(super) mod exchange;
 pub(super) mod family;
 pub(super) mod message;
-mod socket;
+pub(super) mod socket;
 pub(super) mod worker;

@@ -1,7 +1,7 @@
 //! A netlink socket that talks to the kernel alone.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::net::netlink::{GENERIC, SocketAddrNetlink};
@@ -19,7 +19,7 @@ const DATAGRAM_MAX: usize = 128 * 1024;
 
 /// A netlink socket, bound to a port of the kernel's choice.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(crate) struct Socket {
     fd: OwnedFd,
     buffer: Vec<u8>,
 }
@@ -27,6 +27,23 @@ pub(super) struct Socket {
 impl Socket {
     /// Opens one. `patience` is how long one datagram may take.
     pub(super) fn open(protocol: Protocol, patience: Duration) -> io::Result<Self> {
+        let socket = Self::bound(protocol)?;
+        // Explanations with errors, which then do not repeat the whole request.
+        socket.set_option(libc::NETLINK_EXT_ACK, 1)?;
+        socket.set_option(libc::NETLINK_CAP_ACK, 1)?;
+        socket.set_patience(Some(patience))?;
+        Ok(socket)
+    }
+
+    /// Opens one that only listens to a multicast group.
+    pub(crate) fn listen(protocol: Protocol, group: u32) -> io::Result<Self> {
+        let socket = Self::bound(protocol)?;
+        let group = libc::c_int::try_from(group).map_err(io::Error::other)?;
+        socket.set_option(libc::NETLINK_ADD_MEMBERSHIP, group)?;
+        Ok(socket)
+    }
+
+    fn bound(protocol: Protocol) -> io::Result<Self> {
         let fd = socket_with(
             AddressFamily::NETLINK,
             SocketType::RAW,
@@ -38,14 +55,17 @@ impl Socket {
             },
         )?;
         bind(&fd, &SocketAddrNetlink::new(0, 0))?;
-        // Explanations with errors, which then do not repeat the whole request.
-        switch_on(&fd, libc::NETLINK_EXT_ACK)?;
-        switch_on(&fd, libc::NETLINK_CAP_ACK)?;
-        set_socket_timeout(&fd, Timeout::Recv, Some(patience))?;
         Ok(Self {
             fd,
             buffer: vec![0; DATAGRAM_MAX],
         })
+    }
+
+    /// How long one datagram may take; `None` is for ever. Zero does not wait.
+    pub(crate) fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+        // Zero would be for ever to the kernel.
+        let patience = patience.map(|patience| patience.max(Duration::from_micros(1)));
+        Ok(set_socket_timeout(&self.fd, Timeout::Recv, patience)?)
     }
 
     /// Sends a request. The kernel carries it out in this call: it may sleep
@@ -62,9 +82,30 @@ impl Socket {
         Ok(())
     }
 
+    /// Sets an option of netlink's, which is a number.
+    fn set_option(&self, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+        let size = libc::socklen_t::try_from(size_of_val(&value)).map_err(io::Error::other)?;
+        // SAFETY: rustix has no netlink options, so the call is made directly. The descriptor
+        // is open during the call, and the pointer and size describe `value`, which the kernel
+        // only reads.
+        let result = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_NETLINK,
+                option,
+                (&raw const value).cast(),
+                size,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// The next datagram of the kernel's. Those of other processes are dropped: any may
     /// send to this socket.
-    pub(super) fn receive(&mut self) -> io::Result<&[u8]> {
+    pub(crate) fn receive(&mut self) -> io::Result<&[u8]> {
         loop {
             let (fd, buffer) = (&self.fd, &mut self.buffer);
             let (_, length, sender) =
@@ -86,33 +127,17 @@ impl Socket {
     }
 }
 
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
             Err(rustix::io::Errno::INTR) => {}
             result => return Ok(result?),
         }
-    }
-}
-
-fn switch_on(fd: &impl AsFd, option: libc::c_int) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    let size = libc::socklen_t::try_from(size_of_val(&on)).map_err(io::Error::other)?;
-    // SAFETY: rustix has no netlink options, so the call is made directly. The descriptor
-    // is open during the call, and the pointer and size describe `on`, which the kernel
-    // only reads.
-    let result = unsafe {
-        libc::setsockopt(
-            fd.as_fd().as_raw_fd(),
-            libc::SOL_NETLINK,
-            option,
-            (&raw const on).cast(),
-            size,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
     }
 }

@@ -37,6 +37,9 @@ impl TryFrom<String> for Address {
 impl From<Address> for String {
     fn from(address: Address) -> Self {
         address.to_string()
+    }
+}
+
 impl Address {
     /// The function's number in its device, 0 to 7: that of physical functions in names of ports.
     #[must_use]

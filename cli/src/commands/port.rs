@@ -1,0 +1,265 @@
+//! `bellhop port`: ports of NICs, and the subfunctions and virtual functions behind them.
+
+mod describe;
+mod function;
+mod rate;
+
+use std::io;
+
+use vdpa::mgmt::devlink::{
+    BadHandle, Devlink, DevlinkError, Handle, NewSubfunction, Port, PortHandle,
+};
+
+use super::words::{self, WordError, Words};
+use crate::exit::{self, Code};
+use crate::listing::{Entry, Format, Layout, Listing};
+
+/// Show ports of NICs, add and delete subfunctions, and say what functions may do
+///
+/// Words, output and JSON keys are those of iproute2's `devlink port`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+DEV is a NIC's function as devlink names it: BUS/DEVICE, such as pci/0000:06:00.0. PORT is one of its
+ports, DEV/INDEX, such as pci/0000:06:00.0/32768, or the name of the port's network interface.
+
+From a NIC in switchdev mode to a subfunction in use, and back:
+  bellhop port add pci/0000:06:00.0 flavour pcisf pfnum 0 sfnum 88
+  bellhop port function set pci/0000:06:00.0/32768 hw_addr 52:54:00:12:34:56 state active
+  bellhop port show                         with nested_devlink, the subfunction's own instance
+  bellhop port function set pci/0000:06:00.0/32768 state inactive
+  bellhop port del pci/0000:06:00.0/32768
+
+The interface behind `netdev` is the port's representor: what it sends, the function receives. Changes
+need CAP_NET_ADMIN.")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    format: Format,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Show all ports, those of one NIC's function, or one
+    #[command(visible_alias = "list", after_long_help = SHOW_HELP)]
+    Show {
+        /// The port or the NIC's function
+        #[arg(value_name = "PORT | DEV")]
+        port: Option<String>,
+    },
+    /// Add the port of a new subfunction, and show it
+    ///
+    /// The subfunction is inactive: give it an address first, then make it active.
+    #[command(
+        override_usage = "bellhop port add DEV flavour pcisf pfnum PFNUM [sfnum SFNUM] [controller CNUM]",
+        after_long_help = ADD_HELP
+    )]
+    Add {
+        /// The NIC's function that is to have it, or with DEV/INDEX also its port's index
+        #[arg(value_name = "DEV")]
+        device: String,
+        /// Pairs of a word and its value
+        #[arg(value_name = "WORD VALUE", required = true, num_args = 1..)]
+        words: Vec<String>,
+    },
+    /// Delete a port that was added, and its subfunction
+    ///
+    /// A vDPA device on the subfunction goes with it. Make the function inactive first: the NIC's driver may
+    /// refuse otherwise.
+    #[command(visible_alias = "delete")]
+    Del {
+        /// The port
+        port: String,
+    },
+    /// Say what the function behind a port is to be, and what it may send
+    #[command(subcommand)]
+    Function(function::Command),
+}
+
+const SHOW_HELP: &str = "\
+Fields:
+  type           what the port carries: eth, ib
+  netdev         its network interface in this network namespace; of functions' ports, the representor
+  flavour        physical (it has a cable), pcipf, pcivf, pcisf (it leads to a function), cpu, dsa, virtual
+  controller, pfnum, vfnum, sfnum   which function; external true if it is another host's
+  port, lanes, splittable           of a cable's port
+  function       hw_addr, its address; state, what was asked for; opstate, whether a driver has it;
+                 roce, migratable, ipsec_crypto, ipsec_packet, max_io_eqs, what it may have;
+                 nested_devlink, its own instance";
+
+const ADD_HELP: &str = "\
+Words:
+  flavour pcisf      a subfunction's; no other ports can be added
+  pfnum PFNUM        the number of the PCI function that it is a part of: of pci/0000:06:00.0 it is 0
+  sfnum SFNUM        its number, which no other may have; some drivers choose it themselves
+  controller CNUM    the host that it is for, where one NIC serves several; 0 if left out
+
+It needs a NIC whose eswitch is in switchdev mode.";
+
+/// Why it was not done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error(transparent)]
+    Words(#[from] WordError),
+    #[error(transparent)]
+    Handle(#[from] BadHandle),
+    #[error(
+        "{0:?} names no port: write it as BUS/DEVICE/INDEX or as the name of its network interface; \
+         `bellhop port show` lists both"
+    )]
+    NoPort(String),
+    #[error(transparent)]
+    Devlink(#[from] DevlinkError),
+    #[error("cannot write the result")]
+    Output(#[source] io::Error),
+}
+
+/// Does what was asked, and prints what is to be shown.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    match carry_out(arguments) {
+        // Said as clap says what is wrong with a command line.
+        Err(
+            error @ (CommandError::Words(_)
+            | CommandError::Handle(_)
+            | CommandError::Devlink(DevlinkError::Invalid(_) | DevlinkError::BadHandle(_))),
+        ) => {
+            exit::report(&error);
+            Ok(Code::WrongCommandLine)
+        }
+        outcome => outcome,
+    }
+}
+
+fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
+    match &arguments.command {
+        Command::Show { port } => {
+            let devlink = Devlink::open()?;
+            let ports = match port.as_deref() {
+                None => devlink.ports()?,
+                Some(text) => match text.parse::<PortHandle>() {
+                    Ok(port) => vec![devlink.port(&port)?],
+                    Err(_) => match text.parse::<Handle>() {
+                        Ok(handle) => devlink.ports_of(&handle)?,
+                        Err(_) => vec![by_interface(&devlink, text)?],
+                    },
+                },
+            };
+            show(
+                ports.iter().map(describe::port).collect(),
+                "port",
+                arguments,
+            )?;
+        }
+        Command::Add { device, words } => {
+            let (handle, subfunction) = new_subfunction(device, words)?;
+            let port = Devlink::open()?.add_port(&handle, &subfunction)?;
+            show(vec![describe::port(&port)], "port", arguments)?;
+        }
+        Command::Del { port } => {
+            let devlink = Devlink::open()?;
+            devlink.delete_port(&find(&devlink, port)?)?;
+        }
+        Command::Function(command) => {
+            if let Some(entries) = command.carry_out()? {
+                show(entries, "rate", arguments)?;
+            }
+        }
+    }
+    Ok(Code::Success)
+}
+
+fn show(
+    entries: Vec<Entry>,
+    section: &'static str,
+    arguments: &Arguments,
+) -> Result<(), CommandError> {
+    let listing = Listing {
+        section,
+        layout: Layout::LineThenBlocks,
+        entries,
+    };
+    listing
+        .print(arguments.format)
+        .map_err(CommandError::Output)
+}
+
+/// The port that an argument names.
+fn find(devlink: &Devlink, text: &str) -> Result<PortHandle, CommandError> {
+    match text.parse() {
+        Ok(port) => Ok(port),
+        Err(_) => Ok(by_interface(devlink, text)?.handle),
+    }
+}
+
+/// The port that has this network interface.
+fn by_interface(devlink: &Devlink, name: &str) -> Result<Port, CommandError> {
+    let none = || CommandError::NoPort(name.to_owned());
+    if name.contains('/') {
+        return Err(none());
+    }
+    let mut ports = devlink.ports()?.into_iter();
+    let found = ports.find(|port| {
+        port.netdev
+            .as_ref()
+            .is_some_and(|netdev| netdev.name == name)
+    });
+    found.ok_or_else(none)
+}
+
+fn new_subfunction(
+    device: &str,
+    words: &[String],
+) -> Result<(Handle, NewSubfunction), CommandError> {
+    let words = Words::parse(words, &["flavour", "pfnum", "sfnum", "controller"])?;
+    words.needed("flavour", |word, value| match value {
+        "pcisf" => Ok(()),
+        _ => Err(WordError::Choice {
+            word,
+            value: value.to_owned(),
+            known: "pcisf, for ports of other flavours cannot be added",
+        }),
+    })?;
+    let (handle, port_index) = match device.parse::<PortHandle>() {
+        Ok(port) => (port.handle().clone(), Some(port.index())),
+        Err(_) => (device.parse()?, None),
+    };
+    let subfunction = NewSubfunction {
+        pfnum: words.needed("pfnum", words::number)?,
+        sfnum: words.take("sfnum", words::number)?,
+        controller: words.take("controller", words::number)?,
+        port_index,
+    };
+    Ok((handle, subfunction))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subfunction_is_read_from_words() {
+        let read = |device: &str, text: &str| {
+            let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
+            new_subfunction(device, &words)
+        };
+        let (handle, new) = read("pci/0000:06:00.0", "flavour pcisf pfnum 0 sfnum 88").unwrap();
+        assert_eq!(handle.to_string(), "pci/0000:06:00.0");
+        assert_eq!((new.pfnum, new.sfnum), (0, Some(88)));
+        assert_eq!((new.controller, new.port_index), (None, None));
+        let (_, new) = read("pci/0000:06:00.0/7", "controller 1 pfnum 1 flavour pcisf").unwrap();
+        assert_eq!((new.controller, new.port_index), (Some(1), Some(7)));
+        assert_eq!(new.sfnum, None);
+        for (device, text) in [
+            ("pci/0000:06:00.0", "pfnum 0 sfnum 88"),
+            ("pci/0000:06:00.0", "flavour pcisf sfnum 88"),
+            ("pci/0000:06:00.0", "flavour pcivf pfnum 0"),
+            ("pci/0000:06:00.0", "flavour pcisf pfnum 65536"),
+            ("pci/0000:06:00.0", "flavour pcisf pfnum 0 sfnum -1"),
+            ("eth0", "flavour pcisf pfnum 0"),
+            ("pci/0000:06:00.0/x/y", "flavour pcisf pfnum 0"),
+        ] {
+            assert!(read(device, text).is_err(), "{device} {text}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `bellhop port function`: what the function behind a port is to be.
+
+use vdpa::mgmt::devlink::{Capabilities, Devlink, FunctionSettings, FunctionState};
+
+use super::{CommandError, find, rate};
+use crate::commands::words::{self, WordError, Words};
+use crate::listing::Entry;
+
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// Say what the function behind a port is to be
+    ///
+    /// The state is set last, by itself: until then its driver does not have the function.
+    #[command(
+        override_usage = "bellhop port function set PORT [hw_addr ADDR] [roce enable|disable] [migratable enable|disable] [ipsec_crypto enable|disable] [ipsec_packet enable|disable] [max_io_eqs EQS] [state active|inactive]",
+        after_long_help = SET_HELP
+    )]
+    Set {
+        /// The port: DEV/INDEX, or the name of its network interface
+        port: String,
+        /// Pairs of a word and its value
+        #[arg(value_name = "WORD VALUE", required = true, num_args = 1..)]
+        words: Vec<String>,
+    },
+    /// Show and limit what functions send, each by itself and in groups
+    #[command(subcommand)]
+    Rate(rate::Command),
+}
+
+const SET_HELP: &str = "\
+Words:
+  hw_addr ADDR               the function's address, such as 52:54:00:12:34:56
+  state active|inactive      whether its driver may have it
+  roce enable|disable        RDMA over Ethernet, for which the NIC keeps memory
+  migratable enable|disable  migration to another host (virtual functions)
+  ipsec_crypto, ipsec_packet enable|disable   IPsec in the NIC (virtual functions)
+  max_io_eqs EQS             how many event queues it may have
+
+Drivers take some of them, and most only while the function is inactive.";
+
+impl Command {
+    /// Does what was asked; what is to be shown, if anything is.
+    pub(super) fn carry_out(&self) -> Result<Option<Vec<Entry>>, CommandError> {
+        match self {
+            Self::Set { port, words } => {
+                let settings = settings(words)?;
+                let devlink = Devlink::open()?;
+                devlink.set_function(&find(&devlink, port)?, &settings)?;
+                Ok(None)
+            }
+            Self::Rate(command) => command.carry_out(),
+        }
+    }
+}
+
+fn settings(words: &[String]) -> Result<FunctionSettings, WordError> {
+    let known = [
+        "hw_addr",
+        "state",
+        "roce",
+        "migratable",
+        "ipsec_crypto",
+        "ipsec_packet",
+        "max_io_eqs",
+    ];
+    let words = Words::parse(words, &known)?;
+    let state = |word, value: &str| {
+        value
+            .parse::<FunctionState>()
+            .map_err(|_| WordError::Choice {
+                word,
+                value: value.to_owned(),
+                known: "active or inactive",
+            })
+    };
+    Ok(FunctionSettings {
+        hw_addr: words.take("hw_addr", words::mac)?,
+        capabilities: Capabilities {
+            roce: words.take("roce", words::switch)?,
+            migratable: words.take("migratable", words::switch)?,
+            ipsec_crypto: words.take("ipsec_crypto", words::switch)?,
+            ipsec_packet: words.take("ipsec_packet", words::switch)?,
+        },
+        max_io_eqs: words.take("max_io_eqs", words::number)?,
+        state: words.take("state", state)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_from_words() {
+        let read = |text: &str| {
+            let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
+            settings(&words)
+        };
+        let all = "state active hw_addr 52:54:00:12:34:56 roce disable max_io_eqs 8";
+        let found = read(all).unwrap();
+        assert_eq!(found.state, Some(FunctionState::Active));
+        assert_eq!(found.hw_addr, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
+        assert_eq!(found.capabilities.roce, Some(false));
+        assert_eq!(found.capabilities.migratable, None);
+        assert_eq!(found.max_io_eqs, Some(8));
+        for bad in [
+            "state up",
+            "roce on",
+            "hw_addr 01:00:00:00:00:01",
+            "mac 02:00:00:00:00:01",
+            "max_io_eqs x",
+            "state",
+        ] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+}

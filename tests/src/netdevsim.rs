@@ -1,0 +1,107 @@
+//! netdevsim: a NIC without hardware that has devlink, for tests in the lab host.
+//!
+//! Owns the simulated NIC and its module: there is one at a time, and nothing is left when it is
+//! dropped. Ports are set up by hand through sysfs, so that what Bellhop itself does is not in question.
+
+use crate::error::{Error, Result};
+use crate::files;
+use crate::process::output;
+use crate::sim::{load, require_lab};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Its bus in sysfs.
+const BUS: &str = "/sys/bus/netdevsim";
+
+/// Dependents first.
+const MODULES: [&std::ffi::CStr; 3] = [c"netdevsim", c"psample", c"macsec"];
+
+static ONE: Mutex<()> = Mutex::new(());
+
+/// A simulated NIC, gone with its module when dropped.
+#[derive(Debug)]
+pub struct Netdevsim {
+    number: u32,
+    /// Other tests of this process wait.
+    _only: MutexGuard<'static, ()>,
+}
+
+impl Netdevsim {
+    /// Adds one with so many physical ports. Waits for the end of the one before.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] outside of the lab; [`Error::Program`], [`Error::File`] if it can't be made.
+    pub fn add(number: u32, ports: u32) -> Result<Self> {
+        require_lab()?;
+        // A test that failed has taken its own down all the same.
+        let only = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Path::new(BUS).exists() {
+            output(Command::new("modprobe").args(["-a", "psample", "macsec"]))?;
+            load("netdevsim.ko", "")?;
+        }
+        let text = format!("{number} {ports}");
+        files::write(&Path::new(BUS).join("new_device"), text)?;
+        Ok(Self {
+            number,
+            _only: only,
+        })
+    }
+
+    /// Its directory in sysfs.
+    pub fn directory(&self) -> PathBuf {
+        let name = format!("devices/netdevsim{}", self.number);
+        Path::new(BUS).join(name)
+    }
+
+    /// Its name for devlink.
+    pub fn handle(&self) -> String {
+        format!("netdevsim/netdevsim{}", self.number)
+    }
+
+    /// The network interface of its first physical port.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Invalid`] without one.
+    pub fn interface(&self) -> Result<String> {
+        let found = files::list(&self.directory().join("net"))?;
+        found
+            .first()
+            .and_then(|path| path.file_name()?.to_str().map(str::to_owned))
+            .ok_or_else(|| Error::invalid(self.handle(), "it has no network interface"))
+    }
+
+    /// Gives it this many virtual functions.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn set_virtual_functions(&self, count: u32) -> Result<()> {
+        let path = self.directory().join("sriov_numvfs");
+        files::write(&path, count.to_string())
+    }
+
+    /// Has the part fail that its health reporter `dummy` watches.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn break_health(&self, message: &str) -> Result<()> {
+        let name = format!("netdevsim{}/health/break_health", self.number);
+        let path = Path::new("/sys/kernel/debug/netdevsim").join(name);
+        files::write(&path, message)
+    }
+}
+
+impl Drop for Netdevsim {
+    fn drop(&mut self) {
+        let number = self.number.to_string();
+        if let Err(error) = files::write(&Path::new(BUS).join("del_device"), number) {
+            eprintln!("lab: {}", crate::error::report(&error));
+        }
+        for module in MODULES {
+            match rustix::system::delete_module(module, libc::O_NONBLOCK) {
+                Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+                Err(error) => eprintln!("lab: cannot unload {}: {error}", module.to_string_lossy()),
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! iproute2's `devlink` as a user runs it, and both tools side by side.
+
+use std::process::{Command, Output, Stdio};
+
+use lab::netdevsim::Netdevsim;
+use serde_json::Value;
+use vdpa::mgmt::devlink::Handle;
+
+use super::support::{bellhop, printed};
+
+/// Runs `devlink` with the words of this line.
+pub(crate) fn devlink(line: &str) -> Output {
+    let mut command = Command::new("devlink");
+    let command = command.args(line.split(' ')).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+/// What `devlink -j` prints under this key.
+#[track_caller]
+pub(crate) fn told(line: &str, key: &str) -> Value {
+    let text = printed(&devlink(&format!("-j {line}")));
+    let mut answer: Value = serde_json::from_str(&text).unwrap();
+    answer[key].take()
+}
+
+/// Runs `bellhop` with the words of this line.
+pub(crate) fn ours(line: &str) -> Output {
+    let arguments: Vec<&str> = line.split(' ').collect();
+    bellhop(&arguments)
+}
+
+/// Both tools print the same, as text, as JSON and as JSON on many lines.
+#[track_caller]
+pub(crate) fn same(line: &str) -> String {
+    for format in ["", "-j ", "-jp ", "-p "] {
+        let theirs = printed(&devlink(&format!("{format}{line}")));
+        // Ours takes the options anywhere behind the object.
+        let ours = match format.trim() {
+            "" => printed(&ours(line)),
+            format => printed(&ours(&format!("{line} {format}"))),
+        };
+        assert_eq!(ours, theirs, "{format}{line}");
+    }
+    printed(&ours(line))
+}
+
+/// The instance's name, checked.
+pub(crate) fn handle(nic: &Netdevsim) -> Handle {
+    nic.handle().parse().unwrap()
+}
+
+/// A NIC in switchdev mode with two virtual functions.
+pub(crate) fn switchdev(number: u32) -> Netdevsim {
+    let nic = Netdevsim::add(number, 2).unwrap();
+    printed(&devlink(&format!(
+        "dev eswitch set {} mode switchdev",
+        nic.handle()
+    )));
+    nic.set_virtual_functions(2).unwrap();
+    nic
+}
