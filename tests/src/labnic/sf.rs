@@ -96,9 +96,7 @@ impl Subfunction {
             .get("port")
             .and_then(|ports| ports.get(&self.port))
             .cloned()
-            .ok_or_else(|| {
-                Error::invalid("the answer of `devlink port show`", answer.to_string())
-            })
+            .ok_or_else(|| Error::invalid("the answer of `devlink port show`", answer.to_string()))
     }
 
     /// Sets attributes of the function, names and values.
