@@ -3,7 +3,9 @@
  * labnic: a vDPA network device that can be what any vendor's card is.
  *
  * Every ability is a module parameter (params.c), read when a device is added.
- * Devices are the ports of one learning switch inside the module (switch.c).
+ * Devices of the management device "labnic" are the ports of one learning
+ * switch inside the module (switch.c). Devices of subfunctions are not: each
+ * has a representor in the host (sf.h has that half of the NIC and its locks).
  * Rings are worked on with vringh; memory is reached through the device's own
  * IOTLB in physical addresses, so mapped memory is pinned by vhost.
  *
@@ -27,7 +29,9 @@
  *
  * Callbacks to vhost (eventfd signals) are made with the mutex held; they do
  * not come back. The mutex is never held across a call into the vdpa core,
- * which has locks of its own around the operations here.
+ * which has locks of its own around the operations here. Frames of a
+ * subfunction are given to the network stack with it held (netif_rx()): what
+ * comes back from there through a representor only queues.
  *
  * States of a device:
  *
@@ -141,6 +145,7 @@ struct labnic_abilities {
 };
 
 struct labnic;
+struct labnic_sf;
 
 /* A receive buffer that the device has taken and not used yet. */
 struct labnic_buffer {
@@ -261,6 +266,7 @@ struct labnic {
 	unsigned int group_asid[LABNIC_GROUPS_MAX];
 	spinlock_t iotlb_lock;
 
+	struct labnic_sf *sf;		/* NULL: a port of the switch */
 	struct list_head port;
 	bool attached;
 	struct delayed_work work;
@@ -276,6 +282,7 @@ struct labnic {
 extern struct mutex labnic_plane;
 extern struct workqueue_struct *labnic_workqueue;
 extern struct list_head labnic_ports;
+extern void *labnic_frame;
 extern const char *const labnic_fault_names[LABNIC_FAULTS];
 extern const struct attribute_group *labnic_attribute_groups[];
 
@@ -319,6 +326,7 @@ unsigned int labnic_doorbell_poll_us(void);
 extern const struct vdpa_config_ops labnic_ops;
 void labnic_ops_adapt(struct labnic *nic);
 bool labnic_is_cvq(const struct labnic *nic, u16 index);
+bool labnic_link(const struct labnic *nic);
 void labnic_config_changed(struct labnic *nic);
 void labnic_free(struct vdpa_device *vdpa);
 
@@ -387,12 +395,21 @@ void labnic_ctrl(struct labnic_vq *vq);
 void labnic_filter_reset(struct labnic_filter *filter);
 
 /* switch.c */
-int labnic_switch_attach(struct labnic *nic);
+int labnic_switch_attach(struct labnic *nic, struct labnic_sf *sf);
 void labnic_switch_detach(struct labnic *nic);
 void labnic_switch_forget(const struct labnic *nic);
+enum labnic_offer {
+	LABNIC_OFFER_TAKEN,
+	LABNIC_OFFER_DROPPED,
+	LABNIC_OFFER_WAIT,		/* for buffers */
+};
+
 bool labnic_switch_forward(struct labnic_vq *from, void *frame, size_t length,
 			   unsigned long *retry_at);
-void labnic_switch_credit(void);
+enum labnic_offer labnic_switch_offer(struct labnic *nic, unsigned int pair,
+				      void *frame, size_t length,
+				      unsigned long *retry_at);
+void labnic_switch_credit(const struct labnic *nic);
 
 /* doorbell.c */
 int labnic_doorbell_alloc(struct labnic *nic);

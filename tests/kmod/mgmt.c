@@ -5,6 +5,8 @@
  *   vdpa dev add name NAME mgmtdev labnic [mac M] [mtu N] [max_vqp N]
  *                                         [device_features F]
  *
+ * Management devices of subfunctions (sf_device.c) make theirs here, too.
+ *
  * Adding: read the parameters, allocate, join the switch, register. Deleting:
  * unregister, which waits until the driver has let go, leave the switch, free.
  */
@@ -14,7 +16,7 @@
 #include <uapi/linux/vdpa.h>
 #include <uapi/linux/virtio_ids.h>
 
-#include "labnic.h"
+#include "sf.h"
 
 DEFINE_MUTEX(labnic_plane);
 struct workqueue_struct *labnic_workqueue;
@@ -37,6 +39,8 @@ struct workqueue_struct *labnic_workqueue;
 				 BIT_ULL(VIRTIO_NET_F_CTRL_VLAN) |	\
 				 BIT_ULL(VIRTIO_NET_F_CTRL_MAC_ADDR) |	\
 				 BIT_ULL(VIRTIO_NET_F_MQ))
+
+const u64 labnic_features = LABNIC_FEATURES;
 
 static u64 able_features(const struct labnic_abilities *can)
 {
@@ -65,8 +69,24 @@ static int refuse(const char *why)
 	return -EINVAL;
 }
 
+/* A subfunction's address, where it was given one; else a random one. */
+static void default_mac(u8 *mac, struct labnic_sf *sf)
+{
+	bool given = false;
+
+	if (sf) {
+		mutex_lock(&labnic_plane);
+		ether_addr_copy(mac, sf->hw_addr);
+		mutex_unlock(&labnic_plane);
+		given = is_valid_ether_addr(mac);
+	}
+	if (!given)
+		eth_random_addr(mac);
+}
+
 /* What was asked for, against what the parameters allow. */
-static int configure(struct labnic *nic, const struct vdpa_dev_set_config *config)
+static int configure(struct labnic *nic, const struct vdpa_dev_set_config *config,
+		     struct labnic_sf *sf)
 {
 	const u64 needed = BIT_ULL(VIRTIO_F_VERSION_1) |
 			   BIT_ULL(VIRTIO_F_ACCESS_PLATFORM);
@@ -99,7 +119,7 @@ static int configure(struct labnic *nic, const struct vdpa_dev_set_config *confi
 	if (nic->mtu < ETH_MIN_MTU)
 		return refuse("mtu below 68");
 
-	eth_random_addr(nic->permanent_mac);
+	default_mac(nic->permanent_mac, sf);
 	if (config->mask & BIT_ULL(VDPA_ATTR_DEV_NET_CFG_MACADDR)) {
 		if (!is_valid_ether_addr(config->net.mac))
 			return refuse("mac is no unicast address");
@@ -129,8 +149,10 @@ static int allocate_queues(struct labnic *nic)
 	return labnic_doorbell_alloc(nic);
 }
 
-static int dev_add(struct vdpa_mgmt_dev *mdev, const char *name,
-		   const struct vdpa_dev_set_config *config)
+/* sf: whose device it is, or NULL for one on the switch. */
+int labnic_device_add(struct vdpa_mgmt_dev *mdev, const char *name,
+		      const struct vdpa_dev_set_config *config,
+		      struct labnic_sf *sf)
 {
 	struct labnic_abilities can;
 	unsigned int ngroups;
@@ -141,7 +163,8 @@ static int dev_add(struct vdpa_mgmt_dev *mdev, const char *name,
 	if (ret)
 		return ret;
 	ngroups = 1 + can.cvq_group + can.desc_group;
-	nic = vdpa_alloc_device(struct labnic, vdpa, NULL, &labnic_ops, ngroups,
+	nic = vdpa_alloc_device(struct labnic, vdpa, sf ? mdev->device : NULL,
+				&labnic_ops, ngroups,
 				can.address_spaces, name, false);
 	if (IS_ERR(nic))
 		return PTR_ERR(nic);
@@ -159,14 +182,14 @@ static int dev_add(struct vdpa_mgmt_dev *mdev, const char *name,
 	ret = dma_set_mask_and_coherent(&nic->vdpa.dev, DMA_BIT_MASK(64));
 	if (ret)
 		goto err_put;
-	ret = configure(nic, config);
+	ret = configure(nic, config, sf);
 	if (ret)
 		goto err_put;
 	ret = allocate_queues(nic);
 	if (ret)
 		goto err_put;
 	nic->ops.reset(&nic->vdpa);
-	ret = labnic_switch_attach(nic);
+	ret = labnic_switch_attach(nic, sf);
 	if (ret)
 		goto err_put;
 	ret = _vdpa_register_device(&nic->vdpa, nic->nvqs);
@@ -182,7 +205,7 @@ err_put:
 	return ret;
 }
 
-static void dev_del(struct vdpa_mgmt_dev *mdev, struct vdpa_device *vdpa)
+void labnic_device_del(struct vdpa_mgmt_dev *mdev, struct vdpa_device *vdpa)
 {
 	struct labnic *nic = labnic_of(vdpa);
 
@@ -195,8 +218,8 @@ static void dev_del(struct vdpa_mgmt_dev *mdev, struct vdpa_device *vdpa)
 	put_device(&vdpa->dev);
 }
 
-static int dev_set_attr(struct vdpa_mgmt_dev *mdev, struct vdpa_device *vdpa,
-			const struct vdpa_dev_set_config *config)
+int labnic_device_set_attr(struct vdpa_mgmt_dev *mdev, struct vdpa_device *vdpa,
+			   const struct vdpa_dev_set_config *config)
 {
 	struct labnic *nic = labnic_of(vdpa);
 
@@ -212,10 +235,16 @@ static int dev_set_attr(struct vdpa_mgmt_dev *mdev, struct vdpa_device *vdpa,
 	return 0;
 }
 
+static int dev_add(struct vdpa_mgmt_dev *mdev, const char *name,
+		   const struct vdpa_dev_set_config *config)
+{
+	return labnic_device_add(mdev, name, config, NULL);
+}
+
 static const struct vdpa_mgmtdev_ops labnic_mgmtdev_ops = {
 	.dev_add = dev_add,
-	.dev_del = dev_del,
-	.dev_set_attr = dev_set_attr,
+	.dev_del = labnic_device_del,
+	.dev_set_attr = labnic_device_set_attr,
 };
 
 static void labnic_parent_release(struct device *dev)
@@ -265,8 +294,13 @@ static int __init labnic_init(void)
 	ret = vdpa_mgmtdev_register(&labnic_mgmtdev);
 	if (ret)
 		goto err_parent;
+	ret = labnic_pf_init();
+	if (ret)
+		goto err_mgmtdev;
 	return 0;
 
+err_mgmtdev:
+	vdpa_mgmtdev_unregister(&labnic_mgmtdev);
 err_parent:
 	device_unregister(&labnic_parent);
 err_ctrl:
@@ -280,6 +314,7 @@ err_workqueue:
 
 static void __exit labnic_exit(void)
 {
+	labnic_pf_exit();
 	vdpa_mgmtdev_unregister(&labnic_mgmtdev);
 	device_unregister(&labnic_parent);
 	labnic_ctrl_exit();

@@ -10,7 +10,7 @@
 #include <uapi/linux/vhost_types.h>
 #include <uapi/linux/virtio_ids.h>
 
-#include "labnic.h"
+#include "sf.h"
 
 /* By how much LABNIC_FAULT_LARGE_CONFIG overstates the config space. */
 #define LABNIC_CONFIG_EXCESS	64
@@ -35,6 +35,12 @@ bool labnic_is_cvq(const struct labnic *nic, u16 index)
 	if (features & BIT_ULL(VIRTIO_NET_F_MQ))
 		return index == 2 * nic->max_pairs;
 	return index == 2;
+}
+
+/* The device's own link, and that to the host: under labnic_plane. */
+bool labnic_link(const struct labnic *nic)
+{
+	return nic->link && (!nic->sf || nic->sf->representor->up);
 }
 
 /* Under labnic_plane. */
@@ -124,7 +130,7 @@ static void set_vq_ready(struct vdpa_device *vdpa, u16 index, bool ready)
 		enable(vq);
 	else if (!ready && vq->ready)
 		disable(vq);
-	labnic_switch_credit();
+	labnic_switch_credit(vq->nic);
 	labnic_schedule(vq->nic);
 	mutex_unlock(&labnic_plane);
 }
@@ -276,9 +282,10 @@ static void set_status(struct vdpa_device *vdpa, u8 status)
 	mutex_unlock(&labnic_plane);
 }
 
-static void do_reset(struct labnic *nic, bool clear_maps)
+static int do_reset(struct labnic *nic, bool clear_maps)
 {
 	unsigned int i;
+	int ret = 0;
 
 	mutex_lock(&labnic_plane);
 	WRITE_ONCE(nic->status, 0);
@@ -297,22 +304,24 @@ static void do_reset(struct labnic *nic, bool clear_maps)
 		labnic_iotlb_clear(nic);
 	labnic_doorbell_stop(nic);
 	bitmap_zero(nic->kicked, LABNIC_QUEUES_MAX);
-	labnic_switch_credit();
+	labnic_switch_credit(nic);
+	/* Opening the device's file begins with a reset, and so fails. */
+	if (nic->sf && nic->sf->closing)
+		ret = -ENODEV;
 	mutex_unlock(&labnic_plane);
+	return ret;
 }
 
 static int reset(struct vdpa_device *vdpa)
 {
 	struct labnic *nic = labnic_of(vdpa);
 
-	do_reset(nic, !nic->can.iotlb_persist);
-	return 0;
+	return do_reset(nic, !nic->can.iotlb_persist);
 }
 
 static int compat_reset(struct vdpa_device *vdpa, u32 flags)
 {
-	do_reset(labnic_of(vdpa), flags & VDPA_RESET_F_CLEAN_MAP);
-	return 0;
+	return do_reset(labnic_of(vdpa), flags & VDPA_RESET_F_CLEAN_MAP);
 }
 
 static int suspend(struct vdpa_device *vdpa)
@@ -350,7 +359,7 @@ static int resume(struct vdpa_device *vdpa)
 				labnic_ring_latch(vq);
 		}
 		nic->suspended = false;
-		labnic_switch_credit();
+		labnic_switch_credit(nic);
 		labnic_schedule(nic);
 	}
 	mutex_unlock(&labnic_plane);
@@ -377,7 +386,7 @@ static void get_config(struct vdpa_device *vdpa, unsigned int offset, void *data
 
 	mutex_lock(&labnic_plane);
 	ether_addr_copy(config.mac, nic->mac);
-	if (nic->link)
+	if (labnic_link(nic))
 		config.status = (__force __virtio16)cpu_to_le16(VIRTIO_NET_S_LINK_UP);
 	mutex_unlock(&labnic_plane);
 	memset(data, 0, length);

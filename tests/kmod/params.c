@@ -10,7 +10,7 @@
 #include <linux/moduleparam.h>
 #include <linux/string.h>
 
-#include "labnic.h"
+#include "sf.h"
 
 #define LABNIC_SWITCH(name, text)				\
 	static bool name = true;				\
@@ -80,6 +80,10 @@ static unsigned int doorbell_poll_us = 50;
 module_param(doorbell_poll_us, uint, 0644);
 MODULE_PARM_DESC(doorbell_poll_us, "how often doorbells are looked at under load, in us (default: 50)");
 
+static unsigned int sf_attach_ms = 20;
+module_param(sf_attach_ms, uint, 0644);
+MODULE_PARM_DESC(sf_attach_ms, "how long after its activation a subfunction is attached, up to 10000 ms (default: 20)");
+
 static char *faults = "";
 module_param(faults, charp, 0644);
 MODULE_PARM_DESC(faults, "deliberate faults, separated by commas: wrong_base, silent_map, large_config, suspend_runs_on, used_id, used_length, lost_call");
@@ -102,6 +106,11 @@ static const char *const cvqs[] = { "full", "poor", "none" };
 unsigned int labnic_doorbell_poll_us(void)
 {
 	return clamp(READ_ONCE(doorbell_poll_us), 1U, 100000U);
+}
+
+unsigned int labnic_sf_attach_ms(void)
+{
+	return min(READ_ONCE(sf_attach_ms), 10000U);
 }
 
 static int choose(const char *name, const char *const *words, size_t n,

@@ -117,7 +117,7 @@ static ssize_t link_store(struct device *dev, struct device_attribute *attr,
 		if (!up)
 			labnic_switch_forget(nic);
 		labnic_config_changed(nic);
-		labnic_switch_credit();
+		labnic_switch_credit(nic);
 		labnic_schedule(nic);
 	}
 	mutex_unlock(&labnic_plane);
@@ -141,7 +141,7 @@ static ssize_t needs_reset_store(struct device *dev, struct device_attribute *at
 	mutex_lock(&labnic_plane);
 	nic->status |= VIRTIO_CONFIG_S_NEEDS_RESET;
 	labnic_config_changed(nic);
-	labnic_switch_credit();
+	labnic_switch_credit(nic);
 	mutex_unlock(&labnic_plane);
 	return length;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * labnic: the switch that all devices are ports of. Under labnic_plane.
+ * labnic: the switch that all devices but those of subfunctions are ports of,
+ * and pacing, which is the same for all. Under labnic_plane.
  *
  * It learns by source address, floods broadcast, multicast and what it does
  * not know, and honours the receivers' filters. The queue that a frame was
@@ -24,7 +25,7 @@
 #include <linux/hash.h>
 #include <linux/jiffies.h>
 
-#include "labnic.h"
+#include "sf.h"
 
 #define LABNIC_TABLE_BITS	8
 #define LABNIC_AGE		(300 * HZ)
@@ -78,12 +79,28 @@ void labnic_switch_forget(const struct labnic *nic)
 			labnic_table[i].nic = NULL;
 }
 
-int labnic_switch_attach(struct labnic *nic)
+/* Connects a device with its subfunction, which takes one. */
+static int attach_to_sf(struct labnic *nic, struct labnic_sf *sf)
+{
+	if (sf->closing)
+		return -EBUSY;
+	if (sf->nic)
+		return -ENOSPC;
+	sf->nic = nic;
+	nic->sf = sf;
+	nic->attached = true;
+	return 0;
+}
+
+/* sf: whose device it is, or NULL for one of the switch's. */
+int labnic_switch_attach(struct labnic *nic, struct labnic_sf *sf)
 {
 	int ret = -ENOSPC;
 
 	mutex_lock(&labnic_plane);
-	if (labnic_nports < LABNIC_PORTS_MAX) {
+	if (sf) {
+		ret = attach_to_sf(nic, sf);
+	} else if (labnic_nports < LABNIC_PORTS_MAX) {
 		list_add_tail(&nic->port, &labnic_ports);
 		labnic_nports++;
 		nic->attached = true;
@@ -97,23 +114,32 @@ int labnic_switch_attach(struct labnic *nic)
 void labnic_switch_detach(struct labnic *nic)
 {
 	mutex_lock(&labnic_plane);
-	if (nic->attached) {
+	if (nic->sf) {
+		labnic_switch_credit(nic);
+		nic->sf->nic = NULL;
+		nic->sf = NULL;
+		nic->attached = false;
+	} else if (nic->attached) {
 		list_del(&nic->port);
 		labnic_nports--;
 		nic->attached = false;
 		labnic_switch_forget(nic);
-		labnic_switch_credit();
+		labnic_switch_credit(nic);
 	}
 	mutex_unlock(&labnic_plane);
 	cancel_delayed_work_sync(&nic->work);
 }
 
-/* Some port has credit again, or is none any more: who waits looks again. */
-void labnic_switch_credit(void)
+/* A port has credit again, or is none any more: who waits looks again. */
+void labnic_switch_credit(const struct labnic *port)
 {
 	struct labnic *nic;
 	unsigned int i;
 
+	if (port->sf) {
+		labnic_netdev_credit(port->sf->representor);
+		return;
+	}
 	list_for_each_entry(nic, &labnic_ports, port) {
 		for (i = 0; i < nic->nvqs; i++) {
 			if (nic->vqs[i].waiting) {
@@ -167,18 +193,18 @@ static bool accepts(const struct labnic *nic, const struct vlan_ethhdr *eth,
 }
 
 /* The queue that the port receives the frame on, or NULL. */
-static struct labnic_vq *receiver(struct labnic *nic, const struct labnic_vq *from,
+static struct labnic_vq *receiver(struct labnic *nic, unsigned int pair,
 				  const struct vlan_ethhdr *eth, size_t length)
 {
 	struct labnic_vq *vq;
 
-	if (nic == from->nic || !labnic_started(nic))
+	if (!labnic_started(nic))
 		return NULL;
-	if (!nic->link) {
+	if (!labnic_link(nic)) {
 		nic->counters.link_down++;
 		return NULL;
 	}
-	vq = &nic->vqs[2 * (from->index / 2 % nic->pairs)];
+	vq = &nic->vqs[2 * (pair % nic->pairs)];
 	/* Between two rings of a suspended port frames wait as well. */
 	if ((!vq->live && !nic->suspended) || !accepts(nic, eth, length)) {
 		nic->counters.filtered++;
@@ -191,14 +217,17 @@ static unsigned int receivers(struct labnic_vq **to, const struct labnic_vq *fro
 			      const struct vlan_ethhdr *eth, size_t length)
 {
 	struct labnic *nic = find(eth->h_dest);
+	unsigned int pair = from->index / 2;
 	unsigned int n = 0;
 
 	if (nic) {
-		to[0] = receiver(nic, from, eth, length);
+		to[0] = nic == from->nic ? NULL : receiver(nic, pair, eth, length);
 		return to[0] ? 1 : 0;
 	}
 	list_for_each_entry(nic, &labnic_ports, port) {
-		to[n] = receiver(nic, from, eth, length);
+		if (nic == from->nic)
+			continue;
+		to[n] = receiver(nic, pair, eth, length);
 		if (to[n])
 			n++;
 	}
@@ -261,4 +290,39 @@ bool labnic_switch_forward(struct labnic_vq *from, void *frame, size_t length,
 		labnic_rx_release(to[i]);
 	}
 	return !wait;
+}
+
+/*
+ * Offers a frame to one device, which the caller has chosen: a subfunction's.
+ * As labnic_switch_forward(), but frames that nobody takes are told apart.
+ */
+enum labnic_offer labnic_switch_offer(struct labnic *nic, unsigned int pair,
+				      void *frame, size_t length,
+				      unsigned long *retry_at)
+{
+	struct labnic_vq *vq = receiver(nic, pair, frame + LABNIC_HEADER,
+					length - LABNIC_HEADER);
+
+	if (!vq)
+		return LABNIC_OFFER_DROPPED;
+	switch (labnic_rx_reserve(vq, length)) {
+	case LABNIC_CREDIT:
+		vq->starved = false;
+		labnic_rx_deliver(vq, frame, length);
+		return LABNIC_OFFER_TAKEN;
+	case LABNIC_CREDIT_NONE:
+		if (worth_waiting(vq)) {
+			*retry_at = vq->starved_until;
+			labnic_rx_release(vq);
+			return LABNIC_OFFER_WAIT;
+		}
+		vq->stats.overruns++;
+		break;
+	case LABNIC_CREDIT_SMALL:
+		vq->starved = false;
+		vq->stats.drops++;
+		break;
+	}
+	labnic_rx_release(vq);
+	return LABNIC_OFFER_DROPPED;
 }

@@ -8,7 +8,7 @@
 #include <linux/jiffies.h>
 #include <linux/mm.h>
 
-#include "labnic.h"
+#include "sf.h"
 
 /* Chains of one queue before others have their turn. */
 #define LABNIC_BUDGET		64
@@ -16,7 +16,7 @@
 #define LABNIC_REORDER_BATCH	8
 
 /* The frame that is on its way; under labnic_plane. */
-static void *labnic_frame;
+void *labnic_frame;
 
 int labnic_tx_init(void)
 {
@@ -120,9 +120,15 @@ static bool transmit_one(struct labnic_vq *vq)
 	length = read_frame(vq);
 	if (!length) {
 		vq->stats.errors++;
-	} else if (!nic->link) {
+	} else if (!labnic_link(nic)) {
 		nic->counters.link_down++;
 		vq->stats.drops++;
+	} else if (nic->sf) {
+		labnic_netdev_receive(nic->sf->representor,
+				      labnic_frame + LABNIC_HEADER,
+				      length - LABNIC_HEADER);
+		vq->stats.packets++;
+		vq->stats.bytes += length;
 	} else if (labnic_switch_forward(vq, labnic_frame, length, &retry_at)) {
 		vq->stats.packets++;
 		vq->stats.bytes += length;
@@ -163,7 +169,7 @@ static void serve_queue(struct labnic_vq *vq)
 	} else if (vq->slots) {
 		if (kicked) {
 			labnic_rx_prefetch(vq);
-			labnic_switch_credit();
+			labnic_switch_credit(nic);
 		}
 	} else if (vq->index & 1) {
 		if (kicked || vq->waiting)

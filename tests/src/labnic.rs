@@ -5,6 +5,8 @@
 //! defaults. A parameter that is set later counts for devices added later.
 //! Devices are [`SimDevice`]s: what creates and deletes them is the same.
 
+pub mod sf;
+
 use crate::error::{Error, Result};
 use crate::files;
 use crate::process::output;

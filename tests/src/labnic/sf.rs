@@ -1,0 +1,192 @@
+//! Subfunctions of the lab NIC, made with iproute2's `devlink` and `vdpa`.
+//!
+//! Owns a port from `devlink port add` to `devlink port del`. Knows nothing of
+//! what runs on the vDPA device; whoever uses it must be gone before the port is.
+//!
+//! ```text
+//!   add --> inactive --activate--> attached --enable_vnet--> a management device
+//! ```
+
+use crate::error::{Error, Result};
+use crate::process::output;
+use crate::sim::SimDevice;
+use serde_json::Value;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The NIC's devlink instance.
+pub const NIC: &str = "platform/labnic.0";
+
+/// How long an attachment may take: an emulated processor with others' work on it.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs iproute2's devlink tool and returns what it prints.
+///
+/// # Errors
+/// [`Error::Program`] with its words.
+pub fn devlink(arguments: &[&str]) -> Result<Vec<u8>> {
+    output(Command::new("devlink").args(arguments))
+}
+
+/// As [`devlink`], with its answer in JSON.
+///
+/// # Errors
+/// As [`devlink`]; [`Error::Invalid`] for an answer that is no JSON.
+pub fn devlink_json(arguments: &[&str]) -> Result<Value> {
+    let answer = devlink(&[&["-j"], arguments].concat())?;
+    serde_json::from_slice(&answer)
+        .map_err(|error| Error::invalid("the devlink tool's answer", error.to_string()))
+}
+
+/// Sets the eswitch's mode: `legacy`, as it is after loading, or `switchdev`.
+///
+/// # Errors
+/// As [`devlink`].
+pub fn set_eswitch_mode(mode: &str) -> Result<()> {
+    devlink(&["dev", "eswitch", "set", NIC, "mode", mode]).map(drop)
+}
+
+/// A port of flavour pcisf with its subfunction; deleted when dropped.
+#[derive(Debug)]
+pub struct Subfunction {
+    port: String,
+    representor: String,
+}
+
+impl Subfunction {
+    /// Adds the port; the function is inactive. The mode must be `switchdev`.
+    ///
+    /// # Errors
+    /// As [`devlink_json`]; [`Error::Invalid`] for an answer without a port.
+    pub fn add(sfnum: u32) -> Result<Self> {
+        let sfnum = sfnum.to_string();
+        let answer = devlink_json(&[
+            "port", "add", NIC, "flavour", "pcisf", "pfnum", "0", "sfnum", &sfnum,
+        ])?;
+        let ports = answer.get("port").and_then(Value::as_object);
+        let found = ports
+            .and_then(|ports| ports.iter().next())
+            .and_then(|(port, value)| Some((port, value.get("netdev")?.as_str()?)));
+        let (port, representor) = found.ok_or_else(|| {
+            Error::invalid("the answer of `devlink port add`", answer.to_string())
+        })?;
+        Ok(Self {
+            port: port.clone(),
+            representor: representor.to_owned(),
+        })
+    }
+
+    /// The port: `platform/labnic.0/INDEX`.
+    pub fn port(&self) -> &str {
+        &self.port
+    }
+
+    /// The name of the representor's netdev.
+    pub fn representor(&self) -> &str {
+        &self.representor
+    }
+
+    /// What `devlink port show` says of the port.
+    ///
+    /// # Errors
+    /// As [`devlink_json`]; [`Error::Invalid`] where the port is missing in it.
+    pub fn show(&self) -> Result<Value> {
+        let answer = devlink_json(&["port", "show", &self.port])?;
+        answer
+            .get("port")
+            .and_then(|ports| ports.get(&self.port))
+            .cloned()
+            .ok_or_else(|| Error::invalid("the answer of `devlink port show`", answer.to_string()))
+    }
+
+    /// Sets attributes of the function, names and values.
+    ///
+    /// # Errors
+    /// As [`devlink`].
+    pub fn set(&self, attributes: &[&str]) -> Result<()> {
+        devlink(&[&["port", "function", "set", &self.port], attributes].concat()).map(drop)
+    }
+
+    /// Activates the function with a MAC address and waits until it is
+    /// attached. Returns the handle of its devlink instance.
+    ///
+    /// # Errors
+    /// As [`devlink`]; [`Error::Invalid`] when it does not attach in time.
+    pub fn activate(&self, mac: &str) -> Result<String> {
+        self.set(&["hw_addr", mac, "state", "active"])?;
+        let shown = self.wait_for("attached")?;
+        nested(&shown)
+            .ok_or_else(|| Error::invalid(format!("the port {}", self.port), shown.to_string()))
+    }
+
+    /// Waits until the function is `attached` or `detached`; returns the port.
+    ///
+    /// # Errors
+    /// As [`Self::show`]; [`Error::Invalid`] when it takes too long.
+    pub fn wait_for(&self, opstate: &str) -> Result<Value> {
+        let started = Instant::now();
+        loop {
+            let shown = self.show()?;
+            let is = shown.pointer("/function/opstate").and_then(Value::as_str);
+            // The instance is told of an instant after the state.
+            if is == Some(opstate) && (opstate != "attached" || nested(&shown).is_some()) {
+                return Ok(shown);
+            }
+            if started.elapsed() > PATIENCE {
+                return Err(Error::invalid(
+                    format!("the port {}, which should be {opstate}", self.port),
+                    shown.to_string(),
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Activates the function, enables its vDPA side and adds a device there.
+    /// The device must be dropped before the subfunction is.
+    ///
+    /// # Errors
+    /// Those of the steps.
+    pub fn device(&self, name: &str, mac: &str) -> Result<SimDevice> {
+        let instance = self.activate(mac)?;
+        enable_vnet(&instance, true)?;
+        SimDevice::add(name, &instance, &[])
+    }
+}
+
+impl Drop for Subfunction {
+    fn drop(&mut self) {
+        if let Err(error) = devlink(&["port", "del", &self.port]) {
+            eprintln!("lab: {}", crate::error::report(&error));
+        }
+    }
+}
+
+/// The function's own instance, as `devlink port show` names it.
+fn nested(port: &Value) -> Option<String> {
+    let function = port.get("function")?;
+    let instance = function.get("nested_devlink")?.as_object()?;
+    instance.keys().next().cloned()
+}
+
+/// Sets `enable_vnet` of a function's instance and reloads it: its management
+/// device appears or vanishes.
+///
+/// # Errors
+/// As [`devlink`].
+pub fn enable_vnet(instance: &str, enable: bool) -> Result<()> {
+    let value = if enable { "true" } else { "false" };
+    devlink(&[
+        "dev",
+        "param",
+        "set",
+        instance,
+        "name",
+        "enable_vnet",
+        "value",
+        value,
+        "cmode",
+        "driverinit",
+    ])?;
+    devlink(&["dev", "reload", instance]).map(drop)
+}
