@@ -17,13 +17,14 @@ use crate::listing::{Entry, Format, Layout, Listing};
 /// Make a vDPA device out of a NIC in one command, and take everything back in another one
 ///
 /// What is needed in between is done in order and remembered: virtual functions counted, the
-/// function's address set, a vDPA driver bound, the device added. If a step fails, those before it
-/// are undone.
+/// function's address set, a vDPA driver bound (or a subfunction made), the device added, its
+/// representor put on a bridge. If a step fails, those before it are undone.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   bellhop nic make --from enp1s0f0 --name nic0        prints /dev/vhost-vdpa-N
   bellhop run --vdpa path=$(bellhop nic make --from pci/0000:01:00.0 --name nic1) …
+  bellhop nic make --from enp6s0f0np0 --name nic2 --connect bridge=br0,vlan=100
   bellhop nic list
   bellhop nic remove nic0
 
@@ -136,7 +137,17 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
             } => entry
                 .with_text("function", format!("pci/{function}"))
                 .with_text("driver", driver),
+            Step::AddPort { sfnum, port, .. } => match port {
+                Some(port) => entry.with_text("port", port.to_string()),
+                None => entry,
+            }
+            .with_number("sfnum", Some(*sfnum)),
+            Step::ActivatePort { .. } => entry,
             Step::AddDevice { mgmtdev } => entry.with_text("mgmtdev", mgmtdev.to_string()),
+            Step::Connect { attached } => match attached.interface() {
+                Some(interface) => entry.with_text("representor", interface),
+                None => entry,
+            },
         };
     }
     let Some(mgmtdev) = nic.mgmtdev() else {

@@ -427,11 +427,12 @@ fn bad_input_is_said_and_changes_nothing() {
         bellhop(&[common.as_slice(), words].concat())
     };
     // The NIC's driver takes no settings, and its parent driver no values: undone.
-    complaint(&make(&["--vlan", "100"]), &["VLAN", "has no such setting"]);
     complaint(
-        &make(&["--max-tx-rate", "100"]),
-        &["rates", "has no such setting"],
+        &make(&["--connect", "vlan=100"]),
+        &["connect it", "VLAN", "has no such setting"],
     );
+    let rate = make(&["--max-tx-rate", "100"]);
+    complaint(&rate, &["rates", "has no such setting"]);
     complaint(
         &make(&["--mac", "02:00:00:00:00:77"]),
         &["does not take mac"],
@@ -448,7 +449,8 @@ fn bad_input_is_said_and_changes_nothing() {
         &["--mac", "01:00:00:00:00:01"],
         &["--mtu", "67"],
         &["--max-vqp", "0"],
-        &["--vlan", "4095"],
+        &["--connect", "vlan=4095"],
+        &["--connect", "x"],
         &["--kind", "x"],
         &["--min-tx-rate", "7", "--max-tx-rate", "6"],
         &["--device-features", "x"],

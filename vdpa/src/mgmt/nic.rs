@@ -9,11 +9,13 @@
 //! What is made on depends on what is asked for ([`Origin`], [`Kind`]):
 //!
 //! ```text
-//!   virtual function   count them (only from 0) ─> choose a free one ─> address, VLAN, rates
+//!   virtual function   count them (only from 0) ─> choose a free one ─> address, rates
 //!                      ─> a driver that is a vDPA parent ─> its management device ─┐
+//!   subfunction        port (switchdev mode only) ─> address, rates ─> active ─> its device comes
+//!                      ─> enable_vnet and reload ─> its management device ────────┤
 //!   management device  it is there ───────────────────────────────────────────────┤
-//!                                       device added <─────────────────────────────┘
-//!                                       ─> /dev/vhost-vdpa-N
+//!                      device added <─────────────────────────────────────────────┘
+//!                      ─> /dev/vhost-vdpa-N ─> connected (bridge, VLAN)
 //! ```
 //!
 //! Steps are data ([`Step`]): each says what is needed to undo it. They are handed to the [`Observer`]
@@ -39,6 +41,7 @@
 
 mod addresses;
 mod choose;
+mod connect;
 mod device;
 mod error;
 mod making;
@@ -48,6 +51,7 @@ mod record;
 mod request;
 mod step;
 mod store;
+mod subfunction;
 mod undo;
 mod virtual_function;
 mod wait;

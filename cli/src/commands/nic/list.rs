@@ -20,10 +20,12 @@ Fields:
   pf, vfs        the physical function whose virtual functions were counted, and how many
   vf             the virtual function that was set up
   function, driver  the function that was bound to a vDPA driver, and which
+  port, sfnum    the port of the subfunction, and its number
   mgmtdev        the management device
   exists         false if the vDPA device is gone
   path           the device for `bellhop run --vdpa path=…`
   bus_driver     what has the device if it is not vhost_vdpa
+  representor    the interface that was connected
   mac, mtu, max_vq_pairs  as the device tells";
 
 pub(super) fn execute(format: Format) -> Result<Code, CommandError> {

@@ -3,6 +3,7 @@
 use std::io::{self, Write as _};
 
 use vdpa::mgmt::Connection;
+use vdpa::mgmt::connectivity::Connectivity;
 use vdpa::mgmt::nic::{Kind, NicError, NicRequest, Nics, Store};
 use vdpa::mgmt::sriov::Rates;
 
@@ -16,7 +17,7 @@ use crate::listing::Format;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub(crate) struct Arguments {
-    /// The NIC: a network interface or pci/ADDRESS; or a management device, such as vdpasim_net
+    /// The NIC: a network interface, pci/ADDRESS or a devlink handle; or a management device, such as vdpasim_net
     #[arg(long, value_name = "NIC")]
     from: String,
 
@@ -44,9 +45,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MASK", value_parser = mask)]
     device_features: Option<u64>,
 
-    /// The VLAN that the NIC puts its frames into
-    #[arg(long, value_name = "VLANID", value_parser = clap::value_parser!(u16).range(1..=4094))]
-    vlan: Option<u16>,
+    /// What it is connected with: bridge=NAME,vlan=N,mtu=BYTES, or a part of that
+    #[arg(long, value_name = "HOW")]
+    connect: Option<Connectivity>,
 
     /// What it sends at most, in Mbit/s
     #[arg(long, value_name = "RATE", value_parser = clap::value_parser!(u32).range(1..))]
@@ -66,26 +67,36 @@ Steps, each undone if a later one fails or the command is interrupted with Ctrl-
   virtual functions  counted if the NIC has none; a number that is there is never changed
   one of them        that nobody uses: no vDPA device, not vfio-pci's, its interface down, without
                      an address, in no bridge and in no other network namespace
-  its settings       MAC address, VLAN and rates, through the NIC's driver if that takes them
+  its settings       MAC address and rates, through the NIC's driver if that takes them
   its driver         one that makes vDPA devices: vp-vdpa for virtio functions; others (mlx5) are
                      made on as they are
+or, of a NIC in switchdev mode (`devlink dev eswitch show`; it is not changed here):
+  a subfunction      port added with the lowest free sfnum, address and rates set, made active
+  its device         waited for, enable_vnet set, reloaded
+and then
   the device         added, bound to vhost_vdpa, and its character device waited for
+  the connection     with --connect: in switchdev mode the representor becomes a port of the
+                     bridge, in this VLAN without a tag, and goes up: before, nothing passes. In
+                     legacy mode there is only vlan=N, a setting of the virtual function
 
 Progress is shown on standard error if that is a terminal, and logged with --log-level info.
 
 Examples:
   bellhop nic make --from enp1s0f0 --name nic0 --mac 52:54:00:12:34:56
   bellhop nic make --from pci/0000:01:00.0 --kind vf --vfs 4 --name nic1 -j
+  bellhop nic make --from enp6s0f0np0 --name nic2 --connect bridge=br0,vlan=100 --max-vqp 4
   bellhop nic make --from vdpasim_net --name test0 --mac 52:54:00:12:34:57 --mtu 1500
 
 `bellhop nic remove` takes everything back, also after this command was killed.";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum KindWord {
-    /// What the NIC has: a management device as it is, else a virtual function
+    /// A management device as it is, a subfunction in switchdev mode, else a virtual function
     Auto,
     /// A virtual function (SR-IOV)
     Vf,
+    /// A subfunction (switchdev mode only)
+    Sf,
 }
 
 fn mac(value: &str) -> Result<[u8; 6], words::WordError> {
@@ -110,12 +121,13 @@ impl Arguments {
             kind: match self.kind {
                 KindWord::Auto => Kind::Auto,
                 KindWord::Vf => Kind::VirtualFunction,
+                KindWord::Sf => Kind::Subfunction,
             },
             mac: self.mac,
             mtu: self.mtu,
             max_vqp: self.max_vqp,
             device_features: self.device_features,
-            vlan: self.vlan,
+            connectivity: self.connect.clone(),
             rates,
             virtual_functions: self.vfs,
             ..NicRequest::new(&self.name, &self.from)

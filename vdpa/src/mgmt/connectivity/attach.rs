@@ -1,5 +1,7 @@
 //! The steps that connect a function, each in the record before it is made.
 
+use std::io;
+
 use super::Connectivity;
 use super::detach;
 use super::error::ConnectivityError;
@@ -21,7 +23,42 @@ impl Connectivity {
     /// [`ConnectivityError::LegacyMode`]. If a step fails, those before it are undone and its error
     /// is returned, below [`ConnectivityError::NotTakenBack`] if the undoing fails.
     pub fn attach(&self, links: &Links, place: &Place) -> Result<Attached, ConnectivityError> {
-        attach(links, self, place)
+        attach(links, self, place, &mut |_| Ok(()))
+    }
+
+    /// As [`Self::attach`], and hands the record to `note` each time before something is changed that is
+    /// new in it, so that another process can undo what this one was killed in.
+    ///
+    /// # Errors
+    /// As [`Self::attach`], and [`ConnectivityError::NotNoted`] if `note` fails, which nothing is changed after.
+    pub fn attach_noting(
+        &self,
+        links: &Links,
+        place: &Place,
+        note: &mut dyn FnMut(&Attached) -> io::Result<()>,
+    ) -> Result<Attached, ConnectivityError> {
+        attach(links, self, place, note)
+    }
+
+    /// Whether there is such a bridge, fit for that; nothing is changed.
+    ///
+    /// # Errors
+    /// As [`Self::attach`] for bridges.
+    pub fn check(&self, links: &Links) -> Result<(), ConnectivityError> {
+        fit(links, self).map(drop)
+    }
+}
+
+/// A record that grows, noted before what is new in it is done.
+struct Journal<'a> {
+    attached: Attached,
+    note: &'a mut dyn FnMut(&Attached) -> io::Result<()>,
+}
+
+impl Journal<'_> {
+    fn push(&mut self, change: Change) -> Result<(), ConnectivityError> {
+        self.attached.changes.push(change);
+        (self.note)(&self.attached).map_err(ConnectivityError::NotNoted)
     }
 }
 
@@ -29,21 +66,17 @@ pub(super) fn attach(
     kernel: &impl Kernel,
     wanted: &Connectivity,
     place: &Place,
+    note: &mut dyn FnMut(&Attached) -> io::Result<()>,
 ) -> Result<Attached, ConnectivityError> {
-    let mut attached;
+    let mut journal;
     let outcome = match place {
         Place::Link(link) => {
             // As it is now.
             let link = kernel.link_at(link.index)?;
             let bridge = bridge(kernel, wanted, &link)?;
-            attached = Attached::of(Subject::of(&link));
-            connect(
-                kernel,
-                wanted,
-                &link,
-                bridge.as_ref(),
-                &mut attached.changes,
-            )
+            let attached = Attached::of(Subject::of(&link));
+            journal = Journal { attached, note };
+            connect(kernel, wanted, &link, bridge.as_ref(), &mut journal)
         }
         Place::VirtualFunction { physical, number } => {
             let refused = |what| ConnectivityError::LegacyMode {
@@ -57,18 +90,18 @@ pub(super) fn attach(
             if wanted.mtu.is_some() {
                 return Err(refused("mtu"));
             }
-            attached = Attached::of(Subject::VirtualFunction {
+            let attached = Attached::of(Subject::VirtualFunction {
                 physical: physical.clone(),
                 number: *number,
             });
+            journal = Journal { attached, note };
             match wanted.vlan {
-                Some(vlan) => {
-                    connect_function(kernel, physical, *number, vlan, &mut attached.changes)
-                }
+                Some(vlan) => connect_function(kernel, physical, *number, vlan, &mut journal),
                 None => Ok(()),
             }
         }
     };
+    let attached = journal.attached;
     let Err(error) = outcome else {
         return Ok(attached);
     };
@@ -90,13 +123,13 @@ pub(super) fn attach(
     }
 }
 
-/// The bridge that is asked for, if it is fit for that.
+/// The bridge that is asked for, if it is fit for that link.
 fn bridge(
     kernel: &impl Kernel,
     wanted: &Connectivity,
     link: &Link,
 ) -> Result<Option<Link>, ConnectivityError> {
-    let Some(name) = &wanted.bridge else {
+    let Some(bridge) = fit(kernel, wanted)? else {
         return match wanted.vlan {
             Some(vlan) => Err(ConnectivityError::VlanWithoutBridge {
                 link: link.name.clone(),
@@ -104,6 +137,23 @@ fn bridge(
             }),
             None => Ok(None),
         };
+    };
+    if let Some(master) = link.master
+        && master != bridge.index
+    {
+        let name = kernel.link_at(master).map(|master| master.name);
+        return Err(ConnectivityError::OtherMaster {
+            link: link.name.clone(),
+            master: name.unwrap_or_else(|_| format!("another interface (index {master})")),
+        });
+    }
+    Ok(Some(bridge))
+}
+
+/// The bridge that is asked for, if it is one, up, and looks at VLANs where one is asked for.
+fn fit(kernel: &impl Kernel, wanted: &Connectivity) -> Result<Option<Link>, ConnectivityError> {
+    let Some(name) = &wanted.bridge else {
+        return Ok(None);
     };
     let bridge = match kernel.link(name) {
         Err(error) if error.is_missing() => return Err(ConnectivityError::NoBridge(name.clone())),
@@ -124,15 +174,6 @@ fn bridge(
     if !bridge.up {
         return Err(ConnectivityError::BridgeDown(bridge.name));
     }
-    if let Some(master) = link.master
-        && master != bridge.index
-    {
-        let name = kernel.link_at(master).map(|master| master.name);
-        return Err(ConnectivityError::OtherMaster {
-            link: link.name.clone(),
-            master: name.unwrap_or_else(|_| format!("another interface (index {master})")),
-        });
-    }
     Ok(Some(bridge))
 }
 
@@ -141,30 +182,30 @@ fn connect(
     wanted: &Connectivity,
     link: &Link,
     bridge: Option<&Link>,
-    changes: &mut Vec<Change>,
+    journal: &mut Journal<'_>,
 ) -> Result<(), ConnectivityError> {
     if let Some(mtu) = wanted.mtu
         && mtu != link.mtu
     {
-        changes.push(Change::Mtu {
+        journal.push(Change::Mtu {
             before: link.mtu,
             after: mtu,
-        });
+        })?;
         kernel.set_mtu(link, mtu)?;
     }
     if let Some(bridge) = bridge {
         if link.master.is_none() {
-            changes.push(Change::Bridge {
+            journal.push(Change::Bridge {
                 index: bridge.index,
-            });
+            })?;
             kernel.set_master(link, bridge)?;
         }
         if let Some(vlan) = wanted.vlan {
-            enter_vlan(kernel, link, bridge.index, vlan, changes)?;
+            enter_vlan(kernel, link, bridge.index, vlan, journal)?;
         }
     }
     if !link.up {
-        changes.push(Change::Up);
+        journal.push(Change::Up)?;
         kernel.set_up(link)?;
     }
     Ok(())
@@ -176,25 +217,25 @@ fn enter_vlan(
     link: &Link,
     bridge: u32,
     vlan: VlanId,
-    changes: &mut Vec<Change>,
+    journal: &mut Journal<'_>,
 ) -> Result<(), ConnectivityError> {
     let now = kernel.vlans(link)?;
     let after = PortVlan::access(vlan);
     let before = now.iter().copied().find(|one| one.vlan == vlan);
     if before != Some(after) {
-        changes.push(Change::VlanAdded {
+        journal.push(Change::VlanAdded {
             bridge,
             before,
             after,
             former_pvid: now.iter().copied().find(|one| one.pvid && one.vlan != vlan),
-        });
+        })?;
         kernel.add_vlan(link, after)?;
     }
     for other in now.into_iter().filter(|one| one.vlan != vlan) {
-        changes.push(Change::VlanRemoved {
+        journal.push(Change::VlanRemoved {
             bridge,
             before: other,
-        });
+        })?;
         kernel.remove_vlan(link, other.vlan)?;
     }
     Ok(())
@@ -205,15 +246,15 @@ fn connect_function(
     physical: &str,
     number: u32,
     vlan: VlanId,
-    changes: &mut Vec<Change>,
+    journal: &mut Journal<'_>,
 ) -> Result<(), ConnectivityError> {
     let after = Vlan::new(vlan.get(), 0, VlanProtocol::Dot1Q).map_err(sriov::LinkError::from)?;
     let before = kernel.function_vlan(physical, number)?;
     if before != Some(after) {
-        changes.push(Change::FunctionVlan {
+        journal.push(Change::FunctionVlan {
             before: before.map(FunctionVlan::from),
             after: after.into(),
-        });
+        })?;
         kernel.set_function_vlan(physical, number, after)?;
     }
     Ok(())

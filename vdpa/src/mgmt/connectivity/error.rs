@@ -106,6 +106,9 @@ pub enum ConnectivityError {
     /// sysfs could not be read.
     #[error(transparent)]
     Pci(#[from] PciError),
+    /// The record of what is about to be done could not be kept.
+    #[error("cannot keep the record of what is changed")]
+    NotNoted(#[source] std::io::Error),
     /// It failed, and what was done before could not be undone.
     #[error("{link} is not as it was before: {problems}")]
     NotTakenBack {

@@ -232,7 +232,7 @@ fn beginnings() -> Vec<Fake> {
 fn attached_it_is_as_wanted_and_detached_as_before() {
     for fake in beginnings() {
         let before = fake.state.borrow().clone();
-        let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
+        let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
         {
             let state = fake.state.borrow();
             let port = &state.links[2];
@@ -265,7 +265,7 @@ fn a_failure_at_each_step_leaves_everything_as_before() {
             fake.fail_at = Some(step);
             fake.but_done = but_done;
             let before = fake.state.borrow().clone();
-            if attach(&fake, &wanted(), &fake.place()).is_ok() {
+            if attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).is_ok() {
                 break;
             }
             failures += 1;
@@ -284,7 +284,7 @@ fn an_undoing_that_fails_is_said_and_can_be_tried_again() {
     let mut fake = Fake::new();
     fake.fail_at = Some(2);
     fake.and_all_after = true;
-    let error = attach(&fake, &wanted(), &fake.place()).unwrap_err();
+    let error = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap_err();
     assert!(matches!(&error, ConnectivityError::NotTakenBack { link, .. } if link == "rep0"));
     let text = error.to_string();
     assert!(
@@ -296,7 +296,7 @@ fn an_undoing_that_fails_is_said_and_can_be_tried_again() {
     for step in 0..5 {
         let mut fake = Fake::new();
         let before = fake.state.borrow().clone();
-        let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
+        let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
         fake.fail_at = Some(fake.requests.get() + step);
         let error = detach(&fake, &attached, boot().as_deref()).unwrap_err();
         assert!(
@@ -311,7 +311,7 @@ fn an_undoing_that_fails_is_said_and_can_be_tried_again() {
 #[test]
 fn what_others_changed_since_is_left_alone() {
     let fake = Fake::new();
-    let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
+    let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
     fake.state.borrow_mut().links[2].mtu = 4000;
     fake.state.borrow_mut().links[2].master = Some(OTHER_BRIDGE);
     let left = detach(&fake, &attached, boot().as_deref()).unwrap();
@@ -331,7 +331,7 @@ fn what_others_changed_since_is_left_alone() {
 
     // Another VLAN for untagged frames, and another use of ours.
     let fake = beginnings().remove(3);
-    let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
+    let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
     let chosen = vec![
         PortVlan {
             vlan: vlan(100),
@@ -357,7 +357,7 @@ fn another_interface_of_the_same_index_is_not_touched() {
         |state: &mut State| state.links[2].phys_switch_id = Some(vec![2]),
     ] {
         let fake = Fake::new();
-        let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
+        let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
         change(&mut fake.state.borrow_mut());
         let state = fake.state.borrow().clone();
         let gone = [LeftAlone::Gone("rep0".into())];
@@ -366,7 +366,7 @@ fn another_interface_of_the_same_index_is_not_touched() {
     }
     // After another boot the same index and name mean nothing.
     let fake = Fake::new();
-    let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
+    let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
     let gone = [LeftAlone::Gone("rep0".into())];
     assert_eq!(detach(&fake, &attached, Some("another")).unwrap(), gone);
     // A port of a NIC that udev renamed is still the same.
@@ -407,7 +407,7 @@ fn what_cannot_be_is_refused_before_anything_is_changed() {
         let fake = Fake::new();
         let place = fake.place();
         change(&mut fake.state.borrow_mut());
-        let error = attach(&fake, &words.parse().unwrap(), &place).unwrap_err();
+        let error = attach(&fake, &words.parse().unwrap(), &place, &mut |_| Ok(())).unwrap_err();
         assert!(error.to_string().contains(complaint), "{error}");
         assert_eq!(fake.requests.get(), 0);
     }
@@ -421,7 +421,7 @@ fn in_legacy_mode_the_vlan_is_the_virtual_functions() {
     };
     let fake = Fake::new();
     for words in ["bridge=br0", "bridge=br0,vlan=9", "mtu=9000"] {
-        let error = attach(&fake, &words.parse().unwrap(), &place).unwrap_err();
+        let error = attach(&fake, &words.parse().unwrap(), &place, &mut |_| Ok(())).unwrap_err();
         assert!(
             matches!(error, ConnectivityError::LegacyMode { .. }),
             "{error}"
@@ -430,14 +430,15 @@ fn in_legacy_mode_the_vlan_is_the_virtual_functions() {
     let former = Vlan::new(9, 3, VlanProtocol::Dot1Ad).unwrap();
     for former in [Some(former), Some(Vlan::NONE), None] {
         fake.state.borrow_mut().function = former;
-        let attached = attach(&fake, &"vlan=100".parse().unwrap(), &place).unwrap();
+        let attached =
+            attach(&fake, &"vlan=100".parse().unwrap(), &place, &mut |_| Ok(())).unwrap();
         assert_eq!(fake.state.borrow().function.unwrap().id(), 100);
         let kept = postcard::to_stdvec(&attached).unwrap();
         let attached: Attached = postcard::from_bytes(&kept).unwrap();
         assert_eq!(detach(&fake, &attached, boot().as_deref()).unwrap(), []);
         assert_eq!(fake.state.borrow().function, former.or(Some(Vlan::NONE)));
     }
-    let attached = attach(&fake, &"vlan=100".parse().unwrap(), &place).unwrap();
+    let attached = attach(&fake, &"vlan=100".parse().unwrap(), &place, &mut |_| Ok(())).unwrap();
     let other = Vlan::new(8, 0, VlanProtocol::Dot1Q).unwrap();
     fake.state.borrow_mut().function = Some(other);
     let left = detach(&fake, &attached, boot().as_deref()).unwrap();
@@ -530,7 +531,7 @@ proptest! {
     #[test]
     fn any_record_does_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
         let fake = Fake::new();
-        let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
+        let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
         let mut kept = postcard::to_stdvec(&attached).unwrap();
         for (index, byte) in changes {
             let length = kept.len();

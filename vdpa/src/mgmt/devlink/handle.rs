@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use netlink_packet_core::DefaultNla;
+use serde::{Deserialize, Serialize};
 
 use super::uapi::{
     DEVLINK_ATTR_BUS_NAME, DEVLINK_ATTR_DEV_NAME, DEVLINK_ATTR_NETNS_ID, DEVLINK_ATTR_PORT_INDEX,
@@ -40,7 +41,8 @@ pub enum BadHandle {
 }
 
 /// A devlink instance: `pci/0000:06:00.0`, `auxiliary/mlx5_core.sf.4`, `netdevsim/netdevsim10`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Handle {
     bus: Box<str>,
     device: Box<str>,
@@ -96,6 +98,20 @@ impl Handle {
     }
 }
 
+impl TryFrom<String> for Handle {
+    type Error = BadHandle;
+
+    fn try_from(text: String) -> Result<Self, BadHandle> {
+        text.parse()
+    }
+}
+
+impl From<Handle> for String {
+    fn from(handle: Handle) -> Self {
+        handle.to_string()
+    }
+}
+
 impl FromStr for Handle {
     type Err = BadHandle;
 
@@ -112,7 +128,8 @@ impl fmt::Display for Handle {
 }
 
 /// A port of an instance: `pci/0000:06:00.0/32768`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct PortHandle {
     handle: Handle,
     index: u32,
@@ -142,6 +159,20 @@ impl PortHandle {
         let mut attributes = self.handle.attributes();
         attributes.push(value(DEVLINK_ATTR_PORT_INDEX, &self.index.to_ne_bytes()));
         attributes
+    }
+}
+
+impl TryFrom<String> for PortHandle {
+    type Error = BadHandle;
+
+    fn try_from(text: String) -> Result<Self, BadHandle> {
+        text.parse()
+    }
+}
+
+impl From<PortHandle> for String {
+    fn from(handle: PortHandle) -> Self {
+        handle.to_string()
     }
 }
 

@@ -4,6 +4,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
 use super::making::{Failure, Making, Outcome};
 use super::observer::Phase;
+use super::request::NicRequest;
 use super::step::Step;
 use super::{NicError, Nics, VHOST_DRIVER};
 use crate::mgmt::{MgmtDeviceName, MgmtError, NewDevice};
@@ -41,9 +42,29 @@ impl Making<'_> {
         })
     }
 
-    /// Adds the first of these devices that the management device takes, and waits for its character
-    /// device. The next one is tried only if the management device does not take an address.
-    pub(super) fn add_device(&mut self, devices: &[NewDevice]) -> Result<(), Failure> {
+    /// Adds the device that is asked for, and waits for its character device. If the function `has_address` already, it
+    /// is added without one where the management device takes none.
+    pub(super) fn add_device_with_address(
+        &mut self,
+        request: &NicRequest,
+        mgmtdev: &MgmtDeviceName,
+        has_address: bool,
+    ) -> Result<(), Failure> {
+        let failure = Failure::of(Phase::AddDevice);
+        let mut devices = vec![request.device(mgmtdev.clone()).map_err(&failure)?];
+        if has_address {
+            let request = NicRequest {
+                mac: None,
+                ..request.clone()
+            };
+            devices.push(request.device(mgmtdev.clone()).map_err(&failure)?);
+        }
+        self.add_device(&devices)
+    }
+
+    /// Adds the first of these devices that the management device takes. The next one is tried only if the management device
+    /// does not take an address.
+    fn add_device(&mut self, devices: &[NewDevice]) -> Result<(), Failure> {
         let mut devices = devices.iter().peekable();
         while let Some(device) = devices.next() {
             match self.add(device) {

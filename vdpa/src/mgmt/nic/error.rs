@@ -8,6 +8,9 @@ use super::choose::Taken;
 use super::observer::Phase;
 use super::step::Step;
 use crate::mgmt::bus::BusError;
+use crate::mgmt::connectivity::ConnectivityError;
+use crate::mgmt::devlink::{DevlinkError, Handle, PortHandle};
+use crate::mgmt::link;
 use crate::mgmt::pci::{Address, PciError};
 use crate::mgmt::sriov::{InvalidSetting, LinkError};
 use crate::mgmt::{InUse, InvalidDevice, MgmtError};
@@ -24,9 +27,18 @@ pub enum NicError {
     /// A PCI function.
     #[error(transparent)]
     Pci(#[from] PciError),
-    /// A network interface.
+    /// Settings of a virtual function.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// A network interface.
+    #[error(transparent)]
+    Interface(#[from] link::LinkError),
+    /// devlink.
+    #[error(transparent)]
+    Devlink(#[from] DevlinkError),
+    /// A connection.
+    #[error(transparent)]
+    Connectivity(#[from] ConnectivityError),
     /// A device that cannot be made.
     #[error(transparent)]
     InvalidDevice(#[from] InvalidDevice),
@@ -35,13 +47,13 @@ pub enum NicError {
     InvalidSetting(#[from] InvalidSetting),
     /// What it is to be made of is not there.
     #[error(
-        "{0} is neither a network interface, nor a PCI function, nor a management device: `ip link`, \
-         `bellhop vf show` and `bellhop mgmtdev show` list what there is"
+        "{0:?} is neither a network interface, nor a PCI function, nor a devlink instance, nor a management device: \
+         `ip link`, `bellhop vf show`, `bellhop port show` and `bellhop mgmtdev show` list what there is"
     )]
     NoOrigin(String),
     /// An interface that is on no PCI function.
     #[error(
-        "{0} is no interface of a PCI function; name a NIC, or a management device \
+        "{0} is no interface of a NIC with virtual functions or subfunctions; name one, or a management device \
          (`bellhop mgmtdev show`)"
     )]
     NotPci(String),
@@ -59,19 +71,42 @@ pub enum NicError {
          interface's namespace"
     )]
     NoInterface(Address),
-    /// A virtual function was asked for, of something that has none.
-    #[error(
-        "{0} is a management device and has no virtual functions: leave the kind out, or name a NIC"
-    )]
-    NoVirtualFunctions(String),
+    /// A function was asked for, of something that has none of that kind.
+    #[error("{0} has no {1}: leave the kind out, or name a NIC that has")]
+    NoSuchKind(String, &'static str),
     /// Something that only a NIC with virtual functions can do.
-    #[error("{from} has no virtual function whose {what} could be set: leave that out")]
+    #[error("{from} makes devices that have no {what} to be set: leave that out")]
     NoSettings {
         /// What the NIC was to be made of.
         from: String,
         /// What was asked for.
         what: &'static str,
     },
+    /// Subfunctions are made in switchdev mode only. The mode is not changed here, for links of
+    /// virtual functions go down meanwhile.
+    #[error(
+        "{0} makes subfunctions only in switchdev mode: `devlink dev eswitch set {0} mode switchdev` (links of its functions go down \
+         meanwhile), or ask for a virtual function"
+    )]
+    NotSwitchdev(Handle),
+    /// Without switchdev mode there is no representor.
+    #[error(
+        "virtual functions of {0} have no representor, so they can have no bridge and no mtu there: the NIC's own switch connects them \
+         (legacy mode). `devlink dev eswitch set pci/{0} mode switchdev` makes representors, if the NIC can do that; without, leave \
+         `bridge` and `mtu` out"
+    )]
+    LegacyMode(Address),
+    /// All numbers of subfunctions are taken.
+    #[error("{0} has no number left for a subfunction")]
+    NoSfnum(Handle),
+    /// The answer about a port tells nothing of its subfunction.
+    #[error(
+        "the port {0} has no subfunction any more; somebody else changes this NIC at the same time"
+    )]
+    NoSubfunction(PortHandle),
+    /// A subfunction whose device is elsewhere.
+    #[error("the device of the port {0} is in another network namespace")]
+    Elsewhere(PortHandle),
     /// It cannot make network devices.
     #[error("{0} does not make network devices; `bellhop mgmtdev show` tells what each makes")]
     NotNetwork(String),

@@ -8,15 +8,18 @@
 
 use std::io;
 
+use super::connect::Subject;
 use super::error::{MakeError, NicError};
 use super::observer::{Activity, Moment, Observer, Phase, Progress};
-use super::origin::Origin;
+use super::origin::Plan;
 use super::record::{MadeNic, State};
-use super::request::{Kind, NicRequest};
+use super::request::NicRequest;
 use super::step::Step;
 use super::{Nics, VHOST_DRIVER, undo, wait};
 use crate::mgmt::MgmtError;
 use crate::mgmt::bus::BusError;
+use crate::mgmt::connectivity::{Connectivity, ConnectivityError, Place};
+use crate::mgmt::link::Links;
 
 /// A phase that failed, and why.
 #[derive(Debug)]
@@ -74,21 +77,27 @@ impl<'a> Making<'a> {
 
     /// All phases.
     pub(super) fn run(&mut self, request: &NicRequest) -> Result<(), Failure> {
-        let origin = self.phase(Phase::Check, &request.from, |making| making.check(request))?;
-        match origin {
-            Origin::MgmtDevice(mgmtdev) => {
-                let device = request.device(mgmtdev);
-                self.add_device(&[device.map_err(Failure::of(Phase::Check))?])?;
+        let plan = self.phase(Phase::Check, &request.from, |making| making.check(request))?;
+        match plan {
+            Plan::MgmtDevice(mgmtdev) => {
+                self.add_device_with_address(request, &mgmtdev, false)?;
             }
-            Origin::Physical(physical) => self.virtual_function(request, *physical)?,
+            Plan::VirtualFunction(physical) => {
+                let function = self.virtual_function(request, *physical)?;
+                let subject = Subject::VirtualFunction(function);
+                self.connect(request.connectivity.as_ref(), &subject)?;
+            }
+            Plan::Subfunction { handle, pfnum } => {
+                let port = self.subfunction(request, &handle, pfnum)?;
+                self.connect(request.connectivity.as_ref(), &Subject::Port(port))?;
+            }
         }
         self.nic.set_state(State::Made);
-        self.keep()
-            .map_err(Failure::of(Phase::AwaitCharacterDevice))
+        self.keep().map_err(Failure::of(Phase::Connect))
     }
 
     /// Whether it can be done, as far as that can be known before anything is touched.
-    fn check(&self, request: &NicRequest) -> Result<Origin, NicError> {
+    fn check(&self, request: &NicRequest) -> Result<Plan, NicError> {
         let nics = self.nics;
         // Values that no device can have, whatever it is made on.
         if let Ok(any) = "any".parse() {
@@ -105,16 +114,13 @@ impl<'a> Making<'a> {
         if !nics.bus.has_driver(VHOST_DRIVER) {
             return Err(BusError::NoDriver(VHOST_DRIVER.to_owned()).into());
         }
-        let origin = nics.find(&request.from)?;
-        match &origin {
-            Origin::MgmtDevice(name) => {
-                if request.kind == Kind::VirtualFunction {
-                    return Err(NicError::NoVirtualFunctions(request.from.clone()));
-                }
+        let plan = nics.plan(nics.find(&request.from)?, &request.from, request.kind)?;
+        match &plan {
+            Plan::MgmtDevice(name) => {
                 let settings = [
-                    (request.vlan.is_some(), "VLAN"),
+                    (request.connectivity.is_some(), "connection"),
                     (request.rates.is_some(), "rates"),
-                    (request.virtual_functions.is_some(), "number"),
+                    (request.virtual_functions.is_some(), "virtual functions"),
                 ];
                 if let Some(&(_, what)) = settings.iter().find(|one| one.0) {
                     let from = request.from.clone();
@@ -122,9 +128,13 @@ impl<'a> Making<'a> {
                 }
                 nics.check_network(name)?;
             }
-            Origin::Physical(physical) => nics.check_virtual_function(request, physical)?,
+            Plan::VirtualFunction(physical) => nics.check_virtual_function(request, physical)?,
+            Plan::Subfunction { handle, .. } => nics.check_subfunction(request, handle)?,
         }
-        Ok(origin)
+        if let Some(wanted) = &request.connectivity {
+            nics.check_connectivity(wanted)?;
+        }
+        Ok(plan)
     }
 
     /// A phase without a step.
@@ -172,6 +182,48 @@ impl<'a> Making<'a> {
     pub(super) fn share(&mut self, step: Step) -> Result<(), NicError> {
         self.nic.push(step);
         self.keep()
+    }
+
+    /// Says more about the step that was done last.
+    pub(super) fn replace_last(&mut self, step: Step) -> Result<(), NicError> {
+        self.nic.pop();
+        self.share(step)
+    }
+
+    /// Connects at a place: a step whose record grows while it is done.
+    pub(super) fn connect_at(
+        &mut self,
+        wanted: &Connectivity,
+        links: &Links,
+        place: &Place,
+    ) -> Result<(), Failure> {
+        let phase = Phase::Connect;
+        let what = match place {
+            Place::Link(link) => link.name.clone(),
+            Place::VirtualFunction { physical, number } => {
+                format!("virtual function {number} of {physical}")
+            }
+        };
+        self.begin(phase, &what).map_err(Failure::of(phase))?;
+        let Self { nic, observer, .. } = self;
+        let is_begun = |nic: &MadeNic| matches!(nic.last(), Some(Step::Connect { .. }));
+        let attached = wanted.attach_noting(links, place, &mut |attached| {
+            if is_begun(nic) {
+                nic.pop();
+            }
+            nic.push(Step::Connect {
+                attached: attached.clone(),
+            });
+            observer.keep(nic)
+        });
+        if let Err(error) = attached {
+            // All others have undone it themselves.
+            if !matches!(error, ConnectivityError::NotTakenBack { .. }) && is_begun(&self.nic) {
+                self.nic.pop();
+            }
+            return Err(Failure::of(phase)(error));
+        }
+        self.fault(Moment::After(phase)).map_err(Failure::of(phase))
     }
 
     /// Waits for something that the kernel does.

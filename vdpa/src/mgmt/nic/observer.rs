@@ -20,10 +20,22 @@ pub enum Phase {
     BindFunction,
     /// Waiting for the management device.
     AwaitMgmtDevice,
+    /// Adding the port of a subfunction.
+    AddPort,
+    /// Address and rates of the subfunction.
+    ConfigurePort,
+    /// Making the subfunction active.
+    ActivatePort,
+    /// Waiting for the subfunction's own device.
+    AwaitSubfunction,
+    /// Having the subfunction make vDPA devices: a parameter, and a reload.
+    EnableVnet,
     /// Adding the vDPA device.
     AddDevice,
     /// Waiting for `/dev/vhost-vdpa-N`.
     AwaitCharacterDevice,
+    /// Connecting the function.
+    Connect,
 }
 
 impl fmt::Display for Phase {
@@ -36,8 +48,14 @@ impl fmt::Display for Phase {
             Self::SetVirtualFunction => "set up the virtual function",
             Self::BindFunction => "give the function a vDPA driver",
             Self::AwaitMgmtDevice => "see the management device come",
+            Self::AddPort => "add the port of a subfunction",
+            Self::ConfigurePort => "set up the subfunction",
+            Self::ActivatePort => "make the subfunction active",
+            Self::AwaitSubfunction => "see the subfunction come",
+            Self::EnableVnet => "have the subfunction make vDPA devices",
             Self::AddDevice => "add the vDPA device",
             Self::AwaitCharacterDevice => "see the character device come",
+            Self::Connect => "connect it",
         })
     }
 }

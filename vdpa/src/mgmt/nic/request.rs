@@ -1,16 +1,20 @@
 //! What a NIC is to be like.
 
+use crate::mgmt::connectivity::Connectivity;
 use crate::mgmt::sriov::Rates;
 use crate::mgmt::{InvalidDevice, MgmtDeviceName, NewDevice};
 
 /// What a vDPA device is made on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Kind {
-    /// What the origin has: a management device as it is; of a NIC a virtual function.
+    /// What the origin has: a management device as it is; of a NIC in switchdev mode a subfunction, of another one a
+    /// virtual function.
     #[default]
     Auto,
     /// A virtual function of a NIC (SR-IOV).
     VirtualFunction,
+    /// A subfunction of a NIC that is in switchdev mode.
+    Subfunction,
 }
 
 /// A NIC to be made. What is `None` is as the hardware or the kernel chooses.
@@ -19,7 +23,8 @@ pub struct NicRequest {
     /// Its name, which becomes the vDPA device's.
     pub name: String,
     /// What it is made of: a physical function by its address (`pci/0000:01:00.0`) or by its network
-    /// interface, or a management device that makes devices itself (`vdpasim_net`).
+    /// interface, a NIC by its devlink handle, or a management device that makes devices itself
+    /// (`vdpasim_net`).
     pub from: String,
     /// What the device is made on.
     pub kind: Kind,
@@ -31,8 +36,8 @@ pub struct NicRequest {
     pub max_vqp: Option<u16>,
     /// Its virtio feature bits.
     pub device_features: Option<u64>,
-    /// The VLAN that the NIC puts its frames into, 1 to 4094.
-    pub vlan: Option<u16>,
+    /// What it is connected with.
+    pub connectivity: Option<Connectivity>,
     /// Limits of what it sends.
     pub rates: Option<Rates>,
     /// How many virtual functions the NIC gets if it has none; as many as it can have, but at most
@@ -52,7 +57,7 @@ impl NicRequest {
             mtu: None,
             max_vqp: None,
             device_features: None,
-            vlan: None,
+            connectivity: None,
             rates: None,
             virtual_functions: None,
         }

@@ -5,8 +5,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::mgmt::MgmtDeviceName;
+use crate::mgmt::connectivity::Attached;
+use crate::mgmt::devlink::{Handle, PortHandle};
 use crate::mgmt::pci::Address;
-use crate::mgmt::sriov::{InvalidSetting, Rates, Setting, VirtualFunction, Vlan, VlanProtocol};
+use crate::mgmt::sriov::{InvalidSetting, Rates, Setting, VirtualFunction};
 
 /// A step that was begun, and what is needed to undo it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,10 +44,31 @@ pub enum Step {
         /// The only driver that might take it, if somebody had said so.
         former_override: Option<String>,
     },
+    /// The port of a new subfunction was added.
+    AddPort {
+        /// The NIC.
+        handle: Handle,
+        /// The number of its physical function.
+        pfnum: u16,
+        /// The subfunction's number, which nobody had.
+        sfnum: u32,
+        /// The port; none until the driver has told it.
+        port: Option<PortHandle>,
+    },
+    /// The subfunction behind the port was made active.
+    ActivatePort {
+        /// The port.
+        port: PortHandle,
+    },
     /// The vDPA device was added. It has the NIC's name.
     AddDevice {
         /// On this management device.
         mgmtdev: MgmtDeviceName,
+    },
+    /// The function was connected.
+    Connect {
+        /// What was changed for that.
+        attached: Attached,
     },
 }
 
@@ -67,7 +90,13 @@ impl fmt::Display for Step {
             Self::BindFunction {
                 function, driver, ..
             } => write!(f, "the driver {driver} of {function}"),
+            Self::AddPort { handle, sfnum, .. } => write!(f, "the subfunction {sfnum} of {handle}"),
+            Self::ActivatePort { port } => write!(f, "the active function of the port {port}"),
             Self::AddDevice { mgmtdev } => write!(f, "the vDPA device on {mgmtdev}"),
+            Self::Connect { attached } => {
+                let what = attached.interface().unwrap_or("the virtual function");
+                write!(f, "the connection of {what}")
+            }
         }
     }
 }
@@ -95,14 +124,32 @@ impl Step {
                 Some(former) => format!("bellhop bind pci/{function} {former}"),
                 None => format!("echo {function} >/sys/bus/pci/drivers/{driver}/unbind"),
             },
+            Self::AddPort {
+                port: Some(port), ..
+            } => format!("bellhop port del {port}"),
+            Self::AddPort {
+                handle,
+                pfnum,
+                sfnum,
+                port: None,
+            } => format!(
+                "bellhop port del {handle}/INDEX, if `bellhop port show` has a port with pfnum {pfnum} sfnum {sfnum}"
+            ),
+            Self::ActivatePort { port } => {
+                format!("bellhop port function set {port} state inactive")
+            }
             Self::AddDevice { .. } => format!("bellhop dev del {name}"),
+            Self::Connect { attached } => match attached.interface() {
+                Some(interface) => format!("ip link set {interface} down nomaster"),
+                None => "bellhop vf set PF N vlan 0".to_owned(),
+            },
         }
     }
 
     /// Whether what was done before it must stay while it cannot be undone: a device that cannot be
-    /// deleted keeps what it was made on.
+    /// deleted keeps what it was made on, and so does a subfunction that is still active.
     pub(super) fn keeps_those_before(&self) -> bool {
-        matches!(self, Self::AddDevice { .. })
+        matches!(self, Self::AddDevice { .. } | Self::ActivatePort { .. })
     }
 }
 
@@ -112,25 +159,22 @@ impl Step {
 pub struct Settings {
     /// The address.
     pub mac: Option<[u8; 6]>,
-    /// The VLAN: number, priority, and whether its tag is 802.1ad's.
-    pub vlan: Option<(u16, u8, bool)>,
     /// Limits of what it sends: least and greatest, in Mbit/s.
     pub rates: Option<(u32, u32)>,
 }
 
 impl Settings {
-    /// Those of this list that a record has: address, VLAN and rates.
+    /// Those of this list that a record has: address and rates.
     pub(super) fn of(settings: &[Setting]) -> Self {
         let mut all = Self::default();
         for setting in settings {
             match setting {
                 Setting::Mac(mac) => all.mac = Some(*mac),
-                Setting::Vlan(vlan) => {
-                    let outer = vlan.protocol() == VlanProtocol::Dot1Ad;
-                    all.vlan = Some((vlan.id(), vlan.qos(), outer));
-                }
                 Setting::Rates(rates) => all.rates = Some((rates.min, rates.max)),
-                Setting::SpoofCheck(_) | Setting::LinkState(_) | Setting::Trust(_) => {}
+                Setting::Vlan(_)
+                | Setting::SpoofCheck(_)
+                | Setting::LinkState(_)
+                | Setting::Trust(_) => {}
             }
         }
         all
@@ -149,23 +193,14 @@ impl Settings {
     /// others have changed something since.
     pub(super) fn where_still(&self, now: &Self, set: &Self) -> (Self, bool) {
         let (mac, mac_changed) = still(self.mac, now.mac, set.mac);
-        let (vlan, vlan_changed) = still(self.vlan, now.vlan, set.vlan);
         let (rates, rates_changed) = still(self.rates, now.rates, set.rates);
-        let back = Self { mac, vlan, rates };
-        (back, mac_changed || vlan_changed || rates_changed)
+        (Self { mac, rates }, mac_changed || rates_changed)
     }
 
     /// As they are sent.
     pub(super) fn list(&self) -> Result<Vec<Setting>, InvalidSetting> {
         let mut list = Vec::new();
         list.extend(self.mac.map(Setting::Mac));
-        if let Some((id, qos, outer)) = self.vlan {
-            let protocol = match outer {
-                true => VlanProtocol::Dot1Ad,
-                false => VlanProtocol::Dot1Q,
-            };
-            list.push(Setting::Vlan(Vlan::new(id, qos, protocol)?));
-        }
         if let Some((min, max)) = self.rates {
             list.push(Setting::Rates(Rates::new(min, max)?));
         }
@@ -189,15 +224,6 @@ impl fmt::Display for Settings {
             let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
             write!(f, " mac {mac}")?;
         }
-        if let Some((id, qos, outer)) = self.vlan {
-            write!(f, " vlan {id}")?;
-            if qos != 0 {
-                write!(f, " qos {qos}")?;
-            }
-            if outer {
-                f.write_str(" proto 802.1ad")?;
-            }
-        }
         if let Some((min, max)) = self.rates {
             write!(f, " max_tx_rate {max} min_tx_rate {min}")?;
         }
@@ -213,17 +239,16 @@ mod tests {
     fn settings_come_back_as_they_were() {
         let list = [
             Setting::Mac([2, 0, 0, 0, 0, 7]),
-            Setting::Vlan(Vlan::new(100, 3, VlanProtocol::Dot1Ad).unwrap()),
             Setting::Rates(Rates { min: 10, max: 100 }),
         ];
         let settings = Settings::of(&list);
         assert_eq!(settings.list().unwrap(), list);
         assert_eq!(
             settings.to_string(),
-            " mac 02:00:00:00:00:07 vlan 100 qos 3 proto 802.1ad max_tx_rate 100 min_tx_rate 10"
+            " mac 02:00:00:00:00:07 max_tx_rate 100 min_tx_rate 10"
         );
         let wrong = Settings {
-            vlan: Some((4095, 0, false)),
+            rates: Some((7, 6)),
             ..Settings::default()
         };
         assert!(wrong.list().is_err());
@@ -242,22 +267,14 @@ mod tests {
     fn only_what_is_changed_is_remembered() {
         let now = VirtualFunction {
             mac: Some([2, 0, 0, 0, 0, 9]),
-            vlan: Some(Vlan::NONE),
+            rates: Some(Rates { min: 0, max: 7 }),
             ..VirtualFunction::default()
         };
-        let former = Settings::former(
-            &[
-                Setting::Vlan(Vlan::NONE),
-                Setting::Rates(Rates { min: 0, max: 1 }),
-            ],
-            &now,
-        );
-        assert_eq!(
-            former,
-            Settings {
-                vlan: Some((0, 0, false)),
-                ..Settings::default()
-            }
-        );
+        let former = Settings::former(&[Setting::Rates(Rates { min: 0, max: 1 })], &now);
+        let expected = Settings {
+            rates: Some((0, 7)),
+            ..Settings::default()
+        };
+        assert_eq!(former, expected);
     }
 }

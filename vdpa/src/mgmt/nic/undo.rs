@@ -7,7 +7,12 @@ use super::error::{NicError, NotUndone};
 use super::observer::{Activity, Observer, Progress};
 use super::record::MadeNic;
 use super::step::{Settings, Step};
-use super::{Nics, Taken};
+use super::subfunction::{sfnum_of, state};
+use super::{Nics, Taken, wait};
+use crate::mgmt::devlink::{
+    Devlink, DevlinkError, FunctionOpstate, FunctionState, Handle, PortHandle,
+};
+use crate::mgmt::link;
 use crate::mgmt::pci::{Address, PciError};
 use crate::mgmt::sriov::Links;
 use crate::mgmt::{MgmtDeviceName, MgmtError};
@@ -94,11 +99,80 @@ fn one(nics: &Nics, name: &str, step: &Step) -> Result<Undone, NicError> {
             former_driver.as_deref(),
             former_override.as_deref(),
         ),
+        Step::AddPort {
+            handle,
+            pfnum,
+            sfnum,
+            port,
+        } => nics.delete_port(handle, *pfnum, *sfnum, port.as_ref()),
+        Step::ActivatePort { port } => nics.deactivate(port),
         Step::AddDevice { mgmtdev } => nics.delete(name, mgmtdev),
+        Step::Connect { attached } => {
+            let left = attached.detach(&link::Links::open()?)?;
+            let left: Vec<String> = left.iter().map(ToString::to_string).collect();
+            Ok(match left.is_empty() {
+                true => Undone::Yes,
+                false => Undone::Left(left.join("; ")),
+            })
+        }
     }
 }
 
 impl Nics {
+    /// A function that is gone needs no undoing; the driver may let go of an active one a moment later.
+    fn deactivate(&self, port: &PortHandle) -> Result<Undone, NicError> {
+        let devlink = Devlink::open()?;
+        let now = || match devlink.port(port) {
+            Err(DevlinkError::NoPort { .. } | DevlinkError::NoInstance { .. }) => Ok(None),
+            port => Ok(port?.function),
+        };
+        let Some(function) = now().map_err(NicError::Devlink)? else {
+            return Ok(Undone::Yes);
+        };
+        if function.state != Some(FunctionState::Inactive) {
+            devlink.set_function(port, &state(FunctionState::Inactive))?;
+        }
+        let what = format!("the end of the device of the port {port}");
+        wait::until(
+            &what,
+            self.patience,
+            || false,
+            || (),
+            || {
+                let function = now().map_err(NicError::Devlink)?;
+                let attached =
+                    function.is_some_and(|one| one.opstate == Some(FunctionOpstate::Attached));
+                Ok((!attached).then_some(()))
+            },
+        )?;
+        Ok(Undone::Yes)
+    }
+
+    fn delete_port(
+        &self,
+        handle: &Handle,
+        pfnum: u16,
+        sfnum: u32,
+        port: Option<&PortHandle>,
+    ) -> Result<Undone, NicError> {
+        let devlink = Devlink::open()?;
+        let ports = match devlink.ports_of(handle) {
+            Err(DevlinkError::NoInstance { .. }) => return Ok(Undone::Yes),
+            ports => ports?,
+        };
+        let mut ours = ports
+            .iter()
+            .filter(|one| sfnum_of(one, pfnum) == Some(sfnum))
+            .filter(|one| port.is_none_or(|port| one.handle == *port));
+        let Some(found) = ours.next() else {
+            return Ok(Undone::Yes);
+        };
+        match devlink.delete_port(&found.handle) {
+            Ok(()) | Err(DevlinkError::NoPort { .. }) => Ok(Undone::Yes),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn delete(&self, name: &str, mgmtdev: &MgmtDeviceName) -> Result<Undone, NicError> {
         match self.connection.device(name) {
             Err(MgmtError::NoDevice { .. }) => return Ok(Undone::Yes),

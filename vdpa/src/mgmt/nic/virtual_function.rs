@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   none there ──> sriov_numvfs: 0 ──> n      a number that is there is never changed
-//!   free one ──> address, VLAN, rates through the physical function's interface
+//!   free one ──> address, rates through the physical function's interface
 //!            ──> is it a management device already (its driver is a vDPA parent)? ──> as it is
 //!                virtio device ──> vp-vdpa
 //! ```
@@ -10,11 +10,12 @@
 use super::choose::Taken;
 use super::making::{Failure, Making, Outcome};
 use super::observer::Phase;
+use super::origin::has_representors;
 use super::request::NicRequest;
 use super::step::{Settings, Step};
 use super::{NicError, Nics};
-use crate::mgmt::pci::{Function, PciError};
-use crate::mgmt::sriov::{InvalidSetting, LinkError, Links, Setting, Vlan, VlanProtocol};
+use crate::mgmt::pci::{Address, Function, PciError};
+use crate::mgmt::sriov::{LinkError, Links, Setting};
 use crate::mgmt::{MgmtDeviceName, MgmtError};
 
 /// The driver that makes vDPA devices of virtio functions.
@@ -34,7 +35,12 @@ impl Nics {
         request: &NicRequest,
         physical: &Function,
     ) -> Result<(), NicError> {
-        settings(request)?;
+        if let Some(wanted) = &request.connectivity
+            && (wanted.bridge.is_some() || wanted.mtu.is_some())
+            && !has_representors(physical.address)?
+        {
+            return Err(NicError::LegacyMode(physical.address));
+        }
         if physical.virtual_functions.is_empty() {
             let total = physical.total_vfs.unwrap_or_default();
             return match request.virtual_functions {
@@ -75,12 +81,12 @@ impl Nics {
 }
 
 impl Making<'_> {
-    /// All phases from a physical function to a vDPA device.
+    /// All phases from a physical function to a vDPA device. Returns the virtual function.
     pub(super) fn virtual_function(
         &mut self,
         request: &NicRequest,
         physical: Function,
-    ) -> Result<(), Failure> {
+    ) -> Result<Address, Failure> {
         let physical = self.count(request, physical)?;
         let name = physical.address.to_string();
         let (number, function) = self.phase(Phase::ChooseVirtualFunction, &name, |making| {
@@ -93,17 +99,8 @@ impl Making<'_> {
         }
         let mgmtdev = mgmtdev(&function).map_err(Failure::of(Phase::AwaitMgmtDevice))?;
         self.await_mgmt_device(&mgmtdev)?;
-        let failure = Failure::of(Phase::AddDevice);
-        let mut devices = vec![request.device(mgmtdev.clone()).map_err(&failure)?];
-        if has_mac {
-            // The function has the address then, also where its parent driver takes none.
-            let request = NicRequest {
-                mac: None,
-                ..request.clone()
-            };
-            devices.push(request.device(mgmtdev).map_err(&failure)?);
-        }
-        self.add_device(&devices)
+        self.add_device_with_address(request, &mgmtdev, has_mac)?;
+        Ok(function.address)
     }
 
     /// Virtual functions, if there are none.
@@ -170,7 +167,7 @@ impl Making<'_> {
         let phase = Phase::SetVirtualFunction;
         let what = format!("{} of {}", number, physical.address);
         let failure = Failure::of(phase);
-        let wanted = settings(request).map_err(Failure::of(phase))?;
+        let wanted = settings(request);
         if wanted.is_empty() {
             return Ok(false);
         }
@@ -241,13 +238,9 @@ fn mgmtdev(function: &Function) -> Result<MgmtDeviceName, NicError> {
 }
 
 /// What a virtual function is to be told.
-fn settings(request: &NicRequest) -> Result<Vec<Setting>, InvalidSetting> {
-    let mut list = Vec::new();
-    list.extend(request.mac.map(Setting::Mac));
-    if let Some(vlan) = request.vlan {
-        let vlan = Vlan::new(vlan, 0, VlanProtocol::Dot1Q)?;
-        list.push(Setting::Vlan(vlan));
-    }
-    list.extend(request.rates.map(Setting::Rates));
-    Ok(list)
+fn settings(request: &NicRequest) -> Vec<Setting> {
+    let mac = request.mac.map(Setting::Mac);
+    mac.into_iter()
+        .chain(request.rates.map(Setting::Rates))
+        .collect()
 }

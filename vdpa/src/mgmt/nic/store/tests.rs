@@ -40,7 +40,6 @@ fn nic(name: &str) -> MadeNic {
         virtual_function: 1,
         settings: Settings {
             mac: Some([2, 0, 0, 0, 0, 1]),
-            vlan: Some((100, 0, false)),
             rates: Some((0, 1000)),
         },
         former: Settings::default(),
@@ -50,6 +49,15 @@ fn nic(name: &str) -> MadeNic {
         driver: "vp-vdpa".to_owned(),
         former_driver: Some("virtio-pci".to_owned()),
         former_override: None,
+    });
+    nic.push(Step::AddPort {
+        handle: "pci/0000:01:00.0".parse().unwrap(),
+        pfnum: 0,
+        sfnum: 88,
+        port: Some("pci/0000:01:00.0/32768".parse().unwrap()),
+    });
+    nic.push(Step::ActivatePort {
+        port: "pci/0000:01:00.0/32768".parse().unwrap(),
     });
     nic.push(Step::AddDevice {
         mgmtdev: "pci/0000:01:00.2".parse().unwrap(),
@@ -100,7 +108,11 @@ fn records_that_make_no_sense_are_refused() {
             good.replace("\"name\":\"x\"", "\"name\":\"a b\""),
             "63 bytes",
         ),
-        (good.replace("pci/0000", "pci//0000"), "management device"),
+        (
+            good.replace("\"mgmtdev\":\"pci/", "\"mgmtdev\":\"pci//"),
+            "management device",
+        ),
+        (good.replace("32768", "-1"), "port"),
         (good.replace("0000:01:00.0", "0000:01:0.0"), "PCI function"),
         (good.replace("\"count\":4", "\"count\":-4"), "-4"),
         (
