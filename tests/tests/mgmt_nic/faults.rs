@@ -4,9 +4,11 @@ use std::io;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Output, Stdio};
 
-use vdpa::mgmt::nic::{MadeNic, Moment, NicRequest, Nics, Observer, Phase, Store};
+use lab::endurance::cycles;
+use vdpa::mgmt::nic::{MadeNic, Moment, NicRequest, Nics, Observer, Phase, State, Store};
 
-use super::support::program;
+use super::host::{NAMES, Traces, record};
+use super::support::{bellhop, complaint, printed, program};
 
 /// How a making ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +52,7 @@ impl Ending {
 
 impl Observer for Ending {
     fn keep(&mut self, nic: &MadeNic) -> io::Result<()> {
-        if self.came && self.end == End::Record && nic.state() == vdpa::mgmt::nic::State::Making {
+        if self.came && self.end == End::Record && nic.state() == State::Making {
             return Err(io::Error::other("no room for the record"));
         }
         self.record = Some(nic.clone());
@@ -90,9 +92,57 @@ pub(crate) fn moments(phases: &[Phase]) -> Vec<Moment> {
         .collect()
 }
 
+/// Makes a NIC again and again; each time it ends at another moment, in another way, and everything is as before.
+pub(crate) fn each_end_is_undone(request: &NicRequest, moments: &[Moment], before: &Traces) {
+    let nics = Nics::open().unwrap();
+    let ends = [End::Fault, End::Interrupt, End::Record];
+    let least = u32::try_from(moments.len()).unwrap();
+    for cycle in 0..cycles().unwrap().max(least) {
+        let number = usize::try_from(cycle).unwrap();
+        let at = moments[number % moments.len()];
+        // Another end in the next round: moments are no multiple of three.
+        let end = ends[number % ends.len()];
+        let mut ending = Ending::new(at, end);
+        match nics.make(request, &[], &mut ending) {
+            Err(error) => {
+                assert!(error.not_undone.is_empty(), "{at:?} {end:?}: {error}");
+            }
+            // Nothing asks any more, and nothing is kept any more, behind the last one.
+            Ok(made) => {
+                assert!(end != End::Fault, "{at:?}");
+                assert_eq!(made.state(), State::Made);
+                nics.remove(&made, &mut ending).unwrap();
+            }
+        }
+        assert!(ending.came(), "{at:?} did not come");
+        let left = ending.record.map(|record| record.steps().len());
+        assert!(left.unwrap_or_default() == 0, "{at:?} {end:?}: {left:?}");
+        before.assert_same(&format!("{at:?} {end:?}"));
+    }
+}
+
+/// Has a process make a NIC and die at each of these moments, and removes what it left.
+pub(crate) fn each_death_is_undone(test: &str, from: &str, moments: &[Moment], before: &Traces) {
+    for (number, moment) in moments.iter().enumerate() {
+        killed(test, from, number);
+        if record(NAMES[0]).exists() {
+            let list = printed(&bellhop(&["nic", "list"]));
+            assert!(list.contains("state making"), "{moment:?}: {list}");
+            // The name is taken meanwhile.
+            let again = ["nic", "make", "--from", from, "--name", NAMES[0]];
+            complaint(&bellhop(&again), &["nic remove lab-nic0"]);
+            printed(&bellhop(&["nic", "remove", NAMES[0]]));
+        } else {
+            // Before the first step.
+            assert!(number <= 2, "{moment:?} left no record");
+        }
+        before.assert_same(&format!("killed at {moment:?}"));
+    }
+}
+
 /// Makes a NIC with records in the usual place, and dies at a moment, in a process of its own: this
 /// program again, with one test.
-pub(crate) fn killed(test: &str, from: &str, moment: usize) {
+fn killed(test: &str, from: &str, moment: usize) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let output = command
         .args(["--exact", test, "--ignored", "--nocapture"])

@@ -8,23 +8,21 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lab::endurance::cycles;
 use lab::process::output;
 use lab::rig::{VIRTUAL_FUNCTIONS, vf_mac};
 use lab::sim::require_lab;
 use rustix::process::Signal;
 use serde_json::Value;
-use vdpa::mgmt::nic::{MadeNic, MakeError, NicRequest, Nics, Observer, Phase, Silent, State, Step};
+use vdpa::mgmt::nic::{MadeNic, NicRequest, Nics, Observer, Phase, Silent, Step};
 use vdpa::mgmt::pci::{Function, Pci};
 use vdpa::netdev::Options;
 
-use super::faults::{End, Ending, be_killed, killed, moments, signalled};
-use super::host::{RECORDS, Traces};
+use super::faults::{be_killed, each_death_is_undone, each_end_is_undone, moments, signalled};
+use super::host::{NAMES, Traces, clean_up, made, record};
 use super::support::{bellhop, complaint, complaint_with, iproute2, listed, printed, program};
 use super::traffic::{Flow, both_ways, start};
 
 const NET_DRIVER: &str = "virtio-pci";
-const NAMES: [&str; 3] = ["lab-nic0", "lab-nic1", "lab-nic2"];
 const NOBODY: u32 = 65534;
 
 /// All phases of a NIC on a virtual function of a NIC that takes no settings.
@@ -87,20 +85,9 @@ impl Physical {
 impl Drop for Physical {
     fn drop(&mut self) {
         // A test that failed must not leave anything to the next one.
-        for name in NAMES {
-            bellhop(&["nic", "remove", name]);
-            let _ = fs::remove_file(Path::new(RECORDS).join(format!("{name}.json")));
-        }
+        clean_up();
         bellhop(&["vf", "count", &self.name, "0"]);
     }
-}
-
-fn made(arguments: &[&str]) -> PathBuf {
-    let arguments = [&["nic", "make"], arguments].concat();
-    let text = printed(&bellhop(&arguments));
-    let path = text.strip_suffix('\n').unwrap();
-    assert!(path.starts_with("/dev/vhost-vdpa-"), "{text}");
-    path.into()
 }
 
 fn mac(index: usize) -> [u8; 6] {
@@ -143,7 +130,7 @@ fn nics_are_made_talk_and_are_removed() {
     {
         assert!(text.contains(word), "no {word} in {text}");
     }
-    let record = Path::new(RECORDS).join(format!("{}.json", NAMES[0]));
+    let record = record(NAMES[0]);
     assert_eq!(
         fs::metadata(&record).unwrap().permissions().mode() & 0o777,
         0o600
@@ -163,6 +150,7 @@ fn nics_are_made_talk_and_are_removed() {
     );
     drop(open);
     // Nor while this machine uses it.
+    output(Command::new("modprobe").arg("virtio_vdpa")).unwrap();
     printed(&bellhop(&["bind", NAMES[0], "virtio_vdpa"]));
     complaint(
         &bellhop(&["nic", "remove", NAMES[0]]),
@@ -191,40 +179,11 @@ fn request(from: &str) -> NicRequest {
     }
 }
 
-fn refused(nics: &Nics, request: &NicRequest, observer: &mut dyn Observer) -> MakeError {
-    nics.make(request, &[], observer).unwrap_err()
-}
-
 #[test]
 fn whatever_fails_the_machine_is_as_before() {
     let nic = Physical::find();
-    let nics = Nics::open().unwrap();
     let before = Traces::find();
-    let moments = moments(&PHASES);
-    let ends = [End::Fault, End::Interrupt, End::Record];
-    let least = u32::try_from(moments.len()).unwrap();
-    for cycle in 0..cycles().unwrap().max(least) {
-        let number = usize::try_from(cycle).unwrap();
-        let at = moments[number % moments.len()];
-        // Each moment meets each end: three has no divisor in common with fourteen.
-        let end = ends[number % ends.len()];
-        let mut ending = Ending::new(at, end);
-        match nics.make(&request(&nic.netdev), &[], &mut ending) {
-            Err(error) => {
-                assert!(error.not_undone.is_empty(), "{at:?} {end:?}: {error}");
-            }
-            // Nothing asks any more, and nothing is kept any more, behind the last one.
-            Ok(made) => {
-                assert!(end != End::Fault, "{at:?}");
-                assert_eq!(made.state(), State::Made);
-                nics.remove(&made, &mut ending).unwrap();
-            }
-        }
-        assert!(ending.came(), "{at:?} did not come");
-        let left = ending.record.map(|record| record.steps().len());
-        assert!(left.unwrap_or_default() == 0, "{at:?} {end:?}: {left:?}");
-        before.assert_same(&format!("{at:?} {end:?}"));
-    }
+    each_end_is_undone(&request(&nic.netdev), &moments(&PHASES), &before);
 }
 
 #[test]
@@ -237,23 +196,8 @@ fn dies_at_a_moment() {
 fn what_a_killed_process_did_is_undone() {
     let nic = Physical::find();
     let before = Traces::find();
-    let moments = moments(&PHASES);
-    for (number, moment) in moments.iter().enumerate() {
-        killed("virtual_functions::dies_at_a_moment", &nic.netdev, number);
-        let record = Path::new(RECORDS).join(format!("{}.json", NAMES[0]));
-        match number {
-            0..=2 if !record.exists() => before.assert_same("before the first step"),
-            _ => {
-                let list = printed(&bellhop(&["nic", "list"]));
-                assert!(list.contains("state making"), "{moment:?}: {list}");
-                // The name is taken meanwhile.
-                let again = ["nic", "make", "--from", &nic.netdev, "--name", NAMES[0]];
-                complaint(&bellhop(&again), &["nic remove lab-nic0"]);
-                printed(&bellhop(&["nic", "remove", NAMES[0]]));
-            }
-        }
-        before.assert_same(&format!("killed at {moment:?}"));
-    }
+    let test = "virtual_functions::dies_at_a_moment";
+    each_death_is_undone(test, &nic.netdev, &moments(&PHASES), &before);
 }
 
 #[test]
@@ -512,7 +456,7 @@ fn bad_input_is_said_and_changes_nothing() {
     made(&["--from", &function, "--name", NAMES[0]]);
     printed(&bellhop(&["nic", "remove", NAMES[0]]));
     // A record that makes no sense.
-    let record = Path::new(RECORDS).join(format!("{}.json", NAMES[0]));
+    let record = record(NAMES[0]);
     fs::write(&record, "{\"version\":1,\"name\":\"lab-nic0\"}").unwrap();
     complaint(
         &bellhop(&["nic", "remove", NAMES[0]]),
@@ -544,7 +488,4 @@ fn several_are_made_at_once() {
         printed(&bellhop(&["nic", "remove", name]));
     }
     before.assert_same("after several at once");
-    let nics = Nics::open().unwrap();
-    let named = NicRequest::new("a b", &nic.netdev);
-    refused(&nics, &named, &mut Silent);
 }

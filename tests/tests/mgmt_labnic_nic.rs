@@ -1,0 +1,20 @@
+//! `bellhop nic` on subfunctions of the lab NIC: made with a connection, used by a guest, removed; each step
+//! failing and killed; the lab host afterwards as before.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper that fails is a test that fails"
+)]
+
+#[path = "mgmt_nic/faults.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod faults;
+#[path = "mgmt_nic/host.rs"]
+mod host;
+#[path = "mgmt_nic/subfunctions.rs"]
+mod subfunctions;
+#[path = "mgmt_dev/support.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod support;
+#[path = "rings_netdev/traffic.rs"]
+mod traffic;
