@@ -437,6 +437,13 @@ fn in_legacy_mode_the_vlan_is_the_virtual_functions() {
         assert_eq!(detach(&fake, &attached, boot().as_deref()).unwrap(), []);
         assert_eq!(fake.state.borrow().function, former.or(Some(Vlan::NONE)));
     }
+    // As netdevsim tells it.
+    fake.state.borrow_mut().function = Vlan::told(0, 0, 0);
+    let attached = attach(&fake, &"vlan=100".parse().unwrap(), &place).unwrap();
+    for _ in 0..2 {
+        assert_eq!(detach(&fake, &attached, boot().as_deref()).unwrap(), []);
+        assert_eq!(fake.state.borrow().function, Some(Vlan::NONE));
+    }
     let attached = attach(&fake, &"vlan=100".parse().unwrap(), &place).unwrap();
     let other = Vlan::new(8, 0, VlanProtocol::Dot1Q).unwrap();
     fake.state.borrow_mut().function = Some(other);
