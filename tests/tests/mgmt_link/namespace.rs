@@ -60,8 +60,10 @@ impl Netns {
     pub(crate) fn state(&self) -> (Value, Value) {
         let mut shown = self.shown();
         for link in shown.as_array_mut().unwrap() {
-            if let Some(data) = link["linkinfo"]["info_data"].as_object_mut() {
-                data.retain(|key, _| !key.ends_with("_timer"));
+            for data in ["info_data", "info_slave_data"] {
+                if let Some(data) = link["linkinfo"][data].as_object_mut() {
+                    data.retain(|key, _| !key.ends_with("_timer"));
+                }
             }
             link.as_object_mut().unwrap().remove("operstate");
             if let Some(flags) = link["flags"].as_array_mut() {
