@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     driver: Option<String>,
 
     #[command(flatten)]
-    netns: netns::Arguments,
+    netns: netns::NetnsArguments,
 }
 
 /// Why it was not done.

@@ -45,15 +45,9 @@ impl Netns {
         }
     }
 
-    /// All interfaces as `ip -d` shows them, without what runs by itself.
+    /// All interfaces as `ip -d` shows them.
     pub(crate) fn shown(&self) -> Value {
-        let mut shown = self.json("ip", &["-d", "link", "show"]);
-        for link in shown.as_array_mut().unwrap() {
-            if let Some(data) = link["linkinfo"]["info_data"].as_object_mut() {
-                data.retain(|key, _| !key.ends_with("_timer"));
-            }
-        }
-        shown
+        self.json("ip", &["-d", "link", "show"])
     }
 
     /// VLANs of all ports as `bridge` shows them.
@@ -61,9 +55,22 @@ impl Netns {
         self.json("bridge", &["vlan", "show"])
     }
 
-    /// Everything, to be compared with later.
+    /// Everything, to be compared with later; without what runs by itself: timers, and the state of the carrier, which
+    /// follows after up to a second.
     pub(crate) fn state(&self) -> (Value, Value) {
-        (self.shown(), self.vlans())
+        let mut shown = self.shown();
+        for link in shown.as_array_mut().unwrap() {
+            for data in ["info_data", "info_slave_data"] {
+                if let Some(data) = link["linkinfo"][data].as_object_mut() {
+                    data.retain(|key, _| !key.ends_with("_timer"));
+                }
+            }
+            link.as_object_mut().unwrap().remove("operstate");
+            if let Some(flags) = link["flags"].as_array_mut() {
+                flags.retain(|flag| flag != "NO-CARRIER" && flag != "LOWER_UP");
+            }
+        }
+        (shown, self.vlans())
     }
 }
 

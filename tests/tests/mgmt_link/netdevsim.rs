@@ -86,7 +86,9 @@ fn a_representor_is_found_attached_and_left() {
         .flatten()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    assert_eq!(shown["phys_switch_id"], switch);
+    // `ip` leaves out the last byte of those that are as long as can be.
+    let theirs = shown["phys_switch_id"].as_str().unwrap();
+    assert!(switch.starts_with(theirs) && theirs.len() >= 60, "{shown}");
     let error = representor(&links, &nic.interface, "pf0vf2".parse().unwrap()).unwrap_err();
     assert!(
         error.to_string().contains("represents the port pf0vf2 of"),

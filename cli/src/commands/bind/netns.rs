@@ -8,7 +8,7 @@ use crate::listing::Entry;
 
 /// Where the interface is to be.
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(super) struct NetnsArguments {
     /// With virtio_vdpa: move the network interface into this network namespace (a name of `ip netns`, a process ID, or a
     /// path) and set it up
     #[arg(long, value_name = "NETNS")]
@@ -32,7 +32,7 @@ pub(crate) enum NetnsError {
     Container(#[from] ContainerError),
 }
 
-impl Arguments {
+impl NetnsArguments {
     /// The namespace, if one is asked for.
     pub(super) fn namespace(
         &self,

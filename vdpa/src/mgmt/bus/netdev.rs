@@ -1,10 +1,13 @@
 //! The network interface of a device that `virtio_vdpa` drives, in sysfs:
-//! `/sys/bus/vdpa/devices/NAME/virtioN/net/INTERFACE/ifindex`.
+//! `virtioN/net/INTERFACE/ifindex` below the device that makes its memory accesses.
+//!
+//! `virtio_vdpa` makes the virtio device a child of that one (`dma_dev`, drivers/virtio/virtio_vdpa.c): the vDPA device itself
+//! for software devices, for those of NICs the parent, such as the PCI function.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Bus, BusError, read_error};
 
@@ -30,16 +33,22 @@ impl Bus {
     /// # Errors
     /// As [`Bus::device`].
     pub fn netdev(&self, name: &str) -> Result<Netdev, BusError> {
-        // That there is such a device.
-        self.device(name)?;
+        if self.device(name)?.driver.as_deref() != Some("virtio_vdpa") {
+            return Ok(Netdev::None);
+        }
         let directory = self.devices.join(name);
-        for entry in names(&directory)? {
-            if !is_virtio(OsStr::new(&entry)) {
-                continue;
-            }
-            let net = directory.join(&entry).join("net");
+        let mut virtio = virtio_devices(&directory)?;
+        if virtio.is_empty()
+            && let Ok(directory) = fs::canonicalize(&directory)
+            && let Some(parent) = directory.parent()
+        {
+            virtio = virtio_devices(parent)?;
+        }
+        // Of several vDPA devices on one function nothing tells whose it is.
+        if let [virtio] = &virtio[..] {
+            let net = virtio.join("net");
             if !net.is_dir() {
-                continue;
+                return Ok(Netdev::None);
             }
             // The directory stays when its interface goes to another namespace.
             let mut found = Netdev::Elsewhere;
@@ -58,6 +67,15 @@ impl Bus {
         }
         Ok(Netdev::None)
     }
+}
+
+/// The virtio devices that are children of this one.
+fn virtio_devices(directory: &Path) -> Result<Vec<PathBuf>, BusError> {
+    let names = names(directory)?.into_iter();
+    Ok(names
+        .filter(|name| is_virtio(OsStr::new(name)))
+        .map(|name| directory.join(name))
+        .collect())
 }
 
 /// Names in a directory; none if it is gone.

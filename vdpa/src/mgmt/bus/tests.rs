@@ -139,6 +139,28 @@ fn network_interfaces_are_found_where_they_are() {
 }
 
 #[test]
+fn network_interfaces_of_a_nics_devices_are_the_functions_children() {
+    let sysfs = Sysfs::new("function");
+    let function = sysfs.0.join("devices/pci0000:00/0000:01:00.1");
+    fs::create_dir_all(function.join("a")).unwrap();
+    symlink("../../../drivers/virtio_vdpa", function.join("a/driver")).unwrap();
+    symlink(function.join("a"), sysfs.0.join("bus/vdpa/devices/a")).unwrap();
+    let bus = Bus::at(&sysfs.0);
+    assert_eq!(bus.netdev("a").unwrap(), Netdev::None);
+    let interface = function.join("virtio8/net/eth3");
+    fs::create_dir_all(&interface).unwrap();
+    fs::write(interface.join("ifindex"), "3\n").unwrap();
+    let here = Netdev::Here {
+        name: "eth3".into(),
+        index: 3,
+    };
+    assert_eq!(bus.netdev("a").unwrap(), here);
+    // Whose is it then?
+    fs::create_dir_all(function.join("virtio9/net")).unwrap();
+    assert_eq!(bus.netdev("a").unwrap(), Netdev::None);
+}
+
+#[test]
 fn a_device_is_taken_from_its_driver() {
     let sysfs = Sysfs::new("unbind");
     sysfs.add("a", "virtio_vdpa", "virtio0");

@@ -128,7 +128,9 @@ pub struct FunctionVlan {
 }
 
 impl From<Vlan> for FunctionVlan {
+    /// Without a VLAN drivers tell any protocol, or none.
     fn from(vlan: Vlan) -> Self {
+        let vlan = if vlan.id() == 0 { Vlan::NONE } else { vlan };
         Self {
             id: vlan.id(),
             qos: vlan.qos(),

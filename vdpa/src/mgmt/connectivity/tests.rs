@@ -5,7 +5,6 @@ use std::cell::{Cell, RefCell};
 
 use proptest::prelude::*;
 
-use super::attach::attach;
 use super::detach::detach;
 use super::kernel::Kernel;
 use super::place::among;
@@ -18,6 +17,15 @@ use crate::mgmt::sriov::{self, Vlan, VlanProtocol};
 const BRIDGE: u32 = 2;
 const OTHER_BRIDGE: u32 = 3;
 const PORT: u32 = 8;
+
+/// Without anybody who keeps the record meanwhile.
+fn attach(
+    kernel: &impl Kernel,
+    wanted: &Connectivity,
+    place: &Place,
+) -> Result<Attached, ConnectivityError> {
+    super::attach::attach(kernel, wanted, place, &mut |_| Ok(()))
+}
 
 fn link(index: u32, name: &str) -> Link {
     Link {
@@ -232,7 +240,7 @@ fn beginnings() -> Vec<Fake> {
 fn attached_it_is_as_wanted_and_detached_as_before() {
     for fake in beginnings() {
         let before = fake.state.borrow().clone();
-        let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
+        let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
         {
             let state = fake.state.borrow();
             let port = &state.links[2];
@@ -265,7 +273,7 @@ fn a_failure_at_each_step_leaves_everything_as_before() {
             fake.fail_at = Some(step);
             fake.but_done = but_done;
             let before = fake.state.borrow().clone();
-            if attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).is_ok() {
+            if attach(&fake, &wanted(), &fake.place()).is_ok() {
                 break;
             }
             failures += 1;
@@ -284,7 +292,7 @@ fn an_undoing_that_fails_is_said_and_can_be_tried_again() {
     let mut fake = Fake::new();
     fake.fail_at = Some(2);
     fake.and_all_after = true;
-    let error = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap_err();
+    let error = attach(&fake, &wanted(), &fake.place()).unwrap_err();
     assert!(matches!(&error, ConnectivityError::NotTakenBack { link, .. } if link == "rep0"));
     let text = error.to_string();
     assert!(
@@ -296,7 +304,7 @@ fn an_undoing_that_fails_is_said_and_can_be_tried_again() {
     for step in 0..5 {
         let mut fake = Fake::new();
         let before = fake.state.borrow().clone();
-        let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
+        let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
         fake.fail_at = Some(fake.requests.get() + step);
         let error = detach(&fake, &attached, boot().as_deref()).unwrap_err();
         assert!(
@@ -311,7 +319,7 @@ fn an_undoing_that_fails_is_said_and_can_be_tried_again() {
 #[test]
 fn what_others_changed_since_is_left_alone() {
     let fake = Fake::new();
-    let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
+    let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
     fake.state.borrow_mut().links[2].mtu = 4000;
     fake.state.borrow_mut().links[2].master = Some(OTHER_BRIDGE);
     let left = detach(&fake, &attached, boot().as_deref()).unwrap();
@@ -331,7 +339,7 @@ fn what_others_changed_since_is_left_alone() {
 
     // Another VLAN for untagged frames, and another use of ours.
     let fake = beginnings().remove(3);
-    let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
+    let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
     let chosen = vec![
         PortVlan {
             vlan: vlan(100),
@@ -357,7 +365,7 @@ fn another_interface_of_the_same_index_is_not_touched() {
         |state: &mut State| state.links[2].phys_switch_id = Some(vec![2]),
     ] {
         let fake = Fake::new();
-        let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
+        let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
         change(&mut fake.state.borrow_mut());
         let state = fake.state.borrow().clone();
         let gone = [LeftAlone::Gone("rep0".into())];
@@ -366,7 +374,7 @@ fn another_interface_of_the_same_index_is_not_touched() {
     }
     // After another boot the same index and name mean nothing.
     let fake = Fake::new();
-    let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
+    let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
     let gone = [LeftAlone::Gone("rep0".into())];
     assert_eq!(detach(&fake, &attached, Some("another")).unwrap(), gone);
     // A port of a NIC that udev renamed is still the same.
@@ -407,7 +415,7 @@ fn what_cannot_be_is_refused_before_anything_is_changed() {
         let fake = Fake::new();
         let place = fake.place();
         change(&mut fake.state.borrow_mut());
-        let error = attach(&fake, &words.parse().unwrap(), &place, &mut |_| Ok(())).unwrap_err();
+        let error = attach(&fake, &words.parse().unwrap(), &place).unwrap_err();
         assert!(error.to_string().contains(complaint), "{error}");
         assert_eq!(fake.requests.get(), 0);
     }
@@ -421,7 +429,7 @@ fn in_legacy_mode_the_vlan_is_the_virtual_functions() {
     };
     let fake = Fake::new();
     for words in ["bridge=br0", "bridge=br0,vlan=9", "mtu=9000"] {
-        let error = attach(&fake, &words.parse().unwrap(), &place, &mut |_| Ok(())).unwrap_err();
+        let error = attach(&fake, &words.parse().unwrap(), &place).unwrap_err();
         assert!(
             matches!(error, ConnectivityError::LegacyMode { .. }),
             "{error}"
@@ -430,15 +438,21 @@ fn in_legacy_mode_the_vlan_is_the_virtual_functions() {
     let former = Vlan::new(9, 3, VlanProtocol::Dot1Ad).unwrap();
     for former in [Some(former), Some(Vlan::NONE), None] {
         fake.state.borrow_mut().function = former;
-        let attached =
-            attach(&fake, &"vlan=100".parse().unwrap(), &place, &mut |_| Ok(())).unwrap();
+        let attached = attach(&fake, &"vlan=100".parse().unwrap(), &place).unwrap();
         assert_eq!(fake.state.borrow().function.unwrap().id(), 100);
         let kept = postcard::to_stdvec(&attached).unwrap();
         let attached: Attached = postcard::from_bytes(&kept).unwrap();
         assert_eq!(detach(&fake, &attached, boot().as_deref()).unwrap(), []);
         assert_eq!(fake.state.borrow().function, former.or(Some(Vlan::NONE)));
     }
-    let attached = attach(&fake, &"vlan=100".parse().unwrap(), &place, &mut |_| Ok(())).unwrap();
+    // As netdevsim tells it.
+    fake.state.borrow_mut().function = Vlan::told(0, 0, 0);
+    let attached = attach(&fake, &"vlan=100".parse().unwrap(), &place).unwrap();
+    for _ in 0..2 {
+        assert_eq!(detach(&fake, &attached, boot().as_deref()).unwrap(), []);
+        assert_eq!(fake.state.borrow().function, Some(Vlan::NONE));
+    }
+    let attached = attach(&fake, &"vlan=100".parse().unwrap(), &place).unwrap();
     let other = Vlan::new(8, 0, VlanProtocol::Dot1Q).unwrap();
     fake.state.borrow_mut().function = Some(other);
     let left = detach(&fake, &attached, boot().as_deref()).unwrap();
@@ -531,7 +545,7 @@ proptest! {
     #[test]
     fn any_record_does_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
         let fake = Fake::new();
-        let attached = attach(&fake, &wanted(), &fake.place(), &mut |_| Ok(())).unwrap();
+        let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
         let mut kept = postcard::to_stdvec(&attached).unwrap();
         for (index, byte) in changes {
             let length = kept.len();
@@ -539,6 +553,39 @@ proptest! {
         }
         if let Ok(read) = postcard::from_bytes::<Attached>(&kept) {
             let _ = detach(&fake, &read, boot().as_deref());
+        }
+    }
+}
+
+#[test]
+fn each_change_is_noted_before_it_is_made() {
+    for fake in beginnings() {
+        let mut noted = Vec::new();
+        let attached = super::attach::attach(&fake, &wanted(), &fake.place(), &mut |attached| {
+            noted.push(attached.changes().to_vec());
+            Ok(())
+        });
+        let changes = attached.unwrap().changes;
+        assert_eq!(noted.len(), changes.len());
+        for (count, noted) in noted.iter().enumerate() {
+            assert_eq!(noted[..], changes[..=count]);
+        }
+    }
+    // What cannot be noted is not done, and what was done before is undone.
+    for fake in beginnings() {
+        let before = fake.state.borrow().clone();
+        let mut count = 0;
+        let refused = super::attach::attach(&fake, &wanted(), &fake.place(), &mut |_| {
+            count += 1;
+            match count {
+                2 => Err(std::io::Error::other("full")),
+                _ => Ok(()),
+            }
+        });
+        if count == 2 {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, ConnectivityError::NotNoted(_)), "{error}");
+            assert_eq!(*fake.state.borrow(), before);
         }
     }
 }

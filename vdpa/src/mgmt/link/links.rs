@@ -1,6 +1,7 @@
 //! The connection: requests about network interfaces, through rtnetlink.
 
 use std::collections::HashSet;
+use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +52,12 @@ impl Links {
     /// # Errors
     /// As [`Self::open`].
     pub fn with_patience(patience: Duration) -> Result<Self, LinkError> {
-        let worker = Worker::start(Protocol::Route, patience).map_err(LinkError::Socket)?;
+        Self::connect(patience).map_err(LinkError::Socket)
+    }
+
+    /// The same, with the kernel's own answer.
+    pub(in crate::mgmt) fn connect(patience: Duration) -> io::Result<Self> {
+        let worker = Worker::start(Protocol::Route, patience)?;
         Ok(Self::of(worker, "this network namespace"))
     }
 
@@ -227,20 +233,26 @@ impl Links {
             Err(error) if error.is_missing() => {}
             Err(error) => return Err(error),
         }
-        let file = namespace.as_fd().as_raw_fd();
+        let descriptor = namespace.duplicate()?;
+        let file = descriptor.as_fd().as_raw_fd();
         let mut attributes = vec![value(IFLA_NET_NS_FD, &file.to_ne_bytes())];
         if name != link.name {
             attributes.push(string(IFLA_IFNAME, name));
         }
-        self.set(link, change, attributes)
-            .map_err(|error| match error {
-                // Taken since it was looked at, or the old name is.
-                LinkError::NameTaken { operation, .. } => LinkError::NameTaken {
-                    operation,
-                    place: there.place.to_string(),
-                },
-                error => error,
-            })?;
+        let moved = self.set(link, change, attributes);
+        if matches!(moved, Err(LinkError::Timeout { sent: true, .. })) {
+            // The kernel looks at the descriptor once it has its lock. Until then its number must not become that of
+            // another namespace; when that is, nobody says, so it stays open.
+            std::mem::forget(descriptor);
+        }
+        moved.map_err(|error| match error {
+            // Taken since it was looked at, or the old name is.
+            LinkError::NameTaken { operation, .. } => LinkError::NameTaken {
+                operation,
+                place: there.place.to_string(),
+            },
+            error => error,
+        })?;
         there.link(name)
     }
 

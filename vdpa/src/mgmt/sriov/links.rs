@@ -46,11 +46,8 @@ impl Links {
     /// # Errors
     /// As [`Self::open`].
     pub fn with_patience(patience: Duration) -> Result<Self, LinkError> {
-        match link::Links::with_patience(patience) {
-            Ok(connection) => Ok(Self { connection }),
-            Err(link::LinkError::Socket(source)) => Err(LinkError::Socket(source)),
-            Err(other) => Err(LinkError::Socket(std::io::Error::other(other))),
-        }
+        let connection = link::Links::connect(patience).map_err(LinkError::Socket)?;
+        Ok(Self { connection })
     }
 
     /// An interface with the settings of its virtual functions.

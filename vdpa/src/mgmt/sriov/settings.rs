@@ -115,7 +115,7 @@ impl Vlan {
     }
 
     /// What a driver says. None if it is out of range.
-    pub(super) fn told(id: u32, qos: u32, ether_type: u16) -> Option<Self> {
+    pub(in crate::mgmt) fn told(id: u32, qos: u32, ether_type: u16) -> Option<Self> {
         Some(Self {
             id: u16::try_from(id).ok().filter(|&id| id <= VLAN_MAX + 1)?,
             qos: u8::try_from(qos).ok().filter(|&qos| qos <= QOS_MAX)?,
