@@ -131,7 +131,7 @@ fn what_the_driver_does_not_do() {
     refused(&format!("port del {name}/128"), &["does not support that"]);
     // The kernel's own words.
     let line = format!("port function rate set {name}/128 tx_max 1kbit");
-    refused(&line, &["cannot set the rate", "multiple of"]);
+    refused(&line, &["cannot set the rate", "units of 1Mbps"]);
 }
 
 #[test]

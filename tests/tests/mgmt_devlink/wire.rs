@@ -43,7 +43,8 @@ fn trees(mut bytes: &[u8]) -> BTreeSet<Tree> {
         } else {
             Tree::Value(kind, value.to_vec())
         };
-        assert!(found.insert(tree), "an attribute comes twice");
+        // iproute2 says the same thing twice in some requests.
+        found.insert(tree);
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     assert!(bytes.is_empty(), "{bytes:?}");
@@ -120,9 +121,6 @@ fn commands_say_what_devlink_says() {
         // iproute2 lists the ports first, for the names of their interfaces.
         let theirs = theirs.last().cloned().unwrap();
         assert_eq!(found, [theirs], "{line}");
-        if line.contains("rate del") {
-            continue;
-        }
     }
 }
 

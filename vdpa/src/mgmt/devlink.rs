@@ -68,5 +68,14 @@ pub use port_requests::{FunctionSettings, NewSubfunction};
 pub use rate::{NodeName, Rate, RateObject, RateParent, RateSettings};
 pub use reload::{ReloadAction, ReloadLimit, ReloadStat};
 
+/// Every decoder, whatever the message is about: for the fuzz target and the tests.
+#[cfg(any(test, feature = "fuzz"))]
+pub(super) fn decode_anything(message: &super::netlink::message::Message) {
+    let _ = (Port::of(message), Param::of(message), Instance::of(message));
+    let _ = (Info::of(message), Rate::of(message), Eswitch::of(message));
+    let _ = (HealthReporter::of(message), reload::performed(message));
+    let _ = Event::of(message);
+}
+
 #[cfg(test)]
 mod tests;

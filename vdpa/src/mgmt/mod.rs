@@ -44,6 +44,8 @@ pub mod container;
 mod device;
 pub mod devlink;
 mod error;
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
 mod in_use;
 pub mod link;
 mod name;
@@ -60,6 +62,8 @@ pub use config::{BlkConfig, ClassConfig, DeviceConfig, NetConfig};
 pub use connection::{Connection, DEFAULT_PATIENCE};
 pub use device::{MgmtDevice, VdpaDevice};
 pub use error::{MgmtError, Operation};
+#[cfg(feature = "fuzz")]
+pub use fuzz::decode_anything;
 pub use in_use::InUse;
 pub use name::{BadName, MgmtDeviceName};
 pub use netlink::exchange::{Malformed, Refusal};

@@ -159,5 +159,11 @@ impl Pci {
     }
 }
 
+/// For the fuzz target.
+#[cfg(any(test, feature = "fuzz"))]
+pub(super) fn decode_anything(message: &super::netlink::message::Message) {
+    let _ = Link::of(message);
+}
+
 #[cfg(test)]
 mod tests;

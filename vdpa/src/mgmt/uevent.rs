@@ -187,6 +187,12 @@ fn parse(message: &[u8]) -> Option<Uevent> {
     })
 }
 
+/// For the fuzz target.
+#[cfg(any(test, feature = "fuzz"))]
+pub(super) fn decode_anything(message: &[u8]) {
+    let _ = parse(message);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
