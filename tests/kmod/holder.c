@@ -30,18 +30,20 @@ static int is_file_of(const void *data, struct file *file, unsigned int fd)
 
 static bool is_open(dev_t number)
 {
-	struct task_struct *process;
+	struct task_struct *process, *thread;
 	bool found = false;
 
 	rcu_read_lock();
-	for_each_process(process) {
-		task_lock(process);
-		if (process->files)
-			found = iterate_fd(process->files, 0, is_file_of, &number);
-		task_unlock(process);
+	/* Each thread: the first one may have ended before the others. */
+	for_each_process_thread(process, thread) {
+		task_lock(thread);
+		if (thread->files)
+			found = iterate_fd(thread->files, 0, is_file_of, &number);
+		task_unlock(thread);
 		if (found)
-			break;
+			goto out;
 	}
+out:
 	rcu_read_unlock();
 	return found;
 }

@@ -104,7 +104,7 @@ static void netdev_finish(struct labnic_netdev *netdev, struct sk_buff *skb,
 	/* Pairs with netdev_xmit(). */
 	smp_mb();
 	if (netif_queue_stopped(netdev->dev) &&
-	    skb_queue_len(&netdev->queue) < LABNIC_NETDEV_QUEUE)
+	    skb_queue_len(&netdev->queue) <= LABNIC_NETDEV_QUEUE / 2)
 		netif_wake_queue(netdev->dev);
 }
 

@@ -35,8 +35,8 @@ static struct labnic_sf *of_port(struct devlink_port *port)
 
 /*
  * Sees to it that the vDPA device can be deleted without waiting for its user;
- * then no new one comes and the present one can't be opened, until
- * labnic_sf_stay().
+ * then no new one comes and the present one can't be opened, until as many
+ * calls of labnic_sf_stay(), or until the function is activated anew.
  */
 int labnic_sf_leave(struct labnic_sf *sf, struct netlink_ext_ack *extack)
 {
@@ -47,7 +47,7 @@ int labnic_sf_leave(struct labnic_sf *sf, struct netlink_ext_ack *extack)
 	/* Only who opens between the two looks finds the device closing. */
 	for (pass = 0; pass < 2; pass++) {
 		mutex_lock(&labnic_plane);
-		sf->closing = pass;
+		sf->closing += pass;
 		nic = sf->nic;
 		if (nic)
 			get_device(&nic->vdpa.dev);
@@ -57,7 +57,8 @@ int labnic_sf_leave(struct labnic_sf *sf, struct netlink_ext_ack *extack)
 		in_use = labnic_in_use(nic);
 		put_device(&nic->vdpa.dev);
 		if (in_use) {
-			labnic_sf_stay(sf);
+			if (pass)
+				labnic_sf_stay(sf);
 			NL_SET_ERR_MSG_MOD(extack,
 					   "the SF's vDPA device is in use; close it first");
 			return -EBUSY;
@@ -69,7 +70,7 @@ int labnic_sf_leave(struct labnic_sf *sf, struct netlink_ext_ack *extack)
 void labnic_sf_stay(struct labnic_sf *sf)
 {
 	mutex_lock(&labnic_plane);
-	sf->closing = false;
+	sf->closing--;
 	mutex_unlock(&labnic_plane);
 }
 
@@ -120,7 +121,7 @@ static int activate(struct labnic_sf *sf, struct netlink_ext_ack *extack)
 	mutex_lock(&labnic_plane);
 	if (sf->state == LABNIC_SF_INACTIVE) {
 		sf->state = LABNIC_SF_ACTIVE;
-		sf->closing = false;
+		sf->closing = 0;
 		mod_delayed_work(labnic_sf_workqueue, &sf->work,
 				 msecs_to_jiffies(labnic_sf_attach_ms()));
 	} else if (sf->state == LABNIC_SF_LEAVING) {

@@ -27,6 +27,8 @@
  *
  * Locking, outermost first
  * ------------------------
+ *   genl_mutex                        vdpa commands only; devlink has none
+ *     -> vdpa_dev_lock                  (below)
  *   device_lock of labnic.0           probe and remove of the NIC
  *     -> devl_lock of labnic.0        every devlink command on it
  *       -> (flush of a subfunction's work)
@@ -105,7 +107,7 @@ struct labnic_sf {
 	enum labnic_sf_state state;
 	u8 hw_addr[ETH_ALEN];		/* all zero: none was given */
 	bool roce;
-	bool closing;			/* no vDPA device can be opened or added */
+	unsigned int closing;		/* not 0: no vDPA device can be opened or added */
 	struct labnic *nic;		/* the vDPA device, if there is one */
 };
 

@@ -59,16 +59,23 @@ impl Subfunction {
     /// # Errors
     /// As [`devlink_json`]; [`Error::Invalid`] for an answer without a port.
     pub fn add(sfnum: u32) -> Result<Self> {
-        let sfnum = sfnum.to_string();
-        let answer = devlink_json(&[
-            "port", "add", NIC, "flavour", "pcisf", "pfnum", "0", "sfnum", &sfnum,
+        let number = sfnum.to_string();
+        devlink(&[
+            "port", "add", NIC, "flavour", "pcisf", "pfnum", "0", "sfnum", &number,
         ])?;
+        // What `devlink -j port add` answers is no JSON: it has no outer braces.
+        let answer = devlink_json(&["port", "show"])?;
         let ports = answer.get("port").and_then(Value::as_object);
         let found = ports
-            .and_then(|ports| ports.iter().next())
-            .and_then(|(port, value)| Some((port, value.get("netdev")?.as_str()?)));
+            .into_iter()
+            .flatten()
+            .find(|(_, port)| port.get("sfnum").and_then(Value::as_u64) == Some(sfnum.into()))
+            .and_then(|(name, port)| Some((name, port.get("netdev")?.as_str()?)));
         let (port, representor) = found.ok_or_else(|| {
-            Error::invalid("the answer of `devlink port add`", answer.to_string())
+            Error::invalid(
+                format!("the answer of `devlink port show`: it has no sfnum {sfnum}"),
+                answer.to_string(),
+            )
         })?;
         Ok(Self {
             port: port.clone(),

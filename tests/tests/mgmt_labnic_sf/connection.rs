@@ -168,6 +168,7 @@ fn a_function_reaches_nothing_before_its_representor_is_up_and_attached() {
     assert_eq!(received(&mut b), 0);
     // Different VLANs of the bridge are different networks.
     ip(&format!("link set {other} up"));
+    Bridge::forwards(other);
     ip(&format!(
         "link set {} type bridge vlan_filtering 1",
         Bridge::NAME
@@ -199,7 +200,7 @@ fn the_link_of_the_device_follows_the_representor() {
     let link = two.functions[0].representor();
     let carrier = || {
         let config = two.devices[0].config().unwrap();
-        config.get("link").unwrap().as_str().unwrap().to_owned()
+        config["link "].as_str().unwrap().to_owned()
     };
     assert_eq!(carrier(), "down");
     ip(&format!("link set {link} up"));

@@ -1,6 +1,7 @@
 //! What both halves need: the state of the lab host to compare, the words of a refusal, a bridge.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use lab::labnic;
 use lab::labnic::sf::devlink_json;
@@ -44,9 +45,21 @@ impl Bridge {
         Self(())
     }
 
-    /// Connects a representor and takes it up.
+    /// Connects a representor, takes it up and waits until the bridge forwards from and to it.
     pub(crate) fn connect(&self, representor: &str) {
         ip(&format!("link set {representor} up master {}", Self::NAME));
+        Self::forwards(representor);
+    }
+
+    /// Waits for a port to forward: the bridge learns of the carrier up to a second after the link is up.
+    pub(crate) fn forwards(port: &str) {
+        const FORWARDING: &str = "3\n";
+        let path = format!("/sys/class/net/{port}/brport/state");
+        let begin = Instant::now();
+        while std::fs::read_to_string(&path).unwrap() != FORWARDING {
+            assert!(begin.elapsed().as_secs() < 20, "{port} does not forward");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
