@@ -62,7 +62,7 @@ pub use config::{BlkConfig, ClassConfig, DeviceConfig, NetConfig};
 pub use connection::{Connection, DEFAULT_PATIENCE};
 pub use device::{MgmtDevice, VdpaDevice};
 pub use error::{MgmtError, Operation};
-#[cfg(feature = "fuzz")]
+#[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::decode_anything;
 pub use in_use::InUse;
 pub use name::{BadName, MgmtDeviceName};
