@@ -102,7 +102,7 @@ fn what_cannot_be_is_said_before() {
     }
     used(&netns, &["d0"]);
     netns.ip("link add plain type bridge");
-    netns.ip("link add down type bridge vlan_filtering 1");
+    netns.ip("link add idle type bridge vlan_filtering 1");
     netns.ip("link set plain up");
     netns.ip("link set d1 master plain");
     let links = netns.links();
@@ -115,7 +115,7 @@ fn what_cannot_be_is_said_before() {
         ),
         ("d0", "bridge=d1", "d1 is no bridge of Linux (it is dummy)"),
         ("d0", "bridge=lo", "lo is no bridge of Linux"),
-        ("d0", "bridge=down", "`ip link set down up`"),
+        ("d0", "bridge=idle", "`ip link set idle up`"),
         (
             "d0",
             "bridge=plain,vlan=9",
