@@ -8,6 +8,7 @@
 //!   uevent::Uevents <── what comes, goes and is bound
 //!   pci::Pci ──> /sys/bus/pci: a function's driver, IOMMU group, virtual functions; binding
 //!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
+//!   topology ──> all of it as one tree, with who uses what (/proc)
 //! ```
 //!
 //! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink family
@@ -42,6 +43,7 @@ mod netlink;
 mod new_device;
 pub mod pci;
 pub mod sriov;
+pub mod topology;
 mod uapi;
 pub mod uevent;
 mod vendor_stats;

@@ -23,6 +23,14 @@ pub struct Address {
     function: u8,
 }
 
+impl Address {
+    /// The function number, 0 to 7.
+    #[must_use]
+    pub fn function(self) -> u32 {
+        u32::from(self.function)
+    }
+}
+
 impl FromStr for Address {
     type Err = BadAddress;
 
