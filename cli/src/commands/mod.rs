@@ -6,6 +6,7 @@ mod doctor;
 mod mgmtdev;
 mod probe;
 mod run;
+mod topology;
 mod vf;
 mod words;
 
@@ -22,6 +23,7 @@ pub(crate) enum Command {
     Dev(dev::Arguments),
     Vf(vf::Arguments),
     Bind(bind::Arguments),
+    Topology(topology::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -35,6 +37,7 @@ impl Command {
             Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
             Self::Vf(arguments) => Ok(vf::execute(&arguments)?),
             Self::Bind(arguments) => Ok(bind::execute(&arguments)?),
+            Self::Topology(arguments) => Ok(topology::execute(&arguments)?),
             Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
         }
     }
