@@ -224,6 +224,8 @@ fn lists_are_complete_while_devices_come_and_go() {
     for name in transients.iter().chain(&names) {
         connection.add(&new(name)).unwrap();
     }
+    // Another process that adds and deletes all the time, and a thread of this one.
+    let _foreign = Foreign::start();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let changer = scope.spawn(|| {
@@ -264,6 +266,43 @@ fn lists_are_complete_while_devices_come_and_go() {
         stop.store(true, Ordering::Relaxed);
         assert!(changer.join().unwrap() > 0);
     });
+}
+
+/// iproute2 that adds and deletes devices all the time, killed at the end; what it left goes, too.
+struct Foreign(std::process::Child);
+
+impl Foreign {
+    const NAMES: [&str; 2] = ["lab-other-0", "lab-other-1"];
+
+    fn start() -> Self {
+        let [first, second] = Self::NAMES;
+        let script = format!(
+            "while :; do for name in {first} {second}; do \
+             vdpa dev add name $name mgmtdev vdpasim_net || exit 1; done; \
+             for name in {first} {second}; do vdpa dev del $name || exit 1; done; done"
+        );
+        let mut command = Command::new("sh");
+        let command = command.args(["-c", &script]).stdin(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let ended = self.0.try_wait();
+        let _ = (self.0.kill(), self.0.wait());
+        // The shell's last command may still run.
+        std::thread::sleep(Duration::from_millis(500));
+        for name in Self::NAMES {
+            let _ = iproute2(&["dev", "del", name]);
+        }
+        if !std::thread::panicking() {
+            assert!(
+                matches!(ended, Ok(None)),
+                "the other process ended: {ended:?}"
+            );
+        }
+    }
 }
 
 /// Devices that are deleted at the end, whatever happens.
