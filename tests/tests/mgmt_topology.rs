@@ -37,6 +37,13 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed(&bellhop(arguments))).unwrap()
 }
 
+/// The tree as text, with lines that every terminal has.
+fn ascii(arguments: &[&str]) -> String {
+    let mut command = Command::new(program());
+    let command = command.arg("topology").args(arguments).env("LC_ALL", "C");
+    printed(&command.stdin(Stdio::null()).output().unwrap())
+}
+
 #[test]
 fn devices_hang_on_the_simulator_with_who_uses_them() {
     require_lab().unwrap();
@@ -94,7 +101,7 @@ fn devices_hang_on_the_simulator_with_who_uses_them() {
     assert_eq!(own.netdevs.len(), 1, "{own:?}");
 
     // The command says the same.
-    let text = printed(&bellhop(&["topology"]));
+    let text = ascii(&[]);
     let lines = [
         format!("-- lab-net: network mac {MAC} mtu 1400 max_vqs 3 driver vhost_vdpa"),
         format!("-- held by lab-holder (PID {}) ", holder.pid()),
@@ -151,7 +158,7 @@ fn a_virtual_machine_is_told_by_name_and_keeps_its_device() {
             .iter()
             .all(|queue| queue.doorbell == Doorbell::NotMapped)
     );
-    let text = printed(&bellhop(&["topology"]));
+    let text = ascii(&[]);
     assert!(
         text.contains(", a virtual machine: kernel ") && text.contains(" id web"),
         "{text}"
@@ -175,6 +182,7 @@ fn without_rights_or_management_the_rest_is_shown() {
     let holder = Holder::start(net.path());
     let nobody = Command::new(program())
         .arg("topology")
+        .env("LC_ALL", "C")
         .uid(65534)
         .gid(65534)
         .stdin(Stdio::null())
@@ -190,6 +198,7 @@ fn without_rights_or_management_the_rest_is_shown() {
         .arg("-n")
         .arg(program())
         .arg("topology")
+        .env("LC_ALL", "C")
         .output()
         .unwrap();
     let text = printed(&elsewhere);
