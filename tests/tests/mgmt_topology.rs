@@ -135,6 +135,7 @@ fn devices_hang_on_the_simulator_with_who_uses_them() {
 #[test]
 fn a_virtual_machine_is_told_by_name_and_keeps_its_device() {
     require_lab().unwrap();
+    output(Command::new("modprobe").args(["-a", "virtio_net", "virtio_vdpa"])).unwrap();
     let net = SimDevice::net("vm", MAC, 1500).unwrap();
     let options = format!("path={},id=web", net.path().display());
     let arguments = BellhopArguments::small()
@@ -289,7 +290,7 @@ impl Drop for Leftovers {
 
 #[test]
 fn what_stays_is_whole_while_others_come_and_go() {
-    const STAYING: usize = 40;
+    const STAYING: usize = 20;
     require_lab().unwrap();
     let connection = Connection::open().unwrap();
     let _leftovers = Leftovers("lab-t");
@@ -315,7 +316,7 @@ fn what_stays_is_whole_while_others_come_and_go() {
                 }
             }
         });
-        for _ in 0..20 {
+        for _ in 0..10 {
             let tree = topology::read().unwrap();
             assert!(tree.vdpa_devices.is_empty(), "{:?}", tree.vdpa_devices);
             let found: Vec<&Device> = tree.devices().collect();
