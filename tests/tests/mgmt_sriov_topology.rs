@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 
 use lab::guest::{BellhopArguments, Guest};
 use lab::sriov::{SriovNic, VfDevice};
+use lab::threads::StopOnDrop;
 use support::{bellhop, complaint, printed, program};
 use vdpa::mgmt::pci::Pci;
 use vdpa::mgmt::topology::{self, Doorbell, PostedInterrupt};
@@ -148,11 +149,11 @@ fn functions_that_come_and_go_are_missing_or_whole() {
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let changer = scope.spawn(|| {
+            let _done = StopOnDrop(&done);
             for round in 0..12 {
                 pci.set_virtual_functions(address, if round % 2 == 0 { 4 } else { 0 })
                     .unwrap();
             }
-            done.store(true, std::sync::atomic::Ordering::Relaxed);
         });
         let mut counts = std::collections::BTreeSet::new();
         while !done.load(std::sync::atomic::Ordering::Relaxed) {

@@ -21,6 +21,7 @@ use holder::Holder;
 use lab::guest::{BellhopArguments, Guest};
 use lab::process::output;
 use lab::sim::{SimDevice, require_lab};
+use lab::threads::StopOnDrop;
 use serde_json::Value;
 use support::{MAC, bellhop, complaint, complaint_with, iproute2, listed, printed, program};
 use vdpa::mgmt::bus::Bus;
@@ -316,6 +317,8 @@ fn what_stays_is_whole_while_others_come_and_go() {
                 }
             }
         });
+        // Also when an assertion below fails: the scope waits for its threads.
+        let stopped = StopOnDrop(&stop);
         for _ in 0..10 {
             let tree = topology::read().unwrap();
             assert!(tree.vdpa_devices.is_empty(), "{:?}", tree.vdpa_devices);
@@ -328,7 +331,7 @@ fn what_stays_is_whole_while_others_come_and_go() {
                 assert!(one.path.is_some(), "{one:?}");
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopped);
         changer.join().unwrap();
     });
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use lab::labnic::Labnic;
 use lab::sim::{self, Mapping, SimDevice, device_file, require_lab};
+use lab::threads::StopOnDrop;
 use vdpa::device::Device;
 use vdpa::mgmt::{ClassConfig, Connection, MgmtError, NewDevice, QueueType};
 
@@ -243,6 +244,7 @@ fn lists_are_complete_while_devices_come_and_go() {
             changes
         });
         let wanted: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+        let stopped = StopOnDrop(&stop);
         for _ in 0..20 {
             for found in [
                 connection
@@ -263,7 +265,7 @@ fn lists_are_complete_while_devices_come_and_go() {
                 assert!(unique.is_superset(&wanted), "{} of {STAYING}", unique.len());
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopped);
         assert!(changer.join().unwrap() > 0);
     });
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::TopologyError;
-use super::directory::whole;
+use super::directory::{identity, whole};
 use super::interrupts;
 use super::management::Management;
 use super::ports::{Ports, Target};
@@ -343,12 +343,12 @@ fn devices(bus: &Bus, sysfs: &Path, management: &Management) -> Result<Vec<Found
     };
     let mut found = Vec::new();
     for name in names_on_bus {
-        let known = management.devices.contains_key(&name)
-            || management
-                .unmanaged
-                .as_ref()
-                .is_none_or(|unmanaged| unmanaged.contains(&name));
         let directory = sysfs.join("bus/vdpa/devices").join(&name);
+        let known = management.devices.contains_key(&name)
+            || management.unmanaged.as_ref().is_none_or(|unmanaged| {
+                let earlier = unmanaged.get(&name);
+                earlier.is_some() && earlier == identity(&directory).as_ref()
+            });
         if !known || !crate::mgmt::name::is_name(&name) {
             continue;
         }

@@ -35,8 +35,11 @@ pub(super) fn whole<T>(
     Ok(None)
 }
 
-/// Device and inode.
-fn identity(directory: &Path) -> Option<(u64, u64)> {
+/// Tells a directory from a later one of the same name: device and inode.
+pub(super) type Identity = (u64, u64);
+
+/// None if there is no such directory.
+pub(super) fn identity(directory: &Path) -> Option<Identity> {
     let metadata = fs::metadata(directory).ok()?;
     Some((metadata.dev(), metadata.ino()))
 }

@@ -1,11 +1,13 @@
 //! What the kernel's vDPA management says, as the tree needs it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::TopologyError;
+use super::directory::{Identity, identity};
 use crate::mgmt::bus::{Bus, BusError};
 use crate::mgmt::config::{ClassConfig, DeviceConfig, NetConfig};
 use crate::mgmt::connection::Connection;
@@ -15,6 +17,9 @@ use crate::mgmt::error::MgmtError;
 /// How long an answer is waited for. Who looks at the tree may well look for the one that keeps the
 /// management waiting.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The devices of the vdpa bus.
+const BUS: &str = "/sys/bus/vdpa/devices";
 
 /// Whether the kernel's vDPA management answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -39,9 +44,10 @@ pub struct Management {
     pub(super) mgmt_devices: Vec<MgmtDevice>,
     pub(super) devices: HashMap<String, VdpaDevice>,
     pub(super) net: HashMap<String, NetConfig>,
-    /// Devices of the bus that it does not know. All the others that it did not name came
-    /// later. None if it said nothing: then there is nothing to compare with.
-    pub(super) unmanaged: Option<HashSet<String>>,
+    /// Devices of the bus that it does not know, with what tells each from a later one of the same
+    /// name. All the others that it did not name came later. None if it said nothing: then there is
+    /// nothing to compare with.
+    pub(super) unmanaged: Option<HashMap<String, Identity>>,
 }
 
 impl Management {
@@ -59,6 +65,12 @@ impl Management {
                 Vec::new()
             }
         };
+        let directory = Path::new(BUS);
+        let on_bus = on_bus
+            .into_iter()
+            .filter_map(|name| Some((identity(&directory.join(&name))?, name)))
+            .map(|(identity, name)| (name, identity))
+            .collect();
         let mgmt_devices = connection.mgmt_devices()?;
         let devices = connection.devices()?;
         let configs = connection.configs()?;
@@ -98,12 +110,13 @@ impl Management {
         mgmt_devices: Vec<MgmtDevice>,
         devices: Vec<VdpaDevice>,
         configs: Vec<DeviceConfig>,
-        on_bus: Vec<String>,
+        mut on_bus: HashMap<String, Identity>,
     ) -> Self {
         let devices: HashMap<String, VdpaDevice> = devices
             .into_iter()
             .map(|device| (device.name.clone(), device))
             .collect();
+        on_bus.retain(|name, _| !devices.contains_key(name));
         let net = configs.into_iter().filter_map(|config| match config.class {
             ClassConfig::Net(net) => Some((config.name, net)),
             _ => None,
@@ -112,12 +125,7 @@ impl Management {
             state: ManagementState::Known,
             mgmt_devices,
             net: net.collect(),
-            unmanaged: Some(
-                on_bus
-                    .into_iter()
-                    .filter(|name| !devices.contains_key(name))
-                    .collect(),
-            ),
+            unmanaged: Some(on_bus),
             devices,
         }
     }

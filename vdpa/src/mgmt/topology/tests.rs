@@ -122,6 +122,41 @@ impl Machine {
         self.put(&format!("{process}/maps"), &maps);
     }
 
+    /// What netlink says: the devices with what they are made on.
+    fn managed(&self, devices: &[(&str, &str)], on_bus: &[&str]) -> Management {
+        let mut mgmtdevs: Vec<&str> = devices.iter().map(|one| one.1).collect();
+        mgmtdevs.dedup();
+        let configs = devices.iter().map(|one| DeviceConfig {
+            name: one.0.to_owned(),
+            device_id: 1,
+            negotiated_features: None,
+            device_features: None,
+            class: ClassConfig::Net(NetConfig {
+                mac: Some([2, 0, 0, 0, 0, 0xab]),
+                mtu: Some(1500),
+                ..NetConfig::default()
+            }),
+        });
+        Management::new(
+            mgmtdevs.into_iter().map(mgmt_device).collect(),
+            devices
+                .iter()
+                .map(|one| vdpa_device(one.0, one.1))
+                .collect(),
+            configs.collect(),
+            on_bus
+                .iter()
+                .map(|&one| {
+                    (
+                        one.to_owned(),
+                        self.0.join("sys/bus/vdpa/devices").join(one),
+                    )
+                })
+                .filter_map(|(name, path)| Some((name, directory::identity(&path)?)))
+                .collect(),
+        )
+    }
+
     fn of(&self, management: &Management) -> Topology {
         of(management, &self.0).unwrap()
     }
@@ -158,32 +193,6 @@ fn vdpa_device(device: &str, mgmtdev: &str) -> VdpaDevice {
     }
 }
 
-/// What netlink says: the devices with what they are made on.
-fn managed(devices: &[(&str, &str)], on_bus: &[&str]) -> Management {
-    let mut mgmtdevs: Vec<&str> = devices.iter().map(|one| one.1).collect();
-    mgmtdevs.dedup();
-    let configs = devices.iter().map(|one| DeviceConfig {
-        name: one.0.to_owned(),
-        device_id: 1,
-        negotiated_features: None,
-        device_features: None,
-        class: ClassConfig::Net(NetConfig {
-            mac: Some([2, 0, 0, 0, 0, 0xab]),
-            mtu: Some(1500),
-            ..NetConfig::default()
-        }),
-    });
-    Management::new(
-        mgmtdevs.into_iter().map(mgmt_device).collect(),
-        devices
-            .iter()
-            .map(|one| vdpa_device(one.0, one.1))
-            .collect(),
-        configs.collect(),
-        on_bus.iter().map(|&one| one.to_owned()).collect(),
-    )
-}
-
 #[test]
 fn a_nic_has_functions_representors_devices_and_a_holder() {
     let machine = Machine::with_nic("nic");
@@ -197,7 +206,7 @@ fn a_nic_has_functions_representors_devices_and_a_holder() {
     let line = "bellhop\0run\0--config\0web.toml\0";
     machine.process(42, line, "/usr/bin/bellhop (deleted)", 1);
     let (on_vf, on_sf) = (format!("pci/{VF}"), "auxiliary/mlx5_core.sf.2");
-    let management = managed(&[("nic0", &on_vf), ("nic1", on_sf)], &["nic0", "nic1"]);
+    let management = machine.managed(&[("nic0", &on_vf), ("nic1", on_sf)], &["nic0", "nic1"]);
     let tree = machine.of(&management);
 
     assert_eq!(tree.management, ManagementState::Known);
@@ -284,7 +293,7 @@ fn what_has_no_function_hangs_at_the_root() {
     let machine = Machine::new("root");
     machine.device("sim0", "devices/vdpasim_net", "vhost_vdpa", "vhost-vdpa-7");
     machine.device("own", "devices/virtual", "none", "x");
-    let tree = machine.of(&managed(&[("sim0", "vdpasim_net")], &["sim0", "own"]));
+    let tree = machine.of(&machine.managed(&[("sim0", "vdpasim_net")], &["sim0", "own"]));
     assert!(tree.physical_functions.is_empty());
     let device = &tree.mgmtdevs[0].vdpa_devices[0];
     assert_eq!(device.posting_obstacle, Some(PostingObstacle::Software));
@@ -296,6 +305,12 @@ fn what_has_no_function_hangs_at_the_root() {
         ),
         ("own", None)
     );
+    // Another device of the same name, which came later.
+    let directory = machine.0.join("sys/devices/virtual/own");
+    let management = machine.managed(&[("sim0", "vdpasim_net")], &["sim0", "own"]);
+    fs::rename(&directory, machine.0.join("earlier")).unwrap();
+    fs::create_dir(&directory).unwrap();
+    assert!(machine.of(&management).vdpa_devices.is_empty());
     assert!(!tree.is_empty());
 }
 
@@ -325,7 +340,7 @@ fn what_came_or_went_meanwhile_is_missing() {
     let machine = Machine::with_nic("meanwhile");
     machine.device("new", "devices/vdpasim_net", "vhost_vdpa", "vhost-vdpa-7");
     let gone = "pci/0000:05:00.0";
-    let management = managed(
+    let management = machine.managed(
         &[("old", "vdpasim_net"), ("older", gone)],
         &["old", "older"],
     );
@@ -353,7 +368,7 @@ fn a_machine_with_nothing_has_an_empty_tree() {
 fn processes_out_of_sight_are_told() {
     let machine = Machine::new("sight");
     machine.device("sim0", "devices/vdpasim_net", "vhost_vdpa", "vhost-vdpa-7");
-    let management = managed(&[("sim0", "vdpasim_net")], &["sim0"]);
+    let management = machine.managed(&[("sim0", "vdpasim_net")], &["sim0"]);
     assert!(machine.of(&management).all_processes_seen);
     // Another PID namespace.
     let namespace = machine.0.join("proc/self/ns/pid");
@@ -425,7 +440,7 @@ fn a_machine_of_rubbish_does_no_harm() {
     machine.put("proc/77/fd/0", "");
     machine.put("proc/99999999999999/fd/0", "");
     let device = format!("pci/{VF}");
-    let mut management = managed(&[("nic0", &device)], &["nic0", "dangling"]);
+    let mut management = machine.managed(&[("nic0", &device)], &["nic0", "dangling"]);
     management.devices.get_mut("nic0").unwrap().max_vqs = Some(u32::MAX);
     let tree = machine.of(&management);
     let device = tree.devices().next().unwrap();
