@@ -25,6 +25,21 @@ impl Format {
     pub(crate) fn is_json(self) -> bool {
         self.json
     }
+
+    /// Prints a value on standard output, as JSON or as this text.
+    pub(crate) fn print(
+        self,
+        value: &impl Serialize,
+        text: impl FnOnce() -> String,
+    ) -> io::Result<()> {
+        let text = match self.json {
+            true => json(value, self.pretty)?,
+            false => text(),
+        };
+        let mut output = io::stdout().lock();
+        output.write_all(text.as_bytes())?;
+        output.flush()
+    }
 }
 
 /// How an entry is laid out as text.
@@ -216,7 +231,7 @@ fn blocks(fields: &[(String, Value)], depth: usize) -> String {
 }
 
 /// The text without anything that a terminal obeys.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
@@ -234,14 +249,7 @@ pub(crate) struct Listing {
 impl Listing {
     /// Prints it on standard output.
     pub(crate) fn print(&self, format: Format) -> io::Result<()> {
-        let text = if format.json {
-            self.json(format.pretty)?
-        } else {
-            self.text()
-        };
-        let mut output = io::stdout().lock();
-        output.write_all(text.as_bytes())?;
-        output.flush()
+        format.print(self, || self.text())
     }
 
     fn text(&self) -> String {
@@ -250,21 +258,22 @@ impl Listing {
             .map(|entry| entry.text(self.layout))
             .collect()
     }
+}
 
-    fn json(&self, pretty: bool) -> io::Result<String> {
-        let mut bytes = Vec::new();
-        let written = if pretty {
-            let formatter = Pretty::default();
-            self.serialize(&mut serde_json::Serializer::with_formatter(
-                &mut bytes, formatter,
-            ))
-        } else {
-            self.serialize(&mut serde_json::Serializer::new(&mut bytes))
-        };
-        written.map_err(io::Error::other)?;
-        bytes.push(b'\n');
-        String::from_utf8(bytes).map_err(io::Error::other)
-    }
+/// A value as JSON with a line break at its end.
+fn json(value: &impl Serialize, pretty: bool) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    let written = if pretty {
+        let formatter = Pretty::default();
+        value.serialize(&mut serde_json::Serializer::with_formatter(
+            &mut bytes, formatter,
+        ))
+    } else {
+        value.serialize(&mut serde_json::Serializer::new(&mut bytes))
+    };
+    written.map_err(io::Error::other)?;
+    bytes.push(b'\n');
+    String::from_utf8(bytes).map_err(io::Error::other)
 }
 
 impl Serialize for Listing {
@@ -400,7 +409,7 @@ mod tests {
             r#""features":["MAC",40],"empty":[]},"b0":{}}}"#,
             "\n"
         );
-        assert_eq!(listing(Layout::Line).json(false).unwrap(), expected);
+        assert_eq!(json(&listing(Layout::Line), false).unwrap(), expected);
     }
 
     #[test]
@@ -419,7 +428,7 @@ mod tests {
     }
 }
 ";
-        assert_eq!(listing(Layout::Line).json(true).unwrap(), expected);
+        assert_eq!(json(&listing(Layout::Line), true).unwrap(), expected);
     }
 
     #[test]

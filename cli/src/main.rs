@@ -12,6 +12,7 @@ mod listing;
 mod logging;
 mod signals;
 mod terminal;
+mod tree;
 mod virtio_names;
 
 use std::process::ExitCode;

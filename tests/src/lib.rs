@@ -35,6 +35,7 @@ pub mod rig;
 pub mod setup;
 pub mod sim;
 pub mod sriov;
+pub mod threads;
 pub mod traffic;
 pub mod verbs;
 pub mod vmm_process;

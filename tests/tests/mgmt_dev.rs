@@ -19,3 +19,5 @@ mod same;
 mod same_output;
 #[path = "mgmt_dev/support.rs"]
 mod support;
+#[path = "mgmt_dev/vduse.rs"]
+mod vduse;

@@ -8,6 +8,7 @@ mod nic;
 mod port;
 mod probe;
 mod run;
+mod topology;
 mod vf;
 mod words;
 
@@ -26,6 +27,7 @@ pub(crate) enum Command {
     Vf(vf::Arguments),
     Bind(bind::Arguments),
     Nic(nic::Arguments),
+    Topology(topology::Arguments),
     Doctor(doctor::Arguments),
 }
 
@@ -41,6 +43,7 @@ impl Command {
             Self::Vf(arguments) => Ok(vf::execute(&arguments)?),
             Self::Bind(arguments) => Ok(bind::execute(&arguments)?),
             Self::Nic(arguments) => Ok(nic::execute(&arguments)?),
+            Self::Topology(arguments) => Ok(topology::execute(&arguments)?),
             Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
         }
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use lab::labnic::Labnic;
 use lab::sim::{self, Mapping, SimDevice, device_file, require_lab};
+use lab::threads::StopOnDrop;
 use vdpa::device::Device;
 use vdpa::mgmt::{ClassConfig, Connection, MgmtError, NewDevice, QueueType};
 
@@ -224,6 +225,8 @@ fn lists_are_complete_while_devices_come_and_go() {
     for name in transients.iter().chain(&names) {
         connection.add(&new(name)).unwrap();
     }
+    // Another process that adds and deletes all the time, and a thread of this one.
+    let _foreign = Foreign::start();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let changer = scope.spawn(|| {
@@ -241,6 +244,7 @@ fn lists_are_complete_while_devices_come_and_go() {
             changes
         });
         let wanted: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+        let stopped = StopOnDrop(&stop);
         for _ in 0..20 {
             for found in [
                 connection
@@ -261,9 +265,46 @@ fn lists_are_complete_while_devices_come_and_go() {
                 assert!(unique.is_superset(&wanted), "{} of {STAYING}", unique.len());
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopped);
         assert!(changer.join().unwrap() > 0);
     });
+}
+
+/// iproute2 that adds and deletes devices all the time, killed at the end; what it left goes, too.
+struct Foreign(std::process::Child);
+
+impl Foreign {
+    const NAMES: [&str; 2] = ["lab-other-0", "lab-other-1"];
+
+    fn start() -> Self {
+        let [first, second] = Self::NAMES;
+        let script = format!(
+            "while :; do for name in {first} {second}; do \
+             vdpa dev add name $name mgmtdev vdpasim_net || exit 1; done; \
+             for name in {first} {second}; do vdpa dev del $name || exit 1; done; done"
+        );
+        let mut command = Command::new("sh");
+        let command = command.args(["-c", &script]).stdin(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let ended = self.0.try_wait();
+        let _ = (self.0.kill(), self.0.wait());
+        // The shell's last command may still run.
+        std::thread::sleep(Duration::from_millis(500));
+        for name in Self::NAMES {
+            let _ = iproute2(&["dev", "del", name]);
+        }
+        if !std::thread::panicking() {
+            assert!(
+                matches!(ended, Ok(None)),
+                "the other process ended: {ended:?}"
+            );
+        }
+    }
 }
 
 /// Devices that are deleted at the end, whatever happens.

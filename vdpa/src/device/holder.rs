@@ -60,7 +60,7 @@ fn holds(process: &Path, device_number: u64) -> bool {
 
 /// The process's name with anything unprintable replaced: it comes from
 /// another process and goes to a terminal.
-fn command(process: &Path) -> String {
+pub(crate) fn command(process: &Path) -> String {
     let name = fs::read(process.join("comm")).unwrap_or_default();
     String::from_utf8_lossy(&name)
         .trim_end()

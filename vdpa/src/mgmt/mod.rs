@@ -13,6 +13,7 @@
 //!   devlink::Devlink ── requests of the family "devlink" ──> netlink ──> ports, subfunctions, eswitch, rates
 //!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
 //!   nic ──> all of these in one call: from a NIC to a vDPA device and back, with records
+//!   topology ──> all of it as one tree, with who uses what (/proc)
 //! ```
 //!
 //! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink families
@@ -54,6 +55,7 @@ mod new_device;
 pub mod nic;
 pub mod pci;
 pub mod sriov;
+pub mod topology;
 mod uapi;
 pub mod uevent;
 mod vendor_stats;

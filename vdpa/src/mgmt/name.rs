@@ -70,6 +70,14 @@ impl MgmtDeviceName {
         &self.name
     }
 
+    /// The name of the management device that is the device `name` of the bus `bus`.
+    pub(super) fn on(bus: &str, name: &str) -> Self {
+        Self {
+            bus: Some(bus.to_owned()),
+            name: name.to_owned(),
+        }
+    }
+
     pub(super) fn of(attributes: &Attributes<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             bus: attributes.string(VDPA_ATTR_MGMTDEV_BUS_NAME),

@@ -253,7 +253,7 @@ fn represents(interface: &Path) -> bool {
 }
 
 /// What is in a directory; nothing if it is not there.
-fn names(directory: &Path) -> Result<Vec<String>, PciError> {
+pub(super) fn names(directory: &Path) -> Result<Vec<String>, PciError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(Vec::new());
@@ -269,7 +269,7 @@ fn names(directory: &Path) -> Result<Vec<String>, PciError> {
 }
 
 /// The name of what a link points to, if there is one.
-fn link_name(link: &Path) -> Result<Option<String>, PciError> {
+pub(super) fn link_name(link: &Path) -> Result<Option<String>, PciError> {
     match fs::read_link(link) {
         Ok(target) => Ok(target
             .file_name()

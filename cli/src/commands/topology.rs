@@ -1,0 +1,100 @@
+//! `bellhop topology`: from NICs to the programs that use them, as one tree.
+
+mod describe;
+
+use std::io;
+
+use serde::Serialize;
+use vdpa::mgmt::pci::{Address, BadAddress, Pci, PciError};
+use vdpa::mgmt::topology::{self, Topology, TopologyError};
+
+use crate::exit::{self, Code};
+use crate::listing::Format;
+use crate::tree::Lines;
+
+/// Show how everything hangs together: NICs, their functions, vDPA devices, and who uses them
+///
+/// Nothing is changed and no vDPA device is opened, so it may be asked at any time. What others' processes do
+/// is shown to root only.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+From the outside in:
+  pci/ADDRESS          a NIC's physical function, and what vDPA is on although it is none
+  vf N, sf N           its virtual functions and subfunctions; those of other machines (a DPU's host)
+                       show as representors only
+  representor NETDEV   its port on the NIC's switch: it must be up, and attached to something (master), or
+                       the function reaches nothing
+  mgmtdev NAME         where vDPA devices are made: `bellhop dev add name NAME mgmtdev …`
+  NAME: network …      a vDPA device; with vhost_vdpa it is /dev/vhost-vdpa-N, for guests
+  held by …            the program that has it open; of `bellhop run` also its machine. That must end before
+                       the device can be deleted or get another driver
+  doorbells            queues whose kicks go to the device without an exit: the holder has mapped their pages
+  posted interrupts    impossible, with what is in the way; else unknown, for Linux does not tell
+
+NICs without SR-IOV, subfunctions and vDPA are left out. JSON (-j) has the same with the names of fields as keys;
+what is not known is not there, and lists are always there.
+
+Examples:
+  bellhop topology
+  bellhop topology enp1s0
+  bellhop topology -j | jq -r '.. | objects | select(.path) | \"\\(.name) \\(.path) \\([.holders[].pid])\"'")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    format: Format,
+
+    /// One NIC only: a network interface or pci/ADDRESS, also of a virtual function
+    #[arg(value_name = "PF")]
+    function: Option<String>,
+}
+
+/// Why nothing could be shown.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    #[error(transparent)]
+    Pci(#[from] PciError),
+    #[error(transparent)]
+    Address(#[from] BadAddress),
+    #[error("{0} is on no function of the PCI bus; without a name everything is shown")]
+    NotPci(String),
+    #[error("cannot write the result")]
+    Output(#[source] io::Error),
+}
+
+/// Looks and prints.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    let function = match arguments.function.as_deref().map(find).transpose() {
+        // Said as clap says what is wrong with a command line.
+        Err(error @ CommandError::Address(_)) => {
+            exit::report(&error);
+            return Ok(Code::WrongCommandLine);
+        }
+        function => function?,
+    };
+    let topology = match function {
+        Some(address) => topology::read_function(address)?,
+        None => topology::read()?,
+    };
+    #[derive(Serialize)]
+    struct Section<'a> {
+        topology: &'a Topology,
+    }
+    let section = Section {
+        topology: &topology,
+    };
+    let text = || describe::text(&topology, Lines::of_locale());
+    let printed = arguments.format.print(&section, text);
+    printed.map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}
+
+/// The function that is meant.
+fn find(text: &str) -> Result<Address, CommandError> {
+    match text.strip_prefix("pci/") {
+        Some(address) => Ok(address.parse()?),
+        None => Pci::default()
+            .behind(text)?
+            .ok_or_else(|| CommandError::NotPci(text.to_owned())),
+    }
+}
