@@ -363,6 +363,7 @@ impl Relay for MediatedQueue {
     }
 
     fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, RelayError> {
+        // Hints only: the device reads the guest's own wish for interrupts.
         let mut pass = Pass::default();
         for step in PASS {
             match step {

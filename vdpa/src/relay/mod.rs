@@ -42,7 +42,7 @@ use std::fmt;
 pub use self::choice::{Reason, choose};
 pub use self::dirty::Dirty;
 pub use self::mediate::MediatedQueue;
-pub use self::pace::{Pace, Pause};
+pub use self::pace::{Pace, Pause, Signals};
 pub use self::ring::RelayedRing;
 pub use self::set::{
     ChangeFailed, Halted, Progress, QueueFailed, RelaySet, RelaySetError, RelayedQueue, Restart,
@@ -92,6 +92,8 @@ pub struct Pass {
     pub kick: bool,
     /// There is more to do at once.
     pub more: bool,
+    /// What of all that may come next is signalled.
+    pub signals: Signals,
 }
 
 /// Where a queue stands.

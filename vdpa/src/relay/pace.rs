@@ -13,7 +13,13 @@
 //! The longest pause bounds how late the guest hears of a frame when the device
 //! gives no hint, which it need not where the guest has switched interrupts off. Where all
 //! hints are the relays' own to ask for, as on shadowed queues, the pause is long at once:
-//! looking around without a reason is what costs most under single frames.
+//! looking around without a reason is what costs most under single frames. In between is
+//! what nobody waits for and nobody signals, such as transmitted frames that are to be given back:
+//! ```text
+//!   signals  All      spin -> 20 ms
+//!            Urgent   spin -> 1 ms -> 2 ms -> ... -> 20 ms    at most twice as late as it came
+//!            Hints    spin -> 50 µs -> 100 µs -> ... -> 1 ms
+//! ```
 
 use std::time::Duration;
 
@@ -33,6 +39,19 @@ pub enum Pause {
     AtMost(Duration),
     /// Nothing is relayed: only after the next change.
     Forever,
+}
+
+/// What of all that may come is signalled. In order: a poller of several queues can rely on
+/// the least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Signals {
+    /// Some of it, perhaps: whoever signals may have been told not to.
+    #[default]
+    Hints,
+    /// All that somebody waits for.
+    Urgent,
+    /// All: nothing need be looked for.
+    All,
 }
 
 /// The pace of one poller.
@@ -55,9 +74,9 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// After a poll that found work or not: when to poll again. `told`: all that may
-    /// come is signalled, so that nothing need be looked for.
-    pub fn next(&mut self, worked: bool, told: bool) -> Pause {
+    /// After a poll that found work or not: when to poll again. `signals`: what a wait
+    /// until then would be ended by.
+    pub fn next(&mut self, worked: bool, signals: Signals) -> Pause {
         if worked {
             if (1..self.spins).contains(&self.idle) {
                 self.spins = (self.spins * 2).min(MOST_SPINS);
@@ -75,11 +94,13 @@ impl Pace {
             self.idle = fewer;
             self.spins = fewer;
         }
-        if told {
-            return Pause::AtMost(TOLD);
-        }
-        // 50 µs shifted by more than 5 is above the longest.
-        Pause::AtMost((FIRST * (1 << doublings.min(5))).min(LONGEST))
+        // Shifted by more than 5 both are above their longest.
+        let times = 1 << doublings.min(5);
+        Pause::AtMost(match signals {
+            Signals::All => TOLD,
+            Signals::Urgent => (LONGEST * times).min(TOLD),
+            Signals::Hints => (FIRST * times).min(LONGEST),
+        })
     }
 }
 
@@ -90,7 +111,7 @@ mod tests {
     /// Polls without work until the first pause.
     fn spins(pace: &mut Pace) -> u32 {
         (1..)
-            .take_while(|_| pace.next(false, false) == Pause::None)
+            .take_while(|_| pace.next(false, Signals::Hints) == Pause::None)
             .last()
             .unwrap_or(0)
             + 1
@@ -99,36 +120,52 @@ mod tests {
     #[test]
     fn spins_then_slows_down_and_stays_bounded() {
         let mut pace = Pace::default();
-        assert_eq!(pace.next(true, false), Pause::None);
+        assert_eq!(pace.next(true, Signals::Hints), Pause::None);
         for _ in 1..MOST_SPINS {
-            assert_eq!(pace.next(false, false), Pause::None);
+            assert_eq!(pace.next(false, Signals::Hints), Pause::None);
         }
         let mut last = Duration::ZERO;
         for number in 0..100 {
-            let Pause::AtMost(pause) = pace.next(false, false) else {
+            let Pause::AtMost(pause) = pace.next(false, Signals::Hints) else {
                 panic!("no pause");
             };
             assert!(pause > last || pause == LONGEST, "{number}");
             last = pause;
         }
         assert_eq!(last, LONGEST);
-        assert_eq!(pace.next(true, false), Pause::None);
-        assert_eq!(pace.next(false, false), Pause::None);
+        assert_eq!(pace.next(true, Signals::Hints), Pause::None);
+        assert_eq!(pace.next(false, Signals::Hints), Pause::None);
     }
 
     #[test]
     fn does_not_look_for_what_is_told() {
         let mut pace = Pace::default();
         for _ in 1..MOST_SPINS {
-            assert_eq!(pace.next(false, true), Pause::None);
+            assert_eq!(pace.next(false, Signals::All), Pause::None);
         }
-        assert_eq!(pace.next(false, true), Pause::AtMost(TOLD));
-        assert_eq!(pace.next(false, true), Pause::AtMost(TOLD));
+        assert_eq!(pace.next(false, Signals::All), Pause::AtMost(TOLD));
+        assert_eq!(pace.next(false, Signals::All), Pause::AtMost(TOLD));
         // A mediated queue came in between.
-        let Pause::AtMost(pause) = pace.next(false, false) else {
+        let Pause::AtMost(pause) = pace.next(false, Signals::Hints) else {
             panic!("no pause");
         };
         assert!(pause <= LONGEST);
+    }
+
+    #[test]
+    fn looks_ever_more_seldom_for_what_nobody_waits_for() {
+        let mut pace = Pace::default();
+        for _ in 1..MOST_SPINS {
+            assert_eq!(pace.next(false, Signals::Urgent), Pause::None);
+        }
+        for milliseconds in [1, 2, 4, 8, 16, 20, 20] {
+            let expected = Pause::AtMost(Duration::from_millis(milliseconds));
+            assert_eq!(pace.next(false, Signals::Urgent), expected);
+        }
+        let least = [Signals::All, Signals::Hints, Signals::Urgent]
+            .into_iter()
+            .min();
+        assert_eq!(least, Some(Signals::Hints));
     }
 
     #[test]
@@ -136,17 +173,17 @@ mod tests {
         let mut pace = Pace::default();
         for expected in [8, 4, 2, 2] {
             assert_eq!(spins(&mut pace), expected);
-            pace.next(true, false);
+            pace.next(true, Signals::Hints);
         }
         for expected in [4, 8, 8] {
-            pace.next(false, false);
-            pace.next(true, false);
+            pace.next(false, Signals::Hints);
+            pace.next(true, Signals::Hints);
             let mut probe = pace;
             assert_eq!(spins(&mut probe), expected);
         }
         // Work at once says nothing about spinning.
         let before = pace.spins;
-        pace.next(true, false);
+        pace.next(true, Signals::Hints);
         assert_eq!(pace.spins, before);
     }
 }

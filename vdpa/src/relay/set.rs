@@ -52,7 +52,7 @@ pub use self::error::{
     ChangeFailed, Halted, QueueFailed, RelaySetError, RestartFailed, TransitionError,
 };
 use self::lane::{Features, Lane, Mode, signal};
-use super::{Dirty, Pace, Pause, Position, RelayedRing, Strategy};
+use super::{Dirty, Pace, Pause, Position, RelayedRing, Signals, Strategy};
 use crate::device::{
     Device, DeviceError, DeviceInfo, Failed, Negotiated, Owned, Running, Suspended, VringBase,
 };
@@ -178,14 +178,12 @@ impl RelaySet {
     pub fn poll(&mut self, dirty: &dyn Dirty) -> Result<Progress, QueueFailed> {
         let (mut used, mut forwarded) = (0u32, 0u32);
         let (mut more, mut relayed) = (false, false);
-        // Shadows ask both sides for signals when they have nothing to do.
-        let mut told = true;
+        let mut signals = Signals::All;
         for lane in &mut self.lanes {
             let Some(relay) = lane.mode.relay().filter(|_| !lane.broken) else {
                 continue;
             };
             relayed = true;
-            told &= relay.strategy() == Strategy::Shadowed;
             let pass = match relay.pass(dirty) {
                 Ok(pass) => pass,
                 Err(source) => {
@@ -197,6 +195,7 @@ impl RelaySet {
             used += u32::from(pass.used);
             forwarded += u32::from(pass.forwarded);
             more |= pass.more;
+            signals = signals.min(pass.signals);
             // An eventfd that can't be written belongs to nobody any more.
             if pass.kick && lane.kick_device().is_err()
                 || pass.interrupt && signal(&lane.queue.call).is_err()
@@ -206,7 +205,7 @@ impl RelaySet {
         }
         let worked = more || used > 0 || forwarded > 0;
         let pause = if relayed {
-            self.pace.next(worked, told)
+            self.pace.next(worked, signals)
         } else {
             Pause::Forever
         };

@@ -25,7 +25,7 @@ mod guest;
 use std::sync::Arc;
 
 use self::guest::{Chain, GuestQueue};
-use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, RelayError, RelayedRing, Strategy};
+use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, RelayError, RelayedRing, Signals, Strategy};
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
 use crate::ring::{Direction, DriverQueue, QueueError, RingFeatures, RingFormat};
@@ -36,6 +36,19 @@ struct InFlight {
     chain: Chain,
     /// Counts up with each chain forwarded.
     number: u64,
+    /// The device writes into it.
+    receives: bool,
+}
+
+/// What the two sides are asked to signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Listening {
+    /// Nothing: there is work, and more of it is looked for.
+    No,
+    /// Whatever comes.
+    Yes,
+    /// Whatever comes but used chains: see [`ShadowQueue::used_can_wait`].
+    ExceptUsed,
 }
 
 /// One shadowed queue.
@@ -49,8 +62,9 @@ pub struct ShadowQueue {
     waiting: Option<Chain>,
     forwarded: u64,
     hold_at_wrap: bool,
-    /// Both sides were asked to signal, and nothing came since.
-    listening: bool,
+    listening: Listening,
+    /// Of the chains that the device has, those into which it writes.
+    receiving: u16,
     /// Chains of the device's that are enough for a while: see [`ShadowQueue::kick`].
     plenty: u16,
     /// Chains were forwarded since the device was asked last whether it wants a kick.
@@ -96,7 +110,8 @@ impl ShadowQueue {
             waiting: None,
             forwarded: 0,
             hold_at_wrap: false,
-            listening: false,
+            listening: Listening::No,
+            receiving: 0,
             plenty,
             kick_due: false,
         })
@@ -174,11 +189,16 @@ impl ShadowQueue {
             };
             self.forwarded += 1;
             forwarded += 1;
-            // `add` gave an entry of the ring, and there is one place for each.
+            let mut pieces = chain.pieces.iter();
+            let receives = pieces.any(|piece| piece.direction == Direction::DeviceWrites);
+            // `add` gave an entry of the ring, and there is one place for each, so the
+            // count is no more than the ring's size.
             if let Some(place) = self.in_flight.get_mut(usize::from(head)) {
+                self.receiving += u16::from(receives);
                 *place = Some(InFlight {
                     chain,
                     number: self.forwarded,
+                    receives,
                 });
             }
         }
@@ -194,9 +214,13 @@ impl ShadowQueue {
             };
             let place = self.in_flight.get_mut(usize::from(element.head));
             // `pop_used` gives each outstanding head once.
-            let Some(InFlight { chain, .. }) = place.and_then(Option::take) else {
+            let Some(InFlight {
+                chain, receives, ..
+            }) = place.and_then(Option::take)
+            else {
                 continue;
             };
+            self.receiving -= u16::from(receives);
             for piece in &chain.pieces {
                 if piece.direction == Direction::DeviceWrites {
                     dirty.mark(piece.iova, piece.len);
@@ -220,19 +244,44 @@ impl ShadowQueue {
         Ok(self.private.needs_kick()?)
     }
 
+    /// Whether the device need not signal used chains, for nobody waits for them: it writes into
+    /// none of them, the guest wants no interrupt for any, and has room for as many again. They are
+    /// given back with the next signal, which under traffic comes soon, or after a pause
+    /// ([`Signals::Urgent`]): frames that are sent do not cost a wake-up when they are sent
+    /// and one more when they are done. A guest that changes its mind is seen after the pause.
+    fn used_can_wait(&self) -> Result<bool, RelayError> {
+        let few = self.private.outstanding() < self.plenty / 2;
+        let held = self.hold_at_wrap || self.waiting.is_some();
+        Ok(self.receiving == 0 && few && !held && !self.guest.wants_interrupt()?)
+    }
+
+    /// What would end a wait now.
+    fn signals(&self) -> Signals {
+        match self.listening {
+            Listening::No => Signals::Hints,
+            Listening::ExceptUsed if self.private.outstanding() > 0 => Signals::Urgent,
+            Listening::ExceptUsed | Listening::Yes => Signals::All,
+        }
+    }
+
     /// With nothing to do both sides are asked to signal; with work they are
     /// asked not to. `true`: there is work after all.
     ///
     /// While the device has plenty the guest is not asked: long before its chains run out the
     /// device signals.
     fn listen(&mut self, idle: bool) -> Result<bool, RelayError> {
-        if idle == self.listening {
+        let listening = match idle {
+            false => Listening::No,
+            true if self.used_can_wait()? => Listening::ExceptUsed,
+            true => Listening::Yes,
+        };
+        if listening == self.listening {
             return Ok(false);
         }
-        self.listening = idle;
+        self.listening = listening;
         let hungry = self.private.outstanding() < self.plenty;
         let from_guest = self.guest.set_notifications(idle && hungry)?;
-        let from_device = self.private.set_interrupts(idle)?;
+        let from_device = self.private.set_interrupts(listening == Listening::Yes)?;
         let held = self.hold_at_wrap && self.guest.takes_at_start();
         Ok(idle && (from_device || (from_guest && !held && self.waiting.is_none())))
     }
@@ -269,6 +318,7 @@ impl Relay for ShadowQueue {
             interrupt,
             kick,
             more: !idle || woken,
+            signals: self.signals(),
         })
     }
 
@@ -295,7 +345,7 @@ impl Relay for ShadowQueue {
         let position = self.guest.arrange(in_flight)?;
         // Whoever takes over finds the guest with kicks on.
         self.guest.set_notifications(true)?;
-        self.listening = false;
+        self.listening = Listening::No;
         Ok(position)
     }
 }

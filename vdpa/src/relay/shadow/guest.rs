@@ -80,6 +80,15 @@ impl GuestQueue {
         })
     }
 
+    /// Whether the guest, as it wishes just now, wants an interrupt for any of the chains that it
+    /// has not got back.
+    pub(super) fn wants_interrupt(&self) -> Result<bool, RelayError> {
+        Ok(match self {
+            Self::Split(queue) => queue.wants_interrupt()?,
+            Self::Packed(queue) => queue.wants_signal()?,
+        })
+    }
+
     /// Asks the guest for kicks, or not. `true`: chains are waiting already.
     pub(super) fn set_notifications(&mut self, enabled: bool) -> Result<bool, RelayError> {
         Ok(match self {

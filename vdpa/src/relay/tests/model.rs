@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::super::{Dirty, MediatedQueue, Relay, RelayError, ShadowQueue, Strategy};
+use super::super::{Dirty, MediatedQueue, Relay, RelayError, ShadowQueue, Signals, Strategy};
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::{GuestMemory, SharedBuffer};
 use crate::ring::SplitLayout;
@@ -119,21 +119,30 @@ pub(super) struct Guest {
     avail: u16,
     used: u16,
     polling: bool,
+    /// Of all descriptors of its buffers: 2 where the device writes.
+    write: u16,
 }
 
 impl Guest {
-    /// Adds a chain of `len` writable bytes; `true`: the device is to be kicked.
+    /// From now on the device reads its buffers.
+    pub(super) fn sends(&mut self) {
+        self.write = 0;
+    }
+
+    /// Adds a chain of 64 bytes; `true`: the device is to be kicked.
     fn add(&mut self) -> Option<bool> {
         let head = self.free.pop()?;
         let at = ADDRESSES.descriptor + 16 * u64::from(head);
         let buffer = buffer(head);
         if self.indirect && self.added.is_multiple_of(2) {
             let table = TABLES + 64 * u64::from(head);
-            self.space.descriptor(table, buffer, 4, 2 | 1, 1);
-            self.space.descriptor(table + 16, buffer + 0x1000, 60, 2, 0);
+            let write = self.write;
+            self.space.descriptor(table, buffer, 4, write | 1, 1);
+            self.space
+                .descriptor(table + 16, buffer + 0x1000, 60, write, 0);
             self.space.descriptor(at, table, 32, 4, 0);
         } else {
-            self.space.descriptor(at, buffer, 64, 2, 0);
+            self.space.descriptor(at, buffer, 64, self.write, 0);
         }
         self.under_way.insert(head, self.added);
         self.added += 1;
@@ -177,14 +186,14 @@ impl Guest {
             let len = u32::from_le_bytes(element[4..].try_into().unwrap());
             let head = u16::try_from(id).unwrap();
             let number = self.under_way.remove(&head).expect("not under way");
-            assert_eq!(len, 64);
+            assert_eq!(len, if self.write == 0 { 0 } else { 64 });
             let mut payload = [0; 4];
             self.space.read(buffer(head), &mut payload);
             // The device counts what it completes; see `Device::complete`.
             assert_eq!(u32::from_le_bytes(payload), u32::from(head) ^ 0x5a5a_0000);
             self.space.write(buffer(head), &[0; 4]);
             let past = self.used.wrapping_sub(relayed.start);
-            if past < relayed.end.wrapping_sub(relayed.start) {
+            if self.write != 0 && past < relayed.end.wrapping_sub(relayed.start) {
                 let log = log.0.borrow();
                 assert!((0..4).all(|byte| log.contains(&(buffer(head) + byte))));
                 let last = self.last_byte(head);
@@ -269,18 +278,19 @@ impl Device {
 
     /// Writes a chain's buffers, whichever side's descriptors they are in, and
     /// gives it back; `true`: with an interrupt.
-    fn complete(&mut self, which: usize) -> bool {
+    pub(super) fn complete(&mut self, which: usize) -> bool {
         if self.held.is_empty() {
             return false;
         }
         let head = self.held.remove(which % self.held.len());
         let first = self.first_buffer(head);
-        // The guest's name for the chain follows from its buffer.
+        // The guest's name for the chain follows from its buffer. A frame that is sent is
+        // marked as well, so that it comes back once.
         let owner = u32::try_from((first - BUFFERS) / BUFFER).unwrap();
         self.space
             .write(first, &(owner ^ 0x5a5a_0000).to_le_bytes());
         let old = self.used;
-        self.put(u32::from(head), 64);
+        self.put(u32::from(head), if self.receives(head) { 64 } else { 0 });
         self.publish(old.wrapping_add(1));
         let wish = Suppression {
             flags: self.space.u16(self.ring.driver),
@@ -290,6 +300,16 @@ impl Device {
     }
 
     fn first_buffer(&self, head: u16) -> u64 {
+        let bytes = self.first_descriptor(head);
+        u64::from_le_bytes(bytes[..8].try_into().unwrap())
+    }
+
+    fn receives(&self, head: u16) -> bool {
+        self.first_descriptor(head)[12] & 2 != 0
+    }
+
+    /// Of a chain's pieces the first.
+    fn first_descriptor(&self, head: u16) -> [u8; 16] {
         let mut bytes = [0; 16];
         self.space
             .read(self.ring.descriptor + 16 * u64::from(head), &mut bytes);
@@ -297,7 +317,7 @@ impl Device {
             let table = u64::from_le_bytes(bytes[..8].try_into().unwrap());
             self.space.read(table, &mut bytes);
         }
-        u64::from_le_bytes(bytes[..8].try_into().unwrap())
+        bytes
     }
 
     /// Writes an element at the current position.
@@ -363,6 +383,7 @@ impl World {
                 avail: start,
                 used: start,
                 polling: false,
+                write: 2,
             },
             device: Device {
                 space: space.clone(),
@@ -471,6 +492,15 @@ impl World {
         self.device.kicked |= pass.kick;
         self.interrupted |= pass.interrupt;
         pass.used > 0 || pass.forwarded > 0 || pass.more
+    }
+
+    /// Passes until there is nothing to do; what is signalled then.
+    pub(super) fn come_to_rest(&mut self) -> Signals {
+        while self.pass() {}
+        let relay = self.relay.as_mut().expect("nothing is relayed");
+        let pass = relay.pass(&self.log).unwrap();
+        assert_eq!((pass.used, pass.forwarded, pass.more), (0, 0, false));
+        pass.signals
     }
 
     pub(super) fn fetch(&mut self, most: usize) {

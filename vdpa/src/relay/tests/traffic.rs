@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::model::{SIZE, World};
-use crate::relay::{RelayError, Strategy as How};
+use super::model::{ADDRESSES, SIZE, World};
+use crate::relay::{RelayError, Signals, Strategy as How};
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
@@ -74,9 +74,13 @@ proptest! {
         event_idx in any::<bool>(),
         indirect in any::<bool>(),
         reorders in any::<bool>(),
+        sends in any::<bool>(),
         start in start(),
     ) {
         let mut world = World::new(event_idx, indirect, start);
+        if sends {
+            world.guest.sends();
+        }
         run(&mut world, &steps, reorders);
     }
 }
@@ -149,6 +153,70 @@ fn a_shadow_asks_for_kicks_only_while_the_device_may_run_out() {
         world.take();
         // The one that was completed was replaced: plenty again.
         assert!(!world.add_kicks());
+        world.settle();
+    }
+}
+
+/// Sent frames are given back with whatever comes next, and nobody is woken for them.
+#[test]
+fn a_shadow_asks_for_used_chains_only_where_somebody_waits_for_them() {
+    for event_idx in [false, true] {
+        let mut world = World::new(event_idx, false, 0);
+        world.guest.sends();
+        world.napi(false);
+        world.change(How::Shadowed).unwrap();
+        assert_eq!(world.come_to_rest(), Signals::All);
+        world.add();
+        assert_eq!(world.come_to_rest(), Signals::Urgent);
+        world.fetch(1);
+        assert!(!world.device.complete(0));
+        // The guest sends on: what was used comes back with it.
+        world.add();
+        assert!(world.pass());
+        assert_eq!(world.device.used, world.space.u16(ADDRESSES.device + 2));
+        assert_eq!(world.come_to_rest(), Signals::Urgent);
+        // It waits for an interrupt from now on: seen by the next look, and then told.
+        world.napi(true);
+        world.take();
+        assert_eq!(world.come_to_rest(), Signals::All);
+        world.fetch(1);
+        assert!(world.device.complete(0));
+        world.settle();
+    }
+}
+
+/// A guest that polls its ring for room is not kept waiting.
+#[test]
+fn a_shadow_asks_for_used_chains_when_it_has_many_or_must_run_empty() {
+    for event_idx in [false, true] {
+        let mut world = World::new(event_idx, false, 0);
+        world.guest.sends();
+        world.napi(false);
+        world.change(How::Shadowed).unwrap();
+        let enough = (1..=SIZE).find(|_| {
+            world.add();
+            world.come_to_rest() == Signals::All
+        });
+        assert_eq!(enough, Some(3));
+        world.fetch(1);
+        assert!(world.device.complete(0));
+        assert!(world.pass());
+        assert_eq!(world.come_to_rest(), Signals::Urgent);
+        world.settle();
+    }
+}
+
+/// Whoever polls for what it receives hears of it at once.
+#[test]
+fn a_shadow_always_asks_for_chains_that_the_device_writes() {
+    for event_idx in [false, true] {
+        let mut world = World::new(event_idx, false, 0);
+        world.napi(false);
+        world.change(How::Shadowed).unwrap();
+        world.add();
+        assert_eq!(world.come_to_rest(), Signals::All);
+        world.fetch(1);
+        assert!(world.device.complete(0));
         world.settle();
     }
 }

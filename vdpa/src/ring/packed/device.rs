@@ -323,6 +323,25 @@ impl DeviceQueue {
         // Full fence: the used descriptors must be visible before the driver's
         // wish is read, or a driver that asks for interrupts in between waits for ever.
         fence(Ordering::SeqCst);
+        self.is_wanted(self.next_used, moved)
+    }
+
+    /// Whether the driver, as it wishes just now, is to be interrupted for any of the chains
+    /// that were popped and not given back. It may change its wish at any time.
+    ///
+    /// # Errors
+    /// Guest memory cannot be read.
+    pub fn wants_signal(&self) -> Result<bool, DeviceQueueError> {
+        let in_flight = self.entries_in_flight;
+        if in_flight == 0 {
+            return Ok(false);
+        }
+        let end = self.next_used.advance(in_flight, self.size);
+        self.is_wanted(end, u32::from(in_flight))
+    }
+
+    /// Whether the driver wants to hear of the last `moved` entries before `now`.
+    fn is_wanted(&self, now: Position, moved: u32) -> Result<bool, DeviceQueueError> {
         let event: u32 = self
             .ring
             .memory()
@@ -332,13 +351,7 @@ impl DeviceQueue {
             )
             .map(u32::from_le)
             .map_err(DeviceQueueError::Memory)?;
-        Ok(event_wanted(
-            event,
-            self.next_used,
-            moved,
-            self.size,
-            self.event_idx,
-        ))
+        Ok(event_wanted(event, now, moved, self.size, self.event_idx))
     }
 
     /// Asks the driver to kick, or not to; it may do so anyway. `true`: a chain

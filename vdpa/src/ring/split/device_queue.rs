@@ -13,7 +13,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::super::Piece;
 use super::super::guest::{
-    AVAIL_F_NO_INTERRUPT, GuestRing, GuestRingError, GuestViolation, Suppression, USED_F_NO_NOTIFY,
+    GuestRing, GuestRingError, GuestViolation, Suppression, USED_F_NO_NOTIFY,
 };
 
 /// A chain taken from the guest.
@@ -160,16 +160,13 @@ impl DeviceQueue {
         Ok(self.ring.avail_index()? != self.next_avail.0)
     }
 
-    /// Whether the guest has switched interrupts off just now.
+    /// Whether the guest, as it wishes just now, is to be interrupted for any of the chains that
+    /// were popped and not given back. It may change its wish at any time.
     ///
     /// # Errors
     /// [`GuestRingError::Access`].
-    pub fn interrupts_suppressed(&self) -> Result<bool, GuestRingError> {
+    pub fn wants_interrupt(&self) -> Result<bool, GuestRingError> {
         let wish = self.ring.driver_suppression()?;
-        Ok(if self.event_idx {
-            !wish.wants(true, self.next_used.0, self.next_used.0.wrapping_add(1))
-        } else {
-            wish.flags & AVAIL_F_NO_INTERRUPT != 0
-        })
+        Ok(wish.wants(self.event_idx, self.next_used.0, self.next_avail.0))
     }
 }

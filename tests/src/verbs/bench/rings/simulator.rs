@@ -2,19 +2,22 @@
 //! address: ours beside QEMU's, in turn, on two devices of the same kind.
 //!
 //! ```text
-//!   a round:  QEMU sends all it can  ->  ours sends all it can  ->  ours at QEMU's rate
-//!             (ours rests, direct)       (QEMU's guest rests)
+//!   a round:  QEMU all it can -> QEMU one by one  ->  ours all it can -> ours one by one
+//!             (ours rests, direct)                    (QEMU's guest rests)
 //! ```
 //! Both keep the same number of frames under way, of the same size, and check
-//! each; a frame counts when it is back. Processor time is compared at the same rate,
-//! QEMU's own: flat out, ours is cheaper for each frame, for more lie in a pass.
+//! each; a frame counts when it is back. Processor time is compared twice: flat out, where
+//! many frames lie in a pass, and at one rate and **one pattern**, frames that come one by one,
+//! evenly, so that each costs its wake-ups. QEMU's guest sets the rate, by sleeping behind each frame;
+//! one that sends all it can would hand QEMU bunches, also at a rate that ours reaches one by one.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use vdpa::relay::Strategy;
 
 use super::figures::{median, microseconds_each, per_second, ratios};
-use super::qemu::Qemu;
+use super::qemu::{Exchanged, Qemu};
 use super::station::Station;
 use super::traffic::{Demand, Traffic};
 use crate::error::{Error, Result};
@@ -25,7 +28,7 @@ const QEMUS: &str = "02:00:5e:00:53:44";
 const MTU: u16 = 1500;
 
 /// Frames of QEMU's first exchange, which is no part of a round; later ones have as many as
-/// take as long as ours, but not fewer than this.
+/// take as long as ours, but not fewer than this. The same holds for those sent one by one.
 const WARM_UP: u32 = 1000;
 const FEWEST: u32 = 500;
 
@@ -38,14 +41,17 @@ const SETTLE: Duration = Duration::from_millis(100);
 pub(super) struct Compared {
     pub(super) frames_per_second: f64,
     pub(super) qemu_frames_per_second: f64,
-    /// At QEMU's rate.
+    /// One by one: the rate, and the processor time of each.
+    pub(super) paced_frames_per_second: f64,
     pub(super) cpu_us_per_frame: f64,
+    pub(super) qemu_cpu_us_per_frame: f64,
     /// Flat out.
     pub(super) cpu_us_per_frame_flat_out: f64,
-    pub(super) qemu_cpu_us_per_frame: f64,
+    pub(super) qemu_cpu_us_per_frame_flat_out: f64,
     /// Ours as a part of QEMU's in the same round: frames per second, and processor time.
     pub(super) frames_of_qemu: f64,
     pub(super) cpu_of_qemu: f64,
+    pub(super) cpu_of_qemu_flat_out: f64,
 }
 
 /// Fields are dropped in this order.
@@ -61,6 +67,13 @@ struct Ours {
 struct Part {
     frames_per_second: f64,
     cpu_us_per_frame: f64,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (frames, cpu) = (self.frames_per_second, self.cpu_us_per_frame);
+        write!(f, "{frames:.0} frames/s at {cpu:.1} µs")
+    }
 }
 
 impl Ours {
@@ -108,54 +121,78 @@ pub(super) fn compare(rounds: u32) -> Result<Compared> {
     let device = SimDevice::net("rings-qemu", QEMUS, MTU)?;
     eprintln!("  vdpasim_net: QEMU boots the lab's guest …");
     let mut qemu = Qemu::start(device.path(), QEMUS)?;
-    let warm_up = qemu.exchange(WARM_UP)?;
-    let mut rate = per_second(warm_up.frames, warm_up.elapsed);
+    let mut flat_out = vec![part(qemu.exchange(WARM_UP)?)];
+    let mut paced = vec![part(qemu.pace(FEWEST)?)];
     let mut ours = Ours::start()?;
-    let mut all: [Vec<f64>; 5] = Default::default();
+    let (mut our_flat_out, mut our_paced) = (Vec::new(), Vec::new());
     for round in 1..=rounds {
-        let frames = whole(rate * PART.as_secs_f64())?.max(FEWEST);
-        let theirs = qemu.exchange(frames)?;
-        rate = per_second(theirs.frames, theirs.elapsed);
-        let cpu = microseconds_each(theirs.processor_time, theirs.frames);
+        let theirs = part(qemu.exchange(as_long(&flat_out)?)?);
+        let theirs_paced = part(qemu.pace(as_long(&paced)?)?);
         ours.station.change(Strategy::Shadowed)?;
-        let flat_out = ours.measure(Demand::Everything)?;
+        let own = ours.measure(Demand::Everything)?;
         ours.rest()?;
-        let paced = ours.measure(Demand::PerSecond(whole(rate)?))?;
+        let rate = whole(theirs_paced.frames_per_second)?;
+        let own_paced = ours.measure(Demand::PerSecond(rate))?;
         ours.rest()?;
         ours.station.change(Strategy::Direct)?;
         eprintln!(
-            "  vdpasim_net, round {round} of {rounds}: QEMU {rate:.0} frames/s at {cpu:.1} µs; ours \
-             {:.0} at {:.1} µs, paced {:.0} at {:.1} µs",
-            flat_out.frames_per_second,
-            flat_out.cpu_us_per_frame,
-            paced.frames_per_second,
-            paced.cpu_us_per_frame,
+            "  vdpasim_net, round {round} of {rounds}: QEMU {theirs}, one by one {theirs_paced}; \
+             ours {own}, one by one {own_paced}",
         );
-        let figures = [
-            flat_out.frames_per_second,
-            rate,
-            paced.cpu_us_per_frame,
-            flat_out.cpu_us_per_frame,
-            cpu,
-        ];
-        for (list, figure) in all.iter_mut().zip(figures) {
-            list.push(figure);
-        }
+        flat_out.push(theirs);
+        paced.push(theirs_paced);
+        our_flat_out.push(own);
+        our_paced.push(own_paced);
     }
     drop(ours);
     qemu.power_off()?;
-    let frames_of_qemu = median(&ratios(&all[0], &all[1]));
-    let cpu_of_qemu = median(&ratios(&all[2], &all[4]));
-    let [fps, qemu_fps, cpu, flat_out, qemu_cpu] = all.map(|list| median(&list));
+    // The first exchanges are of no round.
+    let [flat_out, paced] = [flat_out, paced].map(|parts| Figures::of(parts.get(1..)));
+    let [our_flat_out, our_paced] =
+        [our_flat_out, our_paced].map(|parts| Figures::of(Some(&parts)));
     Ok(Compared {
-        frames_per_second: fps,
-        qemu_frames_per_second: qemu_fps,
-        cpu_us_per_frame: cpu,
-        cpu_us_per_frame_flat_out: flat_out,
-        qemu_cpu_us_per_frame: qemu_cpu,
-        frames_of_qemu,
-        cpu_of_qemu,
+        frames_per_second: median(&our_flat_out.frames),
+        qemu_frames_per_second: median(&flat_out.frames),
+        paced_frames_per_second: median(&paced.frames),
+        cpu_us_per_frame: median(&our_paced.cpu),
+        qemu_cpu_us_per_frame: median(&paced.cpu),
+        cpu_us_per_frame_flat_out: median(&our_flat_out.cpu),
+        qemu_cpu_us_per_frame_flat_out: median(&flat_out.cpu),
+        frames_of_qemu: median(&ratios(&our_flat_out.frames, &flat_out.frames)),
+        cpu_of_qemu: median(&ratios(&our_paced.cpu, &paced.cpu)),
+        cpu_of_qemu_flat_out: median(&ratios(&our_flat_out.cpu, &flat_out.cpu)),
     })
+}
+
+/// The same parts of all rounds.
+#[derive(Debug)]
+struct Figures {
+    frames: Vec<f64>,
+    cpu: Vec<f64>,
+}
+
+impl Figures {
+    fn of(parts: Option<&[Part]>) -> Self {
+        let parts = parts.unwrap_or_default();
+        Self {
+            frames: parts.iter().map(|part| part.frames_per_second).collect(),
+            cpu: parts.iter().map(|part| part.cpu_us_per_frame).collect(),
+        }
+    }
+}
+
+/// QEMU's part of a round.
+fn part(exchanged: Exchanged) -> Part {
+    Part {
+        frames_per_second: per_second(exchanged.frames, exchanged.elapsed),
+        cpu_us_per_frame: microseconds_each(exchanged.processor_time, exchanged.frames),
+    }
+}
+
+/// So many frames as take as long as ours, by the last exchange of QEMU's.
+fn as_long(before: &[Part]) -> Result<u32> {
+    let rate = before.last().map_or(0.0, |part| part.frames_per_second);
+    Ok(whole(rate * PART.as_secs_f64())?.max(FEWEST))
 }
 
 /// A rate as a whole number.
