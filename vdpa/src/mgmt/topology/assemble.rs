@@ -208,11 +208,7 @@ impl<'a> Assembly<'a> {
             .ports
             .of(address, switch_id.as_deref())
             .into_iter()
-            .map(|port| {
-                // Those of another machine's functions stand for nothing here.
-                let target = (port.name.controller == 0).then_some(port.name.target);
-                (target, port.representor.clone())
-            })
+            .map(|port| (port.target, port.representor.clone()))
             .collect();
         let mut take = |target| {
             let index = ports.iter().position(|port| port.0 == Some(target))?;

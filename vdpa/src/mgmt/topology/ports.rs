@@ -7,6 +7,7 @@
 use std::path::Path;
 
 use super::tree::Representor;
+use crate::mgmt::link::PhysPortName;
 use crate::mgmt::pci::{Address, Pci, PciError, attribute, link_name, names};
 
 /// What a port stands for.
@@ -18,52 +19,30 @@ pub(super) enum Target {
     Subfunction(u32),
 }
 
-/// A port's name: `[cCONTROLLER]pfPFvfVF` or `[cCONTROLLER]pfPFsfSF`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PortName {
-    /// Another machine's functions have a controller other than 0.
-    pub(super) controller: u32,
-    /// Number of the physical function.
-    pub(super) physical_function: u32,
-    pub(super) target: Target,
-}
-
-impl PortName {
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let (controller, rest) = match text.strip_prefix('c') {
-            Some(rest) => number(rest)?,
-            None => (0, text),
+impl Target {
+    /// What a port of this name stands for, and the number of its physical function. Those of another
+    /// machine's functions stand for nothing here. None for ports of no function: they are no representors.
+    fn of(name: PhysPortName) -> Option<(Option<Self>, u16)> {
+        let (controller, pf, target) = match name {
+            PhysPortName::VirtualFunction { controller, pf, vf } => {
+                (controller, pf, Self::VirtualFunction(u32::from(vf)))
+            }
+            PhysPortName::Subfunction { controller, pf, sf } => {
+                (controller, pf, Self::Subfunction(sf))
+            }
+            PhysPortName::Physical { .. } | PhysPortName::PhysicalFunction { .. } => return None,
         };
-        let (physical_function, rest) = number(rest.strip_prefix("pf")?)?;
-        let (target, rest) = if let Some(rest) = rest.strip_prefix("vf") {
-            let (index, rest) = number(rest)?;
-            (Target::VirtualFunction(index), rest)
-        } else {
-            let (index, rest) = number(rest.strip_prefix("sf")?)?;
-            (Target::Subfunction(index), rest)
-        };
-        rest.is_empty().then_some(Self {
-            controller,
-            physical_function,
-            target,
-        })
+        let here = matches!(controller, None | Some(0));
+        Some((here.then_some(target), pf))
     }
-}
-
-/// The number at the beginning, and what follows it.
-fn number(text: &str) -> Option<(u32, &str)> {
-    let end = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (digits, rest) = text.split_at(end);
-    Some((digits.parse().ok()?, rest))
 }
 
 /// A representor and what it belongs to.
 #[derive(Debug, Clone)]
 pub(super) struct Port {
-    pub(super) name: PortName,
+    pub(super) target: Option<Target>,
     pub(super) representor: Representor,
+    physical_function: u16,
     switch_id: Option<String>,
     /// The PCI function that its driver made it on.
     function: Option<Address>,
@@ -93,10 +72,11 @@ impl Ports {
             let port_name = text("phys_port_name");
             match port_name
                 .as_deref()
-                .and_then(|name| Some((name, PortName::parse(name)?)))
+                .and_then(|name| Some((name, Target::of(name.parse().ok()?)?)))
             {
-                Some((port_name, name)) => found.ports.push(Port {
-                    name,
+                Some((port_name, (target, physical_function))) => found.ports.push(Port {
+                    target,
+                    physical_function,
                     representor: Representor {
                         port_name: port_name.to_owned(),
                         state: text("operstate"),
@@ -133,41 +113,9 @@ impl Ports {
                 None => {
                     port.switch_id.as_deref() == switch_id
                         && switch_id.is_some()
-                        && port.name.physical_function == u32::from(function.function())
+                        && port.physical_function == u16::from(function.function())
                 }
             })
             .collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-    use super::*;
-
-    #[test]
-    fn names_of_ports_are_the_kernels() {
-        let vf = PortName::parse("pf0vf12").unwrap();
-        assert_eq!((vf.controller, vf.physical_function), (0, 0));
-        assert_eq!(vf.target, Target::VirtualFunction(12));
-        let sf = PortName::parse("c1pf3sf88").unwrap();
-        assert_eq!((sf.controller, sf.physical_function), (1, 3));
-        assert_eq!(sf.target, Target::Subfunction(88));
-        for other in [
-            "",
-            "p0",
-            "p0s1",
-            "pf0",
-            "pf0vf",
-            "vf0",
-            "cpf0vf0",
-            "pf0vf1x",
-            "pf-1vf0",
-            "pf0vf99999999999",
-            "pf0sf1\n",
-            "pf0vf+1",
-        ] {
-            assert_eq!(PortName::parse(other), None, "{other:?}");
-        }
     }
 }
