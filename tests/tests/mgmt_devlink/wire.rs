@@ -211,22 +211,4 @@ fn the_library_says_what_devlink_says() {
     same(37, format!("dev reload {name} action fw_activate"), &|| {
         drop(connection.reload(&handle, ReloadAction::FwActivate));
     });
-    same(54, format!("health recover {name} reporter dummy"), &|| {
-        drop(connection.recover(&handle, None, "dummy"));
-    });
-    same(1, format!("dev show {name}"), &|| {
-        drop(connection.instance(&handle))
-    });
-    same(51, format!("dev info {name}"), &|| {
-        drop(connection.info(&handle))
-    });
-    same(29, format!("dev eswitch show {name}"), &|| {
-        drop(connection.eswitch(&handle))
-    });
-    same(38, format!("dev param show {name} name test1"), &|| {
-        drop(connection.param(&handle, "test1"));
-    });
-    same(52, "health show".to_owned(), &|| {
-        drop(connection.health_reporters())
-    });
 }
