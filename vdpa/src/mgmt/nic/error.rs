@@ -208,7 +208,7 @@ pub struct MakeError {
     pub phase: Phase,
     /// Why.
     #[source]
-    pub source: NicError,
+    pub source: Box<NicError>,
     /// What was done before and could not be undone, the last step first.
     pub not_undone: Vec<NotUndone>,
 }
