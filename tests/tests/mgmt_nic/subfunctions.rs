@@ -22,6 +22,7 @@ use super::support::{bellhop, complaint, printed};
 use super::traffic::{Flow, both_ways, frame, start};
 
 const BRIDGE: &str = "br-nic";
+const PORT: &str = "lab-port";
 const UPLINK: &str = "uplink0";
 const MACS: [[u8; 6]; 3] = [
     [2, 0, 0x5e, 0, 0x53, 0x11],
@@ -77,10 +78,13 @@ impl Host {
         )
         .unwrap();
         run(&format!("ip link set {BRIDGE} up"));
-        // Its first port changes its state, which stays.
-        run("ip link add lab-port type dummy");
-        run(&format!("ip link set lab-port up master {BRIDGE}"));
-        run("ip link del lab-port");
+        // A port that is always there: without any, the bridge would lose its carrier a while after the last one.
+        run(&format!(
+            "ip link add {PORT} address 02:00:5e:00:53:02 type dummy"
+        ));
+        fs::write(format!("/proc/sys/net/ipv6/conf/{PORT}/disable_ipv6"), "1").unwrap();
+        run(&format!("ip link set {PORT} up master {BRIDGE}"));
+        bridge_is_up();
         Self { _labnic: labnic }
     }
 }
@@ -88,7 +92,21 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         clean_up();
+        run(&format!("ip link del {PORT}"));
         run(&format!("ip link del {BRIDGE}"));
+    }
+}
+
+/// Waits until the bridge has heard of its port's carrier.
+fn bridge_is_up() {
+    let is = |file: &str, expected: &str| {
+        let path = Path::new("/sys/class/net").join(file);
+        fs::read_to_string(path).unwrap().trim() == expected
+    };
+    let begin = Instant::now();
+    while !is(&format!("{BRIDGE}/operstate"), "up") || !is(&format!("{PORT}/brport/state"), "3") {
+        assert!(begin.elapsed() < PATIENCE, "the bridge does not come up");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -266,10 +284,16 @@ fn a_guest_reaches_its_neighbour_through_the_bridge() {
     let mut guest = guest(&guests);
     let frames = format!("frames 200 256 16 eth0 to {}", text(MACS[1]));
     let said = guest.command(&frames).unwrap();
-    for (name, wanted) in [("tx", 200), ("rx", 200), ("corrupt", 0), ("lost", 0)] {
-        assert_eq!(said[name], wanted, "{name}: {said}");
-    }
     let count = echo.count();
+    for (name, wanted) in [("tx", 200), ("rx", 200), ("corrupt", 0), ("lost", 0)] {
+        let seen = || format!("{}{}", run("ip -s link"), run("bridge fdb"));
+        assert_eq!(
+            said[name],
+            wanted,
+            "{name}: {said}; {count} echoed; {}",
+            seen()
+        );
+    }
     assert!(count >= 200, "{count}");
 
     // The VM has the device.
@@ -362,6 +386,7 @@ fn what_cannot_be_is_said_and_changes_nothing() {
     run(&format!("ip link set {BRIDGE} down"));
     complaint(&connect(&format!("bridge={BRIDGE}")), &["is down"]);
     run(&format!("ip link set {BRIDGE} up"));
+    bridge_is_up();
     before.assert_same("after refusals");
 
     // Rates are set, and go with the port.

@@ -414,7 +414,7 @@ fn bad_input_is_said_and_changes_nothing() {
         complaint_with(2, &output, &[word]);
     }
     let output = bellhop(&["nic", "make", "--from", "lo", "--name", NAMES[0]]);
-    complaint(&output, &["no interface of a PCI function"]);
+    complaint(&output, &["no interface of a NIC"]);
     let output = bellhop(&[
         "nic",
         "make",

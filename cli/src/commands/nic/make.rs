@@ -143,7 +143,7 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Com
     let nic = match nics.make(&request, &others, &mut watch) {
         Ok(nic) => nic,
         Err(error) => {
-            return match (watch.signal(), &error.source) {
+            return match (watch.signal(), &*error.source) {
                 // What was asked for, so that the shell sees what ended it.
                 (Some(number), NicError::Interrupted) => {
                     exit::report(&error);

@@ -32,13 +32,13 @@ pub enum NicError {
     Link(#[from] LinkError),
     /// A network interface.
     #[error(transparent)]
-    Interface(#[from] link::LinkError),
+    Interface(Box<link::LinkError>),
     /// devlink.
     #[error(transparent)]
     Devlink(#[from] DevlinkError),
     /// A connection.
     #[error(transparent)]
-    Connectivity(#[from] ConnectivityError),
+    Connectivity(Box<ConnectivityError>),
     /// A device that cannot be made.
     #[error(transparent)]
     InvalidDevice(#[from] InvalidDevice),
@@ -156,6 +156,19 @@ pub enum NicError {
     Fault(#[source] io::Error),
 }
 
+// Boxed, so that errors are small enough to return by value.
+impl From<link::LinkError> for NicError {
+    fn from(error: link::LinkError) -> Self {
+        Self::Interface(Box::new(error))
+    }
+}
+
+impl From<ConnectivityError> for NicError {
+    fn from(error: ConnectivityError) -> Self {
+        Self::Connectivity(Box::new(error))
+    }
+}
+
 fn list(taken: &[Taken]) -> String {
     let all: Vec<String> = taken.iter().map(ToString::to_string).collect();
     match all.is_empty() {
@@ -208,7 +221,7 @@ pub struct MakeError {
     pub phase: Phase,
     /// Why.
     #[source]
-    pub source: NicError,
+    pub source: Box<NicError>,
     /// What was done before and could not be undone, the last step first.
     pub not_undone: Vec<NotUndone>,
 }

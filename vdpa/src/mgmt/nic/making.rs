@@ -25,7 +25,7 @@ use crate::mgmt::link::Links;
 #[derive(Debug)]
 pub(super) struct Failure {
     phase: Phase,
-    source: NicError,
+    source: Box<NicError>,
 }
 
 impl Failure {
@@ -33,7 +33,7 @@ impl Failure {
     pub(super) fn of<E: Into<NicError>>(phase: Phase) -> impl Fn(E) -> Self {
         move |error| Self {
             phase,
-            source: error.into(),
+            source: Box::new(error.into()),
         }
     }
 
