@@ -501,7 +501,7 @@ pci/0/1: type eth splittable false
             r#"{"hw_addr":"02","state":"active","nested_devlink":{"auxiliary/sf.2":{}}}}}}"#,
             "\n"
         );
-        assert_eq!(listing.json(false).unwrap(), expected);
+        assert_eq!(json(&listing, false).unwrap(), expected);
     }
 
     #[test]
