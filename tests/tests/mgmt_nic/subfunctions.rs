@@ -211,13 +211,15 @@ struct Echo {
 
 impl Echo {
     fn start(path: &Path, own: [u8; 6]) -> Self {
-        let mut netdev = start(path, &Options::default());
+        let netdev = start(path, &Options::default());
         let (stop, count) = (
             Arc::new(AtomicBool::new(false)),
             Arc::new(AtomicU64::new(0)),
         );
         let (until, counted) = (Arc::clone(&stop), Arc::clone(&count));
         let thread = std::thread::spawn(move || {
+            // All of it: queues alone would leave the device behind, closed.
+            let mut netdev = netdev;
             let mut copy = vec![0; 16384];
             while !until.load(Ordering::Relaxed) {
                 let pair = &mut netdev.driver.pairs[0];

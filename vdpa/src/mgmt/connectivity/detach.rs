@@ -205,6 +205,9 @@ fn undo_function(kernel: &impl Kernel, physical: &str, number: u32, change: &Cha
         Some(before) => Vlan::try_from(*before).map_err(sriov::LinkError::from)?,
         None => Vlan::NONE,
     };
-    kernel.set_function_vlan(physical, number, before)?;
-    Ok(None)
+    match kernel.set_function_vlan(physical, number, before) {
+        // A driver that tells no VLAN and has no such setting did not make it either.
+        Err(sriov::LinkError::NotTaken { .. }) if now.is_none() => Ok(None),
+        set => Ok(set.map(|()| None)?),
+    }
 }
