@@ -10,7 +10,7 @@ use super::netlink::exchange::{Exchange, Progress, notifications};
 use super::netlink::family;
 use super::netlink::message::{Message, Mode, Protocol};
 use super::vendor_stats::VendorStats;
-use super::{devlink, sriov, uevent};
+use super::{devlink, link, sriov, uevent};
 
 /// Decodes `input` as everything that it could be. Whatever it is, nothing panics and nothing goes on
 /// for ever.
@@ -69,6 +69,7 @@ fn message(message: &Message) {
     let list = std::slice::from_ref(message);
     let _ = family::number(list, "vdpa");
     let _ = family::group(list, "devlink", "config");
+    link::decode_anything(message);
     sriov::decode_anything(message);
     devlink::decode_anything(message);
 }

@@ -28,6 +28,13 @@ pub use vlan::{BadVlan, PortVlan, VlanId};
 
 pub(super) use links::{header, is_interface_name};
 
+/// For the fuzz target.
+#[cfg(any(test, feature = "fuzz"))]
+pub(super) fn decode_anything(message: &super::netlink::message::Message) {
+    let _ = Link::of(message);
+    let _ = vlan::of_message(&message.attributes);
+}
+
 /// A network interface, as it was when it was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
