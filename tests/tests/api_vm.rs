@@ -114,13 +114,13 @@ fn wait_nics(guest: &mut Guest, macs: &[&str]) {
     }
 }
 
-fn check_traffic(guest: &mut Guest, device: &SimDevice) {
+fn check_traffic(guest: &mut Guest, nic: &str, device: &SimDevice) {
     let frames = Frames {
         count: 100,
         size: 590,
         window: 16,
     };
-    exchange_counted(guest, "eth0", device, &[frames]).unwrap();
+    exchange_counted(guest, nic, device, &[frames]).unwrap();
 }
 
 /// What the process has open, once it has closed the last connection of ours.
@@ -156,7 +156,24 @@ fn a_machine_is_started_and_stopped_by_requests() {
     }
     assert_eq!(shown["vdpa"][0]["id"], "nic");
     wait_nics(&mut guest, &[MAC]);
-    check_traffic(&mut guest, &device);
+    check_traffic(&mut guest, "eth0", &device);
+    let metrics = client.get("/v1/metrics").unwrap();
+    let metrics = metrics.as_str().unwrap();
+    for line in [
+        "bellhop_vm_state{state=\"Running\"} 1",
+        "bellhop_device_driver_ok{device=\"nic\"} 1",
+        "bellhop_kvm_total{counter=\"exits\"} ",
+    ] {
+        assert!(metrics.contains(line), "{line}\n{metrics}");
+    }
+    let description = client.get("/v1/openapi.json").unwrap();
+    assert!(description["paths"]["/v1/vm"].is_object());
+    // Workers end when there is nothing to do: vmm, api and vcpu0 stay.
+    std::thread::sleep(Duration::from_secs(3));
+    let now = cost(guest.pid()).unwrap();
+    println!("{now:?}");
+    assert_eq!(now.threads, 3, "{now:?}");
+    assert!(now.rss_outside_ram_kib < 8 * 1024, "{now:?}");
 
     // Not now: it runs.
     let refused = client.ask("PUT", "/v1/vm", Some(&config)).unwrap();
@@ -198,7 +215,7 @@ fn a_paused_guest_does_nothing_and_goes_on_where_it_was() {
         want(&client, "Running");
         assert_eq!(state(&client), "Running");
         guest.answer("info", NOTICE).unwrap();
-        check_traffic(&mut guest, &device);
+        check_traffic(&mut guest, "eth0", &device);
     }
     // A machine that stops while it is paused.
     want(&client, "Paused");
@@ -335,6 +352,8 @@ fn nics_come_and_go_and_a_watcher_sees_it() {
         assert!(changed.to_string().contains("second"), "{changed}");
     });
     wait_nics(&mut guest, &[MAC, SECOND_MAC]);
+    guest.command("up eth1").unwrap();
+    check_traffic(&mut guest, "eth1", &second);
     // The same again changes nothing, another one of this name is refused.
     let answer = client
         .ask("PUT", "/v1/vm/nics/second", Some(&body))
@@ -353,7 +372,7 @@ fn nics_come_and_go_and_a_watcher_sees_it() {
     let config = client.get("/v1/vm/config").unwrap();
     assert_eq!(config["vdpa"].as_array().unwrap().len(), 2, "{config}");
 
-    for (id, left) in [("first", vec![SECOND_MAC]), ("second", vec![])] {
+    for (id, left) in [("second", vec![MAC]), ("first", vec![])] {
         let answer = client
             .ask("DELETE", &format!("/v1/vm/nics/{id}"), None)
             .unwrap();
