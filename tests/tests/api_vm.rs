@@ -242,16 +242,17 @@ fn a_configuration_that_cannot_work_can_be_followed_by_another() {
     let vdpa = json!([{ "path": device.path() }]);
     let mut missing = small(&vdpa);
     missing["kernel"] = json!("/nonexistent");
-    for (config, words) in [(small(&vdpa), "in use"), (missing, "")] {
-        client.done("PUT", "/v1/vm", Some(&config)).unwrap();
+    let refused = |config: &Value, words: &str| {
+        client.done("PUT", "/v1/vm", Some(config)).unwrap();
         let running = json!({ "state": "Running" });
         let refused = client.ask("PATCH", "/v1/vm", Some(&running)).unwrap();
-        println!("{}", refused.body);
         assert_eq!(refused.status, 422, "{}", refused.body);
         assert!(refused.body.to_string().contains(words), "{}", refused.body);
         assert_eq!(state(&client), "NotStarted");
-    }
+    };
+    refused(&small(&vdpa), "in use");
     drop(held);
+    refused(&missing, "No such file");
     is_free(&device);
     assert_eq!(descriptors(child.id()), before);
     // A signal ends it also before there is a machine.

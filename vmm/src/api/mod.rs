@@ -12,9 +12,9 @@
 //!                                     └────── Handle (requests) ────> Machine::run
 //! ```
 //! **Two controllers.** What can be asked before the machine is built is
-//! [`BeforeBoot`](controller::BeforeBoot)'s, what can be asked after it
-//! [`Running`](controller::Running)'s; which of them there is, is one enum behind one lock. An
-//! action in a state that does not have it is answered with 409, the state, and the remedy.
+//! `BeforeBoot`'s, what can be asked after it `Running`'s (`controller.rs`); which of them there
+//! is, is one enum behind one lock. An action in a state that does not have it is answered
+//! with 409, the state, and the remedy.
 //!
 //! ```text
 //!               PATCH Running                  powered on           PATCH Paused

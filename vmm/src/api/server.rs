@@ -7,7 +7,7 @@
 //! | connections at a time | 64; more wait in the kernel's backlog |
 //! | a request's line and headers | 16 KiB, 64 headers, 10 s; the 10 s also end idle connections |
 //! | a request's body | `body.rs` |
-//! | a connection's life | 5 min, so that one that takes no answers ends as well |
+//! | a connection's life | 5 min and the request that is under way then, at most 90 s: one that takes no answers ends as well |
 //! | worker threads for what has to wait for the machine | 4, and each only while there is work |
 
 use std::io;
@@ -37,6 +37,8 @@ const HEADERS_MAX: usize = 64;
 const HEAD_MAX: usize = 16 * 1024;
 const HEAD_TIME: Duration = Duration::from_secs(10);
 const CONNECTION_TIME: Duration = Duration::from_secs(300);
+/// How long the request that is under way then may take: longer than any watch.
+const LAST_REQUEST: Duration = Duration::from_secs(90);
 /// How long answers that are under way may take at the end.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// After a failure to accept, which a lack of descriptors may be.
@@ -185,24 +187,30 @@ async fn serve(stream: UnixStream, router: Router, mut ended: watch::Receiver<bo
         .max_buf_size(HEAD_MAX)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
-    let over = tokio::select! {
-        over = connection.as_mut() => over,
-        () = async {
-            tokio::select! {
-                _ = ended.wait_for(|ended| *ended) => {}
-                () = tokio::time::sleep(CONNECTION_TIME) => {}
-            }
-        } => {
-            connection.as_mut().graceful_shutdown();
-            match tokio::time::timeout(LAST_ANSWERS, connection).await {
-                Ok(over) => over,
-                // It takes no answers.
-                Err(_) => Ok(()),
-            }
-        }
+    let expired = tokio::select! {
+        over = connection.as_mut() => return note(over),
+        // An error means that the server is gone, which is the end as well.
+        _ = ended.wait_for(|ended| *ended) => false,
+        () = tokio::time::sleep(CONNECTION_TIME) => true,
     };
+    if expired {
+        connection.as_mut().graceful_shutdown();
+        tokio::select! {
+            over = connection.as_mut() => return note(over),
+            _ = ended.wait_for(|ended| *ended) => {}
+            // It takes no answers.
+            () = tokio::time::sleep(LAST_REQUEST) => return,
+        }
+    }
+    connection.as_mut().graceful_shutdown();
+    if let Ok(over) = tokio::time::timeout(LAST_ANSWERS, connection).await {
+        note(over);
+    }
+}
+
+/// Clients come and go as they like: how, is of no interest but for finding mistakes.
+fn note(over: hyper::Result<()>) {
     if let Err(error) = over {
-        // Clients come and go as they like.
         tracing::debug!(%error, "a connection to the API ended");
     }
 }
