@@ -63,3 +63,38 @@ pub(crate) fn doorbell() -> Object {
         ))
         .build()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use utoipa::PartialSchema as _;
+
+    use super::*;
+    use crate::config::{CpuCount, DoorbellMode, MacAddress, MemoryConfig, VmConfig};
+
+    fn values(schema: &Value) -> Vec<Value> {
+        schema["enum"].as_array().unwrap().clone()
+    }
+
+    #[test]
+    fn what_is_described_is_what_is_taken() {
+        for mode in values(&json!(doorbell())) {
+            serde_json::from_value::<DoorbellMode>(mode).unwrap();
+        }
+        let mac = json!(mac());
+        serde_json::from_value::<MacAddress>(mac["examples"][0].clone()).unwrap();
+        let memory = json!(memory());
+        let [size, full] = [0, 1].map(|index| &memory["oneOf"][index]);
+        serde_json::from_value::<MemoryConfig>(size["examples"][0].clone()).unwrap();
+        for hugepages in values(&full["properties"]["hugepages"]) {
+            let config = json!({ "size": "1G", "hugepages": hugepages });
+            serde_json::from_value::<MemoryConfig>(config).unwrap();
+        }
+        let vm = json!(VmConfig::schema());
+        let cpus = &vm["properties"]["cpus"];
+        assert_eq!(cpus["maximum"], CpuCount::MAX);
+        let minimal = serde_json::from_value::<VmConfig>(json!({ "kernel": "k" })).unwrap();
+        assert_eq!(cpus["default"], minimal.cpus.get());
+        assert_eq!(vm["required"], json!(["kernel"]));
+    }
+}
