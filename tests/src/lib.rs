@@ -11,6 +11,7 @@
 
 pub mod accelerator;
 pub mod agent;
+pub mod api;
 pub mod areas;
 pub mod cable;
 pub mod cache;

@@ -8,6 +8,7 @@
 
 mod key_value;
 mod mac;
+pub(crate) mod schema;
 mod size;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use std::str::FromStr;
 
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 pub use devices::virtio::vdpa::DoorbellMode;
 pub use key_value::{KeyValueError, from_key_value};
@@ -39,22 +41,26 @@ pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
 /// path = "root.img"
 /// readonly = true
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmConfig {
     /// Kernel image: an ELF with a PVH entry note (`vmlinux`) or a bzImage (`vmlinuz`).
+    #[schema(value_type = String)]
     pub kernel: PathBuf,
     /// Initial RAM file system, as the kernel expects it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub initramfs: Option<PathBuf>,
     /// Kernel command line.
     #[serde(default = "default_cmdline")]
     pub cmdline: String,
     /// Number of vCPUs.
     #[serde(default)]
+    #[schema(value_type = u8, minimum = 1, maximum = 32, default = 1)]
     pub cpus: CpuCount,
     /// Guest memory.
     #[serde(default)]
+    #[schema(schema_with = schema::memory)]
     pub memory: MemoryConfig,
     /// vDPA devices, in the order of their PCI slots.
     #[serde(default)]
@@ -219,16 +225,18 @@ impl FromStr for MemoryConfig {
 }
 
 /// A vDPA device to be given to the guest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdpaConfig {
     /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`.
+    #[schema(value_type = String)]
     pub path: PathBuf,
     /// A name for messages; the file's name where none is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// The MAC address that the guest sees; the device's own where none is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::mac)]
     pub mac: Option<MacAddress>,
     /// Number of virtqueues, control virtqueue included. The device knows it;
     /// if given, it must agree.
@@ -237,14 +245,27 @@ pub struct VdpaConfig {
     /// Whether the guest kicks by stores in the device's own doorbell pages
     /// (`auto`: where queues have them; `on`: all data queues must; `off`: by eventfds).
     #[serde(default)]
+    #[schema(schema_with = schema::doorbell)]
     pub doorbell: DoorbellMode,
 }
 
+impl VdpaConfig {
+    /// The name by which the machine knows it.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let file_name = || self.path.file_name().unwrap_or(self.path.as_os_str());
+        self.id
+            .clone()
+            .unwrap_or_else(|| file_name().to_string_lossy().into_owned())
+    }
+}
+
 /// A raw image to be given to the guest as a virtio-blk disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskConfig {
     /// The image: a regular file or a block device.
+    #[schema(value_type = String)]
     pub path: PathBuf,
     /// A name for messages and the disk's serial number; `disk0`, `disk1`, … where none is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -252,6 +273,14 @@ pub struct DiskConfig {
     /// Refuse writes.
     #[serde(default)]
     pub readonly: bool,
+}
+
+impl DiskConfig {
+    /// The name by which the machine knows the disk with this number, from 0.
+    #[must_use]
+    pub fn name(&self, number: usize) -> String {
+        self.id.clone().unwrap_or_else(|| format!("disk{number}"))
+    }
 }
 
 /// `key=value,key=value` as on the command line.

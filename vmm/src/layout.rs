@@ -135,6 +135,10 @@ pub const HOTPLUG_PORT: u16 = 0x610;
 /// Interrupt of PCI hot-plug: an input of the I/O APIC that no ISA device, and so no
 /// PIC, has.
 pub const HOTPLUG_IRQ: u8 = 16;
+/// The power button's register ([`devices::legacy::button`]), 1 byte.
+pub const POWER_BUTTON_PORT: u16 = 0x620;
+/// Interrupt of the power button; as [`HOTPLUG_IRQ`].
+pub const POWER_BUTTON_IRQ: u8 = 17;
 /// The sleep type (SLP_TYP) that means "off" in [`ACPI_SLEEP_CONTROL_PORT`].
 pub const ACPI_SLEEP_TYPE_OFF: u8 = 5;
 
@@ -433,6 +437,7 @@ mod tests {
             (ACPI_SLEEP_STATUS_PORT, 1),
             (ACPI_RESET_PORT, 1),
             (HOTPLUG_PORT, devices::pci::HOTPLUG_LEN),
+            (POWER_BUTTON_PORT, devices::legacy::button::POWER_BUTTON_LEN),
         ]
         .map(|(port, len)| AddressRange {
             start: u64::from(port),

@@ -1,6 +1,7 @@
 //! The machine.
 
 pub mod acpi;
+pub mod api;
 pub mod boot;
 mod byte_count;
 pub mod config;

@@ -29,7 +29,9 @@ use clap::Parser;
 use serde_json::{Value, json};
 use vmm::config::{CpuCount, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
 use vmm::console::{Console, ConsoleInput, ConsoleRead};
-use vmm::machine::{Exit, Handle, Machine, NicState, NicStatus, Nics, RequestError, StopHandle};
+use vmm::machine::{
+    Exit, Handle, Machine, NicState, NicStatus, RequestError, RunState, StopHandle,
+};
 
 /// The exit code of a guest that crashed, as Bellhop's.
 const CRASHED: u8 = 3;
@@ -164,7 +166,7 @@ fn obey(line: &str, handle: &Handle) -> Result<Value, String> {
         ["wait-unplugged", serial, milliseconds] => {
             let number = |word: &str| word.parse::<u64>().map_err(|error| error.to_string());
             let (serial, limit) = (number(serial)?, number(milliseconds)?);
-            let nics = handle.nics().nics;
+            let nics = handle.status().nics;
             let unplugged = nics
                 .iter()
                 .find(|nic| nic.serial == serial)
@@ -173,13 +175,10 @@ fn obey(line: &str, handle: &Handle) -> Result<Value, String> {
         }
         ["announce", id] => handle.announce(id).map(|()| json!({})).map_err(refused),
         ["nics"] => {
-            let Nics {
-                generation,
-                nics,
-                ended,
-            } = handle.nics();
-            let nics: Vec<Value> = nics.iter().map(show).collect();
-            Ok(json!({ "generation": generation, "nics": nics, "ended": ended }))
+            let status = handle.status();
+            let nics: Vec<Value> = status.nics.iter().map(show).collect();
+            let ended = status.run == RunState::Ended;
+            Ok(json!({ "generation": status.generation, "nics": nics, "ended": ended }))
         }
         ["resources"] => {
             let has = handle.resources().map_err(refused)?;
@@ -199,7 +198,7 @@ fn obey(line: &str, handle: &Handle) -> Result<Value, String> {
 fn show(nic: &NicStatus) -> Value {
     json!({
         "id": nic.id,
-        "path": nic.path,
+        "path": nic.config.path,
         "address": nic.address.to_string(),
         "state": match nic.state {
             NicState::Plugged => "plugged",

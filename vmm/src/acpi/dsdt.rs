@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   \_SB   PCI0  PCI Express host bridge: bus 0, windows for BARs, hot-plug slots
-//!          GED_  hears the hot-plug interrupt
+//!          GED_  hears the interrupts of hot-plug and of the power button
+//!          PWRB  power button
 //!          MBRD  reserves the ECAM range
 //!          COM1  serial console
 //!          RTC0  real-time clock
@@ -17,7 +18,7 @@ use acpi_tables::aml::{
 use acpi_tables::sdt::Sdt;
 use acpi_tables::{Aml, AmlSink};
 
-use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, hotplug};
+use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, button, hotplug};
 use crate::layout::{
     ACPI_SLEEP_TYPE_OFF, AddressRange, Layout, PCI_CONFIG_PORT, PCI_CONFIG_PORT_LEN, PCI_ECAM,
     PCI_LAST_BUS, PCI_MMIO32, RTC_IRQ, RTC_PORT, RTC_PORT_LEN, SERIAL_IRQ, SERIAL_PORT,
@@ -34,6 +35,7 @@ pub(super) fn dsdt(layout: &Layout, cpus: u8) -> Sdt {
     let mut system_bus = Vec::new();
     push_pci(&mut system_bus, layout);
     hotplug::push_event_device(&mut system_bus);
+    button::push(&mut system_bus);
     push_motherboard(&mut system_bus);
     push_legacy_device(
         &mut system_bus,

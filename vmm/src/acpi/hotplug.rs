@@ -2,7 +2,7 @@
 //! ([`devices::pci::PciHotplug`]) which slots are meant and notifies them.
 //!
 //! ```text
-//!   GED_._EVT ──> PCI0.PSCN   reads and clears INSERTED, REMOVAL
+//!   GED_._EVT (its interrupt) ──> PCI0.PSCN   reads and clears INSERTED, REMOVAL
 //!                   └──> PCI0.PNTF   for each bit: Notify(Sxxx, 1 device check
 //!                                                              or 3 ejection request)
 //!   Sxxx._EJ0 ──> EJECT = bit of the slot
@@ -15,13 +15,14 @@
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
-    And, Arg, Device, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If,
-    Interrupt, Local, Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Path,
+    And, Arg, Device, Equal, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule,
+    If, Interrupt, Local, Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Path,
     ResourceTemplate, Store, ZERO,
 };
 use devices::pci::{HOTPLUG_LEN, SLOTS};
 
-use crate::layout::{HOTPLUG_IRQ, HOTPLUG_PORT};
+use super::button;
+use crate::layout::{HOTPLUG_IRQ, HOTPLUG_PORT, POWER_BUTTON_IRQ};
 
 /// Notification: look whether the device is there (ACPI 6.5, table 5.173).
 const DEVICE_CHECK: u8 = 1;
@@ -117,8 +118,11 @@ fn push_scan(aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
 }
 
-/// The Generic Event Device (ACPI 6.5, section 5.6.9), beside the host bridge.
+/// The Generic Event Device (ACPI 6.5, section 5.6.9), beside the host bridge. Its method
+/// gets the number of the interrupt.
 pub(super) fn push_event_device(aml: &mut Vec<u8>) {
+    // Level-triggered, active high, not shared.
+    let interrupt = |number: u8| Interrupt::new(true, false, false, false, u32::from(number));
     Device::new(
         "GED_".into(),
         vec![
@@ -126,20 +130,22 @@ pub(super) fn push_event_device(aml: &mut Vec<u8>) {
             &Name::new("_UID".into(), &0_u8),
             &Name::new(
                 "_CRS".into(),
-                // Level-triggered, active high, not shared.
-                &ResourceTemplate::new(vec![&Interrupt::new(
-                    true,
-                    false,
-                    false,
-                    false,
-                    u32::from(HOTPLUG_IRQ),
-                )]),
+                &ResourceTemplate::new(vec![&interrupt(HOTPLUG_IRQ), &interrupt(POWER_BUTTON_IRQ)]),
             ),
             &Method::new(
                 "_EVT".into(),
                 1,
                 true,
-                vec![&MethodCall::new("\\_SB_.PCI0.PSCN".into(), vec![])],
+                vec![
+                    &If::new(
+                        &Equal::new(&Arg(0), &HOTPLUG_IRQ),
+                        vec![&MethodCall::new("\\_SB_.PCI0.PSCN".into(), vec![])],
+                    ),
+                    &If::new(
+                        &Equal::new(&Arg(0), &POWER_BUTTON_IRQ),
+                        vec![&MethodCall::new(button::EVENT.into(), vec![])],
+                    ),
+                ],
             ),
         ],
     )

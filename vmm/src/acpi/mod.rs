@@ -13,8 +13,10 @@
 //!
 //! The machine is *hardware-reduced* (ACPI 6.5, section 4.1): no PM timer, no
 //! fixed events, no legacy interrupt controllers; sleep and reset are three
-//! I/O ports. PCI hot-plug is a Generic Event Device (`hotplug.rs`).
+//! I/O ports. What the machine has to tell the guest while it runs comes by a Generic Event
+//! Device: PCI hot-plug (`hotplug.rs`) and the power button (`button.rs`).
 
+mod button;
 mod dsdt;
 mod hotplug;
 mod tables;

@@ -111,7 +111,7 @@ fn devices_are_there() {
     let has = |bytes: &[u8]| dsdt.windows(bytes.len()).any(|window| window == bytes);
     for name in [
         "PCI0", "MBRD", "COM1", "RTC0", "C000", "C00A", "ACPI0007", "_S5_", "GED_", "ACPI0013",
-        "S001", "S01F", "_EJ0", "_EVT", "PSCN",
+        "S001", "S01F", "_EJ0", "_EVT", "PSCN", "PWRB", "PBEV",
     ] {
         assert!(has(name.as_bytes()), "{name}");
     }
@@ -123,8 +123,12 @@ fn devices_are_there() {
     assert!(has(b"_EJ0\x09\x70\x0c\x00\x00\x00\x80PEJT"));
     // OperationRegion (PHPR, SystemIO, 0x610, 12).
     assert!(has(b"\x5b\x80PHPR\x01\x0b\x10\x06\x0a\x0c"));
-    // Interrupt 16, level, high, exclusive.
-    assert!(has(&[0x89, 6, 0, 1, 1, 16, 0, 0, 0]));
+    // OperationRegion (PBRG, SystemIO, 0x620, 1); Notify (\\_SB.PWRB, 0x80).
+    assert!(has(b"\x5b\x80PBRG\x01\x0b\x20\x06") && has(b"\x86\\\x2e_SB_PWRB\x0a\x80"));
+    // Interrupts 16 and 17, level, high, exclusive.
+    assert!(has(&[
+        0x89, 6, 0, 1, 1, 16, 0, 0, 0, 0x89, 6, 0, 1, 1, 17, 0, 0, 0
+    ]));
     assert!(has(&layout.pci_mmio64().start.to_le_bytes()));
     assert!(has(&(layout.pci_mmio64().end() - 1).to_le_bytes()));
     // IO(0x3f8, 0x3f8, 1, 8), then interrupt 4, edge, high, exclusive.

@@ -31,9 +31,14 @@ use std::sync::Arc;
 
 use kvm_bindings::{
     KVM_API_VERSION, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2, kvm_irqchip,
+    KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2, kvm_irqchip, kvm_msi,
 };
 use kvm_ioctls::{Cap, Kvm, VmFd};
+
+/// Where processors listen for message-signalled interrupts; the APIC id comes in bits 12 to 19.
+const MSI_ADDRESS: u32 = 0xfee0_0000;
+/// Delivery mode NMI in the message's data.
+const MSI_DELIVERY_NMI: u32 = 4 << 8;
 
 /// Why KVM can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -238,6 +243,24 @@ impl Vm {
     #[must_use]
     pub fn fd(&self) -> &Arc<VmFd> {
         &self.fd
+    }
+
+    /// Sends a non-maskable interrupt to the vCPU with this APIC id, running or parked.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`].
+    pub fn send_nmi(&self, apic_id: u8) -> Result<(), KvmError> {
+        // As a message-signalled interrupt (Intel SDM 3A, 11.11): unlike KVM_NMI it
+        // does not wait for the vCPU to leave the guest.
+        let message = kvm_msi {
+            address_lo: MSI_ADDRESS | u32::from(apic_id) << 12,
+            data: MSI_DELIVERY_NMI,
+            ..Default::default()
+        };
+        self.fd
+            .signal_msi(message)
+            .map(drop)
+            .map_err(KvmError::ioctl("KVM_SIGNAL_MSI"))
     }
 
     /// Puts PICs and IOAPIC back into the state they had when the VM was

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use devices::bus::{Bus, BusDevice};
+use devices::legacy::button::{POWER_BUTTON_LEN, PowerButton};
 use devices::legacy::clock::{CLOCK_LEN, Clock};
 use devices::legacy::output::PolledWriter;
 use devices::legacy::power::{
@@ -126,6 +127,14 @@ impl Machine {
             .map_err(MachineError::host("eventfd"))?;
         io.insert(layout::HOTPLUG_PORT.into(), HOTPLUG_LEN, hotplug.clone())?;
 
+        let line = LevelLine::new(vm.fd().clone(), u32::from(layout::POWER_BUTTON_IRQ));
+        let button = Arc::new(PowerButton::new(Box::new(line)));
+        io.insert(
+            layout::POWER_BUTTON_PORT.into(),
+            POWER_BUTTON_LEN,
+            button.clone(),
+        )?;
+
         // The devices on it.
         let events = EventLoop::new().map_err(MachineError::host("epoll_create1"))?;
         let memory = Arc::new(ram.memory().clone());
@@ -138,7 +147,7 @@ impl Machine {
 
         // What the vmm thread waits for.
         let requests = Requests::new(&memory, ram_end).map_err(MachineError::host("eventfd"))?;
-        requests.publish(inventory.nics());
+        requests.publish_nics(inventory.nics());
         let statistics = StatisticsHandle::new().map_err(MachineError::host("eventfd"))?;
         for (eventfd, token) in [
             (stop.eventfd(), Token::Stop),
@@ -181,6 +190,7 @@ impl Machine {
             serial,
             output,
             power,
+            button,
             _serial_line: serial_line,
             doorbells,
             msi,
@@ -193,6 +203,7 @@ impl Machine {
             _stop: stop.clone(),
             statistics,
             used: false,
+            powered: false,
             requests,
         })
     }

@@ -40,22 +40,13 @@ pub(super) fn open(
     Ok(devices)
 }
 
-/// The name of a vDPA device.
-pub(super) fn vdpa_id(config: &VdpaConfig) -> String {
-    let file_name = || config.path.file_name().unwrap_or(config.path.as_os_str());
-    config
-        .id
-        .clone()
-        .unwrap_or_else(|| file_name().to_string_lossy().into_owned())
-}
-
 /// Opens one vDPA device, which maps guest RAM; see [`open`].
 pub(super) fn open_vdpa(
     config: &VdpaConfig,
     memory: &SharedMemory,
     ram_end: u64,
 ) -> Result<Device, MachineError> {
-    let id = vdpa_id(config);
+    let id = config.name();
     let options = VdpaOptions {
         id: id.clone(),
         path: config.path.clone(),
@@ -66,7 +57,7 @@ pub(super) fn open_vdpa(
     match VdpaBackend::open(&options, memory.clone(), ram_end) {
         Ok(backend) => Ok(Device {
             id,
-            nic: (backend.device_type() == VIRTIO_ID_NET).then(|| config.path.clone()),
+            nic: (backend.device_type() == VIRTIO_ID_NET).then(|| config.clone()),
             backend: Box::new(backend),
         }),
         Err(source) => Err(MachineError::Vdpa { id, source }),
@@ -78,7 +69,7 @@ fn open_disk(
     config: &DiskConfig,
     memory: &SharedMemory,
 ) -> Result<Device, MachineError> {
-    let id = config.id.clone().unwrap_or_else(|| format!("disk{number}"));
+    let id = config.name(number);
     let disk = Disk::open(&config.path, config.readonly)?;
     match Block::new(disk, &id, memory.clone()) {
         Ok(block) => Ok(Device {

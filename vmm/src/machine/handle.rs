@@ -10,7 +10,7 @@
 //!   Handle ── Request (at most 16 wait) ──> event loop ──> carried out
 //!      ^ <──────────── answer ────────────────────────────────┘  │
 //!      │                                                         │
-//!      └── nics(), wait_change() <── board (generation) <────────┘
+//!      └── status(), wait_change(), on_change() <── board <──────┘
 //! ```
 //! What takes long (opening a vDPA device pins all guest RAM) is done by the
 //! caller's thread, before the request is made; so the vmm thread never waits for
@@ -28,15 +28,16 @@
 //!                  changes nothing                  (again)      for hot-plug stays here
 //! ```
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use devices::pci::Slot;
 use devices::virtio::backend::SharedMemory;
+use devices::virtio::pci::DeviceDescription;
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -61,8 +62,8 @@ pub enum NicState {
 pub struct NicStatus {
     /// Its name.
     pub id: String,
-    /// Its vhost-vdpa character device.
-    pub path: PathBuf,
+    /// What was asked for: its vhost-vdpa character device, and how the guest is to see it.
+    pub config: VdpaConfig,
     /// Where the guest sees it.
     pub address: Slot,
     /// Where it is in its life.
@@ -72,15 +73,43 @@ pub struct NicStatus {
     pub serial: u64,
 }
 
-/// The NICs of a machine at one moment.
+/// A device of a machine, NIC or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// Its name.
+    pub id: String,
+    /// Where the guest sees it.
+    pub address: Slot,
+    /// What the guest made of it.
+    pub description: DeviceDescription,
+}
+
+/// What a machine does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RunState {
+    /// Built, or its run has ended; the vCPUs are parked.
+    #[default]
+    Off,
+    /// The vCPUs run.
+    Running,
+    /// The vCPUs are parked until somebody resumes them. Devices go on: what a
+    /// vDPA device or a disk has to do for the guest is done, and interrupts wait.
+    Paused,
+    /// The machine is gone, with all its devices closed: nothing changes any more.
+    Ended,
+}
+
+/// A machine at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Nics {
+pub struct MachineStatus {
     /// Grows with each change.
     pub generation: u64,
-    /// All of them.
+    /// What it does.
+    pub run: RunState,
+    /// How often it was powered on: 1 after the first boot, one more after each reset.
+    pub boots: u64,
+    /// All its NICs.
     pub nics: Vec<NicStatus>,
-    /// Whether the machine is gone, with all its devices closed: nothing changes any more.
-    pub ended: bool,
 }
 
 /// Why a request was not carried out. The machine is as before.
@@ -106,7 +135,7 @@ pub enum RequestError {
         "the guest's driver of {0} cannot announce it: it is not running, or does not know how"
     )]
     NoAnnouncement(String),
-    /// The device cannot be opened or shown to the guest.
+    /// The machine cannot do it: the device cannot be opened or shown to the guest, or KVM refuses.
     #[error(transparent)]
     Device(Box<MachineError>),
     /// The machine cannot be woken.
@@ -145,27 +174,66 @@ pub(super) enum Request {
     },
     /// What does the machine hold?
     Resources { answer: Answer<Resources> },
+    /// What are its devices like?
+    Devices { answer: Answer<Vec<DeviceStatus>> },
+    /// What has KVM counted?
+    Statistics {
+        answer: Answer<Result<BTreeMap<String, u64>, RequestError>>,
+    },
+    /// Press the power button.
+    PowerButton { answer: Answer<()> },
+    /// Reset the machine.
+    Reset { answer: Answer<()> },
+    /// Send an NMI.
+    Nmi {
+        answer: Answer<Result<(), RequestError>>,
+    },
+    /// Park the vCPUs.
+    Pause { answer: Answer<()> },
+    /// Let the vCPUs go on.
+    Resume { answer: Answer<()> },
 }
 
+/// Called with each new status; see [`Handle::on_change`].
+type Listener = Box<dyn Fn(&MachineStatus) + Send + Sync>;
+
 /// What the machine publishes.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Board {
-    nics: Mutex<Nics>,
+    status: Mutex<MachineStatus>,
     changed: Condvar,
+    listeners: Mutex<Vec<Listener>>,
+}
+
+impl fmt::Debug for Board {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Board")
+            .field("status", &self.status)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Board {
-    fn lock(&self) -> MutexGuard<'_, Nics> {
-        self.nics.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, MachineStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn publish(&self, nics: Vec<NicStatus>, ended: bool) {
+    fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
+        let listeners = self.listeners.lock();
+        listeners.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn update(&self, change: impl FnOnce(&mut MachineStatus)) {
         let mut current = self.lock();
-        if current.nics != nics || current.ended != ended {
-            current.nics = nics;
-            current.ended = ended;
-            current.generation = current.generation.wrapping_add(1);
+        let before = current.clone();
+        change(&mut current);
+        if *current != before {
+            current.generation = before.generation.wrapping_add(1);
             self.changed.notify_all();
+            // With the status locked, so that they see all changes in their order.
+            for listener in self.listeners().iter() {
+                listener(&current);
+            }
         }
     }
 }
@@ -203,7 +271,7 @@ impl Handle {
     /// [`RequestError`]: the name is in use, the device cannot be opened (busy, no
     /// such file, locked memory too low, …), no slot is free.
     pub fn plug_nic(&self, config: &VdpaConfig) -> Result<NicStatus, RequestError> {
-        let id = backends::vdpa_id(config);
+        let id = config.name();
         // Before all RAM is mapped for nothing. The machine itself decides.
         if self.nic(&id).is_some() {
             return Err(RequestError::IdInUse(id));
@@ -250,46 +318,115 @@ impl Handle {
         self.ask(|answer| Request::Resources { answer })
     }
 
-    /// The NICs as they are now. Does not wait for the machine.
+    /// All devices, NICs and others, with what the guest made of them.
+    ///
+    /// # Errors
+    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn devices(&self) -> Result<Vec<DeviceStatus>, RequestError> {
+        self.ask(|answer| Request::Devices { answer })
+    }
+
+    /// What KVM has counted: see [`Vcpus::statistics`](crate::vcpu::Vcpus::statistics).
+    ///
+    /// # Errors
+    /// [`RequestError`]: the counters cannot be read.
+    pub fn statistics(&self) -> Result<BTreeMap<String, u64>, RequestError> {
+        self.ask(|answer| Request::Statistics { answer })?
+    }
+
+    /// Presses the ACPI power button: the guest is asked to shut down. What it does about
+    /// it is its affair.
+    ///
+    /// # Errors
+    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn power_button(&self) -> Result<(), RequestError> {
+        self.ask(|answer| Request::PowerButton { answer })
+    }
+
+    /// Resets the machine, without asking the guest. Returns when that is decided; it has
+    /// booted again when [`MachineStatus::boots`] has grown.
+    ///
+    /// # Errors
+    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn reset(&self) -> Result<(), RequestError> {
+        self.ask(|answer| Request::Reset { answer })
+    }
+
+    /// Sends a non-maskable interrupt to the first vCPU, which a Linux guest logs, or takes for
+    /// a wish to panic (`unknown_nmi_panic`). A paused guest gets it when it goes on.
+    ///
+    /// # Errors
+    /// [`RequestError`]: KVM refuses.
+    pub fn nmi(&self) -> Result<(), RequestError> {
+        self.ask(|answer| Request::Nmi { answer })?
+    }
+
+    /// Parks the vCPUs and returns when they are parked. Devices go on: see
+    /// [`RunState::Paused`]. Nothing changes if they are parked already.
+    ///
+    /// # Errors
+    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn pause(&self) -> Result<(), RequestError> {
+        self.ask(|answer| Request::Pause { answer })
+    }
+
+    /// Lets the vCPUs of a paused machine go on. Nothing changes if they do.
+    ///
+    /// # Errors
+    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn resume(&self) -> Result<(), RequestError> {
+        self.ask(|answer| Request::Resume { answer })
+    }
+
+    /// The machine as it is now. Does not wait for it.
     #[must_use]
-    pub fn nics(&self) -> Nics {
+    pub fn status(&self) -> MachineStatus {
         self.0.board.lock().clone()
+    }
+
+    /// Has `listener` called with the status now and after each change, in their order,
+    /// until the machine and all its handles are gone. It is called on the vmm
+    /// thread, so it must be quick and ask this machine nothing.
+    pub fn on_change(&self, listener: impl Fn(&MachineStatus) + Send + Sync + 'static) {
+        let status = self.0.board.lock();
+        listener(&status);
+        self.0.board.listeners().push(Box::new(listener));
     }
 
     /// The NIC with this name, if there is one now.
     #[must_use]
     pub fn nic(&self, id: &str) -> Option<NicStatus> {
-        let nics = self.0.board.lock();
-        nics.nics.iter().find(|nic| nic.id == id).cloned()
+        let status = self.0.board.lock();
+        status.nics.iter().find(|nic| nic.id == id).cloned()
     }
 
-    /// The NICs as soon as their generation is not `seen` any more, or as they are
+    /// The status as soon as its generation is not `seen` any more, or as it is
     /// after `limit`.
     #[must_use]
-    pub fn wait_change(&self, seen: u64, limit: Duration) -> Nics {
-        self.wait(limit, |nics| nics.generation != seen)
+    pub fn wait_change(&self, seen: u64, limit: Duration) -> MachineStatus {
+        self.wait(limit, |status| status.generation != seen)
     }
 
     /// Waits until this very NIC is gone and its device free; `false` if it is still
     /// there after `limit`.
     #[must_use]
     pub fn wait_unplugged(&self, nic: &NicStatus, limit: Duration) -> bool {
-        let there = |nics: &Nics| nics.nics.iter().any(|one| one.serial == nic.serial);
-        !there(&self.wait(limit, |nics| !there(nics)))
+        let there = |status: &MachineStatus| status.nics.iter().any(|one| one.serial == nic.serial);
+        !there(&self.wait(limit, |status| !there(status)))
     }
 
-    fn wait(&self, limit: Duration, done: impl Fn(&Nics) -> bool) -> Nics {
+    fn wait(&self, limit: Duration, done: impl Fn(&MachineStatus) -> bool) -> MachineStatus {
         let start = Instant::now();
-        let mut nics = self.0.board.lock();
-        while !done(&nics) && !nics.ended {
+        let mut status = self.0.board.lock();
+        while !done(&status) && status.run != RunState::Ended {
             let left = limit.saturating_sub(start.elapsed());
             if left.is_zero() {
                 break;
             }
-            let waited = self.0.board.changed.wait_timeout(nics, left);
-            nics = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.0.board.changed.wait_timeout(status, left);
+            status = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        nics.clone()
+        status.clone()
     }
 
     /// Sends a request and waits for its answer.
@@ -359,15 +496,40 @@ impl Requests {
         self.queue.try_iter().take(WAITING_MAX).collect()
     }
 
-    /// Shows what there is now.
-    pub(super) fn publish(&self, nics: Vec<NicStatus>) {
-        self.board.publish(nics, false);
+    /// What the machine was last said to do.
+    pub(super) fn run_state(&self) -> RunState {
+        self.board.lock().run
+    }
+
+    /// Shows which NICs there are now.
+    pub(super) fn publish_nics(&self, nics: Vec<NicStatus>) {
+        self.board.update(|status| status.nics = nics);
+    }
+
+    /// Shows that the machine was powered on.
+    pub(super) fn publish_boot(&self, paused: bool) {
+        self.board.update(|status| {
+            status.run = if paused {
+                RunState::Paused
+            } else {
+                RunState::Running
+            };
+            status.boots = status.boots.saturating_add(1);
+        });
+    }
+
+    /// Shows what the machine does now.
+    pub(super) fn publish_run(&self, run: RunState) {
+        self.board.update(|status| status.run = run);
     }
 }
 
 impl Drop for Requests {
     fn drop(&mut self) {
-        self.board.publish(Vec::new(), true);
+        self.board.update(|status| {
+            status.nics.clear();
+            status.run = RunState::Ended;
+        });
     }
 }
 

@@ -10,7 +10,6 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,7 +20,8 @@ use devices::virtio::backend::Backend;
 use devices::virtio::pci::VirtioPciDevice;
 
 use super::MachineError;
-use super::handle::{NicState, NicStatus};
+use super::handle::{DeviceStatus, NicState, NicStatus};
+use crate::config::VdpaConfig;
 use crate::event_loop::{EventLoop, Token};
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::msi::KvmMsiVectors;
@@ -35,8 +35,8 @@ pub(super) struct Device {
     /// Name in messages and requests; no two devices have the same.
     pub(super) id: String,
     pub(super) backend: Box<dyn Backend>,
-    /// For a NIC its vhost-vdpa character device: it can be unplugged.
-    pub(super) nic: Option<PathBuf>,
+    /// For a NIC what was asked for: it can be unplugged.
+    pub(super) nic: Option<VdpaConfig>,
 }
 
 /// A device that the guest sees.
@@ -49,7 +49,7 @@ struct Entry {
 
 /// What a NIC has more than other devices.
 struct Nic {
-    path: PathBuf,
+    config: VdpaConfig,
     serial: u64,
     state: NicState,
 }
@@ -129,10 +129,10 @@ impl Inventory {
             }
         }
         tracing::debug!(%id, %slot, "device attached");
-        let nic = nic.map(|path| {
+        let nic = nic.map(|config| {
             self.next_serial = self.next_serial.wrapping_add(1);
             Nic {
-                path,
+                config,
                 serial: self.next_serial,
                 state: NicState::Plugged,
             }
@@ -219,6 +219,19 @@ impl Inventory {
     }
 }
 
+impl Inventory {
+    /// All devices as they are now, in the order of their attachment as long as numbers do
+    /// not wrap.
+    pub(super) fn devices(&self) -> Vec<DeviceStatus> {
+        let status = |entry: &Entry| DeviceStatus {
+            id: entry.id.clone(),
+            address: entry.slot,
+            description: entry.device.describe(),
+        };
+        self.entries.values().map(status).collect()
+    }
+}
+
 /// The device is there but is no NIC.
 #[derive(Debug)]
 pub(super) struct NotANic;
@@ -227,7 +240,7 @@ impl Entry {
     fn status(&self) -> Option<NicStatus> {
         self.nic.as_ref().map(|nic| NicStatus {
             id: self.id.clone(),
-            path: nic.path.clone(),
+            config: nic.config.clone(),
             address: self.slot,
             state: nic.state,
             serial: nic.serial,

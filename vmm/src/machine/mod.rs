@@ -18,6 +18,9 @@
 //!        +<-------------------------------------------+  vCPUs parked; run again
 //!                                                        is the same as a reset
 //! ```
+//! *Running* has a second half: `Handle::pause` parks the vCPUs while everything else goes
+//! on, `Handle::resume` lets them go on. A reset in that state leaves them parked at the
+//! first instruction.
 //!
 //! **Power on** is one sequence for the first boot, for a reboot in place and for
 //! a second run: vCPUs parked → devices reset (nothing touches guest memory from
@@ -36,6 +39,8 @@ mod error;
 mod faults;
 mod handle;
 mod inventory;
+#[cfg(test)]
+pub(crate) mod pretend;
 mod requests;
 mod run;
 
@@ -44,6 +49,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ::devices::legacy::button::PowerButton;
 use ::devices::legacy::power::PowerSignal;
 use ::devices::legacy::serial::Serial;
 use ::devices::pci::{PciBus, PciHotplug};
@@ -66,7 +72,9 @@ use self::handle::Requests;
 use self::inventory::Inventory;
 
 pub use error::MachineError;
-pub use handle::{Handle, NicState, NicStatus, Nics, RequestError};
+pub use handle::{
+    DeviceStatus, Handle, MachineStatus, NicState, NicStatus, RequestError, RunState,
+};
 
 /// How a machine's run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,6 +160,7 @@ pub struct Machine {
     /// A duplicate of the console's output, to wait for.
     output: OwnedFd,
     power: Arc<PowerSignal>,
+    button: Arc<PowerButton>,
     _serial_line: InterruptLine,
     doorbells: Arc<KvmDoorbells>,
     msi: KvmMsiVectors,
@@ -166,6 +175,8 @@ pub struct Machine {
     statistics: StatisticsHandle,
     /// Whether the vCPUs ran before: their state is no longer that of power-on.
     used: bool,
+    /// Whether it is powered on and nobody serves it yet.
+    powered: bool,
     /// The last: when it goes, whoever waits is told that all devices are closed.
     requests: Requests,
 }

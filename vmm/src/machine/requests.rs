@@ -3,11 +3,15 @@
 //!
 //! It must not know who asks: see `handle.rs`.
 
+use devices::legacy::power::PowerRequest;
 use devices::virtio::pci::VirtioPciDevice;
 
-use super::Machine;
-use super::handle::{NicStatus, Request, RequestError};
+use super::handle::{NicStatus, Request, RequestError, RunState};
 use super::inventory::Device;
+use super::{Machine, MachineError};
+
+/// APIC id of the first vCPU.
+const BOOT_PROCESSOR: u8 = 0;
 
 impl Machine {
     /// Carries out what waits. Nobody may be waiting for an answer any more; that is
@@ -27,7 +31,50 @@ impl Machine {
                 Request::Resources { answer } => {
                     let _ = answer.send(self.resources());
                 }
+                Request::Devices { answer } => {
+                    let _ = answer.send(self.inventory.devices());
+                }
+                Request::Statistics { answer } => {
+                    let counted = self.vcpus.statistics();
+                    let _ = answer.send(counted.map_err(|error| MachineError::from(error).into()));
+                }
+                Request::PowerButton { answer } => {
+                    self.button.press();
+                    let _ = answer.send(());
+                }
+                Request::Reset { answer } => {
+                    self.power.request(PowerRequest::Reset);
+                    let _ = answer.send(());
+                }
+                Request::Nmi { answer } => {
+                    let sent = self.vm.send_nmi(BOOT_PROCESSOR);
+                    let _ = answer.send(sent.map_err(|error| MachineError::from(error).into()));
+                }
+                Request::Pause { answer } => {
+                    self.pause();
+                    let _ = answer.send(());
+                }
+                Request::Resume { answer } => {
+                    self.resume();
+                    let _ = answer.send(());
+                }
             }
+        }
+    }
+
+    fn pause(&mut self) {
+        if self.requests.run_state() == RunState::Running {
+            self.vcpus.pause();
+            self.requests.publish_run(RunState::Paused);
+            tracing::info!("paused: the vCPUs are parked, devices go on");
+        }
+    }
+
+    fn resume(&mut self) {
+        if self.requests.run_state() == RunState::Paused {
+            self.requests.publish_run(RunState::Running);
+            self.vcpus.resume();
+            tracing::info!("resumed");
         }
     }
 
@@ -90,6 +137,6 @@ impl Machine {
     }
 
     pub(super) fn publish(&self) {
-        self.requests.publish(self.inventory.nics());
+        self.requests.publish_nics(self.inventory.nics());
     }
 }

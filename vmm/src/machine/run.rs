@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use devices::legacy::power::PowerRequest;
 use devices::legacy::serial::{Pending, Serial};
 
-use super::{Exit, Machine, MachineError};
+use super::{Exit, Machine, MachineError, RunState};
 use crate::acpi;
-
 use crate::boot::{self, BootRegisters, BootSource};
 use crate::console::{Pumped, Receiver};
 use crate::event_loop::{Ready, Token};
@@ -40,23 +39,33 @@ impl Machine {
     /// The kernel cannot be loaded, or the host fails. See [`MachineError`].
     pub fn run(&mut self) -> Result<Exit, MachineError> {
         let result = self.power_on_and_serve();
+        self.powered = false;
         self.vcpus.pause();
+        self.requests.publish_run(RunState::Off);
         self.write_last_output();
         result
     }
 
     fn power_on_and_serve(&mut self) -> Result<Exit, MachineError> {
         loop {
-            self.power_on()?;
-            match self.serve()? {
+            if !self.powered {
+                self.power_on()?;
+            }
+            let served = self.serve();
+            self.powered = false;
+            match served? {
                 Served::Reset => tracing::info!("the guest resets the machine"),
                 Served::Ended(exit) => return Ok(exit),
             }
         }
     }
 
-    /// From whatever state to running; see the module's documentation.
-    fn power_on(&mut self) -> Result<(), MachineError> {
+    /// From whatever state to running; see the module's documentation. [`Machine::run`] does it
+    /// where nobody did; who wants to know early whether the kernel can be loaded does it before.
+    ///
+    /// # Errors
+    /// As [`Machine::run`].
+    pub fn power_on(&mut self) -> Result<(), MachineError> {
         if self.used {
             self.reset()?;
         }
@@ -73,7 +82,13 @@ impl Machine {
         self.vcpus
             .set_entry(&registers.regs, |sregs| *sregs = registers.special(*sregs))?;
         tracing::debug!(entry = ?booted.entry, "power on");
-        self.vcpus.resume();
+        self.powered = true;
+        // A machine that was paused when its reset came stays so.
+        let paused = self.requests.run_state() == RunState::Paused;
+        self.requests.publish_boot(paused);
+        if !paused {
+            self.vcpus.resume();
+        }
         Ok(())
     }
 
@@ -83,6 +98,7 @@ impl Machine {
         self.finish_unplugs();
         self.pci.reset();
         self.serial.reset();
+        self.button.reset();
         if let Some(input) = &mut self.input {
             input.reset(&self.events);
         }

@@ -267,6 +267,16 @@ impl CommonConfig {
         self.status = status;
     }
 
+    /// What the device offers.
+    pub(super) fn offer(&self) -> u64 {
+        self.offer
+    }
+
+    /// The largest size of each queue.
+    pub(super) fn max_sizes(&self) -> impl Iterator<Item = u16> {
+        self.queues.iter().map(|queue| queue.max_size)
+    }
+
     pub(super) fn driver_features(&self) -> u64 {
         self.driver_features
     }

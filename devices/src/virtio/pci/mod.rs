@@ -24,6 +24,7 @@
 //! never waits for another vCPU's register access.
 
 mod common;
+mod describe;
 mod layout;
 mod notify;
 mod state;
@@ -35,6 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vmm_sys_util::eventfd::EventFd;
 
+pub use describe::{DeviceDescription, KickPath, QueueDescription};
 pub use state::{
     QueueState, RegistersError, RegistersState, RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION,
     VirtioPciState,
@@ -179,6 +181,12 @@ impl VirtioPciDevice {
     /// `false`: it is no running network device, or its driver does not know how.
     pub fn announce(&self) -> bool {
         self.transport().announce()
+    }
+
+    /// The device as it is now.
+    #[must_use]
+    pub fn describe(&self) -> DeviceDescription {
+        self.transport().describe()
     }
 
     /// Whether the device has set DEVICE_NEEDS_RESET and waits for its driver.

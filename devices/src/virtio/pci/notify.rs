@@ -28,6 +28,7 @@ use std::sync::Arc;
 use tracing::{error, warn};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use super::describe::KickPath;
 use super::layout::{NOTIFY, NOTIFY_STRIDE};
 use crate::hypervisor::{DoorbellPage, Doorbells};
 
@@ -121,6 +122,15 @@ impl NotifyDoorbells {
             doorbells,
             pages: kicks.iter().map(|_| NotifyPage::default()).collect(),
             kicks,
+        }
+    }
+
+    /// What a store to the notify page of `queue` reaches now.
+    pub(super) fn kick_path(&self, queue: u16) -> KickPath {
+        match self.pages.get(usize::from(queue)) {
+            Some(page) if page.doorbell_at.is_some() => KickPath::Doorbell,
+            Some(page) if page.eventfd_at.is_some() => KickPath::Eventfd,
+            _ => KickPath::Exit,
         }
     }
 

@@ -24,6 +24,7 @@ use tracing::{debug, error, warn};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::common::{CommonConfig, Effect};
+use super::describe::DeviceDescription;
 use super::layout::{BAR, Capabilities, Region, notified_queue};
 use super::notify::{NotifyDoorbells, kick};
 use super::state::{RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION, VirtioPciState};
@@ -413,6 +414,10 @@ impl Transport {
             error!("the device met an error that only a reset by its driver ends");
             self.needs_reset();
         }
+    }
+
+    pub(super) fn describe(&self) -> DeviceDescription {
+        DeviceDescription::new(self.backend.device_type(), &self.common, &self.doorbells)
     }
 
     pub(super) fn is_broken(&self) -> bool {

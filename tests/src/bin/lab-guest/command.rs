@@ -26,13 +26,15 @@
 //! | `up [NIC]` | brings up a NIC that was plugged in later, and waits for its link |
 //! | `mac ADDRESS [NIC]` | sets the address through the control queue |
 //! | `promisc on\|off [NIC]` | promiscuous mode |
+//! | `button SECONDS` | says `{"listening": FILE}`, then whether the power button was pressed in that time |
 //! | `dmesg` | the kernel's warnings and errors |
 //! | `shell` | a shell on the console until it exits |
 //! | `reboot`, `poweroff`, `panic` | ends the guest |
 
 use crate::network::Address;
 use crate::{
-    background, disk, echo, frames, info, memory, network, notify, processors, random, system,
+    background, button, disk, echo, frames, info, memory, network, notify, processors, random,
+    system,
 };
 use lab::error::{Error, Result};
 use serde_json::{Value, json};
@@ -187,6 +189,7 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             };
             network::set_promiscuous(nic(words), on)
         }
+        "button" => button::wait(Duration::from_secs(number(words, "SECONDS")?)),
         "dmesg" => info::kernel_messages(),
         "shell" => system::shell().map(|()| json!({ "shell": "ended" })),
         other => Err(Error::Usage(format!("unknown command {other:?}"))),

@@ -12,6 +12,7 @@
 //! are up without any address, IPv6 is off.
 
 mod background;
+mod button;
 mod command;
 mod disk;
 mod echo;

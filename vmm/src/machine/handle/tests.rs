@@ -19,7 +19,7 @@ fn requests(memory: &SharedMemory) -> Requests {
 fn nic(id: &str, serial: u64) -> NicStatus {
     NicStatus {
         id: id.to_owned(),
-        path: "/dev/null".into(),
+        config: config("/dev/null"),
         address: Slot::new(3).unwrap(),
         state: NicState::Plugged,
         serial,
@@ -102,11 +102,11 @@ fn the_board_tells_changes_and_the_end() {
     let memory = memory();
     let requests = requests(&memory);
     let handle = requests.handle();
-    requests.publish(vec![nic("a", 1)]);
-    let first = handle.nics();
-    assert_eq!((first.generation, first.ended), (1, false));
+    requests.publish_nics(vec![nic("a", 1)]);
+    let first = handle.status();
+    assert_eq!((first.generation, first.run), (1, RunState::Off));
     // The same again is no change.
-    requests.publish(vec![nic("a", 1)]);
+    requests.publish_nics(vec![nic("a", 1)]);
     let same = handle.wait_change(first.generation, Duration::from_millis(10));
     assert_eq!(same, first);
     assert_eq!(handle.nic("a"), Some(nic("a", 1)));
@@ -118,17 +118,53 @@ fn the_board_tells_changes_and_the_end() {
         move || handle.wait_unplugged(&nic("a", 1), LIMIT)
     });
     // Another one of the same name is not the one that is waited for.
-    requests.publish(vec![nic("a", 2)]);
+    requests.publish_nics(vec![nic("a", 2)]);
     assert!(waits.join().unwrap());
-    let seen = handle.nics().generation;
+    let seen = handle.status().generation;
     let waits = thread::spawn({
         let handle = handle.clone();
         move || handle.wait_change(seen, LIMIT)
     });
     drop(requests);
     let last = waits.join().unwrap();
-    assert!(last.ended && last.nics.is_empty());
+    assert!(last.run == RunState::Ended && last.nics.is_empty());
     assert!(handle.wait_unplugged(&nic("a", 2), Duration::ZERO));
+}
+
+#[test]
+fn listeners_see_every_change_in_order() {
+    let memory = memory();
+    let requests = requests(&memory);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    requests.handle().on_change({
+        let seen = seen.clone();
+        move |status| {
+            seen.lock().unwrap().push((
+                status.generation,
+                status.run,
+                status.boots,
+                status.nics.len(),
+            ));
+        }
+    });
+    requests.publish_boot(false);
+    requests.publish_nics(vec![nic("a", 1)]);
+    requests.publish_run(RunState::Paused);
+    requests.publish_run(RunState::Paused);
+    requests.publish_boot(true);
+    assert_eq!(requests.run_state(), RunState::Paused);
+    drop(requests);
+    assert_eq!(
+        *seen.lock().unwrap(),
+        [
+            (0, RunState::Off, 0, 0),
+            (1, RunState::Running, 1, 0),
+            (2, RunState::Running, 1, 1),
+            (3, RunState::Paused, 1, 1),
+            (4, RunState::Paused, 2, 1),
+            (5, RunState::Ended, 2, 0),
+        ]
+    );
 }
 
 #[test]
@@ -136,13 +172,13 @@ fn a_nic_that_cannot_be_opened_does_not_trouble_the_machine() {
     let memory = memory();
     let requests = requests(&memory);
     let handle = requests.handle();
-    requests.publish(vec![nic("nic", 1)]);
+    requests.publish_nics(vec![nic("nic", 1)]);
     let error = handle.plug_nic(&config("/dev/null")).unwrap_err();
     assert_eq!(
         error.to_string(),
         "the machine has a device nic already; choose another id"
     );
-    requests.publish(Vec::new());
+    requests.publish_nics(Vec::new());
     for path in ["/nonexistent/vhost-vdpa-0", "/dev/null"] {
         let error = handle.plug_nic(&config(path)).unwrap_err();
         assert_eq!(error.to_string(), "vDPA device nic cannot be used");

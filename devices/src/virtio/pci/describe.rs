@@ -1,0 +1,82 @@
+//! What there is to say about a device at one moment, for people and for programs that
+//! watch machines.
+
+use super::common::{CommonConfig, NO_VECTOR};
+use super::notify::NotifyDoorbells;
+use crate::virtio::status::{FAILED, FEATURES_OK, NEEDS_RESET};
+
+/// What a guest's store to a queue's notify page reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KickPath {
+    /// Our threads, which signal the eventfd: the BAR is not decoded, or nothing better
+    /// can be had.
+    Exit,
+    /// The kick eventfd, inside KVM (ioeventfd).
+    Eventfd,
+    /// The device's own doorbell page (a memory slot).
+    Doorbell,
+}
+
+/// A queue at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueDescription {
+    /// Its index.
+    pub index: u16,
+    /// Entries that the driver programmed; the largest possible number before that.
+    pub size: u16,
+    /// The largest possible number.
+    pub max_size: u16,
+    /// Whether the driver enabled it.
+    pub enabled: bool,
+    /// Its MSI-X vector, if it has one.
+    pub vector: Option<u16>,
+    /// How it is kicked.
+    pub kick: KickPath,
+}
+
+/// A device at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceDescription {
+    /// Virtio device type (virtio 1.3, section 5).
+    pub device_type: u32,
+    /// The device status register (virtio 1.3, 2.1).
+    pub status: u8,
+    /// The features that the driver is offered.
+    pub offered: u64,
+    /// The features that were agreed on; `None` before that.
+    pub negotiated: Option<u64>,
+    /// All queues, in the order of their indices.
+    pub queues: Vec<QueueDescription>,
+}
+
+impl DeviceDescription {
+    pub(super) fn new(device_type: u32, common: &CommonConfig, notify: &NotifyDoorbells) -> Self {
+        let saved = common.save();
+        let agreed = saved.status & FEATURES_OK != 0;
+        let queue = |(index, (state, max_size)): (u16, (_, _))| {
+            let state: &super::QueueState = state;
+            QueueDescription {
+                index,
+                size: state.addresses.size,
+                max_size,
+                enabled: state.enabled,
+                vector: (state.vector != NO_VECTOR).then_some(state.vector),
+                kick: notify.kick_path(index),
+            }
+        };
+        let queues = saved.queues.iter().zip(common.max_sizes());
+        Self {
+            device_type,
+            status: saved.status,
+            offered: common.offer(),
+            negotiated: agreed.then_some(saved.driver_features),
+            queues: (0..).zip(queues).map(queue).collect(),
+        }
+    }
+
+    /// Whether the device or its driver gave up: only a reset by the driver helps.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.status & (NEEDS_RESET | FAILED) != 0
+    }
+}

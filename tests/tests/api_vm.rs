@@ -1,0 +1,415 @@
+//! One machine by its API: `bellhop run --api-socket`, started, steered and stopped by requests.
+//!
+//! What the guest notices comes from the guest, what the process holds from the kernel.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+use lab::api::Client;
+use lab::guest::{BellhopArguments, Guest};
+use lab::sim::{SimDevice, require_lab};
+use lab::traffic::{Frames, exchange_counted};
+use lab::vmm_process::cost;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:56:01";
+const SECOND_MAC: &str = "52:54:5e:11:56:02";
+
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// How long a guest may take to notice something; it is emulated twice.
+const NOTICE: Duration = Duration::from_secs(30);
+
+fn client(name: &str) -> Client {
+    let file = format!("lab-{name}-{}.socket", std::process::id());
+    Client::new(&std::env::temp_dir().join(file))
+}
+
+/// The configuration of the lab's small guest.
+fn small(vdpa: &Value) -> Value {
+    let arguments = BellhopArguments::small().unwrap();
+    json!({
+        "kernel": arguments.kernel_image(),
+        "initramfs": arguments.ramdisk(),
+        "cmdline": arguments.kernel_words(),
+        "memory": "256M",
+        "vdpa": vdpa,
+    })
+}
+
+fn state(client: &Client) -> Value {
+    client.get("/v1/vm").unwrap()["state"].clone()
+}
+
+fn want(client: &Client, state: &str) {
+    client
+        .done("PATCH", "/v1/vm", Some(&json!({ "state": state })))
+        .unwrap();
+}
+
+/// Runs Bellhop without a configuration and gives it one by the API, again for each
+/// attempt to boot.
+fn start(client: &Client, config: &Value) -> Guest {
+    let bellhop = PathBuf::from(std::env::var_os("BELLHOP").unwrap());
+    let booted = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !booted.load(Ordering::Relaxed) {
+                let waits = client
+                    .get("/v1/vm")
+                    .is_ok_and(|vm| vm["state"] == "NotStarted");
+                if waits {
+                    client.done("PUT", "/v1/vm", Some(config)).unwrap();
+                    want(client, "Running");
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let guest = Guest::start_command(
+            || {
+                let mut command = Command::new(&bellhop);
+                command
+                    .args(["--log-level", "info", "run", "--api-socket"])
+                    .arg(client.socket());
+                command
+            },
+            SILENCE,
+        );
+        booted.store(true, Ordering::Relaxed);
+        guest.unwrap()
+    })
+}
+
+/// Waits until the guest has NICs with just these addresses and drivers for them; the
+/// first of them is up then.
+#[track_caller]
+fn wait_nics(guest: &mut Guest, macs: &[&str]) {
+    let start = Instant::now();
+    loop {
+        let nics = guest.command("info").unwrap()["nics"].clone();
+        let mut seen: Vec<&str> = nics
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|nic| nic["driver"] == "virtio_net")
+            .map(|nic| nic["mac"].as_str().unwrap())
+            .collect();
+        seen.sort_unstable();
+        if seen == macs {
+            if !macs.is_empty() {
+                guest.command("up eth0").unwrap();
+            }
+            return;
+        }
+        assert!(start.elapsed() < NOTICE, "{nics} instead of {macs:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn check_traffic(guest: &mut Guest, nic: &str, device: &SimDevice) {
+    let frames = Frames {
+        count: 100,
+        size: 590,
+        window: 16,
+    };
+    exchange_counted(guest, nic, device, &[frames]).unwrap();
+}
+
+/// What the process has open, once it has closed the last connection of ours.
+fn descriptors(pid: u32) -> u64 {
+    std::thread::sleep(Duration::from_millis(500));
+    cost(pid).unwrap().descriptors
+}
+
+/// Nobody has the device open.
+#[track_caller]
+fn is_free(device: &SimDevice) {
+    File::options()
+        .read(true)
+        .write(true)
+        .open(device.path())
+        .unwrap();
+}
+
+#[test]
+fn a_machine_is_started_and_stopped_by_requests() {
+    require_lab().unwrap();
+    let device = SimDevice::net("api", MAC, 1500).unwrap();
+    let client = client("start");
+    let vdpa = json!([{ "path": device.path(), "id": "nic" }]);
+    let config = small(&vdpa);
+    let mut guest = start(&client, &config);
+    let vm = client.get("/v1/vm").unwrap();
+    assert_eq!(vm["state"], "Running", "{vm}");
+    assert_eq!((&vm["boots"], &vm["pid"]), (&json!(1), &json!(guest.pid())));
+    let shown = client.get("/v1/vm/config").unwrap();
+    for key in ["kernel", "initramfs", "cmdline"] {
+        assert_eq!(shown[key], config[key]);
+    }
+    assert_eq!(shown["vdpa"][0]["id"], "nic");
+    wait_nics(&mut guest, &[MAC]);
+    check_traffic(&mut guest, "eth0", &device);
+    let metrics = client.get("/v1/metrics").unwrap();
+    let metrics = metrics.as_str().unwrap();
+    for line in [
+        "bellhop_vm_state{state=\"Running\"} 1",
+        "bellhop_device_driver_ok{device=\"nic\"} 1",
+        "bellhop_kvm_total{counter=\"exits\"} ",
+    ] {
+        assert!(metrics.contains(line), "{line}\n{metrics}");
+    }
+    let description = client.get("/v1/openapi.json").unwrap();
+    assert!(description["paths"]["/v1/vm"].is_object());
+    // Workers end when there is nothing to do: vmm, api and vcpu0 stay.
+    std::thread::sleep(Duration::from_secs(3));
+    let now = cost(guest.pid()).unwrap();
+    println!("{now:?}");
+    assert_eq!(now.threads, 3, "{now:?}");
+    assert!(now.rss_outside_ram_kib < 8 * 1024, "{now:?}");
+
+    // Not now: it runs.
+    let refused = client.ask("PUT", "/v1/vm", Some(&config)).unwrap();
+    assert_eq!(
+        (refused.status, &refused.body["code"]),
+        (409, &json!("wrong_state"))
+    );
+    assert!(
+        refused.body["message"]
+            .as_str()
+            .unwrap()
+            .contains("the machine is running"),
+        "{}",
+        refused.body
+    );
+
+    want(&client, "Stopped");
+    assert!(guest.wait_exit(NOTICE).unwrap().success());
+    assert!(!client.socket().exists());
+    is_free(&device);
+}
+
+#[test]
+fn a_paused_guest_does_nothing_and_goes_on_where_it_was() {
+    require_lab().unwrap();
+    let device = SimDevice::net("api", MAC, 1500).unwrap();
+    let client = client("pause");
+    let vdpa = json!([{ "path": device.path(), "id": "nic" }]);
+    let mut guest = start(&client, &small(&vdpa));
+    wait_nics(&mut guest, &[MAC]);
+    for _ in 0..3 {
+        want(&client, "Paused");
+        want(&client, "Paused");
+        assert_eq!(state(&client), "Paused");
+        guest.send("info").unwrap();
+        let early = guest.answer("info", Duration::from_secs(1));
+        assert!(early.is_err(), "a paused guest answers: {early:?}");
+        want(&client, "Running");
+        want(&client, "Running");
+        assert_eq!(state(&client), "Running");
+        guest.answer("info", NOTICE).unwrap();
+        check_traffic(&mut guest, "eth0", &device);
+    }
+    // A machine that stops while it is paused.
+    want(&client, "Paused");
+    want(&client, "Stopped");
+    assert!(guest.wait_exit(NOTICE).unwrap().success());
+    is_free(&device);
+}
+
+#[test]
+fn a_configuration_that_cannot_work_can_be_followed_by_another() {
+    require_lab().unwrap();
+    let device = SimDevice::net("api", MAC, 1500).unwrap();
+    let client = client("again");
+    let held = File::options().read(true).write(true).open(device.path());
+    let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+    command.arg("run").arg("--api-socket").arg(client.socket());
+    let mut child = command.stdin(std::process::Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    while client.get("/v1/vm").is_err() {
+        assert!(start.elapsed() < NOTICE);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let before = descriptors(child.id());
+    let vdpa = json!([{ "path": device.path() }]);
+    let mut missing = small(&vdpa);
+    missing["kernel"] = json!("/nonexistent");
+    let refused = |config: &Value, words: &str| {
+        client.done("PUT", "/v1/vm", Some(config)).unwrap();
+        let running = json!({ "state": "Running" });
+        let refused = client.ask("PATCH", "/v1/vm", Some(&running)).unwrap();
+        assert_eq!(refused.status, 422, "{}", refused.body);
+        assert!(refused.body.to_string().contains(words), "{}", refused.body);
+        assert_eq!(state(&client), "NotStarted");
+    };
+    refused(&small(&vdpa), "in use");
+    drop(held);
+    refused(&missing, "No such file");
+    is_free(&device);
+    assert_eq!(descriptors(child.id()), before);
+    // A signal ends it also before there is a machine.
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(&child),
+        rustix::process::Signal::TERM,
+    )
+    .unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert!(!client.socket().exists());
+}
+#[test]
+fn the_power_button_reset_and_nmi_reach_the_guest() {
+    require_lab().unwrap();
+    let client = client("button");
+    let mut guest = start(&client, &small(&json!([])));
+    let press = |what: &str| {
+        client
+            .done("POST", &format!("/v1/vm/{what}"), None)
+            .unwrap()
+    };
+    for _ in 0..2 {
+        guest.listen("button 30").unwrap();
+        press("power-button");
+        let pressed = guest.answer("button", NOTICE * 2).unwrap();
+        assert_eq!(pressed["pressed"], true, "{pressed}");
+    }
+    // Nobody pressed it again.
+    guest.listen("button 1").unwrap();
+    assert_eq!(guest.answer("button", NOTICE).unwrap()["pressed"], false);
+
+    press("nmi");
+    let start = Instant::now();
+    while !guest
+        .command("dmesg")
+        .unwrap()
+        .to_string()
+        .contains("NMI received")
+    {
+        assert!(
+            start.elapsed() < NOTICE,
+            "{}",
+            guest.command("dmesg").unwrap()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+
+    let before = descriptors(guest.pid());
+    press("reset");
+    guest.wait_ready(SILENCE).unwrap();
+    let vm = client.get("/v1/vm").unwrap();
+    assert_eq!((&vm["state"], &vm["boots"]), (&json!("Running"), &json!(2)));
+    assert_eq!(descriptors(guest.pid()), before);
+    assert!(guest.power_off().unwrap().success());
+    assert!(!client.socket().exists());
+}
+
+#[test]
+fn nics_come_and_go_and_a_watcher_sees_it() {
+    require_lab().unwrap();
+    let first = SimDevice::net("api", MAC, 1500).unwrap();
+    let second = SimDevice::net("api2", SECOND_MAC, 1500).unwrap();
+    let client = client("nics");
+    let vdpa = json!([{ "path": first.path(), "id": "first" }]);
+    let mut guest = start(&client, &small(&vdpa));
+    wait_nics(&mut guest, &[MAC]);
+    let nic = client.get("/v1/vm/nics/first").unwrap();
+    println!("{nic:#}");
+    assert_eq!(
+        (&nic["state"], &nic["mac"]),
+        (&json!("Plugged"), &Value::Null)
+    );
+    assert_eq!(nic["device"]["driver_ok"], true, "{nic}");
+    let negotiated = nic["device"]["features_negotiated"].to_string();
+    assert!(negotiated.contains("VERSION_1"), "{negotiated}");
+    assert!(
+        nic["device"]["queues"].as_array().unwrap().len() >= 2,
+        "{nic}"
+    );
+    assert_eq!(nic["device"]["queues"][0]["kick"], "Eventfd", "{nic}");
+
+    let seen = client.get("/v1/vm").unwrap()["generation"].clone();
+    let watch = |since: &Value, seconds: u32| {
+        let path = format!("/v1/vm/watch?since={since}&timeout_s={seconds}");
+        client.get(&path).unwrap()
+    };
+    let nothing = watch(&seen, 1);
+    assert_eq!(nothing["generation"], seen, "{nothing}");
+    let body = json!({ "path": second.path() });
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| watch(&seen, 60));
+        std::thread::sleep(Duration::from_millis(200));
+        let answer = client
+            .ask("PUT", "/v1/vm/nics/second", Some(&body))
+            .unwrap();
+        assert_eq!(answer.status, 201, "{}", answer.body);
+        let changed = watcher.join().unwrap();
+        assert!(changed.to_string().contains("second"), "{changed}");
+    });
+    wait_nics(&mut guest, &[MAC, SECOND_MAC]);
+    guest.command("up eth1").unwrap();
+    check_traffic(&mut guest, "eth1", &second);
+    // The same again changes nothing, another one of this name is refused.
+    let answer = client
+        .ask("PUT", "/v1/vm/nics/second", Some(&body))
+        .unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let other = json!({ "path": first.path() });
+    let answer = client
+        .ask("PUT", "/v1/vm/nics/second", Some(&other))
+        .unwrap();
+    assert_eq!(answer.status, 409, "{}", answer.body);
+    let busy = client
+        .ask("PUT", "/v1/vm/nics/third", Some(&other))
+        .unwrap();
+    assert_eq!(busy.status, 422, "{}", busy.body);
+    assert!(busy.body.to_string().contains("in use"), "{}", busy.body);
+    let config = client.get("/v1/vm/config").unwrap();
+    assert_eq!(config["vdpa"].as_array().unwrap().len(), 2, "{config}");
+
+    for (id, left) in [("second", vec![MAC]), ("first", vec![])] {
+        let answer = client
+            .ask("DELETE", &format!("/v1/vm/nics/{id}"), None)
+            .unwrap();
+        assert_eq!(answer.status, 202, "{}", answer.body);
+        // Until the guest has given it up.
+        let start = Instant::now();
+        let mut seen = json!(0);
+        loop {
+            let vm = watch(&seen, 5);
+            let gone = vm["nics"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|nic| nic["id"] != id);
+            if gone {
+                break;
+            }
+            assert!(start.elapsed() < NOTICE, "{vm}");
+            seen = vm["generation"].clone();
+        }
+        wait_nics(&mut guest, &left);
+    }
+    is_free(&first);
+    is_free(&second);
+    let gone = client.ask("GET", "/v1/vm/nics/first", None).unwrap();
+    assert_eq!(gone.status, 404, "{}", gone.body);
+
+    // Who watches is told of the end.
+    let seen = client.get("/v1/vm").unwrap()["generation"].clone();
+    let last = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| watch(&seen, 60));
+        std::thread::sleep(Duration::from_millis(200));
+        want(&client, "Stopped");
+        watcher.join().unwrap()
+    });
+    assert_eq!(last["state"], "Stopped", "{last}");
+    assert!(guest.wait_exit(NOTICE).unwrap().success());
+    assert!(!client.socket().exists());
+}

@@ -1,0 +1,335 @@
+//! What may be asked in which state: the two controllers and the lock around them.
+//!
+//! Owns the configuration before boot, the handle after it, and the view that clients
+//! watch. It must not know HTTP.
+
+use std::fmt;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
+use utoipa::ToSchema;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::error::ApiError;
+use super::start::{StartRequest, Starts};
+use crate::config::VmConfig;
+use crate::machine::{Handle, MachineStatus, NicStatus, RunState, StopHandle};
+
+/// Clients that may wait for changes at a time: others must be able to ask meanwhile.
+pub(super) const WATCHERS_MAX: usize = 32;
+
+/// What the machine does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(super) enum VmState {
+    /// There is no machine yet: it can be configured, then started.
+    NotStarted,
+    /// It is being built and booted.
+    Starting,
+    /// Its vCPUs run.
+    Running,
+    /// Its vCPUs are parked; devices go on.
+    Paused,
+    /// It has ended, and with it this process, soon.
+    Stopped,
+}
+
+impl fmt::Display for VmState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotStarted => "not started",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopped => "stopped",
+        })
+    }
+}
+
+/// What clients watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct View {
+    /// Grows with each change, over the whole life of the process.
+    pub(super) generation: u64,
+    pub(super) state: VmState,
+    /// How often the machine was powered on.
+    pub(super) boots: u64,
+    /// The NICs of a built machine.
+    pub(super) nics: Vec<NicStatus>,
+}
+
+/// Before there is a machine.
+#[derive(Debug, Default)]
+pub(super) struct BeforeBoot {
+    config: Option<VmConfig>,
+}
+
+/// While there is one.
+#[derive(Debug)]
+pub(super) struct Running {
+    /// As it was started, without NICs.
+    config: VmConfig,
+    handle: Handle,
+}
+
+/// Which of the controllers there is.
+#[derive(Debug)]
+enum Phase {
+    BeforeBoot(BeforeBoot),
+    /// The machine is being built: neither of them.
+    Starting(VmConfig),
+    Running(Running),
+}
+
+/// See the module.
+pub(super) struct Controller {
+    phase: Mutex<Phase>,
+    view: watch::Sender<View>,
+    starts: SyncSender<StartRequest>,
+    wake: Arc<EventFd>,
+    stop: StopHandle,
+    watchers: Semaphore,
+}
+
+impl fmt::Debug for Controller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Controller")
+            .field("phase", &self.phase)
+            .field("view", &*self.view.borrow())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Controller {
+    /// A controller without a machine. With a configuration, its start is requested already.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub(super) fn new(
+        config: Option<VmConfig>,
+        stop: &StopHandle,
+    ) -> std::io::Result<(Arc<Self>, Starts)> {
+        // Of one: a second request needs the first one's answer.
+        let (starts, queue) = sync_channel(1);
+        let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let controller = Arc::new(Self {
+            phase: Mutex::new(Phase::BeforeBoot(BeforeBoot::default())),
+            view: watch::Sender::new(View {
+                generation: 1,
+                state: VmState::NotStarted,
+                boots: 0,
+                nics: Vec::new(),
+            }),
+            starts,
+            wake: wake.clone(),
+            stop: stop.clone(),
+            watchers: Semaphore::new(WATCHERS_MAX),
+        });
+        if let Some(config) = config {
+            let mut phase = controller.lock();
+            // There is room in the queue, and its other end lies below.
+            let _ = controller.request_start(&mut phase, config, None);
+            drop(phase);
+        }
+        Ok((controller, Starts { queue, wake }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Phase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state that there is now, and what to do about it.
+    pub(super) fn wrong_state(&self, remedy: &'static str) -> ApiError {
+        ApiError::WrongState {
+            state: self.view.borrow().state,
+            remedy,
+        }
+    }
+
+    /// What there is now.
+    pub(super) fn view(&self) -> View {
+        self.view.borrow().clone()
+    }
+
+    /// Changes as they come.
+    pub(super) fn watch(&self) -> watch::Receiver<View> {
+        self.view.subscribe()
+    }
+
+    fn publish(&self, change: impl FnOnce(&mut View)) {
+        self.view.send_if_modified(|view| {
+            let before = view.clone();
+            change(view);
+            if *view == before {
+                return false;
+            }
+            view.generation = before.generation.wrapping_add(1);
+            true
+        });
+    }
+
+    /// The configuration, with the NICs that there are now.
+    pub(super) fn config(&self) -> Result<VmConfig, ApiError> {
+        match &*self.lock() {
+            Phase::BeforeBoot(before) => before.config.clone().ok_or(ApiError::NoConfig),
+            Phase::Starting(config) => Ok(config.clone()),
+            Phase::Running(running) => {
+                let mut config = running.config.clone();
+                let nics = running.handle.status().nics;
+                config.vdpa.extend(nics.into_iter().map(|nic| nic.config));
+                Ok(config)
+            }
+        }
+    }
+
+    /// Changes the configuration before boot.
+    pub(super) fn edit<T>(
+        &self,
+        change: impl FnOnce(&mut VmConfig) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let mut phase = self.lock();
+        let Phase::BeforeBoot(before) = &mut *phase else {
+            return Err(self.wrong_state("try again when it runs: GET /v1/vm/watch"));
+        };
+        let config = before.config.as_mut().ok_or(ApiError::NoConfig)?;
+        let changed = change(config)?;
+        self.count_change();
+        Ok(changed)
+    }
+
+    /// There is no field of the view for what changed.
+    fn count_change(&self) {
+        self.view
+            .send_modify(|view| view.generation = view.generation.wrapping_add(1));
+    }
+
+    /// Replaces the configuration. Nothing is opened or built.
+    pub(super) fn configure(&self, config: VmConfig) -> Result<(), ApiError> {
+        let mut phase = self.lock();
+        let Phase::BeforeBoot(before) = &mut *phase else {
+            return Err(self.wrong_state(
+                "its configuration is given before it starts; NICs of a running machine come \
+                 and go with PUT and DELETE of /v1/vm/nics/{id}",
+            ));
+        };
+        if before.config.as_ref() != Some(&config) {
+            before.config = Some(config);
+            self.count_change();
+        }
+        Ok(())
+    }
+
+    /// Has the machine built and powered on; returns when it is, or cannot be.
+    pub(super) async fn start(self: &Arc<Self>) -> Result<(), ApiError> {
+        let answered = {
+            let mut phase = self.lock();
+            let Phase::BeforeBoot(before) = &*phase else {
+                return Err(self.wrong_state("wait until it runs: GET /v1/vm/watch"));
+            };
+            let config = before.config.clone().ok_or(ApiError::NoConfig)?;
+            let (answer, answered) = oneshot::channel();
+            self.request_start(&mut phase, config, Some(answer))?;
+            answered
+        };
+        answered.await.map_err(|_| ApiError::Ending)?
+    }
+
+    fn request_start(
+        self: &Arc<Self>,
+        phase: &mut Phase,
+        config: VmConfig,
+        answer: Option<oneshot::Sender<Result<(), ApiError>>>,
+    ) -> Result<(), ApiError> {
+        let request = StartRequest {
+            config: config.clone(),
+            controller: self.clone(),
+            answer,
+        };
+        match self.starts.try_send(request) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                return Err(ApiError::Ending);
+            }
+        }
+        *phase = Phase::Starting(config);
+        self.publish(|view| view.state = VmState::Starting);
+        // The only failure is a counter at its maximum, which is readable too.
+        let _ = self.wake.write(1);
+        Ok(())
+    }
+
+    /// The machine is powered on.
+    pub(super) fn started(self: &Arc<Self>, mut config: VmConfig, handle: &Handle) {
+        // NICs come and go: the machine knows which there are.
+        let nics = handle.status().nics;
+        config
+            .vdpa
+            .retain(|vdpa| nics.iter().all(|nic| nic.id != vdpa.name()));
+        *self.lock() = Phase::Running(Running {
+            config,
+            handle: handle.clone(),
+        });
+        // Weak: the handle is ours.
+        let controller = Arc::downgrade(self);
+        handle.on_change(move |status| {
+            if let Some(controller) = controller.upgrade() {
+                controller.observe(status);
+            }
+        });
+    }
+
+    /// The machine could not be built or powered on: there is none, as before.
+    pub(super) fn start_failed(&self, config: VmConfig) {
+        *self.lock() = Phase::BeforeBoot(BeforeBoot {
+            config: Some(config),
+        });
+        self.publish(|view| view.state = VmState::NotStarted);
+    }
+
+    fn observe(&self, status: &MachineStatus) {
+        self.publish(|view| {
+            view.state = match status.run {
+                RunState::Off if status.boots == 0 => VmState::Starting,
+                RunState::Running => VmState::Running,
+                RunState::Paused => VmState::Paused,
+                RunState::Off | RunState::Ended => VmState::Stopped,
+            };
+            view.boots = status.boots;
+            view.nics.clone_from(&status.nics);
+        });
+    }
+
+    /// The server ends, and with it the process.
+    pub(super) fn ended(&self) {
+        self.publish(|view| view.state = VmState::Stopped);
+    }
+
+    /// Lets a client wait for changes as long as the result lives.
+    pub(super) fn watcher(&self) -> Result<SemaphorePermit<'_>, ApiError> {
+        self.watchers
+            .try_acquire()
+            .map_err(|_| ApiError::TooManyWatchers)
+    }
+
+    /// The handle of the machine, where there is one.
+    pub(super) fn running(&self) -> Result<Handle, ApiError> {
+        match &*self.lock() {
+            Phase::BeforeBoot(_) => Err(self.wrong_state(
+                "start it first: PUT /v1/vm, then PATCH /v1/vm {\"state\": \"Running\"}",
+            )),
+            Phase::Starting(_) => Err(self.wrong_state("wait until it runs: GET /v1/vm/watch")),
+            Phase::Running(running) => Ok(running.handle.clone()),
+        }
+    }
+
+    /// Whether the machine is built.
+    pub(super) fn is_built(&self) -> bool {
+        matches!(&*self.lock(), Phase::Running(_))
+    }
+
+    /// Asks the machine to stop, and the process to end with it.
+    pub(super) fn stop(&self) {
+        self.stop.stop();
+    }
+}

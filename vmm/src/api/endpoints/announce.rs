@@ -1,0 +1,28 @@
+//! `/v1/vm/nics/{id}/announce`.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+
+use super::{Api, on_worker};
+use crate::api::error::{ApiError, ErrorBody};
+use crate::api::parameters::DeviceName;
+
+/// Have the guest announce a NIC
+///
+/// As after it has come to another place in its network (virtio 1.3, 5.1.6.5.4). The guest does
+/// it when it gets to it.
+#[utoipa::path(post, path = "/v1/vm/nics/{id}/announce", params(("id" = String, Path, description = "The NIC's name")), responses(
+    (status = 204, description = "The guest is asked"),
+    (status = 400, description = "Not a name", body = ErrorBody),
+    (status = 404, description = "There is none of this name", body = ErrorBody),
+    (status = 409, description = "There is no machine that runs or is paused; or the guest's driver cannot announce", body = ErrorBody),
+    (status = 503, description = "Too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn announce(
+    State(api): Api,
+    DeviceName(id): DeviceName,
+) -> Result<StatusCode, ApiError> {
+    let machine = api.running()?;
+    on_worker(move || machine.announce(&id)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,17 @@
+//! `/v1/vm/config`: the configuration.
+
+use axum::Json;
+use axum::extract::State;
+
+use super::Api;
+use crate::api::error::{ApiError, ErrorBody};
+use crate::config::VmConfig;
+
+/// The machine's configuration
+#[utoipa::path(get, path = "/v1/vm/config", responses(
+    (status = 200, description = "The configuration", body = VmConfig),
+    (status = 409, description = "There is none yet", body = ErrorBody),
+))]
+pub(super) async fn show(State(api): Api) -> Result<Json<VmConfig>, ApiError> {
+    api.config().map(Json)
+}

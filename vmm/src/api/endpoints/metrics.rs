@@ -1,0 +1,206 @@
+//! `/v1/metrics`: what there is to count, as Prometheus reads it.
+//!
+//! Owns the names and the text format (version 0.0.4). Nothing is counted here: all figures are the
+//! machine's and KVM's at this moment.
+
+use std::fmt::Write as _;
+
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use devices::virtio::pci::KickPath;
+use devices::virtio::status::DRIVER_OK;
+
+use super::{Api, on_worker};
+use crate::api::controller::{View, VmState};
+use crate::api::error::{ApiError, ErrorBody};
+use crate::machine::{DeviceStatus, Handle, NicState, RequestError, Resources};
+
+/// The version of the format is a part of its type.
+const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Metrics
+///
+/// Before the machine is built only its state and boots are there.
+#[utoipa::path(get, path = "/v1/metrics", responses(
+    (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
+    (status = 409, description = "The machine has ended", body = ErrorBody),
+    (status = 500, description = "KVM does not say", body = ErrorBody),
+    (status = 503, description = "Too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn show(State(api): Api) -> Result<Response, ApiError> {
+    let mut text = Text::default();
+    view(&mut text, &api.view());
+    if api.is_built() {
+        let machine = api.running()?;
+        let counted = on_worker(move || Counted::ask(&machine)).await?;
+        counted.write(&mut text);
+    }
+    Ok(([(CONTENT_TYPE, FORMAT)], text.0).into_response())
+}
+
+/// The text, family by family.
+#[derive(Debug, Default)]
+struct Text(String);
+
+impl Text {
+    /// Begins a family: all its samples follow.
+    fn family(&mut self, name: &'static str, kind: &str, help: &str) -> Family<'_> {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        Family { text: self, name }
+    }
+}
+
+struct Family<'a> {
+    text: &'a mut Text,
+    name: &'static str,
+}
+
+impl Family<'_> {
+    fn sample(&mut self, labels: &[(&str, &str)], value: u64) -> &mut Self {
+        let out = &mut self.text.0;
+        out.push_str(self.name);
+        for (number, (label, value)) in labels.iter().enumerate() {
+            out.push(if number == 0 { '{' } else { ',' });
+            let value = value
+                .replace('\\', "\\\\")
+                .replace('"', "\\\"")
+                .replace('\n', "\\n");
+            let _ = write!(out, "{label}=\"{value}\"");
+        }
+        if !labels.is_empty() {
+            out.push('}');
+        }
+        let _ = writeln!(out, " {value}");
+        self
+    }
+}
+
+fn view(text: &mut Text, view: &View) {
+    let mut states = text.family(
+        "bellhop_vm_state",
+        "gauge",
+        "1 for the state that the machine is in",
+    );
+    for (name, state) in [
+        ("NotStarted", VmState::NotStarted),
+        ("Starting", VmState::Starting),
+        ("Running", VmState::Running),
+        ("Paused", VmState::Paused),
+        ("Stopped", VmState::Stopped),
+    ] {
+        states.sample(&[("state", name)], u64::from(view.state == state));
+    }
+    text.family(
+        "bellhop_vm_boots_total",
+        "counter",
+        "How often the machine was powered on",
+    )
+    .sample(&[], view.boots);
+    let mut nics = text.family(
+        "bellhop_nic_plugged",
+        "gauge",
+        "1; 0: the guest is asked to eject it",
+    );
+    for nic in &view.nics {
+        nics.sample(
+            &[("nic", &nic.id)],
+            u64::from(nic.state == NicState::Plugged),
+        );
+    }
+}
+
+/// What the machine was asked.
+struct Counted {
+    kvm: std::collections::BTreeMap<String, u64>,
+    resources: Resources,
+    devices: Vec<DeviceStatus>,
+}
+
+impl Counted {
+    fn ask(machine: &Handle) -> Result<Self, RequestError> {
+        Ok(Self {
+            kvm: machine.statistics()?,
+            resources: machine.resources()?,
+            devices: machine.devices()?,
+        })
+    }
+
+    fn write(&self, text: &mut Text) {
+        let mut kvm = text.family(
+            "bellhop_kvm_total",
+            "counter",
+            "What KVM has counted of all vCPUs, by the kernel's own names",
+        );
+        for (name, value) in &self.kvm {
+            kvm.sample(&[("counter", name)], *value);
+        }
+        let mut held = text.family("bellhop_kvm_held", "gauge", "What the machine holds of KVM");
+        let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        for (what, value) in [
+            ("memory_slots", self.resources.memory_slots),
+            ("ioeventfds", self.resources.doorbells),
+            ("mapped_doorbells", self.resources.mapped_doorbells),
+            ("vectors", self.resources.msi.vectors),
+            ("routes", self.resources.msi.routes),
+            ("irqfds", self.resources.msi.irqfds),
+        ] {
+            held.sample(&[("what", what)], count(value));
+        }
+        let mut running = text.family(
+            "bellhop_device_driver_ok",
+            "gauge",
+            "Whether the guest's driver runs the device",
+        );
+        for device in &self.devices {
+            let running_now = device.description.status & DRIVER_OK != 0;
+            running.sample(&[("device", &device.id)], u64::from(running_now));
+        }
+        let mut broken = text.family(
+            "bellhop_device_broken",
+            "gauge",
+            "Whether the device or its driver gave up",
+        );
+        for device in &self.devices {
+            let broken_now = device.description.is_broken();
+            broken.sample(&[("device", &device.id)], u64::from(broken_now));
+        }
+        let mut queues = text.family(
+            "bellhop_device_queues",
+            "gauge",
+            "Enabled queues by the way in which they are kicked",
+        );
+        for device in &self.devices {
+            for (way, kick) in [
+                ("exit", KickPath::Exit),
+                ("eventfd", KickPath::Eventfd),
+                ("doorbell", KickPath::Doorbell),
+            ] {
+                let enabled = device.description.queues.iter();
+                let kicked = enabled.filter(|queue| queue.enabled && queue.kick == kick);
+                queues.sample(
+                    &[("device", &device.id), ("kick", way)],
+                    count(kicked.count()),
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_escaped() {
+        let mut text = Text::default();
+        text.family("x", "gauge", "help")
+            .sample(&[("a", "q\"\\\n"), ("b", "")], 7)
+            .sample(&[], u64::MAX);
+        assert_eq!(
+            text.0,
+            "# HELP x help\n# TYPE x gauge\nx{a=\"q\\\"\\\\\\n\",b=\"\"} 7\nx 18446744073709551615\n"
+        );
+    }
+}

@@ -1,0 +1,77 @@
+//! `/v1/vm/nics`: all NICs.
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Api;
+use crate::api::error::{ApiError, ErrorBody};
+use crate::config::VdpaConfig;
+use crate::machine::{NicState, NicStatus};
+
+/// Where a NIC is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(super) enum NicPhase {
+    /// It comes when the machine starts.
+    Configured,
+    /// The guest has it, or finds it when it looks.
+    Plugged,
+    /// The guest was asked to give it up and has not done so yet.
+    UnplugRequested,
+}
+
+/// A NIC in a list.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct NicSummary {
+    /// Its name.
+    pub(super) id: String,
+    /// Where it is in its life.
+    pub(super) state: NicPhase,
+    /// Its vhost-vdpa character device.
+    pub(super) path: String,
+    /// Where the guest sees it, once the machine is built.
+    pub(super) address: Option<String>,
+}
+
+impl From<&NicStatus> for NicSummary {
+    fn from(nic: &NicStatus) -> Self {
+        Self {
+            id: nic.id.clone(),
+            state: match nic.state {
+                NicState::Plugged => NicPhase::Plugged,
+                NicState::UnplugRequested => NicPhase::UnplugRequested,
+            },
+            path: nic.config.path.to_string_lossy().into_owned(),
+            address: Some(nic.address.to_string()),
+        }
+    }
+}
+
+impl From<&VdpaConfig> for NicSummary {
+    fn from(config: &VdpaConfig) -> Self {
+        Self {
+            id: config.name(),
+            state: NicPhase::Configured,
+            path: config.path.to_string_lossy().into_owned(),
+            address: None,
+        }
+    }
+}
+
+/// All NICs
+///
+/// Before the machine is built these are all vDPA devices of its configuration: what they are
+/// shows when they are opened.
+#[utoipa::path(get, path = "/v1/vm/nics", responses(
+    (status = 200, description = "All NICs", body = Vec<NicSummary>),
+    (status = 409, description = "The machine has no configuration yet", body = ErrorBody),
+))]
+pub(super) async fn list(State(api): Api) -> Result<Json<Vec<NicSummary>>, ApiError> {
+    if api.is_built() {
+        let nics = api.view().nics;
+        return Ok(Json(nics.iter().map(NicSummary::from).collect()));
+    }
+    let config = api.config()?;
+    Ok(Json(config.vdpa.iter().map(NicSummary::from).collect()))
+}

@@ -1,0 +1,23 @@
+//! `/v1/vm/nmi`.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+
+use super::{Api, on_worker};
+use crate::api::error::{ApiError, ErrorBody};
+
+/// Send a non-maskable interrupt
+///
+/// To the first vCPU. Linux logs it, or panics with `unknown_nmi_panic`, which is of use for a
+/// guest that hangs. A paused one gets it when it goes on.
+#[utoipa::path(post, path = "/v1/vm/nmi", responses(
+    (status = 204, description = "It is sent"),
+    (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
+    (status = 500, description = "The host cannot do it", body = ErrorBody),
+    (status = 503, description = "Too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn send(State(api): Api) -> Result<StatusCode, ApiError> {
+    let machine = api.running()?;
+    on_worker(move || machine.nmi()).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,26 @@
+//! `/v1/openapi.json`: the description of all this, made of the code that serves it.
+
+use std::sync::OnceLock;
+
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+
+/// The description; a copy is in the repository, and a test compares them.
+pub(in crate::api) fn document() -> &'static str {
+    static DOCUMENT: OnceLock<String> = OnceLock::new();
+    DOCUMENT.get_or_init(|| {
+        let (_, description) = super::registered().split_for_parts();
+        // Maps with keys of text can always be written.
+        let mut text = serde_json::to_string_pretty(&description).unwrap_or_default();
+        text.push('\n');
+        text
+    })
+}
+
+/// The description of this API, OpenAPI 3.1
+#[utoipa::path(get, path = "/v1/openapi.json", responses(
+    (status = 200, description = "The description", body = serde_json::Value),
+))]
+pub(super) async fn show() -> Response {
+    ([(CONTENT_TYPE, "application/json")], document()).into_response()
+}

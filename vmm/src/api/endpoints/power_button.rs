@@ -1,0 +1,23 @@
+//! `/v1/vm/power-button`.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+
+use super::{Api, on_worker};
+use crate::api::error::{ApiError, ErrorBody};
+
+/// Press the power button
+///
+/// The guest is asked to shut down, by ACPI; what it does about it is its affair. When it has
+/// switched the power off, the machine's state is Stopped and this process ends.
+#[utoipa::path(post, path = "/v1/vm/power-button", responses(
+    (status = 204, description = "The button is pressed"),
+    (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
+    (status = 500, description = "The host cannot do it", body = ErrorBody),
+    (status = 503, description = "Too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn press(State(api): Api) -> Result<StatusCode, ApiError> {
+    let machine = api.running()?;
+    on_worker(move || machine.power_button()).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,23 @@
+//! `/v1/vm/reset`.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+
+use super::{Api, on_worker};
+use crate::api::error::{ApiError, ErrorBody};
+
+/// Reset the machine
+///
+/// The guest is not asked. The machine boots again, in place; it has when `boots` has grown. A
+/// paused one stays paused, at its first instruction.
+#[utoipa::path(post, path = "/v1/vm/reset", responses(
+    (status = 204, description = "The machine resets"),
+    (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
+    (status = 500, description = "The host cannot do it", body = ErrorBody),
+    (status = 503, description = "Too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn reset(State(api): Api) -> Result<StatusCode, ApiError> {
+    let machine = api.running()?;
+    on_worker(move || machine.reset()).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,119 @@
+//! `/v1/vm`: the machine's state and configuration as a whole.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::nics::NicSummary;
+use super::{Api, on_worker};
+use crate::api::body::JsonBody;
+use crate::api::controller::{View, VmState};
+use crate::api::error::{ApiError, ErrorBody};
+use crate::config::VmConfig;
+
+/// The machine at one moment.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct VmStatus {
+    /// What it does.
+    state: VmState,
+    /// Grows with each change: for `GET /v1/vm/watch`.
+    generation: u64,
+    /// How often it was powered on: 1 after the first boot, one more after each reset.
+    boots: u64,
+    /// The process that runs it.
+    pid: u32,
+    /// The version of Bellhop that runs it.
+    version: String,
+    /// Its NICs, once it is built.
+    nics: Vec<NicSummary>,
+}
+
+impl From<&View> for VmStatus {
+    fn from(view: &View) -> Self {
+        Self {
+            state: view.state,
+            generation: view.generation,
+            boots: view.boots,
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            nics: view.nics.iter().map(NicSummary::from).collect(),
+        }
+    }
+}
+
+/// What the machine can be told to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+pub(super) enum WantedState {
+    /// From NotStarted: build it and boot it. From Paused: let its vCPUs go on.
+    Running,
+    /// Park its vCPUs. Devices go on with what they have to do; interrupts wait.
+    Paused,
+    /// End the machine, and with it this process. Its guest is not asked: that is what
+    /// `POST /v1/vm/power-button` does.
+    Stopped,
+}
+
+/// A change of state.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct VmChange {
+    /// What it is to do.
+    state: WantedState,
+}
+
+/// The machine's state
+#[utoipa::path(get, path = "/v1/vm", responses((status = 200, description = "The state", body = VmStatus)))]
+pub(super) async fn show(State(api): Api) -> Json<VmStatus> {
+    Json(VmStatus::from(&api.view()))
+}
+
+/// Give the machine its configuration, before it starts
+///
+/// All of it at once; an earlier one is replaced. Nothing is opened yet.
+#[utoipa::path(put, path = "/v1/vm", request_body = VmConfig, responses(
+    (status = 204, description = "The machine has this configuration"),
+    (status = 400, description = "The body is not JSON", body = ErrorBody),
+    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    (status = 409, description = "The machine is started already", body = ErrorBody),
+    (status = 413, description = "The body is too large", body = ErrorBody),
+    (status = 422, description = "An unknown field or a wrong value, named", body = ErrorBody),
+))]
+pub(super) async fn configure(
+    State(api): Api,
+    JsonBody(config): JsonBody<VmConfig>,
+) -> Result<StatusCode, ApiError> {
+    api.configure(config)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Start, pause, resume or stop the machine
+#[utoipa::path(patch, path = "/v1/vm", request_body = VmChange, responses(
+    (status = 204, description = "Done; for Stopped: this process ends now"),
+    (status = 400, description = "The body is not JSON", body = ErrorBody),
+    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    (status = 409, description = "Not from the state that the machine is in", body = ErrorBody),
+    (status = 413, description = "The body is too large", body = ErrorBody),
+    (status = 422, description = "An unknown field or state; or the configuration names what cannot be used, such as a device that is busy", body = ErrorBody),
+    (status = 500, description = "The host cannot run the machine", body = ErrorBody),
+    (status = 503, description = "Too many requests wait, or this process ends", body = ErrorBody),
+))]
+pub(super) async fn change(
+    State(api): Api,
+    JsonBody(change): JsonBody<VmChange>,
+) -> Result<StatusCode, ApiError> {
+    match change.state {
+        WantedState::Running if !api.is_built() => api.start().await?,
+        WantedState::Running => {
+            let machine = api.running()?;
+            on_worker(move || machine.resume()).await?;
+        }
+        WantedState::Paused => {
+            let machine = api.running()?;
+            on_worker(move || machine.pause()).await?;
+        }
+        WantedState::Stopped => api.stop(),
+    }
+    Ok(StatusCode::NO_CONTENT)
+}

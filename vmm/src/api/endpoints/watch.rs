@@ -1,0 +1,62 @@
+//! `/v1/vm/watch`: a long poll.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::Api;
+use super::vm::VmStatus;
+use crate::api::controller::VmState;
+use crate::api::error::{ApiError, ErrorBody};
+use crate::api::parameters::Parameters;
+
+/// The longest wait, in seconds.
+const TIMEOUT_MAX: u64 = 60;
+/// The wait where none is given, in seconds.
+const TIMEOUT: u64 = 30;
+
+/// What is waited for.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Watch {
+    /// The generation that the client has seen; without, the answer comes at once.
+    since: Option<u64>,
+    /// How long to wait, in seconds: 30 where it is not given, at most 60.
+    #[param(maximum = 60)]
+    timeout_s: Option<u64>,
+}
+
+/// Wait for a change
+///
+/// Answers as soon as the machine's generation is not `since` any more, at the latest after
+/// `timeout_s`; then with the generation that the client has seen already.
+#[utoipa::path(get, path = "/v1/vm/watch", params(Watch), responses(
+    (status = 200, description = "The machine now", body = VmStatus),
+    (status = 400, description = "A parameter is wrong or unknown", body = ErrorBody),
+    (status = 503, description = "Too many clients wait", body = ErrorBody),
+))]
+pub(super) async fn wait(
+    State(api): Api,
+    Parameters(watch): Parameters<Watch>,
+) -> Result<Json<VmStatus>, ApiError> {
+    let seconds = watch.timeout_s.unwrap_or(TIMEOUT);
+    if seconds > TIMEOUT_MAX {
+        return Err(ApiError::Parameter(format!(
+            "timeout_s is {seconds}: at most {TIMEOUT_MAX}"
+        )));
+    }
+    if let Some(since) = watch.since {
+        let _watcher = api.watcher()?;
+        let mut changes = api.watch();
+        // After the end there are no more changes.
+        let done =
+            changes.wait_for(|view| view.generation != since || view.state == VmState::Stopped);
+        // What there is then is the answer, whether it changed or not.
+        let _ = tokio::time::timeout(Duration::from_secs(seconds), done).await;
+    }
+    Ok(Json(VmStatus::from(&api.view())))
+}

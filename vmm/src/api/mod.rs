@@ -1,0 +1,53 @@
+//! The API of one machine: HTTP/1.1 and JSON on a Unix socket.
+//!
+//! Owns the socket, the thread that serves it, and what may be asked in which state. What is
+//! asked of a running machine goes through its [`Handle`](crate::machine::Handle); this
+//! module must not know how the machine does it, nor the terminal.
+//!
+//! ```text
+//!   thread "api"                                      the caller's thread ("vmm")
+//!   socket ─> server ─> endpoints ─> Controller ── StartRequest ──> Starts::wait
+//!                                     │     ^                         │ Machine::new, power_on
+//!                                     │     └── started, failed ──────┘
+//!                                     └────── Handle (requests) ────> Machine::run
+//! ```
+//! **Two controllers.** What can be asked before the machine is built is
+//! `BeforeBoot`'s, what can be asked after it `Running`'s (`controller.rs`); which of them there
+//! is, is one enum behind one lock. An action in a state that does not have it is answered
+//! with 409, the state, and the remedy.
+//!
+//! ```text
+//!               PATCH Running                  powered on           PATCH Paused
+//!   NotStarted ---------------> Starting ----------------> Running -------------> Paused
+//!     ^  PUT                       │                        │  ^ <------------------ │
+//!     +--+                         │ cannot be built,       │ reset   PATCH Running  │
+//!     ^                            │ or booted              │                        │
+//!     +----------------------------+                        v                        │
+//!                             PATCH Stopped, power-off   Stopped <-------------------+
+//!                             (in every state)           the process ends
+//! ```
+//! **One file per endpoint** under `endpoints/`, with its schema; its line in
+//! `endpoints/mod.rs` registers the route and its description at once, so that
+//! `GET /v1/openapi.json` cannot say anything else than what is served.
+//!
+//! **Nothing a client sends is trusted**: sizes and times are limited (`server.rs`, `body.rs`),
+//! unknown fields are errors that name the field. Who may connect is a matter of the socket's
+//! mode, 0600: a client can do what the process' user can, such as reading a file
+//! into a guest as its kernel.
+
+mod body;
+mod controller;
+mod endpoints;
+mod error;
+mod parameters;
+mod request_id;
+mod server;
+mod socket;
+mod start;
+
+pub use server::{Server, ServerError};
+pub use socket::SocketError;
+pub use start::{StartRequest, Starts};
+
+#[cfg(test)]
+mod tests;

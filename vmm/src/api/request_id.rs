@@ -1,0 +1,59 @@
+//! Each request's name: the client's (`x-request-id`) or one of ours.
+//!
+//! Owns the header, the log line of a change, and the moment when an error becomes a
+//! body, because the body has the name in it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::Json;
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+
+use super::error::ErrorBody;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// A longer name of a client is not taken over.
+const LENGTH_MAX: usize = 64;
+
+/// The client's name for the request, if it is one that can stand in a log.
+fn given(request: &Request) -> Option<String> {
+    let text = request.headers().get(&REQUEST_ID)?.to_str().ok()?;
+    let fits = (1..=LENGTH_MAX).contains(&text.len());
+    (fits && text.bytes().all(|byte| byte.is_ascii_graphic())).then(|| text.to_owned())
+}
+
+fn made() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(1);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("{}-{count}", std::process::id())
+}
+
+/// Around every request.
+pub(super) async fn name(request: Request, next: Next) -> Response {
+    let id = given(&request).unwrap_or_else(made);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let mut response = next.run(request).await;
+    let status = response.status();
+    if let Some(mut body) = response.extensions_mut().remove::<ErrorBody>() {
+        tracing::info!(request_id = %id, %method, path, %status, error = body.message, "refused");
+        body.request_id.clone_from(&id);
+        // What it has beside its body, such as `allow`, stays.
+        let headers = std::mem::take(response.headers_mut());
+        response = (status, Json(body)).into_response();
+        for (name, value) in headers {
+            if let Some(name) = name
+                && !response.headers().contains_key(&name)
+            {
+                response.headers_mut().insert(name, value);
+            }
+        }
+    } else if method != Method::GET && method != Method::HEAD {
+        tracing::info!(request_id = %id, %method, path, %status, "done");
+    }
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}

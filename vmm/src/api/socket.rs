@@ -1,0 +1,197 @@
+//! The Unix socket: made, told from a stale one, removed.
+//!
+//! Owns the file. It must not know what is spoken on the socket.
+//!
+//! ```text
+//!   path free ──────────────────────────────────> bound, mode 0600
+//!   a socket there, nobody answers: removed ────> bound
+//!   a socket there, somebody answers ───────────> error, left alone
+//!   anything else there ────────────────────────> error, left alone
+//! ```
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Who may connect: the user of this process.
+const MODE: Mode = Mode::from_raw_mode(0o600);
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 64;
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// A server has it.
+    #[error(
+        "another process serves {0} already; give this machine another path, or stop that process"
+    )]
+    InUse(PathBuf),
+    /// A file that is no socket is not taken for a stale one.
+    #[error("{0} is there and is no socket; give another path")]
+    NotASocket(PathBuf),
+    /// The name is too long for a Unix socket (107 bytes), or has a zero byte.
+    #[error("{path} cannot be a socket's name: at most 107 bytes")]
+    Name {
+        /// The path.
+        path: PathBuf,
+        /// What the kernel's interface says.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket cannot be made.
+    #[error("cannot make the socket {path}")]
+    Make {
+        /// The path.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The file of a bound socket; removed when this is dropped, unless another one has
+/// taken its place.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+    /// As long as it is open, others find the socket in use, and its inode is nobody else's.
+    _listener: OwnedFd,
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|there| there == self.identity)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "the API's socket stays behind");
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+/// Binds and listens. The listener does not block.
+pub(super) fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
+    let make = |source| SocketError::Make {
+        path: path.to_owned(),
+        source,
+    };
+    let address = SocketAddrUnix::new(path).map_err(|error| SocketError::Name {
+        path: path.to_owned(),
+        source: error.into(),
+    })?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|error| make(error.into()))?;
+    // The file gets the socket's mode, so there is no moment in which others may connect.
+    rustix::fs::fchmod(&socket, MODE).map_err(|error| make(error.into()))?;
+    match rustix::net::bind(&socket, &address) {
+        Err(rustix::io::Errno::ADDRINUSE) => {
+            remove_stale(path)?;
+            rustix::net::bind(&socket, &address).map_err(|error| make(error.into()))?;
+        }
+        bound => bound.map_err(|error| make(error.into()))?,
+    }
+    let file = SocketFile {
+        path: path.to_owned(),
+        identity: identity(path).map_err(make)?,
+        _listener: socket.try_clone().map_err(make)?,
+    };
+    rustix::net::listen(&socket, BACKLOG).map_err(|error| make(error.into()))?;
+    Ok((UnixListener::from(socket), file))
+}
+
+/// Removes a socket on which nobody answers.
+fn remove_stale(path: &Path) -> Result<(), SocketError> {
+    let make = |source| SocketError::Make {
+        path: path.to_owned(),
+        source,
+    };
+    let metadata = fs::symlink_metadata(path).map_err(make)?;
+    if !metadata.file_type().is_socket() {
+        return Err(SocketError::NotASocket(path.to_owned()));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            tracing::info!(path = %path.display(), "a stale socket is replaced");
+            fs::remove_file(path).map_err(make)
+        }
+        // A datagram socket (EPROTOTYPE) is somebody's as well.
+        _ => Err(SocketError::InUse(path.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_socket_comes_and_goes() {
+        let directory = Directory::new("api-socket");
+        let path = directory.0.join("s");
+        // Nobody listens here any more.
+        drop(UnixListener::bind(&path).unwrap());
+        let (_listener, file) = listen(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
+        UnixStream::connect(&path).unwrap();
+        assert!(matches!(listen(&path), Err(SocketError::InUse(_))));
+        drop(file);
+        assert!(!path.exists());
+        // Somebody took its place by force: its end does not take that one's file.
+        let (_listener, file) = listen(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        drop(file);
+        UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_socket_stays() {
+        let directory = Directory::new("api-no-socket");
+        let path = directory.0.join("f");
+        fs::write(&path, "mine").unwrap();
+        assert!(matches!(listen(&path), Err(SocketError::NotASocket(_))));
+        assert_eq!(fs::read(&path).unwrap(), b"mine");
+        let link = directory.0.join("l");
+        std::os::unix::fs::symlink("nowhere", &link).unwrap();
+        assert!(listen(&link).is_err());
+        assert!(fs::symlink_metadata(&link).is_ok());
+        let long = directory.0.join("n".repeat(200));
+        assert!(matches!(listen(&long), Err(SocketError::Name { .. })));
+        assert!(matches!(
+            listen(&directory.0.join("no/such")),
+            Err(SocketError::Make { .. })
+        ));
+    }
+}

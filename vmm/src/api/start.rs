@@ -1,0 +1,94 @@
+//! The way from "start" in the API to the thread that builds the machine.
+//!
+//! Owns the queue of one and the answer. It must not know how a machine is built.
+
+use std::fmt;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use tokio::sync::oneshot;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::controller::Controller;
+use super::error::ApiError;
+use crate::config::VmConfig;
+use crate::event_loop::{EventLoop, Ready, Token};
+use crate::machine::{Handle, MachineError, StopHandle};
+
+/// Where the requests to start arrive.
+#[derive(Debug)]
+pub struct Starts {
+    pub(super) queue: Receiver<StartRequest>,
+    pub(super) wake: Arc<EventFd>,
+}
+
+impl Starts {
+    /// Waits until a client (or the configuration that the server was started with) wants the
+    /// machine; `None` if `stop` was asked before.
+    ///
+    /// # Errors
+    /// Whatever epoll says.
+    pub fn wait(&self, stop: &StopHandle) -> io::Result<Option<StartRequest>> {
+        let events = EventLoop::new()?;
+        events.add(stop.eventfd().as_raw_fd(), Token::Stop)?;
+        events.add(self.wake.as_raw_fd(), Token::Request)?;
+        let mut ready = Ready::default();
+        loop {
+            events.wait(&mut ready)?;
+            if ready.tokens().any(|token| token == Token::Stop) {
+                return Ok(None);
+            }
+            // In this order a request in between is seen now or signalled again.
+            let _ = self.wake.read();
+            if let Ok(request) = self.queue.try_recv() {
+                return Ok(Some(request));
+            }
+        }
+    }
+}
+
+/// Somebody wants the machine. To be answered with [`StartRequest::started`] or
+/// [`StartRequest::failed`].
+pub struct StartRequest {
+    pub(super) config: VmConfig,
+    pub(super) controller: Arc<Controller>,
+    /// Absent where no client waits.
+    pub(super) answer: Option<oneshot::Sender<Result<(), ApiError>>>,
+}
+
+impl fmt::Debug for StartRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StartRequest")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl StartRequest {
+    /// The machine that is wanted.
+    #[must_use]
+    pub fn config(&self) -> &VmConfig {
+        &self.config
+    }
+
+    /// It is built and powered on, and will be run.
+    pub fn started(self, machine: &Handle) {
+        self.controller.started(self.config, machine);
+        if let Some(answer) = self.answer {
+            // The client may have gone.
+            let _ = answer.send(Ok(()));
+        }
+    }
+
+    /// It cannot be built or powered on: the client gets to know why, and may try another
+    /// configuration.
+    pub fn failed(self, error: MachineError) {
+        self.controller.start_failed(self.config);
+        if let Some(answer) = self.answer {
+            // The client may have gone.
+            let _ = answer.send(Err(ApiError::Start(Box::new(error))));
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! What is asked of a machine that runs, and of the NICs of one that will.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::{CONFIG, Inside};
+use crate::api::controller::WATCHERS_MAX;
+use crate::config::VmConfig;
+use crate::machine::pretend::{PretendMachine, nic_config};
+
+impl Inside {
+    /// With a machine that was started.
+    pub(super) fn running() -> Self {
+        let mut config: VmConfig = serde_json::from_str(CONFIG).unwrap();
+        config.vdpa.push(nic_config());
+        let mut inside = Self::new(Some(config));
+        let machine = PretendMachine::new();
+        let request = inside.starts().wait(&inside.stop).unwrap().unwrap();
+        request.started(machine.handle());
+        inside.machine = Some(machine);
+        inside
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let (status, body) = self.ask("GET", path, "");
+        assert_eq!(status, 200, "{path}: {body}");
+        body
+    }
+}
+
+#[test]
+fn a_running_machine_is_steered() {
+    let inside = Inside::running();
+    let vm = inside.get("/v1/vm");
+    assert_eq!((&vm["state"], &vm["boots"]), (&json!("Running"), &json!(1)));
+    assert_eq!(vm["nics"][0]["id"], "nic");
+    inside.refused("PUT", "/v1/vm", CONFIG, (409, "wrong_state"));
+    for (wanted, state) in [
+        ("Paused", "Paused"),
+        ("Paused", "Paused"),
+        ("Running", "Running"),
+    ] {
+        inside.done("PATCH", "/v1/vm", &json!({ "state": wanted }).to_string());
+        assert_eq!(inside.get("/v1/vm")["state"], state);
+    }
+    inside.done("POST", "/v1/vm/power-button", "");
+    inside.done("POST", "/v1/vm/reset", "");
+    assert_eq!(inside.get("/v1/vm")["boots"], 2);
+    let answer = inside.refused("POST", "/v1/vm/nmi", "", (500, "host_failed"));
+    assert!(
+        answer["message"]
+            .as_str()
+            .unwrap()
+            .contains("KVM_SIGNAL_MSI"),
+        "{answer}"
+    );
+    inside.done("PATCH", "/v1/vm", r#"{"state": "Stopped"}"#);
+    assert!(inside.stop.eventfd().read().is_ok());
+}
+
+#[test]
+fn before_boot_there_is_nothing_to_steer() {
+    let inside = Inside::new(None);
+    for what in ["power-button", "reset", "nmi", "nics/nic/announce"] {
+        let answer = inside.refused("POST", &format!("/v1/vm/{what}"), "", (409, "wrong_state"));
+        assert!(
+            answer["message"].as_str().unwrap().contains("not started"),
+            "{answer}"
+        );
+    }
+    assert!(
+        inside
+            .get("/v1/metrics")
+            .as_str()
+            .unwrap()
+            .contains("state=\"NotStarted\"} 1")
+    );
+    inside.refused("GET", "/v1/vm/nics", "", (409, "no_configuration"));
+    inside.refused(
+        "PUT",
+        "/v1/vm/nics/a",
+        r#"{"path": "/a"}"#,
+        (409, "no_configuration"),
+    );
+}
+
+#[test]
+fn nics_are_configured_before_boot() {
+    let inside = Inside::new(None);
+    inside.done(
+        "PUT",
+        "/v1/vm",
+        r#"{"kernel": "k", "disks": [{"path": "d"}]}"#,
+    );
+    let put = |id: &str, body: &str| inside.ask("PUT", &format!("/v1/vm/nics/{id}"), body).0;
+    assert_eq!(put("a", r#"{"path": "/dev/vhost-vdpa-0"}"#), 201);
+    assert_eq!(put("a", r#"{"path": "/dev/vhost-vdpa-1", "id": "a"}"#), 200);
+    inside.refused(
+        "PUT",
+        "/v1/vm/nics/a",
+        r#"{"path": "/b", "id": "b"}"#,
+        (422, "invalid_body"),
+    );
+    inside.refused(
+        "PUT",
+        "/v1/vm/nics/disk0",
+        r#"{"path": "/b"}"#,
+        (409, "id_in_use"),
+    );
+    inside.refused(
+        "PUT",
+        "/v1/vm/nics/a",
+        r#"{"path": "/b", "speed": 1}"#,
+        (422, "invalid_body"),
+    );
+    for name in ["%20", "a%2fb", &"x".repeat(65)] {
+        inside.refused(
+            "GET",
+            &format!("/v1/vm/nics/{name}"),
+            "",
+            (400, "bad_parameter"),
+        );
+    }
+    let change = r#"{"mac": "52:54:00:12:34:56", "doorbell": "off"}"#;
+    let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/a", change);
+    assert_eq!((status, &nic["mac"]), (200, &json!("52:54:00:12:34:56")));
+    assert_eq!(
+        (&nic["path"], &nic["doorbell"]),
+        (&json!("/dev/vhost-vdpa-1"), &json!("off"))
+    );
+    assert_eq!(inside.get("/v1/vm/nics/a"), nic);
+    assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "Configured");
+    assert_eq!(
+        inside.get("/v1/vm/config")["vdpa"][0]["mac"],
+        "52:54:00:12:34:56"
+    );
+    inside.refused("PATCH", "/v1/vm/nics/b", "{}", (404, "no_such_device"));
+    inside.refused(
+        "PATCH",
+        "/v1/vm/nics/a",
+        r#"{"id": "b"}"#,
+        (422, "invalid_body"),
+    );
+    inside.done("DELETE", "/v1/vm/nics/a", "");
+    inside.refused("DELETE", "/v1/vm/nics/a", "", (404, "no_such_device"));
+    inside.refused("GET", "/v1/vm/nics/a", "", (404, "no_such_device"));
+    assert_eq!(inside.get("/v1/vm/disks")[0]["id"], "disk0");
+}
+
+#[test]
+fn nics_of_a_running_machine_are_its_own() {
+    let inside = Inside::running();
+    let nic = inside.get("/v1/vm/nics/nic");
+    assert_eq!(nic["device"]["queues"][0]["kick"], "Doorbell", "{nic}");
+    assert_eq!(nic["device"]["features_negotiated"], json!(["VERSION_1"]));
+    assert_eq!(
+        inside.get("/v1/vm/config")["vdpa"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+    let same = r#"{"path": "/dev/vhost-vdpa-7", "doorbell": "off"}"#;
+    assert_eq!(inside.ask("PUT", "/v1/vm/nics/nic", same).0, 200);
+    let other = r#"{"path": "/dev/vhost-vdpa-8"}"#;
+    inside.refused("PUT", "/v1/vm/nics/nic", other, (409, "id_in_use"));
+    let answer = inside.refused(
+        "PUT",
+        "/v1/vm/nics/new",
+        r#"{"path": "/nonexistent"}"#,
+        (422, "unusable"),
+    );
+    assert!(
+        answer["causes"].to_string().contains("No such file"),
+        "{answer}"
+    );
+    inside.refused("PATCH", "/v1/vm/nics/nic", "{}", (409, "wrong_state"));
+    inside.refused("GET", "/v1/vm/nics/rng", "", (404, "no_such_device"));
+    inside.refused("DELETE", "/v1/vm/nics/rng", "", (409, "not_a_nic"));
+    inside.refused("DELETE", "/v1/vm/nics/none", "", (404, "no_such_device"));
+    inside.done("POST", "/v1/vm/nics/nic/announce", "");
+    inside.refused(
+        "POST",
+        "/v1/vm/nics/rng/announce",
+        "",
+        (409, "cannot_announce"),
+    );
+    let (status, nic) = inside.ask("DELETE", "/v1/vm/nics/nic", "");
+    assert_eq!((status, &nic["state"]), (202, &json!("UnplugRequested")));
+    assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "UnplugRequested");
+    assert_eq!(inside.get("/v1/vm/disks"), json!([]));
+}
+
+#[test]
+fn a_machine_that_has_ended_says_so() {
+    let mut inside = Inside::running();
+    inside.machine = None;
+    assert_eq!(inside.get("/v1/vm")["state"], "Stopped");
+    inside.refused("POST", "/v1/vm/reset", "", (409, "ended"));
+    inside.refused("GET", "/v1/metrics", "", (409, "ended"));
+    inside.refused("PATCH", "/v1/vm", r#"{"state": "Paused"}"#, (409, "ended"));
+    // Nobody waits for what never comes.
+    let generation = &inside.get("/v1/vm")["generation"];
+    let started = Instant::now();
+    inside.get(&format!("/v1/vm/watch?since={generation}&timeout_s=60"));
+    assert!(started.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_watcher_waits_for_a_change() {
+    let inside = Inside::running();
+    let now = inside.get("/v1/vm");
+    let generation = now["generation"].as_u64().unwrap();
+    assert_eq!(inside.get("/v1/vm/watch"), now);
+    assert_eq!(inside.get("/v1/vm/watch?since=0"), now);
+    let started = Instant::now();
+    let same = inside.get(&format!("/v1/vm/watch?since={generation}&timeout_s=1"));
+    assert_eq!(same, now);
+    assert!(started.elapsed() >= Duration::from_secs(1));
+    let machine = inside.machine.as_ref().unwrap().handle().clone();
+    let pause = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        machine.pause().unwrap();
+    });
+    let changed = inside.get(&format!("/v1/vm/watch?since={generation}&timeout_s=60"));
+    assert_eq!(changed["state"], "Paused");
+    assert_eq!(changed["generation"], generation + 1);
+    pause.join().unwrap();
+    for query in ["since=x", "since=1&timeout_s=61", "until=1", "since=-1"] {
+        inside.refused(
+            "GET",
+            &format!("/v1/vm/watch?{query}"),
+            "",
+            (400, "bad_parameter"),
+        );
+    }
+}
+
+#[test]
+fn watchers_leave_room_for_others() {
+    let inside = Inside::running();
+    let generation = inside.get("/v1/vm")["generation"].as_u64().unwrap();
+    let path = format!("/v1/vm/watch?since={generation}&timeout_s=60");
+    let waiting: Vec<_> = (0..WATCHERS_MAX)
+        .map(|_| {
+            let request = axum::http::Request::get(&path).body(axum::body::Body::empty());
+            let router = inside.router.clone();
+            inside
+                .runtime
+                .spawn(tower::ServiceExt::oneshot(router, request.unwrap()))
+        })
+        .collect();
+    // The runtime runs only while somebody waits for it.
+    let run = || {
+        inside
+            .runtime
+            .block_on(async { tokio::time::sleep(Duration::from_millis(200)).await })
+    };
+    run();
+    let zero = format!("/v1/vm/watch?since={generation}&timeout_s=0");
+    inside.refused("GET", &zero, "", (503, "too_many_watchers"));
+    inside.get("/v1/vm");
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    run();
+    inside.get(&zero);
+}
+
+#[test]
+fn metrics_are_prometheus_text() {
+    let inside = Inside::running();
+    let text = inside.get("/v1/metrics");
+    let text = text.as_str().unwrap();
+    for line in [
+        "bellhop_vm_state{state=\"Running\"} 1",
+        "bellhop_vm_boots_total 1",
+        "bellhop_nic_plugged{nic=\"nic\"} 1",
+        "bellhop_kvm_total{counter=\"exits\"} 42",
+        "bellhop_kvm_held{what=\"memory_slots\"} 3",
+        "bellhop_device_driver_ok{device=\"nic\"} 1",
+        "bellhop_device_queues{device=\"nic\",kick=\"doorbell\"} 1",
+    ] {
+        assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+    }
+    // Each family is announced before its samples, once.
+    let mut families = std::collections::BTreeSet::new();
+    let mut current = "";
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            current = rest.split(' ').next().unwrap();
+            assert!(families.insert(current), "{current} twice");
+        } else if !line.starts_with('#') {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert_eq!(name.split('{').next().unwrap(), current);
+            value.parse::<u64>().unwrap();
+        }
+    }
+}

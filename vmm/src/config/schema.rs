@@ -1,0 +1,100 @@
+//! What the API's description says of values that are text with a form of their own.
+//!
+//! It must not know how they are parsed; a test holds both against each other.
+
+use utoipa::openapi::schema::{
+    AdditionalProperties, Object, ObjectBuilder, OneOfBuilder, Schema, SchemaType, Type,
+};
+
+/// Six pairs of hexadecimal digits.
+const MAC_PATTERN: &str = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$";
+/// A number and its unit.
+const SIZE_PATTERN: &str = "^[0-9]+[KkMmGgTt](iB|B)?$";
+
+/// A string; its builder, for more to be said.
+fn text() -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(SchemaType::new(Type::String))
+}
+
+fn size() -> ObjectBuilder {
+    text()
+        .pattern(Some(SIZE_PATTERN))
+        .description(Some("An amount of memory with its unit"))
+}
+
+/// [`MacAddress`](super::MacAddress).
+pub(crate) fn mac() -> Object {
+    text()
+        .pattern(Some(MAC_PATTERN))
+        .description(Some(
+            "The MAC address that the guest sees, unicast; the device's own where none is given",
+        ))
+        .examples(["52:54:00:12:34:56"])
+        .build()
+}
+
+/// [`MemoryConfig`](super::MemoryConfig).
+pub(crate) fn memory() -> Schema {
+    let full = ObjectBuilder::new()
+        .schema_type(SchemaType::new(Type::Object))
+        .property("size", size().build())
+        .property(
+            "hugepages",
+            text()
+                .enum_values(Some(["2M", "1G"]))
+                .description(Some("Back it with huge pages of the host of this size")),
+        )
+        .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)));
+    OneOfBuilder::new()
+        .item(size().examples(["512M"]))
+        .item(full)
+        .description(Some("Guest memory; 512M where none is given"))
+        .build()
+        .into()
+}
+
+/// [`DoorbellMode`](super::DoorbellMode).
+pub(crate) fn doorbell() -> Object {
+    text()
+        .enum_values(Some(["auto", "on", "off"]))
+        .description(Some(
+            "Whether the guest kicks by stores in the device's own doorbell pages (auto: where \
+             queues have them; on: all data queues must; off: by eventfds)",
+        ))
+        .build()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use utoipa::PartialSchema as _;
+
+    use super::*;
+    use crate::config::{CpuCount, DoorbellMode, MacAddress, MemoryConfig, VmConfig};
+
+    fn values(schema: &Value) -> Vec<Value> {
+        schema["enum"].as_array().unwrap().clone()
+    }
+
+    #[test]
+    fn what_is_described_is_what_is_taken() {
+        for mode in values(&json!(doorbell())) {
+            serde_json::from_value::<DoorbellMode>(mode).unwrap();
+        }
+        let mac = json!(mac());
+        serde_json::from_value::<MacAddress>(mac["examples"][0].clone()).unwrap();
+        let memory = json!(memory());
+        let [size, full] = [0, 1].map(|index| &memory["oneOf"][index]);
+        serde_json::from_value::<MemoryConfig>(size["examples"][0].clone()).unwrap();
+        for hugepages in values(&full["properties"]["hugepages"]) {
+            let config = json!({ "size": "1G", "hugepages": hugepages });
+            serde_json::from_value::<MemoryConfig>(config).unwrap();
+        }
+        let vm = json!(VmConfig::schema());
+        let cpus = &vm["properties"]["cpus"];
+        assert_eq!(cpus["maximum"], CpuCount::MAX);
+        let minimal = serde_json::from_value::<VmConfig>(json!({ "kernel": "k" })).unwrap();
+        assert_eq!(cpus["default"], minimal.cpus.get());
+        assert_eq!(vm["required"], json!(["kernel"]));
+    }
+}
