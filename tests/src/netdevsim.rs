@@ -80,6 +80,15 @@ impl Netdevsim {
         files::write(&path, count.to_string())
     }
 
+    /// Sets the mode of its switch: `legacy` or `switchdev`.
+    ///
+    /// # Errors
+    /// [`Error::Program`].
+    pub fn set_eswitch_mode(&self, mode: &str) -> Result<()> {
+        let words = ["dev", "eswitch", "set", &self.handle(), "mode", mode];
+        output(Command::new("devlink").args(words)).map(drop)
+    }
+
     /// Has the part fail that its health reporter `dummy` watches.
     ///
     /// # Errors

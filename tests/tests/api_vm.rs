@@ -7,6 +7,9 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+mod guest_nics;
+
+use guest_nics::wait_nics;
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::sim::{SimDevice, require_lab};
@@ -86,32 +89,6 @@ fn start(client: &Client, config: &Value) -> Guest {
         booted.store(true, Ordering::Relaxed);
         guest.unwrap()
     })
-}
-
-/// Waits until the guest has NICs with just these addresses and drivers for them; the
-/// first of them is up then.
-#[track_caller]
-fn wait_nics(guest: &mut Guest, macs: &[&str]) {
-    let start = Instant::now();
-    loop {
-        let nics = guest.command("info").unwrap()["nics"].clone();
-        let mut seen: Vec<&str> = nics
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter(|nic| nic["driver"] == "virtio_net")
-            .map(|nic| nic["mac"].as_str().unwrap())
-            .collect();
-        seen.sort_unstable();
-        if seen == macs {
-            if !macs.is_empty() {
-                guest.command("up eth0").unwrap();
-            }
-            return;
-        }
-        assert!(start.elapsed() < NOTICE, "{nics} instead of {macs:?}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }
 
 fn check_traffic(guest: &mut Guest, nic: &str, device: &SimDevice) {

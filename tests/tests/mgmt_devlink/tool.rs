@@ -52,10 +52,7 @@ pub(crate) fn handle(nic: &Netdevsim) -> Handle {
 /// A NIC in switchdev mode with two virtual functions.
 pub(crate) fn switchdev(number: u32) -> Netdevsim {
     let nic = Netdevsim::add(number, 2).unwrap();
-    printed(&devlink(&format!(
-        "dev eswitch set {} mode switchdev",
-        nic.handle()
-    )));
+    nic.set_eswitch_mode("switchdev").unwrap();
     nic.set_virtual_functions(2).unwrap();
     nic
 }

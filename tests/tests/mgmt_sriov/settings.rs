@@ -1,45 +1,26 @@
 //! Settings of virtual functions on netdevsim, whose driver takes all of them, beside iproute2's `ip`.
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lab::netdevsim::Netdevsim;
 use lab::process::output;
-use lab::sim::{load, require_lab};
 use serde_json::Value;
 use vdpa::mgmt::sriov::{LinkError, Links, Setting, Vlan, VlanProtocol};
 
 use super::support::{bellhop, complaint, printed};
 
-/// A simulated NIC with two virtual functions, gone when it is dropped.
-struct Netdevsim {
-    number: u32,
+/// A simulated NIC with two virtual functions.
+struct Simulated {
+    nic: Netdevsim,
     interface: String,
 }
 
-impl Netdevsim {
+impl Simulated {
     fn add(number: u32) -> Self {
-        require_lab().unwrap();
-        if !Path::new("/sys/bus/netdevsim").exists() {
-            output(Command::new("modprobe").args(["-a", "psample", "macsec"])).unwrap();
-            // Another test may have been faster.
-            let loaded = load("netdevsim.ko", "");
-            assert!(Path::new("/sys/bus/netdevsim").exists(), "{loaded:?}");
-        }
-        fs::write("/sys/bus/netdevsim/new_device", format!("{number} 1")).unwrap();
-        let mut nic = Self {
-            number,
-            interface: String::new(),
-        };
-        let mut interfaces = fs::read_dir(nic.directory().join("net")).unwrap();
-        let interface = interfaces.next().unwrap().unwrap().file_name();
-        nic.interface = interface.into_string().unwrap();
-        fs::write(nic.directory().join("sriov_numvfs"), "2").unwrap();
-        nic
-    }
-
-    fn directory(&self) -> PathBuf {
-        format!("/sys/bus/netdevsim/devices/netdevsim{}", self.number).into()
+        let nic = Netdevsim::add(number, 1).unwrap();
+        nic.set_virtual_functions(2).unwrap();
+        let interface = nic.interface().unwrap();
+        Self { nic, interface }
     }
 
     /// A virtual function as `ip` shows it.
@@ -80,16 +61,9 @@ impl Netdevsim {
     }
 }
 
-impl Drop for Netdevsim {
-    fn drop(&mut self) {
-        let number = self.number.to_string();
-        let _ = fs::write("/sys/bus/netdevsim/del_device", number);
-    }
-}
-
 #[test]
 fn what_is_set_is_what_ip_shows() {
-    let nic = Netdevsim::add(71);
+    let nic = Simulated::add(71);
     let name = nic.interface.clone();
     let set = |words: &str| {
         let mut arguments = vec!["vf", "set", &name];
@@ -134,12 +108,10 @@ fn what_is_set_is_what_ip_shows() {
 
 #[test]
 fn settings_are_made_together_or_not_at_all() {
-    let nic = Netdevsim::add(72);
+    let nic = Simulated::add(72);
     let before = nic.same(0);
     // There it takes no rates.
-    let device = format!("netdevsim/netdevsim{}", nic.number);
-    let words = ["dev", "eswitch", "set", &device, "mode", "switchdev"];
-    output(Command::new("devlink").args(words)).unwrap();
+    nic.nic.set_eswitch_mode("switchdev").unwrap();
     let words = "mac 02:5e:10:53:77:02 vlan 9 rate 100";
     let mut arguments = vec!["vf", "set", &nic.interface, "0"];
     arguments.extend(words.split_whitespace());
@@ -152,14 +124,14 @@ fn settings_are_made_together_or_not_at_all() {
 
 #[test]
 fn what_is_not_there_is_said() {
-    let nic = Netdevsim::add(73);
+    let nic = Simulated::add(73);
     let interface = nic.interface.as_str();
     let trust = |index| ["vf", "set", interface, index, "trust", "on"];
     complaint(
         &bellhop(&trust("2")),
         &["has no virtual function 2", "they are 0 to 1"],
     );
-    fs::write(nic.directory().join("sriov_numvfs"), "0").unwrap();
+    nic.nic.set_virtual_functions(0).unwrap();
     complaint(
         &bellhop(&trust("0")),
         &["has no virtual function 0", "it has none"],
