@@ -368,7 +368,8 @@ fn completion_is_delayed() {
     let back: Vec<u16> = (0..5)
         .map(|_| wait_for("completion", || a.queues[1].completed()))
         .collect();
-    assert!(begin.elapsed() >= Duration::from_millis(200));
+    // The kernel counts ticks, of which the first may be nearly over: 10 ms at the most.
+    assert!(begin.elapsed() >= Duration::from_millis(190));
     assert_eq!(back, heads);
     // A suspend leaves none behind.
     a.queues[1].offer(&frame(B, A, 5, 100));
