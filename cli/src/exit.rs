@@ -50,3 +50,18 @@ pub(crate) fn report(error: &dyn Error) {
         cause = error.source();
     }
 }
+
+/// Ends a command whose error is about its command line as clap ends one: the error is said here, and the
+/// exit code is 2. All other outcomes stay as they are.
+pub(crate) fn wrong_command_line<E: Error>(
+    outcome: Result<Code, E>,
+    is_it: impl FnOnce(&E) -> bool,
+) -> Result<Code, E> {
+    match outcome {
+        Err(error) if is_it(&error) => {
+            report(&error);
+            Ok(Code::WrongCommandLine)
+        }
+        outcome => outcome,
+    }
+}

@@ -73,16 +73,12 @@ pub(crate) enum CommandError {
 
 /// Binds if asked to, and prints how it is then.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    match carry_out(arguments) {
-        // Said as clap says what is wrong with a command line.
-        Err(
-            error @ (CommandError::Address(_) | CommandError::Netns(netns::NetnsError::Driver)),
-        ) => {
-            exit::report(&error);
-            Ok(Code::WrongCommandLine)
-        }
-        outcome => outcome,
-    }
+    exit::wrong_command_line(carry_out(arguments), |error| {
+        matches!(
+            error,
+            CommandError::Address(_) | CommandError::Netns(netns::NetnsError::Driver)
+        )
+    })
 }
 
 fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {

@@ -134,18 +134,14 @@ pub(crate) enum CommandError {
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    match carry_out(arguments) {
-        // Said as clap says what is wrong with a command line.
-        Err(
-            error @ (CommandError::Words(_)
-            | CommandError::Device(_)
-            | CommandError::Management(MgmtError::InvalidDevice(_) | MgmtError::BadName(_))),
-        ) => {
-            exit::report(&error);
-            Ok(Code::WrongCommandLine)
-        }
-        outcome => outcome,
-    }
+    exit::wrong_command_line(carry_out(arguments), |error| {
+        matches!(
+            error,
+            CommandError::Words(_)
+                | CommandError::Device(_)
+                | CommandError::Management(MgmtError::InvalidDevice(_) | MgmtError::BadName(_))
+        )
+    })
 }
 
 fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {

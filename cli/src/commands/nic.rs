@@ -84,14 +84,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
         Command::Remove(arguments) => remove::execute(arguments),
         Command::List(_) => list::execute(format),
     };
-    match outcome {
-        // Said as clap says what is wrong with a command line.
-        Err(error) if is_wrong_command_line(&error) => {
-            exit::report(&error);
-            Ok(Code::WrongCommandLine)
-        }
-        outcome => outcome,
-    }
+    exit::wrong_command_line(outcome, is_wrong_command_line)
 }
 
 fn is_wrong_command_line(error: &CommandError) -> bool {

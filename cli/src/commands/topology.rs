@@ -64,15 +64,13 @@ pub(crate) enum CommandError {
 
 /// Looks and prints.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    let function = match arguments.function.as_deref().map(find).transpose() {
-        // Said as clap says what is wrong with a command line.
-        Err(error @ CommandError::Address(_)) => {
-            exit::report(&error);
-            return Ok(Code::WrongCommandLine);
-        }
-        function => function?,
-    };
-    let topology = match function {
+    exit::wrong_command_line(carry_out(arguments), |error| {
+        matches!(error, CommandError::Address(_))
+    })
+}
+
+fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
+    let topology = match arguments.function.as_deref().map(find).transpose()? {
         Some(address) => topology::read_function(address)?,
         None => topology::read()?,
     };
