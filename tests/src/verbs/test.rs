@@ -13,7 +13,7 @@ use crate::host;
 use crate::libtest::Tally;
 use crate::process::die_with_parent;
 use crate::rig::Rig;
-use crate::setup::{self, Lab, binaries};
+use crate::setup::{self, Lab, Profile, binaries};
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -184,7 +184,7 @@ fn run_in_lab(
         build.extend(["--test", name]);
     }
     let built = binaries::cargo(repository, &build, "building the lab's tests")?;
-    let lab = Lab::prepare()?;
+    let lab = Lab::prepare(Profile::Lab)?;
     let filter = Some(selection.filter.clone()).filter(|filter| !filter.is_empty());
     let mut harnesses = Vec::new();
     for name in &selection.lab {
