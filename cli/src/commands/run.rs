@@ -131,13 +131,17 @@ pub(crate) fn execute(mut arguments: Arguments) -> Result<Code, RunError> {
         (Some(socket), config) => {
             let given = config.is_some();
             let (server, starts) = Server::start(&socket, config, &stop)?;
-            let exit = match wait_for_start(&starts, given, &stop)? {
-                Some(machine) => run(machine)?,
-                None => Exit::Stopped,
+            let ended = match wait_for_start(&starts, given, &stop) {
+                Ok(Some(machine)) => run(machine),
+                Ok(None) => Ok(Exit::Stopped),
+                Err(error) => Err(error),
             };
-            // After the machine: who watches is told that it ended.
-            drop(server);
-            exit
+            // After the machine: who watches is told that it ended, and why.
+            match &ended {
+                Ok(_) => drop(server),
+                Err(error) => server.end_with(error),
+            }
+            ended?
         }
     };
     Ok(match exit {

@@ -10,6 +10,7 @@
 //! | a connection's life | 5 min and the request that is under way then, at most 90 s: one that takes no answers ends as well |
 //! | worker threads for what has to wait for the machine | 4, and each only while there is work |
 
+use std::error::Error;
 use std::io;
 use std::path::Path;
 use std::pin::pin;
@@ -30,7 +31,7 @@ use super::endpoints;
 use super::socket::{self, SocketError, SocketFile};
 use super::start::Starts;
 use crate::config::VmConfig;
-use crate::machine::StopHandle;
+use crate::machine::{End, StopHandle};
 
 const CONNECTIONS_MAX: usize = 64;
 const HEADERS_MAX: usize = 64;
@@ -119,10 +120,18 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Ends the server because the process cannot go on: clients are told that instead of
+    /// [`Stopped`](crate::machine::EndReason::Stopped), unless the machine has said why it is over.
+    pub fn end_with(self, error: &dyn Error) {
+        self.controller.ended(Some(End::failed(error)));
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         // First: who waits for changes gets this one.
-        self.controller.ended();
+        self.controller.ended(None);
         self.end.send_replace(true);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -42,7 +42,7 @@ use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::inventory::Device;
-use super::{MachineError, Resources, devices as backends};
+use super::{End, MachineError, Resources, devices as backends};
 use crate::config::VdpaConfig;
 
 /// Requests that may wait for the machine.
@@ -110,6 +110,8 @@ pub struct MachineStatus {
     pub boots: u64,
     /// All its NICs.
     pub nics: Vec<NicStatus>,
+    /// Why its run is over; `None` until it is, and again when it runs again.
+    pub end: Option<End>,
 }
 
 /// Why a request was not carried out. The machine is as before.
@@ -515,6 +517,15 @@ impl Requests {
                 RunState::Running
             };
             status.boots = status.boots.saturating_add(1);
+            status.end = None;
+        });
+    }
+
+    /// Shows that the run is over, and why.
+    pub(super) fn publish_end(&self, end: End) {
+        self.board.update(|status| {
+            status.run = RunState::Off;
+            status.end = Some(end);
         });
     }
 

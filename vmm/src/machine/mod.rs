@@ -35,6 +35,7 @@
 
 mod build;
 mod devices;
+mod end;
 mod error;
 mod faults;
 mod handle;
@@ -71,6 +72,7 @@ use crate::vcpu::{Buses, VcpuReport, Vcpus};
 use self::handle::Requests;
 use self::inventory::Inventory;
 
+pub use end::{End, EndReason};
 pub use error::MachineError;
 pub use handle::{
     DeviceStatus, Handle, MachineStatus, NicState, NicStatus, RequestError, RunState,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use devices::legacy::power::PowerRequest;
 use devices::legacy::serial::{Pending, Serial};
 
-use super::{Exit, Machine, MachineError, RunState};
+use super::{End, Exit, Machine, MachineError, RunState};
 use crate::acpi;
 use crate::boot::{self, BootRegisters, BootSource};
 use crate::console::{Pumped, Receiver};
@@ -41,8 +41,9 @@ impl Machine {
         let result = self.power_on_and_serve();
         self.powered = false;
         self.vcpus.pause();
-        self.requests.publish_run(RunState::Off);
+        // The console first: who is told of the end may look at it.
         self.write_last_output();
+        self.requests.publish_end(End::from(&result));
         result
     }
 

@@ -8,10 +8,12 @@ use utoipa::ToSchema;
 
 use super::nics::NicSummary;
 use super::{Api, on_worker};
+use crate::api::API_LEVEL;
 use crate::api::body::JsonBody;
 use crate::api::controller::{View, VmState};
 use crate::api::error::{ApiError, ErrorBody};
 use crate::config::VmConfig;
+use crate::machine::End;
 
 /// The machine at one moment.
 #[derive(Debug, Serialize, ToSchema)]
@@ -26,8 +28,15 @@ pub(super) struct VmStatus {
     pid: u32,
     /// The version of Bellhop that runs it.
     version: String,
+    /// The level of this API: it grows when something changes that a client has to know of. What is only
+    /// added leaves it. A node daemon talks to machines of its own level and of the one before.
+    #[schema(minimum = 1)]
+    api: u32,
     /// Its NICs, once it is built.
     nics: Vec<NicSummary>,
+    /// Why it is over: in the state Stopped, and then always; null in all others.
+    #[schema(required)]
+    end: Option<End>,
 }
 
 impl From<&View> for VmStatus {
@@ -38,7 +47,9 @@ impl From<&View> for VmStatus {
             boots: view.boots,
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            api: API_LEVEL,
             nics: view.nics.iter().map(NicSummary::from).collect(),
+            end: view.end.clone(),
         }
     }
 }
