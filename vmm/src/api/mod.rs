@@ -42,7 +42,7 @@ mod error;
 mod parameters;
 mod request_id;
 mod server;
-mod socket;
+pub(crate) mod socket;
 mod start;
 
 /// The level of this API, in `GET /v1/vm`'s `api`.

@@ -58,7 +58,7 @@ pub enum SocketError {
 /// The file of a bound socket; removed when this is dropped, unless another one has
 /// taken its place.
 #[derive(Debug)]
-pub(super) struct SocketFile {
+pub(crate) struct SocketFile {
     path: PathBuf,
     /// Device and inode.
     identity: (u64, u64),
@@ -71,7 +71,7 @@ impl Drop for SocketFile {
         if identity(&self.path).is_ok_and(|there| there == self.identity)
             && let Err(error) = fs::remove_file(&self.path)
         {
-            tracing::warn!(path = %self.path.display(), %error, "the API's socket stays behind");
+            tracing::warn!(path = %self.path.display(), %error, "a socket stays behind");
         }
     }
 }
@@ -82,7 +82,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 /// Binds and listens. The listener does not block.
-pub(super) fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
+pub(crate) fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
     let make = |source| SocketError::Make {
         path: path.to_owned(),
         source,

@@ -44,6 +44,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::inventory::Device;
 use super::{End, MachineError, Resources, devices as backends};
 use crate::config::VdpaConfig;
+use crate::console::ConsoleLoss;
 
 /// Requests that may wait for the machine.
 const WAITING_MAX: usize = 16;
@@ -190,6 +191,8 @@ pub(super) enum Request {
     Nmi {
         answer: Answer<Result<(), RequestError>>,
     },
+    /// What did the console lose?
+    ConsoleLoss { answer: Answer<ConsoleLoss> },
     /// Park the vCPUs.
     Pause { answer: Answer<()> },
     /// Let the vCPUs go on.
@@ -361,6 +364,14 @@ impl Handle {
     /// [`RequestError`]: KVM refuses.
     pub fn nmi(&self) -> Result<(), RequestError> {
         self.ask(|answer| Request::Nmi { answer })?
+    }
+
+    /// What of the guest's output its console has lost since the start.
+    ///
+    /// # Errors
+    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn console_loss(&self) -> Result<ConsoleLoss, RequestError> {
+        self.ask(|answer| Request::ConsoleLoss { answer })
     }
 
     /// Parks the vCPUs and returns when they are parked. Devices go on: see

@@ -14,6 +14,7 @@ use super::{
     DeviceStatus, End, Handle, MachineError, NicState, NicStatus, RequestError, Resources, RunState,
 };
 use crate::config::VdpaConfig;
+use crate::console::ConsoleLoss;
 use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
 use crate::memory::GuestRam;
@@ -171,6 +172,7 @@ fn answer(requests: &Requests, request: Request) {
             };
             answer.send(Err(refused.into())).is_ok()
         }
+        Request::ConsoleLoss { answer } => answer.send(ConsoleLoss { log: 7, clients: 0 }).is_ok(),
         Request::Pause { answer } => {
             requests.publish_run(RunState::Paused);
             answer.send(()).is_ok()

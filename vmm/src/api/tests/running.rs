@@ -324,6 +324,7 @@ fn metrics_are_prometheus_text() {
         "bellhop_nic_plugged{nic=\"nic\"} 1",
         "bellhop_kvm_total{counter=\"exits\"} 42",
         "bellhop_kvm_held{what=\"memory_slots\"} 3",
+        "bellhop_console_lost_bytes_total{to=\"log\"} 7",
         "bellhop_device_driver_ok{device=\"nic\"} 1",
         "bellhop_device_queues{device=\"nic\",kick=\"doorbell\"} 1",
     ] {
