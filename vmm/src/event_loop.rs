@@ -220,11 +220,12 @@ mod tests {
             Token::Statistics,
             Token::Request,
             Token::Ejected,
+            Token::ConsoleConnection,
         ];
         for token in tokens {
             assert_eq!(Token::from_number(token.into()), Some(token));
         }
-        for nothing in [10, u64::from(u32::MAX), 2 << 32, u64::MAX] {
+        for nothing in [11, u64::from(u32::MAX), 2 << 32, u64::MAX] {
             assert_eq!(Token::from_number(nothing), None);
         }
     }

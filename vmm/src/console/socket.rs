@@ -41,8 +41,8 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use super::history::{History, HistoryWriter};
 use super::log_file::{ConsoleLogError, LogFile, SIZE_MAX};
 use super::{ConsoleInput, ConsoleRead, InputPump};
-use crate::api::socket::{self, SocketError, SocketFile};
 use crate::event_loop::{EventLoop, Token};
+use crate::http::socket::{self, SocketError, SocketFile};
 
 /// What a new client gets of what was said before, in bytes.
 const REPLAY: u64 = 64 * 1024;
