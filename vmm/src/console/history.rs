@@ -204,7 +204,7 @@ mod tests {
             let history = History::new().unwrap();
             let mut model = Vec::new();
             for (byte, count) in writes {
-                let bytes: Vec<u8> = (0..count).map(|n| byte.wrapping_add(n as u8)).collect();
+                let bytes: Vec<u8> = (0..=u8::MAX).cycle().take(count).map(|n| n ^ byte).collect();
                 history.push(&bytes);
                 model.extend(bytes);
             }
@@ -213,7 +213,7 @@ mod tests {
             let from = position.max(oldest);
             let (lost, seen) = all(&history, position);
             prop_assert_eq!(lost, from - position);
-            prop_assert!(seen == model[from as usize..]);
+            prop_assert!(seen == model[usize::try_from(from).unwrap()..]);
         }
     }
 }
