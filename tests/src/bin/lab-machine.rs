@@ -28,7 +28,7 @@ use std::time::Duration;
 use clap::Parser;
 use serde_json::{Value, json};
 use vmm::config::{CpuCount, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
-use vmm::console::{Console, ConsoleInput, ConsoleRead};
+use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
 use vmm::machine::{
     Exit, Handle, Machine, NicState, NicStatus, RequestError, RunState, StopHandle,
 };
@@ -115,10 +115,10 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         vdpa,
         disks,
     };
-    let console = Console {
+    let console = Console::Terminal(TerminalConsole {
         input: Some(Box::new(Keyboard(std::io::stdin()))),
         output: std::io::stdout().as_fd().try_clone_to_owned()?,
-    };
+    });
     let stop = StopHandle::new()?;
     let mut machine = Machine::new(&config, console, &stop)?;
     let handle = machine.handle();

@@ -4,6 +4,7 @@
 //! watch. It must not know HTTP.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,7 +16,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
 use crate::config::VmConfig;
-use crate::machine::{Handle, MachineStatus, NicStatus, RunState, StopHandle};
+use crate::machine::{End, EndReason, Handle, MachineStatus, NicStatus, RunState, StopHandle};
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
 pub(super) const WATCHERS_MAX: usize = 32;
@@ -57,6 +58,8 @@ pub(super) struct View {
     pub(super) boots: u64,
     /// The NICs of a built machine.
     pub(super) nics: Vec<NicStatus>,
+    /// Why it is [`VmState::Stopped`]; `None` in all other states.
+    pub(super) end: Option<End>,
 }
 
 /// Before there is a machine.
@@ -89,6 +92,8 @@ pub(super) struct Controller {
     starts: SyncSender<StartRequest>,
     wake: Arc<EventFd>,
     stop: StopHandle,
+    /// Whether a client asked for the end.
+    stop_asked: AtomicBool,
     watchers: Semaphore,
 }
 
@@ -120,10 +125,12 @@ impl Controller {
                 state: VmState::NotStarted,
                 boots: 0,
                 nics: Vec::new(),
+                end: None,
             }),
             starts,
             wake: wake.clone(),
             stop: stop.clone(),
+            stop_asked: AtomicBool::new(false),
             watchers: Semaphore::new(WATCHERS_MAX),
         });
         if let Some(config) = config {
@@ -297,12 +304,32 @@ impl Controller {
             };
             view.boots = status.boots;
             view.nics.clone_from(&status.nics);
+            view.end = (view.state == VmState::Stopped).then(|| match &status.end {
+                Some(end) if end.reason != EndReason::Stopped => end.clone(),
+                // It does not know who asked. Without an end: it goes without having run.
+                Some(_) | None => self.stopped(),
+            });
         });
     }
 
-    /// The server ends, and with it the process.
-    pub(super) fn ended(&self) {
-        self.publish(|view| view.state = VmState::Stopped);
+    /// The server ends, and with it the process; why, if the machine has not said it.
+    pub(super) fn ended(&self, end: Option<End>) {
+        self.publish(|view| {
+            view.state = VmState::Stopped;
+            if view.end.is_none() {
+                view.end = Some(end.unwrap_or_else(|| self.stopped()));
+            }
+        });
+    }
+
+    /// The end of a machine or process that was asked for it.
+    fn stopped(&self) -> End {
+        let by_a_client = self.stop_asked.load(Ordering::Relaxed);
+        End::stopped(if by_a_client {
+            "a client of the API asked it to stop"
+        } else {
+            "a signal or the console's user asked it to stop"
+        })
     }
 
     /// Lets a client wait for changes as long as the result lives.
@@ -330,6 +357,7 @@ impl Controller {
 
     /// Asks the machine to stop, and the process to end with it.
     pub(super) fn stop(&self) {
+        self.stop_asked.store(true, Ordering::Relaxed);
         self.stop.stop();
     }
 }

@@ -1,13 +1,11 @@
 //! The construction of a machine, top to bottom.
 
-use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use devices::bus::{Bus, BusDevice};
 use devices::legacy::button::{POWER_BUTTON_LEN, PowerButton};
 use devices::legacy::clock::{CLOCK_LEN, Clock};
-use devices::legacy::output::PolledWriter;
 use devices::legacy::power::{
     ACPI_POWER_LEN, AcpiPower, KEYBOARD_CONTROLLER_LEN, KeyboardController, PowerSignal,
 };
@@ -20,7 +18,7 @@ use super::handle::Requests;
 use super::inventory::Inventory;
 use super::{Machine, MachineError, StatisticsHandle, StopHandle, devices as backends};
 use crate::config::VmConfig;
-use crate::console::{Console, InputPump};
+use crate::console::{Attached, Console, Screen};
 use crate::event_loop::{EventLoop, Token};
 use crate::kvm::cpuid::physical_address_bits;
 use crate::kvm::doorbells::KvmDoorbells;
@@ -68,18 +66,20 @@ impl Machine {
         let io = Arc::new(Bus::new());
         let mmio = Arc::new(Bus::new());
         let power = Arc::new(PowerSignal::new().map_err(MachineError::host("eventfd"))?);
-        let output = console
-            .output
-            .try_clone()
-            .map_err(MachineError::host("duplicating the console's output"))?;
+        let events = EventLoop::new().map_err(MachineError::host("epoll_create1"))?;
+        let Attached {
+            screen,
+            input,
+            writer,
+        } = Screen::attach(console, &events)
+            .map_err(MachineError::host("waiting for the console"))?;
         let interrupt = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)
             .map(Arc::new)
             .map_err(MachineError::host("eventfd"))?;
         let serial_line =
             InterruptLine::new(vm.fd().clone(), &interrupt, u32::from(layout::SERIAL_IRQ))
                 .map_err(MachineError::host("KVM_IRQFD"))?;
-        let writer = PolledWriter::new(File::from(console.output));
-        let serial = Serial::new(interrupt, Box::new(writer))
+        let serial = Serial::new(interrupt, writer)
             .map(Arc::new)
             .map_err(MachineError::host("eventfd"))?;
         let at_ports: [(u64, u64, Arc<dyn BusDevice>); 4] = [
@@ -136,7 +136,6 @@ impl Machine {
         )?;
 
         // The devices on it.
-        let events = EventLoop::new().map_err(MachineError::host("epoll_create1"))?;
         let memory = Arc::new(ram.memory().clone());
         // There is no memory hot-plug: RAM never ends further up than now.
         let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
@@ -162,11 +161,6 @@ impl Machine {
                 .add(eventfd.as_raw_fd(), token)
                 .map_err(MachineError::host("epoll_ctl"))?;
         }
-        let input = console
-            .input
-            .map(|input| InputPump::new(input, &events))
-            .transpose()
-            .map_err(MachineError::host("waiting for console input"))?;
 
         // The processors, last: by now all that they can reach exists.
         let buses = Buses { io, mmio };
@@ -183,12 +177,12 @@ impl Machine {
             vcpus,
             events,
             input,
+            screen,
             inventory,
             hotplug,
             pci,
             _buses: buses,
             serial,
-            output,
             power,
             button,
             _serial_line: serial_line,

@@ -42,8 +42,9 @@ use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::inventory::Device;
-use super::{MachineError, Resources, devices as backends};
+use super::{End, MachineError, Resources, devices as backends};
 use crate::config::VdpaConfig;
+use crate::console::ConsoleLoss;
 
 /// Requests that may wait for the machine.
 const WAITING_MAX: usize = 16;
@@ -110,6 +111,8 @@ pub struct MachineStatus {
     pub boots: u64,
     /// All its NICs.
     pub nics: Vec<NicStatus>,
+    /// Why its run is over; `None` until it is, and again when it runs again.
+    pub end: Option<End>,
 }
 
 /// Why a request was not carried out. The machine is as before.
@@ -188,6 +191,8 @@ pub(super) enum Request {
     Nmi {
         answer: Answer<Result<(), RequestError>>,
     },
+    /// What did the console lose?
+    ConsoleLoss { answer: Answer<ConsoleLoss> },
     /// Park the vCPUs.
     Pause { answer: Answer<()> },
     /// Let the vCPUs go on.
@@ -361,6 +366,14 @@ impl Handle {
         self.ask(|answer| Request::Nmi { answer })?
     }
 
+    /// What of the guest's output its console has lost since the start.
+    ///
+    /// # Errors
+    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn console_loss(&self) -> Result<ConsoleLoss, RequestError> {
+        self.ask(|answer| Request::ConsoleLoss { answer })
+    }
+
     /// Parks the vCPUs and returns when they are parked. Devices go on: see
     /// [`RunState::Paused`]. Nothing changes if they are parked already.
     ///
@@ -515,6 +528,15 @@ impl Requests {
                 RunState::Running
             };
             status.boots = status.boots.saturating_add(1);
+            status.end = None;
+        });
+    }
+
+    /// Shows that the run is over, and why.
+    pub(super) fn publish_end(&self, end: End) {
+        self.board.update(|status| {
+            status.run = RunState::Off;
+            status.end = Some(end);
         });
     }
 

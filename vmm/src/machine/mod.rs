@@ -35,6 +35,7 @@
 
 mod build;
 mod devices;
+mod end;
 mod error;
 mod faults;
 mod handle;
@@ -46,7 +47,6 @@ mod run;
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ::devices::legacy::button::PowerButton;
@@ -57,7 +57,7 @@ use ::devices::virtio::backend::SharedMemory;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::config::VmConfig;
-use crate::console::InputPump;
+use crate::console::{InputPump, Screen};
 use crate::event_loop::EventLoop;
 use crate::kvm::Vm;
 use crate::kvm::doorbells::KvmDoorbells;
@@ -71,6 +71,7 @@ use crate::vcpu::{Buses, VcpuReport, Vcpus};
 use self::handle::Requests;
 use self::inventory::Inventory;
 
+pub use end::{End, EndReason};
 pub use error::MachineError;
 pub use handle::{
     DeviceStatus, Handle, MachineStatus, NicState, NicStatus, RequestError, RunState,
@@ -150,15 +151,14 @@ pub struct Machine {
     // The order of the fields is the order in which they are dropped.
     vcpus: Vcpus,
     events: EventLoop,
-    input: Option<InputPump>,
+    input: InputPump,
+    screen: Screen,
     inventory: Inventory,
     hotplug: Arc<PciHotplug>,
     pci: Arc<PciBus>,
     /// What the vCPUs' exits go to; the PCI bus knows it only weakly.
     _buses: Buses,
     serial: Arc<Serial>,
-    /// A duplicate of the console's output, to wait for.
-    output: OwnedFd,
     power: Arc<PowerSignal>,
     button: Arc<PowerButton>,
     _serial_line: InterruptLine,

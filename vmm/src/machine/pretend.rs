@@ -1,7 +1,7 @@
 //! What answers a [`Handle`] in tests where there is no KVM: a thread with made-up devices.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -11,9 +11,10 @@ use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
 
 use super::handle::{Request, Requests};
 use super::{
-    DeviceStatus, Handle, MachineError, NicState, NicStatus, RequestError, Resources, RunState,
+    DeviceStatus, End, Handle, MachineError, NicState, NicStatus, RequestError, Resources, RunState,
 };
 use crate::config::VdpaConfig;
+use crate::console::ConsoleLoss;
 use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
 use crate::memory::GuestRam;
@@ -23,6 +24,7 @@ use crate::memory::GuestRam;
 pub(crate) struct PretendMachine {
     handle: Handle,
     end: Arc<AtomicBool>,
+    reason: Arc<Mutex<Option<End>>>,
     thread: Option<JoinHandle<()>>,
     _memory: SharedMemory,
 }
@@ -74,8 +76,9 @@ impl PretendMachine {
         requests.publish_boot(false);
         let handle = requests.handle();
         let end = Arc::new(AtomicBool::new(false));
+        let reason = Arc::new(Mutex::new(None));
         let thread = thread::spawn({
-            let end = end.clone();
+            let (end, reason) = (end.clone(), reason.clone());
             move || {
                 while !end.load(Ordering::Relaxed) {
                     for request in requests.take() {
@@ -83,14 +86,23 @@ impl PretendMachine {
                     }
                     thread::sleep(Duration::from_millis(1));
                 }
+                if let Some(reason) = reason.lock().unwrap().take() {
+                    requests.publish_end(reason);
+                }
             }
         });
         Self {
             handle,
             end,
+            reason,
             thread: Some(thread),
             _memory: memory,
         }
+    }
+
+    /// Has it say this when it is dropped.
+    pub(crate) fn will_end(&self, end: End) {
+        *self.reason.lock().unwrap() = Some(end);
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -160,6 +172,7 @@ fn answer(requests: &Requests, request: Request) {
             };
             answer.send(Err(refused.into())).is_ok()
         }
+        Request::ConsoleLoss { answer } => answer.send(ConsoleLoss { log: 7, clients: 0 }).is_ok(),
         Request::Pause { answer } => {
             requests.publish_run(RunState::Paused);
             answer.send(()).is_ok()

@@ -50,6 +50,9 @@ impl Machine {
                     let sent = self.vm.send_nmi(BOOT_PROCESSOR);
                     let _ = answer.send(sent.map_err(|error| MachineError::from(error).into()));
                 }
+                Request::ConsoleLoss { answer } => {
+                    let _ = answer.send(self.screen.loss());
+                }
                 Request::Pause { answer } => {
                     self.pause();
                     let _ = answer.send(());

@@ -14,6 +14,7 @@ use devices::virtio::status::DRIVER_OK;
 use super::Api;
 use crate::api::controller::{View, VmState};
 use crate::api::error::ApiError;
+use crate::console::ConsoleLoss;
 use crate::http::{ErrorBody, on_worker};
 use crate::machine::{DeviceStatus, Handle, NicState, RequestError, Resources};
 
@@ -117,6 +118,7 @@ struct Counted {
     kvm: std::collections::BTreeMap<String, u64>,
     resources: Resources,
     devices: Vec<DeviceStatus>,
+    console: ConsoleLoss,
 }
 
 impl Counted {
@@ -125,6 +127,7 @@ impl Counted {
             kvm: machine.statistics()?,
             resources: machine.resources()?,
             devices: machine.devices()?,
+            console: machine.console_loss()?,
         })
     }
 
@@ -137,6 +140,13 @@ impl Counted {
         for (name, value) in &self.kvm {
             kvm.sample(&[("counter", name)], *value);
         }
+        text.family(
+            "bellhop_console_lost_bytes_total",
+            "counter",
+            "Output of the guest that a console on a socket lost: the log could not be written, or a client did not read",
+        )
+        .sample(&[("to", "log")], self.console.log)
+        .sample(&[("to", "client")], self.console.clients);
         let mut held = text.family("bellhop_kvm_held", "gauge", "What the machine holds of KVM");
         let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         for (what, value) in [

@@ -8,6 +8,7 @@ use super::{CONFIG, Inside};
 use crate::api::controller::WATCHERS_MAX;
 use crate::config::VmConfig;
 use crate::machine::pretend::{PretendMachine, nic_config};
+use crate::machine::{End, EndReason};
 
 impl Inside {
     /// With a machine that was started.
@@ -195,8 +196,15 @@ fn nics_of_a_running_machine_are_its_own() {
 #[test]
 fn a_machine_that_has_ended_says_so() {
     let mut inside = Inside::running();
+    assert_eq!(inside.get("/v1/vm")["end"], Value::Null);
     inside.machine = None;
-    assert_eq!(inside.get("/v1/vm")["state"], "Stopped");
+    let vm = inside.get("/v1/vm");
+    assert_eq!((&vm["state"], &vm["api"]), (&json!("Stopped"), &json!(1)));
+    assert_eq!(vm["end"]["reason"], "Stopped");
+    assert!(
+        vm["end"]["detail"].as_str().unwrap().contains("signal"),
+        "{vm}"
+    );
     inside.refused("POST", "/v1/vm/reset", "", (409, "ended"));
     inside.refused("GET", "/v1/metrics", "", (409, "ended"));
     inside.refused("PATCH", "/v1/vm", r#"{"state": "Paused"}"#, (409, "ended"));
@@ -205,6 +213,45 @@ fn a_machine_that_has_ended_says_so() {
     let started = Instant::now();
     inside.get(&format!("/v1/vm/watch?since={generation}&timeout_s=60"));
     assert!(started.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_watcher_is_told_why_a_machine_ended() {
+    for (reason, word) in [
+        (EndReason::PoweredOff, "PoweredOff"),
+        (EndReason::Crashed, "Crashed"),
+        (EndReason::Failed, "Failed"),
+    ] {
+        let mut inside = Inside::running();
+        let generation = inside.get("/v1/vm")["generation"].as_u64().unwrap();
+        let machine = inside.machine.take().unwrap();
+        machine.will_end(End {
+            reason,
+            detail: "x".to_owned(),
+        });
+        let end = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(machine);
+        });
+        // The first answer that says Stopped has it.
+        let last = inside.get(&format!("/v1/vm/watch?since={generation}&timeout_s=60"));
+        assert_eq!(last["state"], "Stopped");
+        assert_eq!(last["end"], json!({ "reason": word, "detail": "x" }));
+        end.join().unwrap();
+        assert_eq!(inside.get("/v1/vm")["end"], last["end"]);
+    }
+}
+
+#[test]
+fn who_asked_for_the_end_is_said() {
+    let mut inside = Inside::running();
+    inside.done("PATCH", "/v1/vm", r#"{"state": "Stopped"}"#);
+    inside.machine = None;
+    let detail = inside.get("/v1/vm")["end"]["detail"].clone();
+    assert!(
+        detail.as_str().unwrap().contains("a client of the API"),
+        "{detail}"
+    );
 }
 
 #[test]
@@ -277,6 +324,7 @@ fn metrics_are_prometheus_text() {
         "bellhop_nic_plugged{nic=\"nic\"} 1",
         "bellhop_kvm_total{counter=\"exits\"} 42",
         "bellhop_kvm_held{what=\"memory_slots\"} 3",
+        "bellhop_console_lost_bytes_total{to=\"log\"} 7",
         "bellhop_device_driver_ok{device=\"nic\"} 1",
         "bellhop_device_queues{device=\"nic\",kick=\"doorbell\"} 1",
     ] {
