@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
 use crate::config::VmConfig;
-use crate::machine::{Handle, MachineStatus, NicStatus, RunState, StopHandle};
+use crate::machine::{DiskStatus, Handle, MachineStatus, NicStatus, RunState, StopHandle};
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
 pub(super) const WATCHERS_MAX: usize = 32;
@@ -57,6 +57,8 @@ pub(super) struct View {
     pub(super) boots: u64,
     /// The NICs of a built machine.
     pub(super) nics: Vec<NicStatus>,
+    /// Its disks.
+    pub(super) disks: Vec<DiskStatus>,
 }
 
 /// Before there is a machine.
@@ -68,7 +70,7 @@ pub(super) struct BeforeBoot {
 /// While there is one.
 #[derive(Debug)]
 pub(super) struct Running {
-    /// As it was started, without NICs.
+    /// As it was started, without NICs and disks.
     config: VmConfig,
     handle: Handle,
 }
@@ -120,6 +122,7 @@ impl Controller {
                 state: VmState::NotStarted,
                 boots: 0,
                 nics: Vec::new(),
+                disks: Vec::new(),
             }),
             starts,
             wake: wake.clone(),
@@ -169,15 +172,16 @@ impl Controller {
         });
     }
 
-    /// The configuration, with the NICs that there are now.
+    /// The configuration, with the NICs and disks that there are now.
     pub(super) fn config(&self) -> Result<VmConfig, ApiError> {
         match &*self.lock() {
             Phase::BeforeBoot(before) => before.config.clone().ok_or(ApiError::NoConfig),
             Phase::Starting(config) => Ok(config.clone()),
             Phase::Running(running) => {
                 let mut config = running.config.clone();
-                let nics = running.handle.status().nics;
+                let MachineStatus { nics, disks, .. } = running.handle.status();
                 config.vdpa.extend(nics.into_iter().map(|nic| nic.config));
+                config.disks = disks.into_iter().map(|disk| disk.config).collect();
                 Ok(config)
             }
         }
@@ -209,8 +213,8 @@ impl Controller {
         let mut phase = self.lock();
         let Phase::BeforeBoot(before) = &mut *phase else {
             return Err(self.wrong_state(
-                "its configuration is given before it starts; NICs of a running machine come \
-                 and go with PUT and DELETE of /v1/vm/nics/{id}",
+                "its configuration is given before it starts; NICs and disks of a running machine \
+                 come and go with PUT and DELETE of /v1/vm/nics/{id} and /v1/vm/disks/{id}",
             ));
         };
         if before.config.as_ref() != Some(&config) {
@@ -261,11 +265,12 @@ impl Controller {
 
     /// The machine is powered on.
     pub(super) fn started(self: &Arc<Self>, mut config: VmConfig, handle: &Handle) {
-        // NICs come and go: the machine knows which there are.
+        // NICs and disks come and go: the machine knows which there are.
         let nics = handle.status().nics;
         config
             .vdpa
             .retain(|vdpa| nics.iter().all(|nic| nic.id != vdpa.name()));
+        config.disks.clear();
         *self.lock() = Phase::Running(Running {
             config,
             handle: handle.clone(),
@@ -297,6 +302,7 @@ impl Controller {
             };
             view.boots = status.boots;
             view.nics.clone_from(&status.nics);
+            view.disks.clone_from(&status.disks);
         });
     }
 

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use super::body::{BODY_MAX, BODY_TIME};
 use super::controller::{VmState, WATCHERS_MAX};
-use crate::machine::{MachineError, RequestError};
+use crate::machine::{DeviceKind, MachineError, RequestError};
 
 /// Why a request was not carried out. The machine is as before.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +98,10 @@ impl ApiError {
             Self::Request(RequestError::NoSuchDevice(_)) => {
                 (StatusCode::NOT_FOUND, "no_such_device")
             }
-            Self::Request(RequestError::NotANic(_)) => (StatusCode::CONFLICT, "not_a_nic"),
+            Self::Request(RequestError::OtherKind { wanted, .. }) => match wanted {
+                DeviceKind::Nic => (StatusCode::CONFLICT, "not_a_nic"),
+                DeviceKind::Disk => (StatusCode::CONFLICT, "not_a_disk"),
+            },
             Self::Request(RequestError::NoAnnouncement(_)) => {
                 (StatusCode::CONFLICT, "cannot_announce")
             }

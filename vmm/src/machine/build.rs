@@ -147,7 +147,7 @@ impl Machine {
 
         // What the vmm thread waits for.
         let requests = Requests::new(&memory, ram_end).map_err(MachineError::host("eventfd"))?;
-        requests.publish_nics(inventory.nics());
+        requests.publish_devices(inventory.pluggable(), inventory.pluggable());
         let statistics = StatisticsHandle::new().map_err(MachineError::host("eventfd"))?;
         for (eventfd, token) in [
             (stop.eventfd(), Token::Stop),

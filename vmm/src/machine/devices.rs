@@ -11,6 +11,7 @@ use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
 
 use super::MachineError;
 use super::inventory::Device;
+use super::pluggable::DeviceConfig;
 use crate::config::{DiskConfig, VdpaConfig, VmConfig};
 
 /// Virtio device type of a network device (virtio 1.3, section 5).
@@ -30,12 +31,12 @@ pub(super) fn open(
         devices.push(open_vdpa(vdpa, memory, ram_end)?);
     }
     for (number, disk) in config.disks.iter().enumerate() {
-        devices.push(open_disk(number, disk, memory)?);
+        devices.push(open_disk(&disk.name(number), disk, memory)?);
     }
     devices.push(Device {
         id: "rng".to_owned(),
         backend: Box::new(Rng::new(memory.clone())),
-        nic: None,
+        config: None,
     });
     Ok(devices)
 }
@@ -56,26 +57,35 @@ pub(super) fn open_vdpa(
     };
     match VdpaBackend::open(&options, memory.clone(), ram_end) {
         Ok(backend) => Ok(Device {
+            config: (backend.device_type() == VIRTIO_ID_NET).then(|| {
+                DeviceConfig::Nic(VdpaConfig {
+                    id: Some(id.clone()),
+                    ..config.clone()
+                })
+            }),
             id,
-            nic: (backend.device_type() == VIRTIO_ID_NET).then(|| config.clone()),
             backend: Box::new(backend),
         }),
         Err(source) => Err(MachineError::Vdpa { id, source }),
     }
 }
 
-fn open_disk(
-    number: usize,
+/// Opens and locks the image of the disk `id`.
+pub(super) fn open_disk(
+    id: &str,
     config: &DiskConfig,
     memory: &SharedMemory,
 ) -> Result<Device, MachineError> {
-    let id = config.name(number);
+    let id = id.to_owned();
     let disk = Disk::open(&config.path, config.readonly)?;
     match Block::new(disk, &id, memory.clone()) {
         Ok(block) => Ok(Device {
+            config: Some(DeviceConfig::Disk(DiskConfig {
+                id: Some(id.clone()),
+                ..config.clone()
+            })),
             id,
             backend: Box::new(block),
-            nic: None,
         }),
         Err(source) => Err(MachineError::Block { id, source }),
     }

@@ -1,7 +1,5 @@
-//! `/v1/vm/nics/{id}`: one NIC, which comes and goes also while the machine runs.
-//!
-//! Before boot it is a part of the configuration; after it, of the machine. Nothing of a
-//! plugged NIC can be changed but whether it is there.
+//! `/v1/vm/nics/{id}`: one NIC, which comes and goes also while the machine runs; see
+//! `pluggable.rs`.
 
 use std::path::PathBuf;
 
@@ -14,12 +12,12 @@ use utoipa::ToSchema;
 
 use super::device::DeviceInfo;
 use super::nics::NicSummary;
-use super::{Api, on_worker};
+use super::pluggable::Known;
+use super::{Api, pluggable};
 use crate::api::body::JsonBody;
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::parameters::DeviceName;
-use crate::config::{DoorbellMode, MacAddress, VdpaConfig, VmConfig, schema};
-use crate::machine::{Handle, NicStatus, RequestError};
+use crate::config::{DoorbellMode, MacAddress, VdpaConfig, schema};
 
 /// A NIC with all there is to say about it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -47,9 +45,16 @@ impl NicInfo {
             device,
         }
     }
+}
 
-    fn plugged(nic: &NicStatus, device: Option<DeviceInfo>) -> Self {
-        Self::new(NicSummary::from(nic), &nic.config, device)
+impl From<Known<VdpaConfig>> for NicInfo {
+    fn from(nic: Known<VdpaConfig>) -> Self {
+        match nic {
+            Known::Configured(config) => Self::new(NicSummary::from(&config), &config, None),
+            Known::Plugged { device, info } => {
+                Self::new(NicSummary::from(&device), &device.config, info)
+            }
+        }
     }
 }
 
@@ -70,14 +75,6 @@ pub(super) struct NicChange {
     doorbell: Option<DoorbellMode>,
 }
 
-fn no_such(id: &str) -> ApiError {
-    RequestError::NoSuchDevice(id.to_owned()).into()
-}
-
-fn position(config: &VmConfig, id: &str) -> Option<usize> {
-    config.vdpa.iter().position(|vdpa| vdpa.name() == id)
-}
-
 /// A NIC in full
 #[utoipa::path(get, path = "/v1/vm/nics/{id}", params(("id" = String, Path, description = "The NIC's name")), responses(
     (status = 200, description = "The NIC", body = NicInfo),
@@ -90,19 +87,8 @@ pub(super) async fn show(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Json<NicInfo>, ApiError> {
-    if !api.is_built() {
-        let config = api.config()?;
-        let vdpa = config.vdpa.iter().find(|vdpa| vdpa.name() == id);
-        let vdpa = vdpa.ok_or_else(|| no_such(&id))?;
-        return Ok(Json(NicInfo::new(NicSummary::from(vdpa), vdpa, None)));
-    }
-    let machine = api.running()?;
-    let nic = machine.nic(&id).ok_or_else(|| no_such(&id))?;
-    let devices = on_worker(move || machine.devices()).await?;
-    // It may have gone in between.
-    let device = devices.iter().find(|device| device.id == id);
-    let device = device.map(|device| DeviceInfo::from(&device.description));
-    Ok(Json(NicInfo::plugged(&nic, device)))
+    let nic = pluggable::show::<VdpaConfig>(&api, &id).await?;
+    Ok(Json(nic.into()))
 }
 
 /// Give the machine a NIC
@@ -123,60 +109,10 @@ pub(super) async fn show(
 pub(super) async fn put(
     State(api): Api,
     DeviceName(id): DeviceName,
-    JsonBody(mut wanted): JsonBody<VdpaConfig>,
+    JsonBody(wanted): JsonBody<VdpaConfig>,
 ) -> Result<Response, ApiError> {
-    if let Some(other) = wanted.id.replace(id.clone())
-        && other != id
-    {
-        return Err(ApiError::Invalid {
-            at: " at id".to_owned(),
-            reason: format!("the path says {id}, the body {other}; leave the body's away"),
-        });
-    }
-    let (status, nic) = if api.is_built() {
-        let machine = api.running()?;
-        on_worker(move || plug(&machine, &wanted)).await?
-    } else {
-        api.edit(|config| configure(config, wanted))?
-    };
-    Ok((status, Json(nic)).into_response())
-}
-
-fn configure(config: &mut VmConfig, wanted: VdpaConfig) -> Result<(StatusCode, NicInfo), ApiError> {
-    let id = wanted.name();
-    let mut disks = config.disks.iter().enumerate();
-    if disks.any(|(number, disk)| disk.name(number) == id) {
-        return Err(RequestError::IdInUse(id).into());
-    }
-    let nic = NicInfo::new(NicSummary::from(&wanted), &wanted, None);
-    let there = position(config, &id).and_then(|at| config.vdpa.get_mut(at));
-    Ok(match there {
-        Some(there) => {
-            *there = wanted;
-            (StatusCode::OK, nic)
-        }
-        None => {
-            config.vdpa.push(wanted);
-            (StatusCode::CREATED, nic)
-        }
-    })
-}
-
-fn plug(machine: &Handle, wanted: &VdpaConfig) -> Result<(StatusCode, NicInfo), RequestError> {
-    let same = |nic: &NicStatus| {
-        VdpaConfig {
-            // Whether it was named or got its file's name.
-            id: Some(nic.id.clone()),
-            ..nic.config.clone()
-        } == *wanted
-    };
-    if let Some(nic) = machine.nic(&wanted.name())
-        && same(&nic)
-    {
-        return Ok((StatusCode::OK, NicInfo::plugged(&nic, None)));
-    }
-    let nic = machine.plug_nic(wanted)?;
-    Ok((StatusCode::CREATED, NicInfo::plugged(&nic, None)))
+    let (status, nic) = pluggable::put(&api, id, wanted).await?;
+    Ok((status, Json(NicInfo::from(nic))).into_response())
 }
 
 /// Change a NIC before the machine starts
@@ -194,24 +130,15 @@ pub(super) async fn change(
     DeviceName(id): DeviceName,
     JsonBody(change): JsonBody<NicChange>,
 ) -> Result<Json<NicInfo>, ApiError> {
-    if api.is_built() {
-        return Err(api.wrong_state(
-            "a plugged NIC stays as it is; take it away with DELETE and give another one with PUT",
-        ));
-    }
-    api.edit(|config| {
-        let at = position(config, &id).ok_or_else(|| no_such(&id))?;
-        let nic = config.vdpa.get_mut(at).ok_or_else(|| no_such(&id))?;
-        // Its name may have come from the path.
-        nic.id = Some(id.clone());
+    let nic = pluggable::change(&api, &id, |nic: &mut VdpaConfig| {
         if let Some(path) = change.path {
             nic.path = path;
         }
         nic.mac = change.mac.or(nic.mac);
         nic.num_queues = change.num_queues.or(nic.num_queues);
         nic.doorbell = change.doorbell.unwrap_or(nic.doorbell);
-        Ok(Json(NicInfo::new(NicSummary::from(&*nic), nic, None)))
-    })
+    })?;
+    Ok(Json(nic.into()))
 }
 
 /// Take a NIC away
@@ -231,15 +158,8 @@ pub(super) async fn remove(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Response, ApiError> {
-    if api.is_built() {
-        let machine = api.running()?;
-        let nic = on_worker(move || machine.unplug(&id)).await?;
-        let nic = NicInfo::plugged(&nic, None);
-        return Ok((StatusCode::ACCEPTED, Json(nic)).into_response());
-    }
-    api.edit(|config| {
-        let at = position(config, &id).ok_or_else(|| no_such(&id))?;
-        config.vdpa.remove(at);
-        Ok(StatusCode::NO_CONTENT.into_response())
+    Ok(match pluggable::remove::<VdpaConfig>(&api, id).await? {
+        Some(nic) => (StatusCode::ACCEPTED, Json(NicInfo::from(nic))).into_response(),
+        None => StatusCode::NO_CONTENT.into_response(),
     })
 }

@@ -6,6 +6,7 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::disks::DiskSummary;
 use super::nics::NicSummary;
 use super::{Api, on_worker};
 use crate::api::body::JsonBody;
@@ -28,6 +29,8 @@ pub(super) struct VmStatus {
     version: String,
     /// Its NICs, once it is built.
     nics: Vec<NicSummary>,
+    /// Its disks, once it is built.
+    disks: Vec<DiskSummary>,
 }
 
 impl From<&View> for VmStatus {
@@ -39,6 +42,7 @@ impl From<&View> for VmStatus {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             nics: view.nics.iter().map(NicSummary::from).collect(),
+            disks: view.disks.iter().map(DiskSummary::from).collect(),
         }
     }
 }
