@@ -12,10 +12,11 @@ use utoipa::ToSchema;
 
 use super::disks::DiskInfo;
 use super::{Api, pluggable};
-use crate::api::body::JsonBody;
-use crate::api::error::{ApiError, ErrorBody};
-use crate::api::parameters::DeviceName;
+use crate::api::error::ApiError;
 use crate::config::DiskConfig;
+use crate::http::ErrorBody;
+use crate::http::body::JsonBody;
+use crate::http::parameters::DeviceName;
 
 /// What of a disk can be changed before the machine starts; what is absent stays.
 #[derive(Debug, Deserialize, ToSchema)]

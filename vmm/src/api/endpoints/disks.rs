@@ -5,11 +5,12 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::Api;
 use super::device::DeviceInfo;
 use super::pluggable::{Known, PlugPhase};
-use super::{Api, on_worker};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::config::DiskConfig;
+use crate::http::{ErrorBody, on_worker};
 use crate::machine::DiskStatus;
 
 /// A disk in short.
@@ -93,7 +94,7 @@ pub(super) async fn list(State(api): Api) -> Result<Json<Vec<DiskInfo>>, ApiErro
     }
     let disks = api.view().disks;
     let machine = api.running()?;
-    let devices = on_worker(move || machine.devices()).await?;
+    let devices = on_worker(move || machine.devices()).await??;
     let info = |disk: &DiskStatus| {
         let device = devices.iter().find(|device| device.id == disk.id);
         DiskInfo {

@@ -14,10 +14,11 @@ use super::device::DeviceInfo;
 use super::nics::NicSummary;
 use super::pluggable::Known;
 use super::{Api, pluggable};
-use crate::api::body::JsonBody;
-use crate::api::error::{ApiError, ErrorBody};
-use crate::api::parameters::DeviceName;
+use crate::api::error::ApiError;
 use crate::config::{DoorbellMode, MacAddress, VdpaConfig, schema};
+use crate::http::ErrorBody;
+use crate::http::body::JsonBody;
+use crate::http::parameters::DeviceName;
 
 /// A NIC with all there is to say about it.
 #[derive(Debug, Serialize, ToSchema)]

@@ -7,8 +7,9 @@ use utoipa::ToSchema;
 
 use super::Api;
 use super::pluggable::PlugPhase;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::config::VdpaConfig;
+use crate::http::ErrorBody;
 use crate::machine::NicStatus;
 
 /// A NIC in a list.

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::device::DeviceInfo;
-use super::on_worker;
 use crate::api::controller::Controller;
 use crate::api::error::ApiError;
 use crate::config::{DiskConfig, VdpaConfig, VmConfig};
+use crate::http::{HttpError, on_worker};
 use crate::machine::{DiskStatus, Handle, NicStatus, PlugState, Pluggable, RequestError};
 
 /// Where a device is in its life.
@@ -143,7 +143,7 @@ pub(super) async fn show<C: Kind>(api: &Controller, id: &str) -> Result<Known<C>
     }
     let machine = api.running()?;
     let device = C::find(&machine, id).ok_or_else(|| no_such(id))?;
-    let devices = on_worker(move || machine.devices()).await?;
+    let devices = on_worker(move || machine.devices()).await??;
     // It may have gone in between.
     let info = devices.iter().find(|device| device.id == id);
     let info = info.map(|device| DeviceInfo::from(&device.description));
@@ -159,14 +159,15 @@ pub(super) async fn put<C: Kind>(
     if let Some(other) = wanted.id().replace(id.clone())
         && other != id
     {
-        return Err(ApiError::Invalid {
+        return Err(HttpError::Invalid {
             at: " at id".to_owned(),
             reason: format!("the path says {id}, the body {other}; leave the body's away"),
-        });
+        }
+        .into());
     }
     if api.is_built() {
         let machine = api.running()?;
-        return on_worker(move || plug(&machine, &id, &wanted)).await;
+        return Ok(on_worker(move || plug(&machine, &id, &wanted)).await??);
     }
     api.edit(|config| configure(config, id, wanted))
 }
@@ -241,7 +242,7 @@ pub(super) async fn remove<C: Kind>(
 ) -> Result<Option<Known<C>>, ApiError> {
     if api.is_built() {
         let machine = api.running()?;
-        let device = on_worker(move || C::unplug(&machine, &id)).await?;
+        let device = on_worker(move || C::unplug(&machine, &id)).await??;
         return Ok(Some(device.into()));
     }
     api.edit(|config| {
