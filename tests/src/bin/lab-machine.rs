@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use serde_json::{Value, json};
-use vmm::config::{CpuCount, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
+use vmm::config::{CpuAffinity, CpuCount, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
 use vmm::console::{Console, ConsoleInput, ConsoleRead};
 use vmm::machine::{
     Exit, Handle, Machine, NicStatus, PlugState, RequestError, RunState, StopHandle,
@@ -111,6 +111,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         initramfs,
         cmdline,
         cpus,
+        cpu_affinity: CpuAffinity::default(),
         memory,
         vdpa,
         disks,

@@ -15,6 +15,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
 use crate::config::VmConfig;
+use crate::http::HttpError;
 use crate::machine::{DiskStatus, Handle, MachineStatus, NicStatus, RunState, StopHandle};
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
@@ -210,6 +211,11 @@ impl Controller {
 
     /// Replaces the configuration. Nothing is opened or built.
     pub(super) fn configure(&self, config: VmConfig) -> Result<(), ApiError> {
+        let affinity = config.cpu_affinity.check(config.cpus.get());
+        affinity.map_err(|error| HttpError::Invalid {
+            at: " at cpu_affinity".to_owned(),
+            reason: error.to_string(),
+        })?;
         let mut phase = self.lock();
         let Phase::BeforeBoot(before) = &mut *phase else {
             return Err(self.wrong_state(

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use super::controller::{VmState, WATCHERS_MAX};
 use crate::http::{HttpError, Problem};
 use crate::machine::{DeviceKind, MachineError, RequestError};
+use crate::vcpu::VcpuError;
 
 /// Why a request was not carried out. The machine is as before.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +84,9 @@ fn machine(error: &MachineError) -> (StatusCode, &'static str) {
     match error {
         MachineError::Layout(_)
         | MachineError::Memory(_)
+        | MachineError::Affinity(_)
+        | MachineError::Placement(_)
+        | MachineError::Vcpu(VcpuError::Affinity { .. })
         | MachineError::Boot(_)
         | MachineError::Disk(_)
         | MachineError::Block { .. }

@@ -3,6 +3,8 @@
 //! Owns their order, which is that of their PCI slots. It must not know how
 //! they are shown to the guest.
 
+use std::path::Path;
+
 use devices::virtio::backend::{Backend as _, SharedMemory};
 use devices::virtio::block::Block;
 use devices::virtio::block::disk::Disk;
@@ -13,6 +15,7 @@ use super::MachineError;
 use super::inventory::Device;
 use super::pluggable::DeviceConfig;
 use crate::config::{DiskConfig, VdpaConfig, VmConfig};
+use crate::host::Host;
 
 /// Virtio device type of a network device (virtio 1.3, section 5).
 const VIRTIO_ID_NET: u32 = 1;
@@ -37,6 +40,7 @@ pub(super) fn open(
         id: "rng".to_owned(),
         backend: Box::new(Rng::new(memory.clone())),
         config: None,
+        numa_node: None,
     });
     Ok(devices)
 }
@@ -65,9 +69,15 @@ pub(super) fn open_vdpa(
             }),
             id,
             backend: Box::new(backend),
+            numa_node: node_of(&config.path),
         }),
         Err(source) => Err(MachineError::Vdpa { id, source }),
     }
+}
+
+/// The NUMA node that the device file at `path` hangs on, if it is one.
+fn node_of(path: &Path) -> Option<u16> {
+    Host::new().node_of(&std::fs::metadata(path).ok()?)
 }
 
 /// Opens and locks the image of the disk `id`.
@@ -86,6 +96,7 @@ pub(super) fn open_disk(
             })),
             id,
             backend: Box::new(block),
+            numa_node: node_of(&config.path),
         }),
         Err(source) => Err(MachineError::Block { id, source }),
     }

@@ -108,7 +108,7 @@ pub enum RequestError {
     #[error("the machine has no device {0}")]
     NoSuchDevice(String),
     /// The device is there, but is none of the kind that was asked for.
-    #[error("device {id} is no {wanted}")]
+    #[error("device {id} is not a {wanted}")]
     OtherKind {
         /// Its name.
         id: String,

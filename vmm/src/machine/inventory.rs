@@ -23,6 +23,7 @@ use super::handle::DeviceStatus;
 use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
 use super::{MachineError, RequestError};
 use crate::event_loop::{EventLoop, Token};
+use crate::host::numa_warning;
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::msi::KvmMsiVectors;
 
@@ -37,6 +38,8 @@ pub(super) struct Device {
     pub(super) backend: Box<dyn Backend>,
     /// What was asked for, of a device that can be unplugged.
     pub(super) config: Option<DeviceConfig>,
+    /// The NUMA node of the host that it hangs on, where the host says so.
+    pub(super) numa_node: Option<u16>,
 }
 
 /// A device that the guest sees.
@@ -50,6 +53,8 @@ struct Entry {
 /// What a device that can be unplugged has more than others.
 struct Removable {
     config: DeviceConfig,
+    numa_node: Option<u16>,
+    numa_warning: Option<String>,
     serial: u64,
     state: PlugState,
 }
@@ -65,11 +70,18 @@ pub(super) struct Inventory {
     pci: Arc<PciBus>,
     msi: KvmMsiVectors,
     doorbells: Arc<KvmDoorbells>,
+    /// The NUMA node that guest memory is bound to.
+    memory_node: Option<u16>,
 }
 
 impl Inventory {
-    /// An empty list for devices on `pci`.
-    pub(super) fn new(pci: Arc<PciBus>, msi: KvmMsiVectors, doorbells: Arc<KvmDoorbells>) -> Self {
+    /// An empty list for devices on `pci`, of a machine whose memory is bound to `memory_node`.
+    pub(super) fn new(
+        pci: Arc<PciBus>,
+        msi: KvmMsiVectors,
+        doorbells: Arc<KvmDoorbells>,
+        memory_node: Option<u16>,
+    ) -> Self {
         Self {
             entries: BTreeMap::new(),
             next_number: 0,
@@ -77,6 +89,7 @@ impl Inventory {
             pci,
             msi,
             doorbells,
+            memory_node,
         }
     }
 
@@ -104,6 +117,7 @@ impl Inventory {
             id,
             backend,
             config,
+            numa_node,
         } = device;
         if self.named(&id).is_some() {
             return Err(MachineError::DuplicateId(id));
@@ -133,10 +147,16 @@ impl Inventory {
             }
         }
         tracing::debug!(%id, %slot, "device attached");
+        let numa_warning = numa_warning(numa_node, self.memory_node);
+        if let Some(warning) = &numa_warning {
+            tracing::warn!(%id, "{warning}");
+        }
         let removable = config.map(|config| {
             self.next_serial = self.next_serial.wrapping_add(1);
             Removable {
                 config,
+                numa_node,
+                numa_warning,
                 serial: self.next_serial,
                 state: PlugState::Plugged,
             }
@@ -268,6 +288,8 @@ impl Entry {
             config: removable.config.clone(),
             address: self.slot,
             state: removable.state,
+            numa_node: removable.numa_node,
+            numa_warning: removable.numa_warning.clone(),
             serial: removable.serial,
         })
     }

@@ -102,6 +102,10 @@ pub struct Pluggable<C> {
     /// Different for each device that the machine ever had: tells one from an earlier one of
     /// the same name.
     pub serial: u64,
+    /// The NUMA node of the host that it hangs on, where the host says so.
+    pub numa_node: Option<u16>,
+    /// What is to be said about it and the node that guest memory is bound to.
+    pub numa_warning: Option<String>,
 }
 
 /// A NIC of a machine: its vhost-vdpa character device, and how the guest is to see it.
@@ -125,6 +129,8 @@ impl Pluggable<DeviceConfig> {
             address,
             state,
             serial,
+            numa_node,
+            numa_warning,
         } = self;
         match C::try_from(config) {
             Ok(config) => Ok(Pluggable {
@@ -133,6 +139,8 @@ impl Pluggable<DeviceConfig> {
                 address,
                 state,
                 serial,
+                numa_node,
+                numa_warning,
             }),
             Err(OtherKind(wanted)) => Err(RequestError::OtherKind { id, wanted }),
         }

@@ -48,6 +48,8 @@ fn pluggable<C>(config: C, id: &str, slot: u8) -> Pluggable<C> {
         address: Slot::new(slot).unwrap(),
         state: PlugState::Plugged,
         serial: slot.into(),
+        numa_node: Some(1),
+        numa_warning: None,
     }
 }
 

@@ -32,6 +32,11 @@ pub(super) struct NicInfo {
     /// Whether doorbells were asked for.
     #[schema(schema_with = schema::doorbell)]
     doorbell: DoorbellMode,
+    /// The NUMA node of the host that it hangs on, once the machine is built and where the
+    /// host says so.
+    numa_node: Option<u16>,
+    /// Said where guest memory is bound to another node.
+    numa_warning: Option<String>,
     /// What the guest made of it, once the machine is built.
     device: Option<DeviceInfo>,
 }
@@ -43,6 +48,8 @@ impl NicInfo {
             mac: config.mac.map(|mac| mac.to_string()),
             num_queues: config.num_queues,
             doorbell: config.doorbell,
+            numa_node: None,
+            numa_warning: None,
             device,
         }
     }
@@ -52,9 +59,11 @@ impl From<Known<VdpaConfig>> for NicInfo {
     fn from(nic: Known<VdpaConfig>) -> Self {
         match nic {
             Known::Configured(config) => Self::new(NicSummary::from(&config), &config, None),
-            Known::Plugged { device, info } => {
-                Self::new(NicSummary::from(&device), &device.config, info)
-            }
+            Known::Plugged { device, info } => Self {
+                numa_node: device.numa_node,
+                numa_warning: device.numa_warning.clone(),
+                ..Self::new(NicSummary::from(&device), &device.config, info)
+            },
         }
     }
 }

@@ -24,6 +24,8 @@ fn nic(id: &str, serial: u64) -> NicStatus {
         address: Slot::new(3).unwrap(),
         state: PlugState::Plugged,
         serial,
+        numa_node: None,
+        numa_warning: None,
     }
 }
 
