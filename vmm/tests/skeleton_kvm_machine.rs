@@ -93,6 +93,7 @@ fn config(kernel: &Temporary, cpus: u64) -> VmConfig {
         initramfs: None,
         cmdline: "console=ttyS0".to_owned(),
         cpus: cpus.try_into().unwrap(),
+        cpu_affinity: vmm::config::CpuAffinity::default(),
         memory: "64M".parse().unwrap(),
         vdpa: Vec::new(),
         disks: Vec::new(),

@@ -4,7 +4,9 @@ use std::io;
 use std::path::PathBuf;
 
 use vmm::api::{Server, ServerError, StartRequest, Starts};
-use vmm::config::{CpuCount, DEFAULT_CMDLINE, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
+use vmm::config::{
+    CpuAffinity, CpuCount, DEFAULT_CMDLINE, DiskConfig, MemoryConfig, VdpaConfig, VmConfig,
+};
 use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
 use vmm::machine::{Exit, Machine, MachineError, StopHandle};
 
@@ -25,6 +27,10 @@ Examples:
 
   The same from a file (keys are the options' names; --vdpa and --disk are [[vdpa]] and [[disks]]):
     bellhop run --config machine.toml
+
+  On one NUMA node, its vCPUs pinned (vCPU 0 on CPUs 8 and 9, vCPU 1 on CPU 10):
+    bellhop run --kernel vmlinuz --initramfs initrd.img --cpus 2 --cpu-affinity 8-9:10 \\
+        --memory size=4G,hugepages=2M,host_numa_node=1 --vdpa path=/dev/vhost-vdpa-0
 
   With its API; one that says nothing but the socket is configured and started from there:
     bellhop run --config machine.toml --api-socket vm.socket
@@ -52,8 +58,18 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "1", requires = "kernel")]
     cpus: CpuCount,
 
-    /// Guest memory: 512M, 4G, or size=4G,hugepages=2M|1G
-    #[arg(long, value_name = "SIZE", default_value = "512M", requires = "kernel")]
+    /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2 (vCPU 0 on CPUs 0 and
+    /// 1, vCPU 1 on CPU 2)
+    #[arg(long, value_name = "LISTS", requires = "kernel")]
+    cpu_affinity: Option<CpuAffinity>,
+
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "512M",
+        requires = "kernel",
+        help = "Guest memory: 512M, 4G, or size=4G[,hugepages=2M|1G][,host_numa_node=N] (only from that NUMA node)"
+    )]
     memory: MemoryConfig,
 
     // `help` and not a doc comment: rustdoc takes brackets for links.
@@ -74,7 +90,7 @@ pub(crate) struct Arguments {
     disks: Vec<DiskConfig>,
 
     /// Take everything from this TOML or JSON file instead
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "memory", "vdpa", "disks"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "vdpa", "disks"])]
     config: Option<PathBuf>,
 
     /// Serve the machine's API on this Unix socket; without --kernel or --config the machine waits for
@@ -143,6 +159,7 @@ impl Arguments {
             initramfs: self.initramfs,
             cmdline: self.cmdline,
             cpus: self.cpus,
+            cpu_affinity: self.cpu_affinity.unwrap_or_default(),
             memory: self.memory,
             vdpa: self.vdpa,
             disks: self.disks,

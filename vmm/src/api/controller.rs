@@ -16,7 +16,10 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
 use crate::config::VmConfig;
-use crate::machine::{End, EndReason, Handle, MachineStatus, NicStatus, RunState, StopHandle};
+use crate::http::HttpError;
+use crate::machine::{
+    DiskStatus, End, EndReason, Handle, MachineStatus, NicStatus, RunState, StopHandle,
+};
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
 pub(super) const WATCHERS_MAX: usize = 32;
@@ -60,6 +63,8 @@ pub(super) struct View {
     pub(super) nics: Vec<NicStatus>,
     /// Why it is [`VmState::Stopped`]; `None` in all other states.
     pub(super) end: Option<End>,
+    /// Its disks.
+    pub(super) disks: Vec<DiskStatus>,
 }
 
 /// Before there is a machine.
@@ -71,7 +76,7 @@ pub(super) struct BeforeBoot {
 /// While there is one.
 #[derive(Debug)]
 pub(super) struct Running {
-    /// As it was started, without NICs.
+    /// As it was started, without NICs and disks.
     config: VmConfig,
     handle: Handle,
 }
@@ -126,6 +131,7 @@ impl Controller {
                 boots: 0,
                 nics: Vec::new(),
                 end: None,
+                disks: Vec::new(),
             }),
             starts,
             wake: wake.clone(),
@@ -176,15 +182,16 @@ impl Controller {
         });
     }
 
-    /// The configuration, with the NICs that there are now.
+    /// The configuration, with the NICs and disks that there are now.
     pub(super) fn config(&self) -> Result<VmConfig, ApiError> {
         match &*self.lock() {
             Phase::BeforeBoot(before) => before.config.clone().ok_or(ApiError::NoConfig),
             Phase::Starting(config) => Ok(config.clone()),
             Phase::Running(running) => {
                 let mut config = running.config.clone();
-                let nics = running.handle.status().nics;
+                let MachineStatus { nics, disks, .. } = running.handle.status();
                 config.vdpa.extend(nics.into_iter().map(|nic| nic.config));
+                config.disks = disks.into_iter().map(|disk| disk.config).collect();
                 Ok(config)
             }
         }
@@ -213,11 +220,16 @@ impl Controller {
 
     /// Replaces the configuration. Nothing is opened or built.
     pub(super) fn configure(&self, config: VmConfig) -> Result<(), ApiError> {
+        let affinity = config.cpu_affinity.check(config.cpus.get());
+        affinity.map_err(|error| HttpError::Invalid {
+            at: " at cpu_affinity".to_owned(),
+            reason: error.to_string(),
+        })?;
         let mut phase = self.lock();
         let Phase::BeforeBoot(before) = &mut *phase else {
             return Err(self.wrong_state(
-                "its configuration is given before it starts; NICs of a running machine come \
-                 and go with PUT and DELETE of /v1/vm/nics/{id}",
+                "its configuration is given before it starts; NICs and disks of a running machine \
+                 come and go with PUT and DELETE of /v1/vm/nics/{id} and /v1/vm/disks/{id}",
             ));
         };
         if before.config.as_ref() != Some(&config) {
@@ -268,11 +280,12 @@ impl Controller {
 
     /// The machine is powered on.
     pub(super) fn started(self: &Arc<Self>, mut config: VmConfig, handle: &Handle) {
-        // NICs come and go: the machine knows which there are.
+        // NICs and disks come and go: the machine knows which there are.
         let nics = handle.status().nics;
         config
             .vdpa
             .retain(|vdpa| nics.iter().all(|nic| nic.id != vdpa.name()));
+        config.disks.clear();
         *self.lock() = Phase::Running(Running {
             config,
             handle: handle.clone(),
@@ -309,6 +322,7 @@ impl Controller {
                 // It does not know who asked. Without an end: it goes without having run.
                 Some(_) | None => self.stopped(),
             });
+            view.disks.clone_from(&status.disks);
         });
     }
 

@@ -19,7 +19,7 @@ use super::*;
 use crate::config::VmConfig;
 use crate::http::{HttpError, Problem as _, body};
 use crate::machine::pretend::PretendMachine;
-use crate::machine::{MachineError, StopHandle};
+use crate::machine::{DeviceKind, MachineError, StopHandle};
 
 mod any_request;
 mod description;
@@ -356,7 +356,14 @@ fn every_error_has_a_status() {
         (Refused::Busy.into(), 503),
         (Refused::IdInUse("x".into()).into(), 409),
         (Refused::NoSuchDevice("x".into()).into(), 404),
-        (Refused::NotANic("x".into()).into(), 409),
+        (
+            Refused::OtherKind {
+                id: "x".into(),
+                wanted: DeviceKind::Disk,
+            }
+            .into(),
+            409,
+        ),
         (Refused::NoAnnouncement("x".into()).into(), 409),
         (Refused::Wake(io()).into(), 500),
         (

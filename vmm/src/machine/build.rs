@@ -20,6 +20,7 @@ use super::{Machine, MachineError, StatisticsHandle, StopHandle, devices as back
 use crate::config::VmConfig;
 use crate::console::{Attached, Console, Screen};
 use crate::event_loop::{EventLoop, Token};
+use crate::host::Host;
 use crate::kvm::cpuid::physical_address_bits;
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::line::{InterruptLine, LevelLine};
@@ -47,11 +48,20 @@ impl Machine {
     ) -> Result<Self, MachineError> {
         let cpus = config.cpus.get();
 
+        // Whether the host has the places that are asked for.
+        let host = Host::new();
+        config.cpu_affinity.check(cpus)?;
+        host.check_cpus(config.cpu_affinity.lists())?;
+        let node = config.memory.host_numa_node;
+        if let Some(node) = node {
+            host.check_node(node, config.memory.size.bytes())?;
+        }
+
         // The VM and its memory.
         let hypervisor = Hypervisor::open()?;
         let physical_bits = physical_address_bits(&hypervisor.supported_cpuid()?);
         let layout = Layout::new(config.memory.size.bytes(), physical_bits)?;
-        let ram = GuestRam::new(&layout, config.memory.hugepages)?;
+        let ram = GuestRam::on_node(&layout, config.memory.hugepages, node)?;
         let platform = PlatformAddresses {
             identity_map: layout::KVM_IDENTITY_MAP.start,
             tss: layout::KVM_TSS.start,
@@ -139,14 +149,14 @@ impl Machine {
         let memory = Arc::new(ram.memory().clone());
         // There is no memory hot-plug: RAM never ends further up than now.
         let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
-        let mut inventory = Inventory::new(pci.clone(), msi.clone(), doorbells.clone());
+        let mut inventory = Inventory::new(pci.clone(), msi.clone(), doorbells.clone(), node);
         for device in backends::open(config, &memory, ram_end)? {
             inventory.attach(device, &events)?;
         }
 
         // What the vmm thread waits for.
         let requests = Requests::new(&memory, ram_end).map_err(MachineError::host("eventfd"))?;
-        requests.publish_nics(inventory.nics());
+        requests.publish_devices(inventory.pluggable(), inventory.pluggable());
         let statistics = StatisticsHandle::new().map_err(MachineError::host("eventfd"))?;
         for (eventfd, token) in [
             (stop.eventfd(), Token::Stop),
@@ -168,7 +178,14 @@ impl Machine {
             pci: pci.clone(),
             doorbells: doorbells.clone(),
         });
-        let vcpus = Vcpus::new(&hypervisor, &vm, cpus, &buses, &faults)?;
+        let vcpus = Vcpus::new(
+            &hypervisor,
+            &vm,
+            cpus,
+            config.cpu_affinity.lists(),
+            &buses,
+            &faults,
+        )?;
         events
             .add(vcpus.failure_event().as_raw_fd(), Token::VcpuFailed)
             .map_err(MachineError::host("epoll_ctl"))?;

@@ -28,7 +28,7 @@
 //! initramfs and ACPI tables written anew, from their files → entry point set → vCPUs
 //! run. Nothing is allocated or opened that an earlier power-on did not have, so
 //! any number of reboots leaves the same descriptors, memory slots and routes.
-//! A NIC that was plugged in stays; one that the guest was asked to eject goes here.
+//! A NIC or disk that was plugged in stays; one that the guest was asked to eject goes here.
 //!
 //! **The end**: vCPU threads are joined first, then devices go, then
 //! interrupts, memory slots, the VM and guest RAM (the order of the fields).
@@ -40,6 +40,7 @@ mod error;
 mod faults;
 mod handle;
 mod inventory;
+mod pluggable;
 #[cfg(test)]
 pub(crate) mod pretend;
 mod requests;
@@ -73,9 +74,8 @@ use self::inventory::Inventory;
 
 pub use end::{End, EndReason};
 pub use error::MachineError;
-pub use handle::{
-    DeviceStatus, Handle, MachineStatus, NicState, NicStatus, RequestError, RunState,
-};
+pub use handle::{DeviceStatus, Handle, MachineStatus, RequestError, RunState};
+pub use pluggable::{DeviceKind, DiskStatus, NicStatus, PlugState, Pluggable};
 
 /// How a machine's run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use crate::api::controller::{View, VmState};
 use crate::api::error::ApiError;
 use crate::console::ConsoleLoss;
 use crate::http::{ErrorBody, on_worker};
-use crate::machine::{DeviceStatus, Handle, NicState, RequestError, Resources};
+use crate::machine::{DeviceStatus, Handle, PlugState, RequestError, Resources};
 
 /// The version of the format is a part of its type.
 const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -108,7 +108,18 @@ fn view(text: &mut Text, view: &View) {
     for nic in &view.nics {
         nics.sample(
             &[("nic", &nic.id)],
-            u64::from(nic.state == NicState::Plugged),
+            u64::from(nic.state == PlugState::Plugged),
+        );
+    }
+    let mut disks = text.family(
+        "bellhop_disk_plugged",
+        "gauge",
+        "1; 0: the guest is asked to eject it",
+    );
+    for disk in &view.disks {
+        disks.sample(
+            &[("disk", &disk.id)],
+            u64::from(disk.state == PlugState::Plugged),
         );
     }
 }

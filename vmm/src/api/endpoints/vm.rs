@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Api;
+use super::disks::DiskSummary;
 use super::nics::NicSummary;
 use crate::api::API_LEVEL;
 use crate::api::controller::{View, VmState};
@@ -38,6 +39,8 @@ pub(super) struct VmStatus {
     /// Why it is over: in the state Stopped, and then always; null in all others.
     #[schema(required)]
     end: Option<End>,
+    /// Its disks, once it is built.
+    disks: Vec<DiskSummary>,
 }
 
 impl From<&View> for VmStatus {
@@ -51,6 +54,7 @@ impl From<&View> for VmStatus {
             api: API_LEVEL,
             nics: view.nics.iter().map(NicSummary::from).collect(),
             end: view.end.clone(),
+            disks: view.disks.iter().map(DiskSummary::from).collect(),
         }
     }
 }

@@ -190,7 +190,95 @@ fn nics_of_a_running_machine_are_its_own() {
     let (status, nic) = inside.ask("DELETE", "/v1/vm/nics/nic", "");
     assert_eq!((status, &nic["state"]), (202, &json!("UnplugRequested")));
     assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "UnplugRequested");
-    assert_eq!(inside.get("/v1/vm/disks"), json!([]));
+}
+
+#[test]
+fn disks_are_configured_before_boot() {
+    let inside = Inside::new(None);
+    inside.done(
+        "PUT",
+        "/v1/vm",
+        r#"{"kernel": "k", "disks": [{"path": "a"}, {"path": "b"}], "vdpa": [{"path": "/dev/n"}]}"#,
+    );
+    let named = |index: usize| {
+        let disk = &inside.get("/v1/vm/disks")[index];
+        (disk["id"].clone(), disk["path"].clone())
+    };
+    assert_eq!(named(1), (json!("disk1"), json!("b")));
+    assert_eq!(inside.get("/v1/vm/disks/disk1")["state"], "Configured");
+    // A disk keeps its name when one before it goes.
+    inside.done("DELETE", "/v1/vm/disks/disk0", "");
+    assert_eq!(named(0), (json!("disk1"), json!("b")));
+    let put = |id: &str, body: &str| inside.ask("PUT", &format!("/v1/vm/disks/{id}"), body).0;
+    assert_eq!(put("new", r#"{"path": "c", "readonly": true}"#), 201);
+    assert_eq!(put("new", r#"{"path": "d", "id": "new"}"#), 200);
+    assert_eq!(named(1), (json!("new"), json!("d")));
+    let change = r#"{"readonly": true}"#;
+    let (status, disk) = inside.ask("PATCH", "/v1/vm/disks/new", change);
+    assert_eq!((status, &disk["readonly"]), (200, &json!(true)));
+    assert_eq!(inside.get("/v1/vm/disks/new"), disk);
+    for (method, path, body, expected) in [
+        (
+            "PUT",
+            "new",
+            r#"{"path": "d", "id": "x"}"#,
+            (422, "invalid_body"),
+        ),
+        (
+            "PUT",
+            "new",
+            r#"{"path": "d", "size": 1}"#,
+            (422, "invalid_body"),
+        ),
+        ("PUT", "new", r#"{}"#, (422, "invalid_body")),
+        ("PUT", "n", r#"{"path": "d"}"#, (409, "id_in_use")),
+        ("PUT", "a%2fb", r#"{"path": "d"}"#, (400, "bad_parameter")),
+        ("PATCH", "new", r#"{"id": "x"}"#, (422, "invalid_body")),
+        ("PATCH", "disk0", "{}", (404, "no_such_device")),
+        ("DELETE", "disk0", "", (404, "no_such_device")),
+        ("GET", "n", "", (404, "no_such_device")),
+    ] {
+        inside.refused(method, &format!("/v1/vm/disks/{path}"), body, expected);
+    }
+    let config = inside.get("/v1/vm/config");
+    assert_eq!(config["vdpa"][0]["id"], "n");
+    inside.done("PUT", "/v1/vm", &config.to_string());
+}
+
+#[test]
+fn disks_of_a_running_machine_are_its_own() {
+    let inside = Inside::running();
+    let disk = inside.get("/v1/vm/disks/disk");
+    assert_eq!(disk["state"], "Plugged", "{disk}");
+    assert_eq!(inside.get("/v1/vm")["disks"][0]["id"], "disk");
+    let config = inside.get("/v1/vm/config");
+    assert_eq!(config["disks"][0]["path"], "/nonexistent.img");
+    let same = r#"{"path": "/nonexistent.img", "readonly": true}"#;
+    assert_eq!(inside.ask("PUT", "/v1/vm/disks/disk", same).0, 200);
+    for (method, path, body, expected) in [
+        ("PUT", "disk", r#"{"path": "/b"}"#, (409, "id_in_use")),
+        ("PUT", "nic", r#"{"path": "/b"}"#, (409, "id_in_use")),
+        (
+            "PUT",
+            "new",
+            r#"{"path": "/nonexistent"}"#,
+            (422, "unusable"),
+        ),
+        ("PUT", "new", r#"{"path": "/dev/null"}"#, (422, "unusable")),
+        ("PUT", "new", r#"{"path": "/"}"#, (422, "unusable")),
+        ("PATCH", "disk", "{}", (409, "wrong_state")),
+        ("GET", "nic", "", (404, "no_such_device")),
+        ("DELETE", "nic", "", (409, "not_a_disk")),
+        ("DELETE", "rng", "", (409, "not_a_disk")),
+        ("DELETE", "none", "", (404, "no_such_device")),
+    ] {
+        inside.refused(method, &format!("/v1/vm/disks/{path}"), body, expected);
+    }
+    inside.refused("DELETE", "/v1/vm/nics/disk", "", (409, "not_a_nic"));
+    let (status, disk) = inside.ask("DELETE", "/v1/vm/disks/disk", "");
+    assert_eq!((status, &disk["state"]), (202, &json!("UnplugRequested")));
+    assert_eq!(inside.get("/v1/vm/disks")[0]["state"], "UnplugRequested");
+    assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "Plugged");
 }
 
 #[test]
