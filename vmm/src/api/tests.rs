@@ -23,6 +23,7 @@ use crate::machine::{MachineError, StopHandle};
 
 mod any_request;
 mod description;
+mod descriptors;
 mod running;
 
 /// A server's inside, without socket.

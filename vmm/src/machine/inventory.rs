@@ -35,7 +35,7 @@ pub(super) struct Device {
     /// Name in messages and requests; no two devices have the same.
     pub(super) id: String,
     pub(super) backend: Box<dyn Backend>,
-    /// For a NIC what was asked for: it can be unplugged.
+    /// For a NIC what was asked for: it can be unplugged. It holds no descriptor, for the backend has it.
     pub(super) nic: Option<VdpaConfig>,
 }
 

@@ -13,11 +13,13 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Api;
+use super::descriptors::Descriptors;
 use super::device::DeviceInfo;
 use super::nics::NicSummary;
 use crate::api::error::ApiError;
-use crate::config::{DoorbellMode, MacAddress, VdpaConfig, VmConfig, schema};
+use crate::config::{DoorbellMode, MacAddress, VdpaConfig, VdpaSource, VmConfig, schema};
 use crate::http::body::JsonBody;
+use crate::http::descriptors::Received;
 use crate::http::parameters::DeviceName;
 use crate::http::{ErrorBody, HttpError, on_worker};
 use crate::machine::{Handle, NicStatus, RequestError};
@@ -109,7 +111,8 @@ pub(super) async fn show(
 /// Give the machine a NIC
 ///
 /// Before it starts: a NIC for later. While it runs or is paused: the device is opened and
-/// plugged in; the guest finds it by itself. The same NIC again changes nothing.
+/// plugged in; the guest finds it by itself. The same NIC again changes nothing. With `fd` the device comes as a
+/// descriptor with the request (SCM_RIGHTS); what `PUT /v1/vm` says of those holds here too.
 #[utoipa::path(put, path = "/v1/vm/nics/{id}", params(("id" = String, Path, description = "The NIC's name")), request_body = VdpaConfig, responses(
     (status = 200, description = "There was one of this name: before the machine starts it is replaced, later it is the same", body = NicInfo),
     (status = 201, description = "It is there now", body = NicInfo),
@@ -117,13 +120,14 @@ pub(super) async fn show(
     (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "The machine has another device of this name, no free slot, no configuration yet, or just starts", body = ErrorBody),
     (status = 413, description = "The body is too large", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or the device cannot be used: it is busy, or locked memory is too low", body = ErrorBody),
+    (status = 422, description = "An unknown field or a wrong value, named; or the device cannot be used: it is busy, locked memory is too low, or it is a descriptor that did not come along or is no vDPA device", body = ErrorBody),
     (status = 500, description = "The host cannot do it", body = ErrorBody),
     (status = 503, description = "Too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(api): Api,
     DeviceName(id): DeviceName,
+    received: Received,
     JsonBody(mut wanted): JsonBody<VdpaConfig>,
 ) -> Result<Response, ApiError> {
     if let Some(other) = wanted.id.replace(id.clone())
@@ -135,6 +139,9 @@ pub(super) async fn put(
         }
         .into());
     }
+    let mut descriptors = Descriptors::of(&received)?;
+    wanted.take_descriptor(|number| descriptors.take(number))?;
+    drop(descriptors);
     let (status, nic) = if api.is_built() {
         let machine = api.running()?;
         on_worker(move || plug(&machine, &wanted)).await??
@@ -170,7 +177,7 @@ fn plug(machine: &Handle, wanted: &VdpaConfig) -> Result<(StatusCode, NicInfo), 
             // Whether it was named or got its file's name.
             id: Some(nic.id.clone()),
             ..nic.config.clone()
-        } == *wanted
+        } == wanted.released()
     };
     if let Some(nic) = machine.nic(&wanted.name())
         && same(&nic)
@@ -207,7 +214,7 @@ pub(super) async fn change(
         // Its name may have come from the path.
         nic.id = Some(id.clone());
         if let Some(path) = change.path {
-            nic.path = path;
+            nic.source = VdpaSource::Path(path);
         }
         nic.mac = change.mac.or(nic.mac);
         nic.num_queues = change.num_queues.or(nic.num_queues);

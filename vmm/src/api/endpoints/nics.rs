@@ -43,7 +43,7 @@ impl From<&NicStatus> for NicSummary {
                 NicState::Plugged => NicPhase::Plugged,
                 NicState::UnplugRequested => NicPhase::UnplugRequested,
             },
-            path: nic.config.path.to_string_lossy().into_owned(),
+            path: nic.config.shown_path().into_owned(),
             address: Some(nic.address.to_string()),
         }
     }
@@ -54,7 +54,7 @@ impl From<&VdpaConfig> for NicSummary {
         Self {
             id: config.name(),
             state: NicPhase::Configured,
-            path: config.path.to_string_lossy().into_owned(),
+            path: config.shown_path().into_owned(),
             address: None,
         }
     }
