@@ -11,6 +11,7 @@ mod key_value;
 mod mac;
 pub(crate) mod schema;
 mod size;
+mod vdpa;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ pub use devices::virtio::vdpa::DoorbellMode;
 pub use key_value::{KeyValueError, from_key_value};
 pub use mac::{MacAddress, MacAddressError};
 pub use size::{MemorySize, MemorySizeError};
+pub use vdpa::{DescriptorError, VdpaConfig, VdpaDescriptor, VdpaSource};
 
 /// The kernel command line used where none is given.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
@@ -244,42 +246,6 @@ impl FromStr for MemoryConfig {
                 ..Self::default()
             })
         }
-    }
-}
-
-/// A vDPA device to be given to the guest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct VdpaConfig {
-    /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`.
-    #[schema(value_type = String)]
-    pub path: PathBuf,
-    /// A name for messages; the file's name where none is given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// The MAC address that the guest sees; the device's own where none is given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(schema_with = schema::mac)]
-    pub mac: Option<MacAddress>,
-    /// Number of virtqueues, control virtqueue included. The device knows it;
-    /// if given, it must agree.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub num_queues: Option<u16>,
-    /// Whether the guest kicks by stores in the device's own doorbell pages
-    /// (`auto`: where queues have them; `on`: all data queues must; `off`: by eventfds).
-    #[serde(default)]
-    #[schema(schema_with = schema::doorbell)]
-    pub doorbell: DoorbellMode,
-}
-
-impl VdpaConfig {
-    /// The name by which the machine knows it.
-    #[must_use]
-    pub fn name(&self) -> String {
-        let file_name = || self.path.file_name().unwrap_or(self.path.as_os_str());
-        self.id
-            .clone()
-            .unwrap_or_else(|| file_name().to_string_lossy().into_owned())
     }
 }
 

@@ -1,11 +1,14 @@
 //! `bellhop run`: one virtual machine in the foreground.
 
+mod inherited;
+
 use std::io;
 use std::path::PathBuf;
 
 use vmm::api::{Server, ServerError, StartRequest, Starts};
 use vmm::config::{
-    CpuAffinity, CpuCount, DEFAULT_CMDLINE, DiskConfig, MemoryConfig, VdpaConfig, VmConfig,
+    CpuAffinity, CpuCount, DEFAULT_CMDLINE, DescriptorError, DiskConfig, MemoryConfig, VdpaConfig,
+    VmConfig,
 };
 use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
 use vmm::machine::{Exit, Machine, MachineError, StopHandle};
@@ -77,7 +80,7 @@ pub(crate) struct Arguments {
         long,
         value_name = "OPTIONS",
         requires = "kernel",
-        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME][,mac=MAC][,num_queues=N][,doorbell=auto|on|off] (may be repeated)"
+        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME], or an inherited descriptor of one: fd=N,id=NAME; both with [,mac=MAC][,num_queues=N][,doorbell=auto|on|off] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
 
@@ -138,6 +141,8 @@ pub(crate) enum RunError {
     #[error("cannot wait for a start by the API")]
     Wait(#[source] io::Error),
     #[error(transparent)]
+    Descriptor(#[from] DescriptorError),
+    #[error(transparent)]
     Api(#[from] ServerError),
     #[error(transparent)]
     Console(#[from] ConsoleSocketError),
@@ -172,7 +177,11 @@ pub(crate) fn execute(mut arguments: Arguments) -> Result<Code, RunError> {
     let socket = arguments.api_socket.take();
     let console_socket = arguments.console_socket.take();
     let console_log = arguments.console_log.take();
-    let config = arguments.into_config()?;
+    let mut config = arguments.into_config()?;
+    if let Some(config) = &mut config {
+        // Before anything else is opened.
+        inherited::take(config)?;
+    }
     let screen = match console_socket {
         Some(path) => Screen::Socket(ConsoleSocket::new(&path, console_log.as_deref())?),
         None => Screen::Terminal,

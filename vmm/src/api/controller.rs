@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
-use crate::config::VmConfig;
+use crate::config::{VdpaConfig, VmConfig};
 use crate::http::HttpError;
 use crate::machine::{
     DiskStatus, End, EndReason, Handle, MachineStatus, NicStatus, RunState, StopHandle,
@@ -286,6 +286,8 @@ impl Controller {
             .vdpa
             .retain(|vdpa| nics.iter().all(|nic| nic.id != vdpa.name()));
         config.disks.clear();
+        // The machine has what it was given.
+        config.vdpa.iter_mut().for_each(VdpaConfig::release);
         *self.lock() = Phase::Running(Running {
             config,
             handle: handle.clone(),
@@ -300,7 +302,10 @@ impl Controller {
     }
 
     /// The machine could not be built or powered on: there is none, as before.
-    pub(super) fn start_failed(&self, config: VmConfig) {
+    /// Descriptors are used up: an attempt leaves the device with an owner, which only closing it undoes
+    /// (VHOST_SET_OWNER, linux/vhost.h). Their paths stay.
+    pub(super) fn start_failed(&self, mut config: VmConfig) {
+        config.vdpa.iter_mut().for_each(VdpaConfig::release);
         *self.lock() = Phase::BeforeBoot(BeforeBoot {
             config: Some(config),
         });

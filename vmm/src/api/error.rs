@@ -6,6 +6,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::controller::{VmState, WATCHERS_MAX};
+use crate::config::DescriptorError;
 use crate::http::{HttpError, Problem};
 use crate::machine::{DeviceKind, MachineError, RequestError};
 use crate::vcpu::VcpuError;
@@ -16,6 +17,9 @@ pub(super) enum ApiError {
     /// The request itself is wrong.
     #[error(transparent)]
     Http(#[from] HttpError),
+    /// A descriptor did not come along, or is no vDPA device.
+    #[error(transparent)]
+    Descriptor(#[from] DescriptorError),
     /// Right, but not now.
     #[error("the machine is {state}: {remedy}")]
     WrongState {
@@ -45,6 +49,7 @@ impl Problem for ApiError {
     fn kind(&self) -> (StatusCode, &'static str) {
         match self {
             Self::Http(error) => error.kind(),
+            Self::Descriptor(_) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_descriptor"),
             Self::WrongState { .. } => (StatusCode::CONFLICT, "wrong_state"),
             Self::NoConfig => (StatusCode::CONFLICT, "no_configuration"),
             Self::Start(error) => machine(error),
@@ -91,6 +96,7 @@ fn machine(error: &MachineError) -> (StatusCode, &'static str) {
         | MachineError::Disk(_)
         | MachineError::Block { .. }
         | MachineError::Virtio { .. }
+        | MachineError::Descriptor { .. }
         | MachineError::Vdpa { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
         MachineError::Pci { .. }
         | MachineError::DuplicateId(_)

@@ -19,6 +19,7 @@ use super::endpoints;
 use super::start::Starts;
 use crate::config::VmConfig;
 use crate::http;
+use crate::http::descriptors::DescriptorListener;
 use crate::http::socket::{self, SocketError, SocketFile};
 use crate::machine::{End, StopHandle};
 
@@ -83,7 +84,11 @@ impl Server {
             .stack_size(STACK_SIZE)
             .spawn(move || {
                 let router = endpoints::router(served);
-                runtime.block_on(http::server::serve(listener, router, ended));
+                runtime.block_on(http::server::serve(
+                    DescriptorListener(listener),
+                    router,
+                    ended,
+                ));
                 // A worker that still waits for a machine that is gone ends by itself.
                 runtime.shutdown_background();
             })

@@ -23,6 +23,7 @@ use crate::machine::{DeviceKind, MachineError, StopHandle};
 
 mod any_request;
 mod description;
+mod descriptors;
 mod running;
 
 /// A server's inside, without socket.

@@ -17,7 +17,7 @@ use super::faults::DoorbellFaults;
 use super::handle::Requests;
 use super::inventory::Inventory;
 use super::{Machine, MachineError, StatisticsHandle, StopHandle, devices as backends};
-use crate::config::VmConfig;
+use crate::config::{VdpaConfig, VmConfig};
 use crate::console::{Attached, Console, Screen};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::Host;
@@ -210,7 +210,7 @@ impl Machine {
             _memory: memory,
             ram,
             layout,
-            config: config.clone(),
+            config: without_descriptors(config),
             _stop: stop.clone(),
             statistics,
             used: false,
@@ -218,4 +218,11 @@ impl Machine {
             requests,
         })
     }
+}
+
+/// A copy for the machine's life: a vDPA device is free as soon as the guest has given it up.
+fn without_descriptors(config: &VmConfig) -> VmConfig {
+    let mut config = config.clone();
+    config.vdpa.iter_mut().for_each(VdpaConfig::release);
+    config
 }

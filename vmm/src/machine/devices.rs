@@ -14,7 +14,7 @@ use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
 use super::MachineError;
 use super::inventory::Device;
 use super::pluggable::DeviceConfig;
-use crate::config::{DiskConfig, VdpaConfig, VmConfig};
+use crate::config::{DiskConfig, VdpaConfig, VdpaSource, VmConfig};
 use crate::host::Host;
 
 /// Virtio device type of a network device (virtio 1.3, section 5).
@@ -52,24 +52,40 @@ pub(super) fn open_vdpa(
     ram_end: u64,
 ) -> Result<Device, MachineError> {
     let id = config.name();
+    let (path, fd) = match &config.source {
+        VdpaSource::Path(path) => (path.clone(), None),
+        VdpaSource::Descriptor(descriptor) => {
+            let fd = descriptor.duplicate();
+            let fd = fd.map_err(MachineError::host("duplicating a descriptor"))?;
+            (descriptor.path().to_owned(), Some(fd))
+        }
+        VdpaSource::Number(number) => {
+            let number = *number;
+            return Err(MachineError::Descriptor { id, number });
+        }
+    };
     let options = VdpaOptions {
         id: id.clone(),
-        path: config.path.clone(),
+        path,
         mac: config.mac.map(|mac| mac.bytes()),
         num_queues: config.num_queues,
         doorbell: config.doorbell,
     };
-    match VdpaBackend::open(&options, memory.clone(), ram_end) {
+    let opened = match fd {
+        Some(fd) => VdpaBackend::from_fd(fd, &options, memory.clone(), ram_end),
+        None => VdpaBackend::open(&options, memory.clone(), ram_end),
+    };
+    match opened {
         Ok(backend) => Ok(Device {
             config: (backend.device_type() == VIRTIO_ID_NET).then(|| {
                 DeviceConfig::Nic(VdpaConfig {
                     id: Some(id.clone()),
-                    ..config.clone()
+                    ..config.released()
                 })
             }),
             id,
             backend: Box::new(backend),
-            numa_node: node_of(&config.path),
+            numa_node: node_of(&options.path),
         }),
         Err(source) => Err(MachineError::Vdpa { id, source }),
     }

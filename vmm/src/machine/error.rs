@@ -95,6 +95,16 @@ pub enum MachineError {
         #[source]
         source: VdpaError,
     },
+    /// A device that is named by the number of a descriptor that nobody has taken.
+    #[error(
+        "vDPA device {id}: there is no descriptor fd={number}; it goes with a request, or is inherited"
+    )]
+    Descriptor {
+        /// The device's name.
+        id: String,
+        /// The number.
+        number: u32,
+    },
     /// Two devices have one name.
     #[error("two devices are called {0}; give one of them another id")]
     DuplicateId(String),

@@ -36,7 +36,7 @@ pub(super) struct Device {
     /// Name in messages and requests; no two devices have the same.
     pub(super) id: String,
     pub(super) backend: Box<dyn Backend>,
-    /// What was asked for, of a device that can be unplugged.
+    /// What was asked for, of a device that can be unplugged. It holds no descriptor, for the backend has it.
     pub(super) config: Option<DeviceConfig>,
     /// The NUMA node of the host that it hangs on, where the host says so.
     pub(super) numa_node: Option<u16>,

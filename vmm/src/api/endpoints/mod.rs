@@ -2,6 +2,7 @@
 
 mod announce;
 mod config;
+mod descriptors;
 mod device;
 mod disk;
 mod disks;
@@ -18,12 +19,13 @@ mod watch;
 
 use std::sync::Arc;
 
-use axum::Router;
+use axum::{Router, middleware};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::controller::Controller;
+use crate::http::descriptors::discard;
 use crate::http::{self, ErrorBody};
 
 #[cfg(test)]
@@ -63,5 +65,6 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
 /// All of them, over `controller`.
 pub(super) fn router(controller: Arc<Controller>) -> Router {
     let (router, _) = registered().split_for_parts();
+    let router = router.layer(middleware::from_fn(discard));
     http::surround(router).with_state(controller)
 }

@@ -10,14 +10,16 @@ use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::descriptors::Descriptors;
 use super::device::DeviceInfo;
 use super::nics::NicSummary;
 use super::pluggable::Known;
 use super::{Api, pluggable};
 use crate::api::error::ApiError;
-use crate::config::{DoorbellMode, MacAddress, VdpaConfig, schema};
+use crate::config::{DoorbellMode, MacAddress, VdpaConfig, VdpaSource, schema};
 use crate::http::ErrorBody;
 use crate::http::body::JsonBody;
+use crate::http::descriptors::Received;
 use crate::http::parameters::DeviceName;
 
 /// A NIC with all there is to say about it.
@@ -104,7 +106,8 @@ pub(super) async fn show(
 /// Give the machine a NIC
 ///
 /// Before it starts: a NIC for later. While it runs or is paused: the device is opened and
-/// plugged in; the guest finds it by itself. The same NIC again changes nothing.
+/// plugged in; the guest finds it by itself. The same NIC again changes nothing. With `fd` the device comes as a
+/// descriptor with the request (SCM_RIGHTS); what `PUT /v1/vm` says of those holds here too.
 #[utoipa::path(put, path = "/v1/vm/nics/{id}", params(("id" = String, Path, description = "The NIC's name")), request_body = VdpaConfig, responses(
     (status = 200, description = "There was one of this name: before the machine starts it is replaced, later it is the same", body = NicInfo),
     (status = 201, description = "It is there now", body = NicInfo),
@@ -112,15 +115,21 @@ pub(super) async fn show(
     (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "The machine has another device of this name, no free slot, no configuration yet, or just starts", body = ErrorBody),
     (status = 413, description = "The body is too large", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or the device cannot be used: it is busy, or locked memory is too low", body = ErrorBody),
+    (status = 422, description = "An unknown field or a wrong value, named; or the device cannot be used: it is busy, locked memory is too low, or it is a descriptor that did not come along or is no vDPA device", body = ErrorBody),
     (status = 500, description = "The host cannot do it", body = ErrorBody),
     (status = 503, description = "Too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(api): Api,
     DeviceName(id): DeviceName,
-    JsonBody(wanted): JsonBody<VdpaConfig>,
+    received: Received,
+    JsonBody(mut wanted): JsonBody<VdpaConfig>,
 ) -> Result<Response, ApiError> {
+    // One that comes as a descriptor has no other name.
+    wanted.id.get_or_insert_with(|| id.clone());
+    let mut descriptors = Descriptors::of(&received)?;
+    wanted.take_descriptor(|number| descriptors.take(number))?;
+    drop(descriptors);
     let (status, nic) = pluggable::put(&api, id, wanted).await?;
     Ok((status, Json(NicInfo::from(nic))).into_response())
 }
@@ -142,7 +151,7 @@ pub(super) async fn change(
 ) -> Result<Json<NicInfo>, ApiError> {
     let nic = pluggable::change(&api, &id, |nic: &mut VdpaConfig| {
         if let Some(path) = change.path {
-            nic.path = path;
+            nic.source = VdpaSource::Path(path);
         }
         nic.mac = change.mac.or(nic.mac);
         nic.num_queues = change.num_queues.or(nic.num_queues);

@@ -30,7 +30,7 @@ impl From<&NicStatus> for NicSummary {
         Self {
             id: nic.id.clone(),
             state: nic.state.into(),
-            path: nic.config.path.to_string_lossy().into_owned(),
+            path: nic.config.shown_path().into_owned(),
             address: Some(nic.address.to_string()),
         }
     }
@@ -41,7 +41,7 @@ impl From<&VdpaConfig> for NicSummary {
         Self {
             id: config.name(),
             state: PlugPhase::Configured,
-            path: config.path.to_string_lossy().into_owned(),
+            path: config.shown_path().into_owned(),
             address: None,
         }
     }

@@ -44,6 +44,8 @@ pub(super) trait Kind: Clone + PartialEq + Send + 'static {
     fn list(config: &mut VmConfig) -> &mut Vec<Self>;
     /// Its name, once it has one: see [`name_all`].
     fn id(&mut self) -> &mut Option<String>;
+    /// As the machine says it of a device that it has.
+    fn plugged(&self) -> Self;
     fn find(machine: &Handle, id: &str) -> Option<Pluggable<Self>>;
     fn plug(&self, machine: &Handle, id: &str) -> Result<Pluggable<Self>, RequestError>;
     fn unplug(machine: &Handle, id: &str) -> Result<Pluggable<Self>, RequestError>;
@@ -56,6 +58,10 @@ impl Kind for VdpaConfig {
 
     fn id(&mut self) -> &mut Option<String> {
         &mut self.id
+    }
+
+    fn plugged(&self) -> Self {
+        self.released()
     }
 
     fn find(machine: &Handle, id: &str) -> Option<NicStatus> {
@@ -78,6 +84,10 @@ impl Kind for DiskConfig {
 
     fn id(&mut self) -> &mut Option<String> {
         &mut self.id
+    }
+
+    fn plugged(&self) -> Self {
+        self.clone()
     }
 
     fn find(machine: &Handle, id: &str) -> Option<DiskStatus> {
@@ -206,7 +216,7 @@ fn plug<C: Kind>(
     wanted: &C,
 ) -> Result<(StatusCode, Known<C>), RequestError> {
     if let Some(device) = C::find(machine, id)
-        && device.config == *wanted
+        && device.config == wanted.plugged()
     {
         return Ok((StatusCode::OK, device.into()));
     }

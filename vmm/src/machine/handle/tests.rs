@@ -3,6 +3,7 @@
 use std::thread;
 
 use super::*;
+use crate::config::VdpaSource;
 use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
 use crate::machine::PlugState;
@@ -31,7 +32,7 @@ fn nic(id: &str, serial: u64) -> NicStatus {
 
 fn config(path: &str) -> VdpaConfig {
     VdpaConfig {
-        path: path.into(),
+        source: VdpaSource::Path(path.into()),
         id: Some("nic".to_owned()),
         mac: None,
         num_queues: None,
