@@ -20,7 +20,6 @@ pub fn text(description: &OpenApi) -> String {
 /// The endpoints alone. Their description has been made with them, in many small
 /// pieces of memory, and is seldom asked for: it is dropped, and its pages (a megabyte) are given
 /// back to the kernel.
-#[must_use]
 pub fn endpoints_alone<S: Clone + Send + Sync + 'static>(
     registered: OpenApiRouter<S>,
 ) -> Router<S> {
