@@ -35,7 +35,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
 
 /// All of them, over `node`.
 pub(super) fn router(node: Arc<Node>) -> Router {
-    let (router, _) = registered().split_for_parts();
+    let router = http::description::endpoints_alone(registered());
     http::surround(router).with_state(node)
 }
 

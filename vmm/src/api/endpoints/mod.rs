@@ -64,7 +64,7 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
 
 /// All of them, over `controller`.
 pub(super) fn router(controller: Arc<Controller>) -> Router {
-    let (router, _) = registered().split_for_parts();
+    let router = http::description::endpoints_alone(registered());
     let router = router.layer(middleware::from_fn(discard));
     http::surround(router).with_state(controller)
 }
