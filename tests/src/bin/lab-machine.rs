@@ -198,7 +198,7 @@ fn obey(line: &str, handle: &Handle) -> Result<Value, String> {
 fn show(nic: &NicStatus) -> Value {
     json!({
         "id": nic.id,
-        "path": nic.config.path,
+        "path": nic.config.shown_path(),
         "address": nic.address.to_string(),
         "state": match nic.state {
             NicState::Plugged => "plugged",
