@@ -65,6 +65,7 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
 /// All of them, over `controller`.
 pub(super) fn router(controller: Arc<Controller>) -> Router {
     let router = http::description::endpoints_alone(registered());
-    let router = router.layer(middleware::from_fn(discard));
-    http::surround(router).with_state(controller)
+    // The outermost: also of requests for what is not there.
+    let router = http::surround(router).layer(middleware::from_fn(discard));
+    router.with_state(controller)
 }
