@@ -8,6 +8,7 @@
 
 mod key_value;
 mod mac;
+mod ring_watch;
 pub(crate) mod schema;
 mod size;
 
@@ -22,6 +23,7 @@ use utoipa::ToSchema;
 pub use devices::virtio::vdpa::DoorbellMode;
 pub use key_value::{KeyValueError, from_key_value};
 pub use mac::{MacAddress, MacAddressError};
+pub use ring_watch::{RingWatch, RingWatchError};
 pub use size::{MemorySize, MemorySizeError};
 
 /// The kernel command line used where none is given.
@@ -68,6 +70,10 @@ pub struct VmConfig {
     /// Disks, in the order of their PCI slots, after the vDPA devices.
     #[serde(default)]
     pub disks: Vec<DiskConfig>,
+    /// Whether queues that hang are noticed, and after how many seconds.
+    #[serde(default)]
+    #[schema(schema_with = schema::ring_watch)]
+    pub ring_watch: RingWatch,
 }
 
 fn default_cmdline() -> String {
@@ -247,6 +253,10 @@ pub struct VdpaConfig {
     #[serde(default)]
     #[schema(schema_with = schema::doorbell)]
     pub doorbell: DoorbellMode,
+    /// Kick the device and interrupt the driver, once, when a queue hangs (`ring_watch`): that
+    /// heals a kick or an interrupt that was lost.
+    #[serde(default)]
+    pub rescue: bool,
 }
 
 impl VdpaConfig {
@@ -273,6 +283,9 @@ pub struct DiskConfig {
     /// Refuse writes.
     #[serde(default)]
     pub readonly: bool,
+    /// As a vDPA device's `rescue`.
+    #[serde(default)]
+    pub rescue: bool,
 }
 
 impl DiskConfig {

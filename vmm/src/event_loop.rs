@@ -23,6 +23,8 @@ pub enum Token {
     Request,
     /// The guest ejected a device.
     Ejected,
+    /// It is time to look at the rings in guest memory.
+    RingWatch,
     /// The guest switched the power off or pressed reset.
     Power,
     /// The terminal has input for the serial console.
@@ -60,6 +62,7 @@ impl From<Token> for u64 {
             Token::Statistics => 7,
             Token::Request => 8,
             Token::Ejected => 9,
+            Token::RingWatch => 10,
             Token::Device { device, token } => {
                 DEVICE | (u64::from(device) << 16) | u64::from(token)
             }
@@ -81,6 +84,7 @@ impl Token {
             7 => Self::Statistics,
             8 => Self::Request,
             9 => Self::Ejected,
+            10 => Self::RingWatch,
             _ if number >> 32 == 1 => {
                 let [a, b, c, d, ..] = number.to_le_bytes();
                 Self::Device {
@@ -216,11 +220,12 @@ mod tests {
             Token::Statistics,
             Token::Request,
             Token::Ejected,
+            Token::RingWatch,
         ];
         for token in tokens {
             assert_eq!(Token::from_number(token.into()), Some(token));
         }
-        for nothing in [10, u64::from(u32::MAX), 2 << 32, u64::MAX] {
+        for nothing in [11, u64::from(u32::MAX), 2 << 32, u64::MAX] {
             assert_eq!(Token::from_number(nothing), None);
         }
     }

@@ -4,7 +4,9 @@ use std::io;
 use std::path::PathBuf;
 
 use vmm::api::{Server, ServerError, StartRequest, Starts};
-use vmm::config::{CpuCount, DEFAULT_CMDLINE, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
+use vmm::config::{
+    CpuCount, DEFAULT_CMDLINE, DiskConfig, MemoryConfig, RingWatch, VdpaConfig, VmConfig,
+};
 use vmm::console::Console;
 use vmm::machine::{Exit, Machine, MachineError, StopHandle};
 
@@ -57,7 +59,7 @@ pub(crate) struct Arguments {
         long,
         value_name = "OPTIONS",
         requires = "kernel",
-        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME][,mac=MAC][,num_queues=N][,doorbell=auto|on|off] (may be repeated)"
+        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME][,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,rescue=on] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
 
@@ -65,12 +67,17 @@ pub(crate) struct Arguments {
         long = "disk",
         value_name = "OPTIONS",
         requires = "kernel",
-        help = "A disk, raw: path=FILE[,id=NAME][,readonly=on] (may be repeated)"
+        help = "A disk, raw: path=FILE[,id=NAME][,readonly=on][,rescue=on] (may be repeated)"
     )]
     disks: Vec<DiskConfig>,
 
+    /// After how many seconds a queue that hangs is logged and shown by the API (and, with
+    /// rescue=on, kicked and its driver interrupted once); off: never look
+    #[arg(long, value_name = "SECONDS|off", default_value_t, requires = "kernel")]
+    ring_watch: RingWatch,
+
     /// Take everything from this TOML or JSON file instead
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "memory", "vdpa", "disks"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "memory", "vdpa", "disks", "ring_watch"])]
     config: Option<PathBuf>,
 
     /// Serve the machine's API on this Unix socket; without --kernel or --config the machine waits for
@@ -115,6 +122,7 @@ impl Arguments {
             memory: self.memory,
             vdpa: self.vdpa,
             disks: self.disks,
+            ring_watch: self.ring_watch,
         }))
     }
 }

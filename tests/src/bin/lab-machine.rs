@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use serde_json::{Value, json};
-use vmm::config::{CpuCount, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
+use vmm::config::{CpuCount, DiskConfig, MemoryConfig, RingWatch, VdpaConfig, VmConfig};
 use vmm::console::{Console, ConsoleInput, ConsoleRead};
 use vmm::machine::{
     Exit, Handle, Machine, NicState, NicStatus, RequestError, RunState, StopHandle,
@@ -114,6 +114,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         memory,
         vdpa,
         disks,
+        ring_watch: RingWatch::default(),
     };
     let console = Console {
         input: Some(Box::new(Keyboard(std::io::stdin()))),

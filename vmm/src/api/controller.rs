@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
 use crate::config::VmConfig;
-use crate::machine::{Handle, MachineStatus, NicStatus, RunState, StopHandle};
+use crate::machine::{Handle, MachineStatus, NicStatus, QueueAlarm, RunState, StopHandle};
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
 pub(super) const WATCHERS_MAX: usize = 32;
@@ -57,6 +57,8 @@ pub(super) struct View {
     pub(super) boots: u64,
     /// The NICs of a built machine.
     pub(super) nics: Vec<NicStatus>,
+    /// What is wrong with its queues.
+    pub(super) alarms: Vec<QueueAlarm>,
 }
 
 /// Before there is a machine.
@@ -120,6 +122,7 @@ impl Controller {
                 state: VmState::NotStarted,
                 boots: 0,
                 nics: Vec::new(),
+                alarms: Vec::new(),
             }),
             starts,
             wake: wake.clone(),
@@ -297,6 +300,7 @@ impl Controller {
             };
             view.boots = status.boots;
             view.nics.clone_from(&status.nics);
+            view.alarms.clone_from(&status.alarms);
         });
     }
 

@@ -18,6 +18,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::faults::DoorbellFaults;
 use super::handle::Requests;
 use super::inventory::Inventory;
+use super::ring_watch::WatchTimer;
 use super::{Machine, MachineError, StatisticsHandle, StopHandle, devices as backends};
 use crate::config::VmConfig;
 use crate::console::{Console, InputPump};
@@ -140,7 +141,12 @@ impl Machine {
         let memory = Arc::new(ram.memory().clone());
         // There is no memory hot-plug: RAM never ends further up than now.
         let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
-        let mut inventory = Inventory::new(pci.clone(), msi.clone(), doorbells.clone());
+        let mut inventory = Inventory::new(
+            pci.clone(),
+            msi.clone(),
+            doorbells.clone(),
+            config.ring_watch,
+        );
         for device in backends::open(config, &memory, ram_end)? {
             inventory.attach(device, &events)?;
         }
@@ -160,6 +166,17 @@ impl Machine {
         ] {
             events
                 .add(eventfd.as_raw_fd(), token)
+                .map_err(MachineError::host("epoll_ctl"))?;
+        }
+        let watch_timer = config
+            .ring_watch
+            .threshold()
+            .map(|_| WatchTimer::new())
+            .transpose()
+            .map_err(MachineError::host("timerfd_create"))?;
+        if let Some(timer) = &watch_timer {
+            events
+                .add(timer.as_raw_fd(), Token::RingWatch)
                 .map_err(MachineError::host("epoll_ctl"))?;
         }
         let input = console
@@ -183,6 +200,7 @@ impl Machine {
             vcpus,
             events,
             input,
+            watch_timer,
             inventory,
             hotplug,
             pci,
@@ -196,7 +214,7 @@ impl Machine {
             msi,
             slots,
             vm,
-            _memory: memory,
+            memory,
             ram,
             layout,
             config: config.clone(),

@@ -36,6 +36,7 @@ pub(super) fn open(
         id: "rng".to_owned(),
         backend: Box::new(Rng::new(memory.clone())),
         nic: None,
+        rescue: false,
     });
     Ok(devices)
 }
@@ -59,6 +60,7 @@ pub(super) fn open_vdpa(
             id,
             nic: (backend.device_type() == VIRTIO_ID_NET).then(|| config.clone()),
             backend: Box::new(backend),
+            rescue: config.rescue,
         }),
         Err(source) => Err(MachineError::Vdpa { id, source }),
     }
@@ -76,6 +78,7 @@ fn open_disk(
             id,
             backend: Box::new(block),
             nic: None,
+            rescue: config.rescue,
         }),
         Err(source) => Err(MachineError::Block { id, source }),
     }

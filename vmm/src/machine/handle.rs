@@ -42,6 +42,7 @@ use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::inventory::Device;
+use super::ring_watch::{QueueAlarm, WatchStatus};
 use super::{MachineError, Resources, devices as backends};
 use crate::config::VdpaConfig;
 
@@ -82,6 +83,8 @@ pub struct DeviceStatus {
     pub address: Slot,
     /// What the guest made of it.
     pub description: DeviceDescription,
+    /// What the watch of its rings saw last, by queue; empty where nobody watches.
+    pub watch: Vec<WatchStatus>,
 }
 
 /// What a machine does.
@@ -110,6 +113,8 @@ pub struct MachineStatus {
     pub boots: u64,
     /// All its NICs.
     pub nics: Vec<NicStatus>,
+    /// What is wrong with queues of its devices.
+    pub alarms: Vec<QueueAlarm>,
 }
 
 /// Why a request was not carried out. The machine is as before.
@@ -506,6 +511,11 @@ impl Requests {
         self.board.update(|status| status.nics = nics);
     }
 
+    /// Shows what is wrong with queues now.
+    pub(super) fn publish_alarms(&self, alarms: Vec<QueueAlarm>) {
+        self.board.update(|status| status.alarms = alarms);
+    }
+
     /// Shows that the machine was powered on.
     pub(super) fn publish_boot(&self, paused: bool) {
         self.board.update(|status| {
@@ -528,6 +538,7 @@ impl Drop for Requests {
     fn drop(&mut self) {
         self.board.update(|status| {
             status.nics.clear();
+            status.alarms.clear();
             status.run = RunState::Ended;
         });
     }

@@ -18,10 +18,12 @@ use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, Slot};
 use devices::virtio::backend::Backend;
 use devices::virtio::pci::VirtioPciDevice;
+use vdpa::memory::GuestMemory;
 
 use super::MachineError;
 use super::handle::{DeviceStatus, NicState, NicStatus};
-use crate::config::VdpaConfig;
+use super::ring_watch::{DeviceWatch, QueueAlarm};
+use crate::config::{RingWatch, VdpaConfig};
 use crate::event_loop::{EventLoop, Token};
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::msi::KvmMsiVectors;
@@ -37,6 +39,8 @@ pub(super) struct Device {
     pub(super) backend: Box<dyn Backend>,
     /// For a NIC what was asked for: it can be unplugged.
     pub(super) nic: Option<VdpaConfig>,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    pub(super) rescue: bool,
 }
 
 /// A device that the guest sees.
@@ -45,6 +49,8 @@ struct Entry {
     slot: Slot,
     device: Arc<VirtioPciDevice>,
     nic: Option<Nic>,
+    /// `None` where nobody wants to watch.
+    watch: Option<DeviceWatch>,
 }
 
 /// What a NIC has more than other devices.
@@ -65,12 +71,19 @@ pub(super) struct Inventory {
     pci: Arc<PciBus>,
     msi: KvmMsiVectors,
     doorbells: Arc<KvmDoorbells>,
+    ring_watch: RingWatch,
 }
 
 impl Inventory {
-    /// An empty list for devices on `pci`.
-    pub(super) fn new(pci: Arc<PciBus>, msi: KvmMsiVectors, doorbells: Arc<KvmDoorbells>) -> Self {
+    /// An empty list for devices on `pci`, which are watched as `ring_watch` says.
+    pub(super) fn new(
+        pci: Arc<PciBus>,
+        msi: KvmMsiVectors,
+        doorbells: Arc<KvmDoorbells>,
+        ring_watch: RingWatch,
+    ) -> Self {
         Self {
+            ring_watch,
             entries: BTreeMap::new(),
             next_number: 0,
             next_serial: 0,
@@ -100,7 +113,12 @@ impl Inventory {
         device: Device,
         events: &EventLoop,
     ) -> Result<Slot, MachineError> {
-        let Device { id, backend, nic } = device;
+        let Device {
+            id,
+            backend,
+            nic,
+            rescue,
+        } = device;
         if self.named(&id).is_some() {
             return Err(MachineError::DuplicateId(id));
         }
@@ -138,11 +156,16 @@ impl Inventory {
             }
         });
         self.next_number = number.wrapping_add(1);
+        let watch = self
+            .ring_watch
+            .threshold()
+            .map(|threshold| DeviceWatch::new(device.queue_count(), threshold, rescue));
         let entry = Entry {
             id,
             slot,
             device,
             nic,
+            watch,
         };
         self.entries.insert(number, entry);
         Ok(slot)
@@ -227,8 +250,47 @@ impl Inventory {
             id: entry.id.clone(),
             address: entry.slot,
             description: entry.device.describe(),
+            watch: entry.watch.iter().flat_map(DeviceWatch::status).collect(),
         };
         self.entries.values().map(status).collect()
+    }
+
+    /// Looks at the rings of all devices that are watched. `true`: an alarm began or ended.
+    pub(super) fn sample_rings(&mut self, memory: &GuestMemory) -> bool {
+        let now = Instant::now();
+        let mut changed = false;
+        for entry in self.entries.values_mut() {
+            if let Some(watch) = &mut entry.watch {
+                changed |= watch.sample(&entry.id, &entry.device, memory, now);
+            }
+        }
+        changed
+    }
+
+    /// The time until now does not count for the watch of rings: the vCPUs were parked.
+    pub(super) fn resume_watch(&mut self) {
+        let now = Instant::now();
+        for watch in self
+            .entries
+            .values_mut()
+            .filter_map(|entry| entry.watch.as_mut())
+        {
+            watch.resume(now);
+        }
+    }
+
+    /// What is wrong with the queues of all devices.
+    pub(super) fn alarms(&self) -> Vec<QueueAlarm> {
+        let of_entry = |entry: &Entry| {
+            let alarms = entry.watch.iter().flat_map(DeviceWatch::alarms);
+            let alarm = |(queue, alarm)| QueueAlarm {
+                device: entry.id.clone(),
+                queue,
+                alarm,
+            };
+            alarms.map(alarm).collect::<Vec<_>>()
+        };
+        self.entries.values().flat_map(of_entry).collect()
     }
 }
 

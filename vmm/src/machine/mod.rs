@@ -42,6 +42,7 @@ mod inventory;
 #[cfg(test)]
 pub(crate) mod pretend;
 mod requests;
+mod ring_watch;
 mod run;
 
 use std::fmt;
@@ -70,11 +71,13 @@ use crate::vcpu::{Buses, VcpuReport, Vcpus};
 
 use self::handle::Requests;
 use self::inventory::Inventory;
+use self::ring_watch::WatchTimer;
 
 pub use error::MachineError;
 pub use handle::{
     DeviceStatus, Handle, MachineStatus, NicState, NicStatus, RequestError, RunState,
 };
+pub use ring_watch::{Alarm, QueueAlarm, WatchState, WatchStatus};
 
 /// How a machine's run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,6 +154,8 @@ pub struct Machine {
     vcpus: Vcpus,
     events: EventLoop,
     input: Option<InputPump>,
+    /// `None`: nobody wants to watch.
+    watch_timer: Option<WatchTimer>,
     inventory: Inventory,
     hotplug: Arc<PciHotplug>,
     pci: Arc<PciBus>,
@@ -166,8 +171,8 @@ pub struct Machine {
     msi: KvmMsiVectors,
     slots: Arc<MemorySlots>,
     vm: Vm,
-    /// For devices that are plugged in later; [`Handle`] has it weakly.
-    _memory: SharedMemory,
+    /// For devices that are plugged in later ([`Handle`] has it weakly), and to look at their rings.
+    memory: SharedMemory,
     ram: GuestRam,
     layout: Layout,
     config: VmConfig,

@@ -41,6 +41,7 @@ impl Machine {
         let result = self.power_on_and_serve();
         self.powered = false;
         self.vcpus.pause();
+        self.watch_rings(false);
         self.requests.publish_run(RunState::Off);
         self.write_last_output();
         result
@@ -87,6 +88,7 @@ impl Machine {
         let paused = self.requests.run_state() == RunState::Paused;
         self.requests.publish_boot(paused);
         if !paused {
+            self.watch_rings(true);
             self.vcpus.resume();
         }
         Ok(())
@@ -95,8 +97,11 @@ impl Machine {
     /// Everything back to power-on, memory aside.
     fn reset(&mut self) -> Result<(), MachineError> {
         self.vcpus.pause();
+        self.watch_rings(false);
         self.finish_unplugs();
         self.pci.reset();
+        // No queue runs, so no alarm stays.
+        self.sample_rings();
         self.serial.reset();
         self.button.reset();
         if let Some(input) = &mut self.input {
@@ -156,6 +161,12 @@ impl Machine {
             },
             Token::Request => self.serve_requests(),
             Token::Ejected => self.take_ejected(),
+            Token::RingWatch => {
+                if let Some(timer) = &self.watch_timer {
+                    timer.take();
+                    self.sample_rings();
+                }
+            }
             Token::ConsoleInput => {
                 if self.pump_input(true) == Pumped::Leave {
                     return Ok(Some(Served::Ended(Exit::Stopped)));

@@ -18,6 +18,8 @@ pub(super) struct DiskInfo {
     path: String,
     /// Whether writes are refused.
     readonly: bool,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    rescue: bool,
     /// What the guest made of it, once the machine is built.
     device: Option<DeviceInfo>,
 }
@@ -40,7 +42,8 @@ pub(super) async fn list(State(api): Api) -> Result<Json<Vec<DiskInfo>>, ApiErro
         DiskInfo {
             path: disk.path.to_string_lossy().into_owned(),
             readonly: disk.readonly,
-            device: device.map(|device| DeviceInfo::from(&device.description)),
+            rescue: disk.rescue,
+            device: device.map(DeviceInfo::from),
             id,
         }
     };

@@ -10,6 +10,7 @@ mod nics;
 mod nmi;
 mod openapi;
 mod power_button;
+mod queue_watch;
 mod reset;
 mod vm;
 mod watch;

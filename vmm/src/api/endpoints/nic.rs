@@ -33,6 +33,8 @@ pub(super) struct NicInfo {
     /// Whether doorbells were asked for.
     #[schema(schema_with = schema::doorbell)]
     doorbell: DoorbellMode,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    rescue: bool,
     /// What the guest made of it, once the machine is built.
     device: Option<DeviceInfo>,
 }
@@ -44,6 +46,7 @@ impl NicInfo {
             mac: config.mac.map(|mac| mac.to_string()),
             num_queues: config.num_queues,
             doorbell: config.doorbell,
+            rescue: config.rescue,
             device,
         }
     }
@@ -68,6 +71,8 @@ pub(super) struct NicChange {
     /// Whether the guest gets the device's doorbells.
     #[schema(schema_with = schema::doorbell)]
     doorbell: Option<DoorbellMode>,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    rescue: Option<bool>,
 }
 
 fn no_such(id: &str) -> ApiError {
@@ -101,7 +106,7 @@ pub(super) async fn show(
     let devices = on_worker(move || machine.devices()).await?;
     // It may have gone in between.
     let device = devices.iter().find(|device| device.id == id);
-    let device = device.map(|device| DeviceInfo::from(&device.description));
+    let device = device.map(DeviceInfo::from);
     Ok(Json(NicInfo::plugged(&nic, device)))
 }
 
@@ -210,6 +215,7 @@ pub(super) async fn change(
         nic.mac = change.mac.or(nic.mac);
         nic.num_queues = change.num_queues.or(nic.num_queues);
         nic.doorbell = change.doorbell.unwrap_or(nic.doorbell);
+        nic.rescue = change.rescue.unwrap_or(nic.rescue);
         Ok(Json(NicInfo::new(NicSummary::from(&*nic), nic, None)))
     })
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::nics::NicSummary;
+use super::queue_watch::AlarmInfo;
 use super::{Api, on_worker};
 use crate::api::body::JsonBody;
 use crate::api::controller::{View, VmState};
@@ -28,6 +29,8 @@ pub(super) struct VmStatus {
     version: String,
     /// Its NICs, once it is built.
     nics: Vec<NicSummary>,
+    /// Queues of its devices that hang: what is wrong now, for `ring_watch`'s time already.
+    alarms: Vec<AlarmInfo>,
 }
 
 impl From<&View> for VmStatus {
@@ -39,6 +42,7 @@ impl From<&View> for VmStatus {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             nics: view.nics.iter().map(NicSummary::from).collect(),
+            alarms: view.alarms.iter().map(AlarmInfo::from).collect(),
         }
     }
 }

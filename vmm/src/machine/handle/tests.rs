@@ -33,6 +33,7 @@ fn config(path: &str) -> VdpaConfig {
         mac: None,
         num_queues: None,
         doorbell: crate::config::DoorbellMode::Auto,
+        rescue: false,
     }
 }
 
