@@ -39,8 +39,7 @@ static bool look(struct labnic_vq *vq)
 		return true;
 	}
 	atomic64_inc(&vq->doorbells);
-	set_bit(vq->index, vq->nic->kicked);
-	labnic_schedule(vq->nic);
+	labnic_kicked(vq);
 	return true;
 }
 

@@ -24,6 +24,7 @@
  *
  * Outside of it:
  *   kicked, kicks, doorbells   atomic; set by kicks in any context
+ *   drop_kicks                 atomic; taken from by kicks in any context
  *   doorbell pages             written by the driver, read by the poller
  *   can, offered, vqs, nvqs    constant once the device is registered
  *
@@ -273,6 +274,7 @@ struct labnic {
 	bool again;
 	unsigned long again_at;		/* jiffies */
 	DECLARE_BITMAP(kicked, LABNIC_QUEUES_MAX);
+	atomic_t drop_kicks;		/* of transmit queues, still to be lost */
 
 	struct task_struct *poller;
 	wait_queue_head_t poller_wait;
@@ -316,6 +318,17 @@ static inline bool labnic_running(const struct labnic *nic)
 static inline void labnic_schedule(struct labnic *nic)
 {
 	mod_delayed_work(labnic_workqueue, &nic->work, 0);
+}
+
+/* A kick or a doorbell has come, unless it is one of those to be lost. */
+static inline void labnic_kicked(struct labnic_vq *vq)
+{
+	struct labnic *nic = vq->nic;
+
+	if (vq->index & 1 && atomic_dec_if_positive(&nic->drop_kicks) >= 0)
+		return;
+	set_bit(vq->index, nic->kicked);
+	labnic_schedule(nic);
 }
 
 /* params.c */

@@ -84,8 +84,7 @@ static void kick_vq(struct vdpa_device *vdpa, u16 index)
 	struct labnic_vq *vq = queue(vdpa, index);
 
 	atomic64_inc(&vq->kicks);
-	set_bit(index, vq->nic->kicked);
-	labnic_schedule(vq->nic);
+	labnic_kicked(vq);
 }
 
 static void set_vq_cb(struct vdpa_device *vdpa, u16 index,

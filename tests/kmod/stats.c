@@ -147,6 +147,27 @@ static ssize_t needs_reset_store(struct device *dev, struct device_attribute *at
 }
 static DEVICE_ATTR_WO(needs_reset);
 
+/* Writing N has the next N kicks and doorbells of transmit queues lost. */
+static ssize_t drop_kicks_show(struct device *dev, struct device_attribute *attr,
+			       char *text)
+{
+	return sysfs_emit(text, "%d\n", atomic_read(&of_device(dev)->drop_kicks));
+}
+
+static ssize_t drop_kicks_store(struct device *dev, struct device_attribute *attr,
+				const char *text, size_t length)
+{
+	u16 count;
+	int ret;
+
+	ret = kstrtou16(text, 0, &count);
+	if (ret)
+		return ret;
+	atomic_set(&of_device(dev)->drop_kicks, count);
+	return length;
+}
+static DEVICE_ATTR_RW(drop_kicks);
+
 #define LABNIC_COUNTER(counter, value)					\
 	static ssize_t counter##_show(struct device *dev,		\
 				      struct device_attribute *attr,	\
@@ -170,6 +191,7 @@ LABNIC_COUNTER(bad_doorbells, atomic64_read(&nic->counters.bad_doorbells));
 static struct attribute *labnic_attributes[] = {
 	&dev_attr_link.attr,
 	&dev_attr_needs_reset.attr,
+	&dev_attr_drop_kicks.attr,
 	&dev_attr_link_down.attr,
 	&dev_attr_filtered.attr,
 	&dev_attr_ignored_enables.attr,

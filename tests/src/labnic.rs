@@ -80,7 +80,7 @@ fn unload() -> Result<()> {
     }
 }
 
-/// A knob or counter of a device: `link`, `needs_reset`, `link_down`,
+/// A knob or counter of a device: `link`, `needs_reset`, `drop_kicks`, `link_down`,
 /// `filtered`, `ignored_enables`, `bad_doorbells`.
 fn attribute(device: &SimDevice, name: &str) -> PathBuf {
     Path::new("/sys/bus/vdpa/devices")
@@ -103,6 +103,15 @@ pub fn set_link(device: &SimDevice, up: bool) -> Result<()> {
 /// [`Error::File`].
 pub fn break_down(device: &SimDevice) -> Result<()> {
     files::write(&attribute(device, "needs_reset"), "1")
+}
+
+/// Has a device lose the next kicks and doorbells of its transmit queues. How many are
+/// still to be lost is the [`counter`] `drop_kicks`.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn lose_kicks(device: &SimDevice, count: u16) -> Result<()> {
+    files::write(&attribute(device, "drop_kicks"), count.to_string())
 }
 
 /// Reads one of a device's counters.

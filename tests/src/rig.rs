@@ -62,7 +62,7 @@ impl Rig {
     /// The rig that an integration test target runs on, by its name.
     pub fn of_test(target: &str) -> Self {
         let is = |rig: &str| {
-            ["hardware_", "rings_", "mgmt_"].iter().any(|area| {
+            ["hardware_", "rings_", "mgmt_", "api_"].iter().any(|area| {
                 target
                     .strip_prefix(area)
                     .is_some_and(|topic| topic.starts_with(rig))
@@ -248,6 +248,8 @@ mod tests {
         assert_eq!(Rig::of_test("mgmt_sriov_dev"), Rig::Sriov);
         assert_eq!(Rig::of_test("mgmt_dev"), Rig::Sim);
         assert_eq!(Rig::of_test("skeleton_lab"), Rig::Sim);
+        assert_eq!(Rig::of_test("api_vm"), Rig::Sim);
+        assert_eq!(Rig::of_test("api_labnic_ring_watch"), Rig::Labnic);
     }
 
     #[test]

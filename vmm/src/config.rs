@@ -9,6 +9,7 @@
 mod cpu_affinity;
 mod key_value;
 mod mac;
+mod ring_watch;
 pub(crate) mod schema;
 mod size;
 mod vdpa;
@@ -26,6 +27,7 @@ pub(crate) use cpu_affinity::{parse_list, show_list};
 pub use devices::virtio::vdpa::DoorbellMode;
 pub use key_value::{KeyValueError, from_key_value};
 pub use mac::{MacAddress, MacAddressError};
+pub use ring_watch::{RingWatch, RingWatchError};
 pub use size::{MemorySize, MemorySizeError};
 pub use vdpa::{DescriptorError, VdpaConfig, VdpaDescriptor, VdpaSource};
 
@@ -78,6 +80,10 @@ pub struct VmConfig {
     /// Disks, in the order of their PCI slots, after the vDPA devices.
     #[serde(default)]
     pub disks: Vec<DiskConfig>,
+    /// Whether queues that hang are noticed, and after how many seconds.
+    #[serde(default)]
+    #[schema(schema_with = schema::ring_watch)]
+    pub ring_watch: RingWatch,
 }
 
 fn default_cmdline() -> String {
@@ -262,6 +268,9 @@ pub struct DiskConfig {
     /// Refuse writes.
     #[serde(default)]
     pub readonly: bool,
+    /// As a vDPA device's `rescue`.
+    #[serde(default)]
+    pub rescue: bool,
 }
 
 impl DiskConfig {

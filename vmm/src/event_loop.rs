@@ -23,6 +23,8 @@ pub enum Token {
     Request,
     /// The guest ejected a device.
     Ejected,
+    /// It is time to look at the rings in guest memory.
+    RingWatch,
     /// The guest switched the power off or pressed reset.
     Power,
     /// The terminal has input for the serial console.
@@ -63,6 +65,7 @@ impl From<Token> for u64 {
             Token::Request => 8,
             Token::Ejected => 9,
             Token::ConsoleConnection => 10,
+            Token::RingWatch => 11,
             Token::Device { device, token } => {
                 DEVICE | (u64::from(device) << 16) | u64::from(token)
             }
@@ -85,6 +88,7 @@ impl Token {
             8 => Self::Request,
             9 => Self::Ejected,
             10 => Self::ConsoleConnection,
+            11 => Self::RingWatch,
             _ if number >> 32 == 1 => {
                 let [a, b, c, d, ..] = number.to_le_bytes();
                 Self::Device {
@@ -221,11 +225,12 @@ mod tests {
             Token::Request,
             Token::Ejected,
             Token::ConsoleConnection,
+            Token::RingWatch,
         ];
         for token in tokens {
             assert_eq!(Token::from_number(token.into()), Some(token));
         }
-        for nothing in [11, u64::from(u32::MAX), 2 << 32, u64::MAX] {
+        for nothing in [12, u64::from(u32::MAX), 2 << 32, u64::MAX] {
             assert_eq!(Token::from_number(nothing), None);
         }
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmm::config::{DiskConfig, VmConfig};
+use vmm::config::{DiskConfig, RingWatch, VmConfig};
 use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
 use vmm::machine::{Exit, Machine, MachineError, StopHandle};
 use vmm::vcpu::VcpuFailure;
@@ -97,6 +97,7 @@ fn config(kernel: &Temporary, cpus: u64) -> VmConfig {
         memory: "64M".parse().unwrap(),
         vdpa: Vec::new(),
         disks: Vec::new(),
+        ring_watch: RingWatch::default(),
     }
 }
 
@@ -193,6 +194,7 @@ fn reboots_in_place_and_leaks_nothing() {
             path: disk.0.clone(),
             id: None,
             readonly: false,
+            rescue: false,
         });
         let (console, output) = silent();
         let stop = StopHandle::new().unwrap();
@@ -331,6 +333,7 @@ fn bad_files_are_errors_with_nothing_left() {
         path: PathBuf::from("/nonexistent/disk.img"),
         id: None,
         readonly: true,
+        rescue: false,
     });
     let (console, _output) = silent();
     assert!(matches!(

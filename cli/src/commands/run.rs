@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use vmm::api::{Server, ServerError, StartRequest, Starts};
 use vmm::config::{
-    CpuAffinity, CpuCount, DEFAULT_CMDLINE, DescriptorError, DiskConfig, MemoryConfig, VdpaConfig,
-    VmConfig,
+    CpuAffinity, CpuCount, DEFAULT_CMDLINE, DescriptorError, DiskConfig, MemoryConfig, RingWatch,
+    VdpaConfig, VmConfig,
 };
 use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
 use vmm::machine::{Exit, Machine, MachineError, StopHandle};
@@ -80,7 +80,7 @@ pub(crate) struct Arguments {
         long,
         value_name = "OPTIONS",
         requires = "kernel",
-        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME], or an inherited descriptor of one: fd=N,id=NAME; both with [,mac=MAC][,num_queues=N][,doorbell=auto|on|off] (may be repeated)"
+        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME], or an inherited descriptor of one: fd=N,id=NAME; both with [,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,rescue=on] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
 
@@ -88,12 +88,17 @@ pub(crate) struct Arguments {
         long = "disk",
         value_name = "OPTIONS",
         requires = "kernel",
-        help = "A disk, raw: path=FILE[,id=NAME][,readonly=on] (may be repeated)"
+        help = "A disk, raw: path=FILE[,id=NAME][,readonly=on][,rescue=on] (may be repeated)"
     )]
     disks: Vec<DiskConfig>,
 
+    /// After how many seconds a queue that hangs is logged and shown by the API (and, with
+    /// rescue=on, kicked and its driver interrupted once); off: never look
+    #[arg(long, value_name = "SECONDS|off", default_value_t, requires = "kernel")]
+    ring_watch: RingWatch,
+
     /// Take everything from this TOML or JSON file instead
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "vdpa", "disks"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "vdpa", "disks", "ring_watch"])]
     config: Option<PathBuf>,
 
     /// Serve the machine's API on this Unix socket; without --kernel or --config the machine waits for
@@ -168,6 +173,7 @@ impl Arguments {
             memory: self.memory,
             vdpa: self.vdpa,
             disks: self.disks,
+            ring_watch: self.ring_watch,
         }))
     }
 }

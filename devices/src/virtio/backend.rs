@@ -87,6 +87,19 @@ pub enum QueueChange {
     },
 }
 
+/// What a queue is for, as far as it tells what its indices mean to somebody who watches
+/// them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueueRole {
+    /// Buffers wait in it until something arrives from outside (a network device's receiveq):
+    /// an old buffer is no sign of trouble, an empty queue may be one.
+    Receive,
+    /// The device is to work on each buffer at once: transmitq, requests, control commands.
+    Request,
+    /// Not known.
+    Other,
+}
+
 /// A file descriptor that a backend wants to be polled for reading, for the
 /// whole life of the device (also while it is inactive).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +144,12 @@ pub trait Backend: Send + fmt::Debug {
 
     /// Feature bits to offer. VERSION_1 is always among them.
     fn features(&self) -> u64;
+
+    /// What `queue` of the active device is for, by its type and the features that were
+    /// negotiated.
+    fn queue_role(&self, _queue: u16) -> QueueRole {
+        QueueRole::Other
+    }
 
     /// Length of the device configuration in bytes.
     fn config_len(&self) -> u32;

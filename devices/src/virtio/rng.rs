@@ -24,7 +24,8 @@ use vm_memory::Bytes;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backend::{
-    Activation, Backend, BackendError, Event, Outcome, QueueChange, SavedState, SharedMemory,
+    Activation, Backend, BackendError, Event, Outcome, QueueChange, QueueRole, SavedState,
+    SharedMemory,
 };
 use super::saved_state;
 use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, SingleQueueError};
@@ -144,6 +145,10 @@ impl Backend for Rng {
 
     fn queue_max_sizes(&self) -> &[u16] {
         &[QUEUE_SIZE]
+    }
+
+    fn queue_role(&self, _queue: u16) -> QueueRole {
+        QueueRole::Request
     }
 
     fn features(&self) -> u64 {

@@ -27,7 +27,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use serde_json::{Value, json};
-use vmm::config::{CpuAffinity, CpuCount, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
+use vmm::config::{
+    CpuAffinity, CpuCount, DiskConfig, MemoryConfig, RingWatch, VdpaConfig, VmConfig,
+};
 use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
 use vmm::machine::{
     Exit, Handle, Machine, NicStatus, PlugState, RequestError, RunState, StopHandle,
@@ -115,6 +117,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         memory,
         vdpa,
         disks,
+        ring_watch: RingWatch::default(),
     };
     let console = Console::Terminal(TerminalConsole {
         input: Some(Box::new(Keyboard(std::io::stdin()))),

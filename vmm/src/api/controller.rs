@@ -18,7 +18,7 @@ use super::start::{StartRequest, Starts};
 use crate::config::{VdpaConfig, VmConfig};
 use crate::http::HttpError;
 use crate::machine::{
-    DiskStatus, End, EndReason, Handle, MachineStatus, NicStatus, RunState, StopHandle,
+    DiskStatus, End, EndReason, Handle, MachineStatus, NicStatus, QueueAlarm, RunState, StopHandle,
 };
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
@@ -65,6 +65,8 @@ pub(super) struct View {
     pub(super) end: Option<End>,
     /// Its disks.
     pub(super) disks: Vec<DiskStatus>,
+    /// What is wrong with its queues.
+    pub(super) alarms: Vec<QueueAlarm>,
 }
 
 /// Before there is a machine.
@@ -132,6 +134,7 @@ impl Controller {
                 nics: Vec::new(),
                 end: None,
                 disks: Vec::new(),
+                alarms: Vec::new(),
             }),
             starts,
             wake: wake.clone(),
@@ -328,6 +331,7 @@ impl Controller {
                 Some(_) | None => self.stopped(),
             });
             view.disks.clone_from(&status.disks);
+            view.alarms.clone_from(&status.alarms);
         });
     }
 

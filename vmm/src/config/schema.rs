@@ -95,13 +95,36 @@ pub(crate) fn doorbell() -> Object {
         .build()
 }
 
+/// [`RingWatch`](super::RingWatch).
+pub(crate) fn ring_watch() -> Schema {
+    let seconds = ObjectBuilder::new()
+        .schema_type(SchemaType::new(Type::Integer))
+        .minimum(Some(1))
+        .maximum(Some(u32::from(super::RingWatch::MAX)))
+        .description(Some("Seconds after which a queue that hangs is an alarm"))
+        .examples([5])
+        .build();
+    OneOfBuilder::new()
+        .item(text().enum_values(Some(["off"])).build())
+        .item(seconds)
+        .description(Some(
+            "Whether queues that hang are noticed, and after how many seconds; 5 where nothing \
+             is given. The rings in guest memory are looked at once a second, which wakes an \
+             otherwise idle process",
+        ))
+        .build()
+        .into()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
     use utoipa::PartialSchema as _;
 
     use super::*;
-    use crate::config::{CpuAffinity, CpuCount, DoorbellMode, MacAddress, MemoryConfig, VmConfig};
+    use crate::config::{
+        CpuAffinity, CpuCount, DoorbellMode, MacAddress, MemoryConfig, RingWatch, VmConfig,
+    };
 
     fn values(schema: &Value) -> Vec<Value> {
         schema["enum"].as_array().unwrap().clone()
@@ -122,6 +145,11 @@ mod tests {
         for hugepages in values(&full["properties"]["hugepages"]) {
             let config = json!({ "size": "1G", "hugepages": hugepages });
             serde_json::from_value::<MemoryConfig>(config).unwrap();
+        }
+        let watch = json!(ring_watch());
+        let [off, seconds] = [0, 1].map(|index| &watch["oneOf"][index]);
+        for value in [&off["enum"][0], &seconds["minimum"], &seconds["maximum"]] {
+            serde_json::from_value::<RingWatch>(value.clone()).unwrap();
         }
         let vm = json!(VmConfig::schema());
         let cpus = &vm["properties"]["cpus"];

@@ -163,3 +163,27 @@ fn unknown_and_impossible_fields_are_refused() {
         assert!(got.contains(expected), "{text}: {got}");
     }
 }
+
+#[test]
+fn ring_watch_is_off_or_seconds() {
+    for (text, seconds) in [("off", None), ("1", Some(1)), ("3600", Some(3600))] {
+        let watch: RingWatch = text.parse().unwrap();
+        assert_eq!(watch.threshold().map(|time| time.as_secs()), seconds);
+        assert_eq!(watch.to_string(), text);
+        let json = serde_json::to_string(&watch).unwrap();
+        assert_eq!(serde_json::from_str::<RingWatch>(&json).unwrap(), watch);
+    }
+    for text in ["", "on", "0", "3601", "-1", "1.5", "5s"] {
+        let error = text.parse::<RingWatch>().unwrap_err().to_string();
+        assert!(error.contains("give off, or 1 to 3600 seconds"), "{error}");
+    }
+    for json in ["0", "3601", "-1", "1.5", "true", "null", "\"on\""] {
+        let text = format!(r#"{{"kernel": "k", "ring_watch": {json}}}"#);
+        let error = serde_json::from_str::<VmConfig>(&text).unwrap_err();
+        assert!(error.to_string().contains("seconds"), "{json}: {error}");
+    }
+    let config: VmConfig = serde_json::from_str(r#"{"kernel": "k"}"#).unwrap();
+    assert_eq!(config.ring_watch, "5".parse().unwrap());
+    let vdpa: VdpaConfig = "path=a,rescue=on".parse().unwrap();
+    assert!(vdpa.rescue);
+}

@@ -42,6 +42,9 @@ pub struct VdpaConfig {
     /// Whether the guest kicks by stores in the device's own doorbell pages
     /// (`auto`: where queues have them; `on`: all data queues must; `off`: by eventfds).
     pub doorbell: DoorbellMode,
+    /// Kick the device and interrupt the driver, once, when a queue hangs (`ring_watch`): that
+    /// heals a kick or an interrupt that was lost.
+    pub rescue: bool,
 }
 
 /// How a vDPA device is named.
@@ -245,6 +248,10 @@ struct VdpaFields {
     #[serde(default)]
     #[schema(schema_with = schema::doorbell)]
     doorbell: DoorbellMode,
+    /// Kick the device and interrupt the driver, once, when a queue hangs (`ring_watch`): that
+    /// heals a kick or an interrupt that was lost.
+    #[serde(default)]
+    rescue: bool,
 }
 
 /// Not exactly one of the two.
@@ -271,6 +278,7 @@ impl TryFrom<VdpaFields> for VdpaConfig {
             mac: fields.mac,
             num_queues: fields.num_queues,
             doorbell: fields.doorbell,
+            rescue: fields.rescue,
         })
     }
 }
@@ -289,6 +297,7 @@ impl From<VdpaConfig> for VdpaFields {
             mac: config.mac,
             num_queues: config.num_queues,
             doorbell: config.doorbell,
+            rescue: config.rescue,
         }
     }
 }
@@ -332,7 +341,7 @@ mod tests {
         let json = serde_json::to_value(read("fd=5,id=a").unwrap()).unwrap();
         assert_eq!(
             json,
-            serde_json::json!({"fd": 5, "id": "a", "doorbell": "auto"})
+            serde_json::json!({"fd": 5, "id": "a", "doorbell": "auto", "rescue": false})
         );
     }
 

@@ -16,6 +16,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::faults::DoorbellFaults;
 use super::handle::Requests;
 use super::inventory::Inventory;
+use super::ring_watch::WatchTimer;
 use super::{Machine, MachineError, StatisticsHandle, StopHandle, devices as backends};
 use crate::config::{VdpaConfig, VmConfig};
 use crate::console::{Attached, Console, Screen};
@@ -149,7 +150,13 @@ impl Machine {
         let memory = Arc::new(ram.memory().clone());
         // There is no memory hot-plug: RAM never ends further up than now.
         let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
-        let mut inventory = Inventory::new(pci.clone(), msi.clone(), doorbells.clone(), node);
+        let mut inventory = Inventory::new(
+            pci.clone(),
+            msi.clone(),
+            doorbells.clone(),
+            node,
+            config.ring_watch,
+        );
         for device in backends::open(config, &memory, ram_end)? {
             inventory.attach(device, &events)?;
         }
@@ -169,6 +176,17 @@ impl Machine {
         ] {
             events
                 .add(eventfd.as_raw_fd(), token)
+                .map_err(MachineError::host("epoll_ctl"))?;
+        }
+        let watch_timer = config
+            .ring_watch
+            .threshold()
+            .map(|_| WatchTimer::new())
+            .transpose()
+            .map_err(MachineError::host("timerfd_create"))?;
+        if let Some(timer) = &watch_timer {
+            events
+                .add(timer.as_raw_fd(), Token::RingWatch)
                 .map_err(MachineError::host("epoll_ctl"))?;
         }
 
@@ -195,6 +213,7 @@ impl Machine {
             events,
             input,
             screen,
+            watch_timer,
             inventory,
             hotplug,
             pci,
@@ -207,7 +226,7 @@ impl Machine {
             msi,
             slots,
             vm,
-            _memory: memory,
+            memory,
             ram,
             layout,
             config: without_descriptors(config),

@@ -40,6 +40,7 @@ pub(super) fn open(
         id: "rng".to_owned(),
         backend: Box::new(Rng::new(memory.clone())),
         config: None,
+        rescue: false,
         numa_node: None,
     });
     Ok(devices)
@@ -86,6 +87,7 @@ pub(super) fn open_vdpa(
             id,
             backend: Box::new(backend),
             numa_node: node_of(&options.path),
+            rescue: config.rescue,
         }),
         Err(source) => Err(MachineError::Vdpa { id, source }),
     }
@@ -113,6 +115,7 @@ pub(super) fn open_disk(
             id,
             backend: Box::new(block),
             numa_node: node_of(&config.path),
+            rescue: config.rescue,
         }),
         Err(source) => Err(MachineError::Block { id, source }),
     }

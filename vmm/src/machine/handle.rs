@@ -32,6 +32,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::inventory::Device;
 use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
+use super::ring_watch::{QueueAlarm, WatchStatus};
 use super::{End, MachineError, Resources, devices as backends};
 use crate::config::{DiskConfig, VdpaConfig};
 use crate::console::ConsoleLoss;
@@ -48,6 +49,8 @@ pub struct DeviceStatus {
     pub address: Slot,
     /// What the guest made of it.
     pub description: DeviceDescription,
+    /// What the watch of its rings saw last, by queue; empty where nobody watches.
+    pub watch: Vec<WatchStatus>,
 }
 
 /// What a machine does.
@@ -76,6 +79,8 @@ pub struct MachineStatus {
     pub boots: u64,
     /// All its NICs.
     pub nics: Vec<NicStatus>,
+    /// What is wrong with queues of its devices.
+    pub alarms: Vec<QueueAlarm>,
     /// All its disks.
     pub disks: Vec<DiskStatus>,
     /// Why its run is over; `None` until it is, and again when it runs again.
@@ -555,6 +560,11 @@ impl Requests {
         });
     }
 
+    /// Shows what is wrong with queues now.
+    pub(super) fn publish_alarms(&self, alarms: Vec<QueueAlarm>) {
+        self.board.update(|status| status.alarms = alarms);
+    }
+
     /// Shows that the machine was powered on.
     pub(super) fn publish_boot(&self, paused: bool) {
         self.board.update(|status| {
@@ -587,6 +597,7 @@ impl Drop for Requests {
         self.board.update(|status| {
             status.nics.clear();
             status.disks.clear();
+            status.alarms.clear();
             status.run = RunState::Ended;
         });
     }

@@ -18,10 +18,13 @@ use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, Slot};
 use devices::virtio::backend::Backend;
 use devices::virtio::pci::VirtioPciDevice;
+use vdpa::memory::GuestMemory;
 
 use super::handle::DeviceStatus;
 use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
+use super::ring_watch::{DeviceWatch, QueueAlarm};
 use super::{MachineError, RequestError};
+use crate::config::RingWatch;
 use crate::event_loop::{EventLoop, Token};
 use crate::host::numa_warning;
 use crate::kvm::doorbells::KvmDoorbells;
@@ -38,6 +41,8 @@ pub(super) struct Device {
     pub(super) backend: Box<dyn Backend>,
     /// What was asked for, of a device that can be unplugged. It holds no descriptor, for the backend has it.
     pub(super) config: Option<DeviceConfig>,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    pub(super) rescue: bool,
     /// The NUMA node of the host that it hangs on, where the host says so.
     pub(super) numa_node: Option<u16>,
 }
@@ -48,6 +53,8 @@ struct Entry {
     slot: Slot,
     device: Arc<VirtioPciDevice>,
     removable: Option<Removable>,
+    /// `None` where nobody wants to watch.
+    watch: Option<DeviceWatch>,
 }
 
 /// What a device that can be unplugged has more than others.
@@ -72,17 +79,21 @@ pub(super) struct Inventory {
     doorbells: Arc<KvmDoorbells>,
     /// The NUMA node that guest memory is bound to.
     memory_node: Option<u16>,
+    ring_watch: RingWatch,
 }
 
 impl Inventory {
-    /// An empty list for devices on `pci`, of a machine whose memory is bound to `memory_node`.
+    /// An empty list for devices on `pci`, of a machine whose memory is bound to `memory_node`. They are
+    /// watched as `ring_watch` says.
     pub(super) fn new(
         pci: Arc<PciBus>,
         msi: KvmMsiVectors,
         doorbells: Arc<KvmDoorbells>,
         memory_node: Option<u16>,
+        ring_watch: RingWatch,
     ) -> Self {
         Self {
+            ring_watch,
             entries: BTreeMap::new(),
             next_number: 0,
             next_serial: 0,
@@ -117,6 +128,7 @@ impl Inventory {
             id,
             backend,
             config,
+            rescue,
             numa_node,
         } = device;
         if self.named(&id).is_some() {
@@ -162,11 +174,16 @@ impl Inventory {
             }
         });
         self.next_number = number.wrapping_add(1);
+        let watch = self
+            .ring_watch
+            .threshold()
+            .map(|threshold| DeviceWatch::new(device.queue_count(), threshold, rescue));
         let entry = Entry {
             id,
             slot,
             device,
             removable,
+            watch,
         };
         self.entries.insert(number, entry);
         Ok(slot)
@@ -276,8 +293,47 @@ impl Inventory {
             id: entry.id.clone(),
             address: entry.slot,
             description: entry.device.describe(),
+            watch: entry.watch.iter().flat_map(DeviceWatch::status).collect(),
         };
         self.entries.values().map(status).collect()
+    }
+
+    /// Looks at the rings of all devices that are watched. `true`: an alarm began or ended.
+    pub(super) fn sample_rings(&mut self, memory: &GuestMemory) -> bool {
+        let now = Instant::now();
+        let mut changed = false;
+        for entry in self.entries.values_mut() {
+            if let Some(watch) = &mut entry.watch {
+                changed |= watch.sample(&entry.id, &entry.device, memory, now);
+            }
+        }
+        changed
+    }
+
+    /// The time until now does not count for the watch of rings: the vCPUs were parked.
+    pub(super) fn resume_watch(&mut self) {
+        let now = Instant::now();
+        for watch in self
+            .entries
+            .values_mut()
+            .filter_map(|entry| entry.watch.as_mut())
+        {
+            watch.resume(now);
+        }
+    }
+
+    /// What is wrong with the queues of all devices.
+    pub(super) fn alarms(&self) -> Vec<QueueAlarm> {
+        let of_entry = |entry: &Entry| {
+            let alarms = entry.watch.iter().flat_map(DeviceWatch::alarms);
+            let alarm = |(queue, alarm)| QueueAlarm {
+                device: entry.id.clone(),
+                queue,
+                alarm,
+            };
+            alarms.map(alarm).collect::<Vec<_>>()
+        };
+        self.entries.values().flat_map(of_entry).collect()
     }
 }
 

@@ -44,6 +44,7 @@ mod pluggable;
 #[cfg(test)]
 pub(crate) mod pretend;
 mod requests;
+mod ring_watch;
 mod run;
 
 use std::fmt;
@@ -71,11 +72,13 @@ use crate::vcpu::{Buses, VcpuReport, Vcpus};
 
 use self::handle::Requests;
 use self::inventory::Inventory;
+use self::ring_watch::WatchTimer;
 
 pub use end::{End, EndReason};
 pub use error::MachineError;
 pub use handle::{DeviceStatus, Handle, MachineStatus, RequestError, RunState};
 pub use pluggable::{DeviceKind, DiskStatus, NicStatus, PlugState, Pluggable};
+pub use ring_watch::{Alarm, QueueAlarm, WatchState, WatchStatus};
 
 /// How a machine's run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,6 +156,8 @@ pub struct Machine {
     events: EventLoop,
     input: InputPump,
     screen: Screen,
+    /// `None`: nobody wants to watch.
+    watch_timer: Option<WatchTimer>,
     inventory: Inventory,
     hotplug: Arc<PciHotplug>,
     pci: Arc<PciBus>,
@@ -166,8 +171,8 @@ pub struct Machine {
     msi: KvmMsiVectors,
     slots: Arc<MemorySlots>,
     vm: Vm,
-    /// For devices that are plugged in later; [`Handle`] has it weakly.
-    _memory: SharedMemory,
+    /// For devices that are plugged in later ([`Handle`] has it weakly), and to look at their rings.
+    memory: SharedMemory,
     ram: GuestRam,
     layout: Layout,
     config: VmConfig,

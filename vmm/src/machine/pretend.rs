@@ -12,8 +12,8 @@ use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
 use super::handle::{Request, Requests};
 use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
 use super::{
-    DeviceStatus, DiskStatus, End, Handle, MachineError, NicStatus, PlugState, RequestError,
-    Resources, RunState,
+    Alarm, DeviceStatus, DiskStatus, End, Handle, MachineError, NicStatus, PlugState, QueueAlarm,
+    RequestError, Resources, RunState, WatchState, WatchStatus,
 };
 use crate::config::{DiskConfig, VdpaConfig};
 use crate::console::ConsoleLoss;
@@ -89,6 +89,22 @@ fn device() -> DeviceStatus {
                 kick: KickPath::Doorbell,
             }],
         },
+        watch: vec![WatchStatus {
+            state: WatchState::Alarm(Alarm::Stuck),
+            in_flight: Some(7),
+            stuck_for: Duration::from_millis(6900),
+            completed: 41,
+            rescues: 1,
+            ..WatchStatus::default()
+        }],
+    }
+}
+
+fn alarm() -> QueueAlarm {
+    QueueAlarm {
+        device: "nic".to_owned(),
+        queue: 3,
+        alarm: Alarm::Stuck,
     }
 }
 
@@ -169,7 +185,11 @@ fn answer(requests: &Requests, request: Request) {
         }
         Request::Announce { id, answer } => {
             let announced = match id.as_str() {
-                "nic" => Ok(()),
+                "nic" => {
+                    // A way for tests to have something happen.
+                    requests.publish_alarms(vec![alarm()]);
+                    Ok(())
+                }
                 "rng" => Err(RequestError::NoAnnouncement(id)),
                 _ => Err(RequestError::NoSuchDevice(id)),
             };

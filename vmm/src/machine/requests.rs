@@ -69,6 +69,7 @@ impl Machine {
     fn pause(&mut self) {
         if self.requests.run_state() == RunState::Running {
             self.vcpus.pause();
+            self.watch_rings(false);
             self.requests.publish_run(RunState::Paused);
             tracing::info!("paused: the vCPUs are parked, devices go on");
         }
@@ -77,6 +78,7 @@ impl Machine {
     fn resume(&mut self) {
         if self.requests.run_state() == RunState::Paused {
             self.requests.publish_run(RunState::Running);
+            self.watch_rings(true);
             self.vcpus.resume();
             tracing::info!("resumed");
         }
@@ -141,5 +143,23 @@ impl Machine {
     pub(super) fn publish(&self) {
         self.requests
             .publish_devices(self.inventory.pluggable(), self.inventory.pluggable());
+        self.requests.publish_alarms(self.inventory.alarms());
+    }
+
+    /// Lets the watch of rings go on, or stops it: with the vCPUs.
+    pub(super) fn watch_rings(&mut self, on: bool) {
+        if let Some(timer) = &self.watch_timer {
+            if on {
+                self.inventory.resume_watch();
+            }
+            timer.run(on);
+        }
+    }
+
+    /// Looks at the rings and publishes what changed about alarms.
+    pub(super) fn sample_rings(&mut self) {
+        if self.inventory.sample_rings(&self.memory) {
+            self.requests.publish_alarms(self.inventory.alarms());
+        }
     }
 }

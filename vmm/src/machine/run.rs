@@ -34,6 +34,7 @@ impl Machine {
         let result = self.power_on_and_serve();
         self.powered = false;
         self.vcpus.pause();
+        self.watch_rings(false);
         // The console first: who is told of the end may look at it.
         self.screen
             .finish(&self.serial, &mut self.input, &self.events);
@@ -82,6 +83,7 @@ impl Machine {
         let paused = self.requests.run_state() == RunState::Paused;
         self.requests.publish_boot(paused);
         if !paused {
+            self.watch_rings(true);
             self.vcpus.resume();
         }
         Ok(())
@@ -90,8 +92,11 @@ impl Machine {
     /// Everything back to power-on, memory aside.
     fn reset(&mut self) -> Result<(), MachineError> {
         self.vcpus.pause();
+        self.watch_rings(false);
         self.finish_unplugs();
         self.pci.reset();
+        // No queue runs, so no alarm stays.
+        self.sample_rings();
         self.serial.reset();
         self.button.reset();
         self.input.reset(&self.events);
@@ -149,6 +154,12 @@ impl Machine {
             },
             Token::Request => self.serve_requests(),
             Token::Ejected => self.take_ejected(),
+            Token::RingWatch => {
+                if let Some(timer) = &self.watch_timer {
+                    timer.take();
+                    self.sample_rings();
+                }
+            }
             Token::ConsoleInput => {
                 if self.pump_input(true) == Pumped::Leave {
                     return Ok(Some(Served::Ended(Exit::Stopped)));

@@ -3,6 +3,7 @@
 
 use super::common::{CommonConfig, NO_VECTOR};
 use super::notify::NotifyDoorbells;
+use crate::virtio::backend::{QueueAddresses, QueueRole};
 use crate::virtio::status::{FAILED, FEATURES_OK, NEEDS_RESET};
 
 /// What a guest's store to a queue's notify page reaches.
@@ -32,6 +33,22 @@ pub struct QueueDescription {
     pub vector: Option<u16>,
     /// How it is kicked.
     pub kick: KickPath,
+}
+
+/// A queue that the device works on now, for those who watch its ring in guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunningRing {
+    /// Its index.
+    pub index: u16,
+    /// Where the driver put it, not checked against guest memory.
+    pub addresses: QueueAddresses,
+    /// Whether it is a packed ring (virtio 1.3, 2.8): the addresses then are those of other things.
+    pub packed: bool,
+    /// What it is for.
+    pub role: QueueRole,
+    /// Grows whenever a driver starts the device, or one of its queues anew: the ring's
+    /// indices then begin again.
+    pub start: u64,
 }
 
 /// A device at one moment.

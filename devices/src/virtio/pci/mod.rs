@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vmm_sys_util::eventfd::EventFd;
 
-pub use describe::{DeviceDescription, KickPath, QueueDescription};
+pub use describe::{DeviceDescription, KickPath, QueueDescription, RunningRing};
 pub use state::{
     QueueState, RegistersError, RegistersState, RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION,
     VirtioPciState,
@@ -187,6 +187,26 @@ impl VirtioPciDevice {
     #[must_use]
     pub fn describe(&self) -> DeviceDescription {
         self.transport().describe()
+    }
+
+    /// How many queues it has, running or not.
+    #[must_use]
+    pub fn queue_count(&self) -> usize {
+        self.kicks.len()
+    }
+
+    /// Shows `visit` all queues that the device works on now, in the order of their indices.
+    /// `visit` must be quick and ask this device nothing: a vCPU may wait for it.
+    pub fn running_rings(&self, visit: impl FnMut(&RunningRing)) {
+        self.transport().running_rings(visit);
+    }
+
+    /// Kicks a queue and interrupts its driver, as if each had a notification to send: both
+    /// look at the ring again, so a notification that was lost is made good. The kick takes the
+    /// way of the queue's eventfd, also where the guest stores to the device's doorbell. `false`: the
+    /// device does not work on that queue now.
+    pub fn nudge(&self, queue: u16) -> bool {
+        self.transport().nudge(queue)
     }
 
     /// Whether the device has set DEVICE_NEEDS_RESET and waits for its driver.

@@ -8,3 +8,4 @@ mod queue_reset;
 mod registers;
 mod rig;
 mod saved;
+mod watching;

@@ -21,10 +21,11 @@ use std::error::Error;
 use std::sync::Arc;
 
 use tracing::{debug, error, warn};
+use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::common::{CommonConfig, Effect};
-use super::describe::DeviceDescription;
+use super::describe::{DeviceDescription, RunningRing};
 use super::layout::{BAR, Capabilities, Region, notified_queue};
 use super::notify::{NotifyDoorbells, kick};
 use super::state::{RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION, VirtioPciState};
@@ -67,6 +68,8 @@ pub(super) struct Transport {
     backend: Box<dyn Backend>,
     isr: u8,
     phase: Phase,
+    /// How often the device, or a queue of it, was started.
+    starts: u64,
 }
 
 /// An error and its causes on one line.
@@ -101,6 +104,7 @@ impl Transport {
             backend,
             isr: 0,
             phase: Phase::Inactive,
+            starts: 0,
         }
     }
 
@@ -293,7 +297,10 @@ impl Transport {
             return;
         };
         match self.backend.change(QueueChange::Enable(queue)) {
-            Ok(()) => self.doorbells.set(index, self.backend.doorbell(index)),
+            Ok(()) => {
+                self.starts = self.starts.wrapping_add(1);
+                self.doorbells.set(index, self.backend.doorbell(index));
+            }
             Err(error) => {
                 error!(
                     queue = index,
@@ -356,6 +363,7 @@ impl Transport {
             self.doorbells.stop();
             return;
         }
+        self.starts = self.starts.wrapping_add(1);
         let Self {
             common,
             backend,
@@ -418,6 +426,36 @@ impl Transport {
 
     pub(super) fn describe(&self) -> DeviceDescription {
         DeviceDescription::new(self.backend.device_type(), &self.common, &self.doorbells)
+    }
+
+    /// The queues that the backend works on now.
+    pub(super) fn running_rings(&self, mut visit: impl FnMut(&RunningRing)) {
+        if self.phase != Phase::Active {
+            return;
+        }
+        let packed = self.common.driver_features() & (1 << VIRTIO_F_RING_PACKED) != 0;
+        for (index, queue) in self.common.enabled_queues() {
+            visit(&RunningRing {
+                index,
+                addresses: queue.addresses,
+                packed,
+                role: self.backend.queue_role(index),
+                start: self.starts,
+            });
+        }
+    }
+
+    /// A kick and an interrupt that nobody asked for.
+    pub(super) fn nudge(&self, queue: u16) -> bool {
+        if self.phase != Phase::Active {
+            return false;
+        }
+        let Some(vector) = self.common.enabled_queue_vector(queue) else {
+            return false;
+        };
+        kick(self.doorbells.kicks(), usize::from(queue));
+        self.msix.signal(vector);
+        true
     }
 
     pub(super) fn is_broken(&self) -> bool {
@@ -500,7 +538,7 @@ impl Transport {
         let control = self.config_space.read_u16(control);
         let restored = self.msix.restore(&state.msix, control);
         restored.map_err(RestoreError::Msix)?;
-        self.nudge();
+        self.nudge_all();
         Ok(())
     }
 
@@ -529,7 +567,7 @@ impl Transport {
 
     /// One spurious kick and interrupt for all: signals that were on their way
     /// when the state was saved are not part of it.
-    fn nudge(&self) {
+    fn nudge_all(&self) {
         if self.phase != Phase::Active {
             return;
         }

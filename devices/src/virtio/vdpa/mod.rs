@@ -43,7 +43,7 @@ use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
 use vdpa::window::PrivateWindow;
 use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_NEEDS_RESET;
-use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET, VIRTIO_ID_RNG};
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
 };
@@ -59,8 +59,8 @@ use self::link::Link;
 use self::mac::MacOverlay;
 use self::offer::Offer;
 use super::backend::{
-    Activation, Backend, BackendError, Event, Outcome, QueueAddresses, QueueChange, SavedState,
-    SharedMemory,
+    Activation, Backend, BackendError, Event, Outcome, QueueAddresses, QueueChange, QueueRole,
+    SavedState, SharedMemory,
 };
 use super::saved_state;
 use super::userspace_queue::SavedQueue;
@@ -489,6 +489,19 @@ impl Backend for VdpaBackend {
 
     fn features(&self) -> u64 {
         self.offer.all()
+    }
+
+    fn queue_role(&self, queue: u16) -> QueueRole {
+        let control_queue = self
+            .negotiation
+            .and_then(|negotiation| negotiation.control_queue);
+        match self.info.device_id {
+            _ if control_queue == Some(queue) => QueueRole::Request,
+            // receiveq1, transmitq1, receiveq2, … (virtio 1.3, 5.1.2).
+            VIRTIO_ID_NET if queue.is_multiple_of(2) => QueueRole::Receive,
+            VIRTIO_ID_NET | VIRTIO_ID_BLOCK | VIRTIO_ID_RNG => QueueRole::Request,
+            _ => QueueRole::Other,
+        }
     }
 
     fn config_len(&self) -> u32 {

@@ -1,9 +1,12 @@
 //! What the guest made of a device: a part of what is said of NICs and disks.
 
-use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
+use devices::virtio::pci::{KickPath, QueueDescription};
 use devices::virtio::status::DRIVER_OK;
 use serde::Serialize;
 use utoipa::ToSchema;
+
+use super::queue_watch::WatchInfo;
+use crate::machine::{DeviceStatus, WatchStatus};
 
 /// How a queue is kicked.
 #[derive(Debug, Serialize, ToSchema)]
@@ -31,11 +34,14 @@ pub(super) struct QueueInfo {
     vector: Option<u16>,
     /// How it is kicked.
     kick: Kick,
+    /// What the watch of its ring saw last; none if nobody watches (`ring_watch`).
+    watch: Option<WatchInfo>,
 }
 
-impl From<&QueueDescription> for QueueInfo {
-    fn from(queue: &QueueDescription) -> Self {
+impl QueueInfo {
+    fn new(queue: &QueueDescription, watch: Option<&WatchStatus>) -> Self {
         Self {
+            watch: watch.map(WatchInfo::from),
             index: queue.index,
             size: queue.size,
             max_size: queue.max_size,
@@ -67,8 +73,12 @@ pub(super) struct DeviceInfo {
     queues: Vec<QueueInfo>,
 }
 
-impl From<&DeviceDescription> for DeviceInfo {
-    fn from(device: &DeviceDescription) -> Self {
+impl From<&DeviceStatus> for DeviceInfo {
+    fn from(status: &DeviceStatus) -> Self {
+        let device = &status.description;
+        // Where nobody watches there is nothing for any queue.
+        let watches = status.watch.iter().map(Some).chain(std::iter::repeat(None));
+        let queues = device.queues.iter().zip(watches);
         let names = |features| feature_names(features, device.device_type);
         Self {
             status: device.status,
@@ -76,7 +86,9 @@ impl From<&DeviceDescription> for DeviceInfo {
             broken: device.is_broken(),
             features_offered: names(device.offered),
             features_negotiated: device.negotiated.map(names),
-            queues: device.queues.iter().map(QueueInfo::from).collect(),
+            queues: queues
+                .map(|(queue, watch)| QueueInfo::new(queue, watch))
+                .collect(),
         }
     }
 }

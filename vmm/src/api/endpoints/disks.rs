@@ -24,6 +24,8 @@ pub(super) struct DiskSummary {
     path: String,
     /// Whether writes are refused.
     readonly: bool,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    rescue: bool,
     /// Where the guest sees it, once the machine is built.
     address: Option<String>,
 }
@@ -45,6 +47,7 @@ impl DiskSummary {
             state: PlugPhase::Configured,
             path: config.path.to_string_lossy().into_owned(),
             readonly: config.readonly,
+            rescue: config.rescue,
             address: None,
         }
     }
@@ -99,7 +102,7 @@ pub(super) async fn list(State(api): Api) -> Result<Json<Vec<DiskInfo>>, ApiErro
         let device = devices.iter().find(|device| device.id == disk.id);
         DiskInfo {
             summary: DiskSummary::from(disk),
-            device: device.map(|device| DeviceInfo::from(&device.description)),
+            device: device.map(DeviceInfo::from),
         }
     };
     Ok(Json(disks.iter().map(info).collect()))

@@ -16,7 +16,9 @@ use crate::api::controller::{View, VmState};
 use crate::api::error::ApiError;
 use crate::console::ConsoleLoss;
 use crate::http::{ErrorBody, on_worker};
-use crate::machine::{DeviceStatus, Handle, PlugState, RequestError, Resources};
+use crate::machine::{
+    DeviceStatus, Handle, PlugState, RequestError, Resources, WatchState, WatchStatus,
+};
 
 /// The version of the format is a part of its type.
 const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -205,6 +207,63 @@ impl Counted {
                     &[("device", &device.id), ("kick", way)],
                     count(kicked.count()),
                 );
+            }
+        }
+        self.write_watches(text);
+    }
+
+    /// What the watch of rings saw; no samples where nobody watches.
+    fn write_watches(&self, text: &mut Text) {
+        type Value = fn(&WatchStatus) -> Option<u64>;
+        let families: [(&'static str, &str, &str, Value); 6] = [
+            (
+                "bellhop_queue_in_flight",
+                "gauge",
+                "Buffers that the device has and has not used",
+                |watch| watch.in_flight.map(u64::from),
+            ),
+            (
+                "bellhop_queue_posted_total",
+                "counter",
+                "Buffers that the driver posted, by 16-bit indices sampled once a second",
+                |watch| Some(watch.posted),
+            ),
+            (
+                "bellhop_queue_completed_total",
+                "counter",
+                "Buffers that the device used, by 16-bit indices sampled once a second",
+                |watch| Some(watch.completed),
+            ),
+            (
+                "bellhop_queue_stuck_seconds",
+                "gauge",
+                "How long the queue has hung",
+                |watch| Some(watch.stuck_for.as_secs()),
+            ),
+            (
+                "bellhop_queue_alarm",
+                "gauge",
+                "1 while something is wrong with the queue",
+                |watch| Some(u64::from(matches!(watch.state, WatchState::Alarm(_)))),
+            ),
+            (
+                "bellhop_queue_rescues_total",
+                "counter",
+                "How often the queue was kicked and its driver interrupted because it hung",
+                |watch| Some(watch.rescues),
+            ),
+        ];
+        for (name, kind, help, value) in families {
+            let mut family = text.family(name, kind, help);
+            for device in &self.devices {
+                let queues = device.description.queues.iter().zip(&device.watch);
+                let enabled = queues.filter(|(queue, _)| queue.enabled);
+                for (queue, watch) in enabled {
+                    if let Some(value) = value(watch) {
+                        let index = queue.index.to_string();
+                        family.sample(&[("device", &device.id), ("queue", &index)], value);
+                    }
+                }
             }
         }
     }

@@ -13,6 +13,7 @@ mod nmi;
 mod openapi;
 mod pluggable;
 mod power_button;
+mod queue_watch;
 mod reset;
 mod vm;
 mod watch;

@@ -34,6 +34,8 @@ pub(super) struct NicInfo {
     /// Whether doorbells were asked for.
     #[schema(schema_with = schema::doorbell)]
     doorbell: DoorbellMode,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    rescue: bool,
     /// The NUMA node of the host that it hangs on, once the machine is built and where the
     /// host says so.
     numa_node: Option<u16>,
@@ -50,6 +52,7 @@ impl NicInfo {
             mac: config.mac.map(|mac| mac.to_string()),
             num_queues: config.num_queues,
             doorbell: config.doorbell,
+            rescue: config.rescue,
             numa_node: None,
             numa_warning: None,
             device,
@@ -85,6 +88,8 @@ pub(super) struct NicChange {
     /// Whether the guest gets the device's doorbells.
     #[schema(schema_with = schema::doorbell)]
     doorbell: Option<DoorbellMode>,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    rescue: Option<bool>,
 }
 
 /// A NIC in full
@@ -156,6 +161,7 @@ pub(super) async fn change(
         nic.mac = change.mac.or(nic.mac);
         nic.num_queues = change.num_queues.or(nic.num_queues);
         nic.doorbell = change.doorbell.unwrap_or(nic.doorbell);
+        nic.rescue = change.rescue.unwrap_or(nic.rescue);
     })?;
     Ok(Json(nic.into()))
 }

@@ -156,7 +156,7 @@ pub(super) async fn show<C: Kind>(api: &Controller, id: &str) -> Result<Known<C>
     let devices = on_worker(move || machine.devices()).await??;
     // It may have gone in between.
     let info = devices.iter().find(|device| device.id == id);
-    let info = info.map(|device| DeviceInfo::from(&device.description));
+    let info = info.map(DeviceInfo::from);
     Ok(Known::Plugged { device, info })
 }
 

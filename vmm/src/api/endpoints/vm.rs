@@ -10,6 +10,7 @@ use super::Api;
 use super::descriptors::Descriptors;
 use super::disks::DiskSummary;
 use super::nics::NicSummary;
+use super::queue_watch::AlarmInfo;
 use crate::api::API_LEVEL;
 use crate::api::controller::{View, VmState};
 use crate::api::error::ApiError;
@@ -43,6 +44,8 @@ pub(super) struct VmStatus {
     end: Option<End>,
     /// Its disks, once it is built.
     disks: Vec<DiskSummary>,
+    /// Queues of its devices that hang: what is wrong now, for `ring_watch`'s time already.
+    alarms: Vec<AlarmInfo>,
 }
 
 impl From<&View> for VmStatus {
@@ -57,6 +60,7 @@ impl From<&View> for VmStatus {
             nics: view.nics.iter().map(NicSummary::from).collect(),
             end: view.end.clone(),
             disks: view.disks.iter().map(DiskSummary::from).collect(),
+            alarms: view.alarms.iter().map(AlarmInfo::from).collect(),
         }
     }
 }

@@ -123,13 +123,14 @@ fn nics_are_configured_before_boot() {
             (400, "bad_parameter"),
         );
     }
-    let change = r#"{"mac": "52:54:00:12:34:56", "doorbell": "off"}"#;
+    let change = r#"{"mac": "52:54:00:12:34:56", "doorbell": "off", "rescue": true}"#;
     let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/a", change);
     assert_eq!((status, &nic["mac"]), (200, &json!("52:54:00:12:34:56")));
     assert_eq!(
         (&nic["path"], &nic["doorbell"]),
         (&json!("/dev/vhost-vdpa-1"), &json!("off"))
     );
+    assert_eq!(nic["rescue"], true);
     assert_eq!(inside.get("/v1/vm/nics/a"), nic);
     assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "Configured");
     assert_eq!(
@@ -155,6 +156,11 @@ fn nics_of_a_running_machine_are_its_own() {
     let nic = inside.get("/v1/vm/nics/nic");
     assert_eq!(nic["device"]["queues"][0]["kick"], "Doorbell", "{nic}");
     assert_eq!(nic["device"]["features_negotiated"], json!(["VERSION_1"]));
+    let watch = json!({
+        "state": "Stuck", "in_flight": 7, "posted_per_s": 0, "completed_per_s": 0,
+        "stuck_for_s": 6, "rescues": 1,
+    });
+    assert_eq!(nic["device"]["queues"][0]["watch"], watch, "{nic}");
     assert_eq!(
         inside.get("/v1/vm/config")["vdpa"]
             .as_array()
@@ -373,6 +379,20 @@ fn a_watcher_waits_for_a_change() {
 }
 
 #[test]
+fn a_watcher_sees_alarms() {
+    let inside = Inside::running();
+    let now = inside.get("/v1/vm");
+    assert_eq!(now["alarms"], json!([]));
+    // Its pretended machine has one then.
+    inside.done("POST", "/v1/vm/nics/nic/announce", "");
+    let path = format!("/v1/vm/watch?since={}&timeout_s=60", now["generation"]);
+    let changed = inside.get(&path);
+    let alarm = json!({ "device": "nic", "queue": 3, "alarm": "Stuck" });
+    assert_eq!(changed["alarms"], json!([alarm]));
+    assert_ne!(changed["generation"], now["generation"]);
+}
+
+#[test]
 fn watchers_leave_room_for_others() {
     let inside = Inside::running();
     let generation = inside.get("/v1/vm")["generation"].as_u64().unwrap();
@@ -415,6 +435,12 @@ fn metrics_are_prometheus_text() {
         "bellhop_console_lost_bytes_total{to=\"log\"} 7",
         "bellhop_device_driver_ok{device=\"nic\"} 1",
         "bellhop_device_queues{device=\"nic\",kick=\"doorbell\"} 1",
+        "bellhop_queue_in_flight{device=\"nic\",queue=\"0\"} 7",
+        "bellhop_queue_posted_total{device=\"nic\",queue=\"0\"} 0",
+        "bellhop_queue_completed_total{device=\"nic\",queue=\"0\"} 41",
+        "bellhop_queue_stuck_seconds{device=\"nic\",queue=\"0\"} 6",
+        "bellhop_queue_alarm{device=\"nic\",queue=\"0\"} 1",
+        "bellhop_queue_rescues_total{device=\"nic\",queue=\"0\"} 1",
     ] {
         assert!(text.lines().any(|one| one == line), "{line}\n{text}");
     }

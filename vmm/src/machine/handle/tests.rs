@@ -37,6 +37,7 @@ fn config(path: &str) -> VdpaConfig {
         mac: None,
         num_queues: None,
         doorbell: crate::config::DoorbellMode::Auto,
+        rescue: false,
     }
 }
 

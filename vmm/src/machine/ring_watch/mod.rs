@@ -1,0 +1,295 @@
+//! Ring watch: what can be said of queues that nobody in this process serves.
+//!
+//! Kicks go to the device and interrupts to the guest without a thread of ours, so there is
+//! nothing to count, and nothing to notice when a queue hangs. But the indices of split rings are in
+//! guest RAM, also of rings that are relayed: two loads per queue and second give
+//! what is in flight, rates, and an alarm for a queue that hangs (`queue.rs` holds the judgement).
+//!
+//! ```text
+//!   vCPUs go on ── arm ──> timerfd, 1 s ──> vmm thread: sample ──> board (alarms), log
+//!   vCPUs park ── disarm ──┘                  │      │
+//!                                guest RAM <──┘      └──> once per alarm, if it was asked for:
+//!                                indices                  kick the device, interrupt the driver
+//! ```
+//! Owns the timer and the samples of each device. It must not know what kind of device has a
+//! queue; that is its role's affair. A sample allocates nothing. Guest memory is hostile:
+//! a ring is read where its driver said it is, through the one guest-memory type, and indices that
+//! cannot be are reported as such.
+//!
+//! The timer runs while vCPUs run: it is the one thing that wakes the vmm thread of an idle machine,
+//! and `ring_watch: "off"` is without it. A packed ring has no indices in memory: its descriptors
+//! say where the driver is, but a device skips those of a chain that it uses, so they do not say
+//! what is in flight. Those are not watched, and the state says so.
+
+mod queue;
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use devices::virtio::pci::{RunningRing, VirtioPciDevice};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use vdpa::memory::GuestMemory;
+use vm_memory::{Address as _, Bytes as _, GuestAddress};
+
+use self::queue::{Event, QueueWatch};
+
+pub use self::queue::{Alarm, WatchState, WatchStatus};
+
+/// Time between two samples.
+const PERIOD: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// No time: a timer with it does not run.
+const NEVER: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// How often the indices are read until they go together.
+const TRIES: u32 = 4;
+
+/// An alarm that was announced and is not over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueAlarm {
+    /// The device's name.
+    pub device: String,
+    /// The queue's index.
+    pub queue: u16,
+    /// What is wrong.
+    pub alarm: Alarm,
+}
+
+/// When to sample.
+#[derive(Debug)]
+pub(super) struct WatchTimer(std::os::fd::OwnedFd);
+
+impl WatchTimer {
+    /// A timer that does not run.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub(super) fn new() -> io::Result<Self> {
+        // Not blocking: it may be stopped between the event and the read.
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Self(timerfd_create(TimerfdClockId::Monotonic, flags)?))
+    }
+
+    /// Lets it run, or stops it.
+    pub(super) fn run(&self, on: bool) {
+        let period = if on { PERIOD } else { NEVER };
+        let timer = Itimerspec {
+            it_interval: period,
+            it_value: period,
+        };
+        if let Err(error) = timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &timer) {
+            tracing::warn!(%error, "the timer of the ring watch cannot be set");
+        }
+    }
+
+    /// Takes the event. How many periods have passed does not matter: samples have their own time.
+    pub(super) fn take(&self) {
+        // An error only says that there is none.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+impl AsRawFd for WatchTimer {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// The watch of one device.
+#[derive(Debug)]
+pub(super) struct DeviceWatch {
+    /// Whether a hung queue is nudged.
+    rescue: bool,
+    /// [`RunningRing::start`] of the last sample.
+    start: Option<u64>,
+    queues: Vec<Watched>,
+}
+
+/// One of its queues.
+#[derive(Debug)]
+struct Watched {
+    watch: QueueWatch,
+    /// It runs now.
+    runs: bool,
+    /// What the sample that is being taken has brought; a start and a sample can bring one each.
+    events: [Option<Event>; 2],
+}
+
+impl DeviceWatch {
+    /// For a device with this many queues. A complaint becomes an alarm after `threshold`; then,
+    /// with `rescue`, the queue is nudged once.
+    pub(super) fn new(queues: usize, threshold: Duration, rescue: bool) -> Self {
+        let queue = || Watched {
+            watch: QueueWatch::new(threshold),
+            runs: false,
+            events: [None, None],
+        };
+        Self {
+            rescue,
+            start: None,
+            queues: std::iter::repeat_with(queue).take(queues).collect(),
+        }
+    }
+
+    /// All queues, in the order of their indices.
+    pub(super) fn status(&self) -> impl Iterator<Item = WatchStatus> {
+        self.queues.iter().map(|queue| queue.watch.status())
+    }
+
+    /// What was announced of its queues and is not over.
+    pub(super) fn alarms(&self) -> impl Iterator<Item = (u16, Alarm)> {
+        let queues = (0..=u16::MAX).zip(&self.queues);
+        queues.filter_map(|(index, queue)| Some((index, queue.watch.alarm()?)))
+    }
+
+    /// The vCPUs go on after a pause.
+    pub(super) fn resume(&mut self, now: Instant) {
+        for queue in &mut self.queues {
+            queue.watch.resume(now);
+        }
+    }
+
+    /// Looks at all queues. `true`: an alarm began or ended.
+    pub(super) fn sample(
+        &mut self,
+        id: &str,
+        device: &VirtioPciDevice,
+        memory: &GuestMemory,
+        now: Instant,
+    ) -> bool {
+        for queue in &mut self.queues {
+            queue.runs = false;
+        }
+        device.running_rings(|ring| self.look(ring, memory, now));
+        let mut changed = false;
+        for (index, queue) in (0..=u16::MAX).zip(&mut self.queues) {
+            if !queue.runs {
+                let ended = queue.watch.stop(now, WatchState::NotRunning);
+                queue.events[0] = queue.events[0].or(ended);
+            }
+            for event in std::mem::take(&mut queue.events).into_iter().flatten() {
+                changed = true;
+                tell(id, index, event);
+                if self.rescue && worth_a_nudge(event) && device.nudge(index) {
+                    queue.watch.count_rescue();
+                    tracing::info!(
+                        device = %id,
+                        queue = index,
+                        "the device was kicked and the driver interrupted, in case either was lost"
+                    );
+                }
+            }
+        }
+        changed
+    }
+
+    fn look(&mut self, ring: &RunningRing, memory: &GuestMemory, now: Instant) {
+        if self.start.replace(ring.start) != Some(ring.start) {
+            for queue in &mut self.queues {
+                queue.events[0] = queue.watch.stop(now, WatchState::NotRunning);
+            }
+        }
+        let Some(queue) = self.queues.get_mut(usize::from(ring.index)) else {
+            return;
+        };
+        queue.runs = true;
+        let watch = &mut queue.watch;
+        if watch.status().state == WatchState::NotRunning {
+            watch.start(ring.role, ring.addresses.size);
+        }
+        queue.events[1] = if ring.packed {
+            watch.stop(now, WatchState::Packed)
+        } else if let Some((avail, used)) = indices(ring, memory) {
+            watch.sample(now, avail, used)
+        } else {
+            watch.stop(now, WatchState::Unreadable)
+        };
+    }
+}
+
+/// Whether a lost kick or interrupt may be the cause.
+fn worth_a_nudge(event: Event) -> bool {
+    matches!(event, Event::Began(Alarm::Stuck | Alarm::DriverStalled))
+}
+
+/// The avail and the used index (virtio 1.3, 2.7.6 and 2.7.8); `None` for a ring outside guest
+/// memory.
+fn indices(ring: &RunningRing, memory: &GuestMemory) -> Option<(u16, u16)> {
+    let load = |area: u64| {
+        let address = GuestAddress(area).checked_add(2)?;
+        let index: u16 = memory.load(address, Ordering::Acquire).ok()?;
+        Some(u16::from_le(index))
+    };
+    let mut avail = 0;
+    let mut used = load(ring.addresses.device)?;
+    for _ in 0..TRIES {
+        // Used first: then no driver that keeps the rules can be behind the device.
+        avail = load(ring.addresses.driver)?;
+        if avail.wrapping_sub(used) <= ring.addresses.size {
+            return Some((avail, used));
+        }
+        let later = load(ring.addresses.device)?;
+        if later == used {
+            // Nothing moved in between, so they do not go together.
+            return Some((avail, used));
+        }
+        used = later;
+    }
+    // A queue so fast that it goes on by its size between two loads.
+    let in_flight = avail.wrapping_sub(used);
+    Some((
+        avail,
+        if in_flight <= ring.addresses.size {
+            used
+        } else {
+            avail
+        },
+    ))
+}
+
+fn tell(id: &str, queue: u16, event: Event) {
+    match event {
+        Event::Began(alarm) => {
+            let what = match alarm {
+                Alarm::Stuck => {
+                    "is stuck: buffers wait for the device, and it uses none; if a kick was lost, \
+                     rescue=on heals it; otherwise reset the device by its driver (unbind and \
+                     bind) or the machine"
+                }
+                Alarm::DriverStalled => {
+                    "is stalled: all receive buffers are used, and the driver posts no others; its \
+                     interface may be down, the guest hang, or an interrupt be lost, which \
+                     rescue=on heals"
+                }
+                Alarm::Inconsistent => {
+                    "has an avail index that cannot be: more is in flight than the ring holds; the \
+                     guest's driver is broken or hostile"
+                }
+            };
+            tracing::warn!(device = %id, queue, "queue {queue} of {id} {what}");
+        }
+        Event::Ended { alarm, lasted } => {
+            let seconds = lasted.as_secs();
+            tracing::info!(
+                device = %id,
+                queue,
+                ?alarm,
+                "queue {queue} of {id} is well again or was stopped, after {seconds} s"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use devices::virtio::backend::{QueueAddresses, QueueRole};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::*;
+use crate::layout::Layout;
+use crate::memory::GuestRam;
+
+const DRIVER: u64 = 0x10_0000;
+const DEVICE: u64 = 0x20_0000;
+
+fn memory() -> GuestMemory {
+    let layout = Layout::new(16 << 20, 40).unwrap();
+    GuestRam::new(&layout, None).unwrap().memory().clone()
+}
+
+fn ring(driver: u64, device: u64) -> RunningRing {
+    RunningRing {
+        index: 0,
+        addresses: QueueAddresses {
+            size: 16,
+            descriptor: 0,
+            driver,
+            device,
+        },
+        packed: false,
+        role: QueueRole::Request,
+        start: 1,
+    }
+}
+
+fn store(memory: &GuestMemory, area: u64, index: u16) {
+    let address = GuestAddress(area + 2);
+    memory
+        .store(index.to_le(), address, Ordering::Release)
+        .unwrap();
+}
+
+#[test]
+fn indices_are_where_the_driver_said() {
+    let memory = memory();
+    for (avail, used) in [(7, 3), (16, 0), (3, 65_530), (100, 3), (3, 4)] {
+        store(&memory, DRIVER, avail);
+        store(&memory, DEVICE, used);
+        assert_eq!(indices(&ring(DRIVER, DEVICE), &memory), Some((avail, used)));
+    }
+    // Neither a hole, nor the end of RAM or of addresses, nor an odd address.
+    for address in [1 << 40, (16 << 20) - 3, u64::MAX, u64::MAX - 1, DRIVER + 1] {
+        assert_eq!(
+            indices(&ring(address, DEVICE), &memory),
+            None,
+            "{address:#x}"
+        );
+        assert_eq!(
+            indices(&ring(DRIVER, address), &memory),
+            None,
+            "{address:#x}"
+        );
+    }
+}
+
+#[test]
+fn a_queue_in_full_flight_is_consistent() {
+    let memory = memory();
+    let stop = Arc::new(AtomicBool::new(false));
+    let traffic = std::thread::spawn({
+        let (memory, stop) = (memory.clone(), stop.clone());
+        move || {
+            let mut index = 0u16;
+            while !stop.load(Ordering::Relaxed) {
+                store(&memory, DRIVER, index.wrapping_add(16));
+                store(&memory, DEVICE, index.wrapping_add(16));
+                index = index.wrapping_add(16);
+            }
+        }
+    });
+    for _ in 0..100_000 {
+        let (avail, used) = indices(&ring(DRIVER, DEVICE), &memory).unwrap();
+        assert!(avail.wrapping_sub(used) <= 16, "{avail} {used}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    traffic.join().unwrap();
+}
+
+#[test]
+fn a_timer_that_is_stopped_never_blocks() {
+    let timer = WatchTimer::new().unwrap();
+    timer.take();
+    timer.run(true);
+    timer.take();
+    timer.run(false);
+    timer.take();
+}
