@@ -58,6 +58,10 @@ const STUCK: &str = "softlockup_panic=1 watchdog_thresh=30";
 
 /// Two NUMA nodes, made by the host's kernel of its memory: each has half of it and all processors.
 const NUMA: &str = "numa=fake=2";
+/// At its start Linux counts timer interrupts for a few milliseconds and panics when too few come:
+/// an emulated host on a busy machine (another one beside it is enough) gets them late. On KVM
+/// Linux leaves that out by itself.
+const TIMER: &str = "no_timer_check";
 
 /// A lab host that has greeted.
 #[derive(Debug)]
@@ -303,7 +307,7 @@ fn start(lab: &Lab, rig: Rig, memory: u64, accelerator: Accelerator) -> Result<S
         .args([
             "-append",
             &format!(
-                "console=ttyS0 loglevel=6 panic=-1 {STUCK} {NUMA} mitigations=off {}",
+                "console=ttyS0 loglevel=6 panic=-1 {STUCK} {TIMER} {NUMA} mitigations=off {}",
                 rig.kernel_parameters()
             ),
         ])

@@ -53,7 +53,7 @@ fn a_machine_is_run_and_commanded() {
     );
     for part in [
         "vdpasim_net",
-        "guest# ",
+        "reboot: Power down",
         "\"driver_ok\"",
         "bellhop_vm_state{state=\"Running\"} 1",
     ] {
