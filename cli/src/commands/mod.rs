@@ -1,8 +1,10 @@
 //! The subcommands, one file each.
 
 mod bind;
+mod completions;
 mod dev;
 mod doctor;
+mod man;
 mod mgmtdev;
 mod nic;
 mod port;
@@ -29,6 +31,8 @@ pub(crate) enum Command {
     Nic(nic::Arguments),
     Topology(topology::Arguments),
     Doctor(doctor::Arguments),
+    Completions(completions::Arguments),
+    Man(man::Arguments),
 }
 
 impl Command {
@@ -45,6 +49,8 @@ impl Command {
             Self::Nic(arguments) => Ok(nic::execute(&arguments)?),
             Self::Topology(arguments) => Ok(topology::execute(&arguments)?),
             Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
+            Self::Completions(arguments) => Ok(completions::execute(&arguments)?),
+            Self::Man(arguments) => Ok(man::execute(&arguments)?),
         }
     }
 }
