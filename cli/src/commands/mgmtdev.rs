@@ -30,7 +30,10 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Show all management devices, or one
-    #[command(visible_alias = "list")]
+    #[command(visible_alias = "list", after_long_help = "\
+Examples:
+  bellhop mgmtdev show
+  bellhop mgmtdev show vdpasim_net -jp")]
     Show {
         /// The management device: NAME or BUS/NAME
         #[arg(value_name = "DEV")]

@@ -14,7 +14,10 @@ A NIC that somebody has open is not touched: the command says who it is. What ot
 since, and virtual functions that others use, are left as they are. The virtual functions go
 with the last NIC that was made on them. After a `nic make` that was killed, this undoes what it had done.
 
-If something cannot be undone, the command says how to do it by hand; it can also be run again.")]
+If something cannot be undone, the command says how to do it by hand; it can also be run again.
+
+Examples:
+  bellhop nic remove nic0")]
 pub(crate) struct Arguments {
     /// The NIC's name
     #[arg(value_name = "NAME")]
