@@ -4,6 +4,7 @@
 //! and a variant of [`commands::Command`]. Knows the terminal, files and
 //! signals; must not know ring layouts or KVM.
 
+mod client;
 mod colour;
 mod commands;
 mod config_file;
@@ -12,6 +13,7 @@ mod exit;
 mod listing;
 mod logging;
 mod manual;
+mod report;
 mod signals;
 mod terminal;
 mod tree;

@@ -52,7 +52,10 @@ fn page(command: &Command, root: &Command) -> io::Result<Page> {
     man.render_name_section(&mut text)?;
     man.render_synopsis_section(&mut text)?;
     man.render_description_section(&mut text)?;
-    if command.get_arguments().any(|argument| !argument.is_hide_set()) {
+    if command
+        .get_arguments()
+        .any(|argument| !argument.is_hide_set())
+    {
         man.render_options_section(&mut text)?;
     }
     if shown(command).next().is_some() {
@@ -198,7 +201,9 @@ mod tests {
         let root = String::from_utf8(pages[0].text.clone()).unwrap();
         assert!(root.contains(".SH \"EXIT STATUS\""), "{root}");
         assert!(root.contains("128+N"));
-        let make = pages.iter().find(|page| page.file_name == "bellhop-nic-make.1");
+        let make = pages
+            .iter()
+            .find(|page| page.file_name == "bellhop-nic-make.1");
         let make = String::from_utf8(make.unwrap().text.clone()).unwrap();
         assert!(make.contains(".SH EXAMPLES"));
         assert!(make.contains("bellhop\\-nic"));

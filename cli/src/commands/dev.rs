@@ -41,10 +41,13 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Show all devices, or one: type, management device, vendor, queues, largest ring
-    #[command(visible_alias = "list", after_long_help = "\
+    #[command(
+        visible_alias = "list",
+        after_long_help = "\
 Examples:
   bellhop dev show
-  bellhop dev show nic0 -jp")]
+  bellhop dev show nic0 -jp"
+    )]
     Show {
         /// The device's name
         #[arg(value_name = "DEV")]
@@ -65,9 +68,12 @@ Examples:
     /// Deleting a device that is open would make the kernel wait until it is closed, and
     /// with it every other command on vDPA devices of this machine. So the command refuses, and says
     /// which process it is.
-    #[command(visible_alias = "delete", after_long_help = "\
+    #[command(
+        visible_alias = "delete",
+        after_long_help = "\
 Examples:
-  bellhop dev del nic0")]
+  bellhop dev del nic0"
+    )]
     Del {
         /// The device's name
         #[arg(value_name = "DEV")]
@@ -80,9 +86,12 @@ Examples:
     #[command(subcommand, after_long_help = VSTATS_HELP)]
     Vstats(VstatsCommand),
     /// Change a device: its address (Linux 6.12 and later)
-    #[command(override_usage = "bellhop dev set name NAME mac MACADDR", after_long_help = "\
+    #[command(
+        override_usage = "bellhop dev set name NAME mac MACADDR",
+        after_long_help = "\
 Examples:
-  bellhop dev set name nic0 mac 52:54:00:12:34:57")]
+  bellhop dev set name nic0 mac 52:54:00:12:34:57"
+    )]
     Set {
         /// Pairs of a word and its value: name NAME, mac MACADDR
         #[arg(value_name = "WORD VALUE", required = true, num_args = 1..)]
@@ -217,6 +226,26 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         Command::Del { device } => Connection::open()?.delete(device)?,
     }
     Ok(Code::Success)
+}
+
+/// All of them, for reports.
+pub(crate) fn all() -> Result<Listing, MgmtError> {
+    let devices = Connection::open()?.devices()?;
+    Ok(Listing {
+        section: "dev",
+        layout: Layout::Line,
+        entries: devices.iter().map(describe::device).collect(),
+    })
+}
+
+/// The configurations of all of them, for reports.
+pub(crate) fn all_configs() -> Result<Listing, MgmtError> {
+    let configs = Connection::open()?.configs()?;
+    Ok(Listing {
+        section: "config",
+        layout: Layout::LineThenLists,
+        entries: configs.iter().map(describe::config).collect(),
+    })
 }
 
 fn new_device(words: &[String]) -> Result<NewDevice, CommandError> {

@@ -2,13 +2,14 @@
 
 mod bind;
 mod completions;
-mod dev;
+pub(crate) mod dev;
 mod doctor;
 mod man;
-mod mgmtdev;
+pub(crate) mod mgmtdev;
 mod nic;
 mod port;
 mod probe;
+mod report;
 mod run;
 mod topology;
 mod vf;
@@ -31,6 +32,7 @@ pub(crate) enum Command {
     Nic(nic::Arguments),
     Topology(topology::Arguments),
     Doctor(doctor::Arguments),
+    Report(report::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
 }
@@ -49,6 +51,7 @@ impl Command {
             Self::Nic(arguments) => Ok(nic::execute(&arguments)?),
             Self::Topology(arguments) => Ok(topology::execute(&arguments)?),
             Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
+            Self::Report(arguments) => Ok(report::execute(&arguments)?),
             Self::Completions(arguments) => Ok(completions::execute(&arguments)?),
             Self::Man(arguments) => Ok(man::execute(&arguments)?),
         }

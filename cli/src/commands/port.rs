@@ -67,19 +67,25 @@ enum Command {
     ///
     /// A vDPA device on the subfunction goes with it. Make the function inactive first: the NIC's driver may
     /// refuse otherwise.
-    #[command(visible_alias = "delete", after_long_help = "\
+    #[command(
+        visible_alias = "delete",
+        after_long_help = "\
 Examples:
   bellhop port function set pci/0000:06:00.0/32768 state inactive
-  bellhop port del pci/0000:06:00.0/32768")]
+  bellhop port del pci/0000:06:00.0/32768"
+    )]
     Del {
         /// The port
         port: String,
     },
     /// Say what the function behind a port is to be, and what it may send
-    #[command(subcommand, after_long_help = "\
+    #[command(
+        subcommand,
+        after_long_help = "\
 Examples:
   bellhop port function set pci/0000:06:00.0/32768 hw_addr 52:54:00:12:34:56 state active
-  bellhop port function rate set pci/0000:06:00.0/32768 tx_max 1gbit")]
+  bellhop port function rate set pci/0000:06:00.0/32768 tx_max 1gbit"
+    )]
     Function(function::Command),
 }
 

@@ -133,7 +133,9 @@ fn is_denied(error: &(dyn Error + 'static)) -> bool {
         .is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
     let by_errno = error
         .downcast_ref::<rustix::io::Errno>()
-        .is_some_and(|&errno| errno == rustix::io::Errno::PERM || errno == rustix::io::Errno::ACCESS);
+        .is_some_and(|&errno| {
+            errno == rustix::io::Errno::PERM || errno == rustix::io::Errno::ACCESS
+        });
     by_io || by_errno
 }
 
@@ -194,7 +196,10 @@ mod tests {
             "error: no\n  caused by: because?[2J\n  request: 4f\nhint: do it\nso\n"
         );
         let coloured = report.text(true);
-        assert!(coloured.starts_with("\x1b[1m\x1b[31merror:\x1b[0m no\n"), "{coloured:?}");
+        assert!(
+            coloured.starts_with("\x1b[1m\x1b[31merror:\x1b[0m no\n"),
+            "{coloured:?}"
+        );
         assert!(coloured.contains("hint:\x1b[0m do it"));
         assert!(!coloured.contains("[2J\x1b") && coloured.contains("?[2J"));
     }

@@ -23,11 +23,14 @@ pub(super) enum Command {
         words: Vec<String>,
     },
     /// Show and limit what functions send, each by itself and in groups
-    #[command(subcommand, after_long_help = "\
+    #[command(
+        subcommand,
+        after_long_help = "\
 Two functions that share 10 Gbit/s, one of which is sure of 4:
   bellhop port function rate add pci/0000:06:00.0/web tx_max 10gbit
   bellhop port function rate set pci/0000:06:00.0/32768 parent web tx_share 4gbit
-  bellhop port function rate set pci/0000:06:00.0/32769 parent web")]
+  bellhop port function rate set pci/0000:06:00.0/32769 parent web"
+    )]
     Rate(rate::Command),
 }
 

@@ -32,10 +32,13 @@ Examples:
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     /// Show the rates of all functions and groups, or of one
-    #[command(visible_alias = "list", after_long_help = "\
+    #[command(
+        visible_alias = "list",
+        after_long_help = "\
 Examples:
   bellhop port function rate show
-  bellhop port function rate show pci/0000:06:00.0/32768 -jp")]
+  bellhop port function rate show pci/0000:06:00.0/32768 -jp"
+    )]
     Show {
         /// A port (DEV/INDEX, or the name of its network interface) or a group (DEV/NODE)
         #[arg(value_name = "PORT | NODE")]
@@ -68,9 +71,12 @@ Examples:
         words: Vec<String>,
     },
     /// Delete a group that nothing is in
-    #[command(visible_alias = "delete", after_long_help = "\
+    #[command(
+        visible_alias = "delete",
+        after_long_help = "\
 Examples:
-  bellhop port function rate del pci/0000:06:00.0/web")]
+  bellhop port function rate del pci/0000:06:00.0/web"
+    )]
     Del {
         /// The group: DEV/NODE
         #[arg(value_name = "DEV/NODE")]
