@@ -6,6 +6,7 @@
 
 mod client;
 mod colour;
+mod columns;
 mod commands;
 mod config_file;
 mod doctor;

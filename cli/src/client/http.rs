@@ -68,10 +68,6 @@ impl Transport for Http {
             }
         })
     }
-
-    fn address(&self) -> String {
-        self.address.to_string()
-    }
 }
 
 /// One request and its answer on a connection that is used for nothing else.

@@ -68,8 +68,4 @@ impl Transport for MadeUp {
         let asked = format!("{} {}", request.method, request.path);
         Ok(script.answers.pop_front().expect(&asked))
     }
-
-    fn address(&self) -> String {
-        "made up".to_owned()
-    }
 }

@@ -43,11 +43,6 @@ impl Node {
         }
     }
 
-    /// Where it is, for messages.
-    pub(crate) fn address(&self) -> String {
-        self.transport.address()
-    }
-
     /// What is at `path`.
     ///
     /// # Errors
@@ -57,7 +52,7 @@ impl Node {
         answer.read()
     }
 
-    /// What is at `path` as it is, of at most `limit` bytes.
+    /// What is at `path` as it is.
     ///
     /// # Errors
     /// The daemon cannot be asked, or refuses.
@@ -66,12 +61,25 @@ impl Node {
         Ok(answer.body)
     }
 
-    /// Asks for a change, with a body where there is one; the answer, `Null` if it has none.
+    /// Asks for a change; the answer, `Null` if it has none.
     ///
     /// # Errors
     /// The daemon cannot be asked, refuses, or answers something else.
     pub(crate) fn change(&self, method: Method, path: &str) -> Result<Value, ClientError> {
-        self.ask(&Request::new(method, path, ORDINARY))?.read()
+        self.change_within(method, path, ORDINARY)
+    }
+
+    /// The same, within `time`.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, refuses, or answers something else.
+    pub(crate) fn change_within(
+        &self,
+        method: Method,
+        path: &str,
+        time: Duration,
+    ) -> Result<Value, ClientError> {
+        self.ask(&Request::new(method, path, time))?.read()
     }
 
     /// The same with a body, and within `time`.

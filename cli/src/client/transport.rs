@@ -66,7 +66,4 @@ pub(crate) trait Transport: fmt::Debug {
     /// # Errors
     /// The daemon cannot be reached, or does not answer in time or in HTTP.
     fn exchange(&self, request: &Request) -> Result<Answer, ClientError>;
-
-    /// Where the daemon is, for messages.
-    fn address(&self) -> String;
 }

@@ -13,6 +13,7 @@ mod report;
 mod run;
 mod topology;
 mod vf;
+mod vm;
 mod words;
 
 use std::error::Error;
@@ -23,6 +24,7 @@ use crate::exit::Code;
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     Run(run::Arguments),
+    Vm(vm::Arguments),
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
     Dev(dev::Arguments),
@@ -42,6 +44,7 @@ impl Command {
     pub(crate) fn execute(self) -> Result<Code, Box<dyn Error>> {
         match self {
             Self::Run(arguments) => Ok(run::execute(arguments)?),
+            Self::Vm(arguments) => Ok(vm::execute(&arguments)?),
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
             Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
             Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
