@@ -14,6 +14,7 @@ mod exit;
 mod listing;
 mod logging;
 mod manual;
+mod node;
 mod report;
 mod signals;
 mod terminal;

@@ -11,6 +11,7 @@ mod port;
 mod probe;
 mod report;
 mod run;
+mod serve;
 mod topology;
 mod vf;
 mod vm;
@@ -25,6 +26,7 @@ use crate::exit::Code;
 pub(crate) enum Command {
     Run(run::Arguments),
     Vm(vm::Arguments),
+    Serve(serve::Arguments),
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
     Dev(dev::Arguments),
@@ -45,6 +47,7 @@ impl Command {
         match self {
             Self::Run(arguments) => Ok(run::execute(arguments)?),
             Self::Vm(arguments) => Ok(vm::execute(&arguments)?),
+            Self::Serve(arguments) => Ok(serve::execute(&arguments)?),
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
             Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
             Self::Dev(arguments) => Ok(dev::execute(&arguments)?),

@@ -30,23 +30,18 @@
 //! `endpoints/mod.rs` registers the route and its description at once, so that
 //! `GET /v1/openapi.json` cannot say anything else than what is served.
 //!
-//! **Nothing a client sends is trusted**: sizes and times are limited (`server.rs`, `body.rs`),
+//! **Nothing a client sends is trusted**: sizes and times are limited ([`crate::http`]),
 //! unknown fields are errors that name the field. Who may connect is a matter of the socket's
 //! mode, 0600: a client can do what the process' user can, such as reading a file
 //! into a guest as its kernel.
 
-mod body;
 mod controller;
 mod endpoints;
 mod error;
-mod parameters;
-mod request_id;
 mod server;
-mod socket;
 mod start;
 
 pub use server::{Server, ServerError};
-pub use socket::SocketError;
 pub use start::{StartRequest, Starts};
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use super::controller::Controller;
 use super::error::ApiError;
 use super::*;
 use crate::config::VmConfig;
+use crate::http::{HttpError, Problem as _, body};
 use crate::machine::pretend::PretendMachine;
 use crate::machine::{MachineError, StopHandle};
 
@@ -307,27 +308,29 @@ fn every_error_has_a_status() {
     use crate::machine::RequestError as Refused;
     let io = || std::io::Error::from_raw_os_error(libc::EMFILE);
     let json = serde_json::from_str::<u8>("x").unwrap_err();
-    for (error, status) in [
-        (ApiError::NoSuchPath("/x".into()), 404),
+    let errors: [(ApiError, u16); 22] = [
+        (HttpError::NoSuchPath("/x".into()).into(), 404),
         (
-            ApiError::Method {
+            HttpError::Method {
                 path: "/x".into(),
                 method: "PUT".into(),
-            },
+            }
+            .into(),
             405,
         ),
-        (ApiError::Malformed(json), 400),
+        (HttpError::Malformed(json).into(), 400),
         (
-            ApiError::Invalid {
+            HttpError::Invalid {
                 at: String::new(),
                 reason: String::new(),
-            },
+            }
+            .into(),
             422,
         ),
-        (ApiError::Parameter("x".into()), 400),
-        (ApiError::TooLarge, 413),
-        (ApiError::TooSlow, 408),
-        (ApiError::Receive(axum::Error::new(io())), 400),
+        (HttpError::Parameter("x".into()).into(), 400),
+        (HttpError::TooLarge.into(), 413),
+        (HttpError::TooSlow.into(), 408),
+        (HttpError::Receive(axum::Error::new(io())).into(), 400),
         (
             ApiError::WrongState {
                 state: controller::VmState::Paused,
@@ -360,7 +363,8 @@ fn every_error_has_a_status() {
             Refused::Device(Box::new(MachineError::DuplicateId("x".into()))).into(),
             409,
         ),
-    ] {
+    ];
+    for (error, status) in errors {
         assert_eq!(error.kind().0.as_u16(), status, "{error}");
         assert!(!error.kind().1.is_empty() && !error.to_string().is_empty());
     }

@@ -3,9 +3,10 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 
-use super::{Api, on_worker};
-use crate::api::error::{ApiError, ErrorBody};
-use crate::api::parameters::DeviceName;
+use super::Api;
+use crate::api::error::ApiError;
+use crate::http::parameters::DeviceName;
+use crate::http::{ErrorBody, on_worker};
 
 /// Have the guest announce a NIC
 ///
@@ -23,6 +24,6 @@ pub(super) async fn announce(
     DeviceName(id): DeviceName,
 ) -> Result<StatusCode, ApiError> {
     let machine = api.running()?;
-    on_worker(move || machine.announce(&id)).await?;
+    on_worker(move || machine.announce(&id)).await??;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -4,8 +4,9 @@ use axum::Json;
 use axum::extract::State;
 
 use super::Api;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::config::VmConfig;
+use crate::http::ErrorBody;
 
 /// The machine's configuration
 #[utoipa::path(get, path = "/v1/vm/config", responses(

@@ -5,9 +5,10 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::Api;
 use super::device::DeviceInfo;
-use super::{Api, on_worker};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
+use crate::http::{ErrorBody, on_worker};
 
 /// A disk.
 #[derive(Debug, Serialize, ToSchema)]
@@ -31,7 +32,7 @@ pub(super) struct DiskInfo {
 pub(super) async fn list(State(api): Api) -> Result<Json<Vec<DiskInfo>>, ApiError> {
     let disks = api.config()?.disks;
     let devices = match api.running() {
-        Ok(machine) => on_worker(move || machine.devices()).await?,
+        Ok(machine) => on_worker(move || machine.devices()).await??,
         Err(_) => Vec::new(),
     };
     let info = |(number, disk): (usize, &crate::config::DiskConfig)| {

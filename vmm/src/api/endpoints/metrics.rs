@@ -11,9 +11,10 @@ use axum::response::{IntoResponse as _, Response};
 use devices::virtio::pci::KickPath;
 use devices::virtio::status::DRIVER_OK;
 
-use super::{Api, on_worker};
+use super::Api;
 use crate::api::controller::{View, VmState};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
+use crate::http::{ErrorBody, on_worker};
 use crate::machine::{DeviceStatus, Handle, NicState, RequestError, Resources};
 
 /// The version of the format is a part of its type.
@@ -33,7 +34,7 @@ pub(super) async fn show(State(api): Api) -> Result<Response, ApiError> {
     view(&mut text, &api.view());
     if api.is_built() {
         let machine = api.running()?;
-        let counted = on_worker(move || Counted::ask(&machine)).await?;
+        let counted = on_worker(move || Counted::ask(&machine)).await??;
         counted.write(&mut text);
     }
     Ok(([(CONTENT_TYPE, FORMAT)], text.0).into_response())

@@ -17,15 +17,12 @@ mod watch;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::Request;
-use axum::middleware;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::controller::Controller;
-use super::error::{ApiError, ErrorBody};
-use super::request_id;
+use crate::http::{self, ErrorBody};
 
 #[cfg(test)]
 pub(super) use openapi::document;
@@ -63,33 +60,5 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
 /// All of them, over `controller`.
 pub(super) fn router(controller: Arc<Controller>) -> Router {
     let (router, _) = registered().split_for_parts();
-    router
-        .fallback(no_such_path)
-        .method_not_allowed_fallback(method_not_allowed)
-        .layer(middleware::from_fn(request_id::name))
-        .with_state(controller)
-}
-
-async fn no_such_path(request: Request) -> ApiError {
-    ApiError::NoSuchPath(request.uri().path().to_owned())
-}
-
-async fn method_not_allowed(request: Request) -> ApiError {
-    ApiError::Method {
-        path: request.uri().path().to_owned(),
-        method: request.method().to_string(),
-    }
-}
-
-/// Carries out what has to wait for the machine, on a worker thread. It is
-/// carried out to its end also if the client goes.
-async fn on_worker<T: Send + 'static, E>(
-    work: impl FnOnce() -> Result<T, E> + Send + 'static,
-) -> Result<T, ApiError>
-where
-    E: Send + 'static,
-    ApiError: From<E>,
-{
-    let done = tokio::task::spawn_blocking(work).await;
-    Ok(done.map_err(ApiError::Worker)??)
+    http::surround(router).with_state(controller)
 }

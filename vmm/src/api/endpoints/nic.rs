@@ -12,13 +12,14 @@ use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::Api;
 use super::device::DeviceInfo;
 use super::nics::NicSummary;
-use super::{Api, on_worker};
-use crate::api::body::JsonBody;
-use crate::api::error::{ApiError, ErrorBody};
-use crate::api::parameters::DeviceName;
+use crate::api::error::ApiError;
 use crate::config::{DoorbellMode, MacAddress, VdpaConfig, VmConfig, schema};
+use crate::http::body::JsonBody;
+use crate::http::parameters::DeviceName;
+use crate::http::{ErrorBody, HttpError, on_worker};
 use crate::machine::{Handle, NicStatus, RequestError};
 
 /// A NIC with all there is to say about it.
@@ -98,7 +99,7 @@ pub(super) async fn show(
     }
     let machine = api.running()?;
     let nic = machine.nic(&id).ok_or_else(|| no_such(&id))?;
-    let devices = on_worker(move || machine.devices()).await?;
+    let devices = on_worker(move || machine.devices()).await??;
     // It may have gone in between.
     let device = devices.iter().find(|device| device.id == id);
     let device = device.map(|device| DeviceInfo::from(&device.description));
@@ -128,14 +129,15 @@ pub(super) async fn put(
     if let Some(other) = wanted.id.replace(id.clone())
         && other != id
     {
-        return Err(ApiError::Invalid {
+        return Err(HttpError::Invalid {
             at: " at id".to_owned(),
             reason: format!("the path says {id}, the body {other}; leave the body's away"),
-        });
+        }
+        .into());
     }
     let (status, nic) = if api.is_built() {
         let machine = api.running()?;
-        on_worker(move || plug(&machine, &wanted)).await?
+        on_worker(move || plug(&machine, &wanted)).await??
     } else {
         api.edit(|config| configure(config, wanted))?
     };
@@ -233,7 +235,7 @@ pub(super) async fn remove(
 ) -> Result<Response, ApiError> {
     if api.is_built() {
         let machine = api.running()?;
-        let nic = on_worker(move || machine.unplug(&id)).await?;
+        let nic = on_worker(move || machine.unplug(&id)).await??;
         let nic = NicInfo::plugged(&nic, None);
         return Ok((StatusCode::ACCEPTED, Json(nic)).into_response());
     }

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Api;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::config::VdpaConfig;
+use crate::http::ErrorBody;
 use crate::machine::{NicState, NicStatus};
 
 /// Where a NIC is in its life.

@@ -3,8 +3,9 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 
-use super::{Api, on_worker};
-use crate::api::error::{ApiError, ErrorBody};
+use super::Api;
+use crate::api::error::ApiError;
+use crate::http::{ErrorBody, on_worker};
 
 /// Reset the machine
 ///
@@ -18,6 +19,6 @@ use crate::api::error::{ApiError, ErrorBody};
 ))]
 pub(super) async fn reset(State(api): Api) -> Result<StatusCode, ApiError> {
     let machine = api.running()?;
-    on_worker(move || machine.reset()).await?;
+    on_worker(move || machine.reset()).await??;
     Ok(StatusCode::NO_CONTENT)
 }

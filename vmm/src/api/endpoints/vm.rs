@@ -6,12 +6,13 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::Api;
 use super::nics::NicSummary;
-use super::{Api, on_worker};
-use crate::api::body::JsonBody;
 use crate::api::controller::{View, VmState};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::config::VmConfig;
+use crate::http::body::JsonBody;
+use crate::http::{ErrorBody, on_worker};
 
 /// The machine at one moment.
 #[derive(Debug, Serialize, ToSchema)]
@@ -107,11 +108,11 @@ pub(super) async fn change(
         WantedState::Running if !api.is_built() => api.start().await?,
         WantedState::Running => {
             let machine = api.running()?;
-            on_worker(move || machine.resume()).await?;
+            on_worker(move || machine.resume()).await??;
         }
         WantedState::Paused => {
             let machine = api.running()?;
-            on_worker(move || machine.pause()).await?;
+            on_worker(move || machine.pause()).await??;
         }
         WantedState::Stopped => api.stop(),
     }

@@ -10,8 +10,9 @@ use utoipa::IntoParams;
 use super::Api;
 use super::vm::VmStatus;
 use crate::api::controller::VmState;
-use crate::api::error::{ApiError, ErrorBody};
-use crate::api::parameters::Parameters;
+use crate::api::error::ApiError;
+use crate::http::parameters::Parameters;
+use crate::http::{ErrorBody, HttpError};
 
 /// The longest wait, in seconds.
 const TIMEOUT_MAX: u64 = 60;
@@ -45,9 +46,9 @@ pub(super) async fn wait(
 ) -> Result<Json<VmStatus>, ApiError> {
     let seconds = watch.timeout_s.unwrap_or(TIMEOUT);
     if seconds > TIMEOUT_MAX {
-        return Err(ApiError::Parameter(format!(
-            "timeout_s is {seconds}: at most {TIMEOUT_MAX}"
-        )));
+        return Err(
+            HttpError::Parameter(format!("timeout_s is {seconds}: at most {TIMEOUT_MAX}")).into(),
+        );
     }
     if let Some(since) = watch.since {
         let _watcher = api.watcher()?;

@@ -28,9 +28,7 @@ const BACKLOG: i32 = 64;
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// A server has it.
-    #[error(
-        "another process serves {0} already; give this machine another path, or stop that process"
-    )]
+    #[error("another process serves {0} already; give another path, or stop that process")]
     InUse(PathBuf),
     /// A file that is no socket is not taken for a stale one.
     #[error("{0} is there and is no socket; give another path")]
@@ -58,7 +56,7 @@ pub enum SocketError {
 /// The file of a bound socket; removed when this is dropped, unless another one has
 /// taken its place.
 #[derive(Debug)]
-pub(super) struct SocketFile {
+pub struct SocketFile {
     path: PathBuf,
     /// Device and inode.
     identity: (u64, u64),
@@ -81,8 +79,11 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-/// Binds and listens. The listener does not block.
-pub(super) fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
+/// Binds and listens, with the mode 0600. The listener does not block.
+///
+/// # Errors
+/// See [`SocketError`].
+pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
     let make = |source| SocketError::Make {
         path: path.to_owned(),
         source,

@@ -11,11 +11,19 @@ use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use super::error::ErrorBody;
+use super::problem::ErrorBody;
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The header with the name.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// A longer name of a client is not taken over.
 const LENGTH_MAX: usize = 64;
+
+/// The name, as an extension of the request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestId(
+    /// 1 to 64 printable ASCII characters without spaces.
+    pub String,
+);
 
 /// The client's name for the request, if it is one that can stand in a log.
 fn given(request: &Request) -> Option<String> {
@@ -31,9 +39,10 @@ fn made() -> String {
 }
 
 /// Around every request.
-pub(super) async fn name(request: Request, next: Next) -> Response {
+pub(super) async fn name(mut request: Request, next: Next) -> Response {
     let id = given(&request).unwrap_or_else(made);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = next.run(request).await;
     let status = response.status();
     if let Some(mut body) = response.extensions_mut().remove::<ErrorBody>() {

@@ -4,27 +4,30 @@ use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
-use super::error::ApiError;
+use super::problem::HttpError;
 
 /// The longest name of a device.
 const NAME_MAX: usize = 64;
 
 /// The name of a device in the path: 1 to 64 letters, digits, `.`, `_`, `:` or `-`.
 #[derive(Debug)]
-pub(super) struct DeviceName(pub(super) String);
+pub struct DeviceName(
+    /// As it is in the path, decoded.
+    pub String,
+);
 
 impl<S: Send + Sync> FromRequestParts<S> for DeviceName {
-    type Rejection = ApiError;
+    type Rejection = HttpError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
         let Path(name) = Path::<String>::from_request_parts(parts, state)
             .await
-            .map_err(|error| ApiError::Parameter(error.body_text()))?;
+            .map_err(|error| HttpError::Parameter(error.body_text()))?;
         let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
         if (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(known) {
             Ok(Self(name))
         } else {
-            Err(ApiError::Parameter(format!(
+            Err(HttpError::Parameter(format!(
                 "a device's name has 1 to {NAME_MAX} letters, digits, dots, underscores, colons or hyphens"
             )))
         }
@@ -33,15 +36,18 @@ impl<S: Send + Sync> FromRequestParts<S> for DeviceName {
 
 /// The part of the URL behind the question mark.
 #[derive(Debug)]
-pub(super) struct Parameters<T>(pub(super) T);
+pub struct Parameters<T>(
+    /// What it says.
+    pub T,
+);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> {
-    type Rejection = ApiError;
+    type Rejection = HttpError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
         match Query::<T>::from_request_parts(parts, state).await {
             Ok(Query(value)) => Ok(Self(value)),
-            Err(error) => Err(ApiError::Parameter(error.body_text())),
+            Err(error) => Err(HttpError::Parameter(error.body_text())),
         }
     }
 }

@@ -1,0 +1,48 @@
+//! What every HTTP API of Bellhop's has in common: the machine's ([`crate::api`]) and the node
+//! daemon's.
+//!
+//! Owns the limits on what a client may take ([`server`]), the socket's file ([`socket`]), bodies and
+//! URLs ([`body`], [`parameters`]), the form of errors ([`problem`]), descriptions ([`description`]) and the name that each request
+//! has ([`request_id`]). It must not know what is asked, nor of machines.
+//!
+//! ```text
+//!   Transport ──> server: slots, times, sizes ──> request_id ──> the API's router ──> endpoints
+//!     peer ───────────── request extension ──────────────────────────────^
+//!                                   Problem ──> ErrorBody, with the request's name <──┘
+//! ```
+
+pub mod body;
+pub mod description;
+pub mod parameters;
+pub mod problem;
+pub mod request_id;
+pub mod server;
+pub mod socket;
+mod worker;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware;
+
+pub use problem::{ErrorBody, HttpError, Problem};
+pub use worker::on_worker;
+
+/// `router` with what surrounds the endpoints of every API: a name for each request, and answers
+/// to paths and methods that there are not.
+pub fn surround<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
+    router
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn(request_id::name))
+}
+
+async fn no_such_path(request: Request) -> HttpError {
+    HttpError::NoSuchPath(request.uri().path().to_owned())
+}
+
+async fn method_not_allowed(request: Request) -> HttpError {
+    HttpError::Method {
+        path: request.uri().path().to_owned(),
+        method: request.method().to_string(),
+    }
+}

@@ -1,0 +1,134 @@
+//! Errors as clients see them.
+//!
+//! Owns the body, and the errors that every API has. Which status an API's own errors have, that
+//! API says ([`Problem`]).
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::body::{BODY_MAX, BODY_TIME};
+
+/// What went wrong.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    /// A word for programs, such as `wrong_state`.
+    pub code: String,
+    /// A sentence for people.
+    pub message: String,
+    /// Why, from the outermost cause to the innermost.
+    pub causes: Vec<String>,
+    /// What can be done about it, where the message does not say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// The request's name, as in the header `x-request-id` and in the log.
+    pub request_id: String,
+}
+
+/// An error that is answered to a client.
+pub trait Problem: std::error::Error {
+    /// The status and the word for programs.
+    fn kind(&self) -> (StatusCode, &'static str);
+
+    /// What the client can do, where it is not in the message.
+    fn hint(&self) -> Option<&'static str>;
+
+    /// The response. Its body travels as an extension until the request's name is known: see
+    /// [`super::request_id`].
+    fn to_response(&self) -> Response
+    where
+        Self: Sized,
+    {
+        let (status, code) = self.kind();
+        let mut causes = Vec::new();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            causes.push(error.to_string());
+            cause = error.source();
+        }
+        let body = ErrorBody {
+            code: code.to_owned(),
+            message: self.to_string(),
+            causes,
+            hint: self.hint().map(str::to_owned),
+            request_id: String::new(),
+        };
+        let mut response = status.into_response();
+        response.extensions_mut().insert(body);
+        response
+    }
+}
+
+/// What can be wrong with a request before it is known what is asked.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// No route.
+    #[error("there is no {0} here")]
+    NoSuchPath(String),
+    /// A route, but not with this method.
+    #[error("{path} does not know the method {method}")]
+    Method {
+        /// What was asked for.
+        path: String,
+        /// How.
+        method: String,
+    },
+    /// Not JSON, or not UTF-8.
+    #[error("the body is not JSON")]
+    Malformed(#[source] serde_json::Error),
+    /// JSON that does not say what it should.
+    #[error("the body is not what is wanted{at}: {reason}")]
+    Invalid {
+        /// Where in the body: ` at vdpa[0].mac`.
+        at: String,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// A part of the URL that is not what it should be.
+    #[error("{0}")]
+    Parameter(String),
+    /// A body that is too large.
+    #[error("the body has more than {BODY_MAX} bytes")]
+    TooLarge,
+    /// A body that did not come in time.
+    #[error("the body did not come within {} s", BODY_TIME.as_secs())]
+    TooSlow,
+    /// A body that ended early.
+    #[error("the body could not be received")]
+    Receive(#[source] axum::Error),
+    /// A worker failed.
+    #[error("the request was not finished")]
+    Worker(#[source] tokio::task::JoinError),
+}
+
+impl Problem for HttpError {
+    fn kind(&self) -> (StatusCode, &'static str) {
+        match self {
+            Self::NoSuchPath(_) => (StatusCode::NOT_FOUND, "no_such_path"),
+            Self::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
+            Self::Malformed(_) => (StatusCode::BAD_REQUEST, "malformed_body"),
+            Self::Receive(_) => (StatusCode::BAD_REQUEST, "incomplete_body"),
+            Self::Parameter(_) => (StatusCode::BAD_REQUEST, "bad_parameter"),
+            Self::Invalid { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
+            Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),
+            Self::TooSlow => (StatusCode::REQUEST_TIMEOUT, "body_too_slow"),
+            Self::Worker(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        }
+    }
+
+    fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NoSuchPath(_) | Self::Method { .. } | Self::Invalid { .. } => {
+                Some("GET /v1/openapi.json describes what there is")
+            }
+            _ => None,
+        }
+    }
+}
+
+impl IntoResponse for HttpError {
+    fn into_response(self) -> Response {
+        self.to_response()
+    }
+}
