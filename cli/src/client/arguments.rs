@@ -1,6 +1,6 @@
 //! The options with which every command that asks a daemon says which.
 
-use super::{Address, ClientError, Http, Node};
+use super::{Address, ClientError, Credentials, Http, Node};
 
 /// Which daemon is asked.
 #[derive(Debug, Clone, clap::Args)]
@@ -14,6 +14,9 @@ pub(crate) struct NodeArguments {
         default_value = "/run/bellhop/node.socket"
     )]
     node: Address,
+
+    #[command(flatten)]
+    credentials: Credentials,
 }
 
 impl NodeArguments {
@@ -22,7 +25,12 @@ impl NodeArguments {
     /// # Errors
     /// See [`Http::new`].
     pub(crate) fn connect(&self) -> Result<Node, ClientError> {
-        Ok(Node::new(Http::new(&self.node)?))
+        Ok(Node::new(Http::new(&self.node, &self.credentials)?))
+    }
+
+    /// With what one on another host is asked.
+    pub(crate) fn credentials(&self) -> &Credentials {
+        &self.credentials
     }
 
     /// Where it is.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hyper::StatusCode;
 use serde::Deserialize;
 
-use super::Answer;
+use super::{Answer, TlsError};
 use crate::exit::{Code, Report};
 
 /// As much of an answer that is not understood is shown, in bytes.
@@ -34,6 +34,8 @@ pub(crate) enum ClientError {
     Refused(Box<Refusal>),
     #[error("cannot talk HTTP to the node daemon")]
     Start(#[source] io::Error),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
 }
 
 impl From<Refusal> for ClientError {
@@ -148,6 +150,7 @@ impl ClientError {
         match self {
             Self::Connect { .. } => Code::NoDaemon,
             Self::TimeLimit { .. } => Code::TimedOut,
+            Self::Tls(TlsError::Missing(..)) => Code::WrongCommandLine,
             Self::Refused(refusal) => match refusal.status {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Code::NoDaemon,
                 _ if refusal.is_not_there() => Code::NotThere,

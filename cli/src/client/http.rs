@@ -3,24 +3,30 @@
 //! Owns the runtime that waits for it. What a daemon sends is limited in size and time.
 
 use std::io;
+use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::Bytes;
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
+use tokio::time::Instant;
+use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::{Address, Answer, ClientError, Request, Transport};
+use super::tls::Tls;
+use super::{Address, Answer, ClientError, Credentials, Request, Transport};
 
 /// The largest answer that is read, in bytes.
 const ANSWER_MAX: usize = 16 << 20;
 
-/// Requests over a Unix socket.
+/// Requests over a Unix socket, or over TLS.
 #[derive(Debug)]
 pub(crate) struct Http {
     address: Address,
+    /// For a daemon on another host.
+    tls: Option<Tls>,
     runtime: Runtime,
 }
 
@@ -28,8 +34,13 @@ impl Http {
     /// To the daemon at `address`, which is reached with the first request.
     ///
     /// # Errors
-    /// The kernel has no descriptors left to wait with.
-    pub(crate) fn new(address: &Address) -> Result<Self, ClientError> {
+    /// The kernel has no descriptors left to wait with, or what a daemon on another host is to be shown cannot be
+    /// used.
+    pub(crate) fn new(address: &Address, credentials: &Credentials) -> Result<Self, ClientError> {
+        let tls = match address {
+            Address::Socket(_) => None,
+            Address::Https { .. } => Some(credentials.load()?),
+        };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
@@ -37,6 +48,7 @@ impl Http {
             .map_err(ClientError::Start)?;
         Ok(Self {
             address: address.clone(),
+            tls,
             runtime,
         })
     }
@@ -46,12 +58,22 @@ impl Http {
             address: self.address.to_string(),
             source,
         };
-        match &self.address {
-            Address::Socket(path) => {
+        match (&self.address, &self.tls) {
+            (Address::Socket(path), _) => {
                 let stream = UnixStream::connect(path).await.map_err(connect)?;
-                exchange(stream, "node", request).await
+                exchange(stream, "node", None, request).await
             }
-            Address::Https { .. } => Err(connect(io::ErrorKind::Unsupported.into())),
+            (Address::Https { host, port }, Some(tls)) => {
+                let name = ServerName::try_from(host.clone()).map_err(io::Error::other);
+                let name = name.map_err(connect)?;
+                let stream = TcpStream::connect((host.as_str(), *port)).await;
+                let stream = tls.connector.connect(name, stream.map_err(connect)?).await;
+                let authority = self.address.to_string();
+                let authority = authority.trim_start_matches("https://");
+                let authorization = Some(&tls.authorization);
+                exchange(stream.map_err(connect)?, authority, authorization, request).await
+            }
+            (Address::Https { .. }, None) => Err(connect(io::ErrorKind::Unsupported.into())),
         }
     }
 }
@@ -71,7 +93,12 @@ impl Transport for Http {
 }
 
 /// One request and its answer on a connection that is used for nothing else.
-async fn exchange<S>(stream: S, host: &str, request: &Request) -> Result<Answer, ClientError>
+async fn exchange<S>(
+    stream: S,
+    host: &str,
+    authorization: Option<&HeaderValue>,
+    request: &Request,
+) -> Result<Answer, ClientError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -82,6 +109,13 @@ where
         .method(request.method.clone())
         .uri(&request.path)
         .header(HOST, host);
+    if let Some(authorization) = authorization {
+        builder = builder.header(AUTHORIZATION, authorization);
+    }
+    if request.listen.is_some() {
+        // From the first on.
+        builder = builder.header("last-event-id", "0");
+    }
     if request.body.is_some() {
         builder = builder.header(CONTENT_TYPE, "application/json");
     }
@@ -92,17 +126,19 @@ where
     let answer = async {
         let response = sender.send_request(http_request).await.map_err(broken)?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_MAX)
-            .collect()
-            .await;
-        let body = body.map_err(|error| match error.is::<LengthLimitError>() {
-            true => ClientError::TooLarge(ANSWER_MAX),
-            false => ClientError::Broken(error),
-        })?;
-        Ok(Answer {
-            status,
-            body: body.to_bytes().to_vec(),
-        })
+        let body = response.into_body();
+        let body = match request.listen.filter(|_| status.is_success()) {
+            Some(time) => heard(body, time).await?,
+            None => {
+                let body = Limited::new(body, ANSWER_MAX).collect().await;
+                let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+                    true => ClientError::TooLarge(ANSWER_MAX),
+                    false => ClientError::Broken(error),
+                });
+                body?.to_bytes().to_vec()
+            }
+        };
+        Ok(Answer { status, body })
     };
     // The connection has to be driven until the answer is there; how it ends after that is of no interest.
     let mut answer = std::pin::pin!(answer);
@@ -111,4 +147,20 @@ where
         answer = &mut answer => answer,
         _ = &mut connection => answer.await,
     }
+}
+
+/// What comes within `time`.
+async fn heard(mut body: Incoming, time: Duration) -> Result<Vec<u8>, ClientError> {
+    let end = Instant::now() + time;
+    let mut heard = Vec::new();
+    while let Ok(Some(frame)) = tokio::time::timeout_at(end, body.frame()).await {
+        let frame = frame.map_err(|error| ClientError::Broken(error.into()))?;
+        if let Some(data) = frame.data_ref() {
+            heard.extend_from_slice(data);
+        }
+        if heard.len() > ANSWER_MAX {
+            return Err(ClientError::TooLarge(ANSWER_MAX));
+        }
+    }
+    Ok(heard)
 }

@@ -12,6 +12,7 @@ mod address;
 mod arguments;
 mod error;
 mod http;
+mod tls;
 mod transport;
 
 use std::time::Duration;
@@ -25,6 +26,7 @@ pub(crate) use address::Address;
 pub(crate) use arguments::NodeArguments;
 pub(crate) use error::{ClientError, Refusal};
 pub(crate) use http::Http;
+pub(crate) use tls::{Credentials, TlsError};
 pub(crate) use transport::{Answer, Request, Transport};
 
 /// How long an ordinary answer may take.
@@ -59,6 +61,15 @@ impl Node {
     pub(crate) fn get_bytes(&self, path: &str) -> Result<Vec<u8>, ClientError> {
         let answer = self.ask(&Request::new(Method::GET, path, ORDINARY))?;
         Ok(answer.body)
+    }
+
+    /// What comes from `path`, which tells without an end, within `time`, from the first thing on that is still known.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, or refuses.
+    pub(crate) fn listen(&self, path: &str, time: Duration) -> Result<Vec<u8>, ClientError> {
+        let request = Request::new(Method::GET, path, ORDINARY).listening(time);
+        Ok(self.ask(&request)?.body)
     }
 
     /// Asks for a change; the answer, `Null` if it has none.

@@ -85,7 +85,7 @@ impl Server {
     }
 
     fn ask(&self, time: Duration) -> Result<Answer, ClientError> {
-        let http = Http::new(&Address::Socket(self.path.clone()))?;
+        let http = Http::new(&Address::Socket(self.path.clone()), &Credentials::default())?;
         http.exchange(&Request::new(Method::GET, "/v1/version", time))
     }
 }
@@ -150,9 +150,21 @@ fn a_server_that_says_nothing_is_left() {
 }
 
 #[test]
+fn events_are_listened_to_for_a_while() {
+    let events = b"HTTP/1.1 200 OK\r\n\r\nid: 1\ndata: {}\n\n";
+    let server = Server::start("events", events, Duration::from_secs(60));
+    let address = Address::Socket(server.path.clone());
+    let node = Node::new(Http::new(&address, &Credentials::default()).unwrap());
+    let heard = node
+        .listen("/v1/events", Duration::from_millis(300))
+        .unwrap();
+    assert_eq!(heard, b"id: 1\ndata: {}\n\n");
+}
+
+#[test]
 fn where_no_daemon_is_the_hint_says_how_to_start_one() {
     let path = std::env::temp_dir().join("bellhop-client-nobody");
-    let node = Node::new(Http::new(&Address::Socket(path)).unwrap());
+    let node = Node::new(Http::new(&Address::Socket(path), &Credentials::default()).unwrap());
     let error = node.get::<Value>("/v1/version").unwrap_err();
     assert!(format!("{:?}", error.in_words()).contains("bellhop serve"));
     assert_eq!(error.code(), Code::NoDaemon);

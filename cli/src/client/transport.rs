@@ -19,6 +19,8 @@ pub(crate) struct Request {
     pub(crate) body: Option<Vec<u8>>,
     /// How long the whole exchange may take.
     pub(crate) time: Duration,
+    /// A stream of events without an end, which is listened to for so long.
+    pub(crate) listen: Option<Duration>,
 }
 
 impl Request {
@@ -28,7 +30,14 @@ impl Request {
             path: path.to_owned(),
             body: None,
             time,
+            listen: None,
         }
+    }
+
+    /// For a stream of events, from the oldest that is kept: what came within `time` is the answer.
+    pub(crate) fn listening(mut self, time: Duration) -> Self {
+        self.listen = Some(time);
+        self
     }
 
     /// With a body.

@@ -22,9 +22,10 @@ In the bundle, a .tar.gz that can be looked through before it goes anywhere:
   doctor.txt, .json     what `bellhop doctor` finds
   topology.json, vdpa/  NICs, functions, vDPA devices, who uses them; their configurations and sysfs
   nics/                 records of NICs that were made, with each step
-  node/                 the daemon's version, its VMs, the changes that it was asked for
+  node/                 the daemon's version, its VMs, and what has happened to them and to the devices
   vms/NAME/             of each VM: its configuration, NICs with queues and where their rings stand, counters
-  logs/                 the ends of the daemon's, the kernel's and the VMs' processes' logs
+  logs/                 the ends of the daemon's, the kernel's and the VMs' processes' logs; the daemon's
+                        has a line for each change that it was asked for
   errors.txt            what is missing, and why
 
 Tokens and keys are not in it. What guests said on their consoles is in it with --console only. VMs' names and
@@ -70,6 +71,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
     let context = Context {
         host: Host::this(),
         node: node.clone(),
+        credentials: arguments.node.credentials().clone(),
         state_dir: arguments.state_dir.clone(),
         runtime_dir,
         console: arguments.console,

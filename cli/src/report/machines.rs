@@ -6,18 +6,19 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::{Bundle, Context};
-use crate::client::{Address, ClientError, Http, Node, path};
+use crate::client::{Address, ClientError, Credentials, Http, Node, path};
 
 /// Machines that do not answer are not waited for, one after the other, for longer than this.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What the daemon tells of the node: the part, and where it is.
-const OF_NODE: [(&str, &str); 4] = [
+const OF_NODE: [(&str, &str); 3] = [
     ("version.json", "/v1/version"),
     ("vms.json", "/v1/vms"),
-    ("changes.json", "/v1/changes"),
     ("topology.json", "/v1/topology"),
 ];
+/// The daemon tells at once what it still knows of what has happened.
+const LISTEN: Duration = Duration::from_secs(1);
 /// What a machine says of itself: the part, and where it is below the machine's own path.
 const OF_MACHINE: [(&str, &[&str]); 4] = [
     ("config.json", &["config"]),
@@ -28,7 +29,7 @@ const OF_MACHINE: [(&str, &[&str]); 4] = [
 
 /// Adds it.
 pub(super) fn add(context: &Context, bundle: &mut Bundle) {
-    let node = match Http::new(&context.node).map(Node::new) {
+    let node = match Http::new(&context.node, &context.credentials).map(Node::new) {
         Ok(node) => node,
         Err(error) => return bundle.miss("node", &super::bundle::chain(&error)),
     };
@@ -50,6 +51,7 @@ fn of_node(node: &Node, bundle: &mut Bundle) {
     for (name, path) in OF_NODE {
         bundle.put(&["node", name], node.get_bytes(path));
     }
+    bundle.put(&["node", "events.txt"], node.listen("/v1/events", LISTEN));
     let start = Instant::now();
     let names = match node.get::<Value>("/v1/vms") {
         Ok(list) => names(&list),
@@ -117,7 +119,7 @@ fn alone(context: &Context, bundle: &mut Bundle) {
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let socket = Address::Socket(entry.path().join("api.socket"));
-        let node = match Http::new(&socket).map(Node::new) {
+        let node = match Http::new(&socket, &Credentials::default()).map(Node::new) {
             Ok(node) => node,
             Err(error) => {
                 bundle.miss(&format!("vms/{name}"), &super::bundle::chain(&error));

@@ -17,7 +17,7 @@ mod machines;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::client::Address;
+use crate::client::{Address, Credentials};
 use crate::doctor::Host;
 
 pub(crate) use bundle::Bundle;
@@ -29,6 +29,8 @@ pub(crate) struct Context {
     pub(crate) host: Host,
     /// The daemon that is asked.
     pub(crate) node: Address,
+    /// With what, if it is on another host.
+    pub(crate) credentials: Credentials,
     /// Where the daemon keeps its machines' logs.
     pub(crate) state_dir: PathBuf,
     /// Where the sockets of machines are, for when there is no daemon.

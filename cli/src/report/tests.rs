@@ -36,6 +36,7 @@ fn context(directory: &Path, console: bool) -> Context {
     Context {
         host: Host::this(),
         node: Address::Socket(directory.join("node.socket")),
+        credentials: Credentials::default(),
         state_dir: directory.to_owned(),
         runtime_dir: directory.to_owned(),
         console,
