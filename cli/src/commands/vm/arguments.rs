@@ -177,6 +177,9 @@ fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value
     let cmdline = arguments.cmdline.as_deref().unwrap_or(DEFAULT_CMDLINE);
     body.insert("cmdline".to_owned(), json!(cmdline));
     body.insert("cpus".to_owned(), serde_json::to_value(arguments.cpus)?);
+    if let Some(affinity) = &arguments.cpu_affinity {
+        body.insert("cpu_affinity".to_owned(), serde_json::to_value(affinity)?);
+    }
     let memory: MemoryConfig = arguments.memory;
     body.insert("memory".to_owned(), serde_json::to_value(memory)?);
     let disks = arguments.disks.iter().map(|disk| disk_of(disk, node));

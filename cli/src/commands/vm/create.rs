@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use hyper::{Method, StatusCode};
-use vmm::config::{CpuCount, DiskConfig, MemoryConfig};
+use vmm::config::{CpuAffinity, CpuCount, DiskConfig, MemoryConfig};
 
 use super::arguments::{self, NicArgument};
 use super::watch::Watch;
@@ -38,8 +38,16 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "1")]
     pub(super) cpus: CpuCount,
 
-    /// Guest memory: 512M, 4G, or size=4G,hugepages=2M|1G
-    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2
+    #[arg(long, value_name = "LISTS")]
+    pub(super) cpu_affinity: Option<CpuAffinity>,
+
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "512M",
+        help = "Guest memory: 512M, 4G, or size=4G[,hugepages=2M|1G][,host_numa_node=N]"
+    )]
     pub(super) memory: MemoryConfig,
 
     // `help` and not a doc comment: rustdoc takes brackets for links.
@@ -61,7 +69,7 @@ pub(crate) struct Arguments {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "memory", "nics", "disks"]
+        conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "nics", "disks"]
     )]
     pub(super) file: Option<PathBuf>,
 
