@@ -195,7 +195,7 @@ fn a_machines_life_in_the_words_of_the_command_line() {
         "--initramfs",
         ramdisk.to_str().unwrap(),
         "--cmdline",
-        &guest.kernel_words(),
+        guest.kernel_words(),
         "--memory",
         "256M",
         "--nic",
