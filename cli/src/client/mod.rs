@@ -77,10 +77,10 @@ impl Node {
     /// # Errors
     /// The daemon cannot be asked, refuses, or answers something else.
     pub(crate) fn change(&self, method: Method, path: &str) -> Result<Value, ClientError> {
-        self.change_within(method, path, ORDINARY)
+        Ok(self.change_within(method, path, ORDINARY)?.1)
     }
 
-    /// The same, within `time`.
+    /// The same, within `time`; with the status, where that says more.
     ///
     /// # Errors
     /// The daemon cannot be asked, refuses, or answers something else.
@@ -89,8 +89,9 @@ impl Node {
         method: Method,
         path: &str,
         time: Duration,
-    ) -> Result<Value, ClientError> {
-        self.ask(&Request::new(method, path, time))?.read()
+    ) -> Result<(StatusCode, Value), ClientError> {
+        let answer = self.ask(&Request::new(method, path, time))?;
+        Ok((answer.status, answer.read()?))
     }
 
     /// The same with a body, and within `time`.

@@ -1,14 +1,22 @@
 //! `bellhop nic remove`.
 
-use hyper::Method;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hyper::{Method, StatusCode};
 use vdpa::mgmt::nic::{Nics, Store, StoreError};
 use vdpa::mgmt::{Connection, MgmtError};
 
 use super::CommandError;
 use super::watch::Watch;
 use crate::client::{Node, NodeArguments, path};
-use crate::commands::vm::MAKING;
-use crate::exit::Code;
+use crate::commands::vm::{MAKING, VmView};
+use crate::exit::{Code, Report};
+
+/// How long a guest may take to give a NIC up.
+const GUEST: Duration = Duration::from_secs(30);
+/// Between two looks whether it has.
+const PERIOD: Duration = Duration::from_millis(200);
 
 /// Take a NIC back: undo all that `nic make` did, the last step first; or with --vm one of a VM
 #[derive(Debug, clap::Args)]
@@ -45,7 +53,7 @@ pub(crate) struct Arguments {
 pub(super) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
     let name = &arguments.name;
     if let Some(vm) = &arguments.vm {
-        return of_vm(&arguments.node.connect()?, vm, name);
+        return of_vm(&arguments.node.connect()?, vm, name, GUEST);
     }
     let mut watch = Watch::start(Store::open_default()?.lock()?)?;
     let nic = match watch.store().nic(name) {
@@ -56,9 +64,28 @@ pub(super) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
     Ok(Code::Success)
 }
 
-fn of_vm(node: &Node, vm: &str, id: &str) -> Result<Code, CommandError> {
-    node.change_within(Method::DELETE, &path(["v1", "vms", vm, "nics", id]), MAKING)?;
-    Ok(Code::Success)
+/// A NIC of a VM; waits until the guest has given it up.
+fn of_vm(node: &Node, vm: &str, id: &str, patience: Duration) -> Result<Code, CommandError> {
+    let at = path(["v1", "vms", vm, "nics", id]);
+    let (status, _) = node.change_within(Method::DELETE, &at, MAKING)?;
+    if status != StatusCode::ACCEPTED {
+        return Ok(Code::Success);
+    }
+    let start = Instant::now();
+    loop {
+        let view: VmView = node.get(&path(["v1", "vms", vm]))?;
+        if view.nics.iter().all(|nic| nic.id != id) {
+            return Ok(Code::Success);
+        }
+        if start.elapsed() >= patience {
+            let seconds = patience.as_secs();
+            let message = format!("the guest of {vm} has not given {id} up within {seconds} s");
+            let hint = "it goes when the guest does so, or is reset or stopped; nothing more has to be asked for";
+            Report::from_messages([message]).hint(hint).print();
+            return Ok(Code::TimedOut);
+        }
+        thread::sleep(PERIOD);
+    }
 }
 
 fn without_record(name: &str, asked_for: bool) -> Result<Code, CommandError> {
@@ -71,5 +98,39 @@ fn without_record(name: &str, asked_for: bool) -> Result<Code, CommandError> {
             connection.delete(name)?;
             Ok(Code::Success)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::client::made_up::MadeUp;
+
+    fn vm(nics: &Value) -> Value {
+        json!({"name": "web", "phase": "Running", "nics": nics})
+    }
+
+    #[test]
+    fn a_guest_is_waited_for() {
+        let gone = MadeUp::default().answer(204, &Value::Null);
+        let code = of_vm(&gone.node(), "web", "net1", GUEST).unwrap();
+        assert_eq!(code, Code::Success);
+        assert_eq!(gone.asked(), ["DELETE /v1/vms/web/nics/net1"]);
+
+        let both = json!([{"id": "net0"}, {"id": "net1"}]);
+        let asked = MadeUp::default()
+            .answer(202, &vm(&both))
+            .answer(200, &vm(&both))
+            .answer(200, &vm(&json!([{"id": "net0"}])));
+        let code = of_vm(&asked.node(), "web", "net1", GUEST).unwrap();
+        assert_eq!(code, Code::Success);
+
+        let deaf = MadeUp::default()
+            .answer(202, &vm(&both))
+            .answer(200, &vm(&both));
+        let code = of_vm(&deaf.node(), "web", "net1", Duration::ZERO).unwrap();
+        assert_eq!(code, Code::TimedOut);
     }
 }

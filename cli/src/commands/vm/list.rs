@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{CommandError, VmView};
-use crate::client::{ClientError, Node};
+use super::{CommandError, VmView, of_vm};
+use crate::client::{ClientError, Node, path};
 use crate::columns;
 use crate::exit::Code;
 use crate::listing::Format;
@@ -26,14 +26,34 @@ pub(crate) struct Arguments {}
 pub(super) fn execute(node: &Node, format: Format) -> Result<Code, CommandError> {
     let answer: Value = node.get("/v1/vms")?;
     let vms = answer.as_array().map(Vec::as_slice).unwrap_or_default();
-    let vms = vms
-        .iter()
-        .map(VmView::read)
-        .collect::<Result<Vec<_>, ClientError>>()?;
+    let mut views = Vec::new();
+    for vm in vms {
+        let mut view = VmView::read(vm)?;
+        if !format.is_json() && (view.cpus.is_none() || view.memory.is_none()) {
+            fill(&mut view, node)?;
+        }
+        views.push(view);
+    }
     format
-        .print(&answer, || table(&vms))
+        .print(&answer, || table(&views))
         .map_err(CommandError::Output)?;
     Ok(Code::Success)
+}
+
+/// Takes what the list does not tell from what the machine was asked to be.
+fn fill(view: &mut VmView, node: &Node) -> Result<(), CommandError> {
+    let spec = format!("{}{}", of_vm(&view.name), path(["spec"]));
+    let spec: Value = match node.get(&spec) {
+        Ok(spec) => spec,
+        // It went away meanwhile.
+        Err(ClientError::Refused(_)) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    let memory = spec.get("memory");
+    let memory = memory.and_then(|memory| memory.get("size").unwrap_or(memory).as_str());
+    view.cpus = view.cpus.or_else(|| spec.get("cpus")?.as_u64());
+    view.memory = view.memory.take().or_else(|| memory.map(str::to_owned));
+    Ok(())
 }
 
 pub(super) fn table(vms: &[VmView]) -> String {
@@ -57,4 +77,11 @@ pub(super) fn table(vms: &[VmView]) -> String {
         "NAME", "STATE", "PID", "VCPUS", "MEMORY", "NICS", "UPTIME", "RESTARTS",
     ];
     columns::draw(heading, &rows)
+}
+
+#[cfg(test)]
+pub(super) fn filled(vm: &Value, node: &Node) -> Result<VmView, CommandError> {
+    let mut view = VmView::read(vm)?;
+    fill(&mut view, node)?;
+    Ok(view)
 }

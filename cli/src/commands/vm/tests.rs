@@ -246,6 +246,19 @@ web   Stopped  -    -      -       0     -       0
 }
 
 #[test]
+fn what_the_list_does_not_tell_is_taken_from_the_specification() {
+    let spec = json!({"kernel": "/k", "cpus": 4, "memory": {"size": "2G"}});
+    let made_up = MadeUp::default().answer(200, &spec);
+    let view = list::filled(&stopped(), &made_up.node()).unwrap();
+    assert_eq!((view.cpus, view.memory.as_deref()), (Some(4), Some("2G")));
+    assert_eq!(made_up.asked(), ["GET /v1/vms/web/spec"]);
+    let gone = json!({"code": "no_such_vm", "message": "no"});
+    let made_up = MadeUp::default().answer(404, &gone);
+    let view = list::filled(&stopped(), &made_up.node()).unwrap();
+    assert_eq!((view.cpus, view.memory), (None, None));
+}
+
+#[test]
 fn a_machine_is_shown_as_a_tree() {
     let spec = json!({"kernel": "/boot/vmlinuz", "cpus": 2, "memory": {"size": "1G"},
         "nics": [{"id": "net0", "from": "pci/0000:01:00.0", "vlan": 100}]});
