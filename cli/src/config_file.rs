@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use vmm::config::VmConfig;
+use serde::de::DeserializeOwned;
 
 /// No configuration is near this size; a device file or a disk image given by
 /// mistake is not read into memory.
@@ -32,7 +32,7 @@ pub(crate) enum ConfigFileError {
 }
 
 /// Reads `path`, whose extension names the format.
-pub(crate) fn read(path: &Path) -> Result<VmConfig, ConfigFileError> {
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigFileError> {
     let read_error = |source| ConfigFileError::Read {
         path: path.to_owned(),
         source,

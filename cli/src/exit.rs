@@ -1,18 +1,55 @@
 //! Exit codes, and how an error is shown.
+//!
+//! Owns the one table of codes ([`TABLE`]) and the layout of an error: what went wrong, its causes, each
+//! once, and what can be done. Must not know what was asked for.
+
+mod report;
 
 use std::error::Error;
 use std::process::ExitCode;
 
+pub(crate) use report::Report;
+
+/// What each exit code says, as `--help` and the manual show it: the code, and its meaning on one line or more.
+const TABLE: [(&str, &str); 8] = [
+    (
+        "0",
+        "done: the guest powered off, the console was left with Ctrl-A X; probe: nothing failed;\n\
+         doctor: nothing is missing",
+    ),
+    (
+        "1",
+        "an error, said on standard error with its causes; probe: something failed;\n\
+         doctor: something needed is missing",
+    ),
+    ("2", "the command line is wrong"),
+    (
+        "3",
+        "the guest crashed (triple fault, or KVM could not go on)",
+    ),
+    (
+        "4",
+        "the node daemon cannot be reached, or does not know who asks",
+    ),
+    ("5", "there is no VM or NIC of that name"),
+    ("6", "not done within the time limit"),
+    (
+        "128+N",
+        "stopped by signal N: 130 for SIGINT, 143 for SIGTERM",
+    ),
+];
+
 /// The table of exit codes, for `--help`.
-pub(crate) const HELP: &str = "\
-Exit codes:
-  0        done: the guest powered off, the console was left with Ctrl-A X; probe: nothing failed;
-           doctor: nothing is missing
-  1        an error, said on standard error with its causes; probe: something failed;
-           doctor: something needed is missing
-  2        the command line is wrong
-  3        the guest crashed (triple fault, or KVM could not go on)
-  128+N    stopped by signal N: 130 for SIGINT, 143 for SIGTERM";
+pub(crate) fn help() -> String {
+    let mut text = "Exit codes:".to_owned();
+    for (code, meaning) in TABLE {
+        for (number, line) in meaning.lines().enumerate() {
+            let code = if number == 0 { code } else { "" };
+            text.push_str(&format!("\n  {code:<7}{line}"));
+        }
+    }
+    text
+}
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,35 +62,45 @@ pub(crate) enum Code {
     WrongCommandLine,
     /// The guest crashed.
     GuestCrashed,
+    /// No daemon, or none that lets us in; reported.
+    NoDaemon,
+    /// What was named is not there; reported.
+    NotThere,
+    /// Not done in time; reported.
+    TimedOut,
     /// A signal asked us to stop.
     Signal(u8),
 }
 
-impl From<Code> for ExitCode {
-    fn from(code: Code) -> Self {
-        match code {
-            Code::Success => Self::SUCCESS,
-            Code::Failed => Self::from(1),
-            Code::WrongCommandLine => Self::from(2),
-            Code::GuestCrashed => Self::from(3),
-            Code::Signal(number) => Self::from(number.saturating_add(128)),
+impl Code {
+    fn number(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::Failed => 1,
+            Self::WrongCommandLine => 2,
+            Self::GuestCrashed => 3,
+            Self::NoDaemon => 4,
+            Self::NotThere => 5,
+            Self::TimedOut => 6,
+            Self::Signal(number) => number.saturating_add(128),
         }
     }
 }
 
-/// Prints an error and its causes, each once, on standard error.
-pub(crate) fn report(error: &dyn Error) {
-    eprintln!("error: {error}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        eprintln!("  caused by: {error}");
-        cause = error.source();
+impl From<Code> for ExitCode {
+    fn from(code: Code) -> Self {
+        Self::from(code.number())
     }
+}
+
+/// Prints an error and its causes, each once, on standard error, and what can be done where that is known.
+pub(crate) fn report(error: &(dyn Error + 'static)) {
+    Report::of(error).print();
 }
 
 /// Ends a command whose error is about its command line as clap ends one: the error is said here, and the
 /// exit code is 2. All other outcomes stay as they are.
-pub(crate) fn wrong_command_line<E: Error>(
+pub(crate) fn wrong_command_line<E: Error + 'static>(
     outcome: Result<Code, E>,
     is_it: impl FnOnce(&E) -> bool,
 ) -> Result<Code, E> {
@@ -63,5 +110,31 @@ pub(crate) fn wrong_command_line<E: Error>(
             Ok(Code::WrongCommandLine)
         }
         outcome => outcome,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_in_the_table() {
+        let codes = [
+            Code::Success,
+            Code::Failed,
+            Code::WrongCommandLine,
+            Code::GuestCrashed,
+            Code::NoDaemon,
+            Code::NotThere,
+            Code::TimedOut,
+        ];
+        for (code, (name, _)) in codes.into_iter().zip(TABLE) {
+            assert_eq!(code.number().to_string(), name);
+        }
+        assert_eq!(TABLE.len(), codes.len() + 1);
+        assert_eq!(Code::Signal(15).number(), 143);
+        assert_eq!(Code::Signal(255).number(), 255);
+        assert!(help().contains("\n  128+N  stopped by signal N"));
+        assert!(help().contains("\n         doctor: something needed"));
     }
 }

@@ -11,19 +11,38 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 /// How a listing is printed: options of each command that shows something.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Format {
-    /// Print JSON
+    /// Print JSON: the same as -o json
     #[arg(short, long, global = true)]
     json: bool,
 
-    /// Print JSON on many lines, with -j
+    /// How it is printed
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_name = "FORMAT",
+        global = true,
+        value_enum,
+        conflicts_with = "json"
+    )]
+    output: Option<Output>,
+
+    /// Print JSON on many lines, with -j or -o json
     #[arg(short, long, global = true)]
     pretty: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    /// As JSON, for programs
+    Json,
+    /// As text, for people
+    Table,
 }
 
 impl Format {
     /// Whether JSON is asked for.
     pub(crate) fn is_json(self) -> bool {
-        self.json
+        self.json || self.output == Some(Output::Json)
     }
 
     /// Prints a value on standard output, as JSON or as this text.
@@ -32,7 +51,7 @@ impl Format {
         value: &impl Serialize,
         text: impl FnOnce() -> String,
     ) -> io::Result<()> {
-        let text = match self.json {
+        let text = match self.is_json() {
             true => json(value, self.pretty)?,
             false => text(),
         };

@@ -1,9 +1,9 @@
 //! Log lines on standard error.
 
-use std::io::IsTerminal;
-
 use clap::ValueEnum;
 use tracing::level_filters::LevelFilter;
+
+use crate::colour;
 
 /// How much is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -32,7 +32,7 @@ pub(crate) fn start(level: Level) {
     tracing_subscriber::fmt()
         .with_max_level(LevelFilter::from(level))
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(colour::wanted(&std::io::stderr()))
         .without_time()
         .with_target(false)
         .init();

@@ -4,13 +4,18 @@
 //! and a variant of [`commands::Command`]. Knows the terminal, files and
 //! signals; must not know ring layouts or KVM.
 
+mod client;
+mod colour;
+mod columns;
 mod commands;
 mod config_file;
 mod doctor;
 mod exit;
 mod listing;
 mod logging;
+mod manual;
 mod node;
+mod report;
 mod signals;
 mod terminal;
 mod tree;
@@ -25,7 +30,7 @@ use clap::Parser;
 /// A guest gets an ordinary virtio device; its data path goes straight to the
 /// device behind /dev/vhost-vdpa-N, and Bellhop touches no packet.
 #[derive(Debug, Parser)]
-#[command(name = "bellhop", version, after_help = exit::HELP)]
+#[command(name = "bellhop", version, after_help = exit::help(), styles = colour::STYLES)]
 struct Arguments {
     /// How much to log to standard error: error, warn, info, debug or trace
     #[arg(

@@ -41,7 +41,13 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Show all devices, or one: type, management device, vendor, queues, largest ring
-    #[command(visible_alias = "list")]
+    #[command(
+        visible_alias = "list",
+        after_long_help = "\
+Examples:
+  bellhop dev show
+  bellhop dev show nic0 -jp"
+    )]
     Show {
         /// The device's name
         #[arg(value_name = "DEV")]
@@ -62,20 +68,30 @@ enum Command {
     /// Deleting a device that is open would make the kernel wait until it is closed, and
     /// with it every other command on vDPA devices of this machine. So the command refuses, and says
     /// which process it is.
-    #[command(visible_alias = "delete")]
+    #[command(
+        visible_alias = "delete",
+        after_long_help = "\
+Examples:
+  bellhop dev del nic0"
+    )]
     Del {
         /// The device's name
         #[arg(value_name = "DEV")]
         device: String,
     },
     /// Show configurations
-    #[command(subcommand)]
+    #[command(subcommand, after_long_help = CONFIG_HELP)]
     Config(ConfigCommand),
     /// Show counters of a queue, as the vendor counts
-    #[command(subcommand)]
+    #[command(subcommand, after_long_help = VSTATS_HELP)]
     Vstats(VstatsCommand),
     /// Change a device: its address (Linux 6.12 and later)
-    #[command(override_usage = "bellhop dev set name NAME mac MACADDR")]
+    #[command(
+        override_usage = "bellhop dev set name NAME mac MACADDR",
+        after_long_help = "\
+Examples:
+  bellhop dev set name nic0 mac 52:54:00:12:34:57"
+    )]
     Set {
         /// Pairs of a word and its value: name NAME, mac MACADDR
         #[arg(value_name = "WORD VALUE", required = true, num_args = 1..)]
@@ -92,12 +108,25 @@ Words:
   mtu MTU                 68 to 65535 bytes
   max_vqp MAX_VQ_PAIRS    queue pairs, 1 to 32768
 
-A management device takes some of them; what it does not take is refused with its name.";
+A management device takes some of them; what it does not take is refused with its name.
+
+Examples:
+  bellhop dev add name nic0 mgmtdev vdpasim_net mac 52:54:00:12:34:56 mtu 1500
+  bellhop dev add name nic1 mgmtdev pci/0000:01:00.1 max_vqp 4";
+
+const CONFIG_HELP: &str = "\
+Examples:
+  bellhop dev config show
+  bellhop dev config show nic0 -jp";
+
+const VSTATS_HELP: &str = "\
+Examples:
+  bellhop dev vstats show nic0 qidx 0";
 
 #[derive(Debug, clap::Subcommand)]
 enum ConfigCommand {
     /// Show the configuration of all devices, or of one
-    #[command(visible_alias = "list")]
+    #[command(visible_alias = "list", after_long_help = CONFIG_HELP)]
     Show {
         /// The device's name
         #[arg(value_name = "DEV")]
@@ -108,7 +137,10 @@ enum ConfigCommand {
 #[derive(Debug, clap::Subcommand)]
 enum VstatsCommand {
     /// Show the counters of one queue of a network device that a driver uses
-    #[command(override_usage = "bellhop dev vstats show DEV qidx QUEUE_INDEX")]
+    #[command(
+        override_usage = "bellhop dev vstats show DEV qidx QUEUE_INDEX",
+        after_long_help = VSTATS_HELP
+    )]
     Show {
         /// The device's name
         #[arg(value_name = "DEV")]
@@ -194,6 +226,26 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         Command::Del { device } => Connection::open()?.delete(device)?,
     }
     Ok(Code::Success)
+}
+
+/// All of them, for reports.
+pub(crate) fn all() -> Result<Listing, MgmtError> {
+    let devices = Connection::open()?.devices()?;
+    Ok(Listing {
+        section: "dev",
+        layout: Layout::Line,
+        entries: devices.iter().map(describe::device).collect(),
+    })
+}
+
+/// The configurations of all of them, for reports.
+pub(crate) fn all_configs() -> Result<Listing, MgmtError> {
+    let configs = Connection::open()?.configs()?;
+    Ok(Listing {
+        section: "config",
+        layout: Layout::LineThenLists,
+        entries: configs.iter().map(describe::config).collect(),
+    })
 }
 
 fn new_device(words: &[String]) -> Result<NewDevice, CommandError> {

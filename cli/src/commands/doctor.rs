@@ -1,7 +1,8 @@
 //! `bellhop doctor`: is this host fit, and what mends it.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 
+use crate::colour;
 use crate::doctor::{self, Host};
 use crate::exit::Code;
 
@@ -47,8 +48,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, DoctorError> {
             .map_err(|error| DoctorError::Output(io::Error::other(error)))?;
         text + "\n"
     } else {
-        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        doctor::table(&report, output.is_terminal() && !plain)
+        doctor::table(&report, colour::wanted(&output))
     };
     output
         .write_all(text.as_bytes())

@@ -30,7 +30,13 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Show all management devices, or one
-    #[command(visible_alias = "list")]
+    #[command(
+        visible_alias = "list",
+        after_long_help = "\
+Examples:
+  bellhop mgmtdev show
+  bellhop mgmtdev show vdpasim_net -jp"
+    )]
     Show {
         /// The management device: NAME or BUS/NAME
         #[arg(value_name = "DEV")]
@@ -55,14 +61,23 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
         Some(name) => vec![connection.mgmt_device(name)?],
         None => connection.mgmt_devices()?,
     };
+    listing(&devices)
+        .print(arguments.format)
+        .map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}
+
+/// All of them, for reports.
+pub(crate) fn all() -> Result<Listing, MgmtError> {
+    Ok(listing(&Connection::open()?.mgmt_devices()?))
+}
+
+fn listing(devices: &[MgmtDevice]) -> Listing {
     Listing {
         section: "mgmtdev",
         layout: Layout::Lines,
         entries: devices.iter().map(entry).collect(),
     }
-    .print(arguments.format)
-    .map_err(CommandError::Output)?;
-    Ok(Code::Success)
 }
 
 fn entry(device: &MgmtDevice) -> Entry {

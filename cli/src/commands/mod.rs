@@ -1,16 +1,20 @@
 //! The subcommands, one file each.
 
 mod bind;
-mod dev;
+mod completions;
+pub(crate) mod dev;
 mod doctor;
-mod mgmtdev;
+mod man;
+pub(crate) mod mgmtdev;
 mod nic;
 mod port;
 mod probe;
+mod report;
 mod run;
 mod serve;
 mod topology;
 mod vf;
+mod vm;
 mod words;
 
 use std::error::Error;
@@ -21,6 +25,7 @@ use crate::exit::Code;
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     Run(run::Arguments),
+    Vm(vm::Arguments),
     Serve(serve::Arguments),
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
@@ -31,6 +36,9 @@ pub(crate) enum Command {
     Nic(nic::Arguments),
     Topology(topology::Arguments),
     Doctor(doctor::Arguments),
+    Report(report::Arguments),
+    Completions(completions::Arguments),
+    Man(man::Arguments),
 }
 
 impl Command {
@@ -38,6 +46,7 @@ impl Command {
     pub(crate) fn execute(self) -> Result<Code, Box<dyn Error>> {
         match self {
             Self::Run(arguments) => Ok(run::execute(arguments)?),
+            Self::Vm(arguments) => Ok(vm::execute(&arguments)?),
             Self::Serve(arguments) => Ok(serve::execute(&arguments)?),
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
             Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
@@ -48,6 +57,9 @@ impl Command {
             Self::Nic(arguments) => Ok(nic::execute(&arguments)?),
             Self::Topology(arguments) => Ok(topology::execute(&arguments)?),
             Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
+            Self::Report(arguments) => Ok(report::execute(&arguments)?),
+            Self::Completions(arguments) => Ok(completions::execute(&arguments)?),
+            Self::Man(arguments) => Ok(man::execute(&arguments)?),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `bellhop nic`: from a NIC to a vDPA device for a guest in one command, and back.
 
+mod add;
 mod list;
 mod make;
 mod remove;
@@ -10,7 +11,9 @@ use std::io;
 use vdpa::mgmt::nic::{MadeNic, MakeError, NicError, RemoveError, State, Step, StoreError};
 use vdpa::mgmt::{ClassConfig, Connection, MgmtError};
 
+use super::vm::SpecError;
 use super::words::WordError;
+use crate::client::ClientError;
 use crate::exit::{self, Code};
 use crate::listing::{Entry, Format, Layout, Listing};
 
@@ -27,6 +30,9 @@ Examples:
   bellhop nic make --from enp6s0f0np0 --name nic2 --connect bridge=br0,vlan=100
   bellhop nic list
   bellhop nic remove nic0
+and of a VM of the node daemon (`bellhop vm`), which makes it and takes it back itself:
+  bellhop nic add --vm web from=pci/0000:01:00.0,bridge=br0,vlan=100
+  bellhop nic remove --vm web net1
 
 `nic make` leaves a record in /run/bellhop/nics before each step, so that `nic remove` can undo
 what was done even if the command was killed in the middle. Both need root.")]
@@ -41,6 +47,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Make(make::Arguments),
+    Add(add::Arguments),
     Remove(remove::Arguments),
     List(list::Arguments),
 }
@@ -60,6 +67,10 @@ pub(crate) enum CommandError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Mgmt(#[from] MgmtError),
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Spec(#[from] SpecError),
     #[error(
         "there is no NIC {0}, and no vDPA device of that name: `bellhop nic list` and `bellhop dev show` list \
          what there is"
@@ -81,10 +92,14 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
     let format = arguments.format;
     let outcome = match &arguments.command {
         Command::Make(arguments) => make::execute(arguments, format),
+        Command::Add(arguments) => add::execute(arguments, format),
         Command::Remove(arguments) => remove::execute(arguments),
         Command::List(_) => list::execute(format),
     };
-    exit::wrong_command_line(outcome, is_wrong_command_line)
+    match outcome {
+        Err(CommandError::Client(error)) => Ok(error.report()),
+        outcome => exit::wrong_command_line(outcome, is_wrong_command_line),
+    }
 }
 
 fn is_wrong_command_line(error: &CommandError) -> bool {
@@ -98,6 +113,7 @@ fn is_wrong_command_line(error: &CommandError) -> bool {
         )
     };
     match error {
+        CommandError::Spec(error) => error.is_wrong_command_line(),
         CommandError::Words(_) | CommandError::Store(StoreError::Name(_)) => true,
         CommandError::Make(error) => of_nic(&error.source),
         CommandError::Nic(error) => of_nic(error),

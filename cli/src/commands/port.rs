@@ -67,13 +67,25 @@ enum Command {
     ///
     /// A vDPA device on the subfunction goes with it. Make the function inactive first: the NIC's driver may
     /// refuse otherwise.
-    #[command(visible_alias = "delete")]
+    #[command(
+        visible_alias = "delete",
+        after_long_help = "\
+Examples:
+  bellhop port function set pci/0000:06:00.0/32768 state inactive
+  bellhop port del pci/0000:06:00.0/32768"
+    )]
     Del {
         /// The port
         port: String,
     },
     /// Say what the function behind a port is to be, and what it may send
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_long_help = "\
+Examples:
+  bellhop port function set pci/0000:06:00.0/32768 hw_addr 52:54:00:12:34:56 state active
+  bellhop port function rate set pci/0000:06:00.0/32768 tx_max 1gbit"
+    )]
     Function(function::Command),
 }
 
@@ -86,7 +98,12 @@ Fields:
   port, lanes, splittable           of a cable's port
   function       hw_addr, its address; state, what was asked for; opstate, whether a driver has it;
                  roce, migratable, ipsec_crypto, ipsec_packet, max_io_eqs, what it may have;
-                 nested_devlink, its own instance";
+                 nested_devlink, its own instance
+
+Examples:
+  bellhop port show
+  bellhop port show pci/0000:06:00.0/32768 -jp
+  bellhop port show enp6s0f0np0";
 
 const ADD_HELP: &str = "\
 Words:
@@ -95,7 +112,10 @@ Words:
   sfnum SFNUM        its number, which no other may have; some drivers choose it themselves
   controller CNUM    the host that it is for, where one NIC serves several; 0 if left out
 
-It needs a NIC whose eswitch is in switchdev mode.";
+It needs a NIC whose eswitch is in switchdev mode.
+
+Examples:
+  bellhop port add pci/0000:06:00.0 flavour pcisf pfnum 0 sfnum 88";
 
 /// Why it was not done.
 #[derive(Debug, thiserror::Error)]

@@ -53,6 +53,10 @@ enum Command {
     ///
     /// The kernel changes a number only from 0 and to 0, so all that are there go first. Nobody may be
     /// using one.
+    #[command(after_long_help = "\
+Examples:
+  bellhop vf count enp1s0 4
+  bellhop vf count pci/0000:01:00.0 0")]
     Count {
         /// The physical function: a network interface or pci/ADDRESS
         #[arg(value_name = "PF")]
@@ -89,7 +93,11 @@ Fields:
                  only one program can have together
   vdpa           vDPA devices on it
   mac, vlan, …   as the physical function's driver tells, in the words of `bellhop vf set`; a driver without
-                 such settings (virtio_net) tells none";
+                 such settings (virtio_net) tells none
+
+Examples:
+  bellhop vf show
+  bellhop vf show enp1s0 -jp";
 
 /// Why it was not done.
 #[derive(Debug, thiserror::Error)]

@@ -26,7 +26,11 @@ Fields:
   path           the device for `bellhop run --vdpa path=…`
   bus_driver     what has the device if it is not vhost_vdpa
   representor    the interface that was connected
-  mac, mtu, max_vq_pairs  as the device tells";
+  mac, mtu, max_vq_pairs  as the device tells
+
+Examples:
+  bellhop nic list
+  bellhop nic list -j | jq -r '.nic[].path'";
 
 pub(super) fn execute(format: Format) -> Result<Code, CommandError> {
     let nics = Store::open_default()?.nics()?;

@@ -1,24 +1,49 @@
 //! `bellhop nic remove`.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hyper::{Method, StatusCode};
 use vdpa::mgmt::nic::{Nics, Store, StoreError};
 use vdpa::mgmt::{Connection, MgmtError};
 
 use super::CommandError;
 use super::watch::Watch;
-use crate::exit::Code;
+use crate::client::{Node, NodeArguments, path};
+use crate::commands::vm::{MAKING, VmView};
+use crate::exit::{Code, Report};
 
-/// Take a NIC back: undo all that `nic make` did, the last step first
+/// How long a guest may take to give a NIC up.
+const GUEST: Duration = Duration::from_secs(30);
+/// Between two looks whether it has.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// Take a NIC back: undo all that `nic make` did, the last step first; or with --vm one of a VM
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 A NIC that somebody has open is not touched: the command says who it is. What others have changed
 since, and virtual functions that others use, are left as they are. The virtual functions go
 with the last NIC that was made on them. After a `nic make` that was killed, this undoes what it had done.
 
-If something cannot be undone, the command says how to do it by hand; it can also be run again.")]
+If something cannot be undone, the command says how to do it by hand; it can also be run again.
+
+With --vm it is a NIC of a VM of the node daemon, by its id in that VM: the guest is asked to give it up if the
+VM runs, and what the daemon has made for it is taken back.
+
+Examples:
+  bellhop nic remove nic0
+  bellhop nic remove --vm web net1")]
 pub(crate) struct Arguments {
-    /// The NIC's name
-    #[arg(value_name = "NAME")]
+    /// The NIC's name; with --vm its id
+    #[arg(value_name = "NAME | ID")]
     name: String,
+
+    /// The VM of the node daemon that has it
+    #[arg(long, value_name = "NAME", conflicts_with = "no_record")]
+    vm: Option<String>,
+
+    #[command(flatten)]
+    node: NodeArguments,
 
     /// Delete a vDPA device that `nic make` has not made; what it was made on stays as it is
     #[arg(long)]
@@ -27,6 +52,9 @@ pub(crate) struct Arguments {
 
 pub(super) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
     let name = &arguments.name;
+    if let Some(vm) = &arguments.vm {
+        return of_vm(&arguments.node.connect()?, vm, name, GUEST);
+    }
     let mut watch = Watch::start(Store::open_default()?.lock()?)?;
     let nic = match watch.store().nic(name) {
         Err(StoreError::NoNic(_)) => return without_record(name, arguments.no_record),
@@ -34,6 +62,30 @@ pub(super) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
     };
     Nics::open()?.remove(&nic, &mut watch)?;
     Ok(Code::Success)
+}
+
+/// A NIC of a VM; waits until the guest has given it up.
+fn of_vm(node: &Node, vm: &str, id: &str, patience: Duration) -> Result<Code, CommandError> {
+    let at = path(["v1", "vms", vm, "nics", id]);
+    let (status, _) = node.change_within(Method::DELETE, &at, MAKING)?;
+    if status != StatusCode::ACCEPTED {
+        return Ok(Code::Success);
+    }
+    let start = Instant::now();
+    loop {
+        let view: VmView = node.get(&path(["v1", "vms", vm]))?;
+        if view.nics.iter().all(|nic| nic.id != id) {
+            return Ok(Code::Success);
+        }
+        if start.elapsed() >= patience {
+            let seconds = patience.as_secs();
+            let message = format!("the guest of {vm} has not given {id} up within {seconds} s");
+            let hint = "it goes when the guest does so, or is reset or stopped; nothing more has to be asked for";
+            Report::from_messages([message]).hint(hint).print();
+            return Ok(Code::TimedOut);
+        }
+        thread::sleep(PERIOD);
+    }
 }
 
 fn without_record(name: &str, asked_for: bool) -> Result<Code, CommandError> {
@@ -46,5 +98,39 @@ fn without_record(name: &str, asked_for: bool) -> Result<Code, CommandError> {
             connection.delete(name)?;
             Ok(Code::Success)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::client::made_up::MadeUp;
+
+    fn vm(nics: &Value) -> Value {
+        json!({"name": "web", "phase": "Running", "nics": nics})
+    }
+
+    #[test]
+    fn a_guest_is_waited_for() {
+        let gone = MadeUp::default().answer(204, &Value::Null);
+        let code = of_vm(&gone.node(), "web", "net1", GUEST).unwrap();
+        assert_eq!(code, Code::Success);
+        assert_eq!(gone.asked(), ["DELETE /v1/vms/web/nics/net1"]);
+
+        let both = json!([{"id": "net0"}, {"id": "net1"}]);
+        let asked = MadeUp::default()
+            .answer(202, &vm(&both))
+            .answer(200, &vm(&both))
+            .answer(200, &vm(&json!([{"id": "net0"}])));
+        let code = of_vm(&asked.node(), "web", "net1", GUEST).unwrap();
+        assert_eq!(code, Code::Success);
+
+        let deaf = MadeUp::default()
+            .answer(202, &vm(&both))
+            .answer(200, &vm(&both));
+        let code = of_vm(&deaf.node(), "web", "net1", Duration::ZERO).unwrap();
+        assert_eq!(code, Code::TimedOut);
     }
 }

@@ -23,7 +23,14 @@ pub(super) enum Command {
         words: Vec<String>,
     },
     /// Show and limit what functions send, each by itself and in groups
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_long_help = "\
+Two functions that share 10 Gbit/s, one of which is sure of 4:
+  bellhop port function rate add pci/0000:06:00.0/web tx_max 10gbit
+  bellhop port function rate set pci/0000:06:00.0/32768 parent web tx_share 4gbit
+  bellhop port function rate set pci/0000:06:00.0/32769 parent web"
+    )]
     Rate(rate::Command),
 }
 
@@ -36,7 +43,11 @@ Words:
   ipsec_crypto, ipsec_packet enable|disable   IPsec in the NIC (virtual functions)
   max_io_eqs EQS             how many event queues it may have
 
-Drivers take some of them, and most only while the function is inactive.";
+Drivers take some of them, and most only while the function is inactive.
+
+Examples:
+  bellhop port function set pci/0000:06:00.0/32768 hw_addr 52:54:00:12:34:56 state active
+  bellhop port function set pci/0000:06:00.0/32768 state inactive";
 
 impl Command {
     /// Does what was asked; what is to be shown, if anything is.

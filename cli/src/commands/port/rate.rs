@@ -6,10 +6,39 @@ use super::{CommandError, by_interface, describe};
 use crate::commands::words::{self, WordError, Words};
 use crate::listing::Entry;
 
+/// What both have in common, then an example.
+macro_rules! help {
+    ($example:literal) => {
+        concat!(
+            "\
+Words:
+  tx_share RATE     what it is sure to get; 0 is nothing
+  tx_max RATE       what it gets at most; 0 is no limit
+  tx_priority N     those of higher priority send first
+  tx_weight N       its part among those of the same priority
+  parent NODE       put it into this group of the same NIC's function
+  noparent          take it out of its group
+
+RATE is a number with a unit: bit, kbit, mbit, gbit, tbit (per second, of 1000), bps, kbps, mbps, gbps,
+tbps (bytes), or kibit, …, kibps, … (of 1024). Without a unit it is bits per second.
+
+Examples:
+  ",
+            $example
+        )
+    };
+}
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     /// Show the rates of all functions and groups, or of one
-    #[command(visible_alias = "list")]
+    #[command(
+        visible_alias = "list",
+        after_long_help = "\
+Examples:
+  bellhop port function rate show
+  bellhop port function rate show pci/0000:06:00.0/32768 -jp"
+    )]
     Show {
         /// A port (DEV/INDEX, or the name of its network interface) or a group (DEV/NODE)
         #[arg(value_name = "PORT | NODE")]
@@ -18,7 +47,7 @@ pub(crate) enum Command {
     /// Add a group of functions
     #[command(
         override_usage = "bellhop port function rate add DEV/NODE [tx_share RATE] [tx_max RATE] [tx_priority N] [tx_weight N] [parent NODE | noparent]",
-        after_long_help = HELP
+        after_long_help = help!("bellhop port function rate add pci/0000:06:00.0/web tx_max 10gbit")
     )]
     Add {
         /// The group: DEV/NODE, where NODE is any name that is no number
@@ -31,7 +60,7 @@ pub(crate) enum Command {
     /// Change the rate of a function or a group
     #[command(
         override_usage = "bellhop port function rate set PORT|DEV/NODE [tx_share RATE] [tx_max RATE] [tx_priority N] [tx_weight N] [parent NODE | noparent]",
-        after_long_help = HELP
+        after_long_help = help!("bellhop port function rate set pci/0000:06:00.0/32768 parent web tx_share 4gbit")
     )]
     Set {
         /// A port (DEV/INDEX, or the name of its network interface) or a group (DEV/NODE)
@@ -42,25 +71,18 @@ pub(crate) enum Command {
         words: Vec<String>,
     },
     /// Delete a group that nothing is in
-    #[command(visible_alias = "delete")]
+    #[command(
+        visible_alias = "delete",
+        after_long_help = "\
+Examples:
+  bellhop port function rate del pci/0000:06:00.0/web"
+    )]
     Del {
         /// The group: DEV/NODE
         #[arg(value_name = "DEV/NODE")]
         node: String,
     },
 }
-
-const HELP: &str = "\
-Words:
-  tx_share RATE     what it is sure to get; 0 is nothing
-  tx_max RATE       what it gets at most; 0 is no limit
-  tx_priority N     those of higher priority send first
-  tx_weight N       its part among those of the same priority
-  parent NODE       put it into this group of the same NIC's function
-  noparent          take it out of its group
-
-RATE is a number with a unit: bit, kbit, mbit, gbit, tbit (per second, of 1000), bps, kbps, mbps, gbps,
-tbps (bytes), or kibit, …, kibps, … (of 1024). Without a unit it is bits per second.";
 
 impl Command {
     /// Does what was asked; what is to be shown, if anything is.

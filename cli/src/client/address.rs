@@ -1,0 +1,111 @@
+//! Where a node's daemon is.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// A daemon's address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// Its Unix socket: the daemon of this machine.
+    Socket(PathBuf),
+    /// A host, a name or an IP address without brackets, and a port, over TLS.
+    Https { host: String, port: u16 },
+}
+
+/// What is no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadAddress {
+    #[error("nothing is given; say the path of the daemon's socket, or https://HOST:PORT")]
+    Empty,
+    #[error("the daemon is not asked over the network without TLS; say https://HOST:PORT")]
+    NoTls,
+    #[error("{0:?} is not known; say the path of the daemon's socket, or https://HOST:PORT")]
+    Scheme(String),
+    #[error("{0:?} is not HOST:PORT")]
+    HostAndPort(String),
+}
+
+impl FromStr for Address {
+    type Err = BadAddress;
+
+    fn from_str(text: &str) -> Result<Self, BadAddress> {
+        match text.split_once("://") {
+            None if text.is_empty() => Err(BadAddress::Empty),
+            None => Ok(Self::Socket(text.into())),
+            Some(("https", rest)) => {
+                let bad = || BadAddress::HostAndPort(rest.to_owned());
+                let rest = rest.strip_suffix('/').unwrap_or(rest);
+                let (host, port) = rest.rsplit_once(':').ok_or_else(bad)?;
+                let bracketed = host
+                    .strip_prefix('[')
+                    .and_then(|host| host.strip_suffix(']'));
+                let is_name = |host: &str| {
+                    let known = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+                    !host.is_empty() && host.bytes().all(known)
+                };
+                let host = match bracketed {
+                    Some(host) if host.parse::<std::net::Ipv6Addr>().is_ok() => host,
+                    None if is_name(host) => host,
+                    _ => return Err(bad()),
+                };
+                let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+                let port = port.parse().ok().filter(|&port: &u16| digits && port != 0);
+                Ok(Self::Https {
+                    host: host.to_owned(),
+                    port: port.ok_or_else(bad)?,
+                })
+            }
+            Some(("http", _)) => Err(BadAddress::NoTls),
+            Some((scheme, _)) => Err(BadAddress::Scheme(scheme.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Socket(path) => write!(f, "{}", path.display()),
+            Self::Https { host, port } if host.contains(':') => {
+                write!(f, "https://[{host}]:{port}")
+            }
+            Self::Https { host, port } => write!(f, "https://{host}:{port}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_and_hosts_are_told_apart() {
+        let socket: Address = "/run/bellhop/node.socket".parse().unwrap();
+        assert_eq!(socket, Address::Socket("/run/bellhop/node.socket".into()));
+        for text in [
+            "https://node1:7443",
+            "https://10.0.0.1:1",
+            "https://[::1]:7443",
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        assert_eq!("http://node1:80".parse::<Address>(), Err(BadAddress::NoTls));
+        for bad in [
+            "",
+            "ssh://node1",
+            "https://",
+            "https://node1",
+            "https://:1",
+            "https://node1:0",
+            "https://node1:+1",
+            "https://node1:65536",
+            "https://a b:1",
+            "https://::1:1",
+            "https://[::1:1",
+            "https://user@node1:1",
+            "https://node1:1/v1",
+        ] {
+            assert!(bad.parse::<Address>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The options with which every command that asks a daemon says which.
+
+use super::{Address, ClientError, Credentials, Http, Node};
+
+/// Which daemon is asked.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct NodeArguments {
+    /// The node's daemon: the path of its socket, or https://HOST:PORT
+    #[arg(
+        long,
+        global = true,
+        value_name = "ADDRESS",
+        env = "BELLHOP_NODE",
+        default_value = "/run/bellhop/node.socket"
+    )]
+    node: Address,
+
+    #[command(flatten)]
+    credentials: Credentials,
+}
+
+impl NodeArguments {
+    /// The daemon, to be asked.
+    ///
+    /// # Errors
+    /// See [`Http::new`].
+    pub(crate) fn connect(&self) -> Result<Node, ClientError> {
+        Ok(Node::new(Http::new(&self.node, &self.credentials)?))
+    }
+
+    /// With what one on another host is asked.
+    pub(crate) fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// Where it is.
+    pub(crate) fn address(&self) -> &Address {
+        &self.node
+    }
+}

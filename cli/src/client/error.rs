@@ -1,0 +1,162 @@
+//! Why a daemon did not do what it was asked, and how that is said.
+
+use std::error::Error;
+use std::io;
+use std::time::Duration;
+
+use hyper::StatusCode;
+use serde::Deserialize;
+
+use super::{Answer, TlsError};
+use crate::exit::{Code, Report};
+
+/// As much of an answer that is not understood is shown, in bytes.
+const SHOWN: usize = 200;
+
+/// Why there is no good answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClientError {
+    #[error("the node daemon cannot be reached at {address}")]
+    Connect { address: String, source: io::Error },
+    #[error("the node daemon at {address} did not answer within {} s", time.as_secs())]
+    TimeLimit { address: String, time: Duration },
+    #[error("the connection to the node daemon broke")]
+    Broken(#[source] Box<dyn Error + Send + Sync>),
+    #[error("the node daemon answers with more than {0} bytes")]
+    TooLarge(usize),
+    #[error("the request cannot be put into words")]
+    Body(#[source] serde_json::Error),
+    #[error(
+        "the node daemon's answer is not understood; is it of another version? `bellhop report` tells"
+    )]
+    Answer(#[source] serde_json::Error),
+    #[error("{}", .0.message)]
+    Refused(Box<Refusal>),
+    #[error("cannot talk HTTP to the node daemon")]
+    Start(#[source] io::Error),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+impl From<Refusal> for ClientError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(Box::new(refusal))
+    }
+}
+
+/// The daemon's own words about what it refuses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
+    /// A word for programs.
+    pub(crate) code: String,
+    message: String,
+    pub(super) causes: Vec<String>,
+    hint: Option<String>,
+    request_id: Option<String>,
+}
+
+/// The body of such an answer, of this version or another one.
+#[derive(Deserialize)]
+struct Body {
+    code: String,
+    message: String,
+    #[serde(default)]
+    causes: Vec<String>,
+    #[serde(default)]
+    hint: Option<String>,
+    #[serde(default)]
+    request_id: Option<String>,
+}
+
+impl Refusal {
+    pub(super) fn of(answer: &Answer) -> Self {
+        let status = answer.status;
+        match serde_json::from_slice::<Body>(&answer.body) {
+            Ok(body) => Self {
+                status,
+                code: body.code,
+                message: body.message,
+                causes: body.causes,
+                hint: body.hint,
+                request_id: body.request_id.filter(|id| !id.is_empty()),
+            },
+            // Something between us and it, or nothing of ours at all.
+            Err(_) => {
+                let shown = answer.body.get(..SHOWN).unwrap_or(&answer.body);
+                let text = String::from_utf8_lossy(shown);
+                Self {
+                    status,
+                    code: String::new(),
+                    message: format!("the node daemon answers {status}"),
+                    causes: Some(text.trim().to_owned())
+                        .filter(|text| !text.is_empty())
+                        .into_iter()
+                        .collect(),
+                    hint: None,
+                    request_id: None,
+                }
+            }
+        }
+    }
+
+    /// Whether what was named is not there, as opposed to a path that a daemon of another version does not
+    /// have.
+    pub(crate) fn is_not_there(&self) -> bool {
+        self.status == StatusCode::NOT_FOUND && self.code != "no_such_path"
+    }
+}
+
+impl ClientError {
+    /// Says it on standard error; what the command ends with.
+    pub(crate) fn report(&self) -> Code {
+        self.in_words().print();
+        self.code()
+    }
+
+    /// What is said about it.
+    pub(crate) fn in_words(&self) -> Report {
+        match self {
+            Self::Refused(refusal) => {
+                let causes = refusal.causes.iter().cloned();
+                let messages = std::iter::once(refusal.message.clone()).chain(causes);
+                let report = Report::from_messages(messages);
+                let report = match &refusal.hint {
+                    Some(hint) => report.hint(hint),
+                    None => report,
+                };
+                match &refusal.request_id {
+                    Some(id) => report.request_id(id),
+                    None => report,
+                }
+            }
+            Self::Connect { source, .. } => {
+                let report = Report::of(self);
+                match source.kind() {
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => report.hint(
+                        "start it with `systemctl start bellhop` or `bellhop serve`, or say where it is with --node",
+                    ),
+                    io::ErrorKind::PermissionDenied => report.hint(
+                        "run this as root, or as a member of the group that `bellhop serve --group` gives the socket to",
+                    ),
+                    _ => report,
+                }
+            }
+            _ => Report::of(self),
+        }
+    }
+
+    pub(super) fn code(&self) -> Code {
+        match self {
+            Self::Connect { .. } => Code::NoDaemon,
+            Self::TimeLimit { .. } => Code::TimedOut,
+            Self::Tls(TlsError::Missing(..)) => Code::WrongCommandLine,
+            Self::Refused(refusal) => match refusal.status {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Code::NoDaemon,
+                _ if refusal.is_not_there() => Code::NotThere,
+                _ => Code::Failed,
+            },
+            _ => Code::Failed,
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! A daemon that is made up, for tests of commands.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use hyper::StatusCode;
+use serde_json::Value;
+
+use super::{Answer, ClientError, Node, Request, Transport};
+
+/// What a made-up daemon was asked, and what it answers.
+#[derive(Clone, Default)]
+pub(crate) struct MadeUp(Arc<Mutex<Script>>);
+
+#[derive(Default)]
+struct Script {
+    answers: VecDeque<Answer>,
+    asked: Vec<Request>,
+}
+
+impl fmt::Debug for MadeUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MadeUp")
+    }
+}
+
+impl MadeUp {
+    /// Answers so, once and behind the answers before.
+    pub(crate) fn answer(self, status: u16, body: &Value) -> Self {
+        let body = match body {
+            Value::Null => Vec::new(),
+            Value::String(text) => text.clone().into_bytes(),
+            body => serde_json::to_vec(body).unwrap(),
+        };
+        self.0.lock().unwrap().answers.push_back(Answer {
+            status: StatusCode::from_u16(status).unwrap(),
+            body,
+        });
+        self
+    }
+
+    pub(crate) fn node(&self) -> Node {
+        Node::new(self.clone())
+    }
+
+    /// What was asked: `METHOD PATH BODY`.
+    pub(crate) fn asked(&self) -> Vec<String> {
+        let script = self.0.lock().unwrap();
+        let line = |request: &Request| {
+            let body = request.body.as_deref().map(String::from_utf8_lossy);
+            let line = format!(
+                "{} {} {}",
+                request.method,
+                request.path,
+                body.unwrap_or_default()
+            );
+            line.trim_end().to_owned()
+        };
+        script.asked.iter().map(line).collect()
+    }
+}
+
+impl Transport for MadeUp {
+    fn exchange(&self, request: &Request) -> Result<Answer, ClientError> {
+        let mut script = self.0.lock().unwrap();
+        script.asked.push(request.clone());
+        let asked = format!("{} {}", request.method, request.path);
+        Ok(script.answers.pop_front().expect(&asked))
+    }
+}

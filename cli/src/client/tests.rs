@@ -1,0 +1,171 @@
+//! Refusals as they are told, and HTTP over a socket against servers that are not as they should be.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::made_up::MadeUp;
+use super::*;
+use crate::exit::{Code, Report};
+
+fn refused(status: u16, body: &Value) -> ClientError {
+    let made_up = MadeUp::default().answer(status, body);
+    made_up.node().get::<Value>("/v1/vms/a").unwrap_err()
+}
+
+#[test]
+fn a_refusal_is_told_in_the_daemons_words() {
+    let error = refused(
+        409,
+        &json!({"code": "wrong_state", "message": "the VM runs", "causes": ["because", "it does"],
+                "hint": "stop it", "request_id": "4f", "new": 1}),
+    );
+    let messages = ["the VM runs", "because", "it does"].map(str::to_owned);
+    let wanted = Report::from_messages(messages)
+        .hint("stop it")
+        .request_id("4f");
+    assert_eq!(error.in_words(), wanted);
+    assert_eq!(error.code(), Code::Failed);
+    assert_eq!(error.to_string(), "the VM runs");
+}
+
+#[test]
+fn what_is_no_refusal_of_ours_is_shown_as_far_as_it_fits() {
+    let page = format!("<html>{}", "x".repeat(10_000));
+    let error = refused(502, &json!(page));
+    let said = format!("{:?}", error.in_words());
+    assert!(said.contains("502 Bad Gateway"), "{said}");
+    assert!(said.contains("<html>xxx") && said.len() < 600, "{said}");
+    let ClientError::Refused(refusal) = refused(500, &Value::Null) else {
+        panic!("a refusal");
+    };
+    assert!(refusal.causes.is_empty());
+}
+
+#[test]
+fn the_exit_code_tells_why() {
+    let body = |code: &str| json!({"code": code, "message": "no"});
+    assert_eq!(refused(404, &body("no_such_vm")).code(), Code::NotThere);
+    assert_eq!(refused(404, &body("no_such_path")).code(), Code::Failed);
+    assert_eq!(refused(401, &body("who")).code(), Code::NoDaemon);
+    assert_eq!(refused(403, &body("role")).code(), Code::NoDaemon);
+    assert_eq!(refused(500, &body("internal")).code(), Code::Failed);
+}
+
+#[test]
+fn segments_of_a_path_stay_segments() {
+    assert_eq!(path(["v1", "vms", "web-1"]), "/v1/vms/web-1");
+    assert_eq!(path(["a/../b", "ö?#"]), "/a%2F..%2Fb/%C3%B6%3F%23");
+}
+
+/// A socket at which each connection is answered with these bytes, after a request has come.
+struct Server {
+    path: PathBuf,
+}
+
+impl Server {
+    fn start(name: &str, answer: &'static [u8], hold: Duration) -> Self {
+        let file = format!("bellhop-client-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(file);
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request);
+                let _ = stream.write_all(answer);
+                std::thread::sleep(hold);
+            }
+        });
+        Self { path }
+    }
+
+    fn ask(&self, time: Duration) -> Result<Answer, ClientError> {
+        let http = Http::new(&Address::Socket(self.path.clone()), &Credentials::default())?;
+        http.exchange(&Request::new(Method::GET, "/v1/version", time))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+const LONG: Duration = Duration::from_secs(20);
+
+#[test]
+fn answers_of_all_framings_are_read() {
+    for (name, answer) in [
+        (
+            "length",
+            &b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"[..],
+        ),
+        (
+            "chunked",
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n",
+        ),
+        ("close", b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{}"),
+    ] {
+        let answer = Server::start(name, answer, Duration::ZERO)
+            .ask(LONG)
+            .unwrap();
+        assert_eq!(
+            (answer.status, answer.body.as_slice()),
+            (StatusCode::OK, &b"{}"[..])
+        );
+    }
+}
+
+#[test]
+fn servers_that_are_not_as_they_should_be_end_in_errors() {
+    for (name, answer) in [
+        ("nothing", &b""[..]),
+        ("rubbish", b"SSH-2.0-OpenSSH_9.9\r\n"),
+        ("cut", b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\n{"),
+        (
+            "huge",
+            b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n{",
+        ),
+    ] {
+        let result = Server::start(name, answer, Duration::ZERO).ask(LONG);
+        let error = result.unwrap_err();
+        let known = matches!(error, ClientError::Broken(_) | ClientError::TooLarge(_));
+        assert!(known, "{name}: {error:?}");
+    }
+}
+
+#[test]
+fn a_server_that_says_nothing_is_left() {
+    let server = Server::start("mute", b"HTTP/1.1 200 OK\r\n", Duration::from_secs(60));
+    let start = Instant::now();
+    let error = server.ask(Duration::from_millis(200)).unwrap_err();
+    assert!(matches!(error, ClientError::TimeLimit { .. }), "{error:?}");
+    assert!(start.elapsed() < Duration::from_secs(30));
+    assert_eq!(error.code(), Code::TimedOut);
+}
+
+#[test]
+fn events_are_listened_to_for_a_while() {
+    let events = b"HTTP/1.1 200 OK\r\n\r\nid: 1\ndata: {}\n\n";
+    let server = Server::start("events", events, Duration::from_secs(60));
+    let address = Address::Socket(server.path.clone());
+    let node = Node::new(Http::new(&address, &Credentials::default()).unwrap());
+    let heard = node
+        .listen("/v1/events", Duration::from_millis(300))
+        .unwrap();
+    assert_eq!(heard, b"id: 1\ndata: {}\n\n");
+}
+
+#[test]
+fn where_no_daemon_is_the_hint_says_how_to_start_one() {
+    let path = std::env::temp_dir().join("bellhop-client-nobody");
+    let node = Node::new(Http::new(&Address::Socket(path), &Credentials::default()).unwrap());
+    let error = node.get::<Value>("/v1/version").unwrap_err();
+    assert!(format!("{:?}", error.in_words()).contains("bellhop serve"));
+    assert_eq!(error.code(), Code::NoDaemon);
+}

@@ -1,0 +1,221 @@
+//! What a daemon on another host wants to see: a certificate whose authority it knows, and a token. And what it
+//! has to show: a certificate of an authority that we know.
+//!
+//! Owns the files and what is made of them. Must not know what is asked. TLS 1.3 only, as the daemon has it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hyper::header::{HeaderValue, InvalidHeaderValue};
+use rustix::fs::{Mode, OFlags};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+
+/// The largest file, in bytes.
+const FILE_MAX: u64 = 1 << 20;
+/// Rights of others that a file with a secret must not give.
+const OTHERS: u32 = 0o077;
+
+/// Where the files are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Credentials {
+    /// With https: the authorities whose certificate the daemon may have (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_NODE_CA")]
+    node_ca: Option<PathBuf>,
+
+    /// With https: the certificate that is shown to the daemon (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_NODE_CERT")]
+    node_cert: Option<PathBuf>,
+
+    /// With https: that certificate's private key (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_NODE_KEY")]
+    node_key: Option<PathBuf>,
+
+    /// With https: the file with the token that the daemon knows us by
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "BELLHOP_NODE_TOKEN_FILE"
+    )]
+    node_token_file: Option<PathBuf>,
+}
+
+/// Why there is no TLS.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    #[error(
+        "a daemon on another host is asked with certificate and token: {0} is not given (or {1} not set)"
+    )]
+    Missing(&'static str, &'static str),
+    #[error("cannot read {path}")]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{0} is no regular file")]
+    NotAFile(PathBuf),
+    #[error("{0} has more than {FILE_MAX} bytes")]
+    TooLarge(PathBuf),
+    #[error("others than its owner may use {0}, which is a secret: `chmod go-rwx {0}`")]
+    NotSecret(PathBuf),
+    #[error("{path} has no {wanted} in PEM (`-----BEGIN …`)")]
+    Pem {
+        path: PathBuf,
+        wanted: &'static str,
+        source: pem::Error,
+    },
+    #[error("{path} has a certificate that cannot be an authority")]
+    Authority {
+        path: PathBuf,
+        source: rustls::Error,
+    },
+    #[error("the key {key} does not go with the certificate {certificate}")]
+    Key {
+        key: PathBuf,
+        certificate: PathBuf,
+        source: rustls::Error,
+    },
+    #[error("TLS 1.3 cannot be set up")]
+    Protocol(#[source] rustls::Error),
+    #[error("{path} has no token on one line")]
+    Token {
+        path: PathBuf,
+        source: InvalidHeaderValue,
+    },
+    #[error("{0} has no token")]
+    NoToken(PathBuf),
+}
+
+/// What connections to a daemon begin with.
+#[derive(Clone)]
+pub(super) struct Tls {
+    pub(super) connector: TlsConnector,
+    /// The value of the header `authorization`.
+    pub(super) authorization: HeaderValue,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
+}
+
+impl Credentials {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// See [`TlsError`].
+    pub(super) fn load(&self) -> Result<Tls, TlsError> {
+        let ca = given(&self.node_ca, "--node-ca", "BELLHOP_NODE_CA")?;
+        let certificate = given(&self.node_cert, "--node-cert", "BELLHOP_NODE_CERT")?;
+        let key = given(&self.node_key, "--node-key", "BELLHOP_NODE_KEY")?;
+        let token = given(
+            &self.node_token_file,
+            "--node-token-file",
+            "BELLHOP_NODE_TOKEN_FILE",
+        )?;
+        let mut authorities = RootCertStore::empty();
+        for authority in certificates(ca)? {
+            let added = authorities.add(authority);
+            added.map_err(|source| TlsError::Authority {
+                path: ca.to_owned(),
+                source,
+            })?;
+        }
+        let bytes = read(key, true)?;
+        let private = PrivateKeyDer::from_pem_slice(&bytes).map_err(|source| TlsError::Pem {
+            path: key.to_owned(),
+            wanted: "private key",
+            source,
+        })?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(TlsError::Protocol)?
+            .with_root_certificates(authorities)
+            .with_client_auth_cert(certificates(certificate)?, private)
+            .map_err(|source| TlsError::Key {
+                key: key.to_owned(),
+                certificate: certificate.to_owned(),
+                source,
+            })?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Tls {
+            connector: TlsConnector::from(Arc::new(config)),
+            authorization: authorization(token)?,
+        })
+    }
+}
+
+fn given<'a>(
+    path: &'a Option<PathBuf>,
+    option: &'static str,
+    variable: &'static str,
+) -> Result<&'a Path, TlsError> {
+    path.as_deref().ok_or(TlsError::Missing(option, variable))
+}
+
+fn authorization(path: &Path) -> Result<HeaderValue, TlsError> {
+    let bytes = read(path, true)?;
+    let token = bytes.trim_ascii();
+    if token.is_empty() {
+        return Err(TlsError::NoToken(path.to_owned()));
+    }
+    let mut value = b"Bearer ".to_vec();
+    value.extend_from_slice(token);
+    let mut value = HeaderValue::from_bytes(&value).map_err(|source| TlsError::Token {
+        path: path.to_owned(),
+        source,
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// The certificates in a file: one at least.
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let failed = |source| TlsError::Pem {
+        path: path.to_owned(),
+        wanted: "certificate",
+        source,
+    };
+    let bytes = read(path, false)?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    let found = found.map_err(failed)?;
+    match found.is_empty() {
+        true => Err(failed(pem::Error::NoItemsFound)),
+        false => Ok(found),
+    }
+}
+
+/// All of a file, which nobody else may read if it is secret.
+fn read(path: &Path, secret: bool) -> Result<Vec<u8>, TlsError> {
+    let failed = |source| TlsError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    // A pipe without a writer would block.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty());
+    let file = File::from(file.map_err(|errno| failed(errno.into()))?);
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(TlsError::NotAFile(path.to_owned()));
+    }
+    if secret && metadata.mode() & OTHERS != 0 {
+        return Err(TlsError::NotSecret(path.to_owned()));
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
+    match u64::try_from(bytes.len()) {
+        Ok(length) if length <= FILE_MAX => Ok(bytes),
+        _ => Err(TlsError::TooLarge(path.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+//! What is asked and answered, whatever carries it.
+
+use std::fmt;
+use std::time::Duration;
+
+use hyper::{Method, StatusCode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::ClientError;
+
+/// What a daemon is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) method: Method,
+    /// With its query, percent-encoded.
+    pub(crate) path: String,
+    /// JSON.
+    pub(crate) body: Option<Vec<u8>>,
+    /// How long the whole exchange may take.
+    pub(crate) time: Duration,
+    /// A stream of events without an end, which is listened to for so long.
+    pub(crate) listen: Option<Duration>,
+}
+
+impl Request {
+    pub(crate) fn new(method: Method, path: &str, time: Duration) -> Self {
+        Self {
+            method,
+            path: path.to_owned(),
+            body: None,
+            time,
+            listen: None,
+        }
+    }
+
+    /// For a stream of events, from the oldest that is kept: what came within `time` is the answer.
+    pub(crate) fn listening(mut self, time: Duration) -> Self {
+        self.listen = Some(time);
+        self
+    }
+
+    /// With a body.
+    ///
+    /// # Errors
+    /// The value has no JSON.
+    pub(crate) fn json(mut self, body: &impl Serialize) -> Result<Self, ClientError> {
+        self.body = Some(serde_json::to_vec(body).map_err(ClientError::Body)?);
+        Ok(self)
+    }
+}
+
+/// What it answers, whatever that is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    /// The body; an answer without one is `null`.
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, ClientError> {
+        let body = match self.body.as_slice() {
+            [] => b"null",
+            body => body,
+        };
+        serde_json::from_slice(body).map_err(ClientError::Answer)
+    }
+}
+
+/// Carries requests to a daemon, and brings answers back.
+pub(crate) trait Transport: fmt::Debug {
+    /// One request, and its answer, also one that refuses.
+    ///
+    /// # Errors
+    /// The daemon cannot be reached, or does not answer in time or in HTTP.
+    fn exchange(&self, request: &Request) -> Result<Answer, ClientError>;
+}

@@ -1,0 +1,82 @@
+//! `bellhop completions`.
+
+use std::io::{self, Write};
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::exit::Code;
+
+/// Print the script that lets a shell complete this command's words
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+The script goes where the shell looks for such scripts, and holds from the next shell on.
+
+Examples:
+  bellhop completions bash > /usr/share/bash-completion/completions/bellhop
+  bellhop completions zsh > /usr/share/zsh/vendor-completions/_bellhop
+  bellhop completions fish > /usr/share/fish/vendor_completions.d/bellhop.fish
+
+For this shell only:
+  source <(bellhop completions bash)")]
+pub(crate) struct Arguments {
+    /// The shell
+    #[arg(value_enum)]
+    shell: ShellWord,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ShellWord {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// Why there is no script.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error("cannot write the script")]
+    Output(#[source] io::Error),
+}
+
+/// Prints the script.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    let mut output = io::stdout().lock();
+    output
+        .write_all(&script(arguments.shell))
+        .and_then(|()| output.flush())
+        .map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}
+
+fn script(shell: ShellWord) -> Vec<u8> {
+    let shell = match shell {
+        ShellWord::Bash => Shell::Bash,
+        ShellWord::Zsh => Shell::Zsh,
+        ShellWord::Fish => Shell::Fish,
+    };
+    // Into memory first: the generator panics when what it writes to fails.
+    let mut script = Vec::new();
+    clap_complete::generate(
+        shell,
+        &mut crate::Arguments::command(),
+        "bellhop",
+        &mut script,
+    );
+    script
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_shell_gets_all_subcommands() {
+        for shell in [ShellWord::Bash, ShellWord::Zsh, ShellWord::Fish] {
+            let script = String::from_utf8(script(shell)).unwrap();
+            for command in crate::Arguments::command().get_subcommands() {
+                assert!(script.contains(command.get_name()), "{shell:?}");
+            }
+        }
+    }
+}

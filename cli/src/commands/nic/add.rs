@@ -1,0 +1,113 @@
+//! `bellhop nic add`: a NIC for a VM of the node daemon.
+
+use hyper::Method;
+use serde_json::Value;
+
+use super::CommandError;
+use crate::client::{Node, NodeArguments, path};
+use crate::commands::vm::{MAKING, NicArgument, VmView, free_nic_id};
+use crate::exit::Code;
+use crate::listing::{Format, printable};
+
+/// Give a VM of the node daemon another NIC, also while it runs
+///
+/// The daemon makes it, hands it to the VM, and takes it back with the VM or with `nic remove --vm`. A NIC
+/// without a VM is made with `nic make`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+OPTIONS are those of `bellhop vm create --nic`, which its help describes:
+  from=NIC[,kind=auto|vf|sf][,bridge=NAME][,vlan=N][,mac=MAC][,mtu=BYTES][,queue_pairs=N]…
+  path=/dev/vhost-vdpa-N[,mac=MAC]
+  device=NAME[,mac=MAC]
+and id=NAME, which is the first free of net0, net1, … if it is not given. The id is printed.
+
+Examples:
+  bellhop nic add --vm web from=pci/0000:01:00.0,bridge=br0,vlan=100
+  bellhop nic add --vm web id=backup,path=/dev/vhost-vdpa-3
+  bellhop nic remove --vm web backup")]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(long, value_name = "NAME")]
+    vm: String,
+
+    /// What it is made of, and how
+    #[arg(value_name = "OPTIONS")]
+    nic: NicArgument,
+
+    #[command(flatten)]
+    node: NodeArguments,
+}
+
+pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, CommandError> {
+    let node = arguments.node.connect()?;
+    let (id, answer) = add(arguments, &node)?;
+    let text = || format!("{}\n", printable(&id));
+    format.print(&answer, text).map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}
+
+fn add(arguments: &Arguments, node: &Node) -> Result<(String, Value), CommandError> {
+    let vm = arguments.vm.as_str();
+    let id = match &arguments.nic.id {
+        Some(id) => id.clone(),
+        None => {
+            let view: VmView = node.get(&path(["v1", "vms", vm]))?;
+            let taken: Vec<String> = view.nics.into_iter().map(|nic| nic.id).collect();
+            free_nic_id(&taken)
+        }
+    };
+    let body = arguments.nic.body(&id, arguments.node.address())?;
+    let at = path(["v1", "vms", vm, "nics", &id]);
+    let (_, answer) = node.send(Method::PUT, &at, &body, MAKING)?;
+    Ok((id, answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+    use crate::client::made_up::MadeUp;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn the_first_free_name_is_taken() {
+        let line = ["add", "--vm", "web", "from=pci/0000:01:00.0,vlan=100"];
+        let line = Line::try_parse_from(line).unwrap();
+        let vm =
+            json!({"name": "web", "phase": "Running", "nics": [{"id": "net0"}, {"id": "net2"}]});
+        let made_up = MadeUp::default().answer(200, &vm).answer(201, &json!(null));
+        let (id, _) = add(&line.arguments, &made_up.node()).unwrap();
+        assert_eq!(id, "net1");
+        let asked = made_up.asked();
+        assert_eq!(asked[0], "GET /v1/vms/web");
+        let put = r#"PUT /v1/vms/web/nics/net1 {"from":"pci/0000:01:00.0","id":"net1","vlan":100}"#;
+        assert_eq!(asked[1], put);
+    }
+
+    #[test]
+    fn what_is_no_nic_is_refused_at_once() {
+        for bad in [
+            "",
+            "from",
+            "mac=52:54:00:12:34:56",
+            "from=a,path=/dev/vhost-vdpa-0",
+            "from=a,vlan=x",
+            "from=a,from=b",
+            "from=a,what=1",
+            "from=a,kind=pf",
+            "from=a,mac=01:00:00:00:00:00",
+        ] {
+            assert!(
+                Line::try_parse_from(["add", "--vm", "web", bad]).is_err(),
+                "{bad}"
+            );
+        }
+    }
+}

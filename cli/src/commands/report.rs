@@ -1,0 +1,113 @@
+//! `bellhop report`: a bundle for a support ticket.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::client::{Address, NodeArguments};
+use crate::doctor::Host;
+use crate::exit::Code;
+use crate::report::{self, Context};
+
+/// Write a bundle for a support ticket: what is known about this host, its devices and its VMs
+///
+/// Nothing is changed and no vDPA device is opened. Works without the node daemon too; what cannot be had is in
+/// the bundle's errors.txt, with the reason. Run it as root, or much is missing.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+In the bundle, a .tar.gz that can be looked through before it goes anywhere:
+  versions.txt, host/   versions, kernel command line, processors, memory, modules
+  doctor.txt, .json     what `bellhop doctor` finds
+  topology.json, vdpa/  NICs, functions, vDPA devices, who uses them; their configurations and sysfs
+  nics/                 records of NICs that were made, with each step
+  node/                 the daemon's version, its VMs, and what has happened to them and to the devices
+  vms/NAME/             of each VM: its configuration, NICs with queues and where their rings stand, counters
+  logs/                 the ends of the daemon's, the kernel's and the VMs' processes' logs; the daemon's
+                        has a line for each change that it was asked for
+  errors.txt            what is missing, and why
+
+Tokens and keys are not in it. What guests said on their consoles is in it with --console only. VMs' names and
+kernel command lines, MAC addresses and this host's name are.
+
+Examples:
+  bellhop report
+  bellhop report --output /tmp/ticket-4711.tar.gz
+  bellhop report --output - | ssh support tar -tz")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    node: NodeArguments,
+
+    /// The file, which must not be there yet; - is standard output (default: bellhop-report-TIME.tar.gz here)
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// With what guests said on their consoles
+    #[arg(long)]
+    console: bool,
+
+    /// Where the daemon keeps its VMs' logs
+    #[arg(long, value_name = "DIRECTORY", default_value = "/var/lib/bellhop")]
+    state_dir: PathBuf,
+}
+
+/// Why there is no bundle.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error("cannot write {path}")]
+    Write { path: PathBuf, source: io::Error },
+    #[error("cannot write the result")]
+    Output(#[source] io::Error),
+}
+
+/// Collects and writes.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    let node = arguments.node.address();
+    let runtime_dir = match node {
+        Address::Socket(path) => path.parent().map(Path::to_owned).unwrap_or_default(),
+        Address::Https { .. } => "/run/bellhop".into(),
+    };
+    let context = Context {
+        host: Host::this(),
+        node: node.clone(),
+        credentials: arguments.node.credentials().clone(),
+        state_dir: arguments.state_dir.clone(),
+        runtime_dir,
+        console: arguments.console,
+    };
+    let bundle = report::collect(&context, SystemTime::now());
+    let path = match &arguments.output {
+        Some(path) => path.clone(),
+        None => format!("{}.tar.gz", bundle.name()).into(),
+    };
+    let missing = bundle.missing();
+    let bytes = bundle.finish();
+    let mut output = io::stdout().lock();
+    if path.as_os_str() == "-" {
+        let written = output.write_all(&bytes).and_then(|()| output.flush());
+        written.map_err(CommandError::Output)?;
+    } else {
+        write(&path, &bytes).map_err(|source| CommandError::Write {
+            path: path.clone(),
+            source,
+        })?;
+        writeln!(output, "{}", path.display()).map_err(CommandError::Output)?;
+    }
+    if missing > 0 {
+        let parts = if missing == 1 { "part is" } else { "parts are" };
+        eprintln!("{missing} {parts} missing; errors.txt in the bundle says why");
+    }
+    Ok(Code::Success)
+}
+
+/// Into a new file that only its owner can read.
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}

@@ -1,0 +1,169 @@
+//! `bellhop vm`: virtual machines of the node daemon.
+//!
+//! Each subcommand is one file; what they have in common is here: the daemon that is asked, the state that is
+//! wanted, and how an error ends the command.
+
+mod arguments;
+mod console;
+mod create;
+mod delete;
+mod list;
+mod pause;
+mod resume;
+mod show;
+mod start;
+mod stop;
+mod view;
+mod watch;
+
+use std::io;
+use std::time::Duration;
+
+use hyper::Method;
+use serde_json::{Value, json};
+
+use crate::client::{ClientError, Node, NodeArguments, path};
+use crate::exit::{self, Code};
+use crate::listing::Format;
+
+pub(crate) use arguments::{NicArgument, SpecError, free_nic_id};
+pub(crate) use view::VmView;
+
+/// How long making or starting a machine may take: NICs are made, devices opened, all memory pinned.
+pub(crate) const MAKING: Duration = Duration::from_secs(600);
+
+/// Make, show, start, stop and delete virtual machines of this node
+///
+/// The node daemon (`bellhop serve`) runs each in a process of its own, with the NICs that it makes for it, starts it
+/// again if it crashes or the host was rebooted, and takes everything back with it.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  bellhop vm create web --kernel /boot/vmlinuz --initramfs /boot/initrd.img --memory 1G \\
+      --nic from=pci/0000:01:00.0,bridge=br0,vlan=100
+  bellhop vm create web --file web.toml
+  bellhop vm list
+  bellhop vm show web
+  bellhop vm console web                     Ctrl-A X leaves, the VM goes on
+  bellhop vm stop web
+  bellhop vm delete web
+
+Another daemon than this machine's is named with --node or in BELLHOP_NODE. All subcommands take -o json.")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    node: NodeArguments,
+
+    #[command(flatten)]
+    format: Format,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Create(create::Arguments),
+    Start(start::Arguments),
+    Pause(pause::Arguments),
+    Resume(resume::Arguments),
+    Stop(stop::Arguments),
+    List(list::Arguments),
+    Show(show::Arguments),
+    Console(console::Arguments),
+    Delete(delete::Arguments),
+}
+
+/// Why it was not done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    #[error(transparent)]
+    Console(#[from] console::ConsoleError),
+    #[error("the VM {name} is not paused, it is {phase}: `bellhop vm start {name}` starts it")]
+    NotPaused { name: String, phase: String },
+    #[error(
+        "the guest of {name} cannot power off while it is paused: `bellhop vm resume {name}` lets it go on, and \
+         `bellhop vm stop --force {name}` does not ask it"
+    )]
+    Paused { name: String },
+    #[error(
+        "the VM {name} runs: `bellhop vm stop {name}` has its guest power off first, and `bellhop vm delete --force \
+         {name}` does not ask it"
+    )]
+    Runs { name: String },
+    #[error("cannot write the result")]
+    Output(#[source] io::Error),
+}
+
+/// Does what was asked.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+    end(carry_out(arguments))
+}
+
+/// What a daemon refuses is said in its words, with the exit code for it; what is wrong with the command line
+/// is said as that.
+pub(crate) fn end(outcome: Result<Code, CommandError>) -> Result<Code, CommandError> {
+    match outcome {
+        Err(CommandError::Client(error)) => Ok(error.report()),
+        outcome => exit::wrong_command_line(
+            outcome,
+            |error| matches!(error, CommandError::Spec(error) if error.is_wrong_command_line()),
+        ),
+    }
+}
+
+fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
+    let (which, format) = (&arguments.node, arguments.format);
+    let node = which.connect()?;
+    match &arguments.command {
+        Command::Create(arguments) => create::execute(arguments, which, &node, format),
+        Command::Start(arguments) => start::execute(arguments, &node, format),
+        Command::Pause(arguments) => pause::execute(arguments, &node, format),
+        Command::Resume(arguments) => resume::execute(arguments, &node, format),
+        Command::Stop(arguments) => stop::execute(arguments, &node, format),
+        Command::List(_) => list::execute(&node, format),
+        Command::Show(arguments) => show::execute(arguments, &node, format),
+        Command::Console(arguments) => console::execute(arguments, which, &node),
+        Command::Delete(arguments) => delete::execute(arguments, &node),
+    }
+}
+
+/// Where a machine is in the API.
+fn of_vm(name: &str) -> String {
+    path(["v1", "vms", name])
+}
+
+/// A machine as the daemon sees it now.
+fn vm(node: &Node, name: &str) -> Result<(VmView, Value), ClientError> {
+    let answer: Value = node.get(&of_vm(name))?;
+    Ok((VmView::read(&answer)?, answer))
+}
+
+/// Has a machine do something, and shows it.
+fn change_state(
+    node: &Node,
+    name: &str,
+    state: &str,
+    format: Format,
+) -> Result<Code, CommandError> {
+    let wanted = json!({ "state": state });
+    let (_, answer) = node.send(Method::PATCH, &of_vm(name), &wanted, MAKING)?;
+    say(&answer, format)?;
+    Ok(Code::Success)
+}
+
+/// Says in a line what a machine does now, or shows it as JSON. An answer without a body is passed over.
+fn say(answer: &Value, format: Format) -> Result<(), CommandError> {
+    if answer.is_null() {
+        return Ok(());
+    }
+    let view = VmView::read(answer)?;
+    let printed = format.print(answer, || format!("{}\n", view.line()));
+    printed.map_err(CommandError::Output)
+}
+
+#[cfg(test)]
+mod tests;

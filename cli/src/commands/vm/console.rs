@@ -1,0 +1,221 @@
+//! `bellhop vm console`: this terminal as the console of a VM that runs.
+//!
+//! The VM's process has the console on a Unix socket; bytes pass as they are. Ctrl-A X leaves, and so does the end
+//! of the VM. Standard input that is not a terminal is passed on to its end; output goes on after that.
+
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use vmm::console::{ConsoleInput, ConsoleRead};
+
+use super::{CommandError, vm};
+use crate::client::{Address, Node, NodeArguments};
+use crate::exit::Code;
+use crate::terminal::Terminal;
+
+/// Bytes passed on at once.
+const CHUNK: usize = 4096;
+/// What a guest that does not listen may be behind what is typed, in bytes; the rest is dropped, so that Ctrl-A X
+/// is still found.
+const TYPED_MAX: usize = 1 << 20;
+
+/// Connect this terminal with a VM's serial console
+///
+/// Ctrl-A X leaves, the VM goes on; Ctrl-A Ctrl-A sends one Ctrl-A. What was said before is shown first.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+One at a time can have a VM's console; who comes second is told so. All that the guest has said is in the VM's console
+log too (`bellhop vm show`).
+
+Examples:
+  bellhop vm console web
+  echo reboot | bellhop vm console web")]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+/// Why there is no console.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConsoleError {
+    #[error("the VM {0} does not run; `bellhop vm start {0}` starts it")]
+    NotRunning(String),
+    #[error("the console of {0} is not on a socket: its process is of another version")]
+    NoSocket(String),
+    #[error(
+        "consoles are on the node itself: run this there, for example with `ssh -t NODE bellhop vm console {0}`"
+    )]
+    Elsewhere(String),
+    #[error("cannot connect with the console at {path}")]
+    Connect { path: PathBuf, source: io::Error },
+    #[error("cannot take the terminal")]
+    Terminal(#[source] io::Error),
+    #[error("the connection with the console broke")]
+    Broken(#[source] io::Error),
+}
+
+pub(super) fn execute(
+    arguments: &Arguments,
+    which: &NodeArguments,
+    node: &Node,
+) -> Result<Code, CommandError> {
+    let name = &arguments.name;
+    if matches!(which.address(), Address::Https { .. }) {
+        return Err(ConsoleError::Elsewhere(name.clone()).into());
+    }
+    let (view, _) = vm(node, name)?;
+    if !view.runs() {
+        return Err(ConsoleError::NotRunning(name.clone()).into());
+    }
+    let socket = view.console.and_then(|console| console.socket);
+    let path = PathBuf::from(socket.ok_or_else(|| ConsoleError::NoSocket(name.clone()))?);
+    let stream =
+        UnixStream::connect(&path).map_err(|source| ConsoleError::Connect { path, source })?;
+    let terminal = Terminal::attach().map_err(ConsoleError::Terminal)?;
+    let interactive = terminal.as_ref().is_some_and(Terminal::is_interactive);
+    if interactive {
+        eprintln!("The console of {name}; Ctrl-A X leaves.");
+    }
+    let end = connect(terminal, &stream, &mut io::stdout().lock());
+    if interactive {
+        // Where the guest has left the cursor.
+        eprintln!();
+    }
+    match end.map_err(ConsoleError::Broken)? {
+        End::Left => {}
+        End::Closed if interactive => eprintln!("The console was closed."),
+        End::Closed => {}
+    }
+    Ok(Code::Success)
+}
+
+/// Why the console is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// The user wants to.
+    Left,
+    /// The other end is gone.
+    Closed,
+}
+
+/// Passes bytes on in both directions until one end does not want to any more.
+pub(super) fn connect<I: ConsoleInput + AsFd>(
+    mut input: Option<I>,
+    stream: &UnixStream,
+    output: &mut impl Write,
+) -> io::Result<End> {
+    // One that does not read must not keep the user from leaving.
+    stream.set_nonblocking(true)?;
+    let mut waiting: Vec<u8> = Vec::new();
+    let mut buffer = [0; CHUNK];
+    loop {
+        let (from_user, from_stream) = wait(input.as_ref(), stream, waiting.is_empty())?;
+        if from_stream {
+            match read(stream, &mut buffer)? {
+                Some(0) => return Ok(End::Closed),
+                Some(count) => {
+                    output.write_all(buffer.get(..count).unwrap_or_default())?;
+                    output.flush()?;
+                }
+                None => {}
+            }
+        }
+        if from_user && let Some(user) = &mut input {
+            match user.read(&mut buffer)? {
+                ConsoleRead::Bytes(count) => {
+                    // Not reached by a file or a pipe: it waits until what it said is gone.
+                    if waiting.len() < TYPED_MAX {
+                        waiting.extend_from_slice(buffer.get(..count).unwrap_or_default());
+                    }
+                }
+                ConsoleRead::Closed => input = None,
+                ConsoleRead::Leave => {
+                    // What came before it is still sent, as far as there is room for it.
+                    let _ = send(stream, &mut waiting);
+                    let _ = stream.shutdown(Shutdown::Both);
+                    return Ok(End::Left);
+                }
+            }
+        }
+        if !waiting.is_empty() && !send(stream, &mut waiting)? {
+            return Ok(End::Closed);
+        }
+    }
+}
+
+/// Whether the user, and whether the console, has something. Without room for more the user is listened to
+/// all the same if a person types: to leave.
+fn wait<I: ConsoleInput + AsFd>(
+    input: Option<&I>,
+    stream: &UnixStream,
+    has_room: bool,
+) -> io::Result<(bool, bool)> {
+    let wanted = match has_room {
+        true => PollFlags::IN,
+        false => PollFlags::IN | PollFlags::OUT,
+    };
+    let listens = has_room || rustix::termios::isatty(rustix::stdio::stdin());
+    let mut fds = vec![PollFd::new(stream, wanted)];
+    if let Some(input) = input.filter(|_| listens) {
+        fds.push(PollFd::new(input, PollFlags::IN));
+    }
+    loop {
+        match poll(&mut fds, None) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(_) => break,
+        }
+    }
+    let ready =
+        |fd: Option<&PollFd<'_>>, flags| fd.is_some_and(|fd| fd.revents().intersects(flags));
+    let gone = PollFlags::HUP | PollFlags::ERR;
+    Ok((
+        ready(fds.get(1), PollFlags::IN | gone | PollFlags::NVAL),
+        ready(fds.first(), PollFlags::IN | gone),
+    ))
+}
+
+fn read(mut stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    match io::Read::read(&mut stream, buffer) {
+        Ok(count) => Ok(Some(count)),
+        Err(error) if is_gone(&error) => Ok(Some(0)),
+        Err(error) if is_transient(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Sends what the socket has room for. Returns whether somebody is still there.
+fn send(mut stream: &UnixStream, waiting: &mut Vec<u8>) -> io::Result<bool> {
+    while !waiting.is_empty() {
+        match stream.write(waiting) {
+            Ok(count) => {
+                waiting.drain(..count.min(waiting.len()));
+            }
+            Err(error) if is_transient(&error) => break,
+            // What it said before is still to be read; the end shows there.
+            Err(error) if is_gone(&error) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
+}

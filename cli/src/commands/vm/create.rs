@@ -1,0 +1,147 @@
+//! `bellhop vm create`.
+
+use std::path::PathBuf;
+
+use hyper::{Method, StatusCode};
+use vmm::config::{CpuAffinity, CpuCount, DiskConfig, MemoryConfig};
+
+use super::arguments::{self, NicArgument};
+use super::watch::Watch;
+use super::{CommandError, MAKING, of_vm, say};
+use crate::client::{Node, NodeArguments};
+use crate::exit::Code;
+use crate::listing::Format;
+
+/// Make a VM with its NICs and start it: all of it, or nothing
+///
+/// If a step fails, those before it are undone. The same command again changes nothing.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HELP)]
+pub(crate) struct Arguments {
+    /// Its name: 1 to 63 of a-z, 0-9 and -, not - first
+    #[arg(value_name = "NAME")]
+    pub(super) name: String,
+
+    /// Kernel: an ELF with a PVH note (vmlinux) or a bzImage (vmlinuz)
+    #[arg(long, value_name = "PATH", required_unless_present = "file")]
+    pub(super) kernel: Option<PathBuf>,
+
+    /// Initial RAM file system
+    #[arg(long, value_name = "PATH")]
+    pub(super) initramfs: Option<PathBuf>,
+
+    /// Kernel command line (default: console=ttyS0)
+    #[arg(long, value_name = "STRING")]
+    pub(super) cmdline: Option<String>,
+
+    /// Number of vCPUs, 1 to 32
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(super) cpus: CpuCount,
+
+    /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2
+    #[arg(long, value_name = "LISTS")]
+    pub(super) cpu_affinity: Option<CpuAffinity>,
+
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "512M",
+        help = "Guest memory: 512M, 4G, or size=4G[,hugepages=2M|1G][,host_numa_node=N]"
+    )]
+    pub(super) memory: MemoryConfig,
+
+    // `help` and not a doc comment: rustdoc takes brackets for links.
+    #[arg(
+        long = "nic",
+        value_name = "OPTIONS",
+        help = "A NIC: from=NIC[,bridge=NAME][,vlan=N][,mac=MAC]…, path=/dev/vhost-vdpa-N or device=NAME (may be repeated)"
+    )]
+    pub(super) nics: Vec<NicArgument>,
+
+    #[arg(
+        long = "disk",
+        value_name = "OPTIONS",
+        help = "A disk, raw: path=FILE[,id=NAME][,readonly=on] (may be repeated)"
+    )]
+    pub(super) disks: Vec<DiskConfig>,
+
+    /// Take everything from this TOML or JSON file instead
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "nics", "disks"]
+    )]
+    pub(super) file: Option<PathBuf>,
+
+    /// What happens when it ends by itself (default: on-failure)
+    #[arg(long, value_enum)]
+    pub(super) restart: Option<RestartWord>,
+
+    /// Make it, with its NICs, but do not start it
+    #[arg(long)]
+    pub(super) stopped: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum RestartWord {
+    /// It stays stopped
+    Never,
+    /// It is started again if it crashed, not if its guest powered off
+    OnFailure,
+    /// It is started again in any case
+    Always,
+}
+
+impl RestartWord {
+    /// As the API has it.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Never => "Never",
+            Self::OnFailure => "OnFailure",
+            Self::Always => "Always",
+        }
+    }
+}
+
+const HELP: &str = "\
+Keys of --nic, and of [[nics]] in a file:
+  id=NAME          its name in this VM (default: net0, net1, …; a file has to say it)
+  from=NIC         made of this NIC, and taken back with the VM: a network interface, pci/ADDRESS, a devlink
+                   handle, or a management device such as vdpasim_net
+  path=DEV         or a vDPA device that is there: /dev/vhost-vdpa-N
+  device=NAME      or its name
+  kind=auto|vf|sf  with from: what of the NIC it is made on
+  bridge=NAME, vlan=N          with from: what it is connected with
+  mtu=BYTES, queue_pairs=N     with from: what the device has
+  max_tx_rate=N, min_tx_rate=N with from: what it may send, in Mbit/s
+  virtual_functions=N          with from: how many the NIC gets if it has none
+  mac=MAC          the address that the guest sees
+  doorbell=auto|on|off         whether kicks go to the device without an exit
+
+In a file, keys are the options' names with _ for -; --nic and --disk are [[nics]] and [[disks]], and there
+are state = \"Running\" or \"Stopped\" and restart. Paths are this machine's.
+
+Examples:
+  bellhop vm create web --kernel /boot/vmlinuz --initramfs /boot/initrd.img --cpus 2 --memory 1G \\
+      --nic from=pci/0000:01:00.0,bridge=br0,vlan=100,mac=52:54:00:12:34:56
+  bellhop vm create test --kernel vmlinux --nic from=vdpasim_net --restart never
+  bellhop vm create web --file web.toml --stopped";
+
+pub(super) fn execute(
+    arguments: &Arguments,
+    which: &NodeArguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, CommandError> {
+    let body = arguments::body(arguments, which.address())?;
+    let path = of_vm(&arguments.name);
+    let watch = Watch::start(which, &arguments.name);
+    let made = node.send(Method::PUT, &path, &body, MAKING);
+    drop(watch);
+    let (status, answer) = made?;
+    if status == StatusCode::OK && !format.is_json() {
+        tracing::info!("it was there already");
+    }
+    say(&answer, format)?;
+    Ok(Code::Success)
+}

@@ -1,0 +1,43 @@
+//! `bellhop vm delete`.
+
+use hyper::Method;
+
+use super::{CommandError, MAKING, of_vm, vm};
+use crate::client::Node;
+use crate::exit::Code;
+
+/// Delete a VM, and take back all that was made for it
+///
+/// Its NICs go back to where they were made of. Its disks' files stay.
+#[derive(Debug, clap::Args)]
+#[command(
+    visible_alias = "remove",
+    after_long_help = "\
+If something cannot be undone the command says what, and can be run again.
+
+Examples:
+  bellhop vm stop web && bellhop vm delete web
+  bellhop vm delete web --force"
+)]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// Also if it runs; its guest is not asked
+    #[arg(long)]
+    force: bool,
+}
+
+pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, CommandError> {
+    let name = &arguments.name;
+    if !arguments.force {
+        let (view, _) = vm(node, name)?;
+        // One that is half made, or half taken away, is to go without more questions.
+        if view.runs() && matches!(view.phase.as_str(), "Running" | "Paused" | "Unknown") {
+            return Err(CommandError::Runs { name: name.clone() });
+        }
+    }
+    node.change_within(Method::DELETE, &of_vm(name), MAKING)?;
+    Ok(Code::Success)
+}

@@ -1,0 +1,28 @@
+//! `bellhop vm pause`.
+
+use super::{CommandError, change_state};
+use crate::client::Node;
+use crate::exit::Code;
+use crate::listing::Format;
+
+/// Park a VM's vCPUs
+///
+/// Devices go on with what they have to do; their interrupts wait.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  bellhop vm pause web
+  bellhop vm resume web")]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+pub(super) fn execute(
+    arguments: &Arguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, CommandError> {
+    change_state(node, &arguments.name, "Paused", format)
+}

@@ -1,0 +1,35 @@
+//! `bellhop vm resume`.
+
+use super::{CommandError, change_state, vm};
+use crate::client::Node;
+use crate::exit::Code;
+use crate::listing::Format;
+
+/// Let a VM that is paused go on
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+A VM that is stopped is not started: that is `bellhop vm start`.
+
+Examples:
+  bellhop vm resume web")]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+pub(super) fn execute(
+    arguments: &Arguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, CommandError> {
+    let name = &arguments.name;
+    let (view, _) = vm(node, name)?;
+    if !view.runs() {
+        return Err(CommandError::NotPaused {
+            name: name.clone(),
+            phase: view.phase,
+        });
+    }
+    change_state(node, name, "Running", format)
+}

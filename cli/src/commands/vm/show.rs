@@ -1,0 +1,268 @@
+//! `bellhop vm show`.
+
+use serde_json::{Map, Value, json};
+
+use super::view::{NicView, VmView};
+use super::{CommandError, of_vm, vm};
+use crate::client::{ClientError, Node, path};
+use crate::exit::Code;
+use crate::listing::Format;
+use crate::tree::{Lines, Node as Branch};
+
+/// Show a VM: its process, NICs with their queues, disks, console
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HELP)]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+const HELP: &str = "\
+Of each queue of a NIC:
+  kick       doorbell: a store to the device's own page, without an exit; eventfd: inside KVM; exit: through
+             the VM's process
+  in flight  buffers that the device has; posted, completed: buffers per second, by the driver and the device
+  Idle, Moving, Waiting; STUCK, DRIVERSTALLED, INCONSISTENT: what the watch of its ring says (`ring_watch`)
+
+JSON (-o json) has the VM, what it was asked to be (spec), and its NICs and disks as its process describes them.
+
+Examples:
+  bellhop vm show web
+  bellhop vm show web -o json | jq '.nics[].device.queues[] | select(.kick != \"Doorbell\")'";
+
+pub(super) fn execute(
+    arguments: &Arguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, CommandError> {
+    let all = look(node, &arguments.name)?;
+    let text = || tree(&all).draw(Lines::of_locale());
+    format
+        .print(&all.json, text)
+        .map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}
+
+/// A machine with what its process says of its devices.
+struct All {
+    view: VmView,
+    spec: Value,
+    nics: Vec<(NicView, Value)>,
+    disks: Value,
+    json: Value,
+}
+
+fn look(node: &Node, name: &str) -> Result<All, CommandError> {
+    let (view, answer) = vm(node, name)?;
+    let below = |segments: &[&str]| format!("{}{}", of_vm(name), path(segments.iter().copied()));
+    let spec: Value = node.get(&below(&["spec"]))?;
+    let mut nics = Vec::new();
+    for nic in &view.nics {
+        let details = if_it_says(node.get(&below(&["nics", &nic.id])))?;
+        nics.push((nic.clone(), details));
+    }
+    let disks = match view.runs() {
+        true => if_it_says(node.get(&below(&["disks"])))?,
+        false => Value::Null,
+    };
+    let json = json!({
+        "vm": answer,
+        "spec": spec,
+        "nics": nics.iter().map(|(_, details)| details).collect::<Vec<_>>(),
+        "disks": disks,
+    });
+    Ok(All {
+        view,
+        spec,
+        nics,
+        disks,
+        json,
+    })
+}
+
+/// A machine that does not run, or is about to end, says nothing of its devices; that is not an error.
+fn if_it_says(answer: Result<Value, ClientError>) -> Result<Value, ClientError> {
+    match answer {
+        Err(ClientError::Refused(_)) => Ok(Value::Null),
+        answer => answer,
+    }
+}
+
+fn tree(all: &All) -> Branch {
+    let (view, spec) = (&all.view, &all.spec);
+    let mut children = Vec::new();
+    children.push(Branch::new(process(view)));
+    children.push(Branch::new(machine(spec)));
+    let mut policy = format!("restart {}", view.restart.as_deref().unwrap_or("unknown"));
+    if view.restarts > 0 {
+        policy.push_str(&format!(", started again {} times", view.restarts));
+    }
+    if let Some(end) = &view.last_end {
+        policy.push_str(&format!(", last end {}: {}", end.reason, end.detail));
+    }
+    children.push(Branch::new(policy));
+    for (nic, details) in &all.nics {
+        children.push(nic_branch(nic, details, spec));
+    }
+    for disk in all.disks.as_array().into_iter().flatten() {
+        let state = word(disk, "state").unwrap_or_default();
+        let file = word(disk, "path").unwrap_or_default();
+        let id = word(disk, "id").unwrap_or_default();
+        let devices = queues(disk);
+        children.push(Branch::new(format!("disk {id}: {file} {state}")).with(devices));
+    }
+    if let Some(console) = &view.console {
+        let parts = [
+            console
+                .socket
+                .as_ref()
+                .map(|socket| format!("socket {socket}")),
+            console.log.as_ref().map(|log| format!("log {log}")),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        children.push(Branch::new(format!("console: {}", parts.join(", "))));
+    }
+    if let Some(log) = &view.log {
+        children.push(Branch::new(format!("messages: log {log}")));
+    }
+    let wanted = match &view.state {
+        Some(state) if *state != view.phase => format!(" (to be {state})"),
+        _ => String::new(),
+    };
+    Branch::new(format!("{}: {}{wanted}", view.name, view.phase)).with(children)
+}
+
+fn process(view: &VmView) -> String {
+    let Some(pid) = view.pid else {
+        return "no process".to_owned();
+    };
+    let mut text = format!("process {pid}");
+    if let Some(version) = &view.version {
+        text.push_str(&format!(", bellhop {version}"));
+    }
+    if let Some(uptime) = view.uptime() {
+        text.push_str(&format!(", up {uptime}"));
+    }
+    if view.adopted {
+        text.push_str(", started by an earlier daemon");
+    }
+    text
+}
+
+fn machine(spec: &Value) -> String {
+    let cpus = spec.get("cpus").map(shown).unwrap_or_default();
+    let memory = spec.get("memory").map(|memory| {
+        let size = memory.get("size").unwrap_or(memory);
+        let pages = word(memory, "hugepages").map(|size| format!(" in huge pages of {size}"));
+        shown(size) + &pages.unwrap_or_default()
+    });
+    let kernel = word(spec, "kernel").unwrap_or_default();
+    let vcpus = if cpus == "1" { "vCPU" } else { "vCPUs" };
+    format!("{cpus} {vcpus}, {}, {kernel}", memory.unwrap_or_default())
+}
+
+fn nic_branch(nic: &NicView, details: &Value, spec: &Value) -> Branch {
+    let mut text = format!("nic {}:", nic.id);
+    match &nic.path {
+        Some(path) => text.push_str(&format!(" {path}")),
+        None => text.push_str(" no device"),
+    }
+    if let Some(device) = &nic.device {
+        text.push_str(&format!(" vDPA device {device}"));
+    }
+    if let Some(address) = word(details, "address") {
+        text.push_str(&format!(" at {address} in the guest"));
+    }
+    let asked = spec.get("nics").and_then(Value::as_array);
+    let asked = asked.into_iter().flatten();
+    let asked = asked
+        .into_iter()
+        .find(|one| word(one, "id") == Some(&nic.id));
+    let mut children = Vec::new();
+    if let Some(Value::Object(asked)) = asked {
+        children.push(Branch::new(as_asked(asked)));
+    }
+    let device = details.get("device").unwrap_or(&Value::Null);
+    if device.get("broken") == Some(&Value::Bool(true)) {
+        children.push(Branch::new("BROKEN: the guest's driver has to reset it"));
+    } else if device.get("driver_ok") == Some(&Value::Bool(false)) {
+        children.push(Branch::new("no driver of the guest has it"));
+    }
+    Branch::new(text).with(children).with(queues(details))
+}
+
+/// `from=…,bridge=…`, as an option says it.
+fn as_asked(nic: &Map<String, Value>) -> String {
+    let pairs = nic.iter().filter(|(key, _)| *key != "id");
+    let pairs: Vec<String> = pairs
+        .map(|(key, value)| format!("{key}={}", shown(value)))
+        .collect();
+    pairs.join(",")
+}
+
+/// The queues of a device that its driver uses.
+fn queues(details: &Value) -> Vec<Branch> {
+    let queues = details.pointer("/device/queues").and_then(Value::as_array);
+    let queues = queues.into_iter().flatten();
+    let used = queues.filter(|queue| queue.get("enabled") == Some(&Value::Bool(true)));
+    used.map(|queue| Branch::new(queue_line(queue))).collect()
+}
+
+fn queue_line(queue: &Value) -> String {
+    let number = |key: &str| queue.get(key).map(shown).unwrap_or_default();
+    let kick = word(queue, "kick").unwrap_or_default().to_lowercase();
+    let mut text = format!(
+        "queue {}: {} entries, kick {kick}",
+        number("index"),
+        number("size")
+    );
+    let Some(watch) = queue.get("watch").filter(|watch| !watch.is_null()) else {
+        return text;
+    };
+    let state = word(watch, "state").unwrap_or_default();
+    let state = match state {
+        "Stuck" | "DriverStalled" | "Inconsistent" => state.to_uppercase(),
+        state => state.to_owned(),
+    };
+    text.push_str(&format!(", {state}"));
+    for (key, unit) in [
+        ("in_flight", "in flight"),
+        ("posted_per_s", "posted/s"),
+        ("completed_per_s", "completed/s"),
+    ] {
+        if let Some(value) = watch.get(key).filter(|value| !value.is_null()) {
+            text.push_str(&format!(", {} {unit}", shown(value)));
+        }
+    }
+    for (key, what) in [
+        ("stuck_for_s", "s without progress"),
+        ("rescues", "rescues"),
+    ] {
+        if let Some(value) = watch
+            .get(key)
+            .and_then(Value::as_u64)
+            .filter(|&value| value > 0)
+        {
+            text.push_str(&format!(", {value} {what}"));
+        }
+    }
+    text
+}
+
+fn word<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
+    value.get(key)?.as_str()
+}
+
+/// A text without quotes; anything else as JSON.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+pub(super) fn text(node: &Node, name: &str) -> Result<String, CommandError> {
+    Ok(tree(&look(node, name)?).draw(Lines::Boxes))
+}

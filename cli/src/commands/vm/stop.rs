@@ -1,0 +1,88 @@
+//! `bellhop vm stop`.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hyper::Method;
+
+use super::{CommandError, VmView, change_state, of_vm, vm};
+use crate::client::{Node, path};
+use crate::exit::{Code, Report};
+use crate::listing::Format;
+
+/// Between two looks whether it has stopped.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// Have a VM's guest power off, or with --force end the VM without asking it
+///
+/// The VM and its NICs stay, and it does not run again until `bellhop vm start`, also after a reboot of the host.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+The power button is pressed, and the guest's end waited for. A guest that does not listen to it (no acpid, no
+systemd, an early boot) has to be stopped with --force: as if its power was cut.
+
+Examples:
+  bellhop vm stop web
+  bellhop vm stop web --time-limit 300 || bellhop vm stop web --force")]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// Do not ask the guest
+    #[arg(long)]
+    force: bool,
+
+    /// How long the guest may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, conflicts_with = "force", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    time_limit: u64,
+}
+
+pub(super) fn execute(
+    arguments: &Arguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, CommandError> {
+    let name = &arguments.name;
+    if !arguments.force {
+        let (before, _) = vm(node, name)?;
+        if before.phase == "Paused" {
+            return Err(CommandError::Paused { name: name.clone() });
+        }
+        if before.runs() {
+            let button = format!("{}{}", of_vm(name), path(["power-button"]));
+            node.change(Method::POST, &button)?;
+            if !wait(
+                node,
+                name,
+                &before,
+                Duration::from_secs(arguments.time_limit),
+            )? {
+                let limit = arguments.time_limit;
+                let message = format!("the guest of {name} has not powered off within {limit} s");
+                let hint = format!(
+                    "it goes on; `bellhop vm console {name}` shows what it does, and `bellhop vm stop --force {name}` ends it"
+                );
+                Report::from_messages([message]).hint(hint).print();
+                return Ok(Code::TimedOut);
+            }
+        }
+    }
+    // Also if it has ended by itself: it is not to be started again.
+    change_state(node, name, "Stopped", format)
+}
+
+/// Whether the process that ran it is gone in time. One that a restart policy has put in its place is not it.
+fn wait(node: &Node, name: &str, before: &VmView, limit: Duration) -> Result<bool, CommandError> {
+    let start = Instant::now();
+    loop {
+        let (now, _) = vm(node, name)?;
+        if now.pid != before.pid || now.phase == "Stopped" {
+            return Ok(true);
+        }
+        if start.elapsed() >= limit {
+            return Ok(false);
+        }
+        thread::sleep(PERIOD);
+    }
+}

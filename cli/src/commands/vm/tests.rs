@@ -1,0 +1,378 @@
+//! Commands against daemons that are made up.
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use clap::Parser;
+use vmm::console::{ConsoleInput, ConsoleRead};
+
+use super::console::{End, connect};
+use super::view::time;
+use super::*;
+use crate::client::Address;
+use crate::client::made_up::MadeUp;
+
+fn format(words: &[&str]) -> Format {
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        format: Format,
+    }
+    let line = std::iter::once(&"x").chain(words);
+    Line::try_parse_from(line).unwrap().format
+}
+
+fn parse<T: clap::Args>(words: &[&str]) -> Result<T, clap::Error> {
+    let command = T::augment_args(clap::Command::new("x"));
+    let line = std::iter::once(&"x").chain(words);
+    T::from_arg_matches(&command.try_get_matches_from(line)?)
+}
+
+fn running(pid: u32) -> Value {
+    json!({
+        "name": "web", "phase": "Running", "state": "Running", "restart": "OnFailure", "pid": pid,
+        "version": "0.1.0", "api": 1, "adopted": true, "restarts": 2,
+        "last_end": {"reason": "Crashed", "detail": "triple fault"},
+        "nics": [{"id": "net0", "device": "web.net0", "path": "/dev/vhost-vdpa-3"}],
+        "console": {"socket": "/run/c.socket", "log": "/var/c.log"}, "log": "/var/vmm.log",
+        "cpus": 2, "memory": "1G", "uptime_s": 11_520, "of a later version": [1],
+    })
+}
+
+fn stopped() -> Value {
+    json!({"name": "web", "phase": "Stopped", "pid": null, "nics": []})
+}
+
+fn body(words: &[&str], node: &str) -> Result<Value, SpecError> {
+    let arguments = parse::<create::Arguments>(words).unwrap();
+    arguments::body(&arguments, &node.parse().unwrap())
+}
+
+const HERE: &str = "/run/bellhop/node.socket";
+const ELSEWHERE: &str = "https://node1:7443";
+
+#[test]
+fn options_become_what_the_daemon_is_asked_for() {
+    let options = [
+        "web",
+        "--kernel=/boot/vmlinuz",
+        "--initramfs=/i",
+        "--cpus=2",
+        "--memory=size=1G,hugepages=2M",
+        "--nic=from=pci/0000:01:00.0,bridge=br0,vlan=100,mac=52:54:00:12:34:56,kind=vf",
+        "--nic=id=net0,path=/dev/vhost-vdpa-0,doorbell=off",
+        "--disk=path=/d,readonly=on",
+        "--restart=always",
+        "--stopped",
+    ];
+    let wanted = json!({
+        "kernel": "/boot/vmlinuz", "initramfs": "/i", "cmdline": "console=ttyS0", "cpus": 2,
+        "memory": {"size": "1G", "hugepages": "2M"},
+        "disks": [{"path": "/d", "readonly": true}],
+        "nics": [
+            {"id": "net1", "from": "pci/0000:01:00.0", "bridge": "br0", "vlan": 100, "mac": "52:54:00:12:34:56", "kind": "vf"},
+            {"id": "net0", "path": "/dev/vhost-vdpa-0", "doorbell": "off"},
+        ],
+        "restart": "Always", "state": "Stopped",
+    });
+    assert_eq!(body(&options, HERE).unwrap(), wanted);
+    assert_eq!(body(&options, ELSEWHERE).unwrap(), wanted);
+}
+
+#[test]
+fn paths_are_those_of_this_command() {
+    let here = std::env::current_dir().unwrap();
+    let made = body(&["web", "--kernel", "vmlinuz", "--disk", "path=d"], HERE).unwrap();
+    assert_eq!(made["kernel"], here.join("vmlinuz").to_str().unwrap());
+    assert_eq!(made["disks"][0]["path"], here.join("d").to_str().unwrap());
+    let error = body(&["web", "--kernel", "vmlinuz"], ELSEWHERE).unwrap_err();
+    assert!(matches!(error, SpecError::Relative(_)) && error.is_wrong_command_line());
+}
+
+#[test]
+fn a_file_goes_as_it_is_with_paths_from_the_root_on() {
+    let file = std::env::temp_dir().join(format!("bellhop-vm-{}.toml", std::process::id()));
+    let text = "kernel = 'vmlinuz'\nunknown = 1\n[[nics]]\nid = 'a'\nfrom = 'eth0'\n[[nics]]\nid = 'b'\npath = 'dev'\n";
+    std::fs::write(&file, text).unwrap();
+    let path = file.to_str().unwrap();
+    let made = body(&["web", "--file", path, "--restart", "never"], HERE).unwrap();
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(made["kernel"], here.join("vmlinuz").to_str().unwrap());
+    assert_eq!(made["nics"][1]["path"], here.join("dev").to_str().unwrap());
+    // For the daemon to refuse, in its words.
+    assert_eq!(made["unknown"], 1);
+    assert_eq!(made["restart"], "Never");
+    assert_eq!(made.get("state"), None);
+    assert!(parse::<create::Arguments>(&["web", "--file", path, "--kernel", "k"]).is_err());
+    std::fs::write(&file, "kernel = ").unwrap();
+    let error = body(&["web", "--file", path], HERE).unwrap_err();
+    assert!(!error.is_wrong_command_line());
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn two_nics_of_one_name_are_refused() {
+    let nics = [
+        "web",
+        "--kernel=/k",
+        "--nic=id=a,from=x",
+        "--nic=id=a,from=y",
+    ];
+    assert!(matches!(body(&nics, HERE), Err(SpecError::TwoNics(id)) if id == "a"));
+    assert!(parse::<create::Arguments>(&["web"]).is_err());
+}
+
+#[test]
+fn a_guest_is_asked_to_power_off_and_waited_for() {
+    let arguments = parse::<stop::Arguments>(&["web"]).unwrap();
+    let made_up = MadeUp::default()
+        .answer(200, &running(7))
+        .answer(204, &Value::Null)
+        .answer(200, &running(7))
+        .answer(200, &stopped())
+        .answer(200, &stopped());
+    let code = stop::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(code, Code::Success);
+    let asked = made_up.asked();
+    assert_eq!(asked[1], "POST /v1/vms/web/power-button");
+    assert_eq!(asked[2..4], ["GET /v1/vms/web", "GET /v1/vms/web"]);
+    assert_eq!(asked[4], r#"PATCH /v1/vms/web {"state":"Stopped"}"#);
+}
+
+#[test]
+fn a_guest_that_does_not_listen_is_left_as_it_is() {
+    let arguments = parse::<stop::Arguments>(&["web", "--time-limit=1"]).unwrap();
+    let mut made_up = MadeUp::default()
+        .answer(200, &running(7))
+        .answer(204, &Value::Null);
+    for _ in 0..20 {
+        made_up = made_up.answer(200, &running(7));
+    }
+    let code = stop::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(code, Code::TimedOut);
+    assert!(
+        made_up
+            .asked()
+            .iter()
+            .all(|asked| !asked.starts_with("PATCH"))
+    );
+}
+
+#[test]
+fn force_asks_nobody_and_a_stopped_machine_has_no_button() {
+    let forced = parse::<stop::Arguments>(&["web", "--force"]).unwrap();
+    let made_up = MadeUp::default().answer(200, &stopped());
+    stop::execute(&forced, &made_up.node(), format(&["-o", "json"])).unwrap();
+    assert_eq!(
+        made_up.asked(),
+        [r#"PATCH /v1/vms/web {"state":"Stopped"}"#]
+    );
+    let asked_for = parse::<stop::Arguments>(&["web"]).unwrap();
+    let made_up = MadeUp::default()
+        .answer(200, &stopped())
+        .answer(200, &stopped());
+    stop::execute(&asked_for, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(made_up.asked().len(), 2);
+    // Another process in its place: a restart policy was faster.
+    let made_up = MadeUp::default()
+        .answer(200, &running(7))
+        .answer(204, &Value::Null)
+        .answer(200, &running(8))
+        .answer(200, &stopped());
+    stop::execute(&asked_for, &made_up.node(), format(&[])).unwrap();
+    assert!(made_up.asked().last().unwrap().starts_with("PATCH"));
+    let mut paused = running(7);
+    paused["phase"] = json!("Paused");
+    let made_up = MadeUp::default().answer(200, &paused);
+    let error = stop::execute(&asked_for, &made_up.node(), format(&[])).unwrap_err();
+    assert!(matches!(error, CommandError::Paused { .. }));
+}
+
+#[test]
+fn what_runs_is_deleted_with_force_only() {
+    let arguments = parse::<delete::Arguments>(&["web"]).unwrap();
+    let made_up = MadeUp::default().answer(200, &running(7));
+    let error = delete::execute(&arguments, &made_up.node()).unwrap_err();
+    assert!(error.to_string().contains("bellhop vm stop web"));
+    let made_up = MadeUp::default()
+        .answer(200, &stopped())
+        .answer(204, &Value::Null);
+    delete::execute(&arguments, &made_up.node()).unwrap();
+    assert_eq!(made_up.asked()[1], "DELETE /v1/vms/web");
+    let forced = parse::<delete::Arguments>(&["web", "--force"]).unwrap();
+    let made_up = MadeUp::default().answer(204, &Value::Null);
+    delete::execute(&forced, &made_up.node()).unwrap();
+    assert_eq!(made_up.asked(), ["DELETE /v1/vms/web"]);
+}
+
+#[test]
+fn what_is_stopped_is_not_resumed() {
+    let arguments = parse::<resume::Arguments>(&["web"]).unwrap();
+    let made_up = MadeUp::default().answer(200, &stopped());
+    let error = resume::execute(&arguments, &made_up.node(), format(&[])).unwrap_err();
+    assert!(error.to_string().contains("bellhop vm start web"));
+}
+
+#[test]
+fn refusals_end_commands_with_their_codes() {
+    let arguments = parse::<start::Arguments>(&["web"]).unwrap();
+    let refuse = |status, code: &str| {
+        let body = json!({"code": code, "message": "no", "causes": [], "request_id": "1"});
+        let made_up = MadeUp::default().answer(status, &body);
+        end(start::execute(&arguments, &made_up.node(), format(&[]))).unwrap()
+    };
+    assert_eq!(refuse(404, "no_such_vm"), Code::NotThere);
+    assert_eq!(refuse(409, "wrong_state"), Code::Failed);
+    assert_eq!(refuse(403, "role"), Code::NoDaemon);
+    let wrong = end(Err(SpecError::TwoNics("a".to_owned()).into())).unwrap();
+    assert_eq!(wrong, Code::WrongCommandLine);
+}
+
+#[test]
+fn machines_are_listed_as_far_as_they_are_known() {
+    let views = [running(7), stopped()].map(|vm| VmView::read(&vm).unwrap());
+    let text = list::table(&views);
+    let wanted = "\
+NAME  STATE    PID  VCPUS  MEMORY  NICS  UPTIME  RESTARTS
+web   Running  7    2      1G      1     3h12m   2
+web   Stopped  -    -      -       0     -       0
+";
+    assert_eq!(text, wanted);
+    assert!(VmView::read(&json!({"name": "a"})).is_err());
+    for (seconds, text) in [(59, "59s"), (60, "1m0s"), (3600, "1h0m"), (90_000, "1d1h")] {
+        assert_eq!(time(Duration::from_secs(seconds)), text);
+    }
+}
+
+#[test]
+fn what_the_list_does_not_tell_is_taken_from_the_specification() {
+    let spec = json!({"kernel": "/k", "cpus": 4, "memory": {"size": "2G"}});
+    let made_up = MadeUp::default().answer(200, &spec);
+    let view = list::filled(&stopped(), &made_up.node()).unwrap();
+    assert_eq!((view.cpus, view.memory.as_deref()), (Some(4), Some("2G")));
+    assert_eq!(made_up.asked(), ["GET /v1/vms/web/spec"]);
+    let gone = json!({"code": "no_such_vm", "message": "no"});
+    let made_up = MadeUp::default().answer(404, &gone);
+    let view = list::filled(&stopped(), &made_up.node()).unwrap();
+    assert_eq!((view.cpus, view.memory), (None, None));
+}
+
+#[test]
+fn a_machine_is_shown_as_a_tree() {
+    let spec = json!({"kernel": "/boot/vmlinuz", "cpus": 2, "memory": {"size": "1G"},
+        "nics": [{"id": "net0", "from": "pci/0000:01:00.0", "vlan": 100}]});
+    let nic = json!({"id": "net0", "address": "00:03.0", "device": {"driver_ok": true, "queues": [
+        {"index": 0, "size": 256, "enabled": true, "kick": "Doorbell",
+         "watch": {"state": "Moving", "in_flight": 12, "posted_per_s": 5, "completed_per_s": 6, "stuck_for_s": 0, "rescues": 0}},
+        {"index": 1, "size": 256, "enabled": true, "kick": "Eventfd",
+         "watch": {"state": "Stuck", "in_flight": 3, "posted_per_s": 0, "completed_per_s": 0, "stuck_for_s": 5, "rescues": 1}},
+        {"index": 2, "size": 64, "enabled": true, "kick": "Exit", "watch": null},
+        {"index": 3, "size": 64, "enabled": false, "kick": "Exit", "watch": null},
+    ]}});
+    let disks = json!([{"id": "disk0", "path": "/d\u{1b}[2J", "state": "Plugged"}]);
+    let made_up = MadeUp::default()
+        .answer(200, &running(7))
+        .answer(200, &spec)
+        .answer(200, &nic)
+        .answer(200, &disks);
+    let text = show::text(&made_up.node(), "web").unwrap();
+    let wanted = "\
+web: Running
+├── process 7, bellhop 0.1.0, up 3h12m, started by an earlier daemon
+├── 2 vCPUs, 1G, /boot/vmlinuz
+├── restart OnFailure, started again 2 times, last end Crashed: triple fault
+├── nic net0: /dev/vhost-vdpa-3 vDPA device web.net0 at 00:03.0 in the guest
+│   ├── from=pci/0000:01:00.0,vlan=100
+│   ├── queue 0: 256 entries, kick doorbell, Moving, 12 in flight, 5 posted/s, 6 completed/s
+│   ├── queue 1: 256 entries, kick eventfd, STUCK, 3 in flight, 0 posted/s, 0 completed/s, 5 s without progress, 1 rescues
+│   └── queue 2: 64 entries, kick exit
+├── disk disk0: /d?[2J Plugged
+├── console: socket /run/c.socket, log /var/c.log
+└── messages: log /var/vmm.log
+";
+    assert_eq!(text, wanted);
+    assert_eq!(made_up.asked()[2], "GET /v1/vms/web/nics/net0");
+
+    // Nothing is known of one that does not run but what the daemon knows.
+    let made_up = MadeUp::default().answer(200, &stopped()).answer(200, &spec);
+    let text = show::text(&made_up.node(), "web").unwrap();
+    assert!(text.starts_with("web: Stopped\n├── no process\n"), "{text}");
+}
+
+/// Standard input that is made up: a socket, whose bytes mean what they say but for `X`, which leaves.
+struct Typed(UnixStream);
+
+impl AsFd for Typed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl ConsoleInput for Typed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<ConsoleRead> {
+        let count = (&self.0).read(buffer)?;
+        Ok(match buffer[..count].contains(&b'X') {
+            true => ConsoleRead::Leave,
+            false if count == 0 => ConsoleRead::Closed,
+            false => ConsoleRead::Bytes(count),
+        })
+    }
+}
+
+#[test]
+fn a_console_passes_bytes_on_until_one_end_leaves() {
+    let (mut keyboard, typed) = UnixStream::pair().unwrap();
+    let (mut guest, stream) = UnixStream::pair().unwrap();
+    let thread = std::thread::spawn(move || {
+        let mut output = Vec::new();
+        let end = connect(Some(Typed(typed)), &stream, &mut output).unwrap();
+        (end, output)
+    });
+    keyboard.write_all(b"ls\r").unwrap();
+    let mut got = [0; 3];
+    guest.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"ls\r");
+    guest.write_all(b"file\r\n").unwrap();
+    // The output is there before the user leaves.
+    std::thread::sleep(Duration::from_millis(200));
+    keyboard.write_all(b"X").unwrap();
+    let (end, output) = thread.join().unwrap();
+    assert_eq!((end, output.as_slice()), (End::Left, &b"file\r\n"[..]));
+    assert_eq!(guest.read(&mut got).unwrap(), 0);
+}
+
+#[test]
+fn a_console_goes_on_after_the_end_of_input_and_ends_with_the_machine() {
+    let (mut keyboard, typed) = UnixStream::pair().unwrap();
+    let (mut guest, stream) = UnixStream::pair().unwrap();
+    let thread = std::thread::spawn(move || {
+        let mut output = Vec::new();
+        let end = connect(Some(Typed(typed)), &stream, &mut output).unwrap();
+        (end, output)
+    });
+    // More than a socket takes at once, to a guest that does not read yet.
+    let script = vec![b'a'; 1 << 20];
+    let writer = std::thread::spawn(move || keyboard.write_all(&script).map(|()| drop(keyboard)));
+    std::thread::sleep(Duration::from_millis(200));
+    let mut got = vec![0; 1 << 20];
+    guest.read_exact(&mut got).unwrap();
+    assert!(got.iter().all(|byte| *byte == b'a'));
+    writer.join().unwrap().unwrap();
+    guest.write_all(b"bye").unwrap();
+    drop(guest);
+    let (end, output) = thread.join().unwrap();
+    assert_eq!((end, output.as_slice()), (End::Closed, &b"bye"[..]));
+}
+
+#[test]
+fn a_console_needs_a_machine_that_runs_on_this_host() {
+    let arguments = parse::<console::Arguments>(&["web"]).unwrap();
+    let which = |node: &str| parse::<NodeArguments>(&["--node", node]).unwrap();
+    let made_up = MadeUp::default().answer(200, &stopped());
+    let error = console::execute(&arguments, &which(HERE), &made_up.node()).unwrap_err();
+    assert!(error.to_string().contains("does not run"));
+    let error = console::execute(&arguments, &which(ELSEWHERE), &made_up.node()).unwrap_err();
+    assert!(error.to_string().contains("ssh -t"));
+    assert_eq!(*which(HERE).address(), Address::Socket(HERE.into()));
+}

@@ -1,0 +1,53 @@
+//! The host: versions, kernel, processors, memory, and whether it is fit.
+
+use std::fmt::Write as _;
+
+use super::{Bundle, Context};
+use crate::doctor;
+
+/// Files of the kernel and the distribution that are taken as they are.
+const FILES: [&str; 9] = [
+    "/etc/os-release",
+    "/proc/version",
+    "/proc/cmdline",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/modules",
+    "/proc/iomem",
+    "/proc/self/limits",
+    "/proc/self/status",
+];
+/// Of each of them, in bytes.
+const FILE_MAX: u64 = 1 << 20;
+
+/// Adds it.
+pub(super) fn add(context: &Context, bundle: &mut Bundle) {
+    let host = &context.host;
+    bundle.add(&["versions.txt"], versions().as_bytes());
+    for path in FILES {
+        let name = path.trim_start_matches('/').replace('/', "_");
+        bundle.put(&["host", &name], host.bytes(path, FILE_MAX));
+    }
+    let report = doctor::report(host);
+    bundle.add(&["doctor.txt"], doctor::table(&report, false).as_bytes());
+    bundle.put(&["doctor.json"], serde_json::to_vec_pretty(&report));
+}
+
+fn versions() -> String {
+    let kernel = rustix::system::uname();
+    let mut text = String::new();
+    // Writing to a String does not fail.
+    let _ = writeln!(text, "bellhop {}", env!("CARGO_PKG_VERSION"));
+    for (name, value) in [
+        ("system", kernel.sysname()),
+        ("host", kernel.nodename()),
+        ("kernel", kernel.release()),
+        ("build", kernel.version()),
+        ("machine", kernel.machine()),
+    ] {
+        let _ = writeln!(text, "{name} {}", value.to_string_lossy());
+    }
+    let user = rustix::process::geteuid().as_raw();
+    let _ = writeln!(text, "asked by user {user}");
+    text
+}

@@ -1,0 +1,58 @@
+//! A bundle for a support ticket: what is known about this host, its devices and its machines, in one
+//! `.tar.gz`.
+//!
+//! Each source is one file with a function that adds to the [`Bundle`]; [`SOURCES`] is the list of them.
+//! A part that cannot be had is said in `errors.txt` with the reason, and the others come all the same:
+//! a bundle is asked for when something does not work. Sources change nothing, open no vDPA device, and
+//! wait for a limited time. Secrets are not in what they read: tokens and keys are in files that no source
+//! opens.
+
+mod archive;
+mod bundle;
+mod devices;
+mod host;
+mod logs;
+mod machines;
+
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::client::{Address, Credentials};
+use crate::doctor::Host;
+
+pub(crate) use bundle::Bundle;
+
+/// What is asked, and what may be read.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// The host whose files are read.
+    pub(crate) host: Host,
+    /// The daemon that is asked.
+    pub(crate) node: Address,
+    /// With what, if it is on another host.
+    pub(crate) credentials: Credentials,
+    /// Where the daemon keeps its machines' logs.
+    pub(crate) state_dir: PathBuf,
+    /// Where the sockets of machines are, for when there is no daemon.
+    pub(crate) runtime_dir: PathBuf,
+    /// With what guests have said on their consoles.
+    pub(crate) console: bool,
+}
+
+type Source = fn(&Context, &mut Bundle);
+
+/// Where parts come from, in their order.
+const SOURCES: [Source; 4] = [host::add, devices::add, machines::add, logs::add];
+
+/// Everything that can be had, as it is now.
+pub(crate) fn collect(context: &Context, now: SystemTime) -> Bundle {
+    let time = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let mut bundle = Bundle::new(time);
+    for source in SOURCES {
+        source(context, &mut bundle);
+    }
+    bundle
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! A bundle on a host without a daemon, and what is said about what is missing.
+
+use std::path::Path;
+use std::time::Duration;
+
+use miniz_oxide::inflate::decompress_to_vec;
+
+use super::*;
+
+/// The names and contents in a `.tar.gz` of ours.
+fn unpack(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let tar = decompress_to_vec(&bytes[10..bytes.len() - 8]).unwrap();
+    let text = |bytes: &[u8]| {
+        let end = bytes.iter().position(|byte| *byte == 0);
+        String::from_utf8(bytes[..end.unwrap_or(bytes.len())].to_vec()).unwrap()
+    };
+    let mut files = Vec::new();
+    let mut at = 0;
+    while tar[at] != 0 {
+        let size = usize::from_str_radix(&text(&tar[at + 124..at + 136]), 8).unwrap();
+        let content = tar[at + 512..at + 512 + size].to_vec();
+        files.push((text(&tar[at..at + 100]), content));
+        at += 512 + size.next_multiple_of(512);
+    }
+    files
+}
+
+fn directory(name: &str) -> PathBuf {
+    let file = format!("bellhop-report-test-{}-{name}", std::process::id());
+    let path = std::env::temp_dir().join(file);
+    std::fs::create_dir(&path).unwrap();
+    path
+}
+
+fn context(directory: &Path, console: bool) -> Context {
+    Context {
+        host: Host::this(),
+        node: Address::Socket(directory.join("node.socket")),
+        credentials: Credentials::default(),
+        state_dir: directory.to_owned(),
+        runtime_dir: directory.to_owned(),
+        console,
+    }
+}
+
+#[test]
+fn without_a_daemon_the_rest_comes_and_the_reason_is_told() {
+    let directory = directory("alone");
+    let vm = directory.join("vms/web");
+    std::fs::create_dir_all(&vm).unwrap();
+    std::fs::write(vm.join("vmm.log"), "a line\n").unwrap();
+    std::fs::write(vm.join("console.log"), "login: root\n").unwrap();
+    let now = UNIX_EPOCH + Duration::from_secs(1_795_297_500);
+
+    let bundle = collect(&context(&directory, false), now);
+    assert_eq!(bundle.name(), "bellhop-report-20261121T214500Z");
+    let missing = bundle.missing();
+    assert!(missing >= 2);
+    let files = unpack(&bundle.finish());
+    let find = |name: &str| {
+        let name = format!("bellhop-report-20261121T214500Z/{name}");
+        let file = files.iter().find(|file| file.0 == name)?;
+        Some(String::from_utf8_lossy(&file.1).into_owned())
+    };
+    let errors = find("errors.txt").unwrap();
+    assert!(
+        errors.contains("node: the node daemon cannot be reached"),
+        "{errors}"
+    );
+    assert!(errors.contains("vms/web/vm.json: "), "{errors}");
+    assert!(errors.lines().count() >= missing);
+    assert!(find("versions.txt").unwrap().starts_with("bellhop "));
+    assert!(find("host/proc_version").unwrap().starts_with("Linux "));
+    assert!(find("doctor.json").unwrap().contains("findings"));
+    assert_eq!(find("logs/vms/web/vmm.log").unwrap(), "a line\n");
+    assert_eq!(find("logs/vms/web/console.log"), None);
+
+    let files = unpack(&collect(&context(&directory, true), now).finish());
+    assert!(files.iter().any(|file| file.0.ends_with("console.log")));
+    std::fs::remove_dir_all(&directory).unwrap();
+}

@@ -1,0 +1,293 @@
+//! The command line against the node daemon: a machine's whole life in the words of `bellhop vm`, a report of
+//! it, and what commands say without a daemon.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+use lab::guest::BellhopArguments;
+use lab::sim::require_lab;
+use serde_json::Value;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:58:01";
+/// How long something may take; it is emulated twice.
+const NOTICE: Duration = Duration::from_secs(90);
+
+/// A daemon with directories of its own, or only the directories.
+struct Node {
+    directory: PathBuf,
+    daemon: Option<Child>,
+}
+
+impl Node {
+    fn nobody(test: &str) -> Self {
+        require_lab().unwrap();
+        let name = format!("lab-cli-{test}-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir(&directory).unwrap();
+        Self {
+            directory,
+            daemon: None,
+        }
+    }
+
+    fn start(test: &str) -> Self {
+        let mut node = Self::nobody(test);
+        let daemon = bellhop()
+            .args(["--log-level", "info", "serve"])
+            .arg("--state-dir")
+            .arg(node.state())
+            .arg("--runtime-dir")
+            .arg(node.directory.join("run"))
+            .spawn();
+        node.daemon = Some(daemon.unwrap());
+        until("the daemon serves", || node.socket().exists());
+        node
+    }
+
+    fn state(&self) -> PathBuf {
+        self.directory.join("state")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join("run/node.socket")
+    }
+
+    /// `bellhop` with these words, which asks this daemon.
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = bellhop();
+        command.args(words).env("BELLHOP_NODE", self.socket());
+        command
+    }
+
+    /// What it says, if it ends with this code.
+    #[track_caller]
+    fn says(&self, words: &[&str], code: i32) -> (String, String) {
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = self.command(words).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        let (out, errors) = (text(stdout), text(stderr));
+        assert_eq!(status.code(), Some(code), "{words:?}: {out}{errors}");
+        (out, errors)
+    }
+
+    #[track_caller]
+    fn done(&self, words: &[&str]) -> String {
+        self.says(words, 0).0
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(daemon) = &mut self.daemon {
+            let _ = Command::new(std::env::var_os("BELLHOP").unwrap())
+                .args(["vm", "delete", "--force", "web", "--node"])
+                .arg(self.directory.join("run/node.socket"))
+                .stderr(Stdio::null())
+                .status();
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn bellhop() -> Command {
+    let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+    command.stdin(Stdio::null());
+    command
+}
+
+#[track_caller]
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < NOTICE, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The files in a report, without the directory that they are in.
+fn unpack(report: &Path, into: &Path) -> PathBuf {
+    fs::create_dir(into).unwrap();
+    let tar = Command::new("tar")
+        .arg("-xzf")
+        .arg(report)
+        .arg("-C")
+        .arg(into)
+        .status();
+    assert!(tar.unwrap().success());
+    let mut entries = fs::read_dir(into).unwrap();
+    entries.next().unwrap().unwrap().path()
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn without_a_daemon_commands_say_so_and_a_report_comes() {
+    let node = Node::nobody("nobody");
+    let (_, errors) = node.says(&["vm", "list"], 4);
+    assert!(
+        errors.contains("cannot be reached") && errors.contains("hint: start it"),
+        "{errors}"
+    );
+    node.says(&["vm", "create", "web"], 2);
+    node.says(&["vm", "show", "web", "--node", "http://node1:80"], 2);
+    let (_, errors) = node.says(&["vm", "list", "--node", "https://node1:7443"], 2);
+    assert!(errors.contains("--node-ca"), "{errors}");
+
+    let file = node.directory.join("report.tar.gz");
+    let file_name = file.to_str().unwrap();
+    let words = [
+        "report",
+        "--state-dir",
+        node.directory.to_str().unwrap(),
+        "--output",
+        file_name,
+    ];
+    let (said, errors) = node.says(&words, 0);
+    assert_eq!(said.trim(), file_name);
+    assert!(errors.contains("missing"), "{errors}");
+    let report = unpack(&file, &node.directory.join("unpacked"));
+    assert!(read(&report.join("errors.txt")).contains("node: the node daemon cannot be reached"));
+    assert!(read(&report.join("vdpa/mgmtdev.json")).contains("vdpasim_net"));
+    assert!(read(&report.join("host/proc_modules")).contains("vhost_vdpa"));
+    let topology: Value = serde_json::from_str(&read(&report.join("topology.json"))).unwrap();
+    assert!(
+        topology["mgmtdevs"].to_string().contains("vdpasim_net"),
+        "{topology}"
+    );
+    // A file that is there is not replaced.
+    node.says(&words, 1);
+
+    let pages = node.directory.join("man");
+    fs::create_dir(&pages).unwrap();
+    node.done(&["man", pages.to_str().unwrap()]);
+    assert!(read(&pages.join("bellhop-vm-create.1")).contains("EXAMPLES"));
+    assert!(node.done(&["completions", "bash"]).contains("topology"));
+}
+
+#[test]
+fn a_machines_life_in_the_words_of_the_command_line() {
+    let node = Node::start("life");
+    let guest = BellhopArguments::small().unwrap();
+    let (kernel, ramdisk) = (guest.kernel_image(), guest.ramdisk());
+    let nic = format!("from=vdpasim_net,mac={MAC}");
+    let create = [
+        "vm",
+        "create",
+        "web",
+        "--kernel",
+        kernel.to_str().unwrap(),
+        "--initramfs",
+        ramdisk.to_str().unwrap(),
+        "--cmdline",
+        guest.kernel_words(),
+        "--memory",
+        "256M",
+        "--nic",
+        &nic,
+    ];
+    let made = node.done(&create);
+    assert!(made.starts_with("web: ") && made.contains("pid "), "{made}");
+    until("it runs", || node.done(&["vm", "list"]).contains("Running"));
+    let vms: Value = serde_json::from_str(&node.done(&["vm", "list", "-o", "json"])).unwrap();
+    assert_eq!(vms[0]["name"], "web", "{vms}");
+    // The same again changes nothing; another one is refused.
+    node.done(&create);
+    let (_, errors) = node.says(&[&create[..], &["--cpus", "2"]].concat(), 1);
+    assert!(
+        errors.starts_with("error: ") && errors.contains("request: "),
+        "{errors}"
+    );
+
+    // What the guest said before is there for who comes later.
+    let mut console = node.command(&["vm", "console", "web"]);
+    let mut console = console
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = console.stdout.take().unwrap();
+    let mut heard = Vec::new();
+    let start = Instant::now();
+    while !String::from_utf8_lossy(&heard).contains("@lab ready") {
+        assert!(
+            start.elapsed() < NOTICE,
+            "{}",
+            String::from_utf8_lossy(&heard)
+        );
+        let mut buffer = [0; 4096];
+        let count = output.read(&mut buffer).unwrap();
+        assert_ne!(count, 0, "{}", String::from_utf8_lossy(&heard));
+        heard.extend_from_slice(&buffer[..count]);
+    }
+    console.kill().unwrap();
+    console.wait().unwrap();
+
+    let shown = node.done(&["vm", "show", "web"]);
+    assert!(shown.contains("nic net0: /dev/vhost-vdpa-"), "{shown}");
+    assert!(shown.contains("queue 0: "), "{shown}");
+    assert!(
+        shown.contains(&format!("from=vdpasim_net,mac={MAC}")),
+        "{shown}"
+    );
+    assert!(node.done(&["vm", "pause", "web"]).contains("Paused"));
+    let (_, errors) = node.says(&["vm", "stop", "web"], 1);
+    assert!(errors.contains("bellhop vm resume web"), "{errors}");
+    assert!(node.done(&["vm", "resume", "web"]).contains("Running"));
+
+    let report = node.directory.join("report.tar.gz");
+    let state = node.state();
+    let words = [
+        "report",
+        "--output",
+        report.to_str().unwrap(),
+        "--state-dir",
+        state.to_str().unwrap(),
+    ];
+    node.done(&words);
+    let report = unpack(&report, &node.directory.join("unpacked"));
+    assert!(read(&report.join("vms/web/vm.json")).contains("Running"));
+    assert!(read(&report.join("vms/web/nics/net0.json")).contains("queues"));
+    assert!(report.join("vms/web/metrics.txt").exists());
+
+    let (_, errors) = node.says(&["vm", "delete", "web"], 1);
+    assert!(errors.contains("bellhop vm stop web"), "{errors}");
+    // With the guest's consent or without it: the small one need not listen to its power button.
+    let stopped = node
+        .command(&["vm", "stop", "web", "--time-limit", "5"])
+        .output()
+        .unwrap();
+    match stopped.status.code() {
+        Some(0) => {}
+        Some(6) => {
+            let stopped = node.done(&["vm", "stop", "web", "--force"]);
+            assert!(stopped.contains("Stopped"), "{stopped}");
+        }
+        _ => panic!("{stopped:?}"),
+    }
+    let (_, errors) = node.says(&["vm", "resume", "web"], 1);
+    assert!(errors.contains("bellhop vm start web"), "{errors}");
+    node.done(&["vm", "start", "web"]);
+    until("it runs again", || {
+        node.done(&["vm", "list"]).contains("Running")
+    });
+    node.done(&["vm", "delete", "web", "--force"]);
+    let (_, errors) = node.says(&["vm", "show", "web"], 5);
+    assert!(errors.contains("web"), "{errors}");
+    assert_eq!(node.done(&["vm", "list", "-j"]).trim(), "[]");
+}
