@@ -4,11 +4,11 @@ mod describe;
 
 use std::io;
 
-use vdpa::mgmt::{Connection, InvalidDevice, MgmtError, NewDevice};
+use vdpa::mgmt::{Connection, DeviceConfig, InvalidDevice, MgmtError, NewDevice, VdpaDevice};
 
 use super::words::{self, WordError, Words};
 use crate::exit::{self, Code};
-use crate::listing::{Entry, Format, Layout, Listing};
+use crate::listing::{Format, Layout, Listing};
 
 /// Make, show, change and delete vDPA devices
 ///
@@ -145,12 +145,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
 }
 
 fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
-    let show = |section, layout, entries: Vec<Entry>| {
-        let listing = Listing {
-            section,
-            layout,
-            entries,
-        };
+    let show = |listing: Listing| {
         listing
             .print(arguments.format)
             .map_err(CommandError::Output)
@@ -162,8 +157,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
                 Some(name) => vec![connection.device(name)?],
                 None => connection.devices()?,
             };
-            let entries = devices.iter().map(describe::device).collect();
-            show("dev", Layout::Line, entries)?;
+            show(listing(&devices))?;
         }
         Command::Config(ConfigCommand::Show { device }) => {
             let connection = Connection::open()?;
@@ -171,15 +165,17 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
                 Some(name) => vec![connection.config(name)?],
                 None => connection.configs()?,
             };
-            let entries = configs.iter().map(describe::config).collect();
-            show("config", Layout::LineThenLists, entries)?;
+            show(config_listing(&configs))?;
         }
         Command::Vstats(VstatsCommand::Show { device, words }) => {
             let words = Words::parse(words, &["qidx"])?;
             let queue_index = words.needed("qidx", words::number)?;
             let stats = Connection::open()?.vendor_stats(device, queue_index)?;
-            let entries = vec![describe::vendor_stats(&stats)];
-            show("vstats", Layout::LineThenLists, entries)?;
+            show(Listing {
+                section: "vstats",
+                layout: Layout::LineThenLists,
+                entries: vec![describe::vendor_stats(&stats)],
+            })?;
         }
         Command::Add { words } => {
             let device = new_device(words)?;
@@ -194,6 +190,24 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         Command::Del { device } => Connection::open()?.delete(device)?,
     }
     Ok(Code::Success)
+}
+
+/// Devices as they are shown.
+pub(crate) fn listing(devices: &[VdpaDevice]) -> Listing {
+    Listing {
+        section: "dev",
+        layout: Layout::Line,
+        entries: devices.iter().map(describe::device).collect(),
+    }
+}
+
+/// Configurations of devices as they are shown.
+pub(crate) fn config_listing(configs: &[DeviceConfig]) -> Listing {
+    Listing {
+        section: "config",
+        layout: Layout::LineThenLists,
+        entries: configs.iter().map(describe::config).collect(),
+    }
 }
 
 fn new_device(words: &[String]) -> Result<NewDevice, CommandError> {

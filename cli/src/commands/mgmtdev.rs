@@ -55,14 +55,19 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
         Some(name) => vec![connection.mgmt_device(name)?],
         None => connection.mgmt_devices()?,
     };
+    listing(&devices)
+        .print(arguments.format)
+        .map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}
+
+/// Management devices as they are shown.
+pub(crate) fn listing(devices: &[MgmtDevice]) -> Listing {
     Listing {
         section: "mgmtdev",
         layout: Layout::Lines,
         entries: devices.iter().map(entry).collect(),
     }
-    .print(arguments.format)
-    .map_err(CommandError::Output)?;
-    Ok(Code::Success)
 }
 
 fn entry(device: &MgmtDevice) -> Entry {

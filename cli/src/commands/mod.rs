@@ -1,16 +1,16 @@
 //! The subcommands, one file each.
 
 mod bind;
-mod dev;
+pub(crate) mod dev;
 mod doctor;
-mod mgmtdev;
-mod nic;
-mod port;
+pub(crate) mod mgmtdev;
+pub(crate) mod nic;
+pub(crate) mod port;
 mod probe;
 mod run;
 mod serve;
 mod topology;
-mod vf;
+pub(crate) mod vf;
 mod words;
 
 use std::error::Error;

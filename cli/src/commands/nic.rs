@@ -173,12 +173,16 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
     }
 }
 
-fn show(entries: Vec<Entry>, format: Format) -> Result<Code, CommandError> {
-    let listing = Listing {
+/// NICs as they are shown.
+pub(crate) fn listing(nics: &[MadeNic]) -> Result<Listing, MgmtError> {
+    let mut entries = Vec::new();
+    if !nics.is_empty() {
+        let connection = Connection::open()?;
+        entries.extend(nics.iter().map(|nic| entry(nic, &connection)));
+    }
+    Ok(Listing {
         section: "nic",
         layout: Layout::Line,
         entries,
-    };
-    listing.print(format).map_err(CommandError::Output)?;
-    Ok(Code::Success)
+    })
 }

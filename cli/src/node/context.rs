@@ -1,5 +1,6 @@
 //! What every endpoint gets.
 
+use super::api::{Readers, Turns};
 use super::events::Events;
 use super::paths::Paths;
 
@@ -10,4 +11,8 @@ pub(super) struct Node {
     pub(super) paths: Paths,
     /// What has happened on the node.
     pub(super) events: Events,
+    /// Places for readers of events.
+    pub(super) readers: Readers,
+    /// Turns of requests to the kernel about NICs, devices and ports.
+    pub(super) turns: Turns,
 }

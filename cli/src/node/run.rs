@@ -3,20 +3,24 @@
 //! Owns the runtime and the signals.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use vmm::http::server;
 use vmm::http::socket::{self, SocketError};
 
-use super::api;
+use super::access::{self, Access, AccessError, AccessFiles, ShareError, TlsListener};
+use super::api::{self, Readers, Turns};
 use super::context::Node;
 use super::events::Events;
 use super::paths::Paths;
+use super::systemd::Notifier;
+use super::watcher::Watcher;
 use crate::exit::Code;
 
 /// Threads for what has to wait: netlink, files, machines.
@@ -29,6 +33,10 @@ const WORKER_IDLE: Duration = Duration::from_secs(10);
 pub(crate) struct Options {
     /// Where it keeps what.
     pub(crate) paths: Paths,
+    /// The group that may use the socket, too.
+    pub(crate) group: Option<String>,
+    /// Where it listens for TCP, and who may come in there.
+    pub(crate) remote: Option<(SocketAddr, AccessFiles)>,
 }
 
 /// Why there is no daemon.
@@ -46,6 +54,21 @@ pub(crate) enum NodeError {
     /// No socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// The socket cannot be a group's.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    /// Nobody could come in by TCP.
+    #[error("nobody can be let in by TCP (--listen)")]
+    Access(#[from] AccessError),
+    /// The address is taken, or not this host's.
+    #[error("cannot listen on {address}; give --listen an address of this host and a free port")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
     /// Not even that.
     #[error("cannot start the daemon")]
     Start(#[source] io::Error),
@@ -73,24 +96,82 @@ pub(crate) fn run(options: &Options) -> Result<Code, NodeError> {
 async fn serve(options: &Options) -> Result<(), NodeError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(NodeError::Start)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(NodeError::Start)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(NodeError::Start)?;
+    let notifier = Notifier::from_environment();
+    let files = options.remote.as_ref().map(|(_, files)| files.clone());
+    let access = Arc::new(Access::new(files)?);
     // The file goes when the last answer is given.
     let (listener, _file) = socket::listen(&options.paths.socket())?;
     let listener = UnixListener::from_std(listener).map_err(NodeError::Start)?;
+    if let Some(group) = &options.group {
+        access::share_with(&options.paths.socket(), group)?;
+    }
+    let remote = match &options.remote {
+        Some((address, _)) => Some(listen(*address).await?),
+        None => None,
+    };
     let node = Arc::new(Node {
         paths: options.paths.clone(),
         events: Events::default(),
+        readers: Readers::default(),
+        turns: Turns::default(),
     });
+    // Before anything is served, so that no reader misses what it has asked for.
+    let watcher = Watcher::start(node.clone()).map_err(NodeError::Start)?;
     let (end, ended) = watch::channel(false);
     node.events.publish("/v1", "served", None);
-    let serving = server::serve(listener, api::router(node), ended);
-    let signals = async {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+    let router = api::router(node, access.clone());
+    let local = server::serve(listener, router.clone(), ended.clone());
+    let by_tcp = async {
+        if let Some(listener) = remote {
+            server::serve(TlsListener::new(listener, access.clone()), router, ended).await;
         }
+    };
+    let signals = async {
+        notifier.ready();
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => reload(&access, &notifier),
+                () = watchdog(&notifier) => notifier.alive(),
+            }
+        }
+        notifier.stopping();
         tracing::info!("the daemon ends; machines go on");
         end.send_replace(true);
     };
-    tokio::join!(serving, signals);
+    tokio::join!(local, by_tcp, signals);
+    drop(watcher);
     Ok(())
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, NodeError> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(|source| NodeError::Listen { address, source })?;
+    // With port 0 the kernel has chosen one.
+    let address = listener.local_addr().unwrap_or(address);
+    tracing::info!(%address, "listening for TCP");
+    Ok(listener)
+}
+
+/// Reads again what says who may come in.
+fn reload(access: &Access, notifier: &Notifier) {
+    notifier.reloading();
+    match access.reload() {
+        Ok(()) => tracing::info!("certificates and tokens are read again"),
+        Err(error) => tracing::error!(
+            error = &error as &dyn std::error::Error,
+            "certificates and tokens stay as they were"
+        ),
+    }
+    notifier.ready();
+}
+
+/// Until systemd is to be told that this still works, if it wants to know.
+async fn watchdog(notifier: &Notifier) {
+    match notifier.interval() {
+        Some(interval) => tokio::time::sleep(interval).await,
+        None => std::future::pending().await,
+    }
 }

@@ -94,6 +94,19 @@ impl Transport for UnixListener {
     }
 }
 
+/// Says when a connection takes no more requests: its time is over, or the server ends. Each request has it as
+/// an extension, so that an answer without an end can be brought to one.
+#[derive(Debug, Clone)]
+pub struct Closing(watch::Receiver<bool>);
+
+impl Closing {
+    /// Waits for it.
+    pub async fn wait(&mut self) {
+        // An error means that the connection is gone, which is the end as well.
+        let _ = self.0.wait_for(|closing| *closing).await;
+    }
+}
+
 /// Serves `router` until `ended` is true or its sender is gone; then the answers that are under way get
 /// a second to reach their clients. Accepting is over before that.
 pub async fn serve<T: Transport>(transport: T, router: Router, ended: watch::Receiver<bool>) {
@@ -154,13 +167,16 @@ async fn serve_incoming<T: Transport>(
     };
     match established.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok((stream, peer)) => {
+            let (close, closing) = watch::channel(false);
+            let closing = Closing(closing);
             let router = router.layer(middleware::from_fn(
                 move |mut request: Request, next: Next| {
                     request.extensions_mut().insert(peer.clone());
+                    request.extensions_mut().insert(closing.clone());
                     next.run(request)
                 },
             ));
-            serve_connection(stream, router, ended).await;
+            serve_connection(stream, router, ended, close).await;
         }
         Err(error) => tracing::info!(%error, "a connection to the API is refused"),
     }
@@ -171,6 +187,7 @@ async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     mut ended: watch::Receiver<bool>,
+    close: watch::Sender<bool>,
 ) {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -185,6 +202,7 @@ async fn serve_connection(
         _ = ended.wait_for(|ended| *ended) => false,
         () = tokio::time::sleep(CONNECTION_TIME) => true,
     };
+    close.send_replace(true);
     if expired {
         connection.as_mut().graceful_shutdown();
         tokio::select! {

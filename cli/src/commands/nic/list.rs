@@ -1,9 +1,8 @@
 //! `bellhop nic list`.
 
-use vdpa::mgmt::Connection;
 use vdpa::mgmt::nic::Store;
 
-use super::{CommandError, entry, show};
+use super::{CommandError, listing};
 use crate::exit::Code;
 use crate::listing::Format;
 
@@ -30,10 +29,8 @@ Fields:
 
 pub(super) fn execute(format: Format) -> Result<Code, CommandError> {
     let nics = Store::open_default()?.nics()?;
-    if nics.is_empty() {
-        return show(Vec::new(), format);
-    }
-    let connection = Connection::open()?;
-    let entries = nics.iter().map(|nic| entry(nic, &connection));
-    show(entries.collect(), format)
+    listing(&nics)?
+        .print(format)
+        .map_err(CommandError::Output)?;
+    Ok(Code::Success)
 }
