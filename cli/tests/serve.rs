@@ -2,7 +2,10 @@
 //!
 //! What it does with devices is tested in the lab (`tests/tests/api_node_*.rs`).
 
-#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
 
 #[path = "serve/certificates.rs"]
 mod certificates;

@@ -1,5 +1,7 @@
 //! What every endpoint gets.
 
+use std::sync::Arc;
+
 use super::api::{Readers, Turns};
 use super::events::Events;
 use super::paths::Paths;
@@ -10,7 +12,7 @@ pub(super) struct Node {
     /// Where things are kept.
     pub(super) paths: Paths,
     /// What has happened on the node.
-    pub(super) events: Events,
+    pub(super) events: Arc<Events>,
     /// Places for readers of events.
     pub(super) readers: Readers,
     /// Turns of requests to the kernel about NICs, devices and ports.

@@ -112,12 +112,12 @@ async fn serve(options: &Options) -> Result<(), NodeError> {
     };
     let node = Arc::new(Node {
         paths: options.paths.clone(),
-        events: Events::default(),
+        events: Arc::new(Events::default()),
         readers: Readers::default(),
         turns: Turns::default(),
     });
     // Before anything is served, so that no reader misses what it has asked for.
-    let watcher = Watcher::start(node.clone()).map_err(NodeError::Start)?;
+    let watcher = Watcher::start(node.events.clone()).map_err(NodeError::Start)?;
     let (end, ended) = watch::channel(false);
     node.events.publish("/v1", "served", None);
     let router = api::router(node, access.clone());

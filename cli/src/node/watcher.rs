@@ -21,7 +21,6 @@ use rustix::io::Errno;
 use vdpa::mgmt::devlink::{self, Handle, HealthReporter, HealthState, RateObject};
 use vdpa::mgmt::uevent::{self, Action, Uevent, Uevents};
 
-use super::context::Node;
 use super::events::Events;
 
 /// How often devlink is looked for where the kernel has none yet.
@@ -46,13 +45,13 @@ impl Watcher {
     ///
     /// # Errors
     /// No thread, or no socket for uevents.
-    pub(super) fn start(node: Arc<Node>) -> io::Result<Self> {
+    pub(super) fn start(events: Arc<Events>) -> io::Result<Self> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let uevents = Uevents::open()?;
         let stopped = stop.clone();
         let thread = thread::Builder::new()
             .name("watcher".to_owned())
-            .spawn(move || watch(&node.events, uevents, &stopped))?;
+            .spawn(move || watch(&events, uevents, &stopped))?;
         Ok(Self {
             stop,
             thread: Some(thread),

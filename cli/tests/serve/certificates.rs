@@ -27,36 +27,36 @@ const BASIC_CONSTRAINTS: &[u8] = &[0x55, 0x1d, 19];
 
 /// When a certificate counts.
 #[derive(Debug, Clone, Copy)]
-pub enum Validity {
+pub(crate) enum Validity {
     Now,
     Past,
     Future,
 }
 
 /// A certificate and its key.
-pub struct Identity {
+pub(crate) struct Identity {
     name: String,
-    pub certificate: Vec<u8>,
+    pub(crate) certificate: Vec<u8>,
     /// PKCS #8.
-    pub key: Vec<u8>,
+    pub(crate) key: Vec<u8>,
 }
 
 impl Identity {
     /// One that signs others, signed by itself.
-    pub fn authority(name: &str) -> Self {
+    pub(crate) fn authority(name: &str) -> Self {
         make(name, None, Validity::Now)
     }
 
     /// One that this authority signs.
-    pub fn signs(&self, name: &str, validity: Validity) -> Self {
+    pub(crate) fn signs(&self, name: &str, validity: Validity) -> Self {
         make(name, Some(self), validity)
     }
 
-    pub fn certificate_pem(&self) -> String {
+    pub(crate) fn certificate_pem(&self) -> String {
         pem("CERTIFICATE", &self.certificate)
     }
 
-    pub fn key_pem(&self) -> String {
+    pub(crate) fn key_pem(&self) -> String {
         pem("PRIVATE KEY", &self.key)
     }
 }

@@ -23,10 +23,10 @@ use super::certificates::{Identity, Validity};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A directory that goes with the test.
-pub struct Directory(pub PathBuf);
+pub(crate) struct Directory(pub(crate) PathBuf);
 
 impl Directory {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path =
@@ -35,12 +35,12 @@ impl Directory {
         Self(path)
     }
 
-    pub fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
     /// Writes a file that only its owner may use.
-    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.file(name);
         let mut options = fs::OpenOptions::new();
         let options = options.write(true).create(true).truncate(true).mode(0o600);
@@ -60,7 +60,7 @@ impl Drop for Directory {
 }
 
 /// The SHA-256 of a token, as a line of the file has it.
-pub fn token_line(role: &str, name: &str, token: &str) -> String {
+pub(crate) fn token_line(role: &str, name: &str, token: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, token.as_bytes());
     let digits: String = digest
         .as_ref()
@@ -71,13 +71,13 @@ pub fn token_line(role: &str, name: &str, token: &str) -> String {
 }
 
 /// What a daemon with TCP needs.
-pub struct Files {
-    pub directory: Directory,
-    pub authority: Identity,
+pub(crate) struct Files {
+    pub(crate) directory: Directory,
+    pub(crate) authority: Identity,
 }
 
 impl Files {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let directory = Directory::new();
         let authority = Identity::authority("the test's authority");
         let node = authority.signs("node", Validity::Now);
@@ -96,7 +96,7 @@ impl Files {
         files
     }
 
-    pub fn tokens(&self, tokens: &[(&str, &str, &str)]) {
+    pub(crate) fn tokens(&self, tokens: &[(&str, &str, &str)]) {
         let lines = tokens.iter();
         let lines: String = lines
             .map(|(role, name, token)| token_line(role, name, token))
@@ -104,7 +104,7 @@ impl Files {
         self.directory.write("tokens", &lines);
     }
 
-    pub fn arguments(&self) -> Vec<String> {
+    pub(crate) fn arguments(&self) -> Vec<String> {
         let file = |name: &str| self.directory.file(name).to_str().unwrap().to_owned();
         let mut arguments = vec!["--listen".to_owned(), "127.0.0.1:0".to_owned()];
         for (option, name) in [
@@ -118,21 +118,21 @@ impl Files {
         arguments
     }
 
-    pub fn client(&self, validity: Validity) -> Client {
+    pub(crate) fn client(&self, validity: Validity) -> Client {
         let identity = self.authority.signs("somebody", validity);
         Client::new(&self.authority, Some(&identity))
     }
 }
 
 /// `bellhop serve`, killed when it is dropped.
-pub struct Daemon {
-    pub child: Child,
-    pub directory: Directory,
+pub(crate) struct Daemon {
+    pub(crate) child: Child,
+    pub(crate) directory: Directory,
     log: Arc<Mutex<Vec<Value>>>,
     reader: Option<JoinHandle<()>>,
 }
 
-pub fn command(directory: &Directory, arguments: &[String]) -> Command {
+pub(crate) fn command(directory: &Directory, arguments: &[String]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bellhop"));
     command
         .args([
@@ -155,7 +155,7 @@ pub fn command(directory: &Directory, arguments: &[String]) -> Command {
 }
 
 /// A daemon that does not start.
-pub fn refused(arguments: &[String]) -> Output {
+pub(crate) fn refused(arguments: &[String]) -> Output {
     let directory = Directory::new();
     let mut child = command(&directory, arguments).spawn().unwrap();
     let end = Instant::now() + PATIENCE;
@@ -170,12 +170,12 @@ pub fn refused(arguments: &[String]) -> Output {
 }
 
 impl Daemon {
-    pub fn start(arguments: &[String]) -> Self {
+    pub(crate) fn start(arguments: &[String]) -> Self {
         let directory = Directory::new();
         Self::of(command(&directory, arguments), directory)
     }
 
-    pub fn of(mut command: Command, directory: Directory) -> Self {
+    pub(crate) fn of(mut command: Command, directory: Directory) -> Self {
         let mut child = command.spawn().unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));
         let (lines, into) = (BufReader::new(child.stderr.take().unwrap()), log.clone());
@@ -196,12 +196,12 @@ impl Daemon {
         daemon
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.file("run").join("node.socket")
     }
 
     /// Waits for a line of the log.
-    pub fn logged(&self, is_it: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn logged(&self, is_it: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + PATIENCE;
         loop {
             let log = self.log.lock().unwrap().clone();
@@ -213,19 +213,19 @@ impl Daemon {
         }
     }
 
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         let line = self.logged(|line| line["message"] == "listening for TCP");
         let address = line["address"].as_str().unwrap();
         address.rsplit(':').next().unwrap().parse().unwrap()
     }
 
-    pub fn signal(&self, signal: rustix::process::Signal) {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
     /// Waits for the end.
-    pub fn ended(mut self) -> i32 {
+    pub(crate) fn ended(mut self) -> i32 {
         let end = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -238,7 +238,7 @@ impl Daemon {
     }
 
     /// A request on the Unix socket.
-    pub fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, Value) {
+    pub(crate) fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, Value) {
         let stream = UnixStream::connect(self.socket()).unwrap();
         exchange(stream, method, path, headers, body).unwrap()
     }
@@ -252,11 +252,11 @@ impl Drop for Daemon {
 }
 
 /// A client with TLS.
-pub struct Client(Arc<ClientConfig>);
+pub(crate) struct Client(Arc<ClientConfig>);
 
 impl Client {
     /// One that trusts `authority` and shows `identity`.
-    pub fn new(authority: &Identity, identity: Option<&Identity>) -> Self {
+    pub(crate) fn new(authority: &Identity, identity: Option<&Identity>) -> Self {
         let mut roots = RootCertStore::empty();
         roots.add(authority.certificate.clone().into()).unwrap();
         let provider = Arc::new(crypto::ring::default_provider());
@@ -277,7 +277,7 @@ impl Client {
         Self(Arc::new(config))
     }
 
-    pub fn connect(&self, port: u16) -> std::io::Result<StreamOwned<ClientConnection, TcpStream>> {
+    pub(crate) fn connect(&self, port: u16) -> std::io::Result<StreamOwned<ClientConnection, TcpStream>> {
         let tcp = TcpStream::connect(("127.0.0.1", port))?;
         tcp.set_read_timeout(Some(PATIENCE))?;
         let connection = ClientConnection::new(self.0.clone(), "node".try_into().unwrap());
@@ -285,7 +285,7 @@ impl Client {
     }
 
     /// The status of a request with this header `Authorization`, and what is answered.
-    pub fn request(
+    pub(crate) fn request(
         &self,
         port: u16,
         method: &str,
@@ -304,7 +304,7 @@ impl Client {
 }
 
 /// One request on a connection.
-pub fn exchange(
+pub(crate) fn exchange(
     mut stream: impl Read + Write,
     method: &str,
     path: &str,
@@ -336,7 +336,7 @@ pub fn exchange(
     Ok((status, value))
 }
 
-pub fn mode(path: &Path) -> u32 {
+pub(crate) fn mode(path: &Path) -> u32 {
     use std::os::unix::fs::MetadataExt as _;
     fs::metadata(path).unwrap().mode() & 0o7777
 }

@@ -35,8 +35,7 @@ use vmm::http::server::Closing;
 use vmm::http::{ErrorBody, HttpError, Problem};
 
 use super::Api;
-use crate::node::context::Node;
-use crate::node::events::{Event, Read};
+use crate::node::events::{Event, Events, Read};
 
 /// Readers at a time: of the server's connections some are left for requests.
 const READERS_MAX: usize = 32;
@@ -105,10 +104,20 @@ pub(super) async fn follow(
     closing: Option<Extension<Closing>>,
     headers: HeaderMap,
 ) -> Result<Response, EventsError> {
-    let asked = last_event_id(&headers)?;
-    let place = node.readers.0.clone().try_acquire_owned();
+    let closing = closing.map(|Extension(closing)| closing);
+    stream_of(node.events.clone(), &node.readers, closing, &headers)
+}
+
+fn stream_of(
+    events: Arc<Events>,
+    readers: &Readers,
+    closing: Option<Closing>,
+    headers: &HeaderMap,
+) -> Result<Response, EventsError> {
+    let asked = last_event_id(headers)?;
+    let place = readers.0.clone().try_acquire_owned();
     let place = place.map_err(|_| EventsError::TooManyReaders)?;
-    let newest = node.events.newest();
+    let newest = events.newest();
     let begin = *newest.borrow();
     let reader = Reader {
         after: asked.unwrap_or(begin),
@@ -117,9 +126,9 @@ pub(super) async fn follow(
             Some(_) => "retry: 1000\n\n".to_owned(),
             None => format!("retry: 1000\nid: {begin}\n\n"),
         }),
-        node,
+        events,
         newest,
-        closing: closing.map(|Extension(closing)| closing),
+        closing,
         _place: place,
     };
     let stream = stream::unfold(reader, |mut reader| async {
@@ -144,7 +153,7 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, HttpError> {
 
 /// One stream.
 struct Reader {
-    node: Arc<Node>,
+    events: Arc<Events>,
     /// The generation up to which everything is written.
     after: u64,
     greeting: Option<String>,
@@ -163,7 +172,7 @@ impl Reader {
         loop {
             // Before reading: what comes after that wakes.
             self.newest.borrow_and_update();
-            match self.node.events.read(self.after, CHUNK) {
+            match self.events.read(self.after, CHUNK) {
                 Read::Events(events) if !events.is_empty() => {
                     self.after = events.last().map_or(self.after, |last| last.generation);
                     return Some(events.iter().map(|event| written(event)).collect());

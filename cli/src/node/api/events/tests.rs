@@ -1,16 +1,16 @@
-use std::path::Path;
-
 use super::*;
-use crate::node::Paths;
-use crate::node::events::Events;
 
-fn node() -> Arc<Node> {
-    Arc::new(Node {
-        paths: Paths::new(Path::new("/nonexistent"), Path::new("/nonexistent")),
-        events: Events::default(),
-        readers: Readers::default(),
-        turns: crate::node::api::Turns::default(),
-    })
+/// Events, and places for their readers.
+#[derive(Default)]
+struct Stage {
+    events: Arc<Events>,
+    readers: Readers,
+}
+
+impl Stage {
+    fn open(&self, last: Option<&str>) -> Result<Response, EventsError> {
+        stream_of(self.events.clone(), &self.readers, None, &headers(last))
+    }
 }
 
 fn headers(last: Option<&str>) -> HeaderMap {
@@ -21,10 +21,8 @@ fn headers(last: Option<&str>) -> HeaderMap {
     headers
 }
 
-async fn reader(node: &Arc<Node>, last: Option<&str>) -> axum::body::BodyDataStream {
-    let answer = follow(State(node.clone()), None, headers(last))
-        .await
-        .unwrap();
+fn reader(node: &Stage, last: Option<&str>) -> axum::body::BodyDataStream {
+    let answer = node.open(last).unwrap();
     assert_eq!(answer.headers()[CONTENT_TYPE], "text/event-stream");
     answer.into_body().into_data_stream()
 }
@@ -37,10 +35,10 @@ async fn next(stream: &mut axum::body::BodyDataStream) -> String {
 
 #[tokio::test]
 async fn new_events_come_as_they_happen() {
-    let node = node();
+    let node = Stage::default();
     node.events.publish("/v1/vms/a", "created", None);
     let begin = *node.events.newest().borrow();
-    let mut stream = reader(&node, None).await;
+    let mut stream = reader(&node, None);
     assert_eq!(
         next(&mut stream).await,
         format!("retry: 1000\nid: {begin}\n\n")
@@ -66,12 +64,12 @@ async fn new_events_come_as_they_happen() {
 
 #[tokio::test]
 async fn a_reader_goes_on_after_its_last_event() {
-    let node = node();
+    let node = Stage::default();
     let begin = *node.events.newest().borrow();
     for _ in 0..=CHUNK {
         node.events.publish("/v1/vms/a", "changed", None);
     }
-    let mut stream = reader(&node, Some(&begin.to_string())).await;
+    let mut stream = reader(&node, Some(&begin.to_string()));
     assert_eq!(next(&mut stream).await, "retry: 1000\n\n");
     let first = next(&mut stream).await;
     assert_eq!(first.matches("\n\n").count(), CHUNK);
@@ -81,10 +79,10 @@ async fn a_reader_goes_on_after_its_last_event() {
 
 #[tokio::test]
 async fn what_is_lost_is_said() {
-    let node = node();
+    let node = Stage::default();
     node.events.publish("/v1/vms/a", "changed", None);
     let newest = *node.events.newest().borrow();
-    let mut stream = reader(&node, Some("7")).await;
+    let mut stream = reader(&node, Some("7"));
     next(&mut stream).await;
     let lost = format!("id: {newest}\nevent: lost\ndata: {{\"generation\":{newest}}}\n\n");
     assert_eq!(next(&mut stream).await, lost);
@@ -103,8 +101,8 @@ async fn what_is_lost_is_said() {
 
 #[tokio::test(start_paused = true)]
 async fn something_comes_when_nothing_happens() {
-    let node = node();
-    let mut stream = reader(&node, None).await;
+    let node = Stage::default();
+    let mut stream = reader(&node, None);
     next(&mut stream).await;
     let before = tokio::time::Instant::now();
     assert_eq!(next(&mut stream).await, ":\n\n");
@@ -113,21 +111,17 @@ async fn something_comes_when_nothing_happens() {
 
 #[tokio::test]
 async fn readers_are_limited_and_give_their_places_back() {
-    let node = node();
+    let node = Stage::default();
     let mut readers = Vec::new();
     for _ in 0..READERS_MAX {
-        readers.push(reader(&node, None).await);
+        readers.push(reader(&node, None));
     }
-    let refused = follow(State(node.clone()), None, headers(None))
-        .await
-        .unwrap_err();
+    let refused = node.open(None).unwrap_err();
     assert_eq!(refused.kind().0, StatusCode::SERVICE_UNAVAILABLE);
     readers.pop();
-    drop(reader(&node, None).await);
+    drop(reader(&node, None));
     for bad in ["", "x", "-1", "1.5", "99999999999999999999"] {
-        let refused = follow(State(node.clone()), None, headers(Some(bad)))
-            .await
-            .unwrap_err();
+        let refused = node.open(Some(bad)).unwrap_err();
         assert_eq!(refused.kind().0, StatusCode::BAD_REQUEST, "{bad:?}");
     }
 }
