@@ -238,7 +238,13 @@ impl Daemon {
     }
 
     /// A request on the Unix socket.
-    pub(crate) fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, Value) {
+    pub(crate) fn request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &str,
+        body: &str,
+    ) -> (u16, Value) {
         let stream = UnixStream::connect(self.socket()).unwrap();
         exchange(stream, method, path, headers, body).unwrap()
     }
@@ -277,7 +283,10 @@ impl Client {
         Self(Arc::new(config))
     }
 
-    pub(crate) fn connect(&self, port: u16) -> std::io::Result<StreamOwned<ClientConnection, TcpStream>> {
+    pub(crate) fn connect(
+        &self,
+        port: u16,
+    ) -> std::io::Result<StreamOwned<ClientConnection, TcpStream>> {
         let tcp = TcpStream::connect(("127.0.0.1", port))?;
         tcp.set_read_timeout(Some(PATIENCE))?;
         let connection = ClientConnection::new(self.0.clone(), "node".try_into().unwrap());

@@ -224,3 +224,39 @@ fn note(over: hyper::Result<()>) {
         tracing::debug!(%error, "a connection to the API ended");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Extension;
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::time::Instant;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_without_an_end_hears_when_its_connection_is_over() {
+        let follow = |Extension(mut closing): Extension<Closing>| async move {
+            closing.wait().await;
+            "over"
+        };
+        let (close, closing) = watch::channel(false);
+        let router = Router::new()
+            .route("/", get(follow))
+            .layer(Extension(Closing(closing)));
+        let (_end, ended) = watch::channel(false);
+        let (mut client, server) = tokio::io::duplex(4096);
+        let before = Instant::now();
+        let ask = async {
+            client
+                .write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+                .await
+                .unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let (answer, ()) = tokio::join!(ask, serve_connection(server, router, ended, close));
+        assert!(answer.ends_with("over"), "{answer}");
+        assert_eq!(before.elapsed().as_secs(), CONNECTION_TIME.as_secs());
+    }
+}

@@ -56,7 +56,10 @@ impl Transport for TlsListener {
         let (stream, address) = incoming;
         stream.set_nodelay(true)?;
         let config = self.access.tls_config().ok_or(io::ErrorKind::Unsupported)?;
-        let stream = TlsAcceptor::from(config).accept(stream).await?;
+        let accepted = TlsAcceptor::from(config).accept(stream).await;
+        // Who tries to get in is of interest when somebody cannot.
+        let stream = accepted
+            .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
         let certificate = stream.get_ref().1.peer_certificates();
         // The handshake fails without one; if that ever changes, nobody comes in by it.
         let certificate = certificate

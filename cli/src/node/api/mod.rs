@@ -33,7 +33,7 @@ pub(super) use management::Turns;
 #[openapi(
     info(
         title = "Bellhop, the API of one node",
-        description = "HTTP/1.1 on a Unix socket. Errors have the body `ErrorBody`; every answer has the header `x-request-id`."
+        description = "HTTP/1.1 on a Unix socket, and by TCP with TLS and a token. Errors have the body `ErrorBody`; every answer has the header `x-request-id`."
     ),
     components(schemas(ErrorBody, Event))
 )]
