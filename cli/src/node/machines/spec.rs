@@ -368,7 +368,7 @@ fn request(raw: &RawNic, from: &str) -> Result<NicRequest, BadNic> {
             NicKind::Vf => Kind::VirtualFunction,
             NicKind::Sf => Kind::Subfunction,
         },
-        mac: raw.mac.map(MacAddress::octets),
+        mac: raw.mac.map(MacAddress::bytes),
         mtu: raw.mtu,
         max_vqp: raw.queue_pairs,
         connectivity,
@@ -406,6 +406,14 @@ pub(crate) enum BadSpec {
     /// Two of one name.
     #[error("two NICs have the name {0}")]
     TwoNics(NicId),
+    /// A path that is relative to who knows what.
+    #[error("{what} is {}: give an absolute path, for the machine is run elsewhere", path.display())]
+    Relative {
+        /// Which of them.
+        what: &'static str,
+        /// The path.
+        path: PathBuf,
+    },
     /// The device's name would be too long.
     #[error(
         "the names {vm} and {nic} have more than {max} bytes together, which is all that the name of a vDPA \
@@ -457,8 +465,23 @@ impl VmSpec {
     /// Whether a machine of this name can be so.
     ///
     /// # Errors
-    /// [`BadSpec::LongNames`].
+    /// [`BadSpec::LongNames`], [`BadSpec::Relative`].
     pub(crate) fn check(&self, vm: &VmName) -> Result<(), BadSpec> {
+        let machine = &self.machine;
+        let kernel = [("kernel", &machine.kernel)].into_iter();
+        let initramfs = machine.initramfs.iter().map(|path| ("initramfs", path));
+        let disks = machine.disks.iter().map(|disk| ("a disk's path", &disk.path));
+        let nics = self.nics.iter().filter_map(|nic| match &nic.source {
+            NicSource::Path(path) => Some(("a NIC's path", path)),
+            NicSource::From(_) | NicSource::Device(_) => None,
+        });
+        let mut paths = kernel.chain(initramfs).chain(disks).chain(nics);
+        if let Some((what, path)) = paths.find(|(_, path)| !path.is_absolute()) {
+            return Err(BadSpec::Relative {
+                what,
+                path: path.clone(),
+            });
+        }
         let made = |nic: &&NicSpec| matches!(nic.source, NicSource::From(_));
         let long = |nic: &&NicSpec| vm.device(&nic.id).len() > DEVICE_NAME_MAX;
         match self.nics.iter().filter(made).find(long) {
