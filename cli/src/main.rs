@@ -10,6 +10,7 @@ mod doctor;
 mod exit;
 mod listing;
 mod logging;
+mod node;
 mod signals;
 mod terminal;
 mod tree;

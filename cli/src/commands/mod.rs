@@ -8,6 +8,7 @@ mod nic;
 mod port;
 mod probe;
 mod run;
+mod serve;
 mod topology;
 mod vf;
 mod words;
@@ -20,6 +21,7 @@ use crate::exit::Code;
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     Run(run::Arguments),
+    Serve(serve::Arguments),
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
     Dev(dev::Arguments),
@@ -36,6 +38,7 @@ impl Command {
     pub(crate) fn execute(self) -> Result<Code, Box<dyn Error>> {
         match self {
             Self::Run(arguments) => Ok(run::execute(arguments)?),
+            Self::Serve(arguments) => Ok(serve::execute(&arguments)?),
             Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
             Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
             Self::Dev(arguments) => Ok(dev::execute(&arguments)?),

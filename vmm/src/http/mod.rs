@@ -2,7 +2,7 @@
 //! daemon's.
 //!
 //! Owns the limits on what a client may take ([`server`]), the socket's file ([`socket`]), bodies and
-//! URLs ([`body`], [`parameters`]), the form of errors ([`problem`]) and the name that each request
+//! URLs ([`body`], [`parameters`]), the form of errors ([`problem`]), descriptions ([`description`]) and the name that each request
 //! has ([`request_id`]). It must not know what is asked, nor of machines.
 //!
 //! ```text
@@ -12,6 +12,7 @@
 //! ```
 
 pub mod body;
+pub mod description;
 pub mod parameters;
 pub mod problem;
 pub mod request_id;

@@ -5,15 +5,14 @@ use std::sync::OnceLock;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 
+use crate::http::description;
+
 /// The description; a copy is in the repository, and a test compares them.
 pub(in crate::api) fn document() -> &'static str {
     static DOCUMENT: OnceLock<String> = OnceLock::new();
     DOCUMENT.get_or_init(|| {
-        let (_, description) = super::registered().split_for_parts();
-        // Maps with keys of text can always be written.
-        let mut text = serde_json::to_string_pretty(&description).unwrap_or_default();
-        text.push('\n');
-        text
+        let (_, registered) = super::registered().split_for_parts();
+        description::text(&registered)
     })
 }
 

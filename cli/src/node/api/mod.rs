@@ -1,0 +1,68 @@
+//! The daemon's endpoints: one file each, one line here.
+
+mod openapi;
+mod version;
+
+use std::sync::Arc;
+
+use axum::Router;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use vmm::http::{self, ErrorBody};
+
+use super::context::Node;
+
+/// What the description has beside the endpoints.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Bellhop, the API of one node",
+        description = "HTTP/1.1 on a Unix socket. Errors have the body `ErrorBody`; every answer has the header `x-request-id`."
+    ),
+    components(schemas(ErrorBody))
+)]
+struct Description;
+
+/// What every endpoint's handler gets.
+type Api = axum::extract::State<Arc<Node>>;
+
+fn registered() -> OpenApiRouter<Arc<Node>> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(version::show))
+        .routes(routes!(openapi::show))
+}
+
+/// All of them, over `node`.
+pub(super) fn router(node: Arc<Node>) -> Router {
+    let (router, _) = registered().split_for_parts();
+    http::surround(router).with_state(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmm::http::description;
+
+    /// The copy in the repository.
+    const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
+
+    #[test]
+    fn the_copy_in_the_repository_is_what_is_served() {
+        let served = openapi::document();
+        if std::env::var_os("BELLHOP_WRITE_OPENAPI").is_some() {
+            std::fs::write(COPY, served).unwrap();
+        }
+        let copy = std::fs::read_to_string(COPY).unwrap();
+        assert!(
+            copy == served,
+            "cli/openapi.json is not what is served: BELLHOP_WRITE_OPENAPI=1 cargo test -p bellhop writes it"
+        );
+    }
+
+    #[test]
+    fn everything_described_is_complete() {
+        let served = serde_json::from_str(openapi::document()).unwrap();
+        assert_eq!(description::faults(&served), Vec::<String>::new());
+    }
+}

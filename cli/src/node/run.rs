@@ -1,0 +1,96 @@
+//! The daemon from its start to its end.
+//!
+//! Owns the runtime and the signals.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use vmm::http::server;
+use vmm::http::socket::{self, SocketError};
+
+use super::api;
+use super::context::Node;
+use super::events::Events;
+use super::paths::Paths;
+use crate::exit::Code;
+
+/// Threads for what has to wait: netlink, files, machines.
+const WORKERS_MAX: usize = 16;
+/// How long such a thread lives without work.
+const WORKER_IDLE: Duration = Duration::from_secs(10);
+
+/// What the daemon is told.
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// Where it keeps what.
+    pub(crate) paths: Paths,
+}
+
+/// Why there is no daemon.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NodeError {
+    /// A directory cannot be used.
+    #[error("cannot use the directory {}; run this as root, or choose others with --state-dir and --runtime-dir", path.display())]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// No socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// Not even that.
+    #[error("cannot start the daemon")]
+    Start(#[source] io::Error),
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub(crate) fn run(options: &Options) -> Result<Code, NodeError> {
+    options
+        .paths
+        .make()
+        .map_err(|(path, source)| NodeError::Directory { path, source })?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(WORKERS_MAX)
+        .thread_keep_alive(WORKER_IDLE)
+        .thread_name("worker")
+        .build()
+        .map_err(NodeError::Start)?;
+    runtime.block_on(serve(options))?;
+    // What a worker waits for in the kernel may take as long as it wants.
+    runtime.shutdown_background();
+    Ok(Code::Success)
+}
+
+async fn serve(options: &Options) -> Result<(), NodeError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(NodeError::Start)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(NodeError::Start)?;
+    // The file goes when the last answer is given.
+    let (listener, _file) = socket::listen(&options.paths.socket())?;
+    let listener = UnixListener::from_std(listener).map_err(NodeError::Start)?;
+    let node = Arc::new(Node {
+        paths: options.paths.clone(),
+        events: Events::default(),
+    });
+    let (end, ended) = watch::channel(false);
+    node.events.publish("/v1", "served", None);
+    let serving = server::serve(listener, api::router(node), ended);
+    let signals = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("the daemon ends; machines go on");
+        end.send_replace(true);
+    };
+    tokio::join!(serving, signals);
+    Ok(())
+}
