@@ -20,6 +20,7 @@ use super::process::{self, Identity, Process, Start};
 use super::record::Record;
 use super::spec::{NicSource, NicSpec, OWNER, VmName};
 use super::steps::{Found, Host};
+use crate::node::paths::Paths;
 use super::vmm::{SOON, Vmm, VmmError, VmmState, VmmStatus};
 
 /// How long a process may take to listen.
@@ -31,49 +32,10 @@ const GRACE: Duration = Duration::from_secs(10);
 /// How much of a log is shown, in bytes.
 const SHOWN: u64 = 2048;
 
-/// Where things are.
-#[derive(Debug, Clone)]
-pub(crate) struct Directories {
-    /// Of what survives a reboot.
-    pub(crate) state: PathBuf,
-    /// Of what does not.
-    pub(crate) runtime: PathBuf,
-}
-
-impl Directories {
-    /// A machine's directory of what is gone after a reboot. It is its process' mark, too.
-    pub(crate) fn runtime_of(&self, vm: &VmName) -> PathBuf {
-        self.runtime.join("vms").join(vm.as_str())
-    }
-
-    fn state_of(&self, vm: &VmName) -> PathBuf {
-        self.state.join("vms").join(vm.as_str())
-    }
-
-    /// The socket of a machine's own API.
-    pub(crate) fn api_socket(&self, vm: &VmName) -> PathBuf {
-        self.runtime_of(vm).join("api.socket")
-    }
-
-    /// What the guest has written on its console.
-    pub(crate) fn console_log(&self, vm: &VmName) -> PathBuf {
-        self.state_of(vm).join("console.log")
-    }
-
-    /// What the machine's process has to say.
-    pub(crate) fn log(&self, vm: &VmName) -> PathBuf {
-        self.state_of(vm).join("vmm.log")
-    }
-
-    fn nics(&self) -> PathBuf {
-        self.runtime.join("nics")
-    }
-}
-
 /// This host.
 #[derive(Debug)]
 pub(crate) struct RealHost {
-    directories: Directories,
+    paths: Paths,
     boot: String,
     runtime: Handle,
     /// What a machine's process logs at.
@@ -89,13 +51,13 @@ impl RealHost {
     /// # Errors
     /// The kernel does not say which boot this is.
     pub(crate) fn new(
-        directories: Directories,
+        paths: Paths,
         runtime: Handle,
         log_level: String,
     ) -> io::Result<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         Ok(Self {
-            directories,
+            paths,
             boot: boot.trim().to_owned(),
             runtime,
             log_level,
@@ -104,7 +66,7 @@ impl RealHost {
     }
 
     fn vmm(&self, vm: &VmName) -> Vmm {
-        Vmm::new(&self.directories.api_socket(vm))
+        Vmm::new(&self.paths.api_socket(vm))
     }
 
     /// What owns the character device that a NIC has, to tell whether two are the same.
@@ -124,7 +86,7 @@ impl RealHost {
 
     /// The records of NICs, which nobody else changes meanwhile.
     fn nic_store(&self) -> Result<LockedStore, StepError> {
-        let store = nic::Store::open(&self.directories.nics()).and_then(nic::Store::lock);
+        let store = nic::Store::open(&self.paths.nics()).and_then(nic::Store::lock);
         store.map_err(|error| StepError::NicStore(Box::new(error)))
     }
 
@@ -158,7 +120,7 @@ impl RealHost {
 
     /// Ends processes that are marked as a machine's of this node that `wanted` does not know.
     pub(crate) fn end_strays(&self, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
-        let below = self.directories.runtime.join("vms");
+        let below = self.paths.runtime().join("vms");
         for (mark, identity) in process::all_marked()? {
             let name = mark.strip_prefix(&below).ok().and_then(Path::to_str);
             if name.is_none_or(&wanted) {
@@ -174,7 +136,7 @@ impl RealHost {
 
     fn end_of_log(&self, vm: &VmName) -> String {
         let read = || -> io::Result<String> {
-            let mut file = fs::File::open(self.directories.log(vm))?;
+            let mut file = fs::File::open(self.paths.log(vm))?;
             let length = file.metadata()?.len();
             file.seek(SeekFrom::Start(length.saturating_sub(SHOWN)))?;
             let mut end = Vec::new();
@@ -276,13 +238,13 @@ impl Host for RealHost {
     }
 
     fn make_directories(&self, vm: &VmName) -> Result<(), StepError> {
-        make_directory(&self.directories.runtime_of(vm))?;
-        make_directory(&self.directories.state_of(vm))
+        make_directory(&self.paths.runtime_of(vm))?;
+        make_directory(&self.paths.state_of(vm))
     }
 
     fn remove_directories(&self, vm: &VmName) -> Result<(), StepError> {
-        remove_directory(&self.directories.runtime_of(vm))?;
-        remove_directory(&self.directories.state_of(vm))
+        remove_directory(&self.paths.runtime_of(vm))?;
+        remove_directory(&self.paths.state_of(vm))
     }
 
     fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
@@ -333,10 +295,10 @@ impl Host for RealHost {
     fn start_process(&self, vm: &VmName) -> Result<Identity, StepError> {
         // After a reboot of the host one of them is gone.
         self.make_directories(vm)?;
-        let log = self.directories.log(vm);
-        let socket = self.directories.api_socket(vm);
-        let mark = self.directories.runtime_of(vm);
-        let output = self.directories.console_log(vm);
+        let log = self.paths.log(vm);
+        let socket = self.paths.api_socket(vm);
+        let mark = self.paths.runtime_of(vm);
+        let output = self.paths.console_log(vm);
         let started = process::start(&Start {
             arguments: vec![
                 "--log-level".into(),
@@ -361,14 +323,14 @@ impl Host for RealHost {
         {
             process.end(GRACE).map_err(StepError::End)?;
         }
-        let runtime = self.directories.runtime_of(vm);
+        let runtime = self.paths.runtime_of(vm);
         for marked in process::find(&runtime).map_err(StepError::End)? {
             if let Some(process) = Process::open(marked).map_err(StepError::End)? {
                 process.end(GRACE).map_err(StepError::End)?;
             }
         }
         // Of one that was killed.
-        let socket = self.directories.api_socket(vm);
+        let socket = self.paths.api_socket(vm);
         match fs::remove_file(&socket) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(file(&socket)(error)),
             _ => Ok(()),
@@ -403,7 +365,7 @@ impl Host for RealHost {
 
     fn look(&self, vm: &VmName, identity: Option<Identity>) -> Found {
         let Some(identity) = identity else {
-            let found = process::find(&self.directories.runtime_of(vm));
+            let found = process::find(&self.paths.runtime_of(vm));
             return match found {
                 Ok(found) if found.is_empty() => Found::Gone,
                 _ => Found::Unknown,

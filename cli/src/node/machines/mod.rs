@@ -42,19 +42,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 
 use self::error::{LifeError, StepError, VmError};
-use self::host::{Directories, RealHost};
+use self::host::RealHost;
 use self::record::{EndedBecause, LastEnd, Phase, Record};
 use self::slot::{Live, Slot};
 pub(crate) use self::slot::View;
 use self::spec::{Desired, VmName, VmSpec};
 use self::steps::{Keep, Life, Moment, Settled};
 use self::vmm::{Vmm, VmmState};
+use super::paths::Paths;
 use super::store::{Store, StoreError};
 
 /// Whether this daemon can talk to a process with this level of the API: its own, and the one before.
 pub(crate) fn speaks(level: u32) -> bool {
-    level == ::vmm::api::API_LEVEL || level.checked_add(1) == Some(::vmm::api::API_LEVEL)
+    level == LEVEL || level.checked_add(1) == Some(LEVEL)
 }
+
+/// The level of a machine's API that this daemon is written for.
+const LEVEL: u32 = 1;
 
 /// Hears what becomes of machines.
 pub(crate) type Listener = Arc<dyn Fn(&VmName, Change) + Send + Sync>;
@@ -78,6 +82,24 @@ pub(crate) enum Change {
     NotStarted(String),
     /// It is gone.
     Deleted,
+}
+
+impl Change {
+    /// As an event: a word, and a sentence where there is more to say. Steps are none.
+    pub(crate) fn as_event(&self) -> Option<(&'static str, Option<String>)> {
+        match self {
+            Self::Step(_) => None,
+            Self::Created => Some(("created", None)),
+            Self::Started => Some(("started", None)),
+            Self::Adopted => Some(("adopted", None)),
+            Self::State(VmmState::Paused) => Some(("paused", None)),
+            Self::State(VmmState::Running) => Some(("running", None)),
+            Self::State(VmmState::NotStarted | VmmState::Starting | VmmState::Stopped) => None,
+            Self::Ended(end) => Some(("ended", Some(end.detail.clone()))),
+            Self::NotStarted(why) => Some(("not_started", Some(why.clone()))),
+            Self::Deleted => Some(("deleted", None)),
+        }
+    }
 }
 
 /// What `PUT` came to.
@@ -107,7 +129,7 @@ pub(crate) enum Wanted {
 pub(crate) struct Machines(Arc<Inner>);
 
 struct Inner {
-    directories: Directories,
+    paths: Paths,
     store: Store,
     host: RealHost,
     runtime: Handle,
@@ -212,7 +234,7 @@ impl Machines {
     /// A record that cannot be read: then nothing was touched.
     pub(crate) fn open(
         store: Store,
-        directories: Directories,
+        paths: Paths,
         host: RealHost,
         runtime: Handle,
         listener: Listener,
@@ -226,7 +248,7 @@ impl Machines {
             slots.insert(name.clone(), Arc::new(Slot::new(name, Some(record))));
         }
         Ok(Self(Arc::new(Inner {
-            directories,
+            paths,
             store,
             host,
             runtime,
@@ -351,11 +373,6 @@ impl Machines {
         Ok(self.find(vm)?.view().clone())
     }
 
-    /// Where its things are.
-    pub(crate) fn directories(&self) -> &Directories {
-        &self.0.directories
-    }
-
     /// The character device of each of its NICs, as far as there is one now.
     pub(crate) fn character_devices(&self, vm: &VmName, spec: &VmSpec) -> Vec<Option<PathBuf>> {
         let nics = spec.nics().iter();
@@ -454,7 +471,7 @@ impl Machines {
 
 impl Inner {
     fn vmm(&self, vm: &VmName) -> Vmm {
-        Vmm::new(&self.directories.api_socket(vm))
+        Vmm::new(&self.paths.api_socket(vm))
     }
 
     fn check_level(&self, vm: &VmName, live: &Live) -> Result<(), VmError> {
@@ -477,11 +494,7 @@ impl Inner {
             self.live(slot, |life| life.delete(&mut record))?;
             return self.create(slot, spec).map(|()| Put::Created);
         }
-        let same = VmSpec {
-            state: record.spec.state,
-            ..spec.clone()
-        } == record.spec;
-        if same {
+        if spec.is_same_machine(&record.spec) {
             let wanted = match spec.state {
                 Desired::Running if record.process().is_some() => return Ok(Put::Same),
                 Desired::Running => Wanted::Running,

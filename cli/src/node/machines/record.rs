@@ -11,7 +11,6 @@
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use vmm::machine::EndReason;
 
 use super::process::Identity;
 use super::spec::{NicId, VmSpec};
@@ -73,17 +72,6 @@ pub(crate) enum EndedBecause {
     Killed,
     /// The host was rebooted.
     HostRebooted,
-}
-
-impl From<EndReason> for EndedBecause {
-    fn from(reason: EndReason) -> Self {
-        match reason {
-            EndReason::PoweredOff => Self::PoweredOff,
-            EndReason::Stopped => Self::Stopped,
-            EndReason::Crashed => Self::Crashed,
-            EndReason::Failed => Self::Failed,
-        }
-    }
 }
 
 /// What the node remembers of a virtual machine.

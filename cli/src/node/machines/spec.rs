@@ -442,6 +442,11 @@ impl VmSpec {
         &self.machine
     }
 
+    /// Whether it is the same but for what it is to do.
+    pub(crate) fn is_same_machine(&self, other: &Self) -> bool {
+        (&self.machine, &self.nics, self.restart) == (&other.machine, &other.nics, other.restart)
+    }
+
     /// With one more NIC.
     ///
     /// # Errors
@@ -576,7 +581,7 @@ impl PartialSchema for VmSpec {
             RefOr::T(Schema::Object(object)) => object,
             _ => Object::new(),
         };
-        object.properties.swap_remove(VDPA);
+        object.properties.remove(VDPA);
         let nics = ArrayBuilder::new()
             .items(NicSpec::schema())
             .description(Some("Its NICs, in the order of their PCI slots"));

@@ -168,7 +168,14 @@ async fn until_end(inner: &Inner, slot: &Slot, identity: Identity) -> LastEnd {
     };
     let gone = || killed("its process ended without a word");
     let watched = match Process::open(identity) {
-        Ok(Some(process)) => AsyncFd::with_interest(Watched(process), Interest::READABLE),
+        Ok(Some(process)) => {
+            // SAFETY: tokio has no safe way left to wait for a descriptor that is no socket. `Watched`
+            // owns the pidfd, gives out that one always, and can be neither changed nor taken apart
+            // while `AsyncFd` has it: it is reached by `get_ref` only.
+            let watched =
+                unsafe { AsyncFd::register_with_interest(Watched(process), Interest::READABLE) };
+            watched.map_err(io::Error::from)
+        }
         Ok(None) => return gone(),
         Err(error) => Err(error),
     };

@@ -17,7 +17,8 @@ use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use vmm::http::ErrorBody;
-use vmm::machine::End;
+
+use super::record::EndedBecause;
 
 /// The longest answer that is read, in bytes. The longest there is lists a machine's NICs.
 const ANSWER_MAX: usize = 1 << 20;
@@ -100,12 +101,39 @@ pub(crate) struct VmmStatus {
     pub(crate) state: VmmState,
     pub(crate) generation: u64,
     pub(crate) pid: u32,
-    pub(crate) version: String,
-    pub(crate) api: u32,
     #[serde(default)]
     pub(crate) nics: Vec<VmmNic>,
     #[serde(default)]
-    pub(crate) end: Option<End>,
+    pub(crate) end: Option<VmmEnd>,
+}
+
+/// Why a machine is over, by its own account.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct VmmEnd {
+    pub(crate) reason: VmmEndReason,
+    pub(crate) detail: String,
+}
+
+/// The kind of an end, by the machine's account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub(crate) enum VmmEndReason {
+    PoweredOff,
+    Stopped,
+    Crashed,
+    /// And what later versions may say.
+    #[serde(other)]
+    Failed,
+}
+
+impl From<VmmEndReason> for EndedBecause {
+    fn from(reason: VmmEndReason) -> Self {
+        match reason {
+            VmmEndReason::PoweredOff => Self::PoweredOff,
+            VmmEndReason::Stopped => Self::Stopped,
+            VmmEndReason::Crashed => Self::Crashed,
+            VmmEndReason::Failed => Self::Failed,
+        }
+    }
 }
 
 /// A NIC of a machine, by its own account.
@@ -119,7 +147,13 @@ pub(crate) struct VmmNic {
 pub(crate) struct Handshake {
     pub(crate) pid: u32,
     pub(crate) version: String,
+    /// The first programs did not say it.
+    #[serde(default = "first_level")]
     pub(crate) api: u32,
+}
+
+fn first_level() -> u32 {
+    1
 }
 
 /// The API on one socket.

@@ -19,10 +19,8 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use redb::{
-    Database, DatabaseError, ReadableDatabase as _, ReadableTable as _, StorageError,
-    TableDefinition, TableError,
-};
+use redb::backends::FileBackend;
+use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, TableError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -234,9 +232,10 @@ impl Store {
             .map_err(|source| file(&self.path, source))?
             .len()
             == 0;
+        let backend = FileBackend::new(opened).map_err(|error| self.sort(error.into()))?;
         let open = Database::builder()
             .set_cache_size(CACHE)
-            .create_file(opened)
+            .create_with_backend(backend)
             .map_err(|error| self.sort(error.into()))?;
         let found = prepare(&open, fresh).map_err(|error| self.sort(error))?;
         match found {
