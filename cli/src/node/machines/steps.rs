@@ -423,3 +423,6 @@ impl Settled {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
