@@ -1,11 +1,12 @@
 //! Log lines on standard error.
 
+use std::fmt;
 use std::io::IsTerminal;
 
 use clap::ValueEnum;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::fmt;
+use tracing_subscriber::fmt::layer;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -20,6 +21,19 @@ pub(crate) enum Level {
     Info,
     Debug,
     Trace,
+}
+
+impl fmt::Display for Level {
+    /// As the command line takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        })
+    }
 }
 
 impl From<Level> for LevelFilter {
@@ -52,7 +66,7 @@ pub(crate) fn start(level: Level, format: LogFormat) {
     match format {
         LogFormat::Text => registry
             .with(
-                fmt::layer()
+                layer()
                     .with_writer(std::io::stderr)
                     .with_ansi(std::io::stderr().is_terminal())
                     .without_time()
@@ -61,7 +75,7 @@ pub(crate) fn start(level: Level, format: LogFormat) {
             .init(),
         LogFormat::Json => registry
             .with(
-                fmt::layer()
+                layer()
                     .json()
                     .flatten_event(true)
                     .with_writer(std::io::stderr),

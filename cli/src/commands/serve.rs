@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::exit::Code;
+use crate::logging::Level;
 use crate::node::{self, AccessFiles, CertificateFiles, NodeError, Options, Paths};
 
 /// Serve this node: its NICs and its virtual machines, by an API
@@ -36,6 +37,10 @@ pub(crate) struct Arguments {
     /// Sockets, and what a reboot of the host may take away
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/bellhop")]
     runtime_dir: PathBuf,
+
+    /// How much the machines' processes log, each to STATE-DIR/vms/NAME/vmm.log
+    #[arg(long, value_name = "LEVEL", default_value = "warn")]
+    machine_log_level: Level,
 
     /// A group that may use the socket, too: a name in /etc/group, or a number
     #[arg(long, value_name = "GROUP")]
@@ -95,5 +100,6 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, NodeError> {
         paths: Paths::new(&arguments.state_dir, &arguments.runtime_dir),
         group: arguments.group.clone(),
         remote: arguments.remote.access(),
+        log_level: arguments.machine_log_level.to_string(),
     })
 }

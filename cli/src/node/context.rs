@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::api::{Readers, Turns};
 use super::events::Events;
+use super::machines::Machines;
 use super::paths::Paths;
 
 /// The node.
@@ -17,4 +18,6 @@ pub(super) struct Node {
     pub(super) readers: Readers,
     /// Turns of requests to the kernel about NICs, devices and ports.
     pub(super) turns: Turns,
+    /// Its virtual machines.
+    pub(super) machines: Machines,
 }

@@ -14,8 +14,10 @@ mod access;
 mod api;
 mod context;
 mod events;
+mod machines;
 mod paths;
 mod run;
+mod store;
 mod systemd;
 mod watcher;
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use vmm::http::server;
@@ -18,15 +19,22 @@ use super::access::{self, Access, AccessError, AccessFiles, ShareError, TlsListe
 use super::api::{self, Readers, Turns};
 use super::context::Node;
 use super::events::Events;
+use super::machines::host::RealHost;
+use super::machines::spec::VmName;
+use super::machines::{Change, Machines};
 use super::paths::Paths;
+use super::store::{Store, StoreError};
 use super::systemd::Notifier;
 use super::watcher::Watcher;
 use crate::exit::Code;
 
 /// Threads for what has to wait: netlink, files, machines.
-const WORKERS_MAX: usize = 16;
+const WORKERS_MAX: usize = 64;
 /// How long such a thread lives without work.
 const WORKER_IDLE: Duration = Duration::from_secs(10);
+/// How long steps that are under way may take at the end. What is cut off then, the next daemon
+/// undoes.
+const LAST_STEPS: Duration = Duration::from_secs(30);
 
 /// What the daemon is told.
 #[derive(Debug)]
@@ -37,6 +45,8 @@ pub(crate) struct Options {
     pub(crate) group: Option<String>,
     /// Where it listens for TCP, and who may come in there.
     pub(crate) remote: Option<(SocketAddr, AccessFiles)>,
+    /// What the machines' processes log at, as `--log-level` takes it.
+    pub(crate) log_level: String,
 }
 
 /// Why there is no daemon.
@@ -51,6 +61,9 @@ pub(crate) enum NodeError {
         #[source]
         source: io::Error,
     },
+    /// Its memory cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// No socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -88,8 +101,9 @@ pub(crate) fn run(options: &Options) -> Result<Code, NodeError> {
         .build()
         .map_err(NodeError::Start)?;
     runtime.block_on(serve(options))?;
-    // What a worker waits for in the kernel may take as long as it wants.
-    runtime.shutdown_background();
+    // What was begun is done to its end, but what a worker waits for in the kernel may take as long
+    // as it wants.
+    runtime.shutdown_timeout(LAST_STEPS);
     Ok(Code::Success)
 }
 
@@ -110,14 +124,18 @@ async fn serve(options: &Options) -> Result<(), NodeError> {
         Some((address, _)) => Some(listen(*address).await?),
         None => None,
     };
+    let events = Arc::new(Events::default());
+    // Before anything is done, so that no reader misses what it has asked for.
+    let watcher = Watcher::start(events.clone()).map_err(NodeError::Start)?;
+    let machines = machines(options, &events)?;
+    machines.settle().await;
     let node = Arc::new(Node {
         paths: options.paths.clone(),
-        events: Arc::new(Events::default()),
+        events,
         readers: Readers::default(),
         turns: Turns::default(),
+        machines: machines.clone(),
     });
-    // Before anything is served, so that no reader misses what it has asked for.
-    let watcher = Watcher::start(node.events.clone()).map_err(NodeError::Start)?;
     let (end, ended) = watch::channel(false);
     node.events.publish("/v1", "served", None);
     let router = api::router(node, access.clone());
@@ -139,6 +157,7 @@ async fn serve(options: &Options) -> Result<(), NodeError> {
         }
         notifier.stopping();
         tracing::info!("the daemon ends; machines go on");
+        machines.end();
         end.send_replace(true);
     };
     tokio::join!(local, by_tcp, signals);
@@ -174,4 +193,27 @@ async fn watchdog(notifier: &Notifier) {
         Some(interval) => tokio::time::sleep(interval).await,
         None => std::future::pending().await,
     }
+}
+
+/// The machines that the store tells of; what becomes of them goes to `events`.
+fn machines(options: &Options, events: &Arc<Events>) -> Result<Machines, NodeError> {
+    let store = Store::open(&options.paths.store())?;
+    let runtime = Handle::current();
+    let host = RealHost::new(
+        options.paths.clone(),
+        runtime.clone(),
+        options.log_level.clone(),
+    );
+    let events = events.clone();
+    Ok(Machines::open(
+        store,
+        options.paths.clone(),
+        host.map_err(NodeError::Start)?,
+        runtime,
+        Arc::new(move |vm: &VmName, change: Change| {
+            if let Some((word, detail)) = change.as_event() {
+                events.publish(&format!("/v1/vms/{vm}"), word, detail);
+            }
+        }),
+    )?)
 }

@@ -75,7 +75,7 @@ pub(super) async fn change(
     DeviceName(address): DeviceName,
     JsonBody(change): JsonBody<FunctionChange>,
 ) -> Result<Json<Listing>, ManagementError> {
-    let events = node.clone();
+    let own = node.clone();
     let count = move || {
         let address: Address = address.parse()?;
         let pci = Pci::default();
@@ -83,7 +83,7 @@ pub(super) async fn change(
         let before = function.virtual_functions.len();
         let changes = u32::try_from(before).is_ok_and(|before| before != change.vfs);
         if changes {
-            if let Some(nic) = Store::open_default()?
+            if let Some(nic) = Store::open(&own.paths.nics())?
                 .nics()?
                 .iter()
                 .find(|nic| is_on(nic, &function))
@@ -97,7 +97,7 @@ pub(super) async fn change(
             pci.set_virtual_functions(address, change.vfs)?;
             let detail = format!("it has {} virtual functions", change.vfs);
             let subject = format!("/v1/functions/{address}");
-            events.events.publish(&subject, "changed", Some(detail));
+            own.events.publish(&subject, "changed", Some(detail));
         }
         Ok(vf::one(&format!("pci/{address}"))?)
     };

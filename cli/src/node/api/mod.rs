@@ -11,6 +11,9 @@ mod topology;
 mod vdpa_device;
 mod vdpa_devices;
 mod version;
+mod vm;
+mod vm_error;
+mod vms;
 
 use std::sync::Arc;
 
@@ -45,6 +48,9 @@ type Api = axum::extract::State<Arc<Node>>;
 fn registered() -> OpenApiRouter<Arc<Node>> {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(version::show))
+        .routes(routes!(vms::list))
+        .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
+        .routes(routes!(vm::spec))
         .routes(routes!(openapi::show))
         .routes(routes!(events::follow))
         .routes(routes!(topology::show))

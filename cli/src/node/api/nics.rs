@@ -18,8 +18,9 @@ use crate::listing::Listing;
     (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementError> {
-    let list = || {
-        let nics = Store::open_default()?.nics()?;
+    let directory = node.paths.nics();
+    let list = move || {
+        let nics = Store::open(&directory)?.nics()?;
         Ok::<_, ManagementError>(nic::listing(&nics)?)
     };
     Ok(Json(node.turns.run(list).await?))

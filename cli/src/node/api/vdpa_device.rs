@@ -179,7 +179,7 @@ pub(super) async fn put(
     DeviceName(name): DeviceName,
     JsonBody(spec): JsonBody<VdpaDeviceSpec>,
 ) -> Result<(StatusCode, Json<Shown>), ManagementError> {
-    let events = node.clone();
+    let own = node.clone();
     let make = move || {
         let new = spec.named(&name)?;
         let connection = Connection::open()?;
@@ -187,7 +187,7 @@ pub(super) async fn put(
             Ok(()) => {
                 let detail = format!("made on {}, as asked for", spec.mgmtdev);
                 let subject = format!("/v1/vdpa-devices/{name}");
-                events.events.publish(&subject, "created", Some(detail));
+                own.events.publish(&subject, "created", Some(detail));
                 StatusCode::CREATED
             }
             Err(error @ (MgmtError::NameTaken { .. } | MgmtError::OneDeviceOnly { .. })) => {
@@ -226,13 +226,13 @@ pub(super) async fn change(
     DeviceName(name): DeviceName,
     JsonBody(change): JsonBody<VdpaDeviceChange>,
 ) -> Result<Json<Shown>, ManagementError> {
-    let events = node.clone();
+    let own = node.clone();
     let set = move || {
         let connection = Connection::open()?;
         connection.set_mac(&name, change.mac.bytes())?;
         let detail = format!("its address is {}", change.mac);
         let subject = format!("/v1/vdpa-devices/{name}");
-        events.events.publish(&subject, "changed", Some(detail));
+        own.events.publish(&subject, "changed", Some(detail));
         shown(&connection, &name)
     };
     Ok(Json(node.turns.run(set).await?))
@@ -254,11 +254,11 @@ pub(super) async fn remove(
     State(node): Api,
     DeviceName(name): DeviceName,
 ) -> Result<StatusCode, ManagementError> {
-    let events = node.clone();
+    let own = node.clone();
     let delete = move || {
         let connection = Connection::open()?;
         let device = connection.device(&name)?;
-        match Store::open_default()?.nic(&name) {
+        match Store::open(&own.paths.nics())?.nic(&name) {
             Ok(nic) if nic.mgmtdev() == Some(&device.mgmtdev) => {
                 return Err(ManagementError::PartOfNic(name));
             }
@@ -268,8 +268,7 @@ pub(super) async fn remove(
         }
         connection.delete(&name)?;
         let subject = format!("/v1/vdpa-devices/{name}");
-        events
-            .events
+        own.events
             .publish(&subject, "deleted", Some("as asked for".to_owned()));
         Ok(())
     };
