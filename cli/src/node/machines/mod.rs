@@ -44,8 +44,8 @@ use tokio::runtime::Handle;
 use self::error::{LifeError, StepError, VmError};
 use self::host::RealHost;
 use self::record::{EndedBecause, LastEnd, Phase, Record};
-pub(crate) use self::slot::View;
 use self::slot::{Live, Slot};
+pub(crate) use self::slot::View;
 use self::spec::{Desired, VmName, VmSpec};
 use self::steps::{Keep, Life, Moment, Settled};
 use self::vmm::{Vmm, VmmState};
@@ -201,10 +201,7 @@ impl Inner {
     /// Fails if a device that `spec` names is another machine's, or is there twice. From now on it is this one's,
     /// until `pending` is taken away.
     fn reserve(&self, slot: &Slot, spec: &VmSpec) -> Result<(), VmError> {
-        let _one = self
-            .reserving
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _one = self.reserving.lock().unwrap_or_else(PoisonError::into_inner);
         let mut taken: Vec<(PathBuf, VmName)> = Vec::new();
         let others: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
         for other in others.iter().filter(|other| other.name() != slot.name()) {

@@ -109,9 +109,7 @@ pub(crate) struct Life<'a> {
 
 impl std::fmt::Debug for Life<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Life")
-            .field("vm", self.vm)
-            .finish_non_exhaustive()
+        f.debug_struct("Life").field("vm", self.vm).finish_non_exhaustive()
     }
 }
 

@@ -72,11 +72,7 @@ impl Fake {
     }
 
     fn call<T>(&self, work: impl FnOnce(&mut World) -> T) -> Result<T, StepError> {
-        let fault = self
-            .faults
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let fault = self.faults.lock().unwrap_or_else(PoisonError::into_inner).pop();
         match fault.unwrap_or(Fault::None) {
             Fault::None => Ok(work(&mut self.world())),
             Fault::Fails => Err(broken()),
@@ -119,10 +115,7 @@ impl Host for Fake {
 
     fn remove_nic(&self, _: &VmName, device: &str) -> Result<(), StepError> {
         // The kernel waits for whoever has it open, for ever.
-        assert!(
-            self.world().processes.is_empty(),
-            "a device in use is removed"
-        );
+        assert!(self.world().processes.is_empty(), "a device in use is removed");
         self.call(|world| {
             world.devices.remove(device);
         })
@@ -145,19 +138,11 @@ impl Host for Fake {
         self.call(|world| world.processes.clear())
     }
 
-    fn boot_machine(
-        &self,
-        vm: &VmName,
-        identity: Identity,
-        record: &Record,
-    ) -> Result<(), StepError> {
+    fn boot_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), StepError> {
         {
             let world = self.world();
             for nic in record.spec.nics() {
-                assert!(
-                    world.devices.contains(&vm.device(nic.id())),
-                    "started without a NIC"
-                );
+                assert!(world.devices.contains(&vm.device(nic.id())), "started without a NIC");
             }
         }
         self.call(|world| {
@@ -203,11 +188,7 @@ fn full(_: StepError) -> StoreError {
 /// What a client, the guest or the host does.
 #[derive(Debug, Clone, Copy)]
 enum Deed {
-    Create {
-        nics: usize,
-        stopped: bool,
-        restart: Restart,
-    },
+    Create { nics: usize, stopped: bool, restart: Restart },
     Start,
     Stop,
     Delete,
@@ -283,14 +264,7 @@ impl Daemon<'_> {
             vm: self.vm,
         };
         match (deed, &mut self.record) {
-            (
-                Deed::Create {
-                    nics,
-                    stopped,
-                    restart,
-                },
-                None,
-            ) => {
+            (Deed::Create { nics, stopped, restart }, None) => {
                 let made = life.create(spec(nics, stopped, restart));
                 // What is left of it is in the store.
                 self.record = made.ok().or_else(|| self.fake.stored());
@@ -373,11 +347,7 @@ fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
 fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
     let fake = Fake::default();
     let vm: VmName = "web".parse().unwrap();
-    let mut daemon = Daemon {
-        fake: &fake,
-        vm: &vm,
-        record: None,
-    };
+    let mut daemon = Daemon { fake: &fake, vm: &vm, record: None };
     for (deed, faults) in deeds {
         let mut killed = false;
         match deed {
@@ -420,11 +390,7 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
             if settled == Settled::ToStart
                 && let Some(record) = &mut daemon.record
             {
-                let life = Life {
-                    host: &fake,
-                    keep: &fake,
-                    vm: &vm,
-                };
+                let life = Life { host: &fake, keep: &fake, vm: &vm };
                 life.start(record).unwrap();
                 prop_assert!(fake.world().processes.iter().all(|one| one.booted));
             }
@@ -432,11 +398,7 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
     }
     // In the end all of it can be taken back.
     if let Some(mut record) = fake.stored() {
-        let life = Life {
-            host: &fake,
-            keep: &fake,
-            vm: &vm,
-        };
+        let life = Life { host: &fake, keep: &fake, vm: &vm };
         life.delete(&mut record).unwrap();
     }
     prop_assert!(fake.stored().is_none());
@@ -455,36 +417,17 @@ proptest! {
 
 #[test]
 fn a_kill_at_each_step_of_creation_and_deletion_leaves_a_machine_or_nothing() {
-    for kill in [
-        Fault::KilledBefore,
-        Fault::KilledAfter,
-        Fault::Fails,
-        Fault::FailsDone,
-    ] {
+    for kill in [Fault::KilledBefore, Fault::KilledAfter, Fault::Fails, Fault::FailsDone] {
         for at in 0..16 {
             let faults = |at: usize| {
                 let mut faults = vec![Fault::None; at];
                 faults.push(kill);
                 faults
             };
-            let create = Deed::Create {
-                nics: 2,
-                stopped: false,
-                restart: Restart::OnFailure,
-            };
+            let create = Deed::Create { nics: 2, stopped: false, restart: Restart::OnFailure };
             lives(vec![(create, faults(at)), (Deed::Kill, Vec::new())]).unwrap();
-            lives(vec![
-                (create, Vec::new()),
-                (Deed::Delete, faults(at)),
-                (Deed::Kill, Vec::new()),
-            ])
-            .unwrap();
-            lives(vec![
-                (create, Vec::new()),
-                (Deed::Stop, faults(at)),
-                (Deed::Start, faults(at)),
-            ])
-            .unwrap();
+            lives(vec![(create, Vec::new()), (Deed::Delete, faults(at)), (Deed::Kill, Vec::new())]).unwrap();
+            lives(vec![(create, Vec::new()), (Deed::Stop, faults(at)), (Deed::Start, faults(at))]).unwrap();
         }
     }
 }

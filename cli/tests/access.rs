@@ -7,9 +7,9 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
-#[path = "serve/certificates.rs"]
+#[path = "access/certificates.rs"]
 mod certificates;
-#[path = "serve/daemon.rs"]
+#[path = "access/daemon.rs"]
 mod daemon;
 
 use std::fs;
