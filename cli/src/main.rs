@@ -42,13 +42,24 @@ struct Arguments {
     )]
     log_level: logging::Level,
 
+    /// How log lines look: text or json
+    #[arg(
+        long,
+        global = true,
+        value_name = "FORMAT",
+        default_value = "text",
+        env = "BELLHOP_LOG_FORMAT",
+        hide_possible_values = true
+    )]
+    log_format: logging::LogFormat,
+
     #[command(subcommand)]
     command: commands::Command,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    logging::start(arguments.log_level);
+    logging::start(arguments.log_level, arguments.log_format);
     match arguments.command.execute() {
         Ok(code) => code.into(),
         Err(error) => {

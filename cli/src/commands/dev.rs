@@ -4,11 +4,11 @@ mod describe;
 
 use std::io;
 
-use vdpa::mgmt::{Connection, InvalidDevice, MgmtError, NewDevice};
+use vdpa::mgmt::{Connection, DeviceConfig, InvalidDevice, MgmtError, NewDevice, VdpaDevice};
 
 use super::words::{self, WordError, Words};
 use crate::exit::{self, Code};
-use crate::listing::{Entry, Format, Layout, Listing};
+use crate::listing::{Format, Layout, Listing};
 
 /// Make, show, change and delete vDPA devices
 ///
@@ -177,12 +177,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
 }
 
 fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
-    let show = |section, layout, entries: Vec<Entry>| {
-        let listing = Listing {
-            section,
-            layout,
-            entries,
-        };
+    let show = |listing: Listing| {
         listing
             .print(arguments.format)
             .map_err(CommandError::Output)
@@ -194,8 +189,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
                 Some(name) => vec![connection.device(name)?],
                 None => connection.devices()?,
             };
-            let entries = devices.iter().map(describe::device).collect();
-            show("dev", Layout::Line, entries)?;
+            show(listing(&devices))?;
         }
         Command::Config(ConfigCommand::Show { device }) => {
             let connection = Connection::open()?;
@@ -203,15 +197,17 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
                 Some(name) => vec![connection.config(name)?],
                 None => connection.configs()?,
             };
-            let entries = configs.iter().map(describe::config).collect();
-            show("config", Layout::LineThenLists, entries)?;
+            show(config_listing(&configs))?;
         }
         Command::Vstats(VstatsCommand::Show { device, words }) => {
             let words = Words::parse(words, &["qidx"])?;
             let queue_index = words.needed("qidx", words::number)?;
             let stats = Connection::open()?.vendor_stats(device, queue_index)?;
-            let entries = vec![describe::vendor_stats(&stats)];
-            show("vstats", Layout::LineThenLists, entries)?;
+            show(Listing {
+                section: "vstats",
+                layout: Layout::LineThenLists,
+                entries: vec![describe::vendor_stats(&stats)],
+            })?;
         }
         Command::Add { words } => {
             let device = new_device(words)?;
@@ -230,22 +226,30 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
 
 /// All of them, for reports.
 pub(crate) fn all() -> Result<Listing, MgmtError> {
-    let devices = Connection::open()?.devices()?;
-    Ok(Listing {
-        section: "dev",
-        layout: Layout::Line,
-        entries: devices.iter().map(describe::device).collect(),
-    })
+    Ok(listing(&Connection::open()?.devices()?))
 }
 
 /// The configurations of all of them, for reports.
 pub(crate) fn all_configs() -> Result<Listing, MgmtError> {
-    let configs = Connection::open()?.configs()?;
-    Ok(Listing {
+    Ok(config_listing(&Connection::open()?.configs()?))
+}
+
+/// Devices as they are shown.
+pub(crate) fn listing(devices: &[VdpaDevice]) -> Listing {
+    Listing {
+        section: "dev",
+        layout: Layout::Line,
+        entries: devices.iter().map(describe::device).collect(),
+    }
+}
+
+/// Configurations of devices as they are shown.
+pub(crate) fn config_listing(configs: &[DeviceConfig]) -> Listing {
+    Listing {
         section: "config",
         layout: Layout::LineThenLists,
         entries: configs.iter().map(describe::config).collect(),
-    })
+    }
 }
 
 fn new_device(words: &[String]) -> Result<NewDevice, CommandError> {

@@ -72,7 +72,8 @@ pub(crate) fn all() -> Result<Listing, MgmtError> {
     Ok(listing(&Connection::open()?.mgmt_devices()?))
 }
 
-fn listing(devices: &[MgmtDevice]) -> Listing {
+/// Management devices as they are shown.
+pub(crate) fn listing(devices: &[MgmtDevice]) -> Listing {
     Listing {
         section: "mgmtdev",
         layout: Layout::Lines,

@@ -6,14 +6,14 @@ pub(crate) mod dev;
 mod doctor;
 mod man;
 pub(crate) mod mgmtdev;
-mod nic;
-mod port;
+pub(crate) mod nic;
+pub(crate) mod port;
 mod probe;
 mod report;
 mod run;
 mod serve;
 mod topology;
-mod vf;
+pub(crate) mod vf;
 mod vm;
 mod words;
 

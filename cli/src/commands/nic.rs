@@ -133,6 +133,9 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
                 State::Removing => "removing",
             },
         );
+    if let Some(owner) = nic.owner() {
+        entry = entry.with_text("owner", owner);
+    }
     for step in nic.steps() {
         entry = match step {
             Step::CountVirtualFunctions { physical, count } => entry
@@ -189,12 +192,16 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
     }
 }
 
-fn show(entries: Vec<Entry>, format: Format) -> Result<Code, CommandError> {
-    let listing = Listing {
+/// NICs as they are shown.
+pub(crate) fn listing(nics: &[MadeNic]) -> Result<Listing, MgmtError> {
+    let mut entries = Vec::new();
+    if !nics.is_empty() {
+        let connection = Connection::open()?;
+        entries.extend(nics.iter().map(|nic| entry(nic, &connection)));
+    }
+    Ok(Listing {
         section: "nic",
         layout: Layout::Line,
         entries,
-    };
-    listing.print(format).map_err(CommandError::Output)?;
-    Ok(Code::Success)
+    })
 }

@@ -12,7 +12,7 @@ use vdpa::mgmt::devlink::{
 
 use super::words::{self, WordError, Words};
 use crate::exit::{self, Code};
-use crate::listing::{Entry, Format, Layout, Listing};
+use crate::listing::{Format, Layout, Listing};
 
 /// Show ports of NICs, add and delete subfunctions, and say what functions may do
 ///
@@ -161,16 +161,12 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
                     },
                 },
             };
-            show(
-                ports.iter().map(describe::port).collect(),
-                "port",
-                arguments,
-            )?;
+            print(&listing(&ports), arguments)?;
         }
         Command::Add { device, words } => {
             let (handle, subfunction) = new_subfunction(device, words)?;
             let port = Devlink::open()?.add_port(&handle, &subfunction)?;
-            show(vec![describe::port(&port)], "port", arguments)?;
+            print(&listing(&[port]), arguments)?;
         }
         Command::Del { port } => {
             let devlink = Devlink::open()?;
@@ -178,23 +174,28 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         }
         Command::Function(command) => {
             if let Some(entries) = command.carry_out()? {
-                show(entries, "rate", arguments)?;
+                let rates = Listing {
+                    section: "rate",
+                    layout: Layout::LineThenBlocks,
+                    entries,
+                };
+                print(&rates, arguments)?;
             }
         }
     }
     Ok(Code::Success)
 }
 
-fn show(
-    entries: Vec<Entry>,
-    section: &'static str,
-    arguments: &Arguments,
-) -> Result<(), CommandError> {
-    let listing = Listing {
-        section,
+/// Ports as they are shown.
+pub(crate) fn listing(ports: &[Port]) -> Listing {
+    Listing {
+        section: "port",
         layout: Layout::LineThenBlocks,
-        entries,
-    };
+        entries: ports.iter().map(describe::port).collect(),
+    }
+}
+
+fn print(listing: &Listing, arguments: &Arguments) -> Result<(), CommandError> {
     listing
         .print(arguments.format)
         .map_err(CommandError::Output)

@@ -137,35 +137,17 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
 
 fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
     let pci = Pci::default();
-    let entries = match &arguments.command {
-        Command::Show { physical: None } => {
-            let mut entries = Vec::new();
-            for function in pci.physical_functions()? {
-                entries.extend(describe_function(&pci, &function)?);
-            }
-            entries
-        }
+    let listing = match &arguments.command {
+        Command::Show { physical: None } => all()?,
         Command::Show {
             physical: Some(physical),
-        } => match Physical::find(&pci, physical)? {
-            Physical::Function(function) => match function.physical_function {
-                // A virtual one: as its physical one has it.
-                Some(physical) => {
-                    let mut entries = describe_function(&pci, &pci.function(physical)?)?;
-                    let name = describe::name(&function);
-                    entries.retain(|entry| entry.name() == name);
-                    entries
-                }
-                None => describe_function(&pci, &function)?,
-            },
-            Physical::Interface(name) => describe::link(&Links::open()?.link(&name)?),
-        },
+        } => one(physical)?,
         Command::Count { physical, count } => {
             let Physical::Function(function) = Physical::find(&pci, physical)? else {
                 return Err(CommandError::NotPci(physical.clone()));
             };
             let function = pci.set_virtual_functions(function.address, *count)?;
-            describe_function(&pci, &function)?
+            listing(describe_function(&pci, &function)?)
         }
         Command::Set {
             physical,
@@ -183,14 +165,47 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
             return Ok(Code::Success);
         }
     };
+    listing
+        .print(arguments.format)
+        .map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}
+
+fn listing(entries: Vec<Entry>) -> Listing {
     Listing {
         section: "vf",
         layout: Layout::Line,
         entries,
     }
-    .print(arguments.format)
-    .map_err(CommandError::Output)?;
-    Ok(Code::Success)
+}
+
+/// All functions that can have virtual ones, and these, as they are shown.
+pub(crate) fn all() -> Result<Listing, CommandError> {
+    let pci = Pci::default();
+    let mut entries = Vec::new();
+    for function in pci.physical_functions()? {
+        entries.extend(describe_function(&pci, &function)?);
+    }
+    Ok(listing(entries))
+}
+
+/// The function that is named (a network interface or pci/ADDRESS) and its virtual ones, as they are shown.
+pub(crate) fn one(text: &str) -> Result<Listing, CommandError> {
+    let pci = Pci::default();
+    let entries = match Physical::find(&pci, text)? {
+        Physical::Function(function) => match function.physical_function {
+            // A virtual one: as its physical one has it.
+            Some(physical) => {
+                let mut entries = describe_function(&pci, &pci.function(physical)?)?;
+                let name = describe::name(&function);
+                entries.retain(|entry| entry.name() == name);
+                entries
+            }
+            None => describe_function(&pci, &function)?,
+        },
+        Physical::Interface(name) => describe::link(&Links::open()?.link(&name)?),
+    };
+    Ok(listing(entries))
 }
 
 /// What PF names.

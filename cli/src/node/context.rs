@@ -1,6 +1,10 @@
 //! What every endpoint gets.
 
+use std::sync::Arc;
+
+use super::api::{Readers, Turns};
 use super::events::Events;
+use super::machines::Machines;
 use super::paths::Paths;
 
 /// The node.
@@ -9,5 +13,11 @@ pub(super) struct Node {
     /// Where things are kept.
     pub(super) paths: Paths,
     /// What has happened on the node.
-    pub(super) events: Events,
+    pub(super) events: Arc<Events>,
+    /// Places for readers of events.
+    pub(super) readers: Readers,
+    /// Turns of requests to the kernel about NICs, devices and ports.
+    pub(super) turns: Turns,
+    /// Its virtual machines.
+    pub(super) machines: Machines,
 }

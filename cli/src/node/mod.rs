@@ -7,14 +7,20 @@
 //! ```text
 //!   clients ── Unix socket ──> vmm::http ──> api/ (one file per endpoint) ──> Node (context.rs)
 //!                                                                               │
-//!                                                        store, machines, NICs, events
+//!           ── TCP, TLS ────> access/ (who may do what) ──^       store, machines, NICs, events
 //! ```
 
+mod access;
 mod api;
 mod context;
 mod events;
+mod machines;
 mod paths;
 mod run;
+mod store;
+mod systemd;
+mod watcher;
 
+pub(crate) use access::{AccessFiles, CertificateFiles};
 pub(crate) use paths::Paths;
 pub(crate) use run::{NodeError, Options, run};

@@ -3,32 +3,50 @@
 //! Owns the runtime and the signals.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use vmm::http::server;
 use vmm::http::socket::{self, SocketError};
 
-use super::api;
+use super::access::{self, Access, AccessError, AccessFiles, ShareError, TlsListener};
+use super::api::{self, Readers, Turns};
 use super::context::Node;
 use super::events::Events;
+use super::machines::host::RealHost;
+use super::machines::spec::VmName;
+use super::machines::{Change, Machines};
 use super::paths::Paths;
+use super::store::{Store, StoreError};
+use super::systemd::Notifier;
+use super::watcher::Watcher;
 use crate::exit::Code;
 
 /// Threads for what has to wait: netlink, files, machines.
-const WORKERS_MAX: usize = 16;
+const WORKERS_MAX: usize = 64;
 /// How long such a thread lives without work.
 const WORKER_IDLE: Duration = Duration::from_secs(10);
+/// How long steps that are under way may take at the end. What is cut off then, the next daemon
+/// undoes.
+const LAST_STEPS: Duration = Duration::from_secs(30);
 
 /// What the daemon is told.
 #[derive(Debug)]
 pub(crate) struct Options {
     /// Where it keeps what.
     pub(crate) paths: Paths,
+    /// The group that may use the socket, too.
+    pub(crate) group: Option<String>,
+    /// Where it listens for TCP, and who may come in there.
+    pub(crate) remote: Option<(SocketAddr, AccessFiles)>,
+    /// What the machines' processes log at, as `--log-level` takes it.
+    pub(crate) log_level: String,
 }
 
 /// Why there is no daemon.
@@ -43,9 +61,27 @@ pub(crate) enum NodeError {
         #[source]
         source: io::Error,
     },
+    /// Its memory cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// No socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// The socket cannot be a group's.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    /// Nobody could come in by TCP.
+    #[error("nobody can be let in by TCP (--listen)")]
+    Access(#[from] AccessError),
+    /// The address is taken, or not this host's.
+    #[error("cannot listen on {address}; give --listen an address of this host and a free port")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
     /// Not even that.
     #[error("cannot start the daemon")]
     Start(#[source] io::Error),
@@ -65,32 +101,119 @@ pub(crate) fn run(options: &Options) -> Result<Code, NodeError> {
         .build()
         .map_err(NodeError::Start)?;
     runtime.block_on(serve(options))?;
-    // What a worker waits for in the kernel may take as long as it wants.
-    runtime.shutdown_background();
+    // What was begun is done to its end, but what a worker waits for in the kernel may take as long
+    // as it wants.
+    runtime.shutdown_timeout(LAST_STEPS);
     Ok(Code::Success)
 }
 
 async fn serve(options: &Options) -> Result<(), NodeError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(NodeError::Start)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(NodeError::Start)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(NodeError::Start)?;
+    let notifier = Notifier::from_environment();
+    let files = options.remote.as_ref().map(|(_, files)| files.clone());
+    let access = Arc::new(Access::new(files)?);
     // The file goes when the last answer is given.
     let (listener, _file) = socket::listen(&options.paths.socket())?;
     let listener = UnixListener::from_std(listener).map_err(NodeError::Start)?;
+    if let Some(group) = &options.group {
+        access::share_with(&options.paths.socket(), group)?;
+    }
+    let remote = match &options.remote {
+        Some((address, _)) => Some(listen(*address).await?),
+        None => None,
+    };
+    let events = Arc::new(Events::default());
+    // Before anything is done, so that no reader misses what it has asked for.
+    let watcher = Watcher::start(events.clone()).map_err(NodeError::Start)?;
+    let machines = machines(options, &events)?;
+    machines.settle().await;
     let node = Arc::new(Node {
         paths: options.paths.clone(),
-        events: Events::default(),
+        events,
+        readers: Readers::default(),
+        turns: Turns::default(),
+        machines: machines.clone(),
     });
     let (end, ended) = watch::channel(false);
     node.events.publish("/v1", "served", None);
-    let serving = server::serve(listener, api::router(node), ended);
-    let signals = async {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+    let router = api::router(node, access.clone());
+    let local = server::serve(listener, router.clone(), ended.clone());
+    let by_tcp = async {
+        if let Some(listener) = remote {
+            server::serve(TlsListener::new(listener, access.clone()), router, ended).await;
         }
+    };
+    let signals = async {
+        notifier.ready();
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => reload(&access, &notifier),
+                () = watchdog(&notifier) => notifier.alive(),
+            }
+        }
+        notifier.stopping();
         tracing::info!("the daemon ends; machines go on");
+        machines.end();
         end.send_replace(true);
     };
-    tokio::join!(serving, signals);
+    tokio::join!(local, by_tcp, signals);
+    drop(watcher);
     Ok(())
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, NodeError> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(|source| NodeError::Listen { address, source })?;
+    // With port 0 the kernel has chosen one.
+    let address = listener.local_addr().unwrap_or(address);
+    tracing::info!(%address, "listening for TCP");
+    Ok(listener)
+}
+
+/// Reads again what says who may come in.
+fn reload(access: &Access, notifier: &Notifier) {
+    notifier.reloading();
+    match access.reload() {
+        Ok(()) => tracing::info!("certificates and tokens are read again"),
+        Err(error) => tracing::error!(
+            error = &error as &dyn std::error::Error,
+            "certificates and tokens stay as they were"
+        ),
+    }
+    notifier.ready();
+}
+
+/// Until systemd is to be told that this still works, if it wants to know.
+async fn watchdog(notifier: &Notifier) {
+    match notifier.interval() {
+        Some(interval) => tokio::time::sleep(interval).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The machines that the store tells of; what becomes of them goes to `events`.
+fn machines(options: &Options, events: &Arc<Events>) -> Result<Machines, NodeError> {
+    let store = Store::open(&options.paths.store())?;
+    let runtime = Handle::current();
+    let host = RealHost::new(
+        options.paths.clone(),
+        runtime.clone(),
+        options.log_level.clone(),
+    );
+    let events = events.clone();
+    Ok(Machines::open(
+        store,
+        options.paths.clone(),
+        host.map_err(NodeError::Start)?,
+        runtime,
+        Arc::new(move |vm: &VmName, change: Change| {
+            if let Some((word, detail)) = change.as_event() {
+                events.publish(&format!("/v1/vms/{vm}"), word, detail);
+            }
+        }),
+    )?)
 }

@@ -32,10 +32,20 @@ pub use worker::on_worker;
 /// `router` with what surrounds the endpoints of every API: a name for each request, and answers
 /// to paths and methods that there are not.
 pub fn surround<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
+    named(complete(router))
+}
+
+/// `router` with answers to paths and methods that there are not. What is laid around the result
+/// sees these requests as well.
+pub fn complete<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
     router
         .fallback(no_such_path)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(middleware::from_fn(request_id::name))
+}
+
+/// `router` with a name for each request: the outermost layer, for it makes the bodies of errors.
+pub fn named<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
+    router.layer(middleware::from_fn(request_id::name))
 }
 
 async fn no_such_path(request: Request) -> HttpError {

@@ -94,6 +94,19 @@ impl Transport for UnixListener {
     }
 }
 
+/// Says when a connection takes no more requests: its time is over, or the server ends. Each request has it as
+/// an extension, so that an answer without an end can be brought to one.
+#[derive(Debug, Clone)]
+pub struct Closing(watch::Receiver<bool>);
+
+impl Closing {
+    /// Waits for it.
+    pub async fn wait(&mut self) {
+        // An error means that the connection is gone, which is the end as well.
+        let _ = self.0.wait_for(|closing| *closing).await;
+    }
+}
+
 /// Serves `router` until `ended` is true or its sender is gone; then the answers that are under way get
 /// a second to reach their clients. Accepting is over before that.
 pub async fn serve<T: Transport>(transport: T, router: Router, ended: watch::Receiver<bool>) {
@@ -154,13 +167,16 @@ async fn serve_incoming<T: Transport>(
     };
     match established.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok((stream, peer)) => {
+            let (close, closing) = watch::channel(false);
+            let closing = Closing(closing);
             let router = router.layer(middleware::from_fn(
                 move |mut request: Request, next: Next| {
                     request.extensions_mut().insert(peer.clone());
+                    request.extensions_mut().insert(closing.clone());
                     next.run(request)
                 },
             ));
-            serve_connection(stream, router, ended).await;
+            serve_connection(stream, router, ended, close).await;
         }
         Err(error) => tracing::info!(%error, "a connection to the API is refused"),
     }
@@ -171,6 +187,7 @@ async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     mut ended: watch::Receiver<bool>,
+    close: watch::Sender<bool>,
 ) {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -185,6 +202,7 @@ async fn serve_connection(
         _ = ended.wait_for(|ended| *ended) => false,
         () = tokio::time::sleep(CONNECTION_TIME) => true,
     };
+    close.send_replace(true);
     if expired {
         connection.as_mut().graceful_shutdown();
         tokio::select! {
@@ -204,5 +222,41 @@ async fn serve_connection(
 fn note(over: hyper::Result<()>) {
     if let Err(error) = over {
         tracing::debug!(%error, "a connection to the API ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Extension;
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::time::Instant;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_without_an_end_hears_when_its_connection_is_over() {
+        let follow = |Extension(mut closing): Extension<Closing>| async move {
+            closing.wait().await;
+            "over"
+        };
+        let (close, closing) = watch::channel(false);
+        let router = Router::new()
+            .route("/", get(follow))
+            .layer(Extension(Closing(closing)));
+        let (_end, ended) = watch::channel(false);
+        let (mut client, server) = tokio::io::duplex(4096);
+        let before = Instant::now();
+        let ask = async {
+            client
+                .write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+                .await
+                .unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let (answer, ()) = tokio::join!(ask, serve_connection(server, router, ended, close));
+        assert!(answer.ends_with("over"), "{answer}");
+        assert_eq!(before.elapsed().as_secs(), CONNECTION_TIME.as_secs());
     }
 }

@@ -1,9 +1,8 @@
 //! `bellhop nic list`.
 
-use vdpa::mgmt::Connection;
 use vdpa::mgmt::nic::Store;
 
-use super::{CommandError, entry, show};
+use super::{CommandError, listing};
 use crate::exit::Code;
 use crate::listing::Format;
 
@@ -15,6 +14,7 @@ pub(crate) struct Arguments {}
 const HELP: &str = "\
 Fields:
   from           what the NIC was made of, as it was asked for
+  owner          whom it was made for: node:VM/NIC for a virtual machine of `bellhop serve`
   state          made; making or removing while that goes on, or when it was killed or failed:
                  `bellhop nic remove` undoes the rest
   pf, vfs        the physical function whose virtual functions were counted, and how many
@@ -34,10 +34,8 @@ Examples:
 
 pub(super) fn execute(format: Format) -> Result<Code, CommandError> {
     let nics = Store::open_default()?.nics()?;
-    if nics.is_empty() {
-        return show(Vec::new(), format);
-    }
-    let connection = Connection::open()?;
-    let entries = nics.iter().map(|nic| entry(nic, &connection));
-    show(entries.collect(), format)
+    listing(&nics)?
+        .print(format)
+        .map_err(CommandError::Output)?;
+    Ok(Code::Success)
 }

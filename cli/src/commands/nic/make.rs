@@ -2,13 +2,12 @@
 
 use std::io::{self, Write as _};
 
-use vdpa::mgmt::Connection;
 use vdpa::mgmt::connectivity::Connectivity;
 use vdpa::mgmt::nic::{Kind, NicError, NicRequest, Nics, Store};
 use vdpa::mgmt::sriov::Rates;
 
 use super::watch::Watch;
-use super::{CommandError, entry, show};
+use super::{CommandError, listing};
 use crate::commands::words;
 use crate::exit::{self, Code};
 use crate::listing::Format;
@@ -154,7 +153,10 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Com
         }
     };
     if format.is_json() {
-        return show(vec![entry(&nic, &Connection::open()?)], format);
+        listing(std::slice::from_ref(&nic))?
+            .print(format)
+            .map_err(CommandError::Output)?;
+        return Ok(Code::Success);
     }
     let path = nics.character_device(&nic)?;
     writeln!(io::stdout(), "{}", path.display()).map_err(CommandError::Output)?;

@@ -1,26 +1,44 @@
 //! The daemon's endpoints: one file each, one line here.
 
+mod events;
+mod functions;
+mod management;
+mod mgmtdevs;
+mod nics;
 mod openapi;
+mod ports;
+mod topology;
+mod vdpa_device;
+mod vdpa_devices;
 mod version;
+mod vm;
+mod vm_error;
+mod vms;
 
 use std::sync::Arc;
 
 use axum::Router;
+use axum::middleware::from_fn_with_state;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use vmm::http::{self, ErrorBody};
 
+use super::access::{self, Access};
 use super::context::Node;
+use super::events::Event;
+
+pub(super) use events::Readers;
+pub(super) use management::Turns;
 
 /// What the description has beside the endpoints.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Bellhop, the API of one node",
-        description = "HTTP/1.1 on a Unix socket. Errors have the body `ErrorBody`; every answer has the header `x-request-id`."
+        description = "HTTP/1.1 on a Unix socket, and by TCP with TLS and a token. Errors have the body `ErrorBody`; every answer has the header `x-request-id`."
     ),
-    components(schemas(ErrorBody))
+    components(schemas(ErrorBody, Event))
 )]
 struct Description;
 
@@ -30,13 +48,34 @@ type Api = axum::extract::State<Arc<Node>>;
 fn registered() -> OpenApiRouter<Arc<Node>> {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(version::show))
+        .routes(routes!(vms::list))
+        .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
+        .routes(routes!(vm::spec))
         .routes(routes!(openapi::show))
+        .routes(routes!(events::follow))
+        .routes(routes!(topology::show))
+        .routes(routes!(functions::list))
+        .routes(routes!(functions::show, functions::change))
+        .routes(routes!(ports::list))
+        .routes(routes!(ports::of_instance))
+        .routes(routes!(ports::show))
+        .routes(routes!(mgmtdevs::list))
+        .routes(routes!(vdpa_devices::list))
+        .routes(routes!(
+            vdpa_device::show,
+            vdpa_device::put,
+            vdpa_device::change,
+            vdpa_device::remove
+        ))
+        .routes(routes!(nics::list))
 }
 
-/// All of them, over `node`.
-pub(super) fn router(node: Arc<Node>) -> Router {
+/// All of them, over `node`, for those whom `access` lets through.
+pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
     let router = http::description::endpoints_alone(registered());
-    http::surround(router).with_state(node)
+    // What there is not is told to those only who may come in.
+    let checked = http::complete(router).layer(from_fn_with_state(access, access::check));
+    http::named(checked).with_state(node)
 }
 
 #[cfg(test)]
@@ -58,6 +97,12 @@ mod tests {
             copy == served,
             "cli/openapi.json is not what is served: BELLHOP_WRITE_OPENAPI=1 cargo test -p bellhop writes it"
         );
+    }
+
+    #[test]
+    fn each_endpoint_needs_a_role() {
+        let served = serde_json::from_str(openapi::document()).unwrap();
+        assert_eq!(access::faults(&served), Vec::<String>::new());
     }
 
     #[test]

@@ -6,11 +6,14 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use vmm::http::description;
 
+use crate::node::access;
+
 /// The description; a copy is in the repository, and a test compares them.
 pub(super) fn document() -> &'static str {
     static DOCUMENT: OnceLock<String> = OnceLock::new();
     DOCUMENT.get_or_init(|| {
-        let (_, registered) = super::registered().split_for_parts();
+        let (_, mut registered) = super::registered().split_for_parts();
+        access::describe(&mut registered);
         description::text(&registered)
     })
 }

@@ -1,0 +1,141 @@
+//! What TLS needs: this server's certificate and key, and whose certificates clients may have.
+//!
+//! Owns the files and what is made of them. It must not know what is spoken on a connection.
+//!
+//! TLS 1.3 only, and no resumption: each connection shows its certificate anew, so that one that has expired or whose
+//! authority was taken away (SIGHUP) opens no more of them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio_rustls::rustls;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::{
+    NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier,
+};
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+
+use super::file::{self, FileError, Secrecy};
+
+/// Where the files are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CertificateFiles {
+    /// This server's certificate, then those between it and its authority; PEM.
+    pub(crate) certificate: PathBuf,
+    /// Its private key; PEM.
+    pub(crate) key: PathBuf,
+    /// The authorities whose certificates clients may have; PEM.
+    pub(crate) client_ca: PathBuf,
+}
+
+/// Why there is no TLS.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CertificatesError {
+    /// A file cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A file is not what it should be.
+    #[error("{path} has no {wanted} in PEM (`-----BEGIN …`)")]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// What should be there.
+        wanted: &'static str,
+        /// What is wrong.
+        #[source]
+        source: pem::Error,
+    },
+    /// An authority that cannot be used as one.
+    #[error("{path} has a certificate that cannot be an authority")]
+    Authority {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: rustls::Error,
+    },
+    /// Clients' certificates cannot be checked.
+    #[error("clients' certificates cannot be checked against {path}")]
+    Verifier {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: VerifierBuilderError,
+    },
+    /// Key and certificate are not of one kind, or not of one another.
+    #[error("the key {key} does not go with the certificate {certificate}")]
+    Key {
+        /// The key's file.
+        key: PathBuf,
+        /// The certificate's file.
+        certificate: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: rustls::Error,
+    },
+    /// The library knows no TLS 1.3.
+    #[error("TLS 1.3 cannot be set up")]
+    Protocol(#[source] rustls::Error),
+}
+
+/// Reads the files and makes of them what accepts connections.
+///
+/// # Errors
+/// See [`CertificatesError`].
+pub(super) fn load(files: &CertificateFiles) -> Result<Arc<ServerConfig>, CertificatesError> {
+    let chain = certificates(&files.certificate)?;
+    let key = file::read(&files.key, Secrecy::Secret)?;
+    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|source| CertificatesError::Pem {
+        path: files.key.clone(),
+        wanted: "private key",
+        source,
+    })?;
+    let mut authorities = RootCertStore::empty();
+    for authority in certificates(&files.client_ca)? {
+        let added = authorities.add(authority);
+        added.map_err(|source| CertificatesError::Authority {
+            path: files.client_ca.clone(),
+            source,
+        })?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider.clone())
+            .build()
+            .map_err(|source| CertificatesError::Verifier {
+                path: files.client_ca.clone(),
+                source,
+            })?;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(CertificatesError::Protocol)?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain, key)
+        .map_err(|source| CertificatesError::Key {
+            key: files.key.clone(),
+            certificate: files.certificate.clone(),
+            source,
+        })?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}
+
+/// The certificates in a file: one at least.
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CertificatesError> {
+    let failed = |source| CertificatesError::Pem {
+        path: path.to_owned(),
+        wanted: "certificate",
+        source,
+    };
+    let bytes = file::read(path, Secrecy::Public)?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    let found = found.map_err(failed)?;
+    match found.is_empty() {
+        true => Err(failed(pem::Error::NoItemsFound)),
+        false => Ok(found),
+    }
+}

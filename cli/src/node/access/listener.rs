@@ -1,0 +1,79 @@
+//! TCP with mutual TLS: connections for the server, with whom each client's certificate names.
+//!
+//! Owns the listening socket and the handshake. It must not know tokens, nor what is asked.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ring::digest::{SHA256, digest};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use vmm::http::server::Transport;
+
+use super::Access;
+use super::subject;
+
+/// How many bytes of a certificate's SHA-256 are shown.
+const FINGERPRINT_SIZE: usize = 8;
+
+/// Who is at the other end of a TLS connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TlsPeer {
+    /// From where.
+    pub(super) address: SocketAddr,
+    /// Whom the certificate names (RFC 4514), or its fingerprint where it names nobody.
+    pub(super) subject: Arc<str>,
+    /// The first 8 bytes of the certificate's SHA-256 in hexadecimal: which of several of one subject.
+    pub(super) fingerprint: Arc<str>,
+}
+
+/// Listens on TCP for clients with a certificate.
+#[derive(Debug)]
+pub(crate) struct TlsListener {
+    listener: TcpListener,
+    access: Arc<Access>,
+}
+
+impl TlsListener {
+    /// Connections of `listener`, for those whom `access` lets in at the time.
+    pub(crate) fn new(listener: TcpListener, access: Arc<Access>) -> Self {
+        Self { listener, access }
+    }
+}
+
+impl Transport for TlsListener {
+    type Incoming = (TcpStream, SocketAddr);
+    type Stream = TlsStream<TcpStream>;
+    type Peer = TlsPeer;
+
+    async fn accept(&self) -> io::Result<Self::Incoming> {
+        self.listener.accept().await
+    }
+
+    async fn establish(&self, incoming: Self::Incoming) -> io::Result<(Self::Stream, TlsPeer)> {
+        let (stream, address) = incoming;
+        stream.set_nodelay(true)?;
+        let config = self.access.tls_config().ok_or(io::ErrorKind::Unsupported)?;
+        let accepted = TlsAcceptor::from(config).accept(stream).await;
+        // Who tries to get in is of interest when somebody cannot.
+        let stream = accepted
+            .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
+        let certificate = stream.get_ref().1.peer_certificates();
+        // The handshake fails without one; if that ever changes, nobody comes in by it.
+        let certificate = certificate
+            .and_then(|chain| chain.first())
+            .ok_or_else(|| io::Error::other("the client shows no certificate"))?;
+        let hash = digest(&SHA256, certificate);
+        let hash = hash.as_ref().iter().take(FINGERPRINT_SIZE);
+        let fingerprint: String = hash.map(|byte| format!("{byte:02x}")).collect();
+        let subject = subject::of(certificate).unwrap_or_else(|| fingerprint.clone());
+        let peer = TlsPeer {
+            address,
+            subject: subject.into(),
+            fingerprint: fingerprint.into(),
+        };
+        Ok((stream, peer))
+    }
+}

@@ -1,0 +1,136 @@
+//! Who may do what: nobody calls unknown, and each change is on record.
+//!
+//! Owns certificates, tokens, roles and the audit. It must not know what an endpoint does.
+//!
+//! ```text
+//!   Unix socket (mode 0600, or 0660 with --group) ── SO_PEERCRED ──> uid, pid ───────────> admin ─┐
+//!   TCP (--listen) ── TLS 1.3, client certificate ── handshake ──> subject                        │
+//!                                                       └─ Authorization: Bearer TOKEN ──> role ──┤
+//!                                                                                                 v
+//!                        endpoint <── role is enough <── TABLE (role.rs): method, path ──> role needed
+//!                           └──> audit: who, what, outcome, request_id
+//! ```
+//!
+//! On the Unix socket the file system says who may connect, and whoever may is `admin`. TCP is there only with a certificate,
+//! a key, an authority for clients and tokens; a client needs both, so neither a stolen token nor a
+//! stolen certificate is enough. All files are read again on SIGHUP, together: if one of them is wrong, all of them stay as
+//! they were.
+
+mod caller;
+mod certificates;
+mod check;
+mod describe;
+mod file;
+mod listener;
+mod role;
+mod share;
+mod subject;
+mod tokens;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use tokio_rustls::rustls::ServerConfig;
+
+pub(crate) use certificates::{CertificateFiles, CertificatesError};
+pub(crate) use check::check;
+pub(crate) use describe::describe;
+#[cfg(test)]
+pub(crate) use describe::faults;
+pub(crate) use listener::TlsListener;
+pub(crate) use share::{ShareError, share_with};
+pub(crate) use tokens::TokensError;
+
+use tokens::Tokens;
+
+/// Why there is no access by TCP.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AccessError {
+    /// No TLS.
+    #[error(transparent)]
+    Certificates(#[from] CertificatesError),
+    /// No tokens.
+    #[error(transparent)]
+    Tokens(#[from] TokensError),
+}
+
+/// Files that say who may call by TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AccessFiles {
+    /// For TLS.
+    pub(crate) certificates: CertificateFiles,
+    /// For requests.
+    pub(crate) tokens: PathBuf,
+}
+
+/// What was read from the files.
+struct Loaded {
+    tls: Arc<ServerConfig>,
+    tokens: Arc<Tokens>,
+}
+
+impl Loaded {
+    fn of(files: &AccessFiles) -> Result<Self, AccessError> {
+        Ok(Self {
+            tls: certificates::load(&files.certificates)?,
+            tokens: Arc::new(Tokens::load(&files.tokens)?),
+        })
+    }
+}
+
+/// Who may do what, as it is now.
+pub(crate) struct Access {
+    /// None without TCP.
+    remote: Option<(AccessFiles, RwLock<Loaded>)>,
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let files = self.remote.as_ref().map(|(files, _)| files);
+        f.debug_struct("Access")
+            .field("files", &files)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Access {
+    /// With `files`, also by TCP.
+    ///
+    /// # Errors
+    /// See [`AccessError`].
+    pub(crate) fn new(files: Option<AccessFiles>) -> Result<Self, AccessError> {
+        let remote = files.map(|files| {
+            let loaded = Loaded::of(&files)?;
+            Ok::<_, AccessError>((files, RwLock::new(loaded)))
+        });
+        Ok(Self {
+            remote: remote.transpose()?,
+        })
+    }
+
+    /// Reads all files again. Connections that are there stay; tokens count from the next request on.
+    ///
+    /// # Errors
+    /// See [`AccessError`]; then all is as before.
+    pub(crate) fn reload(&self) -> Result<(), AccessError> {
+        if let Some((files, loaded)) = &self.remote {
+            let new = Loaded::of(files)?;
+            *loaded.write().unwrap_or_else(PoisonError::into_inner) = new;
+        }
+        Ok(())
+    }
+
+    fn loaded<T>(&self, look: impl FnOnce(&Loaded) -> T) -> Option<T> {
+        let (_, loaded) = self.remote.as_ref()?;
+        Some(look(&loaded.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn tls_config(&self) -> Option<Arc<ServerConfig>> {
+        self.loaded(|loaded| loaded.tls.clone())
+    }
+
+    fn tokens(&self) -> Option<Arc<Tokens>> {
+        self.loaded(|loaded| loaded.tokens.clone())
+    }
+}

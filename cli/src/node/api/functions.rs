@@ -1,0 +1,124 @@
+//! `/v1/functions`: PCI functions with SR-IOV and their virtual functions.
+
+use axum::Json;
+use axum::extract::State;
+use serde::Deserialize;
+use utoipa::ToSchema;
+use vdpa::mgmt::nic::{MadeNic, Step, Store};
+use vdpa::mgmt::pci::{Address, Function, Pci};
+use vmm::http::ErrorBody;
+use vmm::http::body::JsonBody;
+use vmm::http::parameters::DeviceName;
+
+use super::Api;
+use super::management::ManagementError;
+use crate::commands::vf;
+use crate::listing::Listing;
+
+/// PCI functions that can have virtual functions, and these
+#[utoipa::path(get, path = "/v1/functions", responses(
+    (status = 200, description = "As `bellhop vf show -j`: `{\"vf\": {\"pci/ADDRESS\": …}}`", body = serde_json::Value),
+    (status = 409, description = "The daemon may not ask", body = ErrorBody),
+    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
+    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementError> {
+    Ok(Json(node.turns.run(vf::all).await?))
+}
+
+/// One PCI function, and its virtual functions if it has some
+#[utoipa::path(get, path = "/v1/functions/{address}", params(
+        ("address" = String, Path, description = "Its address, such as `0000:01:00.0`"),
+    ), responses(
+    (status = 200, description = "As `bellhop vf show pci/ADDRESS -j`", body = serde_json::Value),
+    (status = 400, description = "It is no address", body = ErrorBody),
+    (status = 404, description = "There is no such function", body = ErrorBody),
+    (status = 409, description = "The daemon may not ask", body = ErrorBody),
+    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
+    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn show(
+    State(node): Api,
+    DeviceName(address): DeviceName,
+) -> Result<Json<Listing>, ManagementError> {
+    let one = move || vf::one(&format!("pci/{address}"));
+    Ok(Json(node.turns.run(one).await?))
+}
+
+/// What of a function is to change.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FunctionChange {
+    /// How many virtual functions it is to have; 0 takes them away.
+    vfs: u32,
+}
+
+/// Give a physical function this many virtual functions
+///
+/// The kernel changes a number only from 0 and to 0, so all that are there go first. Nobody may be using one, and no NIC
+/// may be made on one.
+#[utoipa::path(patch, path = "/v1/functions/{address}", params(
+        ("address" = String, Path, description = "The address of the physical function, such as `0000:01:00.0`"),
+    ), request_body = FunctionChange, responses(
+    (status = 200, description = "The function and its virtual ones, as they are now", body = serde_json::Value),
+    (status = 400, description = "It is no address, or the body is not JSON", body = ErrorBody),
+    (status = 404, description = "There is no such function", body = ErrorBody),
+    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    (status = 409, description = "One of them is used, the function cannot have virtual ones, its driver refuses, or the daemon may not do it", body = ErrorBody),
+    (status = 413, description = "The body is too large", body = ErrorBody),
+    (status = 422, description = "It cannot have so many", body = ErrorBody),
+    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
+    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn change(
+    State(node): Api,
+    DeviceName(address): DeviceName,
+    JsonBody(change): JsonBody<FunctionChange>,
+) -> Result<Json<Listing>, ManagementError> {
+    let own = node.clone();
+    let count = move || {
+        let address: Address = address.parse()?;
+        let pci = Pci::default();
+        let function = pci.function(address)?;
+        let before = function.virtual_functions.len();
+        let changes = u32::try_from(before).is_ok_and(|before| before != change.vfs);
+        if changes {
+            if let Some(nic) = Store::open(&own.paths.nics())?
+                .nics()?
+                .iter()
+                .find(|nic| is_on(nic, &function))
+            {
+                let nic = nic.name().to_owned();
+                return Err(ManagementError::CarriesNic {
+                    function: address,
+                    nic,
+                });
+            }
+            pci.set_virtual_functions(address, change.vfs)?;
+            let detail = format!("it has {} virtual functions", change.vfs);
+            let subject = format!("/v1/functions/{address}");
+            own.events.publish(&subject, "changed", Some(detail));
+        }
+        Ok(vf::one(&format!("pci/{address}"))?)
+    };
+    Ok(Json(node.turns.run(count).await?))
+}
+
+/// Whether a NIC is made on a virtual function of this one.
+fn is_on(nic: &MadeNic, function: &Function) -> bool {
+    let has = |wanted: &dyn Fn(&Address) -> bool| {
+        function
+            .virtual_functions
+            .iter()
+            .any(|(_, address)| wanted(address))
+    };
+    nic.steps().iter().any(|step| match step {
+        Step::CountVirtualFunctions { physical, .. }
+        | Step::SetVirtualFunction { physical, .. } => *physical == function.address,
+        Step::BindFunction { function, .. } => has(&|address| address == function),
+        Step::AddDevice { mgmtdev } => {
+            mgmtdev.bus() == Some("pci") && has(&|address| address.to_string() == mgmtdev.name())
+        }
+        Step::AddPort { .. } | Step::ActivatePort { .. } | Step::Connect { .. } => false,
+    })
+}

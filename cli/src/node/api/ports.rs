@@ -1,0 +1,78 @@
+//! `/v1/ports`: ports of NICs, as devlink has them.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use vdpa::mgmt::devlink::{Devlink, DevlinkError, Handle};
+use vmm::http::{ErrorBody, HttpError};
+
+use super::Api;
+use super::management::{ManagementError, no_devlink, or_none};
+use crate::commands::port;
+use crate::listing::Listing;
+
+/// Ports of all NICs
+///
+/// Without devlink there is none.
+#[utoipa::path(get, path = "/v1/ports", responses(
+    (status = 200, description = "As `bellhop port show -j`: `{\"port\": {HANDLE: …}}`", body = serde_json::Value),
+    (status = 409, description = "The daemon may not ask", body = ErrorBody),
+    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
+    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementError> {
+    let ports = node.turns.run(|| {
+        or_none(
+            Devlink::open().and_then(|devlink| devlink.ports()),
+            no_devlink,
+        )
+    });
+    Ok(Json(port::listing(&ports.await?)))
+}
+
+/// Ports of one devlink instance
+#[utoipa::path(get, path = "/v1/ports/{bus}/{device}", params(
+        ("bus" = String, Path, description = "The bus of the instance, such as `pci`"),
+        ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
+    ), responses(
+    (status = 200, description = "As `bellhop port show BUS/DEVICE -j`", body = serde_json::Value),
+    (status = 400, description = "No such instance can be", body = ErrorBody),
+    (status = 404, description = "There is no such instance", body = ErrorBody),
+    (status = 409, description = "No devlink on this host, or the daemon may not ask", body = ErrorBody),
+    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
+    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn of_instance(
+    State(node): Api,
+    path: Result<Path<(String, String)>, axum::extract::rejection::PathRejection>,
+) -> Result<Json<Listing>, ManagementError> {
+    let Path((bus, device)) = path.map_err(|error| HttpError::Parameter(error.body_text()))?;
+    let handle = Handle::new(&bus, &device).map_err(DevlinkError::from)?;
+    let ports = move || Devlink::open()?.ports_of(&handle);
+    let ports = node.turns.run(ports).await?;
+    Ok(Json(port::listing(&ports)))
+}
+
+/// One port
+#[utoipa::path(get, path = "/v1/ports/{bus}/{device}/{index}", params(
+        ("bus" = String, Path, description = "The bus of the instance, such as `pci`"),
+        ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
+        ("index" = u32, Path, description = "The port's number"),
+    ), responses(
+    (status = 200, description = "As `bellhop port show BUS/DEVICE/INDEX -j`", body = serde_json::Value),
+    (status = 400, description = "No such port can be", body = ErrorBody),
+    (status = 404, description = "There is no such port", body = ErrorBody),
+    (status = 409, description = "No devlink on this host, or the daemon may not ask", body = ErrorBody),
+    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
+    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn show(
+    State(node): Api,
+    path: Result<Path<(String, String, u32)>, axum::extract::rejection::PathRejection>,
+) -> Result<Json<Listing>, ManagementError> {
+    let Path((bus, device, index)) =
+        path.map_err(|error| HttpError::Parameter(error.body_text()))?;
+    let handle = Handle::new(&bus, &device).map_err(DevlinkError::from)?;
+    let port = move || Devlink::open()?.port(&handle.port(index));
+    let port = node.turns.run(port).await?;
+    Ok(Json(port::listing(&[port])))
+}

@@ -1,0 +1,56 @@
+//! `/v1/topology`: everything about vDPA on this node as one tree.
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+use vdpa::mgmt::pci::Address;
+use vdpa::mgmt::topology::{self, Topology};
+use vmm::http::ErrorBody;
+use vmm::http::parameters::Parameters;
+
+use super::Api;
+use super::management::ManagementError;
+
+/// What of it is wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Part {
+    /// One physical function with what is on it: its address, or that of one of its virtual functions, such as
+    /// `0000:01:00.0`. Without it there is everything.
+    function: Option<String>,
+}
+
+/// As `bellhop topology -j`.
+#[derive(Debug, Serialize)]
+pub(super) struct Whole {
+    topology: Topology,
+}
+
+/// NICs, their functions, vDPA devices, and who uses them
+///
+/// Nothing is changed and no device is opened, so it may be asked at any time.
+#[utoipa::path(get, path = "/v1/topology", params(Part), responses(
+    (status = 200, description = "As `bellhop topology -j`: `{\"topology\": …}`", body = serde_json::Value),
+    (status = 400, description = "It is no address", body = ErrorBody),
+    (status = 404, description = "There is no such function", body = ErrorBody),
+    (status = 409, description = "The daemon may not ask", body = ErrorBody),
+    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
+    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
+))]
+pub(super) async fn show(
+    State(node): Api,
+    Parameters(part): Parameters<Part>,
+) -> Result<Json<Whole>, ManagementError> {
+    let address = part
+        .function
+        .map(|text| text.parse::<Address>())
+        .transpose()?;
+    let read = move || match address {
+        Some(address) => topology::read_function(address),
+        None => topology::read(),
+    };
+    let topology = node.turns.run(read).await?;
+    Ok(Json(Whole { topology }))
+}

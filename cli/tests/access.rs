@@ -1,0 +1,403 @@
+//! `bellhop serve` as a process, with real sockets and real TLS: who gets in, who does not, and what systemd hears.
+//!
+//! What it does with devices is tested in the lab (`tests/tests/api_node_*.rs`).
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+#[path = "access/certificates.rs"]
+mod certificates;
+#[path = "access/daemon.rs"]
+mod daemon;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use certificates::{Identity, Validity};
+use daemon::{Client, Daemon, Directory, Files, command, exchange, mode, refused};
+
+fn said(arguments: &[String]) -> (Option<i32>, String) {
+    let output = refused(arguments);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), text)
+}
+
+#[test]
+fn tcp_is_never_without_certificates_and_tokens() {
+    let files = Files::new();
+    let all = files.arguments();
+    for option in ["--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"] {
+        let at = all.iter().position(|argument| argument == option).unwrap();
+        let mut arguments = all.clone();
+        arguments.drain(at..at + 2);
+        let (code, text) = said(&arguments);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains(option), "{option}: {text}");
+    }
+    // Nor are they taken for something else than TCP.
+    let (code, text) = said(&all[2..]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("--listen"), "{text}");
+}
+
+#[test]
+fn files_that_others_may_use_or_that_make_no_sense_are_refused() {
+    let files = Files::new();
+    let file = |name: &str| files.directory.file(name);
+    let chmod = |name: &str, mode| {
+        fs::set_permissions(file(name), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    for (name, wrong, remedy) in [
+        ("tokens", 0o640, "chmod go-rwx"),
+        ("tokens", 0o604, "chmod go-rwx"),
+        ("node.key", 0o644, "chmod go-rwx"),
+        ("clients.crt", 0o666, "chmod go-w"),
+    ] {
+        chmod(name, wrong);
+        let (code, text) = said(&files.arguments());
+        assert_eq!(code, Some(1), "{text}");
+        assert!(
+            text.contains(remedy) && text.contains(name),
+            "{name}: {text}"
+        );
+        chmod(name, 0o600);
+    }
+    let other = files.authority.signs("other", Validity::Now);
+    for (name, wrong, says) in [
+        ("tokens", "", "printf %s TOKEN | sha256sum"),
+        ("tokens", "admin ops secret\n", "line 1"),
+        ("node.crt", "no certificate\n", "no certificate in PEM"),
+        (
+            "node.key",
+            &other.certificate_pem(),
+            "no private key in PEM",
+        ),
+        (
+            "node.key",
+            &other.key_pem(),
+            "does not go with the certificate",
+        ),
+        ("clients.crt", "", "no certificate in PEM"),
+    ] {
+        let right = fs::read_to_string(file(name)).unwrap();
+        files.directory.write(name, wrong);
+        let (code, text) = said(&files.arguments());
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains(says) && text.contains(name), "{name}: {text}");
+        files.directory.write(name, &right);
+    }
+    fs::remove_file(file("tokens")).unwrap();
+    let (code, text) = said(&files.arguments());
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("cannot read"), "{text}");
+}
+
+#[test]
+fn each_request_by_tcp_needs_a_token_whose_role_is_enough() {
+    let files = Files::new();
+    let daemon = Daemon::start(&files.arguments());
+    let (port, client) = (daemon.port(), files.client(Validity::Now));
+    let status = |method: &str, path: &str, authorization: Option<&str>| {
+        let (status, body) = client.request(port, method, path, authorization).unwrap();
+        (status, body["code"].as_str().unwrap_or_default().to_owned())
+    };
+    let is = |found: (u16, String), status: u16, code: &str| {
+        assert_eq!((found.0, found.1.as_str()), (status, code));
+    };
+    let (viewer, operator, ops) = (
+        Some("Bearer token-of-viewer"),
+        Some("bearer token-of-operator"),
+        Some("Bearer  token-of-ops"),
+    );
+    for who in [viewer, operator, ops] {
+        is(status("GET", "/v1/version", who), 200, "");
+    }
+    // A role that is too low: before anything else is looked at.
+    is(
+        status("DELETE", "/v1/vdpa-devices/none", viewer),
+        403,
+        "role_too_low",
+    );
+    is(
+        status("DELETE", "/v1/vdpa-devices/none", operator),
+        403,
+        "role_too_low",
+    );
+    is(
+        status("PUT", "/v1/vdpa-devices/none", operator),
+        403,
+        "role_too_low",
+    );
+    is(status("PATCH", "/v1/vms/none", viewer), 403, "role_too_low");
+    is(
+        status("GET", "/v1/not-there", operator),
+        403,
+        "role_too_low",
+    );
+    is(
+        status("PUT", "/v1/vdpa-devices/none", ops),
+        400,
+        "malformed_body",
+    );
+    is(status("GET", "/v1/not-there", ops), 404, "no_such_path");
+    is(
+        status("POST", "/v1/version", ops),
+        405,
+        "method_not_allowed",
+    );
+    // No token, whatever is asked: not even what there is.
+    for path in ["/v1/version", "/v1/openapi.json", "/v1/not-there", "/"] {
+        is(status("GET", path, None), 401, "no_token");
+    }
+    is(
+        status("GET", "/v1/version", Some("Bearer wrong")),
+        401,
+        "unknown_token",
+    );
+    is(
+        status("GET", "/v1/version", Some("Bearer ")),
+        401,
+        "no_token",
+    );
+    is(
+        status("GET", "/v1/version", Some("Basic token-of-ops")),
+        401,
+        "wrong_scheme",
+    );
+    is(
+        status("GET", "/v1/version", Some("token-of-ops")),
+        401,
+        "wrong_scheme",
+    );
+    let two = Some("Bearer token-of-ops\r\nauthorization: Bearer wrong");
+    is(status("GET", "/v1/version", two), 401, "no_token");
+    let (_, body) = client
+        .request(port, "GET", "/v1/version", Some("Bearer wrong"))
+        .unwrap();
+    let challenge = body["challenge"].as_str().unwrap();
+    assert!(
+        challenge.contains("Bearer") && challenge.contains("invalid_token"),
+        "{challenge}"
+    );
+
+    let line = daemon.logged(|line| line["target"] == "audit" && line["path"] == "/v1/vms/none");
+    let who = line["who"].as_str().unwrap();
+    assert!(
+        who.starts_with("CN=somebody (") && who.contains("from 127.0.0.1:"),
+        "{line}"
+    );
+    assert_eq!(
+        (&line["token"], &line["role"]),
+        (&"viewer".into(), &"read".into())
+    );
+    assert_eq!(
+        (&line["method"], &line["status"]),
+        (&"PATCH".into(), &403.into())
+    );
+    assert_eq!(
+        (&line["message"], &line["error"]),
+        (&"not allowed".into(), &"role_too_low".into())
+    );
+    assert!(!line["request_id"].as_str().unwrap().is_empty());
+}
+
+#[test]
+fn a_connection_by_tcp_needs_a_certificate_of_the_authority() {
+    let files = Files::new();
+    let daemon = Daemon::start(&files.arguments());
+    let port = daemon.port();
+    let token = Some("Bearer token-of-ops");
+    let ask = |client: &Client| client.request(port, "GET", "/v1/version", token);
+    let stranger = Identity::authority("the test's authority");
+    let forged = stranger.signs("somebody", Validity::Now);
+    let own = Identity::authority("somebody");
+    for (what, client) in [
+        ("no certificate", Client::new(&files.authority, None)),
+        ("expired", files.client(Validity::Past)),
+        ("not yet", files.client(Validity::Future)),
+        (
+            "of an authority of that name",
+            Client::new(&files.authority, Some(&forged)),
+        ),
+        (
+            "signed by itself",
+            Client::new(&files.authority, Some(&own)),
+        ),
+    ] {
+        let answer = ask(&client);
+        assert!(answer.is_err(), "{what}: {answer:?}");
+        daemon.logged(|line| line["message"] == "a connection to the API is refused");
+    }
+    // The daemon's is checked, too: a client that trusts somebody else does not talk to it.
+    assert!(ask(&Client::new(&stranger, Some(&forged))).is_err());
+    // Without TLS nothing is answered.
+    let plain = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    plain
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let answer = exchange(
+        plain,
+        "GET",
+        "/v1/version",
+        "authorization: Bearer token-of-ops\r\n",
+        "",
+    );
+    assert!(answer.is_err(), "{answer:?}");
+    assert_eq!(ask(&files.client(Validity::Now)).unwrap().0, 200);
+}
+
+#[test]
+fn certificates_and_tokens_are_read_again_together() {
+    let files = Files::new();
+    let daemon = Daemon::start(&files.arguments());
+    let (port, client) = (daemon.port(), files.client(Validity::Now));
+    let status = |client: &Client, token: &str| {
+        let token = format!("Bearer {token}");
+        let answer = client.request(port, "GET", "/v1/version", Some(&token));
+        answer.map(|answer| answer.0)
+    };
+    assert_eq!(status(&client, "token-of-viewer").unwrap(), 200);
+
+    files.tokens(&[
+        ("read", "viewer", "another"),
+        ("admin", "ops", "token-of-ops"),
+    ]);
+    assert_eq!(status(&client, "token-of-viewer").unwrap(), 200);
+    daemon.signal(Signal::HUP);
+    daemon.logged(|line| line["message"] == "certificates and tokens are read again");
+    assert_eq!(status(&client, "token-of-viewer").unwrap(), 401);
+    assert_eq!(status(&client, "another").unwrap(), 200);
+
+    // One wrong file, and all stay as they were.
+    files.tokens(&[("read", "viewer", "third")]);
+    files.directory.write("clients.crt", "nonsense");
+    daemon.signal(Signal::HUP);
+    daemon.logged(|line| line["message"] == "certificates and tokens stay as they were");
+    assert_eq!(status(&client, "another").unwrap(), 200);
+    assert_eq!(status(&client, "third").unwrap(), 401);
+
+    let next = Identity::authority("the next authority");
+    files
+        .directory
+        .write("clients.crt", &next.certificate_pem());
+    daemon.signal(Signal::HUP);
+    let client_of_next = Client::new(&files.authority, Some(&next.signs("new", Validity::Now)));
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while status(&client_of_next, "third").is_err() {
+        assert!(
+            std::time::Instant::now() < end,
+            "the new authority does not count"
+        );
+    }
+    assert!(status(&client, "third").is_err());
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.ended(), 0);
+}
+
+#[test]
+fn the_unix_socket_is_for_its_user_and_group() {
+    let daemon = Daemon::start(&[]);
+    assert_eq!(mode(&daemon.socket()), 0o600);
+    assert_eq!(daemon.request("GET", "/v1/version", "", "").0, 200);
+    let header = "x-request-id: mine\r\n";
+    assert_eq!(daemon.request("DELETE", "/v1/not-there", header, "").0, 404);
+    let line = daemon.logged(|line| line["target"] == "audit" && line["request_id"] == "mine");
+    let who = format!(
+        "uid {} pid {}",
+        rustix::process::geteuid().as_raw(),
+        std::process::id()
+    );
+    assert_eq!(line["who"], who.as_str());
+    assert_eq!(
+        (&line["role"], &line["status"]),
+        (&"admin".into(), &404.into())
+    );
+    assert_eq!(line["message"], "not done");
+    daemon.signal(Signal::INT);
+    let socket = daemon.socket();
+    assert_eq!(daemon.ended(), 0);
+    assert!(!socket.exists());
+
+    let own = rustix::process::getegid().as_raw().to_string();
+    let daemon = Daemon::start(&["--group".to_owned(), own]);
+    assert_eq!(mode(&daemon.socket()), 0o660);
+    let (code, text) = said(&["--group".to_owned(), "no-such-group".to_owned()]);
+    assert_eq!(code, Some(1));
+    assert!(text.contains("no-such-group"), "{text}");
+}
+
+#[test]
+fn systemd_hears_how_it_goes() {
+    let directory = Directory::new();
+    let path = directory.file("notify");
+    let systemd = UnixDatagram::bind(&path).unwrap();
+    systemd
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let next = |wanted: &str| {
+        let mut buffer = [0; 512];
+        loop {
+            let length = systemd.recv(&mut buffer).unwrap();
+            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            if text.lines().any(|line| line == wanted) {
+                return text;
+            }
+            assert_eq!(text, "WATCHDOG=1", "while {wanted} was to come");
+        }
+    };
+    let mut command = command(&directory, &[]);
+    command
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "400000");
+    let daemon = Daemon::of(command, directory);
+    next("READY=1");
+    // Ready means that it serves.
+    assert_eq!(daemon.request("GET", "/v1/version", "", "").0, 200);
+    next("WATCHDOG=1");
+    next("WATCHDOG=1");
+    daemon.signal(Signal::HUP);
+    let text = next("RELOADING=1");
+    assert!(text.contains("MONOTONIC_USEC="), "{text}");
+    next("READY=1");
+    daemon.signal(Signal::TERM);
+    next("STOPPING=1");
+    assert_eq!(daemon.ended(), 0);
+}
+
+#[test]
+fn events_are_streamed_and_end_with_the_daemon() {
+    let daemon = Daemon::start(&[]);
+    let mut stream = UnixStream::connect(daemon.socket()).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    // From before its start: lost, and then new ones.
+    stream
+        .write_all(b"GET /v1/events HTTP/1.1\r\nhost: node\r\nlast-event-id: 1\r\n\r\n")
+        .unwrap();
+    let mut text = String::new();
+    let mut buffer = [0; 4096];
+    while !text.contains("event: lost") {
+        let length = stream.read(&mut buffer).unwrap();
+        assert!(length > 0, "{text}");
+        text.push_str(&String::from_utf8_lossy(&buffer[..length]));
+    }
+    assert!(
+        text.contains("text/event-stream") && text.contains("retry: 1000"),
+        "{text}"
+    );
+    daemon.signal(Signal::TERM);
+    // The stream has a proper end: the last chunk.
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.ends_with("0\r\n\r\n"), "{rest:?}");
+    assert_eq!(daemon.ended(), 0);
+}
