@@ -101,6 +101,7 @@ impl Record {
     }
 
     /// What was begun, in the order in which it depends on each other.
+    #[cfg(test)]
     pub(crate) fn steps(&self) -> &[Step] {
         &self.steps
     }
