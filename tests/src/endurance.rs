@@ -11,7 +11,7 @@ use crate::vmm_process::Cost;
 use std::collections::BTreeSet;
 
 /// How many times, unless [`CYCLES`] says something else.
-pub const DEFAULT_CYCLES: u32 = 10;
+pub const DEFAULT_CYCLES: u32 = 5;
 
 /// The variable that says how many times; `cargo lab test --cycles` sets it.
 pub const CYCLES: &str = "LAB_CYCLES";

@@ -56,9 +56,44 @@ fn threads(directory: &std::path::Path) -> Result<u64> {
     Ok(own)
 }
 
+/// What mappings of guest RAM are called: ours, and those of QEMU's memory-backend-memfd.
+const GUEST_RAM: [&str; 2] = ["memfd:guest-ram", "memfd:memory-backend-memfd"];
+
+/// What of a process's resident memory is its own and what is pages of files, which other
+/// processes of the same program share; guest RAM left out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Resident {
+    /// All, in KiB.
+    pub all_kib: u64,
+    /// Of it, what belongs to no file or was written to: each further process costs that again.
+    pub own_kib: u64,
+}
+
+/// Reads what is resident of the process `pid`.
+///
+/// # Errors
+/// [`Error::File`] if there is no such process.
+pub fn resident(pid: u32) -> Result<Resident> {
+    let smaps = files::read_text(&PathBuf::from(format!("/proc/{pid}/smaps")))?;
+    let mut resident = Resident::default();
+    for_each_outside_ram(&smaps, |line| {
+        resident.all_kib += field(line, "Rss").unwrap_or(0);
+        resident.own_kib += field(line, "Anonymous").unwrap_or(0);
+    });
+    Ok(resident)
+}
+
 /// Resident KiB of all mappings that are not guest RAM, and the number of mappings.
 fn outside_ram(smaps: &str) -> (u64, u64) {
-    let (mut sum, mut mappings) = (0, 0);
+    let mut sum = 0;
+    let mappings = for_each_outside_ram(smaps, |line| sum += field(line, "Rss").unwrap_or(0));
+    (sum, mappings)
+}
+
+/// Gives every line that describes another mapping than guest RAM; returns how many mappings
+/// there are in all.
+fn for_each_outside_ram(smaps: &str, mut line_of: impl FnMut(&str)) -> u64 {
+    let mut mappings = 0;
     let mut guest_ram = false;
     for line in smaps.lines() {
         // A mapping begins with its addresses, a field of it with a word and a colon.
@@ -66,13 +101,13 @@ fn outside_ram(smaps: &str) -> (u64, u64) {
             .split_once(' ')
             .is_some_and(|(first, _)| !first.ends_with(':'))
         {
-            guest_ram = line.contains("memfd:guest-ram");
+            guest_ram = GUEST_RAM.iter().any(|name| line.contains(name));
             mappings += 1;
         } else if !guest_ram {
-            sum += field(line, "Rss").unwrap_or(0);
+            line_of(line);
         }
     }
-    (sum, mappings)
+    mappings
 }
 
 /// The value of a line such as `VmPin:     12 kB`.
@@ -110,5 +145,7 @@ Rss:                  32 kB
         let cost = cost(std::process::id()).unwrap();
         assert!(cost.rss_outside_ram_kib > 0 && cost.descriptors > 0 && cost.threads > 0);
         assert!(super::cost(u32::MAX).is_err());
+        let resident = resident(std::process::id()).unwrap();
+        assert!(resident.own_kib > 0 && resident.own_kib < resident.all_kib);
     }
 }

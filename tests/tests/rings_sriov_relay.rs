@@ -45,7 +45,7 @@ fn no_suspend(machine: &mut Relayed) {
     assert!(cause.contains("suspend"), "{cause}");
 }
 
-/// 100 restarts and more with 10 cycles.
+/// 100 restarts and more with `--cycles 10`.
 fn back_and_forth(withhold: u64, chains: Chains, first: usize) {
     let rounds = usize::try_from(endurance::cycles().unwrap().div_ceil(3)).unwrap();
     two_functions(&options(1, withhold, chains), Loss::OneFrame, |scene| {

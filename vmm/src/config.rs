@@ -6,10 +6,12 @@
 //! size that wraps) cannot be built. This module knows no file format and
 //! opens nothing.
 
+mod cpu_affinity;
 mod key_value;
 mod mac;
 pub(crate) mod schema;
 mod size;
+mod vdpa;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -19,10 +21,13 @@ use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use cpu_affinity::{CpuAffinity, CpuAffinityError, HostCpus};
+pub(crate) use cpu_affinity::{parse_list, show_list};
 pub use devices::virtio::vdpa::DoorbellMode;
 pub use key_value::{KeyValueError, from_key_value};
 pub use mac::{MacAddress, MacAddressError};
 pub use size::{MemorySize, MemorySizeError};
+pub use vdpa::{DescriptorError, VdpaConfig, VdpaDescriptor, VdpaSource};
 
 /// The kernel command line used where none is given.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
@@ -58,6 +63,11 @@ pub struct VmConfig {
     #[serde(default)]
     #[schema(value_type = u8, minimum = 1, maximum = 32, default = 1)]
     pub cpus: CpuCount,
+    /// Which CPUs of the host each vCPU may run on: a list for each, in their order
+    /// (`[[0, 1], [2]]`); anywhere where none is given.
+    #[serde(default, skip_serializing_if = "CpuAffinity::is_empty")]
+    #[schema(schema_with = schema::cpu_affinity)]
+    pub cpu_affinity: CpuAffinity,
     /// Guest memory.
     #[serde(default)]
     #[schema(schema_with = schema::memory)]
@@ -134,7 +144,8 @@ impl FromStr for CpuCount {
     }
 }
 
-/// Guest memory: a size alone (`"512M"`), or a size and the pages it is made of.
+/// Guest memory: a size alone (`"512M"`), or a size, the pages it is made of and where they
+/// come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct MemoryConfig {
     /// How much.
@@ -142,6 +153,9 @@ pub struct MemoryConfig {
     /// Back it with huge pages of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepages: Option<HugePageSize>,
+    /// Take it from this NUMA node of the host only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_numa_node: Option<u16>,
 }
 
 /// The size of the host's huge pages that back guest memory.
@@ -175,6 +189,8 @@ impl<'de> Deserialize<'de> for MemoryConfig {
             size: MemorySize,
             #[serde(default)]
             hugepages: Option<HugePageSize>,
+            #[serde(default)]
+            host_numa_node: Option<u16>,
         }
 
         struct SizeOrFull;
@@ -185,21 +201,30 @@ impl<'de> Deserialize<'de> for MemoryConfig {
             type Value = MemoryConfig;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a size such as \"512M\", or a table with size and hugepages")
+                f.write_str(
+                    "a size such as \"512M\", or a table with size, hugepages and host_numa_node",
+                )
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<MemoryConfig, E> {
                 let size = text.parse().map_err(E::custom)?;
                 Ok(MemoryConfig {
                     size,
-                    hugepages: None,
+                    ..MemoryConfig::default()
                 })
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<MemoryConfig, A::Error> {
-                let Full { size, hugepages } =
-                    Full::deserialize(de::value::MapAccessDeserializer::new(map))?;
-                Ok(MemoryConfig { size, hugepages })
+                let Full {
+                    size,
+                    hugepages,
+                    host_numa_node,
+                } = Full::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                Ok(MemoryConfig {
+                    size,
+                    hugepages,
+                    host_numa_node,
+                })
             }
         }
 
@@ -218,45 +243,9 @@ impl FromStr for MemoryConfig {
                 size: text
                     .parse()
                     .map_err(|error: MemorySizeError| de::Error::custom(error))?,
-                hugepages: None,
+                ..Self::default()
             })
         }
-    }
-}
-
-/// A vDPA device to be given to the guest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct VdpaConfig {
-    /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`.
-    #[schema(value_type = String)]
-    pub path: PathBuf,
-    /// A name for messages; the file's name where none is given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// The MAC address that the guest sees; the device's own where none is given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(schema_with = schema::mac)]
-    pub mac: Option<MacAddress>,
-    /// Number of virtqueues, control virtqueue included. The device knows it;
-    /// if given, it must agree.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub num_queues: Option<u16>,
-    /// Whether the guest kicks by stores in the device's own doorbell pages
-    /// (`auto`: where queues have them; `on`: all data queues must; `off`: by eventfds).
-    #[serde(default)]
-    #[schema(schema_with = schema::doorbell)]
-    pub doorbell: DoorbellMode,
-}
-
-impl VdpaConfig {
-    /// The name by which the machine knows it.
-    #[must_use]
-    pub fn name(&self) -> String {
-        let file_name = || self.path.file_name().unwrap_or(self.path.as_os_str());
-        self.id
-            .clone()
-            .unwrap_or_else(|| file_name().to_string_lossy().into_owned())
     }
 }
 

@@ -77,6 +77,11 @@ impl Paths {
         self.runtime_of(vm).join("api.socket")
     }
 
+    /// The socket of a machine's serial console.
+    pub(crate) fn console_socket(&self, vm: &VmName) -> PathBuf {
+        self.runtime_of(vm).join("console.socket")
+    }
+
     /// What a guest has written on its console.
     pub(crate) fn console_log(&self, vm: &VmName) -> PathBuf {
         self.state_of(vm).join("console.log")

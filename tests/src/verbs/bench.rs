@@ -4,7 +4,10 @@
 //! and a line in `Bench::chosen`.
 
 mod doorbell;
+mod figures;
+mod footprint;
 mod mgmt;
+mod peer;
 mod rings;
 mod threads;
 
@@ -33,6 +36,8 @@ pub struct BenchArguments {
 enum Bench {
     /// VM exits per frame sent, with mapped doorbells and with ioeventfds
     Doorbell(doorbell::DoorbellArguments),
+    /// Memory outside guest RAM and processor time until the API answers, beside QEMU's
+    Footprint(footprint::FootprintArguments),
     /// Time to make, show and delete vDPA devices, beside iproute2's vdpa
     Mgmt(mgmt::MgmtArguments),
     /// Frames per second and processor time of relayed rings, beside QEMU's shadow virtqueues
@@ -43,6 +48,7 @@ impl Bench {
     fn chosen(&self) -> &dyn Measurement {
         match self {
             Self::Doorbell(measurement) => measurement,
+            Self::Footprint(measurement) => measurement,
             Self::Mgmt(measurement) => measurement,
             Self::Rings(measurement) => measurement,
         }

@@ -63,6 +63,12 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
+    /// A descriptor that somebody else opened for one direction only.
+    #[error("{} is not open for reading and writing: open it with O_RDWR", path.display())]
+    NotReadWrite {
+        /// The path.
+        path: PathBuf,
+    },
     /// The device is behind no IOMMU, or behind one that does not snoop
     /// caches, and its parent cannot translate by itself.
     #[error(

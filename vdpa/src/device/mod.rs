@@ -81,6 +81,7 @@ pub use self::error::{DeviceError, Failed, OpenError, VringError};
 use self::handle::Handle;
 pub use self::info::{DeviceInfo, QueueInfo};
 use self::info::{Identity, refused};
+pub use self::open::check_fd;
 pub use self::vring::{RING_SIZE_MAX, VringAddresses, VringBase, VringConfig};
 use crate::doorbell::{Doorbell, DoorbellAnswer, NoDoorbell};
 use crate::iova::IovaRange;

@@ -2,10 +2,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use rustix::fs::OFlags;
 
 use super::error::OpenError;
 use super::handle::Handle;
@@ -49,8 +51,7 @@ impl Device<Opened> {
     /// # Errors
     /// See [`OpenError`].
     pub fn from_fd(fd: OwnedFd) -> Result<Self, OpenError> {
-        use std::os::fd::AsRawFd;
-        let path = PathBuf::from(format!("file descriptor {}", fd.as_raw_fd()));
+        let path = check_fd(fd.as_fd())?;
         let device = Self::from_file(File::from(fd), path.clone())?;
         // Whoever had it may have left it in any state.
         match device.reset_to_zero() {
@@ -61,19 +62,7 @@ impl Device<Opened> {
 
     fn from_file(file: File, path: PathBuf) -> Result<Self, OpenError> {
         // Again, on what was really opened: the path may have changed hands.
-        let is_device = file
-            .metadata()
-            .is_ok_and(|metadata| metadata.file_type().is_char_device());
-        if !is_device {
-            return Err(OpenError::NotCharacterDevice { path });
-        }
-        let handle = Handle {
-            file: Arc::new(file),
-        };
-        let device_id = match handle.read(uapi::get_device_id(), 0) {
-            Ok(device_id) => device_id,
-            Err(source) => return Err(OpenError::NotVhostVdpa { path, source }),
-        };
+        let (handle, device_id) = identify(file, &path)?;
         match Identity::query(&handle, device_id) {
             Ok(identity) => Ok(Self {
                 handle,
@@ -82,6 +71,48 @@ impl Device<Opened> {
             }),
             Err(source) => Err(OpenError::Device { path, source }),
         }
+    }
+}
+
+/// Makes sure that `fd` is a vhost-vdpa device, open for reading and writing, without changing
+/// anything about it; the path under which it was opened, as far as that is known.
+///
+/// # Errors
+/// [`OpenError::NotCharacterDevice`], [`OpenError::NotReadWrite`], [`OpenError::NotVhostVdpa`].
+pub fn check_fd(fd: BorrowedFd<'_>) -> Result<PathBuf, OpenError> {
+    let number = fd.as_raw_fd();
+    // Only a device has a name there that is one: others have `socket:[1]`, or a file's.
+    let path = std::fs::read_link(format!("/proc/self/fd/{number}"))
+        .unwrap_or_else(|_| PathBuf::from(format!("file descriptor {number}")));
+    let other = |source| OpenError::Other {
+        path: path.clone(),
+        source,
+    };
+    // One that has no room for a duplicate is no fault of this descriptor's.
+    let file = File::from(fd.try_clone_to_owned().map_err(other)?);
+    let flags = rustix::fs::fcntl_getfl(fd).map_err(|error| other(error.into()))?;
+    let (_, _) = identify(file, &path)?;
+    if flags & OFlags::RWMODE != OFlags::RDWR {
+        return Err(OpenError::NotReadWrite { path });
+    }
+    Ok(path)
+}
+
+/// Whether a file is a vhost-vdpa device, and of which virtio device type.
+fn identify(file: File, path: &Path) -> Result<(Handle, u32), OpenError> {
+    let is_device = file
+        .metadata()
+        .is_ok_and(|metadata| metadata.file_type().is_char_device());
+    let path = path.to_owned();
+    if !is_device {
+        return Err(OpenError::NotCharacterDevice { path });
+    }
+    let handle = Handle {
+        file: Arc::new(file),
+    };
+    match handle.read(uapi::get_device_id(), 0) {
+        Ok(device_id) => Ok((handle, device_id)),
+        Err(source) => Err(OpenError::NotVhostVdpa { path, source }),
     }
 }
 
@@ -136,6 +167,10 @@ mod tests {
         let file = File::open("/dev/zero").unwrap();
         let error = Device::from_fd(file.into()).unwrap_err();
         assert!(matches!(error, OpenError::NotVhostVdpa { .. }));
+        assert!(error.to_string().contains("/dev/zero"), "{error}");
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let error = check_fd(socket.as_fd()).unwrap_err();
+        assert!(matches!(error, OpenError::NotCharacterDevice { .. }));
     }
 
     #[test]

@@ -6,8 +6,10 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::controller::{VmState, WATCHERS_MAX};
+use crate::config::DescriptorError;
 use crate::http::{HttpError, Problem};
-use crate::machine::{MachineError, RequestError};
+use crate::machine::{DeviceKind, MachineError, RequestError};
+use crate::vcpu::VcpuError;
 
 /// Why a request was not carried out. The machine is as before.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +17,9 @@ pub(super) enum ApiError {
     /// The request itself is wrong.
     #[error(transparent)]
     Http(#[from] HttpError),
+    /// A descriptor did not come along, or is no vDPA device.
+    #[error(transparent)]
+    Descriptor(#[from] DescriptorError),
     /// Right, but not now.
     #[error("the machine is {state}: {remedy}")]
     WrongState {
@@ -44,6 +49,7 @@ impl Problem for ApiError {
     fn kind(&self) -> (StatusCode, &'static str) {
         match self {
             Self::Http(error) => error.kind(),
+            Self::Descriptor(_) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_descriptor"),
             Self::WrongState { .. } => (StatusCode::CONFLICT, "wrong_state"),
             Self::NoConfig => (StatusCode::CONFLICT, "no_configuration"),
             Self::Start(error) => machine(error),
@@ -54,7 +60,10 @@ impl Problem for ApiError {
             Self::Request(RequestError::NoSuchDevice(_)) => {
                 (StatusCode::NOT_FOUND, "no_such_device")
             }
-            Self::Request(RequestError::NotANic(_)) => (StatusCode::CONFLICT, "not_a_nic"),
+            Self::Request(RequestError::OtherKind { wanted, .. }) => match wanted {
+                DeviceKind::Nic => (StatusCode::CONFLICT, "not_a_nic"),
+                DeviceKind::Disk => (StatusCode::CONFLICT, "not_a_disk"),
+            },
             Self::Request(RequestError::NoAnnouncement(_)) => {
                 (StatusCode::CONFLICT, "cannot_announce")
             }
@@ -80,10 +89,14 @@ fn machine(error: &MachineError) -> (StatusCode, &'static str) {
     match error {
         MachineError::Layout(_)
         | MachineError::Memory(_)
+        | MachineError::Affinity(_)
+        | MachineError::Placement(_)
+        | MachineError::Vcpu(VcpuError::Affinity { .. })
         | MachineError::Boot(_)
         | MachineError::Disk(_)
         | MachineError::Block { .. }
         | MachineError::Virtio { .. }
+        | MachineError::Descriptor { .. }
         | MachineError::Vdpa { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
         MachineError::Pci { .. }
         | MachineError::DuplicateId(_)

@@ -2,8 +2,8 @@
 //! daemon's.
 //!
 //! Owns the limits on what a client may take ([`server`]), the socket's file ([`socket`]), bodies and
-//! URLs ([`body`], [`parameters`]), the form of errors ([`problem`]), descriptions ([`description`]) and the name that each request
-//! has ([`request_id`]). It must not know what is asked, nor of machines.
+//! URLs ([`body`], [`parameters`]), open files that come along ([`descriptors`]), the form of errors ([`problem`]), descriptions ([`description`]) and the name that each request
+//! has ([`request_id`]). Also the client's side of it ([`client`]). It must not know what is asked, nor of machines.
 //!
 //! ```text
 //!   Transport ──> server: slots, times, sizes ──> request_id ──> the API's router ──> endpoints
@@ -12,7 +12,9 @@
 //! ```
 
 pub mod body;
+pub mod client;
 pub mod description;
+pub mod descriptors;
 pub mod parameters;
 pub mod problem;
 pub mod request_id;

@@ -11,6 +11,8 @@ use devices::virtio::vdpa::VdpaError;
 
 use crate::acpi::AcpiError;
 use crate::boot::BootError;
+use crate::config::CpuAffinityError;
+use crate::host::PlacementError;
 use crate::kvm::KvmError;
 use crate::kvm::memory_slots::MemorySlotError;
 use crate::layout::LayoutError;
@@ -27,6 +29,12 @@ pub enum MachineError {
     /// The memory does not fit into the address space.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// vCPUs and lists of CPUs do not go together.
+    #[error(transparent)]
+    Affinity(#[from] CpuAffinityError),
+    /// The host has no such place for vCPUs or memory.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
     /// Guest RAM cannot be made.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -86,6 +94,16 @@ pub enum MachineError {
         /// Why.
         #[source]
         source: VdpaError,
+    },
+    /// A device that is named by the number of a descriptor that nobody has taken.
+    #[error(
+        "vDPA device {id}: there is no descriptor fd={number}; it goes with a request, or is inherited"
+    )]
+    Descriptor {
+        /// The device's name.
+        id: String,
+        /// The number.
+        number: u32,
     },
     /// Two devices have one name.
     #[error("two devices are called {0}; give one of them another id")]

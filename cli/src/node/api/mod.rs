@@ -45,7 +45,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
 
 /// All of them, over `node`.
 pub(super) fn router(node: Arc<Node>) -> Router {
-    let (router, _) = registered().split_for_parts();
+    let router = http::description::endpoints_alone(registered());
     // What the machine's own API describes is not described here again.
     let router = router.route("/v1/vms/{name}/{*rest}", any(proxy::forward));
     http::surround(router).with_state(node)

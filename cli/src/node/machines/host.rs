@@ -14,7 +14,7 @@ use axum::http::{Method, StatusCode};
 use tokio::runtime::Handle;
 use vdpa::mgmt::bus::Bus;
 use vdpa::mgmt::nic::{self, Activity, LockedStore, MadeNic, Nics, State};
-use vmm::config::{VdpaConfig, VmConfig};
+use vmm::config::{VdpaConfig, VdpaSource, VmConfig};
 
 use super::error::StepError;
 use super::observer::StepObserver;
@@ -229,7 +229,7 @@ impl RealHost {
     /// A NIC as the machine takes it.
     fn vdpa(&self, vm: &VmName, nic: &NicSpec) -> Result<VdpaConfig, StepError> {
         Ok(VdpaConfig {
-            path: self.character_device(vm, nic)?,
+            source: VdpaSource::Path(self.character_device(vm, nic)?),
             id: Some(nic.id().to_string()),
             mac: nic.mac(),
             num_queues: None,
@@ -364,7 +364,6 @@ impl Host for RealHost {
         let log = self.paths.log(vm);
         let socket = self.paths.api_socket(vm);
         let mark = self.paths.runtime_of(vm);
-        let output = self.paths.console_log(vm);
         let started = process::start(&Start {
             arguments: vec![
                 "--log-level".into(),
@@ -372,10 +371,13 @@ impl Host for RealHost {
                 "run".into(),
                 "--api-socket".into(),
                 socket.into(),
+                "--console-socket".into(),
+                self.paths.console_socket(vm).into(),
+                "--console-log".into(),
+                self.paths.console_log(vm).into(),
             ],
             mark: &mark,
             log: &log,
-            output: &output,
         });
         match started {
             Ok(process) => Ok(process.identity()),
@@ -396,11 +398,15 @@ impl Host for RealHost {
             }
         }
         // Of one that was killed.
-        let socket = self.paths.api_socket(vm);
-        match fs::remove_file(&socket) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(file(&socket)(error)),
-            _ => Ok(()),
+        for socket in [self.paths.api_socket(vm), self.paths.console_socket(vm)] {
+            match fs::remove_file(&socket) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(file(&socket)(error));
+                }
+                _ => {}
+            }
         }
+        Ok(())
     }
 
     fn boot_machine(

@@ -40,6 +40,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ::vmm::api::API_LEVEL;
 use tokio::runtime::Handle;
 
 use self::error::{LifeError, StepError, VmError};
@@ -55,11 +56,8 @@ use super::store::{Store, StoreError};
 
 /// Whether this daemon can talk to a process with this level of the API: its own, and the one before.
 pub(crate) fn speaks(level: u32) -> bool {
-    level == LEVEL || level.checked_add(1) == Some(LEVEL)
+    level == API_LEVEL || level.checked_add(1) == Some(API_LEVEL)
 }
-
-/// The level of a machine's API that this daemon is written for.
-const LEVEL: u32 = 1;
 
 /// Hears what becomes of machines.
 pub(crate) type Listener = Arc<dyn Fn(&VmName, Change) + Send + Sync>;

@@ -58,10 +58,8 @@ pub(crate) struct Start<'a> {
     pub(crate) arguments: Vec<OsString>,
     /// What it is found by.
     pub(crate) mark: &'a Path,
-    /// Where its standard error goes, appended.
+    /// Where its standard output and error go, appended.
     pub(crate) log: &'a Path,
-    /// Where its standard output goes, appended.
-    pub(crate) output: &'a Path,
 }
 
 /// This program's file, for another process of it.
@@ -103,7 +101,7 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
         .env(MARK, start.mark)
         .current_dir("/")
         .stdin(Stdio::null())
-        .stdout(append(start.output)?)
+        .stdout(append(start.log)?)
         .stderr(append(start.log)?);
     // Of a service manager's, which are for this process only.
     for variable in [

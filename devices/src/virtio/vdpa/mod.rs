@@ -30,7 +30,7 @@ mod reset_queue;
 mod restore;
 mod saved;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -161,6 +161,19 @@ impl VdpaBackend {
     ) -> Result<Self, VdpaError> {
         let device = Device::open(&options.path)?;
         Self::new(device, options, memory, ram_end)
+    }
+
+    /// As [`VdpaBackend::open`] for a device that somebody else opened; the path is not looked at.
+    ///
+    /// # Errors
+    /// See [`VdpaError`].
+    pub fn from_fd(
+        fd: OwnedFd,
+        options: &VdpaOptions,
+        memory: SharedMemory,
+        ram_end: u64,
+    ) -> Result<Self, VdpaError> {
+        Self::new(Device::from_fd(fd)?, options, memory, ram_end)
     }
 
     fn new(

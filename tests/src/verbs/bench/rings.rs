@@ -9,7 +9,6 @@
 //! What a pass itself costs is measured without a kernel by
 //! `cargo bench -p vdpa --bench relay`.
 
-mod figures;
 mod neighbours;
 mod qemu;
 mod simulator;
@@ -19,10 +18,10 @@ mod wait;
 
 use serde::Serialize;
 
-use self::figures::{median, percentile, rounded};
 use self::neighbours::Rate;
 use self::simulator::Compared;
 use super::Measurement;
+use super::figures::{self, median, percentile, rounded};
 use crate::error::{Error, Result};
 use crate::here;
 use crate::rig::Rig;

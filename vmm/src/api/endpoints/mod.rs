@@ -2,13 +2,16 @@
 
 mod announce;
 mod config;
+mod descriptors;
 mod device;
+mod disk;
 mod disks;
 mod metrics;
 mod nic;
 mod nics;
 mod nmi;
 mod openapi;
+mod pluggable;
 mod power_button;
 mod reset;
 mod vm;
@@ -16,12 +19,13 @@ mod watch;
 
 use std::sync::Arc;
 
-use axum::Router;
+use axum::{Router, middleware};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::controller::Controller;
+use crate::http::descriptors::discard;
 use crate::http::{self, ErrorBody};
 
 #[cfg(test)]
@@ -53,12 +57,14 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
         .routes(routes!(nic::show, nic::put, nic::change, nic::remove))
         .routes(routes!(announce::announce))
         .routes(routes!(disks::list))
+        .routes(routes!(disk::show, disk::put, disk::change, disk::remove))
         .routes(routes!(metrics::show))
         .routes(routes!(openapi::show))
 }
 
 /// All of them, over `controller`.
 pub(super) fn router(controller: Arc<Controller>) -> Router {
-    let (router, _) = registered().split_for_parts();
+    let router = http::description::endpoints_alone(registered());
+    let router = router.layer(middleware::from_fn(discard));
     http::surround(router).with_state(controller)
 }

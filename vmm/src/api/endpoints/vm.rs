@@ -7,12 +7,17 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Api;
+use super::descriptors::Descriptors;
+use super::disks::DiskSummary;
 use super::nics::NicSummary;
+use crate::api::API_LEVEL;
 use crate::api::controller::{View, VmState};
 use crate::api::error::ApiError;
 use crate::config::VmConfig;
 use crate::http::body::JsonBody;
+use crate::http::descriptors::Received;
 use crate::http::{ErrorBody, on_worker};
+use crate::machine::End;
 
 /// The machine at one moment.
 #[derive(Debug, Serialize, ToSchema)]
@@ -27,8 +32,17 @@ pub(super) struct VmStatus {
     pid: u32,
     /// The version of Bellhop that runs it.
     version: String,
+    /// The level of this API: it grows when something changes that a client has to know of. What is only
+    /// added leaves it. A node daemon talks to machines of its own level and of the one before.
+    #[schema(minimum = 1)]
+    api: u32,
     /// Its NICs, once it is built.
     nics: Vec<NicSummary>,
+    /// Why it is over: in the state Stopped, and then always; null in all others.
+    #[schema(required)]
+    end: Option<End>,
+    /// Its disks, once it is built.
+    disks: Vec<DiskSummary>,
 }
 
 impl From<&View> for VmStatus {
@@ -39,7 +53,10 @@ impl From<&View> for VmStatus {
             boots: view.boots,
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            api: API_LEVEL,
             nics: view.nics.iter().map(NicSummary::from).collect(),
+            end: view.end.clone(),
+            disks: view.disks.iter().map(DiskSummary::from).collect(),
         }
     }
 }
@@ -72,19 +89,25 @@ pub(super) async fn show(State(api): Api) -> Json<VmStatus> {
 
 /// Give the machine its configuration, before it starts
 ///
-/// All of it at once; an earlier one is replaced. Nothing is opened yet.
+/// All of it at once; an earlier one is replaced. Nothing is opened yet. vDPA devices named by `fd` come as
+/// descriptors with the request (SCM_RIGHTS); they are kept until the machine starts or the configuration is
+/// replaced. A start uses them up: after one that failed they are to be given again. As a device opens once, whoever
+/// opened it closes its own descriptor after the answer.
 #[utoipa::path(put, path = "/v1/vm", request_body = VmConfig, responses(
     (status = 204, description = "The machine has this configuration"),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
     (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "The machine is started already", body = ErrorBody),
     (status = 413, description = "The body is too large", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named", body = ErrorBody),
+    (status = 422, description = "An unknown field or a wrong value, named; or a descriptor that did not come along or is no vDPA device", body = ErrorBody),
 ))]
 pub(super) async fn configure(
     State(api): Api,
-    JsonBody(config): JsonBody<VmConfig>,
+    received: Received,
+    JsonBody(mut config): JsonBody<VmConfig>,
 ) -> Result<StatusCode, ApiError> {
+    let mut descriptors = Descriptors::of(&received)?;
+    config.take_descriptors(|number| descriptors.take(number))?;
     api.configure(config)?;
     Ok(StatusCode::NO_CONTENT)
 }

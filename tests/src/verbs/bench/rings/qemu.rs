@@ -7,17 +7,15 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
 
+use super::super::peer::{self, Nic};
 use super::super::threads::{self, Account};
 use super::traffic::{FRAME, WINDOW};
 use crate::error::{Error, Result};
 use crate::guest::{BellhopArguments, Guest};
-
-const PROGRAM: &str = "qemu-system-x86_64";
 
 /// How long the guest's console may be silent during boot.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -56,32 +54,14 @@ impl Qemu {
     /// # Errors
     /// [`Error::Missing`] without QEMU; those of [`Guest::start_command`].
     pub(super) fn start(device: &Path, mac: &str) -> Result<Self> {
-        let program = find()?;
+        let program = peer::qemu()?;
         let arguments = BellhopArguments::small()?;
-        let (kernel, initramfs) = (arguments.kernel_image(), arguments.ramdisk());
-        let (netdev, nic) = (
-            format!("vhost-vdpa,id=nic,vhostdev={},x-svq=on", escaped(device)),
-            format!("virtio-net-pci,netdev=nic,romfile=,mac={mac}"),
-        );
-        let command = || {
-            let mut command = Command::new(&program);
-            command
-                .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-                .args(["-name", "bench,debug-threads=on", "-display", "none"])
-                .args(["-machine", "q35,accel=kvm,memory-backend=ram"])
-                .args(["-cpu", "host", "-smp", "1", "-m", "256M"])
-                // The simulator maps shared memory of a file only.
-                .args(["-object", "memory-backend-memfd,id=ram,size=256M,share=on"])
-                .args(["-chardev", "stdio,id=console,signal=off"])
-                .args(["-serial", "chardev:console"])
-                .arg("-kernel")
-                .arg(kernel)
-                .arg("-initrd")
-                .arg(initramfs)
-                .args(["-append", arguments.kernel_words()])
-                .args(["-netdev", &netdev, "-device", &nic]);
-            command
+        let nic = Nic {
+            device,
+            mac,
+            shadowed: true,
         };
+        let command = || peer::command(&program, &arguments, nic);
         let guest = Guest::start_command(command, SILENCE)?;
         Ok(Self { guest })
     }
@@ -149,24 +129,6 @@ fn spoiled(answer: &Value) -> Error {
         "the exchange of frames in QEMU's guest",
         format!("frames were lost each time, or damaged: {answer}"),
     )
-}
-
-/// A path in the value of an option of QEMU's.
-fn escaped(path: &Path) -> String {
-    path.display().to_string().replace(',', ",,")
-}
-
-fn find() -> Result<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .map(|directory| directory.join(PROGRAM))
-        .find(|program| program.is_file())
-        .ok_or_else(|| {
-            Error::missing(
-                format!("{PROGRAM} is not in PATH, and what is measured is compared with it"),
-                "install QEMU for x86, or run it in the lab host, which has one",
-            )
-        })
 }
 
 /// The most that one thread ran between two looks, those of virtual processors left out.

@@ -1,0 +1,110 @@
+//! Descriptors that this process was started with, as `--vdpa fd=N` names them.
+//!
+//! Owns the step from a number that somebody typed to a descriptor that this process owns. It must not know
+//! what is behind it.
+
+use std::collections::BTreeSet;
+use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+
+use rustix::io::{Errno, FdFlags};
+use vmm::config::{DescriptorError, VmConfig};
+
+/// Standard input, output and error are this process' own.
+const FIRST: RawFd = 3;
+
+/// Takes the descriptors that `config` names, each once. To be called before this process opens anything that
+/// it would not have close-on-exec.
+pub(super) fn take(config: &mut VmConfig) -> Result<(), DescriptorError> {
+    let mut taken = BTreeSet::new();
+    config.take_descriptors(|number| {
+        let number = RawFd::try_from(number)
+            .ok()
+            .filter(|number| *number >= FIRST)
+            .ok_or("is none that can be inherited: they begin at 3")?;
+        if !taken.insert(number) {
+            return Err("is another NIC's already".to_owned());
+        }
+        own(number)
+    })
+}
+
+/// Makes an inherited descriptor this process' own, and close-on-exec.
+fn own(number: RawFd) -> Result<OwnedFd, String> {
+    // SAFETY: needed because a number is all that a command line can say. It is only asked about, so that a number
+    // that is not open is an error and nothing else; it is not kept.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+    let flags = match rustix::io::fcntl_getfd(borrowed) {
+        Ok(flags) => flags,
+        Err(Errno::BADF) => return Err("was not passed to this process".to_owned()),
+        Err(error) => return Err(format!("cannot be looked at: {error}")),
+    };
+    // What survived the exec that started this process has not this flag, and everything that this process
+    // opens has it (the standard library and rustix set it): so the number is nobody else's here.
+    if flags.contains(FdFlags::CLOEXEC) {
+        return Err("is this process' own, not one that was passed to it".to_owned());
+    }
+    rustix::io::fcntl_setfd(borrowed, FdFlags::CLOEXEC)
+        .map_err(|error| format!("cannot be taken: {error}"))?;
+    // SAFETY: needed as above. The descriptor is open and was inherited, as was just found, so no value of this
+    // process owns it; and now that it is close-on-exec, nobody gets here with it a second time.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::{AsRawFd as _, IntoRawFd as _};
+
+    use super::*;
+
+    fn config(devices: &str) -> VmConfig {
+        toml::from_str(&format!("kernel = 'k'\n{devices}")).unwrap()
+    }
+
+    fn refused(devices: &str) -> String {
+        let error = take(&mut config(devices)).unwrap_err();
+        let mut text = error.to_string();
+        if let Some(cause) = std::error::Error::source(&error) {
+            text.push_str(&cause.to_string());
+        }
+        text
+    }
+
+    #[test]
+    fn only_what_was_inherited_is_taken() {
+        let own = File::open("/dev/null").unwrap();
+        let number = own.as_raw_fd();
+        for (devices, words) in [
+            ("[[vdpa]]\nfd = 7".to_owned(), "needs an id"),
+            ("[[vdpa]]\nfd = 1\nid = 'a'".to_owned(), "begin at 3"),
+            (
+                "[[vdpa]]\nfd = 4294967295\nid = 'a'".to_owned(),
+                "begin at 3",
+            ),
+            (
+                "[[vdpa]]\nfd = 1000000\nid = 'a'".to_owned(),
+                "was not passed",
+            ),
+            (
+                format!("[[vdpa]]\nfd = {number}\nid = 'a'"),
+                "this process' own",
+            ),
+        ] {
+            let error = refused(&devices);
+            assert!(error.contains(words), "{devices}: {error}");
+        }
+        // Still open, and ours.
+        own.metadata().unwrap();
+    }
+
+    #[test]
+    fn what_is_inherited_is_taken_once_and_closed_if_it_is_no_device() {
+        let inherited = File::open("/dev/null").unwrap();
+        rustix::io::fcntl_setfd(&inherited, FdFlags::empty()).unwrap();
+        let number = inherited.into_raw_fd();
+        let error = refused(&format!("[[vdpa]]\nfd = {number}\nid = 'a'"));
+        assert!(error.contains("is not a vhost-vdpa device"), "{error}");
+        let mut taken = BTreeSet::from([number]);
+        assert!(!taken.insert(number));
+    }
+}

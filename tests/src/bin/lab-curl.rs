@@ -1,0 +1,86 @@
+//! The part of curl that the README's examples use, for the lab host, which has none.
+//!
+//! ```text
+//!   lab-curl -s --unix-socket SOCKET [-X METHOD] URL [-d BODY]
+//! ```
+//! Prints the answer's body as it came. Other than curl it ends with 22 when the answer is no
+//! success, as curl does with `--fail-with-body`: an example that is refused must not look well.
+
+use lab::api::Client;
+use lab::error::{Error, Result, report};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// What curl ends with for an answer of 400 and more.
+const REFUSED: u8 = 22;
+
+/// One request.
+#[derive(Debug, Default)]
+struct Request {
+    socket: PathBuf,
+    method: Option<String>,
+    url: String,
+    body: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let asked = Request::of(std::env::args().skip(1)).and_then(|request| request.ask());
+    match asked {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("lab-curl: {}", report(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Request {
+    fn of(mut words: impl Iterator<Item = String>) -> Result<Self> {
+        let mut request = Self::default();
+        while let Some(word) = words.next() {
+            let mut value = || {
+                words
+                    .next()
+                    .ok_or_else(|| Error::Usage(format!("{word} needs a value")))
+            };
+            match word.as_str() {
+                "-s" => {}
+                "--unix-socket" => request.socket = value()?.into(),
+                "-X" => request.method = Some(value()?),
+                "-d" => request.body = Some(value()?),
+                option if option.starts_with('-') => {
+                    return Err(Error::Usage(format!(
+                        "{option} is not known here; add it to tests/src/bin/lab-curl.rs"
+                    )));
+                }
+                url => url.clone_into(&mut request.url),
+            }
+        }
+        Ok(request)
+    }
+
+    fn ask(&self) -> Result<u8> {
+        let wrong = |why: &str| Error::invalid(format!("the URL {:?}", self.url), why);
+        let rest = self
+            .url
+            .strip_prefix("http://")
+            .ok_or_else(|| wrong("it does not begin with http://"))?;
+        let slash = rest.find('/').ok_or_else(|| wrong("it has no path"))?;
+        let path = rest.get(slash..).unwrap_or_default();
+        let body = self.body.as_deref().map(serde_json::from_str::<Value>);
+        let body = body
+            .transpose()
+            .map_err(|error| Error::invalid("the body", error.to_string()))?;
+        // As curl: a body makes it a POST.
+        let usual = if body.is_some() { "POST" } else { "GET" };
+        let method = self.method.as_deref().unwrap_or(usual);
+        let answer = Client::new(&self.socket).ask(method, path, body.as_ref())?;
+        match &answer.body {
+            Value::Null => {}
+            Value::String(text) => println!("{text}"),
+            body => println!("{body}"),
+        }
+        Ok(if answer.status < 400 { 0 } else { REFUSED })
+    }
+}

@@ -1,0 +1,88 @@
+//! QEMU as the VMM of the lab's guest: what Bellhop is measured beside.
+//!
+//! Owns its command line. Knows nothing of what is measured.
+
+use crate::error::{Error, Result};
+use crate::guest::BellhopArguments;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// The guest's NIC.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Nic<'a> {
+    /// `/dev/vhost-vdpa-N`.
+    pub(super) device: &'a Path,
+    pub(super) mac: &'a str,
+    /// With shadow virtqueues, instead of the guest's own rings.
+    pub(super) shadowed: bool,
+}
+
+/// Where QEMU is.
+///
+/// # Errors
+/// [`Error::Missing`] with the remedy.
+pub(super) fn qemu() -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(PROGRAM))
+        .find(|program| program.is_file())
+        .ok_or_else(|| {
+            Error::missing(
+                format!("{PROGRAM} is not in PATH, and what is measured is compared with it"),
+                "install QEMU for x86, or run it in the lab host, which has one",
+            )
+        })
+}
+
+/// QEMU with the lab's guest: 1 processor, 256 MiB, the console on standard input and output.
+pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) -> Command {
+    let shadow = if nic.shadowed { ",x-svq=on" } else { "" };
+    let mut command = Command::new(program);
+    machine(&mut command)
+        .args(["-name", "bench,debug-threads=on"])
+        .args(["-chardev", "stdio,id=console,signal=off"])
+        .args(["-serial", "chardev:console"])
+        .arg("-kernel")
+        .arg(guest.kernel_image())
+        .arg("-initrd")
+        .arg(guest.ramdisk())
+        .args(["-append", guest.kernel_words()])
+        .arg("-netdev")
+        .arg(format!(
+            "vhost-vdpa,id=nic,vhostdev={}{shadow}",
+            escaped(nic.device)
+        ))
+        .arg("-device")
+        .arg(format!(
+            "virtio-net-pci,netdev=nic,romfile=,mac={}",
+            nic.mac
+        ));
+    command
+}
+
+/// QEMU with nothing but the machine, which waits for its monitor's client on this socket.
+pub(super) fn waiting(program: &Path, monitor: &Path) -> Command {
+    let mut command = Command::new(program);
+    machine(&mut command)
+        .arg("-S")
+        .arg("-qmp")
+        .arg(format!("unix:{},server=on,wait=off", escaped(monitor)));
+    command
+}
+
+fn machine(command: &mut Command) -> &mut Command {
+    command
+        .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+        .args(["-display", "none"])
+        .args(["-machine", "q35,accel=kvm,memory-backend=ram"])
+        .args(["-cpu", "host", "-smp", "1", "-m", "256M"])
+        // The simulator maps shared memory of a file only.
+        .args(["-object", "memory-backend-memfd,id=ram,size=256M,share=on"])
+}
+
+/// A path in the value of an option of QEMU's.
+fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}

@@ -1,0 +1,204 @@
+//! The README's examples: every command of every block that is marked `sh`, run as it is written.
+//!
+//! ```text
+//!   README.md ─▶ blocks ─▶ commands ─▶ PLACES: where each is run ─▶ one script for each place
+//!                                        │ no line fits
+//!                                        ▼
+//!                                      the test fails
+//! ```
+//! A new example needs a line in [`PLACES`] if none fits it, no more: its place runs it with all others there,
+//! in the README's order, in one shell that ends at the first error. What the README takes from the reader's
+//! machine (names of NICs, a kernel) is put in or beside the script by the place's test.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use lab::process::die_with_parent;
+
+/// How long a script may take.
+const LIMIT: Duration = Duration::from_secs(400);
+
+/// Where an example is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Nowhere: it is what runs the tests, or what they run; only its words are tried.
+    Lab,
+    /// In the lab host with the simulator: `skeleton_examples`.
+    Sim,
+    /// With the SR-IOV NIC: `mgmt_sriov_examples`.
+    Sriov,
+    /// With the lab NIC: `mgmt_labnic_examples`.
+    Labnic,
+}
+
+/// How commands begin, and where such are run. The first line that fits counts.
+const PLACES: &[(&str, &[Place])] = &[
+    ("cargo ", &[Place::Lab]),
+    ("bellhop mgmtdev ", &[Place::Sim]),
+    ("bellhop dev ", &[Place::Sim]),
+    ("bellhop run ", &[Place::Sim]),
+    ("alias vm=", &[Place::Sim]),
+    ("vm ", &[Place::Sim]),
+    ("bellhop nic make --from enp1s0f0 ", &[Place::Sriov]),
+    ("bellhop nic make --from enp6s0f0np0 ", &[Place::Labnic]),
+    ("bellhop nic list", &[Place::Sriov, Place::Labnic]),
+    ("bellhop nic remove nic0", &[Place::Sriov]),
+];
+
+/// All commands in the order of the README, each with the lines that continue it.
+pub(crate) fn commands() -> Vec<String> {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let text = fs::read_to_string(readme).unwrap();
+    let mut commands: Vec<String> = Vec::new();
+    let (mut inside, mut goes_on) = (false, false);
+    for line in text.lines() {
+        match (inside, line.trim_end()) {
+            (false, "```sh") => inside = true,
+            (true, "```") => inside = false,
+            (true, line) if !line.is_empty() => {
+                match commands.last_mut().filter(|_| goes_on) {
+                    Some(last) => {
+                        last.push('\n');
+                        last.push_str(line);
+                    }
+                    None => commands.push(line.to_owned()),
+                }
+                goes_on = line.ends_with('\\');
+            }
+            _ => {}
+        }
+    }
+    commands
+}
+
+/// Where a command is run; nowhere if nobody has said so.
+pub(crate) fn places(command: &str) -> &'static [Place] {
+    PLACES
+        .iter()
+        .find(|(begin, _)| command.starts_with(begin))
+        .map_or(&[], |(_, places)| places)
+}
+
+/// Lines of [`PLACES`] that fit no command of the README any more.
+#[allow(dead_code, reason = "one test looks for them")]
+pub(crate) fn unused_places() -> Vec<&'static str> {
+    let commands = commands();
+    let used = |begin: &str| commands.iter().any(|command| command.starts_with(begin));
+    let begins = PLACES.iter().map(|(begin, _)| *begin);
+    begins.filter(|begin| !used(begin)).collect()
+}
+
+/// A directory with what the README takes for granted; removed when dropped.
+pub(crate) struct Desk(PathBuf);
+
+impl Desk {
+    /// With `bellhop` and `curl` in PATH, and a guest's kernel and ramdisk.
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("lab-{name}-{}", std::process::id()));
+        fs::create_dir_all(path.join("bin")).unwrap();
+        let desk = Self(path);
+        let variable = |name: &str| PathBuf::from(std::env::var_os(name).unwrap());
+        desk.link("bin/bellhop", &variable("BELLHOP"));
+        desk.link("bin/curl", Path::new(env!("CARGO_BIN_EXE_lab-curl")));
+        for kernel in ["vmlinux", "vmlinuz"] {
+            desk.link(kernel, &variable("GUEST_KERNEL"));
+        }
+        desk.link("initrd.img", &variable("GUEST_INITRAMFS"));
+        desk
+    }
+
+    fn link(&self, name: &str, target: &Path) {
+        std::os::unix::fs::symlink(target, self.0.join(name)).unwrap();
+    }
+
+    /// Runs all examples of a place, with words of the README replaced by those of this machine, and
+    /// `afterwards` behind them. Who is at the console leaves the guest at once. What was printed.
+    #[track_caller]
+    pub(crate) fn run(&self, place: Place, words: &[(&str, &str)], afterwards: &str) -> String {
+        let mut script = String::from("set -e\n");
+        for command in commands() {
+            if !places(&command).contains(&place) {
+                continue;
+            }
+            let mut command = command;
+            for (from, to) in words {
+                command = command.replace(from, to);
+            }
+            script.push_str(&command);
+            script.push('\n');
+            if let Some((_, socket)) = behind(&command, " --api-socket ") {
+                // A reader is slower than a script.
+                script.push_str(&format!("until [ -S {socket} ]; do sleep 0.1; done\n"));
+            }
+        }
+        script.push_str(afterwards);
+        script.push('\n');
+        println!("{script}");
+        let path = format!(
+            "{}:{}",
+            self.0.join("bin").display(),
+            std::env::var("PATH").unwrap()
+        );
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", &script])
+            .current_dir(&self.0)
+            .env("PATH", path)
+            .stdin(Stdio::piped())
+            .stdout(writer.try_clone().unwrap())
+            .stderr(writer);
+        let mut child = die_with_parent(&mut command).spawn().unwrap();
+        // It keeps copies of the pipe's end.
+        drop(command);
+        let mut console = child.stdin.take().unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&over);
+        let leaver = std::thread::spawn(move || {
+            // Before the guest's shell listens nobody does; after it nobody is there.
+            while !seen.load(Ordering::Relaxed) && console.write_all(b"exit\n").is_ok() {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        });
+        let printer = std::thread::spawn(move || {
+            let mut said = Vec::new();
+            reader.read_to_end(&mut said).unwrap();
+            String::from_utf8_lossy(&said).into_owned()
+        });
+        let begin = Instant::now();
+        let status = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break Some(status),
+                None if begin.elapsed() > LIMIT => {
+                    let _ = (child.kill(), child.wait());
+                    break None;
+                }
+                None => std::thread::sleep(Duration::from_millis(50)),
+            }
+        };
+        over.store(true, Ordering::Relaxed);
+        leaver.join().unwrap();
+        assert!(status.is_some(), "it did not end in {LIMIT:?}");
+        let said = printer.join().unwrap();
+        println!("{said}");
+        assert!(status.unwrap().success(), "{status:?}");
+        said
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What is before a word, and the one word behind it.
+fn behind<'a>(text: &'a str, word: &str) -> Option<(&'a str, &'a str)> {
+    let (before, rest) = text.split_once(word)?;
+    Some((before, rest.split_whitespace().next()?))
+}

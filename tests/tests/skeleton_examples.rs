@@ -1,0 +1,62 @@
+//! The README's examples: each has a place where it is run, and those of the simulator's machine here.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper that fails is a test that fails"
+)]
+
+mod examples;
+
+use clap::Parser as _;
+use examples::{Desk, Place, commands, places, unused_places};
+use lab::sim::require_lab;
+use lab::verbs::Arguments;
+
+#[test]
+fn every_example_has_a_place() {
+    let commands = commands();
+    assert!(commands.len() > 10, "{commands:#?}");
+    let homeless: Vec<&String> = commands
+        .iter()
+        .filter(|one| places(one).is_empty())
+        .collect();
+    assert!(
+        homeless.is_empty(),
+        "nobody runs these examples of the README; see tests/tests/examples/mod.rs: {homeless:#?}"
+    );
+    assert!(unused_places().is_empty(), "{:?}", unused_places());
+}
+
+#[test]
+fn what_runs_the_tests_is_written_as_its_command_line_wants_it() {
+    let mut tried = 0;
+    for command in commands() {
+        let words = command.split('#').next().unwrap_or_default();
+        let Some(arguments) = words.trim().strip_prefix("cargo lab ") else {
+            continue;
+        };
+        let arguments = ["lab"].into_iter().chain(arguments.split_whitespace());
+        Arguments::try_parse_from(arguments).unwrap();
+        tried += 1;
+    }
+    assert!(tried >= 2, "{tried}");
+}
+
+#[test]
+fn a_machine_is_run_and_commanded() {
+    require_lab().unwrap();
+    let desk = Desk::new("examples");
+    let said = desk.run(
+        Place::Sim,
+        &[],
+        "vm -X PATCH http://vm/v1/vm -d '{\"state\": \"Stopped\"}'\nwait\nbellhop dev del nic0",
+    );
+    for part in [
+        "vdpasim_net",
+        "guest# ",
+        "\"driver_ok\"",
+        "bellhop_vm_state{state=\"Running\"} 1",
+    ] {
+        assert!(said.contains(part), "no {part:?}");
+    }
+}
