@@ -42,6 +42,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "LEVEL", default_value = "warn")]
     machine_log_level: Level,
 
+    /// Show each step to whoever listens on this Unix socket, and wait until that one lets it go on: for tests
+    #[arg(long, value_name = "SOCKET", hide = true)]
+    step_observer: Option<PathBuf>,
+
     /// A group that may use the socket, too: a name in /etc/group, or a number
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
@@ -101,5 +105,6 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, NodeError> {
         group: arguments.group.clone(),
         remote: arguments.remote.access(),
         log_level: arguments.machine_log_level.to_string(),
+        step_observer: arguments.step_observer.clone(),
     })
 }

@@ -47,11 +47,6 @@ impl Paths {
         Ok(())
     }
 
-    /// What outlives a reboot.
-    pub(crate) fn state(&self) -> &Path {
-        &self.state
-    }
-
     /// What does not.
     pub(crate) fn runtime(&self) -> &Path {
         &self.runtime
@@ -80,6 +75,11 @@ impl Paths {
     /// The socket of a machine's own API.
     pub(crate) fn api_socket(&self, vm: &VmName) -> PathBuf {
         self.runtime_of(vm).join("api.socket")
+    }
+
+    /// The socket of a machine's serial console.
+    pub(crate) fn console_socket(&self, vm: &VmName) -> PathBuf {
+        self.runtime_of(vm).join("console.socket")
     }
 
     /// What a guest has written on its console.

@@ -7,18 +7,21 @@ mod mgmtdevs;
 mod nics;
 mod openapi;
 mod ports;
+mod proxy;
 mod topology;
 mod vdpa_device;
 mod vdpa_devices;
 mod version;
 mod vm;
 mod vm_error;
+mod vm_nics;
 mod vms;
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
+use axum::routing::any;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -36,7 +39,7 @@ pub(super) use management::Turns;
 #[openapi(
     info(
         title = "Bellhop, the API of one node",
-        description = "HTTP/1.1 on a Unix socket, and by TCP with TLS and a token. Errors have the body `ErrorBody`; every answer has the header `x-request-id`."
+        description = "HTTP/1.1 on a Unix socket, and by TCP with TLS and a token. Errors have the body `ErrorBody`; every answer has the header `x-request-id`. What is beneath `/v1/vms/{name}/` and not described here is the machine's own API: `/v1/vms/x/power-button` is its `/v1/vm/power-button`, and `/v1/vms/x/openapi.json` describes all of it."
     ),
     components(schemas(ErrorBody, Event))
 )]
@@ -51,6 +54,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(vms::list))
         .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
         .routes(routes!(vm::spec))
+        .routes(routes!(vm_nics::show, vm_nics::put, vm_nics::remove))
         .routes(routes!(openapi::show))
         .routes(routes!(events::follow))
         .routes(routes!(topology::show))
@@ -73,6 +77,8 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
 /// All of them, over `node`, for those whom `access` lets through.
 pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
     let router = http::description::endpoints_alone(registered());
+    // What the machine's own API describes is not described here again.
+    let router = router.route("/v1/vms/{name}/{*rest}", any(proxy::forward));
     // What there is not is told to those only who may come in.
     let checked = http::complete(router).layer(from_fn_with_state(access, access::check));
     http::named(checked).with_state(node)

@@ -101,6 +101,7 @@ impl Record {
     }
 
     /// What was begun, in the order in which it depends on each other.
+    #[cfg(test)]
     pub(crate) fn steps(&self) -> &[Step] {
         &self.steps
     }
@@ -137,6 +138,17 @@ impl Record {
     pub(crate) fn has_device(&self, name: &str) -> bool {
         let has = |step: &Step| matches!(step, Step::Nic { device, .. } if device == name);
         self.steps.iter().any(has)
+    }
+
+    /// Devices that were made for NICs that it is not to have any more.
+    pub(crate) fn unwanted(&self) -> Vec<(NicId, String)> {
+        let unwanted = self.steps.iter().filter_map(|step| match step {
+            Step::Nic { id, device } if self.spec.nic(id).is_none() => {
+                Some((id.clone(), device.clone()))
+            }
+            _ => None,
+        });
+        unwanted.collect()
     }
 
     /// The step of a NIC is undone.

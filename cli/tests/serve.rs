@@ -1,0 +1,317 @@
+//! The node daemon as a process, with machines of a few instructions on a real `/dev/kvm`: what becomes of
+//! machines when either is killed. Fails (and says so) where there is no KVM.
+//!
+//! NICs need vDPA devices: those are in the lab's `api_node`.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+#[path = "serve/daemon.rs"]
+mod daemon;
+
+use std::time::Duration;
+
+use daemon::{Daemon, Traces, asm, signal, until};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const NOTHING: &Value = &Value::Null;
+
+fn pid(vm: &Value) -> u32 {
+    u32::try_from(vm["pid"].as_u64().unwrap()).unwrap()
+}
+
+#[test]
+fn a_machine_comes_and_goes_by_one_request_each() {
+    let daemon = Daemon::start("life");
+    let api = &daemon.api;
+    let spec = daemon.machine(asm::SPIN);
+    let made = api.expect(201, "PUT", "/v1/vms/web", &spec);
+    let vm = daemon.await_phase("web", "Running");
+    assert_eq!(made["pid"], vm["pid"]);
+    let log = vm["console"]["log"].as_str().unwrap().to_owned();
+    until("it speaks", || {
+        std::fs::read(&log).is_ok_and(|text| text.contains(&b'!'))
+    });
+    // The same changes nothing, another one is refused while it runs.
+    let same = api.expect(200, "PUT", "/v1/vms/web", &spec);
+    assert_eq!(same["pid"], vm["pid"]);
+    let mut other = spec.clone();
+    other["cpus"] = json!(2);
+    let refused = api.expect(409, "PUT", "/v1/vms/web", &other);
+    assert_eq!(refused["code"], "other_vm_runs");
+    assert_eq!(api.get("/v1/vms/web/spec")["kernel"], spec["kernel"]);
+
+    let change = |state: &str, phase: &str| {
+        api.expect(200, "PATCH", "/v1/vms/web", &json!({ "state": state }));
+        daemon.await_phase("web", phase)
+    };
+    assert_eq!(change("Paused", "Paused")["pid"], vm["pid"]);
+    assert_eq!(change("Running", "Running")["pid"], vm["pid"]);
+    // Its own API, beneath it.
+    assert_eq!(api.get("/v1/vms/web/config")["kernel"], spec["kernel"]);
+    assert!(
+        api.get("/v1/vms/web/metrics")
+            .to_string()
+            .contains("bellhop_vm_state")
+    );
+    api.expect(204, "POST", "/v1/vms/web/nmi", NOTHING);
+    api.expect(404, "GET", "/v1/vms/web/nothing", NOTHING);
+    let stopped = change("Stopped", "Stopped");
+    assert_eq!(stopped["pid"], Value::Null);
+    assert_eq!(stopped["last_end"]["reason"], "Stopped");
+    api.expect(409, "PATCH", "/v1/vms/web", &json!({ "state": "Paused" }));
+    api.expect(409, "GET", "/v1/vms/web/metrics", NOTHING);
+    // Now it can be another one.
+    api.expect(200, "PUT", "/v1/vms/web", &other);
+    daemon.await_phase("web", "Running");
+    api.expect(204, "DELETE", "/v1/vms/web", NOTHING);
+    api.expect(404, "DELETE", "/v1/vms/web", NOTHING);
+    assert_eq!(api.get("/v1/vms"), json!([]));
+    Traces::none(&daemon);
+}
+
+#[test]
+fn the_next_daemon_adopts_what_runs() {
+    let mut daemon = Daemon::start("adopt");
+    let spec = daemon.machine(asm::SPIN);
+    daemon.api.expect(201, "PUT", "/v1/vms/web", &spec);
+    let vm = daemon.await_phase("web", "Running");
+    for kill in [true, false, true] {
+        if kill {
+            daemon.kill();
+        } else {
+            daemon.end();
+        }
+        daemon.start_again();
+        let found = daemon.await_phase("web", "Running");
+        assert_eq!(found["pid"], vm["pid"], "{found}");
+        assert_eq!(found["adopted"], true, "{found}");
+        assert_eq!(found["version"], vm["version"], "{found}");
+    }
+    // What a paused one does is known, too, and one that does not answer is left alone.
+    signal(pid(&vm), Signal::STOP);
+    daemon.kill();
+    daemon.start_again();
+    let silent = daemon.api.get("/v1/vms/web");
+    assert_eq!(silent["pid"], vm["pid"], "{silent}");
+    signal(pid(&vm), Signal::CONT);
+    daemon.await_phase("web", "Running");
+    // It ends while nobody looks.
+    daemon.kill();
+    daemon.kill_machines();
+    daemon.start_again();
+    let back = daemon.await_phase("web", "Running");
+    assert_ne!(back["pid"], vm["pid"]);
+    assert_eq!(back["last_end"]["reason"], "Killed", "{back}");
+    daemon.api.expect(204, "DELETE", "/v1/vms/web", NOTHING);
+    Traces::none(&daemon);
+}
+
+#[test]
+fn the_policy_decides_who_comes_back() {
+    let daemon = Daemon::start("policy");
+    let api = &daemon.api;
+    for (restart, code, reason, back) in [
+        ("OnFailure", asm::POWER_OFF, "PoweredOff", false),
+        ("Never", asm::CRASH, "Crashed", false),
+        ("OnFailure", asm::CRASH, "Crashed", true),
+        ("Always", asm::POWER_OFF, "PoweredOff", true),
+    ] {
+        let mut spec = daemon.machine(code);
+        spec["restart"] = json!(restart);
+        api.expect(201, "PUT", "/v1/vms/web", &spec);
+        until(reason, || {
+            let vm = api.get("/v1/vms/web");
+            let came_back = vm["restarts"].as_u64().unwrap() >= 2;
+            vm["last_end"]["reason"] == reason
+                && (if back {
+                    came_back
+                } else {
+                    vm["phase"] == "Stopped"
+                })
+        });
+        api.expect(204, "DELETE", "/v1/vms/web", NOTHING);
+    }
+    Traces::none(&daemon);
+}
+
+#[test]
+fn a_process_that_does_not_want_to_end_is_killed() {
+    let daemon = Daemon::start("hangs");
+    daemon
+        .api
+        .expect(201, "PUT", "/v1/vms/web", &daemon.machine(asm::SPIN));
+    let vm = daemon.await_phase("web", "Running");
+    signal(pid(&vm), Signal::STOP);
+    daemon.api.expect(204, "DELETE", "/v1/vms/web", NOTHING);
+    Traces::none(&daemon);
+}
+
+#[test]
+fn what_cannot_be_leaves_nothing() {
+    let daemon = Daemon::start("fails");
+    let api = &daemon.api;
+    let good = daemon.machine(asm::SPIN);
+    let with = |key: &str, value: Value| {
+        let mut spec = good.clone();
+        spec[key] = value;
+        spec
+    };
+    for (status, spec) in [
+        (422, with("kernel", json!("/nonexistent"))),
+        (422, with("kernel", json!("relative"))),
+        (422, with("kernels", json!(1))),
+        (422, with("cpus", json!(0))),
+        (
+            422,
+            with("nics", json!([{ "id": "a", "path": "/dev/nothing" }])),
+        ),
+        (
+            422,
+            with("nics", json!([{ "id": "a", "device": "nothing" }])),
+        ),
+        (
+            422,
+            with("nics", json!([{ "id": "a", "from": "nowhere0" }])),
+        ),
+        (422, with("disks", json!([{ "path": "/nonexistent" }]))),
+        (400, Value::Null),
+    ] {
+        api.expect(status, "PUT", "/v1/vms/web", &spec);
+        assert_eq!(api.get("/v1/vms"), json!([]), "{spec}");
+        Traces::none(&daemon);
+    }
+    for name in ["Web", "-a", "a.b", "%2e%2e", "a%2fb", "a%00"] {
+        api.expect(400, "PUT", &format!("/v1/vms/{name}"), &good);
+    }
+    Traces::none(&daemon);
+}
+
+#[test]
+fn many_at_once_are_none_lost_and_none_doubled() {
+    let daemon = Daemon::start("many");
+    let spec = daemon.machine(asm::SPIN);
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            let (api, spec) = (&daemon.api, &spec);
+            scope.spawn(move || {
+                // Each name is two clients' own.
+                let path = format!("/v1/vms/vm-{}", client % 2);
+                for _ in 0..3 {
+                    let (status, body) = api.ask("PUT", &path, spec);
+                    assert!([200, 201].contains(&status), "{status} {body}");
+                    let (status, body) = api.ask("DELETE", &path, NOTHING);
+                    assert!([204, 404].contains(&status), "{status} {body}");
+                }
+            });
+        }
+    });
+    assert_eq!(daemon.api.get("/v1/vms"), json!([]));
+    Traces::none(&daemon);
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let daemon = Daemon::start("second");
+    let (_, version) = daemon.api.ask("GET", "/v1/version", NOTHING);
+    let socket = version["socket"].as_str().unwrap();
+    let runtime = std::path::Path::new(socket).parent().unwrap();
+    let other = std::process::Command::new(env!("CARGO_BIN_EXE_bellhop"))
+        .args(["serve", "--state-dir"])
+        .arg(runtime.with_file_name("state"))
+        .arg("--runtime-dir")
+        .arg(runtime.with_file_name("other-run"))
+        .output()
+        .unwrap();
+    assert_eq!(other.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&other.stderr);
+    assert!(said.contains("another `bellhop serve` uses"), "{said}");
+    daemon.api.get("/v1/vms");
+}
+
+/// Kills the daemon at the step with this number, while a request is carried out. Returns which it was; none if there
+/// are not so many.
+fn kill_at(
+    daemon: &mut Daemon,
+    number: usize,
+    method: &'static str,
+    body: &Value,
+) -> Option<String> {
+    let mut shown = daemon.start_observed();
+    let (api, body) = (daemon.api.clone(), body.clone());
+    let client = std::thread::spawn(move || {
+        // The daemon may be killed before it answers.
+        api.try_ask(method, "/v1/vms/web", &body)
+    });
+    let mut at = None;
+    for step in 0..=number {
+        while !client.is_finished() && !shown.waits() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        at = shown.waits().then(|| shown.next());
+        if at.is_none() || step == number {
+            break;
+        }
+        shown.go_on();
+    }
+    daemon.kill();
+    client.join().unwrap();
+    at
+}
+
+#[test]
+fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
+    let mut daemon = Daemon::start("steps");
+    let spec = daemon.machine(asm::SPIN);
+    let mut seen = Vec::new();
+    for also_machine in [false, true] {
+        for number in 0.. {
+            daemon.kill();
+            let at = kill_at(&mut daemon, number, "PUT", &spec);
+            if also_machine && at.is_some() {
+                daemon.kill_machines();
+            }
+            daemon.start_again();
+            let left = daemon.api.get("/v1/vms");
+            let Some(at) = at else {
+                assert_eq!(left.as_array().unwrap().len(), 1, "{left}");
+                break;
+            };
+            // It was not answered yet, so it must not be there.
+            assert_eq!(left, json!([]), "{at}");
+            Traces::none(&daemon);
+            seen.push(at);
+        }
+        for number in 0.. {
+            daemon.kill();
+            let at = kill_at(&mut daemon, number, "DELETE", NOTHING);
+            if also_machine {
+                daemon.kill_machines();
+            }
+            daemon.start_again();
+            // Once it is begun it is brought to its end.
+            assert_eq!(daemon.api.get("/v1/vms"), json!([]), "{at:?}");
+            Traces::none(&daemon);
+            let Some(at) = at else {
+                break;
+            };
+            seen.push(at);
+            daemon.api.expect(201, "PUT", "/v1/vms/web", &spec);
+        }
+    }
+    for step in [
+        "web do directories",
+        "web do process",
+        "web done process",
+        "web do boot",
+        "web done boot",
+        "web undo process",
+        "web undone process",
+        "web undone directories",
+    ] {
+        assert!(seen.iter().any(|one| one == step), "{step}: {seen:?}");
+    }
+}
