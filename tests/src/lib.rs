@@ -29,6 +29,7 @@ pub mod libtest;
 pub mod module_tree;
 pub mod netdevsim;
 pub mod netlink_tap;
+pub mod openapi;
 pub mod process;
 pub mod progress;
 pub mod qmp;
