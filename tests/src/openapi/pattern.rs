@@ -143,7 +143,18 @@ fn class(rest: &mut Vec<char>) -> std::result::Result<Node, &'static str> {
         let first = match rest.pop() {
             None => return Err("a class without an end"),
             Some(']') => return Ok(Node::Set { ranges, not }),
-            Some('\\') => rest.pop().ok_or("an early end")?,
+            Some('\\') => match escape(rest.pop())? {
+                Node::Set {
+                    ranges: escaped, ..
+                } if escaped.iter().any(|(first, last)| first != last) => {
+                    ranges.extend(escaped);
+                    continue;
+                }
+                Node::Set {
+                    ranges: escaped, ..
+                } => escaped.first().ok_or("an early end")?.0,
+                _ => return Err("an escape of a special kind"),
+            },
             Some(letter) => letter,
         };
         // A hyphen before the end is one.
