@@ -12,6 +12,7 @@ use crate::cache::Cache;
 use crate::files;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long the probe's lab host may take to greet.
@@ -57,6 +58,9 @@ impl Accelerator {
         {
             return Self::Tcg;
         }
+        // One probe at a time: two would slow each other down, beyond the limit perhaps.
+        static PROBE: Mutex<()> = Mutex::new(());
+        let _one = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = memory_of_probe(cache);
         match files::read_text(&memory).as_deref() {
             Ok("kvm") => return Self::Kvm,

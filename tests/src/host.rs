@@ -8,8 +8,13 @@
 //!                     └──┘ (at most ATTEMPTS)     (gone)
 //! ```
 //!
-//! Owns QEMU's process, which dies with the lab, and QEMU's monitor. Commands
-//! are run through [`crate::agent::client`].
+//! Several may run at once, of one process or of several: what a host has of its own
+//! is its console's log, its sockets (pairs without names) and its cable (a namespace
+//! without a name); what they share (root, cache, repository) is read-only or the
+//! developer's own. Only this machine's memory must be divided ([`LabHost::boot_beside`]).
+//!
+//! Owns QEMU's process, which dies with the thread that booted it, and QEMU's monitor.
+//! Commands are run through [`crate::agent::client`].
 
 use crate::accelerator::{Accelerator, PROBE_LIMIT};
 use crate::agent::protocol::{Frame, Hello, Request, Setup, Share};
@@ -27,6 +32,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a boot is tried.
@@ -37,6 +43,10 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(45);
 
 /// A boot that takes longer hangs in some other way.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
+
+/// With less, in bytes, a machine carries one lab host only: "8 GiB" with what its
+/// firmware and kernel keep for themselves.
+const TWO_HOSTS_MEMORY: u64 = 7 << 30;
 
 /// How long the host may take to switch itself off.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
@@ -75,14 +85,24 @@ impl LabHost {
     /// [`Error::Boot`] when no attempt succeeds; [`Error::Start`] when QEMU
     /// cannot be started.
     pub fn boot(lab: &Lab, rig: Rig) -> Result<Self> {
+        Self::boot_beside(lab, rig, 1)
+    }
+
+    /// The same, where up to `hosts` lab hosts are to run on this machine at once.
+    ///
+    /// # Errors
+    /// As [`Self::boot`].
+    pub fn boot_beside(lab: &Lab, rig: Rig, hosts: u8) -> Result<Self> {
+        let memory = memory_mib(hosts);
         let accelerator = Accelerator::choose(&lab.cache, || {
             let _progress = Progress::start("trying nested KVM");
-            attempt(lab, rig, Accelerator::Kvm, PROBE_LIMIT).is_ok_and(|(_, hello)| hello.kvm)
+            attempt(lab, rig, memory, Accelerator::Kvm, PROBE_LIMIT)
+                .is_ok_and(|(_, hello)| hello.kvm)
         });
         let progress = Progress::start("booting the lab host");
         let mut last = None;
         for retries in 0..ATTEMPTS {
-            match attempt(lab, rig, accelerator, BOOT_LIMIT) {
+            match attempt(lab, rig, memory, accelerator, BOOT_LIMIT) {
                 Ok((started, hello)) => {
                     drop(progress);
                     for problem in &hello.problems {
@@ -229,22 +249,23 @@ struct Started {
     setup: Setup,
 }
 
-/// Boots once.
+/// Boots once, with so many MiB of memory.
 fn attempt(
     lab: &Lab,
     rig: Rig,
+    memory: u64,
     accelerator: Accelerator,
     limit: Duration,
 ) -> std::result::Result<(Started, Hello), Failed> {
-    let mut started =
-        start(lab, rig, accelerator).map_err(|error| (None, crate::error::report(&error)))?;
+    let mut started = start(lab, rig, memory, accelerator)
+        .map_err(|error| (None, crate::error::report(&error)))?;
     match greeting(&mut started, limit) {
         Ok(hello) => Ok((started, hello)),
         Err(why) => Err((Some(started.qemu), why)),
     }
 }
 
-fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<Started> {
+fn start(lab: &Lab, rig: Rig, memory: u64, accelerator: Accelerator) -> Result<Started> {
     let shares = shares(lab);
     let (port, agent) = UnixStream::pair().map_err(Error::system("create a socket"))?;
     let (monitor, control) = UnixStream::pair().map_err(Error::system("create a socket"))?;
@@ -252,7 +273,7 @@ fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<Started> {
         arguments,
         descriptors,
     } = rig.equip(&lab.root)?;
-    let console = lab.cache.log(&format!("console-{}", std::process::id()));
+    let console = lab.cache.log(&console_name());
     if let Some(parent) = console.parent() {
         files::create_directory(parent)?;
     }
@@ -267,7 +288,7 @@ fn start(lab: &Lab, rig: Rig, accelerator: Accelerator) -> Result<Started> {
         .arg("-no-reboot")
         .args(["-display", "none", "-machine", rig.machine(), "-smp", "2"])
         .args(accelerator.qemu_arguments())
-        .args(["-m", &format!("{}M", memory_mib())])
+        .args(["-m", &format!("{memory}M")])
         .arg("-L")
         .arg(tree.join("usr/share/qemu"))
         .arg("-L")
@@ -449,11 +470,39 @@ fn escaped(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
-/// The lab host's memory in MiB: half of this machine's, 2 to 6 GiB.
-fn memory_mib() -> u64 {
+/// The name of a console's log: its own for each QEMU of each process.
+fn console_name() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("console-{}-{number}", std::process::id())
+}
+
+/// The lab host's memory in MiB, 2 to 6 GiB: half of this machine's, of several hosts
+/// an equal part of three quarters.
+fn memory_mib(hosts: u8) -> u64 {
+    let machine = machine_memory() >> 20;
+    let part = match hosts {
+        0 | 1 => machine / 2,
+        hosts => machine / 4 * 3 / u64::from(hosts),
+    };
+    part.clamp(2048, 6144)
+}
+
+/// How many lab hosts this machine carries at once, unless it is asked for another number:
+/// two where it has two processors and memory for both, else one.
+pub fn hosts_at_once() -> u8 {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    if processors >= 2 && machine_memory() >= TWO_HOSTS_MEMORY {
+        2
+    } else {
+        1
+    }
+}
+
+/// This machine's memory in bytes.
+fn machine_memory() -> u64 {
     let information = rustix::system::sysinfo();
-    let bytes = u64::from(information.mem_unit).saturating_mul(information.totalram);
-    (bytes / 2 / (1 << 20)).clamp(2048, 6144)
+    u64::from(information.mem_unit).saturating_mul(information.totalram)
 }
 
 #[cfg(test)]
@@ -467,6 +516,13 @@ mod tests {
 
     #[test]
     fn memory_stays_in_bounds() {
-        assert!((2048..=6144).contains(&memory_mib()));
+        for hosts in [0, 1, 2, u8::MAX] {
+            assert!((2048..=6144).contains(&memory_mib(hosts)), "{hosts}");
+        }
+    }
+
+    #[test]
+    fn every_console_has_a_log_of_its_own() {
+        assert_ne!(console_name(), console_name());
     }
 }

@@ -5,12 +5,15 @@
 //! one at the end. Work that is over within a second leaves nothing behind on
 //! a terminal and one line elsewhere only if it took longer.
 //!
+//! Several pieces of work may go on at once: each has a line of its own, and what
+//! is printed through [`around`] comes between none of them.
+//!
 //! Owns the drawing. Knows nothing of the work.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +21,14 @@ use std::time::{Duration, Instant};
 /// the time between two lines.
 const PLAIN_DELAY: Duration = Duration::from_secs(1);
 const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The terminal's lines: one for each piece of work.
+static TERMINAL: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// Prints while no spinner is drawn. What several threads print so is never mixed.
+pub fn around<T>(print: impl FnOnce() -> T) -> T {
+    TERMINAL.suspend(print)
+}
 
 /// One piece of long work, shown until it is dropped.
 #[derive(Debug)]
@@ -42,7 +53,7 @@ impl Progress {
     pub fn start(what: impl Into<String>) -> Self {
         let what = what.into();
         let kind = if std::io::stderr().is_terminal() {
-            let bar = ProgressBar::new_spinner();
+            let bar = TERMINAL.add(ProgressBar::new_spinner());
             if let Ok(style) =
                 ProgressStyle::with_template("{spinner} {prefix} [{elapsed}] {wide_msg}")
             {
@@ -96,8 +107,9 @@ impl Drop for Progress {
         match &mut self.kind {
             Kind::Terminal(bar) => {
                 bar.finish_and_clear();
+                TERMINAL.remove(bar);
                 if elapsed > PLAIN_DELAY {
-                    eprintln!("lab: {} ({:.1} s)", self.what, elapsed.as_secs_f64());
+                    around(|| eprintln!("lab: {} ({:.1} s)", self.what, elapsed.as_secs_f64()));
                 }
             }
             Kind::Plain { stop, printer, .. } => {

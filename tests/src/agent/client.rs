@@ -41,9 +41,17 @@ impl Outcome {
 pub enum Streams<'a> {
     /// They are this process's own; its signals are passed on.
     Own,
-    /// Input is empty; output goes line by line to the closure, standard error
-    /// to this process's.
-    Lines(&'a mut dyn FnMut(&str)),
+    /// Input is empty; what the command prints goes line by line to the closure.
+    Lines(&'a mut dyn FnMut(Printed, &str)),
+}
+
+/// Where a command printed something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Printed {
+    /// To its standard output.
+    Output,
+    /// To its standard error.
+    Error,
 }
 
 impl std::fmt::Debug for Streams<'_> {
@@ -97,14 +105,22 @@ pub fn run(
         }
     }
     let timer = timeout.map(|timeout| Timer::start(port.clone(), timeout));
-    let mut pending = Vec::new();
+    let mut output = Vec::new();
+    let mut errors = Vec::new();
     let ending = loop {
         match Frame::read(host.port()) {
             Ok(Frame::Stdout(bytes)) => match &mut streams {
                 Streams::Own => write_own(&mut io::stdout().lock(), &bytes),
-                Streams::Lines(line) => deliver_lines(&mut pending, &bytes, line),
+                Streams::Lines(line) => {
+                    deliver_lines(&mut output, &bytes, |text| line(Printed::Output, text));
+                }
             },
-            Ok(Frame::Stderr(bytes)) => write_own(&mut io::stderr().lock(), &bytes),
+            Ok(Frame::Stderr(bytes)) => match &mut streams {
+                Streams::Own => write_own(&mut io::stderr().lock(), &bytes),
+                Streams::Lines(line) => {
+                    deliver_lines(&mut errors, &bytes, |text| line(Printed::Error, text));
+                }
+            },
             Ok(Frame::StdinTaken(count)) => window.taken(count),
             Ok(Frame::Exited(ending)) => break ending,
             Ok(Frame::Request(number, request)) => {
@@ -122,8 +138,12 @@ pub fn run(
             Err(error) => return Err(host.lost(&error)),
         }
     };
-    if let (Streams::Lines(line), false) = (&mut streams, pending.is_empty()) {
-        line(&String::from_utf8_lossy(&pending));
+    if let Streams::Lines(line) = &mut streams {
+        for (printed, rest) in [(Printed::Output, output), (Printed::Error, errors)] {
+            if !rest.is_empty() {
+                line(printed, &String::from_utf8_lossy(&rest));
+            }
+        }
     }
     drop(raw);
     if timer.is_some_and(|timer| timer.stop()) {
@@ -141,7 +161,7 @@ fn write_own(stream: &mut impl io::Write, bytes: &[u8]) {
     let _ = stream.write_all(bytes).and_then(|()| stream.flush());
 }
 
-fn deliver_lines(pending: &mut Vec<u8>, bytes: &[u8], line: &mut dyn FnMut(&str)) {
+fn deliver_lines(pending: &mut Vec<u8>, bytes: &[u8], mut line: impl FnMut(&str)) {
     pending.extend_from_slice(bytes);
     while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
         let rest = pending.split_off(end + 1);
@@ -361,7 +381,7 @@ mod tests {
         let mut lines = Vec::new();
         let mut pending = Vec::new();
         for piece in [&b"a\nb"[..], b"c\n", b"\nd"] {
-            deliver_lines(&mut pending, piece, &mut |line| lines.push(line.to_owned()));
+            deliver_lines(&mut pending, piece, |line| lines.push(line.to_owned()));
         }
         assert_eq!(lines, ["a", "bc", ""]);
         assert_eq!(pending, b"d");

@@ -40,6 +40,26 @@ pub fn repository() -> Result<PathBuf> {
         })
 }
 
+/// How `bellhop` is built (Cargo.toml).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// For tests and for work in the lab: optimized, but each crate by itself, so that a change is
+    /// built soon.
+    Lab,
+    /// As users build it: for everything whose figures are looked at.
+    Release,
+}
+
+impl Profile {
+    /// Cargo's argument.
+    fn argument(self) -> &'static str {
+        match self {
+            Self::Lab => "--profile=lab",
+            Self::Release => "--profile=release",
+        }
+    }
+}
+
 /// Everything that the lab host and its guests are made of.
 #[derive(Debug, Clone)]
 pub struct Lab {
@@ -58,12 +78,12 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Prepares the lab. Where all is in the cache and built, this takes less
+    /// Prepares the lab, with `bellhop` built so. Where all is in the cache and built, this takes less
     /// than two seconds.
     ///
     /// # Errors
     /// Those of the steps; each names its log or its remedy.
-    pub fn prepare() -> Result<Self> {
+    pub fn prepare(profile: Profile) -> Result<Self> {
         let repository = repository()?;
         let cache = Cache::open()?;
         packages::ensure(&cache)?;
@@ -93,7 +113,12 @@ impl Lab {
         drop(lock);
         let built = binaries::cargo(
             &repository,
-            &["build", "--release", "--package=bellhop", "--bin=bellhop"],
+            &[
+                "build",
+                profile.argument(),
+                "--package=bellhop",
+                "--bin=bellhop",
+            ],
             "building bellhop",
         )?;
         let bellhop = binaries::find(&built, "bellhop")?;

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::here;
 use crate::host::LabHost;
 use crate::rig::Rig;
-use crate::setup::Lab;
+use crate::setup::{Lab, Profile};
 use crate::verbs;
 use clap::Subcommand;
 
@@ -89,7 +89,7 @@ pub fn bench(arguments: &BenchArguments) -> Result<u8> {
             }
         });
     }
-    let lab = Lab::prepare()?;
+    let lab = Lab::prepare(Profile::Release)?;
     let program = if measurement.is_of_this_program() {
         lab.optimized_lab()?
     } else {

@@ -14,7 +14,7 @@ use crate::guest::{BellhopArguments, Guest};
 use crate::here;
 use crate::host::LabHost;
 use crate::rig::Rig;
-use crate::setup::Lab;
+use crate::setup::{Lab, Profile};
 use crate::sim::SimDevice;
 use crate::verbs;
 use crate::vmm_process;
@@ -84,7 +84,7 @@ pub fn demo(arguments: &DemoArguments) -> Result<u8> {
         }
         return Ok(0);
     }
-    let lab = Lab::prepare()?;
+    let lab = Lab::prepare(Profile::Release)?;
     let program = std::env::current_exe().map_err(Error::system("find this program"))?;
     let mut command = vec![
         program.to_string_lossy().into_owned(),

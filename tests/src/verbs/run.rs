@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::here;
 use crate::host::LabHost;
 use crate::rig::Rig;
-use crate::setup::Lab;
+use crate::setup::{Lab, Profile};
 use crate::verbs;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub struct RunArguments {
 /// Those of [`Lab::prepare`], [`LabHost::boot`] and [`client::run`].
 pub fn run(arguments: &RunArguments) -> Result<u8> {
     let timeout = arguments.timeout.map(Duration::from_secs);
-    let lab = Lab::prepare()?;
+    let lab = Lab::prepare(Profile::Lab)?;
     let execute = verbs::command(&lab, arguments.command.clone())?;
     if arguments.here.is_wanted() {
         return here::run(&execute, timeout);

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::files;
 use crate::process::output;
-use crate::setup::Lab;
+use crate::setup::{Lab, Profile};
 
 /// Arguments of `cargo lab setup`.
 #[derive(Debug, clap::Args)]
@@ -14,7 +14,7 @@ pub struct SetupArguments {}
 /// # Errors
 /// Those of [`Lab::prepare`].
 pub fn setup(_arguments: &SetupArguments) -> Result<u8> {
-    let lab = Lab::prepare()?;
+    let lab = Lab::prepare(Profile::Lab)?;
     let version = output(
         lab.root
             .program("usr/bin/qemu-system-x86_64")

@@ -5,7 +5,7 @@ use crate::agent::client::{self, Streams};
 use crate::error::{Error, Result};
 use crate::host::LabHost;
 use crate::rig::Rig;
-use crate::setup::Lab;
+use crate::setup::{Lab, Profile};
 use crate::verbs;
 
 /// Arguments of `cargo lab shell`.
@@ -27,7 +27,7 @@ pub fn shell(arguments: &ShellArguments) -> Result<u8> {
             "use `cargo lab run -- CMD` in scripts",
         )
     })?;
-    let lab = Lab::prepare()?;
+    let lab = Lab::prepare(Profile::Lab)?;
     let mut execute = verbs::command(&lab, vec!["bash".into(), "-i".into()])?;
     execute.terminal = Some(size);
     let mut host = LabHost::boot(&lab, arguments.rig)?;

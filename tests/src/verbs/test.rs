@@ -1,25 +1,33 @@
 //! `cargo lab test [FILTER]`: every test of the project.
 //!
 //! First those that need no kernel, here; then the integration tests of
-//! `tests/tests/`, one harness after the other in one lab host, one test at a
-//! time. The last line is `N passed, N failed`, and nothing else than zero
-//! failures ends with success.
+//! `tests/tests/`, in lanes: each lane has a lab host of its own, in which it runs one
+//! harness after the other, one test at a time. The last line is
+//! `N passed, N failed`, and nothing else than zero failures ends with success.
 
 use crate::areas::{Area, HostTests, LAB_TESTED};
 use crate::endurance::DEFAULT_CYCLES;
 use crate::error::{Error, Result};
 use crate::here::{self, HereArguments};
+use crate::host;
 use crate::libtest::Tally;
 use crate::process::die_with_parent;
 use crate::rig::Rig;
-use crate::setup::{self, Lab, binaries};
+use crate::setup::{self, Lab, Profile, binaries};
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
+mod durations;
 mod harness;
+mod lanes;
+mod queue;
+mod transcript;
 
-use harness::{Harness, LabRun};
+use durations::Durations;
+use harness::Harness;
+use queue::{Queue, Task};
 
 /// Arguments of `cargo lab test`.
 #[derive(Debug, clap::Args)]
@@ -35,6 +43,10 @@ pub struct TestArguments {
     /// ten minutes more)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value_t = DEFAULT_CYCLES)]
     cycles: u32,
+    /// How many lab hosts run tests at once (2, or 1 on a machine with one
+    /// processor or less than 8 GiB of memory, or if one file of tests is meant)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    lanes: Option<u8>,
     #[command(flatten)]
     here: HereArguments,
 }
@@ -172,34 +184,53 @@ fn run_in_lab(
         build.extend(["--test", name]);
     }
     let built = binaries::cargo(repository, &build, "building the lab's tests")?;
-    let lab = Lab::prepare()?;
-    let mut run = LabRun::new(&lab);
+    let lab = Lab::prepare(Profile::Lab)?;
+    let filter = Some(selection.filter.clone()).filter(|filter| !filter.is_empty());
+    let mut harnesses = Vec::new();
     for name in &selection.lab {
-        let program = binaries::find(&built, name)?;
-        let filter = Some(selection.filter.clone()).filter(|filter| !filter.is_empty());
-        let harness = Harness {
+        harnesses.push(Harness {
             lab: &lab,
             name,
-            program: &program,
-            select: filter.into_iter().collect(),
+            program: binaries::find(&built, name)?,
+            select: filter.clone().into_iter().collect(),
             cycles: arguments.cycles,
-        };
-        if arguments.here.is_wanted() {
-            println!("lab: {name}, on this machine");
-            run.add(run_here(&harness)?);
-            continue;
-        }
-        let rig = arguments.rig.unwrap_or_else(|| Rig::of_test(name));
-        println!("lab: {name}, in the lab host with the rig {}", rig.name());
-        run.run(&harness, rig)?;
+        });
     }
-    run.end()
+    if arguments.here.is_wanted() {
+        let mut tally = Tally::default();
+        for harness in &harnesses {
+            println!("lab: {}, on this machine", harness.name);
+            tally += run_here(harness)?;
+        }
+        return Ok(tally);
+    }
+    let count = harnesses.len();
+    let lanes = arguments.lanes.unwrap_or_else(host::hosts_at_once);
+    // No more of them than there are files of tests.
+    let lanes = u8::try_from(count).map_or(lanes, |count| lanes.min(count));
+    let mut durations = Durations::open(&lab.cache);
+    let tasks = harnesses.into_iter().map(|harness| Task {
+        rig: arguments.rig.unwrap_or_else(|| Rig::of_test(harness.name)),
+        expected: durations.expected(harness.name),
+        harness,
+    });
+    let begun = Instant::now();
+    let (tally, measured) = lanes::run(&lab, Queue::new(tasks, lanes))?;
+    // Only what says something of the next full run.
+    if filter.is_none() && arguments.cycles == DEFAULT_CYCLES {
+        durations.remember(measured);
+    }
+    eprintln!(
+        "lab: {count} files of tests in {} s, in {lanes} lab host(s) at once",
+        begun.elapsed().as_secs()
+    );
+    Ok(tally)
 }
 
 fn run_here(harness: &Harness<'_>) -> Result<Tally> {
     let execute = harness.execute()?;
     here::check()?;
-    let mut command = Command::new(harness.program);
+    let mut command = Command::new(&harness.program);
     command
         .args(execute.arguments.get(1..).unwrap_or_default())
         .envs(&execute.environment)

@@ -11,18 +11,20 @@
 //! now and then (tests/README.md has the figures). Each new attempt is printed
 //! as it begins, and all of them are named at the end. On real KVM there is none.
 
+use super::transcript::Transcript;
 use crate::accelerator::Accelerator;
-use crate::agent::client::{self, Streams};
+use crate::agent::client::{self, Printed, Streams};
 use crate::agent::protocol::Execute;
 use crate::endurance::CYCLES;
 use crate::error::{Error, Result};
 use crate::host::LabHost;
 use crate::libtest::{FailedTests, Tally};
+use crate::progress;
 use crate::rig::Rig;
 use crate::setup::Lab;
 use crate::verbs;
-use std::path::Path;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// How long one harness may take in the lab host.
 const HARNESS_LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -38,7 +40,7 @@ const ATTEMPTS: u32 = 3;
 pub(super) struct Harness<'a> {
     pub(super) lab: &'a Lab,
     pub(super) name: &'a str,
-    pub(super) program: &'a Path,
+    pub(super) program: PathBuf,
     /// The arguments that select tests; none for all.
     pub(super) select: Vec<String>,
     /// For tests that repeat what they do: see `lab::endurance`.
@@ -72,14 +74,29 @@ impl Harness<'_> {
     }
 }
 
-/// The lab host that runs at the moment, and what came of all files of tests so far.
+/// One lane: the lab host that it has at the moment, and what came of all its files of tests
+/// so far.
 #[derive(Debug)]
 pub(super) struct LabRun<'a> {
     lab: &'a Lab,
+    /// How many lanes there are. One alone prints what it hears at once.
+    lanes: u8,
     host: Option<(Rig, LabHost)>,
     tally: Tally,
     /// What was run again: `file::test`.
     again: Vec<String>,
+    /// How long each file took, the boot of its host not counted.
+    took: Vec<(String, Duration)>,
+}
+
+/// What came of one lane.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    pub(super) tally: Tally,
+    /// What was run again: `file::test`.
+    pub(super) again: Vec<String>,
+    /// How long each file of tests took that its host survived.
+    pub(super) took: Vec<(String, Duration)>,
 }
 
 /// How one run of a harness went.
@@ -89,35 +106,43 @@ struct Attempt {
     /// The host fell over, not (only) the tests.
     host_lost: bool,
     emulated: bool,
+    took: Duration,
 }
 
 impl<'a> LabRun<'a> {
-    pub(super) fn new(lab: &'a Lab) -> Self {
+    pub(super) fn new(lab: &'a Lab, lanes: u8) -> Self {
         Self {
             lab,
+            lanes,
             host: None,
             tally: Tally::default(),
             again: Vec::new(),
+            took: Vec::new(),
         }
-    }
-
-    /// Adds what was counted elsewhere.
-    pub(super) fn add(&mut self, tally: Tally) {
-        self.tally += tally;
     }
 
     /// Runs a file of tests, and what failed of it again.
     ///
     /// # Errors
-    /// Those of [`LabHost::boot`] and of the connection with the host.
+    /// Those of [`LabHost::boot_beside`] and of the connection with the host.
     pub(super) fn run(&mut self, harness: &Harness<'_>, rig: Rig) -> Result<()> {
+        progress::around(|| {
+            println!(
+                "lab: {}, in the lab host with the rig {}",
+                harness.name,
+                rig.name()
+            );
+        });
         let first = self.attempt(harness, rig)?;
+        if !first.host_lost {
+            self.took.push((harness.name.to_owned(), first.took));
+        }
         if !first.emulated {
             self.tally += first.tally;
             return Ok(());
         }
         if first.host_lost {
-            println!("lab: {} lost its host; once more", harness.name);
+            progress::around(|| println!("lab: {} lost its host; once more", harness.name));
             self.again.push(harness.name.to_owned());
             let second = self.attempt(harness, rig)?;
             self.tally += second.tally;
@@ -138,10 +163,12 @@ impl<'a> LabRun<'a> {
     fn again(&mut self, harness: &Harness<'_>, test: &str, rig: Rig) -> Result<Tally> {
         let mut tally = Tally::default();
         for attempt in 2..=ATTEMPTS {
-            println!(
-                "lab: {}::{test} failed; attempt {attempt} of {ATTEMPTS}",
-                harness.name
-            );
+            progress::around(|| {
+                println!(
+                    "lab: {}::{test} failed; attempt {attempt} of {ATTEMPTS}",
+                    harness.name
+                );
+            });
             self.again.push(format!("{}::{test}", harness.name));
             // Whatever made it fail is not left behind in there.
             self.power_off()?;
@@ -158,17 +185,20 @@ impl<'a> LabRun<'a> {
         let emulated = host.accelerator() == Accelerator::Tcg;
         let mut tally = Tally::default();
         let mut failed = FailedTests::default();
-        let mut line = |line: &str| {
-            println!("{line}");
+        let mut transcript = Transcript::new(self.lanes > 1);
+        let mut line = |printed, line: &str| {
             tally.read(line);
             failed.read(line);
+            transcript.line(printed, line);
         };
+        let begun = Instant::now();
         let outcome = client::run(
             &mut host,
             harness.execute()?,
             Some(HARNESS_LIMIT),
             Streams::Lines(&mut line),
         );
+        let took = begun.elapsed();
         let mut host_lost = false;
         match outcome {
             Ok(outcome) => {
@@ -179,17 +209,25 @@ impl<'a> LabRun<'a> {
                 }
             }
             Err(error @ Error::HostLost { .. }) => {
-                eprintln!("lab: {}", crate::error::report(&error));
+                let report = crate::error::report(&error);
+                transcript.line(Printed::Error, &format!("lab: {report}"));
                 tally.end(false);
                 host_lost = true;
             }
             Err(error) => return Err(error),
         }
+        transcript.show(&format!(
+            "lab: {}, with the rig {}, took {:.1} s",
+            harness.name,
+            rig.name(),
+            took.as_secs_f64()
+        ));
         Ok(Attempt {
             tally,
             failed: failed.into_names(),
             host_lost,
             emulated,
+            took,
         })
     }
 
@@ -199,7 +237,7 @@ impl<'a> LabRun<'a> {
             return Ok(host);
         }
         self.power_off()?;
-        let host = LabHost::boot(self.lab, rig)?;
+        let host = LabHost::boot_beside(self.lab, rig, self.lanes)?;
         self.tally.retries += u64::from(host.retries());
         Ok(host)
     }
@@ -211,15 +249,16 @@ impl<'a> LabRun<'a> {
         }
     }
 
-    /// Switches the host off, says what was run twice, and gives what was counted.
+    /// Switches the host off and gives what came of it all.
     ///
     /// # Errors
     /// Those of [`LabHost::power_off`].
-    pub(super) fn end(mut self) -> Result<Tally> {
+    pub(super) fn end(mut self) -> Result<Ended> {
         self.power_off()?;
-        if !self.again.is_empty() {
-            eprintln!("lab: run again: {}", self.again.join(", "));
-        }
-        Ok(self.tally)
+        Ok(Ended {
+            tally: self.tally,
+            again: self.again,
+            took: self.took,
+        })
     }
 }

@@ -1,0 +1,74 @@
+//! What a file of tests prints. Where several run at once it is kept until the file has
+//! ended and then printed whole, so that lines of two files never mix; where one runs
+//! alone each line is printed as it comes.
+
+use crate::agent::client::Printed;
+use crate::progress;
+use std::io::Write as _;
+
+/// The lines of one run.
+#[derive(Debug)]
+pub(super) enum Transcript {
+    /// Printed already.
+    Live,
+    /// Kept, in the order in which they came.
+    Kept(Vec<(Printed, String)>),
+}
+
+impl Transcript {
+    /// Of a run beside others, or of one alone.
+    pub(super) fn new(beside_others: bool) -> Self {
+        if beside_others {
+            Self::Kept(Vec::new())
+        } else {
+            Self::Live
+        }
+    }
+
+    /// Takes one line, without its end.
+    pub(super) fn line(&mut self, printed: Printed, line: &str) {
+        match (self, printed) {
+            (Self::Live, Printed::Output) => println!("{line}"),
+            (Self::Live, Printed::Error) => eprintln!("{line}"),
+            (Self::Kept(lines), _) => lines.push((printed, line.to_owned())),
+        }
+    }
+
+    /// Prints what was kept, below a title.
+    pub(super) fn show(self, title: &str) {
+        let Self::Kept(lines) = self else {
+            return;
+        };
+        progress::around(|| {
+            // Both are held until the end: other threads print to them, too.
+            let mut output = std::io::stdout().lock();
+            let mut errors = std::io::stderr().lock();
+            // Output that nobody wants any more does not end the tests.
+            let _ = writeln!(output, "{title}");
+            for (printed, line) in &lines {
+                let _ = match printed {
+                    Printed::Output => writeln!(output, "{line}"),
+                    Printed::Error => writeln!(errors, "{line}"),
+                };
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_runs_beside_others_is_kept() {
+        let mut kept = Transcript::new(true);
+        kept.line(Printed::Output, "one");
+        kept.line(Printed::Error, "two");
+        let Transcript::Kept(lines) = &kept else {
+            panic!("{kept:?}");
+        };
+        assert_eq!(lines[0], (Printed::Output, "one".to_owned()));
+        assert_eq!(lines[1], (Printed::Error, "two".to_owned()));
+        assert!(matches!(Transcript::new(false), Transcript::Live));
+    }
+}
