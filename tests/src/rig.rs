@@ -62,7 +62,7 @@ impl Rig {
     /// The rig that an integration test target runs on, by its name.
     pub fn of_test(target: &str) -> Self {
         let is = |rig: &str| {
-            ["hardware_", "rings_", "mgmt_"].iter().any(|area| {
+            ["hardware_", "rings_", "mgmt_", "api_"].iter().any(|area| {
                 target
                     .strip_prefix(area)
                     .is_some_and(|topic| topic.starts_with(rig))
