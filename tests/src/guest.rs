@@ -733,6 +733,33 @@ mod tests {
     }
 
     #[test]
+    fn a_console_on_a_socket_is_a_guest() {
+        let path = std::env::temp_dir().join(format!("lab-attach-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let vmm = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut writer = stream.try_clone().unwrap();
+            writer
+                .write_all(b"noise\n@lab ready {\"cpus_online\":1}\n")
+                .unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            assert_eq!(line, "info\n");
+            writer.write_all(b"@lab {\"answer\":42}\n").unwrap();
+            // Until the other end goes.
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+        });
+        let mut guest = Guest::attach(&path, 7, Duration::from_secs(20)).unwrap();
+        assert_eq!((guest.pid(), &guest.ready()["cpus_online"]), (7, &1.into()));
+        assert_eq!(guest.command("info").unwrap()["answer"], 42);
+        assert!(guest.wait_exit(Duration::ZERO).is_err());
+        drop(guest);
+        vmm.join().unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
     fn memory_is_bounded() {
         let mut text = String::new();
         for _ in 0..40 {
