@@ -56,6 +56,9 @@ const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
 /// one waits for the other for ever.
 const STUCK: &str = "softlockup_panic=1 watchdog_thresh=30";
 
+/// Two NUMA nodes, made by the host's kernel of its memory: each has half of it and all processors.
+const NUMA: &str = "numa=fake=2";
+
 /// A lab host that has greeted.
 #[derive(Debug)]
 pub struct LabHost {
@@ -300,7 +303,7 @@ fn start(lab: &Lab, rig: Rig, memory: u64, accelerator: Accelerator) -> Result<S
         .args([
             "-append",
             &format!(
-                "console=ttyS0 loglevel=6 panic=-1 {STUCK} mitigations=off {}",
+                "console=ttyS0 loglevel=6 panic=-1 {STUCK} {NUMA} mitigations=off {}",
                 rig.kernel_parameters()
             ),
         ])

@@ -283,7 +283,17 @@ fn the_power_button_reset_and_nmi_reach_the_guest() {
     let vm = client.get("/v1/vm").unwrap();
     assert_eq!((&vm["state"], &vm["boots"]), (&json!("Running"), &json!(2)));
     assert_eq!(descriptors(guest.pid()), before);
-    assert!(guest.power_off().unwrap().success());
+    assert_eq!(vm["end"], Value::Null);
+    let seen = &vm["generation"];
+    let last = std::thread::scope(|scope| {
+        let path = format!("/v1/vm/watch?since={seen}&timeout_s=60");
+        let client = &client;
+        let watcher = scope.spawn(move || client.get(&path).unwrap());
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(guest.power_off().unwrap().success());
+        watcher.join().unwrap()
+    });
+    assert_eq!(last["end"]["reason"], "PoweredOff", "{last}");
     assert!(!client.socket().exists());
 }
 
@@ -387,6 +397,9 @@ fn nics_come_and_go_and_a_watcher_sees_it() {
         watcher.join().unwrap()
     });
     assert_eq!(last["state"], "Stopped", "{last}");
+    assert_eq!(last["end"]["reason"], "Stopped", "{last}");
+    let detail = last["end"]["detail"].as_str().unwrap();
+    assert!(detail.contains("a client of the API"), "{last}");
     assert!(guest.wait_exit(NOTICE).unwrap().success());
     assert!(!client.socket().exists());
 }

@@ -6,6 +6,7 @@
 //! size that wraps) cannot be built. This module knows no file format and
 //! opens nothing.
 
+mod cpu_affinity;
 mod key_value;
 mod mac;
 pub(crate) mod schema;
@@ -19,6 +20,8 @@ use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use cpu_affinity::{CpuAffinity, CpuAffinityError, HostCpus};
+pub(crate) use cpu_affinity::{parse_list, show_list};
 pub use devices::virtio::vdpa::DoorbellMode;
 pub use key_value::{KeyValueError, from_key_value};
 pub use mac::{MacAddress, MacAddressError};
@@ -58,6 +61,11 @@ pub struct VmConfig {
     #[serde(default)]
     #[schema(value_type = u8, minimum = 1, maximum = 32, default = 1)]
     pub cpus: CpuCount,
+    /// Which CPUs of the host each vCPU may run on: a list for each, in their order
+    /// (`[[0, 1], [2]]`); anywhere where none is given.
+    #[serde(default, skip_serializing_if = "CpuAffinity::is_empty")]
+    #[schema(schema_with = schema::cpu_affinity)]
+    pub cpu_affinity: CpuAffinity,
     /// Guest memory.
     #[serde(default)]
     #[schema(schema_with = schema::memory)]
@@ -134,7 +142,8 @@ impl FromStr for CpuCount {
     }
 }
 
-/// Guest memory: a size alone (`"512M"`), or a size and the pages it is made of.
+/// Guest memory: a size alone (`"512M"`), or a size, the pages it is made of and where they
+/// come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct MemoryConfig {
     /// How much.
@@ -142,6 +151,9 @@ pub struct MemoryConfig {
     /// Back it with huge pages of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepages: Option<HugePageSize>,
+    /// Take it from this NUMA node of the host only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_numa_node: Option<u16>,
 }
 
 /// The size of the host's huge pages that back guest memory.
@@ -175,6 +187,8 @@ impl<'de> Deserialize<'de> for MemoryConfig {
             size: MemorySize,
             #[serde(default)]
             hugepages: Option<HugePageSize>,
+            #[serde(default)]
+            host_numa_node: Option<u16>,
         }
 
         struct SizeOrFull;
@@ -185,21 +199,30 @@ impl<'de> Deserialize<'de> for MemoryConfig {
             type Value = MemoryConfig;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a size such as \"512M\", or a table with size and hugepages")
+                f.write_str(
+                    "a size such as \"512M\", or a table with size, hugepages and host_numa_node",
+                )
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<MemoryConfig, E> {
                 let size = text.parse().map_err(E::custom)?;
                 Ok(MemoryConfig {
                     size,
-                    hugepages: None,
+                    ..MemoryConfig::default()
                 })
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<MemoryConfig, A::Error> {
-                let Full { size, hugepages } =
-                    Full::deserialize(de::value::MapAccessDeserializer::new(map))?;
-                Ok(MemoryConfig { size, hugepages })
+                let Full {
+                    size,
+                    hugepages,
+                    host_numa_node,
+                } = Full::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                Ok(MemoryConfig {
+                    size,
+                    hugepages,
+                    host_numa_node,
+                })
             }
         }
 
@@ -218,7 +241,7 @@ impl FromStr for MemoryConfig {
                 size: text
                     .parse()
                     .map_err(|error: MemorySizeError| de::Error::custom(error))?,
-                hugepages: None,
+                ..Self::default()
             })
         }
     }

@@ -13,12 +13,15 @@
 //!                        readable, backlog has room
 //!                          +------+
 //!                          v      |
-//!      InputPump::new --> reading ---------------------+
-//!                          ^    |                      | end of file,
-//!    the serial port took  |    | backlog full         | or an error
-//!    some of the backlog   |    v                      v
-//!                         full                       closed
+//!             attach --> reading ----------------------+
+//!             ^            ^    |                      | end of file, an error,
+//!    another  |            |    | backlog full         | or detach
+//!    source   |            |    v                      v
+//!             |   took some of  full                 closed (the backlog is still offered)
+//!             |   the backlog                          |
+//!             +----------------------------------------+
 //! ```
+//! A machine without a terminal has its console on a Unix socket and in a log file: see [`ConsoleSocket`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,6 +29,15 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use crate::event_loop::{EventLoop, Token};
+
+mod history;
+mod log_file;
+mod screen;
+mod socket;
+
+pub use log_file::ConsoleLogError;
+pub(crate) use screen::{Attached, Screen};
+pub use socket::{ConsoleLoss, ConsoleSocket, ConsoleSocketError};
 
 /// What a read from the terminal gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,8 +61,17 @@ pub trait ConsoleInput: Send + AsFd {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<ConsoleRead>;
 }
 
-/// The two ends of the serial console.
-pub struct Console {
+/// The other end of the serial console.
+#[derive(Debug)]
+pub enum Console {
+    /// A terminal, or what stands for one.
+    Terminal(TerminalConsole),
+    /// A Unix socket and a log file.
+    Socket(ConsoleSocket),
+}
+
+/// The two ends of a terminal.
+pub struct TerminalConsole {
     /// Keyboard; `None`: the guest never sees input.
     pub input: Option<Box<dyn ConsoleInput>>,
     /// Screen. A descriptor and not a writer, because nothing may buffer what
@@ -59,9 +80,9 @@ pub struct Console {
     pub output: OwnedFd,
 }
 
-impl fmt::Debug for Console {
+impl fmt::Debug for TerminalConsole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Console")
+        f.debug_struct("TerminalConsole")
             .field("input", &self.input.is_some())
             .field("output", &self.output)
             .finish()
@@ -97,10 +118,26 @@ enum Phase {
     Closed,
 }
 
-/// Moves bytes from a [`ConsoleInput`] to a [`Receiver`].
-pub(crate) struct InputPump {
+/// Where bytes come from now.
+struct Source {
     input: Box<dyn ConsoleInput>,
     readiness: Readiness,
+}
+
+impl Source {
+    fn unregister(&self, events: &EventLoop) {
+        if self.readiness == Readiness::Waited
+            && let Err(error) = events.remove(self.input.as_fd().as_raw_fd())
+        {
+            tracing::warn!(%error, "console input is still waited for");
+        }
+    }
+}
+
+/// Moves bytes from a [`ConsoleInput`] to a [`Receiver`].
+pub(crate) struct InputPump {
+    /// `None` exactly when the phase is [`Phase::Closed`].
+    source: Option<Source>,
     phase: Phase,
     backlog: VecDeque<u8>,
 }
@@ -108,7 +145,6 @@ pub(crate) struct InputPump {
 impl fmt::Debug for InputPump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InputPump")
-            .field("readiness", &self.readiness)
             .field("phase", &self.phase)
             .field("backlog", &self.backlog.len())
             .finish_non_exhaustive()
@@ -126,22 +162,55 @@ pub(crate) enum Pumped {
 }
 
 impl InputPump {
-    /// Registers `input` with the loop.
+    /// Without a source.
+    pub(crate) fn idle() -> Self {
+        Self {
+            source: None,
+            phase: Phase::Closed,
+            backlog: VecDeque::new(),
+        }
+    }
+
+    /// Registers `input` with the loop; it is read from now on. An earlier source is closed, what came
+    /// from it waits still.
     ///
     /// # Errors
     /// The descriptor can't be registered (a regular file need not be).
-    pub(crate) fn new(input: Box<dyn ConsoleInput>, events: &EventLoop) -> io::Result<Self> {
+    pub(crate) fn attach(
+        &mut self,
+        input: Box<dyn ConsoleInput>,
+        events: &EventLoop,
+    ) -> io::Result<()> {
+        self.detach(events);
         let readiness = match events.add(input.as_fd().as_raw_fd(), Token::ConsoleInput) {
             Ok(()) => Readiness::Waited,
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => Readiness::Always,
             Err(error) => return Err(error),
         };
-        Ok(Self {
-            input,
-            readiness,
-            phase: Phase::Reading,
-            backlog: VecDeque::new(),
-        })
+        self.source = Some(Source { input, readiness });
+        self.phase = Phase::Reading;
+        self.update(events);
+        Ok(())
+    }
+
+    /// Closes the source.
+    pub(crate) fn detach(&mut self, events: &EventLoop) {
+        if let Some(source) = self.source.take()
+            && self.phase == Phase::Reading
+        {
+            source.unregister(events);
+        }
+        self.phase = Phase::Closed;
+    }
+
+    /// Whether there will be no more input.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    fn waits_for_nobody(&self) -> bool {
+        let readiness = self.source.as_ref().map(|source| source.readiness);
+        readiness == Some(Readiness::Always)
     }
 
     /// The terminal has input. For [`Token::ConsoleInput`] only: else the
@@ -156,10 +225,7 @@ impl InputPump {
     pub(crate) fn room(&mut self, receiver: &dyn Receiver, events: &EventLoop) -> Pumped {
         self.offer(receiver, events);
         // A file waits for nobody: it is read as fast as the guest takes it.
-        while self.readiness == Readiness::Always
-            && self.phase == Phase::Reading
-            && self.backlog.is_empty()
-        {
+        while self.waits_for_nobody() && self.phase == Phase::Reading && self.backlog.is_empty() {
             if self.read(events) == Pumped::Leave {
                 return Pumped::Leave;
             }
@@ -181,20 +247,23 @@ impl InputPump {
         let Some(free) = buffer.get_mut(..room.min(CHUNK)) else {
             return Pumped::Stay;
         };
+        let Some(source) = &mut self.source else {
+            return Pumped::Stay;
+        };
         if self.phase != Phase::Reading || free.is_empty() {
             return Pumped::Stay;
         }
-        match self.input.read(free) {
+        match source.input.read(free) {
             Ok(ConsoleRead::Bytes(count)) => self.backlog.extend(free.iter().take(count)),
             Ok(ConsoleRead::Leave) => {
-                self.close(events);
+                self.detach(events);
                 return Pumped::Leave;
             }
-            Ok(ConsoleRead::Closed) => self.close(events),
+            Ok(ConsoleRead::Closed) => self.detach(events),
             Err(error) if is_transient(&error) => {}
             Err(error) => {
                 tracing::warn!(%error, "console input is broken and closed");
-                self.close(events);
+                self.detach(events);
             }
         }
         Pumped::Stay
@@ -220,37 +289,26 @@ impl InputPump {
     /// Makes phase and registration follow the backlog.
     fn update(&mut self, events: &EventLoop) {
         let full = self.backlog.len() >= BACKLOG;
+        let Some(source) = &self.source else {
+            return;
+        };
         match (self.phase, full) {
             (Phase::Reading, true) => {
                 self.phase = Phase::Full;
-                self.unregister(events);
+                source.unregister(events);
             }
             (Phase::Full, false) => {
                 self.phase = Phase::Reading;
-                if self.readiness == Readiness::Waited
+                if source.readiness == Readiness::Waited
                     && let Err(error) =
-                        events.add(self.input.as_fd().as_raw_fd(), Token::ConsoleInput)
+                        events.add(source.input.as_fd().as_raw_fd(), Token::ConsoleInput)
                 {
                     tracing::warn!(%error, "console input cannot be waited for and is closed");
                     self.phase = Phase::Closed;
+                    self.source = None;
                 }
             }
             (Phase::Reading, false) | (Phase::Full, true) | (Phase::Closed, _) => {}
-        }
-    }
-
-    fn close(&mut self, events: &EventLoop) {
-        if self.phase == Phase::Reading {
-            self.unregister(events);
-        }
-        self.phase = Phase::Closed;
-    }
-
-    fn unregister(&self, events: &EventLoop) {
-        if self.readiness == Readiness::Waited
-            && let Err(error) = events.remove(self.input.as_fd().as_raw_fd())
-        {
-            tracing::warn!(%error, "console input is still waited for");
         }
     }
 }

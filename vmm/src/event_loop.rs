@@ -29,10 +29,12 @@ pub enum Token {
     ConsoleInput,
     /// The serial console has room for input again.
     ConsoleRoom,
-    /// The serial console had to put output aside.
+    /// The serial console has output that could not be written at once, or that others are to write.
     ConsoleOutput,
-    /// The terminal takes output again.
+    /// The terminal, or the client of the console's socket, takes output again.
     ConsoleWritable,
+    /// Somebody wants the console.
+    ConsoleConnection,
     /// A device's backend asked for this descriptor
     /// ([`devices::virtio::backend::Event`]).
     Device {
@@ -60,6 +62,7 @@ impl From<Token> for u64 {
             Token::Statistics => 7,
             Token::Request => 8,
             Token::Ejected => 9,
+            Token::ConsoleConnection => 10,
             Token::Device { device, token } => {
                 DEVICE | (u64::from(device) << 16) | u64::from(token)
             }
@@ -81,6 +84,7 @@ impl Token {
             7 => Self::Statistics,
             8 => Self::Request,
             9 => Self::Ejected,
+            10 => Self::ConsoleConnection,
             _ if number >> 32 == 1 => {
                 let [a, b, c, d, ..] = number.to_le_bytes();
                 Self::Device {
@@ -216,11 +220,12 @@ mod tests {
             Token::Statistics,
             Token::Request,
             Token::Ejected,
+            Token::ConsoleConnection,
         ];
         for token in tokens {
             assert_eq!(Token::from_number(token.into()), Some(token));
         }
-        for nothing in [10, u64::from(u32::MAX), 2 << 32, u64::MAX] {
+        for nothing in [11, u64::from(u32::MAX), 2 << 32, u64::MAX] {
             assert_eq!(Token::from_number(nothing), None);
         }
     }

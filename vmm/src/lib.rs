@@ -7,6 +7,7 @@ mod byte_count;
 pub mod config;
 pub mod console;
 pub mod event_loop;
+pub mod host;
 pub mod http;
 pub mod kvm;
 pub mod layout;

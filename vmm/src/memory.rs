@@ -12,7 +12,10 @@
 //!
 //! A file mapped `MAP_SHARED` and nothing else: software vDPA parents skip
 //! any other memory without an error, and the file can be handed to a
-//! successor of this process.
+//! successor of this process. Which NUMA node it comes from is said before a page of it is
+//! touched (`bind.rs`).
+
+mod bind;
 
 use std::fs::File;
 use std::io;
@@ -81,6 +84,33 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
+    /// The node has not enough huge pages, whatever others have.
+    #[error(
+        "NUMA node {node} has not enough free huge pages: the guest needs {needed} of {size}; set aside \
+         more with `echo N > /sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB/nr_hugepages`",
+        size = ByteCount(*page),
+        kib = page >> 10
+    )]
+    NotEnoughHugePagesOnNode {
+        /// How many pages the guest needs.
+        needed: u64,
+        /// Bytes in a huge page.
+        page: u64,
+        /// The node.
+        node: u16,
+    },
+    /// The kernel does not take memory from this node.
+    #[error(
+        "guest memory cannot be bound to NUMA node {node}; the cgroup of this process (cpuset.mems) may \
+         not have it"
+    )]
+    Bind {
+        /// The node.
+        node: u16,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// A step on the way failed.
     #[error("cannot {step} guest memory of {}", ByteCount(*size))]
     Os {
@@ -124,6 +154,19 @@ impl GuestRam {
     /// # Errors
     /// [`MemoryError`]; nothing is left behind.
     pub fn new(layout: &Layout, hugepages: Option<HugePageSize>) -> Result<Self, MemoryError> {
+        Self::on_node(layout, hugepages, None)
+    }
+
+    /// As [`GuestRam::new`], of one NUMA node's memory. Huge pages of a node are all taken at once:
+    /// their reservation says nothing about nodes. [`crate::host`] knows which nodes there are.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; nothing is left behind.
+    pub fn on_node(
+        layout: &Layout,
+        hugepages: Option<HugePageSize>,
+        node: Option<u16>,
+    ) -> Result<Self, MemoryError> {
         let size = layout.ram_size();
         let info = rustix::system::sysinfo();
         check_size(
@@ -132,11 +175,15 @@ impl GuestRam {
             info.totalram.saturating_mul(u64::from(info.mem_unit)),
             hugepages,
         )?;
-        Self::map(layout, hugepages)
+        Self::map(layout, hugepages, node)
     }
 
     /// Makes and maps without asking whether the host has that much.
-    fn map(layout: &Layout, hugepages: Option<HugePageSize>) -> Result<Self, MemoryError> {
+    fn map(
+        layout: &Layout,
+        hugepages: Option<HugePageSize>,
+        node: Option<u16>,
+    ) -> Result<Self, MemoryError> {
         let size = layout.ram_size();
         let file = Arc::new(make_file(size, hugepages)?);
 
@@ -145,6 +192,9 @@ impl GuestRam {
         let mut file_offset = 0;
         for guest in layout.ram() {
             let region = map_region(&file, file_offset, guest, hugepages, size)?;
+            if let Some(node) = node {
+                bind_region(&region, node, hugepages, size)?;
+            }
             slots.push(RamSlot {
                 guest,
                 // Lossless: usize is 64 bits wide on x86-64.
@@ -281,6 +331,33 @@ fn map_region(
         .ok_or_else(|| os("lay out", io::ErrorKind::InvalidInput.into()))
 }
 
+/// Takes the pages of a region that nobody has touched from one node.
+fn bind_region(
+    region: &GuestRegionMmap<AtomicBitmap>,
+    node: u16,
+    hugepages: Option<HugePageSize>,
+    size: u64,
+) -> Result<(), MemoryError> {
+    let (start, len) = (region.as_ptr(), region.size());
+    bind::to_node(start, len, node).map_err(|source| MemoryError::Bind { node, source })?;
+    let Some(huge) = hugepages else {
+        return Ok(());
+    };
+    match bind::fill(start, len) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(MemoryError::NotEnoughHugePagesOnNode {
+            needed: size / huge.bytes(),
+            page: huge.bytes(),
+            node,
+        }),
+        Err(source) => Err(MemoryError::Os {
+            step: "fill",
+            size,
+            source,
+        }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
@@ -297,7 +374,7 @@ mod tests {
         // Perhaps more than this host has, but nothing of it is touched.
         for size in [16 * MIB, HOLE_START, HOLE_START + 64 * MIB] {
             let layout = Layout::new(size, 46).unwrap();
-            let ram = GuestRam::map(&layout, None).unwrap();
+            let ram = GuestRam::map(&layout, None, None).unwrap();
             assert_eq!(ram.file().metadata().unwrap().len(), size);
             let mut next = 0;
             for (slot, region) in ram.slots().iter().zip(ram.memory().iter()) {
@@ -343,6 +420,34 @@ mod tests {
         let mut byte = [0];
         ram.file().read_exact_at(&mut byte, 0x3000).unwrap();
         assert_eq!(byte, [7]);
+    }
+
+    /// What the kernel says of the mapping with this start: `bind:0` or `default`.
+    fn policy(ram: &GuestRam) -> Option<String> {
+        let start = format!("{:x} ", ram.slots()[0].host_address);
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").ok()?;
+        let line = maps.lines().find(|line| line.starts_with(&start))?;
+        line.split_whitespace().nth(1).map(str::to_owned)
+    }
+
+    #[test]
+    fn memory_is_bound_to_a_node() {
+        let layout = Layout::new(16 * MIB, 40).unwrap();
+        let Some(before) = policy(&GuestRam::new(&layout, None).unwrap()) else {
+            eprintln!("a kernel without NUMA: there is nothing to bind to");
+            return;
+        };
+        assert_eq!(before, "default");
+        let ram = GuestRam::on_node(&layout, None, Some(0)).unwrap();
+        assert_eq!(policy(&ram).as_deref(), Some("bind:0"));
+        ram.memory().write_obj(7_u8, GuestAddress(0x3000)).unwrap();
+        for node in [63, 64, 1023, u16::MAX] {
+            let error = GuestRam::on_node(&layout, None, Some(node)).unwrap_err();
+            assert!(
+                error.to_string().contains(&format!("NUMA node {node};")),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vmm::config::{DiskConfig, VmConfig};
-use vmm::console::{Console, ConsoleInput, ConsoleRead};
+use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
 use vmm::machine::{Exit, Machine, MachineError, StopHandle};
 use vmm::vcpu::VcpuFailure;
 
@@ -93,6 +93,7 @@ fn config(kernel: &Temporary, cpus: u64) -> VmConfig {
         initramfs: None,
         cmdline: "console=ttyS0".to_owned(),
         cpus: cpus.try_into().unwrap(),
+        cpu_affinity: vmm::config::CpuAffinity::default(),
         memory: "64M".parse().unwrap(),
         vdpa: Vec::new(),
         disks: Vec::new(),
@@ -119,10 +120,10 @@ impl ConsoleInput for Keyboard {
 
 fn silent() -> (Console, PipeReader) {
     let (reader, writer) = io::pipe().unwrap();
-    let console = Console {
+    let console = Console::Terminal(TerminalConsole {
         input: None,
         output: OwnedFd::from(writer),
-    };
+    });
     (console, reader)
 }
 
@@ -271,10 +272,10 @@ fn console_input_reaches_the_guest_complete() {
     let kernel = Temporary::new("echo", &kernel(&echo()));
     let (keyboard, mut typist) = io::pipe().unwrap();
     let (screen, output) = io::pipe().unwrap();
-    let console = Console {
+    let console = Console::Terminal(TerminalConsole {
         input: Some(Box::new(Keyboard(keyboard))),
         output: OwnedFd::from(output),
-    };
+    });
     let stop = StopHandle::new().unwrap();
     let mut machine = machine(&config(&kernel, 1), console, &stop);
     let mut text: Vec<u8> = (0..20_000u32).map(|i| b'A' + (i % 26) as u8).collect();

@@ -4,8 +4,10 @@ use std::io;
 use std::path::PathBuf;
 
 use vmm::api::{Server, ServerError, StartRequest, Starts};
-use vmm::config::{CpuCount, DEFAULT_CMDLINE, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
-use vmm::console::Console;
+use vmm::config::{
+    CpuAffinity, CpuCount, DEFAULT_CMDLINE, DiskConfig, MemoryConfig, VdpaConfig, VmConfig,
+};
+use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
 use vmm::machine::{Exit, Machine, MachineError, StopHandle};
 
 use crate::config_file::{self, ConfigFileError};
@@ -26,9 +28,17 @@ Examples:
   The same from a file (keys are the options' names; --vdpa and --disk are [[vdpa]] and [[disks]]):
     bellhop run --config machine.toml
 
+  On one NUMA node, its vCPUs pinned (vCPU 0 on CPUs 8 and 9, vCPU 1 on CPU 10):
+    bellhop run --kernel vmlinuz --initramfs initrd.img --cpus 2 --cpu-affinity 8-9:10 \\
+        --memory size=4G,hugepages=2M,host_numa_node=1 --vdpa path=/dev/vhost-vdpa-0
+
   With its API; one that says nothing but the socket is configured and started from there:
     bellhop run --config machine.toml --api-socket vm.socket
     curl --unix-socket vm.socket http://vm/v1/vm
+
+  Without a terminal: who wants to see the console connects to it:
+    bellhop run --config machine.toml --console-socket console.socket --console-log console.log
+    socat -,raw,echo=0,escape=0x1d UNIX-CONNECT:console.socket
 
 SIGUSR1 logs what KVM has counted so far, exits of the guest among it (with --log-level info).")]
 pub(crate) struct Arguments {
@@ -48,8 +58,18 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "1", requires = "kernel")]
     cpus: CpuCount,
 
-    /// Guest memory: 512M, 4G, or size=4G,hugepages=2M|1G
-    #[arg(long, value_name = "SIZE", default_value = "512M", requires = "kernel")]
+    /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2 (vCPU 0 on CPUs 0 and
+    /// 1, vCPU 1 on CPU 2)
+    #[arg(long, value_name = "LISTS", requires = "kernel")]
+    cpu_affinity: Option<CpuAffinity>,
+
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "512M",
+        requires = "kernel",
+        help = "Guest memory: 512M, 4G, or size=4G[,hugepages=2M|1G][,host_numa_node=N] (only from that NUMA node)"
+    )]
     memory: MemoryConfig,
 
     // `help` and not a doc comment: rustdoc takes brackets for links.
@@ -70,13 +90,38 @@ pub(crate) struct Arguments {
     disks: Vec<DiskConfig>,
 
     /// Take everything from this TOML or JSON file instead
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "memory", "vdpa", "disks"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "vdpa", "disks"])]
     config: Option<PathBuf>,
 
     /// Serve the machine's API on this Unix socket; without --kernel or --config the machine waits for
     /// its configuration and start from there
     #[arg(long, value_name = "PATH")]
     api_socket: Option<PathBuf>,
+
+    /// The serial console on this Unix socket (mode 0600) instead of this terminal: for one client at a time,
+    /// which first gets the last 64 KiB of what the guest said
+    #[arg(long, value_name = "PATH")]
+    console_socket: Option<PathBuf>,
+
+    /// With --console-socket: write all of the guest's output to this file too; at 16 MiB it becomes FILE.1
+    #[arg(long, value_name = "FILE", requires = "console_socket")]
+    console_log: Option<PathBuf>,
+}
+
+/// Where the serial console is. It outlives an attempt to start that failed.
+#[derive(Debug)]
+enum Screen {
+    Terminal,
+    Socket(ConsoleSocket),
+}
+
+impl Screen {
+    fn console(&self) -> Result<Console, RunError> {
+        match self {
+            Self::Terminal => terminal(),
+            Self::Socket(socket) => Ok(Console::Socket(socket.clone())),
+        }
+    }
 }
 
 /// Why a machine could not be run.
@@ -95,6 +140,8 @@ pub(crate) enum RunError {
     #[error(transparent)]
     Api(#[from] ServerError),
     #[error(transparent)]
+    Console(#[from] ConsoleSocketError),
+    #[error(transparent)]
     Machine(#[from] MachineError),
 }
 
@@ -112,6 +159,7 @@ impl Arguments {
             initramfs: self.initramfs,
             cmdline: self.cmdline,
             cpus: self.cpus,
+            cpu_affinity: self.cpu_affinity.unwrap_or_default(),
             memory: self.memory,
             vdpa: self.vdpa,
             disks: self.disks,
@@ -122,22 +170,32 @@ impl Arguments {
 /// Runs the machine until it ends.
 pub(crate) fn execute(mut arguments: Arguments) -> Result<Code, RunError> {
     let socket = arguments.api_socket.take();
+    let console_socket = arguments.console_socket.take();
+    let console_log = arguments.console_log.take();
     let config = arguments.into_config()?;
+    let screen = match console_socket {
+        Some(path) => Screen::Socket(ConsoleSocket::new(&path, console_log.as_deref())?),
+        None => Screen::Terminal,
+    };
     let stop = StopHandle::new().map_err(RunError::Signals)?;
     let signals = StopSignals::install(&stop).map_err(RunError::Signals)?;
     let exit = match (socket, config) {
         (None, None) => return Err(RunError::NoKernel),
-        (None, Some(config)) => run(power_on(&config, &stop)?)?,
+        (None, Some(config)) => run(power_on(&config, &screen, &stop)?)?,
         (Some(socket), config) => {
             let given = config.is_some();
             let (server, starts) = Server::start(&socket, config, &stop)?;
-            let exit = match wait_for_start(&starts, given, &stop)? {
-                Some(machine) => run(machine)?,
-                None => Exit::Stopped,
+            let ended = match wait_for_start(&starts, given, &screen, &stop) {
+                Ok(Some(machine)) => run(machine),
+                Ok(None) => Ok(Exit::Stopped),
+                Err(error) => Err(error),
             };
-            // After the machine: who watches is told that it ended.
-            drop(server);
-            exit
+            // After the machine: who watches is told that it ended, and why.
+            match &ended {
+                Ok(_) => drop(server),
+                Err(error) => server.end_with(error),
+            }
+            ended?
         }
     };
     Ok(match exit {
@@ -156,10 +214,11 @@ pub(crate) fn execute(mut arguments: Arguments) -> Result<Code, RunError> {
 fn wait_for_start(
     starts: &Starts,
     given: bool,
+    screen: &Screen,
     stop: &StopHandle,
 ) -> Result<Option<Machine>, RunError> {
     while let Some(request) = starts.wait(stop).map_err(RunError::Wait)? {
-        match power_on(request.config(), stop) {
+        match power_on(request.config(), screen, stop) {
             Ok(machine) => {
                 request.started(&machine.handle());
                 return Ok(Some(machine));
@@ -179,21 +238,24 @@ fn answer_failure(request: StartRequest, error: MachineError) {
     request.failed(error);
 }
 
-/// Builds the machine with its console on this terminal, and boots it.
-fn power_on(config: &VmConfig, stop: &StopHandle) -> Result<Machine, RunError> {
+/// Builds the machine with its console, and boots it.
+fn power_on(config: &VmConfig, screen: &Screen, stop: &StopHandle) -> Result<Machine, RunError> {
+    let mut machine = Machine::new(config, screen.console()?, stop)?;
+    machine.power_on()?;
+    Ok(machine)
+}
+
+fn terminal() -> Result<Console, RunError> {
     let input = Terminal::attach().map_err(RunError::Terminal)?;
     if input.as_ref().is_some_and(Terminal::is_interactive) {
         eprintln!("Ctrl-A X stops the machine.");
     }
-    let console = Console {
+    Ok(Console::Terminal(TerminalConsole {
         input: input.map(|terminal| Box::new(terminal) as _),
         output: rustix::stdio::stdout()
             .try_clone_to_owned()
             .map_err(RunError::Terminal)?,
-    };
-    let mut machine = Machine::new(config, console, stop)?;
-    machine.power_on()?;
-    Ok(machine)
+    }))
 }
 
 fn run(mut machine: Machine) -> Result<Exit, RunError> {

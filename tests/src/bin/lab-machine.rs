@@ -27,10 +27,10 @@ use std::time::Duration;
 
 use clap::Parser;
 use serde_json::{Value, json};
-use vmm::config::{CpuCount, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
-use vmm::console::{Console, ConsoleInput, ConsoleRead};
+use vmm::config::{CpuAffinity, CpuCount, DiskConfig, MemoryConfig, VdpaConfig, VmConfig};
+use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
 use vmm::machine::{
-    Exit, Handle, Machine, NicState, NicStatus, RequestError, RunState, StopHandle,
+    Exit, Handle, Machine, NicStatus, PlugState, RequestError, RunState, StopHandle,
 };
 
 /// The exit code of a guest that crashed, as Bellhop's.
@@ -111,14 +111,15 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         initramfs,
         cmdline,
         cpus,
+        cpu_affinity: CpuAffinity::default(),
         memory,
         vdpa,
         disks,
     };
-    let console = Console {
+    let console = Console::Terminal(TerminalConsole {
         input: Some(Box::new(Keyboard(std::io::stdin()))),
         output: std::io::stdout().as_fd().try_clone_to_owned()?,
-    };
+    });
     let stop = StopHandle::new()?;
     let mut machine = Machine::new(&config, console, &stop)?;
     let handle = machine.handle();
@@ -162,7 +163,7 @@ fn obey(line: &str, handle: &Handle) -> Result<Value, String> {
                 .map(|nic| show(&nic))
                 .map_err(refused)
         }
-        ["unplug", id] => handle.unplug(id).map(|nic| show(&nic)).map_err(refused),
+        ["unplug", id] => handle.unplug_nic(id).map(|nic| show(&nic)).map_err(refused),
         ["wait-unplugged", serial, milliseconds] => {
             let number = |word: &str| word.parse::<u64>().map_err(|error| error.to_string());
             let (serial, limit) = (number(serial)?, number(milliseconds)?);
@@ -201,8 +202,8 @@ fn show(nic: &NicStatus) -> Value {
         "path": nic.config.path,
         "address": nic.address.to_string(),
         "state": match nic.state {
-            NicState::Plugged => "plugged",
-            NicState::UnplugRequested => "unplug-requested",
+            PlugState::Plugged => "plugged",
+            PlugState::UnplugRequested => "unplug-requested",
         },
         "serial": nic.serial,
     })

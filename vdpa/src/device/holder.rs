@@ -36,7 +36,7 @@ pub fn holders(device_number: u64) -> Vec<Holder> {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             holds(&entry.path(), device_number).then(|| Holder {
                 pid,
-                command: command(&entry.path()),
+                command: process_name(&entry.path()),
             })
         })
         .collect();
@@ -58,9 +58,10 @@ fn holds(process: &Path, device_number: u64) -> bool {
         .any(|file| file.file_type().is_char_device() && file.rdev() == device_number)
 }
 
-/// The process's name with anything unprintable replaced: it comes from
-/// another process and goes to a terminal.
-pub(crate) fn command(process: &Path) -> String {
+/// The name of the process with this directory in `/proc`, with anything unprintable
+/// replaced: it comes from another process and goes to a terminal. Empty if it has gone.
+#[must_use]
+pub fn process_name(process: &Path) -> String {
     let name = fs::read(process.join("comm")).unwrap_or_default();
     String::from_utf8_lossy(&name)
         .trim_end()

@@ -4,6 +4,7 @@
 //! watch. It must not know HTTP.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,7 +16,10 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
 use crate::config::VmConfig;
-use crate::machine::{Handle, MachineStatus, NicStatus, RunState, StopHandle};
+use crate::http::HttpError;
+use crate::machine::{
+    DiskStatus, End, EndReason, Handle, MachineStatus, NicStatus, RunState, StopHandle,
+};
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
 pub(super) const WATCHERS_MAX: usize = 32;
@@ -57,6 +61,10 @@ pub(super) struct View {
     pub(super) boots: u64,
     /// The NICs of a built machine.
     pub(super) nics: Vec<NicStatus>,
+    /// Why it is [`VmState::Stopped`]; `None` in all other states.
+    pub(super) end: Option<End>,
+    /// Its disks.
+    pub(super) disks: Vec<DiskStatus>,
 }
 
 /// Before there is a machine.
@@ -68,7 +76,7 @@ pub(super) struct BeforeBoot {
 /// While there is one.
 #[derive(Debug)]
 pub(super) struct Running {
-    /// As it was started, without NICs.
+    /// As it was started, without NICs and disks.
     config: VmConfig,
     handle: Handle,
 }
@@ -89,6 +97,8 @@ pub(super) struct Controller {
     starts: SyncSender<StartRequest>,
     wake: Arc<EventFd>,
     stop: StopHandle,
+    /// Whether a client asked for the end.
+    stop_asked: AtomicBool,
     watchers: Semaphore,
 }
 
@@ -120,10 +130,13 @@ impl Controller {
                 state: VmState::NotStarted,
                 boots: 0,
                 nics: Vec::new(),
+                end: None,
+                disks: Vec::new(),
             }),
             starts,
             wake: wake.clone(),
             stop: stop.clone(),
+            stop_asked: AtomicBool::new(false),
             watchers: Semaphore::new(WATCHERS_MAX),
         });
         if let Some(config) = config {
@@ -169,15 +182,16 @@ impl Controller {
         });
     }
 
-    /// The configuration, with the NICs that there are now.
+    /// The configuration, with the NICs and disks that there are now.
     pub(super) fn config(&self) -> Result<VmConfig, ApiError> {
         match &*self.lock() {
             Phase::BeforeBoot(before) => before.config.clone().ok_or(ApiError::NoConfig),
             Phase::Starting(config) => Ok(config.clone()),
             Phase::Running(running) => {
                 let mut config = running.config.clone();
-                let nics = running.handle.status().nics;
+                let MachineStatus { nics, disks, .. } = running.handle.status();
                 config.vdpa.extend(nics.into_iter().map(|nic| nic.config));
+                config.disks = disks.into_iter().map(|disk| disk.config).collect();
                 Ok(config)
             }
         }
@@ -206,11 +220,16 @@ impl Controller {
 
     /// Replaces the configuration. Nothing is opened or built.
     pub(super) fn configure(&self, config: VmConfig) -> Result<(), ApiError> {
+        let affinity = config.cpu_affinity.check(config.cpus.get());
+        affinity.map_err(|error| HttpError::Invalid {
+            at: " at cpu_affinity".to_owned(),
+            reason: error.to_string(),
+        })?;
         let mut phase = self.lock();
         let Phase::BeforeBoot(before) = &mut *phase else {
             return Err(self.wrong_state(
-                "its configuration is given before it starts; NICs of a running machine come \
-                 and go with PUT and DELETE of /v1/vm/nics/{id}",
+                "its configuration is given before it starts; NICs and disks of a running machine \
+                 come and go with PUT and DELETE of /v1/vm/nics/{id} and /v1/vm/disks/{id}",
             ));
         };
         if before.config.as_ref() != Some(&config) {
@@ -261,11 +280,12 @@ impl Controller {
 
     /// The machine is powered on.
     pub(super) fn started(self: &Arc<Self>, mut config: VmConfig, handle: &Handle) {
-        // NICs come and go: the machine knows which there are.
+        // NICs and disks come and go: the machine knows which there are.
         let nics = handle.status().nics;
         config
             .vdpa
             .retain(|vdpa| nics.iter().all(|nic| nic.id != vdpa.name()));
+        config.disks.clear();
         *self.lock() = Phase::Running(Running {
             config,
             handle: handle.clone(),
@@ -297,12 +317,33 @@ impl Controller {
             };
             view.boots = status.boots;
             view.nics.clone_from(&status.nics);
+            view.end = (view.state == VmState::Stopped).then(|| match &status.end {
+                Some(end) if end.reason != EndReason::Stopped => end.clone(),
+                // It does not know who asked. Without an end: it goes without having run.
+                Some(_) | None => self.stopped(),
+            });
+            view.disks.clone_from(&status.disks);
         });
     }
 
-    /// The server ends, and with it the process.
-    pub(super) fn ended(&self) {
-        self.publish(|view| view.state = VmState::Stopped);
+    /// The server ends, and with it the process; why, if the machine has not said it.
+    pub(super) fn ended(&self, end: Option<End>) {
+        self.publish(|view| {
+            view.state = VmState::Stopped;
+            if view.end.is_none() {
+                view.end = Some(end.unwrap_or_else(|| self.stopped()));
+            }
+        });
+    }
+
+    /// The end of a machine or process that was asked for it.
+    fn stopped(&self) -> End {
+        let by_a_client = self.stop_asked.load(Ordering::Relaxed);
+        End::stopped(if by_a_client {
+            "a client of the API asked it to stop"
+        } else {
+            "a signal or the console's user asked it to stop"
+        })
     }
 
     /// Lets a client wait for changes as long as the result lives.
@@ -330,6 +371,7 @@ impl Controller {
 
     /// Asks the machine to stop, and the process to end with it.
     pub(super) fn stop(&self) {
+        self.stop_asked.store(true, Ordering::Relaxed);
         self.stop.stop();
     }
 }

@@ -7,7 +7,8 @@ use axum::response::{IntoResponse, Response};
 
 use super::controller::{VmState, WATCHERS_MAX};
 use crate::http::{HttpError, Problem};
-use crate::machine::{MachineError, RequestError};
+use crate::machine::{DeviceKind, MachineError, RequestError};
+use crate::vcpu::VcpuError;
 
 /// Why a request was not carried out. The machine is as before.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +55,10 @@ impl Problem for ApiError {
             Self::Request(RequestError::NoSuchDevice(_)) => {
                 (StatusCode::NOT_FOUND, "no_such_device")
             }
-            Self::Request(RequestError::NotANic(_)) => (StatusCode::CONFLICT, "not_a_nic"),
+            Self::Request(RequestError::OtherKind { wanted, .. }) => match wanted {
+                DeviceKind::Nic => (StatusCode::CONFLICT, "not_a_nic"),
+                DeviceKind::Disk => (StatusCode::CONFLICT, "not_a_disk"),
+            },
             Self::Request(RequestError::NoAnnouncement(_)) => {
                 (StatusCode::CONFLICT, "cannot_announce")
             }
@@ -80,6 +84,9 @@ fn machine(error: &MachineError) -> (StatusCode, &'static str) {
     match error {
         MachineError::Layout(_)
         | MachineError::Memory(_)
+        | MachineError::Affinity(_)
+        | MachineError::Placement(_)
+        | MachineError::Vcpu(VcpuError::Affinity { .. })
         | MachineError::Boot(_)
         | MachineError::Disk(_)
         | MachineError::Block { .. }

@@ -41,6 +41,18 @@ mod error;
 mod server;
 mod start;
 
+/// The level of this API, in `GET /v1/vm`'s `api`.
+///
+/// It grows by one when something changes that a client has to know of: a field that goes or means
+/// something else, a request that is no longer understood. What is only added (a field of an answer, an
+/// endpoint, an optional field of a request) leaves it. Clients ignore fields that they do not know. A node daemon
+/// adopts machines of its own level and of the one before, so it can be updated under machines that run.
+///
+/// | level | since | what changed |
+/// |---|---|---|
+/// | 1 | 0.1.0 | the first |
+pub const API_LEVEL: u32 = 1;
+
 pub use server::{Server, ServerError};
 pub use start::{StartRequest, Starts};
 

@@ -4,6 +4,7 @@
 //! take: those limits are [`crate::http::server`]'s. At most 4 workers wait for the machine, and each is
 //! there only while there is work.
 
+use std::error::Error;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use super::start::Starts;
 use crate::config::VmConfig;
 use crate::http;
 use crate::http::socket::{self, SocketError, SocketFile};
-use crate::machine::StopHandle;
+use crate::machine::{End, StopHandle};
 
 const WORKERS_MAX: usize = 4;
 const WORKER_IDLE: Duration = Duration::from_secs(1);
@@ -97,10 +98,18 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Ends the server because the process cannot go on: clients are told that instead of
+    /// [`Stopped`](crate::machine::EndReason::Stopped), unless the machine has said why it is over.
+    pub fn end_with(self, error: &dyn Error) {
+        self.controller.ended(Some(End::failed(error)));
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         // First: who waits for changes gets this one.
-        self.controller.ended();
+        self.controller.ended(None);
         self.end.send_replace(true);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -19,7 +19,7 @@ use super::*;
 use crate::config::VmConfig;
 use crate::http::{HttpError, Problem as _, body};
 use crate::machine::pretend::PretendMachine;
-use crate::machine::{MachineError, StopHandle};
+use crate::machine::{DeviceKind, MachineError, StopHandle};
 
 mod any_request;
 mod description;
@@ -356,7 +356,14 @@ fn every_error_has_a_status() {
         (Refused::Busy.into(), 503),
         (Refused::IdInUse("x".into()).into(), 409),
         (Refused::NoSuchDevice("x".into()).into(), 404),
-        (Refused::NotANic("x".into()).into(), 409),
+        (
+            Refused::OtherKind {
+                id: "x".into(),
+                wanted: DeviceKind::Disk,
+            }
+            .into(),
+            409,
+        ),
         (Refused::NoAnnouncement("x".into()).into(), 409),
         (Refused::Wake(io()).into(), 500),
         (
@@ -372,7 +379,7 @@ fn every_error_has_a_status() {
 
 /// A whole server on a socket of its own.
 struct Served {
-    _server: Server,
+    server: Server,
     starts: Starts,
     stop: StopHandle,
     path: PathBuf,
@@ -384,7 +391,7 @@ impl Served {
         let stop = StopHandle::new().unwrap();
         let (server, starts) = Server::start(&path, None, &stop).unwrap();
         Self {
-            _server: server,
+            server,
             starts,
             stop,
             path,
@@ -537,6 +544,23 @@ fn the_end_waits_for_answers_but_not_for_clients() {
     drop(served);
     assert!(started.elapsed() < Duration::from_secs(5));
     assert!(!path.exists());
+}
+
+#[test]
+fn a_process_that_cannot_go_on_says_why() {
+    let served = Served::new("failed");
+    let mut stream = served.connect();
+    stream
+        .write_all(b"GET /v1/vm/watch?since=1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    served
+        .server
+        .end_with(&MachineError::DuplicateId("nic".to_owned()));
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains(r#""reason":"Failed""#), "{answer}");
+    assert!(answer.contains("called nic"), "{answer}");
 }
 
 #[test]

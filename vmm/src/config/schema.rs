@@ -3,8 +3,11 @@
 //! It must not know how they are parsed; a test holds both against each other.
 
 use utoipa::openapi::schema::{
-    AdditionalProperties, Object, ObjectBuilder, OneOfBuilder, Schema, SchemaType, Type,
+    AdditionalProperties, Array, ArrayBuilder, Object, ObjectBuilder, OneOfBuilder, Schema,
+    SchemaType, Type,
 };
+
+use super::HostCpus;
 
 /// Six pairs of hexadecimal digits.
 const MAC_PATTERN: &str = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$";
@@ -44,6 +47,14 @@ pub(crate) fn memory() -> Schema {
                 .enum_values(Some(["2M", "1G"]))
                 .description(Some("Back it with huge pages of the host of this size")),
         )
+        .property(
+            "host_numa_node",
+            ObjectBuilder::new()
+                .schema_type(SchemaType::new(Type::Integer))
+                .minimum(Some(0))
+                .maximum(Some(u16::MAX))
+                .description(Some("Take it from this NUMA node of the host only")),
+        )
         .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)));
     OneOfBuilder::new()
         .item(size().examples(["512M"]))
@@ -51,6 +62,26 @@ pub(crate) fn memory() -> Schema {
         .description(Some("Guest memory; 512M where none is given"))
         .build()
         .into()
+}
+
+/// [`CpuAffinity`](super::CpuAffinity).
+pub(crate) fn cpu_affinity() -> Array {
+    let cpu = ObjectBuilder::new()
+        .schema_type(SchemaType::new(Type::Integer))
+        .minimum(Some(0))
+        .maximum(Some(HostCpus::MAX - 1));
+    let cpus = ArrayBuilder::new()
+        .items(cpu)
+        .min_items(Some(1))
+        .description(Some("CPUs of the host, by number"));
+    ArrayBuilder::new()
+        .items(cpus)
+        .description(Some(
+            "Which CPUs of the host each vCPU may run on: one list for each vCPU, in their order; \
+             anywhere where none is given",
+        ))
+        .examples([serde_json::json!([[0, 1], [2]])])
+        .build()
 }
 
 /// [`DoorbellMode`](super::DoorbellMode).
@@ -70,7 +101,7 @@ mod tests {
     use utoipa::PartialSchema as _;
 
     use super::*;
-    use crate::config::{CpuCount, DoorbellMode, MacAddress, MemoryConfig, VmConfig};
+    use crate::config::{CpuAffinity, CpuCount, DoorbellMode, MacAddress, MemoryConfig, VmConfig};
 
     fn values(schema: &Value) -> Vec<Value> {
         schema["enum"].as_array().unwrap().clone()
@@ -83,6 +114,8 @@ mod tests {
         }
         let mac = json!(mac());
         serde_json::from_value::<MacAddress>(mac["examples"][0].clone()).unwrap();
+        let affinity = json!(cpu_affinity());
+        serde_json::from_value::<CpuAffinity>(affinity["examples"][0].clone()).unwrap();
         let memory = json!(memory());
         let [size, full] = [0, 1].map(|index| &memory["oneOf"][index]);
         serde_json::from_value::<MemoryConfig>(size["examples"][0].clone()).unwrap();

@@ -95,6 +95,11 @@ fn memory_is_a_size_or_a_table() {
     let full: MemoryConfig = "size=1G,hugepages=2M".parse().unwrap();
     assert_eq!(full.hugepages, Some(HugePageSize::Size2M));
     assert_eq!(full.size, plain.size);
+    let placed: MemoryConfig = "size=1G,host_numa_node=1".parse().unwrap();
+    assert_eq!(placed.host_numa_node, Some(1));
+    assert!(
+        message("size=1G,host_numa_node=-1".parse::<MemoryConfig>()).contains("host_numa_node")
+    );
     assert!(message("size=1G,hugepages=4M".parse::<MemoryConfig>()).contains("hugepages"));
     assert!(
         message("size=1G,shared=on".parse::<MemoryConfig>()).contains("unknown field `shared`")
@@ -119,13 +124,15 @@ fn cpu_counts_are_bounded() {
 fn a_whole_configuration_round_trips() {
     let text = r#"{
         "kernel": "vmlinux", "initramfs": "initrd", "cpus": 4,
-        "memory": {"size": "2G", "hugepages": "1G"},
+        "cpu_affinity": [[0], [1], [0, 1], [2]],
+        "memory": {"size": "2G", "hugepages": "1G", "host_numa_node": 1},
         "vdpa": [{"path": "/dev/vhost-vdpa-0", "mac": "52:54:00:12:34:56"}],
         "disks": [{"path": "a.img", "readonly": true}]
     }"#;
     let config: VmConfig = serde_json::from_str(text).unwrap();
     assert_eq!(config.cmdline, DEFAULT_CMDLINE);
     assert_eq!(config.cpus.get(), 4);
+    assert_eq!(config.cpu_affinity.lists().len(), 4);
     let again: VmConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
     assert_eq!(again, config);
 }
@@ -143,6 +150,10 @@ fn unknown_and_impossible_fields_are_refused() {
         (
             r#"{"kernel": "k", "memory": {"sise": "1G"}}"#,
             "unknown field `sise`",
+        ),
+        (
+            r#"{"kernel": "k", "cpu_affinity": [[0], []]}"#,
+            "at least one CPU",
         ),
         (r#"{"cpus": 1}"#, "missing field `kernel`"),
     ] {

@@ -1,7 +1,7 @@
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::{PipeReader, Read, Seek, SeekFrom, Write as _};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -44,6 +44,12 @@ impl Receiver for Fifo {
     }
 }
 
+fn pump(input: impl ConsoleInput + 'static, events: &EventLoop) -> InputPump {
+    let mut pump = InputPump::idle();
+    pump.attach(Box::new(input), events).unwrap();
+    pump
+}
+
 /// An event loop that never blocks in `wait`.
 fn events() -> (EventLoop, EventFd) {
     let events = EventLoop::new().unwrap();
@@ -67,7 +73,7 @@ fn pipe() -> (PipeReader, io::PipeWriter) {
 fn a_slow_guest_loses_nothing() {
     let (events, _always) = events();
     let (reader, mut writer) = pipe();
-    let mut pump = InputPump::new(Box::new(Input(reader)), &events).unwrap();
+    let mut pump = pump(Input(reader), &events);
     let fifo = Fifo::default();
     let text: Vec<u8> = (0..10_000u32)
         .map(|i| b"abcdefghijk"[i as usize % 11])
@@ -101,7 +107,7 @@ fn a_slow_guest_loses_nothing() {
 fn leaving_works_although_the_guest_takes_nothing() {
     let (events, _always) = events();
     let (reader, mut writer) = pipe();
-    let mut pump = InputPump::new(Box::new(Input(reader)), &events).unwrap();
+    let mut pump = pump(Input(reader), &events);
     let fifo = Fifo::default();
     writer.write_all(&[b'x'; 300]).unwrap();
     while readable(&events) {
@@ -118,7 +124,7 @@ fn leaving_works_although_the_guest_takes_nothing() {
 fn room_alone_never_reads_a_terminal() {
     let (events, _always) = events();
     let (reader, _writer) = pipe();
-    let mut pump = InputPump::new(Box::new(Input(reader)), &events).unwrap();
+    let mut pump = pump(Input(reader), &events);
     // Would block for ever.
     assert_eq!(pump.room(&Fifo::default(), &events), Pumped::Stay);
 }
@@ -137,8 +143,8 @@ fn a_regular_file_is_read_as_room_comes() {
     file.write_all(&text).unwrap();
     file.seek(SeekFrom::Start(0)).unwrap();
     // A memfd can't be waited for, like any regular file.
-    let mut pump = InputPump::new(Box::new(Input(file)), &events).unwrap();
-    assert_eq!(pump.readiness, Readiness::Always);
+    let mut pump = pump(Input(file), &events);
+    assert!(pump.waits_for_nobody());
     let fifo = Fifo::default();
     for _ in 0..20 {
         assert_eq!(pump.room(&fifo, &events), Pumped::Stay);
@@ -152,7 +158,7 @@ fn a_regular_file_is_read_as_room_comes() {
 fn reset_drops_what_the_old_guest_did_not_take() {
     let (events, _always) = events();
     let (reader, mut writer) = pipe();
-    let mut pump = InputPump::new(Box::new(Input(reader)), &events).unwrap();
+    let mut pump = pump(Input(reader), &events);
     let fifo = Fifo::default();
     writer.write_all(&[b'o'; 5000]).unwrap();
     while readable(&events) {

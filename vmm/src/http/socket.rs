@@ -69,7 +69,7 @@ impl Drop for SocketFile {
         if identity(&self.path).is_ok_and(|there| there == self.identity)
             && let Err(error) = fs::remove_file(&self.path)
         {
-            tracing::warn!(path = %self.path.display(), %error, "the API's socket stays behind");
+            tracing::warn!(path = %self.path.display(), %error, "a socket stays behind");
         }
     }
 }

@@ -1,13 +1,11 @@
 //! The construction of a machine, top to bottom.
 
-use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use devices::bus::{Bus, BusDevice};
 use devices::legacy::button::{POWER_BUTTON_LEN, PowerButton};
 use devices::legacy::clock::{CLOCK_LEN, Clock};
-use devices::legacy::output::PolledWriter;
 use devices::legacy::power::{
     ACPI_POWER_LEN, AcpiPower, KEYBOARD_CONTROLLER_LEN, KeyboardController, PowerSignal,
 };
@@ -20,8 +18,9 @@ use super::handle::Requests;
 use super::inventory::Inventory;
 use super::{Machine, MachineError, StatisticsHandle, StopHandle, devices as backends};
 use crate::config::VmConfig;
-use crate::console::{Console, InputPump};
+use crate::console::{Attached, Console, Screen};
 use crate::event_loop::{EventLoop, Token};
+use crate::host::Host;
 use crate::kvm::cpuid::physical_address_bits;
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::line::{InterruptLine, LevelLine};
@@ -49,11 +48,20 @@ impl Machine {
     ) -> Result<Self, MachineError> {
         let cpus = config.cpus.get();
 
+        // Whether the host has the places that are asked for.
+        let host = Host::new();
+        config.cpu_affinity.check(cpus)?;
+        host.check_cpus(config.cpu_affinity.lists())?;
+        let node = config.memory.host_numa_node;
+        if let Some(node) = node {
+            host.check_node(node, config.memory.size.bytes())?;
+        }
+
         // The VM and its memory.
         let hypervisor = Hypervisor::open()?;
         let physical_bits = physical_address_bits(&hypervisor.supported_cpuid()?);
         let layout = Layout::new(config.memory.size.bytes(), physical_bits)?;
-        let ram = GuestRam::new(&layout, config.memory.hugepages)?;
+        let ram = GuestRam::on_node(&layout, config.memory.hugepages, node)?;
         let platform = PlatformAddresses {
             identity_map: layout::KVM_IDENTITY_MAP.start,
             tss: layout::KVM_TSS.start,
@@ -68,18 +76,20 @@ impl Machine {
         let io = Arc::new(Bus::new());
         let mmio = Arc::new(Bus::new());
         let power = Arc::new(PowerSignal::new().map_err(MachineError::host("eventfd"))?);
-        let output = console
-            .output
-            .try_clone()
-            .map_err(MachineError::host("duplicating the console's output"))?;
+        let events = EventLoop::new().map_err(MachineError::host("epoll_create1"))?;
+        let Attached {
+            screen,
+            input,
+            writer,
+        } = Screen::attach(console, &events)
+            .map_err(MachineError::host("waiting for the console"))?;
         let interrupt = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)
             .map(Arc::new)
             .map_err(MachineError::host("eventfd"))?;
         let serial_line =
             InterruptLine::new(vm.fd().clone(), &interrupt, u32::from(layout::SERIAL_IRQ))
                 .map_err(MachineError::host("KVM_IRQFD"))?;
-        let writer = PolledWriter::new(File::from(console.output));
-        let serial = Serial::new(interrupt, Box::new(writer))
+        let serial = Serial::new(interrupt, writer)
             .map(Arc::new)
             .map_err(MachineError::host("eventfd"))?;
         let at_ports: [(u64, u64, Arc<dyn BusDevice>); 4] = [
@@ -136,18 +146,17 @@ impl Machine {
         )?;
 
         // The devices on it.
-        let events = EventLoop::new().map_err(MachineError::host("epoll_create1"))?;
         let memory = Arc::new(ram.memory().clone());
         // There is no memory hot-plug: RAM never ends further up than now.
         let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
-        let mut inventory = Inventory::new(pci.clone(), msi.clone(), doorbells.clone());
+        let mut inventory = Inventory::new(pci.clone(), msi.clone(), doorbells.clone(), node);
         for device in backends::open(config, &memory, ram_end)? {
             inventory.attach(device, &events)?;
         }
 
         // What the vmm thread waits for.
         let requests = Requests::new(&memory, ram_end).map_err(MachineError::host("eventfd"))?;
-        requests.publish_nics(inventory.nics());
+        requests.publish_devices(inventory.pluggable(), inventory.pluggable());
         let statistics = StatisticsHandle::new().map_err(MachineError::host("eventfd"))?;
         for (eventfd, token) in [
             (stop.eventfd(), Token::Stop),
@@ -162,11 +171,6 @@ impl Machine {
                 .add(eventfd.as_raw_fd(), token)
                 .map_err(MachineError::host("epoll_ctl"))?;
         }
-        let input = console
-            .input
-            .map(|input| InputPump::new(input, &events))
-            .transpose()
-            .map_err(MachineError::host("waiting for console input"))?;
 
         // The processors, last: by now all that they can reach exists.
         let buses = Buses { io, mmio };
@@ -174,7 +178,14 @@ impl Machine {
             pci: pci.clone(),
             doorbells: doorbells.clone(),
         });
-        let vcpus = Vcpus::new(&hypervisor, &vm, cpus, &buses, &faults)?;
+        let vcpus = Vcpus::new(
+            &hypervisor,
+            &vm,
+            cpus,
+            config.cpu_affinity.lists(),
+            &buses,
+            &faults,
+        )?;
         events
             .add(vcpus.failure_event().as_raw_fd(), Token::VcpuFailed)
             .map_err(MachineError::host("epoll_ctl"))?;
@@ -183,12 +194,12 @@ impl Machine {
             vcpus,
             events,
             input,
+            screen,
             inventory,
             hotplug,
             pci,
             _buses: buses,
             serial,
-            output,
             power,
             button,
             _serial_line: serial_line,

@@ -3,6 +3,8 @@
 //! Owns their order, which is that of their PCI slots. It must not know how
 //! they are shown to the guest.
 
+use std::path::Path;
+
 use devices::virtio::backend::{Backend as _, SharedMemory};
 use devices::virtio::block::Block;
 use devices::virtio::block::disk::Disk;
@@ -11,7 +13,9 @@ use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
 
 use super::MachineError;
 use super::inventory::Device;
+use super::pluggable::DeviceConfig;
 use crate::config::{DiskConfig, VdpaConfig, VmConfig};
+use crate::host::Host;
 
 /// Virtio device type of a network device (virtio 1.3, section 5).
 const VIRTIO_ID_NET: u32 = 1;
@@ -30,12 +34,13 @@ pub(super) fn open(
         devices.push(open_vdpa(vdpa, memory, ram_end)?);
     }
     for (number, disk) in config.disks.iter().enumerate() {
-        devices.push(open_disk(number, disk, memory)?);
+        devices.push(open_disk(&disk.name(number), disk, memory)?);
     }
     devices.push(Device {
         id: "rng".to_owned(),
         backend: Box::new(Rng::new(memory.clone())),
-        nic: None,
+        config: None,
+        numa_node: None,
     });
     Ok(devices)
 }
@@ -56,26 +61,42 @@ pub(super) fn open_vdpa(
     };
     match VdpaBackend::open(&options, memory.clone(), ram_end) {
         Ok(backend) => Ok(Device {
+            config: (backend.device_type() == VIRTIO_ID_NET).then(|| {
+                DeviceConfig::Nic(VdpaConfig {
+                    id: Some(id.clone()),
+                    ..config.clone()
+                })
+            }),
             id,
-            nic: (backend.device_type() == VIRTIO_ID_NET).then(|| config.clone()),
             backend: Box::new(backend),
+            numa_node: node_of(&config.path),
         }),
         Err(source) => Err(MachineError::Vdpa { id, source }),
     }
 }
 
-fn open_disk(
-    number: usize,
+/// The NUMA node that the device file at `path` hangs on, if it is one.
+fn node_of(path: &Path) -> Option<u16> {
+    Host::new().node_of(&std::fs::metadata(path).ok()?)
+}
+
+/// Opens and locks the image of the disk `id`.
+pub(super) fn open_disk(
+    id: &str,
     config: &DiskConfig,
     memory: &SharedMemory,
 ) -> Result<Device, MachineError> {
-    let id = config.name(number);
+    let id = id.to_owned();
     let disk = Disk::open(&config.path, config.readonly)?;
     match Block::new(disk, &id, memory.clone()) {
         Ok(block) => Ok(Device {
+            config: Some(DeviceConfig::Disk(DiskConfig {
+                id: Some(id.clone()),
+                ..config.clone()
+            })),
             id,
             backend: Box::new(block),
-            nic: None,
+            numa_node: node_of(&config.path),
         }),
         Err(source) => Err(MachineError::Block { id, source }),
     }

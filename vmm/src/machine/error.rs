@@ -11,6 +11,8 @@ use devices::virtio::vdpa::VdpaError;
 
 use crate::acpi::AcpiError;
 use crate::boot::BootError;
+use crate::config::CpuAffinityError;
+use crate::host::PlacementError;
 use crate::kvm::KvmError;
 use crate::kvm::memory_slots::MemorySlotError;
 use crate::layout::LayoutError;
@@ -27,6 +29,12 @@ pub enum MachineError {
     /// The memory does not fit into the address space.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// vCPUs and lists of CPUs do not go together.
+    #[error(transparent)]
+    Affinity(#[from] CpuAffinityError),
+    /// The host has no such place for vCPUs or memory.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
     /// Guest RAM cannot be made.
     #[error(transparent)]
     Memory(#[from] MemoryError),

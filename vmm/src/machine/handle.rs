@@ -15,18 +15,7 @@
 //! What takes long (opening a vDPA device pins all guest RAM) is done by the
 //! caller's thread, before the request is made; so the vmm thread never waits for
 //! it. What only the guest can finish (an unplug) is answered at once and shows on
-//! the board when it is done.
-//!
-//! A NIC's life:
-//!
-//! ```text
-//!            plug_nic                unplug                       guest ejects it,
-//!   (none) ----------> Plugged -----------------> UnplugRequested ---------------> (none)
-//!                         ^                         |   ^    |    or resets the machine
-//!                         |                         +---+    |
-//!                  a reset of the machine           unplug   +-- a guest without a driver
-//!                  changes nothing                  (again)      for hot-plug stays here
-//! ```
+//! the board when it is done. The life of a NIC or a disk is drawn in `pluggable.rs`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,38 +31,15 @@ use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::inventory::Device;
-use super::{MachineError, Resources, devices as backends};
-use crate::config::VdpaConfig;
+use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
+use super::{End, MachineError, Resources, devices as backends};
+use crate::config::{DiskConfig, VdpaConfig};
+use crate::console::ConsoleLoss;
 
 /// Requests that may wait for the machine.
 const WAITING_MAX: usize = 16;
 
-/// Where a NIC is in its life; see the module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NicState {
-    /// The guest has it, or finds it when it looks.
-    Plugged,
-    /// The guest was asked to eject it and has not done so yet.
-    UnplugRequested,
-}
-
-/// A NIC of a machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NicStatus {
-    /// Its name.
-    pub id: String,
-    /// What was asked for: its vhost-vdpa character device, and how the guest is to see it.
-    pub config: VdpaConfig,
-    /// Where the guest sees it.
-    pub address: Slot,
-    /// Where it is in its life.
-    pub state: NicState,
-    /// Different for each NIC that the machine ever had: tells a NIC from an earlier one of the
-    /// same name.
-    pub serial: u64,
-}
-
-/// A device of a machine, NIC or not.
+/// A device of a machine, whether it can go or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceStatus {
     /// Its name.
@@ -110,6 +76,23 @@ pub struct MachineStatus {
     pub boots: u64,
     /// All its NICs.
     pub nics: Vec<NicStatus>,
+    /// All its disks.
+    pub disks: Vec<DiskStatus>,
+    /// Why its run is over; `None` until it is, and again when it runs again.
+    pub end: Option<End>,
+}
+
+impl MachineStatus {
+    /// Whether a NIC or a disk has this name.
+    fn has(&self, id: &str) -> bool {
+        self.nics.iter().any(|nic| nic.id == id) || self.disks.iter().any(|disk| disk.id == id)
+    }
+
+    /// Whether the NIC or disk with this serial number is there.
+    fn has_serial(&self, serial: u64) -> bool {
+        self.nics.iter().any(|nic| nic.serial == serial)
+            || self.disks.iter().any(|disk| disk.serial == serial)
+    }
 }
 
 /// Why a request was not carried out. The machine is as before.
@@ -127,9 +110,14 @@ pub enum RequestError {
     /// No device of the machine has this name.
     #[error("the machine has no device {0}")]
     NoSuchDevice(String),
-    /// Only NICs come and go.
-    #[error("device {0} is not a network device: only those can be plugged and unplugged")]
-    NotANic(String),
+    /// The device is there, but is none of the kind that was asked for.
+    #[error("device {id} is not a {wanted}")]
+    OtherKind {
+        /// Its name.
+        id: String,
+        /// What it should be.
+        wanted: DeviceKind,
+    },
     /// The NIC's driver does not run, or did not negotiate GUEST_ANNOUNCE.
     #[error(
         "the guest's driver of {0} cannot announce it: it is not running, or does not know how"
@@ -160,12 +148,13 @@ pub(super) enum Request {
     /// Show this opened device to the guest.
     Plug {
         device: Device,
-        answer: Answer<Result<NicStatus, RequestError>>,
+        answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
     },
-    /// Ask the guest to give this NIC up.
+    /// Ask the guest to give this device up, if it is of this kind.
     Unplug {
         id: String,
-        answer: Answer<Result<NicStatus, RequestError>>,
+        kind: DeviceKind,
+        answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
     },
     /// Ask the guest to announce this NIC on its network.
     Announce {
@@ -188,6 +177,8 @@ pub(super) enum Request {
     Nmi {
         answer: Answer<Result<(), RequestError>>,
     },
+    /// What did the console lose?
+    ConsoleLoss { answer: Answer<ConsoleLoss> },
     /// Park the vCPUs.
     Pause { answer: Answer<()> },
     /// Let the vCPUs go on.
@@ -271,16 +262,42 @@ impl Handle {
     /// [`RequestError`]: the name is in use, the device cannot be opened (busy, no
     /// such file, locked memory too low, …), no slot is free.
     pub fn plug_nic(&self, config: &VdpaConfig) -> Result<NicStatus, RequestError> {
-        let id = config.name();
+        self.plug(&config.name(), |memory| {
+            backends::open_vdpa(config, memory, self.0.ram_end)
+        })?
+        .of()
+    }
+
+    /// Opens a disk image and gives it to the guest under the name `id`, whatever that of
+    /// `config` is. Opening and locking happen here, on the caller's thread. The guest hears
+    /// of it as of a NIC.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the name is in use or none of a disk, the image cannot be opened (no
+    /// such file, in use, …), no slot is free.
+    pub fn plug_disk(&self, id: &str, config: &DiskConfig) -> Result<DiskStatus, RequestError> {
+        self.plug(id, |memory| backends::open_disk(id, config, memory))?
+            .of()
+    }
+
+    fn plug(
+        &self,
+        id: &str,
+        open: impl FnOnce(&SharedMemory) -> Result<Device, MachineError>,
+    ) -> Result<Pluggable<DeviceConfig>, RequestError> {
         // Before all RAM is mapped for nothing. The machine itself decides.
-        if self.nic(&id).is_some() {
-            return Err(RequestError::IdInUse(id));
+        if self.0.board.lock().has(id) {
+            return Err(RequestError::IdInUse(id.to_owned()));
         }
         let memory: SharedMemory = self.0.memory.upgrade().ok_or(RequestError::Ended)?;
-        let device = backends::open_vdpa(config, &memory, self.0.ram_end)?;
+        let device = open(&memory)?;
         drop(memory);
-        if device.nic.is_none() {
-            return Err(RequestError::NotANic(id));
+        if device.config.is_none() {
+            // Only a vDPA device can turn out to be something else than was wanted.
+            return Err(RequestError::OtherKind {
+                id: id.to_owned(),
+                wanted: DeviceKind::Nic,
+            });
         }
         self.ask(|answer| Request::Plug { device, answer })?
     }
@@ -291,9 +308,23 @@ impl Handle {
     ///
     /// # Errors
     /// [`RequestError`]: there is no such device, or it is no NIC.
-    pub fn unplug(&self, id: &str) -> Result<NicStatus, RequestError> {
+    pub fn unplug_nic(&self, id: &str) -> Result<NicStatus, RequestError> {
+        self.unplug(id, DeviceKind::Nic)?.of()
+    }
+
+    /// Asks the guest to give a disk up, as [`Handle::unplug_nic`] does. What the guest has begun
+    /// to read or write is finished or cancelled before the image is closed.
+    ///
+    /// # Errors
+    /// [`RequestError`]: there is no such device, or it is no disk.
+    pub fn unplug_disk(&self, id: &str) -> Result<DiskStatus, RequestError> {
+        self.unplug(id, DeviceKind::Disk)?.of()
+    }
+
+    fn unplug(&self, id: &str, kind: DeviceKind) -> Result<Pluggable<DeviceConfig>, RequestError> {
         self.ask(|answer| Request::Unplug {
             id: id.to_owned(),
+            kind,
             answer,
         })?
     }
@@ -361,6 +392,14 @@ impl Handle {
         self.ask(|answer| Request::Nmi { answer })?
     }
 
+    /// What of the guest's output its console has lost since the start.
+    ///
+    /// # Errors
+    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn console_loss(&self) -> Result<ConsoleLoss, RequestError> {
+        self.ask(|answer| Request::ConsoleLoss { answer })
+    }
+
     /// Parks the vCPUs and returns when they are parked. Devices go on: see
     /// [`RunState::Paused`]. Nothing changes if they are parked already.
     ///
@@ -400,6 +439,13 @@ impl Handle {
         status.nics.iter().find(|nic| nic.id == id).cloned()
     }
 
+    /// The disk with this name, if there is one now.
+    #[must_use]
+    pub fn disk(&self, id: &str) -> Option<DiskStatus> {
+        let status = self.0.board.lock();
+        status.disks.iter().find(|disk| disk.id == id).cloned()
+    }
+
     /// The status as soon as its generation is not `seen` any more, or as it is
     /// after `limit`.
     #[must_use]
@@ -407,12 +453,12 @@ impl Handle {
         self.wait(limit, |status| status.generation != seen)
     }
 
-    /// Waits until this very NIC is gone and its device free; `false` if it is still
-    /// there after `limit`.
+    /// Waits until this very NIC or disk is gone and its device or image free; `false` if it is
+    /// still there after `limit`.
     #[must_use]
-    pub fn wait_unplugged(&self, nic: &NicStatus, limit: Duration) -> bool {
-        let there = |status: &MachineStatus| status.nics.iter().any(|one| one.serial == nic.serial);
-        !there(&self.wait(limit, |status| !there(status)))
+    pub fn wait_unplugged<C>(&self, device: &Pluggable<C>, limit: Duration) -> bool {
+        let gone = |status: &MachineStatus| !status.has_serial(device.serial);
+        gone(&self.wait(limit, gone))
     }
 
     fn wait(&self, limit: Duration, done: impl Fn(&MachineStatus) -> bool) -> MachineStatus {
@@ -501,9 +547,12 @@ impl Requests {
         self.board.lock().run
     }
 
-    /// Shows which NICs there are now.
-    pub(super) fn publish_nics(&self, nics: Vec<NicStatus>) {
-        self.board.update(|status| status.nics = nics);
+    /// Shows which NICs and disks there are now.
+    pub(super) fn publish_devices(&self, nics: Vec<NicStatus>, disks: Vec<DiskStatus>) {
+        self.board.update(|status| {
+            status.nics = nics;
+            status.disks = disks;
+        });
     }
 
     /// Shows that the machine was powered on.
@@ -515,6 +564,15 @@ impl Requests {
                 RunState::Running
             };
             status.boots = status.boots.saturating_add(1);
+            status.end = None;
+        });
+    }
+
+    /// Shows that the run is over, and why.
+    pub(super) fn publish_end(&self, end: End) {
+        self.board.update(|status| {
+            status.run = RunState::Off;
+            status.end = Some(end);
         });
     }
 
@@ -528,6 +586,7 @@ impl Drop for Requests {
     fn drop(&mut self) {
         self.board.update(|status| {
             status.nics.clear();
+            status.disks.clear();
             status.run = RunState::Ended;
         });
     }

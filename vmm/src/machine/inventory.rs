@@ -19,10 +19,11 @@ use devices::pci::{PciBus, PciFunction, Slot};
 use devices::virtio::backend::Backend;
 use devices::virtio::pci::VirtioPciDevice;
 
-use super::MachineError;
-use super::handle::{DeviceStatus, NicState, NicStatus};
-use crate::config::VdpaConfig;
+use super::handle::DeviceStatus;
+use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
+use super::{MachineError, RequestError};
 use crate::event_loop::{EventLoop, Token};
+use crate::host::numa_warning;
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::msi::KvmMsiVectors;
 
@@ -35,8 +36,10 @@ pub(super) struct Device {
     /// Name in messages and requests; no two devices have the same.
     pub(super) id: String,
     pub(super) backend: Box<dyn Backend>,
-    /// For a NIC what was asked for: it can be unplugged.
-    pub(super) nic: Option<VdpaConfig>,
+    /// What was asked for, of a device that can be unplugged.
+    pub(super) config: Option<DeviceConfig>,
+    /// The NUMA node of the host that it hangs on, where the host says so.
+    pub(super) numa_node: Option<u16>,
 }
 
 /// A device that the guest sees.
@@ -44,14 +47,16 @@ struct Entry {
     id: String,
     slot: Slot,
     device: Arc<VirtioPciDevice>,
-    nic: Option<Nic>,
+    removable: Option<Removable>,
 }
 
-/// What a NIC has more than other devices.
-struct Nic {
-    config: VdpaConfig,
+/// What a device that can be unplugged has more than others.
+struct Removable {
+    config: DeviceConfig,
+    numa_node: Option<u16>,
+    numa_warning: Option<String>,
     serial: u64,
-    state: NicState,
+    state: PlugState,
 }
 
 /// See the module.
@@ -65,11 +70,18 @@ pub(super) struct Inventory {
     pci: Arc<PciBus>,
     msi: KvmMsiVectors,
     doorbells: Arc<KvmDoorbells>,
+    /// The NUMA node that guest memory is bound to.
+    memory_node: Option<u16>,
 }
 
 impl Inventory {
-    /// An empty list for devices on `pci`.
-    pub(super) fn new(pci: Arc<PciBus>, msi: KvmMsiVectors, doorbells: Arc<KvmDoorbells>) -> Self {
+    /// An empty list for devices on `pci`, of a machine whose memory is bound to `memory_node`.
+    pub(super) fn new(
+        pci: Arc<PciBus>,
+        msi: KvmMsiVectors,
+        doorbells: Arc<KvmDoorbells>,
+        memory_node: Option<u16>,
+    ) -> Self {
         Self {
             entries: BTreeMap::new(),
             next_number: 0,
@@ -77,6 +89,7 @@ impl Inventory {
             pci,
             msi,
             doorbells,
+            memory_node,
         }
     }
 
@@ -100,7 +113,12 @@ impl Inventory {
         device: Device,
         events: &EventLoop,
     ) -> Result<Slot, MachineError> {
-        let Device { id, backend, nic } = device;
+        let Device {
+            id,
+            backend,
+            config,
+            numa_node,
+        } = device;
         if self.named(&id).is_some() {
             return Err(MachineError::DuplicateId(id));
         }
@@ -129,12 +147,18 @@ impl Inventory {
             }
         }
         tracing::debug!(%id, %slot, "device attached");
-        let nic = nic.map(|config| {
+        let numa_warning = numa_warning(numa_node, self.memory_node);
+        if let Some(warning) = &numa_warning {
+            tracing::warn!(%id, "{warning}");
+        }
+        let removable = config.map(|config| {
             self.next_serial = self.next_serial.wrapping_add(1);
-            Nic {
+            Removable {
                 config,
+                numa_node,
+                numa_warning,
                 serial: self.next_serial,
-                state: NicState::Plugged,
+                state: PlugState::Plugged,
             }
         });
         self.next_number = number.wrapping_add(1);
@@ -142,7 +166,7 @@ impl Inventory {
             id,
             slot,
             device,
-            nic,
+            removable,
         };
         self.entries.insert(number, entry);
         Ok(slot)
@@ -155,25 +179,42 @@ impl Inventory {
             .ok_or(MachineError::TooManyDevices(self.entries.len()))
     }
 
-    /// Notes that the guest is to give a NIC up, and says where it is; `None` if
-    /// there is no device of this name, an error with the name if it is no NIC.
-    pub(super) fn request_unplug(&mut self, id: &str) -> Option<Result<NicStatus, NotANic>> {
-        let entry = self.entries.values_mut().find(|entry| entry.id == id)?;
-        if let Some(nic) = &mut entry.nic {
-            nic.state = NicState::UnplugRequested;
+    /// Notes that the guest is to give a device up, and says where it is.
+    ///
+    /// # Errors
+    /// There is no device of this name, or it is of another kind.
+    pub(super) fn request_unplug(
+        &mut self,
+        id: &str,
+        kind: DeviceKind,
+    ) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        let entry = self.entries.values_mut().find(|entry| entry.id == id);
+        let entry = entry.ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))?;
+        match &mut entry.removable {
+            Some(removable) if removable.config.kind() == kind => {
+                removable.state = PlugState::UnplugRequested;
+            }
+            _ => {
+                return Err(RequestError::OtherKind {
+                    id: id.to_owned(),
+                    wanted: kind,
+                });
+            }
         }
-        Some(entry.status().ok_or(NotANic))
+        entry
+            .status()
+            .ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))
     }
 
-    /// Lets the NICs go that are to be unplugged and that `ready` gives free, whether
+    /// Lets the devices go that are to be unplugged and that `ready` gives free, whether
     /// they are on the bus still or not. Returns how many went.
     pub(super) fn detach(&mut self, events: &EventLoop, ready: impl Fn(Slot) -> bool) -> usize {
         let gone: Vec<u16> = self
             .entries
             .iter()
             .filter(|(_, entry)| {
-                let state = entry.nic.as_ref().map(|nic| nic.state);
-                state == Some(NicState::UnplugRequested) && ready(entry.slot)
+                let state = entry.removable.as_ref().map(|removable| removable.state);
+                state == Some(PlugState::UnplugRequested) && ready(entry.slot)
             })
             .map(|(number, _)| *number)
             .collect();
@@ -212,14 +253,22 @@ impl Inventory {
         tracing::info!(%id, %slot, "device unplugged");
     }
 
-    /// What there is to say about each NIC, in the order of their attachment as long as
-    /// numbers do not wrap.
-    pub(super) fn nics(&self) -> Vec<NicStatus> {
-        self.entries.values().filter_map(Entry::status).collect()
+    /// What there is to say about each device of the kind that `C` configures, in the order of
+    /// their attachment as long as numbers do not wrap.
+    pub(super) fn pluggable<C>(&self) -> Vec<Pluggable<C>>
+    where
+        C: TryFrom<DeviceConfig, Error = OtherKind>,
+    {
+        let removable = self.entries.values().filter_map(Entry::status);
+        removable.filter_map(|device| device.of().ok()).collect()
     }
-}
 
-impl Inventory {
+    /// The same about the device with this name, if it can be unplugged.
+    pub(super) fn pluggable_named(&self, id: &str) -> Option<Pluggable<DeviceConfig>> {
+        let mut entries = self.entries.values();
+        entries.find(|entry| entry.id == id)?.status()
+    }
+
     /// All devices as they are now, in the order of their attachment as long as numbers do
     /// not wrap.
     pub(super) fn devices(&self) -> Vec<DeviceStatus> {
@@ -232,18 +281,16 @@ impl Inventory {
     }
 }
 
-/// The device is there but is no NIC.
-#[derive(Debug)]
-pub(super) struct NotANic;
-
 impl Entry {
-    fn status(&self) -> Option<NicStatus> {
-        self.nic.as_ref().map(|nic| NicStatus {
+    fn status(&self) -> Option<Pluggable<DeviceConfig>> {
+        self.removable.as_ref().map(|removable| Pluggable {
             id: self.id.clone(),
-            config: nic.config.clone(),
+            config: removable.config.clone(),
             address: self.slot,
-            state: nic.state,
-            serial: nic.serial,
+            state: removable.state,
+            numa_node: removable.numa_node,
+            numa_warning: removable.numa_warning.clone(),
+            serial: removable.serial,
         })
     }
 }

@@ -28,17 +28,19 @@
 //! initramfs and ACPI tables written anew, from their files → entry point set → vCPUs
 //! run. Nothing is allocated or opened that an earlier power-on did not have, so
 //! any number of reboots leaves the same descriptors, memory slots and routes.
-//! A NIC that was plugged in stays; one that the guest was asked to eject goes here.
+//! A NIC or disk that was plugged in stays; one that the guest was asked to eject goes here.
 //!
 //! **The end**: vCPU threads are joined first, then devices go, then
 //! interrupts, memory slots, the VM and guest RAM (the order of the fields).
 
 mod build;
 mod devices;
+mod end;
 mod error;
 mod faults;
 mod handle;
 mod inventory;
+mod pluggable;
 #[cfg(test)]
 pub(crate) mod pretend;
 mod requests;
@@ -46,7 +48,6 @@ mod run;
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ::devices::legacy::button::PowerButton;
@@ -57,7 +58,7 @@ use ::devices::virtio::backend::SharedMemory;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::config::VmConfig;
-use crate::console::InputPump;
+use crate::console::{InputPump, Screen};
 use crate::event_loop::EventLoop;
 use crate::kvm::Vm;
 use crate::kvm::doorbells::KvmDoorbells;
@@ -71,10 +72,10 @@ use crate::vcpu::{Buses, VcpuReport, Vcpus};
 use self::handle::Requests;
 use self::inventory::Inventory;
 
+pub use end::{End, EndReason};
 pub use error::MachineError;
-pub use handle::{
-    DeviceStatus, Handle, MachineStatus, NicState, NicStatus, RequestError, RunState,
-};
+pub use handle::{DeviceStatus, Handle, MachineStatus, RequestError, RunState};
+pub use pluggable::{DeviceKind, DiskStatus, NicStatus, PlugState, Pluggable};
 
 /// How a machine's run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,15 +151,14 @@ pub struct Machine {
     // The order of the fields is the order in which they are dropped.
     vcpus: Vcpus,
     events: EventLoop,
-    input: Option<InputPump>,
+    input: InputPump,
+    screen: Screen,
     inventory: Inventory,
     hotplug: Arc<PciHotplug>,
     pci: Arc<PciBus>,
     /// What the vCPUs' exits go to; the PCI bus knows it only weakly.
     _buses: Buses,
     serial: Arc<Serial>,
-    /// A duplicate of the console's output, to wait for.
-    output: OwnedFd,
     power: Arc<PowerSignal>,
     button: Arc<PowerButton>,
     _serial_line: InterruptLine,

@@ -1,7 +1,7 @@
 //! What answers a [`Handle`] in tests where there is no KVM: a thread with made-up devices.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -10,19 +10,23 @@ use devices::virtio::backend::SharedMemory;
 use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
 
 use super::handle::{Request, Requests};
+use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
 use super::{
-    DeviceStatus, Handle, MachineError, NicState, NicStatus, RequestError, Resources, RunState,
+    DeviceStatus, DiskStatus, End, Handle, MachineError, NicStatus, PlugState, RequestError,
+    Resources, RunState,
 };
-use crate::config::VdpaConfig;
+use crate::config::{DiskConfig, VdpaConfig};
+use crate::console::ConsoleLoss;
 use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
 use crate::memory::GuestRam;
 
-/// A machine with one NIC `nic` and the device `rng`; ended when it is dropped.
+/// A machine with one NIC `nic`, one disk `disk` and the device `rng`; ended when it is dropped.
 #[derive(Debug)]
 pub(crate) struct PretendMachine {
     handle: Handle,
     end: Arc<AtomicBool>,
+    reason: Arc<Mutex<Option<End>>>,
     thread: Option<JoinHandle<()>>,
     _memory: SharedMemory,
 }
@@ -34,13 +38,36 @@ pub(crate) fn nic_config() -> VdpaConfig {
         .unwrap()
 }
 
+/// The configuration of its disk.
+pub(crate) fn disk_config() -> DiskConfig {
+    "path=/nonexistent.img,id=disk,readonly=on".parse().unwrap()
+}
+
+fn pluggable<C>(config: C, id: &str, slot: u8) -> Pluggable<C> {
+    Pluggable {
+        id: id.to_owned(),
+        config,
+        address: Slot::new(slot).unwrap(),
+        state: PlugState::Plugged,
+        serial: slot.into(),
+        numa_node: Some(1),
+        numa_warning: None,
+    }
+}
+
 fn nic() -> NicStatus {
-    NicStatus {
-        id: "nic".to_owned(),
-        config: nic_config(),
-        address: Slot::new(3).unwrap(),
-        state: NicState::Plugged,
-        serial: 1,
+    pluggable(nic_config(), "nic", 3)
+}
+
+fn disk() -> DiskStatus {
+    pluggable(disk_config(), "disk", 4)
+}
+
+/// As it is asked to go.
+fn unplugged<C>(device: Pluggable<C>) -> Pluggable<C> {
+    Pluggable {
+        state: PlugState::UnplugRequested,
+        ..device
     }
 }
 
@@ -70,12 +97,13 @@ impl PretendMachine {
         let layout = Layout::new(16 << 20, 40).unwrap();
         let memory: SharedMemory = Arc::new(GuestRam::new(&layout, None).unwrap().memory().clone());
         let requests = Requests::new(&memory, 16 << 20).unwrap();
-        requests.publish_nics(vec![nic()]);
+        requests.publish_devices(vec![nic()], vec![disk()]);
         requests.publish_boot(false);
         let handle = requests.handle();
         let end = Arc::new(AtomicBool::new(false));
+        let reason = Arc::new(Mutex::new(None));
         let thread = thread::spawn({
-            let end = end.clone();
+            let (end, reason) = (end.clone(), reason.clone());
             move || {
                 while !end.load(Ordering::Relaxed) {
                     for request in requests.take() {
@@ -83,14 +111,23 @@ impl PretendMachine {
                     }
                     thread::sleep(Duration::from_millis(1));
                 }
+                if let Some(reason) = reason.lock().unwrap().take() {
+                    requests.publish_end(reason);
+                }
             }
         });
         Self {
             handle,
             end,
+            reason,
             thread: Some(thread),
             _memory: memory,
         }
+    }
+
+    /// Has it say this when it is dropped.
+    pub(crate) fn will_end(&self, end: End) {
+        *self.reason.lock().unwrap() = Some(end);
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -113,17 +150,19 @@ fn answer(requests: &Requests, request: Request) {
         Request::Plug { device, answer } => {
             answer.send(Err(RequestError::IdInUse(device.id))).is_ok()
         }
-        Request::Unplug { id, answer } => {
-            let unplugged = match id.as_str() {
-                "nic" => {
-                    let nic = NicStatus {
-                        state: NicState::UnplugRequested,
-                        ..nic()
-                    };
-                    requests.publish_nics(vec![nic.clone()]);
-                    Ok(nic)
+        Request::Unplug { id, kind, answer } => {
+            let unplugged = match (id.as_str(), kind) {
+                ("nic", DeviceKind::Nic) => {
+                    requests.publish_devices(vec![unplugged(nic())], vec![disk()]);
+                    let config = DeviceConfig::Nic(nic_config());
+                    Ok(unplugged(pluggable(config, "nic", 3)))
                 }
-                "rng" => Err(RequestError::NotANic(id)),
+                ("disk", DeviceKind::Disk) => {
+                    requests.publish_devices(vec![nic()], vec![unplugged(disk())]);
+                    let config = DeviceConfig::Disk(disk_config());
+                    Ok(unplugged(pluggable(config, "disk", 4)))
+                }
+                ("nic" | "disk" | "rng", wanted) => Err(RequestError::OtherKind { id, wanted }),
                 _ => Err(RequestError::NoSuchDevice(id)),
             };
             answer.send(unplugged).is_ok()
@@ -160,6 +199,7 @@ fn answer(requests: &Requests, request: Request) {
             };
             answer.send(Err(refused.into())).is_ok()
         }
+        Request::ConsoleLoss { answer } => answer.send(ConsoleLoss { log: 7, clients: 0 }).is_ok(),
         Request::Pause { answer } => {
             requests.publish_run(RunState::Paused);
             answer.send(()).is_ok()

@@ -6,8 +6,9 @@
 use devices::legacy::power::PowerRequest;
 use devices::virtio::pci::VirtioPciDevice;
 
-use super::handle::{NicStatus, Request, RequestError, RunState};
+use super::handle::{Request, RequestError, RunState};
 use super::inventory::Device;
+use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
 use super::{Machine, MachineError};
 
 /// APIC id of the first vCPU.
@@ -22,8 +23,8 @@ impl Machine {
                 Request::Plug { device, answer } => {
                     let _ = answer.send(self.plug(device));
                 }
-                Request::Unplug { id, answer } => {
-                    let _ = answer.send(self.unplug(&id));
+                Request::Unplug { id, kind, answer } => {
+                    let _ = answer.send(self.unplug(&id, kind));
                 }
                 Request::Announce { id, answer } => {
                     let _ = answer.send(self.announce(id));
@@ -49,6 +50,9 @@ impl Machine {
                 Request::Nmi { answer } => {
                     let sent = self.vm.send_nmi(BOOT_PROCESSOR);
                     let _ = answer.send(sent.map_err(|error| MachineError::from(error).into()));
+                }
+                Request::ConsoleLoss { answer } => {
+                    let _ = answer.send(self.screen.loss());
                 }
                 Request::Pause { answer } => {
                     self.pause();
@@ -78,32 +82,30 @@ impl Machine {
         }
     }
 
-    fn plug(&mut self, device: Device) -> Result<NicStatus, RequestError> {
+    fn plug(&mut self, device: Device) -> Result<Pluggable<DeviceConfig>, RequestError> {
         // What the guest has ejected already gives its name and slot free.
         self.take_ejected();
         let id = device.id.clone();
         let slot = self.inventory.attach(device, &self.events)?;
         self.hotplug.announce(slot);
         self.publish();
-        tracing::info!(%id, %slot, "NIC plugged in");
-        let nics = self.inventory.nics();
-        nics.into_iter()
-            .find(|nic| nic.id == id)
+        tracing::info!(%id, %slot, "device plugged in");
+        self.inventory
+            .pluggable_named(&id)
             .ok_or(RequestError::NoSuchDevice(id))
     }
 
-    fn unplug(&mut self, id: &str) -> Result<NicStatus, RequestError> {
+    fn unplug(
+        &mut self,
+        id: &str,
+        kind: DeviceKind,
+    ) -> Result<Pluggable<DeviceConfig>, RequestError> {
         self.take_ejected();
-        let no_such = || RequestError::NoSuchDevice(id.to_owned());
-        let nic = self
-            .inventory
-            .request_unplug(id)
-            .ok_or_else(no_such)?
-            .map_err(|_| RequestError::NotANic(id.to_owned()))?;
-        self.hotplug.request_removal(nic.address);
+        let device = self.inventory.request_unplug(id, kind)?;
+        self.hotplug.request_removal(device.address);
         self.publish();
-        tracing::info!(%id, slot = %nic.address, "the guest is asked to eject a NIC");
-        Ok(nic)
+        tracing::info!(%id, slot = %device.address, "the guest is asked to eject a device");
+        Ok(device)
     }
 
     fn announce(&self, id: String) -> Result<(), RequestError> {
@@ -137,6 +139,7 @@ impl Machine {
     }
 
     pub(super) fn publish(&self) {
-        self.requests.publish_nics(self.inventory.nics());
+        self.requests
+            .publish_devices(self.inventory.pluggable(), self.inventory.pluggable());
     }
 }

@@ -1,20 +1,13 @@
 //! The life of a machine: power on, serve, end.
 
-use std::io;
-use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
-
 use devices::legacy::power::PowerRequest;
-use devices::legacy::serial::{Pending, Serial};
+use devices::legacy::serial::Serial;
 
-use super::{Exit, Machine, MachineError, RunState};
+use super::{End, Exit, Machine, MachineError, RunState};
 use crate::acpi;
 use crate::boot::{self, BootRegisters, BootSource};
 use crate::console::{Pumped, Receiver};
 use crate::event_loop::{Ready, Token};
-
-/// How long the last output of the guest may take to be written.
-const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 impl Receiver for Serial {
     fn receive(&self, bytes: &[u8]) -> usize {
@@ -41,8 +34,10 @@ impl Machine {
         let result = self.power_on_and_serve();
         self.powered = false;
         self.vcpus.pause();
-        self.requests.publish_run(RunState::Off);
-        self.write_last_output();
+        // The console first: who is told of the end may look at it.
+        self.screen
+            .finish(&self.serial, &mut self.input, &self.events);
+        self.requests.publish_end(End::from(&result));
         result
     }
 
@@ -99,9 +94,7 @@ impl Machine {
         self.pci.reset();
         self.serial.reset();
         self.button.reset();
-        if let Some(input) = &mut self.input {
-            input.reset(&self.events);
-        }
+        self.input.reset(&self.events);
         self.vm.reset_irqchips()?;
         self.vcpus.reset()?;
         // A request of the guest that is gone, made after the one we serve.
@@ -160,6 +153,7 @@ impl Machine {
                 if self.pump_input(true) == Pumped::Leave {
                     return Ok(Some(Served::Ended(Exit::Stopped)));
                 }
+                self.screen.input_read(&mut self.input, &self.events);
             }
             Token::ConsoleRoom => {
                 // Only says that there is room, whatever the count.
@@ -169,16 +163,17 @@ impl Machine {
                 }
             }
             Token::ConsoleOutput => {
-                if self.serial.write_out() == Pending::Output {
-                    self.wait_for_output()?;
-                }
+                self.screen
+                    .output(&self.serial, &mut self.input, &self.events)
+                    .map_err(MachineError::host("waiting for the console's output"))?;
             }
             Token::ConsoleWritable => {
-                if self.serial.write_out() == Pending::Nothing {
-                    self.events
-                        .remove(self.output.as_raw_fd())
-                        .map_err(MachineError::host("epoll_ctl"))?;
-                }
+                self.screen
+                    .writable(&self.serial, &mut self.input, &self.events)
+                    .map_err(MachineError::host("epoll_ctl"))?;
+            }
+            Token::ConsoleConnection => {
+                self.screen.connection(&mut self.input, &self.events);
             }
             Token::Device { device, token } => {
                 // None if it went after the kernel reported the event.
@@ -191,46 +186,10 @@ impl Machine {
     }
 
     fn pump_input(&mut self, readable: bool) -> Pumped {
-        match &mut self.input {
-            Some(input) if readable => input.readable(&*self.serial, &self.events),
-            Some(input) => input.room(&*self.serial, &self.events),
-            None => Pumped::Stay,
+        if readable {
+            self.input.readable(&*self.serial, &self.events)
+        } else {
+            self.input.room(&*self.serial, &self.events)
         }
     }
-
-    fn wait_for_output(&self) -> Result<(), MachineError> {
-        let fd = self.output.as_raw_fd();
-        match self.events.add_writable(fd, Token::ConsoleWritable) {
-            // It is waited for already.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            result => result.map_err(MachineError::host("waiting for the console's output")),
-        }
-    }
-
-    /// Gives a slow terminal a little time for what the guest said last.
-    fn write_last_output(&self) {
-        let start = Instant::now();
-        while self.serial.write_out() == Pending::Output {
-            let left = LAST_OUTPUT.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                tracing::warn!("the console is too slow: the last output of the guest is lost");
-                return;
-            }
-            wait_writable(self.output.as_raw_fd(), left);
-        }
-    }
-}
-
-/// Waits until `fd` is writable, but not longer than `limit`.
-fn wait_writable(fd: std::os::fd::RawFd, limit: Duration) {
-    let mut poll = libc::pollfd {
-        fd,
-        events: libc::POLLOUT,
-        revents: 0,
-    };
-    let limit = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: needed because the standard library has no poll. The pointer is
-    // to one valid pollfd, as the count says. An error means to try again,
-    // which the caller does.
-    unsafe { libc::poll(&raw mut poll, 1, limit) };
 }

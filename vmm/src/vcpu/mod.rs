@@ -48,6 +48,7 @@ use devices::bus::Bus;
 use kvm_bindings::{CpuId, kvm_msr_entry, kvm_regs, kvm_sregs};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use crate::config::HostCpus;
 use crate::kvm::cpuid::{Processor, guest_cpuid};
 use crate::kvm::statistics::Statistics;
 use crate::kvm::{Hypervisor, KvmError, Vm};
@@ -108,6 +109,20 @@ pub enum VcpuError {
         index: u8,
         /// Which step failed.
         what: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// Its thread cannot run where it was told to.
+    #[error(
+        "vCPU {index} cannot run on CPUs {cpus}; the cgroup of this process (cpuset.cpus) may not have \
+         all of them"
+    )]
+    Affinity {
+        /// Which vCPU.
+        index: u8,
+        /// Where it is to run.
+        cpus: HostCpus,
         /// What the kernel said.
         #[source]
         source: io::Error,
@@ -234,15 +249,18 @@ pub struct Vcpus {
 
 impl Vcpus {
     /// Makes `count` vCPUs with APIC ids from 0, each on a thread named
-    /// `vcpuN`, all parked. The VM must have its memory by the time they resume.
+    /// `vcpuN`, all parked. `affinity` has the CPUs of the host for each of them, or is empty: then
+    /// they run anywhere. The VM must have its memory by the time they resume.
     /// `faults` is asked about memory faults of the guest.
     ///
     /// # Errors
-    /// [`VcpuError::Kvm`], [`VcpuError::Host`] or [`VcpuError::CpuidSize`].
+    /// [`VcpuError::Kvm`], [`VcpuError::Host`], [`VcpuError::Affinity`] or
+    /// [`VcpuError::CpuidSize`].
     pub fn new(
         hypervisor: &Hypervisor,
         vm: &Vm,
         count: u8,
+        affinity: &[HostCpus],
         buses: &Buses,
         faults: &Arc<dyn FaultHandler>,
     ) -> Result<Self, VcpuError> {
@@ -294,6 +312,7 @@ impl Vcpus {
                 .map_err(|source| VcpuError::Kvm { index, source })?;
             threads.push(VcpuThread::spawn(
                 index,
+                affinity.get(usize::from(index)).cloned(),
                 fd,
                 initial,
                 buses.clone(),

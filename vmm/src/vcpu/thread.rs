@@ -6,15 +6,18 @@
 
 use std::fmt;
 use std::io;
+use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use kvm_ioctls::VcpuFd;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler, unblock_signal};
 
 use super::run_page::RunPage;
 use super::state::InitialState;
 use super::{Buses, FaultHandler, Reports, VcpuError, VcpuFailure, VcpuReport, exits};
+use crate::config::{HostCpus, show_list};
 use crate::kvm::KvmError;
 
 /// Stack of a vCPU thread in bytes. Device accesses run on it, the start of a
@@ -75,9 +78,10 @@ impl fmt::Debug for VcpuThread {
 }
 
 impl VcpuThread {
-    /// Starts the thread, parked.
+    /// Starts the thread, parked, on the CPUs of the host that it is to run on.
     pub(super) fn spawn(
         index: u8,
+        cpus: Option<HostCpus>,
         fd: VcpuFd,
         initial: InitialState,
         buses: Buses,
@@ -106,11 +110,35 @@ impl VcpuThread {
             faults,
             reports,
         };
+        let (pinned, was_pinned) = mpsc::sync_channel(1);
+        let pinned_cpus = cpus.clone();
         let thread = Builder::new()
             .name(format!("vcpu{index}"))
             .stack_size(STACK_SIZE)
-            .spawn(move || body.main())
+            .spawn(move || {
+                let is_pinned = pinned_cpus.as_ref().map_or(Ok(()), pin);
+                let go_on = is_pinned.is_ok();
+                // The one that waits for it is below.
+                let _ = pinned.send(is_pinned);
+                if go_on {
+                    body.main();
+                }
+            })
             .map_err(failed("starting the thread"))?;
+        match was_pinned.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(source)) => {
+                return Err(match cpus {
+                    Some(cpus) => VcpuError::Affinity {
+                        index,
+                        cpus,
+                        source,
+                    },
+                    None => failed("starting the thread")(source),
+                });
+            }
+            Err(gone) => return Err(failed("starting the thread")(io::Error::other(gone))),
+        }
         Ok(Self {
             index,
             control,
@@ -284,6 +312,25 @@ impl Drop for EndGuard<'_> {
             failure: VcpuFailure::ThreadEnded,
         });
     }
+}
+
+/// Has the calling thread run on these CPUs only.
+fn pin(cpus: &HostCpus) -> io::Result<()> {
+    let mut wanted = CpuSet::new();
+    for cpu in cpus.iter() {
+        wanted.set(cpu.into());
+    }
+    sched_setaffinity(None, &wanted)?;
+    // The kernel leaves out, without a word, what a cgroup does not have.
+    let got = sched_getaffinity(None)?;
+    if got == wanted {
+        return Ok(());
+    }
+    let left = (0..HostCpus::MAX).filter(|cpu| got.is_set((*cpu).into()));
+    Err(io::Error::other(format!(
+        "the kernel leaves only CPUs {} of them",
+        show_list(left)
+    )))
 }
 
 /// Gives the signal that interrupts vCPUs a handler, once per process. It

@@ -1,15 +1,13 @@
 //! The file behind a block device: opening, locking, size.
 //!
-//! It owns the open file and its advisory lock, and must not know virtio. The
-//! lock is an open-file-description lock over the whole file: it goes away with
-//! the last copy of the descriptor, however the process ends, travels with a
-//! descriptor that is passed on, and meets the byte locks that QEMU takes.
+//! It owns the open file and with it the lock (see `lock.rs`), and must not know virtio.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use super::lock::{self, Holders};
 
 /// Bytes in a sector, the unit of addresses in requests (virtio 1.3, 5.2.4).
 pub const SECTOR: u64 = 512;
@@ -55,14 +53,16 @@ pub enum DiskError {
         /// What it is.
         found: &'static str,
     },
-    /// Another process holds it.
+    /// Somebody holds it.
     #[error(
-        "disk image {path} is in use by another process; stop that one, or open the image \
-         with readonly=on in both"
+        "disk image {path} is in use by {holders}; end that use, or open the image with \
+         readonly=on in both"
     )]
     Locked {
         /// The image.
         path: PathBuf,
+        /// Who.
+        holders: Holders,
     },
     /// There is not even one sector in it.
     #[error("disk image {path} has {len} bytes; at least one sector of 512 is needed")]
@@ -91,6 +91,11 @@ impl Disk {
     /// See [`DiskError`].
     pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
         let path_buf = || path.to_path_buf();
+        // Before it is opened: opening alone makes some devices do something, a watchdog
+        // begin to count. The check that holds is the one of the open file.
+        if let Ok(metadata) = fs::metadata(path) {
+            check_kind(path, metadata.file_type())?;
+        }
         let file = open_file(path, read_only)?;
         let io_error = |action| {
             move |source| DiskError::Io {
@@ -100,19 +105,16 @@ impl Disk {
             }
         };
         let metadata = file.metadata().map_err(io_error("look at"))?;
-        let kind = metadata.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(DiskError::Kind {
-                path: path_buf(),
-                found: describe(kind),
-            });
-        }
+        check_kind(path, metadata.file_type())?;
         // O_NONBLOCK was only against a pipe without a writer. Kept, it would turn
         // every read that has to wait into EAGAIN.
         rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::empty())
             .map_err(|errno| io_error("prepare")(errno.into()))?;
-        if !lock(&file, read_only).map_err(io_error("lock"))? {
-            return Err(DiskError::Locked { path: path_buf() });
+        if !lock::take(&file, read_only).map_err(io_error("lock"))? {
+            return Err(DiskError::Locked {
+                path: path_buf(),
+                holders: lock::holders(&file),
+            });
         }
         // Unlike the metadata, this is right for block devices too.
         let len = (&file)
@@ -212,7 +214,17 @@ fn open_file(path: &Path, read_only: bool) -> Result<File, DiskError> {
         })
 }
 
-fn describe(kind: std::fs::FileType) -> &'static str {
+fn check_kind(path: &Path, kind: fs::FileType) -> Result<(), DiskError> {
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(());
+    }
+    Err(DiskError::Kind {
+        path: path.to_path_buf(),
+        found: describe(kind),
+    })
+}
+
+fn describe(kind: fs::FileType) -> &'static str {
     if kind.is_dir() {
         "a directory"
     } else if kind.is_fifo() {
@@ -223,33 +235,6 @@ fn describe(kind: std::fs::FileType) -> &'static str {
         "a socket"
     } else {
         "something else"
-    }
-}
-
-/// Takes the lock; `Ok(false)` if somebody else holds one that excludes it.
-fn lock(file: &File, shared: bool) -> io::Result<bool> {
-    let kind = if shared { libc::F_RDLCK } else { libc::F_WRLCK };
-    let narrow = |value: i32| i16::try_from(value).map_err(io::Error::other);
-    let request = libc::flock {
-        l_type: narrow(kind)?,
-        l_whence: narrow(libc::SEEK_SET)?,
-        l_start: 0,
-        // To the end of the file, wherever that comes to be.
-        l_len: 0,
-        // F_OFD_SETLK demands 0.
-        l_pid: 0,
-    };
-    // SAFETY: F_OFD_SETLK reads one `struct flock` through a pointer that is valid
-    // for the call, on a descriptor that `file` keeps open. There is no safe
-    // wrapper for open-file-description locks among the dependencies.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const request) };
-    if result == 0 {
-        return Ok(true);
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
-        _ => Err(error),
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! | part | owns |
 //! |---|---|
-//! | [`disk`] | the open file, its lock, its size |
+//! | [`disk`] | the open file, its size |
+//! | [`lock`] | its lock, and who else has one |
 //! | `request` | the layout of requests and the checks on them |
 //! | `engine` | io_uring and what is in flight |
 //! | here | the device: configuration, queue, who is told what |
@@ -22,6 +23,7 @@
 
 pub mod disk;
 pub mod engine;
+pub mod lock;
 mod request;
 
 use std::sync::Arc;

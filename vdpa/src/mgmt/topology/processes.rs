@@ -154,7 +154,7 @@ fn may_be_device(target: &Path) -> bool {
 
 fn describe(process: &Path, pid: u32, device: &str) -> DeviceHolder {
     let executable = fs::read_link(process.join("exe")).ok();
-    let command = holder::command(process);
+    let command = holder::process_name(process);
     let program = match &executable {
         Some(path) => path
             .file_name()

@@ -1,4 +1,4 @@
-//! `/v1/vm/disks`: all disks. They are a part of the configuration and stay.
+//! `/v1/vm/disks`: all disks.
 
 use axum::Json;
 use axum::extract::State;
@@ -7,20 +7,74 @@ use utoipa::ToSchema;
 
 use super::Api;
 use super::device::DeviceInfo;
+use super::pluggable::{Known, PlugPhase};
 use crate::api::error::ApiError;
+use crate::config::DiskConfig;
 use crate::http::{ErrorBody, on_worker};
+use crate::machine::DiskStatus;
 
-/// A disk.
+/// A disk in short.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct DiskInfo {
+pub(super) struct DiskSummary {
     /// Its name.
     id: String,
+    /// Where it is in its life.
+    state: PlugPhase,
     /// Its image.
     path: String,
     /// Whether writes are refused.
     readonly: bool,
+    /// Where the guest sees it, once the machine is built.
+    address: Option<String>,
+}
+
+impl From<&DiskStatus> for DiskSummary {
+    fn from(disk: &DiskStatus) -> Self {
+        Self {
+            state: disk.state.into(),
+            address: Some(disk.address.to_string()),
+            ..Self::configured(disk.id.clone(), &disk.config)
+        }
+    }
+}
+
+impl DiskSummary {
+    fn configured(id: String, config: &DiskConfig) -> Self {
+        Self {
+            id,
+            state: PlugPhase::Configured,
+            path: config.path.to_string_lossy().into_owned(),
+            readonly: config.readonly,
+            address: None,
+        }
+    }
+}
+
+/// A disk with all there is to say about it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct DiskInfo {
+    #[serde(flatten)]
+    summary: DiskSummary,
     /// What the guest made of it, once the machine is built.
     device: Option<DeviceInfo>,
+}
+
+impl From<Known<DiskConfig>> for DiskInfo {
+    fn from(disk: Known<DiskConfig>) -> Self {
+        match disk {
+            Known::Configured(config) => {
+                let id = config.id.clone().unwrap_or_default();
+                Self {
+                    summary: DiskSummary::configured(id, &config),
+                    device: None,
+                }
+            }
+            Known::Plugged { device, info } => Self {
+                summary: DiskSummary::from(&device),
+                device: info,
+            },
+        }
+    }
 }
 
 /// All disks
@@ -30,20 +84,23 @@ pub(super) struct DiskInfo {
     (status = 503, description = "Too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn list(State(api): Api) -> Result<Json<Vec<DiskInfo>>, ApiError> {
-    let disks = api.config()?.disks;
-    let devices = match api.running() {
-        Ok(machine) => on_worker(move || machine.devices()).await??,
-        Err(_) => Vec::new(),
-    };
-    let info = |(number, disk): (usize, &crate::config::DiskConfig)| {
-        let id = disk.name(number);
-        let device = devices.iter().find(|device| device.id == id);
+    if !api.is_built() {
+        let disks = api.config()?.disks;
+        let info = |(number, disk): (usize, &DiskConfig)| DiskInfo {
+            summary: DiskSummary::configured(disk.name(number), disk),
+            device: None,
+        };
+        return Ok(Json(disks.iter().enumerate().map(info).collect()));
+    }
+    let disks = api.view().disks;
+    let machine = api.running()?;
+    let devices = on_worker(move || machine.devices()).await??;
+    let info = |disk: &DiskStatus| {
+        let device = devices.iter().find(|device| device.id == disk.id);
         DiskInfo {
-            path: disk.path.to_string_lossy().into_owned(),
-            readonly: disk.readonly,
+            summary: DiskSummary::from(disk),
             device: device.map(|device| DeviceInfo::from(&device.description)),
-            id,
         }
     };
-    Ok(Json(disks.iter().enumerate().map(info).collect()))
+    Ok(Json(disks.iter().map(info).collect()))
 }

@@ -14,8 +14,9 @@ use devices::virtio::status::DRIVER_OK;
 use super::Api;
 use crate::api::controller::{View, VmState};
 use crate::api::error::ApiError;
+use crate::console::ConsoleLoss;
 use crate::http::{ErrorBody, on_worker};
-use crate::machine::{DeviceStatus, Handle, NicState, RequestError, Resources};
+use crate::machine::{DeviceStatus, Handle, PlugState, RequestError, Resources};
 
 /// The version of the format is a part of its type.
 const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -107,7 +108,18 @@ fn view(text: &mut Text, view: &View) {
     for nic in &view.nics {
         nics.sample(
             &[("nic", &nic.id)],
-            u64::from(nic.state == NicState::Plugged),
+            u64::from(nic.state == PlugState::Plugged),
+        );
+    }
+    let mut disks = text.family(
+        "bellhop_disk_plugged",
+        "gauge",
+        "1; 0: the guest is asked to eject it",
+    );
+    for disk in &view.disks {
+        disks.sample(
+            &[("disk", &disk.id)],
+            u64::from(disk.state == PlugState::Plugged),
         );
     }
 }
@@ -117,6 +129,7 @@ struct Counted {
     kvm: std::collections::BTreeMap<String, u64>,
     resources: Resources,
     devices: Vec<DeviceStatus>,
+    console: ConsoleLoss,
 }
 
 impl Counted {
@@ -125,6 +138,7 @@ impl Counted {
             kvm: machine.statistics()?,
             resources: machine.resources()?,
             devices: machine.devices()?,
+            console: machine.console_loss()?,
         })
     }
 
@@ -137,6 +151,13 @@ impl Counted {
         for (name, value) in &self.kvm {
             kvm.sample(&[("counter", name)], *value);
         }
+        text.family(
+            "bellhop_console_lost_bytes_total",
+            "counter",
+            "Output of the guest that a console on a socket lost: the log could not be written, or a client did not read",
+        )
+        .sample(&[("to", "log")], self.console.log)
+        .sample(&[("to", "client")], self.console.clients);
         let mut held = text.family("bellhop_kvm_held", "gauge", "What the machine holds of KVM");
         let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         for (what, value) in [

@@ -3,12 +3,14 @@
 mod announce;
 mod config;
 mod device;
+mod disk;
 mod disks;
 mod metrics;
 mod nic;
 mod nics;
 mod nmi;
 mod openapi;
+mod pluggable;
 mod power_button;
 mod reset;
 mod vm;
@@ -53,6 +55,7 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
         .routes(routes!(nic::show, nic::put, nic::change, nic::remove))
         .routes(routes!(announce::announce))
         .routes(routes!(disks::list))
+        .routes(routes!(disk::show, disk::put, disk::change, disk::remove))
         .routes(routes!(metrics::show))
         .routes(routes!(openapi::show))
 }

@@ -1,7 +1,5 @@
-//! `/v1/vm/nics/{id}`: one NIC, which comes and goes also while the machine runs.
-//!
-//! Before boot it is a part of the configuration; after it, of the machine. Nothing of a
-//! plugged NIC can be changed but whether it is there.
+//! `/v1/vm/nics/{id}`: one NIC, which comes and goes also while the machine runs; see
+//! `pluggable.rs`.
 
 use std::path::PathBuf;
 
@@ -12,15 +10,15 @@ use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Api;
 use super::device::DeviceInfo;
 use super::nics::NicSummary;
+use super::pluggable::Known;
+use super::{Api, pluggable};
 use crate::api::error::ApiError;
-use crate::config::{DoorbellMode, MacAddress, VdpaConfig, VmConfig, schema};
+use crate::config::{DoorbellMode, MacAddress, VdpaConfig, schema};
+use crate::http::ErrorBody;
 use crate::http::body::JsonBody;
 use crate::http::parameters::DeviceName;
-use crate::http::{ErrorBody, HttpError, on_worker};
-use crate::machine::{Handle, NicStatus, RequestError};
 
 /// A NIC with all there is to say about it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -34,6 +32,11 @@ pub(super) struct NicInfo {
     /// Whether doorbells were asked for.
     #[schema(schema_with = schema::doorbell)]
     doorbell: DoorbellMode,
+    /// The NUMA node of the host that it hangs on, once the machine is built and where the
+    /// host says so.
+    numa_node: Option<u16>,
+    /// Said where guest memory is bound to another node.
+    numa_warning: Option<String>,
     /// What the guest made of it, once the machine is built.
     device: Option<DeviceInfo>,
 }
@@ -45,12 +48,23 @@ impl NicInfo {
             mac: config.mac.map(|mac| mac.to_string()),
             num_queues: config.num_queues,
             doorbell: config.doorbell,
+            numa_node: None,
+            numa_warning: None,
             device,
         }
     }
+}
 
-    fn plugged(nic: &NicStatus, device: Option<DeviceInfo>) -> Self {
-        Self::new(NicSummary::from(nic), &nic.config, device)
+impl From<Known<VdpaConfig>> for NicInfo {
+    fn from(nic: Known<VdpaConfig>) -> Self {
+        match nic {
+            Known::Configured(config) => Self::new(NicSummary::from(&config), &config, None),
+            Known::Plugged { device, info } => Self {
+                numa_node: device.numa_node,
+                numa_warning: device.numa_warning.clone(),
+                ..Self::new(NicSummary::from(&device), &device.config, info)
+            },
+        }
     }
 }
 
@@ -71,14 +85,6 @@ pub(super) struct NicChange {
     doorbell: Option<DoorbellMode>,
 }
 
-fn no_such(id: &str) -> ApiError {
-    RequestError::NoSuchDevice(id.to_owned()).into()
-}
-
-fn position(config: &VmConfig, id: &str) -> Option<usize> {
-    config.vdpa.iter().position(|vdpa| vdpa.name() == id)
-}
-
 /// A NIC in full
 #[utoipa::path(get, path = "/v1/vm/nics/{id}", params(("id" = String, Path, description = "The NIC's name")), responses(
     (status = 200, description = "The NIC", body = NicInfo),
@@ -91,19 +97,8 @@ pub(super) async fn show(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Json<NicInfo>, ApiError> {
-    if !api.is_built() {
-        let config = api.config()?;
-        let vdpa = config.vdpa.iter().find(|vdpa| vdpa.name() == id);
-        let vdpa = vdpa.ok_or_else(|| no_such(&id))?;
-        return Ok(Json(NicInfo::new(NicSummary::from(vdpa), vdpa, None)));
-    }
-    let machine = api.running()?;
-    let nic = machine.nic(&id).ok_or_else(|| no_such(&id))?;
-    let devices = on_worker(move || machine.devices()).await??;
-    // It may have gone in between.
-    let device = devices.iter().find(|device| device.id == id);
-    let device = device.map(|device| DeviceInfo::from(&device.description));
-    Ok(Json(NicInfo::plugged(&nic, device)))
+    let nic = pluggable::show::<VdpaConfig>(&api, &id).await?;
+    Ok(Json(nic.into()))
 }
 
 /// Give the machine a NIC
@@ -124,61 +119,10 @@ pub(super) async fn show(
 pub(super) async fn put(
     State(api): Api,
     DeviceName(id): DeviceName,
-    JsonBody(mut wanted): JsonBody<VdpaConfig>,
+    JsonBody(wanted): JsonBody<VdpaConfig>,
 ) -> Result<Response, ApiError> {
-    if let Some(other) = wanted.id.replace(id.clone())
-        && other != id
-    {
-        return Err(HttpError::Invalid {
-            at: " at id".to_owned(),
-            reason: format!("the path says {id}, the body {other}; leave the body's away"),
-        }
-        .into());
-    }
-    let (status, nic) = if api.is_built() {
-        let machine = api.running()?;
-        on_worker(move || plug(&machine, &wanted)).await??
-    } else {
-        api.edit(|config| configure(config, wanted))?
-    };
-    Ok((status, Json(nic)).into_response())
-}
-
-fn configure(config: &mut VmConfig, wanted: VdpaConfig) -> Result<(StatusCode, NicInfo), ApiError> {
-    let id = wanted.name();
-    let mut disks = config.disks.iter().enumerate();
-    if disks.any(|(number, disk)| disk.name(number) == id) {
-        return Err(RequestError::IdInUse(id).into());
-    }
-    let nic = NicInfo::new(NicSummary::from(&wanted), &wanted, None);
-    let there = position(config, &id).and_then(|at| config.vdpa.get_mut(at));
-    Ok(match there {
-        Some(there) => {
-            *there = wanted;
-            (StatusCode::OK, nic)
-        }
-        None => {
-            config.vdpa.push(wanted);
-            (StatusCode::CREATED, nic)
-        }
-    })
-}
-
-fn plug(machine: &Handle, wanted: &VdpaConfig) -> Result<(StatusCode, NicInfo), RequestError> {
-    let same = |nic: &NicStatus| {
-        VdpaConfig {
-            // Whether it was named or got its file's name.
-            id: Some(nic.id.clone()),
-            ..nic.config.clone()
-        } == *wanted
-    };
-    if let Some(nic) = machine.nic(&wanted.name())
-        && same(&nic)
-    {
-        return Ok((StatusCode::OK, NicInfo::plugged(&nic, None)));
-    }
-    let nic = machine.plug_nic(wanted)?;
-    Ok((StatusCode::CREATED, NicInfo::plugged(&nic, None)))
+    let (status, nic) = pluggable::put(&api, id, wanted).await?;
+    Ok((status, Json(NicInfo::from(nic))).into_response())
 }
 
 /// Change a NIC before the machine starts
@@ -196,24 +140,15 @@ pub(super) async fn change(
     DeviceName(id): DeviceName,
     JsonBody(change): JsonBody<NicChange>,
 ) -> Result<Json<NicInfo>, ApiError> {
-    if api.is_built() {
-        return Err(api.wrong_state(
-            "a plugged NIC stays as it is; take it away with DELETE and give another one with PUT",
-        ));
-    }
-    api.edit(|config| {
-        let at = position(config, &id).ok_or_else(|| no_such(&id))?;
-        let nic = config.vdpa.get_mut(at).ok_or_else(|| no_such(&id))?;
-        // Its name may have come from the path.
-        nic.id = Some(id.clone());
+    let nic = pluggable::change(&api, &id, |nic: &mut VdpaConfig| {
         if let Some(path) = change.path {
             nic.path = path;
         }
         nic.mac = change.mac.or(nic.mac);
         nic.num_queues = change.num_queues.or(nic.num_queues);
         nic.doorbell = change.doorbell.unwrap_or(nic.doorbell);
-        Ok(Json(NicInfo::new(NicSummary::from(&*nic), nic, None)))
-    })
+    })?;
+    Ok(Json(nic.into()))
 }
 
 /// Take a NIC away
@@ -233,15 +168,8 @@ pub(super) async fn remove(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Response, ApiError> {
-    if api.is_built() {
-        let machine = api.running()?;
-        let nic = on_worker(move || machine.unplug(&id)).await??;
-        let nic = NicInfo::plugged(&nic, None);
-        return Ok((StatusCode::ACCEPTED, Json(nic)).into_response());
-    }
-    api.edit(|config| {
-        let at = position(config, &id).ok_or_else(|| no_such(&id))?;
-        config.vdpa.remove(at);
-        Ok(StatusCode::NO_CONTENT.into_response())
+    Ok(match pluggable::remove::<VdpaConfig>(&api, id).await? {
+        Some(nic) => (StatusCode::ACCEPTED, Json(NicInfo::from(nic))).into_response(),
+        None => StatusCode::NO_CONTENT.into_response(),
     })
 }

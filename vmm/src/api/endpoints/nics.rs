@@ -2,25 +2,15 @@
 
 use axum::Json;
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Api;
+use super::pluggable::PlugPhase;
 use crate::api::error::ApiError;
 use crate::config::VdpaConfig;
 use crate::http::ErrorBody;
-use crate::machine::{NicState, NicStatus};
-
-/// Where a NIC is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub(super) enum NicPhase {
-    /// It comes when the machine starts.
-    Configured,
-    /// The guest has it, or finds it when it looks.
-    Plugged,
-    /// The guest was asked to give it up and has not done so yet.
-    UnplugRequested,
-}
+use crate::machine::NicStatus;
 
 /// A NIC in a list.
 #[derive(Debug, Serialize, ToSchema)]
@@ -28,7 +18,7 @@ pub(super) struct NicSummary {
     /// Its name.
     pub(super) id: String,
     /// Where it is in its life.
-    pub(super) state: NicPhase,
+    pub(super) state: PlugPhase,
     /// Its vhost-vdpa character device.
     pub(super) path: String,
     /// Where the guest sees it, once the machine is built.
@@ -39,10 +29,7 @@ impl From<&NicStatus> for NicSummary {
     fn from(nic: &NicStatus) -> Self {
         Self {
             id: nic.id.clone(),
-            state: match nic.state {
-                NicState::Plugged => NicPhase::Plugged,
-                NicState::UnplugRequested => NicPhase::UnplugRequested,
-            },
+            state: nic.state.into(),
             path: nic.config.path.to_string_lossy().into_owned(),
             address: Some(nic.address.to_string()),
         }
@@ -53,7 +40,7 @@ impl From<&VdpaConfig> for NicSummary {
     fn from(config: &VdpaConfig) -> Self {
         Self {
             id: config.name(),
-            state: NicPhase::Configured,
+            state: PlugPhase::Configured,
             path: config.path.to_string_lossy().into_owned(),
             address: None,
         }

@@ -7,12 +7,15 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Api;
+use super::disks::DiskSummary;
 use super::nics::NicSummary;
+use crate::api::API_LEVEL;
 use crate::api::controller::{View, VmState};
 use crate::api::error::ApiError;
 use crate::config::VmConfig;
 use crate::http::body::JsonBody;
 use crate::http::{ErrorBody, on_worker};
+use crate::machine::End;
 
 /// The machine at one moment.
 #[derive(Debug, Serialize, ToSchema)]
@@ -27,8 +30,17 @@ pub(super) struct VmStatus {
     pid: u32,
     /// The version of Bellhop that runs it.
     version: String,
+    /// The level of this API: it grows when something changes that a client has to know of. What is only
+    /// added leaves it. A node daemon talks to machines of its own level and of the one before.
+    #[schema(minimum = 1)]
+    api: u32,
     /// Its NICs, once it is built.
     nics: Vec<NicSummary>,
+    /// Why it is over: in the state Stopped, and then always; null in all others.
+    #[schema(required)]
+    end: Option<End>,
+    /// Its disks, once it is built.
+    disks: Vec<DiskSummary>,
 }
 
 impl From<&View> for VmStatus {
@@ -39,7 +51,10 @@ impl From<&View> for VmStatus {
             boots: view.boots,
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            api: API_LEVEL,
             nics: view.nics.iter().map(NicSummary::from).collect(),
+            end: view.end.clone(),
+            disks: view.disks.iter().map(DiskSummary::from).collect(),
         }
     }
 }

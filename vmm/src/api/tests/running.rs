@@ -8,6 +8,7 @@ use super::{CONFIG, Inside};
 use crate::api::controller::WATCHERS_MAX;
 use crate::config::VmConfig;
 use crate::machine::pretend::{PretendMachine, nic_config};
+use crate::machine::{End, EndReason};
 
 impl Inside {
     /// With a machine that was started.
@@ -189,14 +190,109 @@ fn nics_of_a_running_machine_are_its_own() {
     let (status, nic) = inside.ask("DELETE", "/v1/vm/nics/nic", "");
     assert_eq!((status, &nic["state"]), (202, &json!("UnplugRequested")));
     assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "UnplugRequested");
-    assert_eq!(inside.get("/v1/vm/disks"), json!([]));
+}
+
+#[test]
+fn disks_are_configured_before_boot() {
+    let inside = Inside::new(None);
+    inside.done(
+        "PUT",
+        "/v1/vm",
+        r#"{"kernel": "k", "disks": [{"path": "a"}, {"path": "b"}], "vdpa": [{"path": "/dev/n"}]}"#,
+    );
+    let named = |index: usize| {
+        let disk = &inside.get("/v1/vm/disks")[index];
+        (disk["id"].clone(), disk["path"].clone())
+    };
+    assert_eq!(named(1), (json!("disk1"), json!("b")));
+    assert_eq!(inside.get("/v1/vm/disks/disk1")["state"], "Configured");
+    // A disk keeps its name when one before it goes.
+    inside.done("DELETE", "/v1/vm/disks/disk0", "");
+    assert_eq!(named(0), (json!("disk1"), json!("b")));
+    let put = |id: &str, body: &str| inside.ask("PUT", &format!("/v1/vm/disks/{id}"), body).0;
+    assert_eq!(put("new", r#"{"path": "c", "readonly": true}"#), 201);
+    assert_eq!(put("new", r#"{"path": "d", "id": "new"}"#), 200);
+    assert_eq!(named(1), (json!("new"), json!("d")));
+    let change = r#"{"readonly": true}"#;
+    let (status, disk) = inside.ask("PATCH", "/v1/vm/disks/new", change);
+    assert_eq!((status, &disk["readonly"]), (200, &json!(true)));
+    assert_eq!(inside.get("/v1/vm/disks/new"), disk);
+    for (method, path, body, expected) in [
+        (
+            "PUT",
+            "new",
+            r#"{"path": "d", "id": "x"}"#,
+            (422, "invalid_body"),
+        ),
+        (
+            "PUT",
+            "new",
+            r#"{"path": "d", "size": 1}"#,
+            (422, "invalid_body"),
+        ),
+        ("PUT", "new", r#"{}"#, (422, "invalid_body")),
+        ("PUT", "n", r#"{"path": "d"}"#, (409, "id_in_use")),
+        ("PUT", "a%2fb", r#"{"path": "d"}"#, (400, "bad_parameter")),
+        ("PATCH", "new", r#"{"id": "x"}"#, (422, "invalid_body")),
+        ("PATCH", "disk0", "{}", (404, "no_such_device")),
+        ("DELETE", "disk0", "", (404, "no_such_device")),
+        ("GET", "n", "", (404, "no_such_device")),
+    ] {
+        inside.refused(method, &format!("/v1/vm/disks/{path}"), body, expected);
+    }
+    let config = inside.get("/v1/vm/config");
+    assert_eq!(config["vdpa"][0]["id"], "n");
+    inside.done("PUT", "/v1/vm", &config.to_string());
+}
+
+#[test]
+fn disks_of_a_running_machine_are_its_own() {
+    let inside = Inside::running();
+    let disk = inside.get("/v1/vm/disks/disk");
+    assert_eq!(disk["state"], "Plugged", "{disk}");
+    assert_eq!(inside.get("/v1/vm")["disks"][0]["id"], "disk");
+    let config = inside.get("/v1/vm/config");
+    assert_eq!(config["disks"][0]["path"], "/nonexistent.img");
+    let same = r#"{"path": "/nonexistent.img", "readonly": true}"#;
+    assert_eq!(inside.ask("PUT", "/v1/vm/disks/disk", same).0, 200);
+    for (method, path, body, expected) in [
+        ("PUT", "disk", r#"{"path": "/b"}"#, (409, "id_in_use")),
+        ("PUT", "nic", r#"{"path": "/b"}"#, (409, "id_in_use")),
+        (
+            "PUT",
+            "new",
+            r#"{"path": "/nonexistent"}"#,
+            (422, "unusable"),
+        ),
+        ("PUT", "new", r#"{"path": "/dev/null"}"#, (422, "unusable")),
+        ("PUT", "new", r#"{"path": "/"}"#, (422, "unusable")),
+        ("PATCH", "disk", "{}", (409, "wrong_state")),
+        ("GET", "nic", "", (404, "no_such_device")),
+        ("DELETE", "nic", "", (409, "not_a_disk")),
+        ("DELETE", "rng", "", (409, "not_a_disk")),
+        ("DELETE", "none", "", (404, "no_such_device")),
+    ] {
+        inside.refused(method, &format!("/v1/vm/disks/{path}"), body, expected);
+    }
+    inside.refused("DELETE", "/v1/vm/nics/disk", "", (409, "not_a_nic"));
+    let (status, disk) = inside.ask("DELETE", "/v1/vm/disks/disk", "");
+    assert_eq!((status, &disk["state"]), (202, &json!("UnplugRequested")));
+    assert_eq!(inside.get("/v1/vm/disks")[0]["state"], "UnplugRequested");
+    assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "Plugged");
 }
 
 #[test]
 fn a_machine_that_has_ended_says_so() {
     let mut inside = Inside::running();
+    assert_eq!(inside.get("/v1/vm")["end"], Value::Null);
     inside.machine = None;
-    assert_eq!(inside.get("/v1/vm")["state"], "Stopped");
+    let vm = inside.get("/v1/vm");
+    assert_eq!((&vm["state"], &vm["api"]), (&json!("Stopped"), &json!(1)));
+    assert_eq!(vm["end"]["reason"], "Stopped");
+    assert!(
+        vm["end"]["detail"].as_str().unwrap().contains("signal"),
+        "{vm}"
+    );
     inside.refused("POST", "/v1/vm/reset", "", (409, "ended"));
     inside.refused("GET", "/v1/metrics", "", (409, "ended"));
     inside.refused("PATCH", "/v1/vm", r#"{"state": "Paused"}"#, (409, "ended"));
@@ -205,6 +301,45 @@ fn a_machine_that_has_ended_says_so() {
     let started = Instant::now();
     inside.get(&format!("/v1/vm/watch?since={generation}&timeout_s=60"));
     assert!(started.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_watcher_is_told_why_a_machine_ended() {
+    for (reason, word) in [
+        (EndReason::PoweredOff, "PoweredOff"),
+        (EndReason::Crashed, "Crashed"),
+        (EndReason::Failed, "Failed"),
+    ] {
+        let mut inside = Inside::running();
+        let generation = inside.get("/v1/vm")["generation"].as_u64().unwrap();
+        let machine = inside.machine.take().unwrap();
+        machine.will_end(End {
+            reason,
+            detail: "x".to_owned(),
+        });
+        let end = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(machine);
+        });
+        // The first answer that says Stopped has it.
+        let last = inside.get(&format!("/v1/vm/watch?since={generation}&timeout_s=60"));
+        assert_eq!(last["state"], "Stopped");
+        assert_eq!(last["end"], json!({ "reason": word, "detail": "x" }));
+        end.join().unwrap();
+        assert_eq!(inside.get("/v1/vm")["end"], last["end"]);
+    }
+}
+
+#[test]
+fn who_asked_for_the_end_is_said() {
+    let mut inside = Inside::running();
+    inside.done("PATCH", "/v1/vm", r#"{"state": "Stopped"}"#);
+    inside.machine = None;
+    let detail = inside.get("/v1/vm")["end"]["detail"].clone();
+    assert!(
+        detail.as_str().unwrap().contains("a client of the API"),
+        "{detail}"
+    );
 }
 
 #[test]
@@ -277,6 +412,7 @@ fn metrics_are_prometheus_text() {
         "bellhop_nic_plugged{nic=\"nic\"} 1",
         "bellhop_kvm_total{counter=\"exits\"} 42",
         "bellhop_kvm_held{what=\"memory_slots\"} 3",
+        "bellhop_console_lost_bytes_total{to=\"log\"} 7",
         "bellhop_device_driver_ok{device=\"nic\"} 1",
         "bellhop_device_queues{device=\"nic\",kick=\"doorbell\"} 1",
     ] {

@@ -5,6 +5,7 @@ use std::thread;
 use super::*;
 use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
+use crate::machine::PlugState;
 use crate::memory::GuestRam;
 
 fn memory() -> SharedMemory {
@@ -21,8 +22,10 @@ fn nic(id: &str, serial: u64) -> NicStatus {
         id: id.to_owned(),
         config: config("/dev/null"),
         address: Slot::new(3).unwrap(),
-        state: NicState::Plugged,
+        state: PlugState::Plugged,
         serial,
+        numa_node: None,
+        numa_warning: None,
     }
 }
 
@@ -76,7 +79,7 @@ fn requests_are_answered_and_bounded() {
     let asking: Vec<_> = (0..=WAITING_MAX)
         .map(|_| {
             let handle = requests.handle();
-            thread::spawn(move || handle.unplug("nic").unwrap_err())
+            thread::spawn(move || handle.unplug_nic("nic").unwrap_err())
         })
         .collect();
     while !asking.iter().any(thread::JoinHandle::is_finished) {
@@ -102,11 +105,11 @@ fn the_board_tells_changes_and_the_end() {
     let memory = memory();
     let requests = requests(&memory);
     let handle = requests.handle();
-    requests.publish_nics(vec![nic("a", 1)]);
+    requests.publish_devices(vec![nic("a", 1)], Vec::new());
     let first = handle.status();
     assert_eq!((first.generation, first.run), (1, RunState::Off));
     // The same again is no change.
-    requests.publish_nics(vec![nic("a", 1)]);
+    requests.publish_devices(vec![nic("a", 1)], Vec::new());
     let same = handle.wait_change(first.generation, Duration::from_millis(10));
     assert_eq!(same, first);
     assert_eq!(handle.nic("a"), Some(nic("a", 1)));
@@ -118,7 +121,7 @@ fn the_board_tells_changes_and_the_end() {
         move || handle.wait_unplugged(&nic("a", 1), LIMIT)
     });
     // Another one of the same name is not the one that is waited for.
-    requests.publish_nics(vec![nic("a", 2)]);
+    requests.publish_devices(vec![nic("a", 2)], Vec::new());
     assert!(waits.join().unwrap());
     let seen = handle.status().generation;
     let waits = thread::spawn({
@@ -148,7 +151,7 @@ fn listeners_see_every_change_in_order() {
         }
     });
     requests.publish_boot(false);
-    requests.publish_nics(vec![nic("a", 1)]);
+    requests.publish_devices(vec![nic("a", 1)], Vec::new());
     requests.publish_run(RunState::Paused);
     requests.publish_run(RunState::Paused);
     requests.publish_boot(true);
@@ -172,13 +175,13 @@ fn a_nic_that_cannot_be_opened_does_not_trouble_the_machine() {
     let memory = memory();
     let requests = requests(&memory);
     let handle = requests.handle();
-    requests.publish_nics(vec![nic("nic", 1)]);
+    requests.publish_devices(vec![nic("nic", 1)], Vec::new());
     let error = handle.plug_nic(&config("/dev/null")).unwrap_err();
     assert_eq!(
         error.to_string(),
         "the machine has a device nic already; choose another id"
     );
-    requests.publish_nics(Vec::new());
+    requests.publish_devices(Vec::new(), Vec::new());
     for path in ["/nonexistent/vhost-vdpa-0", "/dev/null"] {
         let error = handle.plug_nic(&config(path)).unwrap_err();
         assert_eq!(error.to_string(), "vDPA device nic cannot be used");

@@ -1,0 +1,365 @@
+//! Disks that come and go while the guest runs, by the machine's API.
+//!
+//! What the guest has comes from the guest, what is in an image from the image, and what the
+//! process holds from the kernel.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+use lab::api::Client;
+use lab::endurance::cycles;
+use lab::guest::{BellhopArguments, Guest};
+use lab::sim::require_lab;
+use lab::vmm_process::cost;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const SECTOR: u64 = 512;
+const SECTORS: u64 = 16384;
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// How long a guest may take to find or to give up a disk; it is emulated twice.
+const NOTICE: Duration = Duration::from_secs(60);
+
+/// A raw image in the host's /tmp; removed when dropped.
+struct Image(PathBuf);
+
+impl Image {
+    fn new(name: &str) -> Self {
+        let file = format!("lab-disks-{}-{name}", std::process::id());
+        let image = Self(std::env::temp_dir().join(file));
+        let file = File::create(&image.0).unwrap();
+        file.set_len(SECTORS * SECTOR).unwrap();
+        image
+    }
+
+    fn wanted(&self) -> Value {
+        json!({ "path": self.0 })
+    }
+
+    fn content(&self) -> Vec<u8> {
+        let mut content = Vec::new();
+        File::open(&self.0)
+            .unwrap()
+            .read_to_end(&mut content)
+            .unwrap();
+        content
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A guest and the API of its machine.
+struct Scene {
+    client: Client,
+    guest: Guest,
+}
+
+impl Scene {
+    fn start(name: &str, words: &str, disks: &[&Image]) -> Self {
+        let file = format!("lab-disks-{name}-{}.socket", std::process::id());
+        let socket = std::env::temp_dir().join(file);
+        let mut arguments = BellhopArguments::small()
+            .unwrap()
+            .silence(SILENCE)
+            .cmdline(words)
+            .argument("--api-socket", &socket.display().to_string());
+        for disk in disks {
+            arguments = arguments.disk(&disk.0);
+        }
+        Self {
+            guest: Guest::start(&arguments).unwrap(),
+            client: Client::new(&socket),
+        }
+    }
+
+    #[track_caller]
+    fn put(&self, id: &str, body: &Value, status: u16) -> Value {
+        let path = format!("/v1/vm/disks/{id}");
+        let answer = self.client.ask("PUT", &path, Some(body)).unwrap();
+        assert_eq!(answer.status, status, "{body}: {}", answer.body);
+        answer.body
+    }
+
+    /// Asks the guest to give a disk up.
+    #[track_caller]
+    fn delete(&self, id: &str) {
+        let path = format!("/v1/vm/disks/{id}");
+        let answer = self.client.ask("DELETE", &path, None).unwrap();
+        assert_eq!(answer.status, 202, "{}", answer.body);
+        assert_eq!(answer.body["state"], "UnplugRequested");
+    }
+
+    /// Waits until the machine has given a disk up.
+    #[track_caller]
+    fn wait_gone(&self, id: &str) {
+        let start = Instant::now();
+        let mut seen = json!(0);
+        loop {
+            let path = format!("/v1/vm/watch?since={seen}&timeout_s=5");
+            let vm = self.client.get(&path).unwrap();
+            let disks = vm["disks"].as_array().unwrap();
+            if disks.iter().all(|disk| disk["id"] != id) {
+                return;
+            }
+            assert!(start.elapsed() < NOTICE, "{vm}");
+            seen = vm["generation"].clone();
+        }
+    }
+
+    /// Waits until the guest has disks with just these serial numbers.
+    #[track_caller]
+    fn wait_disks(&mut self, serials: &[&str]) {
+        let start = Instant::now();
+        loop {
+            let disks = self.guest.command("info").unwrap()["disks"].clone();
+            let mut seen: Vec<&str> = disks
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|disk| disk["serial"].as_str().unwrap_or_default())
+                .collect();
+            seen.sort_unstable();
+            if seen == serials {
+                return;
+            }
+            assert!(start.elapsed() < NOTICE, "{disks} instead of {serials:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// What the process has open, once it has closed the last connection of ours.
+    fn descriptors(&self) -> u64 {
+        std::thread::sleep(Duration::from_millis(500));
+        cost(self.guest.pid()).unwrap().descriptors
+    }
+
+    #[track_caller]
+    fn check(&mut self, command: &str) {
+        let checked = self.guest.command(command).unwrap();
+        assert_eq!(checked["wrong"], 0, "{checked}");
+    }
+
+    #[track_caller]
+    fn power_off(self) {
+        assert!(self.guest.power_off().unwrap().success());
+    }
+}
+
+/// Nobody has locked the image, and nobody writes to it any more.
+#[track_caller]
+fn is_free(image: &Image) {
+    let text = std::fs::read_to_string("/proc/locks").unwrap();
+    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&image.0).unwrap());
+    assert!(!text.contains(&format!(":{inode} ")), "{text}");
+    let before = std::fs::metadata(&image.0).unwrap().modified().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let after = std::fs::metadata(&image.0).unwrap().modified().unwrap();
+    assert_eq!(before, after, "it was written to after it was closed");
+}
+
+#[test]
+fn a_disk_is_plugged_in_used_and_taken_away_under_load() {
+    require_lab().unwrap();
+    let (first, second) = (Image::new("first"), Image::new("second"));
+    let mut scene = Scene::start("comes", "", &[&first]);
+    scene.wait_disks(&["disk0"]);
+    let before = scene.descriptors();
+    let disk = scene.put("second", &second.wanted(), 201);
+    assert_eq!(disk["state"], "Plugged", "{disk}");
+    scene.wait_disks(&["disk0", "second"]);
+    scene.check(&format!("disk-check vdb 7 {SECTORS}"));
+    let disk = scene.client.get("/v1/vm/disks/second").unwrap();
+    assert_eq!(disk["device"]["driver_ok"], true, "{disk}");
+    let config = scene.client.get("/v1/vm/config").unwrap();
+    assert_eq!(config["disks"][1]["id"], "second", "{config}");
+
+    // The same again changes nothing; another one of this name is refused.
+    scene.put("second", &second.wanted(), 200);
+    scene.put("second", &first.wanted(), 409);
+
+    // The same pattern again, so that each sector is right whenever it was written last.
+    let content = second.content();
+    assert!(content.iter().any(|byte| *byte != 0));
+    let line = format!("disk-check vdb 7 {SECTORS}");
+    scene.guest.send(&line).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    scene.delete("second");
+    scene.wait_gone("second");
+    // It may have been quick, or its disk went under it.
+    println!("{:?}", scene.guest.answer(&line, NOTICE));
+    scene.wait_disks(&["disk0"]);
+    is_free(&second);
+    assert!(second.content() == content, "the image is not intact");
+    assert_eq!(scene.descriptors(), before);
+
+    // The disk that was there from the start goes too, and comes back under another name.
+    scene.check("disk-check vda 3 64");
+    scene.delete("disk0");
+    scene.wait_gone("disk0");
+    scene.wait_disks(&[]);
+    is_free(&first);
+    scene.put("root", &first.wanted(), 201);
+    scene.wait_disks(&["root"]);
+    scene.check("disk-verify vda 3 64");
+    scene.guest.command("reboot").unwrap();
+    scene.guest.wait_ready(SILENCE).unwrap();
+    scene.check("disk-verify vda 3 64");
+    scene.power_off();
+}
+
+#[test]
+fn a_guest_that_does_not_listen_loses_its_disk_at_the_reset() {
+    require_lab().unwrap();
+    let image = Image::new("deaf");
+    let mut scene = Scene::start("deaf", "acpiphp.disable=1", &[&image]);
+    scene.check(&format!("disk-check vda 7 {SECTORS}"));
+    let content = image.content();
+    let before = scene.descriptors();
+    scene.delete("disk0");
+    // It has it still.
+    scene.check("disk-verify vda 7 64");
+    let line = format!("disk-check vda 7 {SECTORS}");
+    scene.guest.send(&line).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let reset = scene.client.ask("POST", "/v1/vm/reset", None).unwrap();
+    assert_eq!(reset.status, 204, "{}", reset.body);
+    scene.wait_gone("disk0");
+    is_free(&image);
+    assert!(image.content() == content, "the image is not intact");
+    scene.guest.wait_ready(SILENCE).unwrap();
+    scene.wait_disks(&[]);
+    // The image, io_uring, its eventfd and the queue's eventfds are closed.
+    assert!(scene.descriptors() < before);
+    scene.power_off();
+}
+
+#[test]
+fn an_image_has_one_writer_and_what_is_none_is_refused() {
+    require_lab().unwrap();
+    let (image, shared) = (Image::new("locked"), Image::new("shared"));
+    let mut scene = Scene::start("hostile", "", &[&image]);
+    let other = Scene::start("other", "", &[]);
+    let before = (scene.descriptors(), other.descriptors());
+    let directory = std::env::temp_dir();
+    let fifo = directory.join(format!("lab-disks-{}-fifo", std::process::id()));
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        0,
+    )
+    .unwrap();
+    let empty = directory.join(format!("lab-disks-{}-empty", std::process::id()));
+    File::create(&empty).unwrap();
+    let pid = scene.guest.pid();
+    let path = |path: &Path| json!({ "path": path });
+    for (body, words) in [
+        (image.wanted(), "this process, as another disk".to_owned()),
+        (path(&directory), "a directory".to_owned()),
+        (path(&fifo), "a pipe".to_owned()),
+        (path(&empty), "at least one sector".to_owned()),
+        (json!({ "path": "/dev/null" }), "a character device".into()),
+        (json!({ "path": "/dev/kvm" }), "a character device".into()),
+        (
+            json!({ "path": "/nonexistent/x.img" }),
+            "no such file".into(),
+        ),
+        (json!({ "path": "" }), "no such file".into()),
+        (json!({ "path": "/proc/self/mem" }), "".into()),
+        (json!({ "path": "x".repeat(5000) }), "".into()),
+    ] {
+        let refused = scene.put("bad", &body, 422);
+        println!("{refused}");
+        assert!(refused.to_string().contains(&words), "{words}: {refused}");
+    }
+    let refused = other.put("bad", &image.wanted(), 422).to_string();
+    assert!(
+        refused.contains(&format!("bellhop (PID {pid})")),
+        "{refused}"
+    );
+    // A serial number has 20 characters.
+    let refused = scene.put(&"x".repeat(21), &shared.wanted(), 422);
+    assert!(refused.to_string().contains("1 to 20"), "{refused}");
+    scene.put("rng", &shared.wanted(), 409);
+    assert_eq!((scene.descriptors(), other.descriptors()), before);
+
+    // Any number of readers.
+    let readonly = json!({ "path": shared.0, "readonly": true });
+    for machine in [&scene, &other] {
+        machine.put("reader", &readonly, 201);
+    }
+    other.put("writer", &shared.wanted(), 422);
+    scene.wait_disks(&["disk0", "reader"]);
+    let refused = scene.guest.command("disk-check vdb 1 8").unwrap_err();
+    assert!(refused.to_string().contains("refused"), "{refused}");
+
+    // An image that becomes shorter is an I/O error for the guest, no more.
+    let file = File::options().write(true).open(&image.0).unwrap();
+    file.set_len(SECTOR).unwrap();
+    assert!(scene.guest.command("disk-read vda").is_err());
+    file.set_len(SECTORS * SECTOR).unwrap();
+    file.write_all_at(&[0; 8], 0).unwrap();
+    scene.check("disk-check vda 5 64");
+    for machine in [scene, other] {
+        machine.power_off();
+    }
+    for path in [fifo, empty] {
+        std::fs::remove_file(path).unwrap();
+    }
+    is_free(&image);
+    is_free(&shared);
+}
+
+#[test]
+fn a_disk_comes_and_goes_many_times() {
+    require_lab().unwrap();
+    let image = Image::new("cycles");
+    let mut scene = Scene::start("cycles", "", &[]);
+    let cycle = |scene: &mut Scene, seed: u32| {
+        scene.put("disk", &image.wanted(), 201);
+        scene.wait_disks(&["disk"]);
+        scene.check(&format!("disk-check vda {seed} 64"));
+        scene.delete("disk");
+        scene.wait_gone("disk");
+        scene.wait_disks(&[]);
+    };
+    // What is made at first use is there then.
+    cycle(&mut scene, 0);
+    let before = (scene.descriptors(), cost(scene.guest.pid()).unwrap());
+    let held = |scene: &Scene| {
+        let metrics = scene.client.get("/v1/metrics").unwrap();
+        let metrics = metrics.as_str().unwrap();
+        let held = metrics
+            .lines()
+            .filter(|line| line.contains("bellhop_kvm_held{"));
+        held.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let kvm = held(&scene);
+    for seed in 1..=cycles().unwrap() {
+        cycle(&mut scene, seed);
+    }
+    assert_eq!(held(&scene), kvm);
+    let after = (scene.descriptors(), cost(scene.guest.pid()).unwrap());
+    println!("{before:?}\n{after:?}");
+    assert_eq!(after.0, before.0);
+    // Workers of the API come and go; what 100 leaked disks would be is far above.
+    assert!(after.1.mappings <= before.1.mappings + 8, "{after:?}");
+    assert!(
+        after.1.rss_outside_ram_kib <= before.1.rss_outside_ram_kib + 512,
+        "{after:?}"
+    );
+    scene.power_off();
+    is_free(&image);
+}

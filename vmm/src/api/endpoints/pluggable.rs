@@ -1,0 +1,254 @@
+//! What the endpoints of NICs and of disks share: devices that come and go, before boot as a
+//! part of the configuration, after it of the machine.
+//!
+//! Owns which of the two is meant and what each method does then. It must not know what a
+//! kind of device is configured by, nor how one is shown. Nothing of a plugged device can be
+//! changed but whether it is there.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::device::DeviceInfo;
+use crate::api::controller::Controller;
+use crate::api::error::ApiError;
+use crate::config::{DiskConfig, VdpaConfig, VmConfig};
+use crate::http::{HttpError, on_worker};
+use crate::machine::{DiskStatus, Handle, NicStatus, PlugState, Pluggable, RequestError};
+
+/// Where a device is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(super) enum PlugPhase {
+    /// It comes when the machine starts.
+    Configured,
+    /// The guest has it, or finds it when it looks.
+    Plugged,
+    /// The guest was asked to give it up and has not done so yet.
+    UnplugRequested,
+}
+
+impl From<PlugState> for PlugPhase {
+    fn from(state: PlugState) -> Self {
+        match state {
+            PlugState::Plugged => Self::Plugged,
+            PlugState::UnplugRequested => Self::UnplugRequested,
+        }
+    }
+}
+
+/// A kind of device that comes and goes, by what configures it.
+pub(super) trait Kind: Clone + PartialEq + Send + 'static {
+    /// Where the configuration has them.
+    fn list(config: &mut VmConfig) -> &mut Vec<Self>;
+    /// Its name, once it has one: see [`name_all`].
+    fn id(&mut self) -> &mut Option<String>;
+    fn find(machine: &Handle, id: &str) -> Option<Pluggable<Self>>;
+    fn plug(&self, machine: &Handle, id: &str) -> Result<Pluggable<Self>, RequestError>;
+    fn unplug(machine: &Handle, id: &str) -> Result<Pluggable<Self>, RequestError>;
+}
+
+impl Kind for VdpaConfig {
+    fn list(config: &mut VmConfig) -> &mut Vec<Self> {
+        &mut config.vdpa
+    }
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn find(machine: &Handle, id: &str) -> Option<NicStatus> {
+        machine.nic(id)
+    }
+
+    fn plug(&self, machine: &Handle, _id: &str) -> Result<NicStatus, RequestError> {
+        machine.plug_nic(self)
+    }
+
+    fn unplug(machine: &Handle, id: &str) -> Result<NicStatus, RequestError> {
+        machine.unplug_nic(id)
+    }
+}
+
+impl Kind for DiskConfig {
+    fn list(config: &mut VmConfig) -> &mut Vec<Self> {
+        &mut config.disks
+    }
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn find(machine: &Handle, id: &str) -> Option<DiskStatus> {
+        machine.disk(id)
+    }
+
+    fn plug(&self, machine: &Handle, id: &str) -> Result<DiskStatus, RequestError> {
+        machine.plug_disk(id, self)
+    }
+
+    fn unplug(machine: &Handle, id: &str) -> Result<DiskStatus, RequestError> {
+        machine.unplug_disk(id)
+    }
+}
+
+/// A device as it is known now; its configuration has its name.
+#[derive(Debug)]
+pub(super) enum Known<C> {
+    /// It comes when the machine starts.
+    Configured(C),
+    /// The machine has it.
+    Plugged {
+        device: Pluggable<C>,
+        /// What the guest made of it, where that was asked.
+        info: Option<DeviceInfo>,
+    },
+}
+
+impl<C> From<Pluggable<C>> for Known<C> {
+    fn from(device: Pluggable<C>) -> Self {
+        Self::Plugged { device, info: None }
+    }
+}
+
+fn no_such(id: &str) -> ApiError {
+    RequestError::NoSuchDevice(id.to_owned()).into()
+}
+
+/// Gives each device the name that it goes by, so that it keeps it when others come and go:
+/// a disk without one is called by its place in the list.
+fn name_all(config: &mut VmConfig) {
+    for nic in &mut config.vdpa {
+        nic.id = Some(nic.name());
+    }
+    for (number, disk) in config.disks.iter_mut().enumerate() {
+        disk.id = Some(disk.name(number));
+    }
+}
+
+/// The place in the list of the device with this name, all of them having one.
+fn position<C: Kind>(config: &mut VmConfig, id: &str) -> Option<usize> {
+    let mut devices = C::list(config).iter_mut();
+    devices.position(|device| device.id().as_deref() == Some(id))
+}
+
+/// The device `id`, with what the guest made of it.
+pub(super) async fn show<C: Kind>(api: &Controller, id: &str) -> Result<Known<C>, ApiError> {
+    if !api.is_built() {
+        let mut config = api.config()?;
+        name_all(&mut config);
+        let at = position::<C>(&mut config, id).ok_or_else(|| no_such(id))?;
+        return Ok(Known::Configured(C::list(&mut config).swap_remove(at)));
+    }
+    let machine = api.running()?;
+    let device = C::find(&machine, id).ok_or_else(|| no_such(id))?;
+    let devices = on_worker(move || machine.devices()).await??;
+    // It may have gone in between.
+    let info = devices.iter().find(|device| device.id == id);
+    let info = info.map(|device| DeviceInfo::from(&device.description));
+    Ok(Known::Plugged { device, info })
+}
+
+/// Has the device `id` there as it is `wanted`, now or when the machine starts.
+pub(super) async fn put<C: Kind>(
+    api: &Arc<Controller>,
+    id: String,
+    mut wanted: C,
+) -> Result<(StatusCode, Known<C>), ApiError> {
+    if let Some(other) = wanted.id().replace(id.clone())
+        && other != id
+    {
+        return Err(HttpError::Invalid {
+            at: " at id".to_owned(),
+            reason: format!("the path says {id}, the body {other}; leave the body's away"),
+        }
+        .into());
+    }
+    if api.is_built() {
+        let machine = api.running()?;
+        return Ok(on_worker(move || plug(&machine, &id, &wanted)).await??);
+    }
+    api.edit(|config| configure(config, id, wanted))
+}
+
+fn configure<C: Kind>(
+    config: &mut VmConfig,
+    id: String,
+    wanted: C,
+) -> Result<(StatusCode, Known<C>), ApiError> {
+    let mut named = config.clone();
+    name_all(&mut named);
+    let at = position::<C>(&mut named, &id);
+    let is_nic = position::<VdpaConfig>(&mut named, &id).is_some();
+    let is_disk = position::<DiskConfig>(&mut named, &id).is_some();
+    if at.is_none() && (is_nic || is_disk) {
+        return Err(RequestError::IdInUse(id).into());
+    }
+    let devices = C::list(&mut named);
+    let status = match at.and_then(|at| devices.get_mut(at)) {
+        Some(there) => {
+            *there = wanted.clone();
+            StatusCode::OK
+        }
+        None => {
+            devices.push(wanted.clone());
+            StatusCode::CREATED
+        }
+    };
+    *config = named;
+    Ok((status, Known::Configured(wanted)))
+}
+
+fn plug<C: Kind>(
+    machine: &Handle,
+    id: &str,
+    wanted: &C,
+) -> Result<(StatusCode, Known<C>), RequestError> {
+    if let Some(device) = C::find(machine, id)
+        && device.config == *wanted
+    {
+        return Ok((StatusCode::OK, device.into()));
+    }
+    let device = wanted.plug(machine, id)?;
+    Ok((StatusCode::CREATED, device.into()))
+}
+
+/// Changes the device `id` before the machine starts.
+pub(super) fn change<C: Kind>(
+    api: &Controller,
+    id: &str,
+    change: impl FnOnce(&mut C),
+) -> Result<Known<C>, ApiError> {
+    if api.is_built() {
+        return Err(api.wrong_state(
+            "a plugged device stays as it is; take it away with DELETE and give another one with \
+             PUT",
+        ));
+    }
+    api.edit(|config| {
+        name_all(config);
+        let at = position::<C>(config, id).ok_or_else(|| no_such(id))?;
+        let device = C::list(config).get_mut(at).ok_or_else(|| no_such(id))?;
+        change(device);
+        Ok(Known::Configured(device.clone()))
+    })
+}
+
+/// Takes the device `id` away; `None` if it is gone at once, else the guest is asked.
+pub(super) async fn remove<C: Kind>(
+    api: &Arc<Controller>,
+    id: String,
+) -> Result<Option<Known<C>>, ApiError> {
+    if api.is_built() {
+        let machine = api.running()?;
+        let device = on_worker(move || C::unplug(&machine, &id)).await??;
+        return Ok(Some(device.into()));
+    }
+    api.edit(|config| {
+        name_all(config);
+        let at = position::<C>(config, &id).ok_or_else(|| no_such(&id))?;
+        C::list(config).remove(at);
+        Ok(None)
+    })
+}

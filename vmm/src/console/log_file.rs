@@ -1,0 +1,315 @@
+//! A console's log: a file that does not grow beyond a size.
+//!
+//! Owns the file and its rotation. It must not know where the bytes come from.
+//!
+//! ```text
+//!             the next write would pass the limit
+//!   FILE ──────────────────────────────────────────> FILE renamed to FILE.1 (an older one goes), FILE anew
+//! ```
+//! What cannot be written (the file system is full, a limit) is dropped and counted; when it works again, the
+//! file says how much is missing. A write may take as long as the page cache makes it: a file system that hangs
+//! holds the vmm thread, so a log belongs on a local one.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+
+/// The size of a log where none is given, in bytes.
+pub(super) const SIZE_MAX: u64 = 16 << 20;
+/// Who may read it: the user of this process. A guest may say secrets.
+const MODE: Mode = Mode::from_raw_mode(0o600);
+
+/// Why there is no log.
+#[derive(Debug, thiserror::Error)]
+pub enum ConsoleLogError {
+    /// It cannot be opened or made.
+    #[error("cannot open the console's log {path}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A device, a FIFO, a socket, or somebody else's file.
+    #[error("{0} cannot be a console's log: it is no regular file of this user's")]
+    NotAFile(PathBuf),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    path: PathBuf,
+    limit: u64,
+    /// `None` after a rotation that failed.
+    file: Option<File>,
+    size: u64,
+    /// Bytes lost since the last one that was written.
+    missing: u64,
+    /// Bytes lost ever.
+    lost: u64,
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    // No link is followed, and what is no file is not waited for.
+    let flags = OFlags::WRONLY
+        | OFlags::APPEND
+        | OFlags::CREATE
+        | OFlags::CLOEXEC
+        | OFlags::NOFOLLOW
+        | OFlags::NONBLOCK
+        | OFlags::NOCTTY;
+    Ok(File::from(rustix::fs::open(path, flags, MODE)?))
+}
+
+impl LogFile {
+    /// Opens `path` or makes it; what is in it stays. It grows to `limit` bytes.
+    ///
+    /// # Errors
+    /// See [`ConsoleLogError`].
+    pub(super) fn open(path: &Path, limit: u64) -> Result<Self, ConsoleLogError> {
+        let failed = |source| ConsoleLogError::Open {
+            path: path.to_owned(),
+            source,
+        };
+        let file = match open(path) {
+            // A symbolic link; a socket, or a FIFO that nobody reads.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => {
+                return Err(ConsoleLogError::NotAFile(path.to_owned()));
+            }
+            opened => opened.map_err(failed)?,
+        };
+        let metadata = file.metadata().map_err(failed)?;
+        let ours = metadata.uid() == rustix::process::geteuid().as_raw();
+        if !metadata.is_file() || !ours {
+            return Err(ConsoleLogError::NotAFile(path.to_owned()));
+        }
+        // One that was there may be readable for others.
+        rustix::fs::fchmod(&file, MODE).map_err(|error| failed(error.into()))?;
+        Ok(Self {
+            path: path.to_owned(),
+            limit,
+            size: metadata.len(),
+            file: Some(file),
+            missing: 0,
+            lost: 0,
+        })
+    }
+
+    /// Bytes that are in no log.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Takes note of bytes that never came here.
+    pub(super) fn lose(&mut self, count: u64) {
+        self.missing = self.missing.saturating_add(count);
+        self.lost = self.lost.saturating_add(count);
+    }
+
+    /// Writes `bytes`, or drops and counts what cannot be written.
+    pub(super) fn write(&mut self, bytes: &[u8]) {
+        if self.missing > 0 {
+            let note = format!(
+                "\n[bellhop: {} bytes of output are missing here]\n",
+                self.missing
+            );
+            if self.append(note.as_bytes()).is_ok() {
+                tracing::warn!(
+                    bytes = self.missing,
+                    "the console's log goes on, with a gap"
+                );
+                self.missing = 0;
+            }
+        }
+        if self.missing > 0 {
+            return self.lose(bytes.len() as u64);
+        }
+        if let Err(failed) = self.append(bytes) {
+            let lost = bytes.len().saturating_sub(failed.written);
+            tracing::warn!(
+                path = %self.path.display(), error = %failed.error,
+                "the console's log cannot be written: what the guest prints is dropped"
+            );
+            self.lose(lost as u64);
+        }
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), AppendError> {
+        let failed = |written| move |error| AppendError { written, error };
+        let grown = self.size.saturating_add(bytes.len() as u64);
+        if self.file.is_none() || (self.size > 0 && grown > self.limit) {
+            self.rotate().map_err(failed(0))?;
+        }
+        let mut written = 0;
+        while let Some(rest) = bytes.get(written..)
+            && !rest.is_empty()
+        {
+            let file = self.file.as_mut().ok_or(io::ErrorKind::NotFound);
+            match file
+                .map_err(io::Error::from)
+                .and_then(|file| file.write(rest))
+            {
+                Ok(0) => return Err(failed(written)(io::ErrorKind::WriteZero.into())),
+                Ok(count) => {
+                    written += count;
+                    self.size = self.size.saturating_add(count as u64);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed(written)(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Each time from the beginning: after a failure the file stays as large as it is.
+    fn rotate(&mut self) -> io::Result<()> {
+        let mut old = OsString::from(&self.path);
+        old.push(".1");
+        match std::fs::rename(&self.path, old) {
+            // Somebody took it away: there is nothing to keep.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            renamed => renamed?,
+        }
+        self.file = None;
+        let file = open(&self.path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::Error::other("what is there is no regular file"));
+        }
+        self.size = metadata.len();
+        self.file = Some(file);
+        Ok(())
+    }
+}
+
+/// How far a write came.
+struct AppendError {
+    written: usize,
+    error: io::Error,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn log(&self) -> PathBuf {
+            self.0.join("console.log")
+        }
+
+        fn old(&self) -> PathBuf {
+            self.0.join("console.log.1")
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn it_grows_to_its_limit_and_keeps_one_older() {
+        let directory = Directory::new("console-log");
+        let path = directory.log();
+        fs::write(&path, "before\n").unwrap();
+        let mut log = LogFile::open(&path, 100).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
+        log.write(b"after\n");
+        assert_eq!(fs::read(&path).unwrap(), b"before\nafter\n");
+        for number in 0..50 {
+            log.write(format!("line {number:03}\n").as_bytes());
+            assert!(fs::metadata(&path).unwrap().len() <= 100);
+        }
+        let kept =
+            fs::read_to_string(directory.old()).unwrap() + &fs::read_to_string(&path).unwrap();
+        assert!(kept.ends_with("line 048\nline 049\n"), "{kept}");
+        assert!(kept.len() <= 200 && kept.starts_with("line 0"), "{kept}");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
+        assert_eq!(log.lost(), 0);
+        // One write beyond the limit is not torn: it has a file of its own.
+        log.write(&[b'x'; 300]);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 300);
+        assert_eq!(fs::read_dir(&directory.0).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_counted_and_said_later() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let directory = Directory::new("console-full");
+        let path = directory.log();
+        let mut log = LogFile::open(&path, 1000).unwrap();
+        let file = log.file.replace(full);
+        log.write(b"12345");
+        log.write(b"678");
+        assert_eq!((log.lost(), log.missing), (8, 8));
+        log.lose(2);
+        log.file = file;
+        log.write(b"again\n");
+        let said = fs::read_to_string(&path).unwrap();
+        assert_eq!(
+            said,
+            "\n[bellhop: 10 bytes of output are missing here]\nagain\n"
+        );
+        assert_eq!((log.lost(), log.missing), (10, 0));
+    }
+
+    #[test]
+    fn a_rotation_that_fails_loses_and_goes_on() {
+        let directory = Directory::new("console-rotate");
+        let path = directory.log();
+        let mut log = LogFile::open(&path, 10).unwrap();
+        log.write(b"0123456789");
+        // Not even root replaces a directory by a file.
+        fs::create_dir(directory.old()).unwrap();
+        log.write(b"lost");
+        assert_eq!(log.lost(), 4);
+        fs::remove_dir(directory.old()).unwrap();
+        log.write(b"kept");
+        let said = fs::read_to_string(&path).unwrap();
+        assert!(said.ends_with("kept"), "{said}");
+        // Taken away under it: it is made again at the next rotation.
+        fs::remove_file(&path).unwrap();
+        log.write(b"0123456789");
+        log.write(b"x");
+        assert_eq!(fs::read(&path).unwrap(), b"x");
+    }
+
+    #[test]
+    fn what_is_no_file_of_ours_is_refused() {
+        let directory = Directory::new("console-odd");
+        let link = directory.0.join("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        let fifo = directory.0.join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, MODE).unwrap();
+        for path in [&link, &fifo, Path::new("/dev/null")] {
+            let refused = LogFile::open(path, 100);
+            assert!(
+                matches!(refused, Err(ConsoleLogError::NotAFile(_))),
+                "{refused:?}"
+            );
+        }
+        for path in [directory.0.join("no/such"), directory.0.clone()] {
+            let refused = LogFile::open(&path, 100);
+            assert!(
+                matches!(refused, Err(ConsoleLogError::Open { .. })),
+                "{refused:?}"
+            );
+        }
+    }
+}

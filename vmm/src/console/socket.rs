@@ -1,0 +1,471 @@
+//! The serial console on a Unix socket, with a log: for machines without a terminal.
+//!
+//! Owns the socket, the log file and the one client. It must not know the serial port, nor what a
+//! client makes of what it reads: bytes pass as they are, in both directions, without an escape.
+//!
+//! ```text
+//!                   +──> log file, always               (as fast as the disk)
+//!   vCPU ─> History ┤
+//!                   +──> the client, if there is one    (as fast as it reads)
+//!   serial port <── InputPump <── the client
+//! ```
+//! **Nobody stalls the guest.** Its output goes into the [`History`]; from there the vmm thread hands it on.
+//! Who is slower than the guest by more than the history is long, misses what lies between, and is told how much.
+//! Input is never lost as long as its client stays: what the guest does not take waits in the
+//! pump, and then in the client's socket.
+//!
+//! **One client at a time**, because two who type into one login are one mistake. A second one is told who has
+//! the console, and is disconnected. A new one first gets the last 64 KiB of what was said.
+//!
+//! ```text
+//!             connects: gets the last 64 KiB
+//!   no client ───────────────────────────────> client <──+ another one connects: told who is here,
+//!       ^                                        │   │   │ and disconnected
+//!       │  closes, or cannot be written to       │   +───+
+//!       +────────────────────────────────────────+
+//!          one that only stopped writing stays, until it closes
+//! ```
+//! Connections wait in the kernel until a machine runs.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+
+use super::history::{History, HistoryWriter};
+use super::log_file::{ConsoleLogError, LogFile, SIZE_MAX};
+use super::{ConsoleInput, ConsoleRead, InputPump};
+use crate::event_loop::{EventLoop, Token};
+use crate::http::socket::{self, SocketError, SocketFile};
+
+/// What a new client gets of what was said before, in bytes.
+const REPLAY: u64 = 64 * 1024;
+/// Bytes handed on at once.
+const CHUNK: usize = 4096;
+/// Chunks handed on before other events have their turn.
+const CHUNKS_MAX: usize = 64;
+
+/// Why there is no console socket.
+#[derive(Debug, thiserror::Error)]
+pub enum ConsoleSocketError {
+    /// No socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// No log.
+    #[error(transparent)]
+    Log(#[from] ConsoleLogError),
+    /// No descriptor is left.
+    #[error("cannot make the console")]
+    Host(#[source] io::Error),
+}
+
+struct Inner {
+    listener: UnixListener,
+    _file: SocketFile,
+    log: Option<Mutex<LogFile>>,
+    history: Arc<History>,
+}
+
+/// A serial console on a Unix socket, mode 0600; its file goes with the last clone. See the module.
+#[derive(Clone)]
+pub struct ConsoleSocket(Arc<Inner>);
+
+impl fmt::Debug for ConsoleSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsoleSocket")
+            .field("log", &self.0.log)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a console on a socket lost since the start, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ConsoleLoss {
+    /// Of the log: it could not be written.
+    pub log: u64,
+    /// Of clients: they did not read.
+    pub clients: u64,
+}
+
+impl ConsoleSocket {
+    /// Listens on `path`, and writes all output to `log` as well: a file of at most 16 MiB, and one
+    /// older one beside it with `.1` behind its name. Both have mode 0600.
+    ///
+    /// # Errors
+    /// See [`ConsoleSocketError`]. A socket that somebody serves, and what is no socket or no
+    /// regular file, is left alone.
+    pub fn new(path: &Path, log: Option<&Path>) -> Result<Self, ConsoleSocketError> {
+        Self::with_limit(path, log, SIZE_MAX)
+    }
+
+    fn with_limit(path: &Path, log: Option<&Path>, limit: u64) -> Result<Self, ConsoleSocketError> {
+        let log = log
+            .map(|path| LogFile::open(path, limit))
+            .transpose()?
+            .map(Mutex::new);
+        let (listener, file) = socket::listen(path)?;
+        Ok(Self(Arc::new(Inner {
+            listener,
+            _file: file,
+            log,
+            history: History::new().map_err(ConsoleSocketError::Host)?,
+        })))
+    }
+
+    /// Where the serial port writes: it takes everything at once.
+    pub(crate) fn writer(&self) -> Box<dyn io::Write + Send> {
+        Box::new(HistoryWriter(self.0.history.clone()))
+    }
+
+    fn log(&self) -> Option<MutexGuard<'_, LogFile>> {
+        let log = self.0.log.as_ref()?;
+        Some(log.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The client's writing half, for the [`InputPump`].
+struct ClientInput(OwnedFd);
+
+impl AsFd for ClientInput {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl ConsoleInput for ClientInput {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<ConsoleRead> {
+        // Descriptors that come along are closed by the kernel: there is no room for them.
+        let (count, _) = rustix::net::recv(&self.0, buffer, RecvFlags::DONTWAIT)?;
+        Ok(match count {
+            0 => ConsoleRead::Closed,
+            count => ConsoleRead::Bytes(count),
+        })
+    }
+}
+
+/// Who is connected.
+struct Client {
+    stream: UnixStream,
+    pid: Option<i32>,
+    /// How far it has read the history.
+    position: u64,
+    /// What it is told between the guest's words.
+    note: Vec<u8>,
+    /// Whether the event loop tells when it can be written to.
+    awaited: bool,
+}
+
+impl Client {
+    /// Whether it closed its end for good.
+    fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::empty())];
+        let gone = PollFlags::HUP | PollFlags::ERR;
+        poll(&mut fds, Some(&Timespec::default())).is_ok()
+            && fds.iter().any(|fd| fd.revents().intersects(gone))
+    }
+
+    /// Sends what it takes without waiting; how much.
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match rustix::net::send(&self.stream, bytes, flags) {
+            Err(rustix::io::Errno::AGAIN) => Ok(0),
+            sent => Ok(sent?),
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // It sees the end now, although the pump has a descriptor of its own.
+        let _ = rustix::net::shutdown(&self.stream, Shutdown::Both);
+    }
+}
+
+/// The machine's side of a [`ConsoleSocket`], in the vmm thread.
+pub(crate) struct SocketScreen {
+    socket: ConsoleSocket,
+    client: Option<Client>,
+    logged: u64,
+    lost_by_clients: u64,
+    /// Whether the event loop tells of connections.
+    listening: bool,
+}
+
+impl SocketScreen {
+    /// Registers the console with the loop.
+    ///
+    /// # Errors
+    /// Whatever epoll says.
+    pub(crate) fn new(socket: ConsoleSocket, events: &EventLoop) -> io::Result<Self> {
+        let inner = &socket.0;
+        events.add(inner.history.written().as_raw_fd(), Token::ConsoleOutput)?;
+        events.add(inner.listener.as_raw_fd(), Token::ConsoleConnection)?;
+        let logged = inner.history.end();
+        Ok(Self {
+            socket,
+            client: None,
+            logged,
+            lost_by_clients: 0,
+            listening: true,
+        })
+    }
+
+    /// What was lost so far.
+    pub(crate) fn loss(&self) -> ConsoleLoss {
+        ConsoleLoss {
+            log: self.socket.log().map_or(0, |log| log.lost()),
+            clients: self.lost_by_clients,
+        }
+    }
+
+    /// For [`Token::ConsoleConnection`]: takes one connection.
+    pub(crate) fn connection(&mut self, input: &mut InputPump, events: &EventLoop) {
+        let stream = match self.socket.0.listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if super::is_transient(&error) => return,
+            Err(error) => {
+                // No descriptor is left, most likely. The connection stays there, and would wake us for ever.
+                tracing::warn!(%error, "a connection to the console cannot be accepted");
+                self.listening = events.remove(self.socket.0.listener.as_raw_fd()).is_err();
+                return;
+            }
+        };
+        if let Some(client) = &self.client {
+            if !client.is_gone() {
+                return refuse(&stream, client.pid);
+            }
+            self.disconnect(input, events);
+        }
+        if let Err(error) = self.connect(stream, input, events) {
+            tracing::warn!(%error, "a client of the console cannot be served");
+        }
+    }
+
+    fn connect(
+        &mut self,
+        stream: UnixStream,
+        input: &mut InputPump,
+        events: &EventLoop,
+    ) -> io::Result<()> {
+        let keyboard = ClientInput(stream.try_clone()?.into());
+        let end = self.socket.0.history.end();
+        let pid = peer(&stream);
+        input.attach(Box::new(keyboard), events)?;
+        tracing::info!(pid, "a client has the console");
+        self.client = Some(Client {
+            stream,
+            pid,
+            position: end.saturating_sub(REPLAY),
+            note: Vec::new(),
+            awaited: false,
+        });
+        self.hand_on(true, input, events);
+        Ok(())
+    }
+
+    fn disconnect(&mut self, input: &mut InputPump, events: &EventLoop) {
+        let Some(client) = self.client.take() else {
+            return;
+        };
+        input.detach(events);
+        if client.awaited
+            && let Err(error) = events.remove(client.stream.as_raw_fd())
+        {
+            tracing::warn!(%error, "a client of the console is still waited for");
+        }
+        tracing::info!(pid = client.pid, "the console has no client");
+        drop(client);
+        if !self.listening {
+            // There is a descriptor again.
+            let listener = self.socket.0.listener.as_raw_fd();
+            self.listening = events.add(listener, Token::ConsoleConnection).is_ok();
+        }
+    }
+
+    /// For [`Token::ConsoleOutput`]: the guest said something.
+    pub(crate) fn output(&mut self, input: &mut InputPump, events: &EventLoop) {
+        // Another client is written to when it takes more.
+        let ready = self.client.as_ref().is_some_and(|client| !client.awaited);
+        self.hand_on(ready, input, events);
+    }
+
+    /// For [`Token::ConsoleWritable`]: the client takes more.
+    pub(crate) fn writable(&mut self, input: &mut InputPump, events: &EventLoop) {
+        self.hand_on(true, input, events);
+    }
+
+    /// The one place that acknowledges: what an event stood for is handed on to all who are to get it.
+    fn hand_on(&mut self, to_client: bool, input: &mut InputPump, events: &EventLoop) {
+        let history = self.socket.0.history.clone();
+        if self.socket.0.log.is_none() && !to_client {
+            // Who comes later looks by itself: until then the guest wakes nobody.
+            return history.ignore();
+        }
+        history.acknowledge();
+        if let Some(mut log) = self.socket.log() {
+            let mut buffer = [0; CHUNK];
+            for _ in 0..CHUNKS_MAX {
+                let chunk = history.read(self.logged, &mut buffer);
+                self.logged = chunk.next;
+                if chunk.lost > 0 {
+                    log.lose(chunk.lost);
+                }
+                match buffer.get(..chunk.count) {
+                    Some(bytes) if !bytes.is_empty() => log.write(bytes),
+                    _ => break,
+                }
+            }
+        }
+        if to_client {
+            self.write_client(input, events);
+        }
+        if self.socket.0.log.is_some() && self.logged < history.end() {
+            // Others have their turn first.
+            let _ = history.written().write(1);
+        }
+    }
+
+    /// After [`Token::ConsoleInput`]: a client that has closed is gone.
+    pub(crate) fn input_read(&mut self, input: &mut InputPump, events: &EventLoop) {
+        if input.is_closed() && self.client.as_ref().is_some_and(Client::is_gone) {
+            self.disconnect(input, events);
+        }
+    }
+
+    fn write_client(&mut self, input: &mut InputPump, events: &EventLoop) {
+        let written = self.try_write_client(events);
+        if let Err(error) = written {
+            tracing::debug!(%error, "the console's client is gone");
+            // What it has sent before is still to be read; without that it is over now.
+            if input.is_closed() {
+                self.disconnect(input, events);
+            } else if let Some(client) = &mut self.client {
+                client.position = u64::MAX;
+                client.note.clear();
+                if std::mem::take(&mut client.awaited) {
+                    let _ = events.remove(client.stream.as_raw_fd());
+                }
+            }
+        }
+    }
+
+    fn try_write_client(&mut self, events: &EventLoop) -> io::Result<()> {
+        let Some(client) = &mut self.client else {
+            return Ok(());
+        };
+        let history = &self.socket.0.history;
+        let mut buffer = [0; CHUNK];
+        let mut more = true;
+        for _ in 0..CHUNKS_MAX {
+            if !client.note.is_empty() {
+                let sent = client.send(&client.note)?;
+                client.note.drain(..sent.min(client.note.len()));
+                if !client.note.is_empty() {
+                    break;
+                }
+            }
+            let chunk = history.read(client.position, &mut buffer);
+            if chunk.lost > 0 {
+                self.lost_by_clients = self.lost_by_clients.saturating_add(chunk.lost);
+                let note = format!(
+                    "\r\n[bellhop: {} bytes of output are missing here]\r\n",
+                    chunk.lost
+                );
+                client.note = note.into_bytes();
+                client.position = client.position.saturating_add(chunk.lost);
+                continue;
+            }
+            let bytes = buffer.get(..chunk.count).unwrap_or_default();
+            if bytes.is_empty() {
+                more = false;
+                break;
+            }
+            let sent = client.send(bytes)?;
+            client.position = client.position.saturating_add(sent as u64);
+            if sent < bytes.len() {
+                break;
+            }
+        }
+        let fd = client.stream.as_raw_fd();
+        match (client.awaited, more) {
+            (false, true) => events.add_writable(fd, Token::ConsoleWritable)?,
+            (true, false) => events.remove(fd)?,
+            (false, false) | (true, true) => {}
+        }
+        client.awaited = more;
+        Ok(())
+    }
+
+    /// The machine's run is over: what it said last goes to the log, and to the client as far as it
+    /// takes it within `limit`.
+    pub(crate) fn finish(&mut self, input: &mut InputPump, events: &EventLoop, limit: Duration) {
+        let start = Instant::now();
+        while self.logged < self.socket.0.history.end() && self.socket.0.log.is_some() {
+            self.hand_on(false, input, events);
+        }
+        self.hand_on(true, input, events);
+        while let Some(client) = self.client.as_ref().filter(|client| client.awaited) {
+            let left = limit.saturating_sub(start.elapsed());
+            let left = Timespec::try_from(left).unwrap_or_default();
+            let mut fds = [PollFd::new(&client.stream, PollFlags::OUT)];
+            if !matches!(poll(&mut fds, Some(&left)), Ok(1..)) {
+                tracing::warn!("the console's client is too slow: it misses the end");
+                return;
+            }
+            self.write_client(input, events);
+        }
+    }
+}
+
+impl fmt::Debug for SocketScreen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SocketScreen")
+            .field("client", &self.client.as_ref().map(|client| client.pid))
+            .field("loss", &self.loss())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The process at the other end; `None` if it is not visible from here (another PID namespace).
+fn peer(stream: &UnixStream) -> Option<i32> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut size = libc::socklen_t::try_from(size_of_val(&peer)).ok()?;
+    // SAFETY: needed because the standard library does not give this, and rustix has a type for it that a PID of
+    // 0 is no value of. The kernel writes at most `size` bytes, which is what `peer` has, and any
+    // bytes are a valid `ucred`; `stream` is open for the whole call.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut size,
+        )
+    };
+    (result == 0 && peer.pid > 0).then_some(peer.pid)
+}
+
+/// Tells a second client who has the console. It is disconnected with `stream`.
+fn refuse(stream: &UnixStream, holder: Option<i32>) {
+    let holder = holder.map_or_else(
+        || "another process".to_owned(),
+        |pid| format!("process {pid}"),
+    );
+    let line = format!("[bellhop: {holder} has this console; try again when it has left]\r\n");
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    // An empty socket has room for a line; who does not want to hear it may go.
+    let _ = rustix::net::send(stream, line.as_bytes(), flags);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! What of the host a machine is placed on: its CPUs, its NUMA nodes, and the node that a device
+//! hangs on.
+//!
+//! Owns the reading of sysfs, below a root so that tests can make one up. It must not know who
+//! is placed there. Sysfs is read and nothing else is asked: a machine needs no netlink.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::byte_count::ByteCount;
+use crate::config::{HostCpus, parse_list, show_list};
+
+/// Why a machine cannot be placed where it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum PlacementError {
+    /// CPUs that are not there, or are switched off.
+    #[error("cpu_affinity: vCPU {vcpu} is to run on CPUs {wanted}, this host has {online} online")]
+    NoSuchCpu {
+        /// Which vCPU.
+        vcpu: u8,
+        /// What was asked for.
+        wanted: HostCpus,
+        /// What there is.
+        online: String,
+    },
+    /// A node that is not there, or has no memory.
+    #[error("memory: host_numa_node {node} has no memory, or is not there; this host has {nodes}")]
+    NoSuchNode {
+        /// What was asked for.
+        node: u16,
+        /// What there is.
+        nodes: String,
+    },
+    /// Less memory than the guest is to have.
+    #[error(
+        "memory: {} is more than the {} of host_numa_node {node}",
+        ByteCount(*size),
+        ByteCount(*total)
+    )]
+    BeyondNode {
+        /// Bytes asked for.
+        size: u64,
+        /// The node.
+        node: u16,
+        /// Bytes that it has.
+        total: u64,
+    },
+    /// The kernel does not say.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The host, seen through its sysfs.
+#[derive(Debug)]
+pub(crate) struct Host {
+    sysfs: PathBuf,
+}
+
+impl Host {
+    /// This host.
+    pub(crate) fn new() -> Self {
+        Self {
+            sysfs: PathBuf::from("/sys"),
+        }
+    }
+
+    /// Checks that the CPUs of all lists, one for each vCPU, are online.
+    ///
+    /// # Errors
+    /// [`PlacementError::NoSuchCpu`] or [`PlacementError::Read`].
+    pub(crate) fn check_cpus(&self, lists: &[HostCpus]) -> Result<(), PlacementError> {
+        if lists.is_empty() {
+            return Ok(());
+        }
+        let online = self.list("devices/system/cpu/online")?;
+        for (vcpu, wanted) in (0..).zip(lists) {
+            if !wanted.iter().all(|cpu| online.contains(&cpu)) {
+                return Err(PlacementError::NoSuchCpu {
+                    vcpu,
+                    wanted: wanted.clone(),
+                    online: show_list(online),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a node is there and has so many bytes of memory, free or not. A guest that is
+    /// bound to a node with less would be ended by the kernel once it touches too much.
+    ///
+    /// # Errors
+    /// [`PlacementError`], but for CPUs.
+    pub(crate) fn check_node(&self, node: u16, size: u64) -> Result<(), PlacementError> {
+        let nodes = match self.list("devices/system/node/has_memory") {
+            Err(PlacementError::Read { source, .. })
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                Vec::new()
+            }
+            nodes => nodes?,
+        };
+        if !nodes.contains(&node) {
+            return Err(PlacementError::NoSuchNode {
+                node,
+                nodes: match nodes.len() {
+                    0 => "no NUMA nodes (a kernel without CONFIG_NUMA)".to_owned(),
+                    _ => format!("node {}", show_list(nodes)),
+                },
+            });
+        }
+        let path = format!("devices/system/node/node{node}/meminfo");
+        let text = self.read(&path)?;
+        match node_total(&text) {
+            Some(total) if size > total => Err(PlacementError::BeyondNode { size, node, total }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The node that a character or block device hangs on: what the nearest of its parents says
+    /// that knows one, which is the PCI function behind a vDPA device. `None` where none
+    /// does, or the file is something else.
+    pub(crate) fn node_of(&self, device: &fs::Metadata) -> Option<u16> {
+        let kind = match device.file_type() {
+            kind if kind.is_char_device() => "char",
+            kind if kind.is_block_device() => "block",
+            _ => return None,
+        };
+        let (major, minor) = (libc::major(device.rdev()), libc::minor(device.rdev()));
+        let link = self.sysfs.join(format!("dev/{kind}/{major}:{minor}"));
+        self.node_at(&link)
+    }
+
+    /// See [`Host::node_of`]; `link` leads to the device's directory.
+    fn node_at(&self, link: &Path) -> Option<u16> {
+        let root = fs::canonicalize(&self.sysfs).ok()?;
+        let directory = fs::canonicalize(link).ok()?;
+        let mut parents = directory.ancestors();
+        parents
+            .by_ref()
+            .take_while(|parent| parent.starts_with(&root))
+            .filter_map(|parent| fs::read_to_string(parent.join("numa_node")).ok())
+            // -1: the firmware does not say.
+            .find_map(|node| node.trim().parse().ok())
+    }
+
+    /// The numbers in a file that has a list in the kernel's format.
+    fn list(&self, path: &str) -> Result<Vec<u16>, PlacementError> {
+        let text = self.read(path)?;
+        let numbers = parse_list(text.trim()).unwrap_or_default();
+        Ok(numbers
+            .into_iter()
+            .filter_map(|number| number.try_into().ok())
+            .collect())
+    }
+
+    fn read(&self, path: &str) -> Result<String, PlacementError> {
+        let path = self.sysfs.join(path);
+        fs::read_to_string(&path).map_err(|source| PlacementError::Read { path, source })
+    }
+}
+
+/// `Node 0 MemTotal:  2014332 kB` in bytes.
+fn node_total(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find(|line| line.contains(" MemTotal:"))?;
+    let kib: u64 = line.split_whitespace().nth_back(1)?.parse().ok()?;
+    kib.checked_mul(1 << 10)
+}
+
+/// What there is to say about a device on `device_node` of a machine whose memory is bound to
+/// `memory_node`.
+pub(crate) fn numa_warning(device_node: Option<u16>, memory_node: Option<u16>) -> Option<String> {
+    let (device, memory) = (device_node?, memory_node?);
+    (device != memory).then(|| {
+        format!(
+            "the device is on NUMA node {device}, guest memory on node {memory}: each transfer \
+             crosses between them; set memory.host_numa_node to {device}, or take a device of \
+             node {memory}"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+//! Why a machine is over, for those who were not there: the API's clients, a node daemon.
+//!
+//! Owns the words. It must not know who is told.
+
+use std::error::Error;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Exit, MachineError};
+
+/// The kind of an end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum EndReason {
+    /// The guest switched the power off.
+    PoweredOff,
+    /// Somebody outside the guest asked for it.
+    Stopped,
+    /// A vCPU could not go on.
+    Crashed,
+    /// The host could not go on: a vDPA device or KVM failed, or the kernel's file was gone at a reset.
+    Failed,
+}
+
+/// Why a machine is over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct End {
+    /// For programs.
+    pub reason: EndReason,
+    /// For people: a sentence with the cause, in which nothing is to be searched.
+    pub detail: String,
+}
+
+impl End {
+    /// Somebody asked for it, as `detail` says.
+    pub(crate) fn stopped(detail: &str) -> Self {
+        Self {
+            reason: EndReason::Stopped,
+            detail: detail.to_owned(),
+        }
+    }
+
+    /// The machine could not be built, or could not go on.
+    pub(crate) fn failed(error: &dyn Error) -> Self {
+        let mut detail = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            detail.push_str(": ");
+            detail.push_str(&error.to_string());
+            cause = error.source();
+        }
+        Self {
+            reason: EndReason::Failed,
+            detail,
+        }
+    }
+}
+
+impl From<&Exit> for End {
+    fn from(exit: &Exit) -> Self {
+        match exit {
+            Exit::PoweredOff => Self {
+                reason: EndReason::PoweredOff,
+                detail: "the guest switched the power off".to_owned(),
+            },
+            Exit::Stopped => Self::stopped("it was asked to stop"),
+            Exit::Crashed(report) => Self {
+                reason: EndReason::Crashed,
+                detail: format!("the guest crashed: {report}"),
+            },
+        }
+    }
+}
+
+impl From<&Result<Exit, MachineError>> for End {
+    fn from(run: &Result<Exit, MachineError>) -> Self {
+        match run {
+            Ok(exit) => Self::from(exit),
+            Err(error) => Self::failed(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vcpu::{VcpuFailure, VcpuReport};
+
+    #[test]
+    fn each_end_has_its_words() {
+        let crash = Exit::Crashed(VcpuReport {
+            index: 1,
+            instruction_pointer: Some(0xfff0),
+            failure: VcpuFailure::TripleFault,
+        });
+        let failure = MachineError::Host {
+            what: "epoll_wait",
+            source: std::io::Error::from_raw_os_error(libc::EBADF),
+        };
+        for (run, reason, words) in [
+            (Ok(Exit::PoweredOff), EndReason::PoweredOff, "power off"),
+            (Ok(Exit::Stopped), EndReason::Stopped, "asked"),
+            (Ok(crash), EndReason::Crashed, "vCPU 1 at 0xfff0"),
+            (
+                Err(failure),
+                EndReason::Failed,
+                "epoll_wait failed: Bad file",
+            ),
+        ] {
+            let end = End::from(&run);
+            assert_eq!(end.reason, reason);
+            assert!(end.detail.contains(words), "{}", end.detail);
+        }
+    }
+}
