@@ -1,5 +1,6 @@
 //! Log lines on standard error.
 
+use std::fmt;
 use std::io::IsTerminal;
 
 use clap::ValueEnum;
@@ -13,6 +14,19 @@ pub(crate) enum Level {
     Info,
     Debug,
     Trace,
+}
+
+impl fmt::Display for Level {
+    /// As the command line takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        })
+    }
 }
 
 impl From<Level> for LevelFilter {

@@ -117,6 +117,9 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
                 State::Removing => "removing",
             },
         );
+    if let Some(owner) = nic.owner() {
+        entry = entry.with_text("owner", owner);
+    }
     for step in nic.steps() {
         entry = match step {
             Step::CountVirtualFunctions { physical, count } => entry

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::exit::Code;
+use crate::logging::Level;
 use crate::node::{self, NodeError, Options, Paths};
 
 /// Serve this node: its NICs and its virtual machines, by an API
@@ -24,11 +25,16 @@ pub(crate) struct Arguments {
     /// Sockets, and what a reboot of the host may take away
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/bellhop")]
     runtime_dir: PathBuf,
+
+    /// How much the machines' processes log, each to STATE-DIR/vms/NAME/vmm.log
+    #[arg(long, value_name = "LEVEL", default_value = "warn")]
+    machine_log_level: Level,
 }
 
 /// Serves until a signal comes.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, NodeError> {
     node::run(&Options {
         paths: Paths::new(&arguments.state_dir, &arguments.runtime_dir),
+        log_level: arguments.machine_log_level.to_string(),
     })
 }

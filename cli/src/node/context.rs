@@ -1,6 +1,9 @@
 //! What every endpoint gets.
 
+use std::sync::Arc;
+
 use super::events::Events;
+use super::machines::Machines;
 use super::paths::Paths;
 
 /// The node.
@@ -9,5 +12,7 @@ pub(super) struct Node {
     /// Where things are kept.
     pub(super) paths: Paths,
     /// What has happened on the node.
-    pub(super) events: Events,
+    pub(super) events: Arc<Events>,
+    /// Its virtual machines.
+    pub(super) machines: Machines,
 }

@@ -13,8 +13,10 @@
 mod api;
 mod context;
 mod events;
+mod machines;
 mod paths;
 mod run;
+mod store;
 
 pub(crate) use paths::Paths;
 pub(crate) use run::{NodeError, Options, run};

@@ -4,6 +4,7 @@
 //!   STATE    /var/lib/bellhop    0700   node.redb            what should be; outlives a reboot
 //!                                       vms/NAME/            logs
 //!   RUNTIME  /run/bellhop        0755   node.socket          the API
+//!                                       nics/          0700  records of NICs that were made
 //!                                       vms/NAME/      0700  a machine's sockets
 //! ```
 
@@ -11,6 +12,8 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+
+use super::machines::spec::VmName;
 
 /// The daemon's directories.
 #[derive(Debug, Clone)]
@@ -42,6 +45,51 @@ impl Paths {
                 .map_err(|error| (path.clone(), error))?;
         }
         Ok(())
+    }
+
+    /// What outlives a reboot.
+    pub(crate) fn state(&self) -> &Path {
+        &self.state
+    }
+
+    /// What does not.
+    pub(crate) fn runtime(&self) -> &Path {
+        &self.runtime
+    }
+
+    /// The node's memory.
+    pub(crate) fn store(&self) -> PathBuf {
+        self.state.join("node.redb")
+    }
+
+    /// The records of the node's NICs. By default these are those of `bellhop nic`, too.
+    pub(crate) fn nics(&self) -> PathBuf {
+        self.runtime.join("nics")
+    }
+
+    /// A machine's directory of what a reboot takes away. It is its process' mark, too.
+    pub(crate) fn runtime_of(&self, vm: &VmName) -> PathBuf {
+        self.runtime.join("vms").join(vm.as_str())
+    }
+
+    /// A machine's directory of what outlives a reboot.
+    pub(crate) fn state_of(&self, vm: &VmName) -> PathBuf {
+        self.state.join("vms").join(vm.as_str())
+    }
+
+    /// The socket of a machine's own API.
+    pub(crate) fn api_socket(&self, vm: &VmName) -> PathBuf {
+        self.runtime_of(vm).join("api.socket")
+    }
+
+    /// What a guest has written on its console.
+    pub(crate) fn console_log(&self, vm: &VmName) -> PathBuf {
+        self.state_of(vm).join("console.log")
+    }
+
+    /// What a machine's process has to say.
+    pub(crate) fn log(&self, vm: &VmName) -> PathBuf {
+        self.state_of(vm).join("vmm.log")
     }
 
     /// The API's socket.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::UnixListener;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use vmm::http::server;
@@ -16,19 +17,28 @@ use vmm::http::socket::{self, SocketError};
 use super::api;
 use super::context::Node;
 use super::events::Events;
+use super::machines::host::RealHost;
+use super::machines::spec::VmName;
+use super::machines::{Change, Machines};
 use super::paths::Paths;
+use super::store::{Store, StoreError};
 use crate::exit::Code;
 
 /// Threads for what has to wait: netlink, files, machines.
-const WORKERS_MAX: usize = 16;
+const WORKERS_MAX: usize = 64;
 /// How long such a thread lives without work.
 const WORKER_IDLE: Duration = Duration::from_secs(10);
+/// How long steps that are under way may take at the end. What is cut off then, the next daemon
+/// undoes.
+const LAST_STEPS: Duration = Duration::from_secs(30);
 
 /// What the daemon is told.
 #[derive(Debug)]
 pub(crate) struct Options {
     /// Where it keeps what.
     pub(crate) paths: Paths,
+    /// What the machines' processes log at, as `--log-level` takes it.
+    pub(crate) log_level: String,
 }
 
 /// Why there is no daemon.
@@ -43,6 +53,9 @@ pub(crate) enum NodeError {
         #[source]
         source: io::Error,
     },
+    /// Its memory cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// No socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -65,8 +78,9 @@ pub(crate) fn run(options: &Options) -> Result<Code, NodeError> {
         .build()
         .map_err(NodeError::Start)?;
     runtime.block_on(serve(options))?;
-    // What a worker waits for in the kernel may take as long as it wants.
-    runtime.shutdown_background();
+    // What was begun is done to its end, but what a worker waits for in the kernel may take as long
+    // as it wants.
+    runtime.shutdown_timeout(LAST_STEPS);
     Ok(Code::Success)
 }
 
@@ -76,9 +90,13 @@ async fn serve(options: &Options) -> Result<(), NodeError> {
     // The file goes when the last answer is given.
     let (listener, _file) = socket::listen(&options.paths.socket())?;
     let listener = UnixListener::from_std(listener).map_err(NodeError::Start)?;
+    let events = Arc::new(Events::default());
+    let machines = machines(options, &events)?;
+    machines.settle().await;
     let node = Arc::new(Node {
         paths: options.paths.clone(),
-        events: Events::default(),
+        events,
+        machines: machines.clone(),
     });
     let (end, ended) = watch::channel(false);
     node.events.publish("/v1", "served", None);
@@ -89,8 +107,28 @@ async fn serve(options: &Options) -> Result<(), NodeError> {
             _ = interrupt.recv() => {}
         }
         tracing::info!("the daemon ends; machines go on");
+        machines.end();
         end.send_replace(true);
     };
     tokio::join!(serving, signals);
     Ok(())
+}
+
+/// The machines that the store tells of; what becomes of them goes to `events`.
+fn machines(options: &Options, events: &Arc<Events>) -> Result<Machines, NodeError> {
+    let store = Store::open(&options.paths.store())?;
+    let runtime = Handle::current();
+    let host = RealHost::new(options.paths.clone(), runtime.clone(), options.log_level.clone());
+    let events = events.clone();
+    Ok(Machines::open(
+        store,
+        options.paths.clone(),
+        host.map_err(NodeError::Start)?,
+        runtime,
+        Arc::new(move |vm: &VmName, change: Change| {
+            if let Some((word, detail)) = change.as_event() {
+                events.publish(&format!("/v1/vms/{vm}"), word, detail);
+            }
+        }),
+    )?)
 }

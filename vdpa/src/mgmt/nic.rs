@@ -63,7 +63,7 @@ pub use choose::{Taken, TakenBecause};
 pub use error::{MakeError, NicError, NotUndone, RemoveError};
 pub use observer::{Activity, Moment, Observer, Phase, Progress, Silent};
 pub use origin::Origin;
-pub use record::{MadeNic, State};
+pub use record::{BadOwner, MadeNic, State};
 pub use request::{Kind, NicRequest};
 pub use step::{Settings, Step};
 pub use store::{LockedStore, Store, StoreError};

@@ -15,6 +15,7 @@ pub(crate) struct Arguments {}
 const HELP: &str = "\
 Fields:
   from           what the NIC was made of, as it was asked for
+  owner          whom it was made for: node:VM/NIC for a virtual machine of `bellhop serve`
   state          made; making or removing while that goes on, or when it was killed or failed:
                  `bellhop nic remove` undoes the rest
   pf, vfs        the physical function whose virtual functions were counted, and how many

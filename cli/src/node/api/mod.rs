@@ -2,6 +2,9 @@
 
 mod openapi;
 mod version;
+mod vm;
+mod vm_error;
+mod vms;
 
 use std::sync::Arc;
 
@@ -30,6 +33,9 @@ type Api = axum::extract::State<Arc<Node>>;
 fn registered() -> OpenApiRouter<Arc<Node>> {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(version::show))
+        .routes(routes!(vms::list))
+        .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
+        .routes(routes!(vm::spec))
         .routes(routes!(openapi::show))
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::choose::Taken;
 use super::observer::Phase;
+use super::record::BadOwner;
 use super::step::Step;
 use crate::mgmt::bus::BusError;
 use crate::mgmt::connectivity::ConnectivityError;
@@ -45,6 +46,9 @@ pub enum NicError {
     /// A virtual function that cannot be so.
     #[error(transparent)]
     InvalidSetting(#[from] InvalidSetting),
+    /// An owner that no record can hold.
+    #[error(transparent)]
+    Owner(#[from] BadOwner),
     /// What it is to be made of is not there.
     #[error(
         "{0:?} is neither a network interface, nor a PCI function, nor a devlink instance, nor a management device: \

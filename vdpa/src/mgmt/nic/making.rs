@@ -12,7 +12,7 @@ use super::connect::Subject;
 use super::error::{MakeError, NicError};
 use super::observer::{Activity, Moment, Observer, Phase, Progress};
 use super::origin::Plan;
-use super::record::{MadeNic, State};
+use super::record::{MadeNic, State, check_owner};
 use super::request::NicRequest;
 use super::step::Step;
 use super::{Nics, VHOST_DRIVER, undo, wait};
@@ -70,7 +70,7 @@ impl<'a> Making<'a> {
         Self {
             nics,
             others,
-            nic: MadeNic::new(&request.name, &request.from),
+            nic: MadeNic::new(&request.name, &request.from, request.owner.as_deref()),
             observer,
         }
     }
@@ -102,6 +102,9 @@ impl<'a> Making<'a> {
         // Values that no device can have, whatever it is made on.
         if let Ok(any) = "any".parse() {
             request.device(any)?;
+        }
+        if let Some(owner) = &request.owner {
+            check_owner(owner)?;
         }
         if self.others.iter().any(|nic| nic.name() == request.name) {
             return Err(NicError::RecordTaken(request.name.clone()));

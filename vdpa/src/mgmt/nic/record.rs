@@ -30,17 +30,20 @@ pub struct MadeNic {
     version: u32,
     name: String,
     from: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
     state: State,
     /// In the order in which they were begun. The last one may not have been done.
     steps: Vec<Step>,
 }
 
 impl MadeNic {
-    pub(super) fn new(name: &str, from: &str) -> Self {
+    pub(super) fn new(name: &str, from: &str, owner: Option<&str>) -> Self {
         Self {
             version: VERSION,
             name: name.to_owned(),
             from: from.to_owned(),
+            owner: owner.map(str::to_owned),
             state: State::Making,
             steps: Vec::new(),
         }
@@ -56,6 +59,12 @@ impl MadeNic {
     #[must_use]
     pub fn from(&self) -> &str {
         &self.from
+    }
+
+    /// Whom it was made for, in that one's own words; none: whoever asked `bellhop nic make` for it.
+    #[must_use]
+    pub fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
     }
 
     /// How far it is.
@@ -108,6 +117,8 @@ enum BadRecord {
     Version(u32),
     #[error(transparent)]
     Name(#[from] InvalidDevice),
+    #[error(transparent)]
+    Owner(#[from] BadOwner),
     #[error("it has {0} steps, more than any NIC")]
     Steps(usize),
 }
@@ -120,6 +131,8 @@ impl<'de> Deserialize<'de> for MadeNic {
             version: u32,
             name: String,
             from: String,
+            #[serde(default)]
+            owner: Option<String>,
             state: State,
             steps: Vec<Step>,
         }
@@ -129,6 +142,9 @@ impl<'de> Deserialize<'de> for MadeNic {
                 return Err(BadRecord::Version(raw.version));
             }
             check_name(&raw.name)?;
+            if let Some(owner) = &raw.owner {
+                check_owner(owner)?;
+            }
             match raw.steps.len() {
                 0..=STEPS_MAX => Ok(()),
                 count => Err(BadRecord::Steps(count)),
@@ -139,9 +155,27 @@ impl<'de> Deserialize<'de> for MadeNic {
             version: raw.version,
             name: raw.name,
             from: raw.from,
+            owner: raw.owner,
             state: raw.state,
             steps: raw.steps,
         })
+    }
+}
+
+/// The longest owner, in bytes.
+const OWNER_MAX: usize = 256;
+
+/// What cannot stand for an owner.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("an owner has 1 to {OWNER_MAX} bytes without control characters")]
+pub struct BadOwner;
+
+/// Fails for what cannot stand for an owner.
+pub(super) fn check_owner(owner: &str) -> Result<(), BadOwner> {
+    let fits = (1..=OWNER_MAX).contains(&owner.len());
+    match fits && !owner.contains(char::is_control) {
+        true => Ok(()),
+        false => Err(BadOwner),
     }
 }
 

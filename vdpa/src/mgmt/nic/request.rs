@@ -26,6 +26,8 @@ pub struct NicRequest {
     /// interface, a NIC by its devlink handle, or a management device that makes devices itself
     /// (`vdpasim_net`).
     pub from: String,
+    /// Whom it is made for: goes into its record, for that one to know it by. Up to 256 bytes.
+    pub owner: Option<String>,
     /// What the device is made on.
     pub kind: Kind,
     /// Its address.
@@ -52,6 +54,7 @@ impl NicRequest {
         Self {
             name: name.into(),
             from: from.into(),
+            owner: None,
             kind: Kind::Auto,
             mac: None,
             mtu: None,

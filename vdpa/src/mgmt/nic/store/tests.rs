@@ -30,7 +30,7 @@ impl Drop for Directory {
 }
 
 fn nic(name: &str) -> MadeNic {
-    let mut nic = MadeNic::new(name, "enp1s0");
+    let mut nic = MadeNic::new(name, "enp1s0", None);
     nic.push(Step::CountVirtualFunctions {
         physical: "0000:01:00.0".parse().unwrap(),
         count: 4,
@@ -187,4 +187,22 @@ fn two_at_once_wait_for_each_other() {
     let freed = Instant::now();
     drop(first);
     assert!(second.join().unwrap() >= freed);
+}
+
+#[test]
+fn an_owner_is_kept_and_checked() {
+    let directory = Directory::new("owner");
+    let mut store = directory.store().lock().unwrap();
+    let mut owned = MadeNic::new("a", "enp1s0", Some("node:vm/net0"));
+    owned.set_steps(nic("a").steps().to_vec());
+    store.keep(&owned).unwrap();
+    assert_eq!(store.nic("a").unwrap().owner(), Some("node:vm/net0"));
+    let bad = serde_json::to_string(&owned)
+        .unwrap()
+        .replace("node:vm/net0", "a\\nb");
+    directory.put("a.json", &bad);
+    assert!(matches!(
+        store.nic("a").unwrap_err(),
+        StoreError::Malformed { .. }
+    ));
 }

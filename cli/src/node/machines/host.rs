@@ -1,0 +1,411 @@
+//! Steps as they are done on this host: directories, vDPA devices, processes, and machines by their API.
+//!
+//! Owns what a step needs of the outside. It must not know in which order steps are done.
+
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::Method;
+use tokio::runtime::Handle;
+use vdpa::mgmt::bus::Bus;
+use vdpa::mgmt::nic::{self, LockedStore, Nics, State};
+use vmm::config::{VdpaConfig, VmConfig};
+
+use super::error::StepError;
+use super::process::{self, Identity, Process, Start};
+use super::record::Record;
+use super::spec::{NicSource, NicSpec, OWNER, VmName};
+use super::steps::{Found, Host};
+use crate::node::paths::Paths;
+use super::vmm::{SOON, Vmm, VmmError, VmmState, VmmStatus};
+
+/// How long a process may take to listen.
+const LISTEN: Duration = Duration::from_secs(20);
+/// How long a process that does not listen is asked again, when a daemon finds it.
+const FIND: Duration = Duration::from_secs(2);
+/// How long a process may take to end by itself.
+const GRACE: Duration = Duration::from_secs(10);
+/// How much of a log is shown, in bytes.
+const SHOWN: u64 = 2048;
+
+/// This host.
+#[derive(Debug)]
+pub(crate) struct RealHost {
+    paths: Paths,
+    boot: String,
+    runtime: Handle,
+    /// What a machine's process logs at.
+    log_level: String,
+    /// One NIC at a time: so that machines wait for each other here, and not with
+    /// limited patience for the records' lock.
+    nics: Mutex<()>,
+}
+
+impl RealHost {
+    /// This host; what is asked of machines runs on `runtime`.
+    ///
+    /// # Errors
+    /// The kernel does not say which boot this is.
+    pub(crate) fn new(
+        paths: Paths,
+        runtime: Handle,
+        log_level: String,
+    ) -> io::Result<Self> {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        Ok(Self {
+            paths,
+            boot: boot.trim().to_owned(),
+            runtime,
+            log_level,
+            nics: Mutex::new(()),
+        })
+    }
+
+    fn vmm(&self, vm: &VmName) -> Vmm {
+        Vmm::new(&self.paths.api_socket(vm))
+    }
+
+    /// What owns the character device that a NIC has, to tell whether two are the same.
+    pub(crate) fn device_of(&self, vm: &VmName, nic: &NicSpec) -> PathBuf {
+        let named = match nic.source() {
+            NicSource::From(_) => by_name(&vm.device(nic.id())),
+            NicSource::Device(name) => by_name(name),
+            NicSource::Path(path) => Ok(path.clone()),
+        };
+        let path = named.unwrap_or_else(|_| match nic.source() {
+            NicSource::From(_) => PathBuf::from(vm.device(nic.id())),
+            NicSource::Device(name) => PathBuf::from(name),
+            NicSource::Path(path) => path.clone(),
+        });
+        fs::canonicalize(&path).unwrap_or(path)
+    }
+
+    /// The records of NICs, which nobody else changes meanwhile.
+    fn nic_store(&self) -> Result<LockedStore, StepError> {
+        let store = nic::Store::open(&self.paths.nics()).and_then(nic::Store::lock);
+        store.map_err(|error| StepError::NicStore(Box::new(error)))
+    }
+
+    /// Takes back what was made for machines that there are not. `wanted` says which devices are some machine's.
+    pub(crate) fn remove_strays(&self, wanted: impl Fn(&str) -> bool) -> Result<(), StepError> {
+        let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut store = self.nic_store()?;
+        let all = store
+            .nics()
+            .map_err(|error| StepError::NicStore(Box::new(error)))?;
+        let strays = all.iter().filter(|nic| {
+            nic.owner().is_some_and(|owner| owner.starts_with(OWNER)) && !wanted(nic.name())
+        });
+        let mut nics = None;
+        for stray in strays {
+            tracing::warn!(device = stray.name(), owner = stray.owner(), "a device of no machine's is taken back");
+            let nics = match &nics {
+                Some(nics) => nics,
+                None => nics.insert(open()?),
+            };
+            if let Err(error) = nics.remove(stray, &mut store) {
+                tracing::error!(
+                    device = stray.name(),
+                    error = &error as &dyn std::error::Error,
+                    "a device of no machine's stays"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends processes that are marked as a machine's of this node that `wanted` does not know.
+    pub(crate) fn end_strays(&self, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
+        let below = self.paths.runtime().join("vms");
+        for (mark, identity) in process::all_marked()? {
+            let name = mark.strip_prefix(&below).ok().and_then(Path::to_str);
+            if name.is_none_or(&wanted) {
+                continue;
+            }
+            tracing::warn!(mark = %mark.display(), pid = identity.pid, "a process of no machine's is ended");
+            if let Some(process) = Process::open(identity)? {
+                process.end(GRACE)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn end_of_log(&self, vm: &VmName) -> String {
+        let read = || -> io::Result<String> {
+            let mut file = fs::File::open(self.paths.log(vm))?;
+            let length = file.metadata()?.len();
+            file.seek(SeekFrom::Start(length.saturating_sub(SHOWN)))?;
+            let mut end = Vec::new();
+            file.take(SHOWN).read_to_end(&mut end)?;
+            Ok(String::from_utf8_lossy(&end).into_owned())
+        };
+        let text = read().unwrap_or_default();
+        match text.trim().is_empty() {
+            true => "it said nothing".to_owned(),
+            false => text.trim().to_owned(),
+        }
+    }
+
+    /// Waits until the process answers.
+    fn await_listening(&self, vm: &VmName, process: &Process) -> Result<VmmStatus, StepError> {
+        let start = Instant::now();
+        loop {
+            match self.runtime.block_on(self.vmm(vm).status()) {
+                Ok(status) => return Ok(status),
+                Err(VmmError::Connect { .. }) if start.elapsed() < LISTEN => {}
+                Err(error) => return Err(error.into()),
+            }
+            let ended = process.wait(Duration::from_millis(5));
+            if ended.map_err(StepError::End)? {
+                return Err(StepError::EndedEarly {
+                    said: self.end_of_log(vm),
+                });
+            }
+        }
+    }
+
+    /// The machine's configuration with its devices.
+    fn configuration(&self, vm: &VmName, record: &Record) -> Result<VmConfig, StepError> {
+        let mut config = record.spec.machine().clone();
+        for nic in record.spec.nics() {
+            config.vdpa.push(VdpaConfig {
+                path: self.character_device(vm, nic)?,
+                id: Some(nic.id().to_string()),
+                mac: nic.mac(),
+                num_queues: None,
+                doorbell: nic.doorbell(),
+            });
+        }
+        Ok(config)
+    }
+
+    /// The character device of a NIC, as it is now.
+    pub(crate) fn character_device(
+        &self,
+        vm: &VmName,
+        nic: &NicSpec,
+    ) -> Result<PathBuf, StepError> {
+        match nic.source() {
+            NicSource::From(_) => by_name(&vm.device(nic.id())),
+            NicSource::Device(name) => by_name(name),
+            NicSource::Path(path) => Ok(path.clone()),
+        }
+    }
+}
+
+fn open() -> Result<Nics, StepError> {
+    Nics::open().map_err(|error| StepError::Nic(Box::new(error)))
+}
+
+fn by_name(device: &str) -> Result<PathBuf, StepError> {
+    let found = Bus::default().device(device);
+    let found = found.map_err(|error| StepError::Device(Box::new(error)))?;
+    found
+        .path()
+        .ok_or_else(|| StepError::NoCharacterDevice(device.to_owned()))
+}
+
+fn make_directory(path: &Path) -> Result<(), StepError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(file(path))
+}
+
+fn remove_directory(path: &Path) -> Result<(), StepError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(file(path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn file(path: &Path) -> impl Fn(io::Error) -> StepError {
+    let path = path.to_owned();
+    move |source| StepError::File {
+        path: path.clone(),
+        source,
+    }
+}
+
+impl Host for RealHost {
+    fn boot(&self) -> String {
+        self.boot.clone()
+    }
+
+    fn make_directories(&self, vm: &VmName) -> Result<(), StepError> {
+        make_directory(&self.paths.runtime_of(vm))?;
+        make_directory(&self.paths.state_of(vm))
+    }
+
+    fn remove_directories(&self, vm: &VmName) -> Result<(), StepError> {
+        remove_directory(&self.paths.runtime_of(vm))?;
+        remove_directory(&self.paths.state_of(vm))
+    }
+
+    fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        let Some(request) = nic.request(vm) else {
+            return Ok(());
+        };
+        let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut store = self.nic_store()?;
+        let others = store
+            .nics()
+            .map_err(|error| StepError::NicStore(Box::new(error)))?;
+        let nics = open()?;
+        let ours = others.iter().find(|other| {
+            other.name() == request.name && other.owner() == request.owner.as_deref()
+        });
+        if let Some(ours) = ours {
+            if ours.state() == State::Made && by_name(&request.name).is_ok() {
+                return Ok(());
+            }
+            nics.remove(ours, &mut store)
+                .map_err(|error| StepError::Remove(Box::new(error)))?;
+        }
+        let others: Vec<_> = others
+            .into_iter()
+            .filter(|other| other.name() != request.name || other.owner() != request.owner.as_deref())
+            .collect();
+        nics.make(&request, &others, &mut store)
+            .map(drop)
+            .map_err(|error| StepError::Make(Box::new(error)))
+    }
+
+    fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), StepError> {
+        let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut store = self.nic_store()?;
+        let nic = match store.nic(device) {
+            Err(nic::StoreError::NoNic(_)) => return Ok(()),
+            nic => nic.map_err(|error| StepError::NicStore(Box::new(error)))?,
+        };
+        let owner = format!("{OWNER}{vm}/");
+        if !nic.owner().is_some_and(|is| is.starts_with(&owner)) {
+            return Ok(());
+        }
+        open()?
+            .remove(&nic, &mut store)
+            .map_err(|error| StepError::Remove(Box::new(error)))
+    }
+
+    fn start_process(&self, vm: &VmName) -> Result<Identity, StepError> {
+        // After a reboot of the host one of them is gone.
+        self.make_directories(vm)?;
+        let log = self.paths.log(vm);
+        let socket = self.paths.api_socket(vm);
+        let mark = self.paths.runtime_of(vm);
+        let output = self.paths.console_log(vm);
+        let started = process::start(&Start {
+            arguments: vec![
+                "--log-level".into(),
+                self.log_level.clone().into(),
+                "run".into(),
+                "--api-socket".into(),
+                socket.into(),
+            ],
+            mark: &mark,
+            log: &log,
+            output: &output,
+        });
+        match started {
+            Ok(process) => Ok(process.identity()),
+            Err(source) => Err(StepError::Start { log, source }),
+        }
+    }
+
+    fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), StepError> {
+        if let Some(identity) = identity
+            && let Some(process) = Process::open(identity).map_err(StepError::End)?
+        {
+            process.end(GRACE).map_err(StepError::End)?;
+        }
+        let runtime = self.paths.runtime_of(vm);
+        for marked in process::find(&runtime).map_err(StepError::End)? {
+            if let Some(process) = Process::open(marked).map_err(StepError::End)? {
+                process.end(GRACE).map_err(StepError::End)?;
+            }
+        }
+        // Of one that was killed.
+        let socket = self.paths.api_socket(vm);
+        match fs::remove_file(&socket) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(file(&socket)(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn boot_machine(
+        &self,
+        vm: &VmName,
+        identity: Identity,
+        record: &Record,
+    ) -> Result<(), StepError> {
+        let process = Process::open(identity).map_err(StepError::End)?;
+        let process = process.ok_or_else(|| StepError::EndedEarly {
+            said: self.end_of_log(vm),
+        })?;
+        let status = self.await_listening(vm, &process)?;
+        if status.pid != identity.pid {
+            return Err(StepError::Stranger {
+                found: status.pid,
+                expected: identity.pid,
+            });
+        }
+        let config = self.configuration(vm, record)?;
+        let vmm = self.vmm(vm);
+        self.runtime.block_on(async {
+            vmm.ask(Method::PUT, "/v1/vm", Some(&config), SOON).await?;
+            vmm.want(VmmState::Running).await
+        })?;
+        Ok(())
+    }
+
+    fn look(&self, vm: &VmName, identity: Option<Identity>) -> Found {
+        let Some(identity) = identity else {
+            let found = process::find(&self.paths.runtime_of(vm));
+            return match found {
+                Ok(found) if found.is_empty() => Found::Gone,
+                _ => Found::Unknown,
+            };
+        };
+        let process = match Process::open(identity) {
+            Ok(Some(process)) => process,
+            Ok(None) => return Found::Gone,
+            Err(_) => return Found::Unknown,
+        };
+        let start = Instant::now();
+        let handshake = loop {
+            match self.runtime.block_on(self.vmm(vm).handshake()) {
+                Ok(handshake) => break handshake,
+                Err(VmmError::Connect { .. }) if start.elapsed() < FIND => {}
+                Err(_) => return gone_or(&process, Found::Unknown),
+            }
+            if process.wait(Duration::from_millis(20)).unwrap_or(false) {
+                return gone_or(&process, Found::Gone);
+            }
+        };
+        if handshake.pid != identity.pid || !super::speaks(handshake.api) {
+            return Found::Unknown;
+        }
+        let status = self.runtime.block_on(self.vmm(vm).status());
+        match status.map(|status| status.state) {
+            Ok(VmmState::Running | VmmState::Paused) => Found::Runs,
+            Ok(VmmState::NotStarted | VmmState::Starting) => Found::NotBooted,
+            Ok(VmmState::Stopped) | Err(_) => {
+                let _ = process.wait(SOON);
+                gone_or(&process, Found::Unknown)
+            }
+        }
+    }
+}
+
+/// What there is, unless the process has ended meanwhile.
+fn gone_or(process: &Process, otherwise: Found) -> Found {
+    match process.wait(Duration::ZERO) {
+        Ok(true) => Found::Gone,
+        _ => otherwise,
+    }
+}

@@ -1,0 +1,601 @@
+//! The virtual machines of this node: one process each, which outlives the daemon.
+//!
+//! ```text
+//!   endpoints ──> Machines ── a slot for each name, a lock for its steps ──> Life (steps in order)
+//!                    │                                                          │        │
+//!                    │ supervisor: a task for each process                      v        v
+//!                    └── pidfd, GET /v1/vm/watch <── process "bellhop run"     Keep     Host
+//!                                                                             (store)  (this host)
+//! ```
+//! The life of one machine:
+//!
+//! ```text
+//!   (none) ── Creating ──────────────> Present ───────────── Deleting ──> (none)
+//!                │ a step fails, or a     │ ^                   ^
+//!                │ daemon finds it so     │ │                   │
+//!                └──> undone ──> (none)   │ └─ started again <──┤ DELETE
+//!                                         v    by its policy    │
+//!                     process ended: why? ┴───> stopped ────────┘
+//! ```
+//! A daemon that starts reads the store, looks what there is ([`steps::Life::settle`]), adopts processes that run,
+//! undoes what was half made, starts what should run, and takes back what belongs to no machine of its own. It touches
+//! nothing that is not marked as its own.
+//!
+//! Steps wait for the kernel and for other processes, so they are done on worker threads, to their end also if the
+//! client goes. Owns which machines there are. It must not know HTTP's side of a request.
+
+pub(crate) mod error;
+pub(crate) mod host;
+pub(crate) mod process;
+pub(crate) mod record;
+mod slot;
+pub(crate) mod spec;
+pub(crate) mod steps;
+mod supervisor;
+pub(crate) mod vmm;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::runtime::Handle;
+
+use self::error::{LifeError, StepError, VmError};
+use self::host::RealHost;
+use self::record::{EndedBecause, LastEnd, Phase, Record};
+use self::slot::{Live, Slot};
+pub(crate) use self::slot::View;
+use self::spec::{Desired, VmName, VmSpec};
+use self::steps::{Keep, Life, Moment, Settled};
+use self::vmm::{Vmm, VmmState};
+use super::paths::Paths;
+use super::store::{Store, StoreError};
+
+/// Whether this daemon can talk to a process with this level of the API: its own, and the one before.
+pub(crate) fn speaks(level: u32) -> bool {
+    level == LEVEL || level.checked_add(1) == Some(LEVEL)
+}
+
+/// The level of a machine's API that this daemon is written for.
+const LEVEL: u32 = 1;
+
+/// Hears what becomes of machines.
+pub(crate) type Listener = Arc<dyn Fn(&VmName, Change) + Send + Sync>;
+
+/// What became of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// A step begins, or is over.
+    Step(Moment),
+    /// It was made.
+    Created,
+    /// It runs.
+    Started,
+    /// It was found running by this daemon.
+    Adopted,
+    /// What it does has changed, by its own account.
+    State(VmmState),
+    /// It has ended.
+    Ended(LastEnd),
+    /// It could not be started; it is tried again later.
+    NotStarted(String),
+    /// It is gone.
+    Deleted,
+}
+
+impl Change {
+    /// As an event: a word, and a sentence where there is more to say. Steps are none.
+    pub(crate) fn as_event(&self) -> Option<(&'static str, Option<String>)> {
+        match self {
+            Self::Step(_) => None,
+            Self::Created => Some(("created", None)),
+            Self::Started => Some(("started", None)),
+            Self::Adopted => Some(("adopted", None)),
+            Self::State(VmmState::Paused) => Some(("paused", None)),
+            Self::State(VmmState::Running) => Some(("running", None)),
+            Self::State(VmmState::NotStarted | VmmState::Starting | VmmState::Stopped) => None,
+            Self::Ended(end) => Some(("ended", Some(end.detail.clone()))),
+            Self::NotStarted(why) => Some(("not_started", Some(why.clone()))),
+            Self::Deleted => Some(("deleted", None)),
+        }
+    }
+}
+
+/// What `PUT` came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// There was none of this name.
+    Created,
+    /// It was there, as it is to be.
+    Same,
+    /// It was stopped, and is another one now.
+    Replaced,
+}
+
+/// What a machine can be told to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, utoipa::ToSchema)]
+pub(crate) enum Wanted {
+    /// Run, or go on.
+    Running,
+    /// Park its vCPUs. Devices go on.
+    Paused,
+    /// End. Its guest is not asked.
+    Stopped,
+}
+
+/// The virtual machines of this node.
+#[derive(Clone)]
+pub(crate) struct Machines(Arc<Inner>);
+
+struct Inner {
+    paths: Paths,
+    store: Store,
+    host: RealHost,
+    runtime: Handle,
+    listener: Listener,
+    slots: Mutex<BTreeMap<VmName, Arc<Slot>>>,
+    /// Held while it is looked whether a device is another machine's.
+    reserving: Mutex<()>,
+    ending: AtomicBool,
+}
+
+impl std::fmt::Debug for Machines {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Machines")
+            .field("slots", &self.0.slots)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Keeps the records of one machine.
+struct SlotKeep<'a> {
+    inner: &'a Inner,
+    slot: &'a Slot,
+}
+
+impl Keep for SlotKeep<'_> {
+    fn keep(&self, vm: &VmName, record: &Record) -> Result<(), StoreError> {
+        self.inner.store.put(vm.as_str(), record)?;
+        let mut view = self.slot.view();
+        if record.process().is_none() {
+            view.live = None;
+        }
+        view.record = Some(record.clone());
+        Ok(())
+    }
+
+    fn forget(&self, vm: &VmName) -> Result<(), StoreError> {
+        let forgotten = self.inner.store.remove(vm.as_str());
+        // Nothing is left of it, whatever the store says: a record without steps does no harm.
+        let mut view = self.slot.view();
+        view.record = None;
+        view.live = None;
+        forgotten
+    }
+
+    fn at(&self, vm: &VmName, moment: &Moment) {
+        (self.inner.listener)(vm, Change::Step(moment.clone()));
+    }
+}
+
+impl Inner {
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<VmName, Arc<Slot>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, vm: &VmName, change: Change) {
+        (self.listener)(vm, change);
+    }
+
+    /// Does something with a machine's life. The caller holds its lock.
+    fn live<T>(&self, slot: &Slot, work: impl FnOnce(&Life<'_>) -> T) -> T {
+        let keep = SlotKeep { inner: self, slot };
+        work(&Life {
+            host: &self.host,
+            keep: &keep,
+            vm: slot.name(),
+        })
+    }
+
+    /// Fails if a device that `spec` names is another machine's, or is there twice. From now on it is this one's,
+    /// until `pending` is taken away.
+    fn reserve(&self, slot: &Slot, spec: &VmSpec) -> Result<(), VmError> {
+        let _one = self.reserving.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken: Vec<(PathBuf, VmName)> = Vec::new();
+        let others: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
+        for other in others.iter().filter(|other| other.name() != slot.name()) {
+            let view = other.view().clone();
+            let specs = [view.record.map(|record| record.spec), view.pending];
+            for nic in specs.iter().flatten().flat_map(VmSpec::nics) {
+                let device = self.host.device_of(other.name(), nic);
+                taken.push((device, other.name().clone()));
+            }
+        }
+        for nic in spec.nics() {
+            let device = self.host.device_of(slot.name(), nic);
+            if let Some((device, by)) = taken.iter().find(|(taken, _)| *taken == device) {
+                return Err(VmError::DeviceTaken {
+                    device: device.display().to_string(),
+                    by: by.clone(),
+                });
+            }
+            taken.push((device, slot.name().clone()));
+        }
+        slot.view().pending = Some(spec.clone());
+        Ok(())
+    }
+}
+
+impl Machines {
+    /// All machines that the store tells of. Nothing is done about them yet: see [`Self::settle`].
+    ///
+    /// # Errors
+    /// A record that cannot be read: then nothing was touched.
+    pub(crate) fn open(
+        store: Store,
+        paths: Paths,
+        host: RealHost,
+        runtime: Handle,
+        listener: Listener,
+    ) -> Result<Self, StoreError> {
+        let mut slots = BTreeMap::new();
+        for (name, record) in store.vms::<Record>()? {
+            let Ok(name) = name.parse::<VmName>() else {
+                tracing::error!(name, "a record of no machine's name is left alone");
+                continue;
+            };
+            slots.insert(name.clone(), Arc::new(Slot::new(name, Some(record))));
+        }
+        Ok(Self(Arc::new(Inner {
+            paths,
+            store,
+            host,
+            runtime,
+            listener,
+            slots: Mutex::new(slots),
+            reserving: Mutex::default(),
+            ending: AtomicBool::new(false),
+        })))
+    }
+
+    /// Brings what there is in line with the records: see the module. Returns when all that runs is adopted; machines
+    /// that are to be started are started meanwhile.
+    pub(crate) async fn settle(&self) {
+        let strays = self.clone();
+        let all: Vec<Arc<Slot>> = self.0.slots().values().cloned().collect();
+        let mut tasks = tokio::task::JoinSet::new();
+        for slot in all {
+            let machines = self.clone();
+            tasks.spawn(async move { machines.settle_one(&slot).await });
+        }
+        while tasks.join_next().await.is_some() {}
+        let done = tokio::task::spawn_blocking(move || strays.0.remove_strays());
+        if let Err(error) = done.await {
+            tracing::error!(%error, "strays were not looked for");
+        }
+    }
+
+    async fn settle_one(&self, slot: &Arc<Slot>) {
+        let settled = self
+            .locked(slot, |inner, slot| {
+                let Some(mut record) = slot.record() else {
+                    return Ok(Settled::None);
+                };
+                inner.live(slot, |life| life.settle(&mut record))
+            })
+            .await;
+        let vm = slot.name();
+        match settled {
+            Ok(Ok(Settled::Running)) => {
+                let identity = slot.record().and_then(|record| record.process()?.0);
+                if let Some(identity) = identity {
+                    slot.view().live = Some(Live::new(identity, true));
+                    self.0.tell(vm, Change::Adopted);
+                    supervisor::begin(self, slot, Some(identity));
+                }
+            }
+            Ok(Ok(Settled::ToStart)) => supervisor::begin(self, slot, None),
+            Ok(Ok(Settled::Stopped | Settled::None)) => {}
+            Ok(Err(error)) => tracing::error!(
+                %vm,
+                error = &error as &dyn std::error::Error,
+                "what is left of a machine stays"
+            ),
+            Err(error) => tracing::error!(%vm, %error, "a machine was not looked at"),
+        }
+        self.tidy(slot);
+    }
+
+    /// From now on nothing new is begun. Machines go on.
+    pub(crate) fn end(&self) {
+        self.0.ending.store(true, Ordering::SeqCst);
+    }
+
+    /// Does something under a machine's lock, on a worker thread, to its end.
+    async fn locked<T: Send + 'static>(
+        &self,
+        slot: &Arc<Slot>,
+        work: impl FnOnce(&Inner, &Slot) -> T + Send + 'static,
+    ) -> Result<T, VmError> {
+        let guard = slot.steps.clone().lock_owned().await;
+        if self.0.ending.load(Ordering::SeqCst) {
+            return Err(VmError::Ending);
+        }
+        let (inner, slot) = (self.0.clone(), slot.clone());
+        let done = tokio::task::spawn_blocking(move || {
+            let _guard = guard;
+            work(&inner, &slot)
+        });
+        done.await.map_err(VmError::Worker)
+    }
+
+    fn find(&self, vm: &VmName) -> Result<Arc<Slot>, VmError> {
+        let slot = self.0.slots().get(vm).cloned();
+        slot.filter(|slot| slot.view().record.is_some())
+            .ok_or_else(|| VmError::NoVm(vm.clone()))
+    }
+
+    /// The place of a name, empty if there is no such machine.
+    fn place(&self, vm: &VmName) -> Arc<Slot> {
+        let mut slots = self.0.slots();
+        let slot = slots
+            .entry(vm.clone())
+            .or_insert_with(|| Arc::new(Slot::new(vm.clone(), None)));
+        slot.clone()
+    }
+
+    /// Gives an empty place back, unless somebody else waits for it.
+    fn tidy(&self, slot: &Arc<Slot>) {
+        let mut slots = self.0.slots();
+        // The map's and the caller's: nobody gets another one but under this lock.
+        const NOBODY_ELSE: usize = 2;
+        if Arc::strong_count(slot) <= NOBODY_ELSE && slot.view().record.is_none() {
+            slots.remove(slot.name());
+        }
+    }
+
+    /// All machines, by name.
+    pub(crate) fn list(&self) -> Vec<(VmName, View)> {
+        let slots: Vec<Arc<Slot>> = self.0.slots().values().cloned().collect();
+        let views = slots.iter().map(|slot| {
+            let view = slot.view().clone();
+            (slot.name().clone(), view)
+        });
+        views.filter(|(_, view)| view.record.is_some()).collect()
+    }
+
+    /// One machine.
+    ///
+    /// # Errors
+    /// [`VmError::NoVm`].
+    pub(crate) fn show(&self, vm: &VmName) -> Result<View, VmError> {
+        Ok(self.find(vm)?.view().clone())
+    }
+
+    /// The character device of each of its NICs, as far as there is one now.
+    pub(crate) fn character_devices(&self, vm: &VmName, spec: &VmSpec) -> Vec<Option<PathBuf>> {
+        let nics = spec.nics().iter();
+        nics.map(|nic| self.0.host.character_device(vm, nic).ok())
+            .collect()
+    }
+
+    /// Makes a machine, or has the one that is there be like this.
+    ///
+    /// # Errors
+    /// [`VmError`]; what was begun is undone then.
+    pub(crate) async fn put(&self, vm: &VmName, spec: VmSpec) -> Result<Put, VmError> {
+        spec.check(vm)?;
+        let slot = self.place(vm);
+        let put = self.locked(&slot, move |inner, slot| {
+            let put = inner.put(slot, spec);
+            slot.view().pending = None;
+            put
+        });
+        let put = put.await;
+        if let Ok(Ok(_)) = &put {
+            self.supervise(&slot);
+        }
+        self.tidy(&slot);
+        put?
+    }
+
+    /// Watches the process that was started for a machine, if nobody does yet.
+    fn supervise(&self, slot: &Arc<Slot>) {
+        let identity = {
+            let mut view = slot.view();
+            let running = view.record.as_ref().and_then(|record| record.process()?.0);
+            match (running, &view.live) {
+                (Some(identity), None) => {
+                    view.live = Some(Live::new(identity, false));
+                    identity
+                }
+                _ => return,
+            }
+        };
+        self.0.tell(slot.name(), Change::Started);
+        supervisor::begin(self, slot, Some(identity));
+    }
+
+    /// Tells a machine what to do.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn change(&self, vm: &VmName, wanted: Wanted) -> Result<(), VmError> {
+        let slot = self.find(vm)?;
+        let changed = self
+            .locked(&slot, move |inner, slot| inner.change(slot, wanted))
+            .await?;
+        if changed.is_ok() {
+            self.supervise(&slot);
+        }
+        changed
+    }
+
+    /// Takes a machine away with all that was made for it.
+    ///
+    /// # Errors
+    /// [`VmError`]; what could not be undone can be tried again.
+    pub(crate) async fn delete(&self, vm: &VmName) -> Result<(), VmError> {
+        let slot = self.find(vm)?;
+        let deleted = self
+            .locked(&slot, |inner, slot| {
+                let mut record = slot
+                    .record()
+                    .ok_or_else(|| VmError::NoVm(slot.name().clone()))?;
+                inner.live(slot, |life| life.delete(&mut record))?;
+                inner.tell(slot.name(), Change::Deleted);
+                Ok(())
+            })
+            .await;
+        self.tidy(&slot);
+        deleted?
+    }
+
+    /// A machine's own API.
+    ///
+    /// # Errors
+    /// There is no such machine, it does not run, or it speaks another level.
+    pub(crate) fn vmm(&self, vm: &VmName) -> Result<Vmm, VmError> {
+        let slot = self.find(vm)?;
+        let view = slot.view().clone();
+        let running = view.record.as_ref().and_then(Record::process).is_some();
+        match view.live {
+            _ if !running => Err(VmError::NotRunning(vm.clone())),
+            Some(live) => self.0.check_level(vm, &live),
+            None => Ok(()),
+        }?;
+        Ok(self.0.vmm(vm))
+    }
+}
+
+impl Inner {
+    fn vmm(&self, vm: &VmName) -> Vmm {
+        Vmm::new(&self.paths.api_socket(vm))
+    }
+
+    fn check_level(&self, vm: &VmName, live: &Live) -> Result<(), VmError> {
+        match (live.api, &live.version) {
+            (Some(level), Some(version)) if !speaks(level) => Err(VmError::OtherLevel {
+                vm: vm.clone(),
+                version: version.clone(),
+                level,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn put(&self, slot: &Slot, spec: VmSpec) -> Result<Put, VmError> {
+        let Some(mut record) = slot.record() else {
+            return self.create(slot, spec).map(|()| Put::Created);
+        };
+        if record.phase != Phase::Present {
+            // What is left of an earlier one that could not be undone.
+            self.live(slot, |life| life.delete(&mut record))?;
+            return self.create(slot, spec).map(|()| Put::Created);
+        }
+        if spec.is_same_machine(&record.spec) {
+            let wanted = match spec.state {
+                Desired::Running if record.process().is_some() => return Ok(Put::Same),
+                Desired::Running => Wanted::Running,
+                Desired::Stopped => Wanted::Stopped,
+            };
+            self.change(slot, wanted)?;
+            return Ok(Put::Same);
+        }
+        if record.process().is_some() {
+            return Err(VmError::OtherRuns(slot.name().clone()));
+        }
+        self.reserve(slot, &spec)?;
+        self.live(slot, |life| life.delete(&mut record))?;
+        self.create(slot, spec).map(|()| Put::Replaced)
+    }
+
+    fn create(&self, slot: &Slot, spec: VmSpec) -> Result<(), VmError> {
+        self.reserve(slot, &spec)?;
+        self.live(slot, |life| life.create(spec))?;
+        self.tell(slot.name(), Change::Created);
+        Ok(())
+    }
+
+    fn change(&self, slot: &Slot, wanted: Wanted) -> Result<(), VmError> {
+        let vm = slot.name();
+        let mut record = slot.record().ok_or_else(|| VmError::NoVm(vm.clone()))?;
+        if record.phase != Phase::Present {
+            return Err(VmError::Deleting(vm.clone()));
+        }
+        let runs = record.process().is_some();
+        match wanted {
+            Wanted::Running | Wanted::Paused if runs => {
+                if let Some(live) = &slot.view().live {
+                    self.check_level(vm, live)?;
+                }
+                let state = match wanted {
+                    Wanted::Paused => VmmState::Paused,
+                    _ => VmmState::Running,
+                };
+                Ok(self.runtime.block_on(self.vmm(vm).want(state))?)
+            }
+            Wanted::Paused => Err(VmError::NotRunning(vm.clone())),
+            Wanted::Running => {
+                record.spec.state = Desired::Running;
+                let started = self.live(slot, |life| life.start(&mut record));
+                if started.is_err() {
+                    // The client knows: it is not tried again behind its back.
+                    record.spec.state = Desired::Stopped;
+                    self.live(slot, |life| life.note(&record));
+                }
+                Ok(started?)
+            }
+            Wanted::Stopped => {
+                record.spec.state = Desired::Stopped;
+                // Before: it is not to come back if this daemon ends now.
+                self.live(slot, |life| life.keep(&record))
+                    .map_err(|error| LifeError::Stop(Box::new(error)))?;
+                self.live(slot, |life| life.stop(&mut record))?;
+                if runs {
+                    let end = LastEnd {
+                        reason: EndedBecause::Stopped,
+                        detail: "it was told to stop".to_owned(),
+                    };
+                    record.last_end = Some(end.clone());
+                    self.live(slot, |life| life.note(&record));
+                    self.tell(vm, Change::Ended(end));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes back what belongs to machines that there are not.
+    fn remove_strays(&self) {
+        let known = |name: &str| {
+            let name = name.parse::<VmName>();
+            name.is_ok_and(|name| self.slots().contains_key(&name))
+        };
+        if let Err(error) = self.host.end_strays(known) {
+            tracing::error!(%error, "processes of no machine's were not ended");
+        }
+        let wanted = |device: &str| {
+            let slots: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
+            slots.iter().any(|slot| {
+                let view = slot.view();
+                let record = view.record.as_ref();
+                let specs = [record.map(|record| &record.spec), view.pending.as_ref()];
+                let mut nics = specs.into_iter().flatten().flat_map(VmSpec::nics);
+                nics.any(|nic| slot.name().device(nic.id()) == device)
+                    || record.is_some_and(|record| record.has_device(device))
+            })
+        };
+        if let Err(error) = self.host.remove_strays(wanted) {
+            warn_strays(&error);
+        }
+    }
+}
+
+fn warn_strays(error: &StepError) {
+    tracing::error!(
+        error = error as &dyn std::error::Error,
+        "devices of no machine's were not looked for"
+    );
+}

@@ -1,0 +1,355 @@
+//! Processes that run machines: started, found again, ended.
+//!
+//! ```text
+//!   start ──> own session, marked in its environment ──> Identity (pid, start time)
+//!   find the mark in /proc ─────────────────────────────────^   a daemon that was killed
+//!   Identity ──open──> Process (a pidfd: nobody else can get its number any more)
+//!                        └─ SIGTERM ─ grace ─> SIGKILL ─> reaped if it is ours
+//! ```
+//! A pid alone names whoever has it now. So a process is known by its pid and the time at which it
+//! started, and signals go through a pidfd that was opened before that was compared.
+//!
+//! Owns pids, pidfds and `/proc/PID`. It must not know what a process does.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+/// The variable in the environment that marks a process, also one that has done nothing yet.
+const MARK: &str = "BELLHOP_VM";
+/// A longer environment is not one that this program gave, in bytes.
+const ENVIRONMENT_MAX: u64 = 256 * 1024;
+/// The 22nd field of `/proc/PID/stat`, counted from the one behind the name in parentheses (proc_pid_stat(5)).
+const START_TIME_BEHIND_NAME: usize = 19;
+
+/// A process, whoever looks at it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// Its number.
+    pub(crate) pid: u32,
+    /// When it started, in clock ticks since the host's boot.
+    pub(crate) start_time: u64,
+}
+
+/// A process that was opened: as long as this lives, its number is nobody else's.
+#[derive(Debug)]
+pub(crate) struct Process {
+    identity: Identity,
+    pidfd: OwnedFd,
+}
+
+/// What is started.
+#[derive(Debug)]
+pub(crate) struct Start<'a> {
+    /// The arguments behind the program's name.
+    pub(crate) arguments: Vec<OsString>,
+    /// What it is found by.
+    pub(crate) mark: &'a Path,
+    /// Where its standard error goes, appended.
+    pub(crate) log: &'a Path,
+    /// Where its standard output goes, appended.
+    pub(crate) output: &'a Path,
+}
+
+/// This program's file, for another process of it.
+///
+/// After an update there is another file at the path that this process was started by; that one is to run then. If there is
+/// none any more, the file that this process runs is still there, without a name.
+pub(crate) fn program() -> PathBuf {
+    let running = PathBuf::from("/proc/self/exe");
+    let Ok(path) = std::env::current_exe() else {
+        return running;
+    };
+    const DELETED: &[u8] = b" (deleted)";
+    let name = path.as_os_str().as_bytes();
+    let name = name.strip_suffix(DELETED).unwrap_or(name);
+    let path = PathBuf::from(OsStr::from_bytes(name));
+    match path.is_file() {
+        true => path,
+        false => running,
+    }
+}
+
+/// Starts a process of this program, in a session of its own, so that it outlives this one.
+///
+/// # Errors
+/// The program, or its log, cannot be used.
+pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
+    let append = |path: &Path| {
+        OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(path)
+    };
+    let mut command = Command::new(program());
+    command
+        .arg0("bellhop")
+        .args(&start.arguments)
+        .env(MARK, start.mark)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(append(start.output)?)
+        .stderr(append(start.log)?);
+    // Of a service manager's, which are for this process only.
+    for variable in ["NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+        command.env_remove(variable);
+    }
+    // SAFETY: there is no safe way to begin a session in a child. The closure runs between fork
+    // and exec and makes one system call, setsid(2), which is async-signal-safe; it allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::setsid()?;
+            Ok(())
+        });
+    }
+    let child = command.spawn()?;
+    // Not reaped yet, so its number is still its own.
+    let pid = child.id();
+    let pidfd = pidfd_open(pid_of(pid)?, PidfdFlags::empty())?;
+    let start_time = start_time(pid)?;
+    Ok(Process {
+        identity: Identity { pid, start_time },
+        pidfd,
+    })
+}
+
+/// The processes of this user that are marked so.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub(crate) fn find(mark: &Path) -> io::Result<Vec<Identity>> {
+    let marked = all_marked()?;
+    let found = marked.into_iter().filter(|(one, _)| one == mark);
+    Ok(found.map(|(_, identity)| identity).collect())
+}
+
+/// The processes of this user that have a mark, with it.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub(crate) fn all_marked() -> io::Result<Vec<(PathBuf, Identity)>> {
+    let own = rustix::process::geteuid().as_raw();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        // A process may end while it is looked at.
+        if !entry.metadata().is_ok_and(|process| process.uid() == own) {
+            continue;
+        }
+        let (Some(mark), Ok(start_time)) = (mark_of(pid), start_time(pid)) else {
+            continue;
+        };
+        found.push((mark, Identity { pid, start_time }));
+    }
+    Ok(found)
+}
+
+fn mark_of(pid: u32) -> Option<PathBuf> {
+    let file = fs::File::open(format!("/proc/{pid}/environ")).ok()?;
+    let mut environment = Vec::new();
+    file.take(ENVIRONMENT_MAX).read_to_end(&mut environment).ok()?;
+    let mut variables = environment.split(|byte| *byte == 0);
+    variables.find_map(|variable| {
+        let value = variable.strip_prefix(MARK.as_bytes())?.strip_prefix(b"=")?;
+        Some(PathBuf::from(OsStr::from_bytes(value)))
+    })
+}
+
+fn start_time(pid: u32) -> io::Result<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat"))?;
+    parse_start_time(&stat).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// A process may have given itself a name with spaces and parentheses: fields are counted from
+/// the last one.
+fn parse_start_time(stat: &[u8]) -> Option<u64> {
+    let stat = std::str::from_utf8(stat.rsplit(|byte| *byte == b')').next()?).ok()?;
+    stat.split_ascii_whitespace()
+        .nth(START_TIME_BEHIND_NAME)?
+        .parse()
+        .ok()
+}
+
+fn pid_of(pid: u32) -> io::Result<Pid> {
+    i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+impl Process {
+    /// The process, if it is still there.
+    ///
+    /// # Errors
+    /// The kernel has no descriptor left, or no pidfds.
+    pub(crate) fn open(identity: Identity) -> io::Result<Option<Self>> {
+        let pidfd = match pidfd_open(pid_of(identity.pid)?, PidfdFlags::empty()) {
+            Err(rustix::io::Errno::SRCH) => return Ok(None),
+            pidfd => pidfd?,
+        };
+        // Somebody else may have its number by now; from here on nobody can get it any more.
+        match start_time(identity.pid) {
+            Ok(start_time) if start_time == identity.start_time => {
+                Ok(Some(Self { identity, pidfd }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Readable once it has ended.
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Waits for its end. Returns whether it has ended.
+    ///
+    /// # Errors
+    /// Those of poll(2).
+    pub(crate) fn wait(&self, patience: Duration) -> io::Result<bool> {
+        let start = Instant::now();
+        loop {
+            let left = patience.saturating_sub(start.elapsed());
+            let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+            let mut wanted = [PollFd::new(&self.pidfd, PollFlags::IN)];
+            match poll(&mut wanted, Some(&timeout)) {
+                Ok(0) => return Ok(false),
+                Ok(_) => return Ok(true),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Ends it: it is asked, and killed if it does not end in time. Returns when it is gone.
+    ///
+    /// # Errors
+    /// It does not end although it was killed, which a sleep in the kernel may be.
+    pub(crate) fn end(&self, grace: Duration) -> io::Result<()> {
+        for (signal, patience) in [(Signal::TERM, grace), (Signal::KILL, grace.max(KILL_TIME))] {
+            match pidfd_send_signal(&self.pidfd, signal) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            if self.wait(patience)? {
+                self.reap();
+                return Ok(());
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!(
+                "process {} does not end although it was killed: it waits in the kernel (`cat /proc/{}/stack`)",
+                self.identity.pid, self.identity.pid
+            ),
+        ))
+    }
+
+    /// Takes the status of a process that has ended, if it is this one's child. A daemon that was started
+    /// later than its machines is not their parent.
+    pub(crate) fn reap(&self) -> Option<ExitStatus> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        let status = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options).ok()??;
+        if let Some(code) = status.exit_status() {
+            return Some(ExitStatus::from_raw(code.wrapping_shl(8)));
+        }
+        status.terminating_signal().map(ExitStatus::from_raw)
+    }
+}
+
+/// How long the kernel may take to end a process that was killed: it gives back pinned memory.
+const KILL_TIME: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    fn sleeper(mark: &Path, ignores: bool) -> std::process::Child {
+        let script = match ignores {
+            true => "trap '' TERM; while :; do sleep 1; done",
+            false => "exec sleep 60",
+        };
+        Command::new("sh")
+            .args(["-c", script])
+            .env(MARK, mark)
+            .spawn()
+            .unwrap()
+    }
+
+    #[test]
+    fn start_times_are_behind_any_name() {
+        let fields: Vec<String> = (3..=52).map(|field| field.to_string()).collect();
+        for name in ["bellhop", "a b", "a) R 1 (b", ")))"] {
+            let stat = format!("1 ({name}) {}", fields.join(" "));
+            assert_eq!(parse_start_time(stat.as_bytes()), Some(22));
+        }
+        for bad in ["", "1", "1 (a", "1 (a) R 2 3", "\u{fffd}"] {
+            assert_eq!(parse_start_time(bad.as_bytes()), None);
+        }
+    }
+
+    #[test]
+    fn a_marked_process_is_found_and_ended() {
+        let mark = PathBuf::from(format!("/nowhere/marked-{}", std::process::id()));
+        assert!(find(&mark).unwrap().is_empty());
+        for ignores in [false, true] {
+            let child = sleeper(&mark, ignores);
+            let found = loop {
+                // The mark is in its environment from exec on.
+                match find(&mark).unwrap().as_slice() {
+                    [] => std::thread::sleep(Duration::from_millis(5)),
+                    found => break found.to_vec(),
+                }
+            };
+            assert!(found.iter().any(|one| one.pid == child.id()));
+            let identity = found.into_iter().find(|one| one.pid == child.id()).unwrap();
+            let process = Process::open(identity).unwrap().unwrap();
+            assert!(!process.wait(Duration::ZERO).unwrap());
+            // Some time for the shell to have set its trap.
+            std::thread::sleep(Duration::from_millis(100));
+            process.end(Duration::from_millis(300)).unwrap();
+            assert!(process.wait(Duration::ZERO).unwrap());
+            assert!(Process::open(identity).unwrap().is_none());
+            for left in find(&mark).unwrap() {
+                Process::open(left).unwrap().unwrap().end(KILL_TIME).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_that_somebody_else_has_is_not_taken_for_the_process() {
+        let own = Identity {
+            pid: std::process::id(),
+            start_time: start_time(std::process::id()).unwrap(),
+        };
+        assert!(Process::open(own).unwrap().is_some());
+        let other = Identity {
+            start_time: own.start_time + 1,
+            ..own
+        };
+        assert!(Process::open(other).unwrap().is_none());
+        assert!(Process::open(Identity { pid: 0, ..own }).is_err());
+    }
+}

@@ -1,0 +1,175 @@
+//! What the node remembers of a virtual machine.
+//!
+//! ```text
+//!   (none) ──> Creating ──> Present ──> Deleting ──> (none)
+//!                 └── a step failed, or a daemon finds it so ──^
+//! ```
+//! A step is in the record before it is done, and leaves it after it was undone; so what a record tells is never less than
+//! what there is. Steps are in the order in which they depend on each other, and are undone from the end.
+//!
+//! Owns the form of the record. It must not know how a step is done.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::process::Identity;
+use super::spec::{NicId, VmSpec};
+
+/// How far a virtual machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Phase {
+    /// Its steps are being done, or were when the daemon that did them ended.
+    Creating,
+    /// It is there.
+    Present,
+    /// Its steps are being undone, or were when the daemon that did that ended, or failed at it.
+    Deleting,
+}
+
+/// A step that was begun.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "step")]
+pub(crate) enum Step {
+    /// The machine's directories.
+    Directories,
+    /// A vDPA device was made for one of its NICs.
+    Nic {
+        /// The NIC.
+        id: NicId,
+        /// The device's name.
+        device: String,
+    },
+    /// A process was started to run it.
+    Process {
+        /// Which; none until that is known, when it can be found by its mark.
+        identity: Option<Identity>,
+        /// The boot of the host in which it was started.
+        boot: String,
+    },
+}
+
+/// How a machine ended the last time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct LastEnd {
+    /// Why, for programs.
+    pub(crate) reason: EndedBecause,
+    /// A sentence for people.
+    pub(crate) detail: String,
+}
+
+/// Why a machine ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) enum EndedBecause {
+    /// The guest powered off.
+    PoweredOff,
+    /// It was told to stop.
+    Stopped,
+    /// The guest crashed.
+    Crashed,
+    /// The process that ran it failed.
+    Failed,
+    /// The process that ran it was killed, or ended without a word.
+    Killed,
+    /// The host was rebooted.
+    HostRebooted,
+}
+
+/// What the node remembers of a virtual machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// As it is to be; its state follows what it was told last.
+    pub(crate) spec: VmSpec,
+    /// How far it is.
+    pub(crate) phase: Phase,
+    steps: Vec<Step>,
+    /// How often it was started again by the node.
+    pub(crate) restarts: u64,
+    /// How it ended the last time.
+    pub(crate) last_end: Option<LastEnd>,
+}
+
+impl Record {
+    /// Of a machine of which nothing was done yet.
+    pub(crate) fn new(spec: VmSpec) -> Self {
+        Self {
+            spec,
+            phase: Phase::Creating,
+            steps: Vec::new(),
+            restarts: 0,
+            last_end: None,
+        }
+    }
+
+    /// What was begun, in the order in which it depends on each other.
+    pub(crate) fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// A step begins: NICs lie before the process, which has them open.
+    pub(crate) fn begin(&mut self, step: Step) {
+        let at = match step {
+            Step::Process { .. } => self.steps.len(),
+            Step::Directories => 0,
+            Step::Nic { .. } => self.process_at().unwrap_or(self.steps.len()),
+        };
+        self.steps.insert(at, step);
+    }
+
+    /// The last step is undone.
+    pub(crate) fn pop(&mut self) -> Option<Step> {
+        self.steps.pop()
+    }
+
+    /// Puts a step back that could not be undone.
+    pub(crate) fn push_back(&mut self, step: Step) {
+        self.steps.push(step);
+    }
+
+    /// The device of a NIC that was made for it.
+    pub(crate) fn made(&self, nic: &NicId) -> Option<&str> {
+        self.steps.iter().find_map(|step| match step {
+            Step::Nic { id, device } if id == nic => Some(device.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Whether this device was made for it.
+    pub(crate) fn has_device(&self, name: &str) -> bool {
+        let has = |step: &Step| matches!(step, Step::Nic { device, .. } if device == name);
+        self.steps.iter().any(has)
+    }
+
+    /// The step of a NIC is undone.
+    pub(crate) fn forget_nic(&mut self, nic: &NicId) {
+        self.steps
+            .retain(|step| !matches!(step, Step::Nic { id, .. } if id == nic));
+    }
+
+    fn process_at(&self) -> Option<usize> {
+        let process = |step: &Step| matches!(step, Step::Process { .. });
+        self.steps.iter().position(process)
+    }
+
+    /// The process that was started to run it: which, if that is known, and in which boot of the host.
+    pub(crate) fn process(&self) -> Option<(Option<Identity>, &str)> {
+        self.steps.iter().find_map(|step| match step {
+            Step::Process { identity, boot } => Some((*identity, boot.as_str())),
+            _ => None,
+        })
+    }
+
+    /// Which process it is has become known.
+    pub(crate) fn identify(&mut self, which: Identity) {
+        for step in &mut self.steps {
+            if let Step::Process { identity, .. } = step {
+                *identity = Some(which);
+            }
+        }
+    }
+
+    /// The process is gone.
+    pub(crate) fn forget_process(&mut self) {
+        self.steps
+            .retain(|step| !matches!(step, Step::Process { .. }));
+    }
+}

@@ -1,0 +1,93 @@
+//! The place of one virtual machine in the daemon's memory.
+//!
+//! Owns the lock under which its steps are done, and what everybody may see of it meanwhile. It must not know
+//! what the steps are.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::process::Identity;
+use super::record::Record;
+use super::spec::{VmName, VmSpec};
+use super::vmm::VmmState;
+
+/// What is known of a machine's process.
+#[derive(Debug, Clone)]
+pub(crate) struct Live {
+    /// Which it is.
+    pub(crate) identity: Identity,
+    /// It was started by an earlier daemon.
+    pub(crate) adopted: bool,
+    /// The version of Bellhop that it runs, once it has said that.
+    pub(crate) version: Option<String>,
+    /// The level of its API.
+    pub(crate) api: Option<u32>,
+    /// What it does; none while it does not say.
+    pub(crate) state: Option<VmmState>,
+}
+
+impl Live {
+    pub(crate) fn new(identity: Identity, adopted: bool) -> Self {
+        Self {
+            identity,
+            adopted,
+            version: None,
+            api: None,
+            state: None,
+        }
+    }
+}
+
+/// What everybody may see.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct View {
+    /// None: there is no such machine, or not yet.
+    pub(crate) record: Option<Record>,
+    /// What it is about to become: its devices are taken from now on.
+    pub(crate) pending: Option<VmSpec>,
+    /// Its process.
+    pub(crate) live: Option<Live>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    name: VmName,
+    /// Held while steps are done.
+    pub(crate) steps: Arc<tokio::sync::Mutex<()>>,
+    view: Mutex<View>,
+}
+
+impl Slot {
+    pub(crate) fn new(name: VmName, record: Option<Record>) -> Self {
+        Self {
+            name,
+            steps: Arc::default(),
+            view: Mutex::new(View {
+                record,
+                ..View::default()
+            }),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &VmName {
+        &self.name
+    }
+
+    /// What there is now. Never held while something is waited for.
+    pub(crate) fn view(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn record(&self) -> Option<Record> {
+        self.view().record.clone()
+    }
+
+    /// Changes what is known of this process, unless there is another one by now.
+    pub(crate) fn update(&self, identity: Identity, change: impl FnOnce(&mut Live)) {
+        if let Some(live) = &mut self.view().live
+            && live.identity == identity
+        {
+            change(live);
+        }
+    }
+}

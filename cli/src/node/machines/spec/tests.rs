@@ -1,0 +1,124 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use serde_json::json;
+
+use super::*;
+
+fn spec(value: Value) -> Result<VmSpec, String> {
+    vmm::http::body::parse(value.to_string().as_bytes()).map_err(|error| error.to_string())
+}
+
+fn vm(name: &str) -> VmName {
+    name.parse().unwrap()
+}
+
+#[test]
+fn names_are_checked() {
+    for good in ["a", "0", "web-1", &"a".repeat(63)] {
+        assert!(good.parse::<VmName>().is_ok(), "{good}");
+    }
+    let long = "a".repeat(64);
+    for bad in [
+        "", "-a", "A", "a.b", "a/b", "..", "a b", "a\n", "ä", "a_b", &long,
+    ] {
+        assert!(bad.parse::<VmName>().is_err(), "{bad}");
+    }
+    for bad in ["", "a/b", "a b", &"a".repeat(65)] {
+        assert!(bad.parse::<NicId>().is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let written = json!({
+        "kernel": "/k", "cpus": 2, "memory": "1G", "disks": [{ "path": "/d" }],
+        "nics": [
+            { "id": "net0", "from": "pci/0000:01:00.0", "kind": "vf", "bridge": "br0", "vlan": 100,
+              "mac": "52:54:00:12:34:56", "mtu": 9000, "queue_pairs": 4, "max_tx_rate": 100 },
+            { "id": "net1", "path": "/dev/vhost-vdpa-3", "doorbell": "off" },
+            { "id": "net2", "device": "vdpa0" },
+        ],
+        "restart": "Always", "state": "Stopped",
+    });
+    let read = spec(written.clone()).unwrap();
+    let again: VmSpec = serde_json::from_value(serde_json::to_value(&read).unwrap()).unwrap();
+    assert_eq!(again, read);
+    let shown = serde_json::to_value(&read).unwrap();
+    for key in ["nics", "restart", "state", "cpus", "kernel"] {
+        assert_eq!(shown[key], written[key]);
+    }
+    assert!(shown.get("vdpa").is_none());
+    assert_eq!((read.state, read.restart), (Desired::Stopped, Restart::Always));
+    let request = read.nics()[0].request(&vm("web")).unwrap();
+    assert_eq!(request.name, "web.net0");
+    assert_eq!(request.owner.as_deref(), Some("node:web/net0"));
+    let connectivity = request.connectivity.unwrap();
+    assert_eq!(connectivity.bridge.as_deref(), Some("br0"));
+    assert_eq!(connectivity.mtu, Some(9000));
+    assert!(read.nics()[1].request(&vm("web")).is_none());
+    let minimal = spec(json!({ "kernel": "/k" })).unwrap();
+    assert_eq!(
+        (minimal.state, minimal.restart, minimal.nics().len()),
+        (Desired::Running, Restart::OnFailure, 0)
+    );
+}
+
+#[test]
+fn mistakes_are_named() {
+    let nic = |nic: Value| json!({ "kernel": "/k", "nics": [nic] });
+    for (wrong, words) in [
+        (json!({ "kernel": "/k", "vdpa": [] }), "give `nics`"),
+        (json!({ "kernel": "/k", "cpu": 2 }), "unknown field `cpu`"),
+        (json!({ "kernel": "/k", "cpus": 0 }), "cpus: 0 vCPUs"),
+        (
+            json!({ "kernel": "/k", "disks": [{ "path": "/d" }, { "pth": 1 }] }),
+            "disks[1].pth",
+        ),
+        (json!({ "kernel": "/k", "restart": "Often" }), "restart: "),
+        (json!({}), "missing field `kernel`"),
+        (json!([]), "invalid type"),
+        (nic(json!({ "id": "a" })), "0 of from, path and device"),
+        (
+            nic(json!({ "id": "a", "from": "b", "path": "/c" })),
+            "2 of from",
+        ),
+        (nic(json!({ "id": "a/b", "from": "b" })), "nics[0]"),
+        (nic(json!({ "id": "a", "from": "b", "x": 1 })), "unknown field `x`"),
+        (
+            nic(json!({ "id": "a", "path": "/b", "vlan": 1 })),
+            "a has vlan, which is for devices that are made",
+        ),
+        (nic(json!({ "id": "a", "from": "b", "vlan": 4095 })), "VLAN"),
+        (nic(json!({ "id": "a", "from": "b", "mtu": 67 })), "mtu 67"),
+        (
+            nic(json!({ "id": "a", "from": "b", "queue_pairs": 0 })),
+            "max_vqp 0",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "b", "max_tx_rate": 1, "min_tx_rate": 2 })),
+            "a: ",
+        ),
+        (
+            json!({ "kernel": "/k", "nics": [{ "id": "a", "from": "b" }, { "id": "a", "from": "c" }] }),
+            "two NICs have the name a",
+        ),
+    ] {
+        let error = spec(wrong.clone()).unwrap_err();
+        assert!(error.contains(words), "{wrong}: {error}");
+    }
+    let long = "n".repeat(60);
+    let error = spec(nic(json!({ "id": long, "from": "b" })))
+        .unwrap()
+        .check(&vm("web"))
+        .unwrap_err();
+    assert!(matches!(error, BadSpec::LongNames { .. }), "{error}");
+    for relative in [
+        json!({ "kernel": "k" }),
+        json!({ "kernel": "/k", "initramfs": "i" }),
+        json!({ "kernel": "/k", "disks": [{ "path": "d" }] }),
+        nic(json!({ "id": "a", "path": "d" })),
+    ] {
+        let error = spec(relative).unwrap().check(&vm("web")).unwrap_err();
+        assert!(matches!(error, BadSpec::Relative { .. }), "{error}");
+    }
+}

@@ -1,0 +1,428 @@
+//! The steps of a virtual machine's life, in order, and the way back.
+//!
+//! ```text
+//!   create   directories ─> a device for each NIC ─> [start]
+//!   start    devices that are gone (the host was rebooted) ─> process ─> configured, NICs, booted
+//!   stop     process
+//!   delete   what was begun, from the end
+//! ```
+//! Each step is in the record, and the record kept ([`Keep`]), before it is done. What fails undoes what was done before
+//! it. Undoing what was not done, or is undone already, changes nothing; so after a crash anywhere the same can
+//! simply be done again.
+//!
+//! Owns the order. How a step is done belongs to [`Host`]; tests have one in memory that fails wherever they like.
+
+use super::error::{LifeError, NotUndone, StepError};
+use super::process::Identity;
+use super::record::{EndedBecause, LastEnd, Phase, Record, Step};
+use super::spec::{Desired, NicSource, NicSpec, Restart, VmName, VmSpec};
+use crate::node::store::StoreError;
+
+/// What a process that was started to run a machine turned out to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// It is not there.
+    Gone,
+    /// It is there and runs no machine yet.
+    NotBooted,
+    /// It runs the machine.
+    Runs,
+    /// It is there and does not say what it does, or is of a later level: it is left alone.
+    Unknown,
+}
+
+/// What steps are done with. All of it can be done twice.
+pub(crate) trait Host: Send + Sync {
+    /// Which boot of the host this is.
+    fn boot(&self) -> String;
+    /// Makes the machine's directories.
+    fn make_directories(&self, vm: &VmName) -> Result<(), StepError>;
+    /// Removes them and what the machine left there.
+    fn remove_directories(&self, vm: &VmName) -> Result<(), StepError>;
+    /// Makes the device of a NIC, unless it is there.
+    fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
+    /// Takes a device back.
+    fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), StepError>;
+    /// Starts a process for the machine.
+    fn start_process(&self, vm: &VmName) -> Result<Identity, StepError>;
+    /// Ends the machine's process: this one, and whichever is marked as the machine's.
+    fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), StepError>;
+    /// Has the process run the machine.
+    fn boot_machine(
+        &self,
+        vm: &VmName,
+        identity: Identity,
+        record: &Record,
+    ) -> Result<(), StepError>;
+    /// Looks what a process does.
+    fn look(&self, vm: &VmName, identity: Option<Identity>) -> Found;
+}
+
+/// Where records are kept, and who hears of steps.
+pub(crate) trait Keep: Send + Sync {
+    /// Keeps the record; it is in a safe place when this returns.
+    fn keep(&self, vm: &VmName, record: &Record) -> Result<(), StoreError>;
+    /// There is no such machine any more.
+    fn forget(&self, vm: &VmName) -> Result<(), StoreError>;
+    /// A step is about to be done, or undone.
+    fn at(&self, _vm: &VmName, _moment: &Moment) {}
+}
+
+/// A place between two steps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// It is in the record and not done.
+    Do(Act),
+    /// It is done; what follows from that is not in the record yet.
+    Done(Act),
+    /// It is about to be undone.
+    Undo(Act),
+    /// It is undone and still in the record.
+    Undone(Act),
+}
+
+/// What is done in one go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Act {
+    Directories,
+    Nic(String),
+    Process,
+    Boot,
+}
+
+impl Act {
+    fn of(step: &Step) -> Self {
+        match step {
+            Step::Directories => Self::Directories,
+            Step::Nic { id, .. } => Self::Nic(id.to_string()),
+            Step::Process { .. } => Self::Process,
+        }
+    }
+}
+
+/// The life of one machine.
+pub(crate) struct Life<'a> {
+    pub(crate) host: &'a dyn Host,
+    pub(crate) keep: &'a dyn Keep,
+    pub(crate) vm: &'a VmName,
+}
+
+impl std::fmt::Debug for Life<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Life").field("vm", self.vm).finish_non_exhaustive()
+    }
+}
+
+impl Life<'_> {
+    /// Makes a machine, and starts it if it is to run.
+    ///
+    /// # Errors
+    /// What failed. All is undone then, but for what the error names; that is in the record.
+    pub(crate) fn create(&self, spec: VmSpec) -> Result<Record, LifeError> {
+        let mut record = Record::new(spec);
+        let made = self.build(&mut record).and_then(|()| {
+            record.phase = Phase::Present;
+            Ok(self.keep(&record)?)
+        });
+        match made {
+            Ok(()) => Ok(record),
+            Err(source) => {
+                let not_undone = self.undo(&mut record);
+                Err(LifeError::Create {
+                    source: Box::new(source),
+                    not_undone,
+                })
+            }
+        }
+    }
+
+    fn build(&self, record: &mut Record) -> Result<(), StepError> {
+        record.begin(Step::Directories);
+        self.keep(record)?;
+        self.act(Act::Directories, || self.host.make_directories(self.vm))?;
+        match record.spec.state {
+            Desired::Running => self.start_steps(record),
+            Desired::Stopped => self.make_nics(record),
+        }
+    }
+
+    /// Starts a machine that is there and does not run.
+    ///
+    /// # Errors
+    /// What failed; then it does not run.
+    pub(crate) fn start(&self, record: &mut Record) -> Result<(), LifeError> {
+        let started = self.start_steps(record);
+        started.map_err(|source| {
+            let not_undone = self.stop_steps(record).err();
+            LifeError::Start {
+                source: Box::new(source),
+                not_undone: not_undone
+                    .map(|error| NotUndone::new(Act::Process, error))
+                    .into_iter()
+                    .collect(),
+            }
+        })
+    }
+
+    fn start_steps(&self, record: &mut Record) -> Result<(), StepError> {
+        self.make_nics(record)?;
+        record.begin(Step::Process {
+            identity: None,
+            boot: self.host.boot(),
+        });
+        self.keep(record)?;
+        let identity = self.act(Act::Process, || self.host.start_process(self.vm))?;
+        record.identify(identity);
+        self.keep(record)?;
+        self.act(Act::Boot, || {
+            self.host.boot_machine(self.vm, identity, record)
+        })
+    }
+
+    /// Devices for all NICs that need one made.
+    fn make_nics(&self, record: &mut Record) -> Result<(), StepError> {
+        for nic in record.spec.nics().to_vec() {
+            self.make_nic(record, &nic)?;
+        }
+        Ok(())
+    }
+
+    /// The device of one NIC, if it needs one made.
+    pub(crate) fn make_nic(&self, record: &mut Record, nic: &NicSpec) -> Result<(), StepError> {
+        if !matches!(nic.source(), NicSource::From(_)) {
+            return Ok(());
+        }
+        if record.made(nic.id()).is_none() {
+            record.begin(Step::Nic {
+                id: nic.id().clone(),
+                device: self.vm.device(nic.id()),
+            });
+            self.keep(record)?;
+        }
+        self.act(Act::Nic(nic.id().to_string()), || {
+            self.host.make_nic(self.vm, nic)
+        })
+    }
+
+    /// Ends the machine's process, if there is one.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub(crate) fn stop(&self, record: &mut Record) -> Result<(), LifeError> {
+        self.stop_steps(record)
+            .map_err(|source| LifeError::Stop(Box::new(source)))
+    }
+
+    fn stop_steps(&self, record: &mut Record) -> Result<(), StepError> {
+        let Some((identity, boot)) = record.process() else {
+            return Ok(());
+        };
+        let identity = identity.filter(|_| boot == self.host.boot());
+        self.tell(&Moment::Undo(Act::Process));
+        self.host.end_process(self.vm, identity)?;
+        self.tell(&Moment::Undone(Act::Process));
+        record.forget_process();
+        self.note(record);
+        Ok(())
+    }
+
+    /// Takes a machine away with all that was made for it.
+    ///
+    /// # Errors
+    /// What could not be undone; it is still in the record, and can be tried again.
+    pub(crate) fn delete(&self, record: &mut Record) -> Result<(), LifeError> {
+        record.phase = Phase::Deleting;
+        // A daemon that is started later must know: what is there is to go.
+        self.keep(record)
+            .map_err(|source| LifeError::Delete(Box::new(source)))?;
+        let not_undone = self.undo(record);
+        match not_undone.is_empty() {
+            true => Ok(()),
+            false => Err(LifeError::Remains(not_undone)),
+        }
+    }
+
+    /// Undoes all steps, the last one first.
+    fn undo(&self, record: &mut Record) -> Vec<NotUndone> {
+        record.phase = Phase::Deleting;
+        let mut failed = Vec::new();
+        let mut not_undone = Vec::new();
+        while let Some(step) = record.pop() {
+            let act = Act::of(&step);
+            self.tell(&Moment::Undo(act.clone()));
+            match self.undo_one(&step) {
+                Ok(()) => {
+                    self.tell(&Moment::Undone(act));
+                    // What could not be undone so far is still to be: the record has it again at the end.
+                    if failed.is_empty() {
+                        self.note(record);
+                    }
+                }
+                Err(error) => {
+                    not_undone.push(NotUndone::new(act, error));
+                    // What it was made on is still in use.
+                    let blocks = matches!(step, Step::Process { .. });
+                    failed.push(step);
+                    if blocks {
+                        break;
+                    }
+                }
+            }
+        }
+        failed
+            .into_iter()
+            .rev()
+            .for_each(|step| record.push_back(step));
+        if not_undone.is_empty() {
+            if let Err(error) = self.keep.forget(self.vm) {
+                warn(self.vm, &error);
+            }
+        } else {
+            self.note(record);
+        }
+        not_undone
+    }
+
+    fn undo_one(&self, step: &Step) -> Result<(), StepError> {
+        match step {
+            Step::Directories => self.host.remove_directories(self.vm),
+            Step::Nic { device, .. } => self.host.remove_nic(self.vm, device),
+            Step::Process { identity, boot } => {
+                let identity = identity.filter(|_| *boot == self.host.boot());
+                self.host.end_process(self.vm, identity)
+            }
+        }
+    }
+
+    /// Brings what there is in line with the record, when a daemon starts. Returns whether the machine is to be
+    /// watched, and whether it is to be started.
+    ///
+    /// # Errors
+    /// What could not be undone; it stays in the record.
+    pub(crate) fn settle(&self, record: &mut Record) -> Result<Settled, LifeError> {
+        match record.phase {
+            Phase::Creating | Phase::Deleting => {
+                self.delete(record)?;
+                return Ok(Settled::None);
+            }
+            Phase::Present => {}
+        }
+        let Some((identity, boot)) = record.process() else {
+            return Ok(Settled::stopped(record));
+        };
+        if boot != self.host.boot() {
+            record.forget_process();
+            record.last_end = Some(LastEnd {
+                reason: EndedBecause::HostRebooted,
+                detail: "the host was rebooted".to_owned(),
+            });
+            self.note(record);
+            return Ok(Settled::stopped(record));
+        }
+        let found = self.host.look(self.vm, identity);
+        match (found, record.spec.state) {
+            (Found::Runs | Found::Unknown, Desired::Running) if identity.is_some() => {
+                Ok(Settled::Running)
+            }
+            // It was being started or stopped.
+            (Found::Runs | Found::Unknown | Found::NotBooted, _) => {
+                self.stop(record)?;
+                Ok(Settled::stopped(record))
+            }
+            (Found::Gone, _) => {
+                self.stop(record)?;
+                self.ended(
+                    record,
+                    LastEnd {
+                        reason: EndedBecause::Killed,
+                        detail: "its process ended while no daemon looked".to_owned(),
+                    },
+                );
+                Ok(Settled::stopped(record))
+            }
+        }
+    }
+
+    /// The machine's process has ended: why, and by the restart policy whether it is to run again.
+    pub(crate) fn ended(&self, record: &mut Record, end: LastEnd) {
+        record.forget_process();
+        if !again(record.spec.restart, end.reason) {
+            record.spec.state = Desired::Stopped;
+        }
+        record.last_end = Some(end);
+        self.note(record);
+    }
+
+    fn act<T>(
+        &self,
+        act: Act,
+        work: impl FnOnce() -> Result<T, StepError>,
+    ) -> Result<T, StepError> {
+        self.tell(&Moment::Do(act.clone()));
+        let done = work()?;
+        self.tell(&Moment::Done(act));
+        Ok(done)
+    }
+
+    fn tell(&self, moment: &Moment) {
+        self.keep.at(self.vm, moment);
+    }
+
+    /// Keeps the record before something is done.
+    pub(crate) fn keep(&self, record: &Record) -> Result<(), StepError> {
+        self.keep
+            .keep(self.vm, record)
+            .map_err(|error| StepError::Record(Box::new(error)))
+    }
+
+    /// Keeps the record after something was undone. An old record does no harm: it tells of what is not
+    /// there any more, and undoing that changes nothing.
+    pub(crate) fn note(&self, record: &Record) {
+        if let Err(error) = self.keep.keep(self.vm, record) {
+            warn(self.vm, &error);
+        }
+    }
+}
+
+fn warn(vm: &VmName, error: &StoreError) {
+    tracing::warn!(
+        %vm,
+        error = error as &dyn std::error::Error,
+        "the record is not up to date"
+    );
+}
+
+/// Whether a machine that ended so is to be started again. One that was stopped, but not through the node, has
+/// failed as far as the node knows: the host may be shutting down, and should bring it back.
+fn again(restart: Restart, because: EndedBecause) -> bool {
+    match restart {
+        Restart::Never => false,
+        Restart::Always => true,
+        Restart::OnFailure => because != EndedBecause::PoweredOff,
+    }
+}
+
+/// What is to be done with a machine after a daemon's start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// There is none any more.
+    None,
+    /// It runs: it is to be watched.
+    Running,
+    /// It does not run and should.
+    ToStart,
+    /// It does not run and should not.
+    Stopped,
+}
+
+impl Settled {
+    fn stopped(record: &Record) -> Self {
+        match record.spec.state {
+            Desired::Running => Self::ToStart,
+            Desired::Stopped => Self::Stopped,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,447 @@
+//! A machine's life on a host in memory, which fails or kills the daemon at any step.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeSet;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+/// What happens at one call to the host or the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// All is well.
+    None,
+    /// It fails before anything is done.
+    Fails,
+    /// It is done, and an error comes back.
+    FailsDone,
+    /// The daemon is killed before it is done.
+    KilledBefore,
+    /// The daemon is killed after it was done.
+    KilledAfter,
+}
+
+/// A process of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Running {
+    identity: Identity,
+    booted: bool,
+}
+
+/// What there is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct World {
+    directories: bool,
+    devices: BTreeSet<String>,
+    processes: Vec<Running>,
+    /// As it is in the file.
+    stored: Option<String>,
+    boot: u32,
+    started: u32,
+}
+
+#[derive(Debug, Default)]
+struct Fake {
+    world: Mutex<World>,
+    /// Of the calls to come, the next one last.
+    faults: Mutex<Vec<Fault>>,
+}
+
+/// What a killed daemon leaves: nothing.
+struct Killed;
+
+fn broken() -> StepError {
+    StepError::End(io::Error::other("fault"))
+}
+
+impl Fake {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn plan(&self, mut faults: Vec<Fault>) {
+        faults.reverse();
+        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+    }
+
+    fn call<T>(&self, work: impl FnOnce(&mut World) -> T) -> Result<T, StepError> {
+        let fault = self.faults.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        match fault.unwrap_or(Fault::None) {
+            Fault::None => Ok(work(&mut self.world())),
+            Fault::Fails => Err(broken()),
+            Fault::FailsDone => {
+                work(&mut self.world());
+                Err(broken())
+            }
+            Fault::KilledBefore => resume_unwind(Box::new(Killed)),
+            Fault::KilledAfter => {
+                work(&mut self.world());
+                resume_unwind(Box::new(Killed))
+            }
+        }
+    }
+
+    fn stored(&self) -> Option<Record> {
+        let stored = self.world().stored.clone();
+        stored.map(|json| serde_json::from_str(&json).unwrap())
+    }
+}
+
+impl Host for Fake {
+    fn boot(&self) -> String {
+        self.world().boot.to_string()
+    }
+
+    fn make_directories(&self, _: &VmName) -> Result<(), StepError> {
+        self.call(|world| world.directories = true)
+    }
+
+    fn remove_directories(&self, _: &VmName) -> Result<(), StepError> {
+        self.call(|world| world.directories = false)
+    }
+
+    fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        self.call(|world| {
+            world.devices.insert(vm.device(nic.id()));
+        })
+    }
+
+    fn remove_nic(&self, _: &VmName, device: &str) -> Result<(), StepError> {
+        // The kernel waits for whoever has it open, for ever.
+        assert!(self.world().processes.is_empty(), "a device in use is removed");
+        self.call(|world| {
+            world.devices.remove(device);
+        })
+    }
+
+    fn start_process(&self, _: &VmName) -> Result<Identity, StepError> {
+        self.call(|world| {
+            world.started += 1;
+            let identity = Identity {
+                pid: world.started,
+                start_time: 7,
+            };
+            let booted = false;
+            world.processes.push(Running { identity, booted });
+            identity
+        })
+    }
+
+    fn end_process(&self, _: &VmName, _: Option<Identity>) -> Result<(), StepError> {
+        self.call(|world| world.processes.clear())
+    }
+
+    fn boot_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), StepError> {
+        {
+            let world = self.world();
+            for nic in record.spec.nics() {
+                assert!(world.devices.contains(&vm.device(nic.id())), "started without a NIC");
+            }
+        }
+        self.call(|world| {
+            let mut all = world.processes.iter_mut();
+            let started = all.find(|one| one.identity == identity).unwrap();
+            started.booted = true;
+        })
+    }
+
+    fn look(&self, _: &VmName, identity: Option<Identity>) -> Found {
+        let world = self.world();
+        let found = world.processes.iter().find(|one| match identity {
+            Some(identity) => one.identity == identity,
+            None => true,
+        });
+        match found {
+            None => Found::Gone,
+            Some(_) if identity.is_none() => Found::Unknown,
+            Some(running) if running.booted => Found::Runs,
+            Some(_) => Found::NotBooted,
+        }
+    }
+}
+
+impl Keep for Fake {
+    fn keep(&self, _: &VmName, record: &Record) -> Result<(), StoreError> {
+        let json = serde_json::to_string(record).unwrap();
+        self.call(|world| world.stored = Some(json)).map_err(full)
+    }
+
+    fn forget(&self, _: &VmName) -> Result<(), StoreError> {
+        self.call(|world| world.stored = None).map_err(full)
+    }
+}
+
+fn full(_: StepError) -> StoreError {
+    StoreError::File {
+        path: "node.redb".into(),
+        source: io::ErrorKind::StorageFull.into(),
+    }
+}
+
+/// What a client, the guest or the host does.
+#[derive(Debug, Clone, Copy)]
+enum Deed {
+    Create { nics: usize, stopped: bool, restart: Restart },
+    Start,
+    Stop,
+    Delete,
+    /// The machine's process ends by itself, and a daemon sees it.
+    Crash,
+    /// The same, and no daemon sees it.
+    CrashUnseen,
+    PowerOff,
+    Reboot,
+    /// The daemon is killed while it does nothing.
+    Kill,
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    let restart = prop_oneof![
+        Just(Restart::Never),
+        Just(Restart::OnFailure),
+        Just(Restart::Always)
+    ];
+    prop_oneof![
+        3 => (0..3_usize, any::<bool>(), restart)
+            .prop_map(|(nics, stopped, restart)| Deed::Create { nics, stopped, restart }),
+        2 => Just(Deed::Start),
+        2 => Just(Deed::Stop),
+        2 => Just(Deed::Delete),
+        1 => Just(Deed::Crash),
+        1 => Just(Deed::CrashUnseen),
+        1 => Just(Deed::PowerOff),
+        1 => Just(Deed::Reboot),
+        1 => Just(Deed::Kill),
+    ]
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        6 => Just(Fault::None),
+        1 => Just(Fault::Fails),
+        1 => Just(Fault::FailsDone),
+        1 => Just(Fault::KilledBefore),
+        1 => Just(Fault::KilledAfter),
+    ]
+}
+
+fn spec(nics: usize, stopped: bool, restart: Restart) -> VmSpec {
+    let nics: Vec<_> = (0..nics)
+        .map(|nic| json!({ "id": format!("net{nic}"), "from": "vdpasim_net" }))
+        .collect();
+    let state = if stopped { "Stopped" } else { "Running" };
+    let spec = json!({ "kernel": "/k", "nics": nics, "state": state, "restart": restart });
+    serde_json::from_value(spec).unwrap()
+}
+
+/// The daemon: what it knows is what it has read from the store since.
+struct Daemon<'a> {
+    fake: &'a Fake,
+    vm: &'a VmName,
+    record: Option<Record>,
+}
+
+impl Daemon<'_> {
+    fn life(&self) -> Life<'_> {
+        Life {
+            host: self.fake,
+            keep: self.fake,
+            vm: self.vm,
+        }
+    }
+
+    fn does(&mut self, deed: Deed) {
+        let life = Life {
+            host: self.fake,
+            keep: self.fake,
+            vm: self.vm,
+        };
+        match (deed, &mut self.record) {
+            (Deed::Create { nics, stopped, restart }, None) => {
+                let made = life.create(spec(nics, stopped, restart));
+                // What is left of it is in the store.
+                self.record = made.ok().or_else(|| self.fake.stored());
+            }
+            (Deed::Start, Some(record)) if record.phase == Phase::Present => {
+                if record.process().is_none() {
+                    record.spec.state = Desired::Running;
+                    let _ = life.start(record);
+                }
+            }
+            (Deed::Stop, Some(record)) if record.phase == Phase::Present => {
+                record.spec.state = Desired::Stopped;
+                if life.keep(record).is_ok() {
+                    let _ = life.stop(record);
+                }
+            }
+            (Deed::Delete, Some(record)) => {
+                if life.delete(record).is_ok() {
+                    self.record = None;
+                }
+            }
+            (Deed::Crash | Deed::PowerOff, Some(record)) => {
+                if record.phase == Phase::Present && record.process().is_some() {
+                    self.fake.world().processes.clear();
+                    if life.stop(record).is_ok() {
+                        let reason = match deed {
+                            Deed::Crash => EndedBecause::Crashed,
+                            _ => EndedBecause::PoweredOff,
+                        };
+                        let detail = String::new();
+                        life.ended(record, LastEnd { reason, detail });
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What a daemon does when it starts, without a fault.
+    fn settles(&mut self) -> Settled {
+        self.record = self.fake.stored();
+        let Some(mut record) = self.record.take() else {
+            return Settled::None;
+        };
+        let settled = self.life().settle(&mut record).unwrap();
+        if settled != Settled::None {
+            self.record = Some(record);
+        }
+        settled
+    }
+}
+
+/// What must be true whenever no step is under way: what there is, is in the store.
+fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
+    let stored = fake.stored();
+    let world = fake.world().clone();
+    prop_assert!(world.processes.len() <= 1, "two processes: {world:?}");
+    let Some(record) = stored else {
+        let empty = World {
+            boot: world.boot,
+            started: world.started,
+            ..World::default()
+        };
+        prop_assert_eq!(world, empty, "something is left, and nobody knows of it");
+        return Ok(());
+    };
+    let has = |step: &dyn Fn(&Step) -> bool| record.steps().iter().any(step);
+    if world.directories {
+        prop_assert!(has(&|step| *step == Step::Directories));
+    }
+    for device in &world.devices {
+        prop_assert!(record.has_device(device), "{device} of {vm} is nobody's");
+    }
+    if !world.processes.is_empty() {
+        prop_assert!(record.process().is_some(), "a process is nobody's");
+    }
+    Ok(())
+}
+
+fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
+    let fake = Fake::default();
+    let vm: VmName = "web".parse().unwrap();
+    let mut daemon = Daemon { fake: &fake, vm: &vm, record: None };
+    for (deed, faults) in deeds {
+        let mut killed = false;
+        match deed {
+            Deed::Kill => killed = true,
+            Deed::CrashUnseen => {
+                fake.world().processes.clear();
+                killed = true;
+            }
+            Deed::Reboot => {
+                let mut world = fake.world();
+                world.processes.clear();
+                world.devices.clear();
+                world.boot += 1;
+                killed = true;
+            }
+            deed => {
+                fake.plan(faults);
+                let done = catch_unwind(AssertUnwindSafe(|| daemon.does(deed)));
+                fake.plan(Vec::new());
+                if let Err(panic) = done {
+                    if !panic.is::<Killed>() {
+                        resume_unwind(panic);
+                    }
+                    killed = true;
+                }
+            }
+        }
+        holds(&fake, &vm)?;
+        if killed {
+            let settled = daemon.settles();
+            holds(&fake, &vm)?;
+            let once = fake.world().clone();
+            let runs = once.processes.iter().any(|one| one.booted);
+            prop_assert_eq!(settled == Settled::Running, runs);
+            prop_assert_eq!(settled == Settled::None, fake.stored().is_none());
+            // Twice is the same as once.
+            let again = daemon.settles();
+            prop_assert_eq!(again, settled);
+            prop_assert_eq!(fake.world().clone(), once);
+            if settled == Settled::ToStart
+                && let Some(record) = &mut daemon.record
+            {
+                let life = Life { host: &fake, keep: &fake, vm: &vm };
+                life.start(record).unwrap();
+                prop_assert!(fake.world().processes.iter().all(|one| one.booted));
+            }
+        }
+    }
+    // In the end all of it can be taken back.
+    if let Some(mut record) = fake.stored() {
+        let life = Life { host: &fake, keep: &fake, vm: &vm };
+        life.delete(&mut record).unwrap();
+    }
+    prop_assert!(fake.stored().is_none());
+    holds(&fake, &vm)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn nothing_is_lost_or_doubled_whatever_fails(
+        deeds in vec((deed(), vec(fault(), 0..14)), 1..12)
+    ) {
+        lives(deeds)?;
+    }
+}
+
+#[test]
+fn a_kill_at_each_step_of_creation_and_deletion_leaves_a_machine_or_nothing() {
+    for kill in [Fault::KilledBefore, Fault::KilledAfter, Fault::Fails, Fault::FailsDone] {
+        for at in 0..16 {
+            let faults = |at: usize| {
+                let mut faults = vec![Fault::None; at];
+                faults.push(kill);
+                faults
+            };
+            let create = Deed::Create { nics: 2, stopped: false, restart: Restart::OnFailure };
+            lives(vec![(create, faults(at)), (Deed::Kill, Vec::new())]).unwrap();
+            lives(vec![(create, Vec::new()), (Deed::Delete, faults(at)), (Deed::Kill, Vec::new())]).unwrap();
+            lives(vec![(create, Vec::new()), (Deed::Stop, faults(at)), (Deed::Start, faults(at))]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_policy_decides_who_comes_back() {
+    for (restart, because, back) in [
+        (Restart::Never, EndedBecause::Crashed, false),
+        (Restart::OnFailure, EndedBecause::Crashed, true),
+        (Restart::OnFailure, EndedBecause::Killed, true),
+        (Restart::OnFailure, EndedBecause::PoweredOff, false),
+        (Restart::Always, EndedBecause::PoweredOff, true),
+        (Restart::Always, EndedBecause::Stopped, true),
+    ] {
+        assert_eq!(again(restart, because), back, "{restart:?} {because:?}");
+    }
+}

@@ -1,0 +1,278 @@
+//! Watches one machine's process, says why it ended, and starts it again if its policy says so.
+//!
+//! ```text
+//!        ┌────────────── started again ────────────────┐
+//!        v                                             │
+//!   watching ── process ended ──> policy ── again ──> waiting (1 s, doubled up to 60 s;
+//!     pidfd, GET /v1/vm/watch        │                 │      1 s again after 60 s of running)
+//!                                    └─ stays away     └─ somebody else has started, stopped or
+//!                                         v                 deleted it ──> (over)
+//!                                       (over)
+//! ```
+//! No lock is held while it waits. It must not know why somebody else stops a machine: the record tells that this is not
+//! its process any more.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::pin::pin;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use std::os::fd::AsFd as _;
+use std::os::unix::process::ExitStatusExt as _;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::process::{Identity, Process};
+use super::record::{EndedBecause, LastEnd, Phase};
+use super::slot::{Live, Slot};
+use super::spec::Desired;
+use super::vmm::Vmm;
+use super::{Change, Inner, Machines, speaks};
+
+/// The first wait before a machine is started again.
+const FIRST: Duration = Duration::from_secs(1);
+/// The longest.
+const LONGEST: Duration = Duration::from_secs(60);
+/// After running this long it is not taken for one that cannot run.
+const CALM: Duration = Duration::from_secs(60);
+/// How long the last word of a process that has ended may take to arrive.
+const LAST_WORD: Duration = Duration::from_millis(500);
+/// How long a process that did not answer is left in peace.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Watches this process; without one, starts it first.
+pub(super) fn begin(machines: &Machines, slot: &Arc<Slot>, identity: Option<Identity>) {
+    let (machines, slot) = (machines.clone(), slot.clone());
+    let runtime = machines.0.runtime.clone();
+    runtime.spawn(async move { run(&machines, &slot, identity).await });
+}
+
+/// What is next.
+enum Next {
+    Over,
+    Again,
+    Watch(Identity),
+}
+
+async fn run(machines: &Machines, slot: &Arc<Slot>, mut process: Option<Identity>) {
+    // Without a process it has not been tried yet.
+    let mut wait = match process {
+        Some(_) => FIRST,
+        None => Duration::ZERO,
+    };
+    loop {
+        if let Some(identity) = process {
+            let since = Instant::now();
+            let end = until_end(&machines.0, slot, identity).await;
+            if since.elapsed() >= CALM {
+                wait = FIRST;
+            }
+            let next = machines
+                .locked(slot, move |inner, slot| ended(inner, slot, identity, end))
+                .await;
+            if !matches!(next, Ok(Next::Again)) {
+                return;
+            }
+        }
+        tokio::time::sleep(wait).await;
+        wait = wait.saturating_mul(2).clamp(FIRST, LONGEST);
+        process = match machines.locked(slot, revive).await {
+            Ok(Next::Watch(identity)) => Some(identity),
+            Ok(Next::Again) => None,
+            Ok(Next::Over) | Err(_) => return,
+        };
+    }
+}
+
+/// A process has ended: it goes out of the record, unless somebody else has seen to that.
+fn ended(inner: &Inner, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
+    let Some(mut record) = slot.record() else {
+        return Next::Over;
+    };
+    let ours = record
+        .process()
+        .is_some_and(|(which, _)| which == Some(identity));
+    if record.phase != Phase::Present || !ours {
+        return Next::Over;
+    }
+    inner.live(slot, |life| {
+        // What it left: its socket.
+        if let Err(error) = life.stop(&mut record) {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(vm = %slot.name(), error, "what a machine's process left stays");
+        }
+        life.ended(&mut record, end.clone());
+    });
+    inner.tell(slot.name(), Change::Ended(end));
+    match record.spec.state {
+        Desired::Running => Next::Again,
+        Desired::Stopped => Next::Over,
+    }
+}
+
+/// Starts a machine again, unless somebody else has, or it is to stay away by now.
+fn revive(inner: &Inner, slot: &Slot) -> Next {
+    let Some(mut record) = slot.record() else {
+        return Next::Over;
+    };
+    let wanted = record.phase == Phase::Present && record.spec.state == Desired::Running;
+    if !wanted || record.process().is_some() {
+        return Next::Over;
+    }
+    record.restarts = record.restarts.saturating_add(1);
+    match inner.live(slot, |life| life.start(&mut record)) {
+        Ok(()) => {
+            let Some(identity) = record.process().and_then(|process| process.0) else {
+                return Next::Over;
+            };
+            slot.view().live = Some(Live::new(identity, false));
+            inner.tell(slot.name(), Change::Started);
+            Next::Watch(identity)
+        }
+        Err(error) => {
+            tracing::warn!(
+                vm = %slot.name(),
+                error = &error as &dyn std::error::Error,
+                "a machine cannot be started again; it is tried later"
+            );
+            let mut text = error.to_string();
+            let mut cause = std::error::Error::source(&error);
+            while let Some(error) = cause {
+                text.push_str(": ");
+                text.push_str(&error.to_string());
+                cause = error.source();
+            }
+            inner.tell(slot.name(), Change::NotStarted(text));
+            Next::Again
+        }
+    }
+}
+
+/// A process whose end can be waited for with others.
+struct Watched(Process);
+
+impl AsRawFd for Watched {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.pidfd().as_fd().as_raw_fd()
+    }
+}
+
+/// Waits for the end of a process, and says why it ended.
+async fn until_end(inner: &Inner, slot: &Slot, identity: Identity) -> LastEnd {
+    let killed = |detail: &str| LastEnd {
+        reason: EndedBecause::Killed,
+        detail: detail.to_owned(),
+    };
+    let gone = || killed("its process ended without a word");
+    let watched = match Process::open(identity) {
+        Ok(Some(process)) => {
+            // SAFETY: tokio has no safe way left to wait for a descriptor that is no socket. `Watched`
+            // owns the pidfd, gives out that one always, and can be neither changed nor taken apart
+            // while `AsyncFd` has it: it is reached by `get_ref` only.
+            let watched =
+                unsafe { AsyncFd::register_with_interest(Watched(process), Interest::READABLE) };
+            watched.map_err(io::Error::from)
+        }
+        Ok(None) => return gone(),
+        Err(error) => Err(error),
+    };
+    let watched = match watched {
+        Ok(watched) => watched,
+        Err(error) => return killed(&unwatched(slot, &error)),
+    };
+    let vmm = inner.vmm(slot.name());
+    let mut account = pin!(follow(inner, &vmm, slot, identity));
+    let said = tokio::select! {
+        said = account.as_mut() => {
+            // It says so just before it ends.
+            let _ = watched.readable().await;
+            Some(said)
+        }
+        _ = watched.readable() => tokio::time::timeout(LAST_WORD, account).await.ok(),
+    };
+    let status = watched.get_ref().0.reap();
+    match (said, status) {
+        (Some(end), _) => end,
+        (None, Some(status)) => from_status(status),
+        (None, None) => gone(),
+    }
+}
+
+/// Without a descriptor left nothing can be watched: as if it had ended, so that the next look tells.
+fn unwatched(slot: &Slot, error: &io::Error) -> String {
+    tracing::error!(vm = %slot.name(), %error, "a machine's process cannot be watched");
+    format!("its process could not be watched: {error}")
+}
+
+/// Listens to what a machine says of itself, until it says why it is over.
+async fn follow(inner: &Inner, vmm: &Vmm, slot: &Slot, identity: Identity) -> LastEnd {
+    let mut last = None;
+    loop {
+        match vmm.handshake().await {
+            Ok(who) if who.pid == identity.pid => {
+                slot.update(identity, |live| {
+                    live.version = Some(who.version);
+                    live.api = Some(who.api);
+                });
+                if !speaks(who.api) {
+                    tracing::warn!(vm = %slot.name(), level = who.api, "a machine speaks another level of the API: it is left alone");
+                    return std::future::pending().await;
+                }
+                break;
+            }
+            Ok(who) => {
+                tracing::warn!(vm = %slot.name(), pid = who.pid, "another process answers for a machine's");
+            }
+            Err(error) => tracing::debug!(vm = %slot.name(), %error, "no answer"),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    let mut answer = vmm.status().await;
+    loop {
+        let since = match answer {
+            Ok(status) => {
+                slot.update(identity, |live| live.state = Some(status.state));
+                if last.replace(status.state) != Some(status.state) {
+                    inner.tell(slot.name(), Change::State(status.state));
+                }
+                if let Some(end) = status.end {
+                    return LastEnd {
+                        reason: end.reason.into(),
+                        detail: end.detail,
+                    };
+                }
+                status.generation
+            }
+            Err(error) => {
+                tracing::debug!(vm = %slot.name(), %error, "no answer");
+                slot.update(identity, |live| live.state = None);
+                last = None;
+                tokio::time::sleep(PAUSE).await;
+                // Any generation but the present one.
+                0
+            }
+        };
+        answer = vmm.watch(since).await;
+    }
+}
+
+/// Why a process of ours ended that did not say it. See `bellhop --help` for the codes.
+fn from_status(status: ExitStatus) -> LastEnd {
+    let (reason, detail) = match (status.code(), status.signal()) {
+        (Some(0), _) => (EndedBecause::PoweredOff, "its process ended".to_owned()),
+        (Some(3), _) => (EndedBecause::Crashed, "its guest crashed".to_owned()),
+        (Some(code), _) => (
+            EndedBecause::Failed,
+            format!("its process ended with code {code}"),
+        ),
+        (None, Some(signal)) => (
+            EndedBecause::Killed,
+            format!("its process was killed by signal {signal}"),
+        ),
+        (None, None) => (EndedBecause::Killed, "its process ended".to_owned()),
+    };
+    LastEnd { reason, detail }
+}

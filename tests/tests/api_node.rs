@@ -1,0 +1,145 @@
+//! Virtual machines by the node daemon: `bellhop serve`, with NICs that are made on the kernel's simulator.
+//!
+//! What is left afterwards is asked of the kernel: devices, processes, sockets, mounts of nothing.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+mod node;
+
+use lab::sim::require_lab;
+use node::{Daemon, NOTICE, Traces, nic, until};
+use serde_json::{Value, json};
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:57:01";
+
+#[test]
+fn a_machine_with_a_nic_from_one_request_and_nothing_left_after_another() {
+    require_lab().unwrap();
+    let daemon = Daemon::start("life");
+    let before = Traces::now(&daemon);
+    let spec = daemon.small(&json!([nic("net0", MAC)]));
+    let made = daemon.api.ask("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    assert_eq!(made.status, 201, "{}", made.body);
+    let vm = daemon.await_phase("web", "Running");
+    assert_eq!(vm["nics"][0]["device"], "web.net0", "{vm}");
+    assert_eq!(vm["adopted"], false, "{vm}");
+    daemon.await_console("web", "@lab ready");
+    // The same again changes nothing.
+    let again = daemon.api.ask("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    assert_eq!(again.status, 200, "{}", again.body);
+    assert_eq!(again.body["pid"], vm["pid"]);
+    // Another one is refused while it runs.
+    let mut other = spec.clone();
+    other["cpus"] = json!(2);
+    let refused = daemon.api.ask("PUT", "/v1/vms/web", Some(&other)).unwrap();
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    assert_eq!(refused.body["code"], "other_vm_runs");
+
+    let deleted = daemon.api.ask("DELETE", "/v1/vms/web", None).unwrap();
+    assert_eq!(deleted.status, 204, "{}", deleted.body);
+    let gone = daemon.api.ask("GET", "/v1/vms/web", None).unwrap();
+    assert_eq!(gone.status, 404, "{}", gone.body);
+    assert_eq!(daemon.api.get("/v1/vms").unwrap(), json!([]));
+    before.same(&daemon);
+}
+
+#[test]
+fn a_killed_daemons_machine_is_adopted() {
+    require_lab().unwrap();
+    let mut daemon = Daemon::start("adopt");
+    let before = Traces::now(&daemon);
+    let spec = daemon.small(&json!([nic("net0", MAC)]));
+    daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let vm = daemon.await_phase("web", "Running");
+    daemon.await_console("web", "@lab ready");
+    for kill in [true, false, true] {
+        daemon.restart(kill);
+        let found = daemon.await_phase("web", "Running");
+        assert_eq!(found["pid"], vm["pid"], "{found}");
+        assert_eq!(found["adopted"], true, "{found}");
+    }
+    // The machine is killed while nobody looks: its policy says that it is started again.
+    daemon.kill();
+    node::kill_vm(&vm);
+    daemon.start_again();
+    until("it is started again", || {
+        let found: Value = daemon.api.get("/v1/vms/web").unwrap();
+        found["phase"] == "Running" && found["pid"] != vm["pid"]
+    });
+    let found = daemon.api.get("/v1/vms/web").unwrap();
+    assert_eq!(found["last_end"]["reason"], "Killed", "{found}");
+    daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    before.same(&daemon);
+}
+
+#[test]
+fn a_machine_that_is_killed_is_started_again_and_one_that_is_stopped_is_not() {
+    require_lab().unwrap();
+    let daemon = Daemon::start("policy");
+    let before = Traces::now(&daemon);
+    let spec = daemon.small(&json!([nic("net0", MAC)]));
+    daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let vm = daemon.await_phase("web", "Running");
+    node::kill_vm(&vm);
+    until("it is started again", || {
+        let found = daemon.api.get("/v1/vms/web").unwrap();
+        found["phase"] == "Running" && found["pid"] != vm["pid"]
+    });
+    let found = daemon.api.get("/v1/vms/web").unwrap();
+    assert_eq!(found["restarts"], 1, "{found}");
+
+    let pause = json!({ "state": "Paused" });
+    daemon
+        .api
+        .done("PATCH", "/v1/vms/web", Some(&pause))
+        .unwrap();
+    daemon.await_phase("web", "Paused");
+    let stop = json!({ "state": "Stopped" });
+    let stopped = daemon
+        .api
+        .done("PATCH", "/v1/vms/web", Some(&stop))
+        .unwrap();
+    assert_eq!(stopped["phase"], "Stopped", "{stopped}");
+    assert_eq!(stopped["pid"], Value::Null, "{stopped}");
+    // Its NIC is still its own.
+    assert_eq!(stopped["nics"][0]["device"], "web.net0", "{stopped}");
+    let run = json!({ "state": "Running" });
+    daemon.api.done("PATCH", "/v1/vms/web", Some(&run)).unwrap();
+    daemon.await_phase("web", "Running");
+    daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    before.same(&daemon);
+    let _ = NOTICE;
+}
+
+#[test]
+fn what_cannot_be_made_leaves_nothing() {
+    require_lab().unwrap();
+    let daemon = Daemon::start("fails");
+    let before = Traces::now(&daemon);
+    let refused = |name: &str, spec: &Value, status: u16| {
+        let path = format!("/v1/vms/{name}");
+        let answer = daemon.api.ask("PUT", &path, Some(spec)).unwrap();
+        assert_eq!(answer.status, status, "{}", answer.body);
+        before.same(&daemon);
+        answer.body
+    };
+    let mut no_kernel = daemon.small(&json!([nic("net0", MAC)]));
+    no_kernel["kernel"] = json!("/nonexistent");
+    let body = refused("web", &no_kernel, 422);
+    assert!(body.to_string().contains("No such file"), "{body}");
+    let nowhere = json!([nic("net0", MAC), { "id": "net1", "from": "nowhere0" }]);
+    let body = refused("web", &daemon.small(&nowhere), 422);
+    assert!(body.to_string().contains("nowhere0"), "{body}");
+    let no_path = json!([{ "id": "net0", "path": "/dev/vhost-vdpa-99" }]);
+    refused("web", &daemon.small(&no_path), 422);
+    let no_device = json!([{ "id": "net0", "device": "nothing" }]);
+    refused("web", &daemon.small(&no_device), 422);
+    for name in ["Web", "-a", "a.b", "%2e%2e", "a%2fb"] {
+        refused(name, &daemon.small(&json!([])), 400);
+    }
+    assert_eq!(daemon.api.get("/v1/vms").unwrap(), json!([]));
+}

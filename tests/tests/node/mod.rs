@@ -1,0 +1,230 @@
+//! A node daemon of a test's own, and what it leaves on the host.
+
+use lab::api::Client;
+use lab::guest::BellhopArguments;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long something may take; it is emulated twice.
+pub const NOTICE: Duration = Duration::from_secs(60);
+
+/// Waits until it is so.
+#[track_caller]
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < NOTICE, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A NIC that is made on the simulator.
+pub fn nic(id: &str, mac: &str) -> Value {
+    json!({ "id": id, "from": "vdpasim_net", "mac": mac, "mtu": 1500 })
+}
+
+/// A daemon with directories of its own; killed when dropped, with its machines.
+#[derive(Debug)]
+pub struct Daemon {
+    directory: PathBuf,
+    child: Option<Child>,
+    pub api: Client,
+}
+
+impl Daemon {
+    /// Starts one.
+    pub fn start(test: &str) -> Self {
+        let directory =
+            std::env::temp_dir().join(format!("lab-node-{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        let mut daemon = Self {
+            api: Client::new(&directory.join("run/node.socket")),
+            directory,
+            child: None,
+        };
+        daemon.start_again();
+        daemon
+    }
+
+    /// Starts it again, with the same directories.
+    pub fn start_again(&mut self) {
+        let bellhop = std::env::var_os("BELLHOP").unwrap();
+        let child = Command::new(bellhop)
+            .args(["--log-level", "info", "serve"])
+            .args(["--machine-log-level", "info"])
+            .arg("--state-dir")
+            .arg(self.directory.join("state"))
+            .arg("--runtime-dir")
+            .arg(self.directory.join("run"))
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        self.child = Some(child);
+        until("the daemon serves", || self.api.get("/v1/version").is_ok());
+    }
+
+    /// Ends it with SIGKILL.
+    pub fn kill(&mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Ends it, with SIGKILL or SIGTERM, and starts it again.
+    pub fn restart(&mut self, kill: bool) {
+        if kill {
+            self.kill();
+        } else {
+            let mut child = self.child.take().unwrap();
+            let pid = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            assert!(child.wait().unwrap().success());
+        }
+        self.start_again();
+    }
+
+    /// The lab's small guest with these NICs.
+    pub fn small(&self, nics: &Value) -> Value {
+        let arguments = BellhopArguments::small().unwrap();
+        json!({
+            "kernel": arguments.kernel_image(),
+            "initramfs": arguments.ramdisk(),
+            "cmdline": arguments.kernel_words(),
+            "memory": "256M",
+            "nics": nics,
+        })
+    }
+
+    /// Waits until a machine does this.
+    #[track_caller]
+    pub fn await_phase(&self, vm: &str, phase: &str) -> Value {
+        let mut last = Value::Null;
+        let start = Instant::now();
+        while start.elapsed() < NOTICE {
+            last = self.api.get(&format!("/v1/vms/{vm}")).unwrap();
+            if last["phase"] == phase {
+                return last;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("{vm} is not {phase}: {last:#}");
+    }
+
+    /// Waits until a guest has written this.
+    #[track_caller]
+    pub fn await_console(&self, vm: &str, words: &str) {
+        let info = self.api.get(&format!("/v1/vms/{vm}")).unwrap();
+        let log = PathBuf::from(info["console"]["log"].as_str().unwrap());
+        until(words, || {
+            let text = fs::read(&log).unwrap_or_default();
+            String::from_utf8_lossy(&text).contains(words)
+        });
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // What a failed test has left.
+            let all = self.api.get("/v1/vms").unwrap_or_default();
+            for vm in all.as_array().into_iter().flatten() {
+                let path = format!("/v1/vms/{}", vm["name"].as_str().unwrap_or_default());
+                let _ = self.api.ask("DELETE", &path, None);
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Kills a machine's process.
+pub fn kill_vm(vm: &Value) {
+    let pid = i32::try_from(vm["pid"].as_i64().unwrap()).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+/// What there is on the host that a node's machines may leave behind.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Traces {
+    devices: BTreeSet<String>,
+    files: BTreeSet<PathBuf>,
+    processes: BTreeSet<u32>,
+    descriptors: usize,
+}
+
+impl Traces {
+    /// What there is now.
+    pub fn now(daemon: &Daemon) -> Self {
+        let mut files = BTreeSet::new();
+        list(&daemon.directory, &mut files);
+        // The directories of all machines, and the lock, are made by the first.
+        files.retain(|file| {
+            let name = file.file_name().unwrap();
+            name != "vms" && name != "nics" && name != "lock"
+        });
+        let devices = fs::read_dir("/sys/bus/vdpa/devices").unwrap();
+        let names = devices.map(|entry| entry.unwrap().file_name());
+        let daemon_pid = daemon.child.as_ref().map(Child::id);
+        Self {
+            devices: names
+                .map(|name| name.to_string_lossy().into_owned())
+                .collect(),
+            files,
+            processes: marked(&daemon.directory),
+            descriptors: daemon_pid.map_or(0, |pid| {
+                fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+            }),
+        }
+    }
+
+    /// The same is there now. Workers of the daemon may hold a descriptor for a moment.
+    #[track_caller]
+    pub fn same(&self, daemon: &Daemon) {
+        let start = Instant::now();
+        loop {
+            let now = Self::now(daemon);
+            if now == *self {
+                return;
+            }
+            assert!(
+                start.elapsed() < Duration::from_secs(10),
+                "before: {self:#?}\nnow: {now:#?}"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn list(directory: &Path, files: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(directory).into_iter().flatten() {
+        let entry = entry.unwrap();
+        files.insert(entry.path());
+        if entry.file_type().unwrap().is_dir() {
+            list(&entry.path(), files);
+        }
+    }
+}
+
+/// Processes whose environment names this directory, zombies too.
+fn marked(directory: &Path) -> BTreeSet<u32> {
+    let mark = format!("BELLHOP_VM={}", directory.display());
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir("/proc").unwrap() {
+        let entry = entry.unwrap();
+        let Ok(pid) = entry.file_name().to_string_lossy().parse() else {
+            continue;
+        };
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        let mut variables = environment.split(|byte| *byte == 0);
+        if variables.any(|variable| variable.starts_with(mark.as_bytes())) {
+            found.insert(pid);
+        }
+    }
+    found
+}
