@@ -42,6 +42,8 @@ fn known(spare: &SimDevice) -> Known {
         .with("VmConfig.kernel", "/nonexistent")
         .with("VmConfig.initramfs", path(arguments.ramdisk()))
         .with("VmConfig.cmdline", arguments.kernel_words())
+        .with("VmConfig.cpu_affinity", json!([[0]]))
+        .with("VmConfig.memory", "64M")
         .with("VdpaConfig.path", path(spare.path()))
         .with("VdpaConfig.path", "/dev/null")
         .with("VdpaConfig.path", "/nonexistent")

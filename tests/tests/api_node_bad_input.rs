@@ -45,6 +45,7 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
         .with("VmSpec.kernel", "/nonexistent")
         .with("VmSpec.initramfs", "/nonexistent")
         .with("VmSpec.memory", "32M")
+        .with("VmSpec.cpu_affinity", json!([[0]]))
         .with("VmSpec.disks", json!([]))
         .with("VmSpec.nics", json!([{ "id": "n", "path": spare.path() }]))
         .with(

@@ -82,6 +82,11 @@ impl Paths {
         self.runtime_of(vm).join("api.socket")
     }
 
+    /// A machine's serial console.
+    pub(crate) fn console_socket(&self, vm: &VmName) -> PathBuf {
+        self.runtime_of(vm).join("console.socket")
+    }
+
     /// What a guest has written on its console.
     pub(crate) fn console_log(&self, vm: &VmName) -> PathBuf {
         self.state_of(vm).join("console.log")

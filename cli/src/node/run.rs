@@ -118,7 +118,11 @@ async fn serve(options: &Options) -> Result<(), NodeError> {
 fn machines(options: &Options, events: &Arc<Events>) -> Result<Machines, NodeError> {
     let store = Store::open(&options.paths.store())?;
     let runtime = Handle::current();
-    let host = RealHost::new(options.paths.clone(), runtime.clone(), options.log_level.clone());
+    let host = RealHost::new(
+        options.paths.clone(),
+        runtime.clone(),
+        options.log_level.clone(),
+    );
     let events = events.clone();
     Ok(Machines::open(
         store,
@@ -126,6 +130,10 @@ fn machines(options: &Options, events: &Arc<Events>) -> Result<Machines, NodeErr
         host.map_err(NodeError::Start)?,
         runtime,
         Arc::new(move |vm: &VmName, change: Change| {
+            // Where this daemon may be killed.
+            if let Change::Step(moment) = &change {
+                tracing::debug!(%vm, ?moment, "step");
+            }
             if let Some((word, detail)) = change.as_event() {
                 events.publish(&format!("/v1/vms/{vm}"), word, detail);
             }

@@ -113,6 +113,15 @@ impl Maker<'_> {
                     Extent::Any => self.random.below(3),
                 };
                 let count = if depth < DEPTH_MAX { count } else { 0 };
+                let least = schema["minItems"]
+                    .as_u64()
+                    .and_then(|least| usize::try_from(least).ok());
+                let most = schema["maxItems"]
+                    .as_u64()
+                    .and_then(|most| usize::try_from(most).ok());
+                let count = count
+                    .max(least.unwrap_or(0))
+                    .min(most.unwrap_or(usize::MAX));
                 (0..count)
                     .map(|_| self.make(&schema["items"], owner, property, extent, depth + 1))
                     .collect()

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use serde_json::Value;
 
 /// Words of a schema that say what a value must be, and that are understood here.
-const UNDERSTOOD: [&str; 16] = [
+const UNDERSTOOD: [&str; 18] = [
     "$ref",
     "type",
     "enum",
@@ -19,6 +19,8 @@ const UNDERSTOOD: [&str; 16] = [
     "minLength",
     "maxLength",
     "items",
+    "minItems",
+    "maxItems",
     "required",
     "properties",
     "additionalProperties",
@@ -165,6 +167,9 @@ pub fn conforms(whole: &Value, schema: &Value, value: &Value) -> std::result::Re
                 false => Ok(()),
             }
         }
+        Value::Array(items) if !has_room(schema, items.len()) => {
+            Err(format!("{} items", items.len()))
+        }
         Value::Array(items) => items
             .iter()
             .enumerate()
@@ -192,6 +197,15 @@ pub fn conforms(whole: &Value, schema: &Value, value: &Value) -> std::result::Re
         }
         Value::Null | Value::Bool(_) => Ok(()),
     }
+}
+
+fn has_room(schema: &Value, items: usize) -> bool {
+    let items = u64::try_from(items).unwrap_or(u64::MAX);
+    let few = schema["minItems"]
+        .as_u64()
+        .is_some_and(|least| items < least);
+    let many = schema["maxItems"].as_u64().is_some_and(|most| items > most);
+    !few && !many
 }
 
 fn is_of_type(schema: &Value, value: &Value) -> std::result::Result<(), String> {

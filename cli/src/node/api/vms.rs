@@ -48,6 +48,9 @@ struct VmNic {
 /// Where a virtual machine's console is.
 #[derive(Debug, Serialize, ToSchema)]
 struct ConsolePaths {
+    /// The Unix socket on which one client at a time reads and writes; it is there while the machine has a process.
+    #[schema(value_type = String)]
+    socket: PathBuf,
     /// What the guest has written.
     #[schema(value_type = String)]
     log: PathBuf,
@@ -114,6 +117,7 @@ impl VmInfo {
             restarts: record.restarts,
             nics: nics.collect(),
             console: ConsolePaths {
+                socket: node.paths.console_socket(name),
                 log: node.paths.console_log(name),
             },
             log: node.paths.log(name),

@@ -20,8 +20,8 @@ use super::process::{self, Identity, Process, Start};
 use super::record::Record;
 use super::spec::{NicSource, NicSpec, OWNER, VmName};
 use super::steps::{Found, Host};
-use crate::node::paths::Paths;
 use super::vmm::{SOON, Vmm, VmmError, VmmState, VmmStatus};
+use crate::node::paths::Paths;
 
 /// How long a process may take to listen.
 const LISTEN: Duration = Duration::from_secs(20);
@@ -50,11 +50,7 @@ impl RealHost {
     ///
     /// # Errors
     /// The kernel does not say which boot this is.
-    pub(crate) fn new(
-        paths: Paths,
-        runtime: Handle,
-        log_level: String,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(paths: Paths, runtime: Handle, log_level: String) -> io::Result<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         Ok(Self {
             paths,
@@ -102,7 +98,11 @@ impl RealHost {
         });
         let mut nics = None;
         for stray in strays {
-            tracing::warn!(device = stray.name(), owner = stray.owner(), "a device of no machine's is taken back");
+            tracing::warn!(
+                device = stray.name(),
+                owner = stray.owner(),
+                "a device of no machine's is taken back"
+            );
             let nics = match &nics {
                 Some(nics) => nics,
                 None => nics.insert(open()?),
@@ -269,7 +269,9 @@ impl Host for RealHost {
         }
         let others: Vec<_> = others
             .into_iter()
-            .filter(|other| other.name() != request.name || other.owner() != request.owner.as_deref())
+            .filter(|other| {
+                other.name() != request.name || other.owner() != request.owner.as_deref()
+            })
             .collect();
         nics.make(&request, &others, &mut store)
             .map(drop)
@@ -298,7 +300,6 @@ impl Host for RealHost {
         let log = self.paths.log(vm);
         let socket = self.paths.api_socket(vm);
         let mark = self.paths.runtime_of(vm);
-        let output = self.paths.console_log(vm);
         let started = process::start(&Start {
             arguments: vec![
                 "--log-level".into(),
@@ -306,10 +307,14 @@ impl Host for RealHost {
                 "run".into(),
                 "--api-socket".into(),
                 socket.into(),
+                "--console-socket".into(),
+                self.paths.console_socket(vm).into(),
+                "--console-log".into(),
+                self.paths.console_log(vm).into(),
             ],
             mark: &mark,
             log: &log,
-            output: &output,
+            output: &log,
         });
         match started {
             Ok(process) => Ok(process.identity()),
