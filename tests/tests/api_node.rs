@@ -10,7 +10,8 @@
 mod node;
 
 use lab::sim::require_lab;
-use node::{Daemon, NOTICE, Traces, nic, until};
+use node::steps::Steps;
+use node::{Daemon, Traces, nic, until};
 use serde_json::{Value, json};
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
@@ -112,7 +113,6 @@ fn a_machine_that_is_killed_is_started_again_and_one_that_is_stopped_is_not() {
     daemon.await_phase("web", "Running");
     daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
     before.same(&daemon);
-    let _ = NOTICE;
 }
 
 #[test]
@@ -142,4 +142,151 @@ fn what_cannot_be_made_leaves_nothing() {
         refused(name, &daemon.small(&json!([])), 400);
     }
     assert_eq!(daemon.api.get("/v1/vms").unwrap(), json!([]));
+}
+
+/// Kills the daemon at the step with this number, while `request` is carried out. Returns which it was; none if there
+/// are not so many.
+fn kill_at(
+    daemon: &mut Daemon,
+    steps: &Steps,
+    number: usize,
+    also_vm: bool,
+    (method, body): (&str, Option<&Value>),
+) -> Option<String> {
+    let mut shown = daemon.start_observed(steps);
+    let api = daemon.api.clone();
+    let (method, body) = (method.to_owned(), body.cloned());
+    let client = std::thread::spawn(move || {
+        // The daemon may be killed before it answers.
+        let _ = api.ask(&method, "/v1/vms/web", body.as_ref());
+    });
+    for _ in 0..number {
+        // The client is answered, or waits for the next step.
+        while !client.is_finished() && !shown.is_there() {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        if !shown.is_there() {
+            client.join().unwrap();
+            daemon.kill();
+            return None;
+        }
+        shown.next();
+        shown.go_on();
+    }
+    while !client.is_finished() && !shown.is_there() {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    let at = shown.is_there().then(|| shown.next()).flatten();
+    daemon.kill();
+    client.join().unwrap();
+    if also_vm {
+        daemon.kill_marked();
+    }
+    at
+}
+
+#[test]
+fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
+    require_lab().unwrap();
+    let mut daemon = Daemon::start("steps");
+    let before = Traces::now(&daemon);
+    let spec = daemon.small(&json!([nic("net0", MAC)]));
+    let steps = Steps::listen(&daemon.beside("steps"));
+    let mut seen = Vec::new();
+    for also_vm in [false, true] {
+        for number in 0.. {
+            daemon.kill();
+            let put = ("PUT", Some(&spec));
+            let at = kill_at(&mut daemon, &steps, number, also_vm, put);
+            daemon.start_again();
+            let left = daemon.api.get("/v1/vms").unwrap();
+            println!("PUT, killed at {at:?} (the machine, too: {also_vm}): {left}");
+            let Some(at) = at else {
+                assert_eq!(left.as_array().unwrap().len(), 1, "{left}");
+                break;
+            };
+            // It was not answered yet, so it must not be there.
+            assert_eq!(left, json!([]));
+            before.same(&daemon);
+            seen.push(at);
+        }
+        for number in 0.. {
+            daemon.kill();
+            let at = kill_at(&mut daemon, &steps, number, also_vm, ("DELETE", None));
+            daemon.start_again();
+            let left = daemon.api.get("/v1/vms").unwrap();
+            println!("DELETE, killed at {at:?} (the machine, too: {also_vm}): {left}");
+            // Once it is begun it is brought to its end.
+            assert_eq!(left, json!([]));
+            before.same(&daemon);
+            let Some(at) = at else {
+                break;
+            };
+            seen.push(at);
+            daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+        }
+    }
+    for step in [
+        "web do directories",
+        "web do nic net0",
+        "web web.net0 begin AddDevice",
+        "web do process",
+        "web done process",
+        "web done boot",
+        "web undo process",
+        "web undone nic net0",
+    ] {
+        assert!(seen.iter().any(|one| one == step), "{step}: {seen:?}");
+    }
+}
+
+#[test]
+fn nics_come_and_go_while_it_runs_and_a_device_is_for_one_machine() {
+    require_lab().unwrap();
+    let mut daemon = Daemon::start("nics");
+    let before = Traces::now(&daemon);
+    let spec = daemon.small(&json!([nic("net0", MAC)]));
+    daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let vm = daemon.await_phase("web", "Running");
+    daemon.await_console("web", "@lab ready");
+    let second = nic("net1", "52:54:5e:11:57:02");
+    let path = "/v1/vms/web/nics/net1";
+    let added = daemon.api.ask("PUT", path, Some(&second)).unwrap();
+    assert_eq!(added.status, 201, "{}", added.body);
+    assert_eq!(added.body["nics"][1]["device"], "web.net1");
+    let again = daemon.api.ask("PUT", path, Some(&second)).unwrap();
+    assert_eq!(again.status, 200, "{}", again.body);
+    // The machine's own account, passed on.
+    let own = daemon.api.get(path).unwrap();
+    assert_eq!(own["state"], "Plugged", "{own}");
+    let metrics = daemon.api.get("/v1/vms/web/metrics").unwrap();
+    assert!(metrics.as_str().unwrap().contains("bellhop_vm_state"));
+    // Another machine cannot have it, by whatever name.
+    let device = &added.body["nics"][1];
+    for other in [
+        json!([{ "id": "a", "path": device["path"] }]),
+        json!([{ "id": "a", "device": device["device"] }]),
+    ] {
+        let mut other = daemon.small(&other);
+        other["state"] = json!("Stopped");
+        let refused = daemon
+            .api
+            .ask("PUT", "/v1/vms/other", Some(&other))
+            .unwrap();
+        assert_eq!(refused.status, 409, "{}", refused.body);
+        let message = refused.body["message"].as_str().unwrap();
+        assert!(message.contains("of the virtual machine web"), "{message}");
+    }
+    // It is still its own after the daemon's and the machine's end.
+    daemon.restart(true);
+    assert_eq!(daemon.await_phase("web", "Running")["pid"], vm["pid"]);
+    let gone = daemon.api.ask("DELETE", path, None).unwrap();
+    assert!([202, 204].contains(&gone.status), "{}", gone.body);
+    until("the device is taken back", || {
+        !std::path::Path::new("/sys/bus/vdpa/devices/web.net1").exists()
+    });
+    let gone = daemon.api.ask("DELETE", path, None).unwrap();
+    assert_eq!(gone.status, 404, "{}", gone.body);
+    daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    before.same(&daemon);
 }

@@ -29,6 +29,10 @@ pub(crate) struct Arguments {
     /// How much the machines' processes log, each to STATE-DIR/vms/NAME/vmm.log
     #[arg(long, value_name = "LEVEL", default_value = "warn")]
     machine_log_level: Level,
+
+    /// Show each step to whoever listens on this Unix socket, and wait until that one lets it go on: for tests
+    #[arg(long, value_name = "SOCKET", hide = true)]
+    step_observer: Option<PathBuf>,
 }
 
 /// Serves until a signal comes.
@@ -36,5 +40,6 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, NodeError> {
     node::run(&Options {
         paths: Paths::new(&arguments.state_dir, &arguments.runtime_dir),
         log_level: arguments.machine_log_level.to_string(),
+        step_observer: arguments.step_observer.clone(),
     })
 }

@@ -47,11 +47,6 @@ impl Paths {
         Ok(())
     }
 
-    /// What outlives a reboot.
-    pub(crate) fn state(&self) -> &Path {
-        &self.state
-    }
-
     /// What does not.
     pub(crate) fn runtime(&self) -> &Path {
         &self.runtime

@@ -18,6 +18,7 @@ use super::api;
 use super::context::Node;
 use super::events::Events;
 use super::machines::host::RealHost;
+use super::machines::observer::StepObserver;
 use super::machines::spec::VmName;
 use super::machines::{Change, Machines};
 use super::paths::Paths;
@@ -39,6 +40,8 @@ pub(crate) struct Options {
     pub(crate) paths: Paths,
     /// What the machines' processes log at, as `--log-level` takes it.
     pub(crate) log_level: String,
+    /// Where somebody listens who wants to see each step.
+    pub(crate) step_observer: Option<PathBuf>,
 }
 
 /// Why there is no daemon.
@@ -59,6 +62,15 @@ pub(crate) enum NodeError {
     /// No socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// Nobody observes.
+    #[error("nobody listens on {} to observe steps", path.display())]
+    Observer {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
     /// Not even that.
     #[error("cannot start the daemon")]
     Start(#[source] io::Error),
@@ -118,10 +130,17 @@ async fn serve(options: &Options) -> Result<(), NodeError> {
 fn machines(options: &Options, events: &Arc<Events>) -> Result<Machines, NodeError> {
     let store = Store::open(&options.paths.store())?;
     let runtime = Handle::current();
+    let observer = options.step_observer.as_ref().map(|path| {
+        StepObserver::connect(path).map_err(|source| NodeError::Observer {
+            path: path.clone(),
+            source,
+        })
+    });
     let host = RealHost::new(
         options.paths.clone(),
         runtime.clone(),
         options.log_level.clone(),
+        observer.transpose()?,
     );
     let events = events.clone();
     Ok(Machines::open(

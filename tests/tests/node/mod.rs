@@ -1,5 +1,8 @@
 //! A node daemon of a test's own, and what it leaves on the host.
 
+pub mod steps;
+
+use self::steps::{Shown, Steps};
 use lab::api::Client;
 use lab::guest::BellhopArguments;
 use serde_json::{Value, json};
@@ -52,6 +55,36 @@ impl Daemon {
 
     /// Starts it again, with the same directories.
     pub fn start_again(&mut self) {
+        self.spawn(None);
+        until("the daemon serves", || self.api.get("/v1/version").is_ok());
+    }
+
+    /// The same, and shows its steps.
+    pub fn start_observed(&mut self, steps: &Steps) -> Shown {
+        self.spawn(Some(steps));
+        let mut shown = steps.accept();
+        // What it does about machines that are there comes first.
+        let api = self.api.clone();
+        let served = std::thread::spawn(move || {
+            until("the daemon serves", || api.get("/v1/version").is_ok());
+        });
+        while !served.is_finished() {
+            if shown.is_there() {
+                shown.next();
+                shown.go_on();
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        served.join().unwrap();
+        shown
+    }
+
+    /// A file that is not the daemon's.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.directory.with_extension(name)
+    }
+
+    fn spawn(&mut self, steps: Option<&Steps>) {
         let bellhop = std::env::var_os("BELLHOP").unwrap();
         let child = Command::new(bellhop)
             .args(["--log-level", "info", "serve"])
@@ -60,11 +93,20 @@ impl Daemon {
             .arg(self.directory.join("state"))
             .arg("--runtime-dir")
             .arg(self.directory.join("run"))
+            .args(steps.map(|_| "--step-observer"))
+            .args(steps.map(Steps::path))
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
         self.child = Some(child);
-        until("the daemon serves", || self.api.get("/v1/version").is_ok());
+    }
+
+    /// Kills whatever is marked as a machine of this daemon's.
+    pub fn kill_marked(&self) {
+        for pid in marked(&self.directory) {
+            let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
     }
 
     /// Ends it with SIGKILL.

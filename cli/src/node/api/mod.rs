@@ -1,14 +1,17 @@
 //! The daemon's endpoints: one file each, one line here.
 
 mod openapi;
+mod proxy;
 mod version;
 mod vm;
 mod vm_error;
+mod vm_nics;
 mod vms;
 
 use std::sync::Arc;
 
 use axum::Router;
+use axum::routing::any;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -21,7 +24,7 @@ use super::context::Node;
 #[openapi(
     info(
         title = "Bellhop, the API of one node",
-        description = "HTTP/1.1 on a Unix socket. Errors have the body `ErrorBody`; every answer has the header `x-request-id`."
+        description = "HTTP/1.1 on a Unix socket. Errors have the body `ErrorBody`; every answer has the header `x-request-id`. What is beneath `/v1/vms/{name}/` and not described here is the machine's own API: `/v1/vms/x/power-button` is its `/v1/vm/power-button`, and `/v1/vms/x/openapi.json` describes all of it."
     ),
     components(schemas(ErrorBody))
 )]
@@ -36,12 +39,15 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(vms::list))
         .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
         .routes(routes!(vm::spec))
+        .routes(routes!(vm_nics::show, vm_nics::put, vm_nics::remove))
         .routes(routes!(openapi::show))
 }
 
 /// All of them, over `node`.
 pub(super) fn router(node: Arc<Node>) -> Router {
     let (router, _) = registered().split_for_parts();
+    // What the machine's own API describes is not described here again.
+    let router = router.route("/v1/vms/{name}/{*rest}", any(proxy::forward));
     http::surround(router).with_state(node)
 }
 

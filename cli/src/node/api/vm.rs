@@ -25,7 +25,8 @@ pub(super) struct VmChange {
     state: Wanted,
 }
 
-fn info(node: &Node, name: &VmName) -> Result<Json<VmInfo>, ApiError> {
+/// It as it is now.
+pub(super) fn info(node: &Node, name: &VmName) -> Result<Json<VmInfo>, ApiError> {
     let view = node.machines.show(name)?;
     let info = VmInfo::new(node, name, view);
     Ok(Json(info.ok_or_else(|| VmError::NoVm(name.clone()))?))

@@ -52,7 +52,9 @@ impl<S: Send + Sync> FromRequestParts<S> for VmPath {
         }
         let bad = |_| ApiError(VmError::Name(BadVmName));
         let Path(Name { name }) = Path::from_request_parts(parts, state).await.map_err(bad)?;
-        let name = name.parse().map_err(|error: BadVmName| VmError::Name(error))?;
+        let name = name
+            .parse()
+            .map_err(|error: BadVmName| VmError::Name(error))?;
         Ok(Self { name })
     }
 }

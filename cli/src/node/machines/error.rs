@@ -96,7 +96,9 @@ impl fmt::Display for NotUndone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.act {
             Act::Directories => f.write_str("its directories")?,
-            Act::Nic(id) => write!(f, "the device of NIC {id}")?,
+            Act::Nic(id) | Act::Plug(id) | Act::Unplug(id) => {
+                write!(f, "the device of NIC {id}")?;
+            }
             Act::Process | Act::Boot => f.write_str("its process")?,
         }
         write!(f, " ({}", self.error)?;

@@ -2,6 +2,7 @@
 //!
 //! Owns what a step needs of the outside. It must not know in which order steps are done.
 
+use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -9,18 +10,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use tokio::runtime::Handle;
 use vdpa::mgmt::bus::Bus;
-use vdpa::mgmt::nic::{self, LockedStore, Nics, State};
+use vdpa::mgmt::nic::{self, Activity, LockedStore, MadeNic, Nics, State};
 use vmm::config::{VdpaConfig, VmConfig};
 
 use super::error::StepError;
+use super::observer::StepObserver;
 use super::process::{self, Identity, Process, Start};
 use super::record::Record;
-use super::spec::{NicSource, NicSpec, OWNER, VmName};
+use super::spec::{NicId, NicSource, NicSpec, OWNER, VmName};
 use super::steps::{Found, Host};
-use super::vmm::{SOON, Vmm, VmmError, VmmState, VmmStatus};
+use super::vmm::{SOON, START, Vmm, VmmError, VmmState, VmmStatus};
 use crate::node::paths::Paths;
 
 /// How long a process may take to listen.
@@ -29,6 +31,8 @@ const LISTEN: Duration = Duration::from_secs(20);
 const FIND: Duration = Duration::from_secs(2);
 /// How long a process may take to end by itself.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long a guest that is asked to give a NIC up is waited for.
+const GIVE_UP: Duration = Duration::from_secs(5);
 /// How much of a log is shown, in bytes.
 const SHOWN: u64 = 2048;
 
@@ -43,6 +47,37 @@ pub(crate) struct RealHost {
     /// One NIC at a time: so that machines wait for each other here, and not with
     /// limited patience for the records' lock.
     nics: Mutex<()>,
+    observer: Option<StepObserver>,
+}
+
+/// Keeps the record of a NIC, and shows its steps.
+struct NicSteps<'a> {
+    store: LockedStore,
+    host: &'a RealHost,
+    vm: &'a VmName,
+}
+
+impl nic::Observer for NicSteps<'_> {
+    fn keep(&mut self, nic: &MadeNic) -> io::Result<()> {
+        self.store.keep(nic)
+    }
+
+    fn progress(&mut self, progress: &nic::Progress<'_>) {
+        match progress.activity {
+            Activity::Begin(phase, what) => {
+                tracing::debug!(nic = progress.name, "{phase} ({what})");
+                self.host
+                    .observe(self.vm, &format_args!("{} begin {phase:?}", progress.name));
+            }
+            Activity::Undo(what) => {
+                tracing::debug!(nic = progress.name, "undoing {what}");
+                self.host
+                    .observe(self.vm, &format_args!("{} undo {what}", progress.name));
+            }
+            Activity::Leave(why) => tracing::warn!(nic = progress.name, "leaving {why}"),
+            Activity::Wait(what) => tracing::debug!(nic = progress.name, "waiting for {what}"),
+        }
+    }
 }
 
 impl RealHost {
@@ -50,7 +85,12 @@ impl RealHost {
     ///
     /// # Errors
     /// The kernel does not say which boot this is.
-    pub(crate) fn new(paths: Paths, runtime: Handle, log_level: String) -> io::Result<Self> {
+    pub(crate) fn new(
+        paths: Paths,
+        runtime: Handle,
+        log_level: String,
+        observer: Option<StepObserver>,
+    ) -> io::Result<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         Ok(Self {
             paths,
@@ -58,7 +98,16 @@ impl RealHost {
             runtime,
             log_level,
             nics: Mutex::new(()),
+            observer,
         })
+    }
+
+    /// Shows where a machine's life is to whoever watches, and waits until that one lets it go on.
+    pub(crate) fn observe(&self, vm: &VmName, place: &dyn fmt::Display) {
+        tracing::debug!(%vm, "step: {place}");
+        if let Some(observer) = &self.observer {
+            observer.show(vm, place);
+        }
     }
 
     fn vmm(&self, vm: &VmName) -> Vmm {
@@ -172,15 +221,20 @@ impl RealHost {
     fn configuration(&self, vm: &VmName, record: &Record) -> Result<VmConfig, StepError> {
         let mut config = record.spec.machine().clone();
         for nic in record.spec.nics() {
-            config.vdpa.push(VdpaConfig {
-                path: self.character_device(vm, nic)?,
-                id: Some(nic.id().to_string()),
-                mac: nic.mac(),
-                num_queues: None,
-                doorbell: nic.doorbell(),
-            });
+            config.vdpa.push(self.vdpa(vm, nic)?);
         }
         Ok(config)
+    }
+
+    /// A NIC as the machine takes it.
+    fn vdpa(&self, vm: &VmName, nic: &NicSpec) -> Result<VdpaConfig, StepError> {
+        Ok(VdpaConfig {
+            path: self.character_device(vm, nic)?,
+            id: Some(nic.id().to_string()),
+            mac: nic.mac(),
+            num_queues: None,
+            doorbell: nic.doorbell(),
+        })
     }
 
     /// The character device of a NIC, as it is now.
@@ -252,10 +306,15 @@ impl Host for RealHost {
             return Ok(());
         };
         let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut store = self.nic_store()?;
+        let store = self.nic_store()?;
         let others = store
             .nics()
             .map_err(|error| StepError::NicStore(Box::new(error)))?;
+        let mut steps = NicSteps {
+            store,
+            host: self,
+            vm,
+        };
         let nics = open()?;
         let ours = others.iter().find(|other| {
             other.name() == request.name && other.owner() == request.owner.as_deref()
@@ -264,7 +323,7 @@ impl Host for RealHost {
             if ours.state() == State::Made && by_name(&request.name).is_ok() {
                 return Ok(());
             }
-            nics.remove(ours, &mut store)
+            nics.remove(ours, &mut steps)
                 .map_err(|error| StepError::Remove(Box::new(error)))?;
         }
         let others: Vec<_> = others
@@ -273,14 +332,14 @@ impl Host for RealHost {
                 other.name() != request.name || other.owner() != request.owner.as_deref()
             })
             .collect();
-        nics.make(&request, &others, &mut store)
+        nics.make(&request, &others, &mut steps)
             .map(drop)
             .map_err(|error| StepError::Make(Box::new(error)))
     }
 
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), StepError> {
         let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut store = self.nic_store()?;
+        let store = self.nic_store()?;
         let nic = match store.nic(device) {
             Err(nic::StoreError::NoNic(_)) => return Ok(()),
             nic => nic.map_err(|error| StepError::NicStore(Box::new(error)))?,
@@ -289,8 +348,13 @@ impl Host for RealHost {
         if !nic.owner().is_some_and(|is| is.starts_with(&owner)) {
             return Ok(());
         }
+        let mut steps = NicSteps {
+            store,
+            host: self,
+            vm,
+        };
         open()?
-            .remove(&nic, &mut store)
+            .remove(&nic, &mut steps)
             .map_err(|error| StepError::Remove(Box::new(error)))
     }
 
@@ -366,6 +430,41 @@ impl Host for RealHost {
             vmm.want(VmmState::Running).await
         })?;
         Ok(())
+    }
+
+    fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        let config = self.vdpa(vm, nic)?;
+        let path = format!("/v1/vm/nics/{}", nic.id());
+        let vmm = self.vmm(vm);
+        let plugged = vmm.ask(Method::PUT, &path, Some(&config), START);
+        self.runtime.block_on(plugged)?;
+        Ok(())
+    }
+
+    fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, StepError> {
+        let path = format!("/v1/vm/nics/{nic}");
+        let vmm = self.vmm(vm);
+        self.runtime.block_on(async {
+            match vmm.ask(Method::DELETE, &path, None::<&()>, SOON).await {
+                Err(VmmError::Refused(StatusCode::NOT_FOUND, ..)) => return Ok(true),
+                asked => asked?,
+            };
+            let start = Instant::now();
+            let mut status = vmm.status().await?;
+            loop {
+                if status.nics.iter().all(|one| one.id != nic.as_str()) {
+                    return Ok(true);
+                }
+                let left = GIVE_UP.saturating_sub(start.elapsed());
+                if left.is_zero() {
+                    return Ok(false);
+                }
+                match tokio::time::timeout(left, vmm.watch(status.generation)).await {
+                    Ok(changed) => status = changed?,
+                    Err(_) => return Ok(false),
+                }
+            }
+        })
     }
 
     fn look(&self, vm: &VmName, identity: Option<Identity>) -> Found {

@@ -26,6 +26,7 @@
 
 pub(crate) mod error;
 pub(crate) mod host;
+pub(crate) mod observer;
 pub(crate) mod process;
 pub(crate) mod record;
 mod slot;
@@ -44,9 +45,9 @@ use tokio::runtime::Handle;
 use self::error::{LifeError, StepError, VmError};
 use self::host::RealHost;
 use self::record::{EndedBecause, LastEnd, Phase, Record};
-use self::slot::{Live, Slot};
 pub(crate) use self::slot::View;
-use self::spec::{Desired, VmName, VmSpec};
+use self::slot::{Live, Slot};
+use self::spec::{Desired, NicId, NicSpec, VmName, VmSpec};
 use self::steps::{Keep, Life, Moment, Settled};
 use self::vmm::{Vmm, VmmState};
 use super::paths::Paths;
@@ -66,8 +67,6 @@ pub(crate) type Listener = Arc<dyn Fn(&VmName, Change) + Send + Sync>;
 /// What became of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// A step begins, or is over.
-    Step(Moment),
     /// It was made.
     Created,
     /// It runs.
@@ -80,15 +79,18 @@ pub(crate) enum Change {
     Ended(LastEnd),
     /// It could not be started; it is tried again later.
     NotStarted(String),
+    /// It has a NIC more.
+    NicAdded(NicId),
+    /// It has a NIC less.
+    NicRemoved(NicId),
     /// It is gone.
     Deleted,
 }
 
 impl Change {
-    /// As an event: a word, and a sentence where there is more to say. Steps are none.
+    /// As an event: a word, and a sentence where there is more to say.
     pub(crate) fn as_event(&self) -> Option<(&'static str, Option<String>)> {
         match self {
-            Self::Step(_) => None,
             Self::Created => Some(("created", None)),
             Self::Started => Some(("started", None)),
             Self::Adopted => Some(("adopted", None)),
@@ -97,6 +99,8 @@ impl Change {
             Self::State(VmmState::NotStarted | VmmState::Starting | VmmState::Stopped) => None,
             Self::Ended(end) => Some(("ended", Some(end.detail.clone()))),
             Self::NotStarted(why) => Some(("not_started", Some(why.clone()))),
+            Self::NicAdded(id) => Some(("nic_added", Some(format!("NIC {id}")))),
+            Self::NicRemoved(id) => Some(("nic_removed", Some(format!("NIC {id}")))),
             Self::Deleted => Some(("deleted", None)),
         }
     }
@@ -111,6 +115,15 @@ pub(crate) enum Put {
     Same,
     /// It was stopped, and is another one now.
     Replaced,
+}
+
+/// What the removal of a NIC came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Removed {
+    /// It is gone.
+    Gone,
+    /// The guest was asked to give it up, and has not yet.
+    Asked,
 }
 
 /// What a machine can be told to do.
@@ -175,7 +188,7 @@ impl Keep for SlotKeep<'_> {
     }
 
     fn at(&self, vm: &VmName, moment: &Moment) {
-        (self.inner.listener)(vm, Change::Step(moment.clone()));
+        self.inner.host.observe(vm, moment);
     }
 }
 
@@ -201,7 +214,10 @@ impl Inner {
     /// Fails if a device that `spec` names is another machine's, or is there twice. From now on it is this one's,
     /// until `pending` is taken away.
     fn reserve(&self, slot: &Slot, spec: &VmSpec) -> Result<(), VmError> {
-        let _one = self.reserving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self
+            .reserving
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut taken: Vec<(PathBuf, VmName)> = Vec::new();
         let others: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
         for other in others.iter().filter(|other| other.name() != slot.name()) {
@@ -280,9 +296,15 @@ impl Machines {
         let settled = self
             .locked(slot, |inner, slot| {
                 let Some(mut record) = slot.record() else {
-                    return Ok(Settled::None);
+                    return Ok::<_, LifeError>(Settled::None);
                 };
-                inner.live(slot, |life| life.settle(&mut record))
+                inner.live(slot, |life| {
+                    let settled = life.settle(&mut record)?;
+                    if settled == Settled::Running {
+                        life.settle_nics(&mut record);
+                    }
+                    Ok(settled)
+                })
             })
             .await;
         let vm = slot.name();
@@ -452,6 +474,31 @@ impl Machines {
         deleted?
     }
 
+    /// Gives a machine a NIC.
+    ///
+    /// # Errors
+    /// [`VmError`]; what was begun is undone then.
+    pub(crate) async fn add_nic(&self, vm: &VmName, nic: NicSpec) -> Result<Put, VmError> {
+        let slot = self.find(vm)?;
+        self.locked(&slot, move |inner, slot| {
+            let added = inner.add_nic(slot, &nic);
+            slot.view().pending = None;
+            added
+        })
+        .await?
+    }
+
+    /// Takes a NIC away from a machine.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn remove_nic(&self, vm: &VmName, id: &NicId) -> Result<Removed, VmError> {
+        let slot = self.find(vm)?;
+        let id = id.clone();
+        self.locked(&slot, move |inner, slot| inner.remove_nic(slot, &id))
+            .await?
+    }
+
     /// A machine's own API.
     ///
     /// # Errors
@@ -564,6 +611,66 @@ impl Inner {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// The record of a machine that is there, whose process, if it has one, can be talked to.
+    fn present(&self, slot: &Slot) -> Result<Record, VmError> {
+        let vm = slot.name();
+        let record = slot.record().ok_or_else(|| VmError::NoVm(vm.clone()))?;
+        if record.phase != Phase::Present {
+            return Err(VmError::Deleting(vm.clone()));
+        }
+        if let Some(live) = &slot.view().live {
+            self.check_level(vm, live)?;
+        }
+        Ok(record)
+    }
+
+    fn add_nic(&self, slot: &Slot, nic: &NicSpec) -> Result<Put, VmError> {
+        let vm = slot.name();
+        let mut record = self.present(slot)?;
+        if let Some(there) = record.spec.nic(nic.id()) {
+            return match there == nic {
+                true => Ok(Put::Same),
+                false => Err(VmError::OtherNic {
+                    vm: vm.clone(),
+                    id: nic.id().clone(),
+                }),
+            };
+        }
+        // The guest has not given up an earlier one of this name.
+        if record.made(nic.id()).is_some() {
+            return Err(VmError::OtherNic {
+                vm: vm.clone(),
+                id: nic.id().clone(),
+            });
+        }
+        let spec = record.spec.with_nic(nic.clone())?;
+        spec.check(vm)?;
+        self.reserve(slot, &spec)?;
+        self.live(slot, |life| life.add_nic(&mut record, nic, spec))?;
+        self.tell(vm, Change::NicAdded(nic.id().clone()));
+        Ok(Put::Created)
+    }
+
+    fn remove_nic(&self, slot: &Slot, id: &NicId) -> Result<Removed, VmError> {
+        let vm = slot.name();
+        let mut record = self.present(slot)?;
+        // One that the guest was asked for is asked for again.
+        if record.spec.nic(id).is_none() && record.made(id).is_none() {
+            return Err(VmError::NoNic {
+                vm: vm.clone(),
+                id: id.clone(),
+            });
+        }
+        let gone = self.live(slot, |life| life.remove_nic(&mut record, id))?;
+        match gone {
+            true => {
+                self.tell(vm, Change::NicRemoved(id.clone()));
+                Ok(Removed::Gone)
+            }
+            false => Ok(Removed::Asked),
         }
     }
 

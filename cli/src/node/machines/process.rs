@@ -23,7 +23,9 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal,
+};
 use serde::{Deserialize, Serialize};
 
 /// The variable in the environment that marks a process, also one that has done nothing yet.
@@ -104,7 +106,13 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
         .stdout(append(start.output)?)
         .stderr(append(start.log)?);
     // Of a service manager's, which are for this process only.
-    for variable in ["NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+    for variable in [
+        "NOTIFY_SOCKET",
+        "LISTEN_FDS",
+        "LISTEN_PID",
+        "WATCHDOG_USEC",
+        "WATCHDOG_PID",
+    ] {
         command.env_remove(variable);
     }
     // SAFETY: there is no safe way to begin a session in a child. The closure runs between fork
@@ -164,7 +172,9 @@ pub(crate) fn all_marked() -> io::Result<Vec<(PathBuf, Identity)>> {
 fn mark_of(pid: u32) -> Option<PathBuf> {
     let file = fs::File::open(format!("/proc/{pid}/environ")).ok()?;
     let mut environment = Vec::new();
-    file.take(ENVIRONMENT_MAX).read_to_end(&mut environment).ok()?;
+    file.take(ENVIRONMENT_MAX)
+        .read_to_end(&mut environment)
+        .ok()?;
     let mut variables = environment.split(|byte| *byte == 0);
     variables.find_map(|variable| {
         let value = variable.strip_prefix(MARK.as_bytes())?.strip_prefix(b"=")?;
@@ -333,7 +343,11 @@ mod tests {
             assert!(process.wait(Duration::ZERO).unwrap());
             assert!(Process::open(identity).unwrap().is_none());
             for left in find(&mark).unwrap() {
-                Process::open(left).unwrap().unwrap().end(KILL_TIME).unwrap();
+                Process::open(left)
+                    .unwrap()
+                    .unwrap()
+                    .end(KILL_TIME)
+                    .unwrap();
             }
         }
     }

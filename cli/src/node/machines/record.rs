@@ -139,6 +139,17 @@ impl Record {
         self.steps.iter().any(has)
     }
 
+    /// Devices that were made for NICs that it is not to have any more.
+    pub(crate) fn unwanted(&self) -> Vec<(NicId, String)> {
+        let unwanted = self.steps.iter().filter_map(|step| match step {
+            Step::Nic { id, device } if self.spec.nic(id).is_none() => {
+                Some((id.clone(), device.clone()))
+            }
+            _ => None,
+        });
+        unwanted.collect()
+    }
+
     /// The step of a NIC is undone.
     pub(crate) fn forget_nic(&mut self, nic: &NicId) {
         self.steps

@@ -13,8 +13,8 @@ use serde::de::{self, DeserializeOwned, Deserializer};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
 use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
 use utoipa::{PartialSchema, ToSchema};
 use vdpa::mgmt::connectivity::Connectivity;
 use vdpa::mgmt::link::VlanId;
@@ -403,6 +403,12 @@ pub(crate) enum BadSpec {
     /// NICs are not given as vDPA devices.
     #[error("unknown field `vdpa`: give `nics`")]
     Vdpa,
+    /// The body has another name than the path.
+    #[error("the path says {0}, the body another id: leave the body's away")]
+    OtherId(NicId),
+    /// What is wrong with a NIC.
+    #[error("the body is no NIC: {0}")]
+    Nic(String),
     /// Two of one name.
     #[error("two NICs have the name {0}")]
     TwoNics(NicId),
@@ -475,7 +481,10 @@ impl VmSpec {
         let machine = &self.machine;
         let kernel = [("kernel", &machine.kernel)].into_iter();
         let initramfs = machine.initramfs.iter().map(|path| ("initramfs", path));
-        let disks = machine.disks.iter().map(|disk| ("a disk's path", &disk.path));
+        let disks = machine
+            .disks
+            .iter()
+            .map(|disk| ("a disk's path", &disk.path));
         let nics = self.nics.iter().filter_map(|nic| match &nic.source {
             NicSource::Path(path) => Some(("a NIC's path", path)),
             NicSource::From(_) | NicSource::Device(_) => None,
@@ -539,7 +548,11 @@ impl<'de> Deserialize<'de> for VmSpec {
             return Err(de::Error::custom(BadSpec::Vdpa));
         }
         for (position, nic) in nics.iter().enumerate() {
-            if nics.iter().skip(position + 1).any(|other| other.id == nic.id) {
+            if nics
+                .iter()
+                .skip(position + 1)
+                .any(|other| other.id == nic.id)
+            {
                 return Err(de::Error::custom(BadSpec::TwoNics(nic.id.clone())));
             }
         }

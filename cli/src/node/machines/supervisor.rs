@@ -29,7 +29,7 @@ use super::process::{Identity, Process};
 use super::record::{EndedBecause, LastEnd, Phase};
 use super::slot::{Live, Slot};
 use super::spec::Desired;
-use super::vmm::Vmm;
+use super::vmm::VmmNic;
 use super::{Change, Inner, Machines, speaks};
 
 /// The first wait before a machine is started again.
@@ -66,7 +66,7 @@ async fn run(machines: &Machines, slot: &Arc<Slot>, mut process: Option<Identity
     loop {
         if let Some(identity) = process {
             let since = Instant::now();
-            let end = until_end(&machines.0, slot, identity).await;
+            let end = until_end(machines, slot, identity).await;
             if since.elapsed() >= CALM {
                 wait = FIRST;
             }
@@ -161,7 +161,7 @@ impl AsRawFd for Watched {
 }
 
 /// Waits for the end of a process, and says why it ended.
-async fn until_end(inner: &Inner, slot: &Slot, identity: Identity) -> LastEnd {
+async fn until_end(machines: &Machines, slot: &Arc<Slot>, identity: Identity) -> LastEnd {
     let killed = |detail: &str| LastEnd {
         reason: EndedBecause::Killed,
         detail: detail.to_owned(),
@@ -183,8 +183,7 @@ async fn until_end(inner: &Inner, slot: &Slot, identity: Identity) -> LastEnd {
         Ok(watched) => watched,
         Err(error) => return killed(&unwatched(slot, &error)),
     };
-    let vmm = inner.vmm(slot.name());
-    let mut account = pin!(follow(inner, &vmm, slot, identity));
+    let mut account = pin!(follow(machines, slot, identity));
     let said = tokio::select! {
         said = account.as_mut() => {
             // It says so just before it ends.
@@ -208,7 +207,9 @@ fn unwatched(slot: &Slot, error: &io::Error) -> String {
 }
 
 /// Listens to what a machine says of itself, until it says why it is over.
-async fn follow(inner: &Inner, vmm: &Vmm, slot: &Slot, identity: Identity) -> LastEnd {
+async fn follow(machines: &Machines, slot: &Arc<Slot>, identity: Identity) -> LastEnd {
+    let inner = &machines.0;
+    let vmm = inner.vmm(slot.name());
     let mut last = None;
     loop {
         match vmm.handshake().await {
@@ -238,6 +239,7 @@ async fn follow(inner: &Inner, vmm: &Vmm, slot: &Slot, identity: Identity) -> La
                 if last.replace(status.state) != Some(status.state) {
                     inner.tell(slot.name(), Change::State(status.state));
                 }
+                given_up(machines, slot, &status.nics).await;
                 if let Some(end) = status.end {
                     return LastEnd {
                         reason: end.reason.into(),
@@ -257,6 +259,28 @@ async fn follow(inner: &Inner, vmm: &Vmm, slot: &Slot, identity: Identity) -> La
         };
         answer = vmm.watch(since).await;
     }
+}
+
+/// Takes back devices of NICs that the guest has given up since it was asked to.
+async fn given_up(machines: &Machines, slot: &Arc<Slot>, there: &[VmmNic]) {
+    let unwanted = slot.record().map(|record| record.unwanted());
+    let mut gone = unwanted.into_iter().flatten();
+    if !gone.any(|(id, _)| there.iter().all(|nic| nic.id != id.as_str())) {
+        return;
+    }
+    // If this daemon ends the next one does it.
+    let _ = machines
+        .locked(slot, |inner, slot| {
+            if let Some(mut record) = slot
+                .record()
+                .filter(|record| record.phase == Phase::Present)
+            {
+                for id in inner.live(slot, |life| life.drop_given_up(&mut record)) {
+                    inner.tell(slot.name(), Change::NicRemoved(id));
+                }
+            }
+        })
+        .await;
 }
 
 /// Why a process of ours ended that did not say it. See `bellhop --help` for the codes.

@@ -171,7 +171,10 @@ impl Vmm {
     }
 
     /// Sends a request as it is; the answer's body is still to be read.
-    pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, VmmError> {
+    pub(crate) async fn send(
+        &self,
+        request: Request<Body>,
+    ) -> Result<Response<Incoming>, VmmError> {
         let stream =
             UnixStream::connect(&self.socket)
                 .await
@@ -222,8 +225,7 @@ impl Vmm {
         match status.is_success() {
             true => Ok(body),
             false => {
-                let body: ErrorBody =
-                    serde_json::from_slice(&body).map_err(VmmError::Malformed)?;
+                let body: ErrorBody = serde_json::from_slice(&body).map_err(VmmError::Malformed)?;
                 let causes = Cause::chain(&body.causes);
                 Err(VmmError::Refused(status, Box::new(body), causes))
             }

@@ -169,9 +169,7 @@ impl Store {
         })?;
         self.with(|database| {
             let transaction = database.begin_write()?;
-            transaction
-                .open_table(VMS)?
-                .insert(name, json.as_slice())?;
+            transaction.open_table(VMS)?.insert(name, json.as_slice())?;
             transaction.commit()?;
             Ok(())
         })

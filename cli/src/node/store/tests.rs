@@ -84,7 +84,11 @@ fn a_newer_schema_is_refused_and_left_alone() {
 fn rubbish_is_refused_with_the_remedy() {
     let directory = Directory::new("rubbish");
     drop(directory.open().unwrap());
-    for rubbish in [vec![0_u8; 8192], b"not a database".to_vec(), vec![0xff; 100]] {
+    for rubbish in [
+        vec![0_u8; 8192],
+        b"not a database".to_vec(),
+        vec![0xff; 100],
+    ] {
         fs::write(directory.file(), &rubbish).unwrap();
         let error = directory.open().unwrap_err();
         assert!(

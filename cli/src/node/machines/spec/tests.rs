@@ -48,7 +48,10 @@ fn what_is_written_is_read_again() {
         assert_eq!(shown[key], written[key]);
     }
     assert!(shown.get("vdpa").is_none());
-    assert_eq!((read.state, read.restart), (Desired::Stopped, Restart::Always));
+    assert_eq!(
+        (read.state, read.restart),
+        (Desired::Stopped, Restart::Always)
+    );
     let request = read.nics()[0].request(&vm("web")).unwrap();
     assert_eq!(request.name, "web.net0");
     assert_eq!(request.owner.as_deref(), Some("node:web/net0"));
@@ -83,7 +86,10 @@ fn mistakes_are_named() {
             "2 of from",
         ),
         (nic(json!({ "id": "a/b", "from": "b" })), "nics[0]"),
-        (nic(json!({ "id": "a", "from": "b", "x": 1 })), "unknown field `x`"),
+        (
+            nic(json!({ "id": "a", "from": "b", "x": 1 })),
+            "unknown field `x`",
+        ),
         (
             nic(json!({ "id": "a", "path": "/b", "vlan": 1 })),
             "a has vlan, which is for devices that are made",

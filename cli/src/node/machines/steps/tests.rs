@@ -29,10 +29,12 @@ enum Fault {
 }
 
 /// A process of the machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Running {
     identity: Identity,
     booted: bool,
+    /// The NICs that it has, and has open.
+    nics: BTreeSet<String>,
 }
 
 /// What there is.
@@ -45,6 +47,8 @@ struct World {
     stored: Option<String>,
     boot: u32,
     started: u32,
+    /// The guest does not give up the next NIC that it is asked for.
+    stubborn: bool,
 }
 
 #[derive(Debug, Default)]
@@ -72,7 +76,11 @@ impl Fake {
     }
 
     fn call<T>(&self, work: impl FnOnce(&mut World) -> T) -> Result<T, StepError> {
-        let fault = self.faults.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let fault = self
+            .faults
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
         match fault.unwrap_or(Fault::None) {
             Fault::None => Ok(work(&mut self.world())),
             Fault::Fails => Err(broken()),
@@ -115,7 +123,12 @@ impl Host for Fake {
 
     fn remove_nic(&self, _: &VmName, device: &str) -> Result<(), StepError> {
         // The kernel waits for whoever has it open, for ever.
-        assert!(self.world().processes.is_empty(), "a device in use is removed");
+        let used = self
+            .world()
+            .processes
+            .iter()
+            .any(|one| one.nics.contains(device));
+        assert!(!used, "a device in use is removed");
         self.call(|world| {
             world.devices.remove(device);
         })
@@ -129,7 +142,12 @@ impl Host for Fake {
                 start_time: 7,
             };
             let booted = false;
-            world.processes.push(Running { identity, booted });
+            let nics = BTreeSet::new();
+            world.processes.push(Running {
+                identity,
+                booted,
+                nics,
+            });
             identity
         })
     }
@@ -138,17 +156,51 @@ impl Host for Fake {
         self.call(|world| world.processes.clear())
     }
 
-    fn boot_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), StepError> {
+    fn boot_machine(
+        &self,
+        vm: &VmName,
+        identity: Identity,
+        record: &Record,
+    ) -> Result<(), StepError> {
         {
             let world = self.world();
             for nic in record.spec.nics() {
-                assert!(world.devices.contains(&vm.device(nic.id())), "started without a NIC");
+                assert!(
+                    world.devices.contains(&vm.device(nic.id())),
+                    "started without a NIC"
+                );
             }
         }
         self.call(|world| {
             let mut all = world.processes.iter_mut();
             let started = all.find(|one| one.identity == identity).unwrap();
             started.booted = true;
+            let nics = record.spec.nics().iter();
+            started.nics = nics.map(|nic| vm.device(nic.id())).collect();
+        })
+    }
+
+    fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        self.call(|world| {
+            assert!(
+                world.devices.contains(&vm.device(nic.id())),
+                "plugged before it is made"
+            );
+            for one in &mut world.processes {
+                one.nics.insert(vm.device(nic.id()));
+            }
+        })
+    }
+
+    fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, StepError> {
+        self.call(|world| {
+            let stubborn = std::mem::take(&mut world.stubborn);
+            if !stubborn {
+                for one in &mut world.processes {
+                    one.nics.remove(&vm.device(nic));
+                }
+            }
+            !stubborn
         })
     }
 
@@ -188,7 +240,11 @@ fn full(_: StepError) -> StoreError {
 /// What a client, the guest or the host does.
 #[derive(Debug, Clone, Copy)]
 enum Deed {
-    Create { nics: usize, stopped: bool, restart: Restart },
+    Create {
+        nics: usize,
+        stopped: bool,
+        restart: Restart,
+    },
     Start,
     Stop,
     Delete,
@@ -197,6 +253,13 @@ enum Deed {
     /// The same, and no daemon sees it.
     CrashUnseen,
     PowerOff,
+    AddNic(usize),
+    RemoveNic {
+        nic: usize,
+        stubborn: bool,
+    },
+    /// The guest gives up what it was asked for.
+    GiveUp,
     Reboot,
     /// The daemon is killed while it does nothing.
     Kill,
@@ -217,6 +280,9 @@ fn deed() -> impl Strategy<Value = Deed> {
         1 => Just(Deed::Crash),
         1 => Just(Deed::CrashUnseen),
         1 => Just(Deed::PowerOff),
+        2 => (0..3_usize).prop_map(Deed::AddNic),
+        2 => (0..3_usize, any::<bool>()).prop_map(|(nic, stubborn)| Deed::RemoveNic { nic, stubborn }),
+        1 => Just(Deed::GiveUp),
         1 => Just(Deed::Reboot),
         1 => Just(Deed::Kill),
     ]
@@ -230,6 +296,11 @@ fn fault() -> impl Strategy<Value = Fault> {
         1 => Just(Fault::KilledBefore),
         1 => Just(Fault::KilledAfter),
     ]
+}
+
+fn nic(number: usize) -> NicSpec {
+    let nic = json!({ "id": format!("net{number}"), "from": "vdpasim_net" });
+    serde_json::from_value(nic).unwrap()
 }
 
 fn spec(nics: usize, stopped: bool, restart: Restart) -> VmSpec {
@@ -264,7 +335,14 @@ impl Daemon<'_> {
             vm: self.vm,
         };
         match (deed, &mut self.record) {
-            (Deed::Create { nics, stopped, restart }, None) => {
+            (
+                Deed::Create {
+                    nics,
+                    stopped,
+                    restart,
+                },
+                None,
+            ) => {
                 let made = life.create(spec(nics, stopped, restart));
                 // What is left of it is in the store.
                 self.record = made.ok().or_else(|| self.fake.stored());
@@ -299,6 +377,36 @@ impl Daemon<'_> {
                     }
                 }
             }
+            (Deed::AddNic(number), Some(record)) if record.phase == Phase::Present => {
+                let nic = nic(number);
+                if record.spec.nic(nic.id()).is_none() && record.made(nic.id()).is_none() {
+                    let spec = record.spec.with_nic(nic.clone()).unwrap();
+                    let before = record.spec.clone();
+                    match life.add_nic(record, &nic, spec) {
+                        Ok(()) => assert!(record.spec.nic(nic.id()).is_some()),
+                        Err(_) => assert_eq!(record.spec, before),
+                    }
+                }
+            }
+            (
+                Deed::RemoveNic {
+                    nic: number,
+                    stubborn,
+                },
+                Some(record),
+            ) if record.phase == Phase::Present => {
+                let id = nic(number).id().clone();
+                if record.spec.nic(&id).is_some() || record.made(&id).is_some() {
+                    self.fake.world().stubborn = stubborn && record.process().is_some();
+                    if life.remove_nic(record, &id).unwrap_or(false) {
+                        assert!(record.made(&id).is_none());
+                    }
+                    self.fake.world().stubborn = false;
+                }
+            }
+            (Deed::GiveUp, Some(record)) if record.phase == Phase::Present => {
+                life.drop_given_up(record);
+            }
             _ => {}
         }
     }
@@ -309,7 +417,11 @@ impl Daemon<'_> {
         let Some(mut record) = self.record.take() else {
             return Settled::None;
         };
+        self.fake.world().stubborn = false;
         let settled = self.life().settle(&mut record).unwrap();
+        if settled == Settled::Running {
+            self.life().settle_nics(&mut record);
+        }
         if settled != Settled::None {
             self.record = Some(record);
         }
@@ -347,7 +459,11 @@ fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
 fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
     let fake = Fake::default();
     let vm: VmName = "web".parse().unwrap();
-    let mut daemon = Daemon { fake: &fake, vm: &vm, record: None };
+    let mut daemon = Daemon {
+        fake: &fake,
+        vm: &vm,
+        record: None,
+    };
     for (deed, faults) in deeds {
         let mut killed = false;
         match deed {
@@ -381,6 +497,19 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
             holds(&fake, &vm)?;
             let once = fake.world().clone();
             let runs = once.processes.iter().any(|one| one.booted);
+            if let Some(record) = &daemon.record {
+                // What it has is what it is to have.
+                let wanted: BTreeSet<String> = record
+                    .spec
+                    .nics()
+                    .iter()
+                    .map(|nic| vm.device(nic.id()))
+                    .collect();
+                for one in once.processes.iter() {
+                    prop_assert_eq!(&one.nics, &wanted);
+                }
+                prop_assert!(record.unwanted().is_empty() || !runs);
+            }
             prop_assert_eq!(settled == Settled::Running, runs);
             prop_assert_eq!(settled == Settled::None, fake.stored().is_none());
             // Twice is the same as once.
@@ -390,7 +519,11 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
             if settled == Settled::ToStart
                 && let Some(record) = &mut daemon.record
             {
-                let life = Life { host: &fake, keep: &fake, vm: &vm };
+                let life = Life {
+                    host: &fake,
+                    keep: &fake,
+                    vm: &vm,
+                };
                 life.start(record).unwrap();
                 prop_assert!(fake.world().processes.iter().all(|one| one.booted));
             }
@@ -398,7 +531,11 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
     }
     // In the end all of it can be taken back.
     if let Some(mut record) = fake.stored() {
-        let life = Life { host: &fake, keep: &fake, vm: &vm };
+        let life = Life {
+            host: &fake,
+            keep: &fake,
+            vm: &vm,
+        };
         life.delete(&mut record).unwrap();
     }
     prop_assert!(fake.stored().is_none());
@@ -417,17 +554,36 @@ proptest! {
 
 #[test]
 fn a_kill_at_each_step_of_creation_and_deletion_leaves_a_machine_or_nothing() {
-    for kill in [Fault::KilledBefore, Fault::KilledAfter, Fault::Fails, Fault::FailsDone] {
+    for kill in [
+        Fault::KilledBefore,
+        Fault::KilledAfter,
+        Fault::Fails,
+        Fault::FailsDone,
+    ] {
         for at in 0..16 {
             let faults = |at: usize| {
                 let mut faults = vec![Fault::None; at];
                 faults.push(kill);
                 faults
             };
-            let create = Deed::Create { nics: 2, stopped: false, restart: Restart::OnFailure };
+            let create = Deed::Create {
+                nics: 2,
+                stopped: false,
+                restart: Restart::OnFailure,
+            };
             lives(vec![(create, faults(at)), (Deed::Kill, Vec::new())]).unwrap();
-            lives(vec![(create, Vec::new()), (Deed::Delete, faults(at)), (Deed::Kill, Vec::new())]).unwrap();
-            lives(vec![(create, Vec::new()), (Deed::Stop, faults(at)), (Deed::Start, faults(at))]).unwrap();
+            lives(vec![
+                (create, Vec::new()),
+                (Deed::Delete, faults(at)),
+                (Deed::Kill, Vec::new()),
+            ])
+            .unwrap();
+            lives(vec![
+                (create, Vec::new()),
+                (Deed::Stop, faults(at)),
+                (Deed::Start, faults(at)),
+            ])
+            .unwrap();
         }
     }
 }

@@ -1,0 +1,146 @@
+//! `/v1/vms/{name}/nics/{id}`: a NIC of a virtual machine, which comes and goes also while it runs.
+//!
+//! The device is made, handed to the machine, and remembered; so it is there again after a restart. How the
+//! guest uses it, the machine itself says (`GET`, passed on).
+
+use axum::extract::{FromRequestParts, Path, State};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse as _, Response};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::IntoParams;
+use vmm::http::ErrorBody;
+use vmm::http::body::JsonBody;
+
+use super::Api;
+use super::vm::info;
+use super::vm_error::{ApiError, VmPath};
+use super::vms::VmInfo;
+use crate::node::machines::error::VmError;
+use crate::node::machines::spec::{BadNicId, BadSpec, BadVmName, NicId, NicSpec, VmName};
+use crate::node::machines::{Put, Removed};
+
+/// The names in the path.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct NicPath {
+    /// The virtual machine's name
+    #[param(value_type = String, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
+    name: VmName,
+    /// The NIC's name
+    #[param(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
+    id: NicId,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for NicPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        #[derive(Deserialize)]
+        struct Names {
+            name: String,
+            id: String,
+        }
+        let names = Path::from_request_parts(parts, state).await;
+        let Path(Names { name, id }) = names.map_err(|_| VmError::NicName(BadNicId))?;
+        let name = name
+            .parse()
+            .map_err(|error: BadVmName| VmError::Name(error))?;
+        let id = id
+            .parse()
+            .map_err(|error: BadNicId| VmError::NicName(error))?;
+        Ok(Self { name, id })
+    }
+}
+
+/// A NIC whose name may be left to the path.
+fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, VmError> {
+    let given = fields.entry("id").or_insert_with(|| id.as_str().into());
+    if given.as_str() != Some(id.as_str()) {
+        return Err(BadSpec::OtherId(id.clone()).into());
+    }
+    let nic = serde_path_to_error::deserialize(Value::Object(fields));
+    nic.map_err(|error| {
+        let at = match error.path().to_string().as_str() {
+            "." => String::new(),
+            path => format!("{path}: "),
+        };
+        BadSpec::Nic(format!("{at}{}", error.inner())).into()
+    })
+}
+
+/// Give a virtual machine a NIC
+///
+/// Its device is made, if it is `from` something, and handed to the machine; the guest finds it by itself. All of it, or
+/// nothing. The same NIC again changes nothing.
+#[utoipa::path(put, path = "/v1/vms/{name}/nics/{id}", params(NicPath), request_body = NicSpec, responses(
+    (status = 200, description = "It was there already", body = VmInfo),
+    (status = 201, description = "It is there now", body = VmInfo),
+    (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
+    (status = 404, description = "There is no such virtual machine", body = ErrorBody),
+    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    (status = 409, description = "The machine has another NIC of this name, or no room, or is being deleted; or the device is another one's, or there is none left", body = ErrorBody),
+    (status = 413, description = "The body is too large", body = ErrorBody),
+    (status = 422, description = "An unknown field or a wrong value, named; or something that it names cannot be used", body = ErrorBody),
+    (status = 500, description = "The host failed at it", body = ErrorBody),
+    (status = 502, description = "The machine's process does not answer", body = ErrorBody),
+    (status = 503, description = "This daemon ends, or the machine's process does", body = ErrorBody),
+    (status = 504, description = "The machine's process does not answer in time", body = ErrorBody),
+))]
+pub(super) async fn put(
+    State(node): Api,
+    NicPath { name, id }: NicPath,
+    JsonBody(fields): JsonBody<Map<String, Value>>,
+) -> Result<Response, ApiError> {
+    let nic = named(fields, &id)?;
+    let status = match node.machines.add_nic(&name, nic).await? {
+        Put::Created => StatusCode::CREATED,
+        Put::Same | Put::Replaced => StatusCode::OK,
+    };
+    Ok((status, info(&node, &name)?).into_response())
+}
+
+/// Take a NIC away from a virtual machine
+///
+/// The guest is asked to give it up; then its device is taken back. A guest that does not answer keeps it until the
+/// machine is reset or ends.
+#[utoipa::path(delete, path = "/v1/vms/{name}/nics/{id}", params(NicPath), responses(
+    (status = 202, description = "The guest is asked, and has not given it up yet", body = VmInfo),
+    (status = 204, description = "It is gone"),
+    (status = 400, description = "Not a name", body = ErrorBody),
+    (status = 404, description = "There is no such virtual machine, or no such NIC", body = ErrorBody),
+    (status = 409, description = "Not while it is being deleted, or just starts", body = ErrorBody),
+    (status = 500, description = "The host failed at it", body = ErrorBody),
+    (status = 502, description = "The machine's process does not answer", body = ErrorBody),
+    (status = 503, description = "This daemon ends, or the machine's process does", body = ErrorBody),
+    (status = 504, description = "The machine's process does not answer in time", body = ErrorBody),
+))]
+pub(super) async fn remove(
+    State(node): Api,
+    NicPath { name, id }: NicPath,
+) -> Result<Response, ApiError> {
+    Ok(match node.machines.remove_nic(&name, &id).await? {
+        Removed::Gone => StatusCode::NO_CONTENT.into_response(),
+        Removed::Asked => (StatusCode::ACCEPTED, info(&node, &name)?).into_response(),
+    })
+}
+
+/// A NIC of a virtual machine, by the machine's own account
+#[utoipa::path(get, path = "/v1/vms/{name}/nics/{id}", params(NicPath), responses(
+    (status = 200, description = "As the machine's own API describes it", body = Value),
+    (status = 400, description = "Not a name", body = ErrorBody),
+    (status = 404, description = "There is no such virtual machine, or it has no such NIC", body = ErrorBody),
+    (status = 409, description = "It does not run", body = ErrorBody),
+    (status = 502, description = "The machine's process does not answer", body = ErrorBody),
+    (status = 503, description = "The machine's process has too much to do", body = ErrorBody),
+    (status = 504, description = "The machine's process does not answer in time", body = ErrorBody),
+))]
+pub(super) async fn show(
+    api: Api,
+    _: NicPath,
+    vm: VmPath,
+    request: axum::extract::Request,
+) -> Result<Response, ApiError> {
+    super::proxy::forward(api, vm, request).await
+}

@@ -1,0 +1,69 @@
+//! Sees each step of a daemon before it is done, and holds it there (`bellhop serve --step-observer`).
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Where a daemon's steps are shown.
+#[derive(Debug)]
+pub struct Steps {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+/// The steps of one daemon.
+#[derive(Debug)]
+pub struct Shown(BufReader<UnixStream>);
+
+impl Steps {
+    /// On a socket of this name.
+    pub fn listen(path: &Path) -> Self {
+        let _ = std::fs::remove_file(path);
+        Self {
+            listener: UnixListener::bind(path).unwrap(),
+            path: path.to_owned(),
+        }
+    }
+
+    /// The socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The daemon that has come.
+    pub fn accept(&self) -> Shown {
+        Shown(BufReader::new(self.listener.accept().unwrap().0))
+    }
+}
+
+impl Shown {
+    /// The next step, which waits; none once the daemon is gone.
+    pub fn next(&mut self) -> Option<String> {
+        let mut line = String::new();
+        match self.0.read_line(&mut line) {
+            Ok(1..) => Some(line.trim_end().to_owned()),
+            _ => None,
+        }
+    }
+
+    /// Whether a step waits.
+    pub fn is_there(&mut self) -> bool {
+        let stream = self.0.get_ref();
+        stream.set_nonblocking(true).unwrap();
+        let there = !self.0.fill_buf().unwrap_or_default().is_empty();
+        self.0.get_ref().set_nonblocking(false).unwrap();
+        there
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&mut self) {
+        // The daemon may be gone.
+        let _ = self.0.get_mut().write_all(b"\n");
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
