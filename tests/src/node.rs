@@ -177,7 +177,7 @@ impl Node {
         let program = std::env::var_os("BELLHOP").ok_or_else(|| {
             Error::missing("BELLHOP is not set", "run the test with `cargo lab test`")
         })?;
-        let pipe = |error: rustix::io::Errno| Error::system("make a pipe")(error.into());
+        let pipe = |error: rustix::io::Errno| Error::system("make a pipe")(error);
         let (reader, writer) = pipe_with(PipeFlags::DIRECT | PipeFlags::CLOEXEC).map_err(pipe)?;
         fcntl_setpipe_size(&writer, ONE_PACKET).map_err(pipe)?;
         let mut command = Command::new(&program);

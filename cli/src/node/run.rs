@@ -149,10 +149,6 @@ fn machines(options: &Options, events: &Arc<Events>) -> Result<Machines, NodeErr
         host.map_err(NodeError::Start)?,
         runtime,
         Arc::new(move |vm: &VmName, change: Change| {
-            // Where this daemon may be killed.
-            if let Change::Step(moment) = &change {
-                tracing::debug!(%vm, ?moment, "step");
-            }
             if let Some((word, detail)) = change.as_event() {
                 events.publish(&format!("/v1/vms/{vm}"), word, detail);
             }

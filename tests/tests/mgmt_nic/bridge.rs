@@ -62,7 +62,8 @@ impl Drop for Host {
 }
 
 /// Waits until the bridge has heard of its port's carrier.
-fn bridge_is_up() {
+#[allow(dead_code, reason = "not all tests lose its carrier")]
+pub(crate) fn bridge_is_up() {
     let is = |file: &str, expected: &str| {
         let path = Path::new("/sys/class/net").join(file);
         fs::read_to_string(path).unwrap().trim() == expected

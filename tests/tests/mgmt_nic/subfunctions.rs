@@ -14,9 +14,9 @@ use serde_json::Value;
 use vdpa::mgmt::nic::{NicRequest, Phase};
 use vdpa::netdev::{Netdev, Options};
 
-use super::bridge::{BRIDGE, Host, UPLINK, run};
+use super::bridge::{BRIDGE, Host, UPLINK, bridge_is_up, run};
 use super::faults::{be_killed, each_death_is_undone, each_end_is_undone, moments};
-use super::host::{NAMES, Traces, clean_up, made, record};
+use super::host::{NAMES, Traces, made, record};
 use super::support::{bellhop, complaint, printed};
 use super::traffic::{Flow, both_ways, frame, start};
 
