@@ -113,16 +113,16 @@ fn while_a_guest_runs_and_while_it_is_paused() {
     wait_nics(&mut guest, &[MAC]);
     let before = nics_but_any(&client);
     for (phase, seed) in [("Running", 0x5eed_0002), ("Paused", 0x5eed_0003)] {
-        client
-            .done("PATCH", "/v1/vm", Some(&json!({ "state": phase })))
-            .unwrap();
+        state(&client, phase);
         let trial = Trial::new(&client, guest.pid(), &known(&spare), seed);
         trial.run(
             |request| !changes_state(request) && !presses(request),
-            // A NIC that was plugged would be plugged still when the next request names it.
+            // What was plugged would be there still when the next request names it.
             |request| {
-                if request.method == "PUT" && phase == "Running" {
+                if request.method == "PUT" {
+                    state(&client, "Running");
                     unplug(&client);
+                    state(&client, phase);
                 }
             },
         );
@@ -133,10 +133,7 @@ fn while_a_guest_runs_and_while_it_is_paused() {
             "{vm}"
         );
         assert_eq!(nics_but_any(&client), before);
-        client
-            .done("PATCH", "/v1/vm", Some(&json!({ "state": "Running" })))
-            .unwrap();
-        unplug(&client);
+        state(&client, "Running");
         wait_nics(&mut guest, &[MAC]);
         let frames = Frames {
             count: 100,
@@ -148,6 +145,12 @@ fn while_a_guest_runs_and_while_it_is_paused() {
     assert!(guest.power_off().unwrap().success());
 }
 
+fn state(client: &Client, state: &str) {
+    client
+        .done("PATCH", "/v1/vm", Some(&json!({ "state": state })))
+        .unwrap();
+}
+
 /// NICs that no request has named.
 fn nics_but_any(client: &Client) -> Vec<Value> {
     let nics = client.get("/v1/vm/nics").unwrap();
@@ -155,21 +158,26 @@ fn nics_but_any(client: &Client) -> Vec<Value> {
     all.into_iter().filter(|nic| nic["id"] == "kept").collect()
 }
 
-/// Takes away every NIC that requests have plugged, and waits until the guest has let go.
+/// Takes away every NIC and disk that requests have plugged, and waits until the guest has let go.
 fn unplug(client: &Client) {
     let start = Instant::now();
     loop {
-        let nics = client.get("/v1/vm/nics").unwrap();
-        let all = nics.as_array().unwrap();
-        let others: Vec<&Value> = all.iter().filter(|nic| nic["id"] != "kept").collect();
-        if others.is_empty() {
+        let mut left = 0;
+        for kind in ["nics", "disks"] {
+            let all = client.get(&format!("/v1/vm/{kind}")).unwrap();
+            for one in all.as_array().unwrap() {
+                let id = one["id"].as_str().unwrap();
+                if id != "kept" {
+                    left += 1;
+                    let path = format!("/v1/vm/{kind}/{id}");
+                    client.ask("DELETE", &path, None).unwrap();
+                }
+            }
+        }
+        if left == 0 {
             return;
         }
-        for nic in others {
-            let path = format!("/v1/vm/nics/{}", nic["id"].as_str().unwrap());
-            client.ask("DELETE", &path, None).unwrap();
-        }
-        assert!(start.elapsed() < PATIENCE, "{nics}");
+        assert!(start.elapsed() < PATIENCE, "{left} stay");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
