@@ -17,6 +17,7 @@ use crate::libtest::GUEST_RETRY;
 use crate::process::die_with_parent;
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -210,11 +211,13 @@ fn in_memory(path: &Path) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// A running guest; killed when dropped.
+/// A running guest; killed when dropped, unless it is somebody else's.
 #[derive(Debug)]
 pub struct Guest {
-    child: Child,
-    input: ChildStdin,
+    /// None: its VMM is not this process's child.
+    child: Option<Child>,
+    pid: u32,
+    input: Input,
     /// The init's lines without their mark.
     lines: Receiver<String>,
     console: Arc<Mutex<Console>>,
@@ -224,6 +227,22 @@ pub struct Guest {
     started: Instant,
     ready_after: Duration,
     retries: u32,
+}
+
+/// Where the guest's console takes what is typed.
+#[derive(Debug)]
+enum Input {
+    Pipe(ChildStdin),
+    Socket(UnixStream),
+}
+
+impl Input {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Self::Pipe(pipe) => pipe.write_all(bytes).and_then(|()| pipe.flush()),
+            Self::Socket(socket) => socket.write_all(bytes),
+        }
+    }
 }
 
 /// What the guest has printed, and the VMM's messages between it.
@@ -300,6 +319,37 @@ impl Guest {
         })
     }
 
+    /// The guest of a VMM that runs already (its process is `pid`), by the socket of its console. Returns when the
+    /// init is ready; what it said before is repeated by the console. A boot is not tried again: it is
+    /// the VMM's owner who could. When this is dropped, the guest goes on.
+    ///
+    /// # Errors
+    /// [`Error::File`] if nobody serves the console; [`Error::Guest`] when it ends or falls silent.
+    pub fn attach(console: &Path, pid: u32, silence: Duration) -> Result<Self> {
+        let started = Instant::now();
+        let failed = |what| Error::file(what, console);
+        let stream = UnixStream::connect(console).map_err(failed("connect to"))?;
+        let output = stream.try_clone().map_err(failed("duplicate"))?;
+        let text = Arc::new(Mutex::new(Console::default()));
+        let (sender, lines) = mpsc::channel();
+        let readers = vec![read_console(output, Arc::clone(&text), Some(sender), None)];
+        let mut guest = Self {
+            child: None,
+            pid,
+            input: Input::Socket(stream),
+            lines,
+            console: text,
+            readers,
+            ready: Value::Null,
+            started,
+            ready_after: Duration::ZERO,
+            retries: 0,
+        };
+        guest.ready = guest.wait_ready(silence)?;
+        guest.ready_after = guest.started.elapsed();
+        Ok(guest)
+    }
+
     /// Runs a VMM that is to end by itself, without a word to its console.
     /// Returns how it ended and everything that it and its guest printed.
     ///
@@ -338,8 +388,9 @@ impl Guest {
             read_console(errors, Arc::clone(&console), None, show),
         ];
         Ok(Self {
-            child,
-            input,
+            pid: child.id(),
+            child: Some(child),
+            input: Input::Pipe(input),
             lines,
             console,
             readers,
@@ -390,7 +441,7 @@ impl Guest {
 
     /// The VMM's process id.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.pid
     }
 
     /// Has the guest obey a command and returns its answer.
@@ -453,8 +504,7 @@ impl Guest {
     /// [`Error::Guest`] when the VMM has closed the console.
     pub fn send(&mut self, line: &str) -> Result<()> {
         self.input
-            .write_all(format!("{line}\n").as_bytes())
-            .and_then(|()| self.input.flush())
+            .write(format!("{line}\n").as_bytes())
             .map_err(|error| self.failed(format!("does not take {line:?}: {error}")))
     }
 
@@ -485,11 +535,14 @@ impl Guest {
     /// Waits for the VMM's end.
     ///
     /// # Errors
-    /// [`Error::Guest`] when it takes longer than the limit.
+    /// [`Error::Guest`] when it takes longer than the limit, or is not this process's child.
     pub fn wait_exit(&mut self, limit: Duration) -> Result<ExitStatus> {
         let started = Instant::now();
         loop {
-            let waited = self.child.try_wait();
+            let Some(child) = &mut self.child else {
+                return Err(self.failed("is somebody else's to wait for".into()));
+            };
+            let waited = child.try_wait();
             match waited.map_err(Error::system("wait for the VMM"))? {
                 Some(status) => {
                     // What it said last is still in the pipes.
@@ -525,9 +578,18 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // Already ended is fine.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        match (&mut self.child, &self.input) {
+            // Already ended is fine.
+            (Some(child), _) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            // So that its reader ends as well.
+            (None, Input::Socket(socket)) => {
+                let _ = socket.shutdown(std::net::Shutdown::Both);
+            }
+            (None, Input::Pipe(_)) => {}
+        }
     }
 }
 
@@ -668,6 +730,33 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("exit status: 2"), "{error}");
+    }
+
+    #[test]
+    fn a_console_on_a_socket_is_a_guest() {
+        let path = std::env::temp_dir().join(format!("lab-attach-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let vmm = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut writer = stream.try_clone().unwrap();
+            writer
+                .write_all(b"noise\n@lab ready {\"cpus_online\":1}\n")
+                .unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            assert_eq!(line, "info\n");
+            writer.write_all(b"@lab {\"answer\":42}\n").unwrap();
+            // Until the other end goes.
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+        });
+        let mut guest = Guest::attach(&path, 7, Duration::from_secs(20)).unwrap();
+        assert_eq!((guest.pid(), &guest.ready()["cpus_online"]), (7, &1.into()));
+        assert_eq!(guest.command("info").unwrap()["answer"], 42);
+        assert!(guest.wait_exit(Duration::ZERO).is_err());
+        drop(guest);
+        vmm.join().unwrap();
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -6,6 +6,8 @@
     reason = "a helper that fails is a test that fails"
 )]
 
+#[path = "mgmt_nic/bridge.rs"]
+mod bridge;
 #[path = "mgmt_nic/faults.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
 mod faults;

@@ -1,8 +1,7 @@
 //! From a NIC in switchdev mode to devices on its subfunctions, connected by a bridge, and back.
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -10,20 +9,17 @@ use std::time::{Duration, Instant};
 
 use lab::guest::{BellhopArguments, Guest};
 use lab::labnic::sf::{NIC, devlink_json, set_eswitch_mode};
-use lab::labnic::{Labnic, trouble};
-use lab::process::output;
+use lab::labnic::trouble;
 use serde_json::Value;
 use vdpa::mgmt::nic::{NicRequest, Phase};
 use vdpa::netdev::{Netdev, Options};
 
+use super::bridge::{BRIDGE, Host, UPLINK, bridge_is_up, run};
 use super::faults::{be_killed, each_death_is_undone, each_end_is_undone, moments};
-use super::host::{NAMES, Traces, clean_up, made, record};
+use super::host::{NAMES, Traces, made, record};
 use super::support::{bellhop, complaint, printed};
 use super::traffic::{Flow, both_ways, frame, start};
 
-const BRIDGE: &str = "br-nic";
-const PORT: &str = "lab-port";
-const UPLINK: &str = "uplink0";
 const MACS: [[u8; 6]; 3] = [
     [2, 0, 0x5e, 0, 0x53, 0x11],
     [2, 0, 0x5e, 0, 0x53, 0x12],
@@ -50,64 +46,6 @@ const PHASES: [Phase; 10] = [
 
 fn text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
-}
-
-fn run(command: &str) -> String {
-    let mut words = command.split(' ');
-    let mut program = Command::new(words.next().unwrap());
-    String::from_utf8(output(program.args(words)).unwrap()).unwrap()
-}
-
-/// The NIC in switchdev mode, and a bridge that looks at VLANs; they go when it is dropped.
-struct Host {
-    _labnic: Labnic,
-}
-
-impl Host {
-    fn new() -> Self {
-        // An attachment that takes a moment, so that it must be waited for.
-        let labnic = Labnic::load(&[("sf_attach_ms", "100")]).unwrap();
-        set_eswitch_mode("switchdev").unwrap();
-        // With an address of its own: else it would take its ports'.
-        run(&format!(
-            "ip link add {BRIDGE} address 02:00:5e:00:53:01 type bridge vlan_filtering 1 mcast_snooping 0"
-        ));
-        fs::write(
-            format!("/proc/sys/net/ipv6/conf/{BRIDGE}/disable_ipv6"),
-            "1",
-        )
-        .unwrap();
-        run(&format!("ip link set {BRIDGE} up"));
-        // A port that is always there: without any, the bridge would lose its carrier a while after the last one.
-        run(&format!(
-            "ip link add {PORT} address 02:00:5e:00:53:02 type dummy"
-        ));
-        fs::write(format!("/proc/sys/net/ipv6/conf/{PORT}/disable_ipv6"), "1").unwrap();
-        run(&format!("ip link set {PORT} up master {BRIDGE}"));
-        bridge_is_up();
-        Self { _labnic: labnic }
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        clean_up();
-        run(&format!("ip link del {PORT}"));
-        run(&format!("ip link del {BRIDGE}"));
-    }
-}
-
-/// Waits until the bridge has heard of its port's carrier.
-fn bridge_is_up() {
-    let is = |file: &str, expected: &str| {
-        let path = Path::new("/sys/class/net").join(file);
-        fs::read_to_string(path).unwrap().trim() == expected
-    };
-    let begin = Instant::now();
-    while !is(&format!("{BRIDGE}/operstate"), "up") || !is(&format!("{PORT}/brport/state"), "3") {
-        assert!(begin.elapsed() < PATIENCE, "the bridge does not come up");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn arguments<'a>(name: &'a str, mac: &'a str, connect: &'a str) -> [&'a str; 8] {

@@ -25,9 +25,10 @@ fn size() -> ObjectBuilder {
         .description(Some("An amount of memory with its unit"))
 }
 
-/// [`MacAddress`](super::MacAddress).
+/// [`MacAddress`](super::MacAddress), or null as if it were not given.
 pub(crate) fn mac() -> Object {
     text()
+        .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
         .pattern(Some(MAC_PATTERN))
         .description(Some(
             "The MAC address that the guest sees, unicast; the device's own where none is given",
@@ -123,7 +124,8 @@ mod tests {
 
     use super::*;
     use crate::config::{
-        CpuAffinity, CpuCount, DoorbellMode, MacAddress, MemoryConfig, RingWatch, VmConfig,
+        CpuAffinity, CpuCount, DoorbellMode, MacAddress, MemoryConfig, RingWatch, VdpaConfig,
+        VmConfig,
     };
 
     fn values(schema: &Value) -> Vec<Value> {
@@ -137,6 +139,12 @@ mod tests {
         }
         let mac = json!(mac());
         serde_json::from_value::<MacAddress>(mac["examples"][0].clone()).unwrap();
+        assert_eq!(mac["type"], json!(["string", "null"]));
+        let none = json!({ "path": "/dev/vhost-vdpa-0", "mac": null });
+        assert_eq!(
+            serde_json::from_value::<VdpaConfig>(none).unwrap().mac,
+            None
+        );
         let affinity = json!(cpu_affinity());
         serde_json::from_value::<CpuAffinity>(affinity["examples"][0].clone()).unwrap();
         let memory = json!(memory());

@@ -76,6 +76,8 @@ pub(crate) struct NicArgument {
     virtual_functions: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     doorbell: Option<DoorbellMode>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rescue: Option<bool>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

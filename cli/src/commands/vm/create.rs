@@ -117,6 +117,7 @@ Keys of --nic, and of [[nics]] in a file:
   virtual_functions=N          with from: how many the NIC gets if it has none
   mac=MAC          the address that the guest sees
   doorbell=auto|on|off         whether kicks go to the device without an exit
+  rescue=on|off                kick it and interrupt its driver, once, when a queue hangs
 
 In a file, keys are the options' names with _ for -; --nic and --disk are [[nics]] and [[disks]], and there
 are state = \"Running\" or \"Stopped\" and restart. Paths are this machine's.

@@ -48,7 +48,7 @@ struct VmNic {
 /// Where a virtual machine's console is.
 #[derive(Debug, Serialize, ToSchema)]
 struct ConsolePaths {
-    /// Where it can be used, by one client at a time, while the machine runs.
+    /// The Unix socket on which one client at a time reads and writes; it is there while the machine has a process.
     #[schema(value_type = String)]
     socket: PathBuf,
     /// What the guest has written.

@@ -234,6 +234,7 @@ impl RealHost {
             mac: nic.mac(),
             num_queues: None,
             doorbell: nic.doorbell(),
+            rescue: nic.rescue(),
         })
     }
 

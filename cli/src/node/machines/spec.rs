@@ -214,6 +214,9 @@ struct RawNic {
     #[serde(default, skip_serializing_if = "is_default")]
     #[schema(value_type = String, pattern = "^(auto|on|off)$", default = "auto")]
     doorbell: DoorbellMode,
+    /// Kick the device and interrupt the driver, once, when a queue hangs.
+    #[serde(default, skip_serializing_if = "is_default")]
+    rescue: bool,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -255,6 +258,10 @@ impl NicSpec {
 
     pub(crate) fn doorbell(&self) -> DoorbellMode {
         self.raw.doorbell
+    }
+
+    pub(crate) fn rescue(&self) -> bool {
+        self.raw.rescue
     }
 
     /// The device to be made for `vm`; none if it is there already.

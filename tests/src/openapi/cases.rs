@@ -1,0 +1,472 @@
+//! All requests that a description gives rise to: right ones, ones with a single fault, and ones that nobody described.
+
+use super::exchange::Request;
+use super::faults::{changes, texts_instead};
+use super::known::Known;
+use super::random::Random;
+use super::right::{Extent, Maker};
+use super::{Description, Operation};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+/// What an answer must be, beside being one that is described.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// Whatever is described.
+    Described,
+    /// The body is as described: it may be refused for what it means, not for its form.
+    Understood,
+    /// A refusal that blames the client.
+    Refused,
+    /// It is not HTTP as it should be: refused, perhaps before anybody has looked at it (then without a body), or
+    /// without an answer.
+    NoHttp,
+}
+
+/// A request with what is to come of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case {
+    /// What is special about it, for people.
+    pub what: String,
+    /// The request.
+    pub request: Request,
+    /// What must come of it.
+    pub expect: Expect,
+}
+
+/// Methods that are tried on every path.
+const METHODS: [&str; 10] = [
+    "GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "get",
+];
+
+/// Parts of a path that somebody might take for something else; as they are sent.
+const NAMES: [&str; 22] = [
+    "..",
+    ".",
+    "%2e%2e",
+    "%2f",
+    "..%2f..%2f..%2fetc%2fpasswd",
+    "a%2fb",
+    "%00",
+    "a%00b",
+    "%ff%fe",
+    "%c3%a9",
+    "%e2%80%ae",
+    "%",
+    "%zz",
+    "%0d%0ax-injected:%201",
+    "-",
+    "--help",
+    "a%20b",
+    "%7b%7d",
+    "a;b=c",
+    "a:b",
+    "*",
+    "~root",
+];
+
+/// The cases, those of one operation together.
+#[must_use]
+pub fn cases(description: &Description, known: &Known, random: &mut Random) -> Vec<Case> {
+    let mut builder = Builder {
+        description,
+        known,
+        random,
+        cases: Vec::new(),
+    };
+    for operation in description.operations() {
+        builder.right(operation);
+        builder.bodies(operation);
+        builder.parameters(operation);
+        builder.names(operation);
+    }
+    builder.methods();
+    builder.paths();
+    builder.heads();
+    builder.cases
+}
+
+struct Builder<'a> {
+    description: &'a Description,
+    known: &'a Known,
+    random: &'a mut Random,
+    cases: Vec<Case>,
+}
+
+impl Builder<'_> {
+    fn maker(&mut self) -> Maker<'_> {
+        Maker {
+            whole: self.description.whole(),
+            known: self.known,
+            random: self.random,
+        }
+    }
+
+    fn add(&mut self, what: impl Into<String>, request: Request, expect: Expect) {
+        let what = what.into();
+        self.cases.push(Case {
+            what,
+            request,
+            expect,
+        });
+    }
+
+    /// The path with right parameters in it.
+    fn path(&mut self, operation: &Operation, extent: Extent) -> String {
+        let mut values = Vec::new();
+        for parameter in &operation.path {
+            let value = self
+                .maker()
+                .parameter(&operation.template, parameter, extent);
+            values.push((parameter.name.clone(), value));
+        }
+        operation.at(|parameter| {
+            let value = values.iter().find(|(name, _)| *name == parameter.name);
+            encoded(value.map_or("", |(_, value)| value))
+        })
+    }
+
+    fn query(&mut self, operation: &Operation, extent: Extent) -> String {
+        let mut query = String::new();
+        for parameter in &operation.query {
+            // A watch without a limit would be waited for.
+            let known = !self
+                .known
+                .of(&operation.template, &parameter.name)
+                .is_empty();
+            if extent == Extent::All || known || self.random.below(2) == 0 {
+                let value = self
+                    .maker()
+                    .parameter(&operation.template, parameter, extent);
+                let separator = if query.is_empty() { '?' } else { '&' };
+                let _ = write!(query, "{separator}{}={}", parameter.name, encoded(&value));
+            }
+        }
+        query
+    }
+
+    fn body(&mut self, operation: &Operation, extent: Extent) -> Option<Value> {
+        let schema = operation.body.as_ref()?;
+        Some(self.maker().value(schema, extent))
+    }
+
+    /// A right request, without its body.
+    fn request(&mut self, operation: &Operation, extent: Extent) -> Request {
+        let target = self.path(operation, extent) + &self.query(operation, extent);
+        Request::new(&operation.method, target)
+    }
+
+    fn right(&mut self, operation: &Operation) {
+        let extents = [
+            Extent::Least,
+            Extent::All,
+            Extent::Any,
+            Extent::Any,
+            Extent::Any,
+        ];
+        for extent in extents {
+            let mut request = self.request(operation, extent);
+            let expect = match extent {
+                Extent::Least | Extent::All => Expect::Understood,
+                Extent::Any => Expect::Described,
+            };
+            if let Some(body) = self.body(operation, extent) {
+                request = request.with_body(body.to_string());
+            }
+            self.add(format!("right ({extent:?})"), request, expect);
+        }
+    }
+
+    fn bodies(&mut self, operation: &Operation) {
+        let Some(schema) = &operation.body else {
+            // One that is not asked for does no harm.
+            for body in ["{}", "nonsense", &"x".repeat(100_000)] {
+                let request = self.request(operation, Extent::Least).with_body(body);
+                self.add("a body nobody asked for", request, Expect::Described);
+            }
+            return;
+        };
+        let mut seen = BTreeSet::new();
+        for extent in [Extent::Least, Extent::All] {
+            let right = self.maker().value(schema, extent);
+            for change in changes(self.description.whole(), schema, &right) {
+                let text = change.value.to_string();
+                if !seen.insert(text.clone()) {
+                    continue;
+                }
+                let request = self.request(operation, Extent::Least).with_body(text);
+                let expect = match change.is_fault {
+                    true => Expect::Refused,
+                    false => Expect::Described,
+                };
+                self.add(change.what, request, expect);
+            }
+        }
+        let right = self.maker().value(schema, Extent::Least);
+        for (what, text) in texts_instead(&right) {
+            let request = self.request(operation, Extent::Least).with_body(text);
+            self.add(what, request, Expect::Refused);
+        }
+        let request = self.request(operation, Extent::Least);
+        self.add("no body", request, Expect::Refused);
+        for kind in ["text/plain", "application/x-www-form-urlencoded", "\u{1}"] {
+            let request = self.request(operation, Extent::Least);
+            let request = request.with_header("content-type", kind).with_body("{");
+            let expect = if kind == "\u{1}" {
+                Expect::NoHttp
+            } else {
+                Expect::Refused
+            };
+            self.add(format!("{kind:?} as the content's type"), request, expect);
+        }
+    }
+
+    /// Parameters behind the question mark.
+    fn parameters(&mut self, operation: &Operation) {
+        let path = self.path(operation, Extent::Least);
+        let right = self
+            .body(operation, Extent::Least)
+            .map(|body| body.to_string());
+        let mut queries = Vec::new();
+        for parameter in &operation.query {
+            let values = [
+                json!(""),
+                json!("x"),
+                json!("-1"),
+                json!("0x1"),
+                json!("1.5"),
+                json!("1e3"),
+                json!(" 1"),
+                json!("null"),
+                json!("18446744073709551616"),
+                json!("٣"),
+                json!("\u{0}"),
+                json!("é"),
+                json!("9".repeat(2000)),
+            ];
+            for value in values {
+                let value = value.as_str().unwrap_or_default();
+                // A number is one in the URL, where everything is text.
+                let is = value.parse::<u64>().map_or(json!(value), Value::from);
+                let whole = self.description.whole();
+                let expect = match super::schema::conforms(whole, &parameter.schema, &is) {
+                    Ok(()) => Expect::Described,
+                    Err(_) => Expect::Refused,
+                };
+                queries.push((format!("{}={}", parameter.name, encoded(value)), expect));
+            }
+            queries.push((format!("{0}=0&{0}=0", parameter.name), Expect::Described));
+            queries.push((format!("{}=%ff", parameter.name), Expect::Refused));
+            queries.push((parameter.name.clone(), Expect::Described));
+        }
+        for odd in [
+            "",
+            "&&&",
+            "=",
+            "x=y",
+            "%",
+            "%00=%00",
+            "a[b]=c",
+            "?",
+            "#",
+            &"q=1&".repeat(1000),
+        ] {
+            queries.push((odd.to_owned(), Expect::Described));
+        }
+        for (query, expect) in queries {
+            // What is asked for with a body could be done in spite of it.
+            let mut request = Request::new(&operation.method, format!("{path}?{query}"));
+            if let Some(right) = &right {
+                request = request.with_body(right.clone());
+            }
+            let shown: String = query.chars().take(40).collect();
+            self.add(format!("?{shown}"), request, expect);
+        }
+    }
+
+    /// Parameters in the path.
+    fn names(&mut self, operation: &Operation) {
+        let right = self
+            .body(operation, Extent::Least)
+            .map(|body| body.to_string());
+        let long = [64, 65, 256, 4096, 15_000, 100_000].map(|length| "n".repeat(length));
+        let names: Vec<&str> = NAMES
+            .into_iter()
+            .chain(long.iter().map(String::as_str))
+            .chain([""])
+            .collect();
+        for bad in &operation.path {
+            for name in &names {
+                let mut values = Vec::new();
+                for parameter in &operation.path {
+                    let value = match parameter.name == bad.name {
+                        true => (*name).to_owned(),
+                        false => {
+                            let mut maker = self.maker();
+                            encoded(&maker.parameter(&operation.template, parameter, Extent::Least))
+                        }
+                    };
+                    values.push((parameter.name.clone(), value));
+                }
+                let target = operation.at(|parameter| {
+                    let value = values.iter().find(|(one, _)| *one == parameter.name);
+                    value.map_or_else(String::new, |(_, value)| value.clone())
+                });
+                let mut request = Request::new(&operation.method, target);
+                if let Some(right) = &right {
+                    request = request.with_body(right.clone());
+                }
+                let shown: String = name.chars().take(40).collect();
+                // Heads have a limit of their own.
+                let expect = match name.len() {
+                    0..15_000 => Expect::Described,
+                    _ => Expect::NoHttp,
+                };
+                self.add(
+                    format!("{} {shown:?} ({} bytes)", bad.name, name.len()),
+                    request,
+                    expect,
+                );
+            }
+        }
+    }
+
+    /// All methods on all paths.
+    fn methods(&mut self) {
+        let mut done = BTreeSet::new();
+        for operation in self.description.operations() {
+            if !done.insert(&operation.template) {
+                continue;
+            }
+            let path = self.path(operation, Extent::Least);
+            for method in METHODS {
+                if self.description.operation(method, &path).is_none() {
+                    let request = Request::new(method, path.clone());
+                    self.add("a method that is not described", request, Expect::Described);
+                }
+            }
+        }
+    }
+
+    /// Paths that there are not.
+    fn paths(&mut self) {
+        for path in [
+            "/",
+            "/v1",
+            "/v1/",
+            "/v2/vm",
+            "//",
+            "/v1//vm",
+            "/V1/VM",
+            "/v1/vm/",
+            "/v1/../v1/vm",
+            "/v1/vm%2fconfig",
+            "/%76%31/vm",
+            "/v1/%00",
+            "/v1/%ff",
+            "/v1/openapi.json/",
+            "/etc/passwd",
+            "/v1/;/",
+            "/v1/vm?",
+            "http://other/v1/nothing",
+            "*",
+        ] {
+            for method in ["GET", "PUT", "DELETE"] {
+                // A path that is one in spite of its look is somebody else's case.
+                if self.description.knows_path(path) && method != "GET" {
+                    continue;
+                }
+                let request = Request::new(method, path);
+                self.add("a path that there is not", request, Expect::Described);
+            }
+        }
+    }
+
+    /// Heads that are not what they should be.
+    fn heads(&mut self) {
+        let get = || Request::new("GET", "/v1/openapi.json");
+        for (what, request) in [
+            ("a target that is no path", Request::new("GET", "v1")),
+            ("an empty target", Request::new("GET", "")),
+            ("a space in the target", Request::new("GET", "/v1/a b")),
+            (
+                "a target that is not UTF-8",
+                Request::new("GET", b"/v1/\xff\xfe".to_vec()),
+            ),
+            (
+                "a zero byte in the target",
+                Request::new("GET", b"/v1/\0".to_vec()),
+            ),
+            (
+                "a method that is none",
+                Request::new("G@T", "/v1/openapi.json"),
+            ),
+            ("no method", Request::new("", "/v1/openapi.json")),
+            (
+                "a long method",
+                Request::new(&"G".repeat(20_000), "/v1/openapi.json"),
+            ),
+            ("CONNECT", Request::new("CONNECT", "other:80")),
+            ("a long header", get().with_header("x", "v".repeat(20_000))),
+            ("a header that is none", get().with_header("a b", "1")),
+            (
+                "a zero byte in a header",
+                get().with_header("x", b"\0".to_vec()),
+            ),
+            (
+                "many headers",
+                (0..200).fold(get(), |request, number| {
+                    request.with_header(&format!("x-{number}"), "1")
+                }),
+            ),
+            (
+                "a length that is none",
+                get().with_header("content-length", "-1"),
+            ),
+            (
+                "two lengths",
+                get()
+                    .with_header("content-length", "1")
+                    .with_header("content-length", "2"),
+            ),
+            (
+                "another encoding",
+                get().with_header("transfer-encoding", "gzip"),
+            ),
+            ("an expectation", get().with_header("expect", "200-ok")),
+            ("another protocol", get().with_header("upgrade", "h2c")),
+        ] {
+            self.add(what, request, Expect::NoHttp);
+        }
+        for id in [
+            "",
+            "given",
+            "a b",
+            "\u{e9}",
+            &"i".repeat(64),
+            &"i".repeat(65),
+            &"i".repeat(5000),
+        ] {
+            let request = get().with_header("x-request-id", id);
+            self.add(
+                format!("{:?} as the request's name", id.get(..10)),
+                request,
+                Expect::Described,
+            );
+        }
+    }
+}
+
+/// Percent-encoded for a part of a path or a query.
+fn encoded(text: &str) -> String {
+    let mut all = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte) {
+            all.push(char::from(byte));
+        } else {
+            let _ = write!(all, "%{byte:02x}");
+        }
+    }
+    all
+}

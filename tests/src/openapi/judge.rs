@@ -1,0 +1,120 @@
+//! What must be true of every answer.
+//!
+//! | answer | must |
+//! |---|---|
+//! | any | be there; have a name (`x-request-id`), the client's if it gave one; not blame the server |
+//! | to what is described | have a described status, and the body that is described for it |
+//! | to anything else | be 4xx |
+//! | refusal | have the body `ErrorBody`, and in it the name |
+
+use super::Description;
+use super::cases::{Case, Expect};
+use super::exchange::{Answer, Request};
+use super::schema::{conforms, resolve};
+use serde_json::{Value, json};
+
+/// The codes of bodies that were not understood.
+const FORM: [&str; 5] = [
+    "malformed_body",
+    "invalid_body",
+    "bad_parameter",
+    "incomplete_body",
+    "body_too_large",
+];
+
+/// What is wrong with an answer, if anything is.
+#[must_use]
+pub fn wrong(description: &Description, case: &Case, answer: Option<&Answer>) -> Vec<String> {
+    let Some(answer) = answer else {
+        return match case.expect {
+            Expect::NoHttp => Vec::new(),
+            _ => vec!["there is no answer".to_owned()],
+        };
+    };
+    // The server's lowest layer answers to what is no HTTP by itself.
+    if case.expect == Expect::NoHttp && answer.body.is_empty() && refuses(answer.status) {
+        return Vec::new();
+    }
+    let mut wrong = Vec::new();
+    if answer.status >= 500 {
+        wrong.push("the server is to blame".to_owned());
+    }
+    if case.expect == Expect::Refused && !refuses(answer.status) {
+        wrong.push("it is not refused".to_owned());
+    }
+    let code = answer.json()["code"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    if case.expect == Expect::Understood && FORM.contains(&code.as_str()) {
+        wrong.push(format!("it is right and not understood ({code})"));
+    }
+    wrong.extend(wrong_name(&case.request, answer));
+    let path = case.request.path();
+    match description.operation(&case.request.method, &path) {
+        Some(operation) => {
+            let response = &operation.responses[answer.status.to_string()];
+            if response.is_null() {
+                wrong.push("its status is not described".to_owned());
+            } else {
+                wrong.extend(wrong_body(description, response, answer));
+            }
+        }
+        // Whoever may GET may ask for the head; in a path with odd letters another one may be meant.
+        None if case.request.method == "HEAD" || answer.status == 200 => {}
+        None if !refuses(answer.status) => wrong.push("nobody described it".to_owned()),
+        None => {}
+    }
+    if answer.status >= 400 && case.request.method != "HEAD" {
+        wrong.extend(wrong_error(description, answer));
+    }
+    wrong
+}
+
+fn refuses(status: u16) -> bool {
+    (400..500).contains(&status)
+}
+
+fn wrong_name(request: &Request, answer: &Answer) -> Option<String> {
+    let Some(name) = answer.header("x-request-id") else {
+        return Some("it has no name".to_owned());
+    };
+    let given = request
+        .headers
+        .iter()
+        .find(|(one, _)| one == "x-request-id");
+    let given = given.and_then(|(_, value)| std::str::from_utf8(value).ok());
+    let usable = given.filter(|name| {
+        (1..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
+    });
+    match usable {
+        Some(given) if given != name => Some(format!("its name is {name:?}")),
+        _ => None,
+    }
+}
+
+fn wrong_body(description: &Description, response: &Value, answer: &Answer) -> Option<String> {
+    let response = resolve(description.whole(), response);
+    let Some(schema) = response["content"]["application/json"].get("schema") else {
+        let described = response["content"].is_object();
+        return (!described && !answer.body.is_empty())
+            .then(|| "its body is not described".to_owned());
+    };
+    match serde_json::from_slice(&answer.body) {
+        Err(error) => Some(format!("its body is no JSON: {error}")),
+        Ok(body) => conforms(description.whole(), schema, &body).err(),
+    }
+}
+
+fn wrong_error(description: &Description, answer: &Answer) -> Option<String> {
+    let body = answer.json();
+    let schema = json!({ "$ref": "#/components/schemas/ErrorBody" });
+    if let Err(why) = conforms(description.whole(), &schema, &body) {
+        return Some(format!("its body is no ErrorBody: {why}"));
+    }
+    if body["request_id"].as_str() != answer.header("x-request-id") {
+        return Some("its body has another name".to_owned());
+    }
+    let empty = ["code", "message"].iter().any(|field| body[field] == "");
+    empty.then(|| "it says nothing".to_owned())
+}

@@ -1,0 +1,29 @@
+//! What a test knows of the world that a description cannot: files that are there, names that may be used.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Values for properties and parameters, by their names: `kernel`, or `VmConfig.kernel` for one of that schema only.
+#[derive(Debug, Clone, Default)]
+pub struct Known(BTreeMap<String, Vec<Value>>);
+
+impl Known {
+    /// Adds a value; the first of a name is the one of the smallest right request.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.0
+            .entry(name.to_owned())
+            .or_default()
+            .push(value.into());
+        self
+    }
+
+    /// The values of a property of a schema.
+    #[must_use]
+    pub fn of(&self, schema: &str, property: &str) -> &[Value] {
+        self.0
+            .get(&format!("{schema}.{property}"))
+            .or_else(|| self.0.get(property))
+            .map_or(&[], Vec::as_slice)
+    }
+}

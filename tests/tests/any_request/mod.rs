@@ -1,0 +1,123 @@
+//! A description's cases, one after the other, against a server; what it holds afterwards is what it held before.
+
+use lab::api::Client;
+use lab::openapi::Description;
+use lab::openapi::cases::{Case, cases};
+use lab::openapi::exchange::{Answer, Request, ask};
+use lab::openapi::judge::wrong;
+use lab::openapi::known::Known;
+use lab::openapi::random::Random;
+use lab::vmm_process::cost;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How much of a request or an answer is shown, in bytes.
+const SHOWN: usize = 400;
+/// More complaints of one run say nothing new.
+const COMPLAINTS_MAX: usize = 40;
+/// How long the server may take to close what clients have left.
+const CLOSED: Duration = Duration::from_secs(30);
+
+/// One run over all cases.
+pub(crate) struct Trial<'a> {
+    client: &'a Client,
+    pid: u32,
+    description: Description,
+    cases: Vec<Case>,
+}
+
+impl<'a> Trial<'a> {
+    /// Reads the server's own description. `pid` is its process.
+    pub(crate) fn new(client: &'a Client, pid: u32, known: &Known, seed: u64) -> Self {
+        let description = Description::new(client.get("/v1/openapi.json").unwrap()).unwrap();
+        let mut random = Random::announced(seed);
+        let mut cases = cases(&description, known, &mut random);
+        // What one request leaves behind, others meet.
+        random.shuffle(&mut cases);
+        Self {
+            client,
+            pid,
+            description,
+            cases,
+        }
+    }
+
+    /// Sends what `is_meant`, and calls `afterwards` for each request that was granted.
+    #[track_caller]
+    pub(crate) fn run(
+        &self,
+        is_meant: impl Fn(&Request) -> bool,
+        mut afterwards: impl FnMut(&Request),
+    ) {
+        let before = settled(self.pid, None);
+        let start = Instant::now();
+        let mut complaints = Vec::new();
+        let mut statuses = BTreeMap::<u16, u32>::new();
+        let mut count = 0;
+        for case in self.cases.iter().filter(|case| is_meant(&case.request)) {
+            count += 1;
+            let answer = ask(self.client.socket(), &case.request).unwrap();
+            let found = wrong(&self.description, case, answer.as_ref());
+            if !found.is_empty() {
+                complaints.push(complaint(case, answer.as_ref(), &found));
+                assert!(
+                    complaints.len() < COMPLAINTS_MAX,
+                    "{}",
+                    complaints.join("\n")
+                );
+            }
+            let status = answer.map_or(0, |answer| answer.status);
+            *statuses.entry(status).or_default() += 1;
+            if (200..300).contains(&status) {
+                afterwards(&case.request);
+            }
+        }
+        println!("{count} requests in {:?}: {statuses:?}", start.elapsed());
+        assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+        let after = settled(self.pid, Some(before));
+        assert_eq!(before, after, "descriptors of the server");
+    }
+}
+
+/// What the server has open, once it has closed what clients have left; waits for `wanted`, if it comes.
+fn settled(pid: u32, wanted: Option<u64>) -> u64 {
+    let start = Instant::now();
+    let mut last = cost(pid).unwrap().descriptors;
+    loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = cost(pid).unwrap().descriptors;
+        let is_settled = match wanted {
+            Some(wanted) => now == wanted,
+            None => now == last,
+        };
+        if is_settled || start.elapsed() > CLOSED {
+            return now;
+        }
+        last = now;
+    }
+}
+
+fn shown(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let start: String = text.chars().take(SHOWN).collect();
+    match start.len() < text.len() {
+        true => format!("{start:?}… ({} bytes)", bytes.len()),
+        false => format!("{start:?}"),
+    }
+}
+
+fn complaint(case: &Case, answer: Option<&Answer>, found: &[String]) -> String {
+    let request = &case.request;
+    let body = request.body.as_deref().map_or("no body".into(), shown);
+    let said = answer.map_or("no answer".into(), |answer| {
+        format!("{} {}", answer.status, shown(&answer.body))
+    });
+    format!(
+        "{} {} ({}, {:?})\n  {body}\n  {said}\n  {}",
+        request.method,
+        shown(&request.target),
+        case.what,
+        case.expect,
+        found.join("; ")
+    )
+}

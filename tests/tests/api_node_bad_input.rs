@@ -1,0 +1,243 @@
+//! What a hostile or broken client sends to the node daemon: requests of any kind made from its description, slow ones, names
+//! that are paths, one device for two machines. The daemon answers others meanwhile, and nothing is left of it.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+mod any_request;
+
+use any_request::Trial;
+use lab::node::{Node, until};
+use lab::openapi::exchange::{Request, ask, receive};
+use lab::openapi::known::Known;
+use lab::sim::SimDevice;
+use serde_json::{Value, json};
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:5a:01";
+const OTHER_MAC: &str = "52:54:5e:11:5a:02";
+const SPARE_MAC: &str = "52:54:5e:11:5a:03";
+/// Longer than a head or a body may take.
+const SLOW: Duration = Duration::from_secs(40);
+
+fn made(node: &Node, name: &str, nics: &Value) -> Value {
+    let spec = node.tiny(nics).unwrap();
+    node.api
+        .done("PUT", &format!("/v1/vms/{name}"), Some(&spec))
+        .unwrap();
+    node.await_phase(name, "Running").unwrap()
+}
+
+fn nic(mac: &str) -> Value {
+    json!([{ "id": "net0", "from": "vdpasim_net", "mac": mac }])
+}
+
+/// What is there to be named. The machine `kept` is not among it, nor its device.
+fn known(node: &Node, spare: &SimDevice) -> Known {
+    let tiny = node.tiny(&json!([])).unwrap();
+    Known::default()
+        .with("VmSpec.kernel", tiny["kernel"].clone())
+        .with("VmSpec.kernel", "/nonexistent")
+        .with("VmSpec.initramfs", "/nonexistent")
+        .with("VmSpec.memory", "32M")
+        .with("VmSpec.cpu_affinity", json!([[0]]))
+        .with("VmSpec.disks", json!([]))
+        .with("VmSpec.nics", json!([{ "id": "n", "path": spare.path() }]))
+        .with(
+            "VmSpec.nics",
+            json!([{ "id": "n", "device": spare.name() }]),
+        )
+        .with("VmSpec.nics", nic(OTHER_MAC))
+        .with("NicSpec.from", "vdpasim_net")
+        .with("mgmtdev", "vdpasim_net")
+        .with("name", "any")
+        .with("name", "none")
+        .with("id", "any")
+        .with("id", "none")
+        .with("since", 0)
+        .with("timeout_s", 0)
+}
+
+#[test]
+fn any_requests() {
+    let mut node = Node::start("any").unwrap();
+    let spare = SimDevice::net("spare", SPARE_MAC, 1500).unwrap();
+    let kept = made(&node, "kept", &nic(MAC));
+    let trial = Trial::new(&node.api, node.pid(), &known(&node, &spare), 0x5eed_0004);
+    let clean = |request: &Request| {
+        // What the request made is not to be in the next one's way.
+        if matches!(request.method.as_str(), "PUT" | "POST") {
+            let vms = node.api.get("/v1/vms").unwrap();
+            for vm in vms.as_array().unwrap() {
+                let name = vm["name"].as_str().unwrap();
+                if name != "kept" {
+                    node.api
+                        .done("DELETE", &format!("/v1/vms/{name}"), None)
+                        .unwrap();
+                }
+            }
+            let _ = node.api.ask("DELETE", "/v1/vdpa-devices/any", None);
+        }
+    };
+    trial.run(|_| true, clean);
+    let now = node.vm("kept").unwrap().unwrap();
+    assert_eq!(
+        (&now["pid"], &now["phase"]),
+        (&kept["pid"], &kept["phase"]),
+        "{now:#}"
+    );
+    assert_eq!(now["nics"], kept["nics"]);
+    assert!(spare.path().exists());
+    node.api.done("DELETE", "/v1/vms/kept", None).unwrap();
+    assert!(node.lives());
+    assert_eq!(node.processes().len(), 0);
+}
+
+#[test]
+fn one_device_is_not_given_to_two_machines() {
+    let node = Node::start("two").unwrap();
+    let spare = SimDevice::net("spare", SPARE_MAC, 1500).unwrap();
+    let by_path = json!([{ "id": "a", "path": spare.path() }]);
+    let by_name = json!([{ "id": "b", "device": spare.name() }]);
+    let link = node.directory().join("link");
+    std::os::unix::fs::symlink(spare.path(), &link).unwrap();
+    let by_link = json!([{ "id": "c", "path": link }]);
+    made(&node, "first", &by_path);
+    for nics in [&by_path, &by_name, &by_link] {
+        for state in ["Running", "Stopped"] {
+            let mut spec = node.tiny(nics).unwrap();
+            spec["state"] = json!(state);
+            let answer = node.api.ask("PUT", "/v1/vms/second", Some(&spec)).unwrap();
+            assert_eq!(answer.status, 409, "{nics}: {}", answer.body);
+            assert!(answer.body.to_string().contains("first"), "{}", answer.body);
+            assert_eq!(node.vm("second").unwrap(), None);
+        }
+    }
+    let twice = json!([{ "id": "a", "path": spare.path() }, { "id": "b", "device": spare.name() }]);
+    let answer = node
+        .api
+        .ask("PUT", "/v1/vms/second", Some(&node.tiny(&twice).unwrap()))
+        .unwrap();
+    assert!((400..500).contains(&answer.status), "{}", answer.body);
+    // Two at once: one of them has it.
+    node.api.done("DELETE", "/v1/vms/first", None).unwrap();
+    for _ in 0..4 {
+        let spec = node.tiny(&by_name).unwrap().to_string();
+        let answers: Vec<u16> = std::thread::scope(|scope| {
+            let asked: Vec<_> = (0..4)
+                .map(|number| {
+                    let request = Request::new("PUT", format!("/v1/vms/racer-{number}"))
+                        .with_body(spec.clone());
+                    let socket = node.api.socket();
+                    scope.spawn(move || ask(socket, &request).unwrap().unwrap().status)
+                })
+                .collect();
+            asked.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        let made = answers.iter().filter(|status| **status == 201).count();
+        let refused = answers.iter().filter(|status| **status == 409).count();
+        assert_eq!((made, refused), (1, 3), "{answers:?}");
+        let all = node.api.get("/v1/vms").unwrap();
+        assert_eq!(all.as_array().unwrap().len(), 1, "{all:#}");
+        let name = all[0]["name"].as_str().unwrap();
+        node.api
+            .done("DELETE", &format!("/v1/vms/{name}"), None)
+            .unwrap();
+    }
+}
+
+#[test]
+fn names_that_are_paths_reach_no_file() {
+    let node = Node::start("names").unwrap();
+    let spec = node.tiny(&json!([])).unwrap();
+    node.api.done("PUT", "/v1/vms/a", Some(&spec)).unwrap();
+    node.api.done("DELETE", "/v1/vms/a", None).unwrap();
+    let before = node.traces().unwrap();
+    let canary = node.directory().join("canary");
+    std::fs::write(&canary, "here").unwrap();
+    for name in [
+        "..",
+        ".",
+        "%2e%2e",
+        "..%2f..%2fcanary",
+        "%2fetc",
+        "a%2f..%2fb",
+        "a%00",
+        "%00",
+        "A",
+        "-a",
+        "a_b",
+        "a.b",
+        "a%20b",
+        "%0a",
+        "%c3%a9",
+        "%ff",
+        "~",
+        "*",
+    ] {
+        for (method, body) in [("PUT", Some(&spec)), ("GET", None), ("DELETE", None)] {
+            for rest in ["", "/spec", "/nics/n", "/power-button"] {
+                let mut request = Request::new(method, format!("/v1/vms/{name}{rest}"));
+                if let Some(body) = body {
+                    request = request.with_body(body.to_string());
+                }
+                let answer = ask(node.api.socket(), &request).unwrap().unwrap();
+                let status = answer.status;
+                assert!(
+                    (400..500).contains(&status),
+                    "{method} {name}{rest}: {status}"
+                );
+            }
+        }
+    }
+    assert_eq!(std::fs::read_to_string(&canary).unwrap(), "here");
+    node.same(&before, "after names that are paths").unwrap();
+}
+
+/// Clients that send a byte now and then, in the head and in the body; fewer than there is room for.
+#[test]
+fn slow_clients_hold_nobody_up_and_are_sent_away() {
+    let node = Node::start("slow").unwrap();
+    let before = node.traces().unwrap();
+    let socket = node.api.socket();
+    let head = b"PUT /v1/vms/slow HTTP/1.1\r\nhost: lab\r\n".as_slice();
+    let whole = [head, b"content-length: 1000\r\n\r\n{".as_slice()].concat();
+    let mut slow: Vec<(bool, UnixStream)> = Vec::new();
+    for number in 0..40 {
+        let has_head = number % 2 == 0;
+        let mut stream = UnixStream::connect(socket).unwrap();
+        let first = if has_head { &whole } else { head };
+        stream.write_all(first).unwrap();
+        stream.set_read_timeout(Some(SLOW)).unwrap();
+        slow.push((has_head, stream));
+    }
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(14) {
+        for (has_head, stream) in &mut slow {
+            let byte: &[u8] = if *has_head { b" " } else { b"x" };
+            // It may have been sent away by now.
+            let _ = stream.write_all(byte);
+        }
+        let asked = Instant::now();
+        node.api.get("/v1/vms").unwrap();
+        println!("another client was answered in {:?}", asked.elapsed());
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    for (has_head, stream) in slow {
+        let answer = receive(&stream, "PUT").unwrap();
+        match answer {
+            Some(answer) => assert_eq!(answer.status, 408, "{answer:?}"),
+            None => assert!(!has_head, "a slow body without an answer"),
+        }
+    }
+    assert_eq!(node.vm("slow").unwrap(), None);
+    until("all connections are closed", || {
+        node.traces().unwrap().descriptors == before.descriptors
+    })
+    .unwrap();
+}

@@ -1,0 +1,346 @@
+//! `kill -9` of the daemon, of a machine's process, or of both, at each line that the daemon says while it makes and
+//! while it takes away a machine with a NIC. Afterwards the machine is there and works, or is gone; nothing else is left; and the
+//! same request again ends in what was asked for.
+//!
+//! ```text
+//!   request ──> daemon says line 1, 2, … ── held before line n ──> kill ──> daemon again ──> whole or gone?
+//!                                                                    └──> the same request ──> as asked
+//! ```
+//! How the daemon is held: see `lab::node`.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+use lab::endurance::{DEFAULT_CYCLES, cycles};
+use lab::node::{Node, PATIENCE, Traces, until};
+use lab::openapi::exchange::{Answer, Request, ask};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:58:01";
+const NAME: &str = "web";
+const PATH: &str = "/v1/vms/web";
+/// More lines than a request has: a request that never ends is a failure of its own.
+const LINES_MAX: usize = 200;
+
+/// Who is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    Daemon,
+    Machine,
+    MachineThenDaemon,
+}
+
+const VICTIMS: [Victim; 3] = [Victim::Daemon, Victim::Machine, Victim::MachineThenDaemon];
+
+fn spec(node: &Node) -> Value {
+    let nics = json!([{ "id": "net0", "from": "vdpasim_net", "mac": MAC, "mtu": 1500 }]);
+    node.tiny(&nics).unwrap()
+}
+
+fn put(node: &Node) -> Request {
+    Request::new("PUT", PATH).with_body(spec(node).to_string())
+}
+
+fn delete() -> Request {
+    Request::new("DELETE", PATH)
+}
+
+fn status(node: &Node, request: &Request) -> (u16, String) {
+    let answer = ask(node.api.socket(), request).unwrap().unwrap();
+    (
+        answer.status,
+        String::from_utf8_lossy(&answer.body).into_owned(),
+    )
+}
+
+fn kill_machine(node: &Node) -> usize {
+    let all = node.processes();
+    for (_, pid) in &all {
+        let pid = Pid::from_raw(i32::try_from(*pid).unwrap()).unwrap();
+        // It may have ended meanwhile.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    all.len()
+}
+
+/// Waits until the daemon is held, or has answered.
+fn held<T>(node: &Node, client: &ScopedJoinHandle<'_, T>) -> bool {
+    let start = Instant::now();
+    while !client.is_finished() {
+        if node.is_held() {
+            return true;
+        }
+        assert!(
+            start.elapsed() < PATIENCE,
+            "neither held nor answered\n{}",
+            node.said()
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    false
+}
+
+/// A request that is killed before the line behind these: whether it came so far, and its answer.
+fn killed(
+    node: &mut Node,
+    request: &Request,
+    lines: usize,
+    victim: Victim,
+) -> (bool, Option<Answer>) {
+    let socket = node.api.socket().to_path_buf();
+    node.hold_after(lines);
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| ask(&socket, request).ok().flatten());
+        let came = held(node, &client);
+        if came {
+            match victim {
+                Victim::Daemon => node.kill(),
+                Victim::Machine => {
+                    kill_machine(node);
+                }
+                Victim::MachineThenDaemon => {
+                    kill_machine(node);
+                    node.kill();
+                }
+            }
+        }
+        node.go_on();
+        (came, client.join().unwrap())
+    })
+}
+
+/// The machine runs with its NIC, or there is nothing at all.
+#[track_caller]
+fn whole_or_gone(node: &Node, before: &Traces, when: &str) -> bool {
+    // A machine that was killed is started again: by its policy.
+    let start = Instant::now();
+    let vm = loop {
+        match node.vm(NAME).unwrap() {
+            None => break None,
+            Some(vm) if vm["phase"] == "Running" && lives(&vm) => break Some(vm),
+            Some(vm) => assert!(
+                start.elapsed() < PATIENCE,
+                "{when}: {vm:#}\n{}",
+                node.said()
+            ),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let Some(vm) = vm else {
+        node.same(&without_count(node, before), when).unwrap();
+        return false;
+    };
+    let processes: Vec<(String, u32)> = node.processes().into_iter().collect();
+    let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
+    assert_eq!(processes, [(NAME.to_owned(), pid)], "{when}");
+    let device = Path::new("/sys/bus/vdpa/devices").join(vm["nics"][0]["device"].as_str().unwrap());
+    assert!(device.exists(), "{when}: {vm:#}");
+    true
+}
+
+fn lives(vm: &Value) -> bool {
+    vm["pid"].as_u64().is_some_and(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(") ")
+            .next()
+            .is_some_and(|rest| !rest.starts_with('Z') && !rest.is_empty())
+    })
+}
+
+/// The daemon of the moment has as many descriptors as it has: only whole lives are compared.
+fn without_count(node: &Node, before: &Traces) -> Traces {
+    Traces {
+        descriptors: node.traces().unwrap().descriptors,
+        ..before.clone()
+    }
+}
+
+/// Which victims a line has: one in turn, or all in a long run.
+fn victims(line: usize) -> Vec<Victim> {
+    match cycles().unwrap() > DEFAULT_CYCLES {
+        true => VICTIMS.to_vec(),
+        // The daemon is what this is about: every second time.
+        false if line.is_multiple_of(2) => vec![Victim::Daemon],
+        false => vec![VICTIMS[1 + line / 2 % 2]],
+    }
+}
+
+fn again(node: &mut Node) {
+    if !node.lives() {
+        node.start_again().unwrap();
+    }
+}
+
+/// A daemon that has made and taken away one machine, and what there is then.
+fn start(test: &str) -> (Node, Traces) {
+    let node = Node::start(test).unwrap();
+    let (made, body) = status(&node, &put(&node));
+    assert_eq!(made, 201, "{body}");
+    node.await_phase(NAME, "Running").unwrap();
+    assert_eq!(status(&node, &delete()).0, 204);
+    let mut before = node.traces().unwrap();
+    until("it is quiet", || {
+        let now = node.traces().unwrap();
+        std::mem::replace(&mut before, now.clone()) == now
+    })
+    .unwrap();
+    (node, before)
+}
+
+#[test]
+fn at_each_line_of_making() {
+    let (mut node, before) = start("kill-making");
+    let mut whole = 0;
+    let mut line = 0;
+    let began = Instant::now();
+    loop {
+        assert!(
+            line < LINES_MAX,
+            "a request without an end\n{}",
+            node.said()
+        );
+        let mut all_came = true;
+        for victim in victims(line) {
+            let when = format!("{victim:?} killed behind line {line} of making");
+            let request = put(&node);
+            let (came, answer) = killed(&mut node, &request, line, victim);
+            all_came &= came;
+            again(&mut node);
+            let is_there = whole_or_gone(&node, &before, &when);
+            whole += u32::from(is_there);
+            if let Some(answer) = &answer {
+                let made = (200..300).contains(&answer.status);
+                assert!(!made || is_there, "{when}: it was said to be there");
+            }
+            // The same again.
+            let (made, body) = status(&node, &put(&node));
+            assert!(
+                made == 200 || made == 201,
+                "{when}: {made} {body}\n{}",
+                node.said()
+            );
+            node.await_phase(NAME, "Running").unwrap();
+            assert!(whole_or_gone(&node, &before, &when), "{when}");
+            let (gone, body) = status(&node, &delete());
+            assert_eq!(gone, 204, "{when}: {body}");
+            node.same(&without_count(&node, &before), &when).unwrap();
+        }
+        if !all_came {
+            break;
+        }
+        line += 1;
+    }
+    println!("{line} lines, {whole} times whole, {:?}", began.elapsed());
+    assert!(
+        line >= 8,
+        "the daemon says too little to be held at: {line}\n{}",
+        node.said()
+    );
+}
+
+#[test]
+fn at_each_line_of_taking_away() {
+    let (mut node, before) = start("kill-taking");
+    let mut stayed = 0;
+    let mut line = 0;
+    let began = Instant::now();
+    loop {
+        assert!(
+            line < LINES_MAX,
+            "a request without an end\n{}",
+            node.said()
+        );
+        let mut all_came = true;
+        for victim in victims(line) {
+            let when = format!("{victim:?} killed behind line {line} of taking away");
+            let (made, body) = status(&node, &put(&node));
+            assert_eq!(made, 201, "{when}: {body}");
+            let vm = node.await_phase(NAME, "Running").unwrap();
+            let (came, answer) = killed(&mut node, &delete(), line, victim);
+            all_came &= came;
+            again(&mut node);
+            let is_there = whole_or_gone(&node, &before, &when);
+            stayed += u32::from(is_there);
+            if let Some(answer) = &answer {
+                assert!(
+                    answer.status != 204 || !is_there,
+                    "{when}: it was said to be gone"
+                );
+            }
+            if is_there && victim == Victim::Daemon {
+                // Nobody has touched it.
+                let now = node.vm(NAME).unwrap().unwrap();
+                assert_eq!(
+                    (&now["pid"], &now["adopted"]),
+                    (&vm["pid"], &json!(true)),
+                    "{when}"
+                );
+            }
+            // The same again.
+            let (gone, body) = status(&node, &delete());
+            assert!(
+                gone == 204 || (gone == 404 && !is_there),
+                "{when}: {gone} {body}"
+            );
+            node.same(&without_count(&node, &before), &when).unwrap();
+        }
+        if !all_came {
+            break;
+        }
+        line += 1;
+    }
+    println!(
+        "{line} lines, {stayed} times it stayed, {:?}",
+        began.elapsed()
+    );
+    assert!(
+        line >= 5,
+        "the daemon says too little to be held at: {line}\n{}",
+        node.said()
+    );
+}
+
+/// What a daemon that is killed while it starts has begun, the next one finishes: with a machine that runs, with one
+/// that has died, and with one that was being made.
+#[test]
+fn at_each_line_of_a_daemons_start() {
+    let (mut node, before) = start("kill-start");
+    let mut line = 0;
+    let mut came = true;
+    while came {
+        assert!(line < LINES_MAX, "a start without an end\n{}", node.said());
+        let when = format!("killed behind line {line} of its start");
+        let (made, body) = status(&node, &put(&node));
+        assert_eq!(made, 201, "{when}: {body}");
+        let vm = node.await_phase(NAME, "Running").unwrap();
+        let dies = line % 3 == 1;
+        node.kill();
+        if dies {
+            assert_eq!(kill_machine(&node), 1);
+        }
+        came = node.die_while_starting(line).unwrap();
+        node.start_again().unwrap();
+        assert!(whole_or_gone(&node, &before, &when), "{when}: it is gone");
+        let now = node.vm(NAME).unwrap().unwrap();
+        assert_eq!(now["pid"] != vm["pid"], dies, "{when}: {now:#}");
+        // Half of a taking away, and half of its end.
+        if line % 3 == 2 {
+            killed(&mut node, &delete(), line, Victim::Daemon);
+            node.die_while_starting(line).unwrap();
+            again(&mut node);
+            whole_or_gone(&node, &before, &when);
+        }
+        let (gone, body) = status(&node, &delete());
+        assert!(gone == 204 || gone == 404, "{when}: {gone} {body}");
+        node.same(&without_count(&node, &before), &when).unwrap();
+        line += 1;
+    }
+    println!("{line} lines");
+}

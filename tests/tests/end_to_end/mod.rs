@@ -1,0 +1,100 @@
+//! What the tests of all rigs have in common: a machine from one request, its guest on its console, and a host that is as before.
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::node::{Node, Traces};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Duration;
+
+use super::host;
+
+/// How long a guest's console may be silent while it boots.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// The host before: as other tools see it, and the node's own part.
+pub(crate) struct Before {
+    host: host::Traces,
+    node: Traces,
+}
+
+impl Before {
+    /// Once the daemon has made what it makes once for all.
+    pub(crate) fn now(node: &Node) -> Self {
+        let tiny = node.tiny(&json!([])).unwrap();
+        node.api.done("PUT", "/v1/vms/first", Some(&tiny)).unwrap();
+        node.api.done("DELETE", "/v1/vms/first", None).unwrap();
+        let mut last = node.traces().unwrap();
+        lab::node::until("the node is quiet", || {
+            std::thread::sleep(Duration::from_millis(200));
+            let now = node.traces().unwrap();
+            std::mem::replace(&mut last, now.clone()) == now
+        })
+        .unwrap();
+        Self {
+            host: host::Traces::find(),
+            node: last,
+        }
+    }
+
+    /// With as many descriptors as the daemon has now.
+    #[allow(dead_code, reason = "not all tests kill the daemon")]
+    pub(crate) fn but_descriptors(self, node: &Node) -> Self {
+        let descriptors = node.traces().unwrap().descriptors;
+        Self {
+            host: self.host,
+            node: Traces {
+                descriptors,
+                ..self.node
+            },
+        }
+    }
+
+    /// Fails with what is different.
+    #[track_caller]
+    pub(crate) fn assert_same(&self, node: &Node, when: &str) {
+        node.same(&self.node, when).unwrap();
+        self.host.assert_same(when);
+    }
+}
+
+/// The lab's small guest with these NICs.
+pub(crate) fn spec(nics: &Value) -> Value {
+    let arguments = BellhopArguments::small().unwrap();
+    json!({
+        "kernel": arguments.kernel_image(),
+        "initramfs": arguments.ramdisk(),
+        "cmdline": arguments.kernel_words(),
+        "memory": "256M",
+        "nics": nics,
+    })
+}
+
+/// Makes a machine by one request, and waits until its guest is ready.
+#[track_caller]
+pub(crate) fn made(node: &Node, name: &str, nics: &Value) -> (Value, Guest) {
+    let path = format!("/v1/vms/{name}");
+    let answer = node.api.ask("PUT", &path, Some(&spec(nics))).unwrap();
+    assert_eq!(answer.status, 201, "{}\n{}", answer.body, node.said());
+    let vm = node.await_phase(name, "Running").unwrap();
+    let console = vm["console"]["socket"].as_str().unwrap();
+    let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
+    let guest = Guest::attach(Path::new(console), pid, SILENCE).unwrap();
+    (vm, guest)
+}
+
+/// Takes it away again.
+#[track_caller]
+pub(crate) fn deleted(node: &Node, name: &str) {
+    let path = format!("/v1/vms/{name}");
+    let answer = node.api.ask("DELETE", &path, None).unwrap();
+    assert_eq!(answer.status, 204, "{}\n{}", answer.body, node.said());
+    assert_eq!(node.vm(name).unwrap(), None);
+}
+
+/// Brings the guest's first NIC up; its address.
+#[allow(dead_code, reason = "the simulator's NIC talks to itself")]
+pub(crate) fn up(guest: &mut Guest) -> String {
+    guest.command("up eth0").unwrap();
+    let info = guest.command("info").unwrap();
+    info["nics"][0]["mac"].as_str().unwrap().to_owned()
+}
