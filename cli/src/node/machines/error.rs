@@ -48,6 +48,15 @@ pub(crate) enum StepError {
     /// A vDPA device that guests cannot have.
     #[error("{0} has no character device; `bellhop bind {0} vhost_vdpa` gives it one")]
     NoCharacterDevice(String),
+    /// A device cannot be opened for the machine.
+    #[error("cannot open {}; has somebody else got it open?", path.display())]
+    Open {
+        /// Its character device.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
     /// No process could be started.
     #[error("cannot start a process for the machine; its log is {}", log.display())]
     Start {
@@ -306,7 +315,9 @@ fn step(error: &StepError) -> (StatusCode, &'static str) {
             RemoveError::InUse(_) | RemoveError::NotForGuests { .. } => (CONFLICT, "in_use"),
             RemoveError::Incomplete { .. } => (FAILED, "host_failed"),
         },
-        StepError::Device(_) | StepError::NoCharacterDevice(_) => (UNUSABLE, "unusable"),
+        StepError::Device(_) | StepError::NoCharacterDevice(_) | StepError::Open { .. } => {
+            (UNUSABLE, "unusable")
+        }
         StepError::Vmm(error) => vmm(error),
         StepError::Record(_) => (FAILED, "store_failed"),
         StepError::File { .. }
@@ -337,7 +348,7 @@ fn vmm(error: &VmmError) -> (StatusCode, &'static str) {
             let code = CODES.iter().find(|code| **code == body.code);
             (*status, code.copied().unwrap_or("refused"))
         }
-        VmmError::Connect { .. } | VmmError::Http(_) | VmmError::Body(_) => {
+        VmmError::Connect { .. } | VmmError::Http(_) | VmmError::Client(_) => {
             (StatusCode::BAD_GATEWAY, "no_answer")
         }
         VmmError::NotInTime(_) => (StatusCode::GATEWAY_TIMEOUT, "no_answer"),

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -217,25 +218,45 @@ impl RealHost {
         }
     }
 
-    /// The machine's configuration with its devices.
-    fn configuration(&self, vm: &VmName, record: &Record) -> Result<VmConfig, StepError> {
+    /// The machine's configuration, and its devices, open, in the order in which it names them.
+    fn configuration(
+        &self,
+        vm: &VmName,
+        record: &Record,
+    ) -> Result<(VmConfig, Vec<OwnedFd>), StepError> {
         let mut config = record.spec.machine().clone();
-        for nic in record.spec.nics() {
-            config.vdpa.push(self.vdpa(vm, nic)?);
+        let mut devices = Vec::new();
+        for (number, nic) in (0..).zip(record.spec.nics()) {
+            let (vdpa, device) = self.vdpa(vm, nic, number)?;
+            config.vdpa.push(vdpa);
+            devices.push(device);
         }
-        Ok(config)
+        Ok((config, devices))
     }
 
-    /// A NIC as the machine takes it.
-    fn vdpa(&self, vm: &VmName, nic: &NicSpec) -> Result<VdpaConfig, StepError> {
-        Ok(VdpaConfig {
-            source: VdpaSource::Path(self.character_device(vm, nic)?),
+    /// A NIC as the machine takes it, and its device, which has this number among those that are handed over.
+    fn vdpa(
+        &self,
+        vm: &VmName,
+        nic: &NicSpec,
+        number: u32,
+    ) -> Result<(VdpaConfig, OwnedFd), StepError> {
+        let path = self.character_device(vm, nic)?;
+        let mut options = fs::File::options();
+        options.read(true).write(true);
+        let device = match options.open(&path) {
+            Ok(device) => device.into(),
+            Err(source) => return Err(StepError::Open { path, source }),
+        };
+        let config = VdpaConfig {
+            source: VdpaSource::Number(number),
             id: Some(nic.id().to_string()),
             mac: nic.mac(),
             num_queues: None,
             doorbell: nic.doorbell(),
             rescue: nic.rescue(),
-        })
+        };
+        Ok((config, device))
     }
 
     /// The character device of a NIC, as it is now.
@@ -427,20 +448,29 @@ impl Host for RealHost {
                 expected: identity.pid,
             });
         }
-        let config = self.configuration(vm, record)?;
+        let (config, devices) = self.configuration(vm, record)?;
         let vmm = self.vmm(vm);
         self.runtime.block_on(async {
-            vmm.ask(Method::PUT, "/v1/vm", Some(&config), SOON).await?;
+            vmm.hand_over(Method::PUT, "/v1/vm", Some(&config), SOON, &devices)
+                .await?;
+            // From here on they are the machine's alone: they are free when it ends.
+            drop(devices);
             vmm.want(VmmState::Running).await
         })?;
         Ok(())
     }
 
     fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
-        let config = self.vdpa(vm, nic)?;
-        let path = format!("/v1/vm/nics/{}", nic.id());
         let vmm = self.vmm(vm);
-        let plugged = vmm.ask(Method::PUT, &path, Some(&config), START);
+        let status = self.runtime.block_on(vmm.status())?;
+        // A device opens once: who has it already cannot be given it again.
+        if status.nics.iter().any(|one| one.id == nic.id().as_str()) {
+            return Ok(());
+        }
+        let (config, device) = self.vdpa(vm, nic, 0)?;
+        let path = format!("/v1/vm/nics/{}", nic.id());
+        let devices = [device];
+        let plugged = vmm.hand_over(Method::PUT, &path, Some(&config), START, &devices);
         self.runtime.block_on(plugged)?;
         Ok(())
     }

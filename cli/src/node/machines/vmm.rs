@@ -5,18 +5,19 @@
 //!
 //! Owns the client's side of that API. It must not know why something is asked.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use vmm::http::ErrorBody;
+use vmm::http::client::{Client, ClientError};
 
 use super::record::EndedBecause;
 
@@ -47,9 +48,9 @@ pub(crate) enum VmmError {
     /// The connection broke.
     #[error("the machine's process did not answer")]
     Http(#[source] hyper::Error),
-    /// The answer is too long, or broke off.
-    #[error("the answer of the machine's process cannot be read")]
-    Body(#[source] axum::Error),
+    /// There is no whole answer.
+    #[error(transparent)]
+    Client(Box<ClientError>),
     /// The answer is none.
     #[error("the answer of the machine's process makes no sense")]
     Malformed(#[source] serde_json::Error),
@@ -59,6 +60,19 @@ pub(crate) enum VmmError {
     /// The machine refuses.
     #[error("{}", .1.message)]
     Refused(StatusCode, Box<ErrorBody>, #[source] Option<Cause>),
+}
+
+impl From<ClientError> for VmmError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Connect { socket, source } => Self::Connect {
+                path: socket,
+                source,
+            },
+            ClientError::TooSlow { limit, .. } => Self::NotInTime(limit),
+            error => Self::Client(Box::new(error)),
+        }
+    }
 }
 
 /// Causes that came as text.
@@ -198,30 +212,32 @@ impl Vmm {
         body: Option<&impl Serialize>,
         limit: Duration,
     ) -> Result<Bytes, VmmError> {
+        self.hand_over(method, path, body, limit, &[]).await
+    }
+
+    /// Asks, and passes open files on, which `body` names by their place in the list.
+    pub(crate) async fn hand_over(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+        limit: Duration,
+        descriptors: &[OwnedFd],
+    ) -> Result<Bytes, VmmError> {
         let body = match body {
-            Some(body) => Body::from(serde_json::to_vec(body).map_err(VmmError::Malformed)?),
-            None => Body::empty(),
+            Some(body) => Bytes::from(serde_json::to_vec(body).map_err(VmmError::Malformed)?),
+            None => Bytes::new(),
         };
         let request = Request::builder()
             .method(method)
             .uri(path)
-            .header(header::HOST, HeaderValue::from_static("vm"))
             .header(header::CONNECTION, HeaderValue::from_static("close"))
             .body(body)
             .map_err(VmmError::Request)?;
-        let exchange = async {
-            let response = self.send(request).await?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), ANSWER_MAX);
-            let body = body
-                .collect()
-                .await
-                .map_err(|error| VmmError::Body(axum::Error::new(error)))?;
-            Ok((status, body.to_bytes()))
-        };
-        let (status, body) = tokio::time::timeout(limit, exchange)
-            .await
-            .map_err(|_| VmmError::NotInTime(limit))??;
+        let client = Client::new(&self.socket).time(limit).answer_max(ANSWER_MAX);
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let answer = client.send(request, &descriptors).await?;
+        let (status, body) = (answer.status(), answer.into_body());
         match status.is_success() {
             true => Ok(body),
             false => {
