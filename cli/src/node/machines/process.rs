@@ -323,7 +323,7 @@ mod tests {
         let mark = PathBuf::from(format!("/nowhere/marked-{}", std::process::id()));
         assert!(find(&mark).unwrap().is_empty());
         for ignores in [false, true] {
-            let child = sleeper(&mark, ignores);
+            let mut child = sleeper(&mark, ignores);
             let found = loop {
                 // The mark is in its environment from exec on.
                 match find(&mark).unwrap().as_slice() {
@@ -340,6 +340,8 @@ mod tests {
             process.end(Duration::from_millis(300)).unwrap();
             assert!(process.wait(Duration::ZERO).unwrap());
             assert!(Process::open(identity).unwrap().is_none());
+            // Its status is taken already.
+            assert!(child.wait().is_err());
             for left in find(&mark).unwrap() {
                 Process::open(left)
                     .unwrap()

@@ -156,7 +156,7 @@ impl Life<'_> {
         let mut record = Record::new(spec);
         let made = self.build(&mut record).and_then(|()| {
             record.phase = Phase::Present;
-            Ok(self.keep(&record)?)
+            self.keep(&record)
         });
         match made {
             Ok(()) => Ok(record),

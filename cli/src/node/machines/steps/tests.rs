@@ -1,6 +1,7 @@
 //! A machine's life on a host in memory, which fails or kills the daemon at any step.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::collapsible_match, reason = "guards only look, arms do")]
 
 use std::collections::BTreeSet;
 use std::io;
