@@ -69,7 +69,7 @@ fn options_become_what_the_daemon_is_asked_for() {
     let wanted = json!({
         "kernel": "/boot/vmlinuz", "initramfs": "/i", "cmdline": "console=ttyS0", "cpus": 2,
         "memory": {"size": "1G", "hugepages": "2M"},
-        "disks": [{"path": "/d", "readonly": true}],
+        "disks": [{"path": "/d", "readonly": true, "rescue": false}],
         "nics": [
             {"id": "net1", "from": "pci/0000:01:00.0", "bridge": "br0", "vlan": 100, "mac": "52:54:00:12:34:56", "kind": "vf"},
             {"id": "net0", "path": "/dev/vhost-vdpa-0", "doorbell": "off"},
