@@ -427,6 +427,11 @@ impl Drop for Node {
         self.go_on();
         if std::thread::panicking() {
             eprintln!("the daemon's log ends with:\n{}", self.said());
+            for directory in files::list(&self.state().join("vms")).unwrap_or_default() {
+                let log = directory.join("vmm.log");
+                let text = files::read_text(&log).unwrap_or_default();
+                eprintln!("{}:\n{}", log.display(), files::last_lines(&text, SHOWN));
+            }
         }
         // What a failed test has left.
         if self.child.is_some() {

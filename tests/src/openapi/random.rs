@@ -24,7 +24,7 @@ impl Random {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -35,7 +35,7 @@ impl Random {
     /// A number below `end`; 0 for an `end` of 0.
     pub fn below(&mut self, end: usize) -> usize {
         let end = u64::try_from(end).unwrap_or(u64::MAX);
-        let number = self.next().checked_rem(end).unwrap_or_default();
+        let number = self.number().checked_rem(end).unwrap_or_default();
         usize::try_from(number).unwrap_or_default()
     }
 
