@@ -19,7 +19,9 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -27,6 +29,9 @@ use std::time::{Duration, Instant};
 
 /// How long something may take; it is emulated twice.
 pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// How long an answer is waited for by somebody who has to look at something else, too.
+const SOON: Duration = Duration::from_millis(200);
 
 /// Room for one packet in the pipe, in bytes: a page.
 const ONE_PACKET: usize = 4096;
@@ -166,10 +171,22 @@ impl Node {
         let mut held = false;
         until("the daemon is held or serves", || {
             held = self.is_held();
-            held || self.api.get("/v1/version").is_ok() || self.has_ended()
+            held || self.answers() || self.has_ended()
         })?;
         self.kill();
         Ok(held)
+    }
+
+    /// Whether it answers soon: one that is held has its socket, and does not.
+    fn answers(&self) -> bool {
+        let ask = || -> std::io::Result<bool> {
+            let mut stream = UnixStream::connect(self.api.socket())?;
+            stream.set_read_timeout(Some(SOON))?;
+            stream
+                .write_all(b"GET /v1/version HTTP/1.1\r\nhost: lab\r\nconnection: close\r\n\r\n")?;
+            Ok(stream.read(&mut [0; 16])? > 0)
+        };
+        ask().unwrap_or(false)
     }
 
     /// Starts the process, with so many lines allowed.
@@ -375,9 +392,24 @@ impl Node {
     /// # Errors
     /// As [`Self::traces`]; [`Error::Invalid`] with what is different.
     pub fn same(&self, before: &Traces, when: &str) -> Result<()> {
+        self.await_same(before, when, true)
+    }
+
+    /// As [`Self::same`] for another life of the daemon: how many descriptors it has does not count.
+    ///
+    /// # Errors
+    /// As [`Self::same`].
+    pub fn same_but_descriptors(&self, before: &Traces, when: &str) -> Result<()> {
+        self.await_same(before, when, false)
+    }
+
+    fn await_same(&self, before: &Traces, when: &str, counted: bool) -> Result<()> {
         let start = Instant::now();
         loop {
-            let now = self.traces()?;
+            let mut now = self.traces()?;
+            if !counted {
+                now.descriptors = before.descriptors;
+            }
             if now == *before {
                 return Ok(());
             }
@@ -395,6 +427,11 @@ impl Drop for Node {
         self.go_on();
         if std::thread::panicking() {
             eprintln!("the daemon's log ends with:\n{}", self.said());
+            for directory in files::list(&self.state().join("vms")).unwrap_or_default() {
+                let log = directory.join("vmm.log");
+                let text = files::read_text(&log).unwrap_or_default();
+                eprintln!("{}:\n{}", log.display(), files::last_lines(&text, SHOWN));
+            }
         }
         // What a failed test has left.
         if self.child.is_some() {
@@ -459,7 +496,6 @@ fn marked(below: &Path) -> BTreeSet<(String, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write as _;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]

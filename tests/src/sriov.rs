@@ -191,23 +191,20 @@ impl VirtualFunction<'_> {
     }
 }
 
-/// A vDPA device on a virtual function, bound to vhost-vdpa. When it is dropped
-/// the function gets its first driver back.
+/// A virtual function that vp_vdpa has, with as many queues as it can have: a management device, without a device
+/// yet. When it is dropped the function gets its first driver back.
 #[derive(Debug)]
-pub struct VfDevice<'nic> {
+pub struct ManagedFunction<'nic> {
     function: VirtualFunction<'nic>,
-    name: String,
-    path: PathBuf,
     queues: u16,
 }
 
-impl<'nic> VfDevice<'nic> {
-    /// Makes the device, with as many queues as the function can have.
+impl<'nic> ManagedFunction<'nic> {
+    /// Gives the function to vp_vdpa.
     ///
     /// # Errors
-    /// [`Error::Missing`] when another driver than virtio-pci has the function;
-    /// [`Error::Program`] with the tool's words; [`Error::File`].
-    pub fn add(function: VirtualFunction<'nic>) -> Result<Self> {
+    /// [`Error::Missing`] when another driver than virtio-pci has the function; [`Error::File`].
+    pub fn bind(function: VirtualFunction<'nic>) -> Result<Self> {
         if let Some(driver) = function.driver().filter(|driver| driver != NET_DRIVER) {
             return Err(Error::missing(
                 format!("{} is bound to {driver}", function.address),
@@ -216,18 +213,51 @@ impl<'nic> VfDevice<'nic> {
         }
         function.unbind()?;
         // From here on a failure must not leave it half made.
-        let mut device = Self {
-            name: format!("{PREFIX}vf{}", function.index),
-            path: PathBuf::new(),
-            queues: 0,
+        let mut managed = Self {
             function,
+            queues: 0,
         };
-        let function = &device.function;
-        device.queues = Registers::open(&function.directory)?.negotiate_queues()?;
+        let function = &managed.function;
+        managed.queues = Registers::open(&function.directory)?.negotiate_queues()?;
         function.override_driver(VDPA_DRIVER)?;
         function.probe()?;
         function.expect_driver(VDPA_DRIVER)?;
-        let mgmtdev = format!("pci/{}", function.address);
+        Ok(managed)
+    }
+
+    /// The management device's name: `pci/ADDRESS`.
+    pub fn mgmtdev(&self) -> String {
+        format!("pci/{}", self.function.address)
+    }
+}
+
+impl Drop for ManagedFunction<'_> {
+    fn drop(&mut self) {
+        warn(self.function.give_back());
+    }
+}
+
+/// A vDPA device on a virtual function, bound to vhost-vdpa. When it is dropped
+/// the function gets its first driver back.
+#[derive(Debug)]
+pub struct VfDevice<'nic> {
+    managed: ManagedFunction<'nic>,
+    name: String,
+    path: PathBuf,
+}
+
+impl<'nic> VfDevice<'nic> {
+    /// Makes the device, with as many queues as the function can have.
+    ///
+    /// # Errors
+    /// Those of [`ManagedFunction::bind`]; [`Error::Program`] with the tool's words; [`Error::File`].
+    pub fn add(function: VirtualFunction<'nic>) -> Result<Self> {
+        let mut device = Self {
+            name: format!("{PREFIX}vf{}", function.index),
+            path: PathBuf::new(),
+            managed: ManagedFunction::bind(function)?,
+        };
+        let mgmtdev = device.managed.mgmtdev();
         vdpa(&["dev", "add", "name", &device.name, "mgmtdev", &mgmtdev])?;
         device.path = device_file(&device.name)?;
         Ok(device)
@@ -235,7 +265,7 @@ impl<'nic> VfDevice<'nic> {
 
     /// The virtual function.
     pub fn function(&self) -> &VirtualFunction<'nic> {
-        &self.function
+        &self.managed.function
     }
 
     /// The device's name on the vdpa bus.
@@ -250,7 +280,7 @@ impl<'nic> VfDevice<'nic> {
 
     /// The number of its queues, the control queue included.
     pub fn queues(&self) -> u16 {
-        self.queues
+        self.managed.queues
     }
 }
 
@@ -259,7 +289,6 @@ impl Drop for VfDevice<'_> {
         if !self.path.as_os_str().is_empty() {
             warn(vdpa(&["dev", "del", &self.name]).map(drop));
         }
-        warn(self.function.give_back());
     }
 }
 

@@ -81,7 +81,5 @@ fn a_daemon_is_killed_while_frames_are_under_way() {
     drop(guest);
     deleted(&node, "web");
     // The other test counts descriptors: this is another daemon.
-    before
-        .but_descriptors(&node)
-        .assert_same(&node, "after removal");
+    before.assert_same_but_descriptors(&node, "after removal");
 }

@@ -53,7 +53,12 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
             json!([{ "id": "n", "device": spare.name() }]),
         )
         .with("VmSpec.nics", nic(OTHER_MAC))
-        .with("NicSpec.from", "vdpasim_net")
+        .with("NicSpec.*", json!({ "id": "any", "from": "vdpasim_net" }))
+        .with("NicSpec.*", json!({ "id": "any", "device": spare.name() }))
+        .with(
+            "NicSpec.*",
+            json!({ "id": "any", "from": "vdpasim_net", "kind": "auto", "mac": OTHER_MAC, "mtu": 1500, "doorbell": "auto" }),
+        )
         .with("mgmtdev", "vdpasim_net")
         .with("name", "any")
         .with("name", "none")

@@ -165,7 +165,7 @@ fn fifty_clients_lose_nothing_and_double_nothing() {
             let mut client = Client {
                 socket: node.api.socket(),
                 number,
-                random: Random::new(random.next()),
+                random: Random::new(random.number()),
                 tiny: &tiny,
                 seen: Seen::default(),
             };

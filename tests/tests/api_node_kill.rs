@@ -134,7 +134,7 @@ fn whole_or_gone(node: &Node, before: &Traces, when: &str) -> bool {
         std::thread::sleep(Duration::from_millis(20));
     };
     let Some(vm) = vm else {
-        node.same(&without_count(node, before), when).unwrap();
+        node.same_but_descriptors(before, when).unwrap();
         return false;
     };
     let processes: Vec<(String, u32)> = node.processes().into_iter().collect();
@@ -152,14 +152,6 @@ fn lives(vm: &Value) -> bool {
             .next()
             .is_some_and(|rest| !rest.starts_with('Z') && !rest.is_empty())
     })
-}
-
-/// The daemon of the moment has as many descriptors as it has: only whole lives are compared.
-fn without_count(node: &Node, before: &Traces) -> Traces {
-    Traces {
-        descriptors: node.traces().unwrap().descriptors,
-        ..before.clone()
-    }
 }
 
 /// Which victims a line has: one in turn, or all in a long run.
@@ -230,7 +222,7 @@ fn at_each_line_of_making() {
             assert!(whole_or_gone(&node, &before, &when), "{when}");
             let (gone, body) = status(&node, &delete());
             assert_eq!(gone, 204, "{when}: {body}");
-            node.same(&without_count(&node, &before), &when).unwrap();
+            node.same_but_descriptors(&before, &when).unwrap();
         }
         if !all_came {
             break;
@@ -289,7 +281,7 @@ fn at_each_line_of_taking_away() {
                 gone == 204 || (gone == 404 && !is_there),
                 "{when}: {gone} {body}"
             );
-            node.same(&without_count(&node, &before), &when).unwrap();
+            node.same_but_descriptors(&before, &when).unwrap();
         }
         if !all_came {
             break;
@@ -339,7 +331,7 @@ fn at_each_line_of_a_daemons_start() {
         }
         let (gone, body) = status(&node, &delete());
         assert!(gone == 204 || gone == 404, "{when}: {gone} {body}");
-        node.same(&without_count(&node, &before), &when).unwrap();
+        node.same_but_descriptors(&before, &when).unwrap();
         line += 1;
     }
     println!("{line} lines");

@@ -3,7 +3,8 @@
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Values for properties and parameters, by their names: `kernel`, or `VmConfig.kernel` for one of that schema only.
+/// Values for properties and parameters, by their names: `kernel`, or `VmConfig.kernel` for one of that schema only. `VmConfig.*` are
+/// whole values: the first is the smallest, the last the largest.
 #[derive(Debug, Clone, Default)]
 pub struct Known(BTreeMap<String, Vec<Value>>);
 

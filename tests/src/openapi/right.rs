@@ -70,6 +70,16 @@ impl Maker<'_> {
             "" => owner,
             named => named,
         };
+        let whole = self.known.of(owner, "*");
+        let chosen = match extent {
+            Extent::Least => whole.first(),
+            Extent::All => whole.last(),
+            Extent::Any => self.random.one_of(whole),
+        };
+        // Of what a schema cannot say: that one field excludes another.
+        if let (Some(known), false) = (chosen, name(schema).is_empty()) {
+            return known.clone();
+        }
         let schema = resolve(self.whole, schema);
         if let Some(only) = schema.get("const") {
             return only.clone();

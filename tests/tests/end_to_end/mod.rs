@@ -36,23 +36,18 @@ impl Before {
         }
     }
 
-    /// With as many descriptors as the daemon has now.
-    #[allow(dead_code, reason = "not all tests kill the daemon")]
-    pub(crate) fn but_descriptors(self, node: &Node) -> Self {
-        let descriptors = node.traces().unwrap().descriptors;
-        Self {
-            host: self.host,
-            node: Traces {
-                descriptors,
-                ..self.node
-            },
-        }
-    }
-
     /// Fails with what is different.
     #[track_caller]
     pub(crate) fn assert_same(&self, node: &Node, when: &str) {
         node.same(&self.node, when).unwrap();
+        self.host.assert_same(when);
+    }
+
+    /// As [`Self::assert_same`] for another life of the daemon.
+    #[allow(dead_code, reason = "not all tests kill the daemon")]
+    #[track_caller]
+    pub(crate) fn assert_same_but_descriptors(&self, node: &Node, when: &str) {
+        node.same_but_descriptors(&self.node, when).unwrap();
         self.host.assert_same(when);
     }
 }

@@ -2,14 +2,16 @@
 //!
 //! The content type is not looked at: there is only one.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::header::CONTENT_LENGTH;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use serde::Deserialize as _;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::problem::HttpError;
 
@@ -61,6 +63,11 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpError> {
     IgnoredAny::deserialize(&mut whole)
         .and_then(|_| whole.end())
         .map_err(HttpError::Malformed)?;
+    // Not all types look: one that is read through a map would take the last one.
+    serde_json::from_slice::<Unique>(bytes).map_err(|error| HttpError::Invalid {
+        at: String::new(),
+        reason: error.to_string(),
+    })?;
     let mut json = serde_json::Deserializer::from_slice(bytes);
     serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
@@ -73,4 +80,89 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpError> {
             reason: error.into_inner().to_string(),
         }
     })
+}
+
+/// Any JSON without a field that is there twice.
+struct Unique;
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(UniqueVisitor)
+    }
+}
+
+struct UniqueVisitor;
+
+impl<'de> Visitor<'de> for UniqueVisitor {
+    type Value = Unique;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unique, A::Error> {
+        let mut seen = BTreeSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if seen.contains(&name) {
+                return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
+            }
+            seen.insert(name);
+            map.next_value::<Unique>()?;
+        }
+        Ok(Unique)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Unique, A::Error> {
+        while items.next_element::<Unique>()?.is_some() {}
+        Ok(Unique)
+    }
+
+    fn visit_unit<E>(self) -> Result<Unique, E> {
+        Ok(Unique)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Unique, E> {
+        Ok(Unique)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Unique, E> {
+        Ok(Unique)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Unique, E> {
+        Ok(Unique)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Unique, E> {
+        Ok(Unique)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Unique, E> {
+        Ok(Unique)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn a_field_that_is_there_twice_is_named() {
+        let taken = r#"{"a": [{"b": null}, {"b": -1.5}], "c": {"b": true, "d": "b", "e": 18446744073709551615}}"#;
+        assert!(parse::<Value>(taken.as_bytes()).is_ok());
+        for twice in [
+            r#"{"b": 1, "b": 1}"#,
+            r#"{"a": [{"b": {}, "c": 1, "b": {}}]}"#,
+            r#"{"b": 1, "\u0062": 2}"#,
+        ] {
+            match parse::<Value>(twice.as_bytes()) {
+                Err(HttpError::Invalid { reason, .. }) => {
+                    assert!(reason.contains("duplicate field `b`"), "{reason}");
+                }
+                other => panic!("{twice}: {other:?}"),
+            }
+        }
+    }
 }

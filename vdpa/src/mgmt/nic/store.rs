@@ -239,10 +239,26 @@ impl Store {
                 Err(errno) => return Err(error(errno.into())),
             }
         }
+        self.remove_leftovers();
         Ok(LockedStore {
             store: self,
             _lock: file,
         })
+    }
+
+    /// Takes away what a process that was killed while it wrote has left. Only who has the lock writes, and
+    /// what cannot be removed is in nobody's way but its own record's, which says so.
+    fn remove_leftovers(&self) {
+        let unfinished = format!("{SUFFIX}.new");
+        for entry in fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            if entry.file_name().to_string_lossy().ends_with(&unfinished) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
     }
 
     fn path(&self, name: &str) -> Result<PathBuf, StoreError> {

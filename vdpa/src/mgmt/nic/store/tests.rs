@@ -206,3 +206,22 @@ fn an_owner_is_kept_and_checked() {
         StoreError::Malformed { .. }
     ));
 }
+
+#[test]
+fn what_a_killed_writer_has_left_goes_with_the_next_lock() {
+    let directory = Directory::new("leftover");
+    let mut store = directory.store().lock().unwrap();
+    store.keep(&nic("nic0")).unwrap();
+    drop(store);
+    directory.put("gone.json.new", "{\"half");
+    directory.put("nic0.json.new", "");
+    directory.put("others.new", "");
+    let store = directory.store().lock().unwrap();
+    assert_eq!(store.nics().unwrap().len(), 1);
+    let mut left: Vec<String> = fs::read_dir(directory.0.join("nics"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["lock", "nic0.json", "others.new"]);
+}
