@@ -1,6 +1,6 @@
 //! A node daemon of a test's own, and what it leaves on the host.
 
-pub mod steps;
+pub(crate) mod steps;
 
 use self::steps::{Shown, Steps};
 use lab::api::Client;
@@ -13,11 +13,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long something may take; it is emulated twice.
-pub const NOTICE: Duration = Duration::from_secs(60);
+pub(crate) const NOTICE: Duration = Duration::from_secs(60);
 
 /// Waits until it is so.
 #[track_caller]
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < NOTICE, "not in time: {what}");
@@ -26,21 +26,21 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// A NIC that is made on the simulator.
-pub fn nic(id: &str, mac: &str) -> Value {
+pub(crate) fn nic(id: &str, mac: &str) -> Value {
     json!({ "id": id, "from": "vdpasim_net", "mac": mac, "mtu": 1500 })
 }
 
 /// A daemon with directories of its own; killed when dropped, with its machines.
 #[derive(Debug)]
-pub struct Daemon {
+pub(crate) struct Daemon {
     directory: PathBuf,
     child: Option<Child>,
-    pub api: Client,
+    pub(crate) api: Client,
 }
 
 impl Daemon {
     /// Starts one.
-    pub fn start(test: &str) -> Self {
+    pub(crate) fn start(test: &str) -> Self {
         let directory =
             std::env::temp_dir().join(format!("lab-node-{test}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&directory);
@@ -54,13 +54,13 @@ impl Daemon {
     }
 
     /// Starts it again, with the same directories.
-    pub fn start_again(&mut self) {
+    pub(crate) fn start_again(&mut self) {
         self.spawn(None);
         until("the daemon serves", || self.api.get("/v1/version").is_ok());
     }
 
     /// The same, and shows its steps.
-    pub fn start_observed(&mut self, steps: &Steps) -> Shown {
+    pub(crate) fn start_observed(&mut self, steps: &Steps) -> Shown {
         self.spawn(Some(steps));
         let mut shown = steps.accept();
         // What it does about machines that are there comes first.
@@ -80,7 +80,7 @@ impl Daemon {
     }
 
     /// A file that is not the daemon's.
-    pub fn beside(&self, name: &str) -> PathBuf {
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
         self.directory.with_extension(name)
     }
 
@@ -102,7 +102,7 @@ impl Daemon {
     }
 
     /// Kills whatever is marked as a machine of this daemon's.
-    pub fn kill_marked(&self) {
+    pub(crate) fn kill_marked(&self) {
         for pid in marked(&self.directory) {
             let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
@@ -110,14 +110,14 @@ impl Daemon {
     }
 
     /// Ends it with SIGKILL.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
     /// Ends it, with SIGKILL or SIGTERM, and starts it again.
-    pub fn restart(&mut self, kill: bool) {
+    pub(crate) fn restart(&mut self, kill: bool) {
         if kill {
             self.kill();
         } else {
@@ -130,7 +130,7 @@ impl Daemon {
     }
 
     /// The lab's small guest with these NICs.
-    pub fn small(&self, nics: &Value) -> Value {
+    pub(crate) fn small(&self, nics: &Value) -> Value {
         let arguments = BellhopArguments::small().unwrap();
         json!({
             "kernel": arguments.kernel_image(),
@@ -143,7 +143,7 @@ impl Daemon {
 
     /// Waits until a machine does this.
     #[track_caller]
-    pub fn await_phase(&self, vm: &str, phase: &str) -> Value {
+    pub(crate) fn await_phase(&self, vm: &str, phase: &str) -> Value {
         let mut last = Value::Null;
         let start = Instant::now();
         while start.elapsed() < NOTICE {
@@ -158,7 +158,7 @@ impl Daemon {
 
     /// Waits until a guest has written this.
     #[track_caller]
-    pub fn await_console(&self, vm: &str, words: &str) {
+    pub(crate) fn await_console(&self, vm: &str, words: &str) {
         let info = self.api.get(&format!("/v1/vms/{vm}")).unwrap();
         let log = PathBuf::from(info["console"]["log"].as_str().unwrap());
         until(words, || {
@@ -185,7 +185,7 @@ impl Drop for Daemon {
 }
 
 /// Kills a machine's process.
-pub fn kill_vm(vm: &Value) {
+pub(crate) fn kill_vm(vm: &Value) {
     let pid = i32::try_from(vm["pid"].as_i64().unwrap()).unwrap();
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
@@ -193,7 +193,7 @@ pub fn kill_vm(vm: &Value) {
 
 /// What there is on the host that a node's machines may leave behind.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Traces {
+pub(crate) struct Traces {
     devices: BTreeSet<String>,
     files: BTreeSet<PathBuf>,
     processes: BTreeSet<u32>,
@@ -202,7 +202,7 @@ pub struct Traces {
 
 impl Traces {
     /// What there is now.
-    pub fn now(daemon: &Daemon) -> Self {
+    pub(crate) fn now(daemon: &Daemon) -> Self {
         let mut files = BTreeSet::new();
         list(&daemon.directory, &mut files);
         // The directories of all machines, and the lock, are made by the first.
@@ -227,7 +227,7 @@ impl Traces {
 
     /// The same is there now. Workers of the daemon may hold a descriptor for a moment.
     #[track_caller]
-    pub fn same(&self, daemon: &Daemon) {
+    pub(crate) fn same(&self, daemon: &Daemon) {
         let start = Instant::now();
         loop {
             let now = Self::now(daemon);

@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 
 /// Where a daemon's steps are shown.
 #[derive(Debug)]
-pub struct Steps {
+pub(crate) struct Steps {
     listener: UnixListener,
     path: PathBuf,
 }
 
 /// The steps of one daemon.
 #[derive(Debug)]
-pub struct Shown(BufReader<UnixStream>);
+pub(crate) struct Shown(BufReader<UnixStream>);
 
 impl Steps {
     /// On a socket of this name.
-    pub fn listen(path: &Path) -> Self {
+    pub(crate) fn listen(path: &Path) -> Self {
         let _ = std::fs::remove_file(path);
         Self {
             listener: UnixListener::bind(path).unwrap(),
@@ -26,19 +26,19 @@ impl Steps {
     }
 
     /// The socket.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// The daemon that has come.
-    pub fn accept(&self) -> Shown {
+    pub(crate) fn accept(&self) -> Shown {
         Shown(BufReader::new(self.listener.accept().unwrap().0))
     }
 }
 
 impl Shown {
     /// The next step, which waits; none once the daemon is gone.
-    pub fn next(&mut self) -> Option<String> {
+    pub(crate) fn next(&mut self) -> Option<String> {
         let mut line = String::new();
         match self.0.read_line(&mut line) {
             Ok(1..) => Some(line.trim_end().to_owned()),
@@ -47,7 +47,7 @@ impl Shown {
     }
 
     /// Whether a step waits.
-    pub fn is_there(&mut self) -> bool {
+    pub(crate) fn is_there(&mut self) -> bool {
         let stream = self.0.get_ref();
         stream.set_nonblocking(true).unwrap();
         let there = !self.0.fill_buf().unwrap_or_default().is_empty();
@@ -56,7 +56,7 @@ impl Shown {
     }
 
     /// Lets it go on.
-    pub fn go_on(&mut self) {
+    pub(crate) fn go_on(&mut self) {
         // The daemon may be gone.
         let _ = self.0.get_mut().write_all(b"\n");
     }
