@@ -112,7 +112,7 @@ impl Area {
 }
 
 /// Folder and package of the crates whose integration tests need the lab's kernel.
-pub const LAB_TESTED: [(&str, &str); 2] = [("tests", "lab"), ("vmm", "vmm")];
+pub const LAB_TESTED: [(&str, &str); 3] = [("tests", "lab"), ("vmm", "vmm"), ("cli", "bellhop")];
 
 /// Folder and name of each integration test target, sorted by name in each folder.
 fn test_targets(repository: &Path) -> Result<Vec<(&'static str, String)>> {

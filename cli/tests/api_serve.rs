@@ -1,14 +1,14 @@
 //! The node daemon as a process, with machines of a few instructions on a real `/dev/kvm`: what becomes of
 //! machines when either is killed. Fails (and says so) where there is no KVM.
 //!
-//! NICs need vDPA devices: those are in the lab's `api_node`.
+//! NICs need vDPA devices: those are in `api_node`.
 
 #![expect(
     clippy::unwrap_used,
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
-#[path = "serve/daemon.rs"]
+#[path = "api_serve/daemon.rs"]
 mod daemon;
 
 use std::time::Duration;

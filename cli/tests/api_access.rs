@@ -7,9 +7,9 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
-#[path = "access/certificates.rs"]
+#[path = "api_access/certificates.rs"]
 mod certificates;
-#[path = "access/daemon.rs"]
+#[path = "api_access/daemon.rs"]
 mod daemon;
 
 use std::fs;
