@@ -303,8 +303,11 @@ fn console_input_reaches_the_guest_complete() {
 fn leaving_the_console_stops_a_deaf_guest() {
     let kernel = Temporary::new("deaf", &kernel(asm::SPIN));
     let (keyboard, mut typist) = io::pipe().unwrap();
-    let (mut console, _output) = silent();
-    console.input = Some(Box::new(Keyboard(keyboard)));
+    let (_output, output) = io::pipe().unwrap();
+    let console = Console::Terminal(TerminalConsole {
+        input: Some(Box::new(Keyboard(keyboard))),
+        output: output.into(),
+    });
     let stop = StopHandle::new().unwrap();
     let mut machine = machine(&config(&kernel, 1), console, &stop);
     typist.write_all(&[b'x'; 1000]).unwrap();

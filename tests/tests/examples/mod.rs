@@ -42,6 +42,9 @@ const PLACES: &[(&str, &[Place])] = &[
     ("bellhop mgmtdev ", &[Place::Sim]),
     ("bellhop dev ", &[Place::Sim]),
     ("bellhop run ", &[Place::Sim]),
+    ("bellhop serve ", &[Place::Sim]),
+    ("bellhop vm ", &[Place::Sim]),
+    ("bellhop nic add ", &[Place::Sim]),
     ("alias vm=", &[Place::Sim]),
     ("vm ", &[Place::Sim]),
     ("bellhop nic make --from enp1s0f0 ", &[Place::Sriov]),
@@ -109,6 +112,7 @@ impl Desk {
             desk.link(kernel, &variable("GUEST_KERNEL"));
         }
         desk.link("initrd.img", &variable("GUEST_INITRAMFS"));
+        fs::write(desk.0.join("data.img"), vec![0; 1 << 20]).unwrap();
         desk
     }
 
@@ -117,7 +121,7 @@ impl Desk {
     }
 
     /// Runs all examples of a place, with words of the README replaced by those of this machine, and
-    /// `afterwards` behind them. Who is at the console leaves the guest at once. What was printed.
+    /// `afterwards` behind them, in which `$daemon` is the node daemon of the place that has one. Who is at the console leaves the guest at once. What was printed.
     #[track_caller]
     pub(crate) fn run(&self, place: Place, words: &[(&str, &str)], afterwards: &str) -> String {
         let mut script = String::from("set -e\n");
@@ -133,7 +137,11 @@ impl Desk {
             script.push('\n');
             if let Some((_, socket)) = behind(&command, " --api-socket ") {
                 // A reader is slower than a script.
-                script.push_str(&format!("until [ -S {socket} ]; do sleep 0.1; done\n"));
+                script.push_str(&wait_for(socket));
+            }
+            if command.starts_with("bellhop serve ") {
+                script.push_str("daemon=$!\n");
+                script.push_str(&wait_for("/run/bellhop/node.socket"));
             }
         }
         script.push_str(afterwards);
@@ -195,6 +203,11 @@ impl Drop for Desk {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// A line of a script.
+fn wait_for(socket: &str) -> String {
+    format!("until [ -S {socket} ]; do sleep 0.1; done\n")
 }
 
 /// What is before a word, and the one word behind it.
