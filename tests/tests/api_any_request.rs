@@ -44,11 +44,20 @@ fn known(spare: &SimDevice) -> Known {
         .with("VmConfig.cmdline", arguments.kernel_words())
         .with("VmConfig.cpu_affinity", json!([[0]]))
         .with("VmConfig.memory", "64M")
-        .with("VdpaConfig.path", path(spare.path()))
-        .with("VdpaConfig.path", "/dev/null")
-        .with("VdpaConfig.path", "/nonexistent")
-        .with("VdpaConfig.num_queues", 3)
-        .with("VdpaConfig.id", "any")
+        // Exactly one of `path` and `fd`, which the schema has no word for.
+        .with("VdpaConfig.*", json!({ "path": path(spare.path()) }))
+        .with("VdpaConfig.*", json!({ "path": "/dev/null", "id": "any" }))
+        .with(
+            "VdpaConfig.*",
+            json!({
+                "path": "/nonexistent",
+                "id": "any",
+                "mac": "52:54:00:12:34:56",
+                "num_queues": 3,
+                "doorbell": "off",
+                "rescue": true,
+            }),
+        )
         .with("NicChange.path", path(spare.path()))
         .with("DiskConfig.path", "/nonexistent")
         .with("id", "any")

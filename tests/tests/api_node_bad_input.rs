@@ -60,6 +60,11 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
             json!({ "id": "any", "from": "vdpasim_net", "kind": "auto", "mac": OTHER_MAC, "mtu": 1500, "doorbell": "auto" }),
         )
         .with("mgmtdev", "vdpasim_net")
+        .with("VdpaDeviceSpec.mgmtdev", "vdpasim_net")
+        .with("VdpaDeviceSpec.mac", OTHER_MAC)
+        .with("VdpaDeviceSpec.mtu", 1500)
+        .with("VdpaDeviceSpec.max_vqp", 1)
+        .with("VdpaDeviceChange.mac", OTHER_MAC)
         .with("name", "any")
         .with("name", "none")
         .with("id", "any")

@@ -9,7 +9,7 @@ use super::problem::HttpError;
 /// The longest name of a device.
 const NAME_MAX: usize = 64;
 
-/// The name of a device in the path: 1 to 64 letters, digits, `.`, `_`, `:` or `-`.
+/// The name of a device in the path: 1 to 64 letters, digits, `.`, `_`, `:` or `-`; not `.` or `..`.
 #[derive(Debug)]
 pub struct DeviceName(
     /// As it is in the path, decoded.
@@ -24,7 +24,8 @@ impl<S: Send + Sync> FromRequestParts<S> for DeviceName {
             .await
             .map_err(|error| HttpError::Parameter(error.body_text()))?;
         let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-        if (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(known) {
+        let is_directory = name == "." || name == "..";
+        if (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(known) && !is_directory {
             Ok(Self(name))
         } else {
             Err(HttpError::Parameter(format!(

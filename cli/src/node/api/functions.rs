@@ -28,7 +28,7 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementEr
 
 /// One PCI function, and its virtual functions if it has some
 #[utoipa::path(get, path = "/v1/functions/{address}", params(
-        ("address" = String, Path, description = "Its address, such as `0000:01:00.0`"),
+        ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$", description = "Its address, such as `0000:01:00.0`"),
     ), responses(
     (status = 200, description = "As `bellhop vf show pci/ADDRESS -j`", body = serde_json::Value),
     (status = 400, description = "It is no address", body = ErrorBody),
@@ -58,7 +58,7 @@ pub(super) struct FunctionChange {
 /// The kernel changes a number only from 0 and to 0, so all that are there go first. Nobody may be using one, and no NIC
 /// may be made on one.
 #[utoipa::path(patch, path = "/v1/functions/{address}", params(
-        ("address" = String, Path, description = "The address of the physical function, such as `0000:01:00.0`"),
+        ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$", description = "The address of the physical function, such as `0000:01:00.0`"),
     ), request_body = FunctionChange, responses(
     (status = 200, description = "The function and its virtual ones, as they are now", body = serde_json::Value),
     (status = 400, description = "It is no address, or the body is not JSON", body = ErrorBody),

@@ -19,6 +19,7 @@ use super::management::ManagementError;
 pub(super) struct Part {
     /// One physical function with what is on it: its address, or that of one of its virtual functions, such as
     /// `0000:01:00.0`. Without it there is everything.
+    #[param(pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$")]
     function: Option<String>,
 }
 

@@ -70,6 +70,8 @@ pub(super) struct VmInfo {
     restart: Restart,
     /// The process that runs it.
     pid: Option<u32>,
+    /// How long that process has run, in seconds.
+    uptime_s: Option<u64>,
     /// The version of Bellhop that runs it.
     version: Option<String>,
     /// The level of that one's API.
@@ -111,6 +113,7 @@ impl VmInfo {
             state: record.spec.state,
             restart: record.spec.restart,
             pid: process.and_then(|(identity, _)| Some(identity?.pid)),
+            uptime_s: process.and_then(|(identity, _)| Some(identity?.age_s())),
             version: live.as_ref().and_then(|live| live.version.clone()),
             api: live.as_ref().and_then(|live| live.api),
             adopted: live.as_ref().is_some_and(|live| live.adopted),

@@ -44,6 +44,17 @@ pub(crate) struct Identity {
     pub(crate) start_time: u64,
 }
 
+impl Identity {
+    /// How long ago it started, in whole seconds of the host, its sleep included.
+    pub(crate) fn age_s(self) -> u64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let started = self.start_time / rustix::param::clock_ticks_per_second().max(1);
+        u64::try_from(now.tv_sec)
+            .unwrap_or_default()
+            .saturating_sub(started)
+    }
+}
+
 /// A process that was opened: as long as this lives, its number is nobody else's.
 #[derive(Debug)]
 pub(crate) struct Process {
