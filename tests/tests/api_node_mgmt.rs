@@ -126,14 +126,17 @@ fn endpoints_say_what_commands_say() {
         assert_eq!(found, printed(arguments), "{path}");
         assert!(found.is_object(), "{path}: {found}");
     }
-    let one = daemon.api.get("/v1/vdpa-devices/same0").unwrap();
-    assert_eq!(one["dev"], printed(&["dev", "show", "same0", "-j"])["dev"]);
+    let one = daemon.api.get("/v1/vdpa-devices/lab-same0").unwrap();
+    assert_eq!(
+        one["dev"],
+        printed(&["dev", "show", "lab-same0", "-j"])["dev"]
+    );
     assert_eq!(
         one["config"],
-        printed(&["dev", "config", "show", "same0", "-j"])["config"]
+        printed(&["dev", "config", "show", "lab-same0", "-j"])["config"]
     );
     drop(device);
-    let gone = daemon.status("GET", "/v1/vdpa-devices/same0", None);
+    let gone = daemon.status("GET", "/v1/vdpa-devices/lab-same0", None);
     assert_eq!(
         (gone.0, &gone.1["code"]),
         (404, &json!("not_found")),
