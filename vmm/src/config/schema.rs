@@ -96,6 +96,18 @@ pub(crate) fn doorbell() -> Object {
         .build()
 }
 
+/// A change of it: null leaves it as it is.
+pub(crate) fn doorbell_change() -> Object {
+    let modes = ["auto", "on", "off"].map(serde_json::Value::from);
+    text()
+        .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
+        .enum_values(Some(modes.into_iter().chain([serde_json::Value::Null])))
+        .description(Some(
+            "Whether the guest gets the device's doorbells; null leaves it as it is",
+        ))
+        .build()
+}
+
 /// [`RingWatch`](super::RingWatch).
 pub(crate) fn ring_watch() -> Schema {
     let seconds = ObjectBuilder::new()

@@ -86,7 +86,7 @@ pub(super) struct NicChange {
     /// Number of virtqueues, control virtqueue included.
     num_queues: Option<u16>,
     /// Whether the guest gets the device's doorbells.
-    #[schema(schema_with = schema::doorbell)]
+    #[schema(schema_with = schema::doorbell_change)]
     doorbell: Option<DoorbellMode>,
     /// Whether a queue that hangs is kicked and its driver interrupted.
     rescue: Option<bool>,
