@@ -168,7 +168,14 @@ impl Udev {
             .stdout(Stdio::null())
             .spawn();
         let daemon = Self(daemon.unwrap());
-        wait("udev's daemon", || Path::new("/run/udev/control").exists());
+        // Its socket is there before it listens to the kernel; who answers does listen.
+        wait("udev's daemon", || {
+            let ping = Command::new("udevadm")
+                .args(["control", "--ping", "--timeout=1"])
+                .stderr(Stdio::null())
+                .status();
+            ping.unwrap().success()
+        });
         daemon
     }
 }

@@ -29,6 +29,7 @@ pub(crate) mod host;
 pub(crate) mod observer;
 pub(crate) mod process;
 pub(crate) mod record;
+mod requests;
 mod slot;
 pub(crate) mod spec;
 pub(crate) mod steps;
@@ -43,12 +44,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ::vmm::api::API_LEVEL;
 use tokio::runtime::Handle;
 
-use self::error::{LifeError, StepError, VmError};
+use self::error::{LifeError, VmError};
 use self::host::RealHost;
-use self::record::{EndedBecause, LastEnd, Phase, Record};
+use self::record::{LastEnd, Record};
 pub(crate) use self::slot::View;
 use self::slot::{Live, Slot};
-use self::spec::{Desired, NicId, NicSpec, VmName, VmSpec};
+use self::spec::{NicId, NicSpec, VmName, VmSpec};
 use self::steps::{Keep, Life, Moment, Settled};
 use self::vmm::{Vmm, VmmState};
 use super::paths::Paths;
@@ -515,163 +516,6 @@ impl Machines {
 }
 
 impl Inner {
-    fn vmm(&self, vm: &VmName) -> Vmm {
-        Vmm::new(&self.paths.api_socket(vm))
-    }
-
-    fn check_level(&self, vm: &VmName, live: &Live) -> Result<(), VmError> {
-        match (live.api, &live.version) {
-            (Some(level), Some(version)) if !speaks(level) => Err(VmError::OtherLevel {
-                vm: vm.clone(),
-                version: version.clone(),
-                level,
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    fn put(&self, slot: &Slot, spec: VmSpec) -> Result<Put, VmError> {
-        let Some(mut record) = slot.record() else {
-            return self.create(slot, spec).map(|()| Put::Created);
-        };
-        if record.phase != Phase::Present {
-            // What is left of an earlier one that could not be undone.
-            self.live(slot, |life| life.delete(&mut record))?;
-            return self.create(slot, spec).map(|()| Put::Created);
-        }
-        if spec.is_same_machine(&record.spec) {
-            let wanted = match spec.state {
-                Desired::Running if record.process().is_some() => return Ok(Put::Same),
-                Desired::Running => Wanted::Running,
-                Desired::Stopped => Wanted::Stopped,
-            };
-            self.change(slot, wanted)?;
-            return Ok(Put::Same);
-        }
-        if record.process().is_some() {
-            return Err(VmError::OtherRuns(slot.name().clone()));
-        }
-        self.reserve(slot, &spec)?;
-        self.live(slot, |life| life.delete(&mut record))?;
-        self.create(slot, spec).map(|()| Put::Replaced)
-    }
-
-    fn create(&self, slot: &Slot, spec: VmSpec) -> Result<(), VmError> {
-        self.reserve(slot, &spec)?;
-        self.live(slot, |life| life.create(spec))?;
-        self.tell(slot.name(), Change::Created);
-        Ok(())
-    }
-
-    fn change(&self, slot: &Slot, wanted: Wanted) -> Result<(), VmError> {
-        let vm = slot.name();
-        let mut record = slot.record().ok_or_else(|| VmError::NoVm(vm.clone()))?;
-        if record.phase != Phase::Present {
-            return Err(VmError::Deleting(vm.clone()));
-        }
-        let runs = record.process().is_some();
-        match wanted {
-            Wanted::Running | Wanted::Paused if runs => {
-                if let Some(live) = &slot.view().live {
-                    self.check_level(vm, live)?;
-                }
-                let state = match wanted {
-                    Wanted::Paused => VmmState::Paused,
-                    _ => VmmState::Running,
-                };
-                Ok(self.runtime.block_on(self.vmm(vm).want(state))?)
-            }
-            Wanted::Paused => Err(VmError::NotRunning(vm.clone())),
-            Wanted::Running => {
-                record.spec.state = Desired::Running;
-                let started = self.live(slot, |life| life.start(&mut record));
-                if started.is_err() {
-                    // The client knows: it is not tried again behind its back.
-                    record.spec.state = Desired::Stopped;
-                    self.live(slot, |life| life.note(&record));
-                }
-                Ok(started?)
-            }
-            Wanted::Stopped => {
-                record.spec.state = Desired::Stopped;
-                // Before: it is not to come back if this daemon ends now.
-                self.live(slot, |life| life.keep(&record))
-                    .map_err(|error| LifeError::Stop(Box::new(error)))?;
-                self.live(slot, |life| life.stop(&mut record))?;
-                if runs {
-                    let end = LastEnd {
-                        reason: EndedBecause::Stopped,
-                        detail: "it was told to stop".to_owned(),
-                    };
-                    record.last_end = Some(end.clone());
-                    self.live(slot, |life| life.note(&record));
-                    self.tell(vm, Change::Ended(end));
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// The record of a machine that is there, whose process, if it has one, can be talked to.
-    fn present(&self, slot: &Slot) -> Result<Record, VmError> {
-        let vm = slot.name();
-        let record = slot.record().ok_or_else(|| VmError::NoVm(vm.clone()))?;
-        if record.phase != Phase::Present {
-            return Err(VmError::Deleting(vm.clone()));
-        }
-        if let Some(live) = &slot.view().live {
-            self.check_level(vm, live)?;
-        }
-        Ok(record)
-    }
-
-    fn add_nic(&self, slot: &Slot, nic: &NicSpec) -> Result<Put, VmError> {
-        let vm = slot.name();
-        let mut record = self.present(slot)?;
-        if let Some(there) = record.spec.nic(nic.id()) {
-            return match there == nic {
-                true => Ok(Put::Same),
-                false => Err(VmError::OtherNic {
-                    vm: vm.clone(),
-                    id: nic.id().clone(),
-                }),
-            };
-        }
-        // The guest has not given up an earlier one of this name.
-        if record.made(nic.id()).is_some() {
-            return Err(VmError::OtherNic {
-                vm: vm.clone(),
-                id: nic.id().clone(),
-            });
-        }
-        let spec = record.spec.with_nic(nic.clone())?;
-        spec.check(vm)?;
-        self.reserve(slot, &spec)?;
-        self.live(slot, |life| life.add_nic(&mut record, nic, spec))?;
-        self.tell(vm, Change::NicAdded(nic.id().clone()));
-        Ok(Put::Created)
-    }
-
-    fn remove_nic(&self, slot: &Slot, id: &NicId) -> Result<Removed, VmError> {
-        let vm = slot.name();
-        let mut record = self.present(slot)?;
-        // One that the guest was asked for is asked for again.
-        if record.spec.nic(id).is_none() && record.made(id).is_none() {
-            return Err(VmError::NoNic {
-                vm: vm.clone(),
-                id: id.clone(),
-            });
-        }
-        let gone = self.live(slot, |life| life.remove_nic(&mut record, id))?;
-        match gone {
-            true => {
-                self.tell(vm, Change::NicRemoved(id.clone()));
-                Ok(Removed::Gone)
-            }
-            false => Ok(Removed::Asked),
-        }
-    }
-
     /// Takes back what belongs to machines that there are not.
     fn remove_strays(&self) {
         let known = |name: &str| {
@@ -693,14 +537,10 @@ impl Inner {
             })
         };
         if let Err(error) = self.host.remove_strays(wanted) {
-            warn_strays(&error);
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "devices of no machine's were not looked for"
+            );
         }
     }
-}
-
-fn warn_strays(error: &StepError) {
-    tracing::error!(
-        error = error as &dyn std::error::Error,
-        "devices of no machine's were not looked for"
-    );
 }

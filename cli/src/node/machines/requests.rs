@@ -1,0 +1,170 @@
+//! What a request does to one machine, under that machine's lock and on a worker thread.
+//!
+//! Owns which request is possible when. It must not know who holds the lock, nor who watches
+//! processes.
+
+use super::error::{LifeError, VmError};
+use super::record::{EndedBecause, LastEnd, Phase, Record};
+use super::slot::{Live, Slot};
+use super::spec::{Desired, NicId, NicSpec, VmName, VmSpec};
+use super::vmm::{Vmm, VmmState};
+use super::{Change, Inner, Put, Removed, Wanted, speaks};
+
+impl Inner {
+    pub(super) fn vmm(&self, vm: &VmName) -> Vmm {
+        Vmm::new(&self.paths.api_socket(vm))
+    }
+
+    pub(super) fn check_level(&self, vm: &VmName, live: &Live) -> Result<(), VmError> {
+        match (live.api, &live.version) {
+            (Some(level), Some(version)) if !speaks(level) => Err(VmError::OtherLevel {
+                vm: vm.clone(),
+                version: version.clone(),
+                level,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn put(&self, slot: &Slot, spec: VmSpec) -> Result<Put, VmError> {
+        let Some(mut record) = slot.record() else {
+            return self.create(slot, spec).map(|()| Put::Created);
+        };
+        if record.phase != Phase::Present {
+            // What is left of an earlier one that could not be undone.
+            self.live(slot, |life| life.delete(&mut record))?;
+            return self.create(slot, spec).map(|()| Put::Created);
+        }
+        if spec.is_same_machine(&record.spec) {
+            let wanted = match spec.state {
+                Desired::Running if record.process().is_some() => return Ok(Put::Same),
+                Desired::Running => Wanted::Running,
+                Desired::Stopped => Wanted::Stopped,
+            };
+            self.change(slot, wanted)?;
+            return Ok(Put::Same);
+        }
+        if record.process().is_some() {
+            return Err(VmError::OtherRuns(slot.name().clone()));
+        }
+        self.reserve(slot, &spec)?;
+        self.live(slot, |life| life.delete(&mut record))?;
+        self.create(slot, spec).map(|()| Put::Replaced)
+    }
+
+    fn create(&self, slot: &Slot, spec: VmSpec) -> Result<(), VmError> {
+        self.reserve(slot, &spec)?;
+        self.live(slot, |life| life.create(spec))?;
+        self.tell(slot.name(), Change::Created);
+        Ok(())
+    }
+
+    pub(super) fn change(&self, slot: &Slot, wanted: Wanted) -> Result<(), VmError> {
+        let vm = slot.name();
+        let mut record = slot.record().ok_or_else(|| VmError::NoVm(vm.clone()))?;
+        if record.phase != Phase::Present {
+            return Err(VmError::Deleting(vm.clone()));
+        }
+        let runs = record.process().is_some();
+        match wanted {
+            Wanted::Running | Wanted::Paused if runs => {
+                if let Some(live) = &slot.view().live {
+                    self.check_level(vm, live)?;
+                }
+                let state = match wanted {
+                    Wanted::Paused => VmmState::Paused,
+                    _ => VmmState::Running,
+                };
+                Ok(self.runtime.block_on(self.vmm(vm).want(state))?)
+            }
+            Wanted::Paused => Err(VmError::NotRunning(vm.clone())),
+            Wanted::Running => {
+                record.spec.state = Desired::Running;
+                let started = self.live(slot, |life| life.start(&mut record));
+                if started.is_err() {
+                    // The client knows: it is not tried again behind its back.
+                    record.spec.state = Desired::Stopped;
+                    self.live(slot, |life| life.note(&record));
+                }
+                Ok(started?)
+            }
+            Wanted::Stopped => {
+                record.spec.state = Desired::Stopped;
+                // Before: it is not to come back if this daemon ends now.
+                self.live(slot, |life| life.keep(&record))
+                    .map_err(|error| LifeError::Stop(Box::new(error)))?;
+                self.live(slot, |life| life.stop(&mut record))?;
+                if runs {
+                    let end = LastEnd {
+                        reason: EndedBecause::Stopped,
+                        detail: "it was told to stop".to_owned(),
+                    };
+                    record.last_end = Some(end.clone());
+                    self.live(slot, |life| life.note(&record));
+                    self.tell(vm, Change::Ended(end));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The record of a machine that is there, whose process, if it has one, can be talked to.
+    fn present(&self, slot: &Slot) -> Result<Record, VmError> {
+        let vm = slot.name();
+        let record = slot.record().ok_or_else(|| VmError::NoVm(vm.clone()))?;
+        if record.phase != Phase::Present {
+            return Err(VmError::Deleting(vm.clone()));
+        }
+        if let Some(live) = &slot.view().live {
+            self.check_level(vm, live)?;
+        }
+        Ok(record)
+    }
+
+    pub(super) fn add_nic(&self, slot: &Slot, nic: &NicSpec) -> Result<Put, VmError> {
+        let vm = slot.name();
+        let mut record = self.present(slot)?;
+        if let Some(there) = record.spec.nic(nic.id()) {
+            return match there == nic {
+                true => Ok(Put::Same),
+                false => Err(VmError::OtherNic {
+                    vm: vm.clone(),
+                    id: nic.id().clone(),
+                }),
+            };
+        }
+        // The guest has not given up an earlier one of this name.
+        if record.made(nic.id()).is_some() {
+            return Err(VmError::OtherNic {
+                vm: vm.clone(),
+                id: nic.id().clone(),
+            });
+        }
+        let spec = record.spec.with_nic(nic.clone())?;
+        spec.check(vm)?;
+        self.reserve(slot, &spec)?;
+        self.live(slot, |life| life.add_nic(&mut record, nic, spec))?;
+        self.tell(vm, Change::NicAdded(nic.id().clone()));
+        Ok(Put::Created)
+    }
+
+    pub(super) fn remove_nic(&self, slot: &Slot, id: &NicId) -> Result<Removed, VmError> {
+        let vm = slot.name();
+        let mut record = self.present(slot)?;
+        // One that the guest was asked for is asked for again.
+        if record.spec.nic(id).is_none() && record.made(id).is_none() {
+            return Err(VmError::NoNic {
+                vm: vm.clone(),
+                id: id.clone(),
+            });
+        }
+        let gone = self.live(slot, |life| life.remove_nic(&mut record, id))?;
+        match gone {
+            true => {
+                self.tell(vm, Change::NicRemoved(id.clone()));
+                Ok(Removed::Gone)
+            }
+            false => Ok(Removed::Asked),
+        }
+    }
+}
