@@ -13,4 +13,5 @@ pub mod kvm;
 pub mod layout;
 pub mod machine;
 pub mod memory;
+pub mod snapshot;
 pub mod vcpu;
