@@ -7,7 +7,7 @@
 //!     memory         guest RAM, holes where it is zero      memory_image
 //! ```
 //!
-//! [`format`] is also what a migration sends, so it needs nothing but `Read` and `Write`.
+//! [`mod@format`] is also what a migration sends, so it needs nothing but `Read` and `Write`.
 //! Nothing here knows what a section means: each part of the machine says so by [`format::Saved`].
 //! Snapshots come from files and peers, so nothing in them is trusted.
 
