@@ -172,8 +172,15 @@ impl Tscs {
         offset: Option<u64>,
     ) -> Result<(), KvmError> {
         if let Some(offset) = offset {
-            let ahead = self.ahead.get(index).copied().unwrap_or(0);
-            return set_offset(fd, offset.wrapping_add(ahead));
+            let wanted = offset.wrapping_add(self.ahead.get(index).copied().unwrap_or(0));
+            set_offset(fd, wanted)?;
+            if self::offset(fd)? != Some(wanted) {
+                tracing::warn!(
+                    vcpu = index,
+                    "this host's KVM does not let a guest's TSC be set: it jumps; kvmclock is right"
+                );
+            }
+            return Ok(());
         }
         let data = self.at(index, kvmclock_ns(vm)?, khz(fd));
         let msr = kvm_msr_entry {
