@@ -1,4 +1,4 @@
-//! What needs no `/dev/kvm`; the rest is in `tests/state_kvm_vcpu.rs`.
+//! What needs no `/dev/kvm`; the rest is in `tests/migration_kvm_state.rs`.
 
 use super::*;
 
