@@ -59,7 +59,7 @@ pub struct VmState {
     /// The I/O APIC.
     pub ioapic: IoapicState,
     /// kvmclock.
-    pub clock: ClockState,
+    pub clock: KvmclockState,
 }
 
 /// A PIC (8259A): the 16 bytes of `struct kvm_pic_state`.
@@ -83,14 +83,14 @@ pub struct IoapicState {
 
 /// kvmclock at a moment, and when that was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClockState {
+pub struct KvmclockState {
     /// The guest's kvmclock in nanoseconds.
     pub kvmclock_ns: u64,
     /// The host's CLOCK_REALTIME at the same moment, in nanoseconds since 1970.
     pub realtime_ns: u64,
 }
 
-impl ClockState {
+impl KvmclockState {
     /// What kvmclock is to say when the host's real-time clock says `realtime_ns`.
     fn at(self, policy: ClockPolicy, realtime_ns: u64) -> u64 {
         let elapsed = match policy {
@@ -143,7 +143,7 @@ impl Vm {
                 id: ioapic.id,
                 redirection,
             },
-            clock: ClockState {
+            clock: KvmclockState {
                 kvmclock_ns: kvmclock_ns(&self.fd)?,
                 realtime_ns: realtime_ns(),
             },
@@ -209,7 +209,7 @@ fn part<T: FromBytes>(chip: &kvm_irqchip) -> Result<T, KvmError> {
 mod tests {
     use super::*;
 
-    const SAVED: ClockState = ClockState {
+    const SAVED: KvmclockState = KvmclockState {
         kvmclock_ns: 5_000,
         realtime_ns: 1_000_000,
     };
@@ -227,7 +227,7 @@ mod tests {
             5_000 + hour
         );
         assert_eq!(SAVED.at(ClockPolicy::Advance, 1_000_001 + hour), 5_000);
-        let late = ClockState {
+        let late = KvmclockState {
             kvmclock_ns: u64::MAX,
             ..SAVED
         };
