@@ -6,6 +6,7 @@ pub mod bus;
 pub mod hypervisor;
 pub mod legacy;
 pub mod pci;
+pub mod saved;
 pub mod virtio;
 
 #[cfg(test)]

@@ -13,11 +13,16 @@
 //! ```
 //! The interrupt is level-triggered: a press before the guest listens is not lost.
 
+mod saved;
+
 use std::fmt;
+use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::bus::BusDevice;
 use crate::hypervisor::LevelInterrupt;
+
+pub use saved::PowerButtonState;
 
 /// Bytes of the register.
 pub const POWER_BUTTON_LEN: u64 = 1;
@@ -70,16 +75,18 @@ impl PowerButton {
     }
 
     fn set(&self, state: &mut State, pressed: bool) {
+        if let Err(error) = self.try_set(state, pressed) {
+            tracing::error!(%error, "the power button's interrupt cannot be set");
+        }
+    }
+
+    fn try_set(&self, state: &mut State, pressed: bool) -> io::Result<()> {
         state.pressed = pressed;
-        if state.asserted == pressed {
-            return;
+        if state.asserted != pressed {
+            self.interrupt.set(pressed)?;
+            state.asserted = pressed;
         }
-        match self.interrupt.set(pressed) {
-            Ok(()) => state.asserted = pressed,
-            Err(error) => {
-                tracing::error!(%error, "the power button's interrupt cannot be set");
-            }
-        }
+        Ok(())
     }
 }
 
@@ -102,11 +109,11 @@ impl BusDevice for PowerButton {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use crate::saved::through_a_file;
 
     /// Its level in bit 0, the number of changes above.
     #[derive(Debug, Default, Clone)]
@@ -144,6 +151,22 @@ mod tests {
         button.reset();
         button.reset();
         assert_eq!((read(&button), level()), (0, 4 << 1));
+    }
+
+    #[test]
+    fn a_press_is_not_lost_on_the_way() {
+        let source = PowerButton::new(Box::new(Line::default()));
+        source.press();
+        let state = through_a_file(&source.save());
+        let line = Line::default();
+        let destination = PowerButton::new(Box::new(line.clone()));
+        destination.restore(&state).unwrap();
+        assert_eq!(read(&destination), PRESSED);
+        assert_eq!(line.0.load(Ordering::Relaxed), 1 << 1 | 1);
+        destination
+            .restore(&PowerButtonState { pressed: false })
+            .unwrap();
+        assert_eq!(line.0.load(Ordering::Relaxed), 2 << 1);
     }
 
     #[test]

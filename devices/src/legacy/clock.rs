@@ -7,11 +7,15 @@
 //! sizes, shutdown code) read as 0; a kernel takes the memory map from its boot
 //! protocol.
 
+mod saved;
+
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::bus::BusDevice;
+
+pub use saved::ClockState;
 
 /// Number of bytes that [`Clock`] occupies.
 pub const CLOCK_LEN: u64 = 2;

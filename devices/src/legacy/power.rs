@@ -8,17 +8,22 @@
 //!   idle --request--> requested (the first one stays) --take--> idle
 //! ```
 
+mod saved;
+
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde::{Deserialize, Serialize};
 use vm_superio::{I8042Device, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::BusDevice;
 
+pub use saved::PowerState;
+
 /// What the guest asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PowerRequest {
     /// Soft off (ACPI state S5).
     Off,

@@ -22,6 +22,8 @@
 //! Input. The receive FIFO takes 64 bytes; [`Serial::enqueue`] says how many it
 //! took, and [`Serial::input_space`] becomes readable when the guest emptied it.
 
+mod saved;
+
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,6 +34,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::output::OutputBuffer;
 use crate::bus::BusDevice;
+
+pub use saved::SerialState;
 
 /// Number of bytes that [`Serial`] occupies.
 pub const SERIAL_LEN: u64 = 8;

@@ -3,10 +3,14 @@
 //! They turn an access into slot, register and data. They must not know what
 //! a register means.
 
+mod saved;
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{PciBus, Slot};
 use crate::bus::BusDevice;
+
+pub use saved::ConfigPortsState;
 
 /// Bytes of the ECAM of one bus: 32 devices, 8 functions, 4 KiB each.
 pub const ECAM_SIZE: u64 = 1 << 20;
@@ -140,5 +144,36 @@ impl BusDevice for ConfigPorts {
         if let Some((slot, register)) = self.target(offset, data.len()) {
             self.bus.write_config(slot, register, data);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bus::Bus;
+    use crate::pci::MmioWindow;
+    use crate::saved::through_a_file;
+
+    #[test]
+    fn an_access_in_two_steps_goes_on_elsewhere() {
+        let memory = Arc::new(Bus::new());
+        let ports = || {
+            let window = MmioWindow::new(0x4000_0000, 0x1000_0000).unwrap();
+            ConfigPorts::new(Arc::new(PciBus::new(&memory, window)))
+        };
+        let source = ports();
+        source.write(0, &0x8000_0000u32.to_le_bytes());
+        let state = through_a_file(&source.save());
+        let destination = ports();
+        destination.restore(&state).unwrap();
+        let mut identity = [0; 4];
+        destination.read(CONFIG_DATA, &mut identity);
+        assert_eq!(u32::from_le_bytes(identity), 0x0008_1b36);
+        for address in [1, 0x0100_0000, u32::MAX] {
+            destination
+                .restore(&ConfigPortsState { address })
+                .unwrap_err();
+        }
+        assert_eq!(destination.save(), state);
     }
 }

@@ -20,11 +20,15 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
 use super::config_space::{bar_register, touches_decoding};
 use super::host_bridge::HostBridge;
-use super::{EXTENDED_CONFIG_SPACE_SIZE, MmioWindow, PciFunction, SLOTS, Slot, WindowError};
+use super::{
+    ConfigSpaceError, ConfigSpaceState, EXTENDED_CONFIG_SPACE_SIZE, MmioWindow, PciFunction, SLOTS,
+    Slot, WindowError,
+};
 use crate::bus::{Bus, BusDevice};
 
 /// Why a function could not be added.
@@ -84,7 +88,16 @@ struct Slots {
 pub struct PciBus {
     /// Not owned: the memory bus owns the ECAM, which owns this.
     memory: Weak<Bus>,
+    bridge: Arc<HostBridge>,
     slots: Mutex<Slots>,
+}
+
+/// What a guest can change about the bus itself. Each function saves itself; the
+/// BARs answer where configuration space says, once [`PciBus::remap`] was called.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PciBusState {
+    /// The host bridge's configuration space.
+    pub host_bridge: ConfigSpaceState,
 }
 
 impl PciBus {
@@ -92,12 +105,14 @@ impl PciBus {
     /// `window`, and answer, on `memory`, only inside it.
     #[must_use]
     pub fn new(memory: &Arc<Bus>, window: MmioWindow) -> Self {
+        let host_bridge = Arc::new(HostBridge::new());
         let bridge = Occupant {
-            function: Arc::new(HostBridge::new()),
+            function: host_bridge.clone(),
             placements: BTreeMap::new(),
         };
         Self {
             memory: Arc::downgrade(memory),
+            bridge: host_bridge,
             slots: Mutex::new(Slots {
                 window,
                 occupants: BTreeMap::from([(Slot::HOST_BRIDGE, bridge)]),
@@ -216,6 +231,22 @@ impl PciBus {
     /// writes through this bus do it by themselves.
     pub fn remap(&self) {
         self.map_all(&mut self.slots());
+    }
+
+    /// See [`PciBusState`].
+    #[must_use]
+    pub fn save(&self) -> PciBusState {
+        PciBusState {
+            host_bridge: self.bridge.save(),
+        }
+    }
+
+    /// Takes a saved bus.
+    ///
+    /// # Errors
+    /// As [`ConfigSpace::restored`](super::ConfigSpace::restored); nothing has changed then.
+    pub fn restore(&self, state: &PciBusState) -> Result<(), ConfigSpaceError> {
+        self.bridge.restore(&state.host_bridge)
     }
 
     /// Hands a memory fault of the guest to every function: see

@@ -6,7 +6,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::{Bar, ConfigSpace, Identity, PciFunction};
+use super::{Bar, ConfigSpace, ConfigSpaceError, ConfigSpaceState, Identity, PciFunction};
 
 /// The generic PCI Express host bridge that guests know from other VMMs.
 const IDENTITY: Identity = Identity {
@@ -25,6 +25,16 @@ pub(super) struct HostBridge(Mutex<ConfigSpace>);
 impl HostBridge {
     pub(super) fn new() -> Self {
         Self(Mutex::new(ConfigSpace::new(IDENTITY)))
+    }
+
+    pub(super) fn save(&self) -> ConfigSpaceState {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).save()
+    }
+
+    pub(super) fn restore(&self, state: &ConfigSpaceState) -> Result<(), ConfigSpaceError> {
+        let mut space = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *space = space.restored(state)?;
+        Ok(())
     }
 }
 

@@ -33,6 +33,8 @@
 //! (the boot disk's, an empty one's) has no effect; and as the function stays on
 //! the bus, a rescan finds it again.
 
+mod saved;
+
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,6 +45,8 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::{PciBus, SLOTS, Slot};
 use crate::bus::BusDevice;
 use crate::hypervisor::LevelInterrupt;
+
+pub use saved::PciHotplugState;
 
 /// Bytes of the registers.
 pub const HOTPLUG_LEN: u64 = 12;
@@ -182,14 +186,18 @@ impl PciHotplug {
 
     /// Makes the interrupt follow the registers.
     fn settle(&self, state: &mut State) {
+        if let Err(error) = self.try_settle(state) {
+            error!(%error, "the PCI hot-plug interrupt cannot be set");
+        }
+    }
+
+    fn try_settle(&self, state: &mut State) -> io::Result<()> {
         let wanted = state.inserted | state.removal != 0;
-        if wanted == state.asserted {
-            return;
+        if wanted != state.asserted {
+            self.interrupt.set(wanted)?;
+            state.asserted = wanted;
         }
-        match self.interrupt.set(wanted) {
-            Ok(()) => state.asserted = wanted,
-            Err(error) => error!(%error, "the PCI hot-plug interrupt cannot be set"),
-        }
+        Ok(())
     }
 }
 

@@ -28,13 +28,15 @@ mod window;
 
 use std::fmt;
 
-pub use access::{ConfigPorts, ECAM_SIZE, Ecam, PORTS_BASE, PORTS_SIZE};
-pub use bus::{PciBus, PciError};
+pub use access::{ConfigPorts, ConfigPortsState, ECAM_SIZE, Ecam, PORTS_BASE, PORTS_SIZE};
+pub use bus::{PciBus, PciBusState, PciError};
 pub use config_space::{
     CONFIG_SPACE_SIZE, ConfigSpace, ConfigSpaceError, ConfigSpaceState, EXTENDED_CONFIG_SPACE_SIZE,
     Identity,
 };
-pub use hotplug::{HOTPLUG_EJECT, HOTPLUG_INSERTED, HOTPLUG_LEN, HOTPLUG_REMOVAL, PciHotplug};
+pub use hotplug::{
+    HOTPLUG_EJECT, HOTPLUG_INSERTED, HOTPLUG_LEN, HOTPLUG_REMOVAL, PciHotplug, PciHotplugState,
+};
 pub use msix::{
     MAX_VECTORS, MSIX_CAPABILITY_ID, MSIX_CONTROL_OFFSET, Msix, MsixEntryState, MsixError,
     MsixState, PBA_WORD_SIZE, TABLE_ENTRY_SIZE,

@@ -61,6 +61,8 @@ pub struct MsixEntryState {
     pub data: u32,
     /// The entry's mask bit.
     pub masked: bool,
+    /// A trigger waits for the vector to be unmasked (the Pending Bit).
+    pub pending: bool,
 }
 
 /// A saved MSI-X table. Message Control is part of configuration space.
@@ -296,6 +298,7 @@ impl Msix {
             address: entry.message.address,
             data: entry.message.data,
             masked: entry.masked,
+            pending: entry.pending(),
         };
         MsixState {
             entries: self.entries.iter().map(state).collect(),
@@ -315,7 +318,8 @@ impl Msix {
         }
     }
 
-    /// Takes a saved table and Message Control, and routes as they ask.
+    /// Takes a saved table and Message Control, routes as they ask, and triggers again
+    /// what was pending.
     ///
     /// # Errors
     /// As [`Msix::check`]; nothing has changed then.
@@ -329,6 +333,14 @@ impl Msix {
             entry.masked = saved.masked;
         }
         self.set_control(control);
+        for (number, (entry, saved)) in self.entries.iter().zip(&state.entries).enumerate() {
+            // Delivered now, or pending again if the vector is masked.
+            if saved.pending
+                && let Err(error) = entry.vector.eventfd().write(1)
+            {
+                warn!(vector = number, %error, "a pending MSI-X vector is lost");
+            }
+        }
         Ok(())
     }
 }

@@ -10,6 +10,8 @@
 //! Sources: Intel SDM volume 2A, CPUID (leaves 1, 4, 0xB, 0x1F); AMD APM
 //! volume 3, appendix E (0x8000_0001, 0x8000_0008, 0x8000_001D, 0x8000_001E).
 
+pub mod compatible;
+
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 /// Physical address bits where CPUID does not say (AMD APM, 0x8000_0008).
@@ -20,8 +22,11 @@ mod leaf {
     pub(super) const VENDOR: u32 = 0;
     pub(super) const FEATURES: u32 = 1;
     pub(super) const CACHE: u32 = 4;
+    pub(super) const PERFORMANCE: u32 = 0xa;
     pub(super) const TOPOLOGY: u32 = 0xb;
+    pub(super) const XSAVE: u32 = 0xd;
     pub(super) const TOPOLOGY_V2: u32 = 0x1f;
+    pub(super) const KVM_FEATURES: u32 = 0x4000_0001;
     pub(super) const EXTENDED_MAX: u32 = 0x8000_0000;
     pub(super) const EXTENDED_FEATURES: u32 = 0x8000_0001;
     pub(super) const ADDRESS_SIZES: u32 = 0x8000_0008;

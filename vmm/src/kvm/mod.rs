@@ -23,7 +23,9 @@ pub mod line;
 pub mod memory_slots;
 pub mod msi;
 pub mod routing;
+pub mod saved;
 pub mod statistics;
+pub(crate) mod uapi_bytes;
 
 use std::fmt;
 use std::io;

@@ -35,9 +35,13 @@
 //! knows them from the boot processor but for the entry point.
 
 mod exits;
+mod msrs;
 mod run_page;
+mod saved;
 mod state;
 mod thread;
+mod tsc;
+mod xsave;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,6 +50,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use devices::bus::Bus;
 use kvm_bindings::{CpuId, kvm_msr_entry, kvm_regs, kvm_sregs};
+use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::config::HostCpus;
@@ -53,7 +58,12 @@ use crate::kvm::cpuid::{Processor, guest_cpuid};
 use crate::kvm::statistics::Statistics;
 use crate::kvm::{Hypervisor, KvmError, Vm};
 use state::InitialState;
-use thread::VcpuThread;
+use thread::{Vcpu, VcpuThread};
+
+pub use saved::{
+    CpuidError, CpuidLeaf, MsrError, MsrState, TscError, TscState, VcpuState, VcpuStateError,
+    XsaveError,
+};
 
 /// The address spaces that a vCPU's exits go to.
 #[derive(Debug, Clone)]
@@ -133,6 +143,23 @@ pub enum VcpuError {
     /// The vCPUs run (or one ended) and the request needs them parked.
     #[error("vCPU {0} is not paused")]
     NotPaused(u8),
+    /// A saved machine has another number of vCPUs.
+    #[error("{saved} vCPUs were saved and this machine has {here}: give it as many as it had")]
+    Count {
+        /// How many were saved.
+        saved: usize,
+        /// How many there are here.
+        here: usize,
+    },
+    /// A saved vCPU was refused.
+    #[error("the saved state of vCPU {index} is refused")]
+    State {
+        /// Which vCPU.
+        index: u8,
+        /// Why.
+        #[source]
+        source: Box<VcpuStateError>,
+    },
     /// There are no vCPUs, so none can boot.
     #[error("the machine has no vCPU")]
     None,
@@ -242,6 +269,8 @@ impl Reports {
 #[derive(Debug)]
 pub struct Vcpus {
     threads: Vec<VcpuThread>,
+    /// For kvmclock, which a saved TSC is relative to.
+    vm: Arc<VmFd>,
     /// One per vCPU; empty on kernels without.
     statistics: Vec<Statistics>,
     reports: Arc<Reports>,
@@ -266,7 +295,7 @@ impl Vcpus {
     ) -> Result<Self, VcpuError> {
         let shared = |source| VcpuError::Kvm { index: 0, source };
         let supported = hypervisor.supported_cpuid().map_err(shared)?;
-        let msr_indices = hypervisor.msr_indices().map_err(shared)?;
+        let msr_indices = msrs::all(hypervisor.msr_indices().map_err(shared)?);
         let event =
             EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|source| VcpuError::Host {
                 index: 0,
@@ -300,11 +329,11 @@ impl Vcpus {
             fd.set_cpuid2(&cpuid)
                 .map_err(KvmError::ioctl("KVM_SET_CPUID2"))
                 .map_err(failed)?;
-            created.push(fd);
+            created.push((fd, leaves));
         }
         let mut threads = Vec::with_capacity(created.len());
         let mut statistics = Vec::with_capacity(created.len());
-        for (index, fd) in (0..count).zip(created) {
+        for (index, (fd, cpuid)) in (0..count).zip(created) {
             // Now or never: while a vCPU runs, its descriptor answers nothing.
             statistics
                 .extend(Statistics::open(&fd).map_err(|source| VcpuError::Kvm { index, source })?);
@@ -313,8 +342,7 @@ impl Vcpus {
             threads.push(VcpuThread::spawn(
                 index,
                 affinity.get(usize::from(index)).cloned(),
-                fd,
-                initial,
+                Vcpu { fd, cpuid, initial },
                 buses.clone(),
                 Arc::clone(faults),
                 Arc::clone(&reports),
@@ -322,6 +350,7 @@ impl Vcpus {
         }
         Ok(Self {
             threads,
+            vm: Arc::clone(vm.fd()),
             statistics,
             reports,
         })
@@ -366,9 +395,9 @@ impl Vcpus {
     /// # Errors
     /// [`VcpuError::NotPaused`] or [`VcpuError::Kvm`]. An MSR that the host does
     /// not know is left out, with a line in the log.
-    pub fn set_msrs(&self, msrs: &[kvm_msr_entry]) -> Result<(), VcpuError> {
+    pub fn set_msrs(&self, values: &[kvm_msr_entry]) -> Result<(), VcpuError> {
         for thread in &self.threads {
-            thread.with_parked(|fd, _| state::write_msrs(fd, msrs))?;
+            thread.with_parked(|fd, _| msrs::write(fd, values))?;
         }
         Ok(())
     }

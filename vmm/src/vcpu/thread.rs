@@ -10,6 +10,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
+use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::VcpuFd;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler, unblock_signal};
@@ -55,9 +56,11 @@ impl Control {
 }
 
 /// What the thread runs; the handle may use it while the thread is parked.
-struct Vcpu {
-    fd: VcpuFd,
-    initial: InitialState,
+pub(super) struct Vcpu {
+    pub(super) fd: VcpuFd,
+    /// The CPUID that was set. (KVM_GET_CPUID2 would mix in what the guest has enabled.)
+    pub(super) cpuid: Vec<kvm_cpuid_entry2>,
+    pub(super) initial: InitialState,
 }
 
 /// Handle of one vCPU thread. Dropping it ends and joins the thread.
@@ -82,8 +85,7 @@ impl VcpuThread {
     pub(super) fn spawn(
         index: u8,
         cpus: Option<HostCpus>,
-        fd: VcpuFd,
-        initial: InitialState,
+        vcpu: Vcpu,
         buses: Buses,
         faults: Arc<dyn FaultHandler>,
         reports: Arc<Reports>,
@@ -99,9 +101,9 @@ impl VcpuThread {
         let control = Arc::new(Control {
             inner: Mutex::new((Request::Park, State::Parked)),
             changed: Condvar::new(),
-            page: RunPage::map(&fd).map_err(failed("mapping kvm_run"))?,
+            page: RunPage::map(&vcpu.fd).map_err(failed("mapping kvm_run"))?,
         });
-        let vcpu = Arc::new(Mutex::new(Vcpu { fd, initial }));
+        let vcpu = Arc::new(Mutex::new(vcpu));
         let body = Body {
             index,
             control: Arc::clone(&control),
@@ -199,16 +201,22 @@ impl VcpuThread {
         &self,
         work: impl FnOnce(&VcpuFd, &InitialState) -> Result<T, KvmError>,
     ) -> Result<T, VcpuError> {
+        self.with_vcpu(|vcpu| work(&vcpu.fd, &vcpu.initial))?
+            .map_err(|source| VcpuError::Kvm {
+                index: self.index,
+                source,
+            })
+    }
+
+    /// As [`VcpuThread::with_parked`], with all of the vCPU and any result.
+    pub(super) fn with_vcpu<T>(&self, work: impl FnOnce(&mut Vcpu) -> T) -> Result<T, VcpuError> {
         // Held over the work, so that nobody resumes the vCPU meanwhile.
         let inner = self.control.lock();
         if *inner != (Request::Park, State::Parked) {
             return Err(VcpuError::NotPaused(self.index));
         }
-        let vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
-        work(&vcpu.fd, &vcpu.initial).map_err(|source| VcpuError::Kvm {
-            index: self.index,
-            source,
-        })
+        let mut vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(work(&mut vcpu))
     }
 }
 

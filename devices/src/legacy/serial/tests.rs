@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::output::CAPACITY;
 use super::*;
+use crate::saved::{DeviceStateError, through_a_file};
 
 /// A writer that takes only so many bytes.
 #[derive(Clone, Default)]
@@ -176,4 +177,83 @@ fn reset_forgets_the_old_guest() {
     // A second reset finds nothing to do.
     serial.reset();
     assert!(!interrupted(&interrupt));
+}
+
+#[test]
+fn a_port_goes_on_elsewhere() {
+    let (source, _, interrupt) = port(0);
+    source.write(LINE_CONTROL.into(), &[DIVISOR_LATCH | 3]);
+    source.write(0, &[0x34, 0x12]);
+    source.write(LINE_CONTROL.into(), &[3]);
+    source.write(INTERRUPT_ENABLE.into(), &[3]);
+    source.write(7, &[0xa5]);
+    assert_eq!(source.enqueue(b"typed"), 5);
+    assert!(interrupted(&interrupt));
+    let state = through_a_file(&source.save());
+    assert_eq!((state.divisor, state.scratch), (0x1234, 0xa5));
+    assert_eq!(source.save(), state, "saving changes nothing");
+
+    let (destination, writer, interrupt) = port(100);
+    destination.restore(&state).unwrap();
+    assert_eq!(destination.save(), state);
+    assert!(interrupted(&interrupt), "input is pending");
+    let typed: Vec<u8> = (0..5).map(|_| get(&destination, 0)).collect();
+    assert_eq!(typed, b"typed");
+    assert!(destination.input_space().read().is_ok());
+    destination.write(0, b"!");
+    assert_eq!(*writer.written.lock().unwrap(), b"!");
+}
+
+#[test]
+fn a_driver_that_waits_for_a_busy_port_is_told_elsewhere() {
+    let (source, _, interrupt) = port(0);
+    source.write(INTERRUPT_ENABLE.into(), &[2]);
+    let _ = get(&source, 2);
+    for _ in 0..CAPACITY {
+        source.write(0, b"x");
+        let _ = get(&source, 2);
+    }
+    let _ = interrupted(&interrupt);
+    let state = source.save();
+    assert!(state.transmitter_was_busy);
+    let (destination, _, interrupt) = port(100);
+    destination.restore(&state).unwrap();
+    assert!(interrupted(&interrupt));
+    assert_eq!(get(&destination, LINE_STATUS), TRANSMITTER_READY);
+}
+
+#[test]
+fn impossible_ports_change_nothing() {
+    let (serial, _, _) = port(100);
+    assert_eq!(serial.enqueue(b"kept"), 4);
+    let good = serial.save();
+    for bad in [
+        SerialState {
+            received: vec![0; 65],
+            ..good.clone()
+        },
+        SerialState {
+            interrupt_enable: 0x10,
+            ..good.clone()
+        },
+        SerialState {
+            interrupt_identification: 0,
+            ..good.clone()
+        },
+        SerialState {
+            interrupt_identification: 3,
+            ..good.clone()
+        },
+        SerialState {
+            interrupt_identification: 0xc1,
+            ..good.clone()
+        },
+    ] {
+        let error = serial.restore(&bad).unwrap_err();
+        assert!(
+            matches!(error, DeviceStateError::Impossible { .. }),
+            "{error}"
+        );
+        assert_eq!(serial.save(), good);
+    }
 }

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::pci::{Bar, ConfigPorts, ConfigSpace, Ecam, Identity};
+use crate::saved::through_a_file;
 
 const WINDOW: u64 = 0x10_0000_0000;
 const BAR_SIZE: u64 = 0x1_0000;
@@ -78,6 +79,29 @@ fn answers(memory: &Bus, address: u64) -> bool {
     let mut data = [0];
     memory.read(address, &mut data);
     data == [0x5a]
+}
+
+#[test]
+fn the_host_bridge_goes_on_elsewhere() {
+    let bus = || {
+        let window = MmioWindow::new(WINDOW, 1 << 30).unwrap();
+        PciBus::new(&Arc::new(Bus::new()), window)
+    };
+    let source = bus();
+    source.write_config(Slot::HOST_BRIDGE, 0x04, &[0x06, 0x04]);
+    source.write_config(Slot::HOST_BRIDGE, 0x3c, &[9]);
+    let mut state = through_a_file(&source.save());
+    let destination = bus();
+    destination.restore(&state).unwrap();
+    let mut command = [0; 2];
+    destination.read_config(Slot::HOST_BRIDGE, 0x04, &mut command);
+    assert_eq!(command, [0x06, 0x04]);
+    state.host_bridge.bytes[0] ^= 1;
+    let refused = destination.restore(&state).unwrap_err();
+    assert_eq!(refused, ConfigSpaceError::OtherDevice(0));
+    state.host_bridge.bytes.clear();
+    let refused = destination.restore(&state).unwrap_err();
+    assert_eq!(refused, ConfigSpaceError::StateLength(0));
 }
 
 #[test]

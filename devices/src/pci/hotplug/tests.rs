@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::bus::Bus;
 use crate::pci::{Bar, ConfigSpace, Identity, MmioWindow, PciFunction};
+use crate::saved::through_a_file;
 use crate::testing::FakeLevel;
 
 /// A function with one BAR and nothing in it.
@@ -93,6 +94,72 @@ impl Rig {
             .map(|(slot, _)| bit(*slot))
             .sum::<u32>()
             & !1
+    }
+}
+
+#[test]
+fn what_the_guest_was_told_and_asked_goes_on_elsewhere() {
+    let build = || {
+        let rig = Rig::new();
+        let slots: Vec<Slot> = (0..3)
+            .map(|_| rig.bus.add(None, Plain::new()).unwrap())
+            .collect();
+        (rig, slots)
+    };
+    let (source, slots) = build();
+    source.hotplug.announce(slots[0]);
+    source.hotplug.request_removal(slots[1]);
+    source.hotplug.request_removal(slots[2]);
+    source.set(HOTPLUG_REMOVAL, bit(slots[2]));
+    let state = through_a_file(&source.hotplug.save());
+
+    let (destination, slots) = build();
+    destination.hotplug.restore(&state).unwrap();
+    assert!(destination.asserted());
+    assert_eq!(destination.register(HOTPLUG_INSERTED), bit(slots[0]));
+    assert_eq!(destination.register(HOTPLUG_REMOVAL), bit(slots[1]));
+    // The first was not asked for, the other two were.
+    destination.set(HOTPLUG_EJECT, bit(slots[0]) | bit(slots[1]) | bit(slots[2]));
+    let state = destination.hotplug.save();
+    assert_eq!(state.ejected, bit(slots[1]) | bit(slots[2]));
+    // On to a machine that never had them.
+    let third = Rig::new();
+    third.bus.add(None, Plain::new()).unwrap();
+    third.hotplug.restore(&state).unwrap();
+    assert_eq!(third.hotplug.take_ejected(), [slots[1], slots[2]]);
+}
+
+#[test]
+fn impossible_registers_change_nothing() {
+    let rig = Rig::new();
+    let slot = bit(rig.bus.add(None, Plain::new()).unwrap());
+    let good = rig.hotplug.save();
+    for bad in [
+        PciHotplugState {
+            inserted: 1,
+            ..good
+        },
+        PciHotplugState {
+            ejected: u32::MAX,
+            ..good
+        },
+        PciHotplugState {
+            removal: slot,
+            ..good
+        },
+        PciHotplugState {
+            ejectable: 1 << 31,
+            ..good
+        },
+        PciHotplugState {
+            ejectable: slot,
+            ejected: slot,
+            ..good
+        },
+    ] {
+        rig.hotplug.restore(&bad).unwrap_err();
+        assert_eq!(rig.hotplug.save(), good);
+        assert!(!rig.asserted());
     }
 }
 

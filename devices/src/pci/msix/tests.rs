@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::saved::through_a_file;
 use crate::testing::FakeVector;
 
 const ENABLE: u16 = 1 << 15;
@@ -117,6 +118,24 @@ fn a_failed_route_is_tried_again() {
     assert_eq!(fakes[0].route(), None);
     msix.set_control(ENABLE);
     assert!(fakes[0].route().is_some());
+}
+
+#[test]
+fn a_pending_vector_is_pending_elsewhere() {
+    let (mut source, _) = msix(3);
+    source.set_control(ENABLE);
+    program(&mut source, 0, 0xfee0_0000, 7, 1);
+    program(&mut source, 1, 0xfee0_0000, 8, 1);
+    source.signal(1);
+    let state = through_a_file(&source.save());
+    assert!(!state.entries[0].pending && state.entries[1].pending);
+    let (mut destination, fakes) = msix(3);
+    destination.restore(&state, ENABLE).unwrap();
+    assert_eq!(pending_word(&destination, 0), 0b10);
+    assert_eq!(fakes[1].delivered(), None);
+    destination.write_table(16 + 12, &0u32.to_le_bytes());
+    assert_eq!(fakes[1].delivered().unwrap().data, 8);
+    assert_eq!(pending_word(&destination, 0), 0);
 }
 
 #[test]

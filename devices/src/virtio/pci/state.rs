@@ -11,7 +11,7 @@ use crate::pci::{ConfigSpaceError, ConfigSpaceState, MsixError, MsixState};
 use crate::virtio::backend::{BackendError, SavedState};
 
 /// Version of [`VirtioPciState`]'s layout.
-pub const VIRTIO_PCI_STATE_VERSION: u32 = 2;
+pub const VIRTIO_PCI_STATE_VERSION: u32 = 3;
 
 /// A saved virtio-pci device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -171,7 +171,13 @@ fn save(rig: &Rig) {
         Ok(()) => {
             other.pci.remap();
             invariants(&other);
-            assert_eq!(other.device.save().unwrap(), state);
+            let mut again = other.device.save().unwrap();
+            for (entry, saved) in again.msix.entries.iter_mut().zip(&state.msix.entries) {
+                // A restore triggers vectors by itself, so more may be pending but not less.
+                assert!(entry.pending || !saved.pending);
+                entry.pending = saved.pending;
+            }
+            assert_eq!(again, state);
         }
         Err(error) => assert!(fails && state.backend.is_some(), "{error:?}"),
     }

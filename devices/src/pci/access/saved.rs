@@ -1,0 +1,39 @@
+//! The saved state of the configuration ports.
+
+use std::sync::PoisonError;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ADDRESS_MASK, ConfigPorts};
+use crate::saved::DeviceStateError;
+
+/// Saved configuration ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigPortsState {
+    /// CONFIG_ADDRESS.
+    pub address: u32,
+}
+
+impl ConfigPorts {
+    /// The address register.
+    #[must_use]
+    pub fn save(&self) -> ConfigPortsState {
+        ConfigPortsState {
+            address: self.address(),
+        }
+    }
+
+    /// Takes a saved address register.
+    ///
+    /// # Errors
+    /// [`DeviceStateError::Impossible`]: bits that cannot be set.
+    pub fn restore(&self, state: &ConfigPortsState) -> Result<(), DeviceStateError> {
+        DeviceStateError::unless(
+            state.address & !ADDRESS_MASK == 0,
+            "PCI configuration port",
+            "address bits that cannot be set",
+        )?;
+        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = state.address;
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! The saved state of the hot-plug registers.
+
+use serde::{Deserialize, Serialize};
+
+use super::{PciHotplug, State, bit};
+use crate::pci::Slot;
+use crate::saved::DeviceStateError;
+
+const DEVICE: &str = "PCI hot-plug";
+
+/// Saved hot-plug registers; bit *n* is slot *n*.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PciHotplugState {
+    /// INSERTED.
+    pub inserted: u32,
+    /// REMOVAL.
+    pub removal: u32,
+    /// Slots that the guest may eject.
+    pub ejectable: u32,
+    /// Slots that it has ejected and that the machine has not taken yet ([`PciHotplug::take_ejected`]).
+    pub ejected: u32,
+}
+
+impl PciHotplug {
+    /// The registers.
+    #[must_use]
+    pub fn save(&self) -> PciHotplugState {
+        let state = self.state();
+        PciHotplugState {
+            inserted: state.inserted,
+            removal: state.removal,
+            ejectable: state.ejectable,
+            ejected: state.ejected,
+        }
+    }
+
+    /// Takes saved registers. The interrupt follows, so interrupt controllers come first; and
+    /// so do the functions on the bus, for a guest can eject only what is there.
+    ///
+    /// # Errors
+    /// [`DeviceStateError::Impossible`]: the host bridge in any register, a removal that the
+    /// guest may not follow, a slot to eject that is empty or ejected already.
+    /// [`DeviceStateError::Interrupt`].
+    pub fn restore(&self, saved: &PciHotplugState) -> Result<(), DeviceStateError> {
+        let &PciHotplugState {
+            inserted,
+            removal,
+            ejectable,
+            ejected,
+        } = saved;
+        let bridge = bit(Slot::HOST_BRIDGE);
+        DeviceStateError::unless(
+            (inserted | removal | ejectable | ejected) & bridge == 0,
+            DEVICE,
+            "the host bridge comes or goes",
+        )?;
+        DeviceStateError::unless(
+            removal & !ejectable == 0,
+            DEVICE,
+            "the guest is asked to eject a slot that it may not eject",
+        )?;
+        let there = self
+            .bus
+            .functions()
+            .iter()
+            .fold(0, |slots, (slot, _)| slots | bit(*slot));
+        DeviceStateError::unless(
+            ejectable & !there == 0 && ejectable & ejected == 0,
+            DEVICE,
+            "the guest may eject an empty slot",
+        )?;
+        let mut state = self.state();
+        *state = State {
+            inserted,
+            removal,
+            ejectable,
+            ejected,
+            asserted: state.asserted,
+            refused: false,
+        };
+        if ejected != 0 {
+            // The only failure is a counter at its maximum, which is readable too.
+            let _ = self.event.write(1);
+        }
+        self.try_settle(&mut state)
+            .map_err(|source| DeviceStateError::Interrupt {
+                device: DEVICE,
+                source,
+            })
+    }
+}

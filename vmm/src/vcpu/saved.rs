@@ -1,0 +1,376 @@
+//! The whole state of a vCPU, to go on with elsewhere: in a snapshot, on another host, in another
+//! process.
+//!
+//! Owns the saved form, its checks, and the order in which KVM gives and takes the parts. It must not
+//! know where a state comes from: it is trusted no more than a guest. What a register
+//! holds is for KVM to check, which refuses what no guest could have; this module
+//! checks lengths and counts, and which processor it was.
+//!
+//! **A parked vCPU has nothing half done.** It parks only when KVM_RUN said EINTR, and KVM says
+//! that after it has completed the port or memory access of the last exit (see the parent
+//! module). What a vCPU had in flight is then in its registers, in guest memory or in the device.
+//!
+//! Order of saving, all vCPUs parked: the parts whose reading changes others come first.
+//! KVM_GET_MP_STATE takes in an INIT or start-up IPI, KVM_GET_VCPU_EVENTS puts a pending
+//! exception's payload into CR2 and DR6.
+//!
+//! Order of restoring (each arrow has a reason in `arch/x86/kvm/x86.c`):
+//!
+//! ```text
+//!   CPUID            what the other parts are checked against
+//!     v
+//!   TSC of all vCPUs  the timers below are relative to it
+//!     v
+//!   SREGS            CR4, EFER and the APIC's base; load the PDPTRs from guest memory
+//!     v
+//!   REGS             forget pending exceptions
+//!     v
+//!   XCRS, XSAVE, DEBUGREGS
+//!     v
+//!   LAPIC            after its base
+//!     v
+//!   MSRS             TSC_DEADLINE, the last, is only taken by an APIC in that mode
+//!     v
+//!   VCPU_EVENTS      after REGS
+//!     v
+//!   MP_STATE
+//!     v
+//!   KVM_KVMCLOCK_CTRL  tells the guest's watchdogs that it was stopped
+//! ```
+//! Guest memory must be there before. A guest in PAE paging has its page directory pointers read from
+//! there; KVM_SET_SREGS2, which would take them from the state, is not needed for guests of 64 bits.
+
+use kvm_bindings::{
+    CpuId, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_sregs,
+    kvm_vcpu_events, kvm_xcrs,
+};
+use kvm_ioctls::{VcpuFd, VmFd};
+use serde::{Deserialize, Serialize};
+
+use super::thread::Vcpu;
+use super::tsc::{self, Tscs};
+use super::{VcpuError, Vcpus, msrs, xsave};
+use crate::kvm::cpuid::compatible;
+use crate::kvm::{KvmError, uapi_bytes};
+
+pub use super::msrs::{MsrError, MsrState};
+pub use super::tsc::{TscError, TscState};
+pub use super::xsave::XsaveError;
+pub use crate::kvm::cpuid::compatible::CpuidError;
+
+/// More MSRs than any KVM has (about 300 with all machine-check banks).
+const MAX_MSRS: usize = 1024;
+
+/// A CPUID leaf as the guest reads it, `struct kvm_cpuid_entry2`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuidLeaf {
+    /// EAX on entry.
+    pub function: u32,
+    /// ECX on entry, where `flags` say that it matters.
+    pub index: u32,
+    /// `KVM_CPUID_FLAG_*`.
+    pub flags: u32,
+    /// EAX, EBX, ECX and EDX on return.
+    pub registers: [u32; 4],
+}
+
+impl From<&kvm_cpuid_entry2> for CpuidLeaf {
+    fn from(entry: &kvm_cpuid_entry2) -> Self {
+        Self {
+            function: entry.function,
+            index: entry.index,
+            flags: entry.flags,
+            registers: [entry.eax, entry.ebx, entry.ecx, entry.edx],
+        }
+    }
+}
+
+impl From<&CpuidLeaf> for kvm_cpuid_entry2 {
+    fn from(leaf: &CpuidLeaf) -> Self {
+        let [eax, ebx, ecx, edx] = leaf.registers;
+        Self {
+            function: leaf.function,
+            index: leaf.index,
+            flags: leaf.flags,
+            eax,
+            ebx,
+            ecx,
+            edx,
+            padding: [0; 3],
+        }
+    }
+}
+
+/// A saved vCPU. Structures of KVM are saved as their bytes in the layout of
+/// `include/uapi/asm/kvm.h` for x86-64.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VcpuState {
+    /// The CPUID that the vCPU was made with, at most 256 leaves.
+    pub cpuid: Vec<CpuidLeaf>,
+    /// `KVM_MP_STATE_*`: running, halted, waiting for a start-up IPI.
+    pub mp_state: u32,
+    /// Pending and injected events.
+    #[serde(with = "uapi_bytes")]
+    pub events: kvm_vcpu_events,
+    /// General registers.
+    #[serde(with = "uapi_bytes")]
+    pub regs: kvm_regs,
+    /// Segments, control registers, EFER.
+    #[serde(with = "uapi_bytes")]
+    pub sregs: kvm_sregs,
+    /// Debug registers.
+    #[serde(with = "uapi_bytes")]
+    pub debug_regs: kvm_debugregs,
+    /// XCR0.
+    #[serde(with = "uapi_bytes")]
+    pub xcrs: kvm_xcrs,
+    /// The XSAVE area in standard form, as long as KVM gave it: 4096 to 65536 bytes, a
+    /// multiple of 4.
+    pub xsave: Vec<u8>,
+    /// The local APIC's registers.
+    #[serde(with = "uapi_bytes")]
+    pub lapic: kvm_lapic_state,
+    /// The time stamp counter.
+    pub tsc: TscState,
+    /// All other MSRs that could be read, at most 1024.
+    pub msrs: Vec<MsrState>,
+}
+
+/// Why a saved vCPU was refused. Nothing has been changed then, but for
+/// [`VcpuStateError::Msr`], which may come in the middle of a restore.
+#[derive(Debug, thiserror::Error)]
+pub enum VcpuStateError {
+    /// It was another processor.
+    #[error("the guest cannot run on this host's processor")]
+    Cpuid(#[source] CpuidError),
+    /// The XSAVE area does not fit.
+    #[error("the XSAVE area cannot be taken")]
+    Xsave(#[source] XsaveError),
+    /// The TSC does not fit.
+    #[error("the time stamp counter cannot be taken")]
+    Tsc(#[source] TscError),
+    /// More MSRs than there can be.
+    #[error("{0} MSRs: there are at most 1024")]
+    TooManyMsrs(usize),
+    /// An MSR cannot be had here.
+    #[error("the model-specific registers cannot be taken")]
+    Msr(#[source] MsrError),
+}
+
+impl VcpuState {
+    /// Whether the guest can go on where it would be told `here`; see [`compatible::check`].
+    ///
+    /// # Errors
+    /// [`CpuidError`], naming what stands against it.
+    pub fn check_cpuid(&self, here: &[kvm_cpuid_entry2]) -> Result<(), CpuidError> {
+        compatible::check(&self.cpuid_entries(), here)
+    }
+
+    fn cpuid_entries(&self) -> Vec<kvm_cpuid_entry2> {
+        self.cpuid.iter().map(kvm_cpuid_entry2::from).collect()
+    }
+
+    /// Everything that can be said before anything is changed.
+    fn check(&self, vcpu: &Vcpu, xsave_len: usize) -> Result<(), VcpuStateError> {
+        self.check_cpuid(&vcpu.cpuid)
+            .map_err(VcpuStateError::Cpuid)?;
+        xsave::check(&self.xsave, xsave_len).map_err(VcpuStateError::Xsave)?;
+        if self.msrs.len() > MAX_MSRS {
+            return Err(VcpuStateError::TooManyMsrs(self.msrs.len()));
+        }
+        msrs::select(&self.msrs, vcpu.initial.msrs())
+            .map(drop)
+            .map_err(VcpuStateError::Msr)
+    }
+}
+
+impl Vcpus {
+    /// Reads the whole state of all vCPUs, in their order; they go on as if nothing had happened.
+    ///
+    /// Devices that may still raise interrupts should be at rest before: what they raise later is lost.
+    ///
+    /// # Errors
+    /// [`VcpuError::NotPaused`] or [`VcpuError::Kvm`].
+    pub fn save(&self) -> Result<Vec<VcpuState>, VcpuError> {
+        let kvm = |index| move |source| VcpuError::Kvm { index, source };
+        let xsave_len = xsave::len(&self.vm).map_err(kvm(0))?;
+        let mut states = Vec::with_capacity(self.threads.len());
+        for (index, thread) in (0..).zip(&self.threads) {
+            let state = thread.with_vcpu(|vcpu| save(vcpu, &self.vm, xsave_len))?;
+            states.push(state.map_err(kvm(index))?);
+        }
+        Ok(states)
+    }
+
+    /// Whether [`Vcpus::restore`] would take the states, as far as that can be said without
+    /// changing anything: their number, the processor, lengths, MSRs, the TSC's frequency.
+    ///
+    /// # Errors
+    /// [`VcpuError::NotPaused`], [`VcpuError::Count`], [`VcpuError::State`] or [`VcpuError::Kvm`].
+    pub fn check(&self, states: &[VcpuState]) -> Result<(), VcpuError> {
+        self.checked(states).map(drop)
+    }
+
+    fn checked(&self, states: &[VcpuState]) -> Result<Option<Tscs>, VcpuError> {
+        if states.len() != self.threads.len() {
+            return Err(VcpuError::Count {
+                saved: states.len(),
+                here: self.threads.len(),
+            });
+        }
+        let xsave_len =
+            xsave::len(&self.vm).map_err(|source| VcpuError::Kvm { index: 0, source })?;
+        let tscs: Vec<TscState> = states.iter().map(|state| state.tsc).collect();
+        let refused = |index| {
+            move |source| VcpuError::State {
+                index,
+                source: Box::new(source),
+            }
+        };
+        let tscs = Tscs::new(&tscs)
+            .map_err(VcpuStateError::Tsc)
+            .map_err(refused(0))?;
+        for ((index, thread), state) in (0..).zip(&self.threads).zip(states) {
+            let checked = thread.with_vcpu(|vcpu| {
+                if let Some(tscs) = &tscs {
+                    tscs.check_frequency(&vcpu.fd, &self.vm)
+                        .map_err(VcpuStateError::Tsc)?;
+                }
+                state.check(vcpu, xsave_len)
+            })?;
+            checked.map_err(refused(index))?;
+        }
+        Ok(tscs)
+    }
+
+    /// Takes saved states, in the order of the vCPUs, which never ran or were
+    /// [reset](Vcpus::reset) before. Guest memory and kvmclock must have been restored: the TSC follows
+    /// from kvmclock (see [`crate::kvm::saved`]). vCPUs that never ran get the saved CPUID: the
+    /// guest keeps the processor that it knows, also on a newer one.
+    ///
+    /// # Errors
+    /// As [`Vcpus::check`], before anything is changed. After that [`VcpuError::Kvm`], if KVM
+    /// refuses what a register holds, and [`VcpuError::State`] for an MSR: then the vCPUs are
+    /// to be reset or dropped.
+    pub fn restore(&self, states: &[VcpuState]) -> Result<(), VcpuError> {
+        let tscs = self.checked(states)?;
+        let xsave_len =
+            xsave::len(&self.vm).map_err(|source| VcpuError::Kvm { index: 0, source })?;
+        for ((index, thread), state) in (0..).zip(&self.threads).zip(states) {
+            let done = thread.with_vcpu(|vcpu| {
+                set_cpuid(vcpu, state)?;
+                tscs.as_ref()
+                    .map_or(Ok(()), |tscs| tscs.restore_frequency(&vcpu.fd))
+            })?;
+            done.map_err(|source| VcpuError::Kvm { index, source })?;
+        }
+        if let Some(tscs) = &tscs {
+            self.restore_tscs(tscs)?;
+        }
+        for ((index, thread), state) in (0..).zip(&self.threads).zip(states) {
+            thread.with_vcpu(|vcpu| restore(vcpu, state, xsave_len, index))??;
+        }
+        Ok(())
+    }
+
+    fn restore_tscs(&self, tscs: &Tscs) -> Result<(), VcpuError> {
+        let mut offset = None;
+        for (index, thread) in (0..).zip(&self.threads) {
+            let done = thread.with_vcpu(|vcpu| {
+                if index == 0 {
+                    offset = tscs.offset(&vcpu.fd, &self.vm)?;
+                }
+                tscs.restore(&vcpu.fd, &self.vm, index.into(), offset)
+            })?;
+            done.map_err(|source| VcpuError::Kvm { index, source })?;
+        }
+        Ok(())
+    }
+}
+
+fn save(vcpu: &Vcpu, vm: &VmFd, xsave_len: usize) -> Result<VcpuState, KvmError> {
+    let fd = &vcpu.fd;
+    let mp_state = fd
+        .get_mp_state()
+        .map_err(KvmError::ioctl("KVM_GET_MP_STATE"))?
+        .mp_state;
+    let events = fd
+        .get_vcpu_events()
+        .map_err(KvmError::ioctl("KVM_GET_VCPU_EVENTS"))?;
+    Ok(VcpuState {
+        cpuid: vcpu.cpuid.iter().map(CpuidLeaf::from).collect(),
+        mp_state,
+        events,
+        regs: fd.get_regs().map_err(KvmError::ioctl("KVM_GET_REGS"))?,
+        sregs: fd.get_sregs().map_err(KvmError::ioctl("KVM_GET_SREGS"))?,
+        debug_regs: fd
+            .get_debug_regs()
+            .map_err(KvmError::ioctl("KVM_GET_DEBUGREGS"))?,
+        xcrs: fd.get_xcrs().map_err(KvmError::ioctl("KVM_GET_XCRS"))?,
+        xsave: xsave::read(fd, xsave_len)?,
+        lapic: fd.get_lapic().map_err(KvmError::ioctl("KVM_GET_LAPIC"))?,
+        tsc: tsc::save(fd, vm)?,
+        msrs: msrs::save(fd, vcpu.initial.msrs())?,
+    })
+}
+
+/// Gives the vCPU the CPUID that the guest knows, which [`VcpuState::check_cpuid`] has passed.
+fn set_cpuid(vcpu: &mut Vcpu, state: &VcpuState) -> Result<(), KvmError> {
+    let entries = state.cpuid_entries();
+    if entries == vcpu.cpuid {
+        // So also after the first run, when KVM takes no other one.
+        return Ok(());
+    }
+    let cpuid = CpuId::from_entries(&entries).map_err(|_| KvmError::Ioctl {
+        ioctl: "KVM_SET_CPUID2",
+        source: std::io::ErrorKind::InvalidInput.into(),
+    })?;
+    vcpu.fd
+        .set_cpuid2(&cpuid)
+        .map_err(KvmError::ioctl("KVM_SET_CPUID2"))?;
+    vcpu.cpuid = entries;
+    Ok(())
+}
+
+fn restore(vcpu: &Vcpu, state: &VcpuState, xsave_len: usize, index: u8) -> Result<(), VcpuError> {
+    let kvm = |source| VcpuError::Kvm { index, source };
+    restore_registers(&vcpu.fd, state, xsave_len).map_err(kvm)?;
+    msrs::select(&state.msrs, vcpu.initial.msrs())
+        .and_then(|selected| msrs::restore(&vcpu.fd, &selected))
+        .map_err(|source| VcpuError::State {
+            index,
+            source: Box::new(VcpuStateError::Msr(source)),
+        })?;
+    restore_events(&vcpu.fd, state).map_err(kvm)
+}
+
+fn restore_registers(fd: &VcpuFd, state: &VcpuState, xsave_len: usize) -> Result<(), KvmError> {
+    fd.set_sregs(&state.sregs)
+        .map_err(KvmError::ioctl("KVM_SET_SREGS"))?;
+    fd.set_regs(&state.regs)
+        .map_err(KvmError::ioctl("KVM_SET_REGS"))?;
+    fd.set_xcrs(&state.xcrs)
+        .map_err(KvmError::ioctl("KVM_SET_XCRS"))?;
+    xsave::write(fd, &state.xsave, xsave_len)?;
+    fd.set_debug_regs(&state.debug_regs)
+        .map_err(KvmError::ioctl("KVM_SET_DEBUGREGS"))?;
+    fd.set_lapic(&state.lapic)
+        .map_err(KvmError::ioctl("KVM_SET_LAPIC"))
+}
+
+fn restore_events(fd: &VcpuFd, state: &VcpuState) -> Result<(), KvmError> {
+    fd.set_vcpu_events(&state.events)
+        .map_err(KvmError::ioctl("KVM_SET_VCPU_EVENTS"))?;
+    fd.set_mp_state(kvm_mp_state {
+        mp_state: state.mp_state,
+    })
+    .map_err(KvmError::ioctl("KVM_SET_MP_STATE"))?;
+    match fd.kvmclock_ctrl() {
+        // The guest uses no kvmclock, so it has no watchdog on it either.
+        Err(error) if error.errno() == libc::EINVAL => Ok(()),
+        result => result.map_err(KvmError::ioctl("KVM_KVMCLOCK_CTRL")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,371 @@
+//! The guest's time stamp counters across a restore.
+//!
+//! Owns the relation between the TSCs of a VM and its kvmclock. It must not know how kvmclock
+//! goes on, which [`Vm::restore`](crate::kvm::Vm::restore) has decided before.
+//!
+//! A saved TSC comes with what kvmclock said when it was read. A restored one is
+//!
+//! ```text
+//!   TSC = saved TSC + (kvmclock now - kvmclock then) * frequency
+//! ```
+//! at every moment, so that the guest's two clocks agree as before (the same is asked for in
+//! `Documentation/virt/kvm/devices/vcpu.rst`, KVM_VCPU_TSC_OFFSET). That is computed for the first
+//! vCPU; all others get the same offset to the host's counter, apart from what
+//! the guest itself had made of it, for a guest takes TSCs that differ between processors for broken.
+//!
+//! Offsets are set with KVM_VCPU_TSC_CTRL (Linux 5.16). Older kernels take a value instead,
+//! and give vCPUs whose values fit together within a second one offset by themselves
+//! (`kvm_synchronize_tsc` in arch/x86/kvm/x86.c).
+
+use std::io;
+
+use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_msr_entry};
+use kvm_ioctls::{Cap, VcpuFd, VmFd};
+use serde::{Deserialize, Serialize};
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
+
+use super::msrs::{self, MSR_TSC};
+use crate::kvm::KvmError;
+use crate::kvm::saved::kvmclock_ns;
+
+/// The requests, apart because the macro writes no documentation. `kvm-ioctls` has them for
+/// other architectures only.
+mod request {
+    #![allow(missing_docs, reason = "the macro writes no documentation")]
+    use kvm_bindings::{KVMIO, kvm_device_attr};
+    use vmm_sys_util::ioctl_iow_nr;
+
+    ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
+    ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
+}
+use request::{KVM_GET_DEVICE_ATTR, KVM_SET_DEVICE_ATTR};
+
+/// How often TSC and kvmclock are read together; the closest pair counts.
+const SAMPLES: u32 = 5;
+/// A deviation of the frequency that KVM lets pass without scaling
+/// (`tsc_tolerance_ppm` in arch/x86/kvm/x86.c), in parts per million.
+const TOLERANCE_PPM: u64 = 250;
+
+/// A saved TSC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TscState {
+    /// Its value (IA32_TIME_STAMP_COUNTER).
+    pub value: u64,
+    /// The guest's kvmclock when it was read, in nanoseconds.
+    pub kvmclock_ns: u64,
+    /// Its distance to the source's host TSC (KVM_VCPU_TSC_OFFSET), in ticks modulo 2^64. It says
+    /// how far the vCPUs of a VM are apart. `None` where the source's kernel did not tell.
+    pub offset: Option<u64>,
+    /// Its frequency in kHz (KVM_GET_TSC_KHZ); 0 where the source's kernel did not tell.
+    pub khz: u32,
+}
+
+/// Why saved TSCs were refused.
+#[derive(Debug, thiserror::Error)]
+pub enum TscError {
+    /// A VM has one frequency.
+    #[error("the saved vCPUs have TSCs of {first} and {other} kHz")]
+    Frequencies {
+        /// That of the first vCPU.
+        first: u32,
+        /// Another one.
+        other: u32,
+    },
+    /// The frequency cannot be had here.
+    #[error(
+        "the guest's TSC runs at {saved} kHz and this host's at {here} kHz, and its processor cannot \
+         scale: move the guest to a host with the same TSC frequency"
+    )]
+    Frequency {
+        /// In kHz.
+        saved: u32,
+        /// In kHz.
+        here: u32,
+    },
+}
+
+/// The frequency of a vCPU's TSC in kHz; 0 where the kernel does not know (a host whose TSC is
+/// not stable).
+pub(super) fn khz(fd: &VcpuFd) -> u32 {
+    fd.get_tsc_khz().unwrap_or(0)
+}
+
+/// Reads the TSC together with kvmclock.
+pub(super) fn save(fd: &VcpuFd, vm: &VmFd) -> Result<TscState, KvmError> {
+    let (kvmclock_ns, value) = sample(fd, vm)?;
+    Ok(TscState {
+        value,
+        kvmclock_ns,
+        offset: offset(fd)?,
+        khz: khz(fd),
+    })
+}
+
+/// What the TSCs of a VM are to be.
+#[derive(Debug)]
+pub(super) struct Tscs {
+    first: TscState,
+    /// How many ticks each vCPU is ahead of the first one, modulo 2^64.
+    ahead: Vec<u64>,
+}
+
+impl Tscs {
+    /// `None`: there are no vCPUs.
+    ///
+    /// # Errors
+    /// [`TscError::Frequencies`].
+    pub(super) fn new(saved: &[TscState]) -> Result<Option<Self>, TscError> {
+        let Some(&first) = saved.first() else {
+            return Ok(None);
+        };
+        if let Some(other) = saved.iter().find(|tsc| tsc.khz != first.khz) {
+            return Err(TscError::Frequencies {
+                first: first.khz,
+                other: other.khz,
+            });
+        }
+        let ahead = saved.iter().map(|tsc| ahead(*tsc, first)).collect();
+        Ok(Some(Self { first, ahead }))
+    }
+
+    /// Whether this vCPU can have the frequency.
+    ///
+    /// # Errors
+    /// [`TscError::Frequency`].
+    pub(super) fn check_frequency(&self, fd: &VcpuFd, vm: &VmFd) -> Result<(), TscError> {
+        let here = khz(fd);
+        let saved = self.first.khz;
+        let close = u64::from(here.abs_diff(saved)) * 1_000_000 <= u64::from(here) * TOLERANCE_PPM;
+        if saved == 0 || here == 0 || close || vm.check_extension(Cap::TscControl) {
+            return Ok(());
+        }
+        Err(TscError::Frequency { saved, here })
+    }
+
+    /// Gives a vCPU the frequency of its TSC. Before [`Tscs::restore`], for all.
+    pub(super) fn restore_frequency(&self, fd: &VcpuFd) -> Result<(), KvmError> {
+        let here = khz(fd);
+        if self.first.khz == 0 || here == 0 || here == self.first.khz {
+            return Ok(());
+        }
+        fd.set_tsc_khz(self.first.khz)
+            .map_err(KvmError::ioctl("KVM_SET_TSC_KHZ"))
+    }
+
+    /// The offset that the first vCPU must have for the TSCs to be right; `None` on
+    /// kernels that don't take offsets.
+    pub(super) fn offset(&self, first: &VcpuFd, vm: &VmFd) -> Result<Option<u64>, KvmError> {
+        let Some(offset) = offset(first)? else {
+            return Ok(None);
+        };
+        let (kvmclock_ns, value) = sample(first, vm)?;
+        let wanted = self.at(0, kvmclock_ns, khz(first));
+        Ok(Some(offset.wrapping_add(wanted.wrapping_sub(value))))
+    }
+
+    /// Sets the TSC of vCPU `index`. `offset` is what [`Tscs::offset`] gave.
+    pub(super) fn restore(
+        &self,
+        fd: &VcpuFd,
+        vm: &VmFd,
+        index: usize,
+        offset: Option<u64>,
+    ) -> Result<(), KvmError> {
+        if let Some(offset) = offset {
+            let wanted = offset.wrapping_add(self.ahead.get(index).copied().unwrap_or(0));
+            set_offset(fd, wanted)?;
+            if self::offset(fd)? != Some(wanted) {
+                tracing::warn!(
+                    vcpu = index,
+                    "this host's KVM does not let a guest's TSC be set: it jumps; kvmclock is right"
+                );
+            }
+            return Ok(());
+        }
+        let data = self.at(index, kvmclock_ns(vm)?, khz(fd));
+        let msr = kvm_msr_entry {
+            index: MSR_TSC,
+            data,
+            ..Default::default()
+        };
+        msrs::write(fd, &[msr])
+    }
+
+    /// The TSC of vCPU `index` when kvmclock says `kvmclock_ns`, if it runs at `khz`.
+    fn at(&self, index: usize, kvmclock_ns: u64, khz: u32) -> u64 {
+        let ahead = self.ahead.get(index).copied().unwrap_or(0);
+        let passed = i128::from(kvmclock_ns) - i128::from(self.first.kvmclock_ns);
+        self.first
+            .value
+            .wrapping_add(ticks(passed, khz))
+            .wrapping_add(ahead)
+    }
+}
+
+/// How many ticks `tsc` is ahead of `first`.
+fn ahead(tsc: TscState, first: TscState) -> u64 {
+    if let (Some(offset), Some(first)) = (tsc.offset, first.offset) {
+        return offset.wrapping_sub(first);
+    }
+    // The two were not read at the same moment, so a small difference means none;
+    // KVM takes a second for small, too.
+    let passed = i128::from(tsc.kvmclock_ns) - i128::from(first.kvmclock_ns);
+    let ahead = tsc
+        .value
+        .wrapping_sub(first.value)
+        .wrapping_sub(ticks(passed, first.khz));
+    let second = u64::from(first.khz) * 1000;
+    if ahead <= second || ahead.wrapping_neg() <= second {
+        0
+    } else {
+        ahead
+    }
+}
+
+/// Ticks of a counter of `khz` in so many nanoseconds, modulo 2^64.
+fn ticks(nanoseconds: i128, khz: u32) -> u64 {
+    let ticks = nanoseconds.saturating_mul(i128::from(khz)) / 1_000_000;
+    // The remainder is never negative and below 2^64.
+    u64::try_from(ticks.rem_euclid(1 << 64)).unwrap_or(0)
+}
+
+/// kvmclock in nanoseconds and the TSC at (nearly) the same moment.
+fn sample(fd: &VcpuFd, vm: &VmFd) -> Result<(u64, u64), KvmError> {
+    let mut best = None;
+    let mut before = kvmclock_ns(vm)?;
+    for _ in 0..SAMPLES {
+        let tsc = msrs::read_one(fd, MSR_TSC)?.ok_or_else(|| KvmError::Ioctl {
+            ioctl: "KVM_GET_MSRS(MSR_IA32_TSC)",
+            source: io::ErrorKind::Unsupported.into(),
+        })?;
+        let after = kvmclock_ns(vm)?;
+        let width = after.saturating_sub(before);
+        if best.is_none_or(|(least, _)| width < least) {
+            best = Some((width, (before.saturating_add(width / 2), tsc)));
+        }
+        before = after;
+    }
+    // There is at least one sample.
+    Ok(best.map_or((0, 0), |(_, pair)| pair))
+}
+
+/// The vCPU's TSC offset; `None` on kernels that don't tell.
+fn offset(fd: &VcpuFd) -> Result<Option<u64>, KvmError> {
+    let mut value = 0u64;
+    let attribute = offset_attribute(&raw mut value);
+    // SAFETY: needed because `kvm-ioctls` has it for other architectures only. The kernel
+    // writes the eight bytes at `addr`, which is `value`, alive and not otherwise used.
+    let result = unsafe { ioctl_with_ref(fd, KVM_GET_DEVICE_ATTR(), &attribute) };
+    if result == 0 {
+        return Ok(Some(value));
+    }
+    let source = io::Error::last_os_error();
+    match source.raw_os_error() {
+        Some(libc::ENOTTY | libc::EINVAL | libc::ENXIO) => Ok(None),
+        _ => Err(KvmError::Ioctl {
+            ioctl: "KVM_GET_DEVICE_ATTR(KVM_VCPU_TSC_OFFSET)",
+            source,
+        }),
+    }
+}
+
+fn set_offset(fd: &VcpuFd, offset: u64) -> Result<(), KvmError> {
+    let mut value = offset;
+    let mut attribute = offset_attribute(&raw mut value);
+    // SAFETY: needed because `kvm-ioctls` has it for other architectures only. The kernel
+    // reads the eight bytes at `addr`, which is `value`, alive.
+    let result = unsafe { ioctl_with_mut_ref(fd, KVM_SET_DEVICE_ATTR(), &mut attribute) };
+    if result == 0 {
+        return Ok(());
+    }
+    Err(KvmError::Ioctl {
+        ioctl: "KVM_SET_DEVICE_ATTR(KVM_VCPU_TSC_OFFSET)",
+        source: io::Error::last_os_error(),
+    })
+}
+
+fn offset_attribute(value: *mut u64) -> kvm_device_attr {
+    kvm_device_attr {
+        group: KVM_VCPU_TSC_CTRL,
+        attr: KVM_VCPU_TSC_OFFSET.into(),
+        // An address has 64 bits here.
+        addr: u64::try_from(value.expose_provenance()).unwrap_or(0),
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tsc(value: u64, kvmclock_ns: u64, offset: Option<u64>) -> TscState {
+        TscState {
+            value,
+            kvmclock_ns,
+            offset,
+            khz: 2_000_000,
+        }
+    }
+
+    #[test]
+    fn the_counter_follows_kvmclock() {
+        let tscs = Tscs::new(&[tsc(1_000, 500, None)]).unwrap().unwrap();
+        assert_eq!(tscs.at(0, 500, 2_000_000), 1_000);
+        assert_eq!(tscs.at(0, 1_500, 2_000_000), 3_000);
+        // kvmclock may be behind: the moment between reading the two.
+        assert_eq!(tscs.at(0, 400, 2_000_000), 800);
+        // An unknown frequency: it stands.
+        assert_eq!(tscs.at(0, 1_500, 0), 1_000);
+    }
+
+    #[test]
+    fn vcpus_keep_the_distance_that_the_guest_gave_them() {
+        let far = 10_000_000_000;
+        let saved = [
+            tsc(1_000, 0, Some(100)),
+            tsc(1_000, 700, Some(100)),
+            tsc(5, 0, Some(90)),
+        ];
+        let tscs = Tscs::new(&saved).unwrap().unwrap();
+        assert_eq!(tscs.ahead, [0, 0, 10u64.wrapping_neg()]);
+        // Without offsets what is small is the time between two readings.
+        let saved = [
+            tsc(1_000, 0, None),
+            tsc(2_500, 700, None),
+            tsc(1_000 + far, 0, None),
+            tsc(1_000u64.wrapping_sub(far), 0, Some(3)),
+        ];
+        let tscs = Tscs::new(&saved).unwrap().unwrap();
+        assert_eq!(tscs.ahead, [0, 0, far, far.wrapping_neg()]);
+        assert_eq!(tscs.at(2, 500, 2_000_000), 2_000 + far);
+    }
+
+    #[test]
+    fn absurd_values_wrap_and_do_not_overflow() {
+        let saved = [
+            TscState {
+                khz: u32::MAX,
+                ..tsc(u64::MAX, u64::MAX, None)
+            },
+            TscState {
+                khz: u32::MAX,
+                ..tsc(0, 0, Some(u64::MAX))
+            },
+        ];
+        let tscs = Tscs::new(&saved).unwrap().unwrap();
+        for clock in [0, 1, u64::MAX] {
+            tscs.at(0, clock, u32::MAX);
+            tscs.at(7, clock, u32::MAX);
+        }
+        let mut other = saved;
+        other[1].khz = 1;
+        assert!(matches!(
+            Tscs::new(&other),
+            Err(TscError::Frequencies {
+                first: u32::MAX,
+                other: 1
+            })
+        ));
+        assert!(Tscs::new(&[]).unwrap().is_none());
+    }
+}

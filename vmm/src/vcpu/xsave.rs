@@ -1,0 +1,157 @@
+//! The XSAVE area of a vCPU (x87, SSE, AVX and whatever else the processor has): `struct
+//! kvm_xsave`, whose length depends on the host (KVM_CAP_XSAVE2, Linux 5.17).
+//!
+//! Owns the lengths. What the area means is the processor's matter (Intel SDM volume 1,
+//! 13.4), and KVM checks its header.
+
+use kvm_bindings::{Xsave, kvm_xsave2};
+use kvm_ioctls::{Cap, VcpuFd, VmFd};
+
+use crate::kvm::KvmError;
+
+/// Bytes of an area on every host; `struct kvm_xsave` without its flexible end.
+pub(super) const MIN_LEN: usize = 4096;
+/// More than any processor has (with AMX it is 11 KiB).
+pub(super) const MAX_LEN: usize = 64 * 1024;
+
+/// How many bytes an area has on this host: a multiple of 4.
+pub(super) fn len(vm: &VmFd) -> Result<usize, KvmError> {
+    let said = vm.check_extension_int(Cap::Xsave2);
+    match usize::try_from(said).unwrap_or(0) {
+        0 => Ok(MIN_LEN),
+        len if len <= MAX_LEN => Ok(len.max(MIN_LEN).next_multiple_of(4)),
+        _ => Err(KvmError::Ioctl {
+            ioctl: "KVM_CHECK_EXTENSION(KVM_CAP_XSAVE2)",
+            source: std::io::Error::other(format!("an XSAVE area of {said} bytes")),
+        }),
+    }
+}
+
+/// Why a saved area does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum XsaveError {
+    /// No host has an area of that length.
+    #[error("an XSAVE area of {0} bytes: must be a multiple of 4 from 4096 to 65536")]
+    Length(usize),
+    /// The guest uses a part that this host does not have.
+    #[error(
+        "the guest uses an XSAVE area of {saved} bytes, and this host has {here}: its processor lacks \
+         a feature that the guest has used"
+    )]
+    TooLong {
+        /// Bytes saved, up to the last that is not zero.
+        saved: usize,
+        /// Bytes here.
+        here: usize,
+    },
+}
+
+/// Whether [`write`] can take the area on a host with areas of `here` bytes.
+pub(super) fn check(area: &[u8], here: usize) -> Result<(), XsaveError> {
+    if !(MIN_LEN..=MAX_LEN).contains(&area.len()) || !area.len().is_multiple_of(4) {
+        return Err(XsaveError::Length(area.len()));
+    }
+    match area.iter().rposition(|byte| *byte != 0) {
+        Some(last) if last >= here => Err(XsaveError::TooLong {
+            saved: last + 1,
+            here,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Reads the area, `len` bytes as [`len`] said.
+pub(super) fn read(fd: &VcpuFd, len: usize) -> Result<Vec<u8>, KvmError> {
+    let mut area = buffer(&[], len)?;
+    if len == MIN_LEN {
+        // Fails where the area is longer, and works on kernels without KVM_GET_XSAVE2.
+        let short = fd.get_xsave().map_err(KvmError::ioctl("KVM_GET_XSAVE"))?;
+        return Ok(to_bytes(&short.region));
+    }
+    // SAFETY: needed because the kernel writes as much as it said for KVM_CAP_XSAVE2, which
+    // the function cannot check. The buffer is that long, and this process never
+    // enables what would lengthen it (AMX, by arch_prctl).
+    unsafe { fd.get_xsave2(&mut area) }.map_err(KvmError::ioctl("KVM_GET_XSAVE2"))?;
+    let mut bytes = to_bytes(&area.as_fam_struct_ref().xsave.region);
+    bytes.extend(to_bytes(area.as_slice()));
+    Ok(bytes)
+}
+
+/// Writes an area that [`check`] has passed for `len`, with zeros behind it if it is shorter.
+pub(super) fn write(fd: &VcpuFd, area: &[u8], len: usize) -> Result<(), KvmError> {
+    let area = buffer(area, len)?;
+    // SAFETY: needed because the kernel reads as much as it said for KVM_CAP_XSAVE2, which
+    // the function cannot check. The buffer is that long, and this process never
+    // enables what would lengthen it (AMX, by arch_prctl).
+    unsafe { fd.set_xsave2(&area) }.map_err(KvmError::ioctl("KVM_SET_XSAVE"))
+}
+
+/// A structure of `len` bytes (and its length before them) that begins with `bytes`.
+fn buffer(bytes: &[u8], len: usize) -> Result<Xsave, KvmError> {
+    let mut words = bytes.chunks_exact(4).map(|word| {
+        let mut value = [0; 4];
+        value.copy_from_slice(word);
+        u32::from_le_bytes(value)
+    });
+    let mut header = kvm_xsave2 {
+        len: len.saturating_sub(MIN_LEN) / 4,
+        ..Default::default()
+    };
+    for (to, from) in header.xsave.region.iter_mut().zip(&mut words) {
+        *to = from;
+    }
+    let mut area = Xsave::from_header(header).map_err(|error| KvmError::Ioctl {
+        ioctl: "KVM_GET_XSAVE2",
+        source: std::io::Error::other(format!("{error:?}")),
+    })?;
+    for (to, from) in area.as_mut_slice().iter_mut().zip(&mut words) {
+        *to = from;
+    }
+    Ok(area)
+}
+
+fn to_bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_checked() {
+        for length in [0, 1, 4095, 4097, 4098, MAX_LEN + 4] {
+            assert_eq!(
+                check(&vec![0; length], MIN_LEN),
+                Err(XsaveError::Length(length))
+            );
+        }
+        let mut area = vec![0; MIN_LEN + 8];
+        assert_eq!(check(&area, MIN_LEN), Ok(()));
+        area[MIN_LEN - 1] = 1;
+        assert_eq!(check(&area, MIN_LEN), Ok(()));
+        area[MIN_LEN] = 1;
+        let error = XsaveError::TooLong {
+            saved: MIN_LEN + 1,
+            here: MIN_LEN,
+        };
+        assert_eq!(check(&area, MIN_LEN), Err(error));
+        assert_eq!(check(&area, MIN_LEN + 4), Ok(()));
+    }
+
+    #[test]
+    fn a_buffer_is_as_long_as_asked_and_zero_behind_the_bytes() {
+        let bytes: Vec<u8> = (0..MIN_LEN + 8)
+            .map(|n| u8::try_from(n % 251).unwrap())
+            .collect();
+        for len in [MIN_LEN, MIN_LEN + 4, MIN_LEN + 8, MIN_LEN + 16] {
+            let area = buffer(&bytes, len).unwrap();
+            let mut back = to_bytes(&area.as_fam_struct_ref().xsave.region);
+            back.extend(to_bytes(area.as_slice()));
+            assert_eq!(back.len(), len);
+            let common = len.min(bytes.len());
+            assert_eq!(back[..common], bytes[..common]);
+            assert!(back[common..].iter().all(|byte| *byte == 0));
+        }
+    }
+}
