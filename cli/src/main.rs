@@ -58,7 +58,11 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = Arguments::try_parse().unwrap_or_else(|error| {
+        // A command line of another version may not be one of this.
+        commands::refuse_hand_over(&error);
+        error.exit()
+    });
     logging::start(arguments.log_level, arguments.log_format);
     match arguments.command.execute() {
         Ok(code) => code.into(),

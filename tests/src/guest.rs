@@ -350,6 +350,18 @@ impl Guest {
         Ok(guest)
     }
 
+    /// Starts a VMM whose guest does not boot but goes on where it was saved, and waits until its
+    /// init answers.
+    ///
+    /// # Errors
+    /// [`Error::Start`]; [`Error::Guest`] with the end of the console when it does not answer in that time.
+    pub fn start_restored(command: Command, limit: Duration) -> Result<Self> {
+        let mut guest = Self::spawn(command, None)?;
+        guest.ready = guest.command_within("info", limit)?;
+        guest.ready_after = guest.started.elapsed();
+        Ok(guest)
+    }
+
     /// Runs a VMM that is to end by itself, without a word to its console.
     /// Returns how it ended and everything that it and its guest printed.
     ///

@@ -26,6 +26,7 @@ pub mod kvm_events;
 pub mod kvm_statistics;
 pub mod labnic;
 pub mod libtest;
+pub mod messages;
 pub mod module_tree;
 pub mod netdevsim;
 pub mod netlink_tap;

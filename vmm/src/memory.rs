@@ -111,6 +111,12 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
+    /// What was handed over is not this guest's memory.
+    #[error("the file is no sealed memory of {}", ByteCount(*size))]
+    OtherFile {
+        /// Bytes that it should have.
+        size: u64,
+    },
     /// A step on the way failed.
     #[error("cannot {step} guest memory of {}", ByteCount(*size))]
     Os {
@@ -175,18 +181,39 @@ impl GuestRam {
             info.totalram.saturating_mul(u64::from(info.mem_unit)),
             hugepages,
         )?;
-        Self::map(layout, hugepages, node)
+        let file = Arc::new(make_file(size, hugepages)?);
+        Self::map(layout, file, hugepages, node)
     }
 
-    /// Makes and maps without asking whether the host has that much.
+    /// Maps RAM that another program has made for the same layout, with what is in it. Its pages stay where
+    /// they are, whatever node they come from.
+    ///
+    /// # Errors
+    /// [`MemoryError::OtherFile`]; [`MemoryError::Os`].
+    pub fn adopt(
+        layout: &Layout,
+        file: File,
+        hugepages: Option<HugePageSize>,
+    ) -> Result<Self, MemoryError> {
+        let size = layout.ram_size();
+        // A file that could shrink would be a SIGBUS for whoever touches what is gone.
+        let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let seals = rustix::fs::fcntl_get_seals(&file);
+        let fits = file.metadata().is_ok_and(|metadata| metadata.len() == size);
+        if !fits || !seals.is_ok_and(|seals| seals.contains(sealed)) {
+            return Err(MemoryError::OtherFile { size });
+        }
+        Self::map(layout, Arc::new(file), hugepages, None)
+    }
+
+    /// Maps the file as the layout says.
     fn map(
         layout: &Layout,
+        file: Arc<File>,
         hugepages: Option<HugePageSize>,
         node: Option<u16>,
     ) -> Result<Self, MemoryError> {
         let size = layout.ram_size();
-        let file = Arc::new(make_file(size, hugepages)?);
-
         let mut regions = Vec::new();
         let mut slots = Vec::new();
         let mut file_offset = 0;
@@ -374,7 +401,8 @@ mod tests {
         // Perhaps more than this host has, but nothing of it is touched.
         for size in [16 * MIB, HOLE_START, HOLE_START + 64 * MIB] {
             let layout = Layout::new(size, 46).unwrap();
-            let ram = GuestRam::map(&layout, None, None).unwrap();
+            let file = Arc::new(make_file(size, None).unwrap());
+            let ram = GuestRam::map(&layout, file, None, None).unwrap();
             assert_eq!(ram.file().metadata().unwrap().len(), size);
             let mut next = 0;
             for (slot, region) in ram.slots().iter().zip(ram.memory().iter()) {

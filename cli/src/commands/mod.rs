@@ -12,10 +12,13 @@ mod probe;
 mod report;
 mod run;
 mod serve;
+mod state_versions;
 mod topology;
 pub(crate) mod vf;
 mod vm;
 mod words;
+
+pub(crate) use run::refuse_hand_over;
 
 use std::error::Error;
 
@@ -39,6 +42,8 @@ pub(crate) enum Command {
     Report(report::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
+    #[command(hide = true)]
+    StateVersions(state_versions::Arguments),
 }
 
 impl Command {
@@ -60,6 +65,7 @@ impl Command {
             Self::Report(arguments) => Ok(report::execute(&arguments)?),
             Self::Completions(arguments) => Ok(completions::execute(&arguments)?),
             Self::Man(arguments) => Ok(man::execute(&arguments)?),
+            Self::StateVersions(_) => Ok(state_versions::execute()?),
         }
     }
 }

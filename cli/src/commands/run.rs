@@ -1,5 +1,6 @@
 //! `bellhop run`: one virtual machine in the foreground.
 
+mod hand_over;
 mod inherited;
 
 use std::io;
@@ -11,7 +12,9 @@ use vmm::config::{
     VdpaConfig, VmConfig,
 };
 use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
-use vmm::machine::{Exit, Machine, MachineError, StopHandle};
+use vmm::machine::{End, Exit, Machine, MachineError, Origin, Snapshot, SnapshotError, StopHandle};
+
+use hand_over::{HandOverError, Taken};
 
 use crate::config_file::{self, ConfigFileError};
 use crate::exit::Code;
@@ -39,6 +42,9 @@ Examples:
     bellhop run --config machine.toml --api-socket vm.socket
     curl --unix-socket vm.socket http://vm/v1/vm
 
+  From a snapshot, on another vDPA device than it had:
+    bellhop run --restore vm.snapshot --vdpa id=nic0,path=/dev/vhost-vdpa-3
+
   Without a terminal: who wants to see the console connects to it:
     bellhop run --config machine.toml --console-socket console.socket --console-log console.log
     socat -,raw,echo=0,escape=0x1d UNIX-CONNECT:console.socket
@@ -46,7 +52,7 @@ Examples:
 SIGUSR1 logs what KVM has counted so far, exits of the guest among it (with --log-level info).")]
 pub(crate) struct Arguments {
     /// Kernel: an ELF with a PVH note (vmlinux) or a bzImage (vmlinuz)
-    #[arg(long, value_name = "PATH", required_unless_present_any = ["config", "api_socket"])]
+    #[arg(long, value_name = "PATH", required_unless_present_any = ["config", "api_socket", "restore"], group = "machine")]
     kernel: Option<PathBuf>,
 
     /// Initial RAM file system
@@ -79,7 +85,7 @@ pub(crate) struct Arguments {
     #[arg(
         long,
         value_name = "OPTIONS",
-        requires = "kernel",
+        requires = "machine",
         help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME], or an inherited descriptor of one: fd=N,id=NAME; both with [,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,rescue=on] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
@@ -100,6 +106,11 @@ pub(crate) struct Arguments {
     /// Take everything from this TOML or JSON file instead
     #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "vdpa", "disks", "ring_watch"])]
     config: Option<PathBuf>,
+
+    /// Go on where this snapshot (a directory: `POST /v1/vm/snapshot`) was taken; --vdpa with a NIC's id
+    /// says which device it has here
+    #[arg(long, value_name = "DIRECTORY", group = "machine", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "disks", "ring_watch", "config"])]
+    restore: Option<PathBuf>,
 
     /// Serve the machine's API on this Unix socket; without --kernel or --config the machine waits for
     /// its configuration and start from there
@@ -153,10 +164,31 @@ pub(crate) enum RunError {
     Console(#[from] ConsoleSocketError),
     #[error(transparent)]
     Machine(#[from] MachineError),
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error(transparent)]
+    HandOver(#[from] HandOverError),
 }
 
 impl Arguments {
     /// `None`: the API is to say it.
+    fn into_origin(mut self) -> Result<Option<Origin>, RunError> {
+        if let Some(directory) = self.restore.take() {
+            // Descriptors before anything else is opened.
+            inherited::take(&mut self.vdpa)?;
+            let mut snapshot = Snapshot::open(&directory)?;
+            for nic in self.vdpa {
+                snapshot.replace_nic(nic)?;
+            }
+            return Ok(Some(Origin::Snapshot(Box::new(snapshot))));
+        }
+        let mut config = self.into_config()?;
+        if let Some(config) = &mut config {
+            inherited::take(&mut config.vdpa)?;
+        }
+        Ok(config.map(Origin::Boot))
+    }
+
     fn into_config(self) -> Result<Option<VmConfig>, RunError> {
         if let Some(path) = self.config {
             return Ok(Some(config_file::read(&path)?));
@@ -178,30 +210,63 @@ impl Arguments {
     }
 }
 
-/// Runs the machine until it ends.
-pub(crate) fn execute(mut arguments: Arguments) -> Result<Code, RunError> {
+/// Runs the machine until it ends, or another program goes on with it.
+pub(crate) fn execute(arguments: Arguments) -> Result<Code, RunError> {
+    let mut taken = hand_over::take()?;
+    let ended = serve(arguments, &mut taken);
+    if let (Err(error), Some(taken)) = (&ended, &taken) {
+        give_back(taken, error);
+    }
+    ended
+}
+
+/// Gives a machine that was handed over back to the program that had it, because of `error`. Does nothing if there is
+/// none.
+pub(crate) fn refuse_hand_over(error: &dyn std::error::Error) {
+    if let Ok(Some(taken)) = hand_over::take() {
+        give_back(&taken, error);
+    }
+}
+
+/// Returns only if that fails.
+fn give_back(taken: &Taken, error: &dyn std::error::Error) {
+    // Who had it and got it back has nobody to give it to.
+    if taken.failed.is_none() {
+        let failed = taken.give_back(&End::failed(error).detail);
+        tracing::error!(error = %failed, "the machine is lost: it cannot be given back");
+    }
+}
+
+/// As [`execute`]; `taken` is nothing any more once the machine goes on here.
+fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, RunError> {
     let socket = arguments.api_socket.take();
     let console_socket = arguments.console_socket.take();
     let console_log = arguments.console_log.take();
-    let mut config = arguments.into_config()?;
-    if let Some(config) = &mut config {
-        // Before anything else is opened.
-        inherited::take(config)?;
-    }
+    let origin = match taken {
+        Some(taken) => Some(taken.origin()?),
+        None => arguments.into_origin()?,
+    };
     let screen = match console_socket {
         Some(path) => Screen::Socket(ConsoleSocket::new(&path, console_log.as_deref())?),
         None => Screen::Terminal,
     };
     let stop = StopHandle::new().map_err(RunError::Signals)?;
     let signals = StopSignals::install(&stop).map_err(RunError::Signals)?;
-    let exit = match (socket, config) {
+    let exit = match (socket, origin) {
         (None, None) => return Err(RunError::NoKernel),
-        (None, Some(config)) => run(power_on(&config, &screen, &stop)?)?,
-        (Some(socket), config) => {
-            let given = config.is_some();
-            let (server, starts) = Server::start(&socket, config, &stop)?;
+        (None, Some(origin)) => {
+            let machine = bring_up(&origin, &screen, &stop)?;
+            *taken = None;
+            run(machine)?
+        }
+        (Some(socket), origin) => {
+            let given = origin.is_some();
+            let (server, starts) = Server::start(&socket, origin, &stop)?;
             let ended = match wait_for_start(&starts, given, &screen, &stop) {
-                Ok(Some(machine)) => run(machine),
+                Ok(Some(machine)) => {
+                    *taken = None;
+                    run(machine)
+                }
                 Ok(None) => Ok(Exit::Stopped),
                 Err(error) => Err(error),
             };
@@ -216,6 +281,8 @@ pub(crate) fn execute(mut arguments: Arguments) -> Result<Code, RunError> {
     Ok(match exit {
         Exit::PoweredOff => Code::Success,
         Exit::Stopped => signals.received().map_or(Code::Success, Code::Signal),
+        // Another program would go on in this process.
+        Exit::HandedOver => Code::Failed,
         Exit::Crashed(reason) => {
             eprintln!("error: the guest crashed: {reason}");
             Code::GuestCrashed
@@ -233,7 +300,7 @@ fn wait_for_start(
     stop: &StopHandle,
 ) -> Result<Option<Machine>, RunError> {
     while let Some(request) = starts.wait(stop).map_err(RunError::Wait)? {
-        match power_on(request.config(), screen, stop) {
+        match bring_up(request.origin(), screen, stop) {
             Ok(machine) => {
                 request.started(&machine.handle());
                 return Ok(Some(machine));
@@ -253,11 +320,9 @@ fn answer_failure(request: StartRequest, error: MachineError) {
     request.failed(error);
 }
 
-/// Builds the machine with its console, and boots it.
-fn power_on(config: &VmConfig, screen: &Screen, stop: &StopHandle) -> Result<Machine, RunError> {
-    let mut machine = Machine::new(config, screen.console()?, stop)?;
-    machine.power_on()?;
-    Ok(machine)
+/// Builds the machine with its console, and boots or restores it.
+fn bring_up(origin: &Origin, screen: &Screen, stop: &StopHandle) -> Result<Machine, RunError> {
+    Ok(Machine::bring_up(origin, screen.console()?, stop)?)
 }
 
 fn terminal() -> Result<Console, RunError> {
@@ -275,5 +340,17 @@ fn terminal() -> Result<Console, RunError> {
 
 fn run(mut machine: Machine) -> Result<Exit, RunError> {
     signals::log_statistics_on_sigusr1(machine.statistics_handle()).map_err(RunError::Signals)?;
-    Ok(machine.run()?)
+    loop {
+        let exit = machine.run()?;
+        let (Exit::HandedOver, Some(hand_over)) = (&exit, machine.take_hand_over()) else {
+            return Ok(exit);
+        };
+        let program = hand_over.program.clone();
+        let error = hand_over::hand_over(hand_over);
+        tracing::error!(
+            program = %program.display(), %error,
+            "another program cannot be executed; the machine goes on with this one"
+        );
+        machine.take_back(&error.to_string());
+    }
 }

@@ -11,6 +11,7 @@ mod list;
 mod pause;
 mod resume;
 mod show;
+mod snapshot;
 mod start;
 mod stop;
 mod view;
@@ -45,6 +46,7 @@ Examples:
   bellhop vm list
   bellhop vm show web
   bellhop vm console web                     Ctrl-A X leaves, the VM goes on
+  bellhop vm snapshot web /var/lib/snapshots/web
   bellhop vm stop web
   bellhop vm delete web
 
@@ -70,6 +72,7 @@ enum Command {
     List(list::Arguments),
     Show(show::Arguments),
     Console(console::Arguments),
+    Snapshot(snapshot::Arguments),
     Delete(delete::Arguments),
 }
 
@@ -127,6 +130,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         Command::List(_) => list::execute(&node, format),
         Command::Show(arguments) => show::execute(arguments, &node, format),
         Command::Console(arguments) => console::execute(arguments, which, &node),
+        Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
         Command::Delete(arguments) => delete::execute(arguments, &node),
     }
 }

@@ -138,7 +138,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
             }
         })?;
     Ok(match machine.run()? {
-        Exit::PoweredOff | Exit::Stopped => ExitCode::SUCCESS,
+        Exit::PoweredOff | Exit::Stopped | Exit::HandedOver => ExitCode::SUCCESS,
         Exit::Crashed(report) => {
             eprintln!("error: the guest crashed: {report}");
             ExitCode::from(CRASHED)

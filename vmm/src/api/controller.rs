@@ -18,7 +18,8 @@ use super::start::{StartRequest, Starts};
 use crate::config::{VdpaConfig, VmConfig};
 use crate::http::HttpError;
 use crate::machine::{
-    DiskStatus, End, EndReason, Handle, MachineStatus, NicStatus, QueueAlarm, RunState, StopHandle,
+    DiskStatus, End, EndReason, Handle, MachineStatus, NicStatus, Origin, QueueAlarm, RunState,
+    Snapshot, StopHandle, UpgradeStatus,
 };
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
@@ -67,6 +68,8 @@ pub(super) struct View {
     pub(super) disks: Vec<DiskStatus>,
     /// What is wrong with its queues.
     pub(super) alarms: Vec<QueueAlarm>,
+    /// Which programs went on with it.
+    pub(super) upgrade: UpgradeStatus,
 }
 
 /// Before there is a machine.
@@ -114,12 +117,12 @@ impl fmt::Debug for Controller {
 }
 
 impl Controller {
-    /// A controller without a machine. With a configuration, its start is requested already.
+    /// A controller without a machine. With an origin, its start is requested already.
     ///
     /// # Errors
     /// The process has no descriptor left.
     pub(super) fn new(
-        config: Option<VmConfig>,
+        origin: Option<Origin>,
         stop: &StopHandle,
     ) -> std::io::Result<(Arc<Self>, Starts)> {
         // Of one: a second request needs the first one's answer.
@@ -135,6 +138,7 @@ impl Controller {
                 end: None,
                 disks: Vec::new(),
                 alarms: Vec::new(),
+                upgrade: UpgradeStatus::default(),
             }),
             starts,
             wake: wake.clone(),
@@ -142,10 +146,10 @@ impl Controller {
             stop_asked: AtomicBool::new(false),
             watchers: Semaphore::new(WATCHERS_MAX),
         });
-        if let Some(config) = config {
+        if let Some(origin) = origin {
             let mut phase = controller.lock();
             // There is room in the queue, and its other end lies below.
-            let _ = controller.request_start(&mut phase, config, None);
+            let _ = controller.request_start(&mut phase, origin, None);
             drop(phase);
         }
         Ok((controller, Starts { queue, wake }))
@@ -244,14 +248,35 @@ impl Controller {
 
     /// Has the machine built and powered on; returns when it is, or cannot be.
     pub(super) async fn start(self: &Arc<Self>) -> Result<(), ApiError> {
+        self.start_from(|before| {
+            before
+                .config
+                .clone()
+                .map(Origin::Boot)
+                .ok_or(ApiError::NoConfig)
+        })
+        .await
+    }
+
+    /// Has the machine built as the snapshot says, and go on where it was saved; returns when it does, or
+    /// cannot.
+    pub(super) async fn restore(self: &Arc<Self>, snapshot: Snapshot) -> Result<(), ApiError> {
+        self.start_from(|_| Ok(Origin::Snapshot(Box::new(snapshot))))
+            .await
+    }
+
+    async fn start_from(
+        self: &Arc<Self>,
+        origin: impl FnOnce(&BeforeBoot) -> Result<Origin, ApiError>,
+    ) -> Result<(), ApiError> {
         let answered = {
             let mut phase = self.lock();
             let Phase::BeforeBoot(before) = &*phase else {
                 return Err(self.wrong_state("wait until it runs: GET /v1/vm/watch"));
             };
-            let config = before.config.clone().ok_or(ApiError::NoConfig)?;
+            let origin = origin(before)?;
             let (answer, answered) = oneshot::channel();
-            self.request_start(&mut phase, config, Some(answer))?;
+            self.request_start(&mut phase, origin, Some(answer))?;
             answered
         };
         answered.await.map_err(|_| ApiError::Ending)?
@@ -260,11 +285,12 @@ impl Controller {
     fn request_start(
         self: &Arc<Self>,
         phase: &mut Phase,
-        config: VmConfig,
+        origin: Origin,
         answer: Option<oneshot::Sender<Result<(), ApiError>>>,
     ) -> Result<(), ApiError> {
+        let config = origin.config().clone();
         let request = StartRequest {
-            config: config.clone(),
+            origin,
             controller: self.clone(),
             answer,
         };
@@ -306,7 +332,8 @@ impl Controller {
 
     /// The machine could not be built or powered on: there is none, as before.
     /// Descriptors are used up: an attempt leaves the device with an owner, which only closing it undoes
-    /// (VHOST_SET_OWNER, linux/vhost.h). Their paths stay.
+    /// (VHOST_SET_OWNER, linux/vhost.h). Their paths stay. What a snapshot was to be restored into is as
+    /// the snapshot says now.
     pub(super) fn start_failed(&self, mut config: VmConfig) {
         config.vdpa.iter_mut().for_each(VdpaConfig::release);
         *self.lock() = Phase::BeforeBoot(BeforeBoot {
@@ -332,6 +359,7 @@ impl Controller {
             });
             view.disks.clone_from(&status.disks);
             view.alarms.clone_from(&status.alarms);
+            view.upgrade.clone_from(&status.upgrade);
         });
     }
 
@@ -370,6 +398,14 @@ impl Controller {
             )),
             Phase::Starting(_) => Err(self.wrong_state("wait until it runs: GET /v1/vm/watch")),
             Phase::Running(running) => Ok(running.handle.clone()),
+        }
+    }
+
+    /// Nothing, if there is no machine yet; else an error that says what to do.
+    pub(super) fn before_boot(&self, remedy: &'static str) -> Result<(), ApiError> {
+        match &*self.lock() {
+            Phase::BeforeBoot(_) => Ok(()),
+            Phase::Starting(_) | Phase::Running(_) => Err(self.wrong_state(remedy)),
         }
     }
 

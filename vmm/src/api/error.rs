@@ -2,13 +2,16 @@
 //!
 //! Owns the table. It must not know what was asked.
 
+use std::io::ErrorKind;
+
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::controller::{VmState, WATCHERS_MAX};
 use crate::config::DescriptorError;
 use crate::http::{HttpError, Problem};
-use crate::machine::{DeviceKind, MachineError, RequestError};
+use crate::machine::{DeviceKind, MachineError, RequestError, SnapshotError};
+use crate::snapshot::directory::CreateError;
 use crate::vcpu::VcpuError;
 
 /// Why a request was not carried out. The machine is as before.
@@ -34,6 +37,9 @@ pub(super) enum ApiError {
     /// The machine cannot be built or booted.
     #[error("the machine cannot be started")]
     Start(#[source] Box<MachineError>),
+    /// The snapshot cannot be used.
+    #[error(transparent)]
+    Snapshot(SnapshotError),
     /// The machine refuses.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -67,6 +73,9 @@ impl Problem for ApiError {
             Self::Request(RequestError::NoAnnouncement(_)) => {
                 (StatusCode::CONFLICT, "cannot_announce")
             }
+            Self::Request(RequestError::Saving) => (StatusCode::CONFLICT, "saving"),
+            Self::Request(RequestError::Save { .. }) => (StatusCode::CONFLICT, "cannot_be_saved"),
+            Self::Request(RequestError::Snapshot(error)) | Self::Snapshot(error) => snapshot(error),
             Self::Request(RequestError::Wake(_)) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
             Self::TooManyWatchers => (StatusCode::SERVICE_UNAVAILABLE, "too_many_watchers"),
             Self::Ending => (StatusCode::SERVICE_UNAVAILABLE, "ending"),
@@ -101,6 +110,7 @@ fn machine(error: &MachineError) -> (StatusCode, &'static str) {
         MachineError::Pci { .. }
         | MachineError::DuplicateId(_)
         | MachineError::TooManyDevices(_) => (StatusCode::CONFLICT, "no_room"),
+        MachineError::Snapshot(error) => snapshot(error),
         MachineError::Kvm(_)
         | MachineError::MemorySlot(_)
         | MachineError::Vcpu(_)
@@ -108,6 +118,27 @@ fn machine(error: &MachineError) -> (StatusCode, &'static str) {
         | MachineError::Bus(_)
         | MachineError::PciWindow(_)
         | MachineError::Host { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "host_failed"),
+    }
+}
+
+/// What a snapshot cannot be for; the rest is the host's fault.
+fn snapshot(error: &SnapshotError) -> (StatusCode, &'static str) {
+    match error {
+        SnapshotError::SaveMemory(_) | SnapshotError::Write(_) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, "host_failed")
+        }
+        SnapshotError::Create(CreateError::Io { source, .. })
+            if !matches!(
+                source.kind(),
+                ErrorKind::NotFound
+                    | ErrorKind::NotADirectory
+                    | ErrorKind::PermissionDenied
+                    | ErrorKind::ReadOnlyFilesystem
+            ) =>
+        {
+            (StatusCode::INTERNAL_SERVER_ERROR, "host_failed")
+        }
+        _ => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
     }
 }
 

@@ -17,11 +17,10 @@ use tokio::sync::watch;
 use super::controller::Controller;
 use super::endpoints;
 use super::start::Starts;
-use crate::config::VmConfig;
 use crate::http;
 use crate::http::descriptors::DescriptorListener;
 use crate::http::socket::{self, SocketError, SocketFile};
-use crate::machine::{End, StopHandle};
+use crate::machine::{End, Origin, StopHandle};
 
 const WORKERS_MAX: usize = 4;
 const WORKER_IDLE: Duration = Duration::from_secs(1);
@@ -50,19 +49,19 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves on `path` from now on. With a configuration the first request to start is
-    /// there already; without one a client gives it. `stop` is what a client stops the
+    /// Serves on `path` from now on. With an origin the first request to start is
+    /// there already; without one a client says what is to be started. `stop` is what a client stops the
     /// machine with.
     ///
     /// # Errors
     /// See [`ServerError`].
     pub fn start(
         path: &Path,
-        config: Option<VmConfig>,
+        origin: Option<Origin>,
         stop: &StopHandle,
     ) -> Result<(Self, Starts), ServerError> {
         let (listener, file) = socket::listen(path)?;
-        let (controller, starts) = Controller::new(config, stop).map_err(ServerError::Thread)?;
+        let (controller, starts) = Controller::new(origin, stop).map_err(ServerError::Thread)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()

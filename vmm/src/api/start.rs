@@ -13,9 +13,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::controller::Controller;
 use super::error::ApiError;
-use crate::config::VmConfig;
 use crate::event_loop::{EventLoop, Ready, Token};
-use crate::machine::{Handle, MachineError, StopHandle};
+use crate::machine::{Handle, MachineError, Origin, StopHandle};
 
 /// Where the requests to start arrive.
 #[derive(Debug)]
@@ -52,7 +51,7 @@ impl Starts {
 /// Somebody wants the machine. To be answered with [`StartRequest::started`] or
 /// [`StartRequest::failed`].
 pub struct StartRequest {
-    pub(super) config: VmConfig,
+    pub(super) origin: Origin,
     pub(super) controller: Arc<Controller>,
     /// Absent where no client waits.
     pub(super) answer: Option<oneshot::Sender<Result<(), ApiError>>>,
@@ -61,21 +60,21 @@ pub struct StartRequest {
 impl fmt::Debug for StartRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StartRequest")
-            .field("config", &self.config)
+            .field("origin", &self.origin)
             .finish_non_exhaustive()
     }
 }
 
 impl StartRequest {
-    /// The machine that is wanted.
+    /// The machine that is wanted, and where it comes from.
     #[must_use]
-    pub fn config(&self) -> &VmConfig {
-        &self.config
+    pub fn origin(&self) -> &Origin {
+        &self.origin
     }
 
-    /// It is built and powered on, and will be run.
+    /// It is built and powered on (or restored), and will be run.
     pub fn started(self, machine: &Handle) {
-        self.controller.started(self.config, machine);
+        self.controller.started(self.origin.into_config(), machine);
         if let Some(answer) = self.answer {
             // The client may have gone.
             let _ = answer.send(Ok(()));
@@ -85,7 +84,7 @@ impl StartRequest {
     /// It cannot be built or powered on: the client gets to know why, and may try another
     /// configuration.
     pub fn failed(self, error: MachineError) {
-        self.controller.start_failed(self.config);
+        self.controller.start_failed(self.origin.into_config());
         if let Some(answer) = self.answer {
             // The client may have gone.
             let _ = answer.send(Err(ApiError::Start(Box::new(error))));

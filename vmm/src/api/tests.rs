@@ -19,7 +19,7 @@ use super::*;
 use crate::config::VmConfig;
 use crate::http::{HttpError, Problem as _, body};
 use crate::machine::pretend::PretendMachine;
-use crate::machine::{DeviceKind, MachineError, StopHandle};
+use crate::machine::{DeviceKind, MachineError, Origin, StopHandle};
 
 mod any_request;
 mod description;
@@ -39,7 +39,7 @@ struct Inside {
 impl Inside {
     fn new(config: Option<VmConfig>) -> Self {
         let stop = StopHandle::new().unwrap();
-        let (controller, starts) = Controller::new(config, &stop).unwrap();
+        let (controller, starts) = Controller::new(config.map(Origin::Boot), &stop).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -257,7 +257,10 @@ fn a_start_that_fails_leaves_the_machine_as_it_was() {
         let stop = inside.stop.clone();
         move || {
             let request = starts.wait(&stop).unwrap().unwrap();
-            assert_eq!(request.config().kernel, PathBuf::from("/nonexistent"));
+            assert_eq!(
+                request.origin().config().kernel,
+                PathBuf::from("/nonexistent")
+            );
             request.failed(MachineError::DuplicateId("nic".to_owned()));
             starts
         }
@@ -301,7 +304,7 @@ fn a_given_configuration_starts_by_itself() {
         );
     }
     let request = inside.starts().wait(&inside.stop).unwrap().unwrap();
-    assert_eq!(request.config(), &config);
+    assert_eq!(request.origin().config(), &config);
 }
 
 #[test]

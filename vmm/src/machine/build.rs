@@ -1,5 +1,7 @@
 //! The construction of a machine, top to bottom.
 
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -10,14 +12,16 @@ use devices::legacy::power::{
     ACPI_POWER_LEN, AcpiPower, KEYBOARD_CONTROLLER_LEN, KeyboardController, PowerSignal,
 };
 use devices::legacy::serial::Serial;
-use devices::pci::{ConfigPorts, Ecam, HOTPLUG_LEN, MmioWindow, PciBus, PciHotplug};
+use devices::pci::{ConfigPorts, Ecam, HOTPLUG_LEN, MmioWindow, PciBus, PciHotplug, Slot};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::faults::DoorbellFaults;
 use super::handle::Requests;
-use super::inventory::Inventory;
+use super::inventory::{Device, Inventory};
 use super::ring_watch::WatchTimer;
-use super::{Machine, MachineError, StatisticsHandle, StopHandle, devices as backends};
+use super::{
+    Machine, MachineError, StatisticsHandle, StopHandle, UpgradeStatus, devices as backends,
+};
 use crate::config::{VdpaConfig, VmConfig};
 use crate::console::{Attached, Console, Screen};
 use crate::event_loop::{EventLoop, Token};
@@ -36,6 +40,15 @@ use crate::vcpu::{Buses, FaultHandler, Vcpus};
 const KEYBOARD_CONTROLLER_PORT: u64 =
     layout::I8042_COMMAND_PORT as u64 + 1 - KEYBOARD_CONTROLLER_LEN;
 
+/// What a machine takes over from another one.
+#[derive(Debug, Default)]
+pub(super) struct Given<'a> {
+    /// The slots of devices by their names; others are in the first free ones.
+    pub(super) slots: BTreeMap<String, Slot>,
+    /// Guest RAM.
+    pub(super) ram: Option<&'a File>,
+}
+
 impl Machine {
     /// Builds the machine that `config` describes, with everything opened,
     /// mapped and registered, and its vCPUs parked. `stop` ends [`Machine::run`].
@@ -44,6 +57,16 @@ impl Machine {
     /// See [`MachineError`]; nothing is left behind.
     pub fn new(
         config: &VmConfig,
+        console: Console,
+        stop: &StopHandle,
+    ) -> Result<Self, MachineError> {
+        Self::build(config, &Given::default(), console, stop)
+    }
+
+    /// As [`Machine::new`], with what another machine had.
+    pub(super) fn build(
+        config: &VmConfig,
+        given: &Given<'_>,
         console: Console,
         stop: &StopHandle,
     ) -> Result<Self, MachineError> {
@@ -62,7 +85,15 @@ impl Machine {
         let hypervisor = Hypervisor::open()?;
         let physical_bits = physical_address_bits(&hypervisor.supported_cpuid()?);
         let layout = Layout::new(config.memory.size.bytes(), physical_bits)?;
-        let ram = GuestRam::on_node(&layout, config.memory.hugepages, node)?;
+        let hugepages = config.memory.hugepages;
+        let ram = Arc::new(match given.ram {
+            None => GuestRam::on_node(&layout, hugepages, node)?,
+            Some(file) => {
+                let file = file.try_clone();
+                let file = file.map_err(MachineError::host("duplicating a descriptor"))?;
+                GuestRam::adopt(&layout, file, hugepages)?
+            }
+        });
         let platform = PlatformAddresses {
             identity_map: layout::KVM_IDENTITY_MAP.start,
             tss: layout::KVM_TSS.start,
@@ -93,6 +124,7 @@ impl Machine {
         let serial = Serial::new(interrupt, writer)
             .map(Arc::new)
             .map_err(MachineError::host("eventfd"))?;
+        let clock = Arc::new(Clock::new());
         let at_ports: [(u64, u64, Arc<dyn BusDevice>); 4] = [
             (
                 layout::SERIAL_PORT.into(),
@@ -109,7 +141,7 @@ impl Machine {
                 KEYBOARD_CONTROLLER_LEN,
                 Arc::new(KeyboardController::new(power.clone())),
             ),
-            (layout::RTC_PORT.into(), CLOCK_LEN, Arc::new(Clock::new())),
+            (layout::RTC_PORT.into(), CLOCK_LEN, clock.clone()),
         ];
         for (port, len, device) in at_ports {
             io.insert(port, len, device)?;
@@ -126,10 +158,11 @@ impl Machine {
             layout::PCI_ECAM.len,
             Arc::new(Ecam::new(pci.clone())),
         )?;
+        let config_ports = Arc::new(ConfigPorts::new(pci.clone()));
         io.insert(
             layout::PCI_CONFIG_PORT.into(),
             layout::PCI_CONFIG_PORT_LEN.into(),
-            Arc::new(ConfigPorts::new(pci.clone())),
+            config_ports.clone(),
         )?;
 
         let line = LevelLine::new(vm.fd().clone(), u32::from(layout::HOTPLUG_IRQ));
@@ -157,12 +190,18 @@ impl Machine {
             node,
             config.ring_watch,
         );
-        for device in backends::open(config, &memory, ram_end)? {
-            inventory.attach(device, &events)?;
+        let (placed, others): (Vec<Device>, Vec<Device>) =
+            backends::open(config, &memory, ram_end)?
+                .into_iter()
+                .partition(|device| given.slots.contains_key(&device.id));
+        for device in placed.into_iter().chain(others) {
+            let slot = given.slots.get(&device.id).copied();
+            inventory.attach(device, slot, &events)?;
         }
 
         // What the vmm thread waits for.
-        let requests = Requests::new(&memory, ram_end).map_err(MachineError::host("eventfd"))?;
+        let requests =
+            Requests::new(&memory, &ram, ram_end).map_err(MachineError::host("eventfd"))?;
         requests.publish_devices(inventory.pluggable(), inventory.pluggable());
         let statistics = StatisticsHandle::new().map_err(MachineError::host("eventfd"))?;
         for (eventfd, token) in [
@@ -221,6 +260,8 @@ impl Machine {
             serial,
             power,
             button,
+            clock,
+            config_ports,
             _serial_line: serial_line,
             doorbells,
             msi,
@@ -234,6 +275,9 @@ impl Machine {
             statistics,
             used: false,
             powered: false,
+            held: None,
+            upgrade: UpgradeStatus::default(),
+            hand_over: None,
             requests,
         })
     }

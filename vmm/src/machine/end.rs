@@ -41,7 +41,8 @@ impl End {
     }
 
     /// The machine could not be built, or could not go on.
-    pub(crate) fn failed(error: &dyn Error) -> Self {
+    #[must_use]
+    pub fn failed(error: &dyn Error) -> Self {
         let mut detail = error.to_string();
         let mut cause = error.source();
         while let Some(error) = cause {
@@ -64,6 +65,7 @@ impl From<&Exit> for End {
                 detail: "the guest switched the power off".to_owned(),
             },
             Exit::Stopped => Self::stopped("it was asked to stop"),
+            Exit::HandedOver => Self::stopped("another program goes on with it"),
             Exit::Crashed(report) => Self {
                 reason: EndReason::Crashed,
                 detail: format!("the guest crashed: {report}"),

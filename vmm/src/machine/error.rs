@@ -9,6 +9,7 @@ use devices::virtio::block::disk::DiskError;
 use devices::virtio::pci::VirtioPciError;
 use devices::virtio::vdpa::VdpaError;
 
+use super::snapshot::SnapshotError;
 use crate::acpi::AcpiError;
 use crate::boot::BootError;
 use crate::config::CpuAffinityError;
@@ -111,6 +112,9 @@ pub enum MachineError {
     /// More devices than the event loop can tell apart.
     #[error("{0} devices are too many")]
     TooManyDevices(usize),
+    /// A snapshot cannot be restored.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// Something of the host failed.
     #[error("{what} failed")]
     Host {

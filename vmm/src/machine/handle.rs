@@ -20,22 +20,26 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use devices::pci::Slot;
 use devices::virtio::backend::SharedMemory;
-use devices::virtio::pci::DeviceDescription;
+use devices::virtio::pci::{DeviceDescription, SaveError};
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::inventory::Device;
 use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
 use super::ring_watch::{QueueAlarm, WatchStatus};
+use super::saved::SavedMachine;
+use super::snapshot::{SnapshotError, SnapshotWriter, Written};
 use super::{End, MachineError, Resources, devices as backends};
 use crate::config::{DiskConfig, VdpaConfig};
 use crate::console::ConsoleLoss;
+use crate::memory::GuestRam;
 
 /// Requests that may wait for the machine.
 const WAITING_MAX: usize = 16;
@@ -68,6 +72,15 @@ pub enum RunState {
     Ended,
 }
 
+/// What there is to say about programs that went on with a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct UpgradeStatus {
+    /// How often another program has.
+    pub count: u64,
+    /// Why the last that was to did not. Forgotten when another one is asked for.
+    pub error: Option<String>,
+}
+
 /// A machine at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MachineStatus {
@@ -85,6 +98,8 @@ pub struct MachineStatus {
     pub disks: Vec<DiskStatus>,
     /// Why its run is over; `None` until it is, and again when it runs again.
     pub end: Option<End>,
+    /// Which programs went on with it.
+    pub upgrade: UpgradeStatus,
 }
 
 impl MachineStatus {
@@ -131,6 +146,21 @@ pub enum RequestError {
     /// The machine cannot do it: the device cannot be opened or shown to the guest, or KVM refuses.
     #[error(transparent)]
     Device(Box<MachineError>),
+    /// A snapshot is being written: what would change guest memory has to wait.
+    #[error("a snapshot of the machine is being written; try again when it is done")]
+    Saving,
+    /// A device cannot be saved. The machine goes on.
+    #[error("device {id} cannot be saved")]
+    Save {
+        /// Its name.
+        id: String,
+        /// Why.
+        #[source]
+        source: SaveError,
+    },
+    /// The snapshot cannot be written. The machine goes on.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// The machine cannot be woken.
     #[error("cannot reach the machine's thread")]
     Wake(#[source] io::Error),
@@ -177,7 +207,20 @@ pub(super) enum Request {
     /// Press the power button.
     PowerButton { answer: Answer<()> },
     /// Reset the machine.
-    Reset { answer: Answer<()> },
+    Reset {
+        answer: Answer<Result<(), RequestError>>,
+    },
+    /// Park the vCPUs, stop the devices and give the machine's state.
+    Save {
+        answer: Answer<Result<SavedMachine, RequestError>>,
+    },
+    /// After a save: let everything go on as it was.
+    GoOn { answer: Answer<()> },
+    /// Stand still for another program.
+    HandOver {
+        program: PathBuf,
+        answer: Answer<Result<(), RequestError>>,
+    },
     /// Send an NMI.
     Nmi {
         answer: Answer<Result<(), RequestError>>,
@@ -187,7 +230,9 @@ pub(super) enum Request {
     /// Park the vCPUs.
     Pause { answer: Answer<()> },
     /// Let the vCPUs go on.
-    Resume { answer: Answer<()> },
+    Resume {
+        answer: Answer<Result<(), RequestError>>,
+    },
 }
 
 /// Called with each new status; see [`Handle::on_change`].
@@ -240,6 +285,7 @@ struct Shared {
     board: Arc<Board>,
     /// Weak: a handle must not keep the memory of a machine that is gone.
     memory: Weak<GuestMemory>,
+    ram: Weak<GuestRam>,
     ram_end: u64,
 }
 
@@ -383,9 +429,9 @@ impl Handle {
     /// booted again when [`MachineStatus::boots`] has grown.
     ///
     /// # Errors
-    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    /// [`RequestError::Ended`], [`RequestError::Busy`] or [`RequestError::Saving`].
     pub fn reset(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Reset { answer })
+        self.ask(|answer| Request::Reset { answer })?
     }
 
     /// Sends a non-maskable interrupt to the first vCPU, which a Linux guest logs, or takes for
@@ -417,9 +463,53 @@ impl Handle {
     /// Lets the vCPUs of a paused machine go on. Nothing changes if they do.
     ///
     /// # Errors
-    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    /// [`RequestError::Ended`], [`RequestError::Busy`] or [`RequestError::Saving`].
     pub fn resume(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Resume { answer })
+        self.ask(|answer| Request::Resume { answer })?
+    }
+
+    /// Forgets why an earlier program did not go on with the machine, before another one is to.
+    pub fn forget_upgrade_error(&self) {
+        self.0.board.update(|status| status.upgrade.error = None);
+    }
+
+    /// Has the machine stand still for `program`: [`Machine::run`](super::Machine::run) returns.
+    ///
+    /// # Errors
+    /// [`RequestError`]: a device cannot be saved, a snapshot is being written. The machine goes on.
+    pub fn hand_over(&self, program: &Path) -> Result<(), RequestError> {
+        self.ask(|answer| Request::HandOver {
+            program: program.to_owned(),
+            answer,
+        })?
+    }
+
+    /// Writes a snapshot of the whole machine into `directory`, which must not exist. Meanwhile its
+    /// vCPUs are parked and its devices stopped; afterwards it is as it was, also if the snapshot fails, which
+    /// then leaves nothing. The caller's thread writes.
+    ///
+    /// # Errors
+    /// [`RequestError`]: a device cannot be saved, another snapshot is being written, the directory or a file
+    /// in it cannot be made.
+    pub fn snapshot(&self, directory: &Path) -> Result<Written, RequestError> {
+        let writer = SnapshotWriter::new(directory)?;
+        let ram = self.0.ram.upgrade().ok_or(RequestError::Ended)?;
+        let started = Instant::now();
+        let machine = self.ask(|answer| Request::Save { answer })??;
+        let written = writer.write(&machine, &ram);
+        drop(ram);
+        // In any case; and a machine that was stopped meanwhile has a good snapshot all the same.
+        let went_on = self.ask(|answer| Request::GoOn { answer });
+        let paused = started.elapsed();
+        let memory_bytes = written?;
+        match went_on {
+            Ok(()) | Err(RequestError::Ended) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(Written {
+            memory_bytes,
+            paused,
+        })
     }
 
     /// The machine as it is now. Does not wait for it.
@@ -512,7 +602,11 @@ impl Requests {
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub(super) fn new(memory: &SharedMemory, ram_end: u64) -> io::Result<Self> {
+    pub(super) fn new(
+        memory: &SharedMemory,
+        ram: &Arc<GuestRam>,
+        ram_end: u64,
+    ) -> io::Result<Self> {
         let (requests, queue) = mpsc::sync_channel(WAITING_MAX);
         let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let board = Arc::new(Board::default());
@@ -521,6 +615,7 @@ impl Requests {
             wake: wake.clone(),
             board: board.clone(),
             memory: Arc::downgrade(memory),
+            ram: Arc::downgrade(ram),
             ram_end,
         }));
         Ok(Self {
@@ -584,6 +679,12 @@ impl Requests {
             status.run = RunState::Off;
             status.end = Some(end);
         });
+    }
+
+    /// Shows which programs went on with the machine.
+    pub(super) fn publish_upgrade(&self, upgrade: &UpgradeStatus) {
+        self.board
+            .update(|status| status.upgrade.clone_from(upgrade));
     }
 
     /// Shows what the machine does now.

@@ -23,6 +23,8 @@ use vdpa::memory::GuestMemory;
 use super::handle::DeviceStatus;
 use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
 use super::ring_watch::{DeviceWatch, QueueAlarm};
+use super::saved::SavedDevice;
+use super::snapshot::SnapshotError;
 use super::{MachineError, RequestError};
 use crate::config::RingWatch;
 use crate::event_loop::{EventLoop, Token};
@@ -115,13 +117,14 @@ impl Inventory {
         Some(&entry.device)
     }
 
-    /// Puts a device into the first free slot and polls its descriptors.
+    /// Puts a device into this slot, or the first free one, and polls its descriptors.
     ///
     /// # Errors
     /// Nothing has changed then, and the device is closed.
     pub(super) fn attach(
         &mut self,
         device: Device,
+        slot: Option<Slot>,
         events: &EventLoop,
     ) -> Result<Slot, MachineError> {
         let Device {
@@ -140,7 +143,7 @@ impl Inventory {
             Ok(device) => Arc::new(device),
             Err(source) => return Err(MachineError::Virtio { id, source }),
         };
-        let slot = match self.pci.add(None, device.clone()) {
+        let slot = match self.pci.add(slot, device.clone()) {
             Ok(slot) => slot,
             Err(source) => return Err(MachineError::Pci { id, source }),
         };
@@ -296,6 +299,78 @@ impl Inventory {
             watch: entry.watch.iter().flat_map(DeviceWatch::status).collect(),
         };
         self.entries.values().map(status).collect()
+    }
+
+    /// Stops all devices and gives their states. The vCPUs are parked.
+    ///
+    /// # Errors
+    /// One cannot be saved: all go on.
+    pub(super) fn save(&self) -> Result<Vec<SavedDevice>, RequestError> {
+        let mut saved = Vec::with_capacity(self.entries.len());
+        for entry in self.entries.values() {
+            match entry.device.save() {
+                Ok(state) => saved.push(SavedDevice {
+                    id: entry.id.clone(),
+                    slot: entry.slot.number(),
+                    state,
+                }),
+                Err(source) => {
+                    self.restore_in_place(&saved);
+                    return Err(RequestError::Save {
+                        id: entry.id.clone(),
+                        source,
+                    });
+                }
+            }
+        }
+        Ok(saved)
+    }
+
+    /// Lets devices that were saved go on where they are. One that cannot shows it to its driver
+    /// (DEVICE_NEEDS_RESET); the others go on.
+    pub(super) fn restore_in_place(&self, saved: &[SavedDevice]) {
+        for SavedDevice { id, state, .. } in saved {
+            // It may have been ejected by its guest before, or not have been running.
+            let Some(device) = self.named(id) else {
+                continue;
+            };
+            if state.backend.is_none() {
+                continue;
+            }
+            if let Err(error) = device.restore(state) {
+                tracing::error!(
+                    %id,
+                    error = &error as &dyn std::error::Error,
+                    "a device that was saved does not go on: its driver is to reset it"
+                );
+            }
+        }
+    }
+
+    /// Puts saved states into the devices of a machine that was just built for them.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]: there is a device more or less than were saved, or one does not take its state.
+    pub(super) fn restore(&self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
+        if let Some(entry) = self
+            .entries
+            .values()
+            .find(|entry| saved.iter().all(|device| device.id != entry.id))
+        {
+            return Err(SnapshotError::DeviceNotSaved(entry.id.clone()));
+        }
+        for SavedDevice { id, state, .. } in saved {
+            let device = self
+                .named(id)
+                .ok_or_else(|| SnapshotError::NoDevice(id.clone()))?;
+            device
+                .restore(state)
+                .map_err(|source| SnapshotError::Device {
+                    id: id.clone(),
+                    source,
+                })?;
+        }
+        Ok(())
     }
 
     /// Looks at the rings of all devices that are watched. `true`: an alarm began or ended.

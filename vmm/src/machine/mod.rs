@@ -38,23 +38,29 @@ mod devices;
 mod end;
 mod error;
 mod faults;
+mod hand_over;
 mod handle;
 mod inventory;
 mod pluggable;
 #[cfg(test)]
 pub(crate) mod pretend;
+mod program;
 mod requests;
 mod ring_watch;
 mod run;
+mod saved;
+mod saving;
+mod snapshot;
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
 use ::devices::legacy::button::PowerButton;
+use ::devices::legacy::clock::Clock;
 use ::devices::legacy::power::PowerSignal;
 use ::devices::legacy::serial::Serial;
-use ::devices::pci::{PciBus, PciHotplug};
+use ::devices::pci::{ConfigPorts, PciBus, PciHotplug};
 use ::devices::virtio::backend::SharedMemory;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -73,12 +79,16 @@ use crate::vcpu::{Buses, VcpuReport, Vcpus};
 use self::handle::Requests;
 use self::inventory::Inventory;
 use self::ring_watch::WatchTimer;
+use self::saving::Held;
 
 pub use end::{End, EndReason};
 pub use error::MachineError;
-pub use handle::{DeviceStatus, Handle, MachineStatus, RequestError, RunState};
+pub use hand_over::{HandOver, HandedOver};
+pub use handle::{DeviceStatus, Handle, MachineStatus, RequestError, RunState, UpgradeStatus};
 pub use pluggable::{DeviceKind, DiskStatus, NicStatus, PlugState, Pluggable};
+pub use program::{ProgramError, STATE_VERSIONS_COMMAND, check_program, state_versions};
 pub use ring_watch::{Alarm, QueueAlarm, WatchState, WatchStatus};
+pub use snapshot::{Origin, Snapshot, SnapshotError, Written};
 
 /// How a machine's run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,6 +99,8 @@ pub enum Exit {
     Stopped,
     /// A vCPU could not go on.
     Crashed(VcpuReport),
+    /// It stands still for another program: see [`Machine::take_hand_over`].
+    HandedOver,
 }
 
 /// Asks a machine to stop, from any thread or from a signal handler. Clones ask
@@ -166,6 +178,8 @@ pub struct Machine {
     serial: Arc<Serial>,
     power: Arc<PowerSignal>,
     button: Arc<PowerButton>,
+    clock: Arc<Clock>,
+    config_ports: Arc<ConfigPorts>,
     _serial_line: InterruptLine,
     doorbells: Arc<KvmDoorbells>,
     msi: KvmMsiVectors,
@@ -173,7 +187,7 @@ pub struct Machine {
     vm: Vm,
     /// For devices that are plugged in later ([`Handle`] has it weakly), and to look at their rings.
     memory: SharedMemory,
-    ram: GuestRam,
+    ram: Arc<GuestRam>,
     layout: Layout,
     config: VmConfig,
     _stop: StopHandle,
@@ -182,6 +196,11 @@ pub struct Machine {
     used: bool,
     /// Whether it is powered on and nobody serves it yet.
     powered: bool,
+    /// While it is saved for a snapshot or another program.
+    held: Option<Held>,
+    upgrade: UpgradeStatus,
+    /// For the other program.
+    hand_over: Option<HandOver>,
     /// The last: when it goes, whoever waits is told that all devices are closed.
     requests: Requests,
 }

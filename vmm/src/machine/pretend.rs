@@ -29,6 +29,7 @@ pub(crate) struct PretendMachine {
     reason: Arc<Mutex<Option<End>>>,
     thread: Option<JoinHandle<()>>,
     _memory: SharedMemory,
+    _ram: Arc<GuestRam>,
 }
 
 /// The configuration of its NIC.
@@ -111,8 +112,9 @@ fn alarm() -> QueueAlarm {
 impl PretendMachine {
     pub(crate) fn new() -> Self {
         let layout = Layout::new(16 << 20, 40).unwrap();
-        let memory: SharedMemory = Arc::new(GuestRam::new(&layout, None).unwrap().memory().clone());
-        let requests = Requests::new(&memory, 16 << 20).unwrap();
+        let ram = Arc::new(GuestRam::new(&layout, None).unwrap());
+        let memory: SharedMemory = Arc::new(ram.memory().clone());
+        let requests = Requests::new(&memory, &ram, 16 << 20).unwrap();
         requests.publish_devices(vec![nic()], vec![disk()]);
         requests.publish_boot(false);
         let handle = requests.handle();
@@ -138,6 +140,7 @@ impl PretendMachine {
             reason,
             thread: Some(thread),
             _memory: memory,
+            _ram: ram,
         }
     }
 
@@ -210,8 +213,12 @@ fn answer(requests: &Requests, request: Request) {
         Request::PowerButton { answer } => answer.send(()).is_ok(),
         Request::Reset { answer } => {
             requests.publish_boot(requests.run_state() == RunState::Paused);
-            answer.send(()).is_ok()
+            answer.send(Ok(())).is_ok()
         }
+        // As of a machine of which another snapshot is being written.
+        Request::Save { answer } => answer.send(Err(RequestError::Saving)).is_ok(),
+        Request::HandOver { answer, .. } => answer.send(Err(RequestError::Saving)).is_ok(),
+        Request::GoOn { answer } => answer.send(()).is_ok(),
         Request::Nmi { answer } => {
             let refused = MachineError::Host {
                 what: "KVM_SIGNAL_MSI",
@@ -226,7 +233,7 @@ fn answer(requests: &Requests, request: Request) {
         }
         Request::Resume { answer } => {
             requests.publish_run(RunState::Running);
-            answer.send(()).is_ok()
+            answer.send(Ok(())).is_ok()
         }
     };
 }

@@ -9,7 +9,7 @@ use devices::virtio::pci::VirtioPciDevice;
 use super::handle::{Request, RequestError, RunState};
 use super::inventory::Device;
 use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
-use super::{Machine, MachineError};
+use super::{End, Machine, MachineError};
 
 /// APIC id of the first vCPU.
 const BOOT_PROCESSOR: u8 = 0;
@@ -44,8 +44,27 @@ impl Machine {
                     let _ = answer.send(());
                 }
                 Request::Reset { answer } => {
-                    self.power.request(PowerRequest::Reset);
+                    let allowed = self.unless_held();
+                    if allowed.is_ok() {
+                        self.power.request(PowerRequest::Reset);
+                    }
+                    let _ = answer.send(allowed);
+                }
+                Request::Save { answer } => {
+                    let _ = answer.send(self.save());
+                }
+                Request::GoOn { answer } => {
+                    self.go_on();
                     let _ = answer.send(());
+                }
+                Request::HandOver { program, answer } => {
+                    self.upgrade.error = None;
+                    let prepared = self.prepare_hand_over(&program);
+                    if let Err(error) = &prepared {
+                        self.upgrade.error = Some(End::failed(error).detail);
+                    }
+                    self.requests.publish_upgrade(&self.upgrade);
+                    let _ = answer.send(prepared);
                 }
                 Request::Nmi { answer } => {
                     let sent = self.vm.send_nmi(BOOT_PROCESSOR);
@@ -59,14 +78,17 @@ impl Machine {
                     let _ = answer.send(());
                 }
                 Request::Resume { answer } => {
-                    self.resume();
-                    let _ = answer.send(());
+                    let allowed = self.unless_held();
+                    if allowed.is_ok() {
+                        self.resume();
+                    }
+                    let _ = answer.send(allowed);
                 }
             }
         }
     }
 
-    fn pause(&mut self) {
+    pub(super) fn pause(&mut self) {
         if self.requests.run_state() == RunState::Running {
             self.vcpus.pause();
             self.watch_rings(false);
@@ -75,7 +97,7 @@ impl Machine {
         }
     }
 
-    fn resume(&mut self) {
+    pub(super) fn resume(&mut self) {
         if self.requests.run_state() == RunState::Paused {
             self.requests.publish_run(RunState::Running);
             self.watch_rings(true);
@@ -88,7 +110,7 @@ impl Machine {
         // What the guest has ejected already gives its name and slot free.
         self.take_ejected();
         let id = device.id.clone();
-        let slot = self.inventory.attach(device, &self.events)?;
+        let slot = self.inventory.attach(device, None, &self.events)?;
         self.hotplug.announce(slot);
         self.publish();
         tracing::info!(%id, %slot, "device plugged in");

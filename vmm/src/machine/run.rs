@@ -32,6 +32,11 @@ impl Machine {
     /// The kernel cannot be loaded, or the host fails. See [`MachineError`].
     pub fn run(&mut self) -> Result<Exit, MachineError> {
         let result = self.power_on_and_serve();
+        if matches!(result, Ok(Exit::HandedOver)) {
+            // It is to go on, here or elsewhere.
+            self.powered = true;
+            return result;
+        }
         self.powered = false;
         self.vcpus.pause();
         self.watch_rings(false);
@@ -152,7 +157,12 @@ impl Machine {
                 Some(PowerRequest::Reset) => return Ok(Some(Served::Reset)),
                 None => {}
             },
-            Token::Request => self.serve_requests(),
+            Token::Request => {
+                self.serve_requests();
+                if self.hand_over.is_some() {
+                    return Ok(Some(Served::Ended(Exit::HandedOver)));
+                }
+            }
             Token::Ejected => self.take_ejected(),
             Token::RingWatch => {
                 if let Some(timer) = &self.watch_timer {

@@ -4,7 +4,7 @@
 //! Owns the lengths. What the area means is the processor's matter (Intel SDM volume 1,
 //! 13.4), and KVM checks its header.
 
-use kvm_bindings::{Xsave, kvm_xsave2};
+use kvm_bindings::Xsave;
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
 use crate::kvm::KvmError;
@@ -93,17 +93,17 @@ fn buffer(bytes: &[u8], len: usize) -> Result<Xsave, KvmError> {
         value.copy_from_slice(word);
         u32::from_le_bytes(value)
     });
-    let mut header = kvm_xsave2 {
-        len: len.saturating_sub(MIN_LEN) / 4,
-        ..Default::default()
-    };
-    for (to, from) in header.xsave.region.iter_mut().zip(&mut words) {
+    let extra = len.saturating_sub(MIN_LEN) / 4;
+    let mut area = Xsave::new(extra).map_err(|error| KvmError::Ioctl {
+        ioctl: "KVM_GET_XSAVE2",
+        source: std::io::Error::other(error),
+    })?;
+    // SAFETY: needed because only so the fixed part can be written. The length of the flexible
+    // part, which must not change, is another field.
+    let fixed = unsafe { area.as_mut_fam_struct() };
+    for (to, from) in fixed.xsave.region.iter_mut().zip(&mut words) {
         *to = from;
     }
-    let mut area = Xsave::from_header(header).map_err(|error| KvmError::Ioctl {
-        ioctl: "KVM_GET_XSAVE2",
-        source: std::io::Error::other(format!("{error:?}")),
-    })?;
     for (to, from) in area.as_mut_slice().iter_mut().zip(&mut words) {
         *to = from;
     }

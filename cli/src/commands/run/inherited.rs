@@ -7,29 +7,31 @@ use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 
 use rustix::io::{Errno, FdFlags};
-use vmm::config::{DescriptorError, VmConfig};
+use vmm::config::{DescriptorError, VdpaConfig};
 
 /// Standard input, output and error are this process' own.
 const FIRST: RawFd = 3;
 
-/// Takes the descriptors that `config` names, each once. To be called before this process opens anything that
+/// Takes the descriptors that `nics` name, each once. To be called before this process opens anything that
 /// it would not have close-on-exec.
-pub(super) fn take(config: &mut VmConfig) -> Result<(), DescriptorError> {
+pub(super) fn take(nics: &mut [VdpaConfig]) -> Result<(), DescriptorError> {
     let mut taken = BTreeSet::new();
-    config.take_descriptors(|number| {
-        let number = RawFd::try_from(number)
-            .ok()
-            .filter(|number| *number >= FIRST)
-            .ok_or("is none that can be inherited: they begin at 3")?;
-        if !taken.insert(number) {
-            return Err("is another NIC's already".to_owned());
-        }
-        own(number)
+    nics.iter_mut().try_for_each(|nic| {
+        nic.take_descriptor(|number| {
+            let number = RawFd::try_from(number)
+                .ok()
+                .filter(|number| *number >= FIRST)
+                .ok_or("is none that can be inherited: they begin at 3")?;
+            if !taken.insert(number) {
+                return Err("is another NIC's already".to_owned());
+            }
+            own(number)
+        })
     })
 }
 
 /// Makes an inherited descriptor this process' own, and close-on-exec.
-fn own(number: RawFd) -> Result<OwnedFd, String> {
+pub(super) fn own(number: RawFd) -> Result<OwnedFd, String> {
     // SAFETY: needed because a number is all that a command line can say. It is only asked about, so that a number
     // that is not open is an error and nothing else; it is not kept.
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
@@ -55,6 +57,8 @@ mod tests {
     use std::fs::File;
     use std::os::fd::{AsRawFd as _, IntoRawFd as _};
 
+    use vmm::config::VmConfig;
+
     use super::*;
 
     fn config(devices: &str) -> VmConfig {
@@ -62,7 +66,7 @@ mod tests {
     }
 
     fn refused(devices: &str) -> String {
-        let error = take(&mut config(devices)).unwrap_err();
+        let error = take(&mut config(devices).vdpa).unwrap_err();
         let mut text = error.to_string();
         if let Some(cause) = std::error::Error::source(&error) {
             text.push_str(&cause.to_string());

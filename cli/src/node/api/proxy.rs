@@ -20,6 +20,8 @@ use crate::node::machines::vmm::VmmError;
 
 /// How long a machine may take to begin its answer: longer than any watch of its.
 const ANSWER_TIME: Duration = Duration::from_secs(90);
+/// As long as all of a guest's memory may take to get to the disk.
+const SNAPSHOT_TIME: Duration = Duration::from_secs(3600);
 /// What the machine has beside `/v1/vm`.
 const BESIDE: [&str; 2] = ["metrics", "openapi.json"];
 /// What of a request's head the machine gets to know.
@@ -37,6 +39,10 @@ pub(super) async fn forward(
     let failed = |error| ApiError::from(VmError::Vmm(error));
     let (head, body) = request.into_parts();
     let target = target(&head.uri).ok_or_else(|| VmError::NoVm(name.clone()))?;
+    let limit = match target.as_str() {
+        "/v1/vm/snapshot" => SNAPSHOT_TIME,
+        _ => ANSWER_TIME,
+    };
     let mut builder = Request::builder()
         .method(head.method)
         .uri(target)
@@ -53,9 +59,9 @@ pub(super) async fn forward(
     let passed = builder
         .body(body)
         .map_err(|error| failed(VmmError::Request(error)))?;
-    let answer = tokio::time::timeout(ANSWER_TIME, vmm.send(passed))
+    let answer = tokio::time::timeout(limit, vmm.send(passed))
         .await
-        .map_err(|_| failed(VmmError::NotInTime(ANSWER_TIME)))?
+        .map_err(|_| failed(VmmError::NotInTime(limit)))?
         .map_err(failed)?;
     let (head, body) = answer.into_parts();
     let mut response = Response::new(Body::new(body));

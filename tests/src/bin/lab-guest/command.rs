@@ -18,6 +18,8 @@
 //! | `rings RX TX [NIC]` | gives the NIC rings of so many entries, as `ethtool -G NIC rx RX tx TX` does |
 //! | `processors` | topology and features of the processors |
 //! | `memory-check MIB` | writes a pattern to so much memory and verifies it; where the memory was |
+//! | `write-on MIB [MICROSECONDS]` | begins to write pages in no order, each looked at before it is written again, with a pause behind each |
+//! | `write-off` | ends it; how many pages were found other than they were left |
 //! | `disk-check DEV SEED SECTORS` | writes a pattern, forgets the cache, reads and verifies it |
 //! | `disk-verify DEV SEED SECTORS` | reads and verifies such a pattern, maybe of before a reboot |
 //! | `disk-read DEV` | reads all of it; size and SHA-256 |
@@ -34,7 +36,7 @@
 use crate::network::Address;
 use crate::{
     background, button, disk, echo, frames, info, memory, network, notify, processors, random,
-    system,
+    system, writer,
 };
 use lab::error::{Error, Result};
 use serde_json::{Value, json};
@@ -148,6 +150,12 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
         }
         "processors" => processors::topology(),
         "memory-check" => memory::check(number(words, "MIB")?),
+        "write-on" => {
+            let mib = number(words, "MIB")?;
+            let pause = optional(words, "MICROSECONDS")?.unwrap_or(0);
+            writer::start(mib, Duration::from_micros(pause))
+        }
+        "write-off" => writer::stop(),
         "rebind" => {
             let times = number(words, "N")?;
             let nic = nic(words);

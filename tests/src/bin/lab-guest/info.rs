@@ -18,6 +18,7 @@ const MAXIMUM_MESSAGES: usize = 100;
 pub(crate) fn all(problems: &[String]) -> Value {
     json!({
         "uptime_ms": uptime_ms(),
+        "unix_ms": unix_ms(),
         "kernel": rustix::system::uname().release().to_string_lossy(),
         "cpus_online": processors_online(),
         "memory_kib": memory_kib(),
@@ -32,6 +33,12 @@ pub(crate) fn all(problems: &[String]) -> Value {
 fn uptime_ms() -> u128 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     std::time::Duration::try_from(time).map_or(0, |time| time.as_millis())
+}
+
+/// Milliseconds since 1970, by the guest's clock.
+fn unix_ms() -> u128 {
+    let since = std::time::SystemTime::UNIX_EPOCH.elapsed();
+    since.map_or(0, |since| since.as_millis())
 }
 
 fn processors_online() -> usize {

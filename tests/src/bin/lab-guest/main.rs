@@ -24,6 +24,7 @@ mod notify;
 mod processors;
 mod random;
 mod system;
+mod writer;
 
 use lab::error::report;
 use serde_json::Value;

@@ -15,6 +15,9 @@ mod pluggable;
 mod power_button;
 mod queue_watch;
 mod reset;
+mod restore;
+mod snapshot;
+mod upgrade;
 mod vm;
 mod watch;
 
@@ -53,6 +56,9 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
         .routes(routes!(watch::wait))
         .routes(routes!(power_button::press))
         .routes(routes!(reset::reset))
+        .routes(routes!(snapshot::write))
+        .routes(routes!(restore::restore))
+        .routes(routes!(upgrade::upgrade))
         .routes(routes!(nmi::send))
         .routes(routes!(nics::list))
         .routes(routes!(nic::show, nic::put, nic::change, nic::remove))

@@ -46,6 +46,11 @@ pub(super) struct VmStatus {
     disks: Vec<DiskSummary>,
     /// Queues of its devices that hang: what is wrong now, for `ring_watch`'s time already.
     alarms: Vec<AlarmInfo>,
+    /// How often another program has gone on with the machine: `POST /v1/vm/upgrade`.
+    upgrades: u64,
+    /// Why the last program that was to go on with it did not; null once another upgrade is asked for.
+    #[schema(required)]
+    upgrade_error: Option<String>,
 }
 
 impl From<&View> for VmStatus {
@@ -61,6 +66,8 @@ impl From<&View> for VmStatus {
             end: view.end.clone(),
             disks: view.disks.iter().map(DiskSummary::from).collect(),
             alarms: view.alarms.iter().map(AlarmInfo::from).collect(),
+            upgrades: view.upgrade.count,
+            upgrade_error: view.upgrade.error.clone(),
         }
     }
 }

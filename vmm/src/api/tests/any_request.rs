@@ -11,6 +11,9 @@ fn path() -> impl Strategy<Value = String> {
         "/v1/vm/config",
         "/v1/vm/power-button",
         "/v1/vm/reset",
+        "/v1/vm/snapshot",
+        "/v1/vm/restore",
+        "/v1/vm/upgrade",
         "/v1/vm/nics",
         "/v1/vm/disks",
         "/v1/vm/watch",
@@ -58,6 +61,9 @@ fn body() -> impl Strategy<Value = String> {
         r#"{"path": "/dev/null", "id": "nic"}"#,
         r#"{"mac": "52:54:00:00:00:01", "num_queues": 65536}"#,
         r#"{"doorbell": "on"}"#,
+        r#"{"path": "relative"}"#,
+        r#"{"path": "/nonexistent/snapshot", "vdpa": [], "paused": true}"#,
+        r#"{"program": "/nonexistent/bellhop"}"#,
     ])
     .prop_map(str::to_owned);
     let changed = (whole.clone(), any::<prop::sample::Index>(), any::<char>()).prop_map(

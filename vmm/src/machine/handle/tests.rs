@@ -10,12 +10,16 @@ use crate::machine::PlugState;
 use crate::memory::GuestRam;
 
 fn memory() -> SharedMemory {
+    Arc::new(ram().memory().clone())
+}
+
+fn ram() -> Arc<GuestRam> {
     let layout = Layout::new(16 << 20, 40).unwrap();
-    Arc::new(GuestRam::new(&layout, None).unwrap().memory().clone())
+    Arc::new(GuestRam::new(&layout, None).unwrap())
 }
 
 fn requests(memory: &SharedMemory) -> Requests {
-    Requests::new(memory, 16 << 20).unwrap()
+    Requests::new(memory, &ram(), 16 << 20).unwrap()
 }
 
 fn nic(id: &str, serial: u64) -> NicStatus {

@@ -1,0 +1,234 @@
+//! From one program to the next in the same process: `execve`, and what is carried over it.
+//!
+//! ```text
+//!   this program                                   the other one (another version, as a rule)
+//!   state, ram, the file of this program ─execve─> take ─> the machine goes on
+//!        ^                                           │ it cannot
+//!        └────────────────── execve ─────────────────┘  with the reason, which is logged
+//! ```
+//! Process id, command line, standard streams and environment stay; a program that gives the machine back gives the
+//! command line back that it was handed over with. Owns the environment variable that names the
+//! descriptors. It must not know what is in them.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::fs::MemfdFlags;
+use rustix::io::FdFlags;
+use vmm::machine::{HandOver, HandedOver, Origin, SnapshotError};
+
+use super::inherited;
+
+/// Names the descriptors: `state=N,ram=N,previous=N,arguments=N`, and then perhaps `,failed=REASON`.
+const VARIABLE: &str = "BELLHOP_HAND_OVER";
+
+/// What comes in front of each descriptor's number, in their order.
+const NAMES: [&str; 4] = ["state=", "ram=", "previous=", "arguments="];
+
+/// Bytes of a command line that are given back: more than the kernel takes (MAX_ARG_STRLEN times a few).
+const ARGUMENTS_MAX: u64 = 1 << 21;
+
+/// Why nothing was taken over.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HandOverError {
+    /// Only a program that hands over sets it.
+    #[error("{VARIABLE} is {0:?}, which no program that hands over says; unset it")]
+    Variable(OsString),
+    /// A descriptor is not there.
+    #[error("{VARIABLE}: the descriptor {number} {reason}")]
+    Descriptor { number: RawFd, reason: String },
+}
+
+/// What another program has left for this one.
+#[derive(Debug)]
+pub(super) struct Taken {
+    files: Files,
+    /// Why the other program could not go on, if this one had it before.
+    pub(super) failed: Option<String>,
+}
+
+/// What survives the `execve`.
+#[derive(Debug)]
+struct Files {
+    state: File,
+    ram: File,
+    /// The program that had it before.
+    previous: File,
+    /// Its arguments, each with a NUL behind it.
+    arguments: File,
+}
+
+impl Files {
+    fn all(&self) -> [&File; 4] {
+        [&self.state, &self.ram, &self.previous, &self.arguments]
+    }
+
+    /// Has the other program go on. Returns only if it cannot be executed.
+    fn execute(
+        &self,
+        program: &Path,
+        arguments: impl IntoIterator<Item = OsString>,
+        failed: Option<&str>,
+    ) -> io::Error {
+        if let Err(error) = self.keep(FdFlags::empty()) {
+            return error;
+        }
+        let numbers = self.all().map(AsRawFd::as_raw_fd);
+        let error = Command::new(program)
+            .args(arguments)
+            .env(VARIABLE, variable(numbers, failed))
+            .exec();
+        // Nothing else that this process may execute is to have them.
+        self.keep(FdFlags::CLOEXEC).err().unwrap_or(error)
+    }
+
+    fn keep(&self, flags: FdFlags) -> io::Result<()> {
+        for file in self.all() {
+            rustix::io::fcntl_setfd(file, flags)?;
+        }
+        Ok(())
+    }
+}
+
+fn variable(numbers: [RawFd; 4], failed: Option<&str>) -> String {
+    let numbers = NAMES.iter().zip(numbers);
+    let mut parts: Vec<String> = numbers
+        .map(|(name, number)| format!("{name}{number}"))
+        .collect();
+    parts.extend(failed.map(|reason| format!("failed={reason}")));
+    parts.join(",")
+}
+
+/// The numbers in the variable, and the reason.
+fn parse(text: &str) -> Option<([RawFd; 4], Option<String>)> {
+    let mut parts = text.splitn(5, ',');
+    let mut numbers = [0; 4];
+    for (name, number) in NAMES.iter().zip(&mut numbers) {
+        *number = parts.next()?.strip_prefix(name)?.parse().ok()?;
+    }
+    let failed = match parts.next() {
+        None => None,
+        Some(failed) => Some(failed.strip_prefix("failed=")?.to_owned()),
+    };
+    Some((numbers, failed))
+}
+
+/// Takes what another program has left, if one has. To be called before this process opens anything that
+/// it would not have close-on-exec.
+pub(super) fn take() -> Result<Option<Taken>, HandOverError> {
+    let Some(value) = std::env::var_os(VARIABLE) else {
+        return Ok(None);
+    };
+    let Some((numbers, failed)) = value.to_str().and_then(parse) else {
+        return Err(HandOverError::Variable(value));
+    };
+    let file = |number| {
+        inherited::own(number)
+            .map(File::from)
+            .map_err(|reason| HandOverError::Descriptor { number, reason })
+    };
+    let [state, ram, previous, arguments] = numbers;
+    Ok(Some(Taken {
+        files: Files {
+            state: file(state)?,
+            ram: file(ram)?,
+            previous: file(previous)?,
+            arguments: file(arguments)?,
+        },
+        failed,
+    }))
+}
+
+impl Taken {
+    /// The machine to go on with.
+    pub(super) fn origin(&self) -> Result<Origin, SnapshotError> {
+        let Files { state, ram, .. } = &self.files;
+        let ram = ram.try_clone().map_err(SnapshotError::Descriptor)?;
+        let handed_over = HandedOver::read(state, ram, self.failed.clone())?;
+        Ok(Origin::HandedOver(Box::new(handed_over)))
+    }
+
+    /// Gives everything back to the program that had it, with the reason. Returns only if that fails.
+    pub(super) fn give_back(&self, reason: &str) -> io::Error {
+        let mut arguments = Vec::new();
+        let mut file = &self.files.arguments;
+        let read = file
+            .rewind()
+            .and_then(|()| file.take(ARGUMENTS_MAX).read_to_end(&mut arguments));
+        if let Err(error) = read {
+            return error;
+        }
+        let arguments = arguments
+            .split_inclusive(|byte| *byte == 0)
+            .filter_map(|argument| argument.strip_suffix(&[0]))
+            .map(|argument| OsString::from_vec(argument.to_vec()));
+        let program = format!("/proc/self/fd/{}", self.files.previous.as_raw_fd());
+        let reason = reason.replace(['\n', '\0'], " ");
+        self.files
+            .execute(Path::new(&program), arguments, Some(&reason))
+    }
+}
+
+/// Has the other program go on. Returns only if it cannot be executed.
+pub(super) fn hand_over(machine: HandOver) -> io::Error {
+    let HandOver {
+        program,
+        state,
+        ram,
+    } = machine;
+    let files = this_program().map(|(previous, arguments)| Files {
+        state,
+        ram,
+        previous,
+        arguments,
+    });
+    match files {
+        Ok(files) => files.execute(&program, std::env::args_os().skip(1), None),
+        Err(error) => error,
+    }
+}
+
+/// This program as it was when it started, also if there is another file at its path by now, and its
+/// arguments.
+fn this_program() -> io::Result<(File, File)> {
+    let memfd = rustix::fs::memfd_create("arguments", MemfdFlags::CLOEXEC)?;
+    let mut arguments = File::from(memfd);
+    for argument in std::env::args_os().skip(1) {
+        arguments.write_all(argument.as_bytes())?;
+        arguments.write_all(&[0])?;
+    }
+    Ok((File::open("/proc/self/exe")?, arguments))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_is_read_as_it_is_written() {
+        for (numbers, failed) in [
+            ([3, 4, 5, 6], None),
+            ([7, 70, 700, 7000], Some("no, it did not")),
+        ] {
+            let text = variable(numbers, failed);
+            assert_eq!(parse(&text), Some((numbers, failed.map(str::to_owned))));
+        }
+        for text in [
+            "",
+            "state=3",
+            "state=3,ram=4,previous=5",
+            "ram=3,state=4,previous=5,arguments=6",
+            "state=3,ram=4,previous=5,arguments=x",
+            "state=3,ram=4,previous=5,arguments=6,why=no",
+            "state=3,ram=4,previous=5,arguments=99999999999",
+        ] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! `bellhop state-versions`: what this program reads of a machine that another one hands over to it. Hidden: programs ask.
+
+use std::io;
+
+use crate::exit::Code;
+
+/// Versions of a saved machine's sections, as JSON
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {}
+
+/// Prints them.
+pub(crate) fn execute() -> Result<Code, io::Error> {
+    serde_json::to_writer(io::stdout().lock(), &vmm::machine::state_versions())?;
+    Ok(Code::Success)
+}

@@ -1,0 +1,56 @@
+//! `bellhop vm snapshot`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hyper::Method;
+use serde_json::json;
+
+use super::{CommandError, of_vm};
+use crate::client::Node;
+use crate::exit::Code;
+use crate::listing::{Format, printable};
+
+/// How long all of a guest's memory may take to get to the disk.
+const WRITING: Duration = Duration::from_secs(3600);
+
+/// Write a VM into a directory: its memory, processors and devices
+///
+/// It stands still meanwhile and then goes on; frames for it are lost. `bellhop run --restore DIRECTORY`
+/// brings back what is in it, as often as you like.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+The directory holds all that was in the guest's memory, keys and passwords among it; it is readable by the
+daemon's user only.
+
+Examples:
+  bellhop vm snapshot web /var/lib/snapshots/web-before-the-update")]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// An absolute path on the node, where nothing is yet
+    #[arg(value_name = "DIRECTORY")]
+    directory: PathBuf,
+}
+
+pub(super) fn execute(
+    arguments: &Arguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, CommandError> {
+    let at = format!("{}/snapshot", of_vm(&arguments.name));
+    let body = json!({ "path": arguments.directory });
+    let (_, answer) = node.send(Method::POST, &at, &body, WRITING)?;
+    let text = || {
+        format!(
+            "{}: {} MiB of memory; the VM stood still for {} ms\n",
+            printable(&arguments.directory.to_string_lossy()),
+            answer["memory_bytes"].as_u64().unwrap_or(0) >> 20,
+            answer["paused_ms"].as_u64().unwrap_or(0),
+        )
+    };
+    format.print(&answer, text).map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}

@@ -1,0 +1,24 @@
+//! What a guest's kernel has to complain about, for tests in which its machine stands still.
+
+use crate::error::{Error, Result};
+use crate::guest::Guest;
+
+/// Said where the guest stood still while its kernel compared two clocks: it leaves the comparison out, as
+/// it should (kernel/time/clocksource.c).
+const STOOD_STILL: &str = "Long readout interval, skipping watchdog check";
+
+/// The kernel's warnings and errors so far, without what only says that the guest stood still.
+///
+/// # Errors
+/// Those of [`Guest::command`]; [`Error::Invalid`] for an answer without lines.
+pub fn messages(guest: &mut Guest) -> Result<Vec<String>> {
+    let said = guest.command("dmesg")?;
+    let lines = said["lines"].as_array();
+    let lines = lines.ok_or_else(|| Error::invalid(said.to_string(), "it has no lines"))?;
+    Ok(lines
+        .iter()
+        .filter_map(|line| line.as_str())
+        .filter(|line| !line.contains(STOOD_STILL))
+        .map(str::to_owned)
+        .collect())
+}

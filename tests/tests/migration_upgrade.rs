@@ -1,0 +1,222 @@
+//! Another `bellhop` goes on with a running machine, in the same process: its guest, its memory and its
+//! traffic are as before.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+use lab::api::Client;
+use lab::guest::{BellhopArguments, Guest};
+use lab::messages::messages;
+use lab::sim::{SimDevice, require_lab};
+use lab::traffic::{Frames, exchange_counted};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:58:01";
+
+/// How long an upgrade may take to show; the guest is emulated twice.
+const NOTICE: Duration = Duration::from_secs(30);
+
+/// Programs that go on with one machine, one after the other.
+const UPGRADES: u64 = 20;
+
+/// A file in the temporary directory; it goes with this.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("lab-{name}-{}", std::process::id()));
+        let _ = fs::remove_file(&path);
+        Self(path)
+    }
+
+    fn program(name: &str, content: &[u8]) -> Self {
+        let this = Self::new(name);
+        fs::write(&this.0, content).unwrap();
+        fs::set_permissions(&this.0, fs::Permissions::from_mode(0o755)).unwrap();
+        this
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn bellhop() -> PathBuf {
+    std::env::var_os("BELLHOP").unwrap().into()
+}
+
+fn start(device: &SimDevice, socket: &Temporary) -> (Guest, Client) {
+    let arguments = BellhopArguments::small()
+        .unwrap()
+        .argument(
+            "--vdpa",
+            &format!("id=nic,path={}", device.path().display()),
+        )
+        .argument("--api-socket", socket.0.to_str().unwrap());
+    (Guest::start(&arguments).unwrap(), Client::new(&socket.0))
+}
+
+#[track_caller]
+fn check_traffic(guest: &mut Guest, device: &SimDevice) {
+    let frames = Frames {
+        count: 100,
+        size: 590,
+        window: 16,
+    };
+    exchange_counted(guest, "eth0", device, &[frames]).unwrap();
+}
+
+fn ask_upgrade(client: &Client, program: &Path) {
+    let body = json!({ "program": program });
+    let answer = client.ask("POST", "/v1/vm/upgrade", Some(&body)).unwrap();
+    assert_eq!(answer.status, 202, "{}", answer.body);
+}
+
+/// The machine as soon as it says that an upgrade is over.
+fn wait_upgrade(guest: &Guest, client: &Client, done: impl Fn(&Value) -> bool) -> Value {
+    let started = Instant::now();
+    loop {
+        // The API is away for a moment.
+        if let Ok(vm) = client.get("/v1/vm")
+            && done(&vm)
+        {
+            return vm;
+        }
+        assert!(
+            started.elapsed() < NOTICE,
+            "{:?}\n{}",
+            client.get("/v1/vm"),
+            guest.console()
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn one_program_after_the_other_goes_on_with_a_guest_under_load() {
+    require_lab().unwrap();
+    let device = SimDevice::net("upgrade", MAC, 1500).unwrap();
+    let socket = Temporary::new("upgrade.socket");
+    let other = Temporary::program("bellhop-other", &fs::read(bellhop()).unwrap());
+    let (mut guest, client) = start(&device, &socket);
+    let before = client.get("/v1/vm").unwrap();
+    let said = messages(&mut guest).unwrap();
+    guest.command("write-on 16 50").unwrap();
+    guest.command("flood-on 256").unwrap();
+    for upgrade in 1..=UPGRADES {
+        let program = if upgrade % 2 == 1 {
+            &other.0
+        } else {
+            &bellhop()
+        };
+        ask_upgrade(&client, program);
+        let vm = wait_upgrade(&guest, &client, |vm| vm["upgrades"] == upgrade);
+        assert_eq!(vm["upgrade_error"], Value::Null, "{vm}");
+        assert_eq!(
+            (&vm["state"], &vm["pid"]),
+            (&json!("Running"), &before["pid"])
+        );
+        let executed = fs::read_link(format!("/proc/{}/exe", guest.pid())).unwrap();
+        assert_eq!(&executed, program);
+    }
+    let flooded = guest.command("flood-off").unwrap();
+    println!("{flooded}");
+    assert!(flooded["rx"].as_u64().unwrap() > 0, "{flooded}");
+    assert_eq!(flooded["corrupt"], 0, "{flooded}");
+    let found = guest.command("write-off").unwrap();
+    println!("{found}");
+    assert_eq!(found["wrong"], 0, "{found}");
+    check_traffic(&mut guest, &device);
+    assert_eq!(messages(&mut guest).unwrap(), said);
+    assert!(guest.power_off().unwrap().success());
+}
+
+#[test]
+fn a_program_that_cannot_go_on_leaves_the_machine_with_the_one_it_had() {
+    require_lab().unwrap();
+    let device = SimDevice::net("upgrade", MAC, 1500).unwrap();
+    let socket = Temporary::new("upgrade.socket");
+    let (mut guest, client) = start(&device, &socket);
+    guest.command("write-on 16 50").unwrap();
+    let executable = fs::read_link(format!("/proc/{}/exe", guest.pid())).unwrap();
+
+    // Refused before the guest stands still.
+    let rubbish = Temporary::program("rubbish", b"#!/bin/sh\necho hello\n");
+    let no_program = Temporary::program("no-program", b"nothing");
+    for (program, words) in [
+        (Path::new("bellhop"), "absolute"),
+        (Path::new("/nonexistent"), "cannot be executed"),
+        (&no_program.0, "cannot be executed"),
+        (&rubbish.0, "is it Bellhop"),
+    ] {
+        let body = json!({ "program": program });
+        let answer = client.ask("POST", "/v1/vm/upgrade", Some(&body)).unwrap();
+        let text = answer.body.to_string();
+        assert!(
+            answer.status == 422 && text.contains(words),
+            "{program:?}: {text}"
+        );
+    }
+    check_traffic(&mut guest, &device);
+
+    // It says that it reads everything, and then fails with the machine in its hands.
+    for (name, words, wrong) in [
+        ("no-such-flag", "run --no-such-flag", "no-such-flag"),
+        (
+            "no-such-socket",
+            "run --api-socket /nonexistent/socket",
+            "/nonexistent",
+        ),
+    ] {
+        let script = format!(
+            "#!/bin/sh\n[ \"$1\" = state-versions ] && exec {program} state-versions\nexec {program} {words}\n",
+            program = bellhop().display()
+        );
+        let failing = Temporary::program(name, script.as_bytes());
+        ask_upgrade(&client, &failing.0);
+        let vm = wait_upgrade(&guest, &client, |vm| vm["upgrade_error"].is_string());
+        assert!(
+            vm["upgrade_error"].as_str().unwrap().contains(wrong),
+            "{vm}"
+        );
+        assert_eq!(
+            (&vm["upgrades"], &vm["state"]),
+            (&json!(0), &json!("Running")),
+            "{vm}"
+        );
+        assert_eq!(
+            fs::read_link(format!("/proc/{}/exe", guest.pid())).unwrap(),
+            executable
+        );
+        check_traffic(&mut guest, &device);
+    }
+
+    // It is gone when it is to be executed: the machine never left.
+    let vanishing = Temporary::program("vanishing", &fs::read(bellhop()).unwrap());
+    ask_upgrade(&client, &vanishing.0);
+    fs::remove_file(&vanishing.0).unwrap();
+    let vm = wait_upgrade(&guest, &client, |vm| vm["upgrade_error"].is_string());
+    assert_eq!(
+        (&vm["upgrades"], &vm["state"]),
+        (&json!(0), &json!("Running")),
+        "{vm}"
+    );
+    assert_eq!(
+        fs::read_link(format!("/proc/{}/exe", guest.pid())).unwrap(),
+        executable
+    );
+    check_traffic(&mut guest, &device);
+
+    let found = guest.command("write-off").unwrap();
+    assert_eq!(found["wrong"], 0, "{found}");
+    assert!(guest.power_off().unwrap().success());
+}

@@ -1,0 +1,77 @@
+//! `/v1/vm/restore`: a machine from a snapshot.
+
+use std::path::PathBuf;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::Api;
+use super::descriptors::Descriptors;
+use crate::api::error::ApiError;
+use crate::config::VdpaConfig;
+use crate::http::body::JsonBody;
+use crate::http::descriptors::Received;
+use crate::http::{ErrorBody, on_worker};
+use crate::machine::Snapshot;
+
+/// Which snapshot, and what is different here.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RestoreRequest {
+    /// The snapshot's directory.
+    #[schema(value_type = String)]
+    path: PathBuf,
+    /// vDPA devices that go by other paths or descriptors here, each with the `id` of the NIC that it
+    /// is to be.
+    #[serde(default)]
+    vdpa: Vec<VdpaConfig>,
+    /// Leave the vCPUs parked.
+    #[serde(default)]
+    paused: bool,
+}
+
+/// Restore the machine from a snapshot, instead of starting it
+///
+/// The machine is built as the snapshot says and goes on where it was saved. Its clock stood still meanwhile. Only from the state NotStarted;
+/// a configuration that was given before is replaced. What cannot be restored here (another CPU, a vDPA device without a feature that the
+/// guest uses, …) is refused, and another attempt may follow.
+#[utoipa::path(put, path = "/v1/vm/restore", request_body = RestoreRequest, responses(
+    (status = 204, description = "It goes on, or is paused as was asked"),
+    (status = 400, description = "The body is not JSON", body = ErrorBody),
+    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    (status = 409, description = "The machine is started already", body = ErrorBody),
+    (status = 413, description = "The body is too large", body = ErrorBody),
+    (status = 422, description = "An unknown field; the snapshot is none, damaged, or of another version; or it cannot be restored here", body = ErrorBody),
+    (status = 500, description = "The host cannot run the machine", body = ErrorBody),
+    (status = 503, description = "This process ends", body = ErrorBody),
+))]
+pub(super) async fn restore(
+    State(api): Api,
+    received: Received,
+    JsonBody(wanted): JsonBody<RestoreRequest>,
+) -> Result<StatusCode, ApiError> {
+    let RestoreRequest {
+        path,
+        mut vdpa,
+        paused,
+    } = wanted;
+    let mut descriptors = Descriptors::of(&received)?;
+    for nic in &mut vdpa {
+        nic.take_descriptor(|number| descriptors.take(number))?;
+    }
+    drop(descriptors);
+    api.before_boot("it is restored before it starts")?;
+    let opened = on_worker(move || {
+        let mut snapshot = Snapshot::open(&path)?;
+        snapshot.set_paused(paused);
+        for nic in vdpa {
+            snapshot.replace_nic(nic)?;
+        }
+        Ok(snapshot)
+    });
+    let snapshot = opened.await?.map_err(ApiError::Snapshot)?;
+    api.restore(snapshot).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,58 @@
+//! `/v1/vm/upgrade`: another program goes on with the machine.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::Api;
+use crate::api::error::ApiError;
+use crate::http::body::JsonBody;
+use crate::http::{ErrorBody, on_worker};
+
+/// What the answer needs to get to the client: the program that sends it is not there any more afterwards.
+const ANSWER: Duration = Duration::from_millis(100);
+
+/// Which program.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct UpgradeRequest {
+    /// The `bellhop` that is to go on with the machine, as an absolute path.
+    #[schema(value_type = String)]
+    program: PathBuf,
+}
+
+/// Have another version of Bellhop go on with the machine
+///
+/// It takes the place of the one that runs, in the same process: the guest stands still for a moment, its memory
+/// stays where it is, vDPA devices are closed and opened again by their paths. This API is away meanwhile.
+/// How it went is in `GET /v1/vm`: `upgrades` has grown, or `upgrade_error` says why the program did not take the machine, which
+/// then goes on with the one that it had.
+#[utoipa::path(post, path = "/v1/vm/upgrade", request_body = UpgradeRequest, responses(
+    (status = 202, description = "It begins: watch `upgrades` and `upgrade_error`"),
+    (status = 400, description = "The body is not JSON", body = ErrorBody),
+    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
+    (status = 413, description = "The body is too large", body = ErrorBody),
+    (status = 422, description = "An unknown field; or the program is none, or does not read what this one saves", body = ErrorBody),
+))]
+pub(super) async fn upgrade(
+    State(api): Api,
+    JsonBody(wanted): JsonBody<UpgradeRequest>,
+) -> Result<StatusCode, ApiError> {
+    let machine = api.running()?;
+    let program = wanted.program.clone();
+    on_worker(move || crate::machine::check_program(&program))
+        .await?
+        .map_err(ApiError::Snapshot)?;
+    machine.forget_upgrade_error();
+    tokio::spawn(async move {
+        tokio::time::sleep(ANSWER).await;
+        // Why it failed is shown with the machine.
+        let _ = on_worker(move || machine.hand_over(&wanted.program)).await;
+    });
+    Ok(StatusCode::ACCEPTED)
+}

@@ -1,0 +1,199 @@
+//! Whether another program reads what this one saves, before a machine stands still for it.
+//!
+//! Owns the question and the comparison. It must not know how a machine goes over.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::saved::SavedMachine;
+use super::snapshot::SnapshotError;
+use crate::snapshot::format::FORMAT_VERSION;
+
+/// The subcommand that answers with [`state_versions`] as JSON.
+pub const STATE_VERSIONS_COMMAND: &str = "state-versions";
+
+/// How long a program may take to answer.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// Bytes that an answer may have.
+const ANSWER_MAX: u64 = 1 << 16;
+
+/// Why a program cannot go on with a machine.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// The working directory is nobody's business.
+    #[error("{} is no absolute path", .0.display())]
+    Relative(PathBuf),
+    /// It cannot be executed.
+    #[error("{} cannot be executed", program.display())]
+    Execute {
+        /// The program.
+        program: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// It did not say which versions it reads.
+    #[error("{} does not say which versions of a saved machine it reads: is it Bellhop?", .0.display())]
+    NoAnswer(PathBuf),
+    /// It reads others.
+    #[error("{} does not read the state that this program saves: {section} has version {ours} here and {theirs} there", program.display())]
+    Version {
+        /// The program.
+        program: PathBuf,
+        /// The name of the section.
+        section: String,
+        /// What this program writes.
+        ours: u32,
+        /// What the other one writes.
+        theirs: String,
+    },
+}
+
+/// The versions of what this program saves, by the sections' names; `format` is that of the whole. A program reads
+/// these and the ones before.
+#[must_use]
+pub fn state_versions() -> BTreeMap<String, u32> {
+    let mut versions: BTreeMap<String, u32> = SavedMachine::versions()
+        .into_iter()
+        .map(|(name, version)| (name.to_owned(), version))
+        .collect();
+    versions.insert("format".to_owned(), FORMAT_VERSION);
+    versions
+}
+
+/// Whether `program` reads what this one saves.
+///
+/// # Errors
+/// [`SnapshotError::Program`].
+pub fn check_program(program: &Path) -> Result<(), SnapshotError> {
+    if !program.is_absolute() {
+        return Err(ProgramError::Relative(program.to_owned()).into());
+    }
+    let theirs = ask(program)?;
+    for (section, ours) in state_versions() {
+        let version = theirs.get(&section).copied();
+        if version != Some(ours) && version != ours.checked_add(1) {
+            return Err(ProgramError::Version {
+                program: program.to_owned(),
+                section,
+                ours,
+                theirs: version.map_or_else(|| "none".to_owned(), |version| version.to_string()),
+            }
+            .into());
+        }
+    }
+    Ok(())
+}
+
+fn ask(program: &Path) -> Result<BTreeMap<String, u32>, ProgramError> {
+    let failed = |source| ProgramError::Execute {
+        program: program.to_owned(),
+        source,
+    };
+    let mut child = Command::new(program)
+        .arg(STATE_VERSIONS_COMMAND)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(failed)?;
+    let answered = wait(&mut child);
+    // Also of one that goes on for ever; it may have ended by itself.
+    let _ = child.kill();
+    let _ = child.wait();
+    let mut answer = Vec::new();
+    if let (true, Some(output)) = (answered.map_err(failed)?, child.stdout.take()) {
+        output
+            .take(ANSWER_MAX)
+            .read_to_end(&mut answer)
+            .map_err(failed)?;
+    }
+    serde_json::from_slice(&answer).map_err(|_| ProgramError::NoAnswer(program.to_owned()))
+}
+
+/// Whether the child ended well in time. What it says fits into a pipe, else it is none of ours.
+fn wait(child: &mut Child) -> io::Result<bool> {
+    let started = Instant::now();
+    while started.elapsed() < ANSWER_TIME {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.success());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// A script that says this; removed when dropped.
+    struct Script(PathBuf);
+
+    impl Script {
+        fn new(name: &str, says: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("bellhop-{name}-{}", std::process::id()));
+            fs::write(&path, format!("#!/bin/sh\n{says}\n")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Script {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+
+    fn answer(versions: &BTreeMap<String, u32>) -> String {
+        format!("echo '{}'", serde_json::to_string(versions).unwrap())
+    }
+
+    #[test]
+    fn a_program_that_reads_the_same_or_one_version_more_will_do() {
+        let mut versions = state_versions();
+        let same = Script::new("same", &answer(&versions));
+        check_program(&same.0).unwrap();
+        *versions.get_mut("vcpu").unwrap() += 1;
+        versions.insert("another".to_owned(), 1);
+        let newer = Script::new("newer", &answer(&versions));
+        check_program(&newer.0).unwrap();
+        *versions.get_mut("vcpu").unwrap() += 1;
+        let far = Script::new("far", &answer(&versions));
+        let text = check_program(&far.0).unwrap_err().to_string();
+        assert!(
+            text.contains("does not read") && text.contains("vcpu"),
+            "{text}"
+        );
+        versions.remove("vm");
+        versions.remove("vcpu");
+        let lacks = Script::new("lacks", &answer(&versions));
+        assert!(check_program(&lacks.0).is_err());
+    }
+
+    #[test]
+    fn what_is_no_bellhop_is_refused() {
+        for (name, says) in [
+            ("silent", "exit 0"),
+            ("fails", "echo '{}'; exit 1"),
+            ("rubbish", "echo hello"),
+        ] {
+            let script = Script::new(name, says);
+            let text = check_program(&script.0).unwrap_err().to_string();
+            assert!(text.contains("is it Bellhop"), "{name}: {text}");
+        }
+        let text = check_program(Path::new("bellhop")).unwrap_err().to_string();
+        assert!(text.contains("absolute"), "{text}");
+        let text = check_program(Path::new("/nonexistent"))
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("cannot be executed"), "{text}");
+    }
+}

@@ -1,0 +1,208 @@
+//! A machine is saved, goes on afterwards, and is restored.
+//!
+//! Owns the order, which is the same for a snapshot, a migration and an upgrade. It must not know where the
+//! state goes to or comes from.
+//!
+//! ```text
+//!   Running ──┐        vCPUs parked, devices stopped         go on: devices restored in place
+//!             +── save ──────────────────────────────> held ─────────────────────────────────> as before
+//!   Paused ───┘        (one cannot be saved: those
+//!                       before it are restored)
+//!
+//!   restore: built ──> memory ──> interrupt controllers, clock ──> vCPUs ──> platform ──> devices ──> runs
+//! ```
+//! Devices are saved before vCPUs, since an interrupt that a device sent when it stopped is in a local APIC by
+//! then; and they are restored after them, since each that ran sends one spurious interrupt.
+
+use super::build::Given;
+use super::handle::{RequestError, RunState};
+use super::pluggable::{DiskStatus, NicStatus};
+use super::saved::{SavedDevice, SavedMachine, SavedPlatform};
+use super::snapshot::{Origin, SnapshotError};
+use super::{Machine, MachineError, StopHandle, UpgradeStatus};
+use crate::config::VmConfig;
+use crate::console::Console;
+use crate::kvm::saved::{ClockPolicy, VmState};
+use crate::vcpu::VcpuState;
+
+/// A machine between its save and its going on.
+pub(super) struct Held {
+    devices: Vec<SavedDevice>,
+    /// Whether its vCPUs ran before.
+    ran: bool,
+}
+
+impl Machine {
+    /// Builds a machine and boots it, or has it go on where its snapshot was taken: after this it is
+    /// ready for [`Machine::run`].
+    ///
+    /// # Errors
+    /// See [`MachineError`]; nothing is left behind.
+    pub fn bring_up(
+        origin: &Origin,
+        console: Console,
+        stop: &StopHandle,
+    ) -> Result<Self, MachineError> {
+        match origin {
+            Origin::Boot(config) => {
+                let mut machine = Self::new(config, console, stop)?;
+                machine.power_on()?;
+                Ok(machine)
+            }
+            Origin::Snapshot(snapshot) => {
+                let saved = snapshot.machine();
+                let given = Given {
+                    slots: saved.slots()?,
+                    ram: None,
+                };
+                let mut machine = Self::build(&saved.config, &given, console, stop)?;
+                snapshot.read_memory(&machine.ram)?;
+                machine.restore(saved, ClockPolicy::StandStill, snapshot.is_paused())?;
+                Ok(machine)
+            }
+            Origin::HandedOver(handed_over) => {
+                let saved = handed_over.machine();
+                let given = Given {
+                    slots: saved.slots()?,
+                    ram: Some(handed_over.ram()),
+                };
+                let mut machine = Self::build(&saved.config, &given, console, stop)?;
+                machine.upgrade = UpgradeStatus {
+                    count: saved.upgrades,
+                    error: handed_over.failed().map(str::to_owned),
+                };
+                machine.requests.publish_upgrade(&machine.upgrade);
+                machine.restore(saved, ClockPolicy::Advance, !saved.ran)?;
+                Ok(machine)
+            }
+        }
+    }
+
+    /// Nothing, unless a snapshot is being written.
+    pub(super) fn unless_held(&self) -> Result<(), RequestError> {
+        match self.held {
+            Some(_) => Err(RequestError::Saving),
+            None => Ok(()),
+        }
+    }
+
+    /// Parks the vCPUs, stops the devices, and gives the whole state but guest memory, which nobody
+    /// writes from here on until [`Machine::go_on`].
+    pub(super) fn save(&mut self) -> Result<SavedMachine, RequestError> {
+        self.unless_held()?;
+        // What the guest has ejected is none of its devices any more.
+        self.take_ejected();
+        let ran = self.requests.run_state() == RunState::Running;
+        self.pause();
+        let mut saved = self.save_parked();
+        match &mut saved {
+            Ok(saved) => {
+                saved.ran = ran;
+                self.held = Some(Held {
+                    devices: saved.devices.clone(),
+                    ran,
+                });
+            }
+            Err(_) if ran => self.resume(),
+            Err(_) => {}
+        }
+        saved
+    }
+
+    fn save_parked(&self) -> Result<SavedMachine, RequestError> {
+        let devices = self.inventory.save()?;
+        let rest = self.save_processors();
+        match rest {
+            Ok((vm, vcpus)) => Ok(SavedMachine {
+                config: self.config_now(),
+                vm,
+                vcpus,
+                platform: SavedPlatform {
+                    serial: self.serial.save(),
+                    button: self.button.save(),
+                    clock: self.clock.save(),
+                    hotplug: self.hotplug.save(),
+                    config_ports: self.config_ports.save(),
+                    power: self.power.save(),
+                },
+                devices,
+                ran: false,
+                upgrades: self.upgrade.count,
+            }),
+            Err(error) => {
+                self.inventory.restore_in_place(&devices);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn save_processors(&self) -> Result<(VmState, Vec<VcpuState>), MachineError> {
+        Ok((self.vm.save()?, self.vcpus.save()?))
+    }
+
+    /// The configuration with the NICs and disks that there are now.
+    fn config_now(&self) -> VmConfig {
+        let mut config = self.config.clone();
+        // Other vDPA devices than NICs neither come nor go.
+        config.vdpa.retain(|vdpa| {
+            let id = vdpa.name();
+            self.inventory.named(&id).is_some() && self.inventory.pluggable_named(&id).is_none()
+        });
+        let nics: Vec<NicStatus> = self.inventory.pluggable();
+        config.vdpa.extend(nics.into_iter().map(|nic| nic.config));
+        let disks: Vec<DiskStatus> = self.inventory.pluggable();
+        config.disks = disks.into_iter().map(|disk| disk.config).collect();
+        config
+    }
+
+    /// Lets a saved machine be as it was before.
+    pub(super) fn go_on(&mut self) {
+        let Some(held) = self.held.take() else {
+            return;
+        };
+        self.inventory.restore_in_place(&held.devices);
+        if held.ran {
+            self.resume();
+        }
+    }
+
+    /// Puts a state into a machine that was built for it and has the memory already.
+    fn restore(
+        &mut self,
+        saved: &SavedMachine,
+        clock_policy: ClockPolicy,
+        paused: bool,
+    ) -> Result<(), MachineError> {
+        self.used = true;
+        self.vm.restore(&saved.vm, clock_policy)?;
+        self.vcpus.restore(&saved.vcpus)?;
+        self.restore_platform(&saved.platform)?;
+        self.inventory.restore(&saved.devices)?;
+        self.pci.remap();
+        self.powered = true;
+        self.requests.publish_boot(paused);
+        if !paused {
+            self.watch_rings(true);
+            self.vcpus.resume();
+        }
+        Ok(())
+    }
+
+    fn restore_platform(&self, saved: &SavedPlatform) -> Result<(), SnapshotError> {
+        let SavedPlatform {
+            serial,
+            clock,
+            button,
+            hotplug,
+            config_ports,
+            power,
+        } = saved;
+        self.serial.restore(serial)?;
+        self.clock.restore(clock)?;
+        self.button.restore(button)?;
+        self.hotplug.restore(hotplug)?;
+        self.config_ports.restore(config_ports)?;
+        self.power.restore(power);
+        Ok(())
+    }
+}
