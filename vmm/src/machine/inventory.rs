@@ -312,6 +312,10 @@ impl Inventory {
                 Ok(state) => saved.push(SavedDevice {
                     id: entry.id.clone(),
                     slot: entry.slot.number(),
+                    unplug_requested: entry
+                        .removable
+                        .as_ref()
+                        .is_some_and(|removable| removable.state == PlugState::UnplugRequested),
                     state,
                 }),
                 Err(source) => {
@@ -351,7 +355,7 @@ impl Inventory {
     ///
     /// # Errors
     /// [`SnapshotError`]: there is a device more or less than were saved, or one does not take its state.
-    pub(super) fn restore(&self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
+    pub(super) fn restore(&mut self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
         if let Some(entry) = self
             .entries
             .values()
@@ -359,12 +363,18 @@ impl Inventory {
         {
             return Err(SnapshotError::DeviceNotSaved(entry.id.clone()));
         }
-        for SavedDevice { id, state, .. } in saved {
-            let device = self
-                .named(id)
+        for saved in saved {
+            let id = &saved.id;
+            let mut entries = self.entries.values_mut();
+            let entry = entries
+                .find(|entry| entry.id == *id)
                 .ok_or_else(|| SnapshotError::NoDevice(id.clone()))?;
-            device
-                .restore(state)
+            if let (true, Some(removable)) = (saved.unplug_requested, &mut entry.removable) {
+                removable.state = PlugState::UnplugRequested;
+            }
+            entry
+                .device
+                .restore(&saved.state)
                 .map_err(|source| SnapshotError::Device {
                     id: id.clone(),
                     source,

@@ -8,7 +8,7 @@
 //! | `config` | 1 | the configuration as JSON, as the API shows it; whether the vCPUs ran |
 //! | `vm` | 1 | interrupt controllers and kvmclock |
 //! | `vcpu` | one per vCPU, by their numbers | registers, local APIC, MSRs, CPUID |
-//! | `platform` | 1 | serial port, clock, power button, hot-plug, PCI's configuration ports |
+//! | `platform` | 1 | serial port, clock, power button, hot-plug, host bridge, PCI's configuration ports |
 //! | `device` | one per device, in the order of their attachment | name, slot, registers, the backend's state |
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use devices::legacy::button::PowerButtonState;
 use devices::legacy::clock::ClockState;
 use devices::legacy::power::PowerState;
 use devices::legacy::serial::SerialState;
-use devices::pci::{ConfigPortsState, PciHotplugState, SLOTS, Slot};
+use devices::pci::{ConfigPortsState, PciBusState, PciHotplugState, SLOTS, Slot};
 use devices::virtio::pci::VirtioPciState;
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +44,7 @@ pub(super) struct SavedPlatform {
     pub(super) clock: ClockState,
     pub(super) button: PowerButtonState,
     pub(super) hotplug: PciHotplugState,
+    pub(super) pci: PciBusState,
     pub(super) config_ports: ConfigPortsState,
     pub(super) power: PowerState,
 }
@@ -55,6 +56,8 @@ pub(super) struct SavedDevice {
     pub(super) id: String,
     /// The number of its PCI slot.
     pub(super) slot: u8,
+    /// Whether the guest was asked to eject it and has not done so.
+    pub(super) unplug_requested: bool,
     pub(super) state: VirtioPciState,
 }
 

@@ -122,6 +122,7 @@ impl Machine {
                     button: self.button.save(),
                     clock: self.clock.save(),
                     hotplug: self.hotplug.save(),
+                    pci: self.pci.save(),
                     config_ports: self.config_ports.save(),
                     power: self.power.save(),
                 },
@@ -178,6 +179,7 @@ impl Machine {
         self.vcpus.restore(&saved.vcpus)?;
         self.restore_platform(&saved.platform)?;
         self.inventory.restore(&saved.devices)?;
+        self.publish();
         self.pci.remap();
         self.powered = true;
         self.requests.publish_boot(paused);
@@ -194,6 +196,7 @@ impl Machine {
             clock,
             button,
             hotplug,
+            pci,
             config_ports,
             power,
         } = saved;
@@ -201,6 +204,7 @@ impl Machine {
         self.clock.restore(clock)?;
         self.button.restore(button)?;
         self.hotplug.restore(hotplug)?;
+        self.pci.restore(pci).map_err(SnapshotError::HostBridge)?;
         self.config_ports.restore(config_ports)?;
         self.power.restore(power);
         Ok(())

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use devices::pci::ConfigSpaceError;
 use devices::saved::DeviceStateError;
 use devices::virtio::pci::RestoreError;
 
@@ -91,6 +92,9 @@ pub enum SnapshotError {
     /// A device of the board does not take its state.
     #[error("a device of the board cannot be restored")]
     Platform(#[from] DeviceStateError),
+    /// The host bridge does not take its state.
+    #[error("the host bridge cannot be restored")]
+    HostBridge(#[source] ConfigSpaceError),
     /// A device does not take its state.
     #[error("device {id} cannot be restored")]
     Device {
