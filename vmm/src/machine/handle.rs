@@ -1,7 +1,7 @@
 //! Requests to a running machine, from other threads.
 //!
-//! Owns the queue of requests and the board on which the machine publishes what it
-//! has. Everything that is asked of a running machine comes this way: a variant of [`Request`],
+//! Owns the queue of requests, and gives out what the machine publishes (`board.rs`)
+//! of itself. Everything that is asked of a running machine comes this way: a variant of [`Request`],
 //! a method of [`Handle`], and an arm in `requests.rs`. It must not know how a request
 //! is carried out.
 //!
@@ -22,18 +22,18 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use devices::pci::Slot;
 use devices::virtio::backend::SharedMemory;
-use devices::virtio::pci::{DeviceDescription, SaveError};
+use devices::virtio::pci::SaveError;
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use super::board::{Board, DeviceStatus, MachineStatus, RunState, UpgradeStatus};
 use super::inventory::Device;
 use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
-use super::ring_watch::{QueueAlarm, WatchStatus};
+use super::ring_watch::QueueAlarm;
 use super::saved::SavedMachine;
 use super::snapshot::{SnapshotError, SnapshotWriter, Written};
 use super::{End, MachineError, Resources, devices as backends};
@@ -43,77 +43,6 @@ use crate::memory::GuestRam;
 
 /// Requests that may wait for the machine.
 const WAITING_MAX: usize = 16;
-
-/// A device of a machine, whether it can go or not.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceStatus {
-    /// Its name.
-    pub id: String,
-    /// Where the guest sees it.
-    pub address: Slot,
-    /// What the guest made of it.
-    pub description: DeviceDescription,
-    /// What the watch of its rings saw last, by queue; empty where nobody watches.
-    pub watch: Vec<WatchStatus>,
-}
-
-/// What a machine does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RunState {
-    /// Built, or its run has ended; the vCPUs are parked.
-    #[default]
-    Off,
-    /// The vCPUs run.
-    Running,
-    /// The vCPUs are parked until somebody resumes them. Devices go on: what a
-    /// vDPA device or a disk has to do for the guest is done, and interrupts wait.
-    Paused,
-    /// The machine is gone, with all its devices closed: nothing changes any more.
-    Ended,
-}
-
-/// What there is to say about programs that went on with a machine.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct UpgradeStatus {
-    /// How often another program has.
-    pub count: u64,
-    /// Why the last that was to did not. Forgotten when another one is asked for.
-    pub error: Option<String>,
-}
-
-/// A machine at one moment.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MachineStatus {
-    /// Grows with each change.
-    pub generation: u64,
-    /// What it does.
-    pub run: RunState,
-    /// How often it was powered on: 1 after the first boot, one more after each reset.
-    pub boots: u64,
-    /// All its NICs.
-    pub nics: Vec<NicStatus>,
-    /// What is wrong with queues of its devices.
-    pub alarms: Vec<QueueAlarm>,
-    /// All its disks.
-    pub disks: Vec<DiskStatus>,
-    /// Why its run is over; `None` until it is, and again when it runs again.
-    pub end: Option<End>,
-    /// Which programs went on with it.
-    pub upgrade: UpgradeStatus,
-}
-
-impl MachineStatus {
-    /// Whether a NIC or a disk has this name.
-    fn has(&self, id: &str) -> bool {
-        self.nics.iter().any(|nic| nic.id == id) || self.disks.iter().any(|disk| disk.id == id)
-    }
-
-    /// Whether the NIC or disk with this serial number is there.
-    fn has_serial(&self, serial: u64) -> bool {
-        self.nics.iter().any(|nic| nic.serial == serial)
-            || self.disks.iter().any(|disk| disk.serial == serial)
-    }
-}
 
 /// Why a request was not carried out. The machine is as before.
 #[derive(Debug, thiserror::Error)]
@@ -233,50 +162,6 @@ pub(super) enum Request {
     Resume {
         answer: Answer<Result<(), RequestError>>,
     },
-}
-
-/// Called with each new status; see [`Handle::on_change`].
-type Listener = Box<dyn Fn(&MachineStatus) + Send + Sync>;
-
-/// What the machine publishes.
-#[derive(Default)]
-struct Board {
-    status: Mutex<MachineStatus>,
-    changed: Condvar,
-    listeners: Mutex<Vec<Listener>>,
-}
-
-impl fmt::Debug for Board {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Board")
-            .field("status", &self.status)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Board {
-    fn lock(&self) -> MutexGuard<'_, MachineStatus> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
-        let listeners = self.listeners.lock();
-        listeners.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn update(&self, change: impl FnOnce(&mut MachineStatus)) {
-        let mut current = self.lock();
-        let before = current.clone();
-        change(&mut current);
-        if *current != before {
-            current.generation = before.generation.wrapping_add(1);
-            self.changed.notify_all();
-            // With the status locked, so that they see all changes in their order.
-            for listener in self.listeners().iter() {
-                listener(&current);
-            }
-        }
-    }
 }
 
 struct Shared {

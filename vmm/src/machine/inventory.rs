@@ -20,7 +20,7 @@ use devices::virtio::backend::Backend;
 use devices::virtio::pci::VirtioPciDevice;
 use vdpa::memory::GuestMemory;
 
-use super::handle::DeviceStatus;
+use super::board::DeviceStatus;
 use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
 use super::ring_watch::{DeviceWatch, QueueAlarm};
 use super::saved::SavedDevice;

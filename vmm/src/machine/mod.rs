@@ -33,6 +33,7 @@
 //! **The end**: vCPU threads are joined first, then devices go, then
 //! interrupts, memory slots, the VM and guest RAM (the order of the fields).
 
+mod board;
 mod build;
 mod devices;
 mod end;
@@ -81,10 +82,11 @@ use self::inventory::Inventory;
 use self::ring_watch::WatchTimer;
 use self::saving::Held;
 
+pub use board::{DeviceStatus, MachineStatus, RunState, UpgradeStatus};
 pub use end::{End, EndReason};
 pub use error::MachineError;
 pub use hand_over::{HandOver, HandedOver};
-pub use handle::{DeviceStatus, Handle, MachineStatus, RequestError, RunState, UpgradeStatus};
+pub use handle::{Handle, RequestError};
 pub use pluggable::{DeviceKind, DiskStatus, NicStatus, PlugState, Pluggable};
 pub use program::{ProgramError, STATE_VERSIONS_COMMAND, check_program, state_versions};
 pub use ring_watch::{Alarm, QueueAlarm, WatchState, WatchStatus};

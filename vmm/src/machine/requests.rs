@@ -6,7 +6,8 @@
 use devices::legacy::power::PowerRequest;
 use devices::virtio::pci::VirtioPciDevice;
 
-use super::handle::{Request, RequestError, RunState};
+use super::board::RunState;
+use super::handle::{Request, RequestError};
 use super::inventory::Device;
 use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
 use super::{End, Machine, MachineError};

@@ -14,8 +14,9 @@
 //! Devices are saved before vCPUs, since an interrupt that a device sent when it stopped is in a local APIC by
 //! then; and they are restored after them, since each that ran sends one spurious interrupt.
 
+use super::board::RunState;
 use super::build::Given;
-use super::handle::{RequestError, RunState};
+use super::handle::RequestError;
 use super::pluggable::{DiskStatus, NicStatus};
 use super::saved::{SavedDevice, SavedMachine, SavedPlatform};
 use super::snapshot::{Origin, SnapshotError};

@@ -1,6 +1,9 @@
 //! Queue and board without a machine: a thread that answers stands in for it.
 
+use std::sync::Mutex;
 use std::thread;
+
+use devices::pci::Slot;
 
 use super::*;
 use crate::config::VdpaSource;

@@ -1,0 +1,129 @@
+//! The board on which a machine publishes what it is and does.
+//!
+//! Owns what is published, its generation, and who is told of a change. It must not know what can be asked of a
+//! machine, nor who asks.
+
+use std::fmt;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use devices::pci::Slot;
+use devices::virtio::pci::DeviceDescription;
+
+use super::End;
+use super::pluggable::{DiskStatus, NicStatus};
+use super::ring_watch::{QueueAlarm, WatchStatus};
+
+/// A device of a machine, whether it can go or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// Its name.
+    pub id: String,
+    /// Where the guest sees it.
+    pub address: Slot,
+    /// What the guest made of it.
+    pub description: DeviceDescription,
+    /// What the watch of its rings saw last, by queue; empty where nobody watches.
+    pub watch: Vec<WatchStatus>,
+}
+
+/// What a machine does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RunState {
+    /// Built, or its run has ended; the vCPUs are parked.
+    #[default]
+    Off,
+    /// The vCPUs run.
+    Running,
+    /// The vCPUs are parked until somebody resumes them. Devices go on: what a
+    /// vDPA device or a disk has to do for the guest is done, and interrupts wait.
+    Paused,
+    /// The machine is gone, with all its devices closed: nothing changes any more.
+    Ended,
+}
+
+/// What there is to say about programs that went on with a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct UpgradeStatus {
+    /// How often another program has.
+    pub count: u64,
+    /// Why the last that was to did not. Forgotten when another one is asked for.
+    pub error: Option<String>,
+}
+
+/// A machine at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MachineStatus {
+    /// Grows with each change.
+    pub generation: u64,
+    /// What it does.
+    pub run: RunState,
+    /// How often it was powered on: 1 after the first boot, one more after each reset.
+    pub boots: u64,
+    /// All its NICs.
+    pub nics: Vec<NicStatus>,
+    /// What is wrong with queues of its devices.
+    pub alarms: Vec<QueueAlarm>,
+    /// All its disks.
+    pub disks: Vec<DiskStatus>,
+    /// Why its run is over; `None` until it is, and again when it runs again.
+    pub end: Option<End>,
+    /// Which programs went on with it.
+    pub upgrade: UpgradeStatus,
+}
+
+impl MachineStatus {
+    /// Whether a NIC or a disk has this name.
+    pub(super) fn has(&self, id: &str) -> bool {
+        self.nics.iter().any(|nic| nic.id == id) || self.disks.iter().any(|disk| disk.id == id)
+    }
+
+    /// Whether the NIC or disk with this serial number is there.
+    pub(super) fn has_serial(&self, serial: u64) -> bool {
+        self.nics.iter().any(|nic| nic.serial == serial)
+            || self.disks.iter().any(|disk| disk.serial == serial)
+    }
+}
+
+/// Called with each new status; see [`Handle::on_change`].
+pub(super) type Listener = Box<dyn Fn(&MachineStatus) + Send + Sync>;
+
+/// What the machine publishes.
+#[derive(Default)]
+pub(super) struct Board {
+    status: Mutex<MachineStatus>,
+    pub(super) changed: Condvar,
+    listeners: Mutex<Vec<Listener>>,
+}
+
+impl fmt::Debug for Board {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Board")
+            .field("status", &self.status)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Board {
+    pub(super) fn lock(&self) -> MutexGuard<'_, MachineStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
+        let listeners = self.listeners.lock();
+        listeners.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn update(&self, change: impl FnOnce(&mut MachineStatus)) {
+        let mut current = self.lock();
+        let before = current.clone();
+        change(&mut current);
+        if *current != before {
+            current.generation = before.generation.wrapping_add(1);
+            self.changed.notify_all();
+            // With the status locked, so that they see all changes in their order.
+            for listener in self.listeners().iter() {
+                listener(&current);
+            }
+        }
+    }
+}
