@@ -150,9 +150,10 @@ fn a_machine_is_started_and_stopped_by_requests() {
     let now = cost(guest.pid()).unwrap();
     println!("{now:?}");
     assert_eq!(now.threads, 3, "{now:?}");
-    // Pages of the program's file vary with how it was built.
+    // Pages of the program's file vary with how it was built, and so, by its relocations, does
+    // what is its own: this notices what is held for each request or frame.
     let own = resident(guest.pid()).unwrap();
-    assert!(own.own_kib < 2 * 1024, "{own:?}");
+    assert!(own.own_kib < 4 * 1024, "{own:?}");
 
     // Not now: it runs.
     let refused = client.ask("PUT", "/v1/vm", Some(&config)).unwrap();
