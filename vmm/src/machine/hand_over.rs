@@ -138,8 +138,9 @@ impl Machine {
     /// `reason` is shown as the upgrade's error.
     pub fn take_back(&mut self, reason: &str) {
         self.hand_over = None;
+        self.go_on();
+        // Who sees it finds the machine as it was.
         self.upgrade.error = Some(reason.to_owned());
         self.requests.publish_upgrade(&self.upgrade);
-        self.go_on();
     }
 }
