@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub(crate) use report::Report;
 
 /// What each exit code says, as `--help` and the manual show it: the code, and its meaning on one line or more.
-const TABLE: [(&str, &str); 8] = [
+const TABLE: [(&str, &str); 9] = [
     (
         "0",
         "done: the guest powered off, the console was left with Ctrl-A X; probe: nothing failed;\n\
@@ -33,6 +33,10 @@ const TABLE: [(&str, &str); 8] = [
     ),
     ("5", "there is no VM or NIC of that name"),
     ("6", "not done within the time limit"),
+    (
+        "7",
+        "the guest runs elsewhere: it was sent to another process",
+    ),
     (
         "128+N",
         "stopped by signal N: 130 for SIGINT, 143 for SIGTERM",
@@ -68,6 +72,8 @@ pub(crate) enum Code {
     NotThere,
     /// Not done in time; reported.
     TimedOut,
+    /// The guest runs elsewhere: it was sent to another process.
+    Moved,
     /// A signal asked us to stop.
     Signal(u8),
 }
@@ -82,6 +88,7 @@ impl Code {
             Self::NoDaemon => 4,
             Self::NotThere => 5,
             Self::TimedOut => 6,
+            Self::Moved => 7,
             Self::Signal(number) => number.saturating_add(128),
         }
     }
@@ -127,6 +134,7 @@ mod tests {
             Code::NoDaemon,
             Code::NotThere,
             Code::TimedOut,
+            Code::Moved,
         ];
         for (code, (name, _)) in codes.into_iter().zip(TABLE) {
             assert_eq!(code.number().to_string(), name);

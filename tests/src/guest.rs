@@ -16,12 +16,13 @@ use crate::files;
 use crate::libtest::GUEST_RETRY;
 use crate::process::die_with_parent;
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -220,7 +221,10 @@ pub struct Guest {
     input: Input,
     /// The init's lines without their mark.
     lines: Receiver<String>,
+    /// Those that it said to another VMM before.
+    earlier: VecDeque<String>,
     console: Arc<Mutex<Console>>,
+    begun: Arc<Mutex<Begun>>,
     /// The threads that read the console; they end with its streams.
     readers: Vec<JoinHandle<()>>,
     ready: Value,
@@ -243,6 +247,14 @@ impl Input {
             Self::Socket(socket) => socket.write_all(bytes),
         }
     }
+}
+
+/// What the guest's console has of a line that has not ended.
+#[derive(Debug, Default)]
+struct Begun {
+    line: Vec<u8>,
+    /// The first line that ended here: it may have begun elsewhere.
+    first: Option<String>,
 }
 
 /// What the guest has printed, and the VMM's messages between it.
@@ -331,9 +343,13 @@ impl Guest {
         let stream = UnixStream::connect(console).map_err(failed("connect to"))?;
         let output = stream.try_clone().map_err(failed("duplicate"))?;
         let text = Arc::new(Mutex::new(Console::default()));
+        let begun = Arc::new(Mutex::new(Begun::default()));
         let (sender, lines) = mpsc::channel();
-        let readers = vec![read_console(output, Arc::clone(&text), Some(sender), None)];
+        let said = Some((sender, Arc::clone(&begun)));
+        let readers = vec![read_console(output, Arc::clone(&text), said, None)];
         let mut guest = Self {
+            begun,
+            earlier: VecDeque::new(),
             child: None,
             pid,
             input: Input::Socket(stream),
@@ -356,10 +372,63 @@ impl Guest {
     /// # Errors
     /// [`Error::Start`]; [`Error::Guest`] with the end of the console when it does not answer in that time.
     pub fn start_restored(command: Command, limit: Duration) -> Result<Self> {
-        let mut guest = Self::spawn(command, None)?;
-        guest.ready = guest.command_within("info", limit)?;
-        guest.ready_after = guest.started.elapsed();
+        let mut guest = Self::wait_for(command)?;
+        guest.answers(limit)?;
         Ok(guest)
+    }
+
+    /// Starts a VMM whose guest is to come from another one: [`Guest::answers`] waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Start`].
+    pub fn wait_for(command: Command) -> Result<Self> {
+        Self::spawn(command, None)
+    }
+
+    /// Waits until the guest's init answers.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the end of the console when it does not in that time.
+    pub fn answers(&mut self, limit: Duration) -> Result<()> {
+        self.ready = self.command_within("info", limit)?;
+        self.ready_after = self.started.elapsed();
+        Ok(())
+    }
+
+    /// The guest has come from another VMM, which has ended. What its init said there and nobody has read yet comes
+    /// first, and a line that it began there and ended here is whole.
+    ///
+    /// # Errors
+    /// Those of [`Guest::wait_exit`].
+    pub fn comes_from(&mut self, mut before: Self) -> Result<()> {
+        before.wait_exit(Duration::ZERO)?;
+        self.earlier = std::mem::take(&mut before.earlier);
+        self.earlier.extend(before.lines.try_iter());
+        self.ready = before.ready.take();
+        let mut there = before.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut half = std::mem::take(&mut there.line);
+        let mut here = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        match &here.first {
+            Some(rest) if said_in(rest).is_none() => {
+                half.extend_from_slice(rest.as_bytes());
+                self.earlier
+                    .extend(said_in(&String::from_utf8_lossy(&half)));
+            }
+            Some(_) => {}
+            None => {
+                half.append(&mut here.line);
+                here.line = half;
+            }
+        }
+        Ok(())
+    }
+
+    /// The init's next line.
+    fn line_within(&mut self, limit: Duration) -> std::result::Result<String, RecvTimeoutError> {
+        match self.earlier.pop_front() {
+            Some(line) => Ok(line),
+            None => self.lines.recv_timeout(limit),
+        }
     }
 
     /// Runs a VMM that is to end by itself, without a word to its console.
@@ -394,12 +463,16 @@ impl Guest {
         let output = child.stdout.take().ok_or_else(missing)?;
         let errors = child.stderr.take().ok_or_else(missing)?;
         let console = Arc::new(Mutex::new(Console::default()));
+        let begun = Arc::new(Mutex::new(Begun::default()));
         let (sender, lines) = mpsc::channel();
+        let said = Some((sender, Arc::clone(&begun)));
         let readers = vec![
-            read_console(output, Arc::clone(&console), Some(sender), show),
+            read_console(output, Arc::clone(&console), said, show),
             read_console(errors, Arc::clone(&console), None, show),
         ];
         Ok(Self {
+            begun,
+            earlier: VecDeque::new(),
             pid: child.id(),
             child: Some(child),
             input: Input::Pipe(input),
@@ -415,7 +488,7 @@ impl Guest {
 
     fn boot(&mut self, silence: Duration) -> Boot {
         loop {
-            match self.lines.recv_timeout(Duration::from_millis(200)) {
+            match self.line_within(Duration::from_millis(200)) {
                 Ok(line) => {
                     if let Some(ready) = line
                         .strip_prefix("ready ")
@@ -492,7 +565,7 @@ impl Guest {
     /// # Errors
     /// As [`Self::command`].
     pub fn answer(&mut self, line: &str, limit: Duration) -> Result<Value> {
-        let answer = match self.lines.recv_timeout(limit) {
+        let answer = match self.line_within(limit) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout) => {
                 let limit = limit.as_secs();
@@ -615,49 +688,56 @@ enum Boot {
 fn read_console(
     stream: impl Read + Send + 'static,
     console: Arc<Mutex<Console>>,
-    lines: Option<Sender<String>>,
+    said: Option<(Sender<String>, Arc<Mutex<Begun>>)>,
     show: Option<&'static str>,
 ) -> JoinHandle<()> {
+    let (lines, begun) = said.unzip();
+    let begun = begun.unwrap_or_default();
     std::thread::spawn(move || {
         let mut stream = BufReader::new(stream);
-        let mut line = Vec::new();
         loop {
             // Whatever is there counts as a sign of life, also half a line.
-            let (count, ended) = match stream.fill_buf() {
+            let (bytes, ended) = match stream.fill_buf() {
                 Ok([]) | Err(_) => return,
                 Ok(bytes) => match bytes.iter().position(|byte| *byte == b'\n') {
-                    Some(end) => {
-                        line.extend_from_slice(bytes.get(..=end).unwrap_or_default());
-                        (end + 1, true)
-                    }
-                    None => {
-                        line.extend_from_slice(bytes);
-                        (bytes.len(), false)
-                    }
+                    Some(end) => (bytes.get(..=end).unwrap_or_default(), true),
+                    None => (bytes, false),
                 },
             };
-            stream.consume(count);
-            let Ok(mut console) = console.lock() else {
+            let count = bytes.len();
+            let (Ok(mut console), Ok(mut begun)) = (console.lock(), begun.lock()) else {
                 return;
             };
+            begun.line.extend_from_slice(bytes);
+            stream.consume(count);
             console.last = Some(Instant::now());
             // A guest that never ends a line must not fill the memory.
-            if !ended && line.len() < REMEMBERED {
+            if !ended && begun.line.len() < REMEMBERED {
                 continue;
             }
-            let text = String::from_utf8_lossy(&line).into_owned();
-            line.clear();
+            let text = String::from_utf8_lossy(&begun.line).into_owned();
+            begun.line.clear();
+            if begun.first.is_none() {
+                begun.first = Some(text.clone());
+            }
+            drop(begun);
             remember(&mut console.text, &text);
             drop(console);
             if let (Some(prefix), false) = (show, text.contains(MARK) || text.trim().is_empty()) {
                 eprintln!("{prefix} {}", text.trim_end());
             }
-            if let (Some(lines), Some((_, said))) = (&lines, text.split_once(MARK)) {
+            if let (Some(lines), Some(said)) = (&lines, said_in(&text)) {
                 // Nobody may be listening any more.
-                let _ = lines.send(said.trim_end().to_owned());
+                let _ = lines.send(said);
             }
         }
     })
+}
+
+/// What the guest's init says in a line.
+fn said_in(line: &str) -> Option<String> {
+    let (_, said) = line.split_once(MARK)?;
+    Some(said.trim_end().to_owned())
 }
 
 /// Appends, and forgets the beginning where it gets too much.
@@ -769,6 +849,31 @@ mod tests {
         drop(guest);
         vmm.join().unwrap();
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_line_that_is_cut_by_a_move_is_whole() {
+        let limit = Duration::from_secs(20);
+        for (begun, rest) in [
+            (
+                "@lab {\\\"n\\\":1}\\n@la",
+                "b {\\\"n\\\":2}\\n@lab {\\\"n\\\":3}",
+            ),
+            (
+                "@lab {\\\"n\\\":1}\\n@lab {\\\"n\\\":2}\\n",
+                "@lab {\\\"n\\\":3}",
+            ),
+        ] {
+            let mut before = Guest::wait_for(script(&format!("printf \"{begun}\""))()).unwrap();
+            before.wait_exit(limit).unwrap();
+            let last = format!("printf \"{rest}\"; read l; echo");
+            let mut after = Guest::wait_for(script(&last)()).unwrap();
+            after.comes_from(before).unwrap();
+            after.send("").unwrap();
+            for number in 1..=3 {
+                assert_eq!(after.answer("", limit).unwrap()["n"], number);
+            }
+        }
     }
 
     #[test]

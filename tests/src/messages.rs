@@ -4,8 +4,11 @@ use crate::error::{Error, Result};
 use crate::guest::Guest;
 
 /// Said where the guest stood still while its kernel compared two clocks: it leaves the comparison out, as
-/// it should (kernel/time/clocksource.c).
-const STOOD_STILL: &str = "Long readout interval, skipping watchdog check";
+/// it should (kernel/time/clocksource.c); or while it served a timer (kernel/time/hrtimer.c).
+const STOOD_STILL: [&str; 2] = [
+    "Long readout interval, skipping watchdog check",
+    "hrtimer: interrupt took",
+];
 
 /// The kernel's warnings and errors so far, without what only says that the guest stood still.
 ///
@@ -18,7 +21,7 @@ pub fn messages(guest: &mut Guest) -> Result<Vec<String>> {
     Ok(lines
         .iter()
         .filter_map(|line| line.as_str())
-        .filter(|line| !line.contains(STOOD_STILL))
+        .filter(|line| !STOOD_STILL.iter().any(|said| line.contains(said)))
         .map(str::to_owned)
         .collect())
 }

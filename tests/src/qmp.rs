@@ -5,7 +5,7 @@
 //!   greeting ─▶ qmp_capabilities ─▶ ready ─▶ command, answer ─▶ ready …
 //! ```
 //! Every line is one JSON object, ended by a line break; events that come in
-//! between are skipped. Owns the connection. Knows nothing of what the
+//! between are kept for who wants them. Owns the connection. Knows nothing of what the
 //! commands mean.
 
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// No line of QEMU's is longer, in bytes.
 const LINE_LIMIT: u64 = 1 << 20;
 
-/// Events that may come before an answer does.
+/// Events that may come before an answer does, and that are kept.
 const EVENTS_LIMIT: usize = 1000;
 
 /// A connection to a QEMU.
@@ -29,6 +29,8 @@ pub struct Qmp {
     stream: BufReader<UnixStream>,
     /// Has QEMU greeted and been told what this end can do?
     ready: bool,
+    /// In their order, the first ones.
+    events: Vec<Value>,
 }
 
 impl Qmp {
@@ -44,7 +46,13 @@ impl Qmp {
         Ok(Self {
             stream: BufReader::new(stream),
             ready: false,
+            events: Vec::new(),
         })
+    }
+
+    /// The events that came before an answer, since this was asked last.
+    pub fn take_events(&mut self) -> Vec<Value> {
+        std::mem::take(&mut self.events)
     }
 
     /// Executes a command and returns what QEMU returns.
@@ -80,6 +88,9 @@ impl Qmp {
             }
             if let Some(value) = answer.get_mut("return") {
                 return Ok(value.take());
+            }
+            if self.events.len() < EVENTS_LIMIT {
+                self.events.push(answer);
             }
         }
         Err(Error::invalid(
@@ -117,7 +128,9 @@ mod tests {
             "{\"QMP\":{}}\n{\"return\":{}}\n{\"event\":\"X\"}\n{\"return\":7}\n{\"return\":8}\n",
         );
         assert_eq!(qmp.execute("one", &json!({})).unwrap(), 7);
+        assert_eq!(qmp.take_events(), [json!({ "event": "X" })]);
         assert_eq!(qmp.execute("two", &json!({ "a": 1 })).unwrap(), 8);
+        assert!(qmp.take_events().is_empty());
         drop(qmp);
         let mut sent = String::new();
         theirs.read_to_string(&mut sent).unwrap();

@@ -62,11 +62,13 @@ impl Rig {
     /// The rig that an integration test target runs on, by its name.
     pub fn of_test(target: &str) -> Self {
         let is = |rig: &str| {
-            ["hardware_", "rings_", "mgmt_", "api_"].iter().any(|area| {
-                target
-                    .strip_prefix(area)
-                    .is_some_and(|topic| topic.starts_with(rig))
-            })
+            ["hardware_", "rings_", "mgmt_", "api_", "migration_"]
+                .iter()
+                .any(|area| {
+                    target
+                        .strip_prefix(area)
+                        .is_some_and(|topic| topic.starts_with(rig))
+                })
         };
         if is("sriov") {
             Self::Sriov
@@ -247,9 +249,11 @@ mod tests {
         assert_eq!(Rig::of_test("rings_netdev"), Rig::Sim);
         assert_eq!(Rig::of_test("mgmt_sriov_dev"), Rig::Sriov);
         assert_eq!(Rig::of_test("mgmt_dev"), Rig::Sim);
+        assert_eq!(Rig::of_test("migration_sriov_snapshot"), Rig::Sriov);
         assert_eq!(Rig::of_test("skeleton_lab"), Rig::Sim);
         assert_eq!(Rig::of_test("api_vm"), Rig::Sim);
         assert_eq!(Rig::of_test("api_labnic_ring_watch"), Rig::Labnic);
+        assert_eq!(Rig::of_test("migration_labnic_swap"), Rig::Labnic);
     }
 
     #[test]

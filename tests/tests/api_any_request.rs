@@ -58,7 +58,10 @@ fn known(spare: &SimDevice) -> Known {
                 "rescue": true,
             }),
         )
-        .with("NicChange.path", path(spare.path()))
+        .with("NicChange.*", json!({ "path": path(spare.path()) }))
+        .with("NicChange.*", json!({ "doorbell": "off", "rescue": true }))
+        .with("SendConfig.destination", "unix:/nonexistent/socket")
+        .with("ReceiveConfig.listen", "unix:/nonexistent/socket")
         .with("DiskConfig.path", "/nonexistent")
         .with("id", "any")
         .with("id", "none")

@@ -7,7 +7,7 @@
 )]
 
 use lab::guest::BellhopArguments;
-use lab::sim::require_lab;
+use lab::sim::{SimDevice, require_lab};
 use serde_json::Value;
 use std::fs;
 use std::io::Read;
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:58:01";
+const OTHER_MAC: &str = "52:54:5e:11:58:02";
 /// How long something may take; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(90);
 
@@ -180,13 +181,10 @@ fn without_a_daemon_commands_say_so_and_a_report_comes() {
     assert!(node.done(&["completions", "bash"]).contains("topology"));
 }
 
-#[test]
-fn a_machines_life_in_the_words_of_the_command_line() {
-    let node = Node::start("life");
-    let guest = BellhopArguments::small().unwrap();
+/// The words that make `web`, with a NIC `net0` on the simulator.
+fn create(guest: &BellhopArguments, nic: &str) -> Vec<String> {
     let (kernel, ramdisk) = (guest.kernel_image(), guest.ramdisk());
-    let nic = format!("from=vdpasim_net,mac={MAC}");
-    let create = [
+    let words = [
         "vm",
         "create",
         "web",
@@ -199,8 +197,64 @@ fn a_machines_life_in_the_words_of_the_command_line() {
         "--memory",
         "256M",
         "--nic",
-        &nic,
+        nic,
     ];
+    words.map(str::to_owned).to_vec()
+}
+
+#[test]
+fn a_nic_moves_to_another_device_in_the_words_of_the_command_line() {
+    require_lab().unwrap();
+    // Before the daemon: a device in use cannot be deleted, also if a test fails.
+    let small = SimDevice::net("small", OTHER_MAC, 1400).unwrap();
+    let spare = SimDevice::net("spare", OTHER_MAC, 1500).unwrap();
+    let node = Node::start("swap");
+    let guest = BellhopArguments::small().unwrap();
+    let words = create(&guest, &format!("from=vdpasim_net,mac={MAC},mtu=1500"));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    node.done(&words);
+    until("its driver has the NIC", || {
+        node.done(&["vm", "show", "web"]).contains("queue 0: ")
+    });
+    let paths = || {
+        let shown = node.done(&["vm", "show", "web", "-o", "json"]);
+        let vm: Value = serde_json::from_str(&shown).unwrap();
+        vm["nics"][0]["path"].as_str().map(PathBuf::from)
+    };
+    let before = paths();
+    let swap = |to: &[&str], code| {
+        let words = [&["nic", "swap", "--vm", "web", "net0"], to].concat();
+        node.says(&words, code)
+    };
+    // What the machine refuses comes as the machine says it, and nothing has changed.
+    for (to, words) in [
+        (["--path", small.path().to_str().unwrap()], "mtu 1500"),
+        (["--path", "/dev/vhost-vdpa-99"], "/dev/vhost-vdpa-99"),
+        (["--device", "nowhere"], "nowhere"),
+    ] {
+        let (_, errors) = swap(&to, 1);
+        assert!(errors.contains(words), "{errors}");
+        assert_eq!(paths(), before);
+    }
+    swap(&[], 2);
+    let (said, errors) = swap(&["--path", spare.path().to_str().unwrap()], 0);
+    assert_eq!((said, errors), (String::new(), String::new()));
+    assert_eq!(paths().as_deref(), Some(spare.path()));
+    // What was made for it is gone.
+    assert!(!Path::new("/sys/bus/vdpa/devices/web.net0").exists());
+    // The same again changes nothing.
+    swap(&["--path", spare.path().to_str().unwrap()], 0);
+    let shown = node.done(&["vm", "show", "web"]);
+    assert!(shown.contains("queue 0: "), "{shown}");
+    node.done(&["vm", "delete", "web", "--force"]);
+}
+
+#[test]
+fn a_machines_life_in_the_words_of_the_command_line() {
+    let node = Node::start("life");
+    let guest = BellhopArguments::small().unwrap();
+    let create = create(&guest, &format!("from=vdpasim_net,mac={MAC}"));
+    let create: Vec<&str> = create.iter().map(String::as_str).collect();
     let made = node.done(&create);
     assert!(made.starts_with("web: ") && made.contains("pid "), "{made}");
     until("it runs", || node.done(&["vm", "list"]).contains("Running"));

@@ -9,7 +9,7 @@
 
 mod node;
 
-use lab::sim::require_lab;
+use lab::sim::{SimDevice, require_lab};
 use node::steps::Steps;
 use node::{Daemon, Traces, nic, until};
 use serde_json::{Value, json};
@@ -289,6 +289,63 @@ fn nics_come_and_go_while_it_runs_and_a_device_is_for_one_machine() {
     });
     let gone = daemon.api.ask("DELETE", path, None).unwrap();
     assert_eq!(gone.status, 404, "{}", gone.body);
+    daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    before.same(&daemon);
+}
+
+#[test]
+fn a_nic_that_was_moved_is_on_its_new_device_for_every_daemon_and_after_a_restart() {
+    require_lab().unwrap();
+    // Before the daemon: a device in use cannot be deleted, also if a test fails.
+    let spare = SimDevice::net("moved", "52:54:5e:11:57:03", 1500).unwrap();
+    let mut daemon = Daemon::start("moved");
+    let before = Traces::now(&daemon);
+    let spec = daemon.small(&json!([nic("net0", MAC)]));
+    daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let vm = daemon.await_phase("web", "Running");
+    daemon.await_console("web", "@lab ready");
+    let own = "/v1/vms/web/nics/net0";
+    let is_there = |daemon: &Daemon| {
+        let nic = daemon.api.get(own).unwrap();
+        assert_eq!(nic["path"], json!(spare.path()), "{nic}");
+        assert!(!std::path::Path::new("/sys/bus/vdpa/devices/web.net0").exists());
+    };
+    for (body, status) in [
+        (json!({}), 422),
+        (json!({ "path": spare.path(), "device": spare.name() }), 422),
+        (json!({ "path": "spare" }), 422),
+        (json!({ "from": "vdpasim_net" }), 422),
+    ] {
+        let refused = daemon.api.ask("PATCH", own, Some(&body)).unwrap();
+        assert_eq!(refused.status, status, "{body}: {}", refused.body);
+    }
+    let body = json!({ "device": spare.name() });
+    let moved = daemon.api.ask("PATCH", own, Some(&body)).unwrap();
+    assert_eq!(moved.status, 200, "{}", moved.body);
+    // It is none that was made for it.
+    assert_eq!(moved.body["nics"][0]["device"], Value::Null);
+    assert_eq!(moved.body["nics"][0]["path"], json!(spare.path()));
+    is_there(&daemon);
+    // It is this machine's now.
+    let mut other = daemon.small(&json!([{ "id": "a", "path": spare.path() }]));
+    other["state"] = json!("Stopped");
+    let refused = daemon
+        .api
+        .ask("PUT", "/v1/vms/other", Some(&other))
+        .unwrap();
+    assert_eq!(refused.body["code"], "device_taken", "{}", refused.body);
+    daemon.restart(true);
+    assert_eq!(daemon.await_phase("web", "Running")["pid"], vm["pid"]);
+    is_there(&daemon);
+    for state in ["Stopped", "Running"] {
+        let wanted = json!({ "state": state });
+        daemon
+            .api
+            .done("PATCH", "/v1/vms/web", Some(&wanted))
+            .unwrap();
+        daemon.await_phase("web", state);
+    }
+    is_there(&daemon);
     daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
     before.same(&daemon);
 }

@@ -101,6 +101,25 @@ fn wait_upgrade(guest: &Guest, client: &Client, done: impl Fn(&Value) -> bool) -
     }
 }
 
+/// The file that the machine's process executes.
+fn program_of(guest: &Guest) -> PathBuf {
+    fs::read_link(format!("/proc/{}/exe", guest.pid())).unwrap()
+}
+
+/// An upgrade fails for a reason that has `wrong` in it, and the machine runs with its traffic.
+#[track_caller]
+fn goes_on_as_before(guest: &mut Guest, client: &Client, device: &SimDevice, wrong: &str) {
+    let vm = wait_upgrade(guest, client, |vm| vm["upgrade_error"].is_string());
+    let error = vm["upgrade_error"].as_str().unwrap();
+    assert!(error.contains(wrong), "{vm}");
+    assert_eq!(
+        (&vm["upgrades"], &vm["state"]),
+        (&json!(0), &json!("Running")),
+        "{vm}"
+    );
+    check_traffic(guest, device);
+}
+
 #[test]
 fn one_program_after_the_other_goes_on_with_a_guest_under_load() {
     require_lab().unwrap();
@@ -125,8 +144,7 @@ fn one_program_after_the_other_goes_on_with_a_guest_under_load() {
             (&vm["state"], &vm["pid"]),
             (&json!("Running"), &before["pid"])
         );
-        let executed = fs::read_link(format!("/proc/{}/exe", guest.pid())).unwrap();
-        assert_eq!(&executed, program);
+        assert_eq!(&program_of(&guest), program);
     }
     let flooded = guest.command("flood-off").unwrap();
     println!("{flooded}");
@@ -147,7 +165,7 @@ fn a_program_that_cannot_go_on_leaves_the_machine_with_the_one_it_had() {
     let socket = Temporary::new("upgrade.socket");
     let (mut guest, client) = start(&device, &socket);
     guest.command("write-on 16 50").unwrap();
-    let executable = fs::read_link(format!("/proc/{}/exe", guest.pid())).unwrap();
+    let executable = program_of(&guest);
 
     // Refused before the guest stands still.
     let rubbish = Temporary::program("rubbish", b"#!/bin/sh\necho hello\n");
@@ -183,38 +201,16 @@ fn a_program_that_cannot_go_on_leaves_the_machine_with_the_one_it_had() {
         );
         let failing = Temporary::program(name, script.as_bytes());
         ask_upgrade(&client, &failing.0);
-        let vm = wait_upgrade(&guest, &client, |vm| vm["upgrade_error"].is_string());
-        assert!(
-            vm["upgrade_error"].as_str().unwrap().contains(wrong),
-            "{vm}"
-        );
-        assert_eq!(
-            (&vm["upgrades"], &vm["state"]),
-            (&json!(0), &json!("Running")),
-            "{vm}"
-        );
-        assert_eq!(
-            fs::read_link(format!("/proc/{}/exe", guest.pid())).unwrap(),
-            executable
-        );
-        check_traffic(&mut guest, &device);
+        goes_on_as_before(&mut guest, &client, &device, wrong);
+        assert_eq!(program_of(&guest), executable);
     }
 
     // It is gone when it is to be executed: the machine never left.
     let vanishing = Temporary::program("vanishing", &fs::read(bellhop()).unwrap());
     ask_upgrade(&client, &vanishing.0);
     fs::remove_file(&vanishing.0).unwrap();
-    let vm = wait_upgrade(&guest, &client, |vm| vm["upgrade_error"].is_string());
-    assert_eq!(
-        (&vm["upgrades"], &vm["state"]),
-        (&json!(0), &json!("Running")),
-        "{vm}"
-    );
-    assert_eq!(
-        fs::read_link(format!("/proc/{}/exe", guest.pid())).unwrap(),
-        executable
-    );
-    check_traffic(&mut guest, &device);
+    goes_on_as_before(&mut guest, &client, &device, "No such file");
+    assert_eq!(program_of(&guest), executable);
 
     let found = guest.command("write-off").unwrap();
     assert_eq!(found["wrong"], 0, "{found}");

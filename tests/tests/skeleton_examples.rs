@@ -49,7 +49,7 @@ fn a_machine_is_run_and_commanded() {
     let said = desk.run(
         Place::Sim,
         &[],
-        "vm -X PATCH http://vm/v1/vm -d '{\"state\": \"Stopped\"}'\nkill $daemon\nwait\nbellhop dev del nic0",
+        "vm -X PATCH http://vm/v1/vm -d '{\"state\": \"Stopped\"}'\nkill $daemon\nwait\nbellhop dev del nic0\nbellhop dev del spare0",
     );
     for part in [
         "vdpasim_net",

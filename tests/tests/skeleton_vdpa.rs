@@ -10,6 +10,8 @@
 mod backend;
 #[path = "skeleton_vdpa/control.rs"]
 mod control;
+#[path = "skeleton_vdpa/dirty_log.rs"]
+mod dirty_log;
 #[path = "skeleton_vdpa/holder.rs"]
 mod holder;
 #[path = "skeleton_vdpa/iotlb.rs"]

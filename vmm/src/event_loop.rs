@@ -25,6 +25,8 @@ pub enum Token {
     Ejected,
     /// It is time to look at the rings in guest memory.
     RingWatch,
+    /// vCPUs that are held back are to stop, or to go on.
+    Throttle,
     /// The guest switched the power off or pressed reset.
     Power,
     /// The terminal has input for the serial console.
@@ -66,6 +68,7 @@ impl From<Token> for u64 {
             Token::Ejected => 9,
             Token::ConsoleConnection => 10,
             Token::RingWatch => 11,
+            Token::Throttle => 12,
             Token::Device { device, token } => {
                 DEVICE | (u64::from(device) << 16) | u64::from(token)
             }
@@ -89,6 +92,7 @@ impl Token {
             9 => Self::Ejected,
             10 => Self::ConsoleConnection,
             11 => Self::RingWatch,
+            12 => Self::Throttle,
             _ if number >> 32 == 1 => {
                 let [a, b, c, d, ..] = number.to_le_bytes();
                 Self::Device {
@@ -226,11 +230,12 @@ mod tests {
             Token::Ejected,
             Token::ConsoleConnection,
             Token::RingWatch,
+            Token::Throttle,
         ];
         for token in tokens {
             assert_eq!(Token::from_number(token.into()), Some(token));
         }
-        for nothing in [12, u64::from(u32::MAX), 2 << 32, u64::MAX] {
+        for nothing in [13, u64::from(u32::MAX), 2 << 32, u64::MAX] {
             assert_eq!(Token::from_number(nothing), None);
         }
     }

@@ -13,5 +13,6 @@ pub mod kvm;
 pub mod layout;
 pub mod machine;
 pub mod memory;
+pub mod migration;
 pub mod snapshot;
 pub mod vcpu;

@@ -38,6 +38,13 @@ pub(crate) enum ClientError {
     Tls(#[from] TlsError),
 }
 
+impl ClientError {
+    /// What was answered is not what was expected.
+    pub(crate) fn from_answer(error: serde_json::Error) -> Self {
+        Self::Answer(error)
+    }
+}
+
 impl From<Refusal> for ClientError {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(Box::new(refusal))

@@ -6,6 +6,7 @@ pub(crate) mod dev;
 mod doctor;
 mod man;
 pub(crate) mod mgmtdev;
+mod migration_tls;
 pub(crate) mod nic;
 pub(crate) mod port;
 mod probe;

@@ -4,6 +4,7 @@ mod add;
 mod list;
 mod make;
 mod remove;
+mod swap;
 mod watch;
 
 use std::io;
@@ -32,6 +33,7 @@ Examples:
   bellhop nic remove nic0
 and of a VM of the node daemon (`bellhop vm`), which makes it and takes it back itself:
   bellhop nic add --vm web from=pci/0000:01:00.0,bridge=br0,vlan=100
+  bellhop nic swap --vm web net1 --path /dev/vhost-vdpa-7
   bellhop nic remove --vm web net1
 
 `nic make` leaves a record in /run/bellhop/nics before each step, so that `nic remove` can undo
@@ -48,6 +50,7 @@ pub(crate) struct Arguments {
 enum Command {
     Make(make::Arguments),
     Add(add::Arguments),
+    Swap(swap::Arguments),
     Remove(remove::Arguments),
     List(list::Arguments),
 }
@@ -93,6 +96,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
     let outcome = match &arguments.command {
         Command::Make(arguments) => make::execute(arguments, format),
         Command::Add(arguments) => add::execute(arguments, format),
+        Command::Swap(arguments) => swap::execute(arguments, format),
         Command::Remove(arguments) => remove::execute(arguments),
         Command::List(_) => list::execute(format),
     };

@@ -12,10 +12,15 @@ use vmm::config::{
     VdpaConfig, VmConfig,
 };
 use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
-use vmm::machine::{End, Exit, Machine, MachineError, Origin, Snapshot, SnapshotError, StopHandle};
+use vmm::machine::{
+    Arriving, End, Exit, Machine, MachineError, Origin, ReceiveConfig, Snapshot, SnapshotError,
+    StopHandle,
+};
+use vmm::migration::endpoint::{Endpoint, EndpointError};
 
 use hand_over::{HandOverError, Taken};
 
+use crate::commands::migration_tls::TlsArguments;
 use crate::config_file::{self, ConfigFileError};
 use crate::exit::Code;
 use crate::signals::{self, StopSignals};
@@ -45,6 +50,10 @@ Examples:
   From a snapshot, on another vDPA device than it had:
     bellhop run --restore vm.snapshot --vdpa id=nic0,path=/dev/vhost-vdpa-3
 
+  A running machine from another host, which sends it to this one's port 7444:
+    bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=nic0,path=/dev/vhost-vdpa-0 --api-socket vm.socket \\
+        --tls-certificate host.pem --tls-key host.key --tls-authority ca.pem
+
   Without a terminal: who wants to see the console connects to it:
     bellhop run --config machine.toml --console-socket console.socket --console-log console.log
     socat -,raw,echo=0,escape=0x1d UNIX-CONNECT:console.socket
@@ -52,7 +61,7 @@ Examples:
 SIGUSR1 logs what KVM has counted so far, exits of the guest among it (with --log-level info).")]
 pub(crate) struct Arguments {
     /// Kernel: an ELF with a PVH note (vmlinux) or a bzImage (vmlinuz)
-    #[arg(long, value_name = "PATH", required_unless_present_any = ["config", "api_socket", "restore"], group = "machine")]
+    #[arg(long, value_name = "PATH", required_unless_present_any = ["config", "api_socket", "restore", "receive"], group = "machine")]
     kernel: Option<PathBuf>,
 
     /// Initial RAM file system
@@ -112,6 +121,14 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIRECTORY", group = "machine", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "disks", "ring_watch", "config"])]
     restore: Option<PathBuf>,
 
+    /// Wait here (unix:/PATH or tcp:HOST:PORT) for a running machine that another process sends (`POST
+    /// /v1/vm/migration`); --vdpa with a NIC's id says which device it has here
+    #[arg(long, value_name = "ENDPOINT", group = "machine", requires = "api_socket", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "disks", "ring_watch", "config", "restore"])]
+    receive: Option<Endpoint>,
+
+    #[command(flatten)]
+    tls: TlsArguments,
+
     /// Serve the machine's API on this Unix socket; without --kernel or --config the machine waits for
     /// its configuration and start from there
     #[arg(long, value_name = "PATH")]
@@ -167,6 +184,8 @@ pub(crate) enum RunError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    #[error(transparent)]
     HandOver(#[from] HandOverError),
 }
 
@@ -181,6 +200,16 @@ impl Arguments {
                 snapshot.replace_nic(nic)?;
             }
             return Ok(Some(Origin::Snapshot(Box::new(snapshot))));
+        }
+        if let Some(listen) = self.receive.take() {
+            inherited::take(&mut self.vdpa)?;
+            let arriving = Arriving::new(ReceiveConfig {
+                listen,
+                vdpa: self.vdpa,
+                tls: self.tls.files(),
+                plaintext: self.tls.plaintext,
+            })?;
+            return Ok(Some(Origin::Migration(Box::new(arriving))));
         }
         let mut config = self.into_config()?;
         if let Some(config) = &mut config {
@@ -280,6 +309,7 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Ru
     };
     Ok(match exit {
         Exit::PoweredOff => Code::Success,
+        Exit::Moved => Code::Moved,
         Exit::Stopped => signals.received().map_or(Code::Success, Code::Signal),
         // Another program would go on in this process.
         Exit::HandedOver => Code::Failed,
@@ -302,7 +332,7 @@ fn wait_for_start(
     while let Some(request) = starts.wait(stop).map_err(RunError::Wait)? {
         match bring_up(request.origin(), screen, stop) {
             Ok(machine) => {
-                request.started(&machine.handle());
+                request.started(machine.config().clone(), &machine.handle());
                 return Ok(Some(machine));
             }
             Err(RunError::Machine(error)) if !given => answer_failure(request, error),

@@ -8,6 +8,7 @@ mod console;
 mod create;
 mod delete;
 mod list;
+mod migrate;
 mod pause;
 mod resume;
 mod show;
@@ -27,7 +28,7 @@ use crate::client::{ClientError, Node, NodeArguments, path};
 use crate::exit::{self, Code};
 use crate::listing::Format;
 
-pub(crate) use arguments::{NicArgument, SpecError, free_nic_id};
+pub(crate) use arguments::{NicArgument, SpecError, absolute, free_nic_id};
 pub(crate) use view::VmView;
 
 /// How long making or starting a machine may take: NICs are made, devices opened, all memory pinned.
@@ -47,6 +48,7 @@ Examples:
   bellhop vm show web
   bellhop vm console web                     Ctrl-A X leaves, the VM goes on
   bellhop vm snapshot web /var/lib/snapshots/web
+  bellhop vm migrate web --to tcp:10.0.0.2:7444
   bellhop vm stop web
   bellhop vm delete web
 
@@ -73,6 +75,7 @@ enum Command {
     Show(show::Arguments),
     Console(console::Arguments),
     Snapshot(snapshot::Arguments),
+    Migrate(migrate::Arguments),
     Delete(delete::Arguments),
 }
 
@@ -97,6 +100,15 @@ pub(crate) enum CommandError {
          {name}` does not ask it"
     )]
     Runs { name: String },
+    #[error("{name} did not move, it stays here: {why}")]
+    NotMoved { name: String, why: String },
+    #[error(
+        "it is not settled where {name} is, so it stands still here: {why}. Look at the destination; if it runs there, say \
+         `bellhop vm migrate {name} --settle there`, else `bellhop vm migrate {name} --settle here`"
+    )]
+    Unsettled { name: String, why: String },
+    #[error("{0} is not being migrated")]
+    NoMigration(String),
     #[error("cannot write the result")]
     Output(#[source] io::Error),
 }
@@ -131,6 +143,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         Command::Show(arguments) => show::execute(arguments, &node, format),
         Command::Console(arguments) => console::execute(arguments, which, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
+        Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),
         Command::Delete(arguments) => delete::execute(arguments, &node),
     }
 }

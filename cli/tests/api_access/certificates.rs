@@ -2,6 +2,8 @@
 //!
 //! Owns the little of DER (ITU-T X.690, RFC 5280) that this takes, so that no package is needed for it.
 
+use std::net::IpAddr;
+
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
 
@@ -15,6 +17,7 @@ const UTC_TIME: u8 = 0x17;
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const DNS_NAME: u8 = 0x82;
+const IP_ADDRESS: u8 = 0x87;
 const VERSION: u8 = 0xa0;
 const EXTENSIONS: u8 = 0xa3;
 
@@ -47,7 +50,7 @@ impl Identity {
         make(name, None, Validity::Now)
     }
 
-    /// One that this authority signs.
+    /// One that this authority signs, for a name or an IP address.
     pub(crate) fn signs(&self, name: &str, validity: Validity) -> Self {
         make(name, Some(self), validity)
     }
@@ -92,7 +95,12 @@ fn make(name: &str, issuer: Option<&Identity>, validity: Validity) -> Identity {
             )
         }
         Some(_) => {
-            let names = element(SEQUENCE, &[&element(DNS_NAME, &[name.as_bytes()])]);
+            let subject = match name.parse() {
+                Ok(IpAddr::V4(address)) => element(IP_ADDRESS, &[&address.octets()]),
+                Ok(IpAddr::V6(address)) => element(IP_ADDRESS, &[&address.octets()]),
+                Err(_) => element(DNS_NAME, &[name.as_bytes()]),
+            };
+            let names = element(SEQUENCE, &[&subject]);
             let value = element(OCTET_STRING, &[&names]);
             element(SEQUENCE, &[&identifier(SUBJECT_ALT_NAME), &value])
         }

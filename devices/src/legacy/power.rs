@@ -66,6 +66,21 @@ impl PowerSignal {
         let _ = self.event.write(1);
     }
 
+    /// Takes the eventfd's signal and leaves the request: it is not to be served now.
+    pub fn hold(&self) {
+        // An error only says that there is none.
+        let _ = self.event.read();
+    }
+
+    /// Signals the request again that was left, if there is one.
+    pub fn release(&self) {
+        let request = self.request.lock();
+        if request.unwrap_or_else(PoisonError::into_inner).is_some() {
+            // The only failure is a counter at its maximum, which is readable too.
+            let _ = self.event.write(1);
+        }
+    }
+
     /// Takes the request, and the eventfd's signal with it.
     pub fn take(&self) -> Option<PowerRequest> {
         // In this order a request in between is seen now or signalled again.

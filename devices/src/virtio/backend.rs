@@ -131,6 +131,19 @@ pub struct SavedState {
     pub payload: Vec<u8>,
 }
 
+/// The device whose place a backend is to take behind the same virtio transport, so that the
+/// guest's driver goes on with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Predecessor {
+    /// What [`Backend::identity`] of the predecessor gave.
+    pub identity: SavedState,
+    /// What the guest's driver relies on: the features that it negotiated, or all that it is
+    /// offered while it makes its choice. 0: no driver is there.
+    pub features: u64,
+    /// The driver works on its rings: they have to go on in their middle.
+    pub running: bool,
+}
+
 /// What does a virtio device's work. See the module's diagram for who calls
 /// what in which order; the transport upholds it.
 ///
@@ -210,6 +223,35 @@ pub trait Backend: Send + fmt::Debug {
     /// One of the descriptors of [`Backend::events`] became readable.
     fn process(&mut self, token: u16) -> Outcome;
 
+    /// From when this returns until [`Backend::stop_dirty_log`] or [`Backend::save`] every page that the device writes
+    /// is marked in the bitmap of guest memory, save those of [`Backend::always_dirty`]; what it wrote before is not.
+    /// Resets and starts by the driver in between change nothing about that. The guest keeps its device meanwhile.
+    /// [`Backend::doorbell`] is to be asked again afterwards, and is let go before. A backend whose every write
+    /// goes through guest memory, which marks by itself, has nothing to do.
+    ///
+    /// # Errors
+    /// Says why it can't be done, with the device as before. If that could not be kept either, the
+    /// device asks for a reset by its driver ([`Outcome::needs_reset`]).
+    fn start_dirty_log(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    /// Ends what [`Backend::start_dirty_log`] began, and does nothing if nothing did. For [`Backend::doorbell`] the
+    /// same holds.
+    ///
+    /// # Errors
+    /// The device could not be brought back to what it was; nothing is recorded any more.
+    fn stop_dirty_log(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    /// While pages are recorded: guest-physical address and length in bytes of what the device may write at any
+    /// moment without a mark, to be copied once more when it has stopped. Asked again after each
+    /// change by the driver, and before [`Backend::save`].
+    fn always_dirty(&self) -> Vec<(u64, u64)> {
+        Vec::new()
+    }
+
     /// Stops the device and gives its state, rings included. The device
     /// stays stopped until [`Backend::restore`] or [`Backend::reset`].
     ///
@@ -217,9 +259,36 @@ pub trait Backend: Send + fmt::Debug {
     /// Says why this device cannot be saved.
     fn save(&mut self) -> Result<SavedState, BackendError>;
 
-    /// Starts an inactive device, or one that is stopped by [`Backend::save`],
-    /// from a saved state. `activation` is what the restored transport holds; its
-    /// features have not been negotiated before.
+    /// As [`Backend::save`], but for a device that takes this one's place: in the state no
+    /// chain is left with this device, and a device that cannot be suspended may be reset for it.
+    ///
+    /// # Errors
+    /// Says why the place cannot be handed over now; the device goes on then.
+    fn hand_over(&mut self) -> Result<SavedState, BackendError> {
+        self.save()
+    }
+
+    /// What the guest was told of this device, whatever its driver negotiated, and takes for
+    /// unchanging: for [`Backend::succeed`] of the device that takes its place.
+    ///
+    /// # Errors
+    /// Devices of this kind are not replaced.
+    fn identity(&mut self) -> Result<SavedState, BackendError> {
+        Err("devices of this kind cannot be replaced while the machine runs".into())
+    }
+
+    /// Makes this device, which nobody has used yet, look like its predecessor, or says why
+    /// it cannot. The predecessor goes on meanwhile.
+    ///
+    /// # Errors
+    /// What the guest would lose.
+    fn succeed(&mut self, _predecessor: &Predecessor) -> Result<(), BackendError> {
+        Err("devices of this kind take no other's place while the machine runs".into())
+    }
+
+    /// Starts an inactive device, or one that is stopped by [`Backend::save`] or
+    /// [`Backend::hand_over`], from a saved state. `activation` is what the restored transport
+    /// holds; its features may have been negotiated just before.
     ///
     /// # Errors
     /// The state is of another kind or version, malformed, or the device refuses it.

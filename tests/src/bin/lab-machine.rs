@@ -11,6 +11,7 @@
 //!   unplug ID                             the same
 //!   wait-unplugged SERIAL MILLISECONDS    {"unplugged": true|false}
 //!   announce ID                           {}
+//!   dirty-log on|off                      {}
 //!   nics                                  {"generation","nics":[…],"ended"}
 //!   resources                             {"memory_slots","doorbells","mapped_doorbells","vectors","routes","irqfds"}
 //! ```
@@ -138,7 +139,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
             }
         })?;
     Ok(match machine.run()? {
-        Exit::PoweredOff | Exit::Stopped | Exit::HandedOver => ExitCode::SUCCESS,
+        Exit::PoweredOff | Exit::Stopped | Exit::HandedOver | Exit::Moved => ExitCode::SUCCESS,
         Exit::Crashed(report) => {
             eprintln!("error: the guest crashed: {report}");
             ExitCode::from(CRASHED)
@@ -178,6 +179,10 @@ fn obey(line: &str, handle: &Handle) -> Result<Value, String> {
             Ok(json!({ "unplugged": unplugged }))
         }
         ["announce", id] => handle.announce(id).map(|()| json!({})).map_err(refused),
+        ["dirty-log", switch @ ("on" | "off")] => handle
+            .dirty_log(*switch == "on")
+            .map(|()| json!({}))
+            .map_err(refused),
         ["nics"] => {
             let status = handle.status();
             let nics: Vec<Value> = status.nics.iter().map(show).collect();

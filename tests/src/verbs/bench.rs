@@ -7,6 +7,7 @@ mod doorbell;
 mod figures;
 mod footprint;
 mod mgmt;
+mod migration;
 mod peer;
 mod rings;
 mod threads;
@@ -40,6 +41,8 @@ enum Bench {
     Footprint(footprint::FootprintArguments),
     /// Time to make, show and delete vDPA devices, beside iproute2's vdpa
     Mgmt(mgmt::MgmtArguments),
+    /// How long traffic rests while a guest moves, or its device or VMM changes, beside QEMU's migration
+    Migration(migration::MigrationArguments),
     /// Frames per second and processor time of relayed rings, beside QEMU's shadow virtqueues
     Rings(rings::RingsArguments),
 }
@@ -50,6 +53,7 @@ impl Bench {
             Self::Doorbell(measurement) => measurement,
             Self::Footprint(measurement) => measurement,
             Self::Mgmt(measurement) => measurement,
+            Self::Migration(measurement) => measurement,
             Self::Rings(measurement) => measurement,
         }
     }

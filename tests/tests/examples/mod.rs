@@ -45,6 +45,7 @@ const PLACES: &[(&str, &[Place])] = &[
     ("bellhop serve ", &[Place::Sim]),
     ("bellhop vm ", &[Place::Sim]),
     ("bellhop nic add ", &[Place::Sim]),
+    ("bellhop nic swap ", &[Place::Sim]),
     ("alias vm=", &[Place::Sim]),
     ("vm ", &[Place::Sim]),
     ("bellhop nic make --from enp1s0f0 ", &[Place::Sriov]),

@@ -14,11 +14,11 @@ use self::client::Client;
 use lab::guest::Guest;
 use lab::labnic::Labnic;
 use lab::sim::SimDevice;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The neighbour's address.
 pub(crate) const MAC: &str = "02:4c:61:62:53:77";
@@ -32,6 +32,8 @@ struct Shared {
     stop: AtomicBool,
     floods: AtomicBool,
     echoed: AtomicU64,
+    /// When each frame came, and its number in its run.
+    arrivals: Mutex<Vec<(Instant, u64)>>,
 }
 
 /// The neighbour; it ends when dropped.
@@ -73,6 +75,12 @@ impl Peer {
         self.shared.echoed.load(Ordering::Relaxed)
     }
 
+    /// When each frame of a guest's runs came since the last look, with its number.
+    #[allow(dead_code, reason = "not every test looks at times")]
+    pub(crate) fn arrivals(&self) -> Vec<(Instant, u64)> {
+        std::mem::take(&mut self.shared.arrivals.lock().unwrap())
+    }
+
     /// Has the guest send frames to the neighbour and checks that each comes back.
     #[track_caller]
     pub(crate) fn exchange(&self, guest: &mut Guest, count: u64, size: u64) {
@@ -107,6 +115,11 @@ fn run(mut client: Client, shared: &Shared) {
                 continue;
             }
             guest = <[u8; 6]>::try_from(&rest[..6]).ok();
+            // Behind both addresses, the Ethernet type and the run's seed.
+            if let Some(number) = rest.get(16..24).and_then(|at| <[u8; 8]>::try_from(at).ok()) {
+                let arrival = (Instant::now(), u64::from_le_bytes(number));
+                shared.arrivals.lock().unwrap().push(arrival);
+            }
             to.swap_with_slice(&mut rest[..6]);
             client.send(0, &frame);
             shared.echoed.fetch_add(1, Ordering::Relaxed);

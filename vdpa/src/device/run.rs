@@ -132,6 +132,17 @@ impl Device<Suspended> {
         })
     }
 
+    /// Unbinds both eventfds of a queue, for another device that is to have them: the
+    /// kernel gives the hardware interrupt that goes past it (irq bypass) to one device per eventfd.
+    ///
+    /// # Errors
+    /// No such queue, or whatever the device refuses.
+    pub fn release_eventfds(&mut self, queue: u16) -> Result<(), DeviceError> {
+        self.info().queue(queue)?;
+        self.bind_kick(queue, None)?;
+        self.bind_call(queue, None)
+    }
+
     /// Takes a queue out of work, in place: disabled, without eventfds. After
     /// [`Device::resume`] the device no longer touches its rings and buffers;
     /// [`Device::switch_vring`] brings it back.

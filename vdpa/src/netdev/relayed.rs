@@ -14,15 +14,10 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
-
-use super::queue::Virtqueue;
 use super::start::{Driver, Netdev};
 use crate::device::{Device, Negotiated, Owned, Running};
 use crate::memory::GuestMemory;
 use crate::relay::{RelaySet, RelaySetError, RelayedQueue, RelayedRing, Restart, RestartFailed};
-use crate::ring::guest::GuestRing;
-use crate::ring::{RingFeatures, RingFormat, packed};
 
 impl Netdev<Running> {
     /// Makes all queues relayable, direct as they are: the private rings are allocated in the
@@ -54,38 +49,18 @@ impl Driver {
             .map(|queue| {
                 Ok(RelayedQueue {
                     index: queue.index(),
-                    ring: ring(queue, features, Arc::clone(memory))?,
+                    ring: RelayedRing::new(
+                        queue.index(),
+                        Arc::clone(memory),
+                        queue.size(),
+                        queue.addresses(),
+                        features,
+                    )?,
                     kick: Arc::clone(queue.kick_event()),
                     call: Arc::clone(queue.call_event()),
                 })
             })
             .collect()
-    }
-}
-
-/// A queue's ring as a guest's, in the format that was negotiated.
-fn ring(
-    queue: &Virtqueue,
-    features: u64,
-    memory: Arc<GuestMemory>,
-) -> Result<RelayedRing, RelaySetError> {
-    let (index, size, addresses) = (queue.index(), queue.size(), queue.addresses());
-    match RingFeatures::of(features).format() {
-        RingFormat::Split => {
-            let indirect = features & (1 << VIRTIO_RING_F_INDIRECT_DESC) != 0;
-            GuestRing::new(memory, size, addresses, indirect)
-                .map(RelayedRing::from)
-                .map_err(|source| RelaySetError::Guest {
-                    queue: index,
-                    source,
-                })
-        }
-        RingFormat::Packed => packed::GuestRing::new(memory, size, addresses)
-            .map(RelayedRing::from)
-            .map_err(|source| RelaySetError::GuestPacked {
-                queue: index,
-                source,
-            }),
     }
 }
 

@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
-use super::{Position, RelayError};
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
+
+use super::{Position, RelayError, RelaySetError};
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::GuestMemory;
 use crate::ring::guest::GuestRing;
-use crate::ring::{RingFormat, packed};
+use crate::ring::{RingFeatures, RingFormat, packed};
 
 /// A ring of the guest's.
 #[derive(Debug, Clone)]
@@ -31,6 +33,31 @@ impl From<packed::GuestRing> for RelayedRing {
 }
 
 impl RelayedRing {
+    /// The ring of `queue` with `size` entries at `addresses` of `memory`, in the format that is
+    /// among `features`, the negotiated ones.
+    ///
+    /// # Errors
+    /// [`RelaySetError::Guest`] or [`RelaySetError::GuestPacked`]: no ring can lie there.
+    pub fn new(
+        queue: u16,
+        memory: Arc<GuestMemory>,
+        size: u16,
+        addresses: VringAddresses,
+        features: u64,
+    ) -> Result<Self, RelaySetError> {
+        match RingFeatures::of(features).format() {
+            RingFormat::Split => {
+                let indirect = features & (1 << VIRTIO_RING_F_INDIRECT_DESC) != 0;
+                GuestRing::new(memory, size, addresses, indirect)
+                    .map(Self::Split)
+                    .map_err(|source| RelaySetError::Guest { queue, source })
+            }
+            RingFormat::Packed => packed::GuestRing::new(memory, size, addresses)
+                .map(Self::Packed)
+                .map_err(|source| RelaySetError::GuestPacked { queue, source }),
+        }
+    }
+
     /// Its format.
     #[must_use]
     pub fn format(&self) -> RingFormat {

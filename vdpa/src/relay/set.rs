@@ -42,6 +42,7 @@
 
 mod error;
 mod lane;
+mod queues;
 
 use std::error::Error;
 use std::sync::Arc;
@@ -52,9 +53,10 @@ pub use self::error::{
     ChangeFailed, Halted, QueueFailed, RelaySetError, RestartFailed, TransitionError,
 };
 use self::lane::{Features, Lane, Mode, signal};
+use super::ring::begin_at_used;
 use super::{Dirty, Pace, Pause, Position, RelayedRing, Signals, Strategy};
 use crate::device::{
-    Device, DeviceError, DeviceInfo, Failed, Negotiated, Owned, Running, Suspended, VringBase,
+    Device, DeviceError, DeviceInfo, Negotiated, Owned, Running, Suspended, VringBase,
 };
 use crate::iotlb::Iotlb;
 use crate::ring::RingFeatures;
@@ -115,7 +117,7 @@ impl RelaySet {
     /// in address space 0. `features` are the negotiated ones.
     ///
     /// # Errors
-    /// [`RelaySetError`]; what was mapped stays mapped until the device is closed.
+    /// [`RelaySetError`]; nothing stays mapped.
     pub fn new(
         info: &DeviceInfo,
         features: u64,
@@ -123,32 +125,24 @@ impl RelaySet {
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
     ) -> Result<Self, RelaySetError> {
-        let features = RingFeatures::of(features);
-        let lanes = queues
-            .into_iter()
-            .map(|queue| {
-                let (found, negotiated) = (queue.ring.format(), features.format());
-                if found != negotiated {
-                    let queue = queue.index;
-                    return Err(RelaySetError::Format {
-                        queue,
-                        found,
-                        negotiated,
-                    });
-                }
-                let known = info.queue(queue.index);
-                let known = known.map_err(|source| RelaySetError::Device { source })?;
-                Lane::new(queue, known.max_size, iotlb, window)
-            })
-            .collect::<Result<_, _>>()?;
-        Ok(Self {
-            lanes,
+        let ring = RingFeatures::of(features);
+        let mut set = Self {
+            lanes: Vec::with_capacity(queues.len()),
             features: Features {
-                event_idx: features.event_idx,
-                in_order: features.in_order,
+                event_idx: ring.event_idx,
+                in_order: ring.in_order,
+                format: ring.format(),
             },
             pace: Pace::default(),
-        })
+        };
+        for queue in queues {
+            if let Err(error) = set.push(info, queue, iotlb, window) {
+                // The first error says more than what may come of cleaning up.
+                let _ = set.dismantle(iotlb, window);
+                return Err(error);
+            }
+        }
+        Ok(set)
     }
 
     /// How a queue reaches the device; `None` if it is not in the set.
@@ -356,7 +350,7 @@ impl RelaySet {
     ) -> Result<Device<Running>, ChangeFailed> {
         let prepared = self
             .check(targets)
-            .and_then(|wanted| self.prepare_restart(&wanted, dirty));
+            .and_then(|wanted| self.prepare_restart(&wanted, &[], dirty));
         let prepared = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
@@ -364,28 +358,60 @@ impl RelaySet {
                 return Err(ChangeFailed { device, error });
             }
         };
-        let reset = |failed: Failed<Owned>| ChangeFailed {
-            device: failed.device.map_or(Halted::Gone, Halted::Reset),
-            error: TransitionError::Device {
-                source: failed.error,
-            },
-        };
-        let mut device = driver.negotiate(device).map_err(|failed| ChangeFailed {
+        let device = driver.negotiate(device).map_err(|failed| ChangeFailed {
             device: failed.device.map_or(Halted::Gone, Halted::Reset),
             error: TransitionError::Negotiate {
                 source: failed.source,
             },
         })?;
+        self.bring_up(device, prepared, driver)
+    }
+
+    /// Starts a device for the first time, with `targets` relayed before it writes anything. What
+    /// is not in the set has been set up by the caller, so [`Restart::negotiate`] is not called.
+    /// `known` says where packed rings stand; a split ring says it itself.
+    ///
+    /// # Errors
+    /// [`ChangeFailed`] with the device as it is then.
+    pub fn start(
+        &mut self,
+        device: Device<Negotiated>,
+        targets: &[(u16, Strategy)],
+        known: &[(u16, VringBase)],
+        dirty: &dyn Dirty,
+        driver: &mut dyn Restart,
+    ) -> Result<Device<Running>, ChangeFailed> {
+        let prepared = self
+            .check(targets)
+            .and_then(|wanted| self.prepare_restart(&wanted, known, dirty));
+        match prepared {
+            Ok(prepared) => self.bring_up(device, prepared, driver),
+            Err(error) => {
+                let device = error::back_to_reset(device);
+                Err(ChangeFailed { device, error })
+            }
+        }
+    }
+
+    /// From the rings to the first interrupt.
+    fn bring_up(
+        &mut self,
+        mut device: Device<Negotiated>,
+        prepared: Vec<(usize, Mode, VringBase)>,
+        driver: &mut dyn Restart,
+    ) -> Result<Device<Running>, ChangeFailed> {
         for (lane, mode, base) in prepared {
             if let Err(error) = self.set_up(&mut device, lane, mode, base) {
-                let device = match device.reset() {
-                    Ok(device) => Halted::Reset(device),
-                    Err(failed) => failed.device.map_or(Halted::Gone, Halted::Reset),
-                };
+                let device = error::back_to_reset(device);
                 return Err(ChangeFailed { device, error });
             }
         }
-        let mut device = device.start().map_err(reset)?;
+        let mut device = device.start().map_err(|failed| ChangeFailed {
+            device: failed.device.map_or(Halted::Gone, Halted::Reset),
+            error: TransitionError::Device {
+                source: failed.error,
+            },
+        })?;
         if let Err(source) = driver.replay(&mut device) {
             let error = TransitionError::Replay { source };
             let device = Halted::Running(device);
@@ -455,6 +481,7 @@ impl RelaySet {
     fn prepare_restart(
         &mut self,
         wanted: &[(usize, Strategy)],
+        known: &[(u16, VringBase)],
         dirty: &dyn Dirty,
     ) -> Result<Vec<(usize, Mode, VringBase)>, TransitionError> {
         let features = self.features;
@@ -462,7 +489,11 @@ impl RelaySet {
         for (position, lane) in self.lanes.iter_mut().enumerate() {
             let target = wanted.iter().find(|(lane, _)| *lane == position);
             let strategy = target.map_or(lane.mode.strategy(), |&(_, strategy)| strategy);
-            let used = lane.settle(dirty)?;
+            let known = known.iter().find(|(queue, _)| *queue == lane.queue.index);
+            let used = match known {
+                Some(&(_, stands)) if lane.is_packed() => begin_at_used(stands),
+                _ => lane.settle(dirty)?,
+            };
             // A fresh private ring begins at its start, which every device takes.
             let base = if strategy == Strategy::Shadowed {
                 lane.initial_base()

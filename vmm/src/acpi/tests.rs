@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::layout::{
     ACPI_RESET_PORT, ACPI_SLEEP_CONTROL_PORT, ACPI_SLEEP_STATUS_PORT, IO_APIC, KVM_TSS, LOCAL_APIC,
-    PCI_ECAM, PCI_MMIO32,
+    PAGE_SIZE, PCI_ECAM, PCI_MMIO32, RAM_MAX,
 };
 use crate::memory::GuestRam;
 
@@ -176,8 +176,8 @@ fn written_where_the_guest_looks_and_again_on_reboot() {
 
 proptest! {
     #[test]
-    fn every_machine_fits(cpus in 1u8..=255, pages in 4096u64..1 << 28, bits in 41u8..=52) {
-        let layout = Layout::new(pages * 4096, bits).unwrap();
+    fn every_machine_fits(cpus in 1u8..=255, pages in 4096u64..=RAM_MAX / PAGE_SIZE, bits in 42u8..=52) {
+        let layout = Layout::new(pages * PAGE_SIZE, bits).unwrap();
         let area = build(&layout, cpus);
         prop_assert!(area.len() as u64 <= ACPI_TABLES_LEN);
         follow(&area);

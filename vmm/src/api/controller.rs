@@ -18,9 +18,11 @@ use super::start::{StartRequest, Starts};
 use crate::config::{VdpaConfig, VmConfig};
 use crate::http::HttpError;
 use crate::machine::{
-    DiskStatus, End, EndReason, Handle, MachineStatus, NicStatus, Origin, QueueAlarm, RunState,
-    Snapshot, StopHandle, UpgradeStatus,
+    Arriving, Direction, DiskStatus, End, EndReason, Handle, MachineStatus, Migration,
+    MigrationEnd, NicStatus, Origin, QueueAlarm, RequestError, RunState, SendConfig, Snapshot,
+    StopHandle, UpgradeStatus,
 };
+use crate::migration::tls::Tls;
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
 pub(super) const WATCHERS_MAX: usize = 32;
@@ -90,8 +92,8 @@ pub(super) struct Running {
 #[derive(Debug)]
 enum Phase {
     BeforeBoot(BeforeBoot),
-    /// The machine is being built: neither of them.
-    Starting(VmConfig),
+    /// The machine is being built: neither of them. One that comes is known only to its source.
+    Starting(Option<VmConfig>),
     Running(Running),
 }
 
@@ -105,6 +107,8 @@ pub(super) struct Controller {
     /// Whether a client asked for the end.
     stop_asked: AtomicBool,
     watchers: Semaphore,
+    /// The last one, also when it is over.
+    migration: Mutex<Option<Migration>>,
 }
 
 impl fmt::Debug for Controller {
@@ -145,6 +149,7 @@ impl Controller {
             stop: stop.clone(),
             stop_asked: AtomicBool::new(false),
             watchers: Semaphore::new(WATCHERS_MAX),
+            migration: Mutex::new(None),
         });
         if let Some(origin) = origin {
             let mut phase = controller.lock();
@@ -193,7 +198,7 @@ impl Controller {
     pub(super) fn config(&self) -> Result<VmConfig, ApiError> {
         match &*self.lock() {
             Phase::BeforeBoot(before) => before.config.clone().ok_or(ApiError::NoConfig),
-            Phase::Starting(config) => Ok(config.clone()),
+            Phase::Starting(config) => config.clone().ok_or(ApiError::NoConfig),
             Phase::Running(running) => {
                 let mut config = running.config.clone();
                 let MachineStatus { nics, disks, .. } = running.handle.status();
@@ -265,6 +270,56 @@ impl Controller {
             .await
     }
 
+    /// Has the machine come from where `arriving` waits for it; returns when that is under way.
+    pub(super) fn receive(self: &Arc<Self>, arriving: Arriving) -> Result<Migration, ApiError> {
+        let migration = arriving.migration().clone();
+        let mut phase = self.lock();
+        let Phase::BeforeBoot(_) = &*phase else {
+            return Err(self.wrong_state("a machine can come only where none is"));
+        };
+        self.request_start(&mut phase, Origin::Migration(Box::new(arriving)), None)?;
+        Ok(migration)
+    }
+
+    /// Has the machine leave; returns when that is under way.
+    pub(super) fn send(&self, config: SendConfig, tls: Option<Tls>) -> Result<Migration, ApiError> {
+        let machine = self.running()?;
+        let mut last = self.lock_migration();
+        if let Some(last) = &*last {
+            match (last.end(), last.direction()) {
+                (None, _) => return Err(ApiError::MigrationRuns),
+                // It is to be settled first, and forgotten by nobody.
+                (Some(MigrationEnd::Unsettled { .. }), _) => {
+                    return Err(RequestError::StandsStill.into());
+                }
+                (Some(MigrationEnd::Moved), Direction::Send) => {
+                    return Err(RequestError::Ended.into());
+                }
+                (Some(MigrationEnd::Stayed { .. }), _)
+                | (Some(MigrationEnd::Moved), Direction::Receive) => {}
+            }
+        }
+        let migration = Migration::new(Direction::Send, config.destination.clone());
+        let ours = migration.clone();
+        std::thread::Builder::new()
+            .name("migration".to_owned())
+            .spawn(move || machine.migrate(&ours, &config, tls.as_ref()))
+            .map_err(ApiError::Thread)?;
+        *last = Some(migration.clone());
+        Ok(migration)
+    }
+
+    /// The last migration, or the one that is under way.
+    pub(super) fn migration(&self) -> Result<Migration, ApiError> {
+        self.lock_migration().clone().ok_or(ApiError::NoMigration)
+    }
+
+    fn lock_migration(&self) -> MutexGuard<'_, Option<Migration>> {
+        self.migration
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn start_from(
         self: &Arc<Self>,
         origin: impl FnOnce(&BeforeBoot) -> Result<Origin, ApiError>,
@@ -288,7 +343,10 @@ impl Controller {
         origin: Origin,
         answer: Option<oneshot::Sender<Result<(), ApiError>>>,
     ) -> Result<(), ApiError> {
-        let config = origin.config().clone();
+        let config = origin.config().cloned();
+        if let Some(migration) = origin.migration() {
+            self.lock_migration().replace(migration.clone());
+        }
         let request = StartRequest {
             origin,
             controller: self.clone(),
@@ -334,11 +392,11 @@ impl Controller {
     /// Descriptors are used up: an attempt leaves the device with an owner, which only closing it undoes
     /// (VHOST_SET_OWNER, linux/vhost.h). Their paths stay. What a snapshot was to be restored into is as
     /// the snapshot says now.
-    pub(super) fn start_failed(&self, mut config: VmConfig) {
-        config.vdpa.iter_mut().for_each(VdpaConfig::release);
-        *self.lock() = Phase::BeforeBoot(BeforeBoot {
-            config: Some(config),
-        });
+    pub(super) fn start_failed(&self, mut config: Option<VmConfig>) {
+        if let Some(config) = &mut config {
+            config.vdpa.iter_mut().for_each(VdpaConfig::release);
+        }
+        *self.lock() = Phase::BeforeBoot(BeforeBoot { config });
         self.publish(|view| view.state = VmState::NotStarted);
     }
 

@@ -6,11 +6,13 @@ use std::io::ErrorKind;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use devices::virtio::pci::SwapError;
 
 use super::controller::{VmState, WATCHERS_MAX};
 use crate::config::DescriptorError;
 use crate::http::{HttpError, Problem};
 use crate::machine::{DeviceKind, MachineError, RequestError, SnapshotError};
+use crate::migration::endpoint::EndpointError;
 use crate::snapshot::directory::CreateError;
 use crate::vcpu::VcpuError;
 
@@ -43,6 +45,21 @@ pub(super) enum ApiError {
     /// The machine refuses.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// Nobody can come there.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// Nothing to show or to end.
+    #[error("the machine has not been migrated, nor is it")]
+    NoMigration,
+    /// One at a time.
+    #[error("a migration of the machine is under way; DELETE /v1/vm/migration ends it")]
+    MigrationRuns,
+    /// There is no doubt where the guest is.
+    #[error("it is settled where the machine's guest is, or not decided yet")]
+    Settled,
+    /// The process has no room for a thread.
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
     /// Waiting clients take connections from others.
     #[error("{WATCHERS_MAX} clients wait for changes already")]
     TooManyWatchers,
@@ -73,9 +90,32 @@ impl Problem for ApiError {
             Self::Request(RequestError::NoAnnouncement(_)) => {
                 (StatusCode::CONFLICT, "cannot_announce")
             }
+            Self::Request(RequestError::DirtyLog { .. }) => {
+                (StatusCode::CONFLICT, "cannot_follow_writes")
+            }
+            Self::Request(RequestError::Migrating | RequestError::StandsStill) => {
+                (StatusCode::CONFLICT, "migrating")
+            }
+            Self::Request(RequestError::NotMovable(_)) => (StatusCode::CONFLICT, "cannot_move"),
+            Self::Endpoint(EndpointError::Socket(_) | EndpointError::Listen { .. }) => {
+                (StatusCode::UNPROCESSABLE_ENTITY, "cannot_listen")
+            }
+            Self::Endpoint(EndpointError::Connect { .. }) => {
+                (StatusCode::BAD_GATEWAY, "no_destination")
+            }
+            Self::Endpoint(
+                EndpointError::TlsOnUnix(_) | EndpointError::Tls(_) | EndpointError::NoTls(_),
+            ) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_tls"),
+            Self::NoMigration => (StatusCode::NOT_FOUND, "no_migration"),
+            Self::MigrationRuns => (StatusCode::CONFLICT, "migrating"),
+            Self::Settled | Self::Request(RequestError::Settled) => {
+                (StatusCode::CONFLICT, "settled")
+            }
+            Self::Thread(_) => (StatusCode::INTERNAL_SERVER_ERROR, "host_failed"),
             Self::Request(RequestError::Saving) => (StatusCode::CONFLICT, "saving"),
             Self::Request(RequestError::Save { .. }) => (StatusCode::CONFLICT, "cannot_be_saved"),
             Self::Request(RequestError::Snapshot(error)) | Self::Snapshot(error) => snapshot(error),
+            Self::Request(RequestError::Swap { source, .. }) => swap(source),
             Self::Request(RequestError::Wake(_)) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
             Self::TooManyWatchers => (StatusCode::SERVICE_UNAVAILABLE, "too_many_watchers"),
             Self::Ending => (StatusCode::SERVICE_UNAVAILABLE, "ending"),
@@ -90,6 +130,23 @@ impl Problem for ApiError {
             Self::Request(RequestError::Busy) | Self::TooManyWatchers => Some("try again later"),
             _ => None,
         }
+    }
+}
+
+/// Why a NIC keeps its device.
+fn swap(error: &SwapError) -> (StatusCode, &'static str) {
+    match error {
+        SwapError::DeviceType { .. }
+        | SwapError::Features { .. }
+        | SwapError::QueueCount { .. }
+        | SwapError::QueueSize { .. }
+        | SwapError::ConfigLen { .. }
+        | SwapError::Refused(_) => (StatusCode::UNPROCESSABLE_ENTITY, "incompatible"),
+        SwapError::Start(_) => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
+        SwapError::Saved | SwapError::InUse | SwapError::HandOver(_) => {
+            (StatusCode::CONFLICT, "cannot_hand_over")
+        }
+        SwapError::Lost { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "nic_lost"),
     }
 }
 
@@ -111,6 +168,7 @@ fn machine(error: &MachineError) -> (StatusCode, &'static str) {
         | MachineError::DuplicateId(_)
         | MachineError::TooManyDevices(_) => (StatusCode::CONFLICT, "no_room"),
         MachineError::Snapshot(error) => snapshot(error),
+        MachineError::NotArrived(_) => (StatusCode::CONFLICT, "not_arrived"),
         MachineError::Kvm(_)
         | MachineError::MemorySlot(_)
         | MachineError::Vcpu(_)

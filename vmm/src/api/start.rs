@@ -13,6 +13,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::controller::Controller;
 use super::error::ApiError;
+use crate::config::VmConfig;
 use crate::event_loop::{EventLoop, Ready, Token};
 use crate::machine::{Handle, MachineError, Origin, StopHandle};
 
@@ -72,9 +73,9 @@ impl StartRequest {
         &self.origin
     }
 
-    /// It is built and powered on (or restored), and will be run.
-    pub fn started(self, machine: &Handle) {
-        self.controller.started(self.origin.into_config(), machine);
+    /// It is built as `config` says and powered on (or restored, or has come), and will be run.
+    pub fn started(self, config: VmConfig, machine: &Handle) {
+        self.controller.started(config, machine);
         if let Some(answer) = self.answer {
             // The client may have gone.
             let _ = answer.send(Ok(()));

@@ -258,7 +258,7 @@ fn a_start_that_fails_leaves_the_machine_as_it_was() {
         move || {
             let request = starts.wait(&stop).unwrap().unwrap();
             assert_eq!(
-                request.origin().config().kernel,
+                request.origin().config().unwrap().kernel,
                 PathBuf::from("/nonexistent")
             );
             request.failed(MachineError::DuplicateId("nic".to_owned()));
@@ -304,7 +304,7 @@ fn a_given_configuration_starts_by_itself() {
         );
     }
     let request = inside.starts().wait(&inside.stop).unwrap().unwrap();
-    assert_eq!(request.origin().config(), &config);
+    assert_eq!(request.origin().config(), Some(&config));
 }
 
 #[test]

@@ -2,16 +2,17 @@
 //!
 //! [`MemorySlots`] owns the numbering of the slots and keeps alive what they
 //! map. It must not know what the memory is for: guest RAM and the
-//! doorbell pages of devices are slots alike. Flags of a slot are fixed when it is
-//! added, so nothing turns dirty logging on for a slot by the way.
+//! doorbell pages of devices are slots alike, but that writes to guest RAM can be logged and those to
+//! doorbells never are ([`super::dirty_log`] switches it).
 
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
+use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 use vdpa::memory::GuestMemory;
 use vm_memory::{
@@ -57,6 +58,20 @@ pub enum MemorySlotError {
         /// First guest-physical address of the region.
         guest_address: u64,
     },
+    /// Writes to guest RAM are not being logged.
+    #[error("writes to guest memory are not being logged")]
+    NotLogging,
+    /// The kernel refused to read or clear the log of a slot.
+    #[error("{ioctl} failed for the memory slot at {guest_address:#x}")]
+    Log {
+        /// Its name in the KVM uapi.
+        ioctl: &'static str,
+        /// First guest-physical address of the slot.
+        guest_address: u64,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// The kernel refused.
     #[error("KVM_SET_USER_MEMORY_REGION failed for {guest_address:#x}+{len:#x}")]
     Ioctl {
@@ -83,8 +98,20 @@ pub struct SlotRange {
     pub readonly: bool,
 }
 
-struct Slot {
-    range: SlotRange,
+/// What a slot's memory is to migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SlotKind {
+    /// Guest RAM: writes are logged when asked for.
+    Ram,
+    /// Anything else, such as a doorbell page, which the kernel cannot protect: never logged.
+    Other,
+}
+
+pub(super) struct Slot {
+    pub(super) range: SlotRange,
+    pub(super) kind: SlotKind,
+    /// Whether the kernel logs writes (`KVM_MEM_LOG_DIRTY_PAGES`).
+    pub(super) logging: bool,
     /// What keeps the host mapping alive as long as the guest may use it.
     _owner: Arc<dyn Any + Send + Sync>,
 }
@@ -92,8 +119,10 @@ struct Slot {
 /// The memory slots of one VM. Dropping it takes all of them away before the
 /// memory behind them is released.
 pub struct MemorySlots {
-    vm: Arc<VmFd>,
+    pub(super) vm: Arc<VmFd>,
     limit: usize,
+    /// `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2` is enabled: reading the log does not clear it.
+    pub(super) manual_protection: AtomicBool,
     slots: Mutex<BTreeMap<u32, Slot>>,
 }
 
@@ -121,11 +150,12 @@ impl MemorySlots {
         Self {
             vm,
             limit,
+            manual_protection: AtomicBool::new(false),
             slots: Mutex::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Slot>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Slot>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -151,7 +181,7 @@ impl MemorySlots {
             // SAFETY: needed to hand host memory to the guest. The range is
             // exactly one mapped region of `memory`, and the slot holds a
             // clone of `memory`, which shares and so keeps the mapping.
-            unsafe { self.add(range, Arc::clone(&owner)) }?;
+            unsafe { self.add_kind(range, SlotKind::Ram, Arc::clone(&owner)) }?;
         }
         Ok(())
     }
@@ -172,13 +202,31 @@ impl MemorySlots {
         range: SlotRange,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<u32, MemorySlotError> {
+        // SAFETY: needed because `add_kind` passes on what this function asks of its callers; so do they.
+        unsafe { self.add_kind(range, SlotKind::Other, owner) }
+    }
+
+    /// As [`MemorySlots::add`], saying what it is. RAM that comes while writes are being logged is logged
+    /// from its first moment.
+    ///
+    /// # Safety
+    /// As [`MemorySlots::add`].
+    unsafe fn add_kind(
+        &self,
+        range: SlotRange,
+        kind: SlotKind,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<u32, MemorySlotError> {
         let mut slots = self.lock();
         let number = free_number(&slots, range, self.limit)?;
-        self.set(number, range, range.len)?;
+        let logging = kind == SlotKind::Ram && slots.values().any(|slot| slot.logging);
+        self.set(number, range, range.len, logging)?;
         slots.insert(
             number,
             Slot {
                 range,
+                kind,
+                logging,
                 _owner: owner,
             },
         );
@@ -195,7 +243,7 @@ impl MemorySlots {
             .get(&number)
             .ok_or(MemorySlotError::Unknown(number))?
             .range;
-        self.set(number, range, 0)?;
+        self.set(number, range, 0, false)?;
         slots.remove(&number);
         Ok(())
     }
@@ -207,17 +255,25 @@ impl MemorySlots {
     }
 
     /// `memory_size` 0 removes the slot.
-    fn set(&self, slot: u32, range: SlotRange, memory_size: u64) -> Result<(), MemorySlotError> {
+    pub(super) fn set(
+        &self,
+        slot: u32,
+        range: SlotRange,
+        memory_size: u64,
+        logging: bool,
+    ) -> Result<(), MemorySlotError> {
+        let readonly = if range.readonly { KVM_MEM_READONLY } else { 0 };
+        let log = if logging { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
         let region = kvm_userspace_memory_region {
             slot,
-            flags: if range.readonly { KVM_MEM_READONLY } else { 0 },
+            flags: readonly | log,
             guest_phys_addr: range.guest_address,
             memory_size,
             userspace_addr: range.host_address,
         };
         // SAFETY: needed because the ioctl gives the guest access to host
-        // memory. Callers of `add` vouch for the range, and a removal
-        // only takes access away.
+        // memory. Callers of `add` vouch for the range, a removal only
+        // takes access away, and other flags change nothing about it.
         unsafe { self.vm.set_user_memory_region(region) }.map_err(|error| MemorySlotError::Ioctl {
             guest_address: range.guest_address,
             len: range.len,
@@ -301,6 +357,8 @@ mod tests {
             .map(|(number, &(address, len))| {
                 let slot = Slot {
                     range: range(address, len),
+                    kind: SlotKind::Other,
+                    logging: false,
                     _owner: Arc::new(()),
                 };
                 (number, slot)

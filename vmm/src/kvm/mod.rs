@@ -18,6 +18,7 @@
 //! Linux neither calibrates against a PIT nor takes ticks from one.
 
 pub mod cpuid;
+pub mod dirty_log;
 pub mod doorbells;
 pub mod line;
 pub mod memory_slots;

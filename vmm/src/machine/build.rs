@@ -277,6 +277,10 @@ impl Machine {
             powered: false,
             held: None,
             upgrade: UpgradeStatus::default(),
+            migrating: false,
+            committed: false,
+            departed: false,
+            throttle: None,
             hand_over: None,
             requests,
         })

@@ -18,7 +18,7 @@ use crate::config::{DiskConfig, VdpaConfig, VdpaSource, VmConfig};
 use crate::host::Host;
 
 /// Virtio device type of a network device (virtio 1.3, section 5).
-const VIRTIO_ID_NET: u32 = 1;
+pub(super) const VIRTIO_ID_NET: u32 = 1;
 
 /// Opens everything the configuration asks for: vDPA devices, disks, and the
 /// random number generator that every machine has.

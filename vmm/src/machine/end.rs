@@ -16,6 +16,8 @@ pub enum EndReason {
     PoweredOff,
     /// Somebody outside the guest asked for it.
     Stopped,
+    /// Its guest runs elsewhere.
+    Moved,
     /// A vCPU could not go on.
     Crashed,
     /// The host could not go on: a vDPA device or KVM failed, or the kernel's file was gone at a reset.
@@ -65,6 +67,10 @@ impl From<&Exit> for End {
                 detail: "the guest switched the power off".to_owned(),
             },
             Exit::Stopped => Self::stopped("it was asked to stop"),
+            Exit::Moved => Self {
+                reason: EndReason::Moved,
+                detail: "it has moved: its guest runs elsewhere".to_owned(),
+            },
             Exit::HandedOver => Self::stopped("another program goes on with it"),
             Exit::Crashed(report) => Self {
                 reason: EndReason::Crashed,
@@ -102,6 +108,7 @@ mod tests {
         for (run, reason, words) in [
             (Ok(Exit::PoweredOff), EndReason::PoweredOff, "power off"),
             (Ok(Exit::Stopped), EndReason::Stopped, "asked"),
+            (Ok(Exit::Moved), EndReason::Moved, "elsewhere"),
             (Ok(crash), EndReason::Crashed, "vCPU 1 at 0xfff0"),
             (
                 Err(failure),

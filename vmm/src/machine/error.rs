@@ -18,6 +18,7 @@ use crate::kvm::KvmError;
 use crate::kvm::memory_slots::MemorySlotError;
 use crate::layout::LayoutError;
 use crate::memory::MemoryError;
+use crate::migration::MigrationError;
 use crate::vcpu::VcpuError;
 
 /// Why a machine could not be built or run. Nothing is left behind: dropping
@@ -115,6 +116,9 @@ pub enum MachineError {
     /// A snapshot cannot be restored.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    /// A machine that was waited for did not come.
+    #[error("no machine has come")]
+    NotArrived(#[source] Box<MigrationError>),
     /// Something of the host failed.
     #[error("{what} failed")]
     Host {

@@ -5,7 +5,7 @@
 //! copied. It must not know how the other program is started, nor how it finds the two descriptors.
 //!
 //! ```text
-//!   running ── Handle::hand_over ──> saved, Machine::run returns Exit::HandOver
+//!   running ── Handle::hand_over ──> saved, Machine::run returns Exit::HandedOver
 //!                                       │                │
 //!                                       │ execve         │ it cannot be executed
 //!                                       v                v
@@ -20,10 +20,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::MemfdFlags;
 
-use super::Machine;
 use super::handle::RequestError;
 use super::saved::SavedMachine;
+use super::saving::HeldFor;
 use super::snapshot::SnapshotError;
+use super::{End, Machine};
 use crate::config::VmConfig;
 use crate::snapshot::directory::STATE_FILE_MAX;
 use crate::snapshot::format::{Sections, Table, Writer};
@@ -99,14 +100,15 @@ impl HandedOver {
 impl Machine {
     /// Saves the machine for `program`. It stands still from here on.
     pub(super) fn prepare_hand_over(&mut self, program: &Path) -> Result<(), RequestError> {
-        let saved = self.save()?;
+        self.unless_migrating()?;
+        let saved = self.save(HeldFor::Snapshot)?;
         match self.write_hand_over(&saved, program) {
             Ok(hand_over) => {
                 self.hand_over = Some(hand_over);
                 Ok(())
             }
             Err(error) => {
-                self.go_on();
+                self.go_on()?;
                 Err(error.into())
             }
         }
@@ -137,10 +139,13 @@ impl Machine {
     /// Goes on with a machine that the other program did not take: [`Machine::run`] is to serve it again.
     /// `reason` is shown as the upgrade's error.
     pub fn take_back(&mut self, reason: &str) {
-        self.hand_over = None;
-        self.go_on();
+        let mut reason = reason.to_owned();
+        if let Err(error) = self.go_on() {
+            reason.push_str("; and the machine does not go on: ");
+            reason.push_str(&End::failed(&error).detail);
+        }
         // Who sees it finds the machine as it was.
-        self.upgrade.error = Some(reason.to_owned());
+        self.upgrade.error = Some(reason);
         self.requests.publish_upgrade(&self.upgrade);
     }
 }

@@ -14,8 +14,10 @@
 //! ```
 //! What takes long (opening a vDPA device pins all guest RAM) is done by the
 //! caller's thread, before the request is made; so the vmm thread never waits for
-//! it. What only the guest can finish (an unplug) is answered at once and shows on
+//! it. What a request leaves over and takes long to close comes back to that thread. What only the guest can finish (an unplug) is answered at once and shows on
 //! the board when it is done. The life of a NIC or a disk is drawn in `pluggable.rs`.
+
+mod swap;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,13 +27,16 @@ use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use devices::virtio::backend::SharedMemory;
-use devices::virtio::pci::SaveError;
+use devices::virtio::backend::{BackendError, SharedMemory};
+use devices::virtio::pci::{SaveError, SwapError};
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+pub use self::swap::NicSwapped;
+pub(super) use self::swap::SwapAnswer;
 use super::board::{Board, DeviceStatus, MachineStatus, RunState, UpgradeStatus};
 use super::inventory::Device;
+use super::migration::{MigrationRequest, NotMovable};
 use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
 use super::ring_watch::QueueAlarm;
 use super::saved::SavedMachine;
@@ -72,12 +77,47 @@ pub enum RequestError {
         "the guest's driver of {0} cannot announce it: it is not running, or does not know how"
     )]
     NoAnnouncement(String),
+    /// What a device writes can't be recorded, or the device not be brought back from that.
+    #[error("the memory that device {id} writes cannot be followed")]
+    DirtyLog {
+        /// Its name.
+        id: String,
+        /// Why.
+        #[source]
+        source: Box<BackendFailed>,
+    },
+    /// A NIC's device was not replaced.
+    #[error("network device {id} is not moved")]
+    Swap {
+        /// The NIC's name.
+        id: String,
+        /// Why, and what became of it.
+        #[source]
+        source: Box<SwapError>,
+    },
     /// The machine cannot do it: the device cannot be opened or shown to the guest, or KVM refuses.
     #[error(transparent)]
     Device(Box<MachineError>),
     /// A snapshot is being written: what would change guest memory has to wait.
     #[error("a snapshot of the machine is being written; try again when it is done")]
     Saving,
+    /// It is being sent: no device may come or go, and nothing else may save it.
+    #[error(
+        "the machine is being sent to another host; try again when that is over (DELETE /v1/vm/migration ends it)"
+    )]
+    Migrating,
+    /// It stands still for a migration.
+    #[error(
+        "the machine stands still for a migration; if GET /v1/vm/migration says that it is not settled where the guest \
+         is, say it: PATCH /v1/vm/migration {{\"settle\": \"Here\"}} or {{\"settle\": \"There\"}}"
+    )]
+    StandsStill,
+    /// There is nothing to settle.
+    #[error("the machine does not stand still for a migration: it is settled where its guest is")]
+    Settled,
+    /// It cannot leave this host.
+    #[error("the machine cannot be sent to another host")]
+    NotMovable(#[from] NotMovable),
     /// A device cannot be saved. The machine goes on.
     #[error("device {id} cannot be saved")]
     Save {
@@ -93,6 +133,32 @@ pub enum RequestError {
     /// The machine cannot be woken.
     #[error("cannot reach the machine's thread")]
     Wake(#[source] io::Error),
+}
+
+/// A device's error, whatever kind of device it is.
+#[derive(Debug)]
+pub struct BackendFailed(BackendError);
+
+impl fmt::Display for BackendFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for BackendFailed {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        // Display shows the error itself, so the chain goes on behind it.
+        self.0.source()
+    }
+}
+
+impl RequestError {
+    pub(super) fn dirty_log(id: &str, source: BackendError) -> Self {
+        Self::DirtyLog {
+            id: id.to_owned(),
+            source: Box::new(BackendFailed(source)),
+        }
+    }
 }
 
 impl From<MachineError> for RequestError {
@@ -120,9 +186,19 @@ pub(super) enum Request {
         kind: DeviceKind,
         answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
     },
+    /// Put this opened device behind the NIC of its name, whose driver goes on.
+    Swap {
+        device: Device,
+        answer: Answer<SwapAnswer>,
+    },
     /// Ask the guest to announce this NIC on its network.
     Announce {
         id: String,
+        answer: Answer<Result<(), RequestError>>,
+    },
+    /// Record which pages devices write, or no longer.
+    DirtyLog {
+        on: bool,
         answer: Answer<Result<(), RequestError>>,
     },
     /// What does the machine hold?
@@ -144,7 +220,11 @@ pub(super) enum Request {
         answer: Answer<Result<SavedMachine, RequestError>>,
     },
     /// After a save: let everything go on as it was.
-    GoOn { answer: Answer<()> },
+    GoOn {
+        answer: Answer<Result<(), RequestError>>,
+    },
+    /// Something for a migration.
+    Migration(MigrationRequest),
     /// Stand still for another program.
     HandOver {
         program: PathBuf,
@@ -277,6 +357,16 @@ impl Handle {
         })?
     }
 
+    /// Lets all devices record the pages that they write into guest memory's bitmap (`on`), or ends it. The guest
+    /// keeps its network. A vDPA device gets relays for that, which cost processor time: for tests, and who
+    /// wants to know what a migration would cost.
+    ///
+    /// # Errors
+    /// [`RequestError::DirtyLog`].
+    pub fn dirty_log(&self, on: bool) -> Result<(), RequestError> {
+        self.ask(|answer| Request::DirtyLog { on, answer })?
+    }
+
     /// What the machine holds of KVM.
     ///
     /// # Errors
@@ -388,8 +478,8 @@ impl Handle {
         let paused = started.elapsed();
         let memory_bytes = written?;
         match went_on {
-            Ok(()) | Err(RequestError::Ended) => {}
-            Err(error) => return Err(error),
+            Ok(Ok(())) | Err(RequestError::Ended) => {}
+            Ok(Err(error)) | Err(error) => return Err(error),
         }
         Ok(Written {
             memory_bytes,
@@ -456,7 +546,10 @@ impl Handle {
     }
 
     /// Sends a request and waits for its answer.
-    fn ask<T>(&self, request: impl FnOnce(Answer<T>) -> Request) -> Result<T, RequestError> {
+    pub(super) fn ask<T>(
+        &self,
+        request: impl FnOnce(Answer<T>) -> Request,
+    ) -> Result<T, RequestError> {
         let (answer, answered) = mpsc::sync_channel(1);
         match self.0.requests.try_send(request(answer)) {
             Ok(()) => {}

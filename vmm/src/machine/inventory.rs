@@ -6,23 +6,25 @@
 //!
 //! ```text
 //!   attach: vectors, doorbells --> on the bus --> in the event loop --> listed
+//!   swap:   in the event loop --> behind the same function --> the old one's out of it
 //!   detach: off the bus --> out of the event loop --> stopped --> closed --> unlisted
 //! ```
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, Slot};
-use devices::virtio::backend::Backend;
-use devices::virtio::pci::VirtioPciDevice;
+use devices::virtio::backend::{Backend, Event};
+use devices::virtio::pci::{Relied, SwapFailed, Swapped, VirtioPciDevice};
 use vdpa::memory::GuestMemory;
 
 use super::board::DeviceStatus;
 use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
-use super::ring_watch::{DeviceWatch, QueueAlarm};
+use super::ring_watch::{DeviceWatch, InFlight, QueueAlarm};
 use super::saved::SavedDevice;
 use super::snapshot::SnapshotError;
 use super::{MachineError, RequestError};
@@ -57,6 +59,23 @@ struct Entry {
     removable: Option<Removable>,
     /// `None` where nobody wants to watch.
     watch: Option<DeviceWatch>,
+}
+
+/// What came of [`Inventory::swap`].
+pub(super) struct Exchanged {
+    /// How long neither device worked; `None` if no driver was using the old one.
+    pub(super) gap: Result<Option<Duration>, RequestError>,
+    /// The old backend, or after a failure the new one.
+    pub(super) unused: Box<dyn Backend>,
+}
+
+impl Exchanged {
+    fn not(error: RequestError, unused: Box<dyn Backend>) -> Self {
+        Self {
+            gap: Err(error),
+            unused,
+        }
+    }
 }
 
 /// What a device that can be unplugged has more than others.
@@ -147,19 +166,9 @@ impl Inventory {
             Ok(slot) => slot,
             Err(source) => return Err(MachineError::Pci { id, source }),
         };
-        for (count, event) in device.events().iter().enumerate() {
-            let token = Token::Device {
-                device: number,
-                token: event.token,
-            };
-            if let Err(error) = events.add(event.fd, token) {
-                for added in device.events().iter().take(count) {
-                    // It was added a moment ago.
-                    let _ = events.remove(added.fd);
-                }
-                self.pci.remove(slot);
-                return Err(MachineError::host("epoll_ctl")(error));
-            }
+        if let Err(error) = poll(events, number, &device.events()) {
+            self.pci.remove(slot);
+            return Err(MachineError::host("epoll_ctl")(error));
         }
         tracing::debug!(%id, %slot, "device attached");
         let numa_warning = numa_warning(numa_node, self.memory_node);
@@ -190,6 +199,63 @@ impl Inventory {
         };
         self.entries.insert(number, entry);
         Ok(slot)
+    }
+
+    /// Puts another device behind the NIC of the same name, whose driver goes on. What is not
+    /// used any more, the old backend or after a failure the new one, is given back: closing it may take long.
+    pub(super) fn swap(&mut self, device: Device, events: &EventLoop) -> Exchanged {
+        let Device {
+            id,
+            backend,
+            config,
+            numa_node,
+            ..
+        } = device;
+        let mut entries = self.entries.iter_mut();
+        let Some((&number, entry)) = entries.find(|(_, entry)| entry.id == id) else {
+            return Exchanged::not(RequestError::NoSuchDevice(id), backend);
+        };
+        let kind = |config: &DeviceConfig| config.kind() == DeviceKind::Nic;
+        let (Some(removable), Some(config)) = (
+            entry
+                .removable
+                .as_mut()
+                .filter(|removable| kind(&removable.config)),
+            config.filter(kind),
+        ) else {
+            let wanted = DeviceKind::Nic;
+            return Exchanged::not(RequestError::OtherKind { id, wanted }, backend);
+        };
+        let successor = entry.device.successor(backend);
+        let added = successor.events().to_vec();
+        if let Err(error) = poll(events, number, &added) {
+            let error = MachineError::host("epoll_ctl")(error);
+            return Exchanged::not(error.into(), successor.into_backend());
+        }
+        match entry.device.swap(successor) {
+            Ok(Swapped {
+                events: old,
+                retired,
+                gap,
+            }) => {
+                unpoll(events, &id, &old);
+                removable.numa_warning = numa_warning(numa_node, self.memory_node);
+                if let Some(warning) = &removable.numa_warning {
+                    tracing::warn!(%id, "{warning}");
+                }
+                removable.config = config;
+                removable.numa_node = numa_node;
+                Exchanged {
+                    gap: Ok(gap),
+                    unused: retired,
+                }
+            }
+            Err(SwapFailed { error, successor }) => {
+                unpoll(events, &id, &added);
+                let source = Box::new(error);
+                Exchanged::not(RequestError::Swap { id, source }, successor)
+            }
+        }
     }
 
     fn free_number(&self) -> Result<u16, MachineError> {
@@ -255,11 +321,7 @@ impl Inventory {
         let ours: Arc<dyn PciFunction> = device.clone();
         self.pci.remove_function(slot, &ours);
         drop(ours);
-        for event in device.events() {
-            if let Err(error) = events.remove(event.fd) {
-                tracing::warn!(%id, %error, "an event of an unplugged device was not polled");
-            }
-        }
+        unpoll(events, &id, &device.events());
         // From here on it touches no guest memory, also if the guest's driver never let go.
         device.reset();
         let start = Instant::now();
@@ -287,6 +349,52 @@ impl Inventory {
     pub(super) fn pluggable_named(&self, id: &str) -> Option<Pluggable<DeviceConfig>> {
         let mut entries = self.entries.values();
         entries.find(|entry| entry.id == id)?.status()
+    }
+
+    /// Pages that devices write are marked in guest memory from when this returns, for all devices or none.
+    ///
+    /// # Errors
+    /// Which device can't, and why.
+    pub(super) fn start_dirty_log(&self) -> Result<(), RequestError> {
+        for entry in self.entries.values() {
+            if let Err(source) = entry.device.start_dirty_log() {
+                // What fails here is in the log, and the first error says why.
+                let _ = self.stop_dirty_log();
+                return Err(RequestError::dirty_log(&entry.id, source));
+            }
+        }
+        Ok(())
+    }
+
+    /// What devices may write without a mark meanwhile: guest-physical addresses and lengths in bytes.
+    pub(super) fn always_dirty(&self) -> Vec<(u64, u64)> {
+        let devices = self.entries.values();
+        devices
+            .flat_map(|entry| entry.device.always_dirty())
+            .collect()
+    }
+
+    /// What NICs have been given and have not used; of saved ones, when they were.
+    pub(super) fn in_flight(&self, memory: &GuestMemory) -> InFlight {
+        let mut in_flight = InFlight::default();
+        for entry in self.entries.values() {
+            in_flight.add(&entry.device, memory);
+        }
+        in_flight
+    }
+
+    /// Ends that, for all devices.
+    ///
+    /// # Errors
+    /// The first device that could not be brought back to what it was.
+    pub(super) fn stop_dirty_log(&self) -> Result<(), RequestError> {
+        let mut result = Ok(());
+        for entry in self.entries.values() {
+            let stopped = entry.device.stop_dirty_log();
+            result =
+                result.and(stopped.map_err(|source| RequestError::dirty_log(&entry.id, source)));
+        }
+        result
     }
 
     /// All devices as they are now, in the order of their attachment as long as numbers do
@@ -349,6 +457,51 @@ impl Inventory {
                 );
             }
         }
+    }
+
+    /// A device that the guest was asked to eject, if there is one.
+    pub(super) fn unplugging(&self) -> Option<&str> {
+        let leaves = |entry: &&Entry| {
+            let state = entry.removable.as_ref().map(|removable| removable.state);
+            state == Some(PlugState::UnplugRequested)
+        };
+        self.entries
+            .values()
+            .find(leaves)
+            .map(|entry| entry.id.as_str())
+    }
+
+    /// Stops all devices and forgets what drivers made of them.
+    pub(super) fn reset_all(&self) {
+        for entry in self.entries.values() {
+            entry.device.reset();
+        }
+    }
+
+    /// What the guest relies on of each device, by their names.
+    pub(super) fn relied(&self) -> Vec<(String, Slot, Relied)> {
+        let entries = self.entries.values();
+        let relied = |entry: &Entry| (entry.id.clone(), entry.slot, entry.device.relied());
+        entries.map(relied).collect()
+    }
+
+    /// Whether [`Inventory::restore`] would take these states, as far as that can be said before devices start.
+    ///
+    /// # Errors
+    /// As [`Inventory::restore`]; nothing has changed.
+    pub(super) fn check(&self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
+        for SavedDevice { id, state, .. } in saved {
+            let device = self
+                .named(id)
+                .ok_or_else(|| SnapshotError::NoDevice(id.clone()))?;
+            device
+                .check(state)
+                .map_err(|source| SnapshotError::Device {
+                    id: id.clone(),
+                    source,
+                })?;
+        }
+        Ok(())
     }
 
     /// Puts saved states into the devices of a machine that was just built for them.
@@ -419,6 +572,33 @@ impl Inventory {
             alarms.map(alarm).collect::<Vec<_>>()
         };
         self.entries.values().flat_map(of_entry).collect()
+    }
+}
+
+/// Has the event loop poll all descriptors of the device with this number, or none.
+fn poll(events: &EventLoop, number: u16, wanted: &[Event]) -> io::Result<()> {
+    for (count, event) in wanted.iter().enumerate() {
+        let token = Token::Device {
+            device: number,
+            token: event.token,
+        };
+        if let Err(error) = events.add(event.fd, token) {
+            for added in wanted.iter().take(count) {
+                // It was added a moment ago.
+                let _ = events.remove(added.fd);
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Has the event loop forget descriptors, before they are closed.
+fn unpoll(events: &EventLoop, id: &str, polled: &[Event]) {
+    for event in polled {
+        if let Err(error) = events.remove(event.fd) {
+            tracing::warn!(%id, %error, "an event of a device that goes was not polled");
+        }
     }
 }
 

@@ -42,6 +42,7 @@ mod faults;
 mod hand_over;
 mod handle;
 mod inventory;
+mod migration;
 mod pluggable;
 #[cfg(test)]
 pub(crate) mod pretend;
@@ -79,6 +80,7 @@ use crate::vcpu::{Buses, VcpuReport, Vcpus};
 
 use self::handle::Requests;
 use self::inventory::Inventory;
+use self::migration::Throttle;
 use self::ring_watch::WatchTimer;
 use self::saving::Held;
 
@@ -86,10 +88,13 @@ pub use board::{DeviceStatus, MachineStatus, RunState, UpgradeStatus};
 pub use end::{End, EndReason};
 pub use error::MachineError;
 pub use hand_over::{HandOver, HandedOver};
-pub use handle::{Handle, RequestError};
+pub use handle::{BackendFailed, Handle, NicSwapped, RequestError};
+pub use migration::{
+    Arriving, Direction, Migration, MigrationEnd, NotMovable, ReceiveConfig, SendConfig,
+};
 pub use pluggable::{DeviceKind, DiskStatus, NicStatus, PlugState, Pluggable};
 pub use program::{ProgramError, STATE_VERSIONS_COMMAND, check_program, state_versions};
-pub use ring_watch::{Alarm, QueueAlarm, WatchState, WatchStatus};
+pub use ring_watch::{Alarm, InFlight, QueueAlarm, WatchState, WatchStatus};
 pub use snapshot::{Origin, Snapshot, SnapshotError, Written};
 
 /// How a machine's run ended.
@@ -103,6 +108,8 @@ pub enum Exit {
     Crashed(VcpuReport),
     /// It stands still for another program: see [`Machine::take_hand_over`].
     HandedOver,
+    /// Its guest runs elsewhere: it was sent ([`Handle::migrate`]), or somebody said so ([`Handle::settle`]).
+    Moved,
 }
 
 /// Asks a machine to stop, from any thread or from a signal handler. Clones ask
@@ -201,6 +208,14 @@ pub struct Machine {
     /// While it is saved for a snapshot or another program.
     held: Option<Held>,
     upgrade: UpgradeStatus,
+    /// Whether it is being sent: then no device may come or go.
+    migrating: bool,
+    /// Whether its guest may run elsewhere.
+    committed: bool,
+    /// Whether its guest runs elsewhere.
+    departed: bool,
+    /// Holds vCPUs back while it is sent.
+    throttle: Option<Throttle>,
     /// For the other program.
     hand_over: Option<HandOver>,
     /// The last: when it goes, whoever waits is told that all devices are closed.
@@ -218,6 +233,12 @@ impl fmt::Debug for Machine {
 }
 
 impl Machine {
+    /// As it was built, without descriptors.
+    #[must_use]
+    pub fn config(&self) -> &VmConfig {
+        &self.config
+    }
+
     /// For asking this machine for its statistics while it runs.
     #[must_use]
     pub fn statistics_handle(&self) -> StatisticsHandle {

@@ -9,7 +9,7 @@ use devices::pci::Slot;
 use devices::virtio::backend::SharedMemory;
 use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
 
-use super::handle::{Request, Requests};
+use super::handle::{Request, Requests, SwapAnswer};
 use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
 use super::{
     Alarm, DeviceStatus, DiskStatus, End, Handle, MachineError, NicStatus, PlugState, QueueAlarm,
@@ -169,6 +169,12 @@ fn answer(requests: &Requests, request: Request) {
         Request::Plug { device, answer } => {
             answer.send(Err(RequestError::IdInUse(device.id))).is_ok()
         }
+        Request::Swap { device, answer } => answer
+            .send(SwapAnswer {
+                outcome: Err(RequestError::NoSuchDevice(device.id)),
+                unused: device.backend,
+            })
+            .is_ok(),
         Request::Unplug { id, kind, answer } => {
             let unplugged = match (id.as_str(), kind) {
                 ("nic", DeviceKind::Nic) => {
@@ -198,6 +204,7 @@ fn answer(requests: &Requests, request: Request) {
             };
             answer.send(announced).is_ok()
         }
+        Request::DirtyLog { answer, .. } => answer.send(Ok(())).is_ok(),
         Request::Resources { answer } => answer
             .send(Resources {
                 memory_slots: 3,
@@ -217,8 +224,10 @@ fn answer(requests: &Requests, request: Request) {
         }
         // As of a machine of which another snapshot is being written.
         Request::Save { answer } => answer.send(Err(RequestError::Saving)).is_ok(),
+        // Dropped: as of one that ends just now.
+        Request::Migration(_) => false,
         Request::HandOver { answer, .. } => answer.send(Err(RequestError::Saving)).is_ok(),
-        Request::GoOn { answer } => answer.send(()).is_ok(),
+        Request::GoOn { answer } => answer.send(Ok(())).is_ok(),
         Request::Nmi { answer } => {
             let refused = MachineError::Host {
                 what: "KVM_SIGNAL_MSI",

@@ -7,9 +7,10 @@ use devices::legacy::power::PowerRequest;
 use devices::virtio::pci::VirtioPciDevice;
 
 use super::board::RunState;
-use super::handle::{Request, RequestError};
-use super::inventory::Device;
-use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
+use super::handle::{NicSwapped, Request, RequestError, SwapAnswer};
+use super::inventory::{Device, Exchanged};
+use super::pluggable::{DeviceConfig, DeviceKind, NicStatus, Pluggable};
+use super::saving::HeldFor;
 use super::{End, Machine, MachineError};
 
 /// APIC id of the first vCPU.
@@ -22,13 +23,26 @@ impl Machine {
         for request in self.requests.take() {
             match request {
                 Request::Plug { device, answer } => {
-                    let _ = answer.send(self.plug(device));
+                    let allowed = self.unless_migrating();
+                    let _ = answer.send(allowed.and_then(|()| self.plug(device)));
                 }
                 Request::Unplug { id, kind, answer } => {
-                    let _ = answer.send(self.unplug(&id, kind));
+                    let allowed = self.unless_migrating();
+                    let _ = answer.send(allowed.and_then(|()| self.unplug(&id, kind)));
+                }
+                Request::Swap { device, answer } => {
+                    let _ = answer.send(self.swap(device));
                 }
                 Request::Announce { id, answer } => {
                     let _ = answer.send(self.announce(id));
+                }
+                Request::DirtyLog { on, answer } => {
+                    let done = if on {
+                        self.inventory.start_dirty_log()
+                    } else {
+                        self.inventory.stop_dirty_log()
+                    };
+                    let _ = answer.send(done);
                 }
                 Request::Resources { answer } => {
                     let _ = answer.send(self.resources());
@@ -52,12 +66,13 @@ impl Machine {
                     let _ = answer.send(allowed);
                 }
                 Request::Save { answer } => {
-                    let _ = answer.send(self.save());
+                    let allowed = self.unless_migrating();
+                    let _ = answer.send(allowed.and_then(|()| self.save(HeldFor::Snapshot)));
                 }
                 Request::GoOn { answer } => {
-                    self.go_on();
-                    let _ = answer.send(());
+                    let _ = answer.send(self.go_on().map_err(RequestError::from));
                 }
+                Request::Migration(request) => self.serve_migration(request),
                 Request::HandOver { program, answer } => {
                     self.upgrade.error = None;
                     let prepared = self.prepare_hand_over(&program);
@@ -75,6 +90,7 @@ impl Machine {
                     let _ = answer.send(self.screen.loss());
                 }
                 Request::Pause { answer } => {
+                    self.pause_when_it_goes_on();
                     self.pause();
                     let _ = answer.send(());
                 }
@@ -131,6 +147,42 @@ impl Machine {
         self.publish();
         tracing::info!(%id, slot = %device.address, "the guest is asked to eject a device");
         Ok(device)
+    }
+
+    /// Has the guest announce all its NICs, as far as their drivers can.
+    pub(super) fn announce_all(&self) {
+        for device in self.inventory.devices() {
+            if let Some(device) = self.inventory.named(&device.id) {
+                let _ = device.announce();
+            }
+        }
+    }
+
+    fn swap(&mut self, device: Device) -> SwapAnswer {
+        if let Err(error) = self.unless_held().and_then(|()| self.unless_migrating()) {
+            return SwapAnswer {
+                outcome: Err(error),
+                unused: device.backend,
+            };
+        }
+        self.take_ejected();
+        let id = device.id.clone();
+        let Exchanged { gap, unused } = self.inventory.swap(device, &self.events);
+        let outcome = gap.and_then(|gap| {
+            self.publish();
+            let nic = self.inventory.pluggable_named(&id);
+            let status: NicStatus = nic.ok_or(RequestError::NoSuchDevice(id.clone()))?.of()?;
+            let path = status.config.shown_path();
+            match gap {
+                Some(gap) => tracing::info!(%id, %path, ?gap, "a NIC has another vDPA device, its driver goes on"),
+                None => tracing::info!(%id, %path, "a NIC without a driver has another vDPA device"),
+            }
+            Ok(NicSwapped { status, gap })
+        });
+        if let Err(error) = &outcome {
+            tracing::warn!(%id, error = error as &dyn std::error::Error, "a NIC keeps its vDPA device");
+        }
+        SwapAnswer { outcome, unused }
     }
 
     fn announce(&self, id: String) -> Result<(), RequestError> {

@@ -31,7 +31,11 @@ impl Machine {
     /// # Errors
     /// The kernel cannot be loaded, or the host fails. See [`MachineError`].
     pub fn run(&mut self) -> Result<Exit, MachineError> {
-        let result = self.power_on_and_serve();
+        let result = match self.power_on_and_serve() {
+            // Whoever starts machines again that were stopped must not start one whose guest may run elsewhere.
+            Ok(Exit::Stopped) if self.committed => Ok(Exit::Moved),
+            result => result,
+        };
         if matches!(result, Ok(Exit::HandedOver)) {
             // It is to go on, here or elsewhere.
             self.powered = true;
@@ -152,6 +156,8 @@ impl Machine {
                     ),
                 }
             }
+            // What a guest asked for that stands still is done where and when it goes on.
+            Token::Power if self.held.is_some() => self.power.hold(),
             Token::Power => match self.power.take() {
                 Some(PowerRequest::Off) => return Ok(Some(Served::Ended(Exit::PoweredOff))),
                 Some(PowerRequest::Reset) => return Ok(Some(Served::Reset)),
@@ -162,8 +168,12 @@ impl Machine {
                 if self.hand_over.is_some() {
                     return Ok(Some(Served::Ended(Exit::HandedOver)));
                 }
+                if self.departed {
+                    return Ok(Some(Served::Ended(Exit::Moved)));
+                }
             }
             Token::Ejected => self.take_ejected(),
+            Token::Throttle => self.throttle_turn(),
             Token::RingWatch => {
                 if let Some(timer) = &self.watch_timer {
                     timer.take();

@@ -26,11 +26,23 @@ use crate::console::Console;
 use crate::kvm::saved::{ClockPolicy, VmState};
 use crate::vcpu::VcpuState;
 
+/// What a machine stands still for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HeldFor {
+    /// A snapshot is written, or another program goes on with it.
+    Snapshot,
+    /// It is being sent, or has come, and it is not settled yet where its guest is to run.
+    Migration,
+}
+
 /// A machine between its save and its going on.
 pub(super) struct Held {
     devices: Vec<SavedDevice>,
     /// Whether its vCPUs ran before.
     ran: bool,
+    held_for: HeldFor,
+    /// Whether it comes from another host: its devices have not seen their states yet.
+    arrived: bool,
 }
 
 impl Machine {
@@ -61,6 +73,7 @@ impl Machine {
                 machine.restore(saved, ClockPolicy::StandStill, snapshot.is_paused())?;
                 Ok(machine)
             }
+            Origin::Migration(arriving) => arriving.receive(console, stop),
             Origin::HandedOver(handed_over) => {
                 let saved = handed_over.machine();
                 let given = Given {
@@ -79,17 +92,24 @@ impl Machine {
         }
     }
 
-    /// Nothing, unless a snapshot is being written.
+    /// Nothing, unless the machine is saved and stands still.
     pub(super) fn unless_held(&self) -> Result<(), RequestError> {
-        match self.held {
-            Some(_) => Err(RequestError::Saving),
+        match self.held.as_ref().map(|held| held.held_for) {
+            Some(HeldFor::Snapshot) => Err(RequestError::Saving),
+            Some(HeldFor::Migration) => Err(RequestError::StandsStill),
             None => Ok(()),
         }
     }
 
+    /// Whether it stands still for a migration.
+    pub(super) fn is_held_for_migration(&self) -> bool {
+        let held_for = self.held.as_ref().map(|held| held.held_for);
+        held_for == Some(HeldFor::Migration)
+    }
+
     /// Parks the vCPUs, stops the devices, and gives the whole state but guest memory, which nobody
     /// writes from here on until [`Machine::go_on`].
-    pub(super) fn save(&mut self) -> Result<SavedMachine, RequestError> {
+    pub(super) fn save(&mut self, held_for: HeldFor) -> Result<SavedMachine, RequestError> {
         self.unless_held()?;
         // What the guest has ejected is none of its devices any more.
         self.take_ejected();
@@ -102,6 +122,8 @@ impl Machine {
                 self.held = Some(Held {
                     devices: saved.devices.clone(),
                     ran,
+                    held_for,
+                    arrived: false,
                 });
             }
             Err(_) if ran => self.resume(),
@@ -143,7 +165,7 @@ impl Machine {
     }
 
     /// The configuration with the NICs and disks that there are now.
-    fn config_now(&self) -> VmConfig {
+    pub(super) fn config_now(&self) -> VmConfig {
         let mut config = self.config.clone();
         // Other vDPA devices than NICs neither come nor go.
         config.vdpa.retain(|vdpa| {
@@ -157,14 +179,37 @@ impl Machine {
         config
     }
 
-    /// Lets a saved machine be as it was before.
-    pub(super) fn go_on(&mut self) {
+    /// Lets a saved machine be as it was before. Does nothing if it is.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]: of one that comes from another host, a device does not take its state. It stands still as
+    /// before.
+    pub(super) fn go_on(&mut self) -> Result<(), SnapshotError> {
         let Some(held) = self.held.take() else {
-            return;
+            return Ok(());
         };
-        self.inventory.restore_in_place(&held.devices);
+        if held.arrived {
+            if let Err(error) = self.restore_devices(&held.devices) {
+                // At rest again: none of them answers for the guest, and it can be tried once more.
+                self.inventory.reset_all();
+                self.held = Some(held);
+                return Err(error);
+            }
+        } else {
+            self.inventory.restore_in_place(&held.devices);
+        }
+        // What the guest asked for while it was stopped is done now.
+        self.power.release();
         if held.ran {
             self.resume();
+        }
+        Ok(())
+    }
+
+    /// A saved machine is to be paused when it goes on.
+    pub(super) fn pause_when_it_goes_on(&mut self) {
+        if let Some(held) = &mut self.held {
+            held.ran = false;
         }
     }
 
@@ -175,19 +220,53 @@ impl Machine {
         clock_policy: ClockPolicy,
         paused: bool,
     ) -> Result<(), MachineError> {
-        self.used = true;
-        self.vm.restore(&saved.vm, clock_policy)?;
-        self.vcpus.restore(&saved.vcpus)?;
-        self.restore_platform(&saved.platform)?;
-        self.inventory.restore(&saved.devices)?;
-        self.publish();
-        self.pci.remap();
-        self.powered = true;
+        self.restore_board(saved, clock_policy)?;
+        self.restore_devices(&saved.devices)?;
         self.requests.publish_boot(paused);
         if !paused {
             self.watch_rings(true);
             self.vcpus.resume();
         }
+        Ok(())
+    }
+
+    /// As [`Machine::restore`], but its devices stay at rest, and it stands still until [`Machine::go_on`].
+    pub(super) fn restore_held(
+        &mut self,
+        saved: SavedMachine,
+        clock_policy: ClockPolicy,
+    ) -> Result<(), MachineError> {
+        self.inventory.check(&saved.devices)?;
+        self.restore_board(&saved, clock_policy)?;
+        self.requests.publish_boot(true);
+        self.held = Some(Held {
+            devices: saved.devices,
+            ran: saved.ran,
+            held_for: HeldFor::Migration,
+            arrived: true,
+        });
+        Ok(())
+    }
+
+    /// All but the devices.
+    fn restore_board(
+        &mut self,
+        saved: &SavedMachine,
+        clock_policy: ClockPolicy,
+    ) -> Result<(), MachineError> {
+        self.used = true;
+        self.vm.restore(&saved.vm, clock_policy)?;
+        self.vcpus.restore(&saved.vcpus)?;
+        self.restore_platform(&saved.platform)?;
+        self.powered = true;
+        Ok(())
+    }
+
+    /// They work from here on.
+    fn restore_devices(&mut self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
+        self.inventory.restore(saved)?;
+        self.publish();
+        self.pci.remap();
         Ok(())
     }
 

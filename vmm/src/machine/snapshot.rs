@@ -14,6 +14,7 @@ use devices::saved::DeviceStateError;
 use devices::virtio::pci::RestoreError;
 
 use super::hand_over::HandedOver;
+use super::migration::{Arriving, Migration};
 use super::program::ProgramError;
 use super::saved::SavedMachine;
 use crate::config::{VdpaConfig, VmConfig};
@@ -247,24 +248,37 @@ pub enum Origin {
     Snapshot(Box<Snapshot>),
     /// It goes on from another program.
     HandedOver(Box<HandedOver>),
+    /// It comes from another process, on this host or another one.
+    Migration(Box<Arriving>),
 }
 
 impl Origin {
-    /// What the machine is like.
+    /// What the machine is like; `None` as long as only its source knows it.
     #[must_use]
-    pub fn config(&self) -> &VmConfig {
+    pub fn config(&self) -> Option<&VmConfig> {
         match self {
-            Self::Boot(config) => config,
-            Self::Snapshot(snapshot) => snapshot.config(),
-            Self::HandedOver(handed_over) => handed_over.config(),
+            Self::Boot(config) => Some(config),
+            Self::Snapshot(snapshot) => Some(snapshot.config()),
+            Self::HandedOver(handed_over) => Some(handed_over.config()),
+            Self::Migration(_) => None,
         }
     }
 
-    pub(crate) fn into_config(self) -> VmConfig {
+    /// How it comes, if it does.
+    #[must_use]
+    pub fn migration(&self) -> Option<&Migration> {
         match self {
-            Self::Boot(config) => config,
-            Self::Snapshot(snapshot) => snapshot.machine.config,
-            Self::HandedOver(handed_over) => handed_over.into_config(),
+            Self::Migration(arriving) => Some(arriving.migration()),
+            Self::Boot(_) | Self::Snapshot(_) | Self::HandedOver(_) => None,
+        }
+    }
+
+    pub(crate) fn into_config(self) -> Option<VmConfig> {
+        match self {
+            Self::Boot(config) => Some(config),
+            Self::Snapshot(snapshot) => Some(snapshot.machine.config),
+            Self::HandedOver(handed_over) => Some(handed_over.into_config()),
+            Self::Migration(_) => None,
         }
     }
 }

@@ -202,6 +202,29 @@ impl Vcpus {
         Ok(states)
     }
 
+    /// What the guest was told of its first processor. The vCPUs are parked.
+    ///
+    /// # Errors
+    /// [`VcpuError::NotPaused`], [`VcpuError::None`].
+    pub fn cpuid(&self) -> Result<Vec<CpuidLeaf>, VcpuError> {
+        let first = self.threads.first().ok_or(VcpuError::None)?;
+        first.with_vcpu(|vcpu| vcpu.cpuid.iter().map(CpuidLeaf::from).collect())
+    }
+
+    /// Whether a guest that was told this of its first processor can go on here. The vCPUs are parked.
+    ///
+    /// # Errors
+    /// As [`Vcpus::cpuid`]; [`VcpuError::State`], naming what stands against it.
+    pub fn check_cpuid(&self, told: &[CpuidLeaf]) -> Result<(), VcpuError> {
+        let first = self.threads.first().ok_or(VcpuError::None)?;
+        let told: Vec<kvm_cpuid_entry2> = told.iter().map(kvm_cpuid_entry2::from).collect();
+        let checked = first.with_vcpu(|vcpu| compatible::check(&told, &vcpu.cpuid))?;
+        checked.map_err(|source| VcpuError::State {
+            index: 0,
+            source: Box::new(VcpuStateError::Cpuid(source)),
+        })
+    }
+
     /// Whether [`Vcpus::restore`] would take the states, as far as that can be said without
     /// changing anything: their number, the processor, lengths, MSRs, the TSC's frequency.
     ///

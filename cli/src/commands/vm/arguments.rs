@@ -222,7 +222,7 @@ fn make_absolute(value: &mut Value, node: &Address) -> Result<(), SpecError> {
 }
 
 /// The daemon's working directory is not this command's.
-fn absolute(path: &Path, node: &Address) -> Result<PathBuf, SpecError> {
+pub(crate) fn absolute(path: &Path, node: &Address) -> Result<PathBuf, SpecError> {
     match node {
         Address::Https { .. } if path.is_relative() => Err(SpecError::Relative(path.to_owned())),
         _ => std::path::absolute(path).map_err(|source| SpecError::NoDirectory {

@@ -84,6 +84,7 @@ pub(super) const TABLE: &[Row] = &[
     (Method::DELETE, "/v1/vms/{name}", Role::Admin),
     (Method::GET, "/v1/vms/{name}/spec", Role::Read),
     (Method::PUT, "/v1/vms/{name}/nics/{id}", Role::Admin),
+    (Method::PATCH, "/v1/vms/{name}/nics/{id}", Role::Admin),
     (Method::DELETE, "/v1/vms/{name}/nics/{id}", Role::Admin),
     (Method::POST, "/v1/vms/{name}/power-button", Role::Operate),
     (Method::POST, "/v1/vms/{name}/reset", Role::Operate),

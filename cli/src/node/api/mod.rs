@@ -54,7 +54,12 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(vms::list))
         .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
         .routes(routes!(vm::spec))
-        .routes(routes!(vm_nics::show, vm_nics::put, vm_nics::remove))
+        .routes(routes!(
+            vm_nics::show,
+            vm_nics::put,
+            vm_nics::change,
+            vm_nics::remove
+        ))
         .routes(routes!(openapi::show))
         .routes(routes!(events::follow))
         .routes(routes!(topology::show))

@@ -3,13 +3,15 @@
 //! The device is made, handed to the machine, and remembered; so it is there again after a restart. How the
 //! guest uses it, the machine itself says (`GET`, passed on).
 
+use std::path::PathBuf;
+
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 
@@ -18,7 +20,9 @@ use super::vm::info;
 use super::vm_error::{ApiError, VmPath};
 use super::vms::VmInfo;
 use crate::node::machines::error::VmError;
-use crate::node::machines::spec::{BadNicId, BadSpec, BadVmName, NicId, NicSpec, VmName};
+use crate::node::machines::spec::{
+    BadNicId, BadSpec, BadVmName, ExistingDevice, NicId, NicSpec, VmName,
+};
 use crate::node::machines::{Put, Removed};
 
 /// The names in the path.
@@ -99,6 +103,51 @@ pub(super) async fn put(
         Put::Same | Put::Replaced => StatusCode::OK,
     };
     Ok((status, info(&node, &name)?).into_response())
+}
+
+/// The vDPA device that a NIC is to be on: `path` or `device`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NicMove {
+    /// A vhost-vdpa character device that is there already.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    path: Option<PathBuf>,
+    /// A vDPA device that is there already, by its name.
+    #[serde(default)]
+    device: Option<String>,
+}
+
+/// Move a NIC of a virtual machine to another vDPA device
+///
+/// While the machine runs its guest goes on with it: same PCI function, MAC address, control state and rings. The device
+/// must offer what the guest's driver has negotiated. A refusal changes nothing. What was made for the NIC (`from`) is taken
+/// back; settings of such devices (bridge, VLAN, rates) are no longer the machine's. The same device again changes nothing.
+#[utoipa::path(patch, path = "/v1/vms/{name}/nics/{id}", params(NicPath), request_body = NicMove, responses(
+    (status = 200, description = "It is on that device now", body = VmInfo),
+    (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
+    (status = 404, description = "There is no such virtual machine, or no such NIC", body = ErrorBody),
+    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    (status = 409, description = "The device is another one's; or the machine is being deleted or just starts, or the old device cannot hand over now", body = ErrorBody),
+    (status = 413, description = "The body is too large", body = ErrorBody),
+    (status = 422, description = "An unknown field or a wrong value, named; or the device cannot be used, or does not fit (what is missing is named)", body = ErrorBody),
+    (status = 500, description = "The host failed at it", body = ErrorBody),
+    (status = 502, description = "The machine's process does not answer", body = ErrorBody),
+    (status = 503, description = "This daemon ends, or the machine's process does", body = ErrorBody),
+    (status = 504, description = "The machine's process does not answer in time", body = ErrorBody),
+))]
+pub(super) async fn change(
+    State(node): Api,
+    NicPath { name, id }: NicPath,
+    JsonBody(wanted): JsonBody<NicMove>,
+) -> Result<Response, ApiError> {
+    let device = match (wanted.path, wanted.device) {
+        (Some(path), None) => ExistingDevice::Path(path),
+        (None, Some(name)) => ExistingDevice::Name(name),
+        _ => return Err(VmError::from(BadSpec::OneDevice).into()),
+    };
+    node.machines.swap_nic(&name, &id, device).await?;
+    Ok(info(&node, &name)?.into_response())
 }
 
 /// Take a NIC away from a virtual machine

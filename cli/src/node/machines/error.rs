@@ -105,7 +105,7 @@ impl fmt::Display for NotUndone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.act {
             Act::Directories => f.write_str("its directories")?,
-            Act::Nic(id) | Act::Plug(id) | Act::Unplug(id) => {
+            Act::Nic(id) | Act::Plug(id) | Act::Swap(id) | Act::Unplug(id) => {
                 write!(f, "the device of NIC {id}")?;
             }
             Act::Process | Act::Boot => f.write_str("its process")?,
@@ -265,6 +265,8 @@ impl VmError {
     pub(crate) fn kind(&self) -> (StatusCode, &'static str) {
         match self {
             Self::Name(_) | Self::NicName(_) => (StatusCode::BAD_REQUEST, "bad_name"),
+            // Each of them is right by itself.
+            Self::Spec(BadSpec::OneDevice) => (UNUSABLE, "one_device"),
             Self::Spec(_) => (UNUSABLE, "invalid_body"),
             Self::NoVm(_) => (StatusCode::NOT_FOUND, "no_such_vm"),
             Self::NoNic { .. } => (StatusCode::NOT_FOUND, "no_such_device"),
@@ -357,7 +359,7 @@ fn vmm(error: &VmmError) -> (StatusCode, &'static str) {
 }
 
 /// Words of the machine's API that pass as they are.
-const CODES: [&str; 12] = [
+const CODES: [&str; 16] = [
     "unusable",
     "no_room",
     "host_failed",
@@ -368,6 +370,10 @@ const CODES: [&str; 12] = [
     "id_in_use",
     "no_such_device",
     "not_a_nic",
+    "incompatible",
+    "cannot_hand_over",
+    "nic_lost",
+    "bad_descriptor",
     "invalid_body",
     "ending",
 ];

@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::{Method, StatusCode};
+use serde::Serialize;
 use tokio::runtime::Handle;
 use vdpa::mgmt::bus::Bus;
 use vdpa::mgmt::nic::{self, Activity, LockedStore, MadeNic, Nics, State};
@@ -472,6 +473,27 @@ impl Host for RealHost {
         let devices = [device];
         let plugged = vmm.hand_over(Method::PUT, &path, Some(&config), START, &devices);
         self.runtime.block_on(plugged)?;
+        Ok(())
+    }
+
+    fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        #[derive(Serialize)]
+        struct Change {
+            fd: u32,
+        }
+        let vmm = self.vmm(vm);
+        let status = self.runtime.block_on(vmm.status())?;
+        let wanted = self.device_of(vm, nic);
+        let there = status.nics.iter().find(|one| one.id == nic.id().as_str());
+        // A device opens once: what has it already cannot be given it again.
+        if there.is_some_and(|one| fs::canonicalize(&one.path).is_ok_and(|path| path == wanted)) {
+            return Ok(());
+        }
+        let (_, device) = self.vdpa(vm, nic, 0)?;
+        let path = format!("/v1/vm/nics/{}", nic.id());
+        let (change, devices) = (Change { fd: 0 }, [device]);
+        let swapped = vmm.hand_over(Method::PATCH, &path, Some(&change), START, &devices);
+        self.runtime.block_on(swapped)?;
         Ok(())
     }
 

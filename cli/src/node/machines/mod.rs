@@ -49,7 +49,7 @@ use self::host::RealHost;
 use self::record::{LastEnd, Record};
 pub(crate) use self::slot::View;
 use self::slot::{Live, Slot};
-use self::spec::{NicId, NicSpec, VmName, VmSpec};
+use self::spec::{ExistingDevice, NicId, NicSpec, VmName, VmSpec};
 use self::steps::{Keep, Life, Moment, Settled};
 use self::vmm::{Vmm, VmmState};
 use super::paths::Paths;
@@ -80,6 +80,8 @@ pub(crate) enum Change {
     NotStarted(String),
     /// It has a NIC more.
     NicAdded(NicId),
+    /// One of its NICs is on another device.
+    NicMoved(NicId),
     /// It has a NIC less.
     NicRemoved(NicId),
     /// It is gone.
@@ -99,6 +101,7 @@ impl Change {
             Self::Ended(end) => Some(("ended", Some(end.detail.clone()))),
             Self::NotStarted(why) => Some(("not_started", Some(why.clone()))),
             Self::NicAdded(id) => Some(("nic_added", Some(format!("NIC {id}")))),
+            Self::NicMoved(id) => Some(("nic_moved", Some(format!("NIC {id}")))),
             Self::NicRemoved(id) => Some(("nic_removed", Some(format!("NIC {id}")))),
             Self::Deleted => Some(("deleted", None)),
         }
@@ -483,6 +486,26 @@ impl Machines {
             let added = inner.add_nic(slot, &nic);
             slot.view().pending = None;
             added
+        })
+        .await?
+    }
+
+    /// Moves a NIC of a machine to another device.
+    ///
+    /// # Errors
+    /// [`VmError`]; the NIC stays where it was then.
+    pub(crate) async fn swap_nic(
+        &self,
+        vm: &VmName,
+        id: &NicId,
+        device: ExistingDevice,
+    ) -> Result<(), VmError> {
+        let slot = self.find(vm)?;
+        let id = id.clone();
+        self.locked(&slot, move |inner, slot| {
+            let swapped = inner.swap_nic(slot, &id, device);
+            slot.view().pending = None;
+            swapped
         })
         .await?
     }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::process::Identity;
-use super::spec::{NicId, VmSpec};
+use super::spec::{NicId, NicSource, VmSpec};
 
 /// How far a virtual machine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +64,8 @@ pub(crate) enum EndedBecause {
     PoweredOff,
     /// It was told to stop.
     Stopped,
+    /// It was sent to another process: the guest runs there.
+    Moved,
     /// The guest crashed.
     Crashed,
     /// The process that ran it failed.
@@ -149,6 +151,18 @@ impl Record {
             _ => None,
         });
         unwanted.collect()
+    }
+
+    /// NICs for which a device was made, and that are to be on another one by now.
+    pub(crate) fn left(&self) -> Vec<NicId> {
+        let left = self.steps.iter().filter_map(|step| match step {
+            Step::Nic { id, .. } => {
+                let source = self.spec.nic(id)?.source();
+                (!matches!(source, NicSource::From(_))).then(|| id.clone())
+            }
+            _ => None,
+        });
+        left.collect()
     }
 
     /// The step of a NIC is undone.

@@ -6,7 +6,7 @@
 use super::error::{LifeError, VmError};
 use super::record::{EndedBecause, LastEnd, Phase, Record};
 use super::slot::{Live, Slot};
-use super::spec::{Desired, NicId, NicSpec, VmName, VmSpec};
+use super::spec::{Desired, ExistingDevice, NicId, NicSpec, VmName, VmSpec};
 use super::vmm::{Vmm, VmmState};
 use super::{Change, Inner, Put, Removed, Wanted, speaks};
 
@@ -146,6 +146,30 @@ impl Inner {
         self.live(slot, |life| life.add_nic(&mut record, nic, spec))?;
         self.tell(vm, Change::NicAdded(nic.id().clone()));
         Ok(Put::Created)
+    }
+
+    pub(super) fn swap_nic(
+        &self,
+        slot: &Slot,
+        id: &NicId,
+        device: ExistingDevice,
+    ) -> Result<(), VmError> {
+        let vm = slot.name();
+        let mut record = self.present(slot)?;
+        let nic = record.spec.nic(id).ok_or_else(|| VmError::NoNic {
+            vm: vm.clone(),
+            id: id.clone(),
+        })?;
+        let moved = nic.moved_to(device);
+        if *nic == moved {
+            return Ok(());
+        }
+        let spec = record.spec.with_nic_replaced(&moved);
+        spec.check(vm)?;
+        self.reserve(slot, &spec)?;
+        self.live(slot, |life| life.swap_nic(&mut record, &moved, spec))?;
+        self.tell(vm, Change::NicMoved(id.clone()));
+        Ok(())
     }
 
     pub(super) fn remove_nic(&self, slot: &Slot, id: &NicId) -> Result<Removed, VmError> {

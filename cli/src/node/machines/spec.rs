@@ -234,6 +234,15 @@ pub(crate) enum NicSource {
     Device(String),
 }
 
+/// A vDPA device that is there already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ExistingDevice {
+    /// Its character device.
+    Path(PathBuf),
+    /// Its name.
+    Name(String),
+}
+
 /// A NIC of a virtual machine, checked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "RawNic", into = "RawNic")]
@@ -250,6 +259,36 @@ impl NicSpec {
 
     pub(crate) fn source(&self) -> &NicSource {
         &self.source
+    }
+
+    /// The same NIC on a device that is there already. What is for devices that are made is gone.
+    pub(crate) fn moved_to(&self, device: ExistingDevice) -> Self {
+        let (source, path, name) = match device {
+            ExistingDevice::Path(path) => (NicSource::Path(path.clone()), Some(path), None),
+            ExistingDevice::Name(name) => (NicSource::Device(name.clone()), None, Some(name)),
+        };
+        let raw = RawNic {
+            id: self.id.clone(),
+            from: None,
+            path,
+            device: name,
+            kind: NicKind::default(),
+            bridge: None,
+            vlan: None,
+            mac: self.raw.mac,
+            mtu: None,
+            queue_pairs: None,
+            max_tx_rate: None,
+            min_tx_rate: None,
+            virtual_functions: None,
+            doorbell: self.raw.doorbell,
+            rescue: self.raw.rescue,
+        };
+        Self {
+            id: self.id.clone(),
+            source,
+            raw,
+        }
     }
 
     pub(crate) fn mac(&self) -> Option<MacAddress> {
@@ -416,6 +455,9 @@ pub(crate) enum BadSpec {
     /// What is wrong with a NIC.
     #[error("the body is no NIC: {0}")]
     Nic(String),
+    /// Not exactly one of the two.
+    #[error("give the vDPA device that the NIC is to be on, as either `path` or `device`")]
+    OneDevice,
     /// Two of one name.
     #[error("two NICs have the name {0}")]
     TwoNics(NicId),
@@ -471,6 +513,16 @@ impl VmSpec {
         let mut spec = self.clone();
         spec.nics.push(nic);
         Ok(spec)
+    }
+
+    /// With another NIC in the place of the one of its name; the same if there is none.
+    pub(crate) fn with_nic_replaced(&self, nic: &NicSpec) -> Self {
+        let mut spec = self.clone();
+        let mut nics = spec.nics.iter_mut();
+        if let Some(there) = nics.find(|there| there.id == nic.id) {
+            *there = nic.clone();
+        }
+        spec
     }
 
     /// Without one of its NICs.

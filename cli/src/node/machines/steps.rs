@@ -12,12 +12,14 @@
 //!
 //! Owns the order. How a step is done belongs to [`Host`]; tests have one in memory that fails wherever they like.
 
+mod nics;
+
 use std::fmt;
 
 use super::error::{LifeError, NotUndone, StepError};
 use super::process::Identity;
 use super::record::{EndedBecause, LastEnd, Phase, Record, Step};
-use super::spec::{Desired, NicId, NicSource, NicSpec, Restart, VmName, VmSpec};
+use super::spec::{Desired, NicId, NicSpec, Restart, VmName, VmSpec};
 use crate::node::store::StoreError;
 
 /// What a process that was started to run a machine turned out to be.
@@ -58,6 +60,9 @@ pub(crate) trait Host: Send + Sync {
     ) -> Result<(), StepError>;
     /// Gives the running machine a NIC, unless it has it.
     fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
+    /// Moves the running machine's NIC of this name to this device, unless it has that. The device that it leaves is
+    /// free then.
+    fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
     /// Asks the running machine to give a NIC up, unless it has none. Returns whether it has none any more.
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, StepError>;
     /// Looks what a process does.
@@ -106,6 +111,7 @@ pub(crate) enum Act {
     Process,
     Boot,
     Plug(String),
+    Swap(String),
     Unplug(String),
 }
 
@@ -117,6 +123,7 @@ impl fmt::Display for Act {
             Self::Process => f.write_str("process"),
             Self::Boot => f.write_str("boot"),
             Self::Plug(id) => write!(f, "plug {id}"),
+            Self::Swap(id) => write!(f, "swap {id}"),
             Self::Unplug(id) => write!(f, "unplug {id}"),
         }
     }
@@ -213,31 +220,6 @@ impl Life<'_> {
         })
     }
 
-    /// Devices for all NICs that need one made.
-    fn make_nics(&self, record: &mut Record) -> Result<(), StepError> {
-        for nic in record.spec.nics().to_vec() {
-            self.make_nic(record, &nic)?;
-        }
-        Ok(())
-    }
-
-    /// The device of one NIC, if it needs one made.
-    pub(crate) fn make_nic(&self, record: &mut Record, nic: &NicSpec) -> Result<(), StepError> {
-        if !matches!(nic.source(), NicSource::From(_)) {
-            return Ok(());
-        }
-        if record.made(nic.id()).is_none() {
-            record.begin(Step::Nic {
-                id: nic.id().clone(),
-                device: self.vm.device(nic.id()),
-            });
-            self.keep(record)?;
-        }
-        self.act(Act::Nic(nic.id().to_string()), || {
-            self.host.make_nic(self.vm, nic)
-        })
-    }
-
     /// Ends the machine's process, if there is one.
     ///
     /// # Errors
@@ -259,131 +241,6 @@ impl Life<'_> {
         self.note(record);
         self.drop_unwanted(record);
         Ok(())
-    }
-
-    /// Gives a machine one more NIC: `spec` has it.
-    ///
-    /// # Errors
-    /// What failed; the machine is as before then, but for what could not be undone, which goes when the machine
-    /// stops.
-    pub(crate) fn add_nic(
-        &self,
-        record: &mut Record,
-        nic: &NicSpec,
-        spec: VmSpec,
-    ) -> Result<(), LifeError> {
-        // From here on it is to be there: a daemon that is started in between sees to it.
-        let former = std::mem::replace(&mut record.spec, spec);
-        let added = self.keep(record).and_then(|()| self.bring(record, nic));
-        added.map_err(|source| {
-            record.spec = former;
-            self.note(record);
-            self.take(record, nic.id());
-            LifeError::Nic {
-                id: nic.id().clone(),
-                what: "added",
-                source: Box::new(source),
-            }
-        })
-    }
-
-    /// Sees to it that a machine has a NIC.
-    fn bring(&self, record: &mut Record, nic: &NicSpec) -> Result<(), StepError> {
-        self.make_nic(record, nic)?;
-        match record.process() {
-            Some(_) => self.act(Act::Plug(nic.id().to_string()), || {
-                self.host.plug(self.vm, nic)
-            }),
-            None => Ok(()),
-        }
-    }
-
-    /// Takes a NIC away from a machine. Returns whether it is gone; if not, the guest has it still.
-    ///
-    /// # Errors
-    /// The record cannot be kept, and nothing was done; or the machine cannot be asked.
-    pub(crate) fn remove_nic(&self, record: &mut Record, id: &NicId) -> Result<bool, LifeError> {
-        let failed = |source| LifeError::Nic {
-            id: id.clone(),
-            what: "taken away",
-            source: Box::new(source),
-        };
-        let mut after = record.clone();
-        after.spec = record.spec.without_nic(id);
-        self.keep(&after).map_err(failed)?;
-        *record = after;
-        self.give_up(record, id).map_err(failed)
-    }
-
-    /// Has the guest give a NIC up that it is not to have any more, and takes its device back.
-    fn give_up(&self, record: &mut Record, id: &NicId) -> Result<bool, StepError> {
-        if record.process().is_some() {
-            let gone = self.act(Act::Unplug(id.to_string()), || {
-                self.host.unplug(self.vm, id)
-            })?;
-            if !gone {
-                return Ok(false);
-            }
-        }
-        self.drop_device(record, id)?;
-        Ok(true)
-    }
-
-    /// As [`Self::give_up`], where nobody can be told that it failed.
-    fn take(&self, record: &mut Record, id: &NicId) -> bool {
-        self.give_up(record, id).unwrap_or_else(|error| {
-            tracing::warn!(
-                vm = %self.vm,
-                nic = %id,
-                error = &error as &dyn std::error::Error,
-                "a NIC stays until the machine ends"
-            );
-            false
-        })
-    }
-
-    /// Takes back the device of a NIC that nobody has any more, if one was made.
-    fn drop_device(&self, record: &mut Record, id: &NicId) -> Result<(), StepError> {
-        let Some(device) = record.made(id).map(str::to_owned) else {
-            return Ok(());
-        };
-        let act = Act::Nic(id.to_string());
-        self.tell(&Moment::Undo(act.clone()));
-        self.host.remove_nic(self.vm, &device)?;
-        self.tell(&Moment::Undone(act));
-        record.forget_nic(id);
-        self.note(record);
-        Ok(())
-    }
-
-    /// Takes back devices of NICs that the machine is not to have any more. It does not run.
-    fn drop_unwanted(&self, record: &mut Record) {
-        for (id, _) in record.unwanted() {
-            self.take(record, &id);
-        }
-    }
-
-    /// Takes back devices of NICs that the guest has given up. Returns which.
-    pub(crate) fn drop_given_up(&self, record: &mut Record) -> Vec<NicId> {
-        let unwanted = record.unwanted().into_iter().map(|(id, _)| id);
-        unwanted.filter(|id| self.take(record, id)).collect()
-    }
-
-    /// Has a running machine have the NICs that it is to have, and no other that was made for it.
-    pub(crate) fn settle_nics(&self, record: &mut Record) {
-        for (id, _) in record.unwanted() {
-            self.take(record, &id);
-        }
-        for nic in record.spec.nics().to_vec() {
-            if let Err(error) = self.bring(record, &nic) {
-                tracing::error!(
-                    vm = %self.vm,
-                    nic = %nic.id(),
-                    error = &error as &dyn std::error::Error,
-                    "a machine lacks a NIC"
-                );
-            }
-        }
     }
 
     /// Takes a machine away with all that was made for it.
@@ -555,6 +412,10 @@ fn warn(vm: &VmName, error: &StoreError) {
 /// Whether a machine that ended so is to be started again. One that was stopped, but not through the node, has
 /// failed as far as the node knows: the host may be shutting down, and should bring it back.
 fn again(restart: Restart, because: EndedBecause) -> bool {
+    // The guest would be there twice.
+    if because == EndedBecause::Moved {
+        return false;
+    }
     match restart {
         Restart::Never => false,
         Restart::Always => true,

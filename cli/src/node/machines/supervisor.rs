@@ -287,6 +287,10 @@ async fn given_up(machines: &Machines, slot: &Arc<Slot>, there: &[VmmNic]) {
 fn from_status(status: ExitStatus) -> LastEnd {
     let (reason, detail) = match (status.code(), status.signal()) {
         (Some(0), _) => (EndedBecause::PoweredOff, "its process ended".to_owned()),
+        (Some(7), _) => (
+            EndedBecause::Moved,
+            "it was sent to another process".to_owned(),
+        ),
         (Some(3), _) => (EndedBecause::Crashed, "its guest crashed".to_owned()),
         (Some(code), _) => (
             EndedBecause::Failed,

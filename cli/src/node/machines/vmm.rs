@@ -133,6 +133,7 @@ pub(crate) struct VmmEnd {
 pub(crate) enum VmmEndReason {
     PoweredOff,
     Stopped,
+    Moved,
     Crashed,
     /// And what later versions may say.
     #[serde(other)]
@@ -144,6 +145,7 @@ impl From<VmmEndReason> for EndedBecause {
         match reason {
             VmmEndReason::PoweredOff => Self::PoweredOff,
             VmmEndReason::Stopped => Self::Stopped,
+            VmmEndReason::Moved => Self::Moved,
             VmmEndReason::Crashed => Self::Crashed,
             VmmEndReason::Failed => Self::Failed,
         }
@@ -154,6 +156,9 @@ impl From<VmmEndReason> for EndedBecause {
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct VmmNic {
     pub(crate) id: String,
+    /// The character device that it is on.
+    #[serde(default)]
+    pub(crate) path: PathBuf,
 }
 
 /// Which API a process has, and nothing else: what all levels have in common.

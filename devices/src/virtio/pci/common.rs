@@ -272,6 +272,11 @@ impl CommonConfig {
         self.offer
     }
 
+    /// Another device offers these from now on. What was agreed stays.
+    pub(super) fn set_offer(&mut self, offer: u64) {
+        self.offer = offer;
+    }
+
     /// The largest size of each queue.
     pub(super) fn max_sizes(&self) -> impl Iterator<Item = u16> {
         self.queues.iter().map(|queue| queue.max_size)

@@ -19,6 +19,8 @@
 //! that does not enable MSI-X gets no interrupt), the legacy interface, notification
 //! data. Queue reset is there where the backend offers it.
 //!
+//! The backend can be replaced by another one while the guest's driver goes on: see `swap.rs`.
+//!
 //! A kick that the guest sends to a page of the notify part signals the queue's
 //! eventfd even when no ioeventfd is attached there; without the lock, so a kick
 //! never waits for another vCPU's register access.
@@ -28,6 +30,7 @@ mod describe;
 mod layout;
 mod notify;
 mod state;
+mod swap;
 mod transport;
 
 use std::io;
@@ -41,12 +44,13 @@ pub use state::{
     QueueState, RegistersError, RegistersState, RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION,
     VirtioPciState,
 };
+pub use swap::{Relied, Successor, SwapError, SwapFailed, Swapped};
 
 use self::common::CommonConfig;
 use self::layout::{BAR, MAX_DEVICE_CONFIG, MAX_QUEUES, notified_queue};
 use self::notify::{NotifyDoorbells, kick};
 use self::transport::Transport;
-use super::backend::{Backend, Event};
+use super::backend::{Backend, BackendError, Event};
 use crate::hypervisor::{Doorbells, MsiVectors};
 use crate::pci::{Bar, ConfigSpaceError, Msix, MsixError, PciFunction};
 
@@ -97,7 +101,8 @@ pub enum VirtioPciError {
 pub struct VirtioPciDevice {
     transport: Mutex<Transport>,
     kicks: Vec<Arc<EventFd>>,
-    events: Vec<Event>,
+    /// Of the present backend. Locked after the transport, where both are.
+    events: Mutex<Vec<Event>>,
 }
 
 impl VirtioPciDevice {
@@ -155,7 +160,7 @@ impl VirtioPciDevice {
         Ok(Self {
             transport: Mutex::new(transport),
             kicks,
-            events,
+            events: Mutex::new(events),
         })
     }
 
@@ -165,11 +170,55 @@ impl VirtioPciDevice {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn events_of_backend(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Descriptors that the event loop polls for reading as long as the device
-    /// lives; for each that is readable it calls [`VirtioPciDevice::process`].
+    /// lives, or until its backend is another one; for each that is readable it calls [`VirtioPciDevice::process`].
     #[must_use]
-    pub fn events(&self) -> &[Event] {
-        &self.events
+    pub fn events(&self) -> Vec<Event> {
+        self.events_of_backend().clone()
+    }
+
+    /// Makes `backend` ready for [`VirtioPciDevice::swap`].
+    #[must_use]
+    pub fn successor(&self, mut backend: Box<dyn Backend>) -> Successor {
+        let events = backend.events(&self.kicks);
+        Successor { backend, events }
+    }
+
+    /// Puts another backend in the place of the present one. A driver that works with the
+    /// device goes on with the new one: same registers, rings and vectors. It gets a spurious interrupt for
+    /// each queue and one for a change of the configuration, and is asked to announce itself.
+    ///
+    /// # Errors
+    /// See [`SwapError`]: it is not possible, or failed, and the present backend stays.
+    pub fn swap(&self, successor: Successor) -> Result<Swapped, SwapFailed> {
+        let Successor { backend, events } = successor;
+        let mut transport = self.transport();
+        let (retired, gap) = transport.swap(backend)?;
+        let events = std::mem::replace(&mut *self.events_of_backend(), events);
+        Ok(Swapped {
+            events,
+            retired,
+            gap,
+        })
+    }
+
+    /// What the guest relies on of this device, for [`VirtioPciDevice::take_place`] of one at another host.
+    #[must_use]
+    pub fn relied(&self) -> Relied {
+        self.transport().relied_elsewhere()
+    }
+
+    /// Makes this device, which no driver has used, look like one at another host whose state it is to be
+    /// restored from.
+    ///
+    /// # Errors
+    /// See [`SwapError`]: what the guest relies on is not to be had here.
+    pub fn take_place(&self, relied: &Relied) -> Result<(), SwapError> {
+        self.transport().take_place(relied)
     }
 
     /// Lets the backend handle an event, and tells the guest what came of it.
@@ -181,6 +230,31 @@ impl VirtioPciDevice {
     /// `false`: it is no running network device, or its driver does not know how.
     pub fn announce(&self) -> bool {
         self.transport().announce()
+    }
+
+    /// From now on pages that the device writes are marked in guest memory: see
+    /// [`Backend::start_dirty_log`]. An inactive device is marked from when its driver starts it.
+    ///
+    /// # Errors
+    /// As [`Backend::start_dirty_log`].
+    pub fn start_dirty_log(&self) -> Result<(), BackendError> {
+        self.transport()
+            .change_way(|backend| backend.start_dirty_log())
+    }
+
+    /// Ends it: see [`Backend::stop_dirty_log`].
+    ///
+    /// # Errors
+    /// As [`Backend::stop_dirty_log`].
+    pub fn stop_dirty_log(&self) -> Result<(), BackendError> {
+        self.transport()
+            .change_way(|backend| backend.stop_dirty_log())
+    }
+
+    /// What the device writes without a mark: see [`Backend::always_dirty`].
+    #[must_use]
+    pub fn always_dirty(&self) -> Vec<(u64, u64)> {
+        self.transport().always_dirty()
     }
 
     /// The device as it is now.
@@ -195,7 +269,8 @@ impl VirtioPciDevice {
         self.kicks.len()
     }
 
-    /// Shows `visit` all queues that the device works on now, in the order of their indices.
+    /// Shows `visit` all queues that the device works on now, or worked on when it was saved, in the order of their
+    /// indices.
     /// `visit` must be quick and ask this device nothing: a vCPU may wait for it.
     pub fn running_rings(&self, visit: impl FnMut(&RunningRing)) {
         self.transport().running_rings(visit);
@@ -223,6 +298,14 @@ impl VirtioPciDevice {
     /// The backend cannot be saved (the device goes on then), or this was saved before.
     pub fn save(&self) -> Result<VirtioPciState, SaveError> {
         self.transport().save()
+    }
+
+    /// Whether [`VirtioPciDevice::restore`] would take this state, as far as that can be said without the backend.
+    ///
+    /// # Errors
+    /// See [`RestoreError`]. Nothing has changed.
+    pub fn check(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
+        self.transport().check(state)
     }
 
     /// Takes a saved state, which is checked as the writes of a guest are: what

@@ -8,4 +8,5 @@ mod queue_reset;
 mod registers;
 mod rig;
 mod saved;
+mod swap;
 mod watching;

@@ -13,6 +13,7 @@
 //!   any, by status 0: reset --> inactive
 //!   inactive or saved, by restore --> what the restored status says
 //!   any, by needs_reset --> broken
+//!   any but saved, by a swap of the backend (`swap.rs`) --> the same
 //! ```
 //! A refused FEATURES_OK stays where it was. It must not know
 //! who maps the BAR, nor what the backend does.
@@ -46,7 +47,7 @@ const ACCESS_DATA_LEN: usize = 4;
 
 /// Where the backend is. See the module's diagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     Inactive,
     Agreed,
     Active,
@@ -65,15 +66,15 @@ pub(super) struct Transport {
     pub(super) doorbells: NotifyDoorbells,
     /// The eventfd of each MSI-X vector.
     calls: Vec<Arc<EventFd>>,
-    backend: Box<dyn Backend>,
+    pub(super) backend: Box<dyn Backend>,
     isr: u8,
-    phase: Phase,
+    pub(super) phase: Phase,
     /// How often the device, or a queue of it, was started.
     starts: u64,
 }
 
 /// An error and its causes on one line.
-fn chain(error: &BackendError) -> String {
+pub(super) fn chain(error: &BackendError) -> String {
     let mut text = error.to_string();
     let mut cause: Option<&dyn Error> = error.source();
     while let Some(error) = cause {
@@ -357,13 +358,18 @@ impl Transport {
 
     /// Every change of the phase: the device's doorbells are the guest's exactly
     /// while the device is active and their queues are enabled.
-    fn enter(&mut self, phase: Phase) {
+    pub(super) fn enter(&mut self, phase: Phase) {
         self.phase = phase;
         if phase != Phase::Active {
             self.doorbells.stop();
             return;
         }
         self.starts = self.starts.wrapping_add(1);
+        self.show_doorbells();
+    }
+
+    /// The guest gets the doorbells that the backend has for it now.
+    fn show_doorbells(&mut self) {
         let Self {
             common,
             backend,
@@ -381,7 +387,7 @@ impl Transport {
     }
 
     /// What `common` asks the backend to start with.
-    fn activation(&self, common: &CommonConfig) -> Activation {
+    pub(super) fn activation(&self, common: &CommonConfig) -> Activation {
         let queue = |(index, state): (u16, &super::state::QueueState)| {
             Some(Queue {
                 index,
@@ -401,6 +407,24 @@ impl Transport {
     pub(super) fn process(&mut self, token: u16) {
         let outcome = self.backend.process(token);
         self.take(outcome);
+    }
+
+    /// Lets the backend change how the device reaches the guest's rings: its doorbells are let go before, and
+    /// those that are left are shown again.
+    pub(super) fn change_way(
+        &mut self,
+        change: impl FnOnce(&mut dyn Backend) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.doorbells.stop();
+        let changed = change(&mut *self.backend);
+        if self.phase == Phase::Active {
+            self.show_doorbells();
+        }
+        changed
+    }
+
+    pub(super) fn always_dirty(&self) -> Vec<(u64, u64)> {
+        self.backend.always_dirty()
     }
 
     /// Asks the guest to announce itself; `false`: there is nobody who would.
@@ -430,7 +454,7 @@ impl Transport {
 
     /// The queues that the backend works on now.
     pub(super) fn running_rings(&self, mut visit: impl FnMut(&RunningRing)) {
-        if self.phase != Phase::Active {
+        if !matches!(self.phase, Phase::Active | Phase::Saved) {
             return;
         }
         let packed = self.common.driver_features() & (1 << VIRTIO_F_RING_PACKED) != 0;
@@ -462,7 +486,7 @@ impl Transport {
         self.common.status().has(NEEDS_RESET)
     }
 
-    fn needs_reset(&mut self) {
+    pub(super) fn needs_reset(&mut self) {
         self.common.set_status(self.common.status().broken());
         self.enter(Phase::Broken);
         self.config_interrupt();
@@ -503,7 +527,15 @@ impl Transport {
         })
     }
 
-    pub(super) fn restore(&mut self, state: &VirtioPciState) -> Result<(), RestoreError> {
+    pub(super) fn check(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
+        self.checked(state).map(drop)
+    }
+
+    /// What a state makes of the registers, if all that a guest could see is possible.
+    fn checked(
+        &self,
+        state: &VirtioPciState,
+    ) -> Result<(ConfigSpace, CommonConfig, Phase), RestoreError> {
         let untouched = self.phase == Phase::Inactive
             && self.common.status().bits() & (FEATURES_OK | NEEDS_RESET) == 0;
         if !untouched && self.phase != Phase::Saved {
@@ -528,6 +560,11 @@ impl Transport {
         if (phase == Phase::Active) != state.backend.is_some() {
             return Err(RestoreError::BackendState(common.status().bits()));
         }
+        Ok((config_space, common, phase))
+    }
+
+    pub(super) fn restore(&mut self, state: &VirtioPciState) -> Result<(), RestoreError> {
+        let (config_space, common, phase) = self.checked(state)?;
         self.start_backend(phase, &common, state)?;
 
         self.config_space = config_space;
@@ -567,7 +604,7 @@ impl Transport {
 
     /// One spurious kick and interrupt for all: signals that were on their way
     /// when the state was saved are not part of it.
-    fn nudge_all(&self) {
+    pub(super) fn nudge_all(&self) {
         if self.phase != Phase::Active {
             return;
         }

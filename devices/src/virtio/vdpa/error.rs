@@ -6,6 +6,7 @@ use vdpa::control_queue::{CommandError, ControlQueueError};
 use vdpa::device::{DeviceError, OpenError, VringBase};
 use vdpa::doorbell::NoDoorbell;
 use vdpa::iotlb::IotlbError;
+use vdpa::relay::{Reason, RelaySetError, TransitionError};
 use vdpa::window::WindowError;
 
 use crate::virtio::userspace_queue::QueueError;
@@ -107,6 +108,26 @@ pub enum VdpaError {
         /// Its index.
         index: u16,
     },
+    /// Nothing can stand between the guest's queues and this device.
+    #[error("the device's queues cannot be relayed: {reason}")]
+    NotRelayable {
+        /// Why.
+        reason: Reason,
+    },
+    /// The queues can't be prepared for being relayed.
+    #[error("the device's queues cannot be relayed")]
+    RelaySet(#[from] RelaySetError),
+    /// How the queues reach the device can't be changed, or not now.
+    #[error("the way from the guest's queues to the device cannot be changed")]
+    Relay(#[from] TransitionError),
+    /// There is no thread for relayed queues.
+    #[error(
+        "cannot make a thread or eventfd for relayed queues; a limit of tasks or open files may be too low"
+    )]
+    RelayThread(#[source] io::Error),
+    /// The relays are lost, or have no device.
+    #[error("relayed queues cannot go on: the guest's driver must reset the device")]
+    RelaysLost,
     /// A saved state of another device class.
     #[error("the saved state is of device type {saved}, the device has type {has}")]
     OtherDevice {
@@ -154,6 +175,55 @@ pub enum VdpaError {
     /// A ring that is not in guest memory.
     #[error("the rings of queue {queue} lie outside guest memory")]
     RingOutsideMemory {
+        /// Index of the queue.
+        queue: u16,
+    },
+    /// A device of another class than a network device is to be replaced.
+    #[error("only network devices can be replaced while the machine runs")]
+    NotReplaceable,
+    /// The guest has a control queue at another place than the device.
+    #[error(
+        "the guest uses {needs} queue pairs at most, the device has {has}: create the device with \
+         max_vqp {needs}"
+    )]
+    OtherQueuePairs {
+        /// `max_virtqueue_pairs` that the guest was told.
+        needs: u16,
+        /// That of the device.
+        has: u16,
+    },
+    /// The guest may send larger frames than the device takes.
+    #[error(
+        "the guest was told an MTU of {needs}, the device has {has}: create the device with mtu {needs}"
+    )]
+    SmallerMtu {
+        /// What the guest was told.
+        needs: u16,
+        /// What the device has.
+        has: u16,
+    },
+    /// The guest was told more of receive-side scaling than the device can do.
+    #[error("the device hashes less than the guest was told (RSS key, table or hash types)")]
+    SmallerHash,
+    /// The device has another address than the guest, and the guest's driver lets nobody change it.
+    #[error(
+        "the device has another MAC address, and the guest's driver did not negotiate \
+         CTRL_MAC_ADDR: create the device with the guest's address (`vdpa dev add … mac ADDRESS`)"
+    )]
+    UnsettableMac,
+    /// A device that cannot be suspended works on rings whose position only it knows.
+    #[error(
+        "the device cannot be suspended, and packed rings do not show where it stands: it cannot be \
+         replaced while its driver runs"
+    )]
+    NoSuspendPacked,
+    /// Chains are with the device, and the ring does not say which.
+    #[error(
+        "queue {queue}: the device has completed buffers out of order and still holds some; the rings do not \
+         say which, so another one cannot take them over: try again when the NIC is idle, or have the guest's driver \
+         start anew, as unbind and bind do"
+    )]
+    InFlightUnknown {
         /// Index of the queue.
         queue: u16,
     },

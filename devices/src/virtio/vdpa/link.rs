@@ -14,6 +14,8 @@
 //! ```
 
 use vdpa::device::{Device, DeviceError, Failed, Negotiated, Owned, Running, Suspended};
+use vdpa::relay::Halted;
+use vdpa::uapi::BackendFeatures;
 use vmm_sys_util::eventfd::EventFd;
 
 /// A vhost-vdpa device in whatever state it is.
@@ -47,6 +49,18 @@ fn wrong_state(ability: &'static str) -> DeviceError {
     DeviceError::Unable { ability }
 }
 
+impl From<Halted> for Link {
+    /// The device after a transition of its relays.
+    fn from(halted: Halted) -> Self {
+        match halted {
+            Halted::Running(device) => Self::Running(device),
+            Halted::Suspended(device) => Self::Suspended(device),
+            Halted::Reset(device) => Self::Owned(device),
+            Halted::Gone => Self::Lost,
+        }
+    }
+}
+
 impl Link {
     fn take(&mut self) -> Self {
         std::mem::replace(self, Self::Lost)
@@ -75,6 +89,22 @@ impl Link {
         in_any_state!(self, device => device.status())
     }
 
+    pub(super) fn owned(&self) -> Result<&Device<Owned>, DeviceError> {
+        match self {
+            Self::Owned(device) => Ok(device),
+            _ => Err(wrong_state("be prepared for a guest: it was not reset")),
+        }
+    }
+
+    pub(super) fn is_negotiated(&self) -> bool {
+        matches!(self, Self::Negotiated(_))
+    }
+
+    /// Whether the running device has all of these abilities.
+    pub(super) fn can(&self, abilities: BackendFeatures) -> bool {
+        matches!(self, Self::Running(device) if device.backend_features().contains(abilities))
+    }
+
     pub(super) fn negotiated(&mut self) -> Result<&mut Device<Negotiated>, DeviceError> {
         match self {
             Self::Negotiated(device) => Ok(device),
@@ -86,6 +116,43 @@ impl Link {
         match self {
             Self::Running(device) => Ok(device),
             _ => Err(wrong_state("be changed: it does not run")),
+        }
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self, Self::Running(_))
+    }
+
+    /// Gives the running device away; until it is put back, `Lost` is in its place.
+    pub(super) fn take_running(&mut self) -> Result<Device<Running>, DeviceError> {
+        match self.take() {
+            Self::Running(device) => Ok(device),
+            other => {
+                *self = other;
+                Err(wrong_state("be changed: it does not run"))
+            }
+        }
+    }
+
+    /// As [`Link::take_running`] for a device that is reset.
+    pub(super) fn take_owned(&mut self) -> Result<Device<Owned>, DeviceError> {
+        match self.take() {
+            Self::Owned(device) => Ok(device),
+            other => {
+                *self = other;
+                Err(wrong_state("be brought up: it was not reset"))
+            }
+        }
+    }
+
+    /// As [`Link::take_running`] for a device whose features are negotiated.
+    pub(super) fn take_negotiated(&mut self) -> Result<Device<Negotiated>, DeviceError> {
+        match self.take() {
+            Self::Negotiated(device) => Ok(device),
+            other => {
+                *self = other;
+                Err(wrong_state("start: its features are not negotiated"))
+            }
         }
     }
 

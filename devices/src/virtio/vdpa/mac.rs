@@ -33,6 +33,11 @@ impl MacOverlay {
         self.current
     }
 
+    /// What the guest finds after each reset.
+    pub(super) fn configured(&self) -> [u8; MAC_LEN] {
+        self.configured
+    }
+
     /// Takes over an address from a saved state.
     pub(super) fn restore(&mut self, current: [u8; MAC_LEN]) {
         self.current = current;

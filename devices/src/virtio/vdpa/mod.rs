@@ -11,6 +11,7 @@
 //!                 +--> Offer     the features the guest gets, the VMM's own among them
 //!                 +--> MacOverlay, Announcement  what the VMM lays over the configuration
 //!                 +--> DeviceDoorbells  pages in which the guest's store is a kick
+//!                 +--> Poller    the thread of relayed queues, while there are any
 //!
 //!   data queues: kick eventfd -> vhost worker -> device -> call eventfd -> guest
 //!            or: the device's own doorbell ---> device
@@ -20,25 +21,31 @@
 //! who polls its descriptors.
 
 mod announce;
+mod bring_up;
 mod control;
 mod doorbells;
 mod error;
 mod link;
 mod mac;
 mod offer;
+mod poller;
+mod relays;
 mod reset_queue;
 mod restore;
 mod saved;
+mod start;
+mod succession;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use vdpa::control_queue::{Command, Limits, queue_index};
-use vdpa::device::{Device, DeviceInfo, Opened, VringAddresses, VringBase, VringConfig};
+use vdpa::device::{Device, DeviceInfo, Opened, VringAddresses};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::GuestRegion;
+use vdpa::relay::Strategy;
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
 use vdpa::window::PrivateWindow;
@@ -53,17 +60,17 @@ pub use self::doorbells::DoorbellMode;
 pub use self::error::VdpaError;
 
 use self::announce::Announcement;
-use self::control::{Control, Setup};
+use self::control::Control;
 use self::doorbells::DeviceDoorbells;
 use self::link::Link;
 use self::mac::MacOverlay;
 use self::offer::Offer;
+use self::poller::Poller;
 use super::backend::{
-    Activation, Backend, BackendError, Event, Outcome, QueueAddresses, QueueChange, QueueRole,
-    SavedState, SharedMemory,
+    Activation, Backend, BackendError, Event, Outcome, Predecessor, QueueAddresses, QueueChange,
+    QueueRole, SavedState, SharedMemory,
 };
 use super::saved_state;
-use super::userspace_queue::SavedQueue;
 use crate::hypervisor::DoorbellPage;
 
 /// Name and version of the saved state.
@@ -72,6 +79,7 @@ const STATE_VERSION: u32 = 2;
 
 const TOKEN_CONFIG: u16 = 0;
 const TOKEN_CONTROL: u16 = 1;
+const TOKEN_RELAY: u16 = 2;
 
 /// Which device is wanted, and how the guest is to see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,10 +105,11 @@ struct Negotiation {
     limits: Limits,
 }
 
-/// A data queue of a started device: the eventfds for spurious signals.
+/// A data queue of a started device.
 #[derive(Debug)]
 struct DataQueue {
     index: u16,
+    addresses: QueueAddresses,
     kick: Arc<EventFd>,
     call: Option<Arc<EventFd>>,
 }
@@ -123,10 +132,16 @@ pub struct VdpaBackend {
     link: Link,
     /// Behind `link`, so that the device is closed only after its mappings are gone.
     iotlb: Iotlb,
+    /// Addresses for the rings of relayed queues.
+    window: PrivateWindow,
     memory: SharedMemory,
     /// Where a guest's rings may lie: guest RAM, and nothing of ours.
     ram: Vec<IovaRange>,
     info: DeviceInfo,
+    /// The acknowledged ones.
+    backend_features: BackendFeatures,
+    /// The device begins and stops anywhere in a ring.
+    keeps_positions: bool,
     max_sizes: Vec<u16>,
     /// They hold the device open: see [`vdpa::doorbell`].
     doorbells: DeviceDoorbells,
@@ -135,7 +150,7 @@ pub struct VdpaBackend {
     /// The call of queues for which the guest has no vector at DRIVER_OK:
     /// nobody reads it, but vp_vdpa gives a queue an interrupt only if it has a
     /// call then, and the guest may route the queue later.
-    unrouted: EventFd,
+    unrouted: Arc<EventFd>,
     /// The device's control queue, if it offers one.
     control: Option<Control>,
     mac: Option<MacOverlay>,
@@ -145,6 +160,12 @@ pub struct VdpaBackend {
     negotiation: Option<Negotiation>,
     /// The queues that were enabled at the last start.
     data_queues: Vec<DataQueue>,
+    /// What the device writes is to be known.
+    dirty_log: bool,
+    /// While queues are relayed.
+    poller: Option<Poller>,
+    /// A relayed queue is broken, or the device could not be brought up again.
+    relay_failed: Arc<EventFd>,
 }
 
 impl VdpaBackend {
@@ -190,6 +211,8 @@ impl VdpaBackend {
         }
         let id = options.id.clone();
         let offer = Offer::new(&device, &id, options.mac.is_some());
+        let backend_features = device.backend_features();
+        let keeps_positions = device.keeps_ring_positions();
         let mac = configured_mac(&device, &info, offer, options.mac)?;
 
         let mut window =
@@ -222,8 +245,14 @@ impl VdpaBackend {
             doorbells,
             offer,
             info,
+            backend_features,
+            keeps_positions,
+            window,
             config_changed,
-            unrouted: eventfd()?,
+            unrouted: Arc::new(eventfd()?),
+            relay_failed: Arc::new(eventfd()?),
+            dirty_log: false,
+            poller: None,
             control,
             mac,
             announcement: Announcement::default(),
@@ -287,109 +316,19 @@ impl VdpaBackend {
         })
     }
 
-    /// Sets up all rings, starts the device and brings its control state up to date.
-    fn start(
-        &mut self,
-        activation: Activation,
-        base_of: impl Fn(u16) -> VringBase,
-        replay: &[Command],
-        guest_control_queue: Option<SavedQueue>,
-    ) -> Result<(), VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
-        let Activation { queues, .. } = activation;
-        let device = self.link.negotiated()?;
-        let mut data_queues = Vec::with_capacity(queues.len());
-        let mut control_queue = None;
-        for queue in queues {
-            if Some(queue.index) == negotiation.control_queue {
-                control_queue = Some(queue);
-                continue;
-            }
-            let config = VringConfig {
-                size: queue.addresses.size,
-                addresses: vring_addresses(&queue.addresses),
-                base: base_of(queue.index),
-                kick: Some(&queue.kick),
-                call: Some(queue.call.as_deref().unwrap_or(&self.unrouted)),
-            };
-            device.set_vring(queue.index, &config, &self.ram)?;
-            self.doorbells.prepare(device, &self.id, queue.index)?;
-            data_queues.push(DataQueue {
-                index: queue.index,
-                kick: queue.kick,
-                call: queue.call,
-            });
+    /// The guest has another interrupt for a data queue, or none.
+    fn set_call(&mut self, index: u16, call: Option<Arc<EventFd>>) -> Result<(), VdpaError> {
+        let mut known = self.data_queues.iter_mut();
+        if let Some(queue) = known.find(|queue| queue.index == index) {
+            queue.call.clone_from(&call);
         }
-        if let (Some(control), Some(index)) = (&mut self.control, negotiation.control_queue) {
-            control.start(Setup {
-                device,
-                iotlb: &mut self.iotlb,
-                index,
-                ring: negotiation.ring(),
-                limits: negotiation.limits,
-            })?;
-            device.enable_vring(index)?;
+        if !self.set_relayed_call(index, call.as_ref())? {
+            self.link.running()?.set_call(index, call.as_deref())?;
         }
-        // Virtio wants queues enabled before DRIVER_OK. But a device must not
-        // receive by an outdated filter: so, if there is anything to replay and the
-        // device can wait, its data queues come after that.
-        let late = !replay.is_empty()
-            && device
-                .backend_features()
-                .contains(BackendFeatures::ENABLE_AFTER_DRIVER_OK);
-        if !late {
-            for queue in &data_queues {
-                device.enable_vring(queue.index)?;
-            }
-        }
-        self.link.start()?;
-        if let Some(control) = &mut self.control {
-            control.replay(replay)?;
-        }
-        if late {
-            let device = self.link.running()?;
-            for queue in &data_queues {
-                device.enable_vring(queue.index)?;
-                // The driver may kick as soon as DRIVER_OK is set, and a kick
-                // of a queue that is not enabled is lost.
-                signal(&queue.kick);
-            }
-        }
-        self.data_queues = data_queues;
-        if let (Some(control), Some(queue)) = (&mut self.control, control_queue) {
-            let max_size = self.max_sizes.get(usize::from(queue.index)).copied();
-            control.serve_guest(
-                queue,
-                guest_control_queue,
-                max_size.unwrap_or(0),
-                negotiation.ring(),
-                &self.memory,
-            )?;
+        if let Some(call) = &call {
+            signal(call);
         }
         Ok(())
-    }
-
-    /// The command that gives the device the address that the guest sees, if
-    /// the device has another one now.
-    fn mac_command(&self, negotiation: &Negotiation) -> Result<Option<Command>, VdpaError> {
-        let Some(mac) = &self.mac else {
-            return Ok(None);
-        };
-        let mut shown = [0u8; 6];
-        self.link.read_config(0, &mut shown)?;
-        // Without the feature MAC the field means nothing (virtio 1.3, 5.1.4).
-        if self.offer.passes(VIRTIO_NET_F_MAC) && shown == mac.current() {
-            return Ok(None);
-        }
-        if negotiation.control_queue.is_none() || !negotiation.has(VIRTIO_NET_F_CTRL_MAC_ADDR) {
-            tracing::warn!(
-                device = %self.id,
-                "the guest's driver does not negotiate CTRL_MAC_ADDR, so the device keeps another \
-                 MAC address than the guest sees and may filter its unicast frames"
-            );
-            return Ok(None);
-        }
-        Ok(Some(Command::MacAddrSet(mac.current())))
     }
 
     /// Takes note of commands that were carried out.
@@ -403,14 +342,6 @@ impl VdpaBackend {
         if let Some(mac) = &mut self.mac {
             done.iter().for_each(|command| mac.note(command));
         }
-    }
-
-    /// Starts the device as after a reset.
-    fn start_fresh(&mut self, activation: Activation) -> Result<(), VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
-        let packed = negotiation.ring().packed;
-        let replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
-        self.start(activation, |_| VringBase::initial(packed), &replay, None)
     }
 
     /// After a failure the device is stopped and its memory mapped again, so
@@ -427,6 +358,9 @@ impl VdpaBackend {
         self.needs_reset = false;
         self.announcement.set(false);
         self.data_queues.clear();
+        // Nobody polls from here on.
+        let relays = self.poller.take().and_then(Poller::end);
+        let _ = self.relay_failed.read();
         if let Some(control) = &mut self.control {
             control.stop();
         }
@@ -438,6 +372,9 @@ impl VdpaBackend {
         } else if let Err(error) = self.iotlb.remap_after_reset() {
             tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "memory cannot be mapped again after a reset");
             self.link = Link::Lost;
+        }
+        if let Some(relays) = relays {
+            self.end_relays(relays);
         }
     }
 }
@@ -528,10 +465,16 @@ impl Backend for VdpaBackend {
     }
 
     fn events(&mut self, _kicks: &[Arc<EventFd>]) -> Vec<Event> {
-        let mut events = vec![Event {
-            fd: self.config_changed.as_raw_fd(),
-            token: TOKEN_CONFIG,
-        }];
+        let mut events = vec![
+            Event {
+                fd: self.config_changed.as_raw_fd(),
+                token: TOKEN_CONFIG,
+            },
+            Event {
+                fd: self.relay_failed.as_raw_fd(),
+                token: TOKEN_RELAY,
+            },
+        ];
         if let Some(control) = &self.control {
             events.push(Event {
                 fd: control.as_raw_fd(),
@@ -565,18 +508,7 @@ impl Backend for VdpaBackend {
                     }
                     return Ok(());
                 }
-                let device = self.link.running().map_err(VdpaError::from)?;
-                device
-                    .set_call(index, call.as_deref())
-                    .map_err(VdpaError::from)?;
-                if let Some(call) = &call {
-                    signal(call);
-                }
-                let mut known = self.data_queues.iter_mut();
-                if let Some(queue) = known.find(|queue| queue.index == index) {
-                    queue.call = call;
-                }
-                Ok(())
+                Ok(self.set_call(index, call)?)
             }
             QueueChange::Enable(queue) => {
                 let enabled = self.enable_queue(queue);
@@ -606,6 +538,14 @@ impl Backend for VdpaBackend {
         // never is: the guest kicks us there.
         let negotiation = self.negotiation?;
         if negotiation.control_queue == Some(queue) {
+            return None;
+        }
+        // A store would reach the device before its ring has what the guest made available.
+        let strategy = self
+            .poller
+            .as_ref()
+            .and_then(|poller| poller.strategy(queue));
+        if strategy == Some(Strategy::Shadowed) {
             return None;
         }
         self.doorbells.get(queue).map(|doorbell| doorbell as _)
@@ -650,6 +590,11 @@ impl Backend for VdpaBackend {
                     needs_reset,
                 }
             }
+            TOKEN_RELAY => Outcome {
+                config_changed: false,
+                // Only "nothing is pending" can fail: it was reset meanwhile.
+                needs_reset: self.relay_failed.read().is_ok(),
+            },
             _ => {
                 let Some(control) = &mut self.control else {
                     return Outcome::default();
@@ -664,9 +609,35 @@ impl Backend for VdpaBackend {
         }
     }
 
+    fn start_dirty_log(&mut self) -> Result<(), BackendError> {
+        Ok(self.begin_dirty_log()?)
+    }
+
+    fn stop_dirty_log(&mut self) -> Result<(), BackendError> {
+        Ok(self.end_dirty_log()?)
+    }
+
+    fn always_dirty(&self) -> Vec<(u64, u64)> {
+        self.unseen()
+    }
+
     fn save(&mut self) -> Result<SavedState, BackendError> {
         let saved = self.save_rings()?;
         Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
+    }
+
+    fn hand_over(&mut self) -> Result<SavedState, BackendError> {
+        let saved = self.hand_over_rings()?;
+        Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
+    }
+
+    fn identity(&mut self) -> Result<SavedState, BackendError> {
+        Ok(succession::encode(&self.identify()?)?)
+    }
+
+    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), BackendError> {
+        let identity = succession::decode(&predecessor.identity)?;
+        Ok(self.take_place(&identity, predecessor)?)
     }
 
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
@@ -679,6 +650,7 @@ impl Backend for VdpaBackend {
 impl Drop for VdpaBackend {
     /// Stops the device before its memory goes.
     fn drop(&mut self) {
+        self.poller = None;
         if let Err(error) = self.link.reset() {
             tracing::warn!(device = %self.id, %error, "reset failed; closing the device resets it");
         }

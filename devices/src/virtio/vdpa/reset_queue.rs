@@ -10,7 +10,7 @@
 //!            -> a kick and a call that nobody made, for every queue
 //! ```
 //! The device takes addresses only while it is suspended, and `enable 0` may be said
-//! only to a parent with SUSPEND. The control queue is the VMM's, so there only
+//! only to a parent with SUSPEND. A queue that is relayed comes and goes with its relay. The control queue is the VMM's, so there only
 //! the guest's side is reset. Owns the order. It must not know who programs the queue.
 
 use vdpa::device::{VringBase, VringConfig};
@@ -36,10 +36,12 @@ impl VdpaBackend {
         if !self.data_queues.iter().any(|queue| queue.index == index) {
             return Err(VdpaError::NotEnabled { index });
         }
+        self.park_relays()?;
         self.link.suspend()?;
-        self.link.suspended()?.park_vring(index)?;
+        self.park_queue(index)?;
         self.link.resume()?;
         self.data_queues.retain(|queue| queue.index != index);
+        self.poll_again()?;
         self.after_resume();
         tracing::debug!(device = %self.id, queue = index, "queue reset");
         Ok(())
@@ -67,22 +69,28 @@ impl VdpaBackend {
         if self.data_queues.iter().any(|known| known.index == index) {
             return Err(VdpaError::AlreadyEnabled { index });
         }
-        self.link.suspend()?;
-        let config = VringConfig {
-            size: queue.addresses.size,
-            addresses: vring_addresses(&queue.addresses),
-            base: VringBase::initial(negotiation.ring().packed),
-            kick: Some(&queue.kick),
-            call: Some(queue.call.as_deref().unwrap_or(&self.unrouted)),
-        };
-        let device = self.link.suspended()?;
-        device.switch_vring(index, &config, &self.ram)?;
-        self.link.resume()?;
-        self.data_queues.push(DataQueue {
+        let queue = DataQueue {
             index,
+            addresses: queue.addresses,
             kick: queue.kick,
             call: queue.call,
-        });
+        };
+        self.park_relays()?;
+        self.link.suspend()?;
+        if !self.add_relayed(&queue)? {
+            let config = VringConfig {
+                size: queue.addresses.size,
+                addresses: vring_addresses(&queue.addresses),
+                base: VringBase::initial(negotiation.ring().packed),
+                kick: Some(&queue.kick),
+                call: Some(queue.call.as_ref().unwrap_or(&self.unrouted)),
+            };
+            let device = self.link.suspended()?;
+            device.switch_vring(index, &config, &self.ram)?;
+        }
+        self.link.resume()?;
+        self.poll_again()?;
+        self.data_queues.push(queue);
         self.data_queues.sort_by_key(|queue| queue.index);
         self.after_resume();
         tracing::debug!(device = %self.id, queue = index, "queue enabled again");

@@ -3,7 +3,10 @@
 //! ```text
 //!   save      wait for the control command under way -> SUSPEND -> positions of all rings
 //!               (a position cannot be had: RESUME, and the guest goes on)
+//!             relayed, or without SUSPEND: positions by the relays (`relays.rs`), where nothing is in flight
 //!   restore   reset -> negotiate -> check positions -> start -> replay -> spurious signals
+//!             a device that begins at the start of rings only starts shadowed
+//!               (the first two are left out if it was done before, for the same features)
 //! ```
 //! Owns the order and the checks on what was saved, which comes from a file or
 //! another host. It must not know how the state is encoded.
@@ -12,6 +15,7 @@ use std::collections::BTreeMap;
 
 use vdpa::control_queue::Command;
 use vdpa::device::VringBase;
+use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -22,33 +26,69 @@ use crate::virtio::backend::{Activation, Queue, QueueAddresses};
 
 impl VdpaBackend {
     pub(super) fn save_rings(&mut self) -> Result<Saved, VdpaError> {
+        if self.poller.is_some() || !self.link.can(BackendFeatures::SUSPEND) {
+            return self.save_relayed();
+        }
+        self.suspend_and_save(|_, rings| Ok(rings))
+    }
+
+    /// As [`VdpaBackend::save_rings`], with the positions that relays give.
+    pub(super) fn save_relayed(&mut self) -> Result<Saved, VdpaError> {
         let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+        self.link.running()?;
+        self.finish_commands()?;
+        let bases = self.stop_relayed()?.into_iter();
+        let rings = bases
+            .map(|(index, base)| SavedRing { index, base })
+            .collect();
+        Ok(self.saved(&negotiation, rings))
+    }
+
+    /// Suspends the device and saves it with the positions that `adjust` makes of its own. If those cannot
+    /// be had the device goes on.
+    pub(super) fn suspend_and_save(
+        &mut self,
+        adjust: impl FnOnce(&Self, Vec<SavedRing>) -> Result<Vec<SavedRing>, VdpaError>,
+    ) -> Result<Saved, VdpaError> {
+        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+        self.finish_commands()?;
+        self.link.suspend()?;
+        let rings = self.suspended_rings();
+        match rings.and_then(|rings| adjust(self, rings)) {
+            Ok(rings) => Ok(self.saved(&negotiation, rings)),
+            Err(error) => {
+                // A state that cannot be had must not cost the guest its device.
+                self.go_on();
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until the device has no control command under way.
+    pub(super) fn finish_commands(&mut self) -> Result<(), VdpaError> {
         if let Some(control) = &mut self.control {
             let done = control.finish()?;
             self.note(&done);
         }
-        self.link.suspend()?;
-        let rings = match self.suspended_rings() {
-            Ok(rings) => rings,
-            Err(error) => {
-                // A state that cannot be had must not cost the guest its device.
-                self.go_on();
-                return Err(error);
-            }
-        };
+        Ok(())
+    }
+
+    /// All that is to be saved of a device that has stopped. The guest's commands wait from here on.
+    pub(super) fn saved(&mut self, negotiation: &Negotiation, rings: Vec<SavedRing>) -> Saved {
+        self.dirty_log = false;
         let control = self.control.as_mut().map(|control| {
             let saved = control.save();
             control.release_guest();
             saved
         });
-        Ok(Saved {
+        Saved {
             device_type: self.info.device_id,
             features: negotiation.features,
             rings,
             mac: self.mac.as_ref().map(MacOverlay::current),
             announce: self.announcement.is_pending(),
             control,
-        })
+        }
     }
 
     fn suspended_rings(&mut self) -> Result<Vec<SavedRing>, VdpaError> {
@@ -120,12 +160,15 @@ impl VdpaBackend {
     }
 
     /// Lets a suspended device work again, after a state that cannot be had.
-    fn go_on(&mut self) {
+    pub(super) fn go_on(&mut self) {
         if let Err(error) = self.link.resume() {
             tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "the device stays suspended");
             return;
         }
         self.signal_all();
+        if let Some(control) = &self.control {
+            control.nudge_device();
+        }
     }
 
     /// One spurious kick and call for every data queue: a real one may have been lost.
@@ -143,7 +186,14 @@ impl VdpaBackend {
         saved: Saved,
         activation: Activation,
     ) -> Result<(), VdpaError> {
-        self.stop();
+        // A device that was negotiated with for this, and nothing else, has its memory mapped:
+        // it may take long to do that again.
+        let prepared = self
+            .negotiation
+            .filter(|known| known.features == saved.features && self.link.is_negotiated());
+        if prepared.is_none() {
+            self.stop();
+        }
         if saved.device_type != self.info.device_id {
             return Err(VdpaError::OtherDevice {
                 saved: saved.device_type,
@@ -156,7 +206,10 @@ impl VdpaBackend {
                 offered: self.offer.all(),
             });
         }
-        let negotiation = self.negotiate_features(saved.features)?;
+        let negotiation = match prepared {
+            Some(negotiation) => negotiation,
+            None => self.negotiate_features(saved.features)?,
+        };
         self.negotiation = Some(negotiation);
         if let (Some(mac), Some(current)) = (&mut self.mac, saved.mac) {
             mac.restore(current);

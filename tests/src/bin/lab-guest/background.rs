@@ -11,7 +11,8 @@
 //! Owns the thread and its counters. A run's frames cannot outlive the driver
 //! that sent them, so each time the NIC comes back a run of its own begins.
 
-use crate::frames::{self, Totals};
+use crate::frames::{self, Plan, Totals};
+use crate::network::Address;
 use lab::error::{Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,8 +57,11 @@ fn flood() -> MutexGuard<'static, Option<Flood>> {
     FLOOD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts the flood.
-pub(crate) fn start(nic: &str, size: usize) -> Result<()> {
+/// Frames under way at once to a peer, which sends them back.
+const WINDOW: u64 = 16;
+
+/// Starts the flood; to a peer that echoes, as many frames as it sends back.
+pub(crate) fn start(nic: &str, size: usize, peer: Option<Address>) -> Result<()> {
     let mut flood = flood();
     if flood.is_some() {
         return Err(Error::invalid("flood-on", "a flood is on already"));
@@ -66,11 +70,21 @@ pub(crate) fn start(nic: &str, size: usize) -> Result<()> {
     frames::check_size(nic, size)?;
     let control = Arc::new(Control::default());
     let nic = nic.to_owned();
+    let plan = Plan {
+        count: frames::MAXIMUM_COUNT,
+        size,
+        window: WINDOW,
+        peer,
+    };
     let shared = Arc::clone(&control);
     let thread = std::thread::spawn(move || {
         let mut sum = Totals::default();
         while shared.goes_on() {
-            match frames::flood_while(&nic, size, &shared) {
+            let totals = match peer {
+                None => frames::flood_while(&nic, size, &shared),
+                Some(_) => frames::exchange_while(&nic, &plan, &shared),
+            };
+            match totals {
                 Ok(totals) => sum.add(&totals),
                 // The NIC is gone, or not up yet.
                 Err(_) => std::thread::sleep(PAUSE),
@@ -130,6 +144,6 @@ mod tests {
         assert!(stop().is_err());
         assert!(wait_for(1).is_err());
         assert!(wait_for(0).is_ok());
-        assert!(start("no-such-nic", 64).is_err());
+        assert!(start("no-such-nic", 64, None).is_err());
     }
 }

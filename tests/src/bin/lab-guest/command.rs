@@ -6,11 +6,17 @@
 //! | `info` | what `ready` said, as it is now |
 //! | `frames N SIZE WINDOW [NIC] [to MAC]` | N frames to the NIC's own address, or to a peer that echoes, at most WINDOW under way, each verified when it comes back |
 //! | `echo N SECONDS [NIC]` | sends N frames back to whoever sent them, each verified; ends after SECONDS of silence |
+//! | `echo-on [NIC]` | sends frames back in the background, until `echo-off` |
+//! | `echo-off` | ends it; totals |
 //! | `flood SECONDS [SIZE] [NIC] [to MAC [until N]]` | frames as fast as they go, unpaced; ends early when the peer has sent N |
 //! | `pace N SIZE MICROSECONDS [NIC]` | N frames to the NIC's own address with a pause behind each, whatever comes back |
+//! | `paced-on RATE [SIZE] [NIC]` | RATE frames a second to the NIC's own address in the background, until `paced-off`, each verified when it comes back |
+//! | `paced-off` | ends them; totals |
+//! | `paced-gaps FROM TO` | times without a frame of the paced ones, by the guest's clock: those wholly in FROM..TO (microseconds), and the longest that touches it |
+//! | `now` | the guest's monotonic clock, in microseconds |
 //! | `notify [NIC]` | where the NIC's notify part is |
 //! | `notify-read QUEUE [NIC]` | reads a queue's notify page, past the driver (`iomem=relaxed` on kernels with strict checks) |
-//! | `flood-on [SIZE] [NIC]` | frames in the background, until `flood-off`, across resets of the driver |
+//! | `flood-on [SIZE] [NIC] [to MAC]` | frames in the background, until `flood-off`, across resets of the driver; to a peer that echoes at most 16 under way |
 //! | `flood-off` | ends them; totals |
 //! | `rebind N [NIC] [to MAC]` | takes the driver off the device and back, with frames between: looped back, or to and from a peer that floods |
 //! | `rebind-flooded N FRAMES [NIC]` | the same after each FRAMES frames of the background flood; 0: as fast as it goes |
@@ -27,6 +33,8 @@
 //! | `link` | the NICs as `ip link` shows them |
 //! | `up [NIC]` | brings up a NIC that was plugged in later, and waits for its link |
 //! | `mac ADDRESS [NIC]` | sets the address through the control queue |
+//! | `control-on [NIC]` | gives the NIC the address that it has again and again, each a command on the control queue, until `control-off` |
+//! | `control-off` | ends it; how many, and how many were refused |
 //! | `promisc on\|off [NIC]` | promiscuous mode |
 //! | `button SECONDS` | says `{"listening": FILE}`, then whether the power button was pressed in that time |
 //! | `dmesg` | the kernel's warnings and errors |
@@ -35,8 +43,8 @@
 
 use crate::network::Address;
 use crate::{
-    background, button, disk, echo, frames, info, memory, network, notify, processors, random,
-    system, writer,
+    background, button, control, disk, echo, frames, info, memory, network, notify, paced,
+    processors, random, system, writer,
 };
 use lab::error::{Error, Result};
 use serde_json::{Value, json};
@@ -115,6 +123,10 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let (count, seconds) = (number(words, "N")?, number(words, "SECONDS")?);
             echo::echo(nic(words), count, Duration::from_secs(seconds))
         }
+        "echo-on" => echo::start(nic(words)),
+        "echo-off" => echo::stop(),
+        "control-on" => control::start(nic(words)),
+        "control-off" => control::stop(),
         "flood" => {
             let seconds: u64 = number(words, "SECONDS")?;
             let size = optional(words, "SIZE")?.unwrap_or(64);
@@ -140,9 +152,21 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
         }
         "flood-on" => {
             let size = optional(words, "SIZE")?.unwrap_or(64);
-            background::start(nic(words), size).map(|()| json!({ "flood": "on" }))
+            let nic = nic(words);
+            background::start(nic, size, peer(words)?).map(|()| json!({ "flood": "on" }))
         }
         "flood-off" => background::stop().map(frames::Totals::to_json),
+        "paced-on" => {
+            let rate = number(words, "RATE")?;
+            let size = optional(words, "SIZE")?.unwrap_or(64);
+            paced::start(nic(words), size, rate).map(|()| json!({ "paced": rate }))
+        }
+        "paced-off" => paced::stop(),
+        "paced-gaps" => {
+            let (from, to) = (number(words, "FROM")?, number(words, "TO")?);
+            paced::gaps(from, to)
+        }
+        "now" => Ok(json!({ "now_us": paced::now() })),
         "rebind-flooded" => {
             let times = number(words, "N")?;
             let frames = number(words, "FRAMES")?;
@@ -281,6 +305,10 @@ mod tests {
             "echo 1",
             "channels",
             "rings 64",
+            "paced-on",
+            "paced-on 0",
+            "paced-off",
+            "paced-gaps 1",
         ] {
             let answer = obey(line);
             assert!(answer.value.is_err(), "{line:?}");

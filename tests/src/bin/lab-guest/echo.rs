@@ -12,38 +12,123 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long one wait takes at most.
 const TURN: Duration = Duration::from_millis(20);
 
+/// How long an echo in the background tries to send a frame.
+const BLOCKED: Duration = Duration::from_secs(60);
+
+/// What was sent back.
+#[derive(Debug, Default, Clone, Copy)]
+struct Echoed {
+    echoed: u64,
+    corrupt: u64,
+}
+
+impl Echoed {
+    fn to_json(self) -> Value {
+        json!({ "echoed": self.echoed, "corrupt": self.corrupt })
+    }
+}
+
+/// The one echo of this guest that goes on while other commands are obeyed.
+static BACKGROUND: Mutex<Option<Background>> = Mutex::new(None);
+
+struct Background {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Echoed>>,
+}
+
+fn background() -> MutexGuard<'static, Option<Background>> {
+    BACKGROUND.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `echo-on`: until `echo-off`.
+pub(crate) fn start(nic: &str) -> Result<Value> {
+    let mut background = background();
+    if background.is_some() {
+        return Err(Error::invalid("echo-on", "an echo is on already"));
+    }
+    let mut echo = Echo::new(nic)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let thread = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            echo.turn(Instant::now() + BLOCKED)?;
+        }
+        Ok(echo.echoed)
+    });
+    *background = Some(Background { stop, thread });
+    Ok(json!({ "echo": "on" }))
+}
+
+/// `echo-off`: ends it and says what was sent back.
+pub(crate) fn stop() -> Result<Value> {
+    let Background { stop, thread } = background()
+        .take()
+        .ok_or_else(|| Error::invalid("echo-off", "no echo is on"))?;
+    stop.store(true, Ordering::Relaxed);
+    let echoed = thread
+        .join()
+        .map_err(|_| Error::invalid("echo-off", "the echo's thread has panicked"))?;
+    Ok(echoed?.to_json())
+}
+
 /// `echo`: until `count` frames went back, or nothing came for `silence`. Says
 /// first when it listens: what comes before that is lost.
 pub(crate) fn echo(nic: &str, count: u64, silence: Duration) -> Result<Value> {
-    let own = network::address(nic)?;
-    let socket = frames::packet_socket(nic)?;
-    let mut buffer = frames::receive_buffer(frames::maximum_size(nic)?);
+    let mut echo = Echo::new(nic)?;
     let before = info::statistics(nic);
     crate::say("", &json!({ "listening": nic }));
     let started = Instant::now();
     let mut progress = started;
-    let (mut echoed, mut corrupt) = (0_u64, 0_u64);
-    while echoed < count && progress.elapsed() < silence {
-        let Some(length) = frames::receive(&socket, &mut buffer)? else {
-            wait(&socket, PollFlags::IN)?;
-            continue;
-        };
-        progress = Instant::now();
-        let frame = buffer.get_mut(..length).unwrap_or_default();
-        if !frames::is_intact(frame) {
-            corrupt += 1;
-        } else if turn_round(frame, &own) {
-            send(&socket, frame, progress + silence)?;
-            echoed += 1;
+    while echo.echoed.echoed < count && progress.elapsed() < silence {
+        if echo.turn(progress + silence)? {
+            progress = Instant::now();
         }
     }
-    let value = json!({ "echoed": echoed, "corrupt": corrupt });
+    let value = echo.echoed.to_json();
     Ok(frames::described(nic, value, started.elapsed(), &before))
+}
+
+/// A NIC whose frames go back.
+struct Echo {
+    own: Address,
+    socket: OwnedFd,
+    buffer: Vec<u8>,
+    echoed: Echoed,
+}
+
+impl Echo {
+    fn new(nic: &str) -> Result<Self> {
+        Ok(Self {
+            own: network::address(nic)?,
+            socket: frames::packet_socket(nic)?,
+            buffer: frames::receive_buffer(frames::maximum_size(nic)?),
+            echoed: Echoed::default(),
+        })
+    }
+
+    /// Sends a frame back, if there is one. `false`: there was none for a while.
+    fn turn(&mut self, deadline: Instant) -> Result<bool> {
+        let Some(length) = frames::receive(&self.socket, &mut self.buffer)? else {
+            wait(&self.socket, PollFlags::IN)?;
+            return Ok(false);
+        };
+        let frame = self.buffer.get_mut(..length).unwrap_or_default();
+        if !frames::is_intact(frame) {
+            self.echoed.corrupt += 1;
+        } else if turn_round(frame, &self.own) {
+            send(&self.socket, frame, deadline)?;
+            self.echoed.echoed += 1;
+        }
+        Ok(true)
+    }
 }
 
 /// Addresses a frame to its sender. Others than for this NIC are left alone:

@@ -38,13 +38,16 @@ const MINIMUM_SIZE: usize = 60;
 
 /// Most frames of one run that come back to their sender: their numbers are
 /// remembered in a byte each.
-const MAXIMUM_COUNT: u64 = 10_000_000;
+pub(crate) const MAXIMUM_COUNT: u64 = 10_000_000;
 
 /// Bytes that the kernel may keep for the socket.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
 /// When nothing comes back for so long, what is under way counts as lost.
 const SILENCE: Duration = Duration::from_secs(2);
+
+/// Frames that a paced sender may be late with.
+const CATCH_UP: u32 = 64;
 
 /// What is to be sent.
 #[derive(Debug, Clone, Copy)]
@@ -134,7 +137,10 @@ pub(crate) fn flood(
         started.elapsed() < duration && until.is_none_or(|until| heard < until)
     })?;
     let elapsed = started.elapsed();
-    run.drain()?;
+    // A peer's own frames may never end.
+    if peer.is_none() {
+        run.drain()?;
+    }
     let mut totals = run.finish();
     if peer.is_some() {
         totals.lost = 0;
@@ -157,6 +163,55 @@ pub(crate) fn flood_while(nic: &str, size: usize, control: &Control) -> Result<T
         // The NIC went away, which is what this flood is there for.
         Err(_) => std::thread::sleep(Duration::from_millis(1)),
     }
+    Ok(run.finish())
+}
+
+/// One run of checked frames to a peer that echoes them, until its control says so or the NIC goes away.
+///
+/// # Errors
+/// The run cannot even begin: there is no such NIC now.
+pub(crate) fn exchange_while(nic: &str, plan: &Plan, control: &Control) -> Result<Totals> {
+    let mut run = Run::new(nic, plan.size, plan.count, plan.peer)?;
+    let ended = run.send_windows(plan, |received| {
+        control.count(received);
+        control.goes_on()
+    });
+    match ended {
+        Ok(()) => run.drain()?,
+        // As in `flood_while`.
+        Err(_) => std::thread::sleep(Duration::from_millis(1)),
+    }
+    Ok(run.finish())
+}
+
+/// Sends a frame each `interval` to the NIC's own address for as long as `goes_on` says, and tells
+/// `arrived` how many have just come back. A sender that was held up makes up for at most [`CATCH_UP`] of them,
+/// so that the rate is kept on a processor that others use, and a long standstill is no flood later.
+///
+/// # Errors
+/// The NIC does not take or give frames.
+pub(crate) fn paced_while(
+    nic: &str,
+    size: usize,
+    interval: Duration,
+    goes_on: impl Fn() -> bool,
+    mut arrived: impl FnMut(u64),
+) -> Result<Totals> {
+    let mut run = Run::new(nic, size, MAXIMUM_COUNT, None)?;
+    let mut due = Instant::now();
+    while goes_on() && run.totals.sent < MAXIMUM_COUNT {
+        let now = Instant::now();
+        if now >= due {
+            // A full queue takes none: this one's time is over when there is room again.
+            run.send()?;
+            due = (due + interval).max(now.checked_sub(interval * CATCH_UP).unwrap_or(now));
+        }
+        match run.receive_all()? {
+            0 => run.wait(PollFlags::IN, due.saturating_duration_since(now))?,
+            frames => arrived(frames),
+        }
+    }
+    run.drain()?;
     Ok(run.finish())
 }
 
@@ -236,26 +291,7 @@ pub(crate) fn send_and_verify(nic: &str, plan: &Plan) -> Result<Totals> {
         return Err(Error::invalid("WINDOW", "it is 0: nothing could be sent"));
     }
     let mut run = Run::new(nic, plan.size, plan.count, plan.peer)?;
-    // Frames given up as lost do not fill the window any more.
-    let mut given_up = 0;
-    let mut progress = Instant::now();
-    while run.totals.sent < plan.count {
-        let back = run.totals.received + given_up;
-        let under_way = run.totals.sent.saturating_sub(back);
-        let mut full = under_way >= plan.window;
-        if !full {
-            full = run.send()? == Sent::Full;
-        }
-        if run.receive_all()? > 0 {
-            progress = Instant::now();
-        } else if full {
-            if progress.elapsed() > SILENCE {
-                given_up += under_way;
-                progress = Instant::now();
-            }
-            run.wait(PollFlags::IN, Duration::from_millis(20))?;
-        }
-    }
+    run.send_windows(plan, |_| true)?;
     run.drain()?;
     Ok(run.finish())
 }
@@ -339,6 +375,33 @@ impl Run {
                 self.wait(PollFlags::IN | PollFlags::OUT, Duration::from_millis(10))?;
             }
             received = self.receive_all()?;
+        }
+        Ok(())
+    }
+
+    /// Sends the planned frames, at most a window of them under way, while `goes_on`, as in [`Run::pour`].
+    fn send_windows(&mut self, plan: &Plan, mut goes_on: impl FnMut(u64) -> bool) -> Result<()> {
+        // Frames given up as lost do not fill the window any more.
+        let mut given_up = 0;
+        let mut progress = Instant::now();
+        let mut received = 0;
+        while self.totals.sent < plan.count && goes_on(received) {
+            let back = self.totals.received + given_up;
+            let under_way = self.totals.sent.saturating_sub(back);
+            let mut full = under_way >= plan.window;
+            if !full {
+                full = self.send()? == Sent::Full;
+            }
+            received = self.receive_all()?;
+            if received > 0 {
+                progress = Instant::now();
+            } else if full {
+                if progress.elapsed() > SILENCE {
+                    given_up += under_way;
+                    progress = Instant::now();
+                }
+                self.wait(PollFlags::IN, Duration::from_millis(20))?;
+            }
         }
         Ok(())
     }

@@ -14,6 +14,7 @@
 mod background;
 mod button;
 mod command;
+mod control;
 mod disk;
 mod echo;
 mod frames;
@@ -21,6 +22,7 @@ mod info;
 mod memory;
 mod network;
 mod notify;
+mod paced;
 mod processors;
 mod random;
 mod system;

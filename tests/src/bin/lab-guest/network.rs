@@ -101,6 +101,11 @@ pub(crate) fn set_address(nic: &str, text: &str) -> Result<Value> {
     Ok(json!({ "mac": text }))
 }
 
+/// Sets the address of a NIC that stays up.
+pub(crate) fn tell_address(nic: &str, address: Address) -> Result<()> {
+    Request::new(nic)?.set_address(address)
+}
+
 /// Takes the driver off the NIC's device and binds it again, `times` times,
 /// with a few frames after each: looped back by the device, or to and from a
 /// peer that floods.

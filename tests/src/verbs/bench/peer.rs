@@ -62,6 +62,27 @@ pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) ->
     command
 }
 
+/// As [`command`], with a monitor on the socket `monitor`; its guest boots, or comes from another QEMU
+/// through the socket `incoming`.
+pub(super) fn movable(
+    program: &Path,
+    guest: &BellhopArguments,
+    nic: Nic<'_>,
+    monitor: &Path,
+    incoming: Option<&Path>,
+) -> Command {
+    let mut command = command(program, guest, nic);
+    command
+        .arg("-qmp")
+        .arg(format!("unix:{},server=on,wait=off", escaped(monitor)));
+    if let Some(incoming) = incoming {
+        command
+            .arg("-incoming")
+            .arg(format!("unix:{}", incoming.display()));
+    }
+    command
+}
+
 /// QEMU with nothing but the machine, which waits for its monitor's client on this socket.
 pub(super) fn waiting(program: &Path, monitor: &Path) -> Command {
     let mut command = Command::new(program);

@@ -4,7 +4,9 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use crate::device::{Device, DeviceError, Failed, Owned, Running, Suspended, VringBase};
+use crate::device::{
+    Device, DeviceError, Failed, Negotiated, Owned, Running, Suspended, VringBase,
+};
 use crate::iotlb::IotlbError;
 use crate::memory::SharedBufferError;
 use crate::relay::RelayError;
@@ -155,6 +157,15 @@ pub enum TransitionError {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
+    /// A queue's private memory can't be had, or not be given back.
+    #[error("the private memory of queue {queue} cannot be changed")]
+    Private {
+        /// Its index.
+        queue: u16,
+        /// Why.
+        #[source]
+        source: Box<RelaySetError>,
+    },
     /// An eventfd could not be written.
     #[error("an eventfd cannot be signalled")]
     Signal {
@@ -176,6 +187,14 @@ pub enum Halted {
     Reset(Device<Owned>),
     /// It was closed, because its state could not be made known.
     Gone,
+}
+
+/// Resets a device that could not be brought up.
+pub(super) fn back_to_reset(device: Device<Negotiated>) -> Halted {
+    match device.reset() {
+        Ok(device) => Halted::Reset(device),
+        Err(failed) => failed.device.map_or(Halted::Gone, Halted::Reset),
+    }
 }
 
 /// A transition that failed.

@@ -83,34 +83,69 @@ impl Lane {
         let iova = window
             .allocate(size)
             .map_err(|source| RelaySetError::Window { source })?;
+        let lane = Self::map(queue, layout, (iova, size), iotlb);
+        if lane.is_err() {
+            window.release(iova);
+        }
+        lane
+    }
+
+    fn map(
+        queue: RelayedQueue,
+        layout: RingLayout,
+        (iova, size): (u64, u64),
+        iotlb: &mut Iotlb,
+    ) -> Result<Self, RelaySetError> {
         let private = SharedBuffer::new(size, iova)
             .map(Arc::new)
             .map_err(|source| RelaySetError::Memory { source })?;
-        let read_only = layout.writable_offset();
-        for (offset, len, access) in [
-            (0, read_only, Access::ReadOnly),
-            (read_only, size - read_only, Access::ReadWrite),
-        ] {
-            let mapping = Mapping {
-                region: Arc::clone(&private) as _,
-                offset,
-                access,
-            };
-            iotlb
-                .map(0, iova + offset, len, mapping)
-                .map_err(|source| RelaySetError::Map { source })?;
-        }
         let event =
             || EventFd::new(EFD_NONBLOCK).map_err(|source| RelaySetError::EventFd { source });
+        let (kick, hint) = (event()?, event()?);
+        // All of it or nothing: a batch that is dropped is rolled back.
+        let read_only = layout.writable_offset();
+        let mapped = iotlb.batch(0).and_then(|mut batch| {
+            for (offset, len, access) in [
+                (0, read_only, Access::ReadOnly),
+                (read_only, size - read_only, Access::ReadWrite),
+            ] {
+                let mapping = Mapping {
+                    region: Arc::clone(&private) as _,
+                    offset,
+                    access,
+                };
+                batch.map(iova + offset, len, mapping)?;
+            }
+            batch.commit()
+        });
+        mapped.map_err(|source| RelaySetError::Map { source })?;
         Ok(Self {
             queue,
             private,
             layout,
-            kick: event()?,
-            hint: event()?,
+            kick,
+            hint,
             mode: Mode::Direct,
             broken: false,
         })
+    }
+
+    /// Gives the private memory back. The device must not know it any more.
+    pub(super) fn unmap(
+        self,
+        iotlb: &mut Iotlb,
+        window: &mut PrivateWindow,
+    ) -> Result<(), RelaySetError> {
+        let iova = self.private.range().first();
+        let unmapped = iotlb.batch(0).and_then(|mut batch| {
+            batch.unmap(iova)?;
+            batch.unmap(iova + self.layout.writable_offset())?;
+            batch.commit()
+        });
+        unmapped.map_err(|source| RelaySetError::Map { source })?;
+        // Only now: what is still mapped must not be given to anybody else.
+        window.release(iova);
+        Ok(())
     }
 
     /// The ring reached by `strategy`, which stands at `stands`; the device begins at `base`.
@@ -210,6 +245,21 @@ impl Lane {
         settled.map_err(|source| self.failed(source))
     }
 
+    /// Reports what a stopped device had used. A queue that is broken, or breaks now, ends anyway.
+    pub(super) fn last_pass(&mut self, dirty: &dyn Dirty) {
+        if self.broken {
+            return;
+        }
+        if let Some(Err(error)) = self.mode.relay().map(|relay| relay.finish(dirty)) {
+            let queue = self.queue.index;
+            tracing::debug!(
+                queue,
+                error = &error as &dyn std::error::Error,
+                "a relay ends broken"
+            );
+        }
+    }
+
     /// Where a direct ring is taken over by a shadow: `stopped` is where the suspended device says
     /// that it stopped. It must hold nothing. A parent that has no ring state to tell is
     /// taken to have completed in order.
@@ -271,4 +321,5 @@ pub(super) fn signal(event: &EventFd) -> io::Result<()> {
 pub(super) struct Features {
     pub(super) event_idx: bool,
     pub(super) in_order: bool,
+    pub(super) format: RingFormat,
 }

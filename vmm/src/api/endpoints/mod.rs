@@ -7,6 +7,7 @@ mod device;
 mod disk;
 mod disks;
 mod metrics;
+mod migration;
 mod nic;
 mod nics;
 mod nmi;
@@ -59,6 +60,12 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
         .routes(routes!(snapshot::write))
         .routes(routes!(restore::restore))
         .routes(routes!(upgrade::upgrade))
+        .routes(routes!(
+            migration::show,
+            migration::begin,
+            migration::settle,
+            migration::cancel
+        ))
         .routes(routes!(nmi::send))
         .routes(routes!(nics::list))
         .routes(routes!(nic::show, nic::put, nic::change, nic::remove))

@@ -17,10 +17,11 @@ use super::pluggable::Known;
 use super::{Api, pluggable};
 use crate::api::error::ApiError;
 use crate::config::{DoorbellMode, MacAddress, VdpaConfig, VdpaSource, schema};
-use crate::http::ErrorBody;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::parameters::DeviceName;
+use crate::http::{ErrorBody, HttpError, on_worker};
+use crate::machine::{Handle, NicStatus, RequestError};
 
 /// A NIC with all there is to say about it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -73,13 +74,16 @@ impl From<Known<VdpaConfig>> for NicInfo {
     }
 }
 
-/// What of a NIC can be changed before the machine starts; what is absent stays.
+/// What of a NIC can be changed; what is absent stays. While the machine runs it is the device alone: `path` or `fd`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NicChange {
-    /// The vhost-vdpa character device.
+    /// The vhost-vdpa character device. Either this or `fd`.
     #[schema(value_type = Option<String>)]
     path: Option<PathBuf>,
+    /// The vhost-vdpa device as a descriptor, open for reading and writing: the index, from 0, among those
+    /// that came with the request (SCM_RIGHTS).
+    fd: Option<u32>,
     /// The MAC address that the guest sees.
     #[schema(schema_with = schema::mac)]
     mac: Option<MacAddress>,
@@ -90,6 +94,36 @@ pub(super) struct NicChange {
     doorbell: Option<DoorbellMode>,
     /// Whether a queue that hangs is kicked and its driver interrupted.
     rescue: Option<bool>,
+}
+
+impl NicChange {
+    /// The device, if one is named.
+    fn source(&self) -> Result<Option<VdpaSource>, HttpError> {
+        match (&self.path, self.fd) {
+            (None, None) => Ok(None),
+            (Some(path), None) => Ok(Some(VdpaSource::Path(path.clone()))),
+            (None, Some(number)) => Ok(Some(VdpaSource::Number(number))),
+            (Some(_), Some(_)) => Err(HttpError::Invalid {
+                at: String::new(),
+                reason: "both `path` and `fd` are given: a device has one of them".to_owned(),
+            }),
+        }
+    }
+
+    /// Whether nothing but the device is to change.
+    fn is_device_alone(&self) -> bool {
+        matches!(
+            self,
+            Self {
+                path: _,
+                fd: _,
+                mac: None,
+                num_queues: None,
+                doorbell: None,
+                rescue: None,
+            }
+        )
+    }
 }
 
 /// A NIC in full
@@ -139,24 +173,47 @@ pub(super) async fn put(
     Ok((status, Json(NicInfo::from(nic))).into_response())
 }
 
-/// Change a NIC before the machine starts
+/// Change a NIC; while the machine runs, move it to another vDPA device
+///
+/// Before the machine starts anything can change. Later it is the device (`path`, or `fd` as `PUT` has it), and the guest goes on with it: same PCI
+/// function, MAC address, control state and rings; it gets a spurious interrupt, and announces itself if it knows how.
+/// The new device must offer what the guest's driver has negotiated and have the same number of queues. A refusal
+/// changes nothing; if the new device fails at the last moment the old one goes on. The same device again changes
+/// nothing.
 #[utoipa::path(patch, path = "/v1/vm/nics/{id}", params(("id" = String, Path, description = "The NIC's name")), request_body = NicChange, responses(
     (status = 200, description = "The NIC as it is now", body = NicInfo),
     (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
     (status = 404, description = "There is none of this name", body = ErrorBody),
     (status = 408, description = "The body did not come in time", body = ErrorBody),
-    (status = 409, description = "The machine is built, or has no configuration yet", body = ErrorBody),
+    (status = 409, description = "The machine is built and not just the path is to change, the old device cannot hand over now, it is another device than a NIC, or the machine has no configuration yet", body = ErrorBody),
     (status = 413, description = "The body is too large", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named", body = ErrorBody),
+    (status = 422, description = "An unknown field or a wrong value, named; or the new device cannot be used: it is busy, does not fit (what is missing is named), does not start, or is a descriptor that did not come along or is no vDPA device", body = ErrorBody),
+    (status = 500, description = "The host cannot do it; or the new device did not start and the old one not again: the guest's driver has to reset the NIC", body = ErrorBody),
+    (status = 503, description = "Too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(api): Api,
     DeviceName(id): DeviceName,
+    received: Received,
     JsonBody(change): JsonBody<NicChange>,
 ) -> Result<Json<NicInfo>, ApiError> {
+    let mut device = change.source()?.map(|source| on_device(&id, source));
+    let mut descriptors = Descriptors::of(&received)?;
+    if let Some(device) = &mut device {
+        device.take_descriptor(|number| descriptors.take(number))?;
+    }
+    drop(descriptors);
+    if api.is_built()
+        && change.is_device_alone()
+        && let Some(device) = device
+    {
+        let machine = api.running()?;
+        let nic = on_worker(move || swap(&machine, &id, device.source)).await??;
+        return Ok(Json(Known::from(nic).into()));
+    }
     let nic = pluggable::change(&api, &id, |nic: &mut VdpaConfig| {
-        if let Some(path) = change.path {
-            nic.source = VdpaSource::Path(path);
+        if let Some(device) = device {
+            nic.source = device.source;
         }
         nic.mac = change.mac.or(nic.mac);
         nic.num_queues = change.num_queues.or(nic.num_queues);
@@ -164,6 +221,31 @@ pub(super) async fn change(
         nic.rescue = change.rescue.unwrap_or(nic.rescue);
     })?;
     Ok(Json(nic.into()))
+}
+
+/// A NIC of which no more than the device is known.
+fn on_device(id: &str, source: VdpaSource) -> VdpaConfig {
+    VdpaConfig {
+        source,
+        id: Some(id.to_owned()),
+        mac: None,
+        num_queues: None,
+        doorbell: DoorbellMode::default(),
+        rescue: false,
+    }
+}
+
+/// Moves a NIC of a running machine to another device.
+fn swap(machine: &Handle, id: &str, source: VdpaSource) -> Result<NicStatus, RequestError> {
+    let config = match machine.nic(id) {
+        Some(nic) => VdpaConfig {
+            source,
+            ..nic.config
+        },
+        // The machine says what it has of this name.
+        None => on_device(id, source),
+    };
+    Ok(machine.swap_nic(id, &config)?.status)
 }
 
 /// Take a NIC away

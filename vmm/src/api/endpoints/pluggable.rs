@@ -3,7 +3,7 @@
 //!
 //! Owns which of the two is meant and what each method does then. It must not know what a
 //! kind of device is configured by, nor how one is shown. Nothing of a plugged device can be
-//! changed but whether it is there.
+//! changed but whether it is there, and which vDPA device a NIC has (`nic.rs`).
 
 use std::sync::Arc;
 
@@ -232,8 +232,8 @@ pub(super) fn change<C: Kind>(
 ) -> Result<Known<C>, ApiError> {
     if api.is_built() {
         return Err(api.wrong_state(
-            "a plugged device stays as it is; take it away with DELETE and give another one with \
-             PUT",
+            "a plugged device stays as it is, but for the path of a NIC, which changes alone; take it \
+             away with DELETE and give another one with PUT",
         ));
     }
     api.edit(|config| {

@@ -150,6 +150,12 @@ fn a_nic_has_a_path_or_a_descriptor() {
         "PATCH",
         "/v1/vm/nics/a",
         r#"{"fd": 0}"#,
+        (422, "bad_descriptor"),
+    );
+    inside.refused(
+        "PATCH",
+        "/v1/vm/nics/a",
+        r#"{"fd": 0, "path": "/dev/vhost-vdpa-0"}"#,
         (422, "invalid_body"),
     );
 }

@@ -18,7 +18,8 @@ impl Inside {
         let mut inside = Self::new(Some(config));
         let machine = PretendMachine::new();
         let request = inside.starts().wait(&inside.stop).unwrap().unwrap();
-        request.started(machine.handle());
+        let config = request.origin().config().unwrap().clone();
+        request.started(config, machine.handle());
         inside.machine = Some(machine);
         inside
     }
@@ -182,7 +183,21 @@ fn nics_of_a_running_machine_are_its_own() {
         answer["causes"].to_string().contains("No such file"),
         "{answer}"
     );
-    inside.refused("PATCH", "/v1/vm/nics/nic", "{}", (409, "wrong_state"));
+    // Of a plugged NIC its device can change, and nothing else.
+    for more in ["{}", r#"{"path": "/dev/vhost-vdpa-8", "rescue": true}"#] {
+        inside.refused("PATCH", "/v1/vm/nics/nic", more, (409, "wrong_state"));
+    }
+    let same = r#"{"path": "/dev/vhost-vdpa-7"}"#;
+    let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/nic", same);
+    assert_eq!((status, &nic["path"]), (200, &json!("/dev/vhost-vdpa-7")));
+    let missing = r#"{"path": "/nonexistent"}"#;
+    let answer = inside.refused("PATCH", "/v1/vm/nics/nic", missing, (422, "unusable"));
+    assert!(
+        answer["causes"].to_string().contains("No such file"),
+        "{answer}"
+    );
+    inside.refused("PATCH", "/v1/vm/nics/none", same, (404, "no_such_device"));
+    inside.refused("PATCH", "/v1/vm/nics/disk", same, (409, "not_a_nic"));
     inside.refused("GET", "/v1/vm/nics/rng", "", (404, "no_such_device"));
     inside.refused("DELETE", "/v1/vm/nics/rng", "", (409, "not_a_nic"));
     inside.refused("DELETE", "/v1/vm/nics/none", "", (404, "no_such_device"));

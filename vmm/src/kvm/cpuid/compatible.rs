@@ -277,20 +277,8 @@ fn vendor(leaves: &[kvm_cpuid_entry2]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::entry;
     use super::*;
-
-    fn entry(function: u32, index: u32, registers: [u32; 4]) -> kvm_cpuid_entry2 {
-        let [eax, ebx, ecx, edx] = registers;
-        kvm_cpuid_entry2 {
-            function,
-            index,
-            eax,
-            ebx,
-            ecx,
-            edx,
-            ..Default::default()
-        }
-    }
 
     fn processor() -> Vec<kvm_cpuid_entry2> {
         vec![

@@ -1,6 +1,7 @@
 use super::*;
 
-fn entry(function: u32, index: u32, registers: [u32; 4]) -> kvm_cpuid_entry2 {
+/// A leaf with its four registers.
+pub(super) fn entry(function: u32, index: u32, registers: [u32; 4]) -> kvm_cpuid_entry2 {
     let [eax, ebx, ecx, edx] = registers;
     kvm_cpuid_entry2 {
         function,

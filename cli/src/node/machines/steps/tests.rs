@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::collapsible_match, reason = "guards only look, arms do")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::node::machines::spec::{ExistingDevice, NicSource};
 
 /// What happens at one call to the host or the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,8 +35,24 @@ enum Fault {
 struct Running {
     identity: Identity,
     booted: bool,
-    /// The NICs that it has, and has open.
-    nics: BTreeSet<String>,
+    /// The NICs that it has, and the devices that it has open for them.
+    nics: BTreeMap<String, String>,
+}
+
+/// The device of a NIC.
+fn device_of(vm: &VmName, nic: &NicSpec) -> String {
+    match nic.source() {
+        NicSource::From(_) => vm.device(nic.id()),
+        NicSource::Device(name) => name.clone(),
+        NicSource::Path(path) => path.display().to_string(),
+    }
+}
+
+/// All NICs and their devices.
+fn devices_of(vm: &VmName, spec: &VmSpec) -> BTreeMap<String, String> {
+    let nics = spec.nics().iter();
+    nics.map(|nic| (nic.id().to_string(), device_of(vm, nic)))
+        .collect()
 }
 
 /// What there is.
@@ -97,6 +114,12 @@ impl Fake {
         }
     }
 
+    /// Whether a NIC's device is there. Those that nobody has made for it always are.
+    fn is_there(&self, vm: &VmName, nic: &NicSpec) -> bool {
+        let made = matches!(nic.source(), NicSource::From(_));
+        !made || self.world().devices.contains(&vm.device(nic.id()))
+    }
+
     fn stored(&self) -> Option<Record> {
         let stored = self.world().stored.clone();
         stored.map(|json| serde_json::from_str(&json).unwrap())
@@ -128,7 +151,7 @@ impl Host for Fake {
             .world()
             .processes
             .iter()
-            .any(|one| one.nics.contains(device));
+            .any(|one| one.nics.values().any(|open| open == device));
         assert!(!used, "a device in use is removed");
         self.call(|world| {
             world.devices.remove(device);
@@ -143,7 +166,7 @@ impl Host for Fake {
                 start_time: 7,
             };
             let booted = false;
-            let nics = BTreeSet::new();
+            let nics = BTreeMap::new();
             world.processes.push(Running {
                 identity,
                 booted,
@@ -163,42 +186,44 @@ impl Host for Fake {
         identity: Identity,
         record: &Record,
     ) -> Result<(), StepError> {
-        {
-            let world = self.world();
-            for nic in record.spec.nics() {
-                assert!(
-                    world.devices.contains(&vm.device(nic.id())),
-                    "started without a NIC"
-                );
-            }
+        for nic in record.spec.nics() {
+            assert!(self.is_there(vm, nic), "started without a NIC");
         }
         self.call(|world| {
             let mut all = world.processes.iter_mut();
             let started = all.find(|one| one.identity == identity).unwrap();
             started.booted = true;
-            let nics = record.spec.nics().iter();
-            started.nics = nics.map(|nic| vm.device(nic.id())).collect();
+            started.nics = devices_of(vm, &record.spec);
         })
     }
 
     fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        assert!(self.is_there(vm, nic), "plugged before it is made");
         self.call(|world| {
-            assert!(
-                world.devices.contains(&vm.device(nic.id())),
-                "plugged before it is made"
-            );
             for one in &mut world.processes {
-                one.nics.insert(vm.device(nic.id()));
+                let there = one.nics.entry(nic.id().to_string());
+                there.or_insert_with(|| device_of(vm, nic));
             }
         })
     }
 
-    fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, StepError> {
+    fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        assert!(self.is_there(vm, nic), "moved to what is not there");
+        self.call(|world| {
+            for one in &mut world.processes {
+                if let Some(device) = one.nics.get_mut(nic.id().as_str()) {
+                    *device = device_of(vm, nic);
+                }
+            }
+        })
+    }
+
+    fn unplug(&self, _: &VmName, nic: &NicId) -> Result<bool, StepError> {
         self.call(|world| {
             let stubborn = std::mem::take(&mut world.stubborn);
             if !stubborn {
                 for one in &mut world.processes {
-                    one.nics.remove(&vm.device(nic));
+                    one.nics.remove(nic.as_str());
                 }
             }
             !stubborn
@@ -255,6 +280,11 @@ enum Deed {
     CrashUnseen,
     PowerOff,
     AddNic(usize),
+    /// A NIC to a device that nobody made for it.
+    Swap {
+        nic: usize,
+        to: usize,
+    },
     RemoveNic {
         nic: usize,
         stubborn: bool,
@@ -282,6 +312,7 @@ fn deed() -> impl Strategy<Value = Deed> {
         1 => Just(Deed::CrashUnseen),
         1 => Just(Deed::PowerOff),
         2 => (0..3_usize).prop_map(Deed::AddNic),
+        2 => (0..3_usize, 0..2_usize).prop_map(|(nic, to)| Deed::Swap { nic, to }),
         2 => (0..3_usize, any::<bool>()).prop_map(|(nic, stubborn)| Deed::RemoveNic { nic, stubborn }),
         1 => Just(Deed::GiveUp),
         1 => Just(Deed::Reboot),
@@ -387,6 +418,18 @@ impl Daemon<'_> {
                         Ok(()) => assert!(record.spec.nic(nic.id()).is_some()),
                         Err(_) => assert_eq!(record.spec, before),
                     }
+                }
+            }
+            (Deed::Swap { nic: number, to }, Some(record)) if record.phase == Phase::Present => {
+                let Some(former) = record.spec.nic(nic(number).id()).cloned() else {
+                    return;
+                };
+                let path = format!("/dev/vhost-vdpa-{number}{to}").into();
+                let moved = former.moved_to(ExistingDevice::Path(path));
+                let spec = record.spec.with_nic_replaced(&moved);
+                match life.swap_nic(record, &moved, spec) {
+                    Ok(()) => assert_eq!(record.spec.nic(moved.id()), Some(&moved)),
+                    Err(_) => assert_eq!(record.spec.nic(moved.id()), Some(&former)),
                 }
             }
             (
@@ -500,16 +543,12 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
             let runs = once.processes.iter().any(|one| one.booted);
             if let Some(record) = &daemon.record {
                 // What it has is what it is to have.
-                let wanted: BTreeSet<String> = record
-                    .spec
-                    .nics()
-                    .iter()
-                    .map(|nic| vm.device(nic.id()))
-                    .collect();
+                let wanted = devices_of(&vm, &record.spec);
                 for one in once.processes.iter() {
                     prop_assert_eq!(&one.nics, &wanted);
                 }
-                prop_assert!(record.unwanted().is_empty() || !runs);
+                let rest = (record.unwanted(), record.left());
+                prop_assert!(!runs || rest == (Vec::new(), Vec::new()), "{rest:?} stays");
             }
             prop_assert_eq!(settled == Settled::Running, runs);
             prop_assert_eq!(settled == Settled::None, fake.stored().is_none());
@@ -597,6 +636,7 @@ fn the_policy_decides_who_comes_back() {
         (Restart::OnFailure, EndedBecause::Killed, true),
         (Restart::OnFailure, EndedBecause::PoweredOff, false),
         (Restart::Always, EndedBecause::PoweredOff, true),
+        (Restart::Always, EndedBecause::Moved, false),
         (Restart::Always, EndedBecause::Stopped, true),
     ] {
         assert_eq!(again(restart, because), back, "{restart:?} {because:?}");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::rig::{MAX_SIZES, Model, OFFER, PACKED, REFUSE, Rig, VERSION_1, WINDOW, reg};
+use super::rig::{MAX_SIZES, Model, OFFER, PACKED, REFUSE, Rig, Shape, VERSION_1, WINDOW, reg};
 use crate::testing::{FakeDoorbells, FakeVectors};
 use crate::virtio::backend::{
     Activation, Backend, BackendError, Event, Outcome, QueueChange, SavedState,
@@ -362,7 +362,7 @@ fn odd_devices_are_refused_with_a_reason() {
     assert!(matches!(refused, VirtioPciError::Vector(_)));
     make(63, &[], VERSION_1, 0, 1).unwrap();
     make(1, &[32768; 300], VERSION_1, 0x6000, 301).unwrap();
-    let (model, _) = Model::new();
+    let (model, _) = Model::new(Shape::default());
     let doorbells = Arc::new(FakeDoorbells::default());
     VirtioPciDevice::new(Box::new(model), &FakeVectors::new(5), doorbells).unwrap();
 }

@@ -9,7 +9,7 @@ use crate::hypervisor::DoorbellPage;
 use crate::pci::{Ecam, MmioWindow, PciBus, PciFunction, Slot};
 use crate::testing::{FakeDoorbells, FakePage, FakeVectors};
 use crate::virtio::backend::{
-    Activation, Backend, BackendError, Event, Outcome, QueueChange, SavedState,
+    Activation, Backend, BackendError, Event, Outcome, Predecessor, QueueChange, SavedState,
 };
 use crate::virtio::pci::VirtioPciDevice;
 
@@ -56,13 +56,61 @@ pub(super) struct Seen {
     pub(super) tokens: Vec<u16>,
     /// The queues that have a doorbell of the device's.
     pub(super) doorbells: Vec<u16>,
+    /// Whose place it was to take.
+    pub(super) predecessor: Option<Predecessor>,
+    pub(super) fails_next_restore: bool,
+    pub(super) dropped: bool,
+}
+
+/// What a model is, for those that are not as usual.
+#[derive(Debug, Clone)]
+pub(super) struct Shape {
+    pub(super) device_type: u32,
+    pub(super) offer: u64,
+    pub(super) max_sizes: Vec<u16>,
+    pub(super) config_len: u32,
+    /// Says so when it is to take another one's place.
+    pub(super) refuses: Option<&'static str>,
+    /// Negotiates all but restores nothing.
+    pub(super) fails_restore: bool,
+    /// Gives its place to nobody.
+    pub(super) keeps_place: bool,
+    pub(super) events: Vec<Event>,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            device_type: 1,
+            // NOTIFICATION_DATA must not come through.
+            offer: OFFER | 1 << 38,
+            max_sizes: MAX_SIZES.to_vec(),
+            config_len: CONFIG_LEN,
+            refuses: None,
+            fails_restore: false,
+            keeps_place: false,
+            events: Vec::new(),
+        }
+    }
 }
 
 #[derive(Debug)]
-pub(super) struct Model(pub(super) Arc<Mutex<Seen>>);
+pub(super) struct Model {
+    pub(super) seen: Arc<Mutex<Seen>>,
+    shape: Shape,
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        // A test that has failed may have left it poisoned.
+        if let Ok(mut seen) = self.seen.lock() {
+            seen.dropped = true;
+        }
+    }
+}
 
 impl Model {
-    pub(super) fn new() -> (Self, Arc<Mutex<Seen>>) {
+    pub(super) fn new(shape: Shape) -> (Self, Arc<Mutex<Seen>>) {
         let seen = Arc::new(Mutex::new(Seen {
             stage: Stage::Inactive,
             resets: 0,
@@ -73,8 +121,15 @@ impl Model {
             outcome: Outcome::default(),
             tokens: Vec::new(),
             doorbells: Vec::new(),
+            predecessor: None,
+            fails_next_restore: shape.fails_restore,
+            dropped: false,
         }));
-        (Self(Arc::clone(&seen)), seen)
+        let model = Self {
+            seen: Arc::clone(&seen),
+            shape,
+        };
+        (model, seen)
     }
 }
 
@@ -94,32 +149,32 @@ fn check(activation: &Activation) {
 
 impl Backend for Model {
     fn device_type(&self) -> u32 {
-        1
+        self.shape.device_type
     }
     fn queue_max_sizes(&self) -> &[u16] {
-        &MAX_SIZES
+        &self.shape.max_sizes
     }
     fn features(&self) -> u64 {
-        // NOTIFICATION_DATA must not come through.
-        OFFER | 1 << 38
+        self.shape.offer
     }
     fn config_len(&self) -> u32 {
-        CONFIG_LEN
+        self.shape.config_len
     }
     fn read_config(&mut self, offset: u32, data: &mut [u8]) {
         let offset = usize::try_from(offset).unwrap();
-        data.copy_from_slice(&self.0.lock().unwrap().config[offset..offset + data.len()]);
+        data.copy_from_slice(&self.seen.lock().unwrap().config[offset..offset + data.len()]);
     }
     fn write_config(&mut self, offset: u32, data: &[u8]) {
         let offset = usize::try_from(offset).unwrap();
-        self.0.lock().unwrap().config[offset..offset + data.len()].copy_from_slice(data);
+        self.seen.lock().unwrap().config[offset..offset + data.len()].copy_from_slice(data);
     }
     fn events(&mut self, kicks: &[Arc<EventFd>]) -> Vec<Event> {
-        assert_eq!(kicks.len(), MAX_SIZES.len());
-        Vec::new()
+        // Those of the transport, which another backend's queues may have given their number.
+        assert!([MAX_SIZES.len(), self.shape.max_sizes.len()].contains(&kicks.len()));
+        self.shape.events.clone()
     }
     fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
-        let mut seen = self.0.lock().unwrap();
+        let mut seen = self.seen.lock().unwrap();
         assert_eq!(seen.stage, Stage::Inactive, "negotiate");
         assert_eq!(features & !OFFER, 0);
         assert_ne!(features & VERSION_1, 0);
@@ -130,7 +185,7 @@ impl Backend for Model {
         Ok(())
     }
     fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
-        let mut seen = self.0.lock().unwrap();
+        let mut seen = self.seen.lock().unwrap();
         assert_eq!(seen.stage, Stage::Negotiated, "activate");
         check(&activation);
         if activation.features & FAIL_START != 0 {
@@ -143,7 +198,7 @@ impl Backend for Model {
         Ok(())
     }
     fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
-        let mut seen = self.0.lock().unwrap();
+        let mut seen = self.seen.lock().unwrap();
         assert_eq!(seen.stage, Stage::Active, "change");
         let activation = seen.activation.as_mut().unwrap();
         let features = activation.features;
@@ -175,13 +230,13 @@ impl Backend for Model {
         Ok(())
     }
     fn reset(&mut self) {
-        let mut seen = self.0.lock().unwrap();
+        let mut seen = self.seen.lock().unwrap();
         seen.stage = Stage::Inactive;
         seen.activation = None;
         seen.resets += 1;
     }
     fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
-        let seen = self.0.lock().unwrap();
+        let seen = self.seen.lock().unwrap();
         assert_eq!(seen.stage, Stage::Active, "doorbell");
         let activation = seen.activation.as_ref().unwrap();
         let enabled = activation.queues.iter().any(|one| one.index == queue);
@@ -190,7 +245,7 @@ impl Backend for Model {
         has.then(|| Arc::new(FakePage(queue)) as _)
     }
     fn announce(&mut self) -> Outcome {
-        let seen = self.0.lock().unwrap();
+        let seen = self.seen.lock().unwrap();
         assert_eq!(seen.stage, Stage::Active, "announce");
         Outcome {
             config_changed: true,
@@ -198,12 +253,12 @@ impl Backend for Model {
         }
     }
     fn process(&mut self, token: u16) -> Outcome {
-        let mut seen = self.0.lock().unwrap();
+        let mut seen = self.seen.lock().unwrap();
         seen.tokens.push(token);
         std::mem::take(&mut seen.outcome)
     }
     fn save(&mut self) -> Result<SavedState, BackendError> {
-        let mut seen = self.0.lock().unwrap();
+        let mut seen = self.seen.lock().unwrap();
         assert_eq!(seen.stage, Stage::Active, "save");
         if seen.activation.as_ref().unwrap().features & FAIL_SAVE != 0 {
             return Err("not this one".into());
@@ -215,13 +270,42 @@ impl Backend for Model {
             payload: vec![1, 2, 3],
         })
     }
+    fn hand_over(&mut self) -> Result<SavedState, BackendError> {
+        if self.shape.keeps_place {
+            assert_eq!(self.seen.lock().unwrap().stage, Stage::Active, "hand_over");
+            return Err("it is mine".into());
+        }
+        self.save()
+    }
+    fn identity(&mut self) -> Result<SavedState, BackendError> {
+        Ok(SavedState {
+            name: "identity".into(),
+            version: 1,
+            payload: self.seen.lock().unwrap().config.to_vec(),
+        })
+    }
+    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), BackendError> {
+        let mut seen = self.seen.lock().unwrap();
+        assert_eq!(seen.stage, Stage::Inactive, "succeed");
+        seen.predecessor = Some(predecessor.clone());
+        match self.shape.refuses {
+            Some(words) => Err(words.into()),
+            None => Ok(()),
+        }
+    }
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
-        let mut seen = self.0.lock().unwrap();
+        let mut seen = self.seen.lock().unwrap();
         assert!(
-            matches!(seen.stage, Stage::Inactive | Stage::Saved),
+            matches!(
+                seen.stage,
+                Stage::Inactive | Stage::Negotiated | Stage::Saved
+            ),
             "restore"
         );
         check(&activation);
+        if seen.fails_next_restore {
+            return Err("cannot now".into());
+        }
         if (state.version, state.payload.as_slice()) != (1, &[1, 2, 3]) {
             return Err("not mine".into());
         }
@@ -267,7 +351,12 @@ pub(super) struct Rig {
 impl Rig {
     /// BAR 0 at [`WINDOW`] and decoded, MSI-X enabled, vector *n* unmasked with data *n*.
     pub(super) fn new() -> Self {
-        let rig = Self::cold();
+        Self::with(Shape::default())
+    }
+
+    /// As [`Rig::new`], in front of a model of this shape.
+    pub(super) fn with(shape: Shape) -> Self {
+        let rig = Self::cold_with(shape);
         rig.config_write(4, 2, 6);
         rig.config_write(rig.capability(0x11) + 2, 2, 0x8000);
         for vector in 0..=4 {
@@ -281,12 +370,17 @@ impl Rig {
 
     /// As after power-on.
     pub(super) fn cold() -> Self {
+        Self::cold_with(Shape::default())
+    }
+
+    /// As after power-on, in front of a model of this shape.
+    pub(super) fn cold_with(shape: Shape) -> Self {
         let memory = Arc::new(Bus::new());
         let window = MmioWindow::new(WINDOW, WINDOW_LEN).unwrap();
         let pci = Arc::new(PciBus::new(&memory, window));
         let vectors = FakeVectors::new(100);
         let doorbells = Arc::new(FakeDoorbells::default());
-        let (model, seen) = Model::new();
+        let (model, seen) = Model::new(shape);
         let device = VirtioPciDevice::new(Box::new(model), &vectors, doorbells.clone()).unwrap();
         let device = Arc::new(device);
         let slot = pci.add(None, device.clone()).unwrap();

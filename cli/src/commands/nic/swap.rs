@@ -1,0 +1,153 @@
+//! `bellhop nic swap`: a running VM's NIC on another vDPA device.
+
+use std::path::{Path, PathBuf};
+
+use hyper::Method;
+use serde_json::{Value, json};
+
+use super::CommandError;
+use crate::client::{Node, NodeArguments, path};
+use crate::commands::vm::{MAKING, absolute};
+use crate::exit::Code;
+use crate::listing::Format;
+
+/// Move a NIC of a VM of the node daemon to another vDPA device, also while its guest uses it
+///
+/// The guest goes on: its PCI device, MAC address, receive filters, queues and rings stay; it gets one spurious
+/// interrupt and announces itself on the network if its driver knows how. Frames that were under way to the old device may be
+/// lost, as when a cable is put into another port.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+The new device has to be there (`bellhop dev add`, `bellhop nic make`), free, and of the same class. It must offer the
+features that the guest's driver has negotiated, as many queues, of that size, and at least the MTU. What is
+missing is named, and nothing has changed then. For the moment of the change the guest's memory is pinned for both
+devices. `bellhop probe PATH` shows what a device offers.
+
+If the NIC was made for the VM (`from=`) its old device is taken back; connect the new one yourself, for the VM's bridge, VLAN
+and rates went with the old one. The VM starts with the new device from now on; give the NIC a `mac` if its address
+is to be the same then, too.
+
+Examples:
+  bellhop nic swap --vm web net1 --path /dev/vhost-vdpa-7
+  bellhop nic swap --vm web net1 --device spare0
+  bellhop nic swap --vm web net1 --path $(bellhop nic make --from enp1s0f1 --name spare1)")]
+#[group(id = "to", required = true, multiple = false, args = ["path", "device"])]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(long, value_name = "NAME")]
+    vm: String,
+
+    /// The NIC's id in the VM
+    #[arg(value_name = "ID")]
+    id: String,
+
+    /// The vhost-vdpa character device that it is to be on
+    #[arg(long, value_name = "/dev/vhost-vdpa-N")]
+    path: Option<PathBuf>,
+
+    /// The vDPA device that it is to be on, by its name
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
+
+    #[command(flatten)]
+    node: NodeArguments,
+}
+
+impl Arguments {
+    /// The request's body.
+    fn body(&self) -> Result<Value, CommandError> {
+        let path = self.path.as_deref();
+        let path = path.map(|path: &Path| absolute(path, self.node.address()));
+        Ok(match path.transpose()? {
+            Some(path) => json!({ "path": path }),
+            None => json!({ "device": self.device }),
+        })
+    }
+}
+
+pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, CommandError> {
+    let node = arguments.node.connect()?;
+    let answer = swap(arguments, &node)?;
+    // What it is on now is what was asked for: there is nothing to say to people.
+    format
+        .print(&answer, String::new)
+        .map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}
+
+fn swap(arguments: &Arguments, node: &Node) -> Result<Value, CommandError> {
+    let at = path(["v1", "vms", &arguments.vm, "nics", &arguments.id]);
+    let (_, answer) = node.send(Method::PATCH, &at, &arguments.body()?, MAKING)?;
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::client::ClientError;
+    use crate::client::made_up::MadeUp;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn line(more: &[&str]) -> Result<Arguments, clap::Error> {
+        let line = ["swap", "--vm", "web", "net1"].iter().chain(more);
+        Line::try_parse_from(line).map(|line| line.arguments)
+    }
+
+    #[test]
+    fn a_device_is_named_by_path_or_name() {
+        let vm = json!({"name": "web", "phase": "Running", "nics": [{"id": "net1"}]});
+        for (more, body) in [
+            (
+                ["--path", "/dev/vhost-vdpa-7"],
+                r#"{"path":"/dev/vhost-vdpa-7"}"#,
+            ),
+            (["--device", "spare0"], r#"{"device":"spare0"}"#),
+        ] {
+            let made_up = MadeUp::default().answer(200, &vm);
+            let answer = swap(&line(&more).unwrap(), &made_up.node()).unwrap();
+            assert_eq!(answer, vm);
+            let asked = format!("PATCH /v1/vms/web/nics/net1 {body}");
+            assert_eq!(made_up.asked(), [asked]);
+        }
+    }
+
+    #[test]
+    fn one_device_is_wanted() {
+        for bad in [
+            &[][..],
+            &["--path"],
+            &["--path", "/dev/vhost-vdpa-7", "--device", "spare0"],
+            &["/dev/vhost-vdpa-7"],
+        ] {
+            line(bad).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn what_the_machine_refuses_is_said_in_its_words() {
+        let refusal = json!({
+            "code": "incompatible",
+            "message": "NIC net1 cannot be moved",
+            "causes": ["the new device does not offer what the driver uses: STATUS"],
+            "hint": "make one with these features",
+        });
+        let made_up = MadeUp::default().answer(422, &refusal);
+        let arguments = line(&["--device", "spare0"]).unwrap();
+        let error = swap(&arguments, &made_up.node()).unwrap_err();
+        let CommandError::Client(ClientError::Refused(refused)) = error else {
+            panic!("{error}");
+        };
+        assert_eq!(refused.code, "incompatible");
+        let said = format!("{:?}", ClientError::Refused(refused).in_words());
+        for words in ["net1 cannot be moved", "STATUS", "make one with"] {
+            assert!(said.contains(words), "{said}");
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! `bellhop vm migrate`.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use hyper::Method;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use vmm::migration::endpoint::Endpoint;
+
+use super::{CommandError, MAKING, absolute, of_vm};
+use crate::client::{ClientError, Node, NodeArguments};
+use crate::commands::migration_tls::TlsArguments;
+use crate::exit::Code;
+use crate::listing::{Format, printable};
+
+/// Between two looks.
+const PERIOD: Duration = Duration::from_millis(200);
+/// Characters of the bar.
+const BAR: u64 = 30;
+
+/// Move a running VM to another process, on this host or another one
+///
+/// The guest runs while its memory goes over, and stands still for a moment at the end. Whatever fails before it is
+/// handed over leaves it running here.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+At the destination a process waits for it, with a vDPA device for each of its NICs:
+    bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=net0,path=/dev/vhost-vdpa-0 --api-socket web.socket \\
+        --tls-certificate host.pem --tls-key host.key --tls-authority ca.pem
+
+Examples:
+  bellhop vm migrate web --to tcp:10.0.0.2:7444 --tls-certificate host.pem --tls-key host.key --tls-authority ca.pem
+  bellhop vm migrate web --to unix:/run/bellhop/web.move --downtime 100
+  bellhop vm migrate web --cancel             while it is under way: the guest stays here
+
+A migration goes on when this command is interrupted. Should the connection break while the guest is handed over, it stands
+still on both hosts until somebody who can see both says where it is:
+  bellhop vm migrate web --settle here        the destination does not have it
+  bellhop vm migrate web --settle there       it runs there; the one here ends")]
+#[command(group = clap::ArgGroup::new("what").required(true))]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// Where the destination waits: unix:/PATH or tcp:HOST:PORT
+    #[arg(long, value_name = "ENDPOINT", group = "what")]
+    to: Option<Endpoint>,
+
+    /// How long the guest may stand still
+    #[arg(
+        long,
+        value_name = "MILLISECONDS",
+        default_value_t = 300,
+        requires = "to"
+    )]
+    downtime: u32,
+
+    /// When to give up on a guest that writes faster than its memory goes over
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "to")]
+    timeout: u32,
+
+    /// Connections that carry memory, 1 to 16
+    #[arg(long, value_name = "N", default_value_t = 2, requires = "to", value_parser = clap::value_parser!(u16).range(1..=16))]
+    connections: u16,
+
+    #[command(flatten)]
+    tls: TlsArguments,
+
+    /// End the migration that is under way
+    #[arg(long, group = "what")]
+    cancel: bool,
+
+    /// Say where the guest is, after a migration that is not settled
+    #[arg(long, value_name = "WHERE", group = "what")]
+    settle: Option<Place>,
+}
+
+/// Which host has a guest.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Place {
+    /// This one: it goes on
+    Here,
+    /// The other one: the VM here ends
+    There,
+}
+
+/// What of a migration is shown.
+#[derive(Debug, Deserialize)]
+struct Status {
+    phase: String,
+    rounds: u32,
+    elapsed_ms: u64,
+    ram_bytes: u64,
+    sent_bytes: u64,
+    pages: u64,
+    zero_pages: u64,
+    left_bytes: u64,
+    bytes_per_second: u64,
+    dirty_bytes_per_second: u64,
+    throttle_percent: u8,
+    forecast_downtime_ms: Option<u64>,
+    downtime_ms: Option<f64>,
+    #[serde(default)]
+    downtime_parts_ms: Parts,
+    error: Option<String>,
+}
+
+/// What of the downtime took how long.
+#[derive(Debug, Default, Deserialize)]
+struct Parts {
+    stop: Option<f64>,
+    memory: Option<f64>,
+    state: Option<f64>,
+    ready: Option<f64>,
+    go: Option<f64>,
+}
+
+impl Parts {
+    /// In a line: `stop 1.2, memory 30.1, …`.
+    fn line(&self) -> String {
+        let parts = [
+            ("stop", self.stop),
+            ("memory", self.memory),
+            ("state", self.state),
+            ("restored", self.ready),
+            ("started", self.go),
+        ];
+        let known = parts
+            .iter()
+            .filter_map(|(name, time)| Some(format!("{name} {:.1}", (*time)?)));
+        known.collect::<Vec<_>>().join(", ")
+    }
+}
+
+pub(super) fn execute(
+    arguments: &Arguments,
+    which: &NodeArguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, CommandError> {
+    let name = &arguments.name;
+    let at = format!("{}/migration", of_vm(name));
+    if arguments.cancel {
+        node.change(Method::DELETE, &at)?;
+        return Ok(Code::Success);
+    }
+    if let Some(place) = arguments.settle {
+        let place = match place {
+            Place::Here => "Here",
+            Place::There => "There",
+        };
+        node.send(Method::PATCH, &at, &json!({ "settle": place }), MAKING)?;
+        return Ok(Code::Success);
+    }
+    let Some(destination) = &arguments.to else {
+        // clap demands one of the three.
+        return Err(CommandError::NoMigration(name.clone()));
+    };
+    // The machine's process has another working directory.
+    let tls = arguments.tls.clone();
+    let tls = tls.map_paths(|path| absolute(path, which.address()))?;
+    let wanted = json!({ "send": {
+        "destination": destination,
+        "downtime_ms": arguments.downtime,
+        "timeout_s": arguments.timeout,
+        "connections": arguments.connections,
+        "tls": tls.files(),
+        "plaintext": tls.plaintext,
+    } });
+    node.send(Method::POST, &at, &wanted, MAKING)?;
+    let answer = follow(node, &at, name)?;
+    let status = read(&answer)?;
+    match status.phase.as_str() {
+        "Moved" => {
+            format
+                .print(&answer, || summary(name, &destination.to_string(), &status))
+                .map_err(CommandError::Output)?;
+            Ok(Code::Success)
+        }
+        "Unsettled" => Err(CommandError::Unsettled {
+            name: name.clone(),
+            why: why(&status),
+        }),
+        _ => Err(CommandError::NotMoved {
+            name: name.clone(),
+            why: why(&status),
+        }),
+    }
+}
+
+fn why(status: &Status) -> String {
+    let why = status.error.as_deref().unwrap_or("no reason is given");
+    printable(why)
+}
+
+fn read(answer: &Value) -> Result<Status, ClientError> {
+    Status::deserialize(answer).map_err(ClientError::from_answer)
+}
+
+/// Looks until it is over, and shows how far it is where somebody can see it.
+fn follow(node: &Node, at: &str, name: &str) -> Result<Value, CommandError> {
+    let shown = io::stderr().is_terminal();
+    loop {
+        let started = Instant::now();
+        let answer: Value = node.get(at)?;
+        let status = read(&answer)?;
+        if shown {
+            // A terminal that went away must not end what is under way.
+            let _ = write!(io::stderr(), "\r\x1b[K{}", line(name, &status));
+        }
+        if matches!(status.phase.as_str(), "Moved" | "Stayed" | "Unsettled") {
+            if shown {
+                let _ = write!(io::stderr(), "\r\x1b[K");
+            }
+            return Ok(answer);
+        }
+        std::thread::sleep(PERIOD.saturating_sub(started.elapsed()));
+    }
+}
+
+/// One line: a bar over the memory of this round.
+fn line(name: &str, status: &Status) -> String {
+    let name = printable(name);
+    if status.phase != "Copy" || status.ram_bytes == 0 {
+        return format!("{name}: {}", printable(&status.phase));
+    }
+    let left = status.left_bytes.min(status.ram_bytes);
+    let done = (status.ram_bytes - left).saturating_mul(BAR) / status.ram_bytes;
+    let bar: String = (0..BAR)
+        .map(|place| if place < done { '#' } else { '.' })
+        .collect();
+    let mut line = format!(
+        "{name}: [{bar}] round {}, {} MiB left, {} MiB/s, guest writes {} MiB/s",
+        status.rounds,
+        left >> 20,
+        status.bytes_per_second >> 20,
+        status.dirty_bytes_per_second >> 20,
+    );
+    if let Some(downtime) = status.forecast_downtime_ms {
+        line.push_str(&format!(", would stand still {downtime} ms"));
+    }
+    if status.throttle_percent != 0 {
+        line.push_str(&format!(", held back {} %", status.throttle_percent));
+    }
+    line
+}
+
+fn summary(name: &str, destination: &str, status: &Status) -> String {
+    format!(
+        "{} runs at {} now: it stood still for {:.1} ms ({}); {} rounds, {} MiB on the wire, {} of {} pages zero, {:.1} s in all\n",
+        printable(name),
+        printable(destination),
+        status.downtime_ms.unwrap_or(0.0),
+        status.downtime_parts_ms.line(),
+        status.rounds,
+        status.sent_bytes >> 20,
+        status.zero_pages,
+        status.pages.saturating_add(status.zero_pages),
+        std::time::Duration::from_millis(status.elapsed_ms).as_secs_f64(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> Status {
+        let answer = json!({
+            "phase": "Copy", "rounds": 2, "elapsed_ms": 1500, "ram_bytes": 256_u64 << 20, "sent_bytes": 64 << 20,
+            "pages": 100, "zero_pages": 900, "left_bytes": 64 << 20, "bytes_per_second": 50 << 20,
+            "dirty_bytes_per_second": 3 << 20, "throttle_percent": 20, "forecast_downtime_ms": 400,
+            "downtime_ms": 12.3, "downtime_parts_ms": { "stop": 1.5, "memory": 8.0, "state": null },
+            "error": null, "direction": "Send",
+        });
+        read(&answer).unwrap()
+    }
+
+    #[test]
+    fn a_line_says_how_far_it_is() {
+        let status = status();
+        let text = line("web", &status);
+        for part in [
+            "[######################........]",
+            "round 2",
+            "64 MiB left",
+            "50 MiB/s",
+            "writes 3 MiB/s",
+            "400 ms",
+            "20 %",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        let text = summary("web", "tcp:b:1", &status);
+        assert!(text.contains("900 of 1000 pages zero"), "{text}");
+        assert!(text.contains("12.3 ms (stop 1.5, memory 8.0)"), "{text}");
+    }
+
+    #[test]
+    fn a_daemon_that_says_nonsense_draws_no_nonsense() {
+        let mut status = status();
+        status.left_bytes = u64::MAX;
+        assert!(line("web", &status).contains("[......"));
+        status.ram_bytes = 0;
+        line("web", &status);
+    }
+}

@@ -1,0 +1,369 @@
+//! Another backend in the place of a device's, while its driver goes on: hot swap.
+//!
+//! ```text
+//!   check      the new one can be all that the driver relies on; features negotiated with it
+//!                (nothing was stopped so far: on failure nobody notices)
+//!   switch     doorbells -> eventfds, hand_over of the old, restore of the new
+//!                (fails: restore of the old, from the same state)
+//!   go on      doorbells of the new, a spurious kick and interrupt for all, announcement
+//! ```
+//! All of it happens under the transport's lock. vCPUs go on: a register access waits for the lock, a
+//! kick is kept in its eventfd. What the old device said by interrupts is in the rings.
+//! The old backend is given back, stopped, because closing it may take long.
+//!
+//! A device without a driver, or in the middle of its negotiation, is just exchanged. One that
+//! needs a reset gets a fresh backend for the time after it.
+//!
+//! Owns the order and the checks that hold for any class of device. It must not know how backends are
+//! opened nor who polls their descriptors.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tracing::error;
+use vdpa::features;
+
+use super::NEVER_OFFERED;
+use super::transport::{Phase, Transport, chain};
+use crate::virtio::backend::{Backend, BackendError, Event, Outcome, Predecessor, SavedState};
+use crate::virtio::status::{DeviceStatus, FEATURES_OK};
+
+/// A backend that is to take a device's place, before it does.
+#[derive(Debug)]
+pub struct Successor {
+    pub(super) backend: Box<dyn Backend>,
+    pub(super) events: Vec<Event>,
+}
+
+impl Successor {
+    /// Its descriptors, which the event loop has to poll before
+    /// [`VirtioPciDevice::swap`](super::VirtioPciDevice::swap): from then on their tokens are the
+    /// device's.
+    #[must_use]
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// The backend, which is not to take the place after all.
+    #[must_use]
+    pub fn into_backend(self) -> Box<dyn Backend> {
+        self.backend
+    }
+}
+
+/// A device has another backend.
+#[derive(Debug)]
+pub struct Swapped {
+    /// What the event loop has polled for the old one, and must poll no longer.
+    pub events: Vec<Event>,
+    /// The old one, stopped.
+    pub retired: Box<dyn Backend>,
+    /// From the moment the old device was to stop to the one in which the new one worked;
+    /// `None` if no driver was using it.
+    pub gap: Option<Duration>,
+}
+
+/// A device keeps its backend.
+pub struct SwapFailed {
+    /// Why.
+    pub error: SwapError,
+    /// The backend that was to take its place, not working. Its descriptors must be polled no longer.
+    pub successor: Box<dyn Backend>,
+}
+
+impl fmt::Debug for SwapFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SwapFailed")
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a guest relies on of a device: for one at another host that is to take its place there. It comes from that
+/// host, so it is trusted no more than a guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Relied {
+    /// Virtio device type (virtio 1.3, section 5).
+    device_type: u32,
+    /// What [`Backend::identity`] gave; `None` of a device that is like any other of its type.
+    identity: Option<SavedState>,
+    /// As [`Predecessor::features`].
+    features: u64,
+    /// Whether its driver works on its rings.
+    running: bool,
+    /// The largest size of each queue.
+    queue_sizes: Vec<u16>,
+    /// Bytes of the device configuration.
+    config_len: u32,
+}
+
+/// Why a device keeps its backend. Up to [`SwapError::Start`] the guest has lost nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum SwapError {
+    /// The device waits for being restored.
+    #[error("the device is saved: it is replaced after it was restored")]
+    Saved,
+    /// A device that is to take a place has a driver itself.
+    #[error("a driver uses the device already")]
+    InUse,
+    /// A device of another class.
+    #[error("the new device has virtio type {has}, the guest uses one of type {needs}")]
+    DeviceType {
+        /// Type of the guest's device.
+        needs: u32,
+        /// Type of the new one.
+        has: u32,
+    },
+    /// The driver relies on features that the new device does not have.
+    #[error("the new device does not offer what the guest's driver uses: {missing}")]
+    Features {
+        /// Their names, separated by spaces.
+        missing: String,
+    },
+    /// Another number of queues.
+    #[error(
+        "the new device has {has} queues, the guest was shown {needs}: create it with as many queue \
+         pairs (max_vqp)"
+    )]
+    QueueCount {
+        /// Queues that the guest was shown.
+        needs: usize,
+        /// Queues of the new device.
+        has: usize,
+    },
+    /// A queue may get too large.
+    #[error("queue {index} of the new device takes {has} entries, the guest was told {needs}")]
+    QueueSize {
+        /// Index of the queue.
+        index: usize,
+        /// What the guest was told.
+        needs: u16,
+        /// What the new device takes.
+        has: u16,
+    },
+    /// Less device configuration.
+    #[error("the new device has {has} bytes of configuration, the guest was shown {needs}")]
+    ConfigLen {
+        /// Bytes that the guest was shown.
+        needs: u32,
+        /// Bytes of the new device.
+        has: u32,
+    },
+    /// One of the two refuses before anything is stopped.
+    #[error("the new device cannot take the old one's place")]
+    Refused(#[source] BackendError),
+    /// The old device cannot be stopped in an orderly way.
+    #[error("the old device cannot hand over; it goes on")]
+    HandOver(#[source] BackendError),
+    /// The new device failed when it was to start.
+    #[error("the new device does not start; the old one goes on")]
+    Start(#[source] BackendError),
+    /// The new device failed, and the old one cannot start again either.
+    #[error(
+        "the new device does not start, and the old one not again ({old}): the guest's driver has to \
+         reset the device, as unbind and bind do"
+    )]
+    Lost {
+        /// What the old one said, with its causes.
+        old: String,
+        /// What the new one said.
+        #[source]
+        source: BackendError,
+    },
+}
+
+impl Relied {
+    /// Makes a backend that nobody has used look like this, or says why it cannot.
+    fn fits(&self, successor: &mut dyn Backend) -> Result<(), SwapError> {
+        let (needs, has) = (self.device_type, successor.device_type());
+        if needs != has {
+            return Err(SwapError::DeviceType { needs, has });
+        }
+        let succeeded = match &self.identity {
+            Some(identity) => successor.succeed(&Predecessor {
+                identity: identity.clone(),
+                features: self.features,
+                running: self.running,
+            }),
+            None => Ok(()),
+        };
+        // The features first: their names say most. What is offered may depend on the succession.
+        let missing = self.features & !(successor.features() & !NEVER_OFFERED);
+        if missing != 0 {
+            return Err(SwapError::Features {
+                missing: features::describe(missing, needs),
+            });
+        }
+        succeeded.map_err(SwapError::Refused)?;
+        self.check_queues(successor)?;
+        let (needs, has) = (self.config_len, successor.config_len());
+        if has < needs {
+            return Err(SwapError::ConfigLen { needs, has });
+        }
+        Ok(())
+    }
+
+    fn check_queues(&self, successor: &dyn Backend) -> Result<(), SwapError> {
+        let sizes = successor.queue_max_sizes();
+        let (needs, has) = (self.queue_sizes.len(), sizes.len());
+        if needs != has {
+            return Err(SwapError::QueueCount { needs, has });
+        }
+        // A queue with 0 entries is none.
+        for (index, (&needs, &has)) in self.queue_sizes.iter().zip(sizes).enumerate() {
+            if has < needs {
+                return Err(SwapError::QueueSize { index, needs, has });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Transport {
+    /// Puts `successor` in the backend's place. See the module.
+    pub(super) fn swap(
+        &mut self,
+        mut successor: Box<dyn Backend>,
+    ) -> Result<(Box<dyn Backend>, Option<Duration>), SwapFailed> {
+        let gap = match self.prepare(&mut *successor) {
+            Ok(()) if self.phase == Phase::Active => match self.switch(&mut *successor) {
+                Ok(gap) => Some(gap),
+                Err(error) => return Err(SwapFailed { error, successor }),
+            },
+            Ok(()) => {
+                if self.phase == Phase::Broken {
+                    // It may still write, and its driver's reset reaches only the new one from here on.
+                    self.backend.reset();
+                }
+                None
+            }
+            Err(error) => return Err(SwapFailed { error, successor }),
+        };
+        self.common.set_offer(successor.features() & !NEVER_OFFERED);
+        let retired = std::mem::replace(&mut self.backend, successor);
+        if gap.is_some() {
+            self.enter(Phase::Active);
+            self.nudge_all();
+            self.announce();
+        }
+        // What a device says of itself is another one's: the link, for example.
+        self.take(Outcome {
+            config_changed: true,
+            needs_reset: false,
+        });
+        Ok((retired, gap))
+    }
+
+    /// What the driver relies on: see [`Predecessor::features`].
+    fn relied_on(&self) -> u64 {
+        let status = self.common.status();
+        if status.has(FEATURES_OK) {
+            self.common.driver_features()
+        } else if status == DeviceStatus::RESET {
+            0
+        } else {
+            self.common.offer()
+        }
+    }
+
+    /// What the guest relies on, with this identity of the backend.
+    fn relied(&self, identity: Option<SavedState>) -> Relied {
+        Relied {
+            device_type: self.backend.device_type(),
+            identity,
+            // The driver of a broken device has to start anew.
+            features: match self.phase {
+                Phase::Broken => 0,
+                _ => self.relied_on(),
+            },
+            running: self.phase == Phase::Active,
+            queue_sizes: self.common.max_sizes().collect(),
+            config_len: self.backend.config_len(),
+        }
+    }
+
+    /// What the guest relies on, for a device at another host.
+    pub(super) fn relied_elsewhere(&mut self) -> Relied {
+        // A device that cannot be replaced in place may well be like any other: the random number generator.
+        let identity = self.backend.identity().ok();
+        self.relied(identity)
+    }
+
+    /// Has the backend, which no driver uses yet, look like one at another host.
+    pub(super) fn take_place(&mut self, relied: &Relied) -> Result<(), SwapError> {
+        if self.phase != Phase::Inactive {
+            return Err(SwapError::InUse);
+        }
+        relied.fits(&mut *self.backend)?;
+        self.common
+            .set_offer(self.backend.features() & !NEVER_OFFERED);
+        Ok(())
+    }
+
+    /// Everything that can be refused without stopping anything.
+    fn prepare(&mut self, successor: &mut dyn Backend) -> Result<(), SwapError> {
+        if self.phase == Phase::Saved {
+            return Err(SwapError::Saved);
+        }
+        // The type first: only some can be replaced at all.
+        let (needs, has) = (self.backend.device_type(), successor.device_type());
+        if needs != has {
+            return Err(SwapError::DeviceType { needs, has });
+        }
+        let identity = self.backend.identity().map_err(SwapError::Refused)?;
+        self.relied(Some(identity)).fits(successor)?;
+        match self.phase {
+            Phase::Agreed | Phase::Active => successor
+                .negotiate(self.common.driver_features())
+                .map_err(SwapError::Refused),
+            Phase::Inactive | Phase::Broken | Phase::Saved => Ok(()),
+        }
+    }
+
+    /// From the old device to the new one, or back. How long nobody worked.
+    fn switch(&mut self, successor: &mut dyn Backend) -> Result<Duration, SwapError> {
+        // From here on the guest's stores reach our eventfds only.
+        self.doorbells.stop();
+        let stopped = Instant::now();
+        let state = match self.backend.hand_over() {
+            Ok(state) => state,
+            Err(error) => {
+                self.go_on();
+                return Err(SwapError::HandOver(error));
+            }
+        };
+        match successor.restore(&state, self.activation(&self.common)) {
+            Ok(()) => Ok(stopped.elapsed()),
+            Err(error) => {
+                successor.reset();
+                Err(self.roll_back(&state, error))
+            }
+        }
+    }
+
+    /// Starts the old device again, where it stopped.
+    fn roll_back(&mut self, state: &SavedState, error: BackendError) -> SwapError {
+        let activation = self.activation(&self.common);
+        match self.backend.restore(state, activation) {
+            Ok(()) => {
+                self.go_on();
+                SwapError::Start(error)
+            }
+            Err(old) => {
+                let old = chain(&old);
+                error!(error = old, "a device cannot go on after a failed swap");
+                self.backend.reset();
+                self.needs_reset();
+                SwapError::Lost { old, source: error }
+            }
+        }
+    }
+
+    /// The old device has its doorbells again, and misses nothing.
+    fn go_on(&mut self) {
+        self.enter(Phase::Active);
+        self.nudge_all();
+    }
+}

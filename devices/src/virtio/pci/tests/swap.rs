@@ -1,0 +1,489 @@
+//! Another backend behind the same function: what the guest sees, and what is left
+//! when one of the two fails.
+
+use std::sync::{Arc, Mutex};
+
+use proptest::prelude::*;
+
+use super::rig::{
+    FAIL_CHANGE, FAIL_SAVE, Model, OFFER, Rig, Seen, Shape, Stage, VERSION_1, WINDOW, reg,
+};
+use crate::testing::Reached;
+use crate::virtio::backend::{Backend, Event, Outcome};
+use crate::virtio::pci::{SwapError, Swapped};
+
+const NEEDS_RESET: u64 = 64;
+/// VIRTIO_NET_F_MAC, which to the model means something else that does not happen here.
+const MAC: u64 = FAIL_CHANGE;
+
+fn swap(rig: &Rig, shape: Shape) -> (Result<Swapped, SwapError>, Arc<Mutex<Seen>>) {
+    let (next, seen) = Model::new(shape);
+    let successor = rig.device.successor(Box::new(next));
+    let swapped = rig.device.swap(successor);
+    (swapped.map_err(|failed| failed.error), seen)
+}
+
+fn stage(seen: &Mutex<Seen>) -> Stage {
+    seen.lock().unwrap().stage
+}
+
+fn take_interrupts(rig: &Rig) {
+    for vector in 0..=4 {
+        rig.vectors.get(vector).delivered();
+    }
+}
+
+#[test]
+fn a_driver_goes_on_with_another_device() {
+    let rig = Rig::new();
+    rig.seen.lock().unwrap().doorbells = vec![0, 1];
+    rig.start(VERSION_1);
+    take_interrupts(&rig);
+    let _ = (rig.device.kicks[0].read(), rig.device.kicks[1].read());
+    let generation = rig.read(reg::GENERATION, 1);
+    let ring_start = |rig: &Rig| {
+        let mut starts = Vec::new();
+        rig.device.running_rings(|ring| starts.push(ring.start));
+        starts[0]
+    };
+    let before = ring_start(&rig);
+
+    let (next, seen) = Model::new(Shape::default());
+    {
+        let mut seen = seen.lock().unwrap();
+        seen.config = *b"abcdefghij";
+        seen.doorbells = vec![1];
+    }
+    let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
+    let swapped = swapped.unwrap();
+    assert!(swapped.gap.is_some());
+    // The guest's registers are as they were, the device behind them is the other one.
+    assert_eq!(rig.status(), 15);
+    assert_eq!(
+        rig.read(0x2000, 2),
+        u64::from(u16::from_le_bytes(*b"ab")),
+        "configuration"
+    );
+    assert_ne!(rig.read(reg::GENERATION, 1), generation);
+    assert_ne!(ring_start(&rig), before);
+    {
+        let seen = seen.lock().unwrap();
+        assert_eq!(seen.stage, Stage::Active);
+        let activation = seen.activation.as_ref().unwrap();
+        assert_eq!(activation.features, VERSION_1);
+        assert_eq!(activation.queues[0].addresses.size, 128);
+        assert!(Arc::ptr_eq(
+            &activation.queues[1].kick,
+            &rig.device.kicks[1]
+        ));
+        let predecessor = seen.predecessor.as_ref().unwrap();
+        assert_eq!(
+            (predecessor.features, predecessor.running),
+            (VERSION_1, true)
+        );
+        assert_eq!(predecessor.identity.payload, b"0123456789");
+    }
+    // The new one's doorbells, and only those.
+    let notify = WINDOW + 0x1_0000;
+    assert_eq!(
+        rig.doorbells.all()[..2],
+        [Reached::Eventfd(notify), Reached::Page(notify + 4096, 1)]
+    );
+    for vector in [0, 1, 2] {
+        assert!(rig.vectors.get(vector).delivered().is_some(), "{vector}");
+    }
+    assert!(rig.device.kicks[0].read().is_ok() && rig.device.kicks[1].read().is_ok());
+
+    // The old one is stopped, and its owner's to close.
+    assert_eq!(rig.stage(), Stage::Saved);
+    assert!(!rig.seen.lock().unwrap().dropped);
+    drop(swapped);
+    assert!(rig.seen.lock().unwrap().dropped);
+    // What comes now is the new one's affair.
+    rig.device.process(3);
+    assert_eq!(seen.lock().unwrap().tokens, [3]);
+    rig.write(reg::QUEUE_SELECT, 2, 0);
+    rig.write(reg::QUEUE_VECTOR, 2, 4);
+    assert_eq!(seen.lock().unwrap().calls.len(), 1);
+    rig.start(VERSION_1);
+    assert_eq!(stage(&seen), Stage::Active);
+    assert!(rig.seen.lock().unwrap().calls.is_empty());
+}
+
+#[test]
+fn every_stage_of_a_driver_can_be_caught() {
+    for (steps, gap) in [(0, false), (1, false), (2, false), (3, false), (4, true)] {
+        let rig = Rig::new();
+        for status in [1, 3].into_iter().take(steps) {
+            rig.set_status(status);
+        }
+        if steps >= 3 {
+            rig.agree(VERSION_1);
+            rig.set_up_queue(0, 32, 1);
+        }
+        if steps == 4 {
+            rig.set_status(15);
+        }
+        let (swapped, seen) = swap(&rig, Shape::default());
+        assert_eq!(swapped.unwrap().gap.is_some(), gap, "{steps}");
+        let relied_on = match steps {
+            0 => 0,
+            1 | 2 => OFFER,
+            _ => VERSION_1,
+        };
+        let predecessor = seen.lock().unwrap().predecessor.clone().unwrap();
+        assert_eq!(predecessor.features, relied_on, "{steps}");
+        assert_eq!(predecessor.running, gap);
+        if steps == 3 {
+            assert_eq!(stage(&seen), Stage::Negotiated);
+            rig.set_status(15);
+        } else if steps < 3 {
+            assert_eq!(stage(&seen), Stage::Inactive);
+            rig.start(VERSION_1);
+        }
+        assert_eq!((rig.status(), stage(&seen)), (15, Stage::Active), "{steps}");
+    }
+}
+
+/// Devices that a driver of [`Shape::default`] with the feature MAC cannot go on with, and what is said of each.
+fn lesser_shapes() -> Vec<(Shape, &'static str)> {
+    let fits = Shape::default;
+    let smaller = |queue: usize, size| {
+        let mut shape = fits();
+        shape.max_sizes[queue] = size;
+        shape
+    };
+    let mut more_queues = fits();
+    more_queues.max_sizes.extend([256, 256]);
+    vec![
+        (
+            Shape {
+                device_type: 2,
+                ..fits()
+            },
+            "virtio type 2",
+        ),
+        (
+            Shape {
+                offer: VERSION_1,
+                ..fits()
+            },
+            "driver uses: MAC",
+        ),
+        (
+            smaller(0, 128),
+            "queue 0 of the new device takes 128 entries",
+        ),
+        (smaller(3, 0), "queue 3"),
+        (more_queues, "6 queues, the guest was shown 4"),
+        (
+            Shape {
+                config_len: 9,
+                ..fits()
+            },
+            "9 bytes",
+        ),
+        (
+            Shape {
+                refuses: Some("not as nice"),
+                ..fits()
+            },
+            "cannot take the old one's place",
+        ),
+    ]
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_stops() {
+    for (shape, words) in lesser_shapes() {
+        let rig = Rig::new();
+        rig.seen.lock().unwrap().doorbells = vec![0];
+        rig.start(VERSION_1 | MAC);
+        take_interrupts(&rig);
+        let done = rig.doorbells.done.lock().unwrap().len();
+        let (swapped, seen) = swap(&rig, shape);
+        let error = swapped.unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+        assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
+        // The guest has noticed nothing, and the other one has not begun.
+        assert_eq!(rig.doorbells.done.lock().unwrap().len(), done);
+        assert!((0..=4).all(|vector| rig.vectors.get(vector).delivered().is_none()));
+        assert_eq!(stage(&seen), Stage::Inactive);
+        assert!(seen.lock().unwrap().dropped);
+    }
+}
+
+#[test]
+fn a_saved_device_is_not_replaced() {
+    let rig = Rig::new();
+    rig.start(VERSION_1);
+    let state = rig.device.save().unwrap();
+    let (swapped, _) = swap(&rig, Shape::default());
+    assert!(matches!(swapped, Err(SwapError::Saved)));
+    rig.device.restore(&state).unwrap();
+    let (swapped, seen) = swap(&rig, Shape::default());
+    swapped.unwrap();
+    assert_eq!(stage(&seen), Stage::Active);
+}
+
+#[test]
+fn an_old_device_that_cannot_hand_over_goes_on() {
+    let keeps = Shape {
+        keeps_place: true,
+        ..Shape::default()
+    };
+    for (shape, features) in [
+        (keeps, VERSION_1),
+        (Shape::default(), VERSION_1 | FAIL_SAVE),
+    ] {
+        let rig = Rig::with(shape);
+        rig.seen.lock().unwrap().doorbells = vec![0];
+        rig.start(features);
+        take_interrupts(&rig);
+        let (swapped, seen) = swap(&rig, Shape::default());
+        assert!(matches!(swapped, Err(SwapError::HandOver(_))));
+        assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
+        assert_eq!(rig.doorbells.all()[0], Reached::Page(WINDOW + 0x1_0000, 0));
+        // What came in between is made good.
+        assert!(rig.vectors.get(1).delivered().is_some());
+        assert_ne!(stage(&seen), Stage::Active);
+    }
+}
+
+#[test]
+fn the_old_device_goes_on_where_the_new_one_fails() {
+    let rig = Rig::new();
+    rig.seen.lock().unwrap().doorbells = vec![0];
+    rig.start(VERSION_1);
+    take_interrupts(&rig);
+    let fails = Shape {
+        fails_restore: true,
+        ..Shape::default()
+    };
+    let (swapped, seen) = swap(&rig, fails);
+    let error = swapped.unwrap_err();
+    assert!(matches!(error, SwapError::Start(_)), "{error}");
+    assert!(error.to_string().contains("the old one goes on"));
+    assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
+    assert_eq!(rig.doorbells.all()[0], Reached::Page(WINDOW + 0x1_0000, 0));
+    assert!(rig.vectors.get(1).delivered().is_some());
+    {
+        let seen = seen.lock().unwrap();
+        assert_eq!((seen.stage, seen.dropped), (Stage::Inactive, true));
+        assert_eq!(seen.resets, 1, "it must be still before the old one starts");
+    }
+    rig.report(Outcome::default());
+    assert_eq!(rig.seen.lock().unwrap().tokens, [7]);
+}
+
+#[test]
+fn a_guest_is_told_when_neither_works() {
+    let rig = Rig::new();
+    rig.start(VERSION_1);
+    take_interrupts(&rig);
+    rig.seen.lock().unwrap().fails_next_restore = true;
+    let fails = Shape {
+        fails_restore: true,
+        ..Shape::default()
+    };
+    let (swapped, _) = swap(&rig, fails);
+    let error = swapped.unwrap_err();
+    assert!(matches!(error, SwapError::Lost { .. }), "{error}");
+    assert!(error.to_string().contains("cannot now"), "{error}");
+    assert_eq!(rig.status(), 15 | NEEDS_RESET);
+    assert!(rig.vectors.get(0).delivered().is_some());
+    assert_eq!(rig.stage(), Stage::Inactive);
+    // Another device cures it, from the driver's next start.
+    let (swapped, seen) = swap(&rig, Shape::default());
+    assert!(swapped.unwrap().gap.is_none());
+    assert_eq!(
+        (rig.status(), stage(&seen)),
+        (15 | NEEDS_RESET, Stage::Inactive)
+    );
+    rig.start(VERSION_1);
+    assert_eq!((rig.status(), stage(&seen)), (15, Stage::Active));
+}
+
+#[test]
+fn another_device_offers_what_it_has_to_the_next_driver() {
+    let rig = Rig::new();
+    rig.start(VERSION_1);
+    let less = Shape {
+        offer: VERSION_1 | 1 << 40,
+        ..Shape::default()
+    };
+    swap(&rig, less).0.unwrap();
+    rig.set_status(0);
+    let offered = [0, 1].map(|select| {
+        rig.write(reg::DEVICE_FEATURE_SELECT, 4, select);
+        rig.read(reg::DEVICE_FEATURE, 4) << (32 * select)
+    });
+    assert_eq!(offered[0] | offered[1], VERSION_1 | 1 << 40);
+}
+
+#[test]
+fn descriptors_change_with_the_device() {
+    let events = |fd| {
+        vec![
+            Event { fd, token: 0 },
+            Event {
+                fd: fd + 1,
+                token: 1,
+            },
+        ]
+    };
+    let shape = |fd| Shape {
+        events: events(fd),
+        ..Shape::default()
+    };
+    let rig = Rig::with(shape(100));
+    rig.start(VERSION_1);
+    assert_eq!(rig.device.events(), events(100));
+    let (next, _) = Model::new(shape(200));
+    let successor = rig.device.successor(Box::new(next));
+    assert_eq!(successor.events(), events(200));
+    assert_eq!(rig.device.events(), events(100));
+    let swapped = rig.device.swap(successor).unwrap();
+    assert_eq!(
+        (swapped.events, rig.device.events()),
+        (events(100), events(200))
+    );
+    let mut failing = shape(300);
+    failing.fails_restore = true;
+    let (next, seen) = Model::new(failing);
+    let failed = rig
+        .device
+        .swap(rig.device.successor(Box::new(next)))
+        .unwrap_err();
+    assert_eq!(rig.device.events(), events(200));
+    // It is given back, so that whoever polls it stops before it closes them.
+    assert!(!seen.lock().unwrap().dropped);
+    let given_back: Box<dyn Backend> = failed.successor;
+    drop(given_back);
+    assert!(seen.lock().unwrap().dropped);
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Start,
+    Reset,
+    Break,
+    Swap,
+    Refused,
+    Fails,
+    PowerCycle,
+    Vector(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        Just(Step::Start),
+        Just(Step::Reset),
+        Just(Step::Break),
+        Just(Step::Swap),
+        Just(Step::Refused),
+        Just(Step::Fails),
+        Just(Step::PowerCycle),
+        (0u64..6).prop_map(Step::Vector),
+    ]
+}
+
+proptest! {
+    /// In every order of what guest, device and operator do: exactly the present backend works,
+    /// exactly while the status says so, with its own doorbells, and no other one is left.
+    #[test]
+    fn at_most_one_device_works(steps in prop::collection::vec(step(), 1..30)) {
+        use crate::pci::PciFunction;
+        let rig = Rig::new();
+        let mut present = Arc::clone(&rig.seen);
+        let mut past: Vec<Arc<Mutex<Seen>>> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Start => {
+                    rig.set_status(0);
+                    rig.start(VERSION_1);
+                }
+                Step::Reset => rig.set_status(0),
+                Step::PowerCycle => {
+                    rig.device.reset();
+                    rig.config_write(0x10, 4, WINDOW & 0xffff_ffff);
+                    rig.config_write(0x14, 4, WINDOW >> 32);
+                    rig.config_write(4, 2, 6);
+                }
+                Step::Break => {
+                    present.lock().unwrap().outcome.needs_reset = true;
+                    rig.device.process(1);
+                }
+                Step::Vector(vector) => {
+                    rig.write(reg::QUEUE_SELECT, 2, 1);
+                    rig.write(reg::QUEUE_VECTOR, 2, vector);
+                }
+                Step::Swap | Step::Refused | Step::Fails => {
+                    let refuses = matches!(step, Step::Refused).then_some("no");
+                    let fails_restore = matches!(step, Step::Fails);
+                    let running = rig.status() == 15;
+                    let shape = Shape { refuses, fails_restore, ..Shape::default() };
+                    let (next, seen) = Model::new(shape);
+                    seen.lock().unwrap().doorbells = vec![1];
+                    let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
+                    let done = swapped.is_ok();
+                    prop_assert_eq!(done, refuses.is_none() && !(fails_restore && running));
+                    past.push(if done { std::mem::replace(&mut present, seen) } else { seen });
+                }
+            }
+            let working = stage(&present) == Stage::Active;
+            let broken = rig.status() & NEEDS_RESET != 0;
+            prop_assert_eq!(working && !broken, rig.status() == 15);
+            let pages = rig.doorbells.all().into_iter();
+            let pages = pages.filter(|reached| matches!(reached, Reached::Page(..))).count();
+            let has = present.lock().unwrap().doorbells.len();
+            prop_assert_eq!(pages, if rig.status() == 15 { has } else { 0 });
+            prop_assert!(past.iter().all(|seen| seen.lock().unwrap().dropped));
+        }
+    }
+}
+
+#[test]
+fn a_device_at_another_host_takes_the_place_and_goes_on_from_the_state() {
+    let rig = Rig::new();
+    rig.start(VERSION_1);
+    let relied = rig.device.relied();
+    let state = rig.device.save().unwrap();
+
+    let other = Rig::cold();
+    other.device.take_place(&relied).unwrap();
+    {
+        let seen = other.seen.lock().unwrap();
+        let predecessor = seen.predecessor.as_ref().unwrap();
+        assert_eq!(
+            (predecessor.features, predecessor.running),
+            (VERSION_1, true)
+        );
+    }
+    other.device.check(&state).unwrap();
+    assert_eq!(
+        other.stage(),
+        Stage::Inactive,
+        "a check starts nothing, and more than once"
+    );
+    other.device.check(&state).unwrap();
+    other.device.restore(&state).unwrap();
+    other.pci.remap();
+    assert_eq!((other.status(), other.stage()), (15, Stage::Active));
+    assert!(matches!(
+        other.device.take_place(&relied),
+        Err(SwapError::InUse)
+    ));
+}
+
+#[test]
+fn a_device_at_another_host_that_is_less_is_refused_before_anything_is_restored() {
+    let rig = Rig::new();
+    rig.start(VERSION_1 | MAC);
+    let relied = rig.device.relied();
+    for (shape, words) in lesser_shapes() {
+        let other = Rig::cold_with(shape);
+        let error = other.device.take_place(&relied).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}

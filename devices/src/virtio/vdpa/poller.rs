@@ -1,0 +1,232 @@
+//! The thread that polls the relays of one device, and who has them when.
+//!
+//! ```text
+//!                 go
+//!   parked  -------------->  polling      the thread has the relays, and sleeps as they say,
+//!   (the backend has the       |          until a hint, a kick or the backend wakes it
+//!    relays, may change them)  |
+//!      ^         park          |
+//!      +-----------------------+
+//! ```
+//! There is no lock: the relays are handed over, so a transition never meets a poll. The thread ends
+//! with its [`Poller`], which exists only while queues are relayed. It must not know the device:
+//! it sees rings in guest memory and eventfds.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vdpa::relay::{Pause, RelaySet, Strategy};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::{VdpaError, signal};
+use crate::virtio::backend::SharedMemory;
+
+/// What both sides see.
+#[derive(Debug)]
+struct Shared {
+    /// The backend wants the relays back.
+    park: AtomicBool,
+    /// Ends a pause of the thread.
+    wake: EventFd,
+    /// Tells the backend's event loop that a queue is broken.
+    failed: Arc<EventFd>,
+    /// Where pages that the device wrote are marked.
+    memory: SharedMemory,
+}
+
+/// Who has the relays.
+#[derive(Debug)]
+enum Place {
+    Parked(Box<RelaySet>),
+    Polling,
+}
+
+/// The relays of one device with the thread that polls them. See the module.
+#[derive(Debug)]
+pub(super) struct Poller {
+    place: Place,
+    /// How each queue reached the device when the relays were handed over last.
+    strategies: BTreeMap<u16, Strategy>,
+    shared: Arc<Shared>,
+    /// `None` only while it is dropped: without it the thread ends.
+    to: Option<SyncSender<Box<RelaySet>>>,
+    from: Receiver<Box<RelaySet>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Poller {
+    /// A parked thread. `failed` is signalled when a queue breaks.
+    ///
+    /// # Errors
+    /// The relays, and why there is no thread.
+    pub(super) fn new(
+        set: RelaySet,
+        memory: &SharedMemory,
+        failed: &Arc<EventFd>,
+    ) -> Result<Self, (RelaySet, VdpaError)> {
+        match Self::spawn(memory, failed) {
+            Ok((shared, to, from, thread)) => Ok(Self {
+                strategies: set.strategies().collect(),
+                place: Place::Parked(Box::new(set)),
+                shared,
+                to: Some(to),
+                from,
+                thread: Some(thread),
+            }),
+            Err(error) => Err((set, VdpaError::RelayThread(error))),
+        }
+    }
+
+    #[expect(clippy::type_complexity, reason = "the parts of one value")]
+    fn spawn(
+        memory: &SharedMemory,
+        failed: &Arc<EventFd>,
+    ) -> io::Result<(
+        Arc<Shared>,
+        SyncSender<Box<RelaySet>>,
+        Receiver<Box<RelaySet>>,
+        JoinHandle<()>,
+    )> {
+        let shared = Arc::new(Shared {
+            park: AtomicBool::new(false),
+            wake: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
+            failed: Arc::clone(failed),
+            memory: Arc::clone(memory),
+        });
+        let (to, given) = sync_channel::<Box<RelaySet>>(1);
+        let (back, from) = sync_channel(1);
+        let seen = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("relay".into())
+            .spawn(move || {
+                while let Ok(mut set) = given.recv() {
+                    relay(&mut set, &seen);
+                    if back.send(set).is_err() {
+                        return;
+                    }
+                }
+            })?;
+        Ok((shared, to, from, thread))
+    }
+
+    /// Stops polling. Nothing but the caller touches the relayed queues when this returns; a
+    /// pass that is under way is finished first, which is bounded.
+    ///
+    /// # Errors
+    /// [`VdpaError::RelaysLost`].
+    pub(super) fn park(&mut self) -> Result<&mut RelaySet, VdpaError> {
+        if matches!(self.place, Place::Polling) {
+            self.shared.park.store(true, Ordering::Release);
+            signal(&self.shared.wake);
+            let set = self.from.recv().map_err(|_| VdpaError::RelaysLost)?;
+            self.shared.park.store(false, Ordering::Relaxed);
+            self.place = Place::Parked(set);
+        }
+        match &mut self.place {
+            Place::Parked(set) => Ok(set),
+            Place::Polling => Err(VdpaError::RelaysLost),
+        }
+    }
+
+    /// Polls from now on.
+    ///
+    /// # Errors
+    /// [`VdpaError::RelaysLost`].
+    pub(super) fn go(&mut self) -> Result<(), VdpaError> {
+        let Place::Parked(set) = std::mem::replace(&mut self.place, Place::Polling) else {
+            return Ok(());
+        };
+        self.strategies = set.strategies().collect();
+        let sent = self.to.as_ref().map(|to| to.send(set));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            _ => Err(VdpaError::RelaysLost),
+        }
+    }
+
+    /// How a queue reaches the device. What a change under way makes of it counts only
+    /// after [`Poller::go`].
+    pub(super) fn strategy(&self, queue: u16) -> Option<Strategy> {
+        self.strategies.get(&queue).copied()
+    }
+
+    /// Ends the thread and gives the relays back; `None`: they are lost.
+    pub(super) fn end(mut self) -> Option<RelaySet> {
+        self.park().ok()?;
+        match std::mem::replace(&mut self.place, Place::Polling) {
+            Place::Parked(set) => Some(*set),
+            Place::Polling => None,
+        }
+    }
+}
+
+impl Drop for Poller {
+    /// Nobody polls any more when this returns.
+    fn drop(&mut self) {
+        self.shared.park.store(true, Ordering::Release);
+        signal(&self.shared.wake);
+        self.to = None;
+        // A thread that panicked has said so itself.
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            tracing::error!("the thread of relayed queues had panicked");
+        }
+    }
+}
+
+/// Polls until the relays are wanted back.
+fn relay(set: &mut RelaySet, shared: &Shared) {
+    while !shared.park.load(Ordering::Acquire) {
+        match set.poll(&*shared.memory) {
+            Ok(progress) => rest(set, shared, progress.pause),
+            Err(error) => {
+                // Its driver has to reset the device; the other queues go on until then.
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    cause = error.source.to_string(),
+                    "a relayed queue is broken until the device's reset"
+                );
+                signal(&shared.failed);
+            }
+        }
+    }
+    // What woke the thread for this must not do so again.
+    let _ = shared.wake.read();
+}
+
+/// Waits for whatever ends a pause, and takes the signals.
+fn rest(set: &RelaySet, shared: &Shared, pause: Pause) {
+    let limit = match pause {
+        Pause::None => return,
+        // Pauses are milliseconds; one that does not fit is no pause.
+        Pause::AtMost(limit) => match Timespec::try_from(limit) {
+            Ok(limit) => Some(limit),
+            Err(_) => return,
+        },
+        Pause::Forever => None,
+    };
+    let events: Vec<&EventFd> = std::iter::once(&shared.wake).chain(set.hints()).collect();
+    let mut polled: Vec<PollFd<'_>> = events.iter().map(|event| watched(event)).collect();
+    // An interrupted wait is a poll before its time.
+    if poll(&mut polled, limit.as_ref()).is_err() {
+        return;
+    }
+    for (event, polled) in events.iter().zip(&polled) {
+        if polled.revents().contains(PollFlags::IN) {
+            // Not blocking: an error only says that somebody else took the signal.
+            let _ = event.read();
+        }
+    }
+}
+
+fn watched(event: &EventFd) -> PollFd<'_> {
+    // SAFETY: needed because `EventFd` does not implement `AsFd`. The descriptor is
+    // open for as long as `event` is borrowed, which the result's lifetime is.
+    let fd = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
+    PollFd::from_borrowed_fd(fd, PollFlags::IN)
+}

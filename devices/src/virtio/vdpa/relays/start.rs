@@ -1,0 +1,88 @@
+//! A device whose queues are relayed from its start: before it has written anything.
+//!
+//! It must not know why they are relayed.
+
+use std::sync::Arc;
+
+use vdpa::control_queue::Command;
+use vdpa::device::VringBase;
+use vdpa::relay::{ChangeFailed, Strategy};
+
+use super::super::poller::Poller;
+use super::super::{VdpaBackend, VdpaError};
+use super::Plan;
+
+impl VdpaBackend {
+    /// How the queues of a device that is about to start must reach it; `None`: directly. `anywhere`: the
+    /// device is to begin in the middle of rings.
+    ///
+    /// # Errors
+    /// It can do neither.
+    pub(in crate::virtio::vdpa) fn plan_start(
+        &self,
+        anywhere: bool,
+    ) -> Result<Option<Plan>, VdpaError> {
+        if anywhere && !self.keeps_positions {
+            return self.plan().map(Some);
+        }
+        if !self.dirty_log {
+            return Ok(None);
+        }
+        match self.plan() {
+            Ok(plan) => Ok(Some(plan)),
+            Err(error) => {
+                // The guest's network is worth more than the log; see `unseen`.
+                tracing::warn!(
+                    device = %self.id,
+                    error = &error as &dyn std::error::Error,
+                    "what the device writes cannot be recorded: all memory counts as written"
+                );
+                Ok(None)
+            }
+        }
+    }
+
+    /// Starts the negotiated device, whose control queue is set up, with relayed queues. `known`: where packed
+    /// rings stand.
+    pub(in crate::virtio::vdpa) fn start_relayed(
+        &mut self,
+        plan: &Plan,
+        known: &[(u16, VringBase)],
+        replay: &[Command],
+    ) -> Result<(), VdpaError> {
+        let targets = self.targets(plan);
+        let mut poller = self.new_poller()?;
+        let started = self.start_with(&mut poller, &targets, known, replay);
+        self.poller = Some(poller);
+        started?;
+        match &mut self.poller {
+            Some(poller) => poller.go(),
+            None => Ok(()),
+        }
+    }
+
+    fn start_with(
+        &mut self,
+        poller: &mut Poller,
+        targets: &[(u16, Strategy)],
+        known: &[(u16, VringBase)],
+        replay: &[Command],
+    ) -> Result<(), VdpaError> {
+        let set = poller.park()?;
+        let memory = Arc::clone(&self.memory);
+        let device = self.link.take_negotiated()?;
+        let Some(mut restarter) = self.restarter(replay.to_vec()) else {
+            return Err(VdpaError::NotNegotiated);
+        };
+        match set.start(device, targets, known, &*memory, &mut restarter) {
+            Ok(device) => {
+                self.runs_again(device);
+                Ok(())
+            }
+            Err(ChangeFailed { device, error }) => {
+                self.link = device.into();
+                Err(error.into())
+            }
+        }
+    }
+}

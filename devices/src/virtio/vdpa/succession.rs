@@ -1,0 +1,343 @@
+//! One vDPA network device in the place of another while the guest's driver goes on.
+//!
+//! ```text
+//!   old device                                   new device (owned, memory mapped)
+//!   identity ----- MAC, MTU, queue pairs, … ---> succeed: the same for the guest, or refused
+//!   hand_over ---- rings, control state -------> restore
+//!     SUSPEND, positions        (can suspend and resume)
+//!     reset                     (cannot, and its rings are split)
+//! ```
+//! What the guest has been told stays true: its MAC address is laid over the new device's
+//! configuration; where that is not possible (a smaller MTU, another place of the control
+//! queue) the new device is refused.
+//!
+//! **Where the next device begins.** A suspended device may keep buffers that it has taken from
+//! a ring: a NIC that fetches receive buffers early does. They would be lost with it, so the next one begins at
+//! the *used* index and takes them again. That is right only if those are the entries
+//! behind that index, i.e. if the old device has completed all buffers before them. `check_order` looks
+//! for signs that it has not; if there is one the old device goes on. A device that cannot be suspended and
+//! resumed is looked at while it works, then reset: a frame that it has sent but not given back is sent again.
+//! A packed ring has no entries to look at: its device must hold nothing.
+//!
+//! Owns these rules. It must not know who decides which device is next, nor in what order
+//! both are called.
+
+use serde::{Deserialize, Serialize};
+use vdpa::device::VringBase;
+use vdpa::memory::GuestMemory;
+use vdpa::uapi::BackendFeatures;
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_RSS,
+};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::mac::MacOverlay;
+use super::offer::Offer;
+use super::saved::{Saved, SavedRing};
+use super::{DataQueue, VdpaBackend, VdpaError, configured_mac};
+use crate::virtio::backend::{Predecessor, QueueAddresses, SavedState};
+use crate::virtio::saved_state::{self, SavedStateError};
+
+/// Name and version of an identity.
+const IDENTITY_NAME: &str = "virtio-vdpa-identity";
+const IDENTITY_VERSION: u32 = 1;
+
+/// Bytes of `struct virtio_net_config` up to `supported_hash_types` (virtio 1.3, 5.1.4).
+const CONFIG_LEN: usize = 24;
+
+/// What a guest was told of a network device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Identity {
+    /// The MAC address that the guest finds after each reset.
+    mac: Option<[u8; 6]>,
+    /// The beginning of the device configuration; zero where it has no more.
+    config: [u8; CONFIG_LEN],
+}
+
+/// Fields of the device configuration that limit what a guest may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Told {
+    queue_pairs: u16,
+    mtu: u16,
+    rss_key: u8,
+    rss_table: u16,
+    hash_types: u32,
+}
+
+impl Told {
+    fn of(config: &[u8; CONFIG_LEN]) -> Self {
+        let [
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            p0,
+            p1,
+            m0,
+            m1,
+            _,
+            _,
+            _,
+            _,
+            _,
+            key,
+            t0,
+            t1,
+            h0,
+            h1,
+            h2,
+            h3,
+        ] = *config;
+        Self {
+            queue_pairs: u16::from_le_bytes([p0, p1]),
+            mtu: u16::from_le_bytes([m0, m1]),
+            rss_key: key,
+            rss_table: u16::from_le_bytes([t0, t1]),
+            hash_types: u32::from_le_bytes([h0, h1, h2, h3]),
+        }
+    }
+
+    /// Whether a driver that relies on `features` and was told this can go on with `new`.
+    fn check(self, new: Self, features: u64) -> Result<(), VdpaError> {
+        let relies = |bit: u32| features & (1 << bit) != 0;
+        let hashes = relies(VIRTIO_NET_F_RSS) || relies(VIRTIO_NET_F_HASH_REPORT);
+        // With several pairs the control queue comes behind the last one (virtio 1.3, 5.1.2).
+        if (relies(VIRTIO_NET_F_MQ) || hashes) && new.queue_pairs != self.queue_pairs {
+            return Err(VdpaError::OtherQueuePairs {
+                needs: self.queue_pairs,
+                has: new.queue_pairs,
+            });
+        }
+        if relies(VIRTIO_NET_F_MTU) && new.mtu < self.mtu {
+            return Err(VdpaError::SmallerMtu {
+                needs: self.mtu,
+                has: new.mtu,
+            });
+        }
+        let less = new.rss_key < self.rss_key
+            || new.rss_table < self.rss_table
+            || self.hash_types & !new.hash_types != 0;
+        if hashes && less {
+            return Err(VdpaError::SmallerHash);
+        }
+        Ok(())
+    }
+}
+
+impl VdpaBackend {
+    fn told(&self) -> Result<[u8; CONFIG_LEN], VdpaError> {
+        let mut config = [0; CONFIG_LEN];
+        let len = usize::try_from(self.info.config_size)
+            .unwrap_or(CONFIG_LEN)
+            .min(CONFIG_LEN);
+        self.link.read_config(0, &mut config[..len])?;
+        Ok(config)
+    }
+
+    pub(super) fn identify(&self) -> Result<Identity, VdpaError> {
+        if self.info.device_id != VIRTIO_ID_NET {
+            return Err(VdpaError::NotReplaceable);
+        }
+        Ok(Identity {
+            mac: self.mac.as_ref().map(MacOverlay::configured),
+            config: self.told()?,
+        })
+    }
+
+    /// See [`Backend::succeed`](crate::virtio::backend::Backend::succeed).
+    pub(super) fn take_place(
+        &mut self,
+        identity: &Identity,
+        predecessor: &Predecessor,
+    ) -> Result<(), VdpaError> {
+        let device = self.link.owned()?;
+        if self.info.device_id != VIRTIO_ID_NET {
+            return Err(VdpaError::NotReplaceable);
+        }
+        let mut config = self.told()?;
+        Told::of(&identity.config).check(Told::of(&config), predecessor.features)?;
+        // An address that is the VMM's to give changes what can be offered.
+        let offer = Offer::new(device, &self.id, identity.mac.is_some());
+        let mac = configured_mac(device, &self.info, offer, identity.mac)?;
+        let settable = [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_CTRL_MAC_ADDR]
+            .iter()
+            .all(|bit| predecessor.features & (1 << bit) != 0);
+        if !offer.passes(VIRTIO_NET_F_MAC) {
+            // The field means nothing then.
+            config[..6].fill(0);
+        }
+        let differs = identity.mac.is_some_and(|mac| mac != config[..6]);
+        if predecessor.features != 0 && differs && !settable {
+            return Err(VdpaError::UnsettableMac);
+        }
+        self.offer = offer;
+        self.mac = mac;
+        Ok(())
+    }
+
+    /// See [`Backend::hand_over`](crate::virtio::backend::Backend::hand_over).
+    pub(super) fn hand_over_rings(&mut self) -> Result<Saved, VdpaError> {
+        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+        if self.info.device_id != VIRTIO_ID_NET {
+            return Err(VdpaError::NotReplaceable);
+        }
+        if self.poller.is_some() {
+            // Relays leave nothing in flight.
+            return self.save_relayed();
+        }
+        if self
+            .link
+            .can(BackendFeatures::SUSPEND | BackendFeatures::RESUME)
+        {
+            let saved = self.suspend_and_save(Self::taken_again)?;
+            self.release_eventfds();
+            return Ok(saved);
+        }
+        if negotiation.ring().packed {
+            return Err(VdpaError::NoSuspendPacked);
+        }
+        self.finish_commands()?;
+        // While the device still works: once it is stopped it would be too late to refuse.
+        if !negotiation.ring().in_order {
+            for queue in &self.data_queues {
+                check_order(&self.memory, queue)?;
+            }
+        }
+        let saved = self.saved(&negotiation, Vec::new());
+        self.link.reset()?;
+        let rings = self.data_queues.iter().map(|queue| {
+            let index = used_index(&self.memory, queue)?;
+            Ok(SavedRing {
+                index: queue.index,
+                base: VringBase::Split { index },
+            })
+        });
+        let rings = rings.collect::<Result<Vec<_>, VdpaError>>()?;
+        Ok(Saved { rings, ..saved })
+    }
+
+    /// The next device gets the eventfds. It works without this, too, but its interrupts may
+    /// take the longer way.
+    fn release_eventfds(&mut self) {
+        for queue in &self.data_queues {
+            let device = self.link.suspended();
+            if let Err(error) = device.and_then(|device| device.release_eventfds(queue.index)) {
+                tracing::warn!(
+                    device = %self.id,
+                    queue = queue.index,
+                    error = &error as &dyn std::error::Error,
+                    "the device keeps the eventfds of a queue until it is closed"
+                );
+            }
+        }
+    }
+
+    /// The positions with which the next device takes what the suspended one has not completed.
+    fn taken_again(&self, rings: Vec<SavedRing>) -> Result<Vec<SavedRing>, VdpaError> {
+        let in_order = self
+            .negotiation
+            .is_some_and(|negotiation| negotiation.ring().in_order);
+        let again = |ring: SavedRing| {
+            let index = ring.index;
+            let mut known = self.data_queues.iter();
+            let queue = known.find(|queue| queue.index == index);
+            let queue = queue.ok_or(VdpaError::NoSavedRing { index })?;
+            let base = match ring.base {
+                VringBase::Split { index: position } => {
+                    let used = used_index(&self.memory, queue)?;
+                    if used != position {
+                        if !in_order {
+                            check_order(&self.memory, queue)?;
+                        }
+                        tracing::debug!(
+                            device = %self.id,
+                            queue = index,
+                            chains = position.wrapping_sub(used),
+                            "the next device takes chains again that this one has not completed"
+                        );
+                    }
+                    VringBase::Split { index: used }
+                }
+                VringBase::Packed {
+                    available,
+                    available_wrap,
+                    used,
+                    used_wrap,
+                } if available == used && available_wrap == used_wrap => ring.base,
+                VringBase::Packed { .. } => {
+                    return Err(VdpaError::InFlightUnknown { queue: index });
+                }
+            };
+            Ok(SavedRing { index, base })
+        };
+        rings.into_iter().map(again).collect()
+    }
+}
+
+/// The guest's used index, which the device has written.
+fn used_index(memory: &GuestMemory, queue: &DataQueue) -> Result<u16, VdpaError> {
+    let address = queue.addresses.device;
+    read_u16(memory, address, 2).ok_or(VdpaError::RingOutsideMemory { queue: queue.index })
+}
+
+fn read_u16(memory: &GuestMemory, area: u64, offset: u64) -> Option<u16> {
+    let address = GuestAddress(area.checked_add(offset)?);
+    memory.read_obj(address).ok().map(u16::from_le)
+}
+
+/// Looks whether what the device of a split ring has taken and not completed are the entries
+/// behind its used index.
+///
+/// It is so if the device completes in the order in which it takes. The last `size` entries of the avail
+/// ring are still there; those before the used index must name the same heads as the same
+/// entries of the used ring. A device that has completed out of order shows it there as long as
+/// those entries are not written over. Nothing in the rings says more: who wants certainty
+/// negotiates IN_ORDER.
+fn check_order(memory: &GuestMemory, queue: &DataQueue) -> Result<(), VdpaError> {
+    let queue_index = queue.index;
+    let QueueAddresses {
+        size,
+        driver,
+        device,
+        ..
+    } = queue.addresses;
+    let outside = || VdpaError::RingOutsideMemory { queue: queue_index };
+    let unknown = || VdpaError::InFlightUnknown { queue: queue_index };
+    let used = used_index(memory, queue)?;
+    let available = read_u16(memory, driver, 2).ok_or_else(outside)?;
+    let waiting = available.wrapping_sub(used);
+    let left = size.checked_sub(waiting).ok_or_else(unknown)?;
+    if waiting == 0 {
+        return Ok(());
+    }
+    for back in 1..=left {
+        let entry = u64::from(used.wrapping_sub(back) & (size - 1));
+        let given = read_u16(memory, driver, 4 + 2 * entry).ok_or_else(outside)?;
+        let done = device
+            .checked_add(4 + 8 * entry)
+            .and_then(|address| memory.read_obj::<u32>(GuestAddress(address)).ok());
+        if u32::from_le(done.ok_or_else(outside)?) != u32::from(given) {
+            return Err(unknown());
+        }
+    }
+    Ok(())
+}
+
+/// Encodes an identity.
+pub(super) fn encode(identity: &Identity) -> Result<SavedState, SavedStateError> {
+    saved_state::encode(IDENTITY_NAME, IDENTITY_VERSION, identity)
+}
+
+/// Decodes what [`encode`] wrote.
+pub(super) fn decode(state: &SavedState) -> Result<Identity, SavedStateError> {
+    saved_state::decode(state, IDENTITY_NAME, IDENTITY_VERSION)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,273 @@
+//! Hot swap on the lab NIC: event index, doorbells, several queue pairs, buffers in flight,
+//! devices that cannot be suspended, and one that fails at the last moment.
+//!
+//! The judges are the guest, which verifies each frame that comes back, and its neighbour on the
+//! switch, which sees when frames come. How long none came is printed, never asserted: this host is
+//! emulated twice.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+#[allow(dead_code, reason = "other tests use more of it")]
+mod labnic_peer;
+#[allow(dead_code, reason = "other tests use more of it")]
+mod swap;
+
+use lab::guest::BellhopArguments;
+use lab::labnic::{Labnic, trouble};
+use lab::sim::SimDevice;
+use labnic_peer::Peer;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::time::{Duration, Instant};
+use swap::Vm;
+
+const MAC: &str = "02:4c:61:62:53:47";
+const OTHER_MAC: &str = "02:4c:61:62:53:48";
+
+/// Far more than anything here takes: a watchdog, not a measurement.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// How many frames of a guest are under way at once.
+const WINDOW: u64 = 16;
+
+fn number(answer: &Value, name: &str) -> u64 {
+    answer[name].as_u64().unwrap()
+}
+
+/// What the neighbour noticed of swaps: how long it heard nothing.
+struct Gaps {
+    /// The longest pause between two frames that meets the time of each swap, by when it was asked for and answered.
+    of_swaps: Vec<Duration>,
+    /// 99 of 100 pauses that meet no swap are not longer.
+    steady_p99: Duration,
+}
+
+impl Gaps {
+    fn new(arrivals: &[(Instant, u64)], swaps: &[(Instant, Instant)]) -> Self {
+        let pauses = arrivals.windows(2).map(|pair| (pair[0].0, pair[1].0));
+        let meets = |pause: &(Instant, Instant), swap: &(Instant, Instant)| {
+            pause.0 <= swap.1 && swap.0 <= pause.1
+        };
+        let of_swaps = swaps.iter().map(|swap| {
+            let during = pauses.clone().filter(|pause| meets(pause, swap));
+            let longest = during.map(|(from, to)| to - from).max();
+            longest.unwrap_or_default()
+        });
+        let mut steady: Vec<Duration> = pauses
+            .clone()
+            .filter(|pause| !swaps.iter().any(|swap| meets(pause, swap)))
+            .map(|(from, to)| to - from)
+            .collect();
+        steady.sort_unstable();
+        Self {
+            of_swaps: of_swaps.collect(),
+            steady_p99: steady
+                .get(steady.len() * 99 / 100)
+                .copied()
+                .unwrap_or_default(),
+        }
+    }
+}
+
+/// Moves the NIC to and fro while it exchanges frames with the neighbour.
+fn swaps_under_traffic(vm: &mut Vm, peer: &Peer, devices: [&SimDevice; 2], swaps: usize) {
+    let [first, second] = devices;
+    peer.arrivals();
+    let count = 6_000;
+    let line = format!("frames {count} 300 {WINDOW} eth0 to {}", labnic_peer::MAC);
+    vm.guest.send(&line).unwrap();
+    let mut times = Vec::new();
+    for round in 0..swaps {
+        std::thread::sleep(Duration::from_millis(200));
+        let asked = Instant::now();
+        match round % 2 {
+            0 => vm.swap(first, second),
+            _ => vm.swap(second, first),
+        }
+        times.push((asked, Instant::now()));
+    }
+    let answer = vm.guest.answer(&line, LIMIT).unwrap();
+    let gaps = Gaps::new(&peer.arrivals(), &times);
+    let longest = gaps.of_swaps.iter().max();
+    // Said also by a test that passes.
+    let said = format!(
+        "{answer}\nthe neighbour's longest pause at a swap: {longest:?} of {:?}; p99 of the others: {:?}\n\
+         gaps as the machine saw them: {:?}\n",
+        gaps.of_swaps,
+        gaps.steady_p99,
+        vm.gaps(),
+    );
+    std::io::stderr().write_all(said.as_bytes()).unwrap();
+    for (what, wanted) in [("tx", count), ("corrupt", 0), ("duplicate", 0)] {
+        assert_eq!(number(&answer, what), wanted, "{what}: {answer}");
+    }
+    // As when a cable is put into another port: what was under way to the old one is gone.
+    let limit = WINDOW * u64::try_from(swaps).unwrap();
+    assert!(number(&answer, "lost") <= limit, "{answer}");
+    peer.exchange(&mut vm.guest, 200, 300);
+}
+
+/// Two devices of the same making, ten swaps.
+fn to_and_fro(parameters: &[(&str, &str)], options: &str, kick: &str) {
+    let labnic = Labnic::load(parameters).unwrap();
+    let peer = Peer::start(&labnic);
+    let first = labnic.add("first", &["mac", MAC]).unwrap();
+    let second = labnic.add("second", &["mac", OTHER_MAC]).unwrap();
+    let small = BellhopArguments::small().unwrap();
+    let mut vm = Vm::start(small, "fro", &first, options);
+    peer.exchange(&mut vm.guest, 50, 256);
+    swaps_under_traffic(&mut vm, &peer, [&first, &second], 10);
+    let nic = vm.nic();
+    assert_eq!(nic["device"]["queues"][1]["kick"], kick, "{nic}");
+    vm.guest.command("rebind-flooded 1 0").unwrap();
+    peer.exchange(&mut vm.guest, 50, 256);
+    vm.power_off();
+    drop((first, second));
+    assert_eq!(trouble().unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn doorbells_and_event_indices_follow_the_nic() {
+    to_and_fro(&[], ",doorbell=on", "Doorbell");
+}
+
+/// 32 buffers each time: if they stayed with the old device the ring of 256 would be empty.
+#[test]
+fn receive_buffers_in_flight_are_not_lost() {
+    for ring_state in ["avail", "used"] {
+        to_and_fro(
+            &[("ring_state", ring_state), ("rx_prefetch", "32")],
+            "",
+            "Doorbell",
+        );
+    }
+}
+
+#[test]
+fn devices_that_cannot_be_suspended_are_reset() {
+    to_and_fro(
+        &[("suspend", "0"), ("resume", "0"), ("rx_prefetch", "8")],
+        ",doorbell=off",
+        "Eventfd",
+    );
+}
+
+#[test]
+fn a_device_that_forgets_its_maps_and_completes_late_is_swapped() {
+    to_and_fro(
+        &[
+            ("iotlb_persist", "0"),
+            ("set_map", "0"),
+            ("address_spaces", "1"),
+            ("cvq_group", "0"),
+            ("desc_group", "0"),
+            ("completion", "delayed"),
+            ("completion_ms", "5"),
+        ],
+        "",
+        "Doorbell",
+    );
+}
+
+/// Such a device keeps some of the receive buffers that it was given, and the rings do not say which. If another one
+/// took the wrong ones it would write into memory that the guest uses for something else by now.
+#[test]
+fn a_device_that_keeps_buffers_out_of_order_goes_on_until_it_has_none() {
+    let parameters = [("completion", "out_of_order"), ("completion_ms", "5")];
+    let labnic = Labnic::load(&parameters).unwrap();
+    let peer = Peer::start(&labnic);
+    let first = labnic.add("first", &["mac", MAC]).unwrap();
+    let second = labnic.add("second", &["mac", OTHER_MAC]).unwrap();
+    let small = BellhopArguments::small().unwrap();
+    let mut vm = Vm::start(small, "order", &first, "");
+    peer.exchange(&mut vm.guest, 200, 300);
+    let count = 4_000;
+    let line = format!("frames {count} 300 {WINDOW} eth0 to {}", labnic_peer::MAC);
+    vm.guest.send(&line).unwrap();
+    let body = json!({ "path": second.path() });
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(200));
+        vm.refused(&body, 409, "cannot_hand_over", "unbind and bind");
+    }
+    let answer = vm.guest.answer(&line, LIMIT).unwrap();
+    println!("{answer}");
+    // It was suspended five times, and has lost nothing.
+    for (what, wanted) in [("tx", count), ("lost", 0), ("corrupt", 0), ("duplicate", 0)] {
+        assert_eq!(number(&answer, what), wanted, "{what}: {answer}");
+    }
+    // The remedy that the error names.
+    vm.guest.command("rebind-flooded 1 0").unwrap();
+    vm.swap(&first, &second);
+    peer.exchange(&mut vm.guest, 200, 300);
+    vm.power_off();
+    drop((first, second));
+    assert_eq!(trouble().unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn queue_pairs_and_filters_follow_the_nic() {
+    let labnic = Labnic::load(&[]).unwrap();
+    let peer = Peer::start(&labnic);
+    let add = |name, mac, pairs| labnic.add(name, &["mac", mac, "max_vqp", pairs]).unwrap();
+    let (first, second) = (add("first", MAC, "2"), add("second", OTHER_MAC, "2"));
+    let larger = add("larger", OTHER_MAC, "4");
+    let arguments = BellhopArguments::small().unwrap().processors(2);
+    let mut vm = Vm::start(arguments, "mq", &first, "");
+    vm.guest.command("channels 2 eth0").unwrap();
+    peer.exchange(&mut vm.guest, 50, 256);
+    let body = json!({ "path": larger.path() });
+    vm.refused(&body, 422, "incompatible", "max_vqp");
+    swaps_under_traffic(&mut vm, &peer, [&first, &second], 5);
+    let nic = vm.nic();
+    let queues = nic["device"]["queues"].as_array().unwrap();
+    let doorbells = queues.iter().filter(|queue| queue["kick"] == "Doorbell");
+    assert_eq!(doorbells.count(), 4, "{nic}");
+    // The control queue, too, goes on.
+    vm.guest.command("channels 1 eth0").unwrap();
+    vm.guest.command("channels 2 eth0").unwrap();
+    peer.exchange(&mut vm.guest, 50, 256);
+    vm.power_off();
+}
+
+#[test]
+fn the_old_device_goes_on_if_the_new_one_fails_or_does_not_fit() {
+    let labnic = Labnic::load(&[]).unwrap();
+    let peer = Peer::start(&labnic);
+    let first = labnic.add("first", &["mac", MAC]).unwrap();
+    let add = |name, parameter: &str, value, usual| {
+        labnic.set(parameter, value).unwrap();
+        let device = labnic.add(name, &["mac", OTHER_MAC]).unwrap();
+        labnic.set(parameter, usual).unwrap();
+        device
+    };
+    // Takes all features, and refuses the guest's receive filters when they are replayed.
+    let poor = add("poor", "cvq", "poor", "full");
+    let forgetful = add("forgetful", "ring_state", "none", "avail");
+    let without_index = add("noindex", "event_idx", "0", "1");
+    let short = add("short", "queue_size", "128", "256");
+    let no_doorbell = add("nobell", "doorbell", "0", "1");
+    let small = BellhopArguments::small().unwrap();
+    let mut vm = Vm::start(small, "fails", &first, "");
+    peer.exchange(&mut vm.guest, 50, 256);
+    for (device, code, words) in [
+        (&poor, "unusable", "the old one goes on"),
+        (&forgetful, "incompatible", "RING_RESET"),
+        (&without_index, "incompatible", "EVENT_IDX"),
+        (&short, "incompatible", "takes 128 entries"),
+    ] {
+        vm.refused(&json!({ "path": device.path() }), 422, code, words);
+        peer.exchange(&mut vm.guest, 50, 256);
+        assert_eq!(vm.nic()["device"]["queues"][1]["kick"], "Doorbell");
+    }
+    // A doorbell is none of the guest's affair.
+    vm.swap(&first, &no_doorbell);
+    assert_eq!(vm.nic()["device"]["queues"][1]["kick"], "Eventfd");
+    peer.exchange(&mut vm.guest, 50, 256);
+    vm.swap(&no_doorbell, &first);
+    assert_eq!(vm.nic()["device"]["queues"][1]["kick"], "Doorbell");
+    peer.exchange(&mut vm.guest, 50, 256);
+    vm.power_off();
+}

@@ -1,0 +1,149 @@
+//! A running guest moves from one process to another and back, on vdpa_sim: its memory, its clock and its
+//! traffic are as they were.
+//!
+//! A writer in the guest looks at every page of its own before it writes it again; frames are compared with what the
+//! devices counted.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+mod moving;
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::messages::messages;
+use lab::sim::{SimDevice, require_lab};
+use lab::traffic::{Frames, exchange_counted};
+use moving::{Host, NOTICE, move_guest};
+use serde_json::json;
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:59:01";
+
+/// Moves of one guest, there and back.
+const MOVES: u64 = 6;
+
+#[track_caller]
+fn check_traffic(guest: &mut Guest, device: &SimDevice) {
+    let frames = Frames {
+        count: 100,
+        size: 590,
+        window: 16,
+    };
+    exchange_counted(guest, "eth0", device, &[frames]).unwrap();
+}
+
+fn uptime(guest: &mut Guest) -> u64 {
+    guest.command("info").unwrap()["uptime_ms"]
+        .as_u64()
+        .unwrap()
+}
+
+#[test]
+fn a_guest_moves_there_and_back_with_its_memory_its_clock_and_its_traffic() {
+    require_lab().unwrap();
+    let devices = [
+        SimDevice::net("move1", MAC, 1500).unwrap(),
+        SimDevice::net("move2", MAC, 1500).unwrap(),
+    ];
+    let hosts = [
+        Host::new("move1", devices[0].path()),
+        Host::new("move2", devices[1].path()),
+    ];
+    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
+    check_traffic(&mut guest, &devices[0]);
+    let said = messages(&mut guest).unwrap();
+    guest.command("write-on 24 50").unwrap();
+    for number in 0..usize::try_from(MOVES).unwrap() {
+        let (from, to) = (number % 2, (number + 1) % 2);
+        guest.command("flood-on 256").unwrap();
+        let before = uptime(&mut guest);
+        let (moved, status) = move_guest(guest, &hosts[from], &hosts[to]);
+        println!("{status}");
+        guest = moved;
+        assert!(uptime(&mut guest) >= before);
+        let flooded = guest.command("flood-off").unwrap();
+        println!("{flooded}");
+        assert!(flooded["rx"].as_u64().unwrap() > 0, "{flooded}");
+        assert_eq!(flooded["corrupt"], 0, "{flooded}");
+        check_traffic(&mut guest, &devices[to]);
+    }
+    let found = guest.command("write-off").unwrap();
+    println!("{found}");
+    assert_eq!(found["wrong"], 0, "{found}");
+    assert_eq!(messages(&mut guest).unwrap(), said);
+    assert!(guest.power_off().unwrap().success());
+}
+
+#[test]
+fn what_cannot_move_stays_with_its_network_and_says_why() {
+    require_lab().unwrap();
+    let devices = [
+        SimDevice::net("move1", MAC, 1500).unwrap(),
+        SimDevice::net("move2", MAC, 1500).unwrap(),
+    ];
+    let hosts = [
+        Host::new("move1", devices[0].path()),
+        Host::new("move2", devices[1].path()),
+    ];
+    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
+    let said = messages(&mut guest).unwrap();
+    guest.command("write-on 24 50").unwrap();
+
+    // Nobody is there.
+    hosts[0].send(&hosts[1], json!({}));
+    let status = hosts[0].settled();
+    assert_eq!(status["phase"], "Stayed", "{status}");
+    assert!(
+        status["error"].as_str().unwrap().contains("cannot connect"),
+        "{status}"
+    );
+    check_traffic(&mut guest, &devices[0]);
+
+    // Its device is not to be had: that of the source is given.
+    let busy = Host::new("move3", devices[0].path());
+    let mut waiting = busy.wait();
+    hosts[0].send(&busy, json!({}));
+    let status = hosts[0].settled();
+    assert_eq!(status["phase"], "Stayed", "{status}");
+    assert!(
+        status["error"].as_str().unwrap().contains("busy"),
+        "{status}"
+    );
+    assert!(!waiting.wait_exit(NOTICE).unwrap().success());
+    check_traffic(&mut guest, &devices[0]);
+
+    // Cancelled while memory goes over.
+    let mut waiting = hosts[1].wait();
+    hosts[0].send(&hosts[1], json!({ "downtime_ms": 0, "timeout_s": 600 }));
+    let client = hosts[0].client();
+    while client.get("/v1/vm/migration").unwrap()["rounds"] == 0 {}
+    let again = json!({ "send": { "destination": hosts[1].endpoint() } });
+    let refused = client
+        .ask("POST", "/v1/vm/migration", Some(&again))
+        .unwrap();
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    client.done("DELETE", "/v1/vm/migration", None).unwrap();
+    let status = hosts[0].settled();
+    assert_eq!(status["phase"], "Stayed", "{status}");
+    assert!(!waiting.wait_exit(NOTICE).unwrap().success());
+    check_traffic(&mut guest, &devices[0]);
+
+    // The destination dies in the middle.
+    let waiting = hosts[1].wait();
+    hosts[0].send(&hosts[1], json!({ "downtime_ms": 0 }));
+    while client.get("/v1/vm/migration").unwrap()["rounds"] == 0 {}
+    drop(waiting);
+    let status = hosts[0].settled();
+    assert_eq!(status["phase"], "Stayed", "{status}");
+    check_traffic(&mut guest, &devices[0]);
+
+    // After all that it can move.
+    let (mut guest, _) = move_guest(guest, &hosts[0], &hosts[1]);
+    check_traffic(&mut guest, &devices[1]);
+    let found = guest.command("write-off").unwrap();
+    assert_eq!(found["wrong"], 0, "{found}");
+    assert_eq!(messages(&mut guest).unwrap(), said);
+    assert!(guest.power_off().unwrap().success());
+}

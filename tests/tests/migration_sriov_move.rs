@@ -1,0 +1,81 @@
+//! A guest whose device can neither suspend nor begin in the middle of a ring (vp_vdpa) moves to and fro between two
+//! functions: the device is reset where relays know what is in flight, and goes on shadowed.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+mod moving;
+
+use std::time::Duration;
+
+use lab::endurance::cycles;
+use lab::guest::{BellhopArguments, Guest};
+use lab::sriov::{SriovNic, VfDevice, set_link};
+use moving::Host;
+use moving::journey::{Neighbour, Scene, travel};
+
+/// How long the neighbour floods, in seconds.
+const FLOOD: u64 = 3;
+
+/// A guest that sends back what it gets.
+struct Echo {
+    guest: Guest,
+    mac: String,
+    flood: Option<String>,
+}
+
+impl Echo {
+    fn new(device: &VfDevice<'_>) -> Self {
+        let arguments = BellhopArguments::small().unwrap().vdpa(device.path());
+        let mut guest = Guest::start(&arguments).unwrap();
+        guest.command("echo-on").unwrap();
+        Self {
+            guest,
+            mac: device.function().mac(),
+            flood: None,
+        }
+    }
+}
+
+impl Neighbour for Echo {
+    fn mac(&self) -> String {
+        self.mac.clone()
+    }
+
+    fn flood(&mut self, guest: &str) {
+        let line = format!("flood {FLOOD} 256 to {guest}");
+        self.guest.listen(&line).unwrap();
+        self.flood = Some(line);
+    }
+
+    fn calm(&mut self) {
+        let line = self.flood.take().unwrap();
+        let flooded = self.guest.answer(&line, Duration::from_secs(60)).unwrap();
+        assert_eq!(flooded["corrupt"], 0, "{flooded}");
+    }
+}
+
+#[test]
+fn a_guest_on_vp_vdpa_moves_to_and_fro_at_any_moment() {
+    let functions = SriovNic::enable(3).unwrap();
+    let [first, second, third] =
+        [0, 1, 2].map(|index| VfDevice::add(functions.vf(index).unwrap()).unwrap());
+    let links = [&first, &second].map(|device| device.function().link());
+    let neighbour = Echo::new(&third);
+    travel(
+        Scene {
+            hosts: [
+                Host::new("here", first.path()),
+                Host::new("there", second.path()),
+            ],
+            neighbour,
+            set_link: &|host, up| set_link(&links[host], up).unwrap(),
+            // The device is reset twice: where its queues are relayed, and where the guest stops.
+            may_lose: 32,
+        },
+        BellhopArguments::small().unwrap(),
+        cycles().unwrap(),
+    );
+}

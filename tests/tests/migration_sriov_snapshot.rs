@@ -1,0 +1,148 @@
+//! A guest whose device can neither suspend nor begin in the middle of a ring (vp_vdpa) is saved: its device is
+//! reset where relays know what is in flight, and goes on shadowed, as does the next function that takes the guest.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+use lab::api::Client;
+use lab::guest::{BellhopArguments, Guest};
+use lab::messages::messages;
+use lab::sriov::{SriovNic, VfDevice};
+use lab::traffic::{Frames, exchange_between};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How long a guest may take to answer when it goes on; it is emulated twice.
+const NOTICE: Duration = Duration::from_secs(30);
+
+/// A path of this test's own; what is there goes with it.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let this = Self(std::env::temp_dir().join(format!("lab-{name}-{}", std::process::id())));
+        this.clear();
+        this
+    }
+
+    fn clear(&self) {
+        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_file(&self.0);
+    }
+
+    fn text(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+fn nic(device: &VfDevice<'_>) -> String {
+    format!("id=nic,path={}", device.path().display())
+}
+
+fn snapshot(client: &Client, to: &Place) -> Value {
+    to.clear();
+    let body = json!({ "path": to.text() });
+    let answer = client.ask("POST", "/v1/vm/snapshot", Some(&body)).unwrap();
+    assert_eq!(answer.status, 201, "{}", answer.body);
+    assert_eq!(client.get("/v1/vm").unwrap()["state"], "Running");
+    answer.body
+}
+
+/// Threads of the guest's machine that poll relays: one while its device is shadowed.
+#[track_caller]
+fn is_shadowed(guest: &Guest, wanted: bool) {
+    let polls = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", guest.pid())).unwrap();
+        tasks
+            .map_while(Result::ok)
+            .filter_map(|task| fs::read_to_string(task.path().join("comm")).ok())
+            .any(|name| name.trim() == "relay")
+    };
+    let begin = Instant::now();
+    // A thread that ended is still listed for a moment.
+    while polls() != wanted {
+        assert!(begin.elapsed() < NOTICE, "shadowed: {}", !wanted);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_guest_on_vp_vdpa_is_saved_and_goes_on_here_and_on_another_function() {
+    let functions = SriovNic::enable(3).unwrap();
+    let [first, peers, second] =
+        [0, 1, 2].map(|index| VfDevice::add(functions.vf(index).unwrap()).unwrap());
+    let mac = peers.function().mac();
+    let (socket, saved) = (Place::new("snap.socket"), Place::new("snapshot"));
+    let arguments = BellhopArguments::small()
+        .unwrap()
+        .argument("--vdpa", &nic(&first))
+        .argument("--api-socket", socket.text());
+    let mut guest = Guest::start(&arguments).unwrap();
+    let client = Client::new(&socket.0);
+    let arguments = BellhopArguments::small().unwrap().vdpa(peers.path());
+    let mut peer = Guest::start(&arguments).unwrap();
+    let mut check_traffic = |guest: &mut Guest| {
+        let frames = Frames {
+            count: 200,
+            size: 590,
+            window: 16,
+        };
+        exchange_between(guest, &mut peer, &mac, frames).unwrap();
+    };
+    check_traffic(&mut guest);
+    is_shadowed(&guest, false);
+    let said = messages(&mut guest).unwrap();
+    // From a direct device and from a shadowed one, with frames under way.
+    for round in 0..3 {
+        guest.command("write-on 24 50").unwrap();
+        guest.command("flood-on 128").unwrap();
+        println!("{}", snapshot(&client, &saved));
+        guest.command("flood-off").unwrap();
+        check_traffic(&mut guest);
+        let written = guest.command("write-off").unwrap();
+        assert_eq!(written["wrong"], 0, "{written}");
+        is_shadowed(&guest, true);
+        if round == 1 {
+            guest.command("rebind-flooded 1 0").unwrap();
+            is_shadowed(&guest, false);
+            check_traffic(&mut guest);
+        }
+    }
+    guest.command("write-on 24 50").unwrap();
+    snapshot(&client, &saved);
+    assert_eq!(messages(&mut guest).unwrap(), said);
+    // The guest's address is to be on the switch once.
+    drop(guest);
+
+    // On another function with another address of its own, and on the first.
+    for device in [&second, &first] {
+        let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+        command
+            .args(["run", "--restore", saved.text()])
+            .args(["--vdpa", &nic(device)])
+            .args(["--api-socket", socket.text()]);
+        let mut restored = Guest::start_restored(command, NOTICE).unwrap();
+        is_shadowed(&restored, true);
+        check_traffic(&mut restored);
+        let written = restored.command("write-off").unwrap();
+        assert_eq!(written["wrong"], 0, "{written}");
+        assert_eq!(messages(&mut restored).unwrap(), said);
+        // Its driver's reset lets the device work directly again.
+        restored.command("rebind-flooded 1 0").unwrap();
+        is_shadowed(&restored, false);
+        check_traffic(&mut restored);
+        assert!(restored.power_off().unwrap().success());
+    }
+    assert!(peer.power_off().unwrap().success());
+}

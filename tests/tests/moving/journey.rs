@@ -1,0 +1,243 @@
+//! A guest that moves to and fro between two devices at random moments, while its memory is written and its
+//! frames go to a neighbour and back.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::messages::messages;
+use serde_json::Value;
+
+use super::{Host, NOTICE, move_guest};
+
+/// Frames under way at once (`flood-on`, `frames`).
+const WINDOW: u64 = 16;
+
+/// How long a boot may be silent.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Far more than anything here takes: a watchdog, not a measurement.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// Rebinds of the driver in one move.
+const REBINDS: u64 = 3;
+
+/// Who exchanges frames with the guest: sends back whatever comes.
+pub(crate) trait Neighbour {
+    /// Its address.
+    fn mac(&self) -> String;
+    /// Sends the guest frames as fast as they go.
+    fn flood(&mut self, guest: &str);
+    /// No more; all of the guest's that came meanwhile were intact.
+    fn calm(&mut self);
+}
+
+/// What the guest does when it is moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    /// Checked frames go to and fro.
+    Traffic,
+    /// So many come that its driver has no interrupts; commands to the control queue without a pause.
+    Flooded,
+    /// Its driver is taken off the device and put back.
+    Rebind,
+    /// Its cable is pulled and plugged in, here and there.
+    Link,
+    /// It boots.
+    Boot,
+}
+
+impl Moment {
+    const ALL: [Self; 5] = [
+        Self::Traffic,
+        Self::Flooded,
+        Self::Rebind,
+        Self::Link,
+        Self::Boot,
+    ];
+
+    /// After how long it is moved, at most, in milliseconds.
+    const fn longest(self) -> u64 {
+        match self {
+            Self::Traffic | Self::Flooded | Self::Link => 500,
+            Self::Rebind => 300,
+            Self::Boot => 3000,
+        }
+    }
+}
+
+/// The places and the people of a journey.
+pub(crate) struct Scene<'a, N> {
+    pub(crate) hosts: [Host; 2],
+    pub(crate) neighbour: N,
+    /// Pulls or plugs the cable of a host's device.
+    pub(crate) set_link: &'a (dyn Fn(usize, bool) + Sync),
+    /// How many frames under way may be lost at a move.
+    pub(crate) may_lose: u64,
+}
+
+/// Any number below `limit`.
+fn random(limit: u64) -> u64 {
+    RandomState::new().hash_one(limit) % limit
+}
+
+/// Moves a guest so many times.
+pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArguments, moves: u32) {
+    let mut guest = scene.hosts[0].boot(arguments.silence(SILENCE));
+    let mac = guest.ready()["nics"][0]["mac"].as_str().unwrap().to_owned();
+    let said = messages(&mut guest).unwrap();
+    let mut journey = Journey {
+        scene,
+        mac,
+        said,
+        at: 0,
+    };
+    journey.check(&mut guest);
+    guest.command("write-on 24 50").unwrap();
+    for number in 0..usize::try_from(moves).unwrap() {
+        guest = journey.once(guest, Moment::ALL[number % Moment::ALL.len()]);
+        journey.check(&mut guest);
+    }
+    journey.end_writer(&mut guest);
+    assert!(guest.power_off().unwrap().success());
+}
+
+struct Journey<'a, N> {
+    scene: Scene<'a, N>,
+    /// The guest's address.
+    mac: String,
+    /// What its kernel complains of after any boot.
+    said: Vec<String>,
+    /// The host where the guest is.
+    at: usize,
+}
+
+impl<N: Neighbour> Journey<'_, N> {
+    /// Each frame goes there and back, and the guest is as it was.
+    #[track_caller]
+    fn check(&self, guest: &mut Guest) {
+        let line = format!(
+            "frames 100 590 {WINDOW} eth0 to {}",
+            self.scene.neighbour.mac()
+        );
+        let answer = guest.command_within(&line, LIMIT).unwrap();
+        for (name, wanted) in [("rx", 100), ("corrupt", 0), ("lost", 0), ("duplicate", 0)] {
+            assert_eq!(
+                answer[name],
+                wanted,
+                "{name}: {answer}\n{}",
+                guest.console()
+            );
+        }
+        let info = guest.command("info").unwrap();
+        assert_eq!(info["nics"][0]["mac"], *self.mac, "{info}");
+        assert_eq!(messages(guest).unwrap(), self.said);
+    }
+
+    #[track_caller]
+    fn end_writer(&self, guest: &mut Guest) {
+        let found = guest.command("write-off").unwrap();
+        println!("{found}");
+        assert_eq!(found["wrong"], 0, "{found}");
+    }
+
+    /// One move at one moment.
+    fn once(&mut self, mut guest: Guest, moment: Moment) -> Guest {
+        let pause = Duration::from_millis(random(moment.longest()));
+        let peer = self.scene.neighbour.mac();
+        if moment != Moment::Boot {
+            guest
+                .command(&format!("flood-on 590 eth0 to {peer}"))
+                .unwrap();
+        }
+        let (mut guest, status) = match moment {
+            Moment::Traffic => self.go(guest, pause),
+            Moment::Flooded => {
+                self.scene.neighbour.flood(&self.mac);
+                guest.command("control-on").unwrap();
+                let (mut guest, status) = self.go(guest, pause);
+                let commands = guest.command("control-off").unwrap();
+                println!("{commands}");
+                assert_eq!(commands["refused"], 0, "{commands}");
+                self.scene.neighbour.calm();
+                (guest, status)
+            }
+            Moment::Rebind => {
+                let line = format!("rebind {REBINDS} to {peer}");
+                self.scene.neighbour.flood(&self.mac);
+                guest.send(&line).unwrap();
+                let (mut guest, status) = self.go(guest, pause);
+                let rebound = guest.answer(&line, LIMIT).unwrap();
+                println!("{rebound}");
+                assert_eq!(rebound["rebinds"], REBINDS, "{rebound}");
+                assert_eq!(rebound["corrupt"], 0, "{rebound}");
+                self.scene.neighbour.calm();
+                (guest, status)
+            }
+            Moment::Link => {
+                let stop = AtomicBool::new(false);
+                let (mut guest, status) = std::thread::scope(|scope| {
+                    let set_link = self.scene.set_link;
+                    scope.spawn(|| {
+                        while !stop.load(Ordering::Relaxed) {
+                            for up in [false, true] {
+                                [0, 1].into_iter().for_each(|host| set_link(host, up));
+                                std::thread::sleep(Duration::from_millis(random(100)));
+                            }
+                        }
+                    });
+                    let moved = self.go(guest, pause);
+                    stop.store(true, Ordering::Relaxed);
+                    moved
+                });
+                wait_for_carrier(&mut guest);
+                (guest, status)
+            }
+            Moment::Boot => {
+                self.end_writer(&mut guest);
+                guest.command("reboot").unwrap();
+                let (mut guest, status) = self.go(guest, pause);
+                guest.wait_ready(SILENCE).unwrap();
+                guest.command("write-on 24 50").unwrap();
+                (guest, status)
+            }
+        };
+        println!("{moment:?} after {pause:?}: {status}");
+        if moment != Moment::Boot {
+            let flooded = guest.command_within("flood-off", LIMIT).unwrap();
+            println!("{flooded}");
+            assert_eq!(flooded["corrupt"], 0, "{flooded}");
+            assert_eq!(flooded["duplicate"], 0, "{flooded}");
+            if moment == Moment::Traffic {
+                assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
+                assert!(
+                    flooded["lost"].as_u64() <= Some(self.scene.may_lose),
+                    "{flooded}"
+                );
+            }
+        }
+        guest
+    }
+
+    fn go(&mut self, guest: Guest, pause: Duration) -> (Guest, Value) {
+        std::thread::sleep(pause);
+        let there = 1 - self.at;
+        let hosts = &self.scene.hosts;
+        let moved = move_guest(guest, &hosts[self.at], &hosts[there]);
+        self.at = there;
+        moved
+    }
+}
+
+#[track_caller]
+fn wait_for_carrier(guest: &mut Guest) {
+    let begin = std::time::Instant::now();
+    loop {
+        let shown = guest.command("link").unwrap();
+        if shown["nics"][0]["carrier"] == 1 {
+            return;
+        }
+        assert!(begin.elapsed() < NOTICE, "{shown}");
+    }
+}

@@ -1,0 +1,145 @@
+//! A guest that moves from one process to another, each with a vDPA device of its own.
+
+#[allow(dead_code, reason = "not every test goes on a journey")]
+pub(crate) mod journey;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use lab::api::Client;
+use lab::guest::{BellhopArguments, Guest};
+use serde_json::{Value, json};
+
+/// How long a guest may take to notice something; it is emulated twice.
+pub(crate) const NOTICE: Duration = Duration::from_secs(30);
+/// How long a migration may take.
+pub(crate) const MIGRATION: Duration = Duration::from_secs(120);
+
+/// A path of this test's own; what is there goes with it.
+pub(crate) struct Place(PathBuf);
+
+impl Place {
+    pub(crate) fn new(name: &str) -> Self {
+        let this = Self(std::env::temp_dir().join(format!("lab-{name}-{}", std::process::id())));
+        let _ = fs::remove_file(&this.0);
+        this
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// One end of a move: its API, where it waits, and its vDPA device.
+pub(crate) struct Host {
+    api: Place,
+    endpoint: Place,
+    vdpa: String,
+}
+
+impl Host {
+    /// The NIC is called `nic`, and its device is `path`.
+    pub(crate) fn new(name: &str, path: &std::path::Path) -> Self {
+        Self {
+            api: Place::new(&format!("{name}.api")),
+            endpoint: Place::new(&format!("{name}.move")),
+            vdpa: format!("id=nic,path={}", path.display()),
+        }
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(&self.api.0)
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        format!("unix:{}", self.endpoint.text())
+    }
+
+    /// Boots the guest here.
+    #[track_caller]
+    pub(crate) fn boot(&self, arguments: BellhopArguments) -> Guest {
+        let arguments = arguments
+            .argument("--vdpa", &self.vdpa)
+            .argument("--api-socket", self.api.text());
+        Guest::start(&arguments).unwrap()
+    }
+
+    /// Waits here for a guest.
+    #[track_caller]
+    pub(crate) fn wait(&self) -> Guest {
+        let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+        command
+            .args(["run", "--receive", &self.endpoint()])
+            .args(["--vdpa", &self.vdpa])
+            .args(["--api-socket", self.api.text()]);
+        let guest = Guest::wait_for(command).unwrap();
+        let started = Instant::now();
+        while !self.endpoint.0.exists() || self.client().get("/v1/vm/migration").is_err() {
+            assert!(started.elapsed() < NOTICE, "{}", guest.console());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        guest
+    }
+
+    /// Asks the machine here to go to `destination`.
+    #[track_caller]
+    pub(crate) fn send(&self, destination: &Self, more: Value) {
+        let mut wanted = json!({ "destination": destination.endpoint() });
+        for (key, value) in more.as_object().unwrap() {
+            wanted[key] = value.clone();
+        }
+        let body = json!({ "send": wanted });
+        let answer = self
+            .client()
+            .ask("POST", "/v1/vm/migration", Some(&body))
+            .unwrap();
+        assert_eq!(answer.status, 202, "{}", answer.body);
+    }
+
+    /// How the migration of the machine here ended.
+    #[track_caller]
+    pub(crate) fn settled(&self) -> Value {
+        let started = Instant::now();
+        loop {
+            let status = self.client().get("/v1/vm/migration").unwrap();
+            if ["Moved", "Stayed", "Unsettled"]
+                .iter()
+                .any(|phase| status["phase"] == *phase)
+            {
+                return status;
+            }
+            assert!(started.elapsed() < MIGRATION, "{status}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Moves a guest, and gives it where it is then, with what the source said.
+#[track_caller]
+pub(crate) fn move_guest(mut guest: Guest, from: &Host, to: &Host) -> (Guest, Value) {
+    let mut waiting = to.wait();
+    from.send(to, json!({}));
+    let status = from.settled();
+    assert_eq!(
+        status["phase"],
+        "Moved",
+        "{status}\n{}\n{}",
+        guest.console(),
+        waiting.console()
+    );
+    let exit = guest.wait_exit(NOTICE).unwrap();
+    assert_eq!(exit.code(), Some(7), "{exit}: {}", guest.console());
+    waiting.comes_from(guest).unwrap();
+    let there = to.client().get("/v1/vm/migration").unwrap();
+    assert_eq!(there["phase"], "Moved", "{there}");
+    assert_eq!(to.client().get("/v1/vm").unwrap()["state"], "Running");
+    (waiting, status)
+}

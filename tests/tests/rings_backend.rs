@@ -1,0 +1,47 @@
+//! The machine records what the simulator writes, under a guest with its stock driver.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+mod logging;
+
+use lab::guest::Guest;
+use lab::sim::SimDevice;
+use lab::traffic::{Frames, exchange};
+
+use self::logging::{Machine, REBIND};
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:55:01";
+
+fn traffic(guest: &mut Guest) {
+    let frames = Frames {
+        count: 60,
+        size: 590,
+        window: 16,
+    };
+    // The simulator sends everything back.
+    exchange(guest, "eth0", frames).unwrap();
+}
+
+#[test]
+fn a_log_begins_and_ends_twenty_times_under_traffic() {
+    let net = SimDevice::net("log", MAC, 1500).unwrap();
+    let mut machine = Machine::start("log", net.path(), 1);
+    machine.log_under_traffic(20, traffic, |round, machine| {
+        match round % 4 {
+            0 => machine.guest.command(REBIND),
+            1 => machine.guest.command("rings 64 128"),
+            2 => machine.guest.command("rings 256 256"),
+            _ => machine.guest.command("promisc on"),
+        }
+        .unwrap();
+        machine.relay_threads_are(1);
+        // The simulator has none.
+        assert_eq!(machine.doorbells(), 0);
+    });
+    machine.relay_threads_are(0);
+    machine.end();
+}

@@ -1,0 +1,162 @@
+//! The machine records what a device writes that can neither suspend nor begin in the middle
+//! of a ring: vp_vdpa is reset under its guest's driver, and stays shadowed until that resets it.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+mod logging;
+#[expect(dead_code, reason = "helpers of several targets")]
+#[path = "skeleton_vdpa/support/mod.rs"]
+mod support;
+
+use std::cell::RefCell;
+
+use devices::virtio::backend::Backend as _;
+use devices::virtio::vdpa::{DoorbellMode, VdpaOptions};
+
+use lab::guest::Guest;
+use lab::sriov::{SriovNic, VfDevice, set_link};
+use lab::traffic::{Frames, exchange_between};
+
+use vm_memory::bitmap::Bitmap as _;
+use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
+
+use self::logging::{Machine, REBIND};
+use self::support::frames::{Loopback as _, packet};
+use self::support::guest::{self, HIGH};
+use self::support::machine;
+
+const ROUNDS: u32 = 20;
+
+#[test]
+fn a_log_begins_and_ends_twenty_times_under_traffic() {
+    let nic = SriovNic::enable(2).unwrap();
+    let devices = [0, 1].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
+    let mac = devices[1].function().mac();
+    let [mut machine, peer] = [0, 1].map(|index| {
+        let name = format!("log{index}");
+        Machine::start(&name, devices[index].path(), 2)
+    });
+    let doorbells = machine.doorbells();
+    assert!(doorbells >= 4, "{doorbells}");
+    let peer = RefCell::new(peer);
+    let traffic = |guest: &mut Guest| {
+        let frames = Frames {
+            count: 60,
+            size: 590,
+            window: 16,
+        };
+        let peer = &mut peer.borrow_mut().guest;
+        exchange_between(guest, peer, &mac, frames).unwrap();
+    };
+    let link = devices[0].function().link();
+    machine.log_under_traffic(ROUNDS, traffic, |round, machine| {
+        assert_eq!(machine.doorbells(), 0, "a shadowed queue has no doorbell");
+        match round % 3 {
+            // Starts shadowed again at once.
+            0 => drop(machine.guest.command(REBIND).unwrap()),
+            1 => {
+                set_link(&link, false).unwrap();
+                set_link(&link, true).unwrap();
+            }
+            _ => drop(machine.guest.command("promisc on").unwrap()),
+        }
+        machine.relay_threads_are(1);
+        // In every other round the log ends on a device that works directly again.
+        if round % 2 == 1 {
+            machine.ask("dirty-log off");
+            machine.guest.command(REBIND).unwrap();
+            machine.relay_threads_are(0);
+            assert_eq!(machine.doorbells(), doorbells, "round {round}");
+            machine.ask("dirty-log on");
+        }
+    });
+    // Shadowed, until the driver resets it.
+    machine.relay_threads_are(1);
+    machine.guest.command("flood-on 128").unwrap();
+    machine.guest.command(REBIND).unwrap();
+    machine.guest.command("flood-off").unwrap();
+    machine.relay_threads_are(0);
+    assert_eq!(machine.doorbells(), doorbells);
+    traffic(&mut machine.guest);
+    machine.end();
+    peer.into_inner().end();
+}
+
+/// A network driver by hand, without a control queue, events by index or merged buffers.
+fn by_hand(device: &VfDevice<'_>) -> machine::Machine {
+    let options = VdpaOptions {
+        id: device.function().mac(),
+        path: device.path().to_owned(),
+        mac: None,
+        num_queues: None,
+        doorbell: DoorbellMode::Auto,
+    };
+    let mut machine = machine::Machine::on(&options, &guest::memory());
+    // VERSION_1, MAC, STATUS.
+    machine.features &= 1 << 32 | 1 << 5 | 1 << 16;
+    machine.start();
+    machine
+}
+
+/// Sends frames one after the other and waits for each; others on the switch are left out.
+#[track_caller]
+fn send(from: &mut machine::Machine, to: &mut machine::Machine, mac: [u8; 6]) {
+    for sequence in 0..40 {
+        let sent = packet(sequence, 590, mac);
+        from.nic.send(&sent);
+        loop {
+            let got = to.nic.receive().unwrap();
+            if got[12..] == sent[12..] {
+                break;
+            }
+            assert_ne!(got[24..26], sent[24..26], "frame {sequence} is another");
+        }
+    }
+}
+
+/// Pages of receive buffers that are marked.
+fn marked(machine: &machine::Machine) -> usize {
+    let region = machine.memory.find_region(GuestAddress(HIGH)).unwrap();
+    let pages = (0..16).map(|page| page * 4096);
+    pages.filter(|page| region.bitmap().dirty_at(*page)).count()
+}
+
+/// vp_vdpa can't suspend and begins at the start of a ring only: it is saved by a reset and goes
+/// on shadowed, until its driver resets it.
+#[test]
+fn a_saved_device_goes_on_shadowed() {
+    let nic = SriovNic::enable(2).unwrap();
+    let devices = [0, 1].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
+    let [mut a, mut b] = devices.each_ref().map(by_hand);
+    let macs = [&mut a, &mut b].map(machine::Machine::mac);
+    send(&mut a, &mut b, macs[1]);
+    for round in 0..4 {
+        if round % 2 == 1 {
+            b.backend.start_dirty_log().unwrap();
+            assert!(b.backend.doorbell(0).is_none());
+        }
+        let state = b.backend.save().unwrap();
+        b.backend.save().unwrap_err();
+        let activation = b.activation();
+        b.backend.restore(&state, activation).unwrap();
+        assert!(b.backend.doorbell(0).is_none(), "round {round}");
+        send(&mut a, &mut b, macs[1]);
+        send(&mut b, &mut a, macs[0]);
+        // Shadowed as it is, a log needs no more.
+        let memory = std::sync::Arc::clone(&b.memory);
+        memory.iter().for_each(|region| (**region).bitmap().reset());
+        b.backend.start_dirty_log().unwrap();
+        send(&mut a, &mut b, macs[1]);
+        assert_eq!(marked(&b), 16, "round {round}");
+        assert_eq!(b.backend.always_dirty(), []);
+        b.backend.stop_dirty_log().unwrap();
+    }
+    b.backend.reset();
+    b.start();
+    assert!(b.backend.doorbell(0).is_some());
+    send(&mut a, &mut b, macs[1]);
+    send(&mut b, &mut a, macs[0]);
+}

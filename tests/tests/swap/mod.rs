@@ -1,0 +1,97 @@
+//! A guest whose NIC `nic` moves from one vDPA device to another, by the API of its machine.
+
+use lab::api::Client;
+use lab::guest::{BellhopArguments, Guest};
+use lab::sim::SimDevice;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::time::Duration;
+
+/// A machine that runs.
+pub(crate) struct Vm {
+    pub(crate) guest: Guest,
+    client: Client,
+}
+
+impl Vm {
+    /// `options`: of `--vdpa`, with a comma in front.
+    pub(crate) fn start(
+        arguments: BellhopArguments,
+        name: &str,
+        device: &SimDevice,
+        options: &str,
+    ) -> Self {
+        let file = format!("lab-swap-{name}-{}.socket", std::process::id());
+        let socket = std::env::temp_dir().join(file);
+        let nic = format!("path={},id=nic{options}", device.path().display());
+        let arguments = arguments
+            .argument("--vdpa", &nic)
+            .argument("--api-socket", socket.to_str().unwrap())
+            .argument("--log-level", "info")
+            .silence(Duration::from_secs(120));
+        Self {
+            guest: Guest::start(&arguments).unwrap(),
+            client: Client::new(&socket),
+        }
+    }
+
+    fn ask(&self, body: &Value) -> lab::api::Answer {
+        let answer = self.client.ask("PATCH", "/v1/vm/nics/nic", Some(body));
+        answer.unwrap()
+    }
+
+    /// Moves the NIC to `to`. The device that it leaves is free then.
+    #[track_caller]
+    pub(crate) fn swap(&self, from: &SimDevice, to: &SimDevice) {
+        let answer = self.ask(&json!({ "path": to.path() }));
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert_eq!(answer.body["path"], json!(to.path()), "{}", answer.body);
+        let nic = self.nic();
+        assert_eq!(nic["path"], json!(to.path()), "{nic}");
+        assert_eq!(nic["device"]["driver_ok"], true, "{nic}");
+        File::options()
+            .read(true)
+            .write(true)
+            .open(from.path())
+            .unwrap();
+    }
+
+    /// Asks for the device that the NIC has: nothing changes.
+    #[track_caller]
+    pub(crate) fn stays(&self, device: &SimDevice) {
+        let answer = self.ask(&json!({ "path": device.path() }));
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert_eq!(answer.body["path"], json!(device.path()), "{}", answer.body);
+    }
+
+    /// A swap that is refused, with the words of its error; the NIC stays where it was.
+    #[track_caller]
+    pub(crate) fn refused(&self, body: &Value, status: u16, code: &str, words: &str) {
+        let before = self.nic()["path"].clone();
+        let answer = self.ask(body);
+        println!("{body}: {}", answer.body);
+        assert_eq!(answer.status, status, "{}", answer.body);
+        assert_eq!(answer.body["code"], code, "{}", answer.body);
+        assert!(answer.body.to_string().contains(words), "{}", answer.body);
+        assert_eq!(self.nic()["path"], before);
+    }
+
+    pub(crate) fn nic(&self) -> Value {
+        self.client.get("/v1/vm/nics/nic").unwrap()
+    }
+
+    /// What the machine said of the time without a device, swap by swap.
+    pub(crate) fn gaps(&self) -> Vec<String> {
+        let console = self.guest.console();
+        let said = console.lines().filter_map(|line| {
+            let (_, rest) = line.split_once("gap=")?;
+            Some(rest.split_whitespace().next()?.to_owned())
+        });
+        said.collect()
+    }
+
+    #[track_caller]
+    pub(crate) fn power_off(self) {
+        assert!(self.guest.power_off().unwrap().success());
+    }
+}

@@ -1,0 +1,174 @@
+//! Queues that come and go while a set is used: one that the guest resets and enables
+//! again, one that gets another interrupt, and all of them when the set is done with.
+//!
+//! It must not know how a queue is relayed.
+
+use std::sync::Arc;
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::lane::{Lane, Mode};
+use super::{RelaySet, RelaySetError, RelayedQueue, TransitionError};
+use crate::device::{Device, DeviceInfo, Suspended, VringBase};
+use crate::iotlb::Iotlb;
+use crate::relay::{Dirty, Strategy};
+use crate::window::PrivateWindow;
+
+impl RelaySet {
+    /// How each queue reaches the device, by queue index.
+    pub fn strategies(&self) -> impl Iterator<Item = (u16, Strategy)> {
+        let lanes = self.lanes.iter();
+        lanes.map(|lane| (lane.queue.index, lane.mode.strategy()))
+    }
+
+    /// Interrupts of `queue` go to `call` from now on; it is signalled once. The answer says how the
+    /// queue reaches the device: one that is direct signals its eventfd itself, so the caller
+    /// tells the device. `None`: the queue is not in the set.
+    pub fn set_call(&mut self, queue: u16, call: Arc<EventFd>) -> Option<Strategy> {
+        let mut lanes = self.lanes.iter_mut();
+        let lane = lanes.find(|lane| lane.queue.index == queue)?;
+        lane.queue.call = call;
+        // An eventfd that can't be written belongs to nobody any more.
+        let _ = super::signal(&lane.queue.call);
+        Some(lane.mode.strategy())
+    }
+
+    /// Where a device is to begin in each ring that takes all of them over, by queue index. `device` is
+    /// the suspended device; `None`: it was reset. What relays have is shown to the guest first.
+    ///
+    /// # Errors
+    /// It is not known what the device holds; see [`Relay::settle`](crate::relay::Relay::settle). The relays can go on.
+    pub fn bases(
+        &mut self,
+        device: Option<&Device<Suspended>>,
+        dirty: &dyn Dirty,
+    ) -> Result<Vec<(u16, VringBase)>, TransitionError> {
+        let in_order = self.features.in_order;
+        let lanes = self.lanes.iter_mut();
+        lanes
+            .map(|lane| {
+                let index = lane.queue.index;
+                let base = match device {
+                    // With IN_ORDER the entries from the used index on name what it holds.
+                    Some(device) if matches!(lane.mode, Mode::Direct) && !in_order => {
+                        lane.take_over(device.vring_base(index))
+                    }
+                    _ => lane.settle(dirty),
+                }?;
+                Ok((index, base))
+            })
+            .collect()
+    }
+
+    /// Takes a queue from a suspended device and from the set.
+    ///
+    /// # Errors
+    /// [`TransitionError`]; the queue may be disabled then, and only a reset makes it whole.
+    pub fn remove(
+        &mut self,
+        queue: u16,
+        device: &mut Device<Suspended>,
+        dirty: &dyn Dirty,
+        iotlb: &mut Iotlb,
+        window: &mut PrivateWindow,
+    ) -> Result<(), TransitionError> {
+        let position = self.lanes.iter().position(|lane| lane.queue.index == queue);
+        let position = position.ok_or(TransitionError::NoSuchQueue { queue })?;
+        device
+            .park_vring(queue)
+            .map_err(|source| TransitionError::Device { source })?;
+        let mut lane = self.lanes.swap_remove(position);
+        lane.last_pass(dirty);
+        lane.unmap(iotlb, window)
+            .map_err(|source| TransitionError::Private {
+                queue,
+                source: Box::new(source),
+            })
+    }
+
+    /// Gives a suspended device a queue, new to it and to the set, that stands at its start.
+    ///
+    /// # Errors
+    /// [`TransitionError`]; the queue may be half set up then, and only a reset makes it whole.
+    pub fn add(
+        &mut self,
+        queue: RelayedQueue,
+        strategy: Strategy,
+        device: &mut Device<Suspended>,
+        iotlb: &mut Iotlb,
+        window: &mut PrivateWindow,
+    ) -> Result<(), TransitionError> {
+        let index = queue.index;
+        self.push(device.info(), queue, iotlb, window)
+            .map_err(|source| TransitionError::Private {
+                queue: index,
+                source: Box::new(source),
+            })?;
+        let wanted = self.check(&[(index, strategy)])?;
+        for (position, strategy) in wanted {
+            let features = self.features;
+            let Some(lane) = self.lanes.get(position) else {
+                continue;
+            };
+            let base = lane.initial_base();
+            let mode = lane.make(strategy, features, base, base);
+            let mode = mode.map_err(|source| lane.failed(source))?;
+            self.switch(device, position, mode, base)?;
+        }
+        Ok(())
+    }
+
+    /// The end of the set: shows the guest what the relays still have, and gives all private memory
+    /// back. The device must be reset, or all queues direct.
+    ///
+    /// # Errors
+    /// What can't be unmapped stays mapped until the device is closed.
+    pub fn finish(
+        mut self,
+        dirty: &dyn Dirty,
+        iotlb: &mut Iotlb,
+        window: &mut PrivateWindow,
+    ) -> Result<(), RelaySetError> {
+        for lane in &mut self.lanes {
+            lane.last_pass(dirty);
+        }
+        self.dismantle(iotlb, window)
+    }
+
+    /// Gives all private memory back.
+    pub(super) fn dismantle(
+        self,
+        iotlb: &mut Iotlb,
+        window: &mut PrivateWindow,
+    ) -> Result<(), RelaySetError> {
+        let mut result = Ok(());
+        for lane in self.lanes {
+            result = result.and(lane.unmap(iotlb, window));
+        }
+        result
+    }
+
+    /// Adds a queue, direct.
+    pub(super) fn push(
+        &mut self,
+        info: &DeviceInfo,
+        queue: RelayedQueue,
+        iotlb: &mut Iotlb,
+        window: &mut PrivateWindow,
+    ) -> Result<(), RelaySetError> {
+        let (found, negotiated) = (queue.ring.format(), self.features.format);
+        if found != negotiated {
+            let queue = queue.index;
+            return Err(RelaySetError::Format {
+                queue,
+                found,
+                negotiated,
+            });
+        }
+        let known = info.queue(queue.index);
+        let known = known.map_err(|source| RelaySetError::Device { source })?;
+        let lane = Lane::new(queue, known.max_size, iotlb, window)?;
+        self.lanes.push(lane);
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! Another vDPA device behind a NIC while the guest runs: what is asked, and what comes back.
+//!
+//! ```text
+//!   caller's thread                        vmm thread
+//!   open, map all guest RAM ── Request ──> old stops, new goes on where it stopped
+//!   close what is not used <── answer ───┘ (or the old one goes on)
+//! ```
+//! It must not know how a device takes another one's place.
+
+use std::fmt;
+use std::time::Duration;
+
+use devices::virtio::backend::{Backend, SharedMemory};
+use devices::virtio::pci::SwapError;
+
+use super::super::devices::open_vdpa;
+use super::super::pluggable::{DeviceKind, NicStatus};
+use super::{Handle, Request, RequestError};
+use crate::config::VdpaConfig;
+
+/// A NIC with another device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NicSwapped {
+    /// The NIC as it is now.
+    pub status: NicStatus,
+    /// How long neither device worked, as the machine saw it; `None` if no driver was using the NIC, or
+    /// it has the same device as before.
+    pub gap: Option<Duration>,
+}
+
+/// What the vmm thread answers.
+pub(in crate::machine) struct SwapAnswer {
+    pub(in crate::machine) outcome: Result<NicSwapped, RequestError>,
+    /// The old backend, or after a failure the new one: stopped, not closed.
+    pub(in crate::machine) unused: Box<dyn Backend>,
+}
+
+impl fmt::Debug for SwapAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SwapAnswer")
+            .field("outcome", &self.outcome)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    /// Moves the NIC `id` to another vDPA device while the guest's driver goes on: the same PCI
+    /// function, MAC address, control state and rings. The device of `config` is opened and maps all guest RAM
+    /// here, on the caller's thread; the old one is closed here. The guest is asked to announce itself.
+    ///
+    /// Of `config` the device, the number of queues and the doorbells count; the rest stays
+    /// as it is. With the device that the NIC has nothing changes.
+    ///
+    /// While both are open all guest RAM is pinned for both, and counts twice against the limit of locked memory.
+    /// A device that cannot be suspended (vp_vdpa) is reset, so a frame that it was sending may go out twice.
+    ///
+    /// # Errors
+    /// [`RequestError`]: there is no such NIC, the device cannot be opened, or does not fit
+    /// ([`SwapError`] says in what). The NIC goes on with its old device, except after
+    /// [`SwapError::Lost`].
+    pub fn swap_nic(&self, id: &str, config: &VdpaConfig) -> Result<NicSwapped, RequestError> {
+        let status = match self.nic(id) {
+            Some(status) => status,
+            None if self.disk(id).is_some() => {
+                return Err(RequestError::OtherKind {
+                    id: id.to_owned(),
+                    wanted: DeviceKind::Nic,
+                });
+            }
+            None => return Err(RequestError::NoSuchDevice(id.to_owned())),
+        };
+        let config = VdpaConfig {
+            id: Some(id.to_owned()),
+            mac: status.config.mac,
+            rescue: status.config.rescue,
+            ..config.clone()
+        };
+        if config.released() == status.config {
+            return Ok(NicSwapped { status, gap: None });
+        }
+        let memory: SharedMemory = self.0.memory.upgrade().ok_or(RequestError::Ended)?;
+        let device = open_vdpa(&config, &memory, self.0.ram_end)?;
+        drop(memory);
+        if device.config.is_none() {
+            // Said here because the machine knows it for a NIC only by that.
+            let source = Box::new(SwapError::DeviceType {
+                needs: NETWORK,
+                has: device.backend.device_type(),
+            });
+            return Err(RequestError::Swap {
+                id: id.to_owned(),
+                source,
+            });
+        }
+        let SwapAnswer { outcome, unused } = self.ask(|answer| Request::Swap { device, answer })?;
+        // Here, because giving pinned memory back takes long.
+        drop(unused);
+        outcome
+    }
+}
+
+/// Virtio device type of a network device (virtio 1.3, section 5).
+const NETWORK: u32 = 1;

@@ -1,0 +1,247 @@
+//! The machine that comes: what [`crate::migration::receive`] asks of it.
+//!
+//! Owns how a machine is built from what a source says, and when it runs. It must not know the protocol. Everything
+//! comes from another host, so nothing is trusted.
+//!
+//! ```text
+//!   HELLO ─ prepare ─> built, memory mapped by its devices   (refused: another source may come)
+//!   state ─ restore ─> vCPUs, board                           devices at rest
+//!   GO    ─ run ─────> devices, vCPUs run, NICs announced
+//! ```
+
+use std::io::ErrorKind;
+use std::os::fd::AsRawFd as _;
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::compat::{self, Document};
+use super::{Direction, Migration, MigrationEnd, ReceiveConfig, load_tls};
+use crate::config::{VdpaConfig, VmConfig};
+use crate::console::Console;
+use crate::event_loop::{EventLoop, Ready, Token};
+use crate::kvm::saved::ClockPolicy;
+use crate::machine::build::Given;
+use crate::machine::saved::SavedMachine;
+use crate::machine::{End, Machine, MachineError, SnapshotError, StopHandle};
+use crate::migration::destination::Go;
+use crate::migration::endpoint::{EndpointError, Listener};
+use crate::migration::protocol::{Hello, Refusal};
+use crate::migration::{
+    self, DestinationMachine, MigrationError, Outcome, RamImage, ReceiveOptions,
+};
+use crate::snapshot::directory::STATE_FILE_MAX;
+use crate::snapshot::format::{Sections, Table};
+
+/// A machine that is waited for.
+#[derive(Debug)]
+pub struct Arriving {
+    listener: Listener,
+    nics: Vec<VdpaConfig>,
+    migration: Migration,
+}
+
+impl Arriving {
+    /// Listens for a source.
+    ///
+    /// # Errors
+    /// [`EndpointError`].
+    pub fn new(config: ReceiveConfig) -> Result<Self, EndpointError> {
+        Ok(Self {
+            listener: Listener::bind(
+                &config.listen,
+                load_tls(&config.listen, config.tls.as_ref(), config.plaintext)?,
+            )?,
+            nics: config.vdpa,
+            migration: Migration::new(Direction::Receive, config.listen),
+        })
+    }
+
+    /// For who watches.
+    #[must_use]
+    pub fn migration(&self) -> &Migration {
+        &self.migration
+    }
+
+    /// Waits for a source and takes its machine. It runs, or stands still if it is not settled where it is.
+    ///
+    /// # Errors
+    /// [`MachineError::NotArrived`]: it did not come.
+    pub(in crate::machine) fn receive(
+        &self,
+        console: Console,
+        stop: &StopHandle,
+    ) -> Result<Machine, MachineError> {
+        let done =
+            EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(MachineError::host("eventfd"))?;
+        let arrival = Arrival {
+            arriving: self,
+            console: Some(console),
+            stop,
+            machine: None,
+        };
+        let received = std::thread::scope(|scope| {
+            scope.spawn(|| self.cancel_on_stop(stop, &done));
+            let received = self.take(arrival);
+            // The only failure is a counter at its maximum, which is readable too.
+            let _ = done.write(1);
+            received
+        });
+        if let Err(error) = &received {
+            self.migration.finish(MigrationEnd::Stayed {
+                why: End::failed(error).detail,
+            });
+        }
+        received
+    }
+
+    /// Whoever wants the machine to stop wants no machine.
+    fn cancel_on_stop(&self, stop: &StopHandle, done: &EventFd) {
+        let waited = EventLoop::new().and_then(|events| {
+            events.add(stop.eventfd().as_raw_fd(), Token::Stop)?;
+            events.add(done.as_raw_fd(), Token::Request)?;
+            let mut ready = Ready::default();
+            events.wait(&mut ready)?;
+            Ok(ready.tokens().any(|token| token == Token::Stop))
+        });
+        match waited {
+            Ok(true) => self.migration.cancel(),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "a wish to stop is seen late"),
+        }
+    }
+
+    fn take(&self, mut arrival: Arrival<'_>) -> Result<Machine, MachineError> {
+        let options = ReceiveOptions {
+            state_max: STATE_FILE_MAX,
+            ..ReceiveOptions::default()
+        };
+        let not_arrived = |why| MachineError::NotArrived(Box::new(why));
+        loop {
+            let first = match self.listener.accept() {
+                Ok(first) => first,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if self.migration.monitor().cancel.is_cancelled() {
+                        return Err(not_arrived(MigrationError::Cancelled));
+                    }
+                    continue;
+                }
+                Err(error) => return Err(MachineError::host("accept")(error)),
+            };
+            let outcome = migration::receive(
+                &mut arrival,
+                first,
+                &mut || self.listener.accept(),
+                &options,
+                self.migration.monitor(),
+            );
+            match outcome {
+                Outcome::Destination => {
+                    self.migration.finish(MigrationEnd::Moved);
+                    return arrival.into_machine();
+                }
+                // Nothing was begun: whoever it was, the source may still come.
+                Outcome::Source { why, .. }
+                    if arrival.console.is_some() && !matches!(why, MigrationError::Cancelled) =>
+                {
+                    tracing::warn!(
+                        error = &why as &dyn std::error::Error,
+                        "no machine came over a connection; waiting for the next"
+                    );
+                }
+                Outcome::Source { why, .. } => return Err(not_arrived(why)),
+                Outcome::Unsettled { why } => {
+                    self.migration.finish(MigrationEnd::Unsettled {
+                        why: End::failed(&why).detail,
+                    });
+                    return arrival.into_machine();
+                }
+            }
+        }
+    }
+}
+
+/// A machine that is on its way.
+struct Arrival<'a> {
+    arriving: &'a Arriving,
+    /// Until the machine is built.
+    console: Option<Console>,
+    stop: &'a StopHandle,
+    /// Once it is built, and its configuration as the source has it.
+    machine: Option<(Machine, VmConfig)>,
+}
+
+impl Arrival<'_> {
+    fn into_machine(self) -> Result<Machine, MachineError> {
+        self.machine
+            .map(|(machine, _)| machine)
+            .ok_or(MachineError::NotArrived(Box::new(
+                MigrationError::Cancelled,
+            )))
+    }
+
+    fn build(&mut self, document: &Document) -> Result<Machine, MachineError> {
+        let given = Given {
+            slots: document.slots(),
+            ram: None,
+        };
+        // An attempt takes the console: a second one has none.
+        let console = self
+            .console
+            .take()
+            .ok_or(MachineError::NotArrived(Box::new(
+                MigrationError::Cancelled,
+            )))?;
+        Machine::build(&document.config, &given, console, self.stop)
+    }
+}
+
+impl DestinationMachine for Arrival<'_> {
+    fn prepare(&mut self, hello: &Hello) -> Result<RamImage, Vec<Refusal>> {
+        let document: Result<Document, _> = serde_json::from_value(hello.compat.clone());
+        let mut document = document.map_err(|error| {
+            vec![Refusal {
+                what: "the description of the machine".to_owned(),
+                source: "one of another version of Bellhop".to_owned(),
+                destination: format!("not understood: {error}"),
+                remedy: "run the same version of Bellhop on both hosts".to_owned(),
+            }]
+        })?;
+        let config = document.config.clone();
+        document.prepare(&self.arriving.nics)?;
+        let machine = match self.build(&document) {
+            Ok(machine) => machine,
+            Err(error) => return Err(vec![compat::unbuildable(&error)]),
+        };
+        let refusals = document.compare(&machine);
+        if !refusals.is_empty() {
+            return Err(refusals);
+        }
+        let ram = RamImage::new(&machine.ram);
+        self.machine = Some((machine, config));
+        Ok(ram)
+    }
+
+    fn restore(&mut self, mut state: &[u8]) -> Result<(), migration::MachineError> {
+        let Some((machine, config)) = &mut self.machine else {
+            return Err("there is no machine to restore".into());
+        };
+        let table = Table::new(&SavedMachine::SECTIONS, STATE_FILE_MAX);
+        let mut sections = Sections::read_file(&mut state, table).map_err(SnapshotError::from)?;
+        let saved = SavedMachine::take(&mut sections)?;
+        sections.finish().map_err(SnapshotError::from)?;
+        if !compat::same_machine(&saved.config, config) {
+            return Err("the machine changed while it was moved".into());
+        }
+        machine.restore_held(saved, ClockPolicy::Advance)?;
+        Ok(())
+    }
+
+    fn run(&mut self, _go: Go) -> Result<(), migration::MachineError> {
+        let Some((machine, _)) = &mut self.machine else {
+            return Err("there is no machine to run".into());
+        };
+        machine.go_on()?;
+        machine.announce_all();
+        Ok(())
+    }
+}

@@ -1,0 +1,276 @@
+//! The machine that leaves: what [`crate::migration::send`] asks of it.
+//!
+//! Owns the order in which the machine's parts log and stop. It must not know the protocol.
+
+use std::io::{BufWriter, Write};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::requests::{MigrationRequest, Offer, Stopped};
+use super::{Direction, Migration, MigrationEnd, SendConfig};
+use crate::machine::handle::{Answer, Handle, Request, RequestError};
+use crate::machine::{End, SnapshotError};
+use crate::memory::RamSlot;
+use crate::migration::convergence::Limits;
+use crate::migration::dirty::{DirtyPages, DirtyTracker};
+use crate::migration::tls::Tls;
+use crate::migration::{
+    self, MachineError, Outcome, RamImage, SendOptions, SourceMachine, Timeouts,
+};
+use crate::snapshot::directory::STATE_FILE_MAX;
+use crate::snapshot::format::Writer;
+
+/// How long the other host may take to answer a connection.
+const CONNECT: Duration = Duration::from_secs(10);
+/// What of the downtime is not memory: devices stop and start, the state goes over and is restored. Measured in the
+/// lab at 10 to 40 ms.
+const SWITCH: Duration = Duration::from_millis(25);
+/// How long the process of a guest that is gone waits for somebody to read how it went.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// A machine of this process that is being sent.
+struct Departure<'a> {
+    handle: &'a Handle,
+    migration: &'a Migration,
+    offer: Offer,
+    tracker: Option<DirtyTracker>,
+    stopped: Option<Stopped>,
+}
+
+impl Handle {
+    /// Sends the machine to where a process waits for it ([`Machine::bring_up`](super::super::Machine::bring_up) with
+    /// [`Origin::Migration`](super::super::Origin)). It runs meanwhile. Returns when it is over, with the result in `migration`; if the
+    /// machine has moved, this one ends with [`Exit::Moved`](super::super::Exit::Moved). `tls` is what
+    /// [`SendConfig::load_tls`] gave.
+    ///
+    /// Blocks for as long as it takes: give it a thread.
+    pub fn migrate(&self, migration: &Migration, config: &SendConfig, tls: Option<&Tls>) {
+        let end = self.send(migration, config, tls);
+        let moved = end == MigrationEnd::Moved;
+        migration.finish(end);
+        if moved {
+            migration.wait_seen(LAST_WORDS);
+            // One that has ended meanwhile is gone too.
+            let _ = self.depart();
+        }
+    }
+
+    fn send(&self, migration: &Migration, config: &SendConfig, tls: Option<&Tls>) -> MigrationEnd {
+        let connect = || config.destination.connect(CONNECT, tls);
+        let first = match connect() {
+            Ok(first) => first,
+            Err(error) => return stayed(&error),
+        };
+        let mut departure = match Departure::new(self, migration) {
+            Ok(departure) => departure,
+            Err(error) => return stayed(&error),
+        };
+        let ram = RamImage::new(&departure.offer.ram);
+        let options = SendOptions {
+            connections: config.connections,
+            limits: Limits {
+                downtime: Duration::from_millis(config.downtime_ms.into()),
+                timeout: Duration::from_secs(config.timeout_s.into()),
+                switch: SWITCH,
+            },
+            timeouts: Timeouts::default(),
+            state_max: STATE_FILE_MAX,
+        };
+        let outcome = migration::send(
+            &mut departure,
+            &ram,
+            first,
+            &mut || connect().map_err(std::io::Error::other),
+            &options,
+            migration.monitor(),
+        );
+        match outcome {
+            Outcome::Destination => MigrationEnd::Moved,
+            Outcome::Source { why, not_resumed } => {
+                departure.stays();
+                match not_resumed {
+                    None => stayed(&why),
+                    Some(error) => MigrationEnd::Stayed {
+                        why: format!(
+                            "{}; and the machine does not go on: {error}",
+                            End::failed(&why).detail
+                        ),
+                    },
+                }
+            }
+            Outcome::Unsettled { why } => MigrationEnd::Unsettled {
+                why: End::failed(&why).detail,
+            },
+        }
+    }
+
+    /// Says where the guest of a migration that is not settled is: `here`, then it goes on; or not, then this machine
+    /// ends with [`Exit::Moved`](super::super::Exit::Moved). Who says it wrongly has the guest twice, or not at all.
+    ///
+    /// # Errors
+    /// [`RequestError`]: nothing stands still for a migration; the devices cannot go on.
+    pub fn settle(&self, migration: &Migration, here: bool) -> Result<(), RequestError> {
+        if !here {
+            return self.depart();
+        }
+        self.ask_migration(|answer| MigrationRequest::Stay { answer })??;
+        let moved = migration.direction() == Direction::Receive;
+        migration.finish(if moved {
+            MigrationEnd::Moved
+        } else {
+            MigrationEnd::Stayed {
+                why: "somebody said that the guest is here".to_owned(),
+            }
+        });
+        Ok(())
+    }
+
+    fn depart(&self) -> Result<(), RequestError> {
+        self.ask_migration(|answer| MigrationRequest::Depart { answer })?
+    }
+
+    fn ask_migration<T>(
+        &self,
+        request: impl FnOnce(Answer<T>) -> MigrationRequest,
+    ) -> Result<T, RequestError> {
+        self.ask(|answer| Request::Migration(request(answer)))
+    }
+}
+
+fn stayed(why: &dyn std::error::Error) -> MigrationEnd {
+    MigrationEnd::Stayed {
+        why: End::failed(why).detail,
+    }
+}
+
+impl<'a> Departure<'a> {
+    fn new(handle: &'a Handle, migration: &'a Migration) -> Result<Self, RequestError> {
+        let offer = handle.ask_migration(|answer| MigrationRequest::Begin { answer })??;
+        Ok(Self {
+            handle,
+            migration,
+            offer,
+            tracker: None,
+            stopped: None,
+        })
+    }
+
+    /// The machine may change again. One that has ended needs not be told.
+    fn stays(&mut self) {
+        let _ = self
+            .handle
+            .ask_migration(|answer| MigrationRequest::End { answer });
+    }
+}
+
+impl SourceMachine for Departure<'_> {
+    fn compat(&mut self) -> Result<Value, MachineError> {
+        Ok(serde_json::to_value(&self.offer.document)?)
+    }
+
+    fn start_logging(&mut self) -> Result<(), MachineError> {
+        self.handle.dirty_log(true)?;
+        let ram = &self.offer.ram;
+        match DirtyTracker::start(Arc::clone(&self.offer.slots), ram.memory(), ram.slots()) {
+            Ok(tracker) => {
+                self.tracker = Some(tracker);
+                Ok(())
+            }
+            Err(error) => {
+                self.stop_logging();
+                Err(error.into())
+            }
+        }
+    }
+
+    fn take_dirty(&mut self, pages: &mut DirtyPages) -> Result<(), MachineError> {
+        let always = match &self.stopped {
+            Some(stopped) => stopped.always_dirty.clone(),
+            None => self
+                .handle
+                .ask_migration(|answer| MigrationRequest::AlwaysDirty { answer })?,
+        };
+        let always = in_file(&always, self.offer.ram.slots());
+        match &self.tracker {
+            Some(tracker) => Ok(tracker.take(pages, &always)?),
+            None => Err("writes are not logged".into()),
+        }
+    }
+
+    fn throttle(&mut self, percent: u8) {
+        let asked = self
+            .handle
+            .ask_migration(|answer| MigrationRequest::Throttle { percent, answer });
+        if let Err(error) = asked {
+            tracing::warn!(%error, "vCPUs cannot be held back");
+        }
+    }
+
+    fn stop(&mut self) -> Result<(), MachineError> {
+        let stopped = self
+            .handle
+            .ask_migration(|answer| MigrationRequest::Stop { answer })??;
+        self.migration.stopped(stopped.in_flight);
+        self.stopped = Some(stopped);
+        Ok(())
+    }
+
+    fn save(&mut self, to: &mut dyn Write) -> Result<(), MachineError> {
+        let Some(stopped) = &self.stopped else {
+            return Err("the machine runs".into());
+        };
+        let writer = Writer::new(BufWriter::new(to)).map_err(SnapshotError::from)?;
+        stopped
+            .saved
+            .put(writer)?
+            .finish()
+            .map_err(SnapshotError::from)?
+            .flush()?;
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<(), MachineError> {
+        Ok(self
+            .handle
+            .ask_migration(|answer| MigrationRequest::Commit { answer })??)
+    }
+
+    fn resume(&mut self) -> Result<(), MachineError> {
+        // A machine that could not be stopped runs already.
+        if self.stopped.take().is_some() {
+            self.handle.ask(|answer| Request::GoOn { answer })??;
+        }
+        Ok(())
+    }
+
+    fn stop_logging(&mut self) {
+        self.tracker = None;
+        match self.handle.dirty_log(false) {
+            Ok(()) | Err(RequestError::Ended) => {}
+            Err(error) => tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "a device was not brought back to what it was"
+            ),
+        }
+    }
+}
+
+/// Guest-physical ranges as offsets in the file behind guest RAM; what is no RAM is left out.
+fn in_file(ranges: &[(u64, u64)], slots: &[RamSlot]) -> Vec<Range<u64>> {
+    let mut found = Vec::new();
+    for &(start, len) in ranges {
+        let end = start.saturating_add(len);
+        for slot in slots {
+            let from = start.max(slot.guest.start);
+            let to = end.min(slot.guest.end());
+            if from < to {
+                let offset = slot.file_offset + (from - slot.guest.start);
+                found.push(offset..offset + (to - from));
+            }
+        }
+    }
+    found
+}

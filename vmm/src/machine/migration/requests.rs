@@ -1,0 +1,231 @@
+//! What a migration asks of the running machine, and how the vmm thread carries it out.
+//!
+//! It must not know in which order: that is [`crate::migration`]'s.
+
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+
+use super::compat::{self, Document, DocumentDevice, NotMovable};
+use super::throttle::{Throttle, Turn};
+use crate::event_loop::Token;
+use crate::kvm::memory_slots::MemorySlots;
+use crate::machine::handle::{Answer, RequestError};
+use crate::machine::ring_watch::InFlight;
+use crate::machine::saved::SavedMachine;
+use crate::machine::saving::HeldFor;
+use crate::machine::{Machine, MachineError, RunState, state_versions};
+use crate::memory::GuestRam;
+
+/// What a machine that leaves gives to the thread that sends it.
+pub(in crate::machine) struct Offer {
+    pub(super) document: Document,
+    pub(super) ram: Arc<GuestRam>,
+    pub(super) slots: Arc<MemorySlots>,
+}
+
+/// A machine that stands still to be sent.
+pub(in crate::machine) struct Stopped {
+    pub(super) saved: SavedMachine,
+    /// Guest-physical address and length of what devices may have written without a mark.
+    pub(super) always_dirty: Vec<(u64, u64)>,
+    pub(super) in_flight: InFlight,
+}
+
+/// What a migration asks.
+pub(in crate::machine) enum MigrationRequest {
+    /// From now on the machine is not to change: what is it made of?
+    Begin {
+        answer: Answer<Result<Offer, RequestError>>,
+    },
+    /// It may change again.
+    End { answer: Answer<()> },
+    /// What may devices write without a mark?
+    AlwaysDirty { answer: Answer<Vec<(u64, u64)>> },
+    /// Hold vCPUs back.
+    Throttle { percent: u8, answer: Answer<()> },
+    /// Park the vCPUs, stop the devices and give the state.
+    Stop {
+        answer: Answer<Result<Stopped, RequestError>>,
+    },
+    /// From now on the guest may run elsewhere, whatever is heard of it.
+    Commit {
+        answer: Answer<Result<(), RequestError>>,
+    },
+    /// It stands still, and its guest is here: let everything go on as it was.
+    Stay {
+        answer: Answer<Result<(), RequestError>>,
+    },
+    /// It stands still, and its guest runs elsewhere: the run is over.
+    Depart {
+        answer: Answer<Result<(), RequestError>>,
+    },
+}
+
+impl Machine {
+    pub(in crate::machine) fn serve_migration(&mut self, request: MigrationRequest) {
+        // Nobody may be waiting for an answer any more.
+        match request {
+            MigrationRequest::Begin { answer } => {
+                let _ = answer.send(self.begin_migration());
+            }
+            MigrationRequest::End { answer } => {
+                self.end_migration();
+                let _ = answer.send(());
+            }
+            MigrationRequest::AlwaysDirty { answer } => {
+                let _ = answer.send(self.inventory.always_dirty());
+            }
+            MigrationRequest::Throttle { percent, answer } => {
+                self.set_throttle(percent);
+                let _ = answer.send(());
+            }
+            MigrationRequest::Stop { answer } => {
+                let _ = answer.send(self.stop_to_leave());
+            }
+            MigrationRequest::Commit { answer } => {
+                self.committed = self.is_held_for_migration();
+                let committed = self.committed.then_some(()).ok_or(RequestError::Settled);
+                let _ = answer.send(committed);
+            }
+            MigrationRequest::Stay { answer } => {
+                let _ = answer.send(self.stay());
+            }
+            MigrationRequest::Depart { answer } => {
+                let held = self.is_held_for_migration();
+                self.departed |= held;
+                let _ = answer.send(held.then_some(()).ok_or(RequestError::Settled));
+            }
+        }
+    }
+
+    fn stop_to_leave(&mut self) -> Result<Stopped, RequestError> {
+        self.unless_held()?;
+        // No vCPU starts a device between this look and its stop; `save` parks them again.
+        let running = self.requests.run_state() == RunState::Running;
+        if running {
+            self.vcpus.pause();
+        }
+        let always_dirty = self.inventory.always_dirty();
+        let saved = self.save(HeldFor::Migration);
+        if running && saved.is_err() {
+            self.vcpus.resume();
+        }
+        Ok(Stopped {
+            saved: saved?,
+            always_dirty,
+            in_flight: self.inventory.in_flight(self.ram.memory()),
+        })
+    }
+
+    fn stay(&mut self) -> Result<(), RequestError> {
+        if !self.is_held_for_migration() {
+            return Err(RequestError::Settled);
+        }
+        self.go_on()?;
+        self.end_migration();
+        Ok(())
+    }
+
+    /// Everything that was done to send the machine is undone.
+    fn end_migration(&mut self) {
+        self.set_throttle(0);
+        if let Err(error) = self.inventory.stop_dirty_log() {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "a device was not brought back to what it was"
+            );
+        }
+        self.migrating = false;
+        self.committed = false;
+    }
+
+    fn begin_migration(&mut self) -> Result<Offer, RequestError> {
+        self.unless_held()?;
+        self.unless_migrating()?;
+        self.take_ejected();
+        let config = self.config_now();
+        compat::check_movable(&config)?;
+        if let Some(id) = self.inventory.unplugging() {
+            return Err(NotMovable::Unplugging(id.to_owned()).into());
+        }
+        let relied = self.inventory.relied().into_iter();
+        let devices = relied.map(|(id, slot, relied)| DocumentDevice {
+            id,
+            slot: slot.number(),
+            relied,
+        });
+        let running = self.requests.run_state() == RunState::Running;
+        // A vCPU says nothing while it runs.
+        self.vcpus.pause();
+        let cpuid = self.vcpus.cpuid();
+        if running {
+            self.vcpus.resume();
+        }
+        let document = Document {
+            state_versions: state_versions(),
+            config,
+            cpuid: cpuid.map_err(MachineError::from)?,
+            devices: devices.collect(),
+        };
+        self.migrating = true;
+        Ok(Offer {
+            document,
+            ram: self.ram.clone(),
+            slots: self.slots.clone(),
+        })
+    }
+
+    /// Nothing, unless the machine is being sent: then it is to stay as it was said to be.
+    pub(in crate::machine) fn unless_migrating(&self) -> Result<(), RequestError> {
+        if self.is_held_for_migration() {
+            return Err(RequestError::StandsStill);
+        }
+        if self.migrating {
+            return Err(RequestError::Migrating);
+        }
+        Ok(())
+    }
+
+    fn set_throttle(&mut self, percent: u8) {
+        if percent == 0 {
+            if let Some(throttle) = self.throttle.take() {
+                if let Err(error) = self.events.remove(throttle.as_raw_fd()) {
+                    tracing::warn!(%error, "the timer that held vCPUs back was not polled");
+                }
+                self.run_turn(Turn::Run);
+            }
+            return;
+        }
+        if let Some(throttle) = &mut self.throttle {
+            throttle.set(percent);
+            return;
+        }
+        let made = Throttle::new(percent).and_then(|throttle| {
+            self.events.add(throttle.as_raw_fd(), Token::Throttle)?;
+            Ok(throttle)
+        });
+        match made {
+            Ok(throttle) => self.throttle = Some(throttle),
+            // The migration then takes longer, or gives up.
+            Err(error) => tracing::warn!(%error, "vCPUs cannot be held back"),
+        }
+    }
+
+    /// The throttle's timer says something.
+    pub(in crate::machine) fn throttle_turn(&mut self) {
+        if let Some(throttle) = &mut self.throttle {
+            let turn = throttle.next();
+            self.run_turn(turn);
+        }
+    }
+
+    fn run_turn(&self, turn: Turn) {
+        // Who is paused or saved is parked for another reason.
+        if self.requests.run_state() == RunState::Running {
+            match turn {
+                Turn::Hold => self.vcpus.pause(),
+                Turn::Run => self.vcpus.resume(),
+            }
+        }
+    }
+}

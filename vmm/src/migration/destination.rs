@@ -1,0 +1,183 @@
+//! The destination of a migration: the host that the guest comes to.
+//!
+//! [`receive`] owns the order; the states of the conversation are types in `states.rs`. Must not know what a machine is made of.
+//! Everything that comes over a connection is checked before it is used, and nothing is kept that has no limit.
+
+mod states;
+
+use std::io;
+use std::time::Duration;
+
+use super::channel::{Channel, Connection, Halt, Timeouts};
+use super::error::{MachineError, MigrationError, Phase};
+use super::protocol::{CONNECTIONS_MAX, Hello, Refusal};
+use super::ram::RamImage;
+use super::{Monitor, Outcome};
+
+pub use states::{Accepted, AwaitingGo, Go, Listening, Restoring, Room, Running};
+
+/// A machine that can arrive. [`receive`] calls these in the order in which they stand here.
+pub trait DestinationMachine {
+    /// Checks what the source has and makes ready for it: guest RAM of the same ranges, all zeros, and what takes long, such as
+    /// opening devices and pinning memory.
+    ///
+    /// # Errors
+    /// All the reasons why not, at least one.
+    fn prepare(&mut self, hello: &Hello) -> Result<RamImage, Vec<Refusal>>;
+
+    /// Restores the state, whose bytes are those that the source has written. Guest RAM is complete. The
+    /// machine must be able to run at once after this; but it doesn't.
+    ///
+    /// # Errors
+    /// What failed; the source is in charge.
+    fn restore(&mut self, state: &[u8]) -> Result<(), MachineError>;
+
+    /// Runs. Only a whole GO of the source makes a [`Go`].
+    ///
+    /// # Errors
+    /// What failed. The source does not resume by itself.
+    fn run(&mut self, go: Go) -> Result<(), MachineError>;
+}
+
+/// What a destination allows.
+#[derive(Debug, Clone, Copy)]
+pub struct ReceiveOptions {
+    /// Connections, 1 to [`CONNECTIONS_MAX`].
+    pub connections: u16,
+    /// How long to wait for the source.
+    pub timeouts: Timeouts,
+    /// Most bytes of the machine's state.
+    pub state_max: u64,
+    /// Memory (bytes, zeros included) that all rounds together may write, in multiples of guest RAM.
+    pub rounds_max: u32,
+}
+
+impl Default for ReceiveOptions {
+    /// 16 connections, a state of 64 MiB, memory 1000 times over.
+    fn default() -> Self {
+        Self {
+            connections: CONNECTIONS_MAX,
+            timeouts: Timeouts::default(),
+            state_max: 64 << 20,
+            rounds_max: 1000,
+        }
+    }
+}
+
+/// Takes the machine that comes over `first`. `accept` gives the next connection to the same place; it waits a
+/// short while at most and then returns [`io::ErrorKind::WouldBlock`].
+///
+/// Returns when it is settled, or cannot be settled from here, who is in charge; the module's
+/// documentation says when that is who. At [`Outcome::Unsettled`] `machine` holds the guest: complete, stopped.
+/// Blocks: give it a thread.
+pub fn receive<C: Connection, M: DestinationMachine>(
+    machine: &mut M,
+    first: C,
+    accept: &mut dyn FnMut() -> io::Result<C>,
+    options: &ReceiveOptions,
+    monitor: &Monitor,
+) -> Outcome {
+    let restoring = match until_restored(machine, first, accept, options, monitor) {
+        Ok(restoring) => restoring,
+        Err(why) => return stays(why),
+    };
+    if monitor.cancel.is_cancelled() {
+        return stays(restoring.give_up(MigrationError::Cancelled));
+    }
+    // From the first byte of READY on, the source may be sending GO.
+    let go = restoring.ready().and_then(|awaiting| {
+        monitor.progress.phase(Phase::Go);
+        awaiting.wait_go(options.timeouts.frame)
+    });
+    let (go, mut running) = match go {
+        Ok(go) => go,
+        // The source says that it has not sent GO, and never will.
+        Err(why @ (MigrationError::PeerFailed { .. } | MigrationError::PeerCancelled { .. })) => {
+            return stays(why);
+        }
+        Err(why) => return Outcome::Unsettled { why },
+    };
+    monitor.progress.phase(Phase::Done);
+    match machine.run(go) {
+        Ok(()) => {
+            monitor.progress.runs();
+            // The guest runs, whether the source hears of it or not.
+            if let Err(error) = running.done() {
+                tracing::warn!(%error, "the source could not be told that the guest runs here");
+            }
+            Outcome::Destination
+        }
+        Err(source) => {
+            let why = MigrationError::Machine {
+                step: "run",
+                source,
+            };
+            running.failed(&why);
+            Outcome::Unsettled { why }
+        }
+    }
+}
+
+fn stays(why: MigrationError) -> Outcome {
+    Outcome::Source {
+        why,
+        not_resumed: None,
+    }
+}
+
+fn until_restored<C: Connection, M: DestinationMachine>(
+    machine: &mut M,
+    first: C,
+    accept: &mut dyn FnMut() -> io::Result<C>,
+    options: &ReceiveOptions,
+    monitor: &Monitor,
+) -> Result<Restoring<C>, MigrationError> {
+    let progress = &*monitor.progress;
+    progress.phase(Phase::Offer);
+    let halt = Halt::new(&monitor.cancel);
+    let channel = Channel::new(first, 0, options.timeouts.frame, &halt)?;
+    let (listening, hello) = Listening::new(channel).hello()?;
+    let ram = match machine.prepare(&hello) {
+        Ok(ram) => ram,
+        Err(reasons) => return Err(listening.refuse(reasons)),
+    };
+    if ram.ranges() != hello.ram {
+        return Err(listening.refuse(vec![different_ram(&hello, &ram)]));
+    }
+    progress.ram(ram.len());
+    let connections = options.connections.clamp(1, CONNECTIONS_MAX);
+    let accepted = listening.accept(connections.min(hello.connections))?;
+    progress.phase(Phase::Copy);
+    let room = Room {
+        ram: &ram,
+        memory_max: ram.len().saturating_mul(u64::from(options.rounds_max)),
+        state_max: options.state_max,
+        progress,
+    };
+    let restoring = accepted.receive(accept, options.timeouts.frame, &room)?;
+    progress.phase(Phase::Ready);
+    progress.stopped();
+    match machine.restore(restoring.state()) {
+        Ok(()) => Ok(restoring),
+        Err(source) => Err(restoring.give_up(MigrationError::Machine {
+            step: "restore its state",
+            source,
+        })),
+    }
+}
+
+fn different_ram(hello: &Hello, ram: &RamImage) -> Refusal {
+    let total = hello
+        .ram
+        .iter()
+        .fold(0_u64, |sum, range| sum.saturating_add(range.len));
+    Refusal {
+        what: "guest memory".to_owned(),
+        source: format!("{total} bytes in {} pieces", hello.ram.len()),
+        destination: format!("{} bytes in {} pieces", ram.len(), ram.ranges().len()),
+        remedy: "give the destination the same memory size".to_owned(),
+    }
+}
+
+/// How long a connection that has been accepted may take to say JOIN.
+const JOIN_PATIENCE: Duration = Duration::from_secs(2);

@@ -1,0 +1,111 @@
+//! The union of everything that knows of writes to guest RAM.
+//!
+//! Owns the order of reading and clearing; the sets themselves are [`DirtyPages`], KVM's side is
+//! [`crate::kvm::dirty_log`].
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use vdpa::memory::GuestMemory;
+use vm_memory::{Address as _, GuestMemoryBackend as _, GuestMemoryRegion as _};
+
+use super::{DirtyPages, PAGE_SIZE};
+use crate::kvm::memory_slots::{MemorySlotError, MemorySlots};
+use crate::memory::RamSlot;
+
+/// Why it is not known which pages were written.
+#[derive(Debug, thiserror::Error)]
+pub enum DirtyError {
+    /// KVM's log could not be switched or read.
+    #[error("the log of the pages that the guest writes is not to be had")]
+    Kvm(#[from] MemorySlotError),
+    /// The log speaks of memory that is not guest RAM.
+    #[error("writes are logged at {guest_address:#x}, where the machine has no memory")]
+    Unknown {
+        /// First guest-physical address of the logged slot.
+        guest_address: u64,
+    },
+}
+
+/// Collects the pages that were written. While it lives, KVM logs writes to guest RAM; dropping it ends that.
+#[derive(Debug)]
+pub struct DirtyTracker {
+    slots: Arc<MemorySlots>,
+    memory: GuestMemory,
+    ram: Vec<RamSlot>,
+}
+
+impl DirtyTracker {
+    /// Starts to log. What was written before is not in the first [`DirtyTracker::take`] for certain: send
+    /// all of RAM after this.
+    ///
+    /// # Errors
+    /// [`DirtyError::Kvm`]; nothing is logged then.
+    pub fn start(
+        slots: Arc<MemorySlots>,
+        memory: &GuestMemory,
+        ram: &[RamSlot],
+    ) -> Result<Self, DirtyError> {
+        slots.start_dirty_log()?;
+        let tracker = Self {
+            slots,
+            memory: memory.clone(),
+            ram: ram.to_vec(),
+        };
+        // Writers mark from the first day on; the first round sends everything anyway.
+        let mut unused = DirtyPages::none(0);
+        tracker.take_userspace(&mut unused)?;
+        Ok(tracker)
+    }
+
+    /// Puts all pages that were written since the last call, and those in `always` (offsets in the file),
+    /// into `into`.
+    ///
+    /// # Errors
+    /// [`DirtyError`]; every page counts as written then, and all of them have been put in.
+    pub fn take(&self, into: &mut DirtyPages, always: &[Range<u64>]) -> Result<(), DirtyError> {
+        let taken = self.take_kvm(into).and_then(|()| self.take_userspace(into));
+        for range in always {
+            into.mark(range.clone());
+        }
+        if taken.is_err() {
+            into.mark(0..into.capacity().saturating_mul(PAGE_SIZE));
+        }
+        taken
+    }
+
+    fn take_kvm(&self, into: &mut DirtyPages) -> Result<(), DirtyError> {
+        for log in self.slots.take_dirty_log()? {
+            into.merge(self.first_page(log.guest_address)?, &log.pages);
+        }
+        Ok(())
+    }
+
+    fn take_userspace(&self, into: &mut DirtyPages) -> Result<(), DirtyError> {
+        for region in self.memory.iter() {
+            let first = self.first_page(region.start_addr().raw_value())?;
+            // vm-memory's bitmaps have the processor's pages, 4096 bytes on x86-64. Each word is read and cleared in one atomic
+            // step: a mark that comes in between stays.
+            let bitmap = vm_memory::MmapRegion::bitmap(region).get_and_reset();
+            into.merge(first, &bitmap);
+        }
+        Ok(())
+    }
+
+    /// Number of the page at the start of the slot or region at this address.
+    fn first_page(&self, guest_address: u64) -> Result<u64, DirtyError> {
+        self.ram
+            .iter()
+            .find(|slot| slot.guest.start == guest_address)
+            .map(|slot| slot.file_offset / PAGE_SIZE)
+            .ok_or(DirtyError::Unknown { guest_address })
+    }
+}
+
+impl Drop for DirtyTracker {
+    fn drop(&mut self) {
+        if let Err(error) = self.slots.stop_dirty_log() {
+            tracing::warn!(%error, "writes to guest memory stay logged, which costs the guest time");
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! Where a migration comes from or goes to: a Unix socket of this host, or TCP, in TLS or not.
+//!
+//! Owns addresses, sockets and how long a connection may take to be made. It must not know what is said
+//! over a connection. Who may say it over TCP is for [`super::tls`], and whether that is asked for the caller's to say.
+//!
+//! ```text
+//!   destination   Listener::bind ──> accept, again and again: WouldBlock when nobody came for a moment
+//!   source        Endpoint::connect
+//! ```
+
+use std::fmt;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+
+use super::channel::Connection;
+use super::tls::{Tls, TlsError, TlsStream};
+use crate::http::socket::{self, SocketError, SocketFile};
+
+/// How long [`Listener::accept`] waits.
+const MOMENT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
+
+/// An address.
+///
+/// As text: `unix:PATH`, `tcp:HOST:PORT`; an IPv6 address stands in brackets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Endpoint {
+    /// The socket with this absolute path.
+    Unix(PathBuf),
+    /// This port of a host.
+    Tcp {
+        /// A name or an IP address without brackets.
+        host: String,
+        /// The port, not 0.
+        port: u16,
+    },
+}
+
+/// What is no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no address of a migration; say unix:/PATH or tcp:HOST:PORT")]
+pub struct BadEndpoint(String);
+
+impl FromStr for Endpoint {
+    type Err = BadEndpoint;
+
+    fn from_str(text: &str) -> Result<Self, BadEndpoint> {
+        let bad = || BadEndpoint(text.to_owned());
+        let (scheme, rest) = text.split_once(':').ok_or_else(bad)?;
+        match scheme {
+            "unix" => {
+                // `unix:///path` as well, which others write.
+                let path = match rest.strip_prefix("//") {
+                    Some(path) if path.starts_with('/') => path,
+                    _ => rest,
+                };
+                let fits = path.starts_with('/') && !path.contains('\0');
+                fits.then(|| Self::Unix(path.into())).ok_or_else(bad)
+            }
+            "tcp" => {
+                let rest = rest.strip_prefix("//").unwrap_or(rest);
+                let (host, port) = rest.rsplit_once(':').ok_or_else(bad)?;
+                let bracketed = host
+                    .strip_prefix('[')
+                    .and_then(|host| host.strip_suffix(']'));
+                let is_name = |host: &str| {
+                    let known = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+                    !host.is_empty() && host.bytes().all(known)
+                };
+                let host = match bracketed {
+                    Some(host) if host.parse::<std::net::Ipv6Addr>().is_ok() => host,
+                    None if is_name(host) => host,
+                    _ => return Err(bad()),
+                };
+                let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+                let port = port.parse().ok().filter(|&port: &u16| digits && port != 0);
+                Ok(Self::Tcp {
+                    host: host.to_owned(),
+                    port: port.ok_or_else(bad)?,
+                })
+            }
+            _ => Err(bad()),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
+        }
+    }
+}
+
+impl TryFrom<String> for Endpoint {
+    type Error = BadEndpoint;
+
+    fn try_from(text: String) -> Result<Self, BadEndpoint> {
+        text.parse()
+    }
+}
+
+impl From<Endpoint> for String {
+    fn from(endpoint: Endpoint) -> Self {
+        endpoint.to_string()
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum EndpointError {
+    /// Nobody answers there.
+    #[error("cannot connect to {endpoint}; does a machine wait there for a migration?")]
+    Connect {
+        /// Where.
+        endpoint: Endpoint,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The port cannot be had.
+    #[error("cannot listen on {endpoint}")]
+    Listen {
+        /// Where.
+        endpoint: Endpoint,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket cannot be made.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// Certificates for a socket whose mode says who may use it.
+    #[error(
+        "unix:{} does not leave this host, so there is no TLS: leave the certificates out, or say tcp:HOST:PORT",
+        .0.display()
+    )]
+    TlsOnUnix(PathBuf),
+    /// A network, and nothing that protects the guest on it.
+    #[error(
+        "{0} leaves this host: say which certificates protect the guest (certificate, key, authority), or that it is to go in plaintext"
+    )]
+    NoTls(Endpoint),
+    /// TLS cannot be begun.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+impl Endpoint {
+    /// Connects; a host that does not answer is waited for `patience` per address of it.
+    ///
+    /// With `tls`, the first read or write of the stream begins the handshake, and fails unless the host has
+    /// a certificate that is for it.
+    ///
+    /// # Errors
+    /// [`EndpointError::Connect`], [`EndpointError::TlsOnUnix`], [`EndpointError::Tls`].
+    pub fn connect(&self, patience: Duration, tls: Option<&Tls>) -> Result<Stream, EndpointError> {
+        let failed = |source| EndpointError::Connect {
+            endpoint: self.clone(),
+            source,
+        };
+        match (self, tls) {
+            (Self::Unix(path), None) => UnixStream::connect(path).map(Stream::Unix).map_err(failed),
+            (Self::Unix(path), Some(_)) => Err(EndpointError::TlsOnUnix(path.clone())),
+            (Self::Tcp { host, port }, tls) => {
+                let socket = connect_tcp(host, *port, patience).map_err(failed)?;
+                Ok(match tls {
+                    Some(tls) => Stream::Tls(Box::new(tls.connect(host, socket)?)),
+                    None => Stream::Tcp(socket),
+                })
+            }
+        }
+    }
+}
+
+fn connect_tcp(host: &str, port: u16, patience: Duration) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(ErrorKind::NotFound, "the host has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, patience) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// A connection of any kind.
+#[derive(Debug)]
+pub enum Stream {
+    /// On this host.
+    Unix(UnixStream),
+    /// Over a network.
+    Tcp(TcpStream),
+    /// Over a network, and nobody else reads or changes it.
+    Tls(Box<TlsStream>),
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.read(into),
+            Self::Tcp(stream) => stream.read(into),
+            Self::Tls(stream) => stream.read(into),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.write(bytes),
+            Self::Tcp(stream) => stream.write(bytes),
+            Self::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.write_vectored(slices),
+            Self::Tcp(stream) => stream.write_vectored(slices),
+            Self::Tls(stream) => stream.write_vectored(slices),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Unix(_) | Self::Tcp(_) => Ok(()),
+            Self::Tls(stream) => stream.flush(),
+        }
+    }
+}
+
+impl Connection for Stream {
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.set_timeout(timeout),
+            Self::Tcp(stream) => stream.set_timeout(timeout),
+            Self::Tls(stream) => stream.set_timeout(timeout),
+        }
+    }
+}
+
+/// A socket that waits for a source. Its file, if it has one, is removed when this is dropped.
+#[derive(Debug)]
+pub struct Listener(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Unix {
+        listener: UnixListener,
+        _file: SocketFile,
+    },
+    Tcp {
+        listener: TcpListener,
+        tls: Option<Tls>,
+    },
+}
+
+impl Listener {
+    /// Listens. A Unix socket has the mode 0600. With `tls`, whoever connects must show a certificate.
+    ///
+    /// # Errors
+    /// [`EndpointError::Listen`], [`EndpointError::Socket`], [`EndpointError::TlsOnUnix`].
+    pub fn bind(endpoint: &Endpoint, tls: Option<Tls>) -> Result<Self, EndpointError> {
+        Ok(Self(match endpoint {
+            Endpoint::Unix(path) if tls.is_some() => {
+                return Err(EndpointError::TlsOnUnix(path.clone()));
+            }
+            Endpoint::Unix(path) => {
+                let (listener, file) = socket::listen(path)?;
+                Kind::Unix {
+                    listener,
+                    _file: file,
+                }
+            }
+            Endpoint::Tcp { host, port } => {
+                let listener = TcpListener::bind((host.as_str(), *port)).and_then(|listener| {
+                    listener.set_nonblocking(true)?;
+                    Ok(listener)
+                });
+                let listener = listener.map_err(|source| EndpointError::Listen {
+                    endpoint: endpoint.clone(),
+                    source,
+                })?;
+                Kind::Tcp { listener, tls }
+            }
+        }))
+    }
+
+    /// The next connection. In TLS, its first read or write begins the handshake: whoever has connected may
+    /// be anybody until a read has given a byte.
+    ///
+    /// # Errors
+    /// [`ErrorKind::WouldBlock`] if nobody came for 50 ms; what the kernel says.
+    pub fn accept(&self) -> io::Result<Stream> {
+        let fd: BorrowedFd<'_> = match &self.0 {
+            Kind::Unix { listener, .. } => listener.as_fd(),
+            Kind::Tcp { listener, .. } => listener.as_fd(),
+        };
+        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        match poll(&mut fds, Some(&MOMENT)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        match &self.0 {
+            Kind::Unix { listener, .. } => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(false)?;
+                Ok(Stream::Unix(stream))
+            }
+            Kind::Tcp { listener, tls } => {
+                let (stream, from) = listener.accept()?;
+                stream.set_nonblocking(false)?;
+                tracing::debug!(%from, "a connection for a migration");
+                match tls {
+                    Some(tls) => {
+                        let stream = tls.accept(stream).map_err(io::Error::other)?;
+                        Ok(Stream::Tls(Box::new(stream)))
+                    }
+                    None => Ok(Stream::Tcp(stream)),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Listener {
+    /// Where it is, with the port that the kernel has chosen for port 0.
+    pub(super) fn endpoint(&self) -> Endpoint {
+        match &self.0 {
+            Kind::Unix { listener, .. } => {
+                let address = listener.local_addr().unwrap();
+                Endpoint::Unix(address.as_pathname().unwrap().to_owned())
+            }
+            Kind::Tcp { listener, .. } => {
+                let address = listener.local_addr().unwrap();
+                Endpoint::Tcp {
+                    host: address.ip().to_string(),
+                    port: address.port(),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_they_are_written() {
+        for text in ["unix:/run/m.socket", "tcp:node2:7444", "tcp:[::1]:7444"] {
+            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
+        }
+        for (text, plain) in [
+            ("unix:///run/m.socket", "unix:/run/m.socket"),
+            ("tcp://10.0.0.2:1", "tcp:10.0.0.2:1"),
+        ] {
+            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), plain);
+        }
+        for bad in [
+            "",
+            "node2:7444",
+            "unix:",
+            "unix:relative",
+            "tcp:node2",
+            "tcp::7444",
+            "tcp:node2:0",
+            "tcp:node2:+1",
+            "tcp:node2:65536",
+            "tcp:::1:1",
+            "tcp:a b:1",
+            "http://node2:1",
+        ] {
+            assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn nobody_there_is_an_error_that_says_where() {
+        let nowhere: Endpoint = "unix:/nonexistent/socket".parse().unwrap();
+        let error = nowhere.connect(Duration::from_secs(1), None).unwrap_err();
+        assert!(error.to_string().contains("unix:/nonexistent/socket"));
+        assert!(Listener::bind(&nowhere, None).is_err());
+    }
+
+    #[test]
+    fn a_listener_waits_for_a_moment_at_most() {
+        let path = std::env::temp_dir().join(format!("bellhop-endpoint-{}", std::process::id()));
+        let endpoint = Endpoint::Unix(path.clone());
+        let listener = Listener::bind(&endpoint, None).unwrap();
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        let mut source = endpoint.connect(Duration::from_secs(1), None).unwrap();
+        let mut arrived = listener.accept().unwrap();
+        source.write_all(b"hello").unwrap();
+        let mut read = [0; 5];
+        arrived.read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"hello");
+        drop(listener);
+        assert!(!path.exists());
+    }
+}

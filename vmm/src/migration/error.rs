@@ -1,0 +1,202 @@
+//! Why a migration ended, and in which phase of it.
+//!
+//! Owns the words that the API shows. Text of the peer's has been made fit for a terminal before it gets here.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use super::protocol::{FrameError, Refusal};
+
+/// What a machine says that cannot do its part; the message is for the user.
+pub type MachineError = Box<dyn std::error::Error + Send + Sync>;
+
+/// How far a migration is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// The connection exists; nothing is agreed.
+    Offer,
+    /// The destination has accepted; further connections are made.
+    Join,
+    /// Memory goes over while the guest runs.
+    Copy,
+    /// The guest stands still; the last pages and the state go over.
+    Stop,
+    /// The destination restores the state.
+    Ready,
+    /// The guest is handed over: GO is being sent, or awaited.
+    Go,
+    /// The destination's guest is to run.
+    Done,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Offer => "offer",
+            Self::Join => "join",
+            Self::Copy => "copy",
+            Self::Stop => "stop",
+            Self::Ready => "ready",
+            Self::Go => "go",
+            Self::Done => "done",
+        })
+    }
+}
+
+/// Why a migration did not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrationError {
+    /// A connection broke.
+    #[error("connection {connection} to the other host broke in the phase `{phase}`")]
+    Broken {
+        /// When.
+        phase: Phase,
+        /// Which one, from 0.
+        connection: u16,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The peer closed a connection.
+    #[error("the other host closed connection {connection} in the phase `{phase}`")]
+    Closed {
+        /// When.
+        phase: Phase,
+        /// Which one, from 0.
+        connection: u16,
+    },
+    /// Nothing came, or nothing could be sent, for too long.
+    #[error(
+        "the other host was silent for {:.1} s on connection {connection} in the phase `{phase}`",
+        waited.as_secs_f32()
+    )]
+    Silent {
+        /// When.
+        phase: Phase,
+        /// Which one, from 0.
+        connection: u16,
+        /// For how long.
+        waited: Duration,
+    },
+    /// What came is no message of the protocol.
+    #[error(
+        "what came on connection {connection} in the phase `{phase}` is not Bellhop's protocol"
+    )]
+    Malformed {
+        /// When.
+        phase: Phase,
+        /// Which one, from 0.
+        connection: u16,
+        /// What is wrong with it.
+        #[source]
+        source: FrameError,
+    },
+    /// A message came at the wrong time.
+    #[error("the other host sent {found} on connection {connection} in the phase `{phase}`")]
+    OutOfOrder {
+        /// When.
+        phase: Phase,
+        /// Which one, from 0.
+        connection: u16,
+        /// The message's name.
+        found: &'static str,
+    },
+    /// The peer said ALIVE for days.
+    #[error("the other host said for too long that it is busy")]
+    TooManyAlives,
+    /// The peer sent more than is allowed.
+    #[error("the other host sent more than {limit} bytes of {what}")]
+    TooMuch {
+        /// Of what.
+        what: &'static str,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// Connections came that are not the source's.
+    #[error(
+        "too many connections came that are not the source's; keep others from the port, or use TLS"
+    )]
+    TooManyStrangers,
+    /// A page that the other host sent is not guest RAM.
+    #[error("the other host sent memory at {offset:#x}+{len:#x}, which is {problem}")]
+    Page {
+        /// Offset in the file behind guest RAM.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The destination can't take this machine.
+    #[error("the destination cannot take this machine: {}", show(reasons))]
+    Refused {
+        /// All the reasons.
+        reasons: Vec<Refusal>,
+    },
+    /// The peer gave up and said why.
+    #[error("the other host gave up in the phase `{phase}`: {text}")]
+    PeerFailed {
+        /// When we learned of it.
+        phase: Phase,
+        /// What it said.
+        text: String,
+    },
+    /// The peer was told to cancel.
+    #[error("the migration was cancelled at the other host in the phase `{phase}`")]
+    PeerCancelled {
+        /// When we learned of it.
+        phase: Phase,
+    },
+    /// Cancelled here.
+    #[error("the migration was cancelled")]
+    Cancelled,
+    /// The guest writes faster than memory can be sent.
+    #[error(
+        "after {} s the guest would still have to stand still for {} ms; allow a longer downtime_ms or \
+         timeout_s, more connections, or a faster link",
+        elapsed.as_secs(),
+        downtime.as_millis()
+    )]
+    TooSlow {
+        /// How long it had been tried.
+        elapsed: Duration,
+        /// How long the guest would have had to stand still.
+        downtime: Duration,
+    },
+    /// Guest RAM can't be read or written here.
+    #[error("guest memory at {offset:#x} cannot be {access} on this host")]
+    Memory {
+        /// Offset in the file behind guest RAM.
+        offset: u64,
+        /// `read` or `written`.
+        access: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The machine could not do its part.
+    #[error("the machine could not {step}")]
+    Machine {
+        /// What it had to do.
+        step: &'static str,
+        /// What it said.
+        #[source]
+        source: MachineError,
+    },
+}
+
+impl MigrationError {
+    /// For `map_err`: the machine failed at `step`.
+    pub(super) fn machine(step: &'static str) -> impl FnOnce(MachineError) -> Self {
+        move |source| Self::Machine { step, source }
+    }
+}
+
+fn show(reasons: &[Refusal]) -> String {
+    reasons
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("; ")
+}

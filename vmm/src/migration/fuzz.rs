@@ -1,0 +1,184 @@
+//! One way into everything that a destination reads from another host, for the fuzz target in `tests/fuzz` and for the
+//! property test below, which does the same without it.
+//!
+//! The input is a list of frames: kind, length, payload. Header, sequence and CRC are made right for all but those that
+//! the first byte says, so that the fuzzer gets past them. Owns nothing else.
+
+use std::io::{self, Cursor, ErrorKind, Read, Write};
+use std::time::Duration;
+
+use super::channel::{Connection, Timeouts};
+use super::destination::{DestinationMachine, Go, ReceiveOptions, receive};
+use super::protocol::{
+    FRAME_HEADER_LEN, Header, Hello, Message, RamRange, Refusal, Session, decode_message,
+    encode_message,
+};
+use super::{MachineError, Monitor, Outcome, RamImage};
+use crate::layout::Layout;
+use crate::memory::GuestRam;
+
+/// Guest RAM of the destination in bytes, the smallest there is.
+const RAM: u64 = crate::layout::RAM_MIN;
+
+/// Reads `input`, throws away what is written.
+struct Script(Cursor<Vec<u8>>);
+
+impl Read for Script {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for Script {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Connection for Script {
+    fn set_timeout(&mut self, _: Duration) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Machine {
+    ram: RamImage,
+}
+
+impl DestinationMachine for Machine {
+    fn prepare(&mut self, _: &Hello) -> Result<RamImage, Vec<Refusal>> {
+        Ok(self.ram.clone())
+    }
+
+    fn restore(&mut self, _: &[u8]) -> Result<(), MachineError> {
+        Ok(())
+    }
+
+    fn run(&mut self, _: Go) -> Result<(), MachineError> {
+        Ok(())
+    }
+}
+
+/// Lets a destination read `input`. Whatever it is, nothing panics, nothing goes on for ever, and the guest
+/// never runs: nobody can know the session that GO has to name.
+///
+/// # Errors
+/// Text that says which of this was not so.
+pub fn receive_anything(input: &[u8]) -> Result<(), String> {
+    let Some((&choice, rest)) = input.split_first() else {
+        return Ok(());
+    };
+    if let Some((header, payload)) = rest.split_first_chunk::<FRAME_HEADER_LEN>() {
+        let [_, _, c0, c1, _, _, _, _, s0, s1, s2, s3, ..] = *header;
+        let connection = u16::from_le_bytes([c0, c1]);
+        if let Ok(header) =
+            Header::decode(*header, connection, u32::from_le_bytes([s0, s1, s2, s3]))
+        {
+            let _ = header.check(payload);
+            // What a matching CRC would let through.
+            let _ = decode_message(&header, payload);
+        }
+    }
+    let layout = Layout::new(RAM, 40).map_err(|error| error.to_string())?;
+    let ram = GuestRam::new(&layout, None).map_err(|error| error.to_string())?;
+    let ram = RamImage::new(&ram);
+    let stream = match choice & 1 {
+        0 => rest.to_vec(),
+        _ => framed(&ram.ranges(), choice & 2 != 0, rest),
+    };
+    let options = ReceiveOptions {
+        connections: 1,
+        timeouts: Timeouts {
+            frame: Duration::from_secs(1),
+            ..Timeouts::default()
+        },
+        ..ReceiveOptions::default()
+    };
+    let outcome = receive(
+        &mut Machine { ram },
+        Script(Cursor::new(stream)),
+        &mut || Err(ErrorKind::NotConnected.into()),
+        &options,
+        &Monitor::default(),
+    );
+    match outcome {
+        Outcome::Destination => Err("the guest runs without a GO".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+/// Frames of the right form: a HELLO that fits, then whatever `rest` says.
+fn framed(ram: &[RamRange], hello: bool, mut rest: &[u8]) -> Vec<u8> {
+    let (mut stream, mut frame, mut sequence) = (Vec::new(), Vec::new(), 0);
+    let mut add = |message: &Message<'_>| {
+        if encode_message(message, 0, sequence, &mut frame).is_ok() {
+            stream.extend_from_slice(&frame);
+            sequence += 1;
+        }
+    };
+    if hello {
+        add(&Message::Hello(Hello {
+            connections: 1,
+            ram: ram.to_vec(),
+            compat: serde_json::json!({}),
+        }));
+    }
+    while let Some((&[kind, a, b, c], after)) = rest.split_first_chunk() {
+        let number = u64::from(u32::from_le_bytes([a, b, c, 0]));
+        let page = [b; 8192];
+        rest = after;
+        let count = u64::from(b) + 1;
+        match kind % 10 {
+            0 => add(&Message::Pages {
+                offset: number << 12,
+                data: page
+                    .get(..if c & 1 == 0 { 4096 } else { 8192 })
+                    .unwrap_or(&[]),
+            }),
+            1 => add(&Message::Zeros(vec![super::dirty::PageRun {
+                first: number >> 8,
+                count,
+            }])),
+            2 => add(&Message::RoundEnd {
+                round: a.into(),
+                last: b & 1 == 1,
+            }),
+            3 => add(&Message::State(page.get(..usize::from(a)).unwrap_or(&[]))),
+            4 => add(&Message::StateEnd { len: a.into() }),
+            5 => add(&Message::Go(Session([a; 16]))),
+            6 => add(&Message::Alive),
+            7 => add(&Message::Failed(
+                String::from_utf8_lossy(&[a, b, c]).into_owned(),
+            )),
+            8 => add(&Message::Join {
+                session: Session([a; 16]),
+                connection: b.into(),
+            }),
+            _ => add(&Message::Cancel),
+        }
+    }
+    stream
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn anything_is_received_without_a_panic(
+            choice in 0_u8..4,
+            input in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut all = vec![choice];
+            all.extend(input);
+            prop_assert_eq!(receive_anything(&all), Ok(()));
+        }
+    }
+}

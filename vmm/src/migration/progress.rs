@@ -1,0 +1,264 @@
+//! What can be seen of a migration while it goes on.
+//!
+//! Owns the counters. Those that change with every frame are atomic; the rest is behind a lock that is held
+//! for a copy. Knows nothing of connections.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::convergence::Forecast;
+use super::error::Phase;
+
+/// Counters of one migration, shared by its threads and whoever looks.
+#[derive(Debug)]
+pub struct Progress {
+    started: Instant,
+    round: AtomicU32,
+    bytes: AtomicU64,
+    pages: AtomicU64,
+    zero_pages: AtomicU64,
+    slow: Mutex<Slow>,
+}
+
+/// What changes a few times per round.
+#[derive(Debug, Clone, Copy)]
+struct Slow {
+    phase: Phase,
+    ram_bytes: u64,
+    /// Pages that were to be sent when the round began, and those that had been sent by then.
+    round_pages: u64,
+    pages_before: u64,
+    bytes_per_second: u64,
+    dirty_bytes_per_second: u64,
+    throttle_percent: u8,
+    forecast: Option<Forecast>,
+    mediation: Option<Duration>,
+    stopped: Option<Instant>,
+    /// When the last part of the downtime ended, and how long each took.
+    part_ended: Option<Instant>,
+    parts: DowntimeParts,
+    downtime: Option<Duration>,
+}
+
+/// What the source does while the guest stands still, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DowntimePart {
+    Stop,
+    Memory,
+    State,
+    Ready,
+    Go,
+}
+
+/// Where the time went that the guest stood still, as the source sees it. `None`: that is not done yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DowntimeParts {
+    /// vCPUs were parked, devices stopped.
+    pub stop: Option<Duration>,
+    /// The last pages went over.
+    pub memory: Option<Duration>,
+    /// The state of vCPUs and devices went over.
+    pub state: Option<Duration>,
+    /// The destination restored it.
+    pub ready: Option<Duration>,
+    /// It was told to run, started its devices and said that it runs.
+    pub go: Option<Duration>,
+}
+
+/// How far a migration is, at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Snapshot {
+    /// What is being done.
+    pub phase: Phase,
+    /// The round, from 1; 0 before the first.
+    pub round: u32,
+    /// Time since the beginning.
+    pub elapsed: Duration,
+    /// Bytes of guest RAM.
+    pub ram_bytes: u64,
+    /// Bytes on the wire, all rounds; at the destination, bytes of pages.
+    pub bytes_sent: u64,
+    /// Pages sent with their content, all rounds.
+    pub pages: u64,
+    /// Pages of which only was said that they are zero.
+    pub zero_pages: u64,
+    /// Bytes of memory that this round has still to send.
+    pub bytes_left: u64,
+    /// Bytes per second on the wire.
+    pub bytes_per_second: u64,
+    /// Bytes of memory per second that the guest and its devices write, a page counting as a whole.
+    pub dirty_bytes_per_second: u64,
+    /// Share of their time that vCPUs are held back, in per cent.
+    pub throttle_percent: u8,
+    /// What is expected, from the end of the first round on.
+    pub forecast: Option<Forecast>,
+    /// How long it took to have all writes logged, NICs among them: what the guest may notice before it is stopped.
+    pub mediation: Option<Duration>,
+    /// How long the guest stands still, or stood.
+    pub downtime: Option<Duration>,
+    /// What of that took how long.
+    pub downtime_parts: DowntimeParts,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Progress {
+    /// Nothing has been done; the clock starts.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            started: Instant::now(),
+            round: AtomicU32::new(0),
+            bytes: AtomicU64::new(0),
+            pages: AtomicU64::new(0),
+            zero_pages: AtomicU64::new(0),
+            slow: Mutex::new(Slow {
+                phase: Phase::Offer,
+                ram_bytes: 0,
+                round_pages: 0,
+                pages_before: 0,
+                bytes_per_second: 0,
+                dirty_bytes_per_second: 0,
+                throttle_percent: 0,
+                forecast: None,
+                mediation: None,
+                stopped: None,
+                part_ended: None,
+                parts: DowntimeParts::default(),
+                downtime: None,
+            }),
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Slow)) {
+        change(&mut self.slow.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn done_pages(&self) -> u64 {
+        self.pages
+            .load(Ordering::Relaxed)
+            .saturating_add(self.zero_pages.load(Ordering::Relaxed))
+    }
+
+    /// Everything, at this moment.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let slow = *self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = self.done_pages().saturating_sub(slow.pages_before);
+        Snapshot {
+            phase: slow.phase,
+            round: self.round.load(Ordering::Relaxed),
+            elapsed: self.started.elapsed(),
+            ram_bytes: slow.ram_bytes,
+            bytes_sent: self.bytes.load(Ordering::Relaxed),
+            pages: self.pages.load(Ordering::Relaxed),
+            zero_pages: self.zero_pages.load(Ordering::Relaxed),
+            bytes_left: slow
+                .round_pages
+                .saturating_sub(done)
+                .saturating_mul(super::dirty::PAGE_SIZE),
+            bytes_per_second: slow.bytes_per_second,
+            dirty_bytes_per_second: slow.dirty_bytes_per_second,
+            throttle_percent: slow.throttle_percent,
+            forecast: slow.forecast,
+            mediation: slow.mediation,
+            downtime_parts: slow.parts,
+            downtime: slow
+                .downtime
+                .or_else(|| slow.stopped.map(|since| since.elapsed())),
+        }
+    }
+
+    /// Time since the beginning.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub(super) fn phase(&self, phase: Phase) {
+        self.change(|slow| slow.phase = phase);
+    }
+
+    pub(super) fn ram(&self, bytes: u64) {
+        self.change(|slow| slow.ram_bytes = bytes);
+    }
+
+    /// A round begins that has to send so many pages.
+    pub(super) fn round_begins(&self, round: u32, pages: u64) {
+        let before = self.done_pages();
+        self.change(|slow| {
+            slow.round_pages = pages;
+            slow.pages_before = before;
+        });
+        self.round(round);
+    }
+
+    /// The round that a connection is in; the furthest one counts.
+    pub(super) fn round(&self, round: u32) {
+        self.round.fetch_max(round, Ordering::Relaxed);
+    }
+
+    pub(super) fn sent(&self, bytes: u64, pages: u64, zero_pages: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.pages.fetch_add(pages, Ordering::Relaxed);
+        self.zero_pages.fetch_add(zero_pages, Ordering::Relaxed);
+    }
+
+    pub(super) fn bytes_sent(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn rates(&self, bytes_per_second: u64, dirty: u64, forecast: Forecast) {
+        self.change(|slow| {
+            slow.bytes_per_second = bytes_per_second;
+            slow.dirty_bytes_per_second = dirty;
+            slow.forecast = Some(forecast);
+        });
+    }
+
+    pub(super) fn throttle(&self, percent: u8) {
+        self.change(|slow| slow.throttle_percent = percent);
+    }
+
+    /// All writes are logged, which took so long.
+    pub(super) fn mediated(&self, time: Duration) {
+        self.change(|slow| slow.mediation = Some(time));
+    }
+
+    /// The guest stands still from now on.
+    pub(super) fn stopped(&self) {
+        let now = Instant::now();
+        self.change(|slow| {
+            slow.stopped = Some(now);
+            slow.part_ended = Some(now);
+            slow.parts = DowntimeParts::default();
+            slow.downtime = None;
+        });
+    }
+
+    /// This part of the downtime is over, and the next begins.
+    pub(super) fn part_done(&self, part: DowntimePart) {
+        let now = Instant::now();
+        self.change(|slow| {
+            let took = slow.part_ended.replace(now);
+            let took = took.map(|since| now.duration_since(since));
+            *match part {
+                DowntimePart::Stop => &mut slow.parts.stop,
+                DowntimePart::Memory => &mut slow.parts.memory,
+                DowntimePart::State => &mut slow.parts.state,
+                DowntimePart::Ready => &mut slow.parts.ready,
+                DowntimePart::Go => &mut slow.parts.go,
+            } = took;
+        });
+    }
+
+    /// It runs, here or there.
+    pub(super) fn runs(&self) {
+        self.change(|slow| slow.downtime = slow.stopped.map(|since| since.elapsed()));
+    }
+}

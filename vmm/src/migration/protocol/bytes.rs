@@ -1,0 +1,102 @@
+//! Taking numbers and texts off a payload, with every bound checked.
+
+use super::FrameError;
+
+/// The rest of a payload.
+#[derive(Debug)]
+pub(super) struct Bytes<'a> {
+    name: &'static str,
+    rest: &'a [u8],
+}
+
+impl<'a> Bytes<'a> {
+    /// All of the payload of the message called `name`.
+    pub(super) fn of(name: &'static str, rest: &'a [u8]) -> Self {
+        Self { name, rest }
+    }
+
+    /// What errors say about this message.
+    pub(super) fn bad(&self, problem: &'static str) -> FrameError {
+        FrameError::Payload {
+            name: self.name,
+            problem,
+        }
+    }
+
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], FrameError> {
+        let (array, rest) = self
+            .rest
+            .split_first_chunk()
+            .ok_or(self.bad("is cut short"))?;
+        self.rest = rest;
+        Ok(*array)
+    }
+
+    pub(super) fn u8(&mut self) -> Result<u8, FrameError> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    pub(super) fn u16(&mut self) -> Result<u16, FrameError> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, FrameError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64, FrameError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// A length in two bytes, then so many bytes of text.
+    pub(super) fn text(&mut self, max: usize) -> Result<String, FrameError> {
+        let len = usize::from(self.u16()?);
+        let (text, rest) = self
+            .rest
+            .split_at_checked(len)
+            .ok_or(self.bad("is cut short"))?;
+        self.rest = rest;
+        self.printable(text, max)
+    }
+
+    /// All that is left, as text.
+    pub(super) fn rest_as_text(&mut self, max: usize) -> Result<String, FrameError> {
+        let text = self.rest();
+        self.printable(text, max)
+    }
+
+    /// All that is left.
+    pub(super) fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.rest)
+    }
+
+    /// Nothing may be left.
+    pub(super) fn end(&self) -> Result<(), FrameError> {
+        if self.rest.is_empty() {
+            Ok(())
+        } else {
+            Err(self.bad("goes on past its end"))
+        }
+    }
+
+    /// Another host's text comes to logs and terminals: no character in it may steer one.
+    fn printable(&self, text: &[u8], max: usize) -> Result<String, FrameError> {
+        if text.len() > max {
+            return Err(self.bad("has too long a text"));
+        }
+        let text = std::str::from_utf8(text).map_err(|_| self.bad("is not UTF-8"))?;
+        Ok(text
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect())
+    }
+}
+
+/// The beginning of `text`, at most `max` bytes, cut between characters.
+pub(super) fn cut(text: &str, max: usize) -> &str {
+    let end = (0..=max.min(text.len()))
+        .rev()
+        .find(|&end| text.is_char_boundary(end))
+        .unwrap_or(0);
+    text.get(..end).unwrap_or("")
+}

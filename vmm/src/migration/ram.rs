@@ -1,0 +1,183 @@
+//! Guest RAM on its way from one file to another.
+//!
+//! [`RamImage`] owns how the file and the mapping of guest RAM are read and written; `send.rs` and
+//! `receive.rs` carry the pages of one round over one connection. Nothing here decides when a round begins.
+//!
+//! Pages are spread over connections by their place, in stripes of 1 MiB: stripe *n* goes over connection
+//! *n* mod (number of connections), always. So no version of a page overtakes a later one,
+//! and no connection waits for another between rounds.
+//!
+//! Pages are read with `pread` from the file behind the mapping, into one buffer per connection. A running guest changes them
+//! meanwhile, so what is sent must be a copy, for else neither the CRC nor the test for zeros would be true of
+//! it; and a `pread` leaves holes of the file holes, which a read of the mapping would fill with pages. They are written
+//! through the mapping, since files of huge pages can't be written otherwise.
+
+mod receive;
+mod send;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use rustix::fs::SeekFrom;
+use vdpa::memory::GuestMemory;
+use vm_memory::{Bytes as _, GuestAddress};
+
+pub(super) use receive::{Budget, receive_rounds};
+pub(super) use send::{Round, send_round};
+
+use super::dirty::PAGE_SIZE;
+use super::error::MigrationError;
+use super::protocol::{RUN_PAGES_MAX, RamRange};
+use crate::memory::{GuestRam, RamSlot};
+
+/// Bytes in a stripe.
+const STRIPE: u64 = RUN_PAGES_MAX * PAGE_SIZE;
+/// One page of zeros, to compare with.
+static ZEROS: [u8; 4096] = [0; 4096];
+
+/// The connection that carries the pages of the stripe that `offset` lies in.
+fn carrier(offset: u64, connections: u16) -> u64 {
+    (offset / STRIPE) % u64::from(connections.max(1))
+}
+
+/// Guest RAM by its file offsets. Clones share the memory and keep it mapped.
+#[derive(Debug, Clone)]
+pub struct RamImage {
+    file: Arc<File>,
+    memory: GuestMemory,
+    slots: Vec<RamSlot>,
+    len: u64,
+}
+
+impl RamImage {
+    /// That of a machine. Its slots lie in the file one after the other, from offset 0 on.
+    #[must_use]
+    pub fn new(ram: &GuestRam) -> Self {
+        Self {
+            file: Arc::clone(ram.file()),
+            memory: ram.memory().clone(),
+            slots: ram.slots().to_vec(),
+            len: ram.slots().iter().map(|slot| slot.guest.len).sum(),
+        }
+    }
+
+    /// Bytes of RAM.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What a HELLO says of it.
+    #[must_use]
+    pub fn ranges(&self) -> Vec<RamRange> {
+        self.slots
+            .iter()
+            .map(|slot| RamRange {
+                guest_address: slot.guest.start,
+                len: slot.guest.len,
+                file_offset: slot.file_offset,
+            })
+            .collect()
+    }
+
+    /// Reads what lies at `offset` of the file.
+    pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MigrationError> {
+        self.file
+            .read_exact_at(into, offset)
+            .map_err(|source| MigrationError::Memory {
+                offset,
+                access: "read",
+                source,
+            })
+    }
+
+    /// First offset from `offset` on, at most `end`, that the file may have data at; before it there are
+    /// only zeros. Rounded down to a page.
+    fn data_after(&self, offset: u64, end: u64) -> u64 {
+        // This moves the file's position, which nobody uses.
+        match rustix::fs::seek(&*self.file, SeekFrom::Data(offset)) {
+            Ok(data) => (data / PAGE_SIZE * PAGE_SIZE).clamp(offset, end),
+            Err(rustix::io::Errno::NXIO) => end,
+            // A file system that does not know its holes.
+            Err(_) => offset,
+        }
+    }
+
+    /// Checks a run that came from another host.
+    fn check(&self, offset: u64, len: u64) -> Result<(), MigrationError> {
+        let bad = |problem| MigrationError::Page {
+            offset,
+            len,
+            problem,
+        };
+        if len == 0 || !offset.is_multiple_of(PAGE_SIZE) || !len.is_multiple_of(PAGE_SIZE) {
+            return Err(bad("no whole pages"));
+        }
+        match offset.checked_add(len) {
+            None => Err(bad("past the end of everything")),
+            Some(end) if end > self.len => Err(bad("outside guest RAM")),
+            Some(end) if offset / STRIPE != (end - 1) / STRIPE => Err(bad("in two stripes")),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Writes a run that came from another host.
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), MigrationError> {
+        self.check(offset, u64::try_from(data.len()).unwrap_or(u64::MAX))?;
+        let failed = |source: io::Error| MigrationError::Memory {
+            offset,
+            access: "written",
+            source,
+        };
+        let (mut offset, mut data) = (offset, data);
+        while !data.is_empty() {
+            // `check` has found the run inside RAM, and the slots leave no gap; they may end within it.
+            let slot = self
+                .slots
+                .iter()
+                .find(|slot| {
+                    (slot.file_offset..slot.file_offset.saturating_add(slot.guest.len))
+                        .contains(&offset)
+                })
+                .ok_or_else(|| failed(ErrorKind::NotFound.into()))?;
+            let within = offset - slot.file_offset;
+            let room = usize::try_from(slot.guest.len - within).unwrap_or(usize::MAX);
+            let (now, later) = data.split_at(room.min(data.len()));
+            self.memory
+                .write_slice(now, GuestAddress(slot.guest.start.saturating_add(within)))
+                .map_err(|error| failed(io::Error::other(error)))?;
+            offset = offset.saturating_add(u64::try_from(now.len()).unwrap_or(u64::MAX));
+            data = later;
+        }
+        Ok(())
+    }
+
+    /// Makes a run that came from another host all zeros. Pages that are so already, holes of the file
+    /// among them, are not touched: zeros must not cost the destination memory. Holes can't be punched either: a device may
+    /// have pinned the page.
+    fn write_zeros(&self, offset: u64, len: u64) -> Result<(), MigrationError> {
+        self.check(offset, len)?;
+        let end = offset.saturating_add(len);
+        let mut page = [0; 4096];
+        let mut next = self.data_after(offset, end);
+        while next < end {
+            self.read(next, &mut page)?;
+            if page != ZEROS {
+                self.write(next, &ZEROS)?;
+            }
+            next = self.data_after(next.saturating_add(PAGE_SIZE), end);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,298 @@
+//! The source of a migration: the host that the guest leaves.
+//!
+//! [`send`] owns the order: rounds until it converges, stop, the rest, GO. The states of the conversation are types in
+//! `states.rs`. Must not know what a machine is made of.
+
+mod rounds;
+mod states;
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::channel::{Channel, Connection, Halt, Timeouts};
+use super::convergence::{Convergence, Decision, Limits, Measured};
+use super::dirty::{DirtyPages, PAGE_SIZE};
+use super::error::{MachineError, MigrationError, Phase};
+use super::progress::DowntimePart;
+use super::protocol::{CONNECTIONS_MAX, Hello};
+use super::ram::RamImage;
+use super::{Monitor, Outcome};
+
+pub use states::{Accepted, Committed, Connected, Copying, Ready, Stopped};
+
+/// A machine that can leave. [`send`] calls these in the order in which they stand here, those from
+/// [`SourceMachine::take_dirty`] to [`SourceMachine::throttle`] repeatedly; and at a failure before GO, the last two.
+pub trait SourceMachine {
+    /// What must be alike at the destination, as a JSON object: CPU, devices, features, queues, config space.
+    ///
+    /// # Errors
+    /// Why this machine cannot move at all.
+    fn compat(&mut self) -> Result<Value, MachineError>;
+
+    /// From now on each page that vCPUs, devices or this process write is known to
+    /// [`SourceMachine::take_dirty`]: dirty logs are on, receive queues are mediated.
+    ///
+    /// # Errors
+    /// Why not; nothing has changed then.
+    fn start_logging(&mut self) -> Result<(), MachineError>;
+
+    /// Puts the pages that were written since the last call into `pages`. Each of them is read after this
+    /// returns. After [`SourceMachine::stop`] this is the last call, and nothing writes any more.
+    ///
+    /// # Errors
+    /// What failed; the migration ends.
+    fn take_dirty(&mut self, pages: &mut DirtyPages) -> Result<(), MachineError>;
+
+    /// Holds vCPUs back for `percent` of their time, 0 to 99, until the next call.
+    fn throttle(&mut self, percent: u8);
+
+    /// Stops vCPUs and devices: after this nothing writes to guest memory.
+    ///
+    /// # Errors
+    /// What failed; [`SourceMachine::resume`] is called then.
+    fn stop(&mut self) -> Result<(), MachineError>;
+
+    /// Writes the state of the stopped machine, at most [`SendOptions::state_max`] bytes.
+    ///
+    /// # Errors
+    /// What failed, the errors of `to` among it.
+    fn save(&mut self, to: &mut dyn Write) -> Result<(), MachineError>;
+
+    /// The last call before the first byte of GO: from here on the guest may run at the destination, whatever becomes of
+    /// this process.
+    ///
+    /// # Errors
+    /// The machine has ended meanwhile: GO is not sent.
+    fn commit(&mut self) -> Result<(), MachineError>;
+
+    /// Runs again, with its devices as they were. Called after any failure since [`SourceMachine::stop`] was
+    /// begun and before GO; never after it.
+    ///
+    /// # Errors
+    /// What failed: the guest stands still.
+    fn resume(&mut self) -> Result<(), MachineError>;
+
+    /// Undoes [`SourceMachine::start_logging`]. Called after any failure since, before GO.
+    fn stop_logging(&mut self);
+}
+
+/// How a machine is to be sent.
+#[derive(Debug, Clone, Copy)]
+pub struct SendOptions {
+    /// Connections, 1 to [`CONNECTIONS_MAX`]; the destination may allow fewer.
+    pub connections: u16,
+    /// When to stop the guest and when to give up.
+    pub limits: Limits,
+    /// How long to wait for the destination.
+    pub timeouts: Timeouts,
+    /// Most bytes of the machine's state; the destination has its own limit.
+    pub state_max: u64,
+}
+
+/// Moves `machine`, whose memory is `ram`, to whoever is at the other end of `first`. `connect` makes further
+/// connections to the same place.
+///
+/// Returns when it is settled, or cannot be settled from here, who is in charge; the module's
+/// documentation says when that is who. Blocks: give it a thread.
+pub fn send<C: Connection, M: SourceMachine>(
+    machine: &mut M,
+    ram: &RamImage,
+    first: C,
+    connect: &mut dyn FnMut() -> io::Result<C>,
+    options: &SendOptions,
+    monitor: &Monitor,
+) -> Outcome {
+    let mut undo = Undo::default();
+    let ready = match until_ready(machine, ram, first, connect, options, monitor, &mut undo) {
+        Ok(ready) => ready,
+        Err(why) => return stay(machine, monitor, undo, why),
+    };
+    // The last moment at which the user may still change their mind.
+    if monitor.cancel.is_cancelled() {
+        let why = ready.give_up(MigrationError::Cancelled);
+        return stay(machine, monitor, undo, why);
+    }
+    if let Err(error) = machine.commit() {
+        let why = ready.give_up(MigrationError::machine("be handed over")(error));
+        return stay(machine, monitor, undo, why);
+    }
+    monitor.progress.phase(Phase::Go);
+    let done = ready.commit().and_then(|committed| {
+        monitor.progress.phase(Phase::Done);
+        committed.wait_done(options.timeouts.done)
+    });
+    match done {
+        Ok(()) => {
+            monitor.progress.runs();
+            monitor.progress.part_done(DowntimePart::Go);
+            Outcome::Destination
+        }
+        Err(why) => Outcome::Unsettled { why },
+    }
+}
+
+/// Between two rounds of a guest that writes nothing and may not be stopped yet.
+const IDLE: Duration = Duration::from_millis(50);
+
+/// What has to be undone if the guest stays.
+#[derive(Debug, Default)]
+struct Undo {
+    logging: bool,
+    throttled: bool,
+    stopped: bool,
+}
+
+fn stay<M: SourceMachine>(
+    machine: &mut M,
+    monitor: &Monitor,
+    undo: Undo,
+    why: MigrationError,
+) -> Outcome {
+    if undo.throttled {
+        machine.throttle(0);
+        monitor.progress.throttle(0);
+    }
+    let mut not_resumed = None;
+    if undo.stopped {
+        not_resumed = machine.resume().err();
+        monitor.progress.runs();
+    }
+    if undo.logging {
+        machine.stop_logging();
+    }
+    Outcome::Source { why, not_resumed }
+}
+
+fn until_ready<C: Connection, M: SourceMachine>(
+    machine: &mut M,
+    ram: &RamImage,
+    first: C,
+    connect: &mut dyn FnMut() -> io::Result<C>,
+    options: &SendOptions,
+    monitor: &Monitor,
+    undo: &mut Undo,
+) -> Result<Ready<C>, MigrationError> {
+    let progress = &*monitor.progress;
+    progress.ram(ram.len());
+    progress.phase(Phase::Offer);
+    let hello = Hello {
+        connections: options.connections.clamp(1, CONNECTIONS_MAX),
+        ram: ram.ranges(),
+        compat: machine
+            .compat()
+            .map_err(MigrationError::machine("say what it is made of"))?,
+    };
+    let halt = Halt::new(&monitor.cancel);
+    let channel = Channel::new(first, 0, options.timeouts.frame, &halt)?;
+    let accepted = Connected::new(channel).offer(&hello, options.timeouts.accept)?;
+    progress.phase(Phase::Join);
+    let mut copying = accepted.join(connect)?;
+
+    progress.phase(Phase::Copy);
+    let begun = Instant::now();
+    let result = machine
+        .start_logging()
+        .map_err(MigrationError::machine("log what is written to its memory"));
+    if let Err(error) = result {
+        return Err(copying.give_up(error));
+    }
+    undo.logging = true;
+    progress.mediated(begun.elapsed());
+    let left = match converge(machine, ram, &mut copying, options, monitor, undo) {
+        Ok(left) => left,
+        Err(error) => return Err(copying.give_up(error)),
+    };
+
+    progress.phase(Phase::Stop);
+    progress.stopped();
+    undo.stopped = true;
+    let last = stop(machine, left);
+    let pages = match last {
+        Ok(pages) => pages,
+        Err(error) => return Err(copying.give_up(error)),
+    };
+    progress.part_done(DowntimePart::Stop);
+    if let Err(error) = copying.round(ram, &pages, true, progress) {
+        return Err(copying.give_up(error));
+    }
+    progress.part_done(DowntimePart::Memory);
+    let stopped = copying.finish(options.state_max, progress, |to| machine.save(to))?;
+    progress.part_done(DowntimePart::State);
+    progress.phase(Phase::Ready);
+    let ready = stopped.wait_ready(options.timeouts.ready);
+    progress.part_done(DowntimePart::Ready);
+    ready
+}
+
+/// Rounds while the guest runs; gives the pages that are left when it has to stop.
+fn converge<C: Connection, M: SourceMachine>(
+    machine: &mut M,
+    ram: &RamImage,
+    copying: &mut Copying<C>,
+    options: &SendOptions,
+    monitor: &Monitor,
+    undo: &mut Undo,
+) -> Result<DirtyPages, MigrationError> {
+    let progress = &*monitor.progress;
+    let mut convergence = Convergence::new(options.limits);
+    let mut pages = DirtyPages::all(ram.len());
+    let mut begun = Instant::now();
+    loop {
+        let (round_pages, sent_before) = (pages.count(), progress.bytes_sent());
+        copying.round(ram, &pages, false, progress)?;
+        pages.clear();
+        machine
+            .take_dirty(&mut pages)
+            .map_err(MigrationError::machine(
+                "say what was written to its memory",
+            ))?;
+        let now = Instant::now();
+        let measured = Measured {
+            elapsed: progress.elapsed(),
+            sent_bytes: progress.bytes_sent().saturating_sub(sent_before),
+            time: now.duration_since(begun),
+            round_bytes: round_pages.saturating_mul(PAGE_SIZE),
+            dirty_bytes: pages.count().saturating_mul(PAGE_SIZE),
+        };
+        begun = now;
+        let (decision, forecast) = convergence.decide(&measured);
+        progress.rates(
+            convergence.bytes_per_second().unwrap_or(0),
+            convergence.dirty_bytes_per_second(),
+            forecast,
+        );
+        match decision {
+            // Who has nothing to send waits for something.
+            Decision::Round if pages.is_empty() => std::thread::sleep(IDLE),
+            Decision::Round => {}
+            Decision::Throttle(percent) => {
+                undo.throttled = true;
+                machine.throttle(percent);
+                progress.throttle(percent);
+            }
+            Decision::Stop => return Ok(pages),
+            Decision::GiveUp => {
+                return Err(MigrationError::TooSlow {
+                    elapsed: measured.elapsed,
+                    downtime: forecast.downtime.min(Duration::from_secs(86_400)),
+                });
+            }
+        }
+    }
+}
+
+/// Stops the machine; gives all pages that have to go over yet.
+fn stop<M: SourceMachine>(
+    machine: &mut M,
+    mut pages: DirtyPages,
+) -> Result<DirtyPages, MigrationError> {
+    machine.stop().map_err(MigrationError::machine("stop"))?;
+    machine
+        .take_dirty(&mut pages)
+        .map_err(MigrationError::machine(
+            "say what was written to its memory",
+        ))?;
+    Ok(pages)
+}

@@ -1,0 +1,115 @@
+//! One round over all connections at once.
+//!
+//! Owns the threads of a round: one per connection beyond the first. A connection that has sent its part says
+//! ALIVE until the others have, so that the destination can tell slow from dead.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::migration::channel::{Channel, Connection};
+use crate::migration::error::{MigrationError, Phase};
+use crate::migration::protocol::Message;
+use crate::migration::ram::{Round, send_round};
+
+/// Sends the round, and gives the first error if there is one. All threads have ended then.
+pub(super) fn send_everywhere<C: Connection>(
+    round: &Round<'_>,
+    control: &mut Channel<C>,
+    others: &mut [Channel<C>],
+) -> Result<(), MigrationError> {
+    let fence = Fence::new(others.len().saturating_add(1));
+    let first_error = Mutex::new(None);
+    let part = |channel: &mut Channel<C>| {
+        if let Err(error) = send_part(round, channel, &fence) {
+            // The others find out at their next wait; what they then say is not the cause.
+            first_error
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(error);
+            channel.halt().fail();
+        }
+    };
+    let part = &part;
+    thread::scope(|scope| {
+        for channel in others {
+            let spawned = thread::Builder::new()
+                .name(format!("migrate{}", channel.index()))
+                .spawn_scoped(scope, move || part(channel));
+            if let Err(source) = spawned {
+                control.halt().fail();
+                first_error
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .get_or_insert(MigrationError::Machine {
+                        step: "start a thread for a connection",
+                        source: source.into(),
+                    });
+                // It will not come.
+                drop(Arrival(&fence));
+            }
+        }
+        part(control);
+    });
+    match first_error
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+    {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+fn send_part<C: Connection>(
+    round: &Round<'_>,
+    channel: &mut Channel<C>,
+    fence: &Fence,
+) -> Result<(), MigrationError> {
+    let arrival = Arrival(fence);
+    send_round(round, channel)?;
+    drop(arrival);
+    // After the last ROUND_END nothing but the state may come.
+    while round.phase == Phase::Copy && !fence.all_within(channel.frame_patience() / 4) {
+        let sent = channel.send(round.phase, &Message::Alive)?;
+        round.progress.sent(sent, 0, 0);
+    }
+    Ok(())
+}
+
+/// Counts connections that have not finished their part.
+struct Fence {
+    left: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Fence {
+    fn new(count: usize) -> Self {
+        Self {
+            left: Mutex::new(count),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Waits until all have, but not longer; whether they have.
+    fn all_within(&self, timeout: Duration) -> bool {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let (left, _) = self
+            .changed
+            .wait_timeout_while(left, timeout, |left| *left > 0)
+            .unwrap_or_else(PoisonError::into_inner);
+        *left == 0
+    }
+}
+
+/// One part, counted when it is dropped: at its end or at a failure.
+struct Arrival<'a>(&'a Fence);
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        let mut left = self.0.left.lock().unwrap_or_else(PoisonError::into_inner);
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            self.0.changed.notify_all();
+        }
+    }
+}

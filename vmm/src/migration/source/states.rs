@@ -1,0 +1,368 @@
+//! The states of the conversation as the source sees them.
+//!
+//! ```text
+//!   Connected ─offer─> Accepted ─join─> Copying ─finish─> Stopped ─wait_ready─> Ready
+//!       │                  │           ^   │ round           │                    │ commit
+//!       │                  │           └───┘                 │                    v   ══════ no way back
+//!       └──────────────────┴─── error: the source goes on ───┘                Committed ─wait_done─> ()
+//! ```
+//!
+//! Each step takes the state. An error of any step up to `wait_ready` leaves the source in charge, and the destination
+//! has been told if it could be. An error of `commit` or `wait_done` does not: by then GO may be under way.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use super::rounds::send_everywhere;
+use crate::migration::channel::{Channel, Connection, Wait};
+use crate::migration::dirty::DirtyPages;
+use crate::migration::error::{MachineError, MigrationError, Phase};
+use crate::migration::progress::Progress;
+use crate::migration::protocol::{
+    CONNECTION_UNKNOWN, CONNECTIONS_MAX, Hello, Message, STATE_CHUNK_MAX, Session,
+};
+use crate::migration::ram::{RamImage, Round};
+
+/// Tells the destination why it ends; gives the destination's reason if it hung up first.
+fn end<C: Connection>(
+    mut control: Channel<C>,
+    phase: Phase,
+    error: MigrationError,
+) -> MigrationError {
+    let error = control.ask_why(phase, error);
+    control.say_why(phase, &error);
+    error
+}
+
+/// Nothing has been said.
+#[derive(Debug)]
+pub struct Connected<C> {
+    control: Channel<C>,
+}
+
+impl<C: Connection> Connected<C> {
+    pub(super) fn new(control: Channel<C>) -> Self {
+        Self { control }
+    }
+
+    /// Says what would move, and waits for the answer.
+    ///
+    /// # Errors
+    /// [`MigrationError::Refused`] and the others; the source is in charge.
+    pub fn offer(mut self, hello: &Hello, wait: Duration) -> Result<Accepted<C>, MigrationError> {
+        match self.exchange(hello, wait) {
+            Ok((session, connections)) => Ok(Accepted {
+                control: self.control,
+                session,
+                connections,
+            }),
+            Err(error) => Err(end(self.control, Phase::Offer, error)),
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        hello: &Hello,
+        wait: Duration,
+    ) -> Result<(Session, u16), MigrationError> {
+        let phase = Phase::Offer;
+        // Cloned once per migration.
+        self.control.send(phase, &Message::Hello(hello.clone()))?;
+        match self.control.receive(phase, Wait::AtMost(wait))? {
+            Message::Accept {
+                session,
+                connections,
+            } => Ok((session, connections.min(hello.connections))),
+            Message::Refuse(reasons) => Err(MigrationError::Refused { reasons }),
+            other => {
+                let name = other.name();
+                Err(self.control.out_of_order(phase, name))
+            }
+        }
+    }
+}
+
+/// The destination has made room.
+#[derive(Debug)]
+pub struct Accepted<C> {
+    control: Channel<C>,
+    session: Session,
+    connections: u16,
+}
+
+impl<C: Connection> Accepted<C> {
+    /// Makes the further connections.
+    ///
+    /// # Errors
+    /// [`MigrationError`]; the source is in charge.
+    pub fn join(
+        self,
+        connect: &mut dyn FnMut() -> io::Result<C>,
+    ) -> Result<Copying<C>, MigrationError> {
+        let mut others = Vec::new();
+        for index in 1..self.connections.min(CONNECTIONS_MAX) {
+            match self.join_one(index, connect) {
+                Ok(channel) => others.push(channel),
+                Err(error) => return Err(end(self.control, Phase::Join, error)),
+            }
+        }
+        Ok(Copying {
+            control: self.control,
+            others,
+            session: self.session,
+            rounds: 0,
+        })
+    }
+
+    fn join_one(
+        &self,
+        index: u16,
+        connect: &mut dyn FnMut() -> io::Result<C>,
+    ) -> Result<Channel<C>, MigrationError> {
+        let phase = Phase::Join;
+        self.control.halt().check()?;
+        let stream = connect().map_err(|source| MigrationError::Broken {
+            phase,
+            connection: index,
+            source,
+        })?;
+        let mut channel = Channel::new(
+            stream,
+            CONNECTION_UNKNOWN,
+            self.control.frame_patience(),
+            self.control.halt(),
+        )?;
+        let join = Message::Join {
+            session: self.session,
+            connection: index,
+        };
+        channel.send(phase, &join)?;
+        channel.set_index(index);
+        Ok(channel)
+    }
+}
+
+/// Memory goes over.
+#[derive(Debug)]
+pub struct Copying<C> {
+    control: Channel<C>,
+    others: Vec<Channel<C>>,
+    session: Session,
+    rounds: u32,
+}
+
+impl<C: Connection> Copying<C> {
+    /// Sends `pages` of `ram` and a fence on each connection. The last round is sent of a guest that stands
+    /// still.
+    ///
+    /// # Errors
+    /// [`MigrationError`]; end it with [`Copying::give_up`].
+    pub fn round(
+        &mut self,
+        ram: &RamImage,
+        pages: &DirtyPages,
+        last: bool,
+        progress: &Progress,
+    ) -> Result<(), MigrationError> {
+        self.rounds = self.rounds.saturating_add(1);
+        progress.round_begins(self.rounds, pages.count());
+        let round = Round {
+            ram,
+            pages,
+            connections: u16::try_from(self.others.len())
+                .unwrap_or(u16::MAX)
+                .saturating_add(1),
+            phase: if last { Phase::Stop } else { Phase::Copy },
+            round: self.rounds,
+            last,
+            progress,
+        };
+        send_everywhere(&round, &mut self.control, &mut self.others)
+    }
+
+    /// Sends the state that `save` writes, at most `max` bytes. The last round must have been sent.
+    ///
+    /// # Errors
+    /// [`MigrationError`]; the source is in charge.
+    pub fn finish(
+        mut self,
+        max: u64,
+        progress: &Progress,
+        save: impl FnOnce(&mut dyn Write) -> Result<(), MachineError>,
+    ) -> Result<Stopped<C>, MigrationError> {
+        match self.state(max, progress, save) {
+            Ok(()) => Ok(Stopped {
+                control: self.control,
+                session: self.session,
+            }),
+            Err(error) => Err(self.give_up(error)),
+        }
+    }
+
+    fn state(
+        &mut self,
+        max: u64,
+        progress: &Progress,
+        save: impl FnOnce(&mut dyn Write) -> Result<(), MachineError>,
+    ) -> Result<(), MigrationError> {
+        let mut writer = StateWriter {
+            control: &mut self.control,
+            progress,
+            chunk: Vec::new(),
+            written: 0,
+            max,
+            error: None,
+        };
+        let saved = save(&mut writer);
+        let flushed = writer.send_chunk();
+        let (written, error) = (writer.written, writer.error.take());
+        // The connection's error first: `save` only saw its shadow.
+        if let Some(error) = error {
+            return Err(error);
+        }
+        saved.map_err(MigrationError::machine("save its state"))?;
+        flushed?;
+        let end = Message::StateEnd { len: written };
+        let sent = self.control.send(Phase::Stop, &end)?;
+        progress.sent(sent, 0, 0);
+        Ok(())
+    }
+
+    /// Ends it; gives the reason that the destination had, where that is the cause.
+    pub fn give_up(self, error: MigrationError) -> MigrationError {
+        let Self { control, .. } = self;
+        end(control, Phase::Copy, error)
+    }
+}
+
+/// Cuts the state into frames.
+struct StateWriter<'a, C> {
+    control: &'a mut Channel<C>,
+    progress: &'a Progress,
+    chunk: Vec<u8>,
+    written: u64,
+    max: u64,
+    error: Option<MigrationError>,
+}
+
+impl<C: Connection> StateWriter<'_, C> {
+    fn send_chunk(&mut self) -> Result<(), MigrationError> {
+        if self.chunk.is_empty() {
+            return Ok(());
+        }
+        let sent = self
+            .control
+            .send(Phase::Stop, &Message::State(&self.chunk))?;
+        self.progress.sent(sent, 0, 0);
+        self.chunk.clear();
+        Ok(())
+    }
+}
+
+impl<C: Connection> Write for StateWriter<'_, C> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = STATE_CHUNK_MAX.saturating_sub(self.chunk.len());
+        let (now, _) = bytes.split_at(room.min(bytes.len()));
+        self.written = self
+            .written
+            .saturating_add(u64::try_from(now.len()).unwrap_or(u64::MAX));
+        if self.written > self.max {
+            return Err(io::Error::other(format!(
+                "the state is larger than {} bytes",
+                self.max
+            )));
+        }
+        self.chunk.extend_from_slice(now);
+        if self.chunk.len() == STATE_CHUNK_MAX
+            && let Err(error) = self.send_chunk()
+        {
+            self.chunk.clear();
+            let shown = io::Error::other(error.to_string());
+            self.error = Some(error);
+            return Err(shown);
+        }
+        Ok(now.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The guest stands still and all of it has been sent.
+#[derive(Debug)]
+pub struct Stopped<C> {
+    control: Channel<C>,
+    session: Session,
+}
+
+impl<C: Connection> Stopped<C> {
+    /// Waits until the destination has restored the state.
+    ///
+    /// # Errors
+    /// [`MigrationError`]; the source is in charge.
+    pub fn wait_ready(mut self, wait: Duration) -> Result<Ready<C>, MigrationError> {
+        let result = match self.control.receive(Phase::Ready, Wait::AtMost(wait)) {
+            Ok(Message::Ready) => Ok(()),
+            Ok(other) => Err(other.name()),
+            Err(error) => return Err(end(self.control, Phase::Ready, error)),
+        };
+        match result {
+            Ok(()) => Ok(Ready {
+                control: self.control,
+                session: self.session,
+            }),
+            Err(name) => {
+                let error = self.control.out_of_order(Phase::Ready, name);
+                Err(end(self.control, Phase::Ready, error))
+            }
+        }
+    }
+}
+
+/// The destination could run. It waits for GO, and for nothing else.
+#[derive(Debug)]
+pub struct Ready<C> {
+    control: Channel<C>,
+    session: Session,
+}
+
+impl<C: Connection> Ready<C> {
+    /// The guest stays after all. The destination is told if it can be.
+    pub fn give_up(self, error: MigrationError) -> MigrationError {
+        end(self.control, Phase::Ready, error)
+    }
+
+    /// Hands the guest over: sends GO. There is no way back from here, cancelled or not.
+    ///
+    /// # Errors
+    /// [`MigrationError`]; it is not known whether GO has arrived. The source must not run the guest.
+    pub fn commit(mut self) -> Result<Committed<C>, MigrationError> {
+        self.control
+            .send_anyway(Phase::Go, &Message::Go(self.session))?;
+        Ok(Committed {
+            control: self.control,
+        })
+    }
+}
+
+/// GO has been sent.
+#[derive(Debug)]
+pub struct Committed<C> {
+    control: Channel<C>,
+}
+
+impl<C: Connection> Committed<C> {
+    /// Waits until the destination says that the guest runs there.
+    ///
+    /// # Errors
+    /// [`MigrationError`]; it is not known whether it does. The source must not run the guest.
+    pub fn wait_done(mut self, wait: Duration) -> Result<(), MigrationError> {
+        self.control.ignore_halt();
+        let name = match self.control.receive(Phase::Done, Wait::AtMost(wait))? {
+            Message::Done => return Ok(()),
+            other => other.name(),
+        };
+        Err(self.control.out_of_order(Phase::Done, name))
+    }
+}

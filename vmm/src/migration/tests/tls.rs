@@ -1,0 +1,336 @@
+//! The whole protocol in TLS over the loopback device: between two that know each other, with strangers at the
+//! door, and with somebody in between.
+
+use std::error::Error as _;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::migration::endpoint::{Endpoint, Listener, Stream};
+use crate::migration::tls::Tls;
+use crate::migration::tls::tests::{both_hosts, listen};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The first connection, whoever made it.
+fn first(listener: &Listener) -> Stream {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match listener.accept() {
+            Ok(stream) => return stream,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                assert!(Instant::now() < end, "nobody came");
+            }
+        }
+    }
+}
+
+/// Both ends of a migration to whoever listens at `listener`, which the source knows as `endpoint`. `before` is
+/// called before each further connection, with its number.
+fn migrate_by_tls(
+    (source, send_options): (&mut Guest, &SendOptions),
+    (destination, receive_options): (&mut Guest, &ReceiveOptions),
+    tls: &Tls,
+    listener: &Listener,
+    endpoint: &Endpoint,
+    before: &mut dyn FnMut(u32),
+) -> (Outcome, Outcome) {
+    thread::scope(|scope| {
+        let arrives = scope.spawn(|| {
+            let monitor = Monitor::default();
+            let mut accept = || listener.accept();
+            let first = first(listener);
+            receive(destination, first, &mut accept, receive_options, &monitor)
+        });
+        let connect = || {
+            endpoint
+                .connect(PATIENCE, Some(tls))
+                .map_err(io::Error::other)
+        };
+        let first = connect().unwrap();
+        let mut number = 0;
+        let mut connect = || {
+            number += 1;
+            before(number);
+            connect()
+        };
+        let ram = source.image();
+        let monitor = Monitor::default();
+        let left = send(source, &ram, first, &mut connect, send_options, &monitor);
+        (left, arrives.join().unwrap())
+    })
+}
+
+fn full_guest() -> Guest {
+    let guest = Guest::running();
+    for page in 0..PAGES {
+        let address = GuestAddress(page << 12);
+        guest.memory().write_obj(page + 1, address).unwrap();
+    }
+    guest
+}
+
+fn chain(outcome: &Outcome) -> String {
+    let Outcome::Source { why, .. } = outcome else {
+        panic!("{outcome:?}");
+    };
+    let mut text = why.to_string();
+    let mut cause = why.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[test]
+fn tls_carries_the_guest_while_it_writes() {
+    let (near, far) = both_hosts();
+    for connections in [1, 4, 16] {
+        let (listener, endpoint) = listen(Some(far.clone()));
+        let (mut source, mut destination) = (full_guest(), Guest::new());
+        source.state = (0..3_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
+        let end = Arc::default();
+        let writer = source.write_pages(1024, Duration::from_micros(20), &end);
+        let (left, arrived) = migrate_by_tls(
+            (&mut source, &send_options(connections)),
+            (&mut destination, &receive_options()),
+            &near,
+            &listener,
+            &endpoint,
+            &mut |_| {},
+        );
+        assert!(matches!(left, Outcome::Destination), "{left:?} {arrived:?}");
+        check_one_owner(&source, &destination, &left, &arrived);
+        end.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+    }
+}
+
+#[test]
+fn tls_carries_the_reasons_of_a_destination_that_hangs_up() {
+    let (near, far) = both_hosts();
+    for _ in 0..10 {
+        let (listener, endpoint) = listen(Some(far.clone()));
+        // Much is under way when the destination hangs up.
+        let (mut source, mut destination) = (full_guest(), Guest::new());
+        let options = ReceiveOptions {
+            rounds_max: 0,
+            ..receive_options()
+        };
+        let (left, arrived) = migrate_by_tls(
+            (&mut source, &send_options(4)),
+            (&mut destination, &options),
+            &near,
+            &listener,
+            &endpoint,
+            &mut |_| {},
+        );
+        check_one_owner(&source, &destination, &left, &arrived);
+        match left {
+            Outcome::Source {
+                why: MigrationError::PeerFailed { text, .. },
+                ..
+            } => assert!(text.contains("bytes of memory"), "{text}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn hosts_that_do_not_know_each_other_move_no_guest() {
+    let (near, far) = both_hosts();
+    let (other_near, _) = both_hosts();
+    // The destination does not have the authority of `other_near`, which does not have the destination's either.
+    let (listener, endpoint) = listen(Some(far));
+    for _ in 0..5 {
+        let (mut source, mut destination) = (Guest::running(), Guest::new());
+        let (left, arrived) = migrate_by_tls(
+            (&mut source, &send_options(2)),
+            (&mut destination, &receive_options()),
+            &other_near,
+            &listener,
+            &endpoint,
+            &mut |_| {},
+        );
+        check_one_owner(&source, &destination, &left, &arrived);
+        let text = chain(&left);
+        assert!(text.contains("this host does not accept"), "{text}");
+        let text = chain(&arrived);
+        assert!(text.contains("does not go on with TLS"), "{text}");
+    }
+    // The same destination still takes one that it knows.
+    let (mut source, mut destination) = (Guest::running(), Guest::new());
+    let (left, _) = migrate_by_tls(
+        (&mut source, &send_options(2)),
+        (&mut destination, &receive_options()),
+        &near,
+        &listener,
+        &endpoint,
+        &mut |_| {},
+    );
+    assert!(matches!(left, Outcome::Destination), "{left:?}");
+}
+
+#[test]
+fn strangers_at_the_door_do_not_end_it() {
+    let (near, far) = both_hosts();
+    let (stranger, _) = both_hosts();
+    let (listener, endpoint) = listen(Some(far));
+    let (mut source, mut destination) = (full_guest(), Guest::new());
+    let mut strangers = Vec::new();
+    let mut knock = |number| {
+        let mut plain = endpoint.connect(PATIENCE, None).unwrap();
+        match number {
+            // Says nothing.
+            1 => {}
+            2 => plain.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap(),
+            // Hangs up.
+            3 => return,
+            _ => {
+                let mut other = endpoint.connect(PATIENCE, Some(&stranger)).unwrap();
+                other.set_timeout(Duration::from_millis(1)).unwrap();
+                // As far as the first words of the handshake.
+                let error = other.write(b"HELLO").unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                strangers.push(other);
+                plain.write_all(&[0; 5000]).unwrap();
+            }
+        }
+        strangers.push(plain);
+    };
+    let (left, arrived) = migrate_by_tls(
+        (&mut source, &send_options(5)),
+        (&mut destination, &receive_options()),
+        &near,
+        &listener,
+        &endpoint,
+        &mut knock,
+    );
+    assert!(matches!(left, Outcome::Destination), "{left:?} {arrived:?}");
+    check_one_owner(&source, &destination, &left, &arrived);
+}
+
+#[test]
+fn silence_instead_of_a_handshake_ends_in_time_on_either_side() {
+    let (near, far) = both_hosts();
+    let patience = Timeouts {
+        frame: Duration::from_millis(300),
+        accept: Duration::from_millis(300),
+        ..timeouts()
+    };
+    let started = Instant::now();
+    // A host that takes connections and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = Endpoint::Tcp {
+        host: "127.0.0.1".to_owned(),
+        port: silent.local_addr().unwrap().port(),
+    };
+    let mut source = Guest::running();
+    let options = SendOptions {
+        timeouts: patience,
+        ..send_options(1)
+    };
+    let (ram, monitor) = (source.image(), Monitor::default());
+    let connect = || {
+        endpoint
+            .connect(PATIENCE, Some(&near))
+            .map_err(io::Error::other)
+    };
+    let first = connect().unwrap();
+    let left = send(
+        &mut source,
+        &ram,
+        first,
+        &mut || connect(),
+        &options,
+        &monitor,
+    );
+    assert!(chain(&left).contains("silent"), "{left:?}");
+    assert!(source.runs());
+
+    // A source that does so.
+    let (listener, endpoint) = listen(Some(far));
+    let _silent = endpoint.connect(PATIENCE, None).unwrap();
+    let mut destination = Guest::new();
+    let options = ReceiveOptions {
+        timeouts: patience,
+        ..receive_options()
+    };
+    let arrived = receive(
+        &mut destination,
+        listener.accept().unwrap(),
+        &mut || listener.accept(),
+        &options,
+        &monitor,
+    );
+    assert!(chain(&arrived).contains("silent"), "{arrived:?}");
+    assert!(started.elapsed() < PATIENCE);
+}
+
+/// Passes bytes on, and changes the one that comes after `at` others.
+fn pass_on(mut from: TcpStream, mut to: TcpStream, at: Option<usize>) {
+    let (mut passed, mut buffer) = (0, [0; 4096]);
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        if let Some(index) = at.and_then(|at| at.checked_sub(passed))
+            && index < count
+        {
+            buffer[index] ^= 1;
+        }
+        passed += count;
+        if to.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Write);
+}
+
+#[test]
+fn a_byte_that_somebody_changes_on_the_way_is_noticed() {
+    let (near, far) = both_hosts();
+    // In the handshake, in the first words, in the middle of memory.
+    for (at, to_source) in [
+        (100, false),
+        (100, true),
+        (1000, false),
+        (600, true),
+        (3000, false),
+        (5_000_000, false),
+    ] {
+        let (listener, endpoint) = listen(Some(far.clone()));
+        let Endpoint::Tcp { port, .. } = endpoint else {
+            panic!("{endpoint}");
+        };
+        let between = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Endpoint::Tcp {
+            host: "127.0.0.1".to_owned(),
+            port: between.local_addr().unwrap().port(),
+        };
+        thread::spawn(move || {
+            let (from, _) = between.accept().unwrap();
+            let to = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            let back = (to.try_clone().unwrap(), from.try_clone().unwrap());
+            thread::spawn(move || pass_on(back.0, back.1, to_source.then_some(at)));
+            pass_on(from, to, (!to_source).then_some(at));
+        });
+        let (mut source, mut destination) = (full_guest(), Guest::new());
+        let (left, arrived) = migrate_by_tls(
+            (&mut source, &send_options(1)),
+            (&mut destination, &receive_options()),
+            &near,
+            &listener,
+            &endpoint,
+            &mut |_| {},
+        );
+        check_one_owner(&source, &destination, &left, &arrived);
+        assert!(
+            matches!(left, Outcome::Source { .. }),
+            "{at} {to_source}: {left:?}"
+        );
+        let text = format!("{} {}", chain(&left), chain(&arrived));
+        assert!(text.contains("TLS"), "{at} {to_source}: {text}");
+    }
+}

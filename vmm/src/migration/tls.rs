@@ -1,0 +1,229 @@
+//! Who may be the other host of a migration over TCP: whoever has a certificate of one's own authority.
+//!
+//! Owns the certificates, and what is made of them for either side. It must not know what is said over a
+//! connection; how it is said in TLS is in `stream.rs`.
+//!
+//! Both hosts show a certificate and check the other's: the destination that the source's is of the
+//! authority, the source moreover that the destination's is for the host it has dialled. TLS 1.3 (RFC 8446)
+//! only, and no resumption: each connection shows its certificate anew.
+
+mod file;
+mod stream;
+
+#[cfg(test)]
+pub(super) mod tests;
+
+use std::fmt;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName};
+use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+pub use file::FileError;
+use file::Secrecy;
+pub use stream::{SessionError, TlsStream};
+
+/// What is spoken inside (RFC 7301), so that a certificate's other uses, such as the daemon's API, are not
+/// taken for this one.
+const PROTOCOL: &[u8] = b"bellhop-migration";
+
+/// The certificates of a migration over TCP. Both hosts have such files, with certificates of the same authority.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// This host's certificate, then those between it and its authority (PEM). At the destination it is
+    /// for the name or the IP address that the source is told to go to. If it has extended key usages,
+    /// then for clients at the source, for servers at the destination.
+    #[schema(value_type = String)]
+    pub certificate: PathBuf,
+    /// Its private key (PEM), which nobody but its owner may read.
+    #[schema(value_type = String)]
+    pub key: PathBuf,
+    /// The authorities whose certificate the other host may have (PEM).
+    #[schema(value_type = String)]
+    pub authority: PathBuf,
+}
+
+/// Why there is no TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A file is not what it should be.
+    #[error("{path} has no {wanted} in PEM (`-----BEGIN …`)")]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// What should be there.
+        wanted: &'static str,
+        /// What is wrong.
+        #[source]
+        source: pem::Error,
+    },
+    /// An authority that cannot be used as one.
+    #[error("{path} has a certificate that cannot be an authority")]
+    Authority {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: rustls::Error,
+    },
+    /// The other host's certificate cannot be checked.
+    #[error("certificates cannot be checked against {path}")]
+    Verifier {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: VerifierBuilderError,
+    },
+    /// Key and certificate are not of one kind, or not of one another.
+    #[error("the key {key} does not go with the certificate {certificate}")]
+    Key {
+        /// The key's file.
+        key: PathBuf,
+        /// The certificate's file.
+        certificate: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: rustls::Error,
+    },
+    /// A host that no certificate can be for.
+    #[error("no certificate can be for a host named {host:?}")]
+    Name {
+        /// The host.
+        host: String,
+        /// What is wrong.
+        #[source]
+        source: InvalidDnsNameError,
+    },
+    /// The library cannot do it.
+    #[error("TLS 1.3 cannot be set up")]
+    Protocol(#[source] rustls::Error),
+}
+
+/// Certificates, read. Clones share them.
+#[derive(Clone)]
+pub struct Tls {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`TlsError`]: a file that others could have changed, a key that others can read, and what is no
+    /// certificate, no key, or not of one another. Whether a certificate is valid now, the other host says.
+    pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
+        let chain = certificates(&files.certificate)?;
+        let key = file::read(&files.key, Secrecy::Secret)?;
+        let key = PrivateKeyDer::from_pem_slice(&key).map_err(|source| TlsError::Pem {
+            path: files.key.clone(),
+            wanted: "private key",
+            source,
+        })?;
+        let mut authorities = RootCertStore::empty();
+        for authority in certificates(&files.authority)? {
+            let added = authorities.add(authority);
+            added.map_err(|source| TlsError::Authority {
+                path: files.authority.clone(),
+                source,
+            })?;
+        }
+        let authorities = Arc::new(authorities);
+        let unmatched = |source| TlsError::Key {
+            key: files.key.clone(),
+            certificate: files.certificate.clone(),
+            source,
+        };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+
+        let mut client = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(TlsError::Protocol)?
+            .with_root_certificates(authorities.clone())
+            .with_client_auth_cert(chain.clone(), key.clone_key())
+            .map_err(unmatched)?;
+        client.alpn_protocols = vec![PROTOCOL.to_vec()];
+        client.resumption = Resumption::disabled();
+
+        let verifier = WebPkiClientVerifier::builder_with_provider(authorities, provider.clone())
+            .build()
+            .map_err(|source| TlsError::Verifier {
+                path: files.authority.clone(),
+                source,
+            })?;
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(TlsError::Protocol)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key)
+            .map_err(unmatched)?;
+        server.alpn_protocols = vec![PROTOCOL.to_vec()];
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        Ok(Self {
+            client: Arc::new(client),
+            server: Arc::new(server),
+        })
+    }
+
+    /// The source's side of a connection to `host`, a name or an IP address without brackets. Nothing is
+    /// sent yet.
+    ///
+    /// # Errors
+    /// [`TlsError::Name`], [`TlsError::Protocol`].
+    pub(super) fn connect(&self, host: &str, socket: TcpStream) -> Result<TlsStream, TlsError> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|source| TlsError::Name {
+            host: host.to_owned(),
+            source,
+        })?;
+        let session = ClientConnection::new(self.client.clone(), name);
+        let session = Connection::Client(session.map_err(TlsError::Protocol)?);
+        Ok(TlsStream::new(session, socket))
+    }
+
+    /// The destination's side of a connection. Nothing is read yet.
+    ///
+    /// # Errors
+    /// [`TlsError::Protocol`].
+    pub(super) fn accept(&self, socket: TcpStream) -> Result<TlsStream, TlsError> {
+        let session = ServerConnection::new(self.server.clone());
+        let session = Connection::Server(session.map_err(TlsError::Protocol)?);
+        Ok(TlsStream::new(session, socket))
+    }
+}
+
+/// The certificates in a file: one at least.
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let failed = |source| TlsError::Pem {
+        path: path.to_owned(),
+        wanted: "certificate",
+        source,
+    };
+    let bytes = file::read(path, Secrecy::Public)?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    let found = found.map_err(failed)?;
+    match found.is_empty() {
+        true => Err(failed(pem::Error::NoItemsFound)),
+        false => Ok(found),
+    }
+}

@@ -1,0 +1,300 @@
+//! A TLS connection whose calls end in time and can be repeated.
+//!
+//! Owns the session and its socket. It must not know what is said over it.
+//!
+//! ```text
+//!   New ── the first read or write ──> Handshaking ── both certificates are good ──> Open ──> closed by drop
+//!                                          └── anything else: Broken, every call says why <──┘
+//! ```
+//!
+//! The handshake is part of the calls of its user, so that nobody waits for whoever connects and says nothing
+//! before something is wanted of them; and a destination waits a few seconds for it at most. A call that returns [`ErrorKind::WouldBlock`] has taken nothing of what it was given, and
+//! has lost nothing of what came: it stands in the session's buffers until the next call. A write that returns a number has
+//! taken so many bytes; what the socket has no room for goes out with the next write, read or flush.
+
+use std::fmt;
+use std::io::{self, BufReader, ErrorKind, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use rustls::Connection as Session;
+
+use crate::migration::channel::Connection;
+
+/// Most bytes of records that stand ready for the socket: what one write takes.
+const UNSENT_MAX: usize = 256 << 10;
+/// What is asked of the socket at once, in bytes; the session alone would ask for 4096.
+const READ_SIZE: usize = 64 << 10;
+/// How long the destination waits for a stranger to become a known host. Less than any patience of the source's,
+/// which may have to wait for its turn.
+const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why a session ended. It comes as the inner error of an [`io::Error`] of the kind [`ErrorKind::InvalidData`].
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The other host has shown no certificate that counts.
+    #[error(
+        "this host does not accept the other host's certificate: it must be valid now, of an authority \
+         that this host has, and at the destination for the name or address in `tcp:`"
+    )]
+    Certificate(#[source] rustls::Error),
+    /// The other host has ended it.
+    #[error(
+        "the other host does not go on with TLS; it may not accept this host's certificate, which must be \
+         valid now and of an authority that the other host has"
+    )]
+    Ended(#[source] rustls::Error),
+    /// The source has not shown a certificate in time.
+    #[error(
+        "the other host has not finished the TLS handshake within {} s",
+        HANDSHAKE_PATIENCE.as_secs()
+    )]
+    Late,
+    /// What came is no TLS, or was changed on the way.
+    #[error(
+        "what the other host says is not TLS 1.3 for a migration; are both hosts told to use TLS?"
+    )]
+    Protocol(#[source] rustls::Error),
+}
+
+impl From<rustls::Error> for SessionError {
+    fn from(error: rustls::Error) -> Self {
+        match error {
+            rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented => {
+                Self::Certificate(error)
+            }
+            rustls::Error::AlertReceived(_) => Self::Ended(error),
+            _ => Self::Protocol(error),
+        }
+    }
+}
+
+/// What ended a session.
+#[derive(Debug, Clone)]
+enum Cause {
+    Late,
+    Session(rustls::Error),
+}
+
+/// A connection in TLS, of either side.
+pub struct TlsStream {
+    session: Session,
+    socket: BufReader<TcpStream>,
+    /// How long a call may take; `None`: for ever.
+    timeout: Option<Duration>,
+    /// When the handshake must be done; at the source its user's patience is enough.
+    known_by: Option<Instant>,
+    /// Why the session has ended.
+    broken: Option<Cause>,
+}
+
+impl fmt::Debug for TlsStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsStream")
+            .field("socket", self.socket.get_ref())
+            .field("handshaking", &self.session.is_handshaking())
+            .field("broken", &self.broken)
+            .finish_non_exhaustive()
+    }
+}
+
+/// When a call has to return.
+#[derive(Debug, Clone, Copy)]
+struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// A peer that sends or takes a byte now and then must not hold a call any longer than a silent one.
+    fn check(self) -> io::Result<()> {
+        match self.0 {
+            Some(end) if Instant::now() >= end => Err(ErrorKind::WouldBlock.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl TlsStream {
+    pub(super) fn new(mut session: Session, socket: TcpStream) -> Self {
+        session.set_buffer_limit(Some(UNSENT_MAX));
+        let known_by = match &session {
+            Session::Client(_) => None,
+            Session::Server(_) => Some(Instant::now() + HANDSHAKE_PATIENCE),
+        };
+        Self {
+            session,
+            known_by,
+            socket: BufReader::with_capacity(READ_SIZE, socket),
+            timeout: None,
+            broken: None,
+        }
+    }
+
+    fn deadline(&self) -> Deadline {
+        Deadline(self.timeout.map(|timeout| Instant::now() + timeout))
+    }
+
+    /// # Errors
+    /// [`SessionError`], if the session has ended.
+    fn check(&self) -> io::Result<()> {
+        let error = match &self.broken {
+            None => return Ok(()),
+            Some(Cause::Late) => SessionError::Late,
+            Some(Cause::Session(error)) => error.clone().into(),
+        };
+        Err(io::Error::new(ErrorKind::InvalidData, error))
+    }
+
+    /// Goes on until both sides know each other. Nothing of the user's is sent before.
+    fn handshake(&mut self, deadline: Deadline) -> io::Result<()> {
+        self.check()?;
+        while self.session.is_handshaking() {
+            if self.known_by.is_some_and(|end| Instant::now() >= end) {
+                self.broken = Some(Cause::Late);
+                return self.check();
+            }
+            self.send(deadline)?;
+            if !self.receive()? {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            if self.session.is_handshaking() {
+                deadline.check()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what stands ready. If that fails for good, the error is the peer's reason where it gave one.
+    fn send(&mut self, deadline: Deadline) -> io::Result<()> {
+        self.push(deadline).map_err(|error| match passes(&error) {
+            true => error,
+            false => self.last_words(error),
+        })
+    }
+
+    fn push(&mut self, deadline: Deadline) -> io::Result<()> {
+        while self.session.wants_write() {
+            if self.session.write_tls(self.socket.get_mut())? == 0 {
+                return Err(ErrorKind::WriteZero.into());
+            }
+            if self.session.wants_write() {
+                deadline.check()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has come, at most a record or two; `false` if nothing more will come.
+    fn receive(&mut self) -> io::Result<bool> {
+        let count = self.session.read_tls(&mut self.socket)?;
+        if let Err(error) = self.session.process_new_packets() {
+            self.broken = Some(Cause::Session(error));
+            // The alert that tells the peer, if it can be told.
+            let _ = self.session.write_tls(self.socket.get_mut());
+            self.check()?;
+        }
+        Ok(count > 0)
+    }
+
+    /// A peer that has hung up may have said why before. What it said to the user stays to be read.
+    fn last_words(&mut self, error: io::Error) -> io::Error {
+        while let Ok(true) = self.receive() {}
+        self.check().err().unwrap_or(error)
+    }
+}
+
+/// Whether the call can be repeated after this error.
+fn passes(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+    )
+}
+
+impl Read for TlsStream {
+    /// [`ErrorKind::UnexpectedEof`] if the peer hung up without saying so in TLS.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let deadline = self.deadline();
+        // What had come before the session broke is still good.
+        if self.broken.is_none() {
+            self.handshake(deadline)?;
+        }
+        loop {
+            match self.session.reader().read(into) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+            self.check()?;
+            // A peer that takes nothing any more may still say something.
+            let sent = self.push(deadline);
+            match self.receive() {
+                // At the end the reader says which end it is.
+                Ok(false) => {}
+                Ok(true) => deadline.check()?,
+                Err(error) if passes(&error) => {
+                    return Err(sent.err().filter(|sent| !passes(sent)).unwrap_or(error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Write for TlsStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let deadline = self.deadline();
+        self.handshake(deadline)?;
+        self.send(deadline)?;
+        let count = self.session.writer().write_vectored(slices)?;
+        match self.send(deadline) {
+            Err(error) if !passes(&error) => Err(error),
+            // These bytes are taken, wherever they are now.
+            _ => Ok(count),
+        }
+    }
+
+    /// Ends when the socket has all that was written.
+    fn flush(&mut self) -> io::Result<()> {
+        self.check()?;
+        self.send(self.deadline())
+    }
+}
+
+impl Connection for TlsStream {
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.timeout = Some(timeout);
+        self.socket.get_mut().set_timeout(timeout)
+    }
+}
+
+#[cfg(test)]
+impl TlsStream {
+    /// Lets the time for the handshake pass.
+    pub(super) fn be_late(&mut self) {
+        self.known_by = Some(Instant::now());
+    }
+
+    pub(super) fn socket(&self) -> &TcpStream {
+        self.socket.get_ref()
+    }
+}
+
+impl Drop for TlsStream {
+    /// Says that this is the end, if that needs no waiting.
+    fn drop(&mut self) {
+        // Behind a part of a record it would not be understood.
+        if self.session.is_handshaking() || self.session.wants_write() || self.broken.is_some() {
+            return;
+        }
+        self.session.send_close_notify();
+        let socket = self.socket.get_mut();
+        if let Err(error) = socket
+            .set_nonblocking(true)
+            .and_then(|()| self.session.write_tls(socket))
+        {
+            tracing::debug!(%error, "the other host is not told that the connection ends");
+        }
+    }
+}
