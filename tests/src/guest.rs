@@ -11,17 +11,23 @@
 //! Owns the VMM's process, its serial console and the console's log. Speaks
 //! with the guest's init (`lab-guest`), one command at a time.
 
+mod arguments;
+mod console;
+
+pub use arguments::BellhopArguments;
+
 use crate::error::{Error, Result};
 use crate::files;
 use crate::libtest::GUEST_RETRY;
 use crate::process::die_with_parent;
+use console::{Begun, Console, read_console, said_in};
 use serde_json::Value;
 use std::collections::VecDeque;
-use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::io::Write as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -34,183 +40,8 @@ const ATTEMPTS: u32 = 3;
 /// instructions); a mistake of Bellhop's would crash every attempt.
 const CRASHED: i32 = 3;
 
-/// What the guest's init prefixes its lines with.
-const MARK: &str = "@lab ";
-
 /// Lines of the console in an error.
 const SHOWN: usize = 30;
-
-/// How much of a console is remembered, in bytes; the end matters.
-const REMEMBERED: usize = 1 << 20;
-
-/// What Bellhop is to run. Defaults: the lab's small kernel, its ramdisk,
-/// 1 processor, 256 MiB.
-#[derive(Debug, Clone)]
-pub struct BellhopArguments {
-    program: PathBuf,
-    kernel: PathBuf,
-    initramfs: PathBuf,
-    cmdline: String,
-    processors: u32,
-    memory: String,
-    devices: Vec<String>,
-    silence: Duration,
-    show: Option<&'static str>,
-}
-
-impl BellhopArguments {
-    /// The lab's small guest kernel.
-    ///
-    /// # Errors
-    /// [`Error::Missing`] outside of the lab.
-    pub fn small() -> Result<Self> {
-        Self::with("GUEST_KERNEL", "GUEST_INITRAMFS")
-    }
-
-    /// Debian's stock kernel.
-    ///
-    /// # Errors
-    /// [`Error::Missing`] outside of the lab.
-    pub fn stock() -> Result<Self> {
-        Self::with("GUEST_KERNEL_STOCK", "GUEST_INITRAMFS_STOCK")
-    }
-
-    fn with(kernel: &str, initramfs: &str) -> Result<Self> {
-        crate::sim::require_lab()?;
-        Ok(Self {
-            program: variable("BELLHOP")?,
-            kernel: in_memory(&variable(kernel)?)?,
-            initramfs: in_memory(&variable(initramfs)?)?,
-            // Each character of the serial console costs two exits of an
-            // emulated processor: warnings only. A later `loglevel=7` wins.
-            cmdline: "console=ttyS0 loglevel=4 panic=-1 lab".into(),
-            processors: 1,
-            memory: "256M".into(),
-            devices: Vec::new(),
-            silence: Duration::from_secs(60),
-            show: None,
-        })
-    }
-
-    /// The number of processors.
-    pub fn processors(mut self, count: u32) -> Self {
-        self.processors = count;
-        self
-    }
-
-    /// The memory, as the `--memory` flag takes it.
-    pub fn memory(mut self, size: &str) -> Self {
-        size.clone_into(&mut self.memory);
-        self
-    }
-
-    /// Another VMM that takes the same flags.
-    pub fn program(mut self, path: &Path) -> Self {
-        path.clone_into(&mut self.program);
-        self
-    }
-
-    /// Another kernel; its ramdisk stays the lab's.
-    pub fn kernel(mut self, path: &Path) -> Self {
-        path.clone_into(&mut self.kernel);
-        self
-    }
-
-    /// More words for the guest's kernel command line.
-    pub fn cmdline(mut self, words: &str) -> Self {
-        self.cmdline.push(' ');
-        self.cmdline.push_str(words);
-        self
-    }
-
-    /// A NIC on a vhost-vdpa device.
-    pub fn vdpa(self, path: &Path) -> Self {
-        self.argument("--vdpa", &format!("path={}", path.display()))
-    }
-
-    /// A disk on a raw file.
-    pub fn disk(self, path: &Path) -> Self {
-        self.argument("--disk", &format!("path={}", path.display()))
-    }
-
-    /// Any other flag with its value.
-    pub fn argument(mut self, flag: &str, value: &str) -> Self {
-        self.devices.push(flag.to_owned());
-        self.devices.push(value.to_owned());
-        self
-    }
-
-    /// Prints the console's lines on standard error as they come, with a prefix.
-    pub fn show(mut self, prefix: &'static str) -> Self {
-        self.show = Some(prefix);
-        self
-    }
-
-    /// How long the console may be silent during boot.
-    pub fn silence(mut self, limit: Duration) -> Self {
-        self.silence = limit;
-        self
-    }
-
-    /// The guest's kernel, for other VMMs' command lines.
-    pub fn kernel_image(&self) -> &Path {
-        &self.kernel
-    }
-
-    /// The guest's ramdisk.
-    pub fn ramdisk(&self) -> &Path {
-        &self.initramfs
-    }
-
-    /// The guest's kernel command line.
-    pub fn kernel_words(&self) -> &str {
-        &self.cmdline
-    }
-
-    /// The command line that starts the VMM.
-    pub fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        command
-            .arg("run")
-            .arg("--kernel")
-            .arg(&self.kernel)
-            .arg("--initramfs")
-            .arg(&self.initramfs)
-            .args(["--cmdline", &self.cmdline])
-            .args(["--cpus", &self.processors.to_string()])
-            .args(["--memory", &self.memory])
-            .args(&self.devices);
-        command
-    }
-}
-
-fn variable(name: &str) -> Result<PathBuf> {
-    std::env::var_os(name).map(PathBuf::from).ok_or_else(|| {
-        Error::missing(
-            format!("{name} is not set"),
-            "run the test with `cargo lab test`",
-        )
-    })
-}
-
-/// A copy of a file in the lab host's /tmp, which is memory: its other files
-/// come from the outside, which costs a second or two at each boot of a guest.
-/// Names in the cache have their content's hash, so a copy never gets old.
-fn in_memory(path: &Path) -> Result<PathBuf> {
-    if std::env::var_os("BELLHOP_LAB").is_none_or(|lab| lab != "host") {
-        return Ok(path.to_path_buf());
-    }
-    let directory = std::env::temp_dir().join("lab-images");
-    files::create_directory(&directory)?;
-    let copy = directory.join(path.to_string_lossy().replace('/', "_"));
-    if !copy.exists() {
-        // A test that was killed must not leave half a kernel behind.
-        let partial = directory.join(format!("partial-{}", std::process::id()));
-        files::copy(path, &partial)?;
-        files::rename(&partial, &copy)?;
-    }
-    Ok(copy)
-}
 
 /// A running guest; killed when dropped, unless it is somebody else's.
 #[derive(Debug)]
@@ -247,22 +78,6 @@ impl Input {
             Self::Socket(socket) => socket.write_all(bytes),
         }
     }
-}
-
-/// What the guest's console has of a line that has not ended.
-#[derive(Debug, Default)]
-struct Begun {
-    line: Vec<u8>,
-    /// The first line that ended here: it may have begun elsewhere.
-    first: Option<String>,
-}
-
-/// What the guest has printed, and the VMM's messages between it.
-#[derive(Debug, Default)]
-struct Console {
-    text: String,
-    /// When something was printed last.
-    last: Option<Instant>,
 }
 
 impl Guest {
@@ -684,204 +499,5 @@ enum Boot {
     Silent,
 }
 
-/// Remembers what comes, and passes the init's lines on.
-fn read_console(
-    stream: impl Read + Send + 'static,
-    console: Arc<Mutex<Console>>,
-    said: Option<(Sender<String>, Arc<Mutex<Begun>>)>,
-    show: Option<&'static str>,
-) -> JoinHandle<()> {
-    let (lines, begun) = said.unzip();
-    let begun = begun.unwrap_or_default();
-    std::thread::spawn(move || {
-        let mut stream = BufReader::new(stream);
-        loop {
-            // Whatever is there counts as a sign of life, also half a line.
-            let (bytes, ended) = match stream.fill_buf() {
-                Ok([]) | Err(_) => return,
-                Ok(bytes) => match bytes.iter().position(|byte| *byte == b'\n') {
-                    Some(end) => (bytes.get(..=end).unwrap_or_default(), true),
-                    None => (bytes, false),
-                },
-            };
-            let count = bytes.len();
-            let (Ok(mut console), Ok(mut begun)) = (console.lock(), begun.lock()) else {
-                return;
-            };
-            begun.line.extend_from_slice(bytes);
-            stream.consume(count);
-            console.last = Some(Instant::now());
-            // A guest that never ends a line must not fill the memory.
-            if !ended && begun.line.len() < REMEMBERED {
-                continue;
-            }
-            let text = String::from_utf8_lossy(&begun.line).into_owned();
-            begun.line.clear();
-            if begun.first.is_none() {
-                begun.first = Some(text.clone());
-            }
-            drop(begun);
-            remember(&mut console.text, &text);
-            drop(console);
-            if let (Some(prefix), false) = (show, text.contains(MARK) || text.trim().is_empty()) {
-                eprintln!("{prefix} {}", text.trim_end());
-            }
-            if let (Some(lines), Some(said)) = (&lines, said_in(&text)) {
-                // Nobody may be listening any more.
-                let _ = lines.send(said);
-            }
-        }
-    })
-}
-
-/// What the guest's init says in a line.
-fn said_in(line: &str) -> Option<String> {
-    let (_, said) = line.split_once(MARK)?;
-    Some(said.trim_end().to_owned())
-}
-
-/// Appends, and forgets the beginning where it gets too much.
-fn remember(text: &mut String, more: &str) {
-    text.push_str(more);
-    if text.len() > 2 * REMEMBERED {
-        let mut cut = text.len() - REMEMBERED;
-        while !text.is_char_boundary(cut) {
-            cut += 1;
-        }
-        text.drain(..cut);
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn script(text: &str) -> impl Fn() -> Command {
-        move || {
-            let mut command = Command::new("sh");
-            command.args(["-c", text]);
-            command
-        }
-    }
-
-    #[test]
-    fn a_guest_is_commanded() {
-        let mut guest = Guest::start_command(
-            script(
-                "echo booting; echo '[1.0] x @lab ready {\"cpus_online\":2}'; read l; \
-                 echo \"@lab {\\\"got\\\":\\\"$l\\\"}\"; read l; echo '@lab {\"error\":\"no\"}'; exit 3",
-            ),
-            Duration::from_secs(20),
-        )
-        .unwrap();
-        assert_eq!(guest.ready()["cpus_online"], 2);
-        assert_eq!(guest.command("info").unwrap()["got"], "info");
-        let error = guest.command("more").unwrap_err().to_string();
-        assert!(
-            error.contains("refused") && error.contains("booting"),
-            "{error}"
-        );
-        let status = guest.wait_exit(Duration::from_secs(20)).unwrap();
-        assert_eq!(status.code(), Some(3));
-        assert_eq!(guest.retries(), 0);
-    }
-
-    #[test]
-    fn a_silent_boot_is_tried_again_and_then_given_up() {
-        let error = Guest::start_command(script("echo one; sleep 100"), Duration::from_millis(300))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("3 attempts") && error.contains("one"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn a_crash_is_tried_again_and_then_given_up() {
-        let error = Guest::start_command(script("echo fault >&2; exit 3"), Duration::from_secs(20))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("exit status: 3") && error.contains("fault"),
-            "{error}"
-        );
-        let mark = std::env::temp_dir().join(format!("lab-crash-{}", std::process::id()));
-        let once = format!(
-            "test -e {0} || {{ touch {0}; exit 3; }}; echo '@lab ready {{}}'; read l",
-            mark.display()
-        );
-        let guest = Guest::start_command(script(&once), Duration::from_secs(20)).unwrap();
-        std::fs::remove_file(mark).unwrap();
-        assert_eq!(guest.retries(), 1);
-    }
-
-    #[test]
-    fn a_vmm_that_ends_is_not_tried_again() {
-        let error = Guest::start_command(script("echo no >&2; exit 2"), Duration::from_secs(20))
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("exit status: 2"), "{error}");
-    }
-
-    #[test]
-    fn a_console_on_a_socket_is_a_guest() {
-        let path = std::env::temp_dir().join(format!("lab-attach-{}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
-        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        let vmm = std::thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            let mut writer = stream.try_clone().unwrap();
-            writer
-                .write_all(b"noise\n@lab ready {\"cpus_online\":1}\n")
-                .unwrap();
-            let mut line = String::new();
-            BufReader::new(&stream).read_line(&mut line).unwrap();
-            assert_eq!(line, "info\n");
-            writer.write_all(b"@lab {\"answer\":42}\n").unwrap();
-            // Until the other end goes.
-            BufReader::new(&stream).read_line(&mut line).unwrap();
-        });
-        let mut guest = Guest::attach(&path, 7, Duration::from_secs(20)).unwrap();
-        assert_eq!((guest.pid(), &guest.ready()["cpus_online"]), (7, &1.into()));
-        assert_eq!(guest.command("info").unwrap()["answer"], 42);
-        assert!(guest.wait_exit(Duration::ZERO).is_err());
-        drop(guest);
-        vmm.join().unwrap();
-        std::fs::remove_file(&path).unwrap();
-    }
-
-    #[test]
-    fn a_line_that_is_cut_by_a_move_is_whole() {
-        let limit = Duration::from_secs(20);
-        for (begun, rest) in [
-            (
-                "@lab {\\\"n\\\":1}\\n@la",
-                "b {\\\"n\\\":2}\\n@lab {\\\"n\\\":3}",
-            ),
-            (
-                "@lab {\\\"n\\\":1}\\n@lab {\\\"n\\\":2}\\n",
-                "@lab {\\\"n\\\":3}",
-            ),
-        ] {
-            let mut before = Guest::wait_for(script(&format!("printf \"{begun}\""))()).unwrap();
-            before.wait_exit(limit).unwrap();
-            let last = format!("printf \"{rest}\"; read l; echo");
-            let mut after = Guest::wait_for(script(&last)()).unwrap();
-            after.comes_from(before).unwrap();
-            after.send("").unwrap();
-            for number in 1..=3 {
-                assert_eq!(after.answer("", limit).unwrap()["n"], number);
-            }
-        }
-    }
-
-    #[test]
-    fn memory_is_bounded() {
-        let mut text = String::new();
-        for _ in 0..40 {
-            remember(&mut text, &"ä".repeat(100_000));
-        }
-        assert!(text.len() <= 2 * REMEMBERED);
-    }
-}
+mod tests;

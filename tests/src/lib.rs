@@ -32,6 +32,7 @@ pub mod netdevsim;
 pub mod netlink_tap;
 pub mod node;
 pub mod openapi;
+pub mod place;
 pub mod process;
 pub mod progress;
 pub mod qmp;

@@ -11,11 +11,12 @@
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
+use lab::place::Place;
 use lab::sim::{SimDevice, require_lab};
 use lab::traffic::{Frames, exchange_counted};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -28,38 +29,15 @@ const NOTICE: Duration = Duration::from_secs(30);
 /// Memory that the guest's writer writes, in MiB.
 const WRITTEN_MIB: u64 = 24;
 
-/// A path of this test's own; what is there goes with it.
-struct Place(PathBuf);
-
-impl Place {
-    fn new(name: &str) -> Self {
-        let this = Self(std::env::temp_dir().join(format!("lab-{name}-{}", std::process::id())));
-        this.clear();
-        this
-    }
-
-    fn clear(&self) {
-        let _ = fs::remove_dir_all(&self.0);
-        let _ = fs::remove_file(&self.0);
-    }
-
-    fn text(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.clear();
-    }
-}
-
 fn start(device: &SimDevice, socket: &Place) -> (Guest, Client) {
     let arguments = BellhopArguments::small()
         .unwrap()
         .argument("--vdpa", &nic(device))
         .argument("--api-socket", socket.text());
-    (Guest::start(&arguments).unwrap(), Client::new(&socket.0))
+    (
+        Guest::start(&arguments).unwrap(),
+        Client::new(socket.path()),
+    )
 }
 
 fn nic(device: &SimDevice) -> String {
@@ -223,7 +201,7 @@ struct Small(Place);
 impl Small {
     fn mount() -> Self {
         let place = Place::new("small");
-        fs::create_dir(&place.0).unwrap();
+        fs::create_dir(place.path()).unwrap();
         let mounted = Command::new("mount")
             .args(["-t", "tmpfs", "-o", "size=4m", "none", place.text()])
             .status();
@@ -247,13 +225,13 @@ fn a_snapshot_that_fails_leaves_nothing_and_the_guest_goes_on() {
     let (mut guest, client) = start(&device, &socket);
     let said = messages(&mut guest).unwrap();
     write_on(&mut guest);
-    fs::create_dir(&taken.0).unwrap();
-    fs::write(taken.0.join("of somebody"), "x").unwrap();
-    let beyond = small.0.0.join("snapshot");
+    fs::create_dir(taken.path()).unwrap();
+    fs::write(taken.path().join("of somebody"), "x").unwrap();
+    let beyond = small.0.path().join("snapshot");
     for (path, status, words) in [
         (Path::new("relative"), 422, "absolute"),
         (Path::new("/nonexistent/here"), 422, "/nonexistent"),
-        (&taken.0, 422, "exists"),
+        (taken.path(), 422, "exists"),
         (&beyond, 500, "No space left"),
     ] {
         let body = json!({ "path": path });
@@ -267,7 +245,7 @@ fn a_snapshot_that_fails_leaves_nothing_and_the_guest_goes_on() {
         assert_eq!(client.get("/v1/vm").unwrap()["state"], "Running");
         check_traffic(&mut guest, &device);
     }
-    let left: Vec<_> = fs::read_dir(&small.0.0).unwrap().collect();
+    let left: Vec<_> = fs::read_dir(small.0.path()).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
     check_writer(&mut guest);
     assert_eq!(messages(&mut guest).unwrap(), said);
@@ -294,9 +272,9 @@ fn what_is_no_whole_snapshot_is_refused() {
             text.contains(words) && !text.contains("panicked"),
             "{what}: {text}"
         );
-        assert!(!socket.0.exists(), "{what}");
+        assert!(!socket.path().exists(), "{what}");
     };
-    let state = saved.0.join("state");
+    let state = saved.path().join("state");
     let good = fs::read(&state).unwrap();
     fs::write(&state, &good[..good.len() / 2]).unwrap();
     refused("half a state", "snapshot");
@@ -309,7 +287,7 @@ fn what_is_no_whole_snapshot_is_refused() {
     refused("no state", "snapshot");
     fs::write(&state, &good).unwrap();
 
-    let memory = saved.0.join("memory");
+    let memory = saved.path().join("memory");
     let len = fs::metadata(&memory).unwrap().len();
     let file = fs::File::options().write(true).open(&memory).unwrap();
     file.set_len(len + 4096).unwrap();

@@ -9,42 +9,16 @@
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
+use lab::place::Place;
 use lab::sriov::{SriovNic, VfDevice};
 use lab::traffic::{Frames, exchange_between};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// How long a guest may take to answer when it goes on; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
-
-/// A path of this test's own; what is there goes with it.
-struct Place(PathBuf);
-
-impl Place {
-    fn new(name: &str) -> Self {
-        let this = Self(std::env::temp_dir().join(format!("lab-{name}-{}", std::process::id())));
-        this.clear();
-        this
-    }
-
-    fn clear(&self) {
-        let _ = fs::remove_dir_all(&self.0);
-        let _ = fs::remove_file(&self.0);
-    }
-
-    fn text(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.clear();
-    }
-}
 
 fn nic(device: &VfDevice<'_>) -> String {
     format!("id=nic,path={}", device.path().display())
@@ -89,7 +63,7 @@ fn a_guest_on_vp_vdpa_is_saved_and_goes_on_here_and_on_another_function() {
         .argument("--vdpa", &nic(&first))
         .argument("--api-socket", socket.text());
     let mut guest = Guest::start(&arguments).unwrap();
-    let client = Client::new(&socket.0);
+    let client = Client::new(socket.path());
     let arguments = BellhopArguments::small().unwrap().vdpa(peers.path());
     let mut peer = Guest::start(&arguments).unwrap();
     let mut check_traffic = |guest: &mut Guest| {

@@ -81,8 +81,8 @@ fn kernel(code: &[u8]) -> Vec<u8> {
         elf.extend(word.to_le_bytes()); // name, descriptor, XEN_ELFNOTE_PHYS32_ENTRY
     }
     elf.extend(b"Xen\0");
-    elf.extend((BASE as u32).to_le_bytes());
-    elf.resize(CODE as usize, 0);
+    elf.extend(u32::try_from(BASE).unwrap().to_le_bytes());
+    elf.resize(usize::try_from(CODE).unwrap(), 0);
     elf.extend(code);
     elf
 }

@@ -3,40 +3,18 @@
 #[allow(dead_code, reason = "not every test goes on a journey")]
 pub(crate) mod journey;
 
-use std::fs;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
+use lab::place::Place;
 use serde_json::{Value, json};
 
 /// How long a guest may take to notice something; it is emulated twice.
 pub(crate) const NOTICE: Duration = Duration::from_secs(30);
 /// How long a migration may take.
 pub(crate) const MIGRATION: Duration = Duration::from_secs(120);
-
-/// A path of this test's own; what is there goes with it.
-pub(crate) struct Place(PathBuf);
-
-impl Place {
-    pub(crate) fn new(name: &str) -> Self {
-        let this = Self(std::env::temp_dir().join(format!("lab-{name}-{}", std::process::id())));
-        let _ = fs::remove_file(&this.0);
-        this
-    }
-
-    pub(crate) fn text(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
 
 /// One end of a move: its API, where it waits, and its vDPA device.
 pub(crate) struct Host {
@@ -56,7 +34,7 @@ impl Host {
     }
 
     pub(crate) fn client(&self) -> Client {
-        Client::new(&self.api.0)
+        Client::new(self.api.path())
     }
 
     pub(crate) fn endpoint(&self) -> String {
@@ -82,7 +60,7 @@ impl Host {
             .args(["--api-socket", self.api.text()]);
         let guest = Guest::wait_for(command).unwrap();
         let started = Instant::now();
-        while !self.endpoint.0.exists() || self.client().get("/v1/vm/migration").is_err() {
+        while !self.endpoint.path().exists() || self.client().get("/v1/vm/migration").is_err() {
             assert!(started.elapsed() < NOTICE, "{}", guest.console());
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -18,6 +18,7 @@ use crate::api::Client;
 use crate::error::{Error, Result};
 use crate::guest::{BellhopArguments, Guest};
 use crate::here;
+use crate::place::Place;
 use crate::process::die_with_parent;
 use crate::rig::Rig;
 use crate::sim::{self, SimDevice};
@@ -25,7 +26,7 @@ use crate::vmm_process::{self, Resident};
 use serde::Serialize;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -197,12 +198,12 @@ impl Report {
 /// What is resident of Bellhop with a guest, after 10 requests.
 fn bellhop_guest() -> Result<Resident> {
     let device = SimDevice::net("footprint", MAC, 1500)?;
-    let socket = Socket::new("bellhop");
+    let socket = Place::new("footprint-bellhop");
     let arguments = BellhopArguments::small()?
         .vdpa(device.path())
-        .argument("--api-socket", &socket.0.to_string_lossy());
+        .argument("--api-socket", socket.text());
     let guest = Guest::start(&arguments)?;
-    let client = Client::new(&socket.0);
+    let client = Client::new(socket.path());
     for path in REQUESTS {
         client.get(path)?;
     }
@@ -228,47 +229,30 @@ fn qemu_guest(program: &Path) -> Result<Resident> {
 
 /// Processor time of Bellhop until its socket takes connections, and until it has answered.
 fn bellhop_start() -> Result<(Duration, Duration)> {
-    let socket = Socket::new("start");
+    let socket = Place::new("footprint-start");
     let program = std::env::var_os("BELLHOP")
         .ok_or_else(|| Error::missing("BELLHOP is not set", "run it with `cargo lab bench`"))?;
     let mut command = Command::new(program);
-    command.arg("run").arg("--api-socket").arg(&socket.0);
+    command.arg("run").arg("--api-socket").arg(socket.path());
     let process = Process::start(command)?;
-    drop(process.connect(&socket.0)?);
+    drop(process.connect(socket.path())?);
     let open = process.ran()?;
-    Client::new(&socket.0).get("/v1/vm")?;
+    Client::new(socket.path()).get("/v1/vm")?;
     Ok((open, process.ran()?))
 }
 
 /// Processor time of QEMU until its monitor greets.
 fn qemu_start(program: &Path) -> Result<Duration> {
-    let socket = Socket::new("monitor");
-    let process = Process::start(peer::waiting(program, &socket.0))?;
-    let mut monitor = process.connect(&socket.0)?;
+    let socket = Place::new("footprint-monitor");
+    let process = Process::start(peer::waiting(program, socket.path()))?;
+    let mut monitor = process.connect(socket.path())?;
     monitor
         .set_read_timeout(Some(OPEN_LIMIT))
-        .map_err(Error::file("set a limit for", &socket.0))?;
+        .map_err(Error::file("set a limit for", socket.path()))?;
     monitor
         .read_exact(&mut [0])
-        .map_err(Error::file("read from", &socket.0))?;
+        .map_err(Error::file("read from", socket.path()))?;
     process.ran()
-}
-
-/// A socket's path; removed when dropped.
-struct Socket(PathBuf);
-
-impl Socket {
-    fn new(name: &str) -> Self {
-        let file = format!("lab-footprint-{name}-{}.socket", std::process::id());
-        Self(std::env::temp_dir().join(file))
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        // Its server has mostly done so.
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 /// A VMM without a guest; killed when dropped.

@@ -6,7 +6,6 @@
 
 mod bellhop;
 mod qemu;
-mod socket;
 mod traffic;
 
 use std::time::{Duration, Instant};

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::socket::Socket;
 use super::traffic::wait_until;
 use super::{Move, Vmm};
 use crate::api::Client;
 use crate::error::{Error, Result};
 use crate::guest::{BellhopArguments, Guest};
+use crate::place::Place;
 use crate::sim::SimDevice;
 
 /// How long something may take that takes no time but for the emulation.
@@ -27,16 +27,16 @@ const REST: Duration = Duration::from_millis(500);
 /// One end of a move.
 #[derive(Debug)]
 struct End {
-    api: Socket,
-    endpoint: Socket,
+    api: Place,
+    endpoint: Place,
     device: SimDevice,
 }
 
 impl End {
     fn new(name: &str, mac: &str) -> Result<Self> {
         Ok(Self {
-            api: Socket::new(&format!("{name}-api")),
-            endpoint: Socket::new(&format!("{name}-move")),
+            api: Place::new(&format!("{name}-api")),
+            endpoint: Place::new(&format!("{name}-move")),
             device: SimDevice::net(name, mac, 1500)?,
         })
     }
@@ -94,7 +94,7 @@ impl Bellhop {
         let spare = SimDevice::net("move-c", mac, 1500)?;
         let arguments = BellhopArguments::small()?
             .argument("--vdpa", &ends[0].nic())
-            .argument("--api-socket", &ends[0].api.path().to_string_lossy());
+            .argument("--api-socket", ends[0].api.text());
         let guest = Guest::start(&arguments)?;
         Ok(Self {
             program,

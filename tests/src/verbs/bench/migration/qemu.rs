@@ -10,11 +10,11 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 
 use super::super::peer::{self, Nic};
-use super::socket::Socket;
 use super::traffic::wait_until;
 use super::{Move, Vmm};
 use crate::error::{Error, Result};
 use crate::guest::{BellhopArguments, Guest};
+use crate::place::Place;
 use crate::qmp::Qmp;
 use crate::sim::SimDevice;
 
@@ -29,16 +29,16 @@ const STOP: Duration = Duration::from_millis(3);
 /// One end of a move.
 #[derive(Debug)]
 struct End {
-    monitor: Socket,
-    incoming: Socket,
+    monitor: Place,
+    incoming: Place,
     device: SimDevice,
 }
 
 impl End {
     fn new(name: &str, mac: &str) -> Result<Self> {
         Ok(Self {
-            monitor: Socket::new(&format!("{name}-qmp")),
-            incoming: Socket::new(&format!("{name}-move")),
+            monitor: Place::new(&format!("{name}-qmp")),
+            incoming: Place::new(&format!("{name}-move")),
             device: SimDevice::net(name, mac, 1500)?,
         })
     }
@@ -111,8 +111,8 @@ impl Vmm for Qemu {
 
     fn migrate(&mut self) -> Result<Move> {
         let to = &self.ends[1 - self.at];
-        to.monitor.remove();
-        to.incoming.remove();
+        to.monitor.clear();
+        to.incoming.clear();
         let nic = Nic {
             device: to.device.path(),
             mac: &self.mac,

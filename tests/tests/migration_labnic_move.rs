@@ -1,0 +1,79 @@
+//! A guest on the lab NIC moves to and fro at any moment: event index, doorbells, several queue pairs, buffers in
+//! flight, completion out of order, devices that cannot be suspended.
+//!
+//! Its neighbour on the switch sends every frame back; the guest verifies each.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+#[allow(dead_code, reason = "other tests use more of it")]
+mod labnic_peer;
+mod moving;
+
+use lab::endurance::cycles;
+use lab::guest::BellhopArguments;
+use lab::labnic::{Labnic, set_link, trouble};
+use labnic_peer::Peer;
+use moving::Host;
+use moving::journey::{Neighbour, Scene, travel};
+
+const MAC: &str = "02:4c:61:62:53:47";
+
+impl Neighbour for Peer {
+    fn mac(&self) -> String {
+        labnic_peer::MAC.to_owned()
+    }
+
+    fn flood(&mut self, _guest: &str) {
+        Self::flood(self, true);
+    }
+
+    fn calm(&mut self) {
+        Self::flood(self, false);
+    }
+}
+
+/// Two devices of the same making and one guest, which moves once at each moment or more often (`--cycles`).
+fn to_and_fro(
+    parameters: &[(&str, &str)],
+    arguments: BellhopArguments,
+    pairs: &str,
+    may_lose: u64,
+) {
+    let labnic = Labnic::load(parameters).unwrap();
+    let neighbour = Peer::start(&labnic);
+    let devices = ["here", "there"].map(|name| {
+        let attributes = ["mac", MAC, "max_vqp", pairs];
+        labnic.add(name, &attributes).unwrap()
+    });
+    let hosts = [
+        Host::new("here", devices[0].path()),
+        Host::new("there", devices[1].path()),
+    ];
+    travel(
+        Scene {
+            hosts,
+            neighbour,
+            set_link: &|host, up| set_link(&devices[host], up).unwrap(),
+            may_lose,
+        },
+        arguments,
+        cycles().unwrap(),
+    );
+    drop(devices);
+    assert_eq!(trouble().unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn doorbells_event_indices_and_queue_pairs_go_along() {
+    let two = BellhopArguments::small().unwrap().processors(2);
+    to_and_fro(&[("rx_prefetch", "32")], two, "2", 16);
+}
+
+#[test]
+fn a_device_that_cannot_be_suspended_is_relayed() {
+    let parameters = [("suspend", "0"), ("resume", "0"), ("rx_prefetch", "8")];
+    to_and_fro(&parameters, BellhopArguments::small().unwrap(), "1", 32);
+}
