@@ -18,7 +18,8 @@
 //! nobody counted: a suspended device must hold nothing (its base is the used index), else
 //! the change is refused and the way leads over [`Strategy::Mediated`]. After a reset nothing can be
 //! asked, so the entries are taken as they are, which is right for a device that completes in
-//! order; a transmitted frame may go out twice then, and none is lost.
+//! order ([`RelaySet::can_restart`] looks for signs that it does not, before the reset); a transmitted
+//! frame may go out twice then, and none is lost.
 //!
 //! **Packed rings** are direct or shadowed. A suspended device that holds chains of one
 //! ([`PackedInFlight`](super::RelayError::PackedInFlight)) is not taken over: used descriptors take the places of others,
@@ -320,17 +321,19 @@ impl RelaySet {
         self.nudge(device)
     }
 
-    /// Whether [`RelaySet::restart`] will know where all rings stand, to be asked **before the
-    /// device is reset**: after it a queue of which that is not known is lost to the guest. Only direct
-    /// packed rings may not tell. The device may run.
+    /// Whether [`RelaySet::restart`] will know where all rings stand and what is in flight, to be asked **before the
+    /// device is reset**: after it a queue of which that is not known is lost to the guest, or the device
+    /// would write to chains that are not its own. Only direct rings may not tell. The device and the guest's driver may
+    /// go on; it takes some milliseconds to refuse.
     ///
     /// # Errors
-    /// [`TransitionError::Queue`] with [`RelayError::Standing`](super::RelayError::Standing).
+    /// [`TransitionError::Queue`] with [`RelayError::Standing`](super::RelayError::Standing) of a packed ring,
+    /// with [`RelayError::OutOfOrder`](super::RelayError::OutOfOrder) of a split one.
     pub fn can_restart(&self) -> Result<(), TransitionError> {
         for lane in &self.lanes {
             if let Mode::Direct = lane.mode {
-                let used = lane.queue.ring.used();
-                used.map_err(|source| lane.failed(source))?;
+                let order = lane.queue.ring.check_order(self.features.in_order);
+                order.map_err(|source| lane.failed(source))?;
             }
         }
         Ok(())

@@ -434,7 +434,9 @@ impl VdpaError {
         };
         matches!(
             source,
-            RelayError::InFlightUnknown { .. } | RelayError::PackedInFlight { .. }
+            RelayError::InFlightUnknown { .. }
+                | RelayError::PackedInFlight { .. }
+                | RelayError::OutOfOrder
         )
     }
 }
