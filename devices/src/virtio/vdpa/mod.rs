@@ -610,7 +610,7 @@ impl Backend for VdpaBackend {
     }
 
     fn start_dirty_log(&mut self) -> Result<(), BackendError> {
-        Ok(self.begin_dirty_log()?)
+        self.begin_dirty_log().map_err(VdpaError::into_backend)
     }
 
     fn stop_dirty_log(&mut self) -> Result<(), BackendError> {
@@ -622,7 +622,7 @@ impl Backend for VdpaBackend {
     }
 
     fn save(&mut self) -> Result<SavedState, BackendError> {
-        let saved = self.save_rings()?;
+        let saved = self.save_rings().map_err(VdpaError::into_backend)?;
         Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
     }
 
@@ -654,5 +654,17 @@ impl Drop for VdpaBackend {
         if let Err(error) = self.link.reset() {
             tracing::warn!(device = %self.id, %error, "reset failed; closing the device resets it");
         }
+    }
+
+    fn take_back(
+        &mut self,
+        state: &SavedState,
+        activation: Activation,
+    ) -> Result<(), BackendError> {
+        let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
+        let started = self
+            .taken_back(saved, &activation)
+            .and_then(|saved| self.restore_rings(saved, activation));
+        Ok(self.or_stop(started)?)
     }
 }
