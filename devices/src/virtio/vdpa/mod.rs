@@ -354,12 +354,18 @@ impl VdpaBackend {
     }
 
     fn stop(&mut self) {
+        // A record goes on when the driver does not, and nobody is told of these queues any more.
+        let mut unseen = self.unseen();
         self.negotiation = None;
         self.needs_reset = false;
         self.announcement.set(false);
         self.data_queues.clear();
         // Nobody polls from here on.
-        let relays = self.poller.take().and_then(Poller::end);
+        let relays = self.poller.take().map(Poller::end);
+        if self.dirty_log && matches!(relays, Some(None)) {
+            // Lost, and with them what they knew of the device.
+            unseen = self.all_memory();
+        }
         let _ = self.relay_failed.read();
         if let Some(control) = &mut self.control {
             control.stop();
@@ -373,9 +379,10 @@ impl VdpaBackend {
             tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "memory cannot be mapped again after a reset");
             self.link = Link::Lost;
         }
-        if let Some(relays) = relays {
+        if let Some(relays) = relays.flatten() {
             self.end_relays(relays);
         }
+        self.mark(&unseen);
     }
 }
 
@@ -645,16 +652,6 @@ impl Backend for VdpaBackend {
         let started = self.restore_rings(saved, activation);
         Ok(self.or_stop(started)?)
     }
-}
-
-impl Drop for VdpaBackend {
-    /// Stops the device before its memory goes.
-    fn drop(&mut self) {
-        self.poller = None;
-        if let Err(error) = self.link.reset() {
-            tracing::warn!(device = %self.id, %error, "reset failed; closing the device resets it");
-        }
-    }
 
     fn take_back(
         &mut self,
@@ -666,5 +663,15 @@ impl Drop for VdpaBackend {
             .taken_back(saved, &activation)
             .and_then(|saved| self.restore_rings(saved, activation));
         Ok(self.or_stop(started)?)
+    }
+}
+
+impl Drop for VdpaBackend {
+    /// Stops the device before its memory goes.
+    fn drop(&mut self) {
+        self.poller = None;
+        if let Err(error) = self.link.reset() {
+            tracing::warn!(device = %self.id, %error, "reset failed; closing the device resets it");
+        }
     }
 }
