@@ -90,7 +90,7 @@ pub trait Restart {
     /// After DRIVER_OK: replays what the guest had set by its control queue.
     ///
     /// # Errors
-    /// Whatever the caller makes of it; the device runs.
+    /// Whatever the caller makes of it; the device is reset then.
     fn replay(&mut self, device: &mut Device<Running>) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
@@ -416,8 +416,13 @@ impl RelaySet {
             },
         })?;
         if let Err(source) = driver.replay(&mut device) {
+            // Without what its driver had set it would work in another way than the driver believes, and nobody
+            // would notice: filters that are gone, queue pairs that are silent.
+            let device = match device.reset() {
+                Ok(device) => Halted::Reset(device),
+                Err(failed) => failed.device.map_or(Halted::Gone, Halted::Reset),
+            };
             let error = TransitionError::Replay { source };
-            let device = Halted::Running(device);
             return Err(ChangeFailed { device, error });
         }
         self.nudge(device)

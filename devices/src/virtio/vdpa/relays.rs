@@ -306,13 +306,26 @@ impl VdpaBackend {
                 self.runs_again(device);
                 return Err(error.into());
             }
-            Halted::Suspended(device) => device.reset().ok(),
+            // It was not to be reset, so nobody has asked yet whether it can be.
+            Halted::Suspended(device) => match set.can_restart() {
+                Ok(()) => device.reset().ok(),
+                Err(error) => {
+                    let device = Halted::Suspended(device);
+                    self.halted(ChangeFailed { device, error });
+                    None
+                }
+            },
             Halted::Reset(device) => Some(device),
             Halted::Gone => None,
         };
-        // Half changed: once more, as it was.
+        // Half changed: once more, as it was, or in the only way in which it can begin there.
         if let Some(device) = reset {
-            match self.bring_up(set, device, &before) {
+            let again = if self.keeps_positions {
+                before
+            } else {
+                targets
+            };
+            match self.bring_up(set, device, &again) {
                 Ok(device) => self.runs_again(device),
                 Err(again) => self.halted(again),
             }
