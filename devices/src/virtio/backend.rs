@@ -28,6 +28,21 @@ use crate::hypervisor::DoorbellPage;
 /// A boxed error of a backend; its chain says what failed and why.
 pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
 
+/// A ring of the running device that its driver, or the device, has broken: nobody can go on with it. From
+/// [`Backend::save`] and [`Backend::start_dirty_log`] it says that the device as it is cannot be saved or recorded, nor ever
+/// will be, but need not be either: until its driver resets it, it is of no use.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "queue {queue} is broken until the guest's driver resets the device, as unbind and bind do"
+)]
+pub struct BrokenRing {
+    /// Index of the queue.
+    pub queue: u16,
+    /// What is wrong with it.
+    #[source]
+    pub source: BackendError,
+}
+
 /// One virtqueue as the guest programmed it (virtio 1.3, 4.1.4.3). Addresses
 /// are guest-physical and *not yet checked* against guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -230,8 +245,8 @@ pub trait Backend: Send + fmt::Debug {
     /// goes through guest memory, which marks by itself, has nothing to do.
     ///
     /// # Errors
-    /// Says why it can't be done, with the device as before. If that could not be kept either, the
-    /// device asks for a reset by its driver ([`Outcome::needs_reset`]).
+    /// Says why it can't be done, with the device as before; [`BrokenRing`] if only a reset would help. If that could not
+    /// be kept either, the device asks for a reset by its driver ([`Outcome::needs_reset`]).
     fn start_dirty_log(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -256,7 +271,8 @@ pub trait Backend: Send + fmt::Debug {
     /// stays stopped until [`Backend::restore`] or [`Backend::reset`].
     ///
     /// # Errors
-    /// Says why this device cannot be saved.
+    /// Says why this device cannot be saved now, with the device as before; [`BrokenRing`] if only a reset
+    /// would help.
     fn save(&mut self) -> Result<SavedState, BackendError>;
 
     /// As [`Backend::save`], but for a device that takes this one's place: in the state no
@@ -293,6 +309,19 @@ pub trait Backend: Send + fmt::Debug {
     /// # Errors
     /// The state is of another kind or version, malformed, or the device refuses it.
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError>;
+
+    /// As [`Backend::restore`] of what this device itself has handed over, after the one that was to take its place
+    /// failed. That one is reset, but may have worked on the rings before: where they stand is looked up again.
+    ///
+    /// # Errors
+    /// As [`Backend::restore`], or it is not known what that one has done.
+    fn take_back(
+        &mut self,
+        state: &SavedState,
+        activation: Activation,
+    ) -> Result<(), BackendError> {
+        self.restore(state, activation)
+    }
 }
 
 /// How the backends that touch guest memory hold it.

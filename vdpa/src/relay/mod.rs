@@ -53,7 +53,7 @@ use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBufferError;
 use crate::ring::guest::GuestRingError;
 use crate::ring::packed::{DeviceQueueError, StandingError};
-use crate::ring::{QueueError, RingFormat, Violation};
+use crate::ring::{OrderError, QueueError, RingFormat, Violation};
 
 /// Most elements that one pass relays in each direction.
 pub const PASS_LIMIT: u16 = 256;
@@ -221,6 +221,12 @@ pub enum RelayError {
         /// How many.
         unknown: u16,
     },
+    /// Which chains the device holds is not known, and it is to be reset or is gone.
+    #[error(
+        "the device has completed chains out of order and still holds some, and the ring does not say \
+         which: try again when it has used them"
+    )]
+    OutOfOrder,
     /// The device holds chains of a packed ring, whose descriptors it may have
     /// overwritten with used ones of others.
     #[error(
@@ -236,6 +242,15 @@ pub enum RelayError {
 impl From<GuestRingError> for RelayError {
     fn from(source: GuestRingError) -> Self {
         Self::Guest { source }
+    }
+}
+
+impl From<OrderError> for RelayError {
+    fn from(error: OrderError) -> Self {
+        match error {
+            OrderError::OutOfOrder => Self::OutOfOrder,
+            OrderError::Ring(source) => Self::Guest { source },
+        }
     }
 }
 

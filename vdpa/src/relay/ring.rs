@@ -124,6 +124,23 @@ impl RelayedRing {
         }
     }
 
+    /// Whether [`RelayedRing::position`] will be right, as far as the ring tells, to be asked while
+    /// the device can still go on. `in_order`: IN_ORDER was negotiated.
+    ///
+    /// # Errors
+    /// [`RelayError::OutOfOrder`], [`RelayError::Standing`], or the guest broke the ring.
+    pub(super) fn check_order(&self, in_order: bool) -> Result<(), RelayError> {
+        match self {
+            // The entries from the used index on are what is in flight.
+            Self::Split(_) if in_order => Ok(()),
+            Self::Split(ring) => Ok(ring.check_order()?),
+            Self::Packed(ring) => {
+                ring.standing()?;
+                Ok(())
+            }
+        }
+    }
+
     /// Where a device that takes the ring over is to begin, by the ring's memory alone.
     ///
     /// # Errors

@@ -18,7 +18,8 @@
 //! nobody counted: a suspended device must hold nothing (its base is the used index), else
 //! the change is refused and the way leads over [`Strategy::Mediated`]. After a reset nothing can be
 //! asked, so the entries are taken as they are, which is right for a device that completes in
-//! order; a transmitted frame may go out twice then, and none is lost.
+//! order ([`RelaySet::can_restart`] looks for signs that it does not, before the reset); a transmitted
+//! frame may go out twice then, and none is lost.
 //!
 //! **Packed rings** are direct or shadowed. A suspended device that holds chains of one
 //! ([`PackedInFlight`](super::RelayError::PackedInFlight)) is not taken over: used descriptors take the places of others,
@@ -89,7 +90,7 @@ pub trait Restart {
     /// After DRIVER_OK: replays what the guest had set by its control queue.
     ///
     /// # Errors
-    /// Whatever the caller makes of it; the device runs.
+    /// Whatever the caller makes of it; the device is reset then.
     fn replay(&mut self, device: &mut Device<Running>) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
@@ -320,17 +321,19 @@ impl RelaySet {
         self.nudge(device)
     }
 
-    /// Whether [`RelaySet::restart`] will know where all rings stand, to be asked **before the
-    /// device is reset**: after it a queue of which that is not known is lost to the guest. Only direct
-    /// packed rings may not tell. The device may run.
+    /// Whether [`RelaySet::restart`] will know where all rings stand and what is in flight, to be asked **before the
+    /// device is reset**: after it a queue of which that is not known is lost to the guest, or the device
+    /// would write to chains that are not its own. Only direct rings may not tell. The device and the guest's driver may
+    /// go on; it takes some milliseconds to refuse.
     ///
     /// # Errors
-    /// [`TransitionError::Queue`] with [`RelayError::Standing`](super::RelayError::Standing).
+    /// [`TransitionError::Queue`] with [`RelayError::Standing`](super::RelayError::Standing) of a packed ring,
+    /// with [`RelayError::OutOfOrder`](super::RelayError::OutOfOrder) of a split one.
     pub fn can_restart(&self) -> Result<(), TransitionError> {
         for lane in &self.lanes {
             if let Mode::Direct = lane.mode {
-                let used = lane.queue.ring.used();
-                used.map_err(|source| lane.failed(source))?;
+                let order = lane.queue.ring.check_order(self.features.in_order);
+                order.map_err(|source| lane.failed(source))?;
             }
         }
         Ok(())
@@ -413,8 +416,13 @@ impl RelaySet {
             },
         })?;
         if let Err(source) = driver.replay(&mut device) {
+            // Without what its driver had set it would work in another way than the driver believes, and nobody
+            // would notice: filters that are gone, queue pairs that are silent.
+            let device = match device.reset() {
+                Ok(device) => Halted::Reset(device),
+                Err(failed) => failed.device.map_or(Halted::Gone, Halted::Reset),
+            };
             let error = TransitionError::Replay { source };
-            let device = Halted::Running(device);
             return Err(ChangeFailed { device, error });
         }
         self.nudge(device)

@@ -15,6 +15,7 @@ mod driver;
 pub mod guest;
 mod in_order;
 mod layout;
+mod order;
 pub mod packed;
 pub mod split;
 
@@ -25,6 +26,7 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 pub use self::driver::DriverQueue;
 pub use self::layout::{PackedLayout, RingLayout, SplitLayout};
+pub use self::order::OrderError;
 use crate::device::VringBase;
 use crate::iova::PAGE_SIZE;
 use crate::memory::{SharedBuffer, SharedBufferError};

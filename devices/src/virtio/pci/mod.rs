@@ -233,13 +233,13 @@ impl VirtioPciDevice {
     }
 
     /// From now on pages that the device writes are marked in guest memory: see
-    /// [`Backend::start_dirty_log`]. An inactive device is marked from when its driver starts it.
+    /// [`Backend::start_dirty_log`]. An inactive device is marked from when its driver starts it; one that is broken
+    /// is stopped until then.
     ///
     /// # Errors
     /// As [`Backend::start_dirty_log`].
     pub fn start_dirty_log(&self) -> Result<(), BackendError> {
-        self.transport()
-            .change_way(|backend| backend.start_dirty_log())
+        self.transport().start_dirty_log()
     }
 
     /// Ends it: see [`Backend::stop_dirty_log`].

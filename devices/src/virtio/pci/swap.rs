@@ -4,7 +4,7 @@
 //!   check      the new one can be all that the driver relies on; features negotiated with it
 //!                (nothing was stopped so far: on failure nobody notices)
 //!   switch     doorbells -> eventfds, hand_over of the old, restore of the new
-//!                (fails: restore of the old, from the same state)
+//!                (fails: the new one is reset, the old one takes its place back)
 //!   go on      doorbells of the new, a spurious kick and interrupt for all, announcement
 //! ```
 //! All of it happens under the transport's lock. vCPUs go on: a register access waits for the lock, a
@@ -343,10 +343,10 @@ impl Transport {
         }
     }
 
-    /// Starts the old device again, where it stopped.
+    /// Starts the old device again, where both have left the rings.
     fn roll_back(&mut self, state: &SavedState, error: BackendError) -> SwapError {
         let activation = self.activation(&self.common);
-        match self.backend.restore(state, activation) {
+        match self.backend.take_back(state, activation) {
             Ok(()) => {
                 self.go_on();
                 SwapError::Start(error)

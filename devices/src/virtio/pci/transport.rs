@@ -31,7 +31,9 @@ use super::layout::{BAR, Capabilities, Region, notified_queue};
 use super::notify::{NotifyDoorbells, kick};
 use super::state::{RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION, VirtioPciState};
 use crate::pci::{Bar, ConfigSpace, MSIX_CONTROL_OFFSET, Msix};
-use crate::virtio::backend::{Activation, Backend, BackendError, Outcome, Queue, QueueChange};
+use crate::virtio::backend::{
+    Activation, Backend, BackendError, BrokenRing, Outcome, Queue, QueueChange, SavedState,
+};
 use crate::virtio::status::{DRIVER_OK, DeviceStatus, FEATURES_OK, NEEDS_RESET};
 
 /// ISR status (virtio 1.3, 4.1.4.5). Bit 0, a queue interrupt, is never set:
@@ -423,6 +425,22 @@ impl Transport {
         changed
     }
 
+    /// See [`Backend::start_dirty_log`].
+    pub(super) fn start_dirty_log(&mut self) -> Result<(), BackendError> {
+        if self.phase == Phase::Broken {
+            // It may still write, and is of no use until its driver resets it.
+            self.backend.reset();
+        }
+        match self.change_way(|backend| backend.start_dirty_log()) {
+            Err(error) if error.is::<BrokenRing>() => {
+                self.ring_broke(&error);
+                // From its driver's next start on.
+                self.backend.start_dirty_log()
+            }
+            started => started,
+        }
+    }
+
     pub(super) fn always_dirty(&self) -> Vec<(u64, u64)> {
         self.backend.always_dirty()
     }
@@ -505,7 +523,7 @@ impl Transport {
 
     pub(super) fn save(&mut self) -> Result<VirtioPciState, SaveError> {
         let backend = match self.phase {
-            Phase::Active => Some(self.backend.save().map_err(SaveError::Backend)?),
+            Phase::Active => self.save_backend()?,
             Phase::Saved => return Err(SaveError::AlreadySaved),
             Phase::Broken => {
                 // Its driver has to reset it anyway; until then it must be still.
@@ -525,6 +543,34 @@ impl Transport {
             isr: self.isr,
             backend,
         })
+    }
+
+    /// The running backend's state; `None`: it is broken now.
+    fn save_backend(&mut self) -> Result<Option<SavedState>, SaveError> {
+        // What is done to save it may leave queues without a doorbell, if it fails.
+        self.doorbells.stop();
+        match self.backend.save() {
+            Ok(state) => Ok(Some(state)),
+            Err(error) if error.is::<BrokenRing>() => {
+                self.ring_broke(&error);
+                Ok(None)
+            }
+            Err(error) => {
+                self.show_doorbells();
+                Err(SaveError::Backend(error))
+            }
+        }
+    }
+
+    /// A guest that breaks its own ring must not keep the whole machine from being saved or moved: its device is
+    /// as one that says itself that it needs a reset.
+    fn ring_broke(&mut self, error: &BackendError) {
+        error!(
+            error = chain(error),
+            "a device is stopped until its driver resets it"
+        );
+        self.backend.reset();
+        self.needs_reset();
     }
 
     pub(super) fn check(&self, state: &VirtioPciState) -> Result<(), RestoreError> {

@@ -6,9 +6,12 @@ use vdpa::control_queue::{CommandError, ControlQueueError};
 use vdpa::device::{DeviceError, OpenError, VringBase};
 use vdpa::doorbell::NoDoorbell;
 use vdpa::iotlb::IotlbError;
-use vdpa::relay::{Reason, RelaySetError, TransitionError};
+use vdpa::relay::{Reason, RelayError, RelaySetError, TransitionError};
+use vdpa::ring::guest::GuestRingError;
+use vdpa::ring::packed::StandingError;
 use vdpa::window::WindowError;
 
+use crate::virtio::backend::{BackendError, BrokenRing};
 use crate::virtio::userspace_queue::QueueError;
 
 /// What went wrong with a vhost-vdpa device.
@@ -227,4 +230,85 @@ pub enum VdpaError {
         /// Index of the queue.
         queue: u16,
     },
+    /// A packed ring does not tell where a device that failed has left it.
+    #[error("queue {queue}: where its packed ring stands is not known")]
+    Standing {
+        /// Index of the queue.
+        queue: u16,
+        /// Why.
+        #[source]
+        source: StandingError,
+    },
+    /// The guest's driver, or its device, has made a ring that is none.
+    #[error(
+        "queue {queue} is broken: the guest's driver must reset the device, as unbind and bind do"
+    )]
+    BrokenRing {
+        /// Index of the queue.
+        queue: u16,
+        /// What is wrong with it.
+        #[source]
+        source: GuestRingError,
+    },
+}
+
+impl VdpaError {
+    /// For the transport: [`BrokenRing`] if that is what it is.
+    pub(super) fn into_backend(self) -> BackendError {
+        match self.broken_queue() {
+            Some(queue) => Box::new(BrokenRing {
+                queue,
+                source: Box::new(self),
+            }),
+            None => Box::new(self),
+        }
+    }
+
+    /// The queue with which nobody can go on, because the guest's driver broke a rule. A device that does so may
+    /// serve its guest well otherwise.
+    fn broken_queue(&self) -> Option<u16> {
+        match self {
+            Self::BrokenRing { queue, .. } => Some(*queue),
+            Self::Relay(TransitionError::Queue {
+                queue,
+                source:
+                    RelayError::Guest {
+                        source: GuestRingError::Guest { .. },
+                    }
+                    | RelayError::GuestPacked { .. }
+                    | RelayError::ChainTooLong { .. },
+            }) => Some(*queue),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vdpa::ring::guest::GuestViolation;
+
+    #[test]
+    fn only_a_broken_ring_is_one() {
+        let jump = || GuestRingError::from(GuestViolation::AvailJump { ahead: 9, size: 8 });
+        let of = |source| VdpaError::Relay(TransitionError::Queue { queue: 2, source });
+        for (error, broken) in [
+            (of(RelayError::Guest { source: jump() }), true),
+            (
+                VdpaError::BrokenRing {
+                    queue: 2,
+                    source: jump(),
+                },
+                true,
+            ),
+            (of(RelayError::OutOfOrder), false),
+            (of(RelayError::InFlightUnknown { unknown: 3 }), false),
+            (VdpaError::InFlightUnknown { queue: 2 }, false),
+            (VdpaError::RelaysLost, false),
+        ] {
+            let error = error.into_backend();
+            let known = error.downcast_ref::<BrokenRing>();
+            assert_eq!(known.map(|ring| ring.queue), broken.then_some(2), "{error}");
+        }
+    }
 }

@@ -354,12 +354,18 @@ impl VdpaBackend {
     }
 
     fn stop(&mut self) {
+        // A record goes on when the driver does not, and nobody is told of these queues any more.
+        let mut unseen = self.unseen();
         self.negotiation = None;
         self.needs_reset = false;
         self.announcement.set(false);
         self.data_queues.clear();
         // Nobody polls from here on.
-        let relays = self.poller.take().and_then(Poller::end);
+        let relays = self.poller.take().map(Poller::end);
+        if self.dirty_log && matches!(relays, Some(None)) {
+            // Lost, and with them what they knew of the device.
+            unseen = self.all_memory();
+        }
         let _ = self.relay_failed.read();
         if let Some(control) = &mut self.control {
             control.stop();
@@ -373,9 +379,10 @@ impl VdpaBackend {
             tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "memory cannot be mapped again after a reset");
             self.link = Link::Lost;
         }
-        if let Some(relays) = relays {
+        if let Some(relays) = relays.flatten() {
             self.end_relays(relays);
         }
+        self.mark(&unseen);
     }
 }
 
@@ -610,7 +617,7 @@ impl Backend for VdpaBackend {
     }
 
     fn start_dirty_log(&mut self) -> Result<(), BackendError> {
-        Ok(self.begin_dirty_log()?)
+        self.begin_dirty_log().map_err(VdpaError::into_backend)
     }
 
     fn stop_dirty_log(&mut self) -> Result<(), BackendError> {
@@ -622,7 +629,7 @@ impl Backend for VdpaBackend {
     }
 
     fn save(&mut self) -> Result<SavedState, BackendError> {
-        let saved = self.save_rings()?;
+        let saved = self.save_rings().map_err(VdpaError::into_backend)?;
         Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
     }
 
@@ -643,6 +650,18 @@ impl Backend for VdpaBackend {
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
         let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
         let started = self.restore_rings(saved, activation);
+        Ok(self.or_stop(started)?)
+    }
+
+    fn take_back(
+        &mut self,
+        state: &SavedState,
+        activation: Activation,
+    ) -> Result<(), BackendError> {
+        let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
+        let started = self
+            .taken_back(saved, &activation)
+            .and_then(|saved| self.restore_rings(saved, activation));
         Ok(self.or_stop(started)?)
     }
 }

@@ -156,6 +156,14 @@ impl Poller {
         self.strategies.get(&queue).copied()
     }
 
+    /// The same of all queues.
+    pub(super) fn strategies(&self) -> Vec<(u16, Strategy)> {
+        let strategies = self.strategies.iter();
+        strategies
+            .map(|(&queue, &strategy)| (queue, strategy))
+            .collect()
+    }
+
     /// Ends the thread and gives the relays back; `None`: they are lost.
     pub(super) fn end(mut self) -> Option<RelaySet> {
         self.park().ok()?;

@@ -26,6 +26,7 @@
 mod guest;
 mod start;
 mod stop;
+mod unseen;
 
 use std::sync::Arc;
 use std::thread;
@@ -38,7 +39,6 @@ use vdpa::relay::{
     TransitionError, choose,
 };
 use vdpa::uapi::BackendFeatures;
-use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
 use super::bring_up::BringUp;
 use super::link::Link;
@@ -77,11 +77,19 @@ impl VdpaBackend {
     /// This device can't be relayed, or not now. It goes on as before, or, if it does not even do
     /// that, needs a reset by its driver.
     pub(super) fn begin_dirty_log(&mut self) -> Result<(), VdpaError> {
-        if self.link.is_running() {
-            self.relay()?;
+        // Before the queues are changed: relays that have nothing to do yet are kept for what the guest does next.
+        let before = std::mem::replace(&mut self.dirty_log, true);
+        if !self.link.is_running() {
+            return Ok(());
         }
-        self.dirty_log = true;
-        Ok(())
+        let relayed = self.relay();
+        if relayed.is_err() {
+            self.dirty_log = before;
+            // Relays that were made for this go. If the device does not run any more its driver hears of it, and
+            // the first error says more.
+            let _ = self.with_poller(|_, _| Ok(()));
+        }
+        relayed
     }
 
     /// The end of the record. The device works directly again if it can begin in the
@@ -111,37 +119,6 @@ impl VdpaBackend {
         self.with_poller(|backend, poller| backend.switch(poller, &direct))
     }
 
-    /// What the device may write at any moment without a mark: guest-physical address and length
-    /// in bytes.
-    pub(super) fn unseen(&self) -> Vec<(u64, u64)> {
-        if !self.dirty_log || self.data_queues.is_empty() {
-            return Vec::new();
-        }
-        let Some(poller) = &self.poller else {
-            // It could not be relayed when its driver started it.
-            let ram = self.ram.iter();
-            return ram
-                .filter_map(|range| Some((range.first(), range.size()?)))
-                .collect();
-        };
-        let packed = self
-            .negotiation
-            .is_some_and(|negotiation| negotiation.ring().packed);
-        self.data_queues
-            .iter()
-            .filter(|queue| poller.strategy(queue.index) == Some(Strategy::Direct))
-            .flat_map(|queue| {
-                let addresses = &queue.addresses;
-                let entries = u64::from(addresses.size);
-                if packed {
-                    vec![(addresses.descriptor, 16 * entries), (addresses.device, 4)]
-                } else {
-                    vec![(addresses.device, 6 + 8 * entries)]
-                }
-            })
-            .collect()
-    }
-
     /// How all that the device writes can be known.
     fn plan(&self) -> Result<Plan, VdpaError> {
         let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
@@ -166,9 +143,7 @@ impl VdpaBackend {
 
     /// What a queue becomes.
     fn strategy_of(&self, queue: u16, plan: &Plan) -> Strategy {
-        // receiveq1, transmitq1, receiveq2, … (virtio 1.3, 5.1.2).
-        let transmits = self.info.device_id == VIRTIO_ID_NET && !queue.is_multiple_of(2);
-        if transmits {
+        if self.transmits(queue) {
             plan.transmit
         } else {
             plan.receive
@@ -246,8 +221,8 @@ impl VdpaBackend {
         })
     }
 
-    /// Does something with the relays while nobody polls them. Afterwards they are polled, or gone if none is
-    /// needed; a device that does not run is stopped for good, and its driver hears of it.
+    /// Does something with the relays while nobody polls them. Afterwards they are polled, or gone if there is no
+    /// record and none is needed; a device that does not run is stopped for good, and its driver hears of it.
     fn with_poller(
         &mut self,
         work: impl FnOnce(&mut Self, &mut Poller) -> Result<(), VdpaError>,
@@ -263,10 +238,11 @@ impl VdpaBackend {
     fn resume_polling(&mut self, mut poller: Poller) -> Result<(), VdpaError> {
         let going = match poller.park() {
             Ok(set) if self.link.is_running() => {
-                if set
+                let direct = set
                     .strategies()
-                    .all(|(_, strategy)| strategy == Strategy::Direct)
-                {
+                    .all(|(_, strategy)| strategy == Strategy::Direct);
+                // While there is a record a queue that the guest enables next may need them.
+                if direct && !self.dirty_log {
                     if let Some(set) = poller.end() {
                         self.end_relays(set);
                     }
@@ -330,13 +306,26 @@ impl VdpaBackend {
                 self.runs_again(device);
                 return Err(error.into());
             }
-            Halted::Suspended(device) => device.reset().ok(),
+            // It was not to be reset, so nobody has asked yet whether it can be.
+            Halted::Suspended(device) => match set.can_restart() {
+                Ok(()) => device.reset().ok(),
+                Err(error) => {
+                    let device = Halted::Suspended(device);
+                    self.halted(ChangeFailed { device, error });
+                    None
+                }
+            },
             Halted::Reset(device) => Some(device),
             Halted::Gone => None,
         };
-        // Half changed: once more, as it was.
+        // Half changed: once more, as it was, or in the only way in which it can begin there.
         if let Some(device) = reset {
-            match self.bring_up(set, device, &before) {
+            let again = if self.keeps_positions {
+                before
+            } else {
+                targets
+            };
+            match self.bring_up(set, device, &again) {
                 Ok(device) => self.runs_again(device),
                 Err(again) => self.halted(again),
             }
@@ -434,7 +423,9 @@ impl VdpaError {
         };
         matches!(
             source,
-            RelayError::InFlightUnknown { .. } | RelayError::PackedInFlight { .. }
+            RelayError::InFlightUnknown { .. }
+                | RelayError::PackedInFlight { .. }
+                | RelayError::OutOfOrder
         )
     }
 }

@@ -36,9 +36,11 @@ impl VdpaBackend {
         if !self.data_queues.iter().any(|queue| queue.index == index) {
             return Err(VdpaError::NotEnabled { index });
         }
+        let unseen = self.unseen_of(index);
         self.park_relays()?;
         self.link.suspend()?;
         self.park_queue(index)?;
+        self.mark(&unseen);
         self.link.resume()?;
         self.data_queues.retain(|queue| queue.index != index);
         self.poll_again()?;

@@ -1,8 +1,10 @@
 //! Saving a running vhost-vdpa device, and starting one from a saved state.
 //!
 //! ```text
-//!   save      wait for the control command under way -> SUSPEND -> positions of all rings
-//!               (a position cannot be had: RESUME, and the guest goes on)
+//!   save      wait for the control command under way -> SUSPEND -> positions of all rings, from which
+//!             the next device takes again what this one had taken and not completed (`succession.rs`)
+//!               (a position cannot be had: RESUME, and the guest goes on; if what is in flight is not
+//!               known, once more by relays, which count it)
 //!             relayed, or without SUSPEND: positions by the relays (`relays.rs`), where nothing is in flight
 //!   restore   reset -> negotiate -> check positions -> start -> replay -> spurious signals
 //!             a device that begins at the start of rings only starts shadowed
@@ -26,10 +28,25 @@ use crate::virtio::backend::{Activation, Queue, QueueAddresses};
 
 impl VdpaBackend {
     pub(super) fn save_rings(&mut self) -> Result<Saved, VdpaError> {
-        if self.poller.is_some() || !self.link.can(BackendFeatures::SUSPEND) {
+        let packed = self
+            .negotiation
+            .is_some_and(|negotiation| negotiation.ring().packed);
+        // One that suspends for good must be known to be right before: by its split rings, or by relays.
+        let needed = if packed {
+            BackendFeatures::SUSPEND | BackendFeatures::RESUME
+        } else {
+            BackendFeatures::SUSPEND
+        };
+        if self.poller.is_some() || !self.link.can(needed) {
             return self.save_relayed();
         }
-        self.suspend_and_save(|_, rings| Ok(rings))
+        match self.suspend_and_save() {
+            Err(VdpaError::InFlightUnknown { queue }) if self.link.is_running() => {
+                tracing::debug!(device = %self.id, queue, "what is in flight is counted, to save the device");
+                self.save_relayed()
+            }
+            saved => saved,
+        }
     }
 
     /// As [`VdpaBackend::save_rings`], with the positions that relays give.
@@ -44,17 +61,19 @@ impl VdpaBackend {
         Ok(self.saved(&negotiation, rings))
     }
 
-    /// Suspends the device and saves it with the positions that `adjust` makes of its own. If those cannot
-    /// be had the device goes on.
-    pub(super) fn suspend_and_save(
-        &mut self,
-        adjust: impl FnOnce(&Self, Vec<SavedRing>) -> Result<Vec<SavedRing>, VdpaError>,
-    ) -> Result<Saved, VdpaError> {
+    /// Suspends the device and saves it with positions from which the next one leaves nothing with this one. If
+    /// those cannot be had the device goes on.
+    pub(super) fn suspend_and_save(&mut self) -> Result<Saved, VdpaError> {
         let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
         self.finish_commands()?;
+        // One that cannot resume is asked before: afterwards it would be too late to refuse.
+        let asked = !self.link.can(BackendFeatures::RESUME);
+        if asked {
+            self.check_orders()?;
+        }
         self.link.suspend()?;
         let rings = self.suspended_rings();
-        match rings.and_then(|rings| adjust(self, rings)) {
+        match rings.and_then(|rings| self.taken_again(rings, asked)) {
             Ok(rings) => Ok(self.saved(&negotiation, rings)),
             Err(error) => {
                 // A state that cannot be had must not cost the guest its device.
@@ -162,7 +181,13 @@ impl VdpaBackend {
     /// Lets a suspended device work again, after a state that cannot be had.
     pub(super) fn go_on(&mut self) {
         if let Err(error) = self.link.resume() {
-            tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "the device stays suspended");
+            tracing::error!(
+                device = %self.id,
+                error = &error as &dyn std::error::Error,
+                "the device stays suspended: its driver must reset it"
+            );
+            self.stop();
+            signal(&self.relay_failed);
             return;
         }
         self.signal_all();

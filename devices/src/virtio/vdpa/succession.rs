@@ -15,16 +15,25 @@
 //! a ring: a NIC that fetches receive buffers early does. They would be lost with it, so the next one begins at
 //! the *used* index and takes them again. That is right only if those are the entries
 //! behind that index, i.e. if the old device has completed all buffers before them. `check_order` looks
-//! for signs that it has not; if there is one the old device goes on. A device that cannot be suspended and
+//! for signs that it has not; if there is one the old device goes on. The same holds for a device that is saved
+//! and goes on elsewhere, or here. A device that cannot be suspended and
 //! resumed is looked at while it works, then reset: a frame that it has sent but not given back is sent again.
 //! A packed ring has no entries to look at: its device must hold nothing.
+//!
+//! **If the new one fails** it may have worked on the rings before (its control state comes after
+//! DRIVER_OK). What it has completed the old one must not take again, so where that one stopped is worth nothing by
+//! then: positions are read from the rings once more, when the new one is reset.
 //!
 //! Owns these rules. It must not know who decides which device is next, nor in what order
 //! both are called.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use vdpa::device::VringBase;
 use vdpa::memory::GuestMemory;
+use vdpa::ring::guest::{GuestRing, GuestViolation};
+use vdpa::ring::{OrderError, RingFeatures, packed};
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
@@ -36,8 +45,8 @@ use vm_memory::{Bytes, GuestAddress};
 use super::mac::MacOverlay;
 use super::offer::Offer;
 use super::saved::{Saved, SavedRing};
-use super::{DataQueue, VdpaBackend, VdpaError, configured_mac};
-use crate::virtio::backend::{Predecessor, QueueAddresses, SavedState};
+use super::{VdpaBackend, VdpaError, configured_mac, vring_addresses};
+use crate::virtio::backend::{Activation, Predecessor, QueueAddresses, SavedState, SharedMemory};
 use crate::virtio::saved_state::{self, SavedStateError};
 
 /// Name and version of an identity.
@@ -195,7 +204,7 @@ impl VdpaBackend {
             .link
             .can(BackendFeatures::SUSPEND | BackendFeatures::RESUME)
         {
-            let saved = self.suspend_and_save(Self::taken_again)?;
+            let saved = self.suspend_and_save()?;
             self.release_eventfds();
             return Ok(saved);
         }
@@ -203,16 +212,11 @@ impl VdpaBackend {
             return Err(VdpaError::NoSuspendPacked);
         }
         self.finish_commands()?;
-        // While the device still works: once it is stopped it would be too late to refuse.
-        if !negotiation.ring().in_order {
-            for queue in &self.data_queues {
-                check_order(&self.memory, queue)?;
-            }
-        }
+        self.check_orders()?;
         let saved = self.saved(&negotiation, Vec::new());
         self.link.reset()?;
         let rings = self.data_queues.iter().map(|queue| {
-            let index = used_index(&self.memory, queue)?;
+            let index = used_index(&self.memory, queue.index, &queue.addresses)?;
             Ok(SavedRing {
                 index: queue.index,
                 base: VringBase::Split { index },
@@ -238,95 +242,201 @@ impl VdpaBackend {
         }
     }
 
-    /// The positions with which the next device takes what the suspended one has not completed.
-    fn taken_again(&self, rings: Vec<SavedRing>) -> Result<Vec<SavedRing>, VdpaError> {
-        let in_order = self
+    /// The positions with which the next device takes what the suspended one has not completed. `asked`: whether
+    /// it works in order, just before.
+    pub(super) fn taken_again(
+        &self,
+        rings: Vec<SavedRing>,
+        asked: bool,
+    ) -> Result<Vec<SavedRing>, VdpaError> {
+        let negotiated = self
             .negotiation
             .is_some_and(|negotiation| negotiation.ring().in_order);
+        let in_order = asked || negotiated;
         let again = |ring: SavedRing| {
             let index = ring.index;
             let mut known = self.data_queues.iter();
             let queue = known.find(|queue| queue.index == index);
-            let queue = queue.ok_or(VdpaError::NoSavedRing { index })?;
-            let base = match ring.base {
-                VringBase::Split { index: position } => {
-                    let used = used_index(&self.memory, queue)?;
-                    if used != position {
-                        if !in_order {
-                            check_order(&self.memory, queue)?;
-                        }
-                        tracing::debug!(
-                            device = %self.id,
-                            queue = index,
-                            chains = position.wrapping_sub(used),
-                            "the next device takes chains again that this one has not completed"
-                        );
-                    }
-                    VringBase::Split { index: used }
-                }
-                VringBase::Packed {
-                    available,
-                    available_wrap,
-                    used,
-                    used_wrap,
-                } if available == used && available_wrap == used_wrap => ring.base,
-                VringBase::Packed { .. } => {
-                    return Err(VdpaError::InFlightUnknown { queue: index });
-                }
+            let ring = Ring {
+                index,
+                addresses: queue.ok_or(VdpaError::NoSavedRing { index })?.addresses,
+                base: ring.base,
             };
+            let base = ring.taken_again(&self.memory, in_order)?;
             Ok(SavedRing { index, base })
         };
         rings.into_iter().map(again).collect()
     }
+
+    /// Whether a device that is about to be reset works in order on its rings, as far as they tell. To be asked while
+    /// it works: once it is stopped it would be too late to refuse.
+    pub(super) fn check_orders(&self) -> Result<(), VdpaError> {
+        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+        if negotiation.ring().in_order {
+            return Ok(());
+        }
+        self.data_queues
+            .iter()
+            .try_for_each(|queue| check_order(&self.memory, queue.index, &queue.addresses, None))
+    }
+
+    /// What this device handed over, with the positions from which it can go on itself after another one failed
+    /// at it, which is reset.
+    pub(super) fn taken_back(
+        &self,
+        saved: Saved,
+        activation: &Activation,
+    ) -> Result<Saved, VdpaError> {
+        let in_order = RingFeatures::of(saved.features).in_order;
+        let again = |ring: SavedRing| {
+            let index = ring.index;
+            let mut queues = activation.queues.iter();
+            let Some(queue) = queues.find(|queue| queue.index == index) else {
+                return Ok(ring);
+            };
+            let ring = Ring {
+                index,
+                addresses: queue.addresses,
+                base: ring.base,
+            };
+            let base = ring.after_another(&self.memory, in_order)?;
+            Ok(SavedRing { index, base })
+        };
+        let rings = saved.rings.into_iter().map(again);
+        let rings = rings.collect::<Result<_, VdpaError>>()?;
+        Ok(Saved { rings, ..saved })
+    }
+}
+
+/// A guest's ring, and where a device that does not work on it any more said that it was.
+#[derive(Debug, Clone, Copy)]
+struct Ring {
+    index: u16,
+    addresses: QueueAddresses,
+    base: VringBase,
+}
+
+impl Ring {
+    /// Where the next device begins, so that it takes again what the suspended one has taken and not completed.
+    fn taken_again(self, memory: &SharedMemory, in_order: bool) -> Result<VringBase, VdpaError> {
+        let queue = self.index;
+        match self.base {
+            VringBase::Split { index: position } => {
+                let used = used_index(memory, queue, &self.addresses)?;
+                check_jump(memory, queue, &self.addresses, used)?;
+                if used != position {
+                    if !in_order {
+                        check_order(memory, queue, &self.addresses, None)?;
+                    }
+                    tracing::debug!(
+                        queue,
+                        chains = position.wrapping_sub(used),
+                        "the next device takes chains again that this one has not completed"
+                    );
+                }
+                Ok(VringBase::Split { index: used })
+            }
+            VringBase::Packed {
+                available,
+                available_wrap,
+                used,
+                used_wrap,
+            } if available == used && available_wrap == used_wrap => Ok(self.base),
+            VringBase::Packed { .. } => Err(VdpaError::InFlightUnknown { queue }),
+        }
+    }
+
+    /// Where a device goes on from whose place another one had taken, which is reset. Nothing was in flight there but
+    /// what the entries behind the position name.
+    fn after_another(self, memory: &SharedMemory, in_order: bool) -> Result<VringBase, VdpaError> {
+        let queue = self.index;
+        match self.base {
+            VringBase::Split { index: handed_over } => {
+                let used = used_index(memory, queue, &self.addresses)?;
+                if used != handed_over && !in_order {
+                    check_order(memory, queue, &self.addresses, Some(handed_over))?;
+                }
+                Ok(VringBase::Split { index: used })
+            }
+            VringBase::Packed { .. } => {
+                let addresses = vring_addresses(&self.addresses);
+                let size = self.addresses.size;
+                let ring = packed::GuestRing::new(Arc::clone(memory), size, addresses)
+                    .map_err(|_| VdpaError::RingOutsideMemory { queue })?;
+                let standing = |source| VdpaError::Standing { queue, source };
+                if !ring.used_since(self.base).map_err(standing)? {
+                    return Ok(self.base);
+                }
+                match ring.standing().map_err(standing)? {
+                    VringBase::Packed {
+                        used, used_wrap, ..
+                    } => Ok(VringBase::Packed {
+                        available: used,
+                        available_wrap: used_wrap,
+                        used,
+                        used_wrap,
+                    }),
+                    VringBase::Split { .. } => Err(VdpaError::InFlightUnknown { queue }),
+                }
+            }
+        }
+    }
 }
 
 /// The guest's used index, which the device has written.
-fn used_index(memory: &GuestMemory, queue: &DataQueue) -> Result<u16, VdpaError> {
-    let address = queue.addresses.device;
-    read_u16(memory, address, 2).ok_or(VdpaError::RingOutsideMemory { queue: queue.index })
+fn used_index(
+    memory: &GuestMemory,
+    queue: u16,
+    addresses: &QueueAddresses,
+) -> Result<u16, VdpaError> {
+    let address = addresses.device.checked_add(2);
+    address
+        .and_then(|address| memory.read_obj(GuestAddress(address)).ok())
+        .map(u16::from_le)
+        .ok_or(VdpaError::RingOutsideMemory { queue })
 }
 
-fn read_u16(memory: &GuestMemory, area: u64, offset: u64) -> Option<u16> {
-    let address = GuestAddress(area.checked_add(offset)?);
-    memory.read_obj(address).ok().map(u16::from_le)
+/// Nobody takes a ring over whose driver says that it gave more chains than there are entries.
+fn check_jump(
+    memory: &GuestMemory,
+    queue: u16,
+    addresses: &QueueAddresses,
+    used: u16,
+) -> Result<(), VdpaError> {
+    let size = addresses.size;
+    let available: u16 = addresses
+        .driver
+        .checked_add(2)
+        .and_then(|address| memory.read_obj(GuestAddress(address)).ok())
+        .map(u16::from_le)
+        .ok_or(VdpaError::RingOutsideMemory { queue })?;
+    let ahead = available.wrapping_sub(used);
+    if ahead <= size {
+        return Ok(());
+    }
+    let source = GuestViolation::AvailJump { ahead, size }.into();
+    Err(VdpaError::BrokenRing { queue, source })
 }
 
 /// Looks whether what the device of a split ring has taken and not completed are the entries
-/// behind its used index.
-///
-/// It is so if the device completes in the order in which it takes. The last `size` entries of the avail
-/// ring are still there; those before the used index must name the same heads as the same
-/// entries of the used ring. A device that has completed out of order shows it there as long as
-/// those entries are not written over. Nothing in the rings says more: who wants certainty
-/// negotiates IN_ORDER.
-fn check_order(memory: &GuestMemory, queue: &DataQueue) -> Result<(), VdpaError> {
-    let queue_index = queue.index;
-    let QueueAddresses {
-        size,
-        driver,
-        device,
-        ..
-    } = queue.addresses;
-    let outside = || VdpaError::RingOutsideMemory { queue: queue_index };
-    let unknown = || VdpaError::InFlightUnknown { queue: queue_index };
-    let used = used_index(memory, queue)?;
-    let available = read_u16(memory, driver, 2).ok_or_else(outside)?;
-    let waiting = available.wrapping_sub(used);
-    let left = size.checked_sub(waiting).ok_or_else(unknown)?;
-    if waiting == 0 {
-        return Ok(());
-    }
-    for back in 1..=left {
-        let entry = u64::from(used.wrapping_sub(back) & (size - 1));
-        let given = read_u16(memory, driver, 4 + 2 * entry).ok_or_else(outside)?;
-        let done = device
-            .checked_add(4 + 8 * entry)
-            .and_then(|address| memory.read_obj::<u32>(GuestAddress(address)).ok());
-        if u32::from_le(done.ok_or_else(outside)?) != u32::from(given) {
-            return Err(unknown());
-        }
-    }
-    Ok(())
+/// behind its used index: see [`GuestRing::check_order`]. `since`: only what was completed from there on.
+fn check_order(
+    memory: &SharedMemory,
+    queue: u16,
+    addresses: &QueueAddresses,
+    since: Option<u16>,
+) -> Result<(), VdpaError> {
+    let memory = Arc::clone(memory);
+    let ring = GuestRing::new(memory, addresses.size, vring_addresses(addresses), false)
+        .map_err(|_| VdpaError::RingOutsideMemory { queue })?;
+    let order = match since {
+        Some(begin) => ring.check_order_since(begin),
+        None => ring.check_order(),
+    };
+    order.map_err(|error| match error {
+        OrderError::OutOfOrder => VdpaError::InFlightUnknown { queue },
+        OrderError::Ring(source) => VdpaError::BrokenRing { queue, source },
+    })
 }
 
 /// Encodes an identity.

@@ -12,7 +12,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory as _, GuestMemoryError, Permiss
 use super::error::{DeviceQueueError, RingArea};
 use super::standing::{StandingError, standing};
 use super::{
-    DESCRIPTOR_F_WRITE, DESCRIPTOR_FLAGS, DESCRIPTOR_LENGTH, DESCRIPTOR_SIZE, Position, base_of,
+    DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, DESCRIPTOR_F_WRITE, DESCRIPTOR_FLAGS, DESCRIPTOR_LENGTH,
+    DESCRIPTOR_SIZE, Position, base_of,
 };
 use crate::device::{RING_SIZE_MAX, VringAddresses, VringBase};
 use crate::iova::IovaRange;
@@ -154,6 +155,26 @@ impl GuestRing {
             }
         }
         Ok(base_of(available, used))
+    }
+
+    /// Whether a device that began at `base` has used anything since: its first used descriptor lies where
+    /// the next one was due, until the driver puts one of the next lap there. A base of a split ring, or
+    /// outside this one, is none of this ring.
+    ///
+    /// # Errors
+    /// Guest memory cannot be read.
+    pub fn used_since(&self, base: VringBase) -> Result<bool, StandingError> {
+        let known = Position::of(base).filter(|(_, used)| used.index < self.size);
+        let Some((_, used)) = known else {
+            return Ok(false);
+        };
+        let entry = self.read_entry(used.index).map_err(StandingError::Memory)?;
+        let next_lap = Position {
+            wrap: !used.wrap,
+            ..used
+        };
+        let bits = entry.flags & (DESCRIPTOR_F_AVAIL | DESCRIPTOR_F_USED);
+        Ok(used.is_used(entry.flags) || bits == next_lap.available_flags())
     }
 
     /// Buffer ids of the entries from `used` to `available` of a base, which are

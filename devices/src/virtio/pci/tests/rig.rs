@@ -9,7 +9,8 @@ use crate::hypervisor::DoorbellPage;
 use crate::pci::{Ecam, MmioWindow, PciBus, PciFunction, Slot};
 use crate::testing::{FakeDoorbells, FakePage, FakeVectors};
 use crate::virtio::backend::{
-    Activation, Backend, BackendError, Event, Outcome, Predecessor, QueueChange, SavedState,
+    Activation, Backend, BackendError, BrokenRing, Event, Outcome, Predecessor, QueueChange,
+    SavedState,
 };
 use crate::virtio::pci::VirtioPciDevice;
 
@@ -59,6 +60,12 @@ pub(super) struct Seen {
     /// Whose place it was to take.
     pub(super) predecessor: Option<Predecessor>,
     pub(super) fails_next_restore: bool,
+    /// What is done to save it leaves no queue with a doorbell.
+    pub(super) loses_doorbells: bool,
+    /// A ring is broken: it can be neither saved nor recorded.
+    pub(super) broken_ring: bool,
+    /// How often it took its place back.
+    pub(super) taken_back: usize,
     pub(super) dropped: bool,
 }
 
@@ -123,6 +130,9 @@ impl Model {
             doorbells: Vec::new(),
             predecessor: None,
             fails_next_restore: shape.fails_restore,
+            loses_doorbells: false,
+            broken_ring: false,
+            taken_back: 0,
             dropped: false,
         }));
         let model = Self {
@@ -260,6 +270,12 @@ impl Backend for Model {
     fn save(&mut self) -> Result<SavedState, BackendError> {
         let mut seen = self.seen.lock().unwrap();
         assert_eq!(seen.stage, Stage::Active, "save");
+        if seen.broken_ring {
+            return Err(broken_ring());
+        }
+        if seen.loses_doorbells {
+            seen.doorbells.clear();
+        }
         if seen.activation.as_ref().unwrap().features & FAIL_SAVE != 0 {
             return Err("not this one".into());
         }
@@ -316,6 +332,30 @@ impl Backend for Model {
         seen.activation = Some(activation);
         Ok(())
     }
+    fn take_back(
+        &mut self,
+        state: &SavedState,
+        activation: Activation,
+    ) -> Result<(), BackendError> {
+        assert_eq!(self.seen.lock().unwrap().stage, Stage::Saved, "take_back");
+        self.seen.lock().unwrap().taken_back += 1;
+        self.restore(state, activation)
+    }
+    fn start_dirty_log(&mut self) -> Result<(), BackendError> {
+        let seen = self.seen.lock().unwrap();
+        match seen.stage {
+            Stage::Failed => Err("it does not even stop".into()),
+            Stage::Active if seen.broken_ring => Err(broken_ring()),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn broken_ring() -> BackendError {
+    Box::new(BrokenRing {
+        queue: 1,
+        source: "too far ahead".into(),
+    })
 }
 
 /// Offsets in the common configuration.

@@ -2,6 +2,7 @@
 
 use super::rig::{FAIL_RESTORE, FAIL_SAVE, Rig, Stage, VERSION_1, WINDOW, reg};
 use crate::pci::{ConfigSpaceError, MsixError};
+use crate::testing::Reached;
 use crate::virtio::backend::Outcome;
 use crate::virtio::pci::{RegistersError, RestoreError, SaveError, VirtioPciState};
 
@@ -128,6 +129,69 @@ fn backends_that_refuse() {
     assert_eq!(source.status(), 15 | 64);
     source.start(VERSION_1);
     assert_eq!(source.status(), 15);
+}
+
+/// A driver that breaks its ring keeps nobody from saving the machine, or from moving it.
+#[test]
+fn a_broken_ring_is_saved_as_a_broken_device() {
+    let source = Rig::new();
+    source.start(VERSION_1);
+    source.seen.lock().unwrap().broken_ring = true;
+    let state = source.device.save().unwrap();
+    assert!(state.backend.is_none());
+    assert_eq!(
+        (source.status(), source.stage()),
+        (15 | 64, Stage::Inactive)
+    );
+    let target = Rig::cold();
+    target.device.restore(&state).unwrap();
+    target.pci.remap();
+    assert_eq!(
+        (target.status(), target.stage()),
+        (15 | 64, Stage::Inactive)
+    );
+    for rig in [&source, &target] {
+        rig.seen.lock().unwrap().broken_ring = false;
+        rig.start(VERSION_1);
+        assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
+    }
+}
+
+#[test]
+fn a_broken_device_keeps_nobody_from_recording() {
+    let rig = Rig::new();
+    rig.start(VERSION_1);
+    rig.seen.lock().unwrap().broken_ring = true;
+    rig.device.start_dirty_log().unwrap();
+    assert_eq!((rig.status(), rig.stage()), (15 | 64, Stage::Inactive));
+    // One that said so before, and would refuse.
+    rig.start(VERSION_1);
+    rig.report(Outcome {
+        config_changed: false,
+        needs_reset: true,
+    });
+    rig.seen.lock().unwrap().stage = Stage::Failed;
+    rig.device.start_dirty_log().unwrap();
+    assert_eq!((rig.status(), rig.stage()), (15 | 64, Stage::Inactive));
+}
+
+/// A backend that has changed how its queues reach the device, and could not be saved then.
+#[test]
+fn doorbells_are_asked_for_again_after_a_save_that_failed() {
+    let rig = Rig::new();
+    rig.seen.lock().unwrap().doorbells = vec![0, 1];
+    rig.start(VERSION_1 | FAIL_SAVE);
+    let pages = |rig: &Rig| {
+        let all = rig.doorbells.all();
+        let is_page = |reached: &&Reached| matches!(reached, Reached::Page(..));
+        all.iter().filter(is_page).count()
+    };
+    assert_eq!(pages(&rig), 2);
+    assert!(rig.device.save().is_err());
+    assert_eq!(pages(&rig), 2);
+    rig.seen.lock().unwrap().loses_doorbells = true;
+    assert!(rig.device.save().is_err());
+    assert_eq!(pages(&rig), 0);
 }
 
 /// Each entry: how the state is falsified, and what is said.

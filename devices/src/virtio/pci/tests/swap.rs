@@ -265,6 +265,8 @@ fn the_old_device_goes_on_where_the_new_one_fails() {
     assert!(matches!(error, SwapError::Start(_)), "{error}");
     assert!(error.to_string().contains("the old one goes on"));
     assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
+    // Not where it was: the new one may have worked on the rings.
+    assert_eq!(rig.seen.lock().unwrap().taken_back, 1);
     assert_eq!(rig.doorbells.all()[0], Reached::Page(WINDOW + 0x1_0000, 0));
     assert!(rig.vectors.get(1).delivered().is_some());
     {

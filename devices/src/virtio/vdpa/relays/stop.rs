@@ -6,8 +6,10 @@
 //!                        |          v
 //!                     a little <- RESUME, all queues mediated: now they are counted
 //!
-//!   without           reset -> drained -> positions, as the shadows know them
+//!   without           do the rings tell? -> reset -> drained -> positions, as the shadows know them
 //! ```
+//! If that fails half-way the device is brought up again with its queues relayed as they were.
+//!
 //! It must not know what the positions are for.
 
 use std::thread;
@@ -26,7 +28,7 @@ impl VdpaBackend {
     /// in flight once. What the device wrote is marked, and shown to the guest.
     ///
     /// # Errors
-    /// It is not known what is in flight; the device goes on.
+    /// It is not known what is in flight; the device goes on as before, or needs a reset by its driver, who hears of it.
     pub(in crate::virtio::vdpa) fn stop_relayed(
         &mut self,
     ) -> Result<Vec<(u16, VringBase)>, VdpaError> {
@@ -36,18 +38,57 @@ impl VdpaBackend {
         let Some(mut poller) = self.poller.take() else {
             return Err(VdpaError::RelaysLost);
         };
+        let before = poller.strategies();
         let bases = if self.backend_features.contains(BackendFeatures::SUSPEND) {
             self.suspended_bases(&mut poller)
         } else {
             self.reset_bases(&mut poller)
         };
-        if bases.is_ok() {
-            // Its memory is given back when the device is reset.
-            self.poller = Some(poller);
-        } else {
-            self.resume_polling(poller)?;
+        match bases {
+            Ok(_) => {
+                // Its memory is given back when the device is reset.
+                self.poller = Some(poller);
+            }
+            Err(_) => self.relay_as_before(poller, &before),
         }
         bases
+    }
+
+    /// After a stop that failed half-way. What goes wrong here is in the log and shown to the driver; the reason for
+    /// the stop's failure says more.
+    fn relay_as_before(&mut self, mut poller: Poller, before: &[(u16, Strategy)]) {
+        if !self.link.is_running() {
+            self.start_again(&mut poller, before);
+        }
+        // Without a record nobody needs what was relayed to count it.
+        if self.resume_polling(poller).is_ok()
+            && !self.dirty_log
+            && let Err(error) = self.end_dirty_log()
+        {
+            tracing::warn!(device = %self.id, error = &error as &dyn std::error::Error, "queues stay relayed");
+        }
+    }
+
+    /// Brings a device up again that is suspended and cannot resume, or was reset. What it had is in the rings: that
+    /// they tell was looked at before it was stopped.
+    fn start_again(&mut self, poller: &mut Poller, before: &[(u16, Strategy)]) {
+        let planned = self.plan().map(|plan| self.targets(&plan));
+        let targets = match planned {
+            // It begins in the middle of a ring only if it is shadowed.
+            Ok(targets) if !self.keeps_positions => targets,
+            _ => before.to_vec(),
+        };
+        let Ok(set) = poller.park() else {
+            return;
+        };
+        let reset = self.link.reset().and_then(|()| self.link.take_owned());
+        match reset.map(|device| self.bring_up(set, device, &targets)) {
+            Ok(Ok(device)) => self.runs_again(device),
+            Ok(Err(failed)) => self.halted(failed),
+            Err(error) => {
+                tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "the device cannot be reset");
+            }
+        }
     }
 
     fn suspended_bases(&mut self, poller: &mut Poller) -> Result<Vec<(u16, VringBase)>, VdpaError> {
@@ -62,6 +103,10 @@ impl VdpaBackend {
             .is_ok_and(|plan| plan.receive == mediated.receive);
         for turn in 1.. {
             let set = poller.park()?;
+            if !resumes {
+                // It is reset if it cannot be stopped for good.
+                set.can_restart()?;
+            }
             self.link.suspend()?;
             let error = match set.bases(Some(self.link.suspended()?), &*self.memory) {
                 Ok(bases) => return Ok(bases),
@@ -85,22 +130,11 @@ impl VdpaBackend {
     }
 
     fn reset_bases(&mut self, poller: &mut Poller) -> Result<Vec<(u16, VringBase)>, VdpaError> {
-        let plan = self.plan()?;
+        self.plan()?;
         let set = poller.park()?;
         set.can_restart()?;
         let device = self.reset_for_restart()?;
-        let error = match set.bases(None, &*self.memory) {
-            Ok(bases) => {
-                self.link = Link::Owned(device);
-                return Ok(bases);
-            }
-            Err(error) => VdpaError::from(error),
-        };
-        let targets = self.targets(&plan);
-        match self.bring_up(set, device, &targets) {
-            Ok(device) => self.runs_again(device),
-            Err(failed) => self.halted(failed),
-        }
-        Err(error)
+        self.link = Link::Owned(device);
+        Ok(set.bases(None, &*self.memory)?)
     }
 }

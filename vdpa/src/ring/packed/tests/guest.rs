@@ -381,3 +381,29 @@ proptest! {
 
 /// As small rings have it.
 const CHAIN_LIMIT: usize = 256;
+
+#[test]
+fn what_was_used_since_a_position_shows_in_its_entry() {
+    let ram = ram();
+    let ring = GuestRing::new(Arc::clone(&ram), SIZE, RING).unwrap();
+    let base = VringBase::initial(true);
+    let (avail, used) = (DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED);
+    for (flags, since) in [
+        (0, false),
+        (avail | WRITE, false),
+        (avail | used, true),
+        // The driver was there again.
+        (used | WRITE, true),
+    ] {
+        put(&ram, RING.descriptor, 0, (0x1000, 16, 3, flags));
+        assert_eq!(ring.used_since(base).unwrap(), since, "{flags:#x}");
+    }
+    assert!(!ring.used_since(VringBase::Split { index: 0 }).unwrap());
+    let outside = VringBase::Packed {
+        available: SIZE,
+        available_wrap: true,
+        used: SIZE,
+        used_wrap: true,
+    };
+    assert!(!ring.used_since(outside).unwrap());
+}
