@@ -245,6 +245,25 @@ impl Lane {
         settled.map_err(|source| self.failed(source))
     }
 
+    /// After [`Lane::settle`] or [`Lane::take_over`] failed with `error`: where the next device begins so that it takes again
+    /// what this one has taken and not used, if only that was not known and the guest's ring tells.
+    pub(super) fn taken_again(&self, error: TransitionError) -> Result<VringBase, TransitionError> {
+        let RelayedRing::Split(ring) = &self.queue.ring else {
+            return Err(error);
+        };
+        let uncounted = matches!(
+            error,
+            TransitionError::Queue {
+                source: RelayError::InFlightUnknown { .. },
+                ..
+            }
+        );
+        if !uncounted || ring.check_order().is_err() {
+            return Err(error);
+        }
+        self.queue.ring.used().map_err(|source| self.failed(source))
+    }
+
     /// Reports what a stopped device had used. A queue that is broken, or breaks now, ends anyway.
     pub(super) fn last_pass(&mut self, dirty: &dyn Dirty) {
         if self.broken {

@@ -35,9 +35,12 @@ impl RelaySet {
 
     /// Where a device is to begin in each ring that takes all of them over, by queue index. `device` is
     /// the suspended device; `None`: it was reset. What relays have is shown to the guest first.
+    /// Where nobody has counted what the device holds, as in a queue in which it took buffers in advance and that has no traffic,
+    /// the guest's split ring has to show that it works in order, and the next device takes them again.
     ///
     /// # Errors
-    /// It is not known what the device holds; see [`Relay::settle`](crate::relay::Relay::settle). The relays can go on.
+    /// It is not known what the device holds, and the ring does not tell; see
+    /// [`Relay::settle`](crate::relay::Relay::settle). The relays can go on.
     pub fn bases(
         &mut self,
         device: Option<&Device<Suspended>>,
@@ -54,8 +57,8 @@ impl RelaySet {
                         lane.take_over(device.vring_base(index))
                     }
                     _ => lane.settle(dirty),
-                }?;
-                Ok((index, base))
+                };
+                Ok((index, base.or_else(|error| lane.taken_again(error))?))
             })
             .collect()
     }
