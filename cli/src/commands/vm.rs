@@ -15,6 +15,7 @@ mod show;
 mod snapshot;
 mod start;
 mod stop;
+mod upgrade;
 mod view;
 mod watch;
 
@@ -49,6 +50,7 @@ Examples:
   bellhop vm console web                     Ctrl-A X leaves, the VM goes on
   bellhop vm snapshot web /var/lib/snapshots/web
   bellhop vm migrate web --to tcp:10.0.0.2:7444
+  bellhop vm upgrade web --program /opt/bellhop-0.2/bellhop
   bellhop vm stop web
   bellhop vm delete web
 
@@ -76,6 +78,7 @@ enum Command {
     Console(console::Arguments),
     Snapshot(snapshot::Arguments),
     Migrate(migrate::Arguments),
+    Upgrade(upgrade::Arguments),
     Delete(delete::Arguments),
 }
 
@@ -107,6 +110,14 @@ pub(crate) enum CommandError {
          `bellhop vm migrate {name} --settle there`, else `bellhop vm migrate {name} --settle here`"
     )]
     Unsettled { name: String, why: String },
+    #[error("nothing answers for {name}: {why}")]
+    Elsewhere { name: String, why: String },
+    #[error("the VM {name} goes on with the program that it had: {why}")]
+    NotUpgraded { name: String, why: String },
+    #[error("cannot tell which program this is; name one with --program")]
+    Program(#[source] io::Error),
+    #[error("the node is another host: name the program there with --program")]
+    NoProgram,
     #[error("{0} is not being migrated")]
     NoMigration(String),
     #[error("cannot write the result")]
@@ -123,10 +134,11 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
 pub(crate) fn end(outcome: Result<Code, CommandError>) -> Result<Code, CommandError> {
     match outcome {
         Err(CommandError::Client(error)) => Ok(error.report()),
-        outcome => exit::wrong_command_line(
-            outcome,
-            |error| matches!(error, CommandError::Spec(error) if error.is_wrong_command_line()),
-        ),
+        outcome => exit::wrong_command_line(outcome, |error| match error {
+            CommandError::Spec(error) => error.is_wrong_command_line(),
+            CommandError::NoProgram => true,
+            _ => false,
+        }),
     }
 }
 
@@ -144,6 +156,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         Command::Console(arguments) => console::execute(arguments, which, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
         Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),
+        Command::Upgrade(arguments) => upgrade::execute(arguments, which, &node, format),
         Command::Delete(arguments) => delete::execute(arguments, &node),
     }
 }

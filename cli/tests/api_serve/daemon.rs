@@ -77,6 +77,11 @@ pub(crate) fn kernel(code: &[u8]) -> Vec<u8> {
 pub(crate) struct Client(PathBuf);
 
 impl Client {
+    #[allow(dead_code, reason = "not every test has others than the daemon")]
+    pub(crate) fn new(socket: &Path) -> Self {
+        Self(socket.to_owned())
+    }
+
     /// Asks; the status and the body, null where it is none. None if nobody answers.
     pub(crate) fn try_ask(&self, method: &str, path: &str, body: &Value) -> Option<(u16, Value)> {
         let mut stream = UnixStream::connect(&self.0).ok()?;
@@ -232,6 +237,12 @@ impl Daemon {
         }
         let log = fs::read_to_string(self.directory.join("daemon.log")).unwrap();
         panic!("{vm} is not {phase}: {last:#}\n{log}");
+    }
+
+    /// How many processes are marked as machines of this daemon's.
+    #[allow(dead_code, reason = "not every test counts them")]
+    pub(crate) fn machines(&self) -> usize {
+        marked(&self.directory).len()
     }
 
     /// Kills whatever is marked as a machine of this daemon's.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use vmm::migration::endpoint::Endpoint;
 
-use super::{CommandError, MAKING, absolute, of_vm};
+use super::{CommandError, MAKING, absolute, of_vm, vm};
 use crate::client::{ClientError, Node, NodeArguments};
 use crate::commands::migration_tls::TlsArguments;
 use crate::exit::Code;
@@ -16,6 +16,8 @@ use crate::listing::{Format, printable};
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(200);
+/// How long a process may take to end that does not answer any more.
+const ENDING: Duration = Duration::from_secs(5);
 /// Characters of the bar.
 const BAR: u64 = 30;
 
@@ -35,7 +37,8 @@ Examples:
   bellhop vm migrate web --cancel             while it is under way: the guest stays here
 
 A migration goes on when this command is interrupted. Should the connection break while the guest is handed over, it stands
-still on both hosts until somebody who can see both says where it is:
+still on both hosts until somebody who can see both says where it is. The same goes for a VM whose process is gone before it
+has said how it went (`bellhop vm show` says so then); nobody starts it again meanwhile:
   bellhop vm migrate web --settle here        the destination does not have it
   bellhop vm migrate web --settle there       it runs there; the one here ends")]
 #[command(group = clap::ArgGroup::new("what").required(true))]
@@ -80,7 +83,7 @@ pub(crate) struct Arguments {
 /// Which host has a guest.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Place {
-    /// This one: it goes on
+    /// This one: it goes on, or may be started again
     Here,
     /// The other one: the VM here ends
     There,
@@ -170,7 +173,12 @@ pub(super) fn execute(
         "plaintext": tls.plaintext,
     } });
     node.send(Method::POST, &at, &wanted, MAKING)?;
-    let answer = follow(node, &at, name)?;
+    let answer = match follow(node, &at, name) {
+        Err(CommandError::Client(error @ ClientError::Refused(_))) => {
+            return gone(node, name, destination, error);
+        }
+        answer => answer?,
+    };
     let status = read(&answer)?;
     match status.phase.as_str() {
         "Moved" => {
@@ -188,6 +196,42 @@ pub(super) fn execute(
             why: why(&status),
         }),
     }
+}
+
+/// The process does not answer any more: what the daemon knows of it.
+fn gone(
+    node: &Node,
+    name: &str,
+    destination: &Endpoint,
+    error: ClientError,
+) -> Result<Code, CommandError> {
+    let start = Instant::now();
+    let view = loop {
+        let (view, _) = vm(node, name)?;
+        if !view.runs() || start.elapsed() >= ENDING {
+            break view;
+        }
+        std::thread::sleep(PERIOD);
+    };
+    if let Some(departure) = view.may_be_elsewhere {
+        return Err(CommandError::Elsewhere {
+            name: name.to_owned(),
+            why: printable(&format!("{}; {}", departure.reason, departure.remedy)),
+        });
+    }
+    let moved = !view.runs() && view.last_end.is_some_and(|end| end.reason == "Moved");
+    if !moved {
+        return Err(error.into());
+    }
+    let line = format!(
+        "{} runs at {} now; its process here ended before it could say how long it stood still\n",
+        printable(name),
+        printable(&destination.to_string()),
+    );
+    io::stdout()
+        .write_all(line.as_bytes())
+        .map_err(CommandError::Output)?;
+    Ok(Code::Success)
 }
 
 fn why(status: &Status) -> String {

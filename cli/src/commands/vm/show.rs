@@ -93,6 +93,10 @@ fn tree(all: &All) -> Branch {
     let (view, spec) = (&all.view, &all.spec);
     let mut children = Vec::new();
     children.push(Branch::new(process(view)));
+    if let Some(departure) = &view.may_be_elsewhere {
+        let remedy = Branch::new(departure.remedy.clone());
+        children.push(Branch::new(departure.reason.clone()).with(vec![remedy]));
+    }
     children.push(Branch::new(machine(spec)));
     let mut policy = format!("restart {}", view.restart.as_deref().unwrap_or("unknown"));
     if view.restarts > 0 {

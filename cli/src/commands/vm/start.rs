@@ -10,7 +10,8 @@ use crate::listing::Format;
 /// From now on it is to run: also after it has crashed, by its restart policy, and after a reboot of the host.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-A VM that runs is left alone; one that is paused goes on.
+A VM that runs is left alone; one that is paused goes on. One that may run elsewhere since it was migrated is not started:
+`bellhop vm migrate NAME --settle here|there` says first where it is.
 
 Examples:
   bellhop vm start web")]

@@ -215,6 +215,108 @@ fn what_is_stopped_is_not_resumed() {
 }
 
 #[test]
+fn another_program_goes_on_with_a_machine() {
+    let watch = |version: &str, upgrades: u64, error: Value| json!({"version": version, "upgrades": upgrades, "upgrade_error": error});
+    let away = json!({"code": "no_answer", "message": "no"});
+    let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
+    let arguments = parse::<upgrade::Arguments>(&["web", "--program", "/new/bellhop"]).unwrap();
+    let made_up = MadeUp::default()
+        .answer(200, &watch("0.1.0", 3, json!("an earlier one")))
+        .answer(202, &Value::Null)
+        .answer(200, &watch("0.1.0", 3, Value::Null))
+        .answer(502, &away)
+        .answer(200, &running(7))
+        .answer(200, &watch("0.2.0", 4, Value::Null));
+    let code = upgrade::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(code, Code::Success);
+    let asked = made_up.asked();
+    assert_eq!(asked[0], "GET /v1/vms/web/watch?since=0&timeout_s=0");
+    assert_eq!(
+        asked[1],
+        r#"POST /v1/vms/web/upgrade {"program":"/new/bellhop"}"#
+    );
+
+    // It does not take the machine; the machine is gone; it says nothing.
+    let made_up = MadeUp::default()
+        .answer(200, &watch("0.1.0", 0, Value::Null))
+        .answer(202, &Value::Null)
+        .answer(200, &watch("0.1.0", 0, json!("no such device")));
+    let error = upgrade::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap_err();
+    assert!(error.to_string().contains("no such device"), "{error}");
+    let made_up = MadeUp::default()
+        .answer(200, &watch("0.1.0", 0, Value::Null))
+        .answer(202, &Value::Null)
+        .answer(409, &away)
+        .answer(200, &stopped());
+    let error = upgrade::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap_err();
+    assert!(matches!(error, CommandError::Client(_)), "{error}");
+    let hasty = parse::<upgrade::Arguments>(&["web", "--time-limit=1"]).unwrap();
+    let mut made_up = MadeUp::default()
+        .answer(200, &watch("0.1.0", 0, Value::Null))
+        .answer(202, &Value::Null);
+    for _ in 0..20 {
+        made_up = made_up.answer(200, &watch("0.1.0", 0, Value::Null));
+    }
+    let code = upgrade::execute(&hasty, &local, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(code, Code::TimedOut);
+    let own = std::env::current_exe().unwrap();
+    assert!(made_up.asked()[1].contains(own.to_str().unwrap()));
+
+    // This command's own program is none on another host.
+    let far = parse::<NodeArguments>(&["--node", ELSEWHERE]).unwrap();
+    let made_up = MadeUp::default();
+    let error = upgrade::execute(&hasty, &far, &made_up.node(), format(&[]));
+    assert_eq!(end(error).unwrap(), Code::WrongCommandLine);
+    assert!(made_up.asked().is_empty());
+}
+
+fn elsewhere() -> Value {
+    json!({"name": "web", "phase": "MayBeElsewhere", "pid": null, "nics": [], "may_be_elsewhere":
+        {"destination": "unix:/b", "reason": "its guest may run there", "remedy": "say `--settle there`"}})
+}
+
+#[test]
+fn a_machine_that_is_gone_while_it_moves_is_said_to_be() {
+    let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
+    let arguments = parse::<migrate::Arguments>(&["web", "--to", "unix:/b"]).unwrap();
+    let gone = json!({"code": "not_running", "message": "it does not run"});
+    let after = |view: &Value| {
+        let made_up = MadeUp::default()
+            .answer(202, &Value::Null)
+            .answer(409, &gone)
+            .answer(200, view);
+        migrate::execute(&arguments, &local, &made_up.node(), format(&[]))
+    };
+    let error = after(&elsewhere()).unwrap_err().to_string();
+    assert!(error.contains("--settle there"), "{error}");
+    let mut moved = stopped();
+    moved["last_end"] = json!({"reason": "Moved"});
+    assert_eq!(after(&moved).unwrap(), Code::Success);
+    let error = after(&stopped()).unwrap_err();
+    assert!(matches!(error, CommandError::Client(_)), "{error}");
+
+    let made_up = MadeUp::default()
+        .answer(200, &elsewhere())
+        .answer(200, &json!({"kernel": "/k"}));
+    let text = show::text(&made_up.node(), "web").unwrap();
+    assert!(text.starts_with("web: MayBeElsewhere\n"), "{text}");
+    assert!(text.contains("its guest may run there\n"), "{text}");
+    assert!(text.contains("└── say `--settle there`"), "{text}");
+}
+
+#[test]
+fn where_a_guest_is_is_said_to_the_daemon() {
+    let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
+    for (place, body) in [("here", "Here"), ("there", "There")] {
+        let arguments = parse::<migrate::Arguments>(&["web", "--settle", place]).unwrap();
+        let made_up = MadeUp::default().answer(204, &Value::Null);
+        migrate::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap();
+        let asked = format!(r#"PATCH /v1/vms/web/migration {{"settle":"{body}"}}"#);
+        assert_eq!(made_up.asked(), [asked]);
+    }
+}
+
+#[test]
 fn refusals_end_commands_with_their_codes() {
     let arguments = parse::<start::Arguments>(&["web"]).unwrap();
     let refuse = |status, code: &str| {

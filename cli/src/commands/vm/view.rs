@@ -29,6 +29,7 @@ pub(crate) struct VmView {
     #[serde(default)]
     pub(crate) restarts: u64,
     pub(crate) last_end: Option<EndView>,
+    pub(crate) may_be_elsewhere: Option<ElsewhereView>,
     #[serde(default)]
     pub(crate) nics: Vec<NicView>,
     pub(crate) console: Option<ConsoleView>,
@@ -41,6 +42,14 @@ pub(crate) struct EndView {
     pub(crate) reason: String,
     #[serde(default)]
     pub(crate) detail: String,
+}
+
+/// Why a machine may be elsewhere, and what somebody has to do.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct ElsewhereView {
+    pub(crate) reason: String,
+    #[serde(default)]
+    pub(crate) remedy: String,
 }
 
 /// A NIC of a machine.

@@ -4,6 +4,7 @@ mod events;
 mod functions;
 mod management;
 mod mgmtdevs;
+mod migration;
 mod nics;
 mod openapi;
 mod ports;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
-use axum::routing::any;
+use axum::routing::{any, get};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -60,6 +61,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
             vm_nics::change,
             vm_nics::remove
         ))
+        .routes(routes!(migration::settle))
         .routes(routes!(openapi::show))
         .routes(routes!(events::follow))
         .routes(routes!(topology::show))
@@ -83,7 +85,14 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
 pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
     let router = http::description::endpoints_alone(registered());
     // What the machine's own API describes is not described here again.
-    let router = router.route("/v1/vms/{name}/{*rest}", any(proxy::forward));
+    let router = router
+        .route(
+            "/v1/vms/{name}/migration",
+            get(migration::show)
+                .post(migration::begin)
+                .delete(proxy::forward),
+        )
+        .route("/v1/vms/{name}/{*rest}", any(proxy::forward));
     // What there is not is told to those only who may come in.
     let checked = http::complete(router).layer(from_fn_with_state(access, access::check));
     http::named(checked).with_state(node)

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::Api;
 use crate::node::context::Node;
 use crate::node::machines::View;
+use crate::node::machines::departure::{Departure, remedy};
 use crate::node::machines::record::{LastEnd, Phase, Record};
 use crate::node::machines::spec::{Desired, NicSpec, Restart, VmName};
 use crate::node::machines::vmm::VmmState;
@@ -27,6 +28,9 @@ pub(super) enum VmPhase {
     Paused,
     /// It has no process.
     Stopped,
+    /// It has no process, was being sent elsewhere when that ended, and its guest may run there: nobody starts it until somebody
+    /// says where the guest is.
+    MayBeElsewhere,
     /// It has a process that does not say what it does, or in words of another version.
     Unknown,
     /// It is being taken away, or what is left of it is.
@@ -56,6 +60,27 @@ struct ConsolePaths {
     log: PathBuf,
 }
 
+/// Why a virtual machine may be elsewhere.
+#[derive(Debug, Serialize, ToSchema)]
+struct MayBeElsewhere {
+    /// Where it was being sent.
+    destination: String,
+    /// What is known, in a sentence.
+    reason: String,
+    /// What somebody has to do, in a sentence.
+    remedy: String,
+}
+
+impl MayBeElsewhere {
+    fn new(vm: &VmName, departure: &Departure) -> Self {
+        Self {
+            destination: departure.destination.clone(),
+            reason: departure.reason(),
+            remedy: remedy(vm.as_str()),
+        }
+    }
+}
+
 /// A virtual machine at one moment.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct VmInfo {
@@ -82,6 +107,9 @@ pub(super) struct VmInfo {
     restarts: u64,
     /// How it ended the last time.
     last_end: Option<LastEnd>,
+    /// Why it is not started, in the phase MayBeElsewhere; null in all others.
+    #[schema(required)]
+    may_be_elsewhere: Option<MayBeElsewhere>,
     /// Its NICs.
     nics: Vec<VmNic>,
     /// Its serial console.
@@ -124,6 +152,9 @@ impl VmInfo {
                 log: node.paths.console_log(name),
             },
             log: node.paths.log(name),
+            may_be_elsewhere: record
+                .may_be_elsewhere()
+                .map(|departure| MayBeElsewhere::new(name, departure)),
             last_end: record.last_end,
         })
     }
@@ -137,6 +168,7 @@ fn phase(record: &Record, live: Option<(Option<u32>, Option<VmmState>)>) -> VmPh
     match (record.phase, record.process(), live) {
         (Phase::Creating, ..) => VmPhase::Creating,
         (Phase::Deleting, ..) => VmPhase::Deleting,
+        (Phase::Present, None, _) if record.departure.is_some() => VmPhase::MayBeElsewhere,
         (Phase::Present, None, _) if record.spec.state == Desired::Running => VmPhase::Starting,
         (Phase::Present, None, _) => VmPhase::Stopped,
         (Phase::Present, Some(_), None) => VmPhase::Starting,

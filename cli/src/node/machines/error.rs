@@ -10,6 +10,7 @@ use axum::http::StatusCode;
 use vdpa::mgmt::bus::BusError;
 use vdpa::mgmt::nic::{self, MakeError, NicError, RemoveError};
 
+use super::departure::remedy;
 use super::spec::{BadNicId, BadSpec, BadVmName, NicId, VmName};
 use super::steps::Act;
 use super::vmm::VmmError;
@@ -108,7 +109,7 @@ impl fmt::Display for NotUndone {
             Act::Nic(id) | Act::Plug(id) | Act::Swap(id) | Act::Unplug(id) => {
                 write!(f, "the device of NIC {id}")?;
             }
-            Act::Process | Act::Boot => f.write_str("its process")?,
+            Act::Process | Act::Boot | Act::Send => f.write_str("its process")?,
         }
         write!(f, " ({}", self.error)?;
         let mut cause = std::error::Error::source(&self.error);
@@ -162,6 +163,12 @@ pub(crate) enum LifeError {
     /// Parts of it are left.
     #[error("the machine is not deleted completely; not undone: {}", list(.0))]
     Remains(Vec<NotUndone>),
+    /// It stays, as far as is known.
+    #[error("the machine cannot be sent elsewhere")]
+    Send(#[source] Box<StepError>),
+    /// It is as open as before where its guest is.
+    #[error("what was said of where the guest is cannot be kept")]
+    Settle(#[source] Box<StepError>),
     /// A NIC.
     #[error("NIC {id} cannot be {what}")]
     Nic {
@@ -226,6 +233,17 @@ pub(crate) enum VmError {
     /// It does not run.
     #[error("{0} does not run: start it first")]
     NotRunning(VmName),
+    /// Its guest may run elsewhere.
+    #[error("{vm} is not started: {reason}; {}", remedy(vm.as_str()))]
+    MayBeElsewhere {
+        /// The machine.
+        vm: VmName,
+        /// Why.
+        reason: String,
+    },
+    /// There is no doubt.
+    #[error("it is settled where the guest of {0} is")]
+    Settled(VmName),
     /// Its process speaks another level of the API.
     #[error(
         "the process of {vm} is of Bellhop {version} with API level {level}, which this daemon does not speak: use \
@@ -275,6 +293,8 @@ impl VmError {
             Self::Deleting(_) => (CONFLICT, "deleting"),
             Self::DeviceTaken { .. } => (CONFLICT, "device_taken"),
             Self::NotRunning(_) => (CONFLICT, "not_running"),
+            Self::MayBeElsewhere { .. } => (CONFLICT, "may_be_elsewhere"),
+            Self::Settled(_) => (CONFLICT, "settled"),
             Self::OtherLevel { .. } => (CONFLICT, "other_api_level"),
             Self::Life(error) => life(error),
             Self::Vmm(error) => vmm(error),
@@ -301,6 +321,8 @@ fn life(error: &LifeError) -> (StatusCode, &'static str) {
     match error {
         LifeError::Create { source, .. }
         | LifeError::Start { source, .. }
+        | LifeError::Send(source)
+        | LifeError::Settle(source)
         | LifeError::Nic { source, .. } => step(source),
         LifeError::Stop(_) | LifeError::Delete(_) | LifeError::Remains(_) => {
             (FAILED, "host_failed")
@@ -350,7 +372,7 @@ fn vmm(error: &VmmError) -> (StatusCode, &'static str) {
             let code = CODES.iter().find(|code| **code == body.code);
             (*status, code.copied().unwrap_or("refused"))
         }
-        VmmError::Connect { .. } | VmmError::Http(_) | VmmError::Client(_) => {
+        VmmError::Connect { .. } | VmmError::Http(_) | VmmError::Client(_) | VmmError::Cut(_) => {
             (StatusCode::BAD_GATEWAY, "no_answer")
         }
         VmmError::NotInTime(_) => (StatusCode::GATEWAY_TIMEOUT, "no_answer"),
@@ -359,7 +381,7 @@ fn vmm(error: &VmmError) -> (StatusCode, &'static str) {
 }
 
 /// Words of the machine's API that pass as they are.
-const CODES: [&str; 16] = [
+const CODES: [&str; 19] = [
     "unusable",
     "no_room",
     "host_failed",
@@ -376,4 +398,7 @@ const CODES: [&str; 16] = [
     "bad_descriptor",
     "invalid_body",
     "ending",
+    "settled",
+    "no_migration",
+    "migrating",
 ];

@@ -18,12 +18,13 @@ use vdpa::mgmt::bus::Bus;
 use vdpa::mgmt::nic::{self, Activity, LockedStore, MadeNic, Nics, State};
 use vmm::config::{VdpaConfig, VdpaSource, VmConfig};
 
+use super::departure::Account;
 use super::error::StepError;
 use super::observer::StepObserver;
 use super::process::{self, Identity, Process, Start};
 use super::record::Record;
 use super::spec::{NicId, NicSource, NicSpec, OWNER, VmName};
-use super::steps::{Found, Host};
+use super::steps::{Found, Host, Passed, SendRequest};
 use super::vmm::{SOON, START, Vmm, VmmError, VmmState, VmmStatus};
 use crate::node::paths::Paths;
 
@@ -519,6 +520,20 @@ impl Host for RealHost {
                     Ok(changed) => status = changed?,
                     Err(_) => return Ok(false),
                 }
+            }
+        })
+    }
+
+    fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, StepError> {
+        Ok(self.runtime.block_on(self.vmm(vm).leave(request))?)
+    }
+
+    fn migration(&self, vm: &VmName, identity: Identity) -> Account {
+        let vmm = self.vmm(vm);
+        self.runtime.block_on(async {
+            match vmm.handshake().await {
+                Ok(who) if who.pid == identity.pid => vmm.migration().await,
+                Ok(_) | Err(_) => Account::Silent,
             }
         })
     }

@@ -17,6 +17,9 @@
 //!                                         v    by its policy    │
 //!                     process ended: why? ┴───> stopped ────────┘
 //! ```
+//! A machine that was sent elsewhere is marked so in its record until it says that its guest is here; without a process it is
+//! started by nobody then, until somebody says where the guest is ([`departure`]).
+//!
 //! A daemon that starts reads the store, looks what there is ([`steps::Life::settle`]), adopts processes that run,
 //! undoes what was half made, starts what should run, and takes back what belongs to no machine of its own. It touches
 //! nothing that is not marked as its own.
@@ -24,6 +27,7 @@
 //! Steps wait for the kernel and for other processes, so they are done on worker threads, to their end also if the
 //! client goes. Owns which machines there are. It must not know HTTP's side of a request.
 
+pub(crate) mod departure;
 pub(crate) mod error;
 pub(crate) mod host;
 pub(crate) mod observer;
@@ -44,13 +48,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ::vmm::api::API_LEVEL;
 use tokio::runtime::Handle;
 
+use self::departure::Account;
 use self::error::{LifeError, VmError};
 use self::host::RealHost;
+use self::process::Identity;
 use self::record::{LastEnd, Record};
 pub(crate) use self::slot::View;
 use self::slot::{Live, Slot};
 use self::spec::{ExistingDevice, NicId, NicSpec, VmName, VmSpec};
-use self::steps::{Keep, Life, Moment, Settled};
+use self::steps::{Keep, Life, Moment, Passed, SendRequest, Settled};
 use self::vmm::{Vmm, VmmState};
 use super::paths::Paths;
 use super::store::{Store, StoreError};
@@ -76,6 +82,13 @@ pub(crate) enum Change {
     State(VmmState),
     /// It has ended.
     Ended(LastEnd),
+    /// Its process is gone, and its guest may run elsewhere: why.
+    MayBeElsewhere(String),
+    /// Somebody has said where its guest is.
+    Settled {
+        /// It is here.
+        here: bool,
+    },
     /// It could not be started; it is tried again later.
     NotStarted(String),
     /// It has a NIC more.
@@ -99,6 +112,11 @@ impl Change {
             Self::State(VmmState::Running) => Some(("running", None)),
             Self::State(VmmState::NotStarted | VmmState::Starting | VmmState::Stopped) => None,
             Self::Ended(end) => Some(("ended", Some(end.detail.clone()))),
+            Self::MayBeElsewhere(why) => Some(("may_be_elsewhere", Some(why.clone()))),
+            Self::Settled { here: true } => Some(("settled", Some("its guest is here".to_owned()))),
+            Self::Settled { here: false } => {
+                Some(("settled", Some("its guest runs elsewhere".to_owned())))
+            }
             Self::NotStarted(why) => Some(("not_started", Some(why.clone()))),
             Self::NicAdded(id) => Some(("nic_added", Some(format!("NIC {id}")))),
             Self::NicMoved(id) => Some(("nic_moved", Some(format!("NIC {id}")))),
@@ -519,6 +537,69 @@ impl Machines {
         let id = id.clone();
         self.locked(&slot, move |inner, slot| inner.remove_nic(slot, &id))
             .await?
+    }
+
+    /// Has a running machine leave for another process. From before it is asked until it says that its guest is here, nobody
+    /// starts it again. The answer is the machine's, whatever it is.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn send(&self, vm: &VmName, request: SendRequest) -> Result<Passed, VmError> {
+        let slot = self.find(vm)?;
+        let sent = self
+            .locked(&slot, move |inner, slot| inner.send(slot, &request))
+            .await?;
+        // Whoever asked for it asks how it goes.
+        slot.asks();
+        slot.migration.notify_one();
+        sent
+    }
+
+    /// Somebody says where the guest of a machine is that was sent elsewhere. If it is here and is to run, it is started.
+    ///
+    /// # Errors
+    /// [`VmError`]; then it is as open as before.
+    pub(crate) async fn say_where(&self, vm: &VmName, here: bool) -> Result<(), VmError> {
+        let slot = self.find(vm)?;
+        self.locked(&slot, move |inner, slot| inner.say_where(slot, here))
+            .await??;
+        if slot.record().is_some_and(|record| record.is_to_start()) {
+            supervisor::begin(self, &slot, None);
+        }
+        Ok(())
+    }
+
+    /// A client asks a machine how its migration goes. Its process ends once somebody knows that the guest is gone: that is
+    /// to be the client.
+    /// Returns which process that is.
+    pub(crate) fn asks_migration(&self, vm: &VmName) -> Option<Identity> {
+        let slot = self.find(vm).ok()?;
+        slot.asks();
+        slot.record()?.process()?.0
+    }
+
+    /// A client is about to read how a machine's migration goes, by the account of this process.
+    pub(crate) async fn hears_migration(
+        &self,
+        vm: &VmName,
+        process: Option<Identity>,
+        account: Account,
+    ) {
+        let Ok(slot) = self.find(vm) else {
+            return;
+        };
+        match account {
+            // It is asked again, so that an answer to an earlier request is not taken for one to a later.
+            Account::Here => slot.has_heard(),
+            Account::There => {
+                // It ends now, and this may have been its last word.
+                let noted = self.locked(&slot, move |inner, slot| inner.hears_moved(slot, process));
+                if let Err(error) = noted.await {
+                    tracing::debug!(%vm, %error, "that it has moved is not noted");
+                }
+            }
+            Account::None | Account::UnderWay | Account::Unsettled | Account::Silent => {}
+        }
     }
 
     /// A machine's own API.

@@ -12,8 +12,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::departure::Departure;
 use super::process::Identity;
-use super::spec::{NicId, NicSource, VmSpec};
+use super::spec::{Desired, NicId, NicSource, VmSpec};
 
 /// How far a virtual machine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +89,9 @@ pub(crate) struct Record {
     pub(crate) restarts: u64,
     /// How it ended the last time.
     pub(crate) last_end: Option<LastEnd>,
+    /// It was asked to leave, and has not said since that its guest is here. Without a process nobody starts it.
+    #[serde(default)]
+    pub(crate) departure: Option<Departure>,
 }
 
 impl Record {
@@ -99,7 +103,21 @@ impl Record {
             steps: Vec::new(),
             restarts: 0,
             last_end: None,
+            departure: None,
         }
+    }
+
+    /// Whether it is to be started: it should run, does not, and its guest does not run elsewhere.
+    pub(crate) fn is_to_start(&self) -> bool {
+        self.phase == Phase::Present
+            && self.spec.state == Desired::Running
+            && self.process().is_none()
+            && self.departure.is_none()
+    }
+
+    /// How it left, if it may be elsewhere: it has no process that could say that its guest is here.
+    pub(crate) fn may_be_elsewhere(&self) -> Option<&Departure> {
+        self.departure.as_ref().filter(|_| self.process().is_none())
     }
 
     /// What was begun, in the order in which it depends on each other.

@@ -4,9 +4,11 @@
 //! processes.
 
 use super::error::{LifeError, VmError};
-use super::record::{EndedBecause, LastEnd, Phase, Record};
+use super::process::Identity;
+use super::record::{Phase, Record};
 use super::slot::{Live, Slot};
 use super::spec::{Desired, ExistingDevice, NicId, NicSpec, VmName, VmSpec};
+use super::steps::{Passed, SendRequest};
 use super::vmm::{Vmm, VmmState};
 use super::{Change, Inner, Put, Removed, Wanted, speaks};
 
@@ -47,6 +49,8 @@ impl Inner {
         if record.process().is_some() {
             return Err(VmError::OtherRuns(slot.name().clone()));
         }
+        // It would run under the name, and with the NICs, of a guest that may run elsewhere.
+        check_whereabouts(slot.name(), &record)?;
         self.reserve(slot, &spec)?;
         self.live(slot, |life| life.delete(&mut record))?;
         self.create(slot, spec).map(|()| Put::Replaced)
@@ -79,6 +83,7 @@ impl Inner {
             }
             Wanted::Paused => Err(VmError::NotRunning(vm.clone())),
             Wanted::Running => {
+                check_whereabouts(vm, &record)?;
                 record.spec.state = Desired::Running;
                 let started = self.live(slot, |life| life.start(&mut record));
                 if started.is_err() {
@@ -93,19 +98,76 @@ impl Inner {
                 // Before: it is not to come back if this daemon ends now.
                 self.live(slot, |life| life.keep(&record))
                     .map_err(|error| LifeError::Stop(Box::new(error)))?;
+                // Afterwards nobody can be asked any more.
+                self.live(slot, |life| life.look_for_guest(&mut record));
                 self.live(slot, |life| life.stop(&mut record))?;
                 if runs {
-                    let end = LastEnd {
-                        reason: EndedBecause::Stopped,
-                        detail: "it was told to stop".to_owned(),
-                    };
-                    record.last_end = Some(end.clone());
-                    self.live(slot, |life| life.note(&record));
+                    let end = self.live(slot, |life| life.stopped(&mut record));
                     self.tell(vm, Change::Ended(end));
+                    self.tell_whereabouts(vm, &record);
                 }
                 Ok(())
             }
         }
+    }
+
+    /// Says so if a machine's guest may be elsewhere by now.
+    pub(super) fn tell_whereabouts(&self, vm: &VmName, record: &Record) {
+        if let Some(departure) = record.may_be_elsewhere() {
+            let reason = departure.reason();
+            tracing::error!(%vm, "{reason}");
+            self.tell(vm, Change::MayBeElsewhere(reason));
+        }
+    }
+
+    /// Has a running machine leave for another process. The record says so before.
+    pub(super) fn send(&self, slot: &Slot, request: &SendRequest) -> Result<Passed, VmError> {
+        let mut record = self.present(slot)?;
+        if record.process().is_none() {
+            check_whereabouts(slot.name(), &record)?;
+            return Err(VmError::NotRunning(slot.name().clone()));
+        }
+        Ok(self.live(slot, |life| life.send(&mut record, request))?)
+    }
+
+    /// Asks a machine that was sent elsewhere how that went.
+    pub(super) fn look_for_guest(&self, slot: &Slot) {
+        if let Some(mut record) = slot.record() {
+            self.live(slot, |life| life.look_for_guest(&mut record));
+        }
+    }
+
+    /// This process has said that the guest runs elsewhere.
+    pub(super) fn hears_moved(&self, slot: &Slot, process: Option<Identity>) {
+        let Some(mut record) = slot.record() else {
+            return;
+        };
+        if record
+            .process()
+            .is_some_and(|(identity, _)| identity == process)
+        {
+            self.live(slot, |life| life.departed(&mut record));
+        }
+    }
+
+    /// Somebody says where a machine's guest is: to the machine if it runs, else to its record.
+    pub(super) fn say_where(&self, slot: &Slot, here: bool) -> Result<(), VmError> {
+        let vm = slot.name();
+        let mut record = self.present(slot)?;
+        if record.process().is_some() {
+            self.runtime.block_on(self.vmm(vm).settle(here))?;
+            self.live(slot, |life| match here {
+                true => life.look_for_guest(&mut record),
+                false => life.departed(&mut record),
+            });
+            return Ok(());
+        }
+        if record.departure.is_none() {
+            return Err(VmError::Settled(vm.clone()));
+        }
+        self.live(slot, |life| life.say_where(&mut record, here))?;
+        self.tell(vm, Change::Settled { here });
+        Ok(())
     }
 
     /// The record of a machine that is there, whose process, if it has one, can be talked to.
@@ -190,5 +252,16 @@ impl Inner {
             }
             false => Ok(Removed::Asked),
         }
+    }
+}
+
+/// Fails if the guest of a machine without a process may run elsewhere.
+fn check_whereabouts(vm: &VmName, record: &Record) -> Result<(), VmError> {
+    match record.may_be_elsewhere() {
+        None => Ok(()),
+        Some(departure) => Err(VmError::MayBeElsewhere {
+            vm: vm.clone(),
+            reason: departure.reason(),
+        }),
     }
 }

@@ -4,6 +4,9 @@
 //! what the steps are.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
 
 use super::process::Identity;
 use super::record::Record;
@@ -54,6 +57,10 @@ pub(crate) struct Slot {
     name: VmName,
     /// Held while steps are done.
     pub(crate) steps: Arc<tokio::sync::Mutex<()>>,
+    /// Told when there is something new about its migration.
+    pub(crate) migration: Notify,
+    /// When a client asked last how its migration goes.
+    asked: Mutex<Option<Instant>>,
     view: Mutex<View>,
 }
 
@@ -62,6 +69,8 @@ impl Slot {
         Self {
             name,
             steps: Arc::default(),
+            migration: Notify::new(),
+            asked: Mutex::default(),
             view: Mutex::new(View {
                 record,
                 ..View::default()
@@ -76,6 +85,26 @@ impl Slot {
     /// What there is now. Never held while something is waited for.
     pub(crate) fn view(&self) -> MutexGuard<'_, View> {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A client asks how its migration goes.
+    pub(crate) fn asks(&self) {
+        *self.asked() = Some(Instant::now());
+    }
+
+    /// Whether a client has asked how its migration goes within this time.
+    pub(crate) fn has_asked(&self, within: Duration) -> bool {
+        self.asked().is_some_and(|when| when.elapsed() < within)
+    }
+
+    /// How its migration goes is not for the client any more.
+    pub(crate) fn has_heard(&self) {
+        *self.asked() = None;
+        self.migration.notify_one();
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn record(&self) -> Option<Record> {

@@ -5,6 +5,7 @@
 //!   start    devices that are gone (the host was rebooted) ─> process ─> configured, NICs, booted
 //!   stop     process
 //!   delete   what was begun, from the end
+//!   send     marked in the record ─> asked to leave for another process
 //! ```
 //! Each step is in the record, and the record kept ([`Keep`]), before it is done. What fails undoes what was done before
 //! it. Undoing what was not done, or is undone already, changes nothing; so after a crash anywhere the same can
@@ -12,10 +13,15 @@
 //!
 //! Owns the order. How a step is done belongs to [`Host`]; tests have one in memory that fails wherever they like.
 
+mod leaving;
 mod nics;
 
 use std::fmt;
 
+use axum::body::Bytes;
+use axum::http::StatusCode;
+
+use super::departure::Account;
 use super::error::{LifeError, NotUndone, StepError};
 use super::process::Identity;
 use super::record::{EndedBecause, LastEnd, Phase, Record, Step};
@@ -33,6 +39,25 @@ pub(crate) enum Found {
     Runs,
     /// It is there and does not say what it does, or is of a later level: it is left alone.
     Unknown,
+}
+
+/// A request to a machine to leave for another process.
+#[derive(Debug, Clone)]
+pub(crate) struct SendRequest {
+    /// Where to, as far as it says that.
+    pub(crate) destination: String,
+    /// As the machine gets it.
+    pub(crate) body: Bytes,
+    /// Its name, if it has one.
+    pub(crate) request_id: Option<String>,
+}
+
+/// What a machine has answered.
+#[derive(Debug, Clone)]
+pub(crate) struct Passed {
+    pub(crate) status: StatusCode,
+    /// JSON.
+    pub(crate) body: Bytes,
 }
 
 /// What steps are done with. All of it can be done twice.
@@ -65,6 +90,10 @@ pub(crate) trait Host: Send + Sync {
     fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
     /// Asks the running machine to give a NIC up, unless it has none. Returns whether it has none any more.
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, StepError>;
+    /// Asks the running machine to leave for another process; what it answers.
+    fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, StepError>;
+    /// What the machine says of its last migration, if it is this process that answers.
+    fn migration(&self, vm: &VmName, identity: Identity) -> Account;
     /// Looks what a process does.
     fn look(&self, vm: &VmName, identity: Option<Identity>) -> Found;
 }
@@ -113,6 +142,7 @@ pub(crate) enum Act {
     Plug(String),
     Swap(String),
     Unplug(String),
+    Send,
 }
 
 impl fmt::Display for Act {
@@ -125,6 +155,7 @@ impl fmt::Display for Act {
             Self::Plug(id) => write!(f, "plug {id}"),
             Self::Swap(id) => write!(f, "swap {id}"),
             Self::Unplug(id) => write!(f, "unplug {id}"),
+            Self::Send => f.write_str("send"),
         }
     }
 }
@@ -329,14 +360,18 @@ impl Life<'_> {
         };
         if boot != self.host.boot() {
             record.forget_process();
-            record.last_end = Some(LastEnd {
+            let end = LastEnd {
                 reason: EndedBecause::HostRebooted,
                 detail: "the host was rebooted".to_owned(),
-            });
+            };
+            record.last_end = Some(leaving::account_of(record, end));
             self.note(record);
             return Ok(Settled::stopped(record));
         }
         let found = self.host.look(self.vm, identity);
+        if found == Found::Runs {
+            self.look_for_guest(record);
+        }
         match (found, record.spec.state) {
             (Found::Runs | Found::Unknown, Desired::Running) if identity.is_some() => {
                 Ok(Settled::Running)
@@ -360,14 +395,29 @@ impl Life<'_> {
         }
     }
 
-    /// The machine's process has ended: why, and by the restart policy whether it is to run again.
-    pub(crate) fn ended(&self, record: &mut Record, end: LastEnd) {
+    /// The machine's process has ended: why, and by the restart policy whether it is to run again. Returns what its end
+    /// comes to.
+    pub(crate) fn ended(&self, record: &mut Record, end: LastEnd) -> LastEnd {
         record.forget_process();
+        let end = leaving::account_of(record, end);
         if !again(record.spec.restart, end.reason) {
             record.spec.state = Desired::Stopped;
         }
-        record.last_end = Some(end);
+        record.last_end = Some(end.clone());
         self.note(record);
+        end
+    }
+
+    /// The machine's process was ended because it is not to run any more. Returns what its end comes to.
+    pub(crate) fn stopped(&self, record: &mut Record) -> LastEnd {
+        let end = LastEnd {
+            reason: EndedBecause::Stopped,
+            detail: "it was told to stop".to_owned(),
+        };
+        let end = leaving::account_of(record, end);
+        record.last_end = Some(end.clone());
+        self.note(record);
+        end
     }
 
     fn act<T>(
@@ -438,9 +488,9 @@ pub(crate) enum Settled {
 
 impl Settled {
     fn stopped(record: &Record) -> Self {
-        match record.spec.state {
-            Desired::Running => Self::ToStart,
-            Desired::Stopped => Self::Stopped,
+        match record.is_to_start() {
+            true => Self::ToStart,
+            false => Self::Stopped,
         }
     }
 }

@@ -9,9 +9,13 @@
 //!                                         v                 deleted it ──> (over)
 //!                                       (over)
 //! ```
+//! A machine that was sent elsewhere is asked how that went until it says that its guest is here; one whose process is gone
+//! before is not started again by any policy ([`super::departure`]).
+//!
 //! No lock is held while it waits. It must not know why somebody else stops a machine: the record tells that this is not
 //! its process any more.
 
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::pin::pin;
@@ -28,7 +32,6 @@ use tokio::io::unix::AsyncFd;
 use super::process::{Identity, Process};
 use super::record::{EndedBecause, LastEnd, Phase};
 use super::slot::{Live, Slot};
-use super::spec::Desired;
 use super::vmm::VmmNic;
 use super::{Change, Inner, Machines, speaks};
 
@@ -42,6 +45,12 @@ const CALM: Duration = Duration::from_secs(60);
 const LAST_WORD: Duration = Duration::from_millis(500);
 /// How long a process that did not answer is left in peace.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// How often a machine that was sent elsewhere is asked how that went.
+const MIGRATION: Duration = Duration::from_secs(1);
+/// How long nobody else asks it after a client has: the process of a guest that is gone ends once somebody knows it, and the
+/// client wants to.
+const CLIENTS: Duration = Duration::from_secs(3);
 
 /// Watches this process; without one, starts it first.
 pub(super) fn begin(machines: &Machines, slot: &Arc<Slot>, identity: Option<Identity>) {
@@ -98,18 +107,19 @@ fn ended(inner: &Inner, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
     if record.phase != Phase::Present || !ours {
         return Next::Over;
     }
-    inner.live(slot, |life| {
+    let end = inner.live(slot, |life| {
         // What it left: its socket.
         if let Err(error) = life.stop(&mut record) {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(vm = %slot.name(), error, "what a machine's process left stays");
         }
-        life.ended(&mut record, end.clone());
+        life.ended(&mut record, end)
     });
     inner.tell(slot.name(), Change::Ended(end));
-    match record.spec.state {
-        Desired::Running => Next::Again,
-        Desired::Stopped => Next::Over,
+    inner.tell_whereabouts(slot.name(), &record);
+    match record.is_to_start() {
+        true => Next::Again,
+        false => Next::Over,
     }
 }
 
@@ -118,8 +128,7 @@ fn revive(inner: &Inner, slot: &Slot) -> Next {
     let Some(mut record) = slot.record() else {
         return Next::Over;
     };
-    let wanted = record.phase == Phase::Present && record.spec.state == Desired::Running;
-    if !wanted || record.process().is_some() {
+    if !record.is_to_start() {
         return Next::Over;
     }
     record.restarts = record.restarts.saturating_add(1);
@@ -191,6 +200,7 @@ async fn until_end(machines: &Machines, slot: &Arc<Slot>, identity: Identity) ->
             Some(said)
         }
         _ = watched.readable() => tokio::time::timeout(LAST_WORD, account).await.ok(),
+        never = attend(machines, slot) => match never {},
     };
     let status = watched.get_ref().0.reap();
     match (said, status) {
@@ -253,11 +263,40 @@ async fn follow(machines: &Machines, slot: &Arc<Slot>, identity: Identity) -> La
                 slot.update(identity, |live| live.state = None);
                 last = None;
                 tokio::time::sleep(PAUSE).await;
+                // Another program may go on with it by now: an upgrade.
+                if let Ok(who) = vmm.handshake().await
+                    && who.pid == identity.pid
+                {
+                    slot.update(identity, |live| {
+                        live.version = Some(who.version);
+                        live.api = Some(who.api);
+                    });
+                }
                 // Any generation but the present one.
                 0
             }
         };
         answer = vmm.watch(since).await;
+    }
+}
+
+/// Asks a machine that was sent elsewhere how that went, until it says that its guest is here.
+async fn attend(machines: &Machines, slot: &Arc<Slot>) -> Infallible {
+    loop {
+        let news = slot.migration.notified();
+        let departure = slot.record().and_then(|record| record.departure);
+        if departure.is_none_or(|departure| departure.moved) {
+            news.await;
+            continue;
+        }
+        // Whoever has news: it is looked at by the same question.
+        let _ = tokio::time::timeout(MIGRATION, news).await;
+        if !slot.has_asked(CLIENTS) {
+            // If this daemon ends the next one does it.
+            let _ = machines
+                .locked(slot, |inner, slot| inner.look_for_guest(slot))
+                .await;
+        }
     }
 }
 

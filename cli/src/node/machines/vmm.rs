@@ -18,8 +18,11 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use vmm::http::ErrorBody;
 use vmm::http::client::{Client, ClientError};
+use vmm::http::request_id::REQUEST_ID;
 
+use super::departure::{Account, MigrationView};
 use super::record::EndedBecause;
+use super::steps::{Passed, SendRequest};
 
 /// The longest answer that is read, in bytes. The longest there is lists a machine's NICs.
 const ANSWER_MAX: usize = 1 << 20;
@@ -27,6 +30,10 @@ const ANSWER_MAX: usize = 1 << 20;
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 /// How long a start may take: memory is pinned for devices, some GiB in a second.
 pub(crate) const START: Duration = Duration::from_secs(300);
+/// How long a machine may take that reads certificates before it answers.
+const ANSWER: Duration = Duration::from_secs(90);
+/// Where a machine's migration is.
+const MIGRATION: &str = "/v1/vm/migration";
 /// How long a watch waits, in seconds.
 const WATCH_SECONDS: u64 = 30;
 
@@ -51,6 +58,9 @@ pub(crate) enum VmmError {
     /// There is no whole answer.
     #[error(transparent)]
     Client(Box<ClientError>),
+    /// The answer's body ended early, or has no end.
+    #[error("the machine's process did not answer as a whole")]
+    Cut(#[source] axum::Error),
     /// The answer is none.
     #[error("the answer of the machine's process makes no sense")]
     Malformed(#[source] serde_json::Error),
@@ -209,6 +219,38 @@ impl Vmm {
         sender.send_request(request).await.map_err(VmmError::Http)
     }
 
+    /// Asks the machine to leave for another process; what it answers, whatever that is.
+    pub(crate) async fn leave(&self, request: &SendRequest) -> Result<Passed, VmmError> {
+        let mut builder = Request::builder()
+            .method(Method::POST)
+            .uri(MIGRATION)
+            .header(header::CONNECTION, HeaderValue::from_static("close"));
+        if let Some(id) = &request.request_id {
+            builder = builder.header(REQUEST_ID, id);
+        }
+        let request = builder
+            .body(request.body.clone())
+            .map_err(VmmError::Request)?;
+        let answer = self.client(ANSWER).send(request, &[]).await?;
+        Ok(Passed {
+            status: answer.status(),
+            body: answer.into_body(),
+        })
+    }
+
+    /// What the machine says of its last migration. A machine that has moved may end once it was asked.
+    pub(crate) async fn migration(&self) -> Account {
+        match self.get::<MigrationView>(MIGRATION, SOON).await {
+            Ok(view) => Account::from(&view),
+            Err(VmmError::Refused(StatusCode::NOT_FOUND, ..)) => Account::None,
+            Err(_) => Account::Silent,
+        }
+    }
+
+    fn client(&self, limit: Duration) -> Client {
+        Client::new(&self.socket).time(limit).answer_max(ANSWER_MAX)
+    }
+
     /// Asks, and reads the answer.
     pub(crate) async fn ask(
         &self,
@@ -239,9 +281,8 @@ impl Vmm {
             .header(header::CONNECTION, HeaderValue::from_static("close"))
             .body(body)
             .map_err(VmmError::Request)?;
-        let client = Client::new(&self.socket).time(limit).answer_max(ANSWER_MAX);
         let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-        let answer = client.send(request, &descriptors).await?;
+        let answer = self.client(limit).send(request, &descriptors).await?;
         let (status, body) = (answer.status(), answer.into_body());
         match status.is_success() {
             true => Ok(body),
@@ -277,6 +318,18 @@ impl Vmm {
         let path = format!("/v1/vm/watch?since={since}&timeout_s={WATCH_SECONDS}");
         let limit = Duration::from_secs(WATCH_SECONDS).saturating_add(SOON);
         self.get(&path, limit).await
+    }
+
+    /// Says where the guest is of a migration that is not settled.
+    pub(crate) async fn settle(&self, here: bool) -> Result<(), VmmError> {
+        #[derive(Serialize)]
+        struct Settle {
+            settle: &'static str,
+        }
+        let settle = if here { "Here" } else { "There" };
+        self.ask(Method::PATCH, MIGRATION, Some(&Settle { settle }), START)
+            .await
+            .map(drop)
     }
 
     /// Tells it what to do.

@@ -24,8 +24,9 @@ use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition,
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The version of what this program writes.
-const SCHEMA: u64 = 1;
+/// The version of what this program writes. 2: a machine's record tells that it was sent elsewhere; a program that does not
+/// know it would start it again.
+const SCHEMA: u64 = 2;
 /// Memory for pages of the file, in bytes: all of a large node's records.
 const CACHE: usize = 4 << 20;
 

@@ -81,6 +81,28 @@ fn a_newer_schema_is_refused_and_left_alone() {
 }
 
 #[test]
+fn an_older_schema_is_read_and_is_this_programs_from_then_on() {
+    let directory = Directory::new("older");
+    let schema = |new: Option<u64>| {
+        let database = Database::create(directory.file()).unwrap();
+        let transaction = database.begin_write().unwrap();
+        let mut meta = transaction.open_table(META).unwrap();
+        if let Some(new) = new {
+            meta.insert(SCHEMA_KEY, new).unwrap();
+        }
+        let found = meta.get(SCHEMA_KEY).unwrap().unwrap().value();
+        drop(meta);
+        transaction.commit().unwrap();
+        found
+    };
+    directory.open().unwrap().put("web", &json!(1)).unwrap();
+    assert_eq!(schema(Some(1)), 1);
+    let all: Vec<(String, Value)> = directory.open().unwrap().vms().unwrap();
+    assert_eq!(all, [("web".to_owned(), json!(1))]);
+    assert_eq!(schema(None), SCHEMA);
+}
+
+#[test]
 fn rubbish_is_refused_with_the_remedy() {
     let directory = Directory::new("rubbish");
     drop(directory.open().unwrap());

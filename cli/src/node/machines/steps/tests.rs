@@ -35,8 +35,21 @@ enum Fault {
 struct Running {
     identity: Identity,
     booted: bool,
+    /// What it says of its migration.
+    migration: Account,
     /// The NICs that it has, and the devices that it has open for them.
     nics: BTreeMap<String, String>,
+}
+
+impl Running {
+    /// Whether the guest runs in it.
+    fn has_guest(&self) -> bool {
+        self.booted
+            && matches!(
+                self.migration,
+                Account::None | Account::UnderWay | Account::Here
+            )
+    }
 }
 
 /// The device of a NIC.
@@ -67,6 +80,12 @@ struct World {
     started: u32,
     /// The guest does not give up the next NIC that it is asked for.
     stubborn: bool,
+    /// The guest runs elsewhere.
+    away: bool,
+    /// The next request to leave is refused.
+    refuses: bool,
+    /// The process does not answer.
+    silent: bool,
 }
 
 #[derive(Debug, Default)]
@@ -165,12 +184,11 @@ impl Host for Fake {
                 pid: world.started,
                 start_time: 7,
             };
-            let booted = false;
-            let nics = BTreeMap::new();
             world.processes.push(Running {
                 identity,
-                booted,
-                nics,
+                booted: false,
+                migration: Account::None,
+                nics: BTreeMap::new(),
             });
             identity
         })
@@ -230,6 +248,34 @@ impl Host for Fake {
         })
     }
 
+    fn send(&self, _: &VmName, _: &SendRequest) -> Result<Passed, StepError> {
+        self.call(|world| {
+            let refuses = std::mem::take(&mut world.refuses);
+            let sent = world
+                .processes
+                .iter_mut()
+                .find(|one| one.has_guest() && one.migration != Account::UnderWay);
+            let status = match sent {
+                Some(one) if !refuses => {
+                    one.migration = Account::UnderWay;
+                    StatusCode::ACCEPTED
+                }
+                _ => StatusCode::CONFLICT,
+            };
+            Passed {
+                status,
+                body: Bytes::new(),
+            }
+        })
+    }
+
+    fn migration(&self, _: &VmName, identity: Identity) -> Account {
+        let world = self.world();
+        let one = world.processes.iter().find(|one| one.identity == identity);
+        one.filter(|_| !world.silent)
+            .map_or(Account::Silent, |one| one.migration)
+    }
+
     fn look(&self, _: &VmName, identity: Option<Identity>) -> Found {
         let world = self.world();
         let found = world.processes.iter().find(|one| match identity {
@@ -239,6 +285,7 @@ impl Host for Fake {
         match found {
             None => Found::Gone,
             Some(_) if identity.is_none() => Found::Unknown,
+            Some(running) if running.booted && world.silent => Found::Unknown,
             Some(running) if running.booted => Found::Runs,
             Some(_) => Found::NotBooted,
         }
@@ -291,9 +338,33 @@ enum Deed {
     },
     /// The guest gives up what it was asked for.
     GiveUp,
+    /// The machine is asked to leave for another process.
+    Send {
+        refused: bool,
+    },
+    /// The migration that is under way ends so.
+    Migrated(Way),
+    /// The process does not answer, or does again.
+    Silent(bool),
+    /// Somebody says what is true of where the guest is.
+    SayWhere,
     Reboot,
     /// The daemon is killed while it does nothing.
     Kill,
+}
+
+/// How a migration ends.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Stays,
+    /// The guest runs elsewhere, and the source knows it.
+    Moves,
+    /// The guest runs elsewhere, or nowhere, and the source does not know which.
+    Unsettled {
+        away: bool,
+    },
+    /// The guest runs elsewhere before the source can say anything.
+    Unsaid,
 }
 
 fn deed() -> impl Strategy<Value = Deed> {
@@ -315,6 +386,37 @@ fn deed() -> impl Strategy<Value = Deed> {
         2 => (0..3_usize, 0..2_usize).prop_map(|(nic, to)| Deed::Swap { nic, to }),
         2 => (0..3_usize, any::<bool>()).prop_map(|(nic, stubborn)| Deed::RemoveNic { nic, stubborn }),
         1 => Just(Deed::GiveUp),
+        3 => any::<bool>().prop_map(|refused| Deed::Send { refused }),
+        3 => way().prop_map(Deed::Migrated),
+        1 => any::<bool>().prop_map(Deed::Silent),
+        2 => Just(Deed::SayWhere),
+        1 => Just(Deed::Reboot),
+        1 => Just(Deed::Kill),
+    ]
+}
+
+/// How a migration may end.
+fn way() -> impl Strategy<Value = Way> {
+    prop_oneof![
+        Just(Way::Stays),
+        Just(Way::Moves),
+        any::<bool>().prop_map(|away| Way::Unsettled { away }),
+        Just(Way::Unsaid),
+    ]
+}
+
+/// What happens to a machine that was sent elsewhere.
+fn leaving() -> impl Strategy<Value = Deed> {
+    prop_oneof![
+        3 => way().prop_map(Deed::Migrated),
+        1 => any::<bool>().prop_map(|refused| Deed::Send { refused }),
+        1 => any::<bool>().prop_map(Deed::Silent),
+        2 => Just(Deed::SayWhere),
+        1 => Just(Deed::Start),
+        1 => Just(Deed::Stop),
+        1 => Just(Deed::Crash),
+        2 => Just(Deed::CrashUnseen),
+        1 => Just(Deed::PowerOff),
         1 => Just(Deed::Reboot),
         1 => Just(Deed::Kill),
     ]
@@ -380,27 +482,64 @@ impl Daemon<'_> {
                 self.record = made.ok().or_else(|| self.fake.stored());
             }
             (Deed::Start, Some(record)) if record.phase == Phase::Present => {
-                if record.process().is_none() {
+                // Whoever starts what is known to be elsewhere wants two of it.
+                let away = std::mem::take(&mut self.fake.world().away);
+                if record.may_be_elsewhere().is_some() {
+                    self.fake.world().away = away;
+                } else if record.process().is_none() {
                     record.spec.state = Desired::Running;
                     let _ = life.start(record);
+                } else {
+                    self.fake.world().away = away;
                 }
             }
             (Deed::Stop, Some(record)) if record.phase == Phase::Present => {
                 record.spec.state = Desired::Stopped;
                 if life.keep(record).is_ok() {
-                    let _ = life.stop(record);
+                    life.look_for_guest(record);
+                    let runs = record.process().is_some();
+                    if life.stop(record).is_ok() && runs {
+                        life.stopped(record);
+                    }
                 }
             }
+            (Deed::Send { refused }, Some(record)) if record.phase == Phase::Present => {
+                if record.process().is_some() {
+                    self.fake.world().refuses = refused;
+                    let request = SendRequest {
+                        destination: "unix:/b".to_owned(),
+                        body: Bytes::new(),
+                        request_id: None,
+                    };
+                    let sent = life.send(record, &request);
+                    self.fake.world().refuses = false;
+                    if sent.is_ok_and(|passed| passed.status == StatusCode::ACCEPTED) {
+                        assert!(record.departure.is_some(), "sent without a mark");
+                    }
+                }
+            }
+            (Deed::Migrated(_), Some(record)) if record.phase == Phase::Present => {
+                life.look_for_guest(record);
+            }
+            (Deed::SayWhere, Some(record)) if record.may_be_elsewhere().is_some() => {
+                let here = !self.fake.world().away;
+                let _ = life.say_where(record, here);
+            }
             (Deed::Delete, Some(record)) => {
+                // What is made under its name afterwards is another one.
+                self.fake.world().away = false;
                 if life.delete(record).is_ok() {
                     self.record = None;
                 }
             }
             (Deed::Crash | Deed::PowerOff, Some(record)) => {
                 if record.phase == Phase::Present && record.process().is_some() {
-                    self.fake.world().processes.clear();
+                    let mut gone = std::mem::take(&mut self.fake.world().processes);
+                    let said = gone.pop().map(|one| one.migration);
                     if life.stop(record).is_ok() {
                         let reason = match deed {
+                            // It has said so at its end.
+                            _ if said == Some(Account::There) => EndedBecause::Moved,
                             Deed::Crash => EndedBecause::Crashed,
                             _ => EndedBecause::PoweredOff,
                         };
@@ -462,6 +601,7 @@ impl Daemon<'_> {
             return Settled::None;
         };
         self.fake.world().stubborn = false;
+        self.fake.world().refuses = false;
         let settled = self.life().settle(&mut record).unwrap();
         if settled == Settled::Running {
             self.life().settle_nics(&mut record);
@@ -478,10 +618,17 @@ fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
     let stored = fake.stored();
     let world = fake.world().clone();
     prop_assert!(world.processes.len() <= 1, "two processes: {world:?}");
+    let guests = world.processes.iter().filter(|one| one.has_guest());
+    prop_assert!(
+        guests.count() + usize::from(world.away) <= 1,
+        "the guest runs twice: {world:?} {stored:?}"
+    );
     let Some(record) = stored else {
         let empty = World {
             boot: world.boot,
             started: world.started,
+            away: world.away,
+            silent: world.silent,
             ..World::default()
         };
         prop_assert_eq!(world, empty, "something is left, and nobody knows of it");
@@ -515,6 +662,33 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
             Deed::CrashUnseen => {
                 fake.world().processes.clear();
                 killed = true;
+            }
+            Deed::Silent(silent) => fake.world().silent = silent,
+            Deed::Migrated(way) => {
+                {
+                    let mut world = fake.world();
+                    let mut all = world.processes.iter_mut();
+                    if let Some(one) = all.find(|one| one.migration == Account::UnderWay) {
+                        let (account, away) = match way {
+                            Way::Stays => (Account::Here, false),
+                            Way::Moves => (Account::There, true),
+                            Way::Unsettled { away } => (Account::Unsettled, away),
+                            // It stands still, and has not noticed yet.
+                            Way::Unsaid => (Account::Silent, true),
+                        };
+                        one.migration = account;
+                        world.away = away;
+                    }
+                }
+                fake.plan(faults);
+                let done = catch_unwind(AssertUnwindSafe(|| daemon.does(deed)));
+                fake.plan(Vec::new());
+                if let Err(panic) = done {
+                    if !panic.is::<Killed>() {
+                        resume_unwind(panic);
+                    }
+                    killed = true;
+                }
             }
             Deed::Reboot => {
                 let mut world = fake.world();
@@ -551,6 +725,11 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
                 prop_assert!(!runs || rest == (Vec::new(), Vec::new()), "{rest:?} stays");
             }
             prop_assert_eq!(settled == Settled::Running, runs);
+            let here = |account| matches!(account, Account::None | Account::Here);
+            let certain = !once.silent && once.processes.iter().all(|one| here(one.migration));
+            if let Some(record) = daemon.record.as_ref().filter(|_| runs && certain) {
+                prop_assert_eq!(&record.departure, &None, "the mark stays");
+            }
             prop_assert_eq!(settled == Settled::None, fake.stored().is_none());
             // Twice is the same as once.
             let again = daemon.settles();
@@ -566,7 +745,15 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
                 };
                 life.start(record).unwrap();
                 prop_assert!(fake.world().processes.iter().all(|one| one.booted));
+                holds(&fake, &vm)?;
             }
+        }
+        // What a supervisor would do now.
+        if let Some(record) = daemon.record.as_mut().filter(|record| record.is_to_start()) {
+            prop_assert!(
+                !fake.world().away,
+                "it would be started, and runs elsewhere: {record:?}"
+            );
         }
     }
     // In the end all of it can be taken back.
@@ -589,6 +776,13 @@ proptest! {
         deeds in vec((deed(), vec(fault(), 0..14)), 1..12)
     ) {
         lives(deeds)?;
+    }
+
+    #[test]
+    fn a_guest_that_leaves_runs_once_whatever_fails(
+        deeds in vec((leaving(), vec(fault(), 0..6)), 1..10)
+    ) {
+        lives(sent().into_iter().chain(deeds).collect())?;
     }
 }
 
@@ -640,5 +834,156 @@ fn the_policy_decides_who_comes_back() {
         (Restart::Always, EndedBecause::Stopped, true),
     ] {
         assert_eq!(again(restart, because), back, "{restart:?} {because:?}");
+    }
+}
+
+/// One that runs and was sent to another process.
+fn sent() -> Vec<(Deed, Vec<Fault>)> {
+    let create = Deed::Create {
+        nics: 0,
+        stopped: false,
+        restart: Restart::Always,
+    };
+    let send = Deed::Send { refused: false };
+    vec![(create, Vec::new()), (send, Vec::new())]
+}
+
+#[test]
+fn a_machine_that_was_sent_is_not_started_again_whenever_its_process_or_the_daemon_dies() {
+    let ways = [
+        Way::Stays,
+        Way::Moves,
+        Way::Unsettled { away: true },
+        Way::Unsettled { away: false },
+        Way::Unsaid,
+    ];
+    let ends = [
+        Deed::Crash,
+        Deed::CrashUnseen,
+        Deed::PowerOff,
+        Deed::Reboot,
+        Deed::Stop,
+        Deed::Kill,
+    ];
+    for way in ways {
+        for end in ends {
+            for (fault, at) in [
+                (Fault::None, 0),
+                (Fault::KilledBefore, 0),
+                (Fault::KilledAfter, 0),
+                (Fault::KilledAfter, 1),
+                (Fault::Fails, 1),
+                (Fault::KilledBefore, 2),
+            ] {
+                let mut faults = vec![Fault::None; at];
+                faults.push(fault);
+                let mut deeds = sent();
+                deeds.push((Deed::Migrated(way), faults.clone()));
+                deeds.push((end, faults.clone()));
+                deeds.push((Deed::Kill, Vec::new()));
+                deeds.push((Deed::Start, Vec::new()));
+                deeds.push((Deed::SayWhere, faults));
+                deeds.push((Deed::Kill, Vec::new()));
+                lives(deeds).unwrap();
+            }
+        }
+    }
+}
+
+/// A daemon that is killed at any call while it passes a request to leave on, and the next one.
+#[test]
+fn a_request_to_leave_is_marked_before_it_is_passed_on() {
+    for (fault, refused, marked, lived) in [
+        // The record is not kept: the machine is not asked.
+        ((Fault::KilledBefore, 0), false, false, Account::None),
+        // It is kept, and the machine is not asked: the next daemon asks it.
+        ((Fault::KilledAfter, 0), false, false, Account::None),
+        ((Fault::KilledBefore, 1), false, false, Account::None),
+        ((Fault::KilledAfter, 1), false, true, Account::UnderWay),
+        ((Fault::None, 1), false, true, Account::UnderWay),
+        ((Fault::Fails, 0), false, false, Account::None),
+        // Nobody knows whether it was passed on; the machine does.
+        ((Fault::Fails, 1), false, false, Account::None),
+        ((Fault::FailsDone, 1), false, true, Account::UnderWay),
+        ((Fault::None, 1), true, false, Account::None),
+        ((Fault::KilledAfter, 1), true, false, Account::None),
+    ] {
+        let fake = Fake::default();
+        let vm: VmName = "web".parse().unwrap();
+        let mut daemon = Daemon {
+            fake: &fake,
+            vm: &vm,
+            record: None,
+        };
+        let [(create, _), _] = <[_; 2]>::try_from(sent()).unwrap();
+        daemon.does(create);
+        let mut faults = vec![Fault::None; fault.1];
+        faults.push(fault.0);
+        fake.plan(faults);
+        let send = Deed::Send { refused };
+        let done = catch_unwind(AssertUnwindSafe(|| daemon.does(send)));
+        fake.plan(Vec::new());
+        if done.is_err() {
+            // Whatever was done, the store knows of it.
+            let asked = fake.world().processes[0].migration == Account::UnderWay;
+            let stored = fake.stored().unwrap().departure;
+            assert!(!asked || stored.is_some(), "{fault:?}");
+            assert_eq!(daemon.settles(), Settled::Running);
+        }
+        let record = daemon.record.unwrap();
+        assert_eq!(record.departure.is_some(), marked, "{fault:?} {refused}");
+        assert_eq!(fake.world().processes[0].migration, lived, "{fault:?}");
+    }
+}
+
+#[test]
+fn a_record_without_the_mark_is_read() {
+    let mut record = Record::new(spec(1, false, Restart::Always));
+    record.departure = Some(super::super::departure::Departure::to("tcp:b:1"));
+    let json = serde_json::to_value(&record).unwrap();
+    assert_eq!(
+        serde_json::from_value::<Record>(json.clone()).unwrap(),
+        record
+    );
+    let mut old = json;
+    old.as_object_mut().unwrap().remove("departure");
+    let read: Record = serde_json::from_value(old).unwrap();
+    assert_eq!(read.departure, None);
+}
+
+#[test]
+fn somebody_says_where_the_guest_is() {
+    for (here, state, reason) in [
+        (true, Desired::Running, EndedBecause::Killed),
+        (false, Desired::Stopped, EndedBecause::Moved),
+    ] {
+        let fake = Fake::default();
+        let vm: VmName = "web".parse().unwrap();
+        let mut daemon = Daemon {
+            fake: &fake,
+            vm: &vm,
+            record: None,
+        };
+        for (deed, _) in sent() {
+            daemon.does(deed);
+        }
+        fake.world().processes.clear();
+        assert_eq!(daemon.settles(), Settled::Stopped);
+        let record = daemon.record.as_ref().unwrap();
+        assert!(record.may_be_elsewhere().is_some());
+        // Its policy is not forgotten: it counts once it is settled.
+        assert_eq!(record.spec.state, Desired::Running);
+        assert!(!record.is_to_start());
+        let mut record = record.clone();
+        // It cannot be kept: it is as open as before.
+        fake.plan(vec![Fault::Fails]);
+        assert!(daemon.life().say_where(&mut record, here).is_err());
+        assert!(record.may_be_elsewhere().is_some());
+        daemon.life().say_where(&mut record, here).unwrap();
+        assert_eq!(fake.stored().unwrap(), record);
+        assert_eq!(record.departure, None);
+        assert_eq!(record.spec.state, state);
+        assert_eq!(record.last_end.as_ref().unwrap().reason, reason);
+        assert_eq!(record.is_to_start(), here);
     }
 }

@@ -1,0 +1,137 @@
+//! `bellhop vm upgrade`.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hyper::Method;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{CommandError, MAKING, absolute, of_vm, vm};
+use crate::client::{Address, ClientError, Node, NodeArguments, path};
+use crate::exit::{Code, Report};
+use crate::listing::{Format, printable};
+
+/// Between two looks.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// Have another version of Bellhop go on with a running VM
+///
+/// The guest stands still for a moment; its memory stays where it is, and its process keeps its number. If the program cannot
+/// take the VM, the one that runs it goes on with it.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+vDPA devices are closed and opened again: their files have to be there still, and frames for the guest are lost meanwhile.
+
+Examples:
+  bellhop vm upgrade web                                     with the program that this command is
+  bellhop vm upgrade web --program /opt/bellhop-0.2/bellhop")]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// The `bellhop` that is to go on with it, a file on the node; by default this one
+    #[arg(long, value_name = "PATH")]
+    program: Option<PathBuf>,
+
+    /// How long it may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    time_limit: u64,
+}
+
+/// What of a machine's own account is looked at.
+#[derive(Debug, Deserialize)]
+struct Status {
+    version: String,
+    upgrades: u64,
+    upgrade_error: Option<String>,
+}
+
+pub(super) fn execute(
+    arguments: &Arguments,
+    which: &NodeArguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, CommandError> {
+    let name = &arguments.name;
+    let program = program(arguments.program.clone(), which.address())?;
+    let before = look(node, name)?;
+    let at = format!("{}{}", of_vm(name), path(["upgrade"]));
+    node.send(Method::POST, &at, &json!({ "program": program }), MAKING)?;
+    let limit = Duration::from_secs(arguments.time_limit);
+    let Some(after) = follow(node, name, &before, limit)? else {
+        let message = format!(
+            "the VM {name} has not said within {} s that another program goes on with it",
+            arguments.time_limit
+        );
+        let hint = format!("`bellhop vm show {name}` shows which version runs it");
+        Report::from_messages([message]).hint(hint).print();
+        return Ok(Code::TimedOut);
+    };
+    let answer = json!({ "name": name, "before": before.version, "after": after.version });
+    let text = || {
+        format!(
+            "{}: bellhop {} goes on with it, before it was {}\n",
+            printable(name),
+            printable(&after.version),
+            printable(&before.version)
+        )
+    };
+    format.print(&answer, text).map_err(CommandError::Output)?;
+    Ok(Code::Success)
+}
+
+/// The program's path on the node. This command's own is one only if that is this host.
+fn program(given: Option<PathBuf>, node: &Address) -> Result<PathBuf, CommandError> {
+    match (given, node) {
+        (Some(path), address) => Ok(absolute(&path, address)?),
+        (None, Address::Socket(_)) => std::env::current_exe().map_err(CommandError::Program),
+        (None, Address::Https { .. }) => Err(CommandError::NoProgram),
+    }
+}
+
+/// The machine by its own account.
+fn look(node: &Node, name: &str) -> Result<Status, ClientError> {
+    let at = format!("{}{}?since=0&timeout_s=0", of_vm(name), path(["watch"]));
+    let answer: Value = node.get(&at)?;
+    Status::deserialize(&answer).map_err(ClientError::from_answer)
+}
+
+/// Looks until another program runs it, at most so long. Its API is away while it is taken over.
+fn follow(
+    node: &Node,
+    name: &str,
+    before: &Status,
+    limit: Duration,
+) -> Result<Option<Status>, CommandError> {
+    let start = Instant::now();
+    loop {
+        match look(node, name) {
+            Ok(now) if now.upgrades > before.upgrades => return Ok(Some(now)),
+            Ok(Status {
+                upgrade_error: Some(why),
+                ..
+            }) => {
+                let why = printable(&why);
+                return Err(CommandError::NotUpgraded {
+                    name: name.to_owned(),
+                    why,
+                });
+            }
+            Ok(_) => {}
+            Err(ClientError::Refused(refusal)) => {
+                let (now, _) = vm(node, name)?;
+                if !now.runs() {
+                    return Err(ClientError::Refused(refusal).into());
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if start.elapsed() >= limit {
+            return Ok(None);
+        }
+        thread::sleep(PERIOD);
+    }
+}

@@ -1,0 +1,268 @@
+//! A machine that was sent elsewhere: where its guest is, as far as can be known from here.
+//!
+//! Before a machine is asked to leave, its record is marked with a [`Departure`], so that no daemon, however it came to its
+//! knowledge, starts again what may run elsewhere. What takes the mark away is one table ([`judge`]):
+//!
+//! ```text
+//!   mark        process                                              the guest is
+//!   none        any, also gone by another code than 7                here
+//!   none        gone with code 7 (moved)                             there
+//!   sent        lives: was never sent, stayed, came back             here: the mark goes
+//!   sent        lives: under way, not settled, no answer             open
+//!   any         lives: moved                                         there: the mark knows it
+//!   sent        gone, by whatever but 7, or nobody knows             open: somebody has to say it
+//!   sent        gone with code 7                                     there
+//!   moved       gone, by whatever                                    there
+//! ```
+//! Owns that table. It must not know how a process is asked, nor what follows from the answer.
+
+use serde::{Deserialize, Serialize};
+
+/// The longest name of a destination that is remembered, in characters.
+const DESTINATION_MAX: usize = 256;
+
+/// That a machine was asked to leave, in its record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Departure {
+    /// Where it was to go, as it was asked.
+    pub(crate) destination: String,
+    /// It has said that its guest runs there.
+    pub(crate) moved: bool,
+}
+
+impl Departure {
+    /// To this place, which may be any text.
+    pub(crate) fn to(destination: &str) -> Self {
+        Self {
+            destination: destination.chars().take(DESTINATION_MAX).collect(),
+            moved: false,
+        }
+    }
+
+    /// Why it is not known where the guest of `vm` is.
+    pub(crate) fn reason(&self) -> String {
+        format!(
+            "its process is gone, and was sending it to {}: its guest may run there",
+            self.destination
+        )
+    }
+}
+
+/// What somebody has to do about a machine that may be elsewhere.
+pub(crate) fn remedy(vm: &str) -> String {
+    format!(
+        "look at the destination; if it runs there, say `bellhop vm migrate {vm} --settle there`, else `bellhop vm migrate \
+         {vm} --settle here`"
+    )
+}
+
+/// What a machine's process says of its last migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Account {
+    /// There was none.
+    None,
+    /// It is not over.
+    UnderWay,
+    /// It is over, and the guest is here: it stayed, or has come.
+    Here,
+    /// It is over, and nobody here can know.
+    Unsettled,
+    /// It is over, and the guest runs elsewhere.
+    There,
+    /// It does not answer, or not so that it is understood.
+    Silent,
+}
+
+/// A migration in the machine's words. What a later version may say beside these is taken for one that is not over.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct MigrationView {
+    direction: String,
+    phase: String,
+}
+
+impl From<&MigrationView> for Account {
+    fn from(view: &MigrationView) -> Self {
+        match (view.direction.as_str(), view.phase.as_str()) {
+            ("Send", "Stayed") | ("Receive", "Moved") => Self::Here,
+            ("Send", "Moved") => Self::There,
+            (_, "Unsettled") => Self::Unsettled,
+            _ => Self::UnderWay,
+        }
+    }
+}
+
+/// A machine's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Process {
+    /// It is there, and says this.
+    Lives(Account),
+    /// It is gone; whether its last word, or its exit code, was that it has moved.
+    Gone {
+        /// If that is known.
+        moved: bool,
+    },
+}
+
+/// Where a guest is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// On this host, if it is anywhere.
+    Here,
+    /// Nobody here knows.
+    Open,
+    /// On another host, or in another process of this one.
+    There,
+}
+
+/// Where the guest of a machine is that has this mark.
+pub(crate) fn judge(mark: Option<&Departure>, process: Process) -> Verdict {
+    match (mark, process) {
+        (_, Process::Gone { moved: true } | Process::Lives(Account::There)) => Verdict::There,
+        (None, Process::Gone { moved: false } | Process::Lives(_)) => Verdict::Here,
+        (Some(_), Process::Lives(Account::None | Account::Here)) => Verdict::Here,
+        (Some(_), Process::Lives(Account::UnderWay | Account::Unsettled | Account::Silent)) => {
+            Verdict::Open
+        }
+        (Some(mark), Process::Gone { moved: false }) => match mark.moved {
+            true => Verdict::There,
+            false => Verdict::Open,
+        },
+    }
+}
+
+/// What came of a request to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// It is under way.
+    Accepted,
+    /// The machine has refused (a status of 4xx), or never got it.
+    Refused,
+    /// Anything else, or nothing.
+    Unknown,
+}
+
+/// The mark of a machine that had the mark `former` and was asked to leave; `account` is what it says afterwards.
+pub(crate) fn after_request(
+    former: Option<Departure>,
+    asked: Departure,
+    answered: Answered,
+    account: Account,
+) -> Option<Departure> {
+    if answered == Answered::Accepted {
+        return Some(asked);
+    }
+    match judge(Some(&asked), Process::Lives(account)) {
+        Verdict::Here => None,
+        Verdict::There => Some(Departure {
+            moved: true,
+            ..former.unwrap_or(asked)
+        }),
+        // This request has changed nothing: only what was before counts.
+        Verdict::Open if answered == Answered::Refused && account == Account::Silent => former,
+        // It is another one that is under way.
+        Verdict::Open => Some(former.unwrap_or(asked)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ACCOUNTS: [Account; 6] = [
+        Account::None,
+        Account::UnderWay,
+        Account::Here,
+        Account::Unsettled,
+        Account::There,
+        Account::Silent,
+    ];
+
+    fn mark(moved: bool) -> Option<Departure> {
+        let to = Departure::to("unix:/b");
+        Some(Departure { moved, ..to })
+    }
+
+    #[test]
+    fn the_table_of_marks_processes_and_what_they_say() {
+        use Verdict::{Here, Open, There};
+        let gone = |moved| Process::Gone { moved };
+        // In the order of ACCOUNTS, then gone for an unknown or other reason, then gone with code 7.
+        for (mark, verdicts) in [
+            (None, [Here, Here, Here, Here, There, Here, Here, There]),
+            (
+                mark(false),
+                [Here, Open, Here, Open, There, Open, Open, There],
+            ),
+            (
+                mark(true),
+                [Here, Open, Here, Open, There, Open, There, There],
+            ),
+        ] {
+            let processes = ACCOUNTS.map(Process::Lives).into_iter();
+            let processes = processes.chain([gone(false), gone(true)]);
+            for (process, verdict) in processes.zip(verdicts) {
+                assert_eq!(
+                    judge(mark.as_ref(), process),
+                    verdict,
+                    "{mark:?} {process:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_that_was_not_accepted_leaves_what_was_before() {
+        let (former, asked) = (Departure::to("unix:/a"), Departure::to("unix:/b"));
+        for account in ACCOUNTS {
+            for before in [None, Some(former.clone())] {
+                let after =
+                    |answered| after_request(before.clone(), asked.clone(), answered, account);
+                assert_eq!(after(Answered::Accepted), Some(asked.clone()));
+                let either = before.clone().unwrap_or(asked.clone());
+                let (refused, unknown) = match account {
+                    Account::None | Account::Here => (None, None),
+                    Account::UnderWay | Account::Unsettled => (Some(either.clone()), Some(either)),
+                    Account::There => {
+                        let gone = Departure {
+                            moved: true,
+                            ..either
+                        };
+                        (Some(gone.clone()), Some(gone))
+                    }
+                    Account::Silent => (before.clone(), Some(either)),
+                };
+                assert_eq!(after(Answered::Refused), refused, "{before:?} {account:?}");
+                assert_eq!(after(Answered::Unknown), unknown, "{before:?} {account:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_an_end_with_the_guest_here_is_taken_for_one() {
+        for (direction, phase, account) in [
+            ("Send", "Offer", Account::UnderWay),
+            ("Send", "Go", Account::UnderWay),
+            ("Send", "Done", Account::UnderWay),
+            ("Send", "Stayed", Account::Here),
+            ("Send", "Moved", Account::There),
+            ("Send", "Unsettled", Account::Unsettled),
+            ("Receive", "Moved", Account::Here),
+            ("Receive", "Stayed", Account::UnderWay),
+            ("Receive", "Unsettled", Account::Unsettled),
+            ("Send", "of a later version", Account::UnderWay),
+            ("", "", Account::UnderWay),
+        ] {
+            let view = MigrationView {
+                direction: direction.to_owned(),
+                phase: phase.to_owned(),
+            };
+            assert_eq!(Account::from(&view), account, "{direction} {phase}");
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_of_a_destination_has_an_end() {
+        let mark = Departure::to(&"ä".repeat(10_000));
+        assert_eq!(mark.destination.chars().count(), DESTINATION_MAX);
+    }
+}

@@ -1,0 +1,143 @@
+//! The steps of a machine that leaves for another process, or may have.
+//!
+//! ```text
+//!   send     marked in the record ─> asked ─> refused: the mark is as it was before
+//!   look     asked how it went ─> the guest is here: the mark goes
+//!   settle   process gone, and somebody says where the guest is ─> the mark goes
+//! ```
+//! The mark is in a safe place before the machine is asked. So a daemon that is killed anywhere is followed by one that knows
+//! that the guest may be elsewhere; what it knows beyond that is in [`super::super::departure`].
+
+use axum::http::StatusCode;
+
+use super::super::departure::{
+    Account, Answered, Departure, Process, Verdict, after_request, judge,
+};
+use super::super::error::{LifeError, StepError};
+use super::super::record::{EndedBecause, LastEnd, Record};
+use super::super::spec::Desired;
+use super::super::vmm::VmmError;
+use super::{Act, Life, Passed, SendRequest};
+
+impl Life<'_> {
+    /// Asks a running machine to leave. The answer is the machine's, whatever it is.
+    ///
+    /// # Errors
+    /// The mark cannot be kept, and the machine was not asked; or it does not answer.
+    pub(crate) fn send(
+        &self,
+        record: &mut Record,
+        request: &SendRequest,
+    ) -> Result<Passed, LifeError> {
+        let former = record.departure.clone();
+        let asked = Departure::to(&request.destination);
+        record.departure = Some(asked.clone());
+        let failed = |source| LifeError::Send(Box::new(source));
+        if let Err(error) = self.keep(record) {
+            record.departure = former;
+            self.note(record);
+            return Err(failed(error));
+        }
+        let passed = self.act(Act::Send, || self.host.send(self.vm, request));
+        let answered = answered(&passed);
+        let account = match answered {
+            // It is not over yet.
+            Answered::Accepted => Account::UnderWay,
+            Answered::Refused | Answered::Unknown => self.account(record),
+        };
+        self.mark(record, after_request(former, asked, answered, account));
+        passed.map_err(failed)
+    }
+
+    /// Asks a machine that was sent elsewhere how that went, if it runs. The mark goes if its guest is here.
+    pub(crate) fn look_for_guest(&self, record: &mut Record) {
+        let Some(mark) = record.departure.clone() else {
+            return;
+        };
+        let account = self.account(record);
+        match judge(Some(&mark), Process::Lives(account)) {
+            Verdict::Here => self.mark(record, None),
+            Verdict::Open => {}
+            Verdict::There => self.departed(record),
+        }
+    }
+
+    /// Its guest runs elsewhere, and its process ends.
+    pub(crate) fn departed(&self, record: &mut Record) {
+        let moved = record.departure.clone().map(|mark| Departure {
+            moved: true,
+            ..mark
+        });
+        self.mark(record, moved);
+    }
+
+    /// What the process says of its migration; nothing, if there is none.
+    fn account(&self, record: &Record) -> Account {
+        match record.process() {
+            Some((Some(identity), boot)) if boot == self.host.boot() => {
+                self.host.migration(self.vm, identity)
+            }
+            _ => Account::Silent,
+        }
+    }
+
+    fn mark(&self, record: &mut Record, mark: Option<Departure>) {
+        if record.departure != mark {
+            record.departure = mark;
+            self.note(record);
+        }
+    }
+
+    /// Somebody says where the guest of a machine is that has no process any more.
+    ///
+    /// # Errors
+    /// The record cannot be kept; then nothing is settled.
+    pub(crate) fn say_where(&self, record: &mut Record, here: bool) -> Result<(), LifeError> {
+        let mut after = record.clone();
+        after.departure = None;
+        if !here {
+            after.spec.state = Desired::Stopped;
+            after.last_end = Some(LastEnd {
+                reason: EndedBecause::Moved,
+                detail: "somebody said that its guest runs elsewhere".to_owned(),
+            });
+        }
+        self.keep(&after)
+            .map_err(|source| LifeError::Settle(Box::new(source)))?;
+        *record = after;
+        Ok(())
+    }
+}
+
+/// What the end of a machine's process comes to: it may have moved, although nobody has said so at its end.
+pub(super) fn account_of(record: &mut Record, end: LastEnd) -> LastEnd {
+    let moved = end.reason == EndedBecause::Moved;
+    match judge(record.departure.as_ref(), Process::Gone { moved }) {
+        Verdict::Here | Verdict::Open => end,
+        Verdict::There => {
+            record.departure = None;
+            record.spec.state = Desired::Stopped;
+            match moved {
+                true => end,
+                false => LastEnd {
+                    reason: EndedBecause::Moved,
+                    detail: format!("it was sent to another process; then {}", end.detail),
+                },
+            }
+        }
+    }
+}
+
+fn answered(passed: &Result<Passed, StepError>) -> Answered {
+    match passed {
+        Ok(passed) if passed.status.is_success() => Answered::Accepted,
+        Ok(passed) if refuses(passed.status) => Answered::Refused,
+        // Nobody was there to get it.
+        Err(StepError::Vmm(VmmError::Connect { .. })) => Answered::Refused,
+        Ok(_) | Err(_) => Answered::Unknown,
+    }
+}
+
+fn refuses(status: StatusCode) -> bool {
+    status.is_client_error()
+}

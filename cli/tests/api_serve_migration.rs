@@ -1,0 +1,265 @@
+//! Machines of the node daemon that leave for another process while the daemon, or they themselves, are killed: the guest runs
+//! once. Machines of a few instructions on a real `/dev/kvm`; fails (and says so) where there is no KVM.
+//!
+//! With NICs and real guests: `migration_node` of the lab.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+#[path = "api_serve/daemon.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod daemon;
+
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use daemon::{Client, Daemon, asm, until};
+use serde_json::{Value, json};
+
+const WEB: &str = "/v1/vms/web";
+const MIGRATION: &str = "/v1/vms/web/migration";
+/// Longer than the first waits of a restart policy.
+const POLICY: Duration = Duration::from_millis(3500);
+
+/// A path of this test's own.
+fn place(name: &str) -> PathBuf {
+    let name = format!("bellhop-leave-{name}-{}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let _ = std::fs::remove_file(&path);
+    path
+}
+
+fn send(to: &std::path::Path) -> Value {
+    json!({ "send": { "destination": format!("unix:{}", to.display()) } })
+}
+
+/// A process that waits for a machine.
+struct Destination {
+    child: Child,
+    at: PathBuf,
+    api: Client,
+}
+
+impl Destination {
+    fn wait(name: &str) -> Self {
+        let (at, api) = (
+            place(&format!("{name}.move")),
+            place(&format!("{name}.api")),
+        );
+        let child = Command::new(env!("CARGO_BIN_EXE_bellhop"))
+            .args(["run", "--receive", &format!("unix:{}", at.display())])
+            .arg("--api-socket")
+            .arg(&api)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let waiting = Self {
+            child,
+            at,
+            api: Client::new(&api),
+        };
+        until("it waits for the machine", || waiting.phase().is_some());
+        waiting
+    }
+
+    fn phase(&self) -> Option<String> {
+        let (status, answer) = self.api.try_ask("GET", "/v1/vm/migration", &Value::Null)?;
+        (status == 200).then(|| answer["phase"].as_str().unwrap().to_owned())
+    }
+
+    /// Whether the guest runs here.
+    fn has_guest(&self) -> bool {
+        let answer = self.api.try_ask("GET", "/v1/vm", &Value::Null);
+        let runs = answer.is_some_and(|(_, vm)| vm["state"] == "Running");
+        runs && self.phase().as_deref() == Some("Moved")
+    }
+}
+
+impl Drop for Destination {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[track_caller]
+fn made(test: &str, restart: &str) -> (Daemon, Value) {
+    let daemon = Daemon::start(test);
+    let mut spec = daemon.machine(asm::SPIN);
+    spec["restart"] = json!(restart);
+    daemon.api.expect(201, "PUT", WEB, &spec);
+    daemon.await_phase("web", "Running");
+    (daemon, spec)
+}
+
+/// The machine is not there, and nothing but somebody's word has it started.
+#[track_caller]
+fn stays_away(daemon: &mut Daemon, spec: &Value) {
+    for restarted in [false, true] {
+        if restarted {
+            daemon.kill();
+            daemon.start_again();
+        }
+        let vm = daemon.await_phase("web", "MayBeElsewhere");
+        assert_eq!(vm["pid"], Value::Null, "{vm:#}");
+        let why = &vm["may_be_elsewhere"];
+        assert!(why["remedy"].to_string().contains("--settle"), "{vm:#}");
+        std::thread::sleep(POLICY);
+        assert_eq!(daemon.machines(), 0);
+        for (method, body) in [
+            ("PATCH", json!({ "state": "Running" })),
+            ("PUT", spec.clone()),
+        ] {
+            let refused = daemon.api.expect(409, method, WEB, &body);
+            assert_eq!(refused["code"], "may_be_elsewhere", "{refused:#}");
+        }
+        let mut other = spec.clone();
+        other["cpus"] = json!(2);
+        daemon.api.expect(409, "PUT", WEB, &other);
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_while_its_machine_moves_does_not_start_it_again() {
+    let (mut daemon, spec) = made("leave-killed", "Always");
+    let destination = Destination::wait("killed");
+    daemon
+        .api
+        .expect(202, "POST", MIGRATION, &send(&destination.at));
+    daemon.kill();
+    until("the guest runs there", || destination.has_guest());
+    until("its process here is gone", || daemon.machines() == 0);
+    daemon.start_again();
+    stays_away(&mut daemon, &spec);
+    assert!(destination.has_guest());
+    let there = json!({ "settle": "There" });
+    daemon.api.expect(204, "PATCH", MIGRATION, &there);
+    let vm = daemon.await_phase("web", "Stopped");
+    assert_eq!(vm["last_end"]["reason"], "Moved", "{vm:#}");
+    assert_eq!(vm["state"], "Stopped", "{vm:#}");
+    daemon.api.expect(409, "PATCH", MIGRATION, &there);
+    daemon.api.expect(204, "DELETE", WEB, &Value::Null);
+}
+
+#[test]
+fn a_machine_that_is_killed_while_it_moves_comes_back_when_somebody_says_so() {
+    let (mut daemon, spec) = made("leave-crash", "OnFailure");
+    // Somebody who never answers: it is under way for as long as the source has patience.
+    let at = place("silent.move");
+    let _silent = UnixListener::bind(&at).unwrap();
+    daemon.api.expect(202, "POST", MIGRATION, &send(&at));
+    daemon.kill_machines();
+    stays_away(&mut daemon, &spec);
+    daemon
+        .api
+        .expect(422, "PATCH", MIGRATION, &json!({ "settle": "Nowhere" }));
+    daemon
+        .api
+        .expect(204, "PATCH", MIGRATION, &json!({ "settle": "Here" }));
+    // It was to run.
+    let vm = daemon.await_phase("web", "Running");
+    assert_eq!(vm["may_be_elsewhere"], Value::Null, "{vm:#}");
+    // One that is deleted is gone, also if it may be elsewhere.
+    daemon.api.expect(202, "POST", MIGRATION, &send(&at));
+    daemon.kill_machines();
+    daemon.await_phase("web", "MayBeElsewhere");
+    daemon.api.expect(204, "DELETE", WEB, &Value::Null);
+    assert_eq!(daemon.api.get("/v1/vms"), json!([]));
+    std::fs::remove_file(&at).unwrap();
+}
+
+#[test]
+fn a_machine_that_stayed_is_started_again_by_its_policy() {
+    let (mut daemon, _) = made("leave-stays", "OnFailure");
+    let nobody = place("nobody.move");
+    let mut restarts = 0;
+    for kill in [false, true] {
+        daemon.api.expect(202, "POST", MIGRATION, &send(&nobody));
+        if kill {
+            daemon.kill();
+            daemon.start_again();
+        }
+        until("it stayed", || {
+            let vm = daemon.api.get(MIGRATION);
+            vm["phase"] == "Stayed"
+        });
+        // By the daemon's own look, which follows the client's.
+        std::thread::sleep(POLICY);
+        daemon.kill_machines();
+        restarts += 1;
+        until("it is back", || {
+            let vm = daemon.api.get(WEB);
+            vm["phase"] == "Running" && vm["restarts"] == restarts
+        });
+    }
+    // What the machine refuses leaves no mark.
+    daemon
+        .api
+        .expect(422, "POST", MIGRATION, &json!({ "send": {} }));
+    daemon.kill_machines();
+    until("it is back", || {
+        daemon.api.get(WEB)["restarts"] == restarts + 1
+    });
+}
+
+#[test]
+fn a_daemon_that_is_killed_before_the_machine_is_asked_finds_its_guest_here() {
+    let (mut daemon, _) = made("leave-asked", "OnFailure");
+    for step in ["web do send", "web done send"] {
+        daemon.kill();
+        let mut shown = daemon.start_observed();
+        let at = place("asked.move");
+        let api = daemon.api.clone();
+        let client = std::thread::spawn(move || api.try_ask("POST", MIGRATION, &send(&at)));
+        loop {
+            let now = shown.next();
+            if now == step {
+                break;
+            }
+            shown.go_on();
+        }
+        daemon.kill();
+        client.join().unwrap();
+        drop(shown);
+        daemon.start_again();
+        daemon.await_phase("web", "Running");
+        // Nobody was there to take it: it stays as soon as it has found that out.
+        std::thread::sleep(POLICY);
+        let before = daemon.api.get(WEB)["restarts"].as_u64().unwrap();
+        daemon.kill_machines();
+        until("it is back", || {
+            let vm = daemon.api.get(WEB);
+            vm["phase"] == "Running" && vm["restarts"] == before + 1
+        });
+    }
+}
+
+#[test]
+fn a_move_that_the_daemon_sees_is_known_and_needs_no_word() {
+    for adopted in [false, true] {
+        let (mut daemon, _) = made("leave-moves", "Always");
+        if adopted {
+            daemon.kill();
+            daemon.start_again();
+        }
+        let destination = Destination::wait("moves");
+        daemon
+            .api
+            .expect(202, "POST", MIGRATION, &send(&destination.at));
+        // It is Stopped a moment before its process is gone.
+        until("its process is gone", || {
+            daemon.api.get(WEB)["pid"] == Value::Null
+        });
+        let vm = daemon.await_phase("web", "Stopped");
+        assert_eq!(vm["last_end"]["reason"], "Moved", "{adopted} {vm:#}");
+        assert_eq!(vm["may_be_elsewhere"], Value::Null, "{vm:#}");
+        std::thread::sleep(POLICY);
+        assert_eq!(daemon.machines(), 0);
+        assert!(destination.has_guest());
+    }
+}

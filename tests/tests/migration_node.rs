@@ -1,0 +1,165 @@
+//! The node daemon is killed while its machine moves, on vdpa_sim: the guest runs once, at the destination with its NIC, and no
+//! daemon that comes later starts it again.
+//!
+//! ```text
+//!   POST …/migration ── 202 ──> daemon killed, sooner or later ──> the guest is there, its process here is gone
+//!        └──> daemon again: known to have moved, or may be elsewhere ──> --settle there ──> stopped
+//! ```
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+#[allow(dead_code, reason = "other tests use more of it")]
+mod moving;
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::node::{Node, until};
+use lab::sim::SimDevice;
+use lab::traffic::{Frames, exchange_counted};
+use moving::{Host, NOTICE};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Duration;
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:5b:01";
+/// How long a guest's console may be silent while it boots.
+const SILENCE: Duration = Duration::from_secs(120);
+/// Longer than the first waits of a restart policy.
+const POLICY: Duration = Duration::from_secs(5);
+/// After how many milliseconds the daemon is killed.
+const KILLS: [u64; 4] = [0, 50, 400, 1500];
+
+/// A machine that is started again whatever happens to it, on this device.
+#[track_caller]
+fn made(node: &Node, device: &SimDevice) -> Guest {
+    let arguments = BellhopArguments::small().unwrap();
+    let spec = json!({
+        "kernel": arguments.kernel_image(),
+        "initramfs": arguments.ramdisk(),
+        "cmdline": arguments.kernel_words(),
+        "memory": "256M",
+        "restart": "Always",
+        "nics": [{ "id": "nic", "path": device.path() }],
+    });
+    node.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let vm = node.await_phase("web", "Running").unwrap();
+    let console = vm["console"]["socket"].as_str().unwrap();
+    let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
+    Guest::attach(Path::new(console), pid, SILENCE).unwrap()
+}
+
+#[track_caller]
+fn check_traffic(guest: &mut Guest, device: &SimDevice) {
+    let frames = Frames {
+        count: 100,
+        size: 590,
+        window: 16,
+    };
+    exchange_counted(guest, "eth0", device, &[frames]).unwrap();
+}
+
+fn send(to: &Host) -> Value {
+    json!({ "send": { "destination": to.endpoint() } })
+}
+
+/// What becomes of the machine here is settled: it is known to have moved, or somebody says so.
+#[track_caller]
+fn settle_there(node: &Node) {
+    let vm = || node.vm("web").unwrap().unwrap();
+    until("it is known that the process is gone", || {
+        ["MayBeElsewhere", "Stopped"].contains(&vm()["phase"].as_str().unwrap())
+    })
+    .unwrap();
+    if vm()["phase"] == "MayBeElsewhere" {
+        let start = json!({ "state": "Running" });
+        let refused = node.api.ask("PATCH", "/v1/vms/web", Some(&start)).unwrap();
+        assert_eq!(refused.status, 409, "{}", refused.body);
+        let remedy = refused.body["message"].as_str().unwrap();
+        assert!(remedy.contains("--settle there"), "{remedy}");
+        let there = json!({ "settle": "There" });
+        node.api
+            .done("PATCH", "/v1/vms/web/migration", Some(&there))
+            .unwrap();
+    }
+    assert_eq!(vm()["phase"], "Stopped", "{:#}", vm());
+    assert_eq!(vm()["last_end"]["reason"], "Moved", "{:#}", vm());
+}
+
+#[test]
+fn a_daemon_killed_while_its_machine_moves_finds_a_guest_that_runs_once() {
+    let mut node = Node::start("move-kill").unwrap();
+    let devices = [
+        SimDevice::net("node1", MAC, 1500).unwrap(),
+        SimDevice::net("node2", MAC, 1500).unwrap(),
+    ];
+    for after in KILLS {
+        let mut guest = made(&node, &devices[0]);
+        check_traffic(&mut guest, &devices[0]);
+        guest.command("write-on 24 50").unwrap();
+        let there = Host::new("node2", devices[1].path());
+        let mut waiting = there.wait();
+        node.api
+            .done("POST", "/v1/vms/web/migration", Some(&send(&there)))
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(after));
+        node.kill();
+        until("the guest runs there", || {
+            let vm = there.client().get("/v1/vm").unwrap_or_default();
+            let migration = there.client().get("/v1/vm/migration").unwrap_or_default();
+            vm["state"] == "Running" && migration["phase"] == "Moved"
+        })
+        .unwrap();
+        until("its process here is gone", || node.processes().is_empty()).unwrap();
+        drop(guest);
+        for _ in 0..2 {
+            node.start_again().unwrap();
+            std::thread::sleep(POLICY);
+            assert!(node.processes().is_empty(), "killed after {after} ms");
+            node.kill();
+        }
+        node.start_again().unwrap();
+        settle_there(&node);
+        std::thread::sleep(POLICY);
+        assert!(node.processes().is_empty(), "killed after {after} ms");
+        waiting.answers(NOTICE).unwrap();
+        let found = waiting.command("write-off").unwrap();
+        assert_eq!(found["wrong"], 0, "{found}");
+        check_traffic(&mut waiting, &devices[1]);
+        assert!(waiting.power_off().unwrap().success());
+        node.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    }
+}
+
+#[test]
+fn a_daemon_that_comes_back_while_its_machine_stays_starts_it_again_if_it_crashes() {
+    let mut node = Node::start("move-stay").unwrap();
+    let device = SimDevice::net("node1", MAC, 1500).unwrap();
+    let guest = made(&node, &device);
+    let before = node.vm("web").unwrap().unwrap();
+    // Nobody waits there.
+    let nobody = Host::new("node3", device.path());
+    node.api
+        .done("POST", "/v1/vms/web/migration", Some(&send(&nobody)))
+        .unwrap();
+    node.kill();
+    node.start_again().unwrap();
+    until("it stayed", || {
+        node.api.get("/v1/vms/web/migration").unwrap()["phase"] == "Stayed"
+    })
+    .unwrap();
+    std::thread::sleep(POLICY);
+    drop(guest);
+    for (_, pid) in node.processes() {
+        let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    }
+    until("it is back", || {
+        let vm = node.vm("web").unwrap().unwrap();
+        vm["phase"] == "Running" && vm["pid"] != before["pid"]
+    })
+    .unwrap();
+    node.api.done("DELETE", "/v1/vms/web", None).unwrap();
+}
