@@ -69,14 +69,16 @@ impl Handle {
             Err(error) => return stayed(&error),
         };
         let ram = RamImage::new(&departure.offer.ram);
+        let limits = Limits {
+            downtime: Duration::from_millis(config.downtime_ms.into()),
+            timeout: Duration::from_secs(config.timeout_s.into()),
+            switch: SWITCH,
+        };
         let options = SendOptions {
             connections: config.connections,
-            limits: Limits {
-                downtime: Duration::from_millis(config.downtime_ms.into()),
-                timeout: Duration::from_secs(config.timeout_s.into()),
-                switch: SWITCH,
-            },
+            limits,
             timeouts: Timeouts::default(),
+            standstill: limits.standstill(),
             state_max: STATE_FILE_MAX,
         };
         let outcome = migration::send(
