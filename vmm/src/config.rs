@@ -29,7 +29,7 @@ pub use key_value::{KeyValueError, from_key_value};
 pub use mac::{MacAddress, MacAddressError};
 pub use ring_watch::{RingWatch, RingWatchError};
 pub use size::{MemorySize, MemorySizeError};
-pub use vdpa::{DescriptorError, VdpaConfig, VdpaDescriptor, VdpaSource};
+pub use vdpa::{DescriptorError, NoSuchNic, VdpaConfig, VdpaDescriptor, VdpaSource};
 
 /// The kernel command line used where none is given.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0";

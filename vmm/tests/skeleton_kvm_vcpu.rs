@@ -116,6 +116,29 @@ fn a_triple_fault_is_reported_and_reset_recovers() {
     assert_eq!(rig.port.take_bytes(1), b"Z");
 }
 
+/// Whoever saves a machine parks its vCPUs and then looks whether one has failed: none may say so later.
+#[test]
+fn a_vcpu_says_what_failed_before_it_parks() {
+    let rig = Rig::new(1, &[0x0f, 0x0b]); // ud2
+    for _ in 0..50 {
+        let regs = kvm_regs {
+            rip: support::CODE,
+            rflags: 2,
+            ..Default::default()
+        };
+        rig.vcpus.set_entry(&regs, protected_mode).unwrap();
+        rig.vcpus.resume();
+        rig.vcpus.pause();
+        // It may have been parked before its first instruction.
+        let seen = rig.vcpus.failure();
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(rig.vcpus.failure(), seen, "looking takes nothing");
+        assert_eq!(rig.vcpus.take_report(), seen);
+        assert_eq!(rig.vcpus.failure(), None);
+        rig.restart();
+    }
+}
+
 #[test]
 fn memory_that_is_not_there_is_an_exit_not_a_loop() {
     // jmp far 0x0000:0x8800: instructions from an address without memory.

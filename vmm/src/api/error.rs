@@ -77,7 +77,9 @@ impl Problem for ApiError {
             Self::NoConfig => (StatusCode::CONFLICT, "no_configuration"),
             Self::Start(error) => machine(error),
             Self::Request(RequestError::Device(error)) => machine(error),
-            Self::Request(RequestError::Ended) => (StatusCode::CONFLICT, "ended"),
+            Self::Request(RequestError::Ended | RequestError::EndedBy(_)) => {
+                (StatusCode::CONFLICT, "ended")
+            }
             Self::Request(RequestError::Busy) => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
             Self::Request(RequestError::IdInUse(_)) => (StatusCode::CONFLICT, "id_in_use"),
             Self::Request(RequestError::NoSuchDevice(_)) => {
@@ -96,6 +98,7 @@ impl Problem for ApiError {
             Self::Request(RequestError::Migrating | RequestError::StandsStill) => {
                 (StatusCode::CONFLICT, "migrating")
             }
+            Self::Request(RequestError::Crashed(_)) => (StatusCode::CONFLICT, "crashed"),
             Self::Request(RequestError::NotMovable(_)) => (StatusCode::CONFLICT, "cannot_move"),
             Self::Endpoint(EndpointError::Socket(_) | EndpointError::Listen { .. }) => {
                 (StatusCode::UNPROCESSABLE_ENTITY, "cannot_listen")

@@ -217,6 +217,29 @@ impl VmConfig {
         let mut devices = self.vdpa.iter_mut();
         devices.try_for_each(|vdpa| vdpa.take_descriptor(&mut take))
     }
+
+    /// Puts `nic` in the place of the device that has its name: where that is on this host, and what else `nic` says.
+    ///
+    /// # Errors
+    /// [`NoSuchNic`].
+    pub fn replace_nic(&mut self, nic: VdpaConfig) -> Result<(), NoSuchNic> {
+        let id = nic.name();
+        let Some(old) = self.vdpa.iter_mut().find(|old| old.name() == id) else {
+            let has = self.vdpa.iter().map(VdpaConfig::name).collect();
+            return Err(NoSuchNic { id, has });
+        };
+        *old = nic;
+        Ok(())
+    }
+}
+
+/// A machine has no vDPA device of this name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoSuchNic {
+    /// The name.
+    pub id: String,
+    /// Those that it has.
+    pub has: Vec<String>,
 }
 
 /// As it is written. A vDPA device to be given to the guest: by `path`, or by `fd`.

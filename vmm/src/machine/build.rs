@@ -18,6 +18,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::faults::DoorbellFaults;
 use super::handle::Requests;
 use super::inventory::{Device, Inventory};
+use super::migration::Leaving;
 use super::ring_watch::WatchTimer;
 use super::{
     Machine, MachineError, StatisticsHandle, StopHandle, UpgradeStatus, devices as backends,
@@ -277,9 +278,7 @@ impl Machine {
             powered: false,
             held: None,
             upgrade: UpgradeStatus::default(),
-            migrating: false,
-            committed: false,
-            departed: false,
+            leaving: Leaving::default(),
             throttle: None,
             hand_over: None,
             requests,

@@ -17,6 +17,7 @@
 //! it. What a request leaves over and takes long to close comes back to that thread. What only the guest can finish (an unplug) is answered at once and shows on
 //! the board when it is done. The life of a NIC or a disk is drawn in `pluggable.rs`.
 
+mod error;
 mod swap;
 
 use std::collections::BTreeMap;
@@ -27,20 +28,20 @@ use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use devices::virtio::backend::{BackendError, SharedMemory};
-use devices::virtio::pci::{SaveError, SwapError};
+use devices::virtio::backend::SharedMemory;
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+pub use self::error::{BackendFailed, RequestError};
 pub use self::swap::NicSwapped;
 pub(super) use self::swap::SwapAnswer;
 use super::board::{Board, DeviceStatus, MachineStatus, RunState, UpgradeStatus};
 use super::inventory::Device;
-use super::migration::{MigrationRequest, NotMovable};
+use super::migration::MigrationRequest;
 use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
 use super::ring_watch::QueueAlarm;
 use super::saved::SavedMachine;
-use super::snapshot::{SnapshotError, SnapshotWriter, Written};
+use super::snapshot::{SnapshotWriter, Written};
 use super::{End, MachineError, Resources, devices as backends};
 use crate::config::{DiskConfig, VdpaConfig};
 use crate::console::ConsoleLoss;
@@ -48,127 +49,6 @@ use crate::memory::GuestRam;
 
 /// Requests that may wait for the machine.
 const WAITING_MAX: usize = 16;
-
-/// Why a request was not carried out. The machine is as before.
-#[derive(Debug, thiserror::Error)]
-pub enum RequestError {
-    /// The machine is gone.
-    #[error("the machine has ended")]
-    Ended,
-    /// Too many requests wait already.
-    #[error("the machine has {WAITING_MAX} requests waiting; try again later")]
-    Busy,
-    /// A device of the machine has this name.
-    #[error("the machine has a device {0} already; choose another id")]
-    IdInUse(String),
-    /// No device of the machine has this name.
-    #[error("the machine has no device {0}")]
-    NoSuchDevice(String),
-    /// The device is there, but is none of the kind that was asked for.
-    #[error("device {id} is not a {wanted}")]
-    OtherKind {
-        /// Its name.
-        id: String,
-        /// What it should be.
-        wanted: DeviceKind,
-    },
-    /// The NIC's driver does not run, or did not negotiate GUEST_ANNOUNCE.
-    #[error(
-        "the guest's driver of {0} cannot announce it: it is not running, or does not know how"
-    )]
-    NoAnnouncement(String),
-    /// What a device writes can't be recorded, or the device not be brought back from that.
-    #[error("the memory that device {id} writes cannot be followed")]
-    DirtyLog {
-        /// Its name.
-        id: String,
-        /// Why.
-        #[source]
-        source: Box<BackendFailed>,
-    },
-    /// A NIC's device was not replaced.
-    #[error("network device {id} is not moved")]
-    Swap {
-        /// The NIC's name.
-        id: String,
-        /// Why, and what became of it.
-        #[source]
-        source: Box<SwapError>,
-    },
-    /// The machine cannot do it: the device cannot be opened or shown to the guest, or KVM refuses.
-    #[error(transparent)]
-    Device(Box<MachineError>),
-    /// A snapshot is being written: what would change guest memory has to wait.
-    #[error("a snapshot of the machine is being written; try again when it is done")]
-    Saving,
-    /// It is being sent: no device may come or go, and nothing else may save it.
-    #[error(
-        "the machine is being sent to another host; try again when that is over (DELETE /v1/vm/migration ends it)"
-    )]
-    Migrating,
-    /// It stands still for a migration.
-    #[error(
-        "the machine stands still for a migration; if GET /v1/vm/migration says that it is not settled where the guest \
-         is, say it: PATCH /v1/vm/migration {{\"settle\": \"Here\"}} or {{\"settle\": \"There\"}}"
-    )]
-    StandsStill,
-    /// There is nothing to settle.
-    #[error("the machine does not stand still for a migration: it is settled where its guest is")]
-    Settled,
-    /// It cannot leave this host.
-    #[error("the machine cannot be sent to another host")]
-    NotMovable(#[from] NotMovable),
-    /// A device cannot be saved. The machine goes on.
-    #[error("device {id} cannot be saved")]
-    Save {
-        /// Its name.
-        id: String,
-        /// Why.
-        #[source]
-        source: SaveError,
-    },
-    /// The snapshot cannot be written. The machine goes on.
-    #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
-    /// The machine cannot be woken.
-    #[error("cannot reach the machine's thread")]
-    Wake(#[source] io::Error),
-}
-
-/// A device's error, whatever kind of device it is.
-#[derive(Debug)]
-pub struct BackendFailed(BackendError);
-
-impl fmt::Display for BackendFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for BackendFailed {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        // Display shows the error itself, so the chain goes on behind it.
-        self.0.source()
-    }
-}
-
-impl RequestError {
-    pub(super) fn dirty_log(id: &str, source: BackendError) -> Self {
-        Self::DirtyLog {
-            id: id.to_owned(),
-            source: Box::new(BackendFailed(source)),
-        }
-    }
-}
-
-impl From<MachineError> for RequestError {
-    fn from(error: MachineError) -> Self {
-        match error {
-            MachineError::DuplicateId(id) => Self::IdInUse(id),
-            error => Self::Device(Box::new(error)),
-        }
-    }
-}
 
 /// Where the answer to a request goes.
 pub(super) type Answer<T> = SyncSender<T>;
@@ -210,7 +90,9 @@ pub(super) enum Request {
         answer: Answer<Result<BTreeMap<String, u64>, RequestError>>,
     },
     /// Press the power button.
-    PowerButton { answer: Answer<()> },
+    PowerButton {
+        answer: Answer<Result<(), RequestError>>,
+    },
     /// Reset the machine.
     Reset {
         answer: Answer<Result<(), RequestError>>,
@@ -219,7 +101,7 @@ pub(super) enum Request {
     Save {
         answer: Answer<Result<SavedMachine, RequestError>>,
     },
-    /// After a save: let everything go on as it was.
+    /// After a [`Request::Save`]: let everything go on as it was.
     GoOn {
         answer: Answer<Result<(), RequestError>>,
     },
@@ -237,7 +119,9 @@ pub(super) enum Request {
     /// What did the console lose?
     ConsoleLoss { answer: Answer<ConsoleLoss> },
     /// Park the vCPUs.
-    Pause { answer: Answer<()> },
+    Pause {
+        answer: Answer<Result<(), RequestError>>,
+    },
     /// Let the vCPUs go on.
     Resume {
         answer: Answer<Result<(), RequestError>>,
@@ -359,10 +243,12 @@ impl Handle {
 
     /// Lets all devices record the pages that they write into guest memory's bitmap (`on`), or ends it. The guest
     /// keeps its network. A vDPA device gets relays for that, which cost processor time: for tests, and who
-    /// wants to know what a migration would cost.
+    /// wants to know what a migration would cost. A migration does it by itself, and meanwhile nobody else can.
     ///
     /// # Errors
-    /// [`RequestError::DirtyLog`].
+    /// [`RequestError::DirtyLog`]: a device cannot; those before it are as they were. While the machine is saved or sent,
+    /// [`RequestError::Saving`], [`RequestError::Migrating`] or [`RequestError::StandsStill`]. [`RequestError::Ended`] or
+    /// [`RequestError::Busy`].
     pub fn dirty_log(&self, on: bool) -> Result<(), RequestError> {
         self.ask(|answer| Request::DirtyLog { on, answer })?
     }
@@ -395,16 +281,19 @@ impl Handle {
     /// it is its affair.
     ///
     /// # Errors
-    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: its state is on the way to another
+    /// host, and the guest there would not hear of it.
     pub fn power_button(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::PowerButton { answer })
+        self.ask(|answer| Request::PowerButton { answer })?
     }
 
     /// Resets the machine, without asking the guest. Returns when that is decided; it has
-    /// booted again when [`MachineStatus::boots`] has grown.
+    /// booted again when [`MachineStatus::boots`] has grown. One that is being sent and still runs is reset all the same, and
+    /// moves as it is then.
     ///
     /// # Errors
-    /// [`RequestError::Ended`], [`RequestError::Busy`] or [`RequestError::Saving`].
+    /// [`RequestError::Ended`] or [`RequestError::Busy`]. One that stands still is not reset: [`RequestError::Saving`] for a
+    /// snapshot or another program, [`RequestError::StandsStill`] for a migration.
     pub fn reset(&self) -> Result<(), RequestError> {
         self.ask(|answer| Request::Reset { answer })?
     }
@@ -427,18 +316,21 @@ impl Handle {
     }
 
     /// Parks the vCPUs and returns when they are parked. Devices go on: see
-    /// [`RunState::Paused`]. Nothing changes if they are parked already.
+    /// [`RunState::Paused`]. Nothing changes if they are parked already. One that is being sent arrives paused; one that stands
+    /// still for a snapshot, or because it is not settled where its guest is, will be paused when it goes on.
     ///
     /// # Errors
-    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: its state is on the way to another
+    /// host already, and it would run there.
     pub fn pause(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Pause { answer })
+        self.ask(|answer| Request::Pause { answer })?
     }
 
     /// Lets the vCPUs of a paused machine go on. Nothing changes if they do.
     ///
     /// # Errors
-    /// [`RequestError::Ended`], [`RequestError::Busy`] or [`RequestError::Saving`].
+    /// [`RequestError::Ended`] or [`RequestError::Busy`]. One that stands still is not resumed: [`RequestError::Saving`] for
+    /// a snapshot or another program, [`RequestError::StandsStill`] for a migration.
     pub fn resume(&self) -> Result<(), RequestError> {
         self.ask(|answer| Request::Resume { answer })?
     }
@@ -448,15 +340,24 @@ impl Handle {
         self.0.board.update(|status| status.upgrade.error = None);
     }
 
-    /// Has the machine stand still for `program`: [`Machine::run`](super::Machine::run) returns.
+    /// Has the machine stand still for `program`: [`Machine::run`](super::Machine::run) returns
+    /// [`Exit::HandedOver`](super::Exit::HandedOver). Whether `program` is one that can go on with it is not looked at here: see
+    /// [`check_program`](super::check_program).
     ///
     /// # Errors
-    /// [`RequestError`]: a device cannot be saved, a snapshot is being written. The machine goes on.
+    /// [`RequestError`], and the machine is as before: a device cannot be saved, or the state not be written; a snapshot is
+    /// being written ([`RequestError::Saving`]); it is being sent ([`RequestError::Migrating`],
+    /// [`RequestError::StandsStill`]); a vCPU has failed ([`RequestError::Crashed`]).
     pub fn hand_over(&self, program: &Path) -> Result<(), RequestError> {
         self.ask(|answer| Request::HandOver {
             program: program.to_owned(),
             answer,
         })?
+    }
+
+    /// Guest RAM, as long as the machine has it.
+    pub(super) fn ram(&self) -> Option<Arc<GuestRam>> {
+        self.0.ram.upgrade()
     }
 
     /// Writes a snapshot of the whole machine into `directory`, which must not exist. Meanwhile its
@@ -468,13 +369,13 @@ impl Handle {
     /// in it cannot be made.
     pub fn snapshot(&self, directory: &Path) -> Result<Written, RequestError> {
         let writer = SnapshotWriter::new(directory)?;
-        let ram = self.0.ram.upgrade().ok_or(RequestError::Ended)?;
+        let ram = self.ram().ok_or(RequestError::Ended)?;
         let started = Instant::now();
         let machine = self.ask(|answer| Request::Save { answer })??;
         let written = writer.write(&machine, &ram);
         drop(ram);
         // In any case; and a machine that was stopped meanwhile has a good snapshot all the same.
-        let went_on = self.ask(|answer| Request::GoOn { answer });
+        let went_on = self.ask_surely(|answer| Request::GoOn { answer });
         let paused = started.elapsed();
         let memory_bytes = written?;
         match went_on {
@@ -556,6 +457,23 @@ impl Handle {
             Err(TrySendError::Full(_)) => return Err(RequestError::Busy),
             Err(TrySendError::Disconnected(_)) => return Err(RequestError::Ended),
         }
+        self.wait_for(&answered)
+    }
+
+    /// As [`Handle::ask`], but waits where too many wait already. For what must not be left undone because others ask a
+    /// lot: a machine that stands still would do so for ever.
+    pub(super) fn ask_surely<T>(
+        &self,
+        request: impl FnOnce(Answer<T>) -> Request,
+    ) -> Result<T, RequestError> {
+        let (answer, answered) = mpsc::sync_channel(1);
+        // Those who wait have woken the machine.
+        let sent = self.0.requests.send(request(answer));
+        sent.map_err(|_| RequestError::Ended)?;
+        self.wait_for(&answered)
+    }
+
+    fn wait_for<T>(&self, answered: &Receiver<T>) -> Result<T, RequestError> {
         match self.0.wake.write(1) {
             Ok(()) => {}
             // A counter at its maximum is readable too.

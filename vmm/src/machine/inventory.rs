@@ -383,6 +383,15 @@ impl Inventory {
         in_flight
     }
 
+    /// [`Inventory::start_dirty_log`] or [`Inventory::stop_dirty_log`].
+    pub(super) fn log_dirty(&self, on: bool) -> Result<(), RequestError> {
+        if on {
+            self.start_dirty_log()
+        } else {
+            self.stop_dirty_log()
+        }
+    }
+
     /// Ends that, for all devices.
     ///
     /// # Errors

@@ -80,7 +80,7 @@ use crate::vcpu::{Buses, VcpuReport, Vcpus};
 
 use self::handle::Requests;
 use self::inventory::Inventory;
-use self::migration::Throttle;
+use self::migration::{Leaving, Throttle};
 use self::ring_watch::WatchTimer;
 use self::saving::Held;
 
@@ -208,12 +208,7 @@ pub struct Machine {
     /// While it is saved for a snapshot or another program.
     held: Option<Held>,
     upgrade: UpgradeStatus,
-    /// Whether it is being sent: then no device may come or go.
-    migrating: bool,
-    /// Whether its guest may run elsewhere.
-    committed: bool,
-    /// Whether its guest runs elsewhere.
-    departed: bool,
+    leaving: Leaving,
     /// Holds vCPUs back while it is sent.
     throttle: Option<Throttle>,
     /// For the other program.

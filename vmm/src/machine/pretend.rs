@@ -217,7 +217,7 @@ fn answer(requests: &Requests, request: Request) {
         Request::Statistics { answer } => {
             answer.send(Ok([("exits".to_owned(), 42)].into())).is_ok()
         }
-        Request::PowerButton { answer } => answer.send(()).is_ok(),
+        Request::PowerButton { answer } => answer.send(Ok(())).is_ok(),
         Request::Reset { answer } => {
             requests.publish_boot(requests.run_state() == RunState::Paused);
             answer.send(Ok(())).is_ok()
@@ -238,7 +238,7 @@ fn answer(requests: &Requests, request: Request) {
         Request::ConsoleLoss { answer } => answer.send(ConsoleLoss { log: 7, clients: 0 }).is_ok(),
         Request::Pause { answer } => {
             requests.publish_run(RunState::Paused);
-            answer.send(()).is_ok()
+            answer.send(Ok(())).is_ok()
         }
         Request::Resume { answer } => {
             requests.publish_run(RunState::Running);

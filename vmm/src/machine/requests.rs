@@ -37,12 +37,8 @@ impl Machine {
                     let _ = answer.send(self.announce(id));
                 }
                 Request::DirtyLog { on, answer } => {
-                    let done = if on {
-                        self.inventory.start_dirty_log()
-                    } else {
-                        self.inventory.stop_dirty_log()
-                    };
-                    let _ = answer.send(done);
+                    let allowed = self.unless_held().and_then(|()| self.unless_migrating());
+                    let _ = answer.send(allowed.and_then(|()| self.inventory.log_dirty(on)));
                 }
                 Request::Resources { answer } => {
                     let _ = answer.send(self.resources());
@@ -55,8 +51,11 @@ impl Machine {
                     let _ = answer.send(counted.map_err(|error| MachineError::from(error).into()));
                 }
                 Request::PowerButton { answer } => {
-                    self.button.press();
-                    let _ = answer.send(());
+                    let allowed = self.unless_on_the_way();
+                    if allowed.is_ok() {
+                        self.button.press();
+                    }
+                    let _ = answer.send(allowed);
                 }
                 Request::Reset { answer } => {
                     let allowed = self.unless_held();
@@ -70,7 +69,13 @@ impl Machine {
                     let _ = answer.send(allowed.and_then(|()| self.save(HeldFor::Snapshot)));
                 }
                 Request::GoOn { answer } => {
-                    let _ = answer.send(self.go_on().map_err(RequestError::from));
+                    // Whatever else it stands still for is for others to end.
+                    let went_on = if self.is_held_for_snapshot() {
+                        self.go_on().map_err(RequestError::from)
+                    } else {
+                        Ok(())
+                    };
+                    let _ = answer.send(went_on);
                 }
                 Request::Migration(request) => self.serve_migration(request),
                 Request::HandOver { program, answer } => {
@@ -83,16 +88,22 @@ impl Machine {
                     let _ = answer.send(prepared);
                 }
                 Request::Nmi { answer } => {
-                    let sent = self.vm.send_nmi(BOOT_PROCESSOR);
-                    let _ = answer.send(sent.map_err(|error| MachineError::from(error).into()));
+                    let sent = self.unless_on_the_way().and_then(|()| {
+                        let sent = self.vm.send_nmi(BOOT_PROCESSOR);
+                        sent.map_err(|error| MachineError::from(error).into())
+                    });
+                    let _ = answer.send(sent);
                 }
                 Request::ConsoleLoss { answer } => {
                     let _ = answer.send(self.screen.loss());
                 }
                 Request::Pause { answer } => {
-                    self.pause_when_it_goes_on();
-                    self.pause();
-                    let _ = answer.send(());
+                    let allowed = self.unless_on_the_way();
+                    if allowed.is_ok() {
+                        self.pause_when_it_goes_on();
+                        self.pause();
+                    }
+                    let _ = answer.send(allowed);
                 }
                 Request::Resume { answer } => {
                     let allowed = self.unless_held();

@@ -3,6 +3,7 @@
 use devices::legacy::power::PowerRequest;
 use devices::legacy::serial::Serial;
 
+use super::migration::Leaving;
 use super::{End, Exit, Machine, MachineError, RunState};
 use crate::acpi;
 use crate::boot::{self, BootRegisters, BootSource};
@@ -31,11 +32,7 @@ impl Machine {
     /// # Errors
     /// The kernel cannot be loaded, or the host fails. See [`MachineError`].
     pub fn run(&mut self) -> Result<Exit, MachineError> {
-        let result = match self.power_on_and_serve() {
-            // Whoever starts machines again that were stopped must not start one whose guest may run elsewhere.
-            Ok(Exit::Stopped) if self.committed => Ok(Exit::Moved),
-            result => result,
-        };
+        let result = self.leaving.ends(self.power_on_and_serve());
         if matches!(result, Ok(Exit::HandedOver)) {
             // It is to go on, here or elsewhere.
             self.powered = true;
@@ -140,6 +137,7 @@ impl Machine {
         match token {
             // Not read: the wish stays.
             Token::Stop => return Ok(Some(Served::Ended(Exit::Stopped))),
+            // A machine that is saved has none to come: see `Machine::save`.
             Token::VcpuFailed => {
                 if let Some(report) = self.vcpus.take_report() {
                     return Ok(Some(Served::Ended(Exit::Crashed(report))));
@@ -168,7 +166,7 @@ impl Machine {
                 if self.hand_over.is_some() {
                     return Ok(Some(Served::Ended(Exit::HandedOver)));
                 }
-                if self.departed {
+                if self.leaving == Leaving::Departed {
                     return Ok(Some(Served::Ended(Exit::Moved)));
                 }
             }

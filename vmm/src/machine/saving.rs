@@ -101,6 +101,20 @@ impl Machine {
         }
     }
 
+    /// Nothing, unless a vCPU has failed: it must not run again, and the machine is about to end.
+    pub(super) fn unless_crashed(&self) -> Result<(), RequestError> {
+        match self.vcpus.failure() {
+            Some(report) => Err(RequestError::Crashed(report)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether it stands still for a snapshot or another program.
+    pub(super) fn is_held_for_snapshot(&self) -> bool {
+        let held_for = self.held.as_ref().map(|held| held.held_for);
+        held_for == Some(HeldFor::Snapshot)
+    }
+
     /// Whether it stands still for a migration.
     pub(super) fn is_held_for_migration(&self) -> bool {
         let held_for = self.held.as_ref().map(|held| held.held_for);
@@ -109,12 +123,19 @@ impl Machine {
 
     /// Parks the vCPUs, stops the devices, and gives the whole state but guest memory, which nobody
     /// writes from here on until [`Machine::go_on`].
+    ///
+    /// # Errors
+    /// [`RequestError`]: it is saved already, or a device cannot be; it is as before. [`RequestError::Crashed`]: a vCPU has
+    /// failed, maybe just now. The guest is lost, so there is nothing to save, and nothing goes on: the machine ends as soon
+    /// as the vmm thread gets to it.
     pub(super) fn save(&mut self, held_for: HeldFor) -> Result<SavedMachine, RequestError> {
         self.unless_held()?;
         // What the guest has ejected is none of its devices any more.
         self.take_ejected();
         let ran = self.requests.run_state() == RunState::Running;
         self.pause();
+        // From here on none fails any more, so nothing that is held can crash.
+        self.unless_crashed()?;
         let mut saved = self.save_parked();
         match &mut saved {
             Ok(saved) => {

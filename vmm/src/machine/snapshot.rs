@@ -17,7 +17,7 @@ use super::hand_over::HandedOver;
 use super::migration::{Arriving, Migration};
 use super::program::ProgramError;
 use super::saved::SavedMachine;
-use crate::config::{VdpaConfig, VmConfig};
+use crate::config::{NoSuchNic, VdpaConfig, VmConfig};
 use crate::memory::GuestRam;
 use crate::snapshot::directory::{
     CreateError, NewSnapshot, OpenError, STATE_FILE_MAX, Snapshot as Files,
@@ -203,14 +203,8 @@ impl Snapshot {
     /// # Errors
     /// [`SnapshotError::NoNic`].
     pub fn replace_nic(&mut self, nic: VdpaConfig) -> Result<(), SnapshotError> {
-        let nics = &mut self.machine.config.vdpa;
-        let id = nic.name();
-        let Some(saved) = nics.iter_mut().find(|saved| saved.name() == id) else {
-            let has = nics.iter().map(VdpaConfig::name).collect();
-            return Err(SnapshotError::NoNic { id, has });
-        };
-        *saved = nic;
-        Ok(())
+        let replaced = self.machine.config.replace_nic(nic);
+        replaced.map_err(|NoSuchNic { id, has }| SnapshotError::NoNic { id, has })
     }
 
     /// Whether the vCPUs are to stay parked.

@@ -4,7 +4,8 @@
 //! when they may come is for [`super::source`] and [`super::destination`].
 //!
 //! A whole frame must pass within the patience, so a peer that sends a byte now and then is as silent as one
-//! that sends none. ALIVE starts the clock anew, a limited number of times.
+//! that sends none. ALIVE starts the clock anew, a limited number of times, and only where it may. While the guest stands
+//! still there is one end for all frames together ([`Channel::end_at`]).
 
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -59,7 +60,8 @@ pub struct Timeouts {
     pub frame: Duration,
     /// For the destination to accept: it makes guest RAM, and pins it.
     pub accept: Duration,
-    /// For the destination to restore the state. The guest stands still meanwhile.
+    /// For the destination to restore the state. The guest stands still meanwhile, so
+    /// [`SendOptions::standstill`](super::SendOptions) may end it earlier.
     pub ready: Duration,
     /// For the destination to say that the guest runs.
     pub done: Duration,
@@ -133,6 +135,23 @@ pub(super) enum Wait {
     AtMost(Duration),
 }
 
+/// When all waiting ends because the guest stands still.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Standstill {
+    ends: Instant,
+    limit: Duration,
+}
+
+impl Standstill {
+    /// From now on, for so long.
+    pub(super) fn of(limit: Duration) -> Self {
+        Self {
+            ends: Instant::now() + limit,
+            limit,
+        }
+    }
+}
+
 /// A connection that speaks the protocol.
 pub(super) struct Channel<C> {
     stream: C,
@@ -141,6 +160,7 @@ pub(super) struct Channel<C> {
     received: u32,
     alives: u32,
     frame_patience: Duration,
+    standstill: Option<Standstill>,
     halt: Halt,
     /// A frame has gone out in part: nothing that is sent now would be understood.
     torn: bool,
@@ -179,6 +199,7 @@ impl<C: Connection> Channel<C> {
             received: 0,
             alives: 0,
             frame_patience,
+            standstill: None,
             halt: halt.clone(),
             torn: false,
             out: Vec::new(),
@@ -197,6 +218,20 @@ impl<C: Connection> Channel<C> {
 
     pub(super) fn frame_patience(&self) -> Duration {
         self.frame_patience
+    }
+
+    /// The guest stands still: however many frames there are yet, nothing is waited for beyond that. `None`: it does not,
+    /// or not for this side to say any more.
+    pub(super) fn end_at(&mut self, standstill: Option<Standstill>) {
+        self.standstill = standstill;
+    }
+
+    /// What is left of `patience` for something that began at `started`.
+    fn limited(&self, started: Instant, patience: Duration) -> Duration {
+        match &self.standstill {
+            Some(standstill) => patience.min(standstill.ends.saturating_duration_since(started)),
+            None => patience,
+        }
     }
 
     /// Cancellation comes too late from here on.
@@ -259,6 +294,7 @@ impl<C: Connection> Channel<C> {
         mut slices: &mut [IoSlice<'_>],
     ) -> Result<u64, MigrationError> {
         let started = Instant::now();
+        let patience = self.limited(started, self.frame_patience);
         let mut total = 0_u64;
         IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
@@ -269,12 +305,12 @@ impl<C: Connection> Channel<C> {
                     total = total.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
                     IoSlice::advance_slices(&mut slices, count);
                     // A peer that takes a byte now and then has used up its time as well.
-                    if !slices.is_empty() && started.elapsed() >= self.frame_patience {
+                    if !slices.is_empty() && started.elapsed() >= patience {
                         return Err(self.silent(phase, started));
                     }
                     continue;
                 }
-                Err(error) => match self.repeat(phase, error, started, self.frame_patience) {
+                Err(error) => match self.repeat(phase, error, started, patience) {
                     Ok(()) => continue,
                     Err(error) => error,
                 },
@@ -284,7 +320,7 @@ impl<C: Connection> Channel<C> {
         loop {
             match self.stream.flush() {
                 Ok(()) => break,
-                Err(error) => self.repeat(phase, error, started, self.frame_patience)?,
+                Err(error) => self.repeat(phase, error, started, patience)?,
             }
         }
         self.torn = false;
@@ -311,9 +347,14 @@ impl<C: Connection> Channel<C> {
                 }
                 Wait::AtMost(patience) => patience,
             };
+            let patience = self.limited(started, patience);
             let header = self.receive_frame(phase, started, patience)?;
             if header.kind() != Kind::Alive {
                 break header;
+            }
+            // Frames that come one after the other never make `read` wait, and so never look at the clock.
+            if started.elapsed() >= patience {
+                return Err(self.silent(phase, started));
             }
             self.alives += 1;
             if self.alives > ALIVES_MAX {
@@ -406,8 +447,9 @@ impl<C: Connection> Channel<C> {
 
     /// Tells the peer why this side does not go on, if it can still be told and does not know.
     pub(super) fn say_why(&mut self, phase: Phase, error: &MigrationError) {
-        // Nothing is sent after this, and a guest may stand still meanwhile.
+        // Nothing is sent after this.
         self.frame_patience = self.frame_patience.min(REASON_PATIENCE);
+        self.standstill = None;
         let message = match error {
             MigrationError::PeerFailed { .. }
             | MigrationError::PeerCancelled { .. }
@@ -431,8 +473,9 @@ impl<C: Connection> Channel<C> {
         if !hung_up {
             return error;
         }
-        // Another channel's failure has told this one to end.
+        // Another channel's failure has told this one to end, and no guest waits for the answer.
         self.ignore_halt();
+        self.standstill = None;
         match self.receive(phase, Wait::AtMost(REASON_PATIENCE)) {
             Err(
                 reason @ (MigrationError::PeerFailed { .. } | MigrationError::PeerCancelled { .. }),
@@ -466,10 +509,18 @@ impl<C: Connection> Channel<C> {
     }
 
     fn silent(&self, phase: Phase, started: Instant) -> MigrationError {
-        MigrationError::Silent {
-            phase,
-            connection: self.index,
-            waited: started.elapsed(),
+        let connection = self.index;
+        match &self.standstill {
+            Some(standstill) if Instant::now() >= standstill.ends => MigrationError::StoodStill {
+                phase,
+                connection,
+                limit: standstill.limit,
+            },
+            _ => MigrationError::Silent {
+                phase,
+                connection,
+                waited: started.elapsed(),
+            },
         }
     }
 }

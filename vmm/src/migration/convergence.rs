@@ -34,6 +34,23 @@ pub struct Limits {
     pub switch: Duration,
 }
 
+/// How long the other host is waited for at least while the guest stands still: one that is busy is no reason to start
+/// all over.
+const STANDSTILL_MIN: Duration = Duration::from_secs(2);
+/// How many times the downtime that is allowed: it was stopped because all of it was to fit into that.
+const STANDSTILL_TIMES: u32 = 4;
+
+impl Limits {
+    /// How long the other host may take for all that it has to do while the guest stands still, up to GO. Whoever is
+    /// silent then does not hold a guest for longer than this.
+    #[must_use]
+    pub fn standstill(&self) -> Duration {
+        self.downtime
+            .saturating_mul(STANDSTILL_TIMES)
+            .max(STANDSTILL_MIN)
+    }
+}
+
 /// What one round has measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Measured {
@@ -241,6 +258,16 @@ mod tests {
                 Decision::Stop | Decision::GiveUp => return decisions,
             }
         }
+    }
+
+    #[test]
+    fn a_stopped_guest_waits_for_a_multiple_of_what_is_allowed() {
+        for (downtime, seconds) in [(0, 2), (300, 2), (500, 2), (1000, 4), (30_000, 120)] {
+            let standstill = limits(downtime, 60).standstill();
+            assert_eq!(standstill, Duration::from_secs(seconds), "{downtime}");
+        }
+        let longest = limits(u64::from(u32::MAX), 60).standstill();
+        assert!(longest > Duration::from_secs(10_000_000));
     }
 
     #[test]

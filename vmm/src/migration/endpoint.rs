@@ -253,6 +253,27 @@ impl Connection for Stream {
     }
 }
 
+/// Linux says here what became of the connection that would have been accepted (accept(2)): whoever makes connections and
+/// breaks them must not end the wait for others.
+fn of_the_listener(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(
+            libc::ECONNABORTED
+            | libc::ECONNRESET
+            | libc::EPROTO
+            | libc::EPERM
+            | libc::ENETDOWN
+            | libc::ENOPROTOOPT
+            | libc::EHOSTDOWN
+            | libc::ENONET
+            | libc::EHOSTUNREACH
+            | libc::EOPNOTSUPP
+            | libc::ENETUNREACH,
+        ) => ErrorKind::WouldBlock.into(),
+        _ => error,
+    }
+}
+
 /// A socket that waits for a source. Its file, if it has one, is removed when this is dropped.
 #[derive(Debug)]
 pub struct Listener(Kind);
@@ -304,7 +325,7 @@ impl Listener {
     /// be anybody until a read has given a byte.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] if nobody came for 50 ms; what the kernel says.
+    /// [`ErrorKind::WouldBlock`] if nobody came for 50 ms, or is gone again; what the kernel says.
     pub fn accept(&self) -> io::Result<Stream> {
         let fd: BorrowedFd<'_> = match &self.0 {
             Kind::Unix { listener, .. } => listener.as_fd(),
@@ -317,12 +338,12 @@ impl Listener {
         }
         match &self.0 {
             Kind::Unix { listener, .. } => {
-                let (stream, _) = listener.accept()?;
+                let (stream, _) = listener.accept().map_err(of_the_listener)?;
                 stream.set_nonblocking(false)?;
                 Ok(Stream::Unix(stream))
             }
             Kind::Tcp { listener, tls } => {
-                let (stream, from) = listener.accept()?;
+                let (stream, from) = listener.accept().map_err(of_the_listener)?;
                 stream.set_nonblocking(false)?;
                 tracing::debug!(%from, "a connection for a migration");
                 match tls {
@@ -360,6 +381,16 @@ impl Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_that_broke_before_it_was_accepted_ends_no_wait() {
+        for errno in [libc::ECONNABORTED, libc::EPROTO, libc::ENETUNREACH] {
+            let error = of_the_listener(io::Error::from_raw_os_error(errno));
+            assert_eq!(error.kind(), ErrorKind::WouldBlock, "{errno}");
+        }
+        let error = of_the_listener(io::Error::from_raw_os_error(libc::EMFILE));
+        assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
+    }
 
     #[test]
     fn addresses_are_read_as_they_are_written() {

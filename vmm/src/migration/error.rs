@@ -79,6 +79,20 @@ pub enum MigrationError {
         /// For how long.
         waited: Duration,
     },
+    /// The guest stood still, and what had to pass then did not pass in time.
+    #[error(
+        "the other host did not take or answer what it had to on connection {connection} in the phase `{phase}` while the \
+         guest stood still, for which it has {:.1} s (four times downtime_ms, 2 s at least)",
+        limit.as_secs_f32()
+    )]
+    StoodStill {
+        /// When.
+        phase: Phase,
+        /// Which one, from 0.
+        connection: u16,
+        /// How long the other host has for all of it.
+        limit: Duration,
+    },
     /// What came is no message of the protocol.
     #[error(
         "what came on connection {connection} in the phase `{phase}` is not Bellhop's protocol"

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::channel::{Channel, Connection, Halt, Timeouts};
+use super::channel::{Channel, Connection, Halt, Standstill, Timeouts};
 use super::convergence::{Convergence, Decision, Limits, Measured};
 use super::dirty::{DirtyPages, PAGE_SIZE};
 use super::error::{MachineError, MigrationError, Phase};
@@ -20,7 +20,7 @@ use super::protocol::{CONNECTIONS_MAX, Hello};
 use super::ram::RamImage;
 use super::{Monitor, Outcome};
 
-pub use states::{Accepted, Committed, Connected, Copying, Ready, Stopped};
+pub use states::{Accepted, Committed, Connected, Copying, Parting, Ready, Stopped};
 
 /// A machine that can leave. [`send`] calls these in the order in which they stand here, those from
 /// [`SourceMachine::take_dirty`] to [`SourceMachine::throttle`] repeatedly; and at a failure before GO, the last two.
@@ -87,6 +87,8 @@ pub struct SendOptions {
     pub limits: Limits,
     /// How long to wait for the destination.
     pub timeouts: Timeouts,
+    /// How long to wait for it in all while the guest stands still, from its stop to GO: see [`Limits::standstill`].
+    pub standstill: Duration,
     /// Most bytes of the machine's state; the destination has its own limit.
     pub state_max: u64,
 }
@@ -107,16 +109,16 @@ pub fn send<C: Connection, M: SourceMachine>(
     let mut undo = Undo::default();
     let ready = match until_ready(machine, ram, first, connect, options, monitor, &mut undo) {
         Ok(ready) => ready,
-        Err(why) => return stay(machine, monitor, undo, why),
+        Err(parting) => return stay(machine, monitor, &undo, parting),
     };
     // The last moment at which the user may still change their mind.
     if monitor.cancel.is_cancelled() {
-        let why = ready.give_up(MigrationError::Cancelled);
-        return stay(machine, monitor, undo, why);
+        let parting = ready.give_up(MigrationError::Cancelled);
+        return stay(machine, monitor, &undo, parting);
     }
     if let Err(error) = machine.commit() {
-        let why = ready.give_up(MigrationError::machine("be handed over")(error));
-        return stay(machine, monitor, undo, why);
+        let parting = ready.give_up(MigrationError::machine("be handed over")(error));
+        return stay(machine, monitor, &undo, parting);
     }
     monitor.progress.phase(Phase::Go);
     let done = ready.commit().and_then(|committed| {
@@ -144,11 +146,12 @@ struct Undo {
     stopped: bool,
 }
 
-fn stay<M: SourceMachine>(
+/// The guest goes on first: the other host may be slow to hear why, or never hear it.
+fn stay<C: Connection, M: SourceMachine>(
     machine: &mut M,
     monitor: &Monitor,
-    undo: Undo,
-    why: MigrationError,
+    undo: &Undo,
+    parting: Parting<C>,
 ) -> Outcome {
     if undo.throttled {
         machine.throttle(0);
@@ -159,6 +162,8 @@ fn stay<M: SourceMachine>(
         not_resumed = machine.resume().err();
         monitor.progress.runs();
     }
+    // Before what may take long: it waits for GO, and is not to wait until it knows no longer whose the guest is.
+    let why = parting.tell();
     if undo.logging {
         machine.stop_logging();
     }
@@ -173,7 +178,7 @@ fn until_ready<C: Connection, M: SourceMachine>(
     options: &SendOptions,
     monitor: &Monitor,
     undo: &mut Undo,
-) -> Result<Ready<C>, MigrationError> {
+) -> Result<Ready<C>, Parting<C>> {
     let progress = &*monitor.progress;
     progress.ram(ram.len());
     progress.phase(Phase::Offer);
@@ -182,10 +187,11 @@ fn until_ready<C: Connection, M: SourceMachine>(
         ram: ram.ranges(),
         compat: machine
             .compat()
-            .map_err(MigrationError::machine("say what it is made of"))?,
+            .map_err(MigrationError::machine("say what it is made of"))
+            .map_err(Parting::unsaid)?,
     };
     let halt = Halt::new(&monitor.cancel);
-    let channel = Channel::new(first, 0, options.timeouts.frame, &halt)?;
+    let channel = Channel::new(first, 0, options.timeouts.frame, &halt).map_err(Parting::unsaid)?;
     let accepted = Connected::new(channel).offer(&hello, options.timeouts.accept)?;
     progress.phase(Phase::Join);
     let mut copying = accepted.join(connect)?;
@@ -214,6 +220,7 @@ fn until_ready<C: Connection, M: SourceMachine>(
         Err(error) => return Err(copying.give_up(error)),
     };
     progress.part_done(DowntimePart::Stop);
+    copying.stand_still(Standstill::of(options.standstill));
     if let Err(error) = copying.round(ram, &pages, true, progress) {
         return Err(copying.give_up(error));
     }

@@ -1,10 +1,11 @@
 //! Two ends in one process: machines of 16 MiB without a CPU, connected by socket pairs.
 //!
 //! [`Guest`] stands for both machines; `link` cuts, silences and falsifies the connections, `hostile` plays
-//! one end by hand, `tls` is over TCP with certificates.
+//! one end by hand, `standstill` is about how long a stopped guest waits, `tls` is over TCP with certificates.
 
 mod hostile;
 mod link;
+mod standstill;
 mod tls;
 
 use std::io::{self, ErrorKind, Write};
@@ -232,6 +233,7 @@ fn send_options(connections: u16) -> SendOptions {
             switch: Duration::ZERO,
         },
         timeouts: timeouts(),
+        standstill: Duration::from_secs(20),
         state_max: 8 << 20,
     }
 }

@@ -448,6 +448,17 @@ impl Vcpus {
         &self.reports.event
     }
 
+    /// The first failure that nobody has taken yet, and leaves it. Of parked vCPUs none comes after it: each says what
+    /// failed before it parks.
+    #[must_use]
+    pub fn failure(&self) -> Option<VcpuReport> {
+        self.reports
+            .first
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
     /// Takes the first failure since the last call; later ones are in the log.
     pub fn take_report(&self) -> Option<VcpuReport> {
         let mut first = self

@@ -202,3 +202,43 @@ fn a_nic_that_cannot_be_opened_does_not_trouble_the_machine() {
     let error = handle.plug_nic(&config("/dev/null")).unwrap_err();
     assert!(matches!(error, RequestError::Ended));
 }
+
+#[test]
+fn what_must_not_be_left_undone_waits_where_others_are_refused() {
+    let memory = memory();
+    let requests = requests(&memory);
+    let asking: Vec<_> = (0..=WAITING_MAX)
+        .map(|_| {
+            let handle = requests.handle();
+            thread::spawn(move || handle.resources().map(drop))
+        })
+        .collect();
+    // The one that is too many is refused: the queue is full.
+    while !asking.iter().any(thread::JoinHandle::is_finished) {
+        thread::yield_now();
+    }
+    let handle = requests.handle();
+    let start = Instant::now();
+    // As after a snapshot: the machine stands still until this is carried out.
+    let goes_on = thread::spawn(move || handle.ask_surely(|answer| Request::GoOn { answer }));
+    let mut went_on = false;
+    while !went_on {
+        assert!(start.elapsed() < LIMIT && !goes_on.is_finished());
+        for request in requests.take() {
+            // Dropped, the others are told that it has ended.
+            if let Request::GoOn { answer } = request {
+                answer.send(Ok(())).unwrap();
+                went_on = true;
+            }
+        }
+    }
+    goes_on.join().unwrap().unwrap().unwrap();
+    for thread in asking {
+        let _ = thread.join().unwrap();
+    }
+    // It does not wait for a machine that is gone.
+    let handle = requests.handle();
+    drop(requests);
+    let gone = handle.ask_surely(|answer| Request::GoOn { answer });
+    assert!(matches!(gone, Err(RequestError::Ended)));
+}

@@ -24,10 +24,11 @@ use crate::snapshot::directory::STATE_FILE_MAX;
 use crate::snapshot::format::Writer;
 
 /// How long the other host may take to answer a connection.
-const CONNECT: Duration = Duration::from_secs(10);
-/// What of the downtime is not memory: devices stop and start, the state goes over and is restored. Measured in the
-/// lab at 10 to 40 ms.
-const SWITCH: Duration = Duration::from_millis(25);
+pub(super) const CONNECT: Duration = Duration::from_secs(10);
+/// What of the downtime is not memory: devices stop and start, the state goes over and is restored. An assumption, from no
+/// measurement. The forecast rests on it, and the guest is stopped when what is left of its memory fits into the rest of the
+/// downtime that is allowed; `downtime_parts_ms` of a migration says what each part of it really took.
+pub(super) const SWITCH: Duration = Duration::from_millis(25);
 /// How long the process of a guest that is gone waits for somebody to read how it went.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -69,14 +70,16 @@ impl Handle {
             Err(error) => return stayed(&error),
         };
         let ram = RamImage::new(&departure.offer.ram);
+        let limits = Limits {
+            downtime: Duration::from_millis(config.downtime_ms.into()),
+            timeout: Duration::from_secs(config.timeout_s.into()),
+            switch: SWITCH,
+        };
         let options = SendOptions {
             connections: config.connections,
-            limits: Limits {
-                downtime: Duration::from_millis(config.downtime_ms.into()),
-                timeout: Duration::from_secs(config.timeout_s.into()),
-                switch: SWITCH,
-            },
+            limits,
             timeouts: Timeouts::default(),
+            standstill: limits.standstill(),
             state_max: STATE_FILE_MAX,
         };
         let outcome = migration::send(
@@ -132,11 +135,16 @@ impl Handle {
         self.ask_migration(|answer| MigrationRequest::Depart { answer })?
     }
 
-    fn ask_migration<T>(
+    /// Waits also where many requests wait: a machine that stands still must not do so for ever because others ask a lot.
+    pub(super) fn ask_migration<T>(
         &self,
         request: impl FnOnce(Answer<T>) -> MigrationRequest,
     ) -> Result<T, RequestError> {
-        self.ask(|answer| Request::Migration(request(answer)))
+        self.ask_surely(|answer| Request::Migration(request(answer)))
+            .map_err(|error| match (error, self.status().end) {
+                (RequestError::Ended, Some(end)) => RequestError::EndedBy(end),
+                (error, _) => error,
+            })
     }
 }
 
@@ -148,7 +156,8 @@ fn stayed(why: &dyn std::error::Error) -> MigrationEnd {
 
 impl<'a> Departure<'a> {
     fn new(handle: &'a Handle, migration: &'a Migration) -> Result<Self, RequestError> {
-        let offer = handle.ask_migration(|answer| MigrationRequest::Begin { answer })??;
+        let offer =
+            handle.ask_migration(|answer| MigrationRequest::Offer { send: true, answer })??;
         Ok(Self {
             handle,
             migration,
@@ -156,6 +165,11 @@ impl<'a> Departure<'a> {
             tracker: None,
             stopped: None,
         })
+    }
+
+    fn log_devices(&self, on: bool) -> Result<(), RequestError> {
+        self.handle
+            .ask_migration(|answer| MigrationRequest::DirtyLog { on, answer })?
     }
 
     /// The machine may change again. One that has ended needs not be told.
@@ -172,7 +186,7 @@ impl SourceMachine for Departure<'_> {
     }
 
     fn start_logging(&mut self) -> Result<(), MachineError> {
-        self.handle.dirty_log(true)?;
+        self.log_devices(true)?;
         let ram = &self.offer.ram;
         match DirtyTracker::start(Arc::clone(&self.offer.slots), ram.memory(), ram.slots()) {
             Ok(tracker) => {
@@ -241,15 +255,16 @@ impl SourceMachine for Departure<'_> {
     fn resume(&mut self) -> Result<(), MachineError> {
         // A machine that could not be stopped runs already.
         if self.stopped.take().is_some() {
-            self.handle.ask(|answer| Request::GoOn { answer })??;
+            self.handle
+                .ask_migration(|answer| MigrationRequest::Resume { answer })??;
         }
         Ok(())
     }
 
     fn stop_logging(&mut self) {
         self.tracker = None;
-        match self.handle.dirty_log(false) {
-            Ok(()) | Err(RequestError::Ended) => {}
+        match self.log_devices(false) {
+            Ok(()) | Err(RequestError::Ended | RequestError::EndedBy(_)) => {}
             Err(error) => tracing::error!(
                 error = &error as &dyn std::error::Error,
                 "a device was not brought back to what it was"

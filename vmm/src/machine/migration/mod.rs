@@ -1,8 +1,8 @@
 //! A machine that leaves for another process, or comes from one.
 //!
 //! Joins the order of a migration ([`crate::migration`]), which knows no machine, with the machine, which knows no
-//! connection. Owns what both ends must have alike (`compat.rs`), what is asked of the running machine
-//! meanwhile (`requests.rs`), and what is shown of a migration ([`Migration`]). It must not know the API, nor how the
+//! connection. Owns what both ends must have alike (`compat.rs`), how far a machine's leaving is (`leaving.rs`), whether it could leave (`trial.rs`), what is asked
+//! of the running machine meanwhile (`requests.rs`), and what is shown of a migration ([`Migration`]). It must not know the API, nor how the
 //! state is saved.
 //!
 //! ```text
@@ -19,6 +19,7 @@
 mod arrival;
 mod compat;
 mod departure;
+mod leaving;
 mod requests;
 mod throttle;
 
@@ -30,6 +31,7 @@ use utoipa::ToSchema;
 
 pub use arrival::Arriving;
 pub use compat::NotMovable;
+pub(super) use leaving::Leaving;
 pub(super) use requests::MigrationRequest;
 pub(super) use throttle::Throttle;
 

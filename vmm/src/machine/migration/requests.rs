@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
 use super::compat::{self, Document, DocumentDevice, NotMovable};
+use super::leaving::Leaving;
 use super::throttle::{Throttle, Turn};
 use crate::event_loop::Token;
 use crate::kvm::memory_slots::MemorySlots;
@@ -33,12 +34,18 @@ pub(in crate::machine) struct Stopped {
 
 /// What a migration asks.
 pub(in crate::machine) enum MigrationRequest {
-    /// From now on the machine is not to change: what is it made of?
-    Begin {
+    /// What is the machine made of? With `send` it is not to change from now on.
+    Offer {
+        send: bool,
         answer: Answer<Result<Offer, RequestError>>,
     },
     /// It may change again.
     End { answer: Answer<()> },
+    /// Record which pages devices write, or no longer.
+    DirtyLog {
+        on: bool,
+        answer: Answer<Result<(), RequestError>>,
+    },
     /// What may devices write without a mark?
     AlwaysDirty { answer: Answer<Vec<(u64, u64)>> },
     /// Hold vCPUs back.
@@ -49,6 +56,10 @@ pub(in crate::machine) enum MigrationRequest {
     },
     /// From now on the guest may run elsewhere, whatever is heard of it.
     Commit {
+        answer: Answer<Result<(), RequestError>>,
+    },
+    /// It stands still, and GO was not sent: let everything go on as it was.
+    Resume {
         answer: Answer<Result<(), RequestError>>,
     },
     /// It stands still, and its guest is here: let everything go on as it was.
@@ -65,12 +76,15 @@ impl Machine {
     pub(in crate::machine) fn serve_migration(&mut self, request: MigrationRequest) {
         // Nobody may be waiting for an answer any more.
         match request {
-            MigrationRequest::Begin { answer } => {
-                let _ = answer.send(self.begin_migration());
+            MigrationRequest::Offer { send, answer } => {
+                let _ = answer.send(self.offer(send));
             }
             MigrationRequest::End { answer } => {
                 self.end_migration();
                 let _ = answer.send(());
+            }
+            MigrationRequest::DirtyLog { on, answer } => {
+                let _ = answer.send(self.inventory.log_dirty(on));
             }
             MigrationRequest::AlwaysDirty { answer } => {
                 let _ = answer.send(self.inventory.always_dirty());
@@ -83,17 +97,18 @@ impl Machine {
                 let _ = answer.send(self.stop_to_leave());
             }
             MigrationRequest::Commit { answer } => {
-                self.committed = self.is_held_for_migration();
-                let committed = self.committed.then_some(()).ok_or(RequestError::Settled);
-                let _ = answer.send(committed);
+                let held = self.is_held_for_migration();
+                let _ = answer.send(self.leaving.commit(held));
+            }
+            MigrationRequest::Resume { answer } => {
+                let _ = answer.send(self.resume_after_stop());
             }
             MigrationRequest::Stay { answer } => {
                 let _ = answer.send(self.stay());
             }
             MigrationRequest::Depart { answer } => {
                 let held = self.is_held_for_migration();
-                self.departed |= held;
-                let _ = answer.send(held.then_some(()).ok_or(RequestError::Settled));
+                let _ = answer.send(self.leaving.depart(held));
             }
         }
     }
@@ -107,7 +122,7 @@ impl Machine {
         }
         let always_dirty = self.inventory.always_dirty();
         let saved = self.save(HeldFor::Migration);
-        if running && saved.is_err() {
+        if running && saved.is_err() && self.unless_crashed().is_ok() {
             self.vcpus.resume();
         }
         Ok(Stopped {
@@ -117,12 +132,21 @@ impl Machine {
         })
     }
 
+    fn resume_after_stop(&mut self) -> Result<(), RequestError> {
+        if !self.leaving.may_resume(self.is_held_for_migration()) {
+            return Err(RequestError::Settled);
+        }
+        Ok(self.go_on()?)
+    }
+
     fn stay(&mut self) -> Result<(), RequestError> {
-        if !self.is_held_for_migration() {
+        if !self.leaving.may_stay(self.is_held_for_migration()) {
             return Err(RequestError::Settled);
         }
         self.go_on()?;
         self.end_migration();
+        // It may have come from elsewhere, and its network knows it there.
+        self.announce_all();
         Ok(())
     }
 
@@ -135,11 +159,10 @@ impl Machine {
                 "a device was not brought back to what it was"
             );
         }
-        self.migrating = false;
-        self.committed = false;
+        self.leaving.end();
     }
 
-    fn begin_migration(&mut self) -> Result<Offer, RequestError> {
+    fn offer(&mut self, send: bool) -> Result<Offer, RequestError> {
         self.unless_held()?;
         self.unless_migrating()?;
         self.take_ejected();
@@ -157,6 +180,7 @@ impl Machine {
         let running = self.requests.run_state() == RunState::Running;
         // A vCPU says nothing while it runs.
         self.vcpus.pause();
+        self.unless_crashed()?;
         let cpuid = self.vcpus.cpuid();
         if running {
             self.vcpus.resume();
@@ -167,7 +191,9 @@ impl Machine {
             cpuid: cpuid.map_err(MachineError::from)?,
             devices: devices.collect(),
         };
-        self.migrating = true;
+        if send {
+            self.leaving.begin()?;
+        }
         Ok(Offer {
             document,
             ram: self.ram.clone(),
@@ -180,8 +206,18 @@ impl Machine {
         if self.is_held_for_migration() {
             return Err(RequestError::StandsStill);
         }
-        if self.migrating {
-            return Err(RequestError::Migrating);
+        match self.leaving {
+            Leaving::No => Ok(()),
+            Leaving::Sending | Leaving::Committed | Leaving::Departed => {
+                Err(RequestError::Migrating)
+            }
+        }
+    }
+
+    /// Nothing, unless its state is on the way to another host: what happens to it here now would not be seen there.
+    pub(in crate::machine) fn unless_on_the_way(&self) -> Result<(), RequestError> {
+        if self.leaving == Leaving::Sending && self.is_held_for_migration() {
+            return Err(RequestError::StandsStill);
         }
         Ok(())
     }
@@ -224,6 +260,8 @@ impl Machine {
         if self.requests.run_state() == RunState::Running {
             match turn {
                 Turn::Hold => self.vcpus.pause(),
+                // The machine is about to end.
+                Turn::Run if self.unless_crashed().is_err() => {}
                 Turn::Run => self.vcpus.resume(),
             }
         }

@@ -7,14 +7,15 @@
 //!       └──────────────────┴─── error: the source goes on ───┘                Committed ─wait_done─> ()
 //! ```
 //!
-//! Each step takes the state. An error of any step up to `wait_ready` leaves the source in charge, and the destination
-//! has been told if it could be. An error of `commit` or `wait_done` does not: by then GO may be under way.
+//! Each step takes the state. An error of any step up to `wait_ready` leaves the source in charge: it is a [`Parting`],
+//! of which the destination is told when the guest goes on. An error of `commit` or `wait_done` does not: by then GO may be
+//! under way.
 
 use std::io::{self, Write};
 use std::time::Duration;
 
 use super::rounds::send_everywhere;
-use crate::migration::channel::{Channel, Connection, Wait};
+use crate::migration::channel::{Channel, Connection, Standstill, Wait};
 use crate::migration::dirty::DirtyPages;
 use crate::migration::error::{MachineError, MigrationError, Phase};
 use crate::migration::progress::Progress;
@@ -23,15 +24,48 @@ use crate::migration::protocol::{
 };
 use crate::migration::ram::{RamImage, Round};
 
-/// Tells the destination why it ends; gives the destination's reason if it hung up first.
-fn end<C: Connection>(
-    mut control: Channel<C>,
+/// A conversation that ends before GO. The destination has not been told.
+#[derive(Debug)]
+#[must_use]
+pub struct Parting<C> {
+    /// `None`: there is nobody to tell.
+    control: Option<Box<Channel<C>>>,
     phase: Phase,
-    error: MigrationError,
-) -> MigrationError {
-    let error = control.ask_why(phase, error);
-    control.say_why(phase, &error);
-    error
+    why: MigrationError,
+}
+
+impl<C: Connection> Parting<C> {
+    /// Nothing has been said yet.
+    pub(super) fn unsaid(why: MigrationError) -> Self {
+        Self {
+            control: None,
+            phase: Phase::Offer,
+            why,
+        }
+    }
+
+    /// Tells the destination why it ends, in a second at most; gives the destination's reason if it hung up first.
+    pub fn tell(self) -> MigrationError {
+        let Self {
+            control,
+            phase,
+            why,
+        } = self;
+        let Some(mut control) = control else {
+            return why;
+        };
+        let why = control.ask_why(phase, why);
+        control.say_why(phase, &why);
+        why
+    }
+}
+
+fn end<C>(control: Channel<C>, phase: Phase, why: MigrationError) -> Parting<C> {
+    Parting {
+        control: Some(Box::new(control)),
+        phase,
+        why,
+    }
 }
 
 /// Nothing has been said.
@@ -94,11 +128,11 @@ impl<C: Connection> Accepted<C> {
     /// Makes the further connections.
     ///
     /// # Errors
-    /// [`MigrationError`]; the source is in charge.
+    /// A [`Parting`]; the source is in charge.
     pub fn join(
         self,
         connect: &mut dyn FnMut() -> io::Result<C>,
-    ) -> Result<Copying<C>, MigrationError> {
+    ) -> Result<Copying<C>, Parting<C>> {
         let mut others = Vec::new();
         for index in 1..self.connections.min(CONNECTIONS_MAX) {
             match self.join_one(index, connect) {
@@ -152,6 +186,14 @@ pub struct Copying<C> {
 }
 
 impl<C: Connection> Copying<C> {
+    /// From now on the guest stands still: all that is to come up to GO has this time.
+    pub(super) fn stand_still(&mut self, standstill: Standstill) {
+        self.control.end_at(Some(standstill));
+        for channel in &mut self.others {
+            channel.end_at(Some(standstill));
+        }
+    }
+
     /// Sends `pages` of `ram` and a fence on each connection. The last round is sent of a guest that stands
     /// still.
     ///
@@ -183,13 +225,13 @@ impl<C: Connection> Copying<C> {
     /// Sends the state that `save` writes, at most `max` bytes. The last round must have been sent.
     ///
     /// # Errors
-    /// [`MigrationError`]; the source is in charge.
+    /// A [`Parting`]; the source is in charge.
     pub fn finish(
         mut self,
         max: u64,
         progress: &Progress,
         save: impl FnOnce(&mut dyn Write) -> Result<(), MachineError>,
-    ) -> Result<Stopped<C>, MigrationError> {
+    ) -> Result<Stopped<C>, Parting<C>> {
         match self.state(max, progress, save) {
             Ok(()) => Ok(Stopped {
                 control: self.control,
@@ -228,8 +270,8 @@ impl<C: Connection> Copying<C> {
         Ok(())
     }
 
-    /// Ends it; gives the reason that the destination had, where that is the cause.
-    pub fn give_up(self, error: MigrationError) -> MigrationError {
+    /// Ends it.
+    pub fn give_up(self, error: MigrationError) -> Parting<C> {
         let Self { control, .. } = self;
         end(control, Phase::Copy, error)
     }
@@ -300,8 +342,8 @@ impl<C: Connection> Stopped<C> {
     /// Waits until the destination has restored the state.
     ///
     /// # Errors
-    /// [`MigrationError`]; the source is in charge.
-    pub fn wait_ready(mut self, wait: Duration) -> Result<Ready<C>, MigrationError> {
+    /// A [`Parting`]; the source is in charge.
+    pub fn wait_ready(mut self, wait: Duration) -> Result<Ready<C>, Parting<C>> {
         let result = match self.control.receive(Phase::Ready, Wait::AtMost(wait)) {
             Ok(Message::Ready) => Ok(()),
             Ok(other) => Err(other.name()),
@@ -328,8 +370,8 @@ pub struct Ready<C> {
 }
 
 impl<C: Connection> Ready<C> {
-    /// The guest stays after all. The destination is told if it can be.
-    pub fn give_up(self, error: MigrationError) -> MigrationError {
+    /// The guest stays after all.
+    pub fn give_up(self, error: MigrationError) -> Parting<C> {
         end(self.control, Phase::Ready, error)
     }
 
@@ -338,6 +380,8 @@ impl<C: Connection> Ready<C> {
     /// # Errors
     /// [`MigrationError`]; it is not known whether GO has arrived. The source must not run the guest.
     pub fn commit(mut self) -> Result<Committed<C>, MigrationError> {
+        // Whatever becomes of it, there is no guest any more that could go on sooner.
+        self.control.end_at(None);
         self.control
             .send_anyway(Phase::Go, &Message::Go(self.session))?;
         Ok(Committed {

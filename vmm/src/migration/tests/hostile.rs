@@ -19,15 +19,15 @@ use crate::migration::protocol::{
 };
 
 /// An end that sends what it likes.
-struct Peer {
-    stream: UnixStream,
+pub(super) struct Peer {
+    pub(super) stream: UnixStream,
     sent: u32,
     received: u32,
     session: Session,
 }
 
 impl Peer {
-    fn new(stream: UnixStream) -> Self {
+    pub(super) fn new(stream: UnixStream) -> Self {
         stream
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
@@ -47,13 +47,13 @@ impl Peer {
     }
 
     /// The other end may have hung up.
-    fn say(&mut self, message: &Message<'_>) {
+    pub(super) fn say(&mut self, message: &Message<'_>) {
         let frame = self.frame(message);
         let _ = self.stream.write_all(&frame);
     }
 
     /// The name of what comes next; nothing once the other end has hung up.
-    fn hear(&mut self) -> Option<&'static str> {
+    pub(super) fn hear(&mut self) -> Option<&'static str> {
         let mut header = [0; FRAME_HEADER_LEN];
         self.stream.read_exact(&mut header).ok()?;
         let header = Header::decode(header, 0, self.received).unwrap();

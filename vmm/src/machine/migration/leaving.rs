@@ -1,0 +1,172 @@
+//! How far a machine is on its way out, and what follows from that for whoever wants something of it meanwhile.
+//!
+//! Owns the transitions. It must not know how anything is stopped or sent.
+//!
+//! ```text
+//!          begin              commit, standing still          depart
+//!    No ───────────> Sending ─────────────────────> Committed ──────> Departed
+//!    ^ │               │ end                           │ stay            ^
+//!    │ └── depart, of a machine that came and is held ─┼─────────────────┘
+//!    └─────────────────┴───────────────────────────────┘
+//! ```
+
+use crate::machine::handle::RequestError;
+use crate::machine::{End, Exit, MachineError};
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(in crate::machine) enum Leaving {
+    /// It is not being sent. One that has come stands still in this state until it is settled where its guest is.
+    #[default]
+    No,
+    /// No device may come or go, and nothing else may save it.
+    Sending,
+    /// GO may have been sent: its guest may run elsewhere.
+    Committed,
+    /// Its guest runs elsewhere, and its run is over.
+    Departed,
+}
+
+impl Leaving {
+    /// It is to be sent.
+    pub(super) fn begin(&mut self) -> Result<(), RequestError> {
+        match self {
+            Self::No => {
+                *self = Self::Sending;
+                Ok(())
+            }
+            Self::Sending | Self::Committed | Self::Departed => Err(RequestError::Migrating),
+        }
+    }
+
+    /// GO is about to be sent of a machine that stands still for that (`held`).
+    pub(super) fn commit(&mut self, held: bool) -> Result<(), RequestError> {
+        match self {
+            Self::Sending if held => {
+                *self = Self::Committed;
+                Ok(())
+            }
+            _ => Err(RequestError::Settled),
+        }
+    }
+
+    /// Whether the source may have a machine that stands still (`held`) go on, since GO was not sent.
+    pub(super) fn may_resume(self, held: bool) -> bool {
+        held && self == Self::Sending
+    }
+
+    /// Whether somebody may say of a machine that stands still (`held`) that its guest is here. Not while it is being sent:
+    /// the source believes that it stands still. And not after somebody has said that it is elsewhere.
+    pub(super) fn may_stay(self, held: bool) -> bool {
+        held && matches!(self, Self::No | Self::Committed)
+    }
+
+    /// The guest runs elsewhere.
+    pub(super) fn depart(&mut self, held: bool) -> Result<(), RequestError> {
+        match self {
+            Self::No | Self::Committed if held => {
+                *self = Self::Departed;
+                Ok(())
+            }
+            _ => Err(RequestError::Settled),
+        }
+    }
+
+    /// It stays.
+    pub(super) fn end(&mut self) {
+        if *self != Self::Departed {
+            *self = Self::No;
+        }
+    }
+
+    /// How its run ended, for those who start machines again that were stopped, have crashed or failed: whatever became of
+    /// this process, they must not start one whose guest may run elsewhere.
+    pub(in crate::machine) fn ends(
+        self,
+        run: Result<Exit, MachineError>,
+    ) -> Result<Exit, MachineError> {
+        match (self, &run) {
+            (Self::No | Self::Sending, _) | (_, Ok(Exit::Moved | Exit::HandedOver)) => run,
+            (Self::Committed | Self::Departed, _) => {
+                let how = End::from(&run).detail;
+                tracing::warn!(
+                    how,
+                    "the machine ends while its guest may run elsewhere: it counts as moved"
+                );
+                Ok(Exit::Moved)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vcpu::{VcpuFailure, VcpuReport};
+
+    const ALL: [Leaving; 4] = [
+        Leaving::No,
+        Leaving::Sending,
+        Leaving::Committed,
+        Leaving::Departed,
+    ];
+
+    #[test]
+    fn it_leaves_step_by_step() {
+        let mut leaving = Leaving::default();
+        assert!(leaving.commit(true).is_err());
+        leaving.begin().unwrap();
+        assert!(matches!(leaving.begin(), Err(RequestError::Migrating)));
+        // It still runs.
+        assert!(leaving.commit(false).is_err() && leaving == Leaving::Sending);
+        leaving.commit(true).unwrap();
+        assert!(leaving.commit(true).is_err());
+        leaving.depart(true).unwrap();
+        assert_eq!(leaving, Leaving::Departed);
+    }
+
+    #[test]
+    fn a_machine_that_has_departed_never_comes_back() {
+        let mut leaving = Leaving::Departed;
+        assert!(!leaving.may_stay(true) && !leaving.may_resume(true));
+        assert!(leaving.begin().is_err() && leaving.commit(true).is_err());
+        assert!(leaving.depart(true).is_err());
+        leaving.end();
+        assert_eq!(leaving, Leaving::Departed);
+    }
+
+    #[test]
+    fn only_the_source_itself_may_resume_before_go_and_only_somebody_may_settle_after_it() {
+        let resume = ALL.map(|leaving| leaving.may_resume(true));
+        let stay = ALL.map(|leaving| leaving.may_stay(true));
+        assert_eq!(resume, [false, true, false, false]);
+        assert_eq!(stay, [true, false, true, false]);
+        for mut leaving in ALL {
+            assert!(!leaving.may_resume(false) && !leaving.may_stay(false));
+            assert!(leaving.depart(false).is_err(), "it runs");
+        }
+    }
+
+    #[test]
+    fn a_machine_whose_guest_may_run_elsewhere_ends_as_moved_however_it_ends() {
+        let crashed = || {
+            Exit::Crashed(VcpuReport {
+                index: 0,
+                instruction_pointer: None,
+                failure: VcpuFailure::TripleFault,
+            })
+        };
+        for leaving in [Leaving::Committed, Leaving::Departed] {
+            for exit in [Exit::Stopped, Exit::PoweredOff, crashed(), Exit::Moved] {
+                assert_eq!(leaving.ends(Ok(exit)).unwrap(), Exit::Moved);
+            }
+            let failed = MachineError::TooManyDevices(1);
+            assert_eq!(leaving.ends(Err(failed)).unwrap(), Exit::Moved);
+        }
+        for leaving in [Leaving::No, Leaving::Sending] {
+            for exit in [Exit::Stopped, Exit::PoweredOff, crashed(), Exit::HandedOver] {
+                assert_eq!(leaving.ends(Ok(exit.clone())).unwrap(), exit);
+            }
+        }
+    }
+}

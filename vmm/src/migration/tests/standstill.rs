@@ -1,0 +1,263 @@
+//! How long a guest that stands still waits for the other host: for all of it together, never once per frame, and the guest
+//! goes on before anybody is told why.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::hostile::Peer;
+use super::{Connection, Guest, MigrationError, Monitor, Outcome, Phase, SendOptions, send};
+use crate::migration::protocol::{Message, Session};
+
+/// What the guest may wait in these tests, and what no machine is too slow for.
+const STANDSTILL: Duration = Duration::from_millis(400);
+const SLOW: Duration = Duration::from_secs(8);
+
+/// The source's end of a link that notes whether the guest ran when the reason was sent.
+struct Noting {
+    stream: UnixStream,
+    running: Arc<AtomicBool>,
+    told: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Read for Noting {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Noting {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // CANCEL and FAILED.
+        if matches!(bytes, [13 | 14, 0, 0, 0, ..]) {
+            let runs = self.running.load(Ordering::SeqCst);
+            self.told.lock().unwrap().push(runs);
+        }
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Connection for Noting {
+    fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.stream.set_timeout(timeout)
+    }
+}
+
+/// How it ended, how long that took, and whether the guest ran each time that the reason was sent.
+struct Ended {
+    outcome: Outcome,
+    took: Duration,
+    told: Vec<bool>,
+}
+
+/// What becomes of a guest with this state whose destination does this and then hangs up.
+fn send_to(options: &SendOptions, state: usize, play: impl FnOnce(&mut Peer)) -> Ended {
+    let (mine, theirs) = UnixStream::pair().unwrap();
+    let mut guest = Guest::running();
+    guest.state = vec![7; state];
+    let told = Arc::default();
+    let noting = Noting {
+        stream: theirs,
+        running: guest.running.clone(),
+        told: Arc::clone(&told),
+    };
+    let started = Instant::now();
+    let (outcome, took) = thread::scope(|scope| {
+        let leaves = scope.spawn(|| {
+            let ram = guest.image();
+            let connect = &mut || Err(io::ErrorKind::NotConnected.into());
+            let outcome = send(
+                &mut guest,
+                &ram,
+                noting,
+                connect,
+                options,
+                &Monitor::default(),
+            );
+            (outcome, started.elapsed())
+        });
+        let mut peer = Peer::new(mine);
+        play(&mut peer);
+        let ended = leaves.join().unwrap();
+        let _ = peer.stream.shutdown(Shutdown::Both);
+        ended
+    });
+    assert!(guest.runs() && !guest.logging, "{outcome:?}");
+    let told = told.lock().unwrap().clone();
+    Ended {
+        outcome,
+        took,
+        told,
+    }
+}
+
+fn options() -> SendOptions {
+    SendOptions {
+        standstill: STANDSTILL,
+        ..super::send_options(1)
+    }
+}
+
+fn accept(peer: &mut Peer) {
+    assert_eq!(peer.hear(), Some("HELLO"));
+    peer.say(&Message::Accept {
+        session: Session([9; 16]),
+        connections: 1,
+    });
+}
+
+fn error(outcome: &Outcome) -> &MigrationError {
+    match outcome {
+        Outcome::Source {
+            why,
+            not_resumed: None,
+        } => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_silent_destination_does_not_hold_a_stopped_guest() {
+    let ended = send_to(&options(), 10, |peer| {
+        accept(peer);
+        while peer.hear() != Some("STATE_END") {}
+        assert_eq!(peer.hear(), Some("FAILED"), "it is told in the end");
+    });
+    let Ended {
+        outcome,
+        took,
+        told,
+    } = ended;
+    assert!(took >= STANDSTILL && took < SLOW, "{took:?}");
+    match error(&outcome) {
+        MigrationError::StoodStill {
+            phase,
+            connection,
+            limit,
+        } => assert_eq!((*phase, *connection, *limit), (Phase::Ready, 0, STANDSTILL)),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(told, [true], "the guest goes on first");
+    let text = error(&outcome).to_string();
+    assert!(
+        text.contains("stood still") && text.contains("0.4 s"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_destination_that_takes_nothing_any_more_does_not_hold_a_stopped_guest() {
+    // More than fits into a socket; nobody takes it.
+    let ended = send_to(&options(), 4 << 20, accept);
+    assert!(ended.took < SLOW, "{:?}", ended.took);
+    assert!(
+        matches!(
+            error(&ended.outcome),
+            MigrationError::StoodStill {
+                phase: Phase::Stop,
+                ..
+            }
+        ),
+        "{:?}",
+        ended.outcome
+    );
+}
+
+#[test]
+fn a_destination_that_takes_a_little_now_and_then_does_not_hold_a_stopped_guest() {
+    let ended = send_to(&options(), 4 << 20, |peer| {
+        accept(peer);
+        let started = Instant::now();
+        let mut buffer = vec![0; 40 << 10];
+        while started.elapsed() < 2 * STANDSTILL {
+            let _ = peer.stream.read(&mut buffer);
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    assert!(ended.took < SLOW, "{:?}", ended.took);
+    assert!(
+        matches!(error(&ended.outcome), MigrationError::StoodStill { .. }),
+        "{:?}",
+        ended.outcome
+    );
+}
+
+#[test]
+fn a_destination_that_says_it_is_busy_does_not_hold_a_stopped_guest() {
+    let ended = send_to(&options(), 10, |peer| {
+        accept(peer);
+        while peer.hear() != Some("STATE_END") {}
+        let started = Instant::now();
+        // More often than a read waits, so that none ever does.
+        while started.elapsed() < 3 * STANDSTILL {
+            peer.say(&Message::Alive);
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    assert!(ended.took < 2 * STANDSTILL, "{:?}", ended.took);
+    assert!(
+        matches!(error(&ended.outcome), MigrationError::StoodStill { .. }),
+        "{:?}",
+        ended.outcome
+    );
+}
+
+#[test]
+fn alive_does_not_stretch_a_wait_that_has_an_end() {
+    let mut options = super::send_options(1);
+    options.timeouts.accept = STANDSTILL;
+    let ended = send_to(&options, 10, |peer| {
+        assert_eq!(peer.hear(), Some("HELLO"));
+        let started = Instant::now();
+        while started.elapsed() < 3 * STANDSTILL {
+            peer.say(&Message::Alive);
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    assert!(ended.took < 2 * STANDSTILL, "{:?}", ended.took);
+    assert!(
+        matches!(
+            error(&ended.outcome),
+            MigrationError::Silent {
+                phase: Phase::Offer,
+                ..
+            }
+        ),
+        "{:?}",
+        ended.outcome
+    );
+}
+
+#[test]
+fn after_go_the_source_waits_as_long_as_before() {
+    // Much longer than a stopped guest that could still go on would wait.
+    let (mine, theirs) = UnixStream::pair().unwrap();
+    let mut guest = Guest::running();
+    let options = options();
+    let outcome = thread::scope(|scope| {
+        let leaves = scope.spawn(|| {
+            let ram = guest.image();
+            let connect = &mut || Err(io::ErrorKind::NotConnected.into());
+            let monitor = Monitor::default();
+            send(&mut guest, &ram, theirs, connect, &options, &monitor)
+        });
+        let mut peer = Peer::new(mine);
+        accept(&mut peer);
+        while peer.hear() != Some("STATE_END") {}
+        peer.say(&Message::Ready);
+        assert_eq!(peer.hear(), Some("GO"));
+        thread::sleep(2 * STANDSTILL);
+        peer.say(&Message::Done);
+        leaves.join().unwrap()
+    });
+    assert!(matches!(outcome, Outcome::Destination), "{outcome:?}");
+    assert!(!guest.runs());
+}
