@@ -15,12 +15,12 @@ const TABLE: [(&str, &str); 9] = [
     (
         "0",
         "done: the guest powered off, the console was left with Ctrl-A X; probe: nothing failed;\n\
-         doctor: nothing is missing",
+         doctor: nothing is missing; vm migrate --dry-run: the VM can move",
     ),
     (
         "1",
         "an error, said on standard error with its causes; probe: something failed;\n\
-         doctor: something needed is missing",
+         doctor: something needed is missing; vm migrate --dry-run: the VM cannot move",
     ),
     ("2", "the command line is wrong"),
     (

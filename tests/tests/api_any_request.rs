@@ -62,6 +62,8 @@ fn known(spare: &SimDevice) -> Known {
         .with("NicChange.*", json!({ "doorbell": "off", "rescue": true }))
         .with("SendConfig.destination", "unix:/nonexistent/socket")
         .with("ReceiveConfig.listen", "unix:/nonexistent/socket")
+        .with("ReceiveConfig.kernel", "/nonexistent")
+        .with("ReceiveConfig.initramfs", "/nonexistent")
         .with("DiskConfig.path", "/nonexistent")
         .with("id", "any")
         .with("id", "none")

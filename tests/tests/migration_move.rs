@@ -15,11 +15,15 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
 use lab::sim::{SimDevice, require_lab};
 use lab::traffic::{Frames, exchange_counted};
-use moving::{Host, NOTICE, move_guest};
-use serde_json::json;
+use moving::silence::SilentLink;
+use moving::{Host, NOTICE, move_guest, move_to_waiting};
+use serde_json::{Value, json};
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:59:01";
+
+/// Another guest's.
+const OTHER_MAC: &str = "52:54:5e:11:59:02";
 
 /// Moves of one guest, there and back.
 const MOVES: u64 = 6;
@@ -138,6 +142,127 @@ fn what_cannot_move_stays_with_its_network_and_says_why() {
     let status = hosts[0].settled();
     assert_eq!(status["phase"], "Stayed", "{status}");
     check_traffic(&mut guest, &devices[0]);
+
+    // After all that it can move.
+    let (mut guest, _) = move_guest(guest, &hosts[0], &hosts[1]);
+    check_traffic(&mut guest, &devices[1]);
+    let found = guest.command("write-off").unwrap();
+    assert_eq!(found["wrong"], 0, "{found}");
+    assert_eq!(messages(&mut guest).unwrap(), said);
+    assert!(guest.power_off().unwrap().success());
+}
+
+/// What is in the way of a move, in one text.
+#[track_caller]
+fn obstacles(trial: &Value) -> String {
+    assert_eq!(trial["movable"], false, "{trial}");
+    let obstacles = trial["obstacles"].as_array().unwrap();
+    assert!(!obstacles.is_empty(), "{trial}");
+    trial["obstacles"].to_string()
+}
+
+#[test]
+fn a_dry_run_says_whether_a_guest_could_move_and_changes_nothing() {
+    require_lab().unwrap();
+    let devices = [
+        SimDevice::net("move1", MAC, 1500).unwrap(),
+        SimDevice::net("move2", MAC, 1500).unwrap(),
+        SimDevice::net("move3", OTHER_MAC, 1500).unwrap(),
+    ];
+    let hosts = [
+        Host::new("move1", devices[0].path()),
+        Host::new("move2", devices[1].path()),
+    ];
+    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
+    let said = messages(&mut guest).unwrap();
+    guest.command("write-on 24 50").unwrap();
+
+    // Nobody is there.
+    let trial = hosts[0].try_out(&hosts[1], json!({}));
+    let text = obstacles(&trial);
+    assert!(
+        text.contains("cannot connect") && text.contains("bellhop run --receive"),
+        "{text}"
+    );
+
+    // The device that waits there is the source's own, or another guest's; and those processes wait on.
+    for (name, device, reason) in [("busy", &devices[0], "busy"), ("other", &devices[2], "")] {
+        let wrong = Host::new(name, device.path());
+        let waiting = wrong.wait();
+        for _ in 0..2 {
+            let trial = hosts[0].try_out(&wrong, json!({}));
+            println!("{trial}");
+            let text = obstacles(&trial);
+            assert!(text.contains(reason), "{text}");
+        }
+        let there = wrong.client().get("/v1/vm/migration").unwrap();
+        assert_eq!(there["phase"], "Offer", "{there}");
+        drop(waiting);
+    }
+
+    // It could move, as often as it is asked, if it may stand still for long enough.
+    let waiting = hosts[1].wait();
+    for _ in 0..3 {
+        let trial = hosts[0].try_out(&hosts[1], json!({}));
+        println!("{trial}");
+        assert_eq!(trial["movable"], true, "{trial}");
+        let (ram, data) = (
+            trial["ram_bytes"].as_u64().unwrap(),
+            trial["data_bytes"].as_u64().unwrap(),
+        );
+        assert!(data > 24 << 20 && data <= ram, "{trial}");
+        assert!(trial["bytes_per_second"].is_null(), "{trial}");
+        check_traffic(&mut guest, &devices[0]);
+    }
+    let text = obstacles(&hosts[0].try_out(&hosts[1], json!({ "downtime_ms": 1 })));
+    assert!(text.contains("--downtime"), "{text}");
+
+    // Nothing has changed: there was no migration, and now there is one to who waited all along.
+    let none = hosts[0]
+        .client()
+        .ask("GET", "/v1/vm/migration", None)
+        .unwrap();
+    assert_eq!(none.status, 404, "{}", none.body);
+    assert_eq!(hosts[0].client().get("/v1/vm").unwrap()["state"], "Running");
+    let (mut guest, _) = move_to_waiting(guest, waiting, &hosts[0], &hosts[1]);
+    check_traffic(&mut guest, &devices[1]);
+    let found = guest.command("write-off").unwrap();
+    assert_eq!(found["wrong"], 0, "{found}");
+    assert_eq!(messages(&mut guest).unwrap(), said);
+    assert!(guest.power_off().unwrap().success());
+}
+
+#[test]
+fn a_destination_that_falls_silent_at_the_end_does_not_hold_the_guest() {
+    require_lab().unwrap();
+    let devices = [
+        SimDevice::net("move1", MAC, 1500).unwrap(),
+        SimDevice::net("move2", MAC, 1500).unwrap(),
+    ];
+    let hosts = [
+        Host::new("move1", devices[0].path()),
+        Host::new("move2", devices[1].path()),
+    ];
+    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
+    let said = messages(&mut guest).unwrap();
+    guest.command("write-on 24 50").unwrap();
+    let mut waiting = hosts[1].wait();
+    let link = SilentLink::to(&hosts[1]);
+    hosts[0].send_to(&link.endpoint(), json!({ "connections": 1 }));
+    let status = hosts[0].settled();
+    println!("{status}");
+    assert_eq!(status["phase"], "Stayed", "{status}");
+    let error = status["error"].as_str().unwrap();
+    assert!(
+        error.contains("stood still") && error.contains("2.0 s"),
+        "{error}"
+    );
+    // The guest goes on after the 2 s, and not only after the 15 s that a frame may take.
+    let stood = status["downtime_ms"].as_f64().unwrap();
+    assert!((2000.0..10_000.0).contains(&stood), "{status}");
+    check_traffic(&mut guest, &devices[0]);
+    link.end();
+    assert!(!waiting.wait_exit(NOTICE).unwrap().success());
 
     // After all that it can move.
     let (mut guest, _) = move_guest(guest, &hosts[0], &hosts[1]);

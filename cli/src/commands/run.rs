@@ -30,6 +30,7 @@ use crate::terminal::Terminal;
 ///
 /// Ctrl-A X leaves the console and stops the machine; Ctrl-A Ctrl-A sends one Ctrl-A.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("machine").multiple(true))]
 #[command(after_long_help = "\
 Examples:
   A guest whose NIC is a vDPA device:
@@ -50,8 +51,10 @@ Examples:
   From a snapshot, on another vDPA device than it had:
     bellhop run --restore vm.snapshot --vdpa id=nic0,path=/dev/vhost-vdpa-3
 
-  A running machine from another host, which sends it to this one's port 7444:
+  A running machine from another host, which sends it to this one's port 7444; at its next reboot it boots from the
+  kernel that is here (over unix:PATH that of the source is used where none is given):
     bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=nic0,path=/dev/vhost-vdpa-0 --api-socket vm.socket \\
+        --kernel vmlinuz --initramfs initrd.img \\
         --tls-certificate host.pem --tls-key host.key --tls-authority ca.pem
 
   Without a terminal: who wants to see the console connects to it:
@@ -122,8 +125,9 @@ pub(crate) struct Arguments {
     restore: Option<PathBuf>,
 
     /// Wait here (unix:/PATH or tcp:HOST:PORT) for a running machine that another process sends (`POST
-    /// /v1/vm/migration`); --vdpa with a NIC's id says which device it has here
-    #[arg(long, value_name = "ENDPOINT", group = "machine", requires = "api_socket", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "disks", "ring_watch", "config", "restore"])]
+    /// /v1/vm/migration`); --vdpa with a NIC's id says which device it has here, --kernel and --initramfs what its next
+    /// reboot uses (required over TCP: no path that another host names is opened)
+    #[arg(long, value_name = "ENDPOINT", group = "machine", requires = "api_socket", conflicts_with_all = ["cmdline", "cpus", "cpu_affinity", "memory", "disks", "ring_watch", "config", "restore"])]
     receive: Option<Endpoint>,
 
     #[command(flatten)]
@@ -206,6 +210,8 @@ impl Arguments {
             let arriving = Arriving::new(ReceiveConfig {
                 listen,
                 vdpa: self.vdpa,
+                kernel: self.kernel,
+                initramfs: self.initramfs,
                 tls: self.tls.files(),
                 plaintext: self.tls.plaintext,
             })?;
@@ -382,5 +388,47 @@ fn run(mut machine: Machine) -> Result<Exit, RunError> {
             "another program cannot be executed; the machine goes on with this one"
         );
         machine.take_back(&error.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        run: Arguments,
+    }
+
+    fn parse(line: &str) -> Result<Arguments, clap::Error> {
+        let words = std::iter::once("run").chain(line.split_whitespace());
+        CommandLine::try_parse_from(words).map(|line| line.run)
+    }
+
+    #[test]
+    fn who_waits_for_a_machine_may_say_what_it_boots_from_and_nothing_else_of_it() {
+        let here = "--receive unix:/run/move --api-socket api";
+        let run = parse(&format!(
+            "{here} --kernel k --initramfs i --vdpa id=n,path=/dev/v"
+        ))
+        .unwrap();
+        assert_eq!(run.kernel.as_deref(), Some("k".as_ref()));
+        assert_eq!(run.initramfs.as_deref(), Some("i".as_ref()));
+        parse(&format!("{here} --vdpa id=n,path=/dev/v")).unwrap();
+        for more in [
+            "--kernel k --cmdline x",
+            "--memory 1G",
+            "--disk path=d",
+            "--restore s",
+            "--config c",
+        ] {
+            assert!(parse(&format!("{here} {more}")).is_err(), "{more}");
+        }
+        assert!(parse("--restore s --kernel k").is_err());
+        parse("--kernel k --vdpa path=/dev/v").unwrap();
+        assert!(parse("--vdpa path=/dev/v --api-socket s").is_err());
     }
 }

@@ -2,6 +2,8 @@
 
 #[allow(dead_code, reason = "not every test goes on a journey")]
 pub(crate) mod journey;
+#[allow(dead_code, reason = "not every test has a bad link")]
+pub(crate) mod silence;
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -70,7 +72,27 @@ impl Host {
     /// Asks the machine here to go to `destination`.
     #[track_caller]
     pub(crate) fn send(&self, destination: &Self, more: Value) {
-        let mut wanted = json!({ "destination": destination.endpoint() });
+        self.send_to(&destination.endpoint(), more);
+    }
+
+    /// As [`Host::send`], to any address.
+    #[track_caller]
+    pub(crate) fn send_to(&self, endpoint: &str, more: Value) {
+        self.post(endpoint, more, 202);
+    }
+
+    /// Asks the machine here whether it could go to `destination`.
+    #[track_caller]
+    #[allow(dead_code, reason = "not every test asks before it moves")]
+    pub(crate) fn try_out(&self, destination: &Self, more: Value) -> Value {
+        let mut wanted = more;
+        wanted["dry_run"] = true.into();
+        self.post(&destination.endpoint(), wanted, 200)
+    }
+
+    #[track_caller]
+    fn post(&self, endpoint: &str, more: Value, status: u16) -> Value {
+        let mut wanted = json!({ "destination": endpoint });
         for (key, value) in more.as_object().unwrap() {
             wanted[key] = value.clone();
         }
@@ -79,7 +101,8 @@ impl Host {
             .client()
             .ask("POST", "/v1/vm/migration", Some(&body))
             .unwrap();
-        assert_eq!(answer.status, 202, "{}", answer.body);
+        assert_eq!(answer.status, status, "{}", answer.body);
+        answer.body
     }
 
     /// How the migration of the machine here ended.
@@ -102,8 +125,19 @@ impl Host {
 
 /// Moves a guest, and gives it where it is then, with what the source said.
 #[track_caller]
-pub(crate) fn move_guest(mut guest: Guest, from: &Host, to: &Host) -> (Guest, Value) {
-    let mut waiting = to.wait();
+pub(crate) fn move_guest(guest: Guest, from: &Host, to: &Host) -> (Guest, Value) {
+    let waiting = to.wait();
+    move_to_waiting(guest, waiting, from, to)
+}
+
+/// As [`move_guest`], to a process that waits already.
+#[track_caller]
+pub(crate) fn move_to_waiting(
+    mut guest: Guest,
+    mut waiting: Guest,
+    from: &Host,
+    to: &Host,
+) -> (Guest, Value) {
     from.send(to, json!({}));
     let status = from.settled();
     assert_eq!(

@@ -22,6 +22,7 @@ use crate::machine::{
     MigrationEnd, NicStatus, Origin, QueueAlarm, RequestError, RunState, SendConfig, Snapshot,
     StopHandle, UpgradeStatus,
 };
+use crate::migration::endpoint::Endpoint;
 use crate::migration::tls::Tls;
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
@@ -307,6 +308,17 @@ impl Controller {
             .map_err(ApiError::Thread)?;
         *last = Some(migration.clone());
         Ok(migration)
+    }
+
+    /// How fast memory went the last time that this machine was sent to where it would go now, in bytes per second on the
+    /// wire; `None` if it is not known.
+    pub(super) fn known_rate(&self, destination: &Endpoint) -> Option<u64> {
+        let last = self.lock_migration();
+        let last = last.as_ref()?;
+        if last.direction() != Direction::Send || last.peer() != destination {
+            return None;
+        }
+        Some(last.progress().bytes_per_second).filter(|&rate| rate > 0)
     }
 
     /// The last migration, or the one that is under way.

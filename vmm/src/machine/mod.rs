@@ -90,7 +90,8 @@ pub use error::MachineError;
 pub use hand_over::{HandOver, HandedOver};
 pub use handle::{BackendFailed, Handle, NicSwapped, RequestError};
 pub use migration::{
-    Arriving, Direction, Migration, MigrationEnd, NotMovable, ReceiveConfig, SendConfig,
+    Arriving, Direction, Migration, MigrationEnd, NotMovable, Obstacle, ReceiveConfig, SendConfig,
+    Trial,
 };
 pub use pluggable::{DeviceKind, DiskStatus, NicStatus, PlugState, Pluggable};
 pub use program::{ProgramError, STATE_VERSIONS_COMMAND, check_program, state_versions};

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use super::channel::{Channel, Connection, Halt, Timeouts};
 use super::error::{MachineError, MigrationError, Phase};
-use super::protocol::{CONNECTIONS_MAX, Hello, Refusal};
+use super::protocol::{CONNECTIONS_MAX, Hello, RamRange, Refusal};
 use super::ram::RamImage;
 use super::{Monitor, Outcome};
 
-pub use states::{Accepted, AwaitingGo, Go, Listening, Restoring, Room, Running};
+pub use states::{Accepted, Asked, AwaitingGo, Go, Listening, Restoring, Room, Running};
 
 /// A machine that can arrive. [`receive`] calls these in the order in which they stand here.
 pub trait DestinationMachine {
@@ -25,17 +25,25 @@ pub trait DestinationMachine {
     /// All the reasons why not, at least one.
     fn prepare(&mut self, hello: &Hello) -> Result<RamImage, Vec<Refusal>>;
 
-    /// Restores the state, whose bytes are those that the source has written. Guest RAM is complete. The
-    /// machine must be able to run at once after this; but it doesn't.
+    /// Checks the same for a source that only asks, and keeps nothing of it: afterwards everything is as it was, so that a
+    /// machine can still come. Gives the ranges that guest RAM would have.
+    ///
+    /// # Errors
+    /// All the reasons why not, at least one.
+    fn try_out(&mut self, hello: &Hello) -> Result<Vec<RamRange>, Vec<Refusal>>;
+
+    /// Checks the state, whose bytes are those that the source has written, and restores of it what nobody outside the machine
+    /// notices: vCPUs, interrupt controllers, the board. Guest RAM is complete. Nothing may act yet, neither vCPUs nor devices,
+    /// since the source's answer for the guest until GO; so devices take their states only in [`DestinationMachine::run`].
     ///
     /// # Errors
     /// What failed; the source is in charge.
     fn restore(&mut self, state: &[u8]) -> Result<(), MachineError>;
 
-    /// Runs. Only a whole GO of the source makes a [`Go`].
+    /// Starts the devices with their states, and runs. Only a whole GO of the source makes a [`Go`].
     ///
     /// # Errors
-    /// What failed. The source does not resume by itself.
+    /// What failed, such as a device that does not take its state. The source does not resume by itself.
     fn run(&mut self, go: Go) -> Result<(), MachineError>;
 }
 
@@ -136,16 +144,20 @@ fn until_restored<C: Connection, M: DestinationMachine>(
     progress.phase(Phase::Offer);
     let halt = Halt::new(&monitor.cancel);
     let channel = Channel::new(first, 0, options.timeouts.frame, &halt)?;
-    let (listening, hello) = Listening::new(channel).hello()?;
+    let (listening, asked) = Listening::new(channel).hello()?;
+    let connections = options.connections.clamp(1, CONNECTIONS_MAX);
+    let hello = match asked {
+        Asked::Take(hello) => hello,
+        Asked::Try(hello) => return Err(try_out(machine, listening, &hello, connections)),
+    };
     let ram = match machine.prepare(&hello) {
         Ok(ram) => ram,
         Err(reasons) => return Err(listening.refuse(reasons)),
     };
     if ram.ranges() != hello.ram {
-        return Err(listening.refuse(vec![different_ram(&hello, &ram)]));
+        return Err(listening.refuse(vec![different_ram(&hello, &ram.ranges())]));
     }
     progress.ram(ram.len());
-    let connections = options.connections.clamp(1, CONNECTIONS_MAX);
     let accepted = listening.accept(connections.min(hello.connections))?;
     progress.phase(Phase::Copy);
     let room = Room {
@@ -166,15 +178,34 @@ fn until_restored<C: Connection, M: DestinationMachine>(
     }
 }
 
-fn different_ram(hello: &Hello, ram: &RamImage) -> Refusal {
-    let total = hello
-        .ram
-        .iter()
-        .fold(0_u64, |sum, range| sum.saturating_add(range.len));
+/// Answers a source that only asks. Gives the reason for which nothing comes.
+fn try_out<C: Connection, M: DestinationMachine>(
+    machine: &mut M,
+    listening: Listening<C>,
+    hello: &Hello,
+    connections: u16,
+) -> MigrationError {
+    match machine.try_out(hello) {
+        Ok(ranges) if ranges == hello.ram => {
+            match listening.accept(connections.min(hello.connections)) {
+                Ok(_) => MigrationError::OnlyTried,
+                Err(error) => error,
+            }
+        }
+        Ok(ranges) => listening.refuse(vec![different_ram(hello, &ranges)]),
+        Err(reasons) => listening.refuse(reasons),
+    }
+}
+
+fn different_ram(hello: &Hello, ranges: &[RamRange]) -> Refusal {
+    let total = |ranges: &[RamRange]| {
+        let lengths = ranges.iter().map(|range| range.len);
+        lengths.fold(0_u64, u64::saturating_add)
+    };
     Refusal {
         what: "guest memory".to_owned(),
-        source: format!("{total} bytes in {} pieces", hello.ram.len()),
-        destination: format!("{} bytes in {} pieces", ram.len(), ram.ranges().len()),
+        source: format!("{} bytes in {} pieces", total(&hello.ram), hello.ram.len()),
+        destination: format!("{} bytes in {} pieces", total(ranges), ranges.len()),
         remedy: "give the destination the same memory size".to_owned(),
     }
 }

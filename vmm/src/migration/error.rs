@@ -162,6 +162,9 @@ pub enum MigrationError {
         /// When we learned of it.
         phase: Phase,
     },
+    /// The source only wanted to know whether its machine could come: it stays.
+    #[error("the source only asked whether its machine could come")]
+    OnlyTried,
     /// Cancelled here.
     #[error("the migration was cancelled")]
     Cancelled,

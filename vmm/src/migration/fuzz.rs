@@ -54,6 +54,10 @@ impl DestinationMachine for Machine {
         Ok(self.ram.clone())
     }
 
+    fn try_out(&mut self, _: &Hello) -> Result<Vec<RamRange>, Vec<Refusal>> {
+        Ok(self.ram.ranges())
+    }
+
     fn restore(&mut self, _: &[u8]) -> Result<(), MachineError> {
         Ok(())
     }

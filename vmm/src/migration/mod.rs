@@ -61,7 +61,7 @@ pub use error::{MachineError, MigrationError, Phase};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::receive_anything;
 pub use ram::RamImage;
-pub use source::{SendOptions, SourceMachine, send};
+pub use source::{SendOptions, SourceMachine, send, try_out};
 
 use std::sync::Arc;
 

@@ -34,6 +34,10 @@
 //! | 13 | CANCEL | nothing | 0 |
 //! | 14 | FAILED | text, at most 1 KiB of UTF-8 | 0 |
 //! | 15 | ALIVE | nothing | all |
+//! | 16 | TRY | as HELLO | 0 |
+//!
+//! TRY stands in place of HELLO, and is answered like it; whatever the answer, the connection ends then. A destination that
+//! does not know it yet takes it for no message of the protocol, and waits on as it did.
 
 mod bytes;
 mod frame;

@@ -135,6 +135,26 @@ pub fn send<C: Connection, M: SourceMachine>(
     }
 }
 
+/// Asks whoever is at the other end of `stream` whether the machine with this `compat` document and memory could come
+/// there. Nothing changes on either side, and the destination waits on.
+///
+/// # Errors
+/// [`MigrationError::Refused`] with all reasons; with any other it is not known.
+pub fn try_out<C: Connection>(
+    compat: Value,
+    ram: &RamImage,
+    stream: C,
+    timeouts: &Timeouts,
+) -> Result<(), MigrationError> {
+    let hello = Hello {
+        connections: 1,
+        ram: ram.ranges(),
+        compat,
+    };
+    let channel = Channel::new(stream, 0, timeouts.frame, &Halt::default())?;
+    Connected::new(channel).try_out(&hello, timeouts.accept)
+}
+
 /// Between two rounds of a guest that writes nothing and may not be stopped yet.
 const IDLE: Duration = Duration::from_millis(50);
 

@@ -25,7 +25,7 @@ use super::channel::{Connection, Timeouts};
 use super::convergence::Limits;
 use super::destination::{DestinationMachine, Go, ReceiveOptions, receive};
 use super::dirty::{DirtyPages, PAGE_SIZE};
-use super::protocol::{Hello, Refusal};
+use super::protocol::{Hello, RamRange, Refusal};
 use super::source::{SendOptions, SourceMachine, send};
 use super::*;
 use crate::layout::Layout;
@@ -209,6 +209,10 @@ impl DestinationMachine for Guest {
         } else {
             Err(self.refusals.clone())
         }
+    }
+
+    fn try_out(&mut self, hello: &Hello) -> Result<Vec<RamRange>, Vec<Refusal>> {
+        self.prepare(hello).map(|ram| ram.ranges())
     }
 
     fn restore(&mut self, state: &[u8]) -> Result<(), MachineError> {
@@ -463,6 +467,61 @@ fn reasons_of_the_destination_come_to_the_source() {
         } => assert_eq!(reasons, [reason, Refusal::default()]),
         other => panic!("{other:?}"),
     }
+}
+
+/// What a source hears that only asks, what the destination makes of it, and what becomes of a move afterwards to whoever
+/// waited.
+#[test]
+fn a_source_that_only_asks_changes_nothing() {
+    let ask = |source: &Guest, destination: &mut Guest| {
+        let (mine, theirs) = UnixStream::pair().unwrap();
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| {
+                let accept = &mut || Err(ErrorKind::WouldBlock.into());
+                let options = receive_options();
+                receive(destination, theirs, accept, &options, &Monitor::default())
+            });
+            let answer = try_out(json!({"cpu": "none"}), &source.image(), mine, &timeouts());
+            (answer, asked.join().unwrap())
+        })
+    };
+    let (mut source, mut destination) = (Guest::running(), Guest::new());
+    let before = source.content();
+    let (answer, arrived) = ask(&source, &mut destination);
+    answer.unwrap();
+    assert!(
+        matches!(
+            arrived,
+            Outcome::Source {
+                why: MigrationError::OnlyTried,
+                ..
+            }
+        ),
+        "{arrived:?}"
+    );
+    assert!(source.runs() && !source.logging && !destination.runs());
+    assert!(source.content() == before && destination.content().iter().all(|&byte| byte == 0));
+
+    let reason = Refusal {
+        what: "features of nic0".to_owned(),
+        ..Refusal::default()
+    };
+    destination.refusals = vec![reason.clone()];
+    let (answer, _) = ask(&source, &mut destination);
+    match answer {
+        Err(MigrationError::Refused { reasons }) => assert_eq!(reasons, [reason]),
+        other => panic!("{other:?}"),
+    }
+    destination.refusals.clear();
+
+    let mut other = Guest::new();
+    other.ram = GuestRam::new(&Layout::new(2 * SIZE, 40).unwrap(), None).unwrap();
+    let (answer, _) = ask(&source, &mut other);
+    assert!(format!("{answer:?}").contains("guest memory"), "{answer:?}");
+
+    let (left, arrived) = move_simply(&mut source, &mut destination, 2);
+    assert!(matches!(left, Outcome::Destination), "{left:?}");
+    check_one_owner(&source, &destination, &left, &arrived);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! `bellhop vm migrate`.
 
+mod trial;
+
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
@@ -29,11 +31,16 @@ const BAR: u64 = 30;
 #[command(after_long_help = "\
 At the destination a process waits for it, with a vDPA device for each of its NICs:
     bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=net0,path=/dev/vhost-vdpa-0 --api-socket web.socket \\
+        --kernel vmlinuz --initramfs initrd.img \\
         --tls-certificate host.pem --tls-key host.key --tls-authority ca.pem
+
+With --dry-run it is only asked whether it would take the VM, and waits on: what is in the way is said with what helps, and
+nothing changes. Exit code 0: the VM can move; 1: it cannot.
 
 Examples:
   bellhop vm migrate web --to tcp:10.0.0.2:7444 --tls-certificate host.pem --tls-key host.key --tls-authority ca.pem
   bellhop vm migrate web --to unix:/run/bellhop/web.move --downtime 100
+  bellhop vm migrate web --to unix:/run/bellhop/web.move --dry-run
   bellhop vm migrate web --cancel             while it is under way: the guest stays here
 
 A migration goes on when this command is interrupted. Should the connection break while the guest is handed over, it stands
@@ -67,6 +74,10 @@ pub(crate) struct Arguments {
     /// Connections that carry memory, 1 to 16
     #[arg(long, value_name = "N", default_value_t = 2, requires = "to", value_parser = clap::value_parser!(u16).range(1..=16))]
     connections: u16,
+
+    /// Only ask whether the destination would take it, and what that would cost
+    #[arg(long, requires = "to")]
+    dry_run: bool,
 
     #[command(flatten)]
     tls: TlsArguments,
@@ -164,7 +175,7 @@ pub(super) fn execute(
     // The machine's process has another working directory.
     let tls = arguments.tls.clone();
     let tls = tls.map_paths(|path| absolute(path, which.address()))?;
-    let wanted = json!({ "send": {
+    let mut wanted = json!({ "send": {
         "destination": destination,
         "downtime_ms": arguments.downtime,
         "timeout_s": arguments.timeout,
@@ -172,6 +183,11 @@ pub(super) fn execute(
         "tls": tls.files(),
         "plaintext": tls.plaintext,
     } });
+    if arguments.dry_run {
+        // Only then: a machine's process of before does not know it, and must not take it for a migration.
+        wanted["send"]["dry_run"] = true.into();
+        return trial::execute(node, &at, &wanted, format);
+    }
     node.send(Method::POST, &at, &wanted, MAKING)?;
     let answer = match follow(node, &at, name) {
         Err(CommandError::Client(error @ ClientError::Refused(_))) => {

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -13,7 +14,8 @@ use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::{ErrorBody, HttpError, on_worker};
 use crate::machine::{
-    Arriving, Direction, InFlight, Migration, MigrationEnd, ReceiveConfig, SendConfig,
+    Arriving, Direction, InFlight, Migration, MigrationEnd, Obstacle, ReceiveConfig, RequestError,
+    SendConfig, Trial,
 };
 use crate::migration::{Phase, protocol::CONNECTIONS_MAX};
 
@@ -64,7 +66,8 @@ pub(super) struct MigrationStatus {
     phase: MigrationPhase,
     /// Rounds over memory so far.
     rounds: u32,
-    /// Milliseconds since it began.
+    /// Milliseconds since it began; at a destination since it began to wait for the source, which may be long before
+    /// one came.
     elapsed_ms: u64,
     /// Bytes of guest memory.
     ram_bytes: u64,
@@ -123,6 +126,65 @@ pub(super) struct DowntimeParts {
     /// The destination was told to run, started its devices and said that it runs.
     #[schema(required)]
     go: Option<f64>,
+}
+
+/// Whether the machine could be sent, and what that would cost. Nothing has changed, there or here.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct MigrationTrial {
+    /// Where it would go.
+    destination: String,
+    /// Whether the destination would take it now.
+    movable: bool,
+    /// Why not: all that is in the way.
+    obstacles: Vec<MigrationObstacle>,
+    /// Bytes of guest memory.
+    ram_bytes: u64,
+    /// Bytes of it that hold data, of which at most all go over at first; those that the guest writes meanwhile go once more.
+    data_bytes: u64,
+    /// Bytes per second on the wire when the machine was last sent there; null if it never was, or not for long enough.
+    #[schema(required)]
+    bytes_per_second: Option<u64>,
+    /// How long `data_bytes` take at that rate, in milliseconds; null where it is not known.
+    #[schema(required)]
+    copy_ms: Option<u64>,
+    /// How long a guest would stand still that writes nothing, in milliseconds: an assumption, for devices and state.
+    downtime_min_ms: u64,
+    /// How long it may stand still, in milliseconds: it is stopped only when what is left is expected to fit.
+    downtime_max_ms: u64,
+}
+
+/// What is in the way of a migration.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct MigrationObstacle {
+    /// What it is, with how it is here and there.
+    reason: String,
+    /// What helps, a command where there is one; null if nothing is known.
+    #[schema(required)]
+    remedy: Option<String>,
+}
+
+impl MigrationTrial {
+    fn new(config: &SendConfig, trial: Trial, bytes_per_second: Option<u64>) -> Self {
+        let time = |rate| {
+            let milliseconds = u128::from(trial.data_bytes) * 1000 / u128::from(rate);
+            u64::try_from(milliseconds).unwrap_or(u64::MAX)
+        };
+        Self {
+            destination: config.destination.to_string(),
+            movable: trial.obstacles.is_empty(),
+            ram_bytes: trial.ram_bytes,
+            data_bytes: trial.data_bytes,
+            bytes_per_second,
+            copy_ms: bytes_per_second.filter(|&rate| rate > 0).map(time),
+            downtime_min_ms: milliseconds(trial.downtime),
+            downtime_max_ms: config.downtime_ms.into(),
+            obstacles: trial
+                .obstacles
+                .into_iter()
+                .map(|Obstacle { reason, remedy }| MigrationObstacle { reason, remedy })
+                .collect(),
+        }
+    }
 }
 
 /// With its fraction.
@@ -222,8 +284,12 @@ pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiEr
 ///
 /// The answer comes at once; `GET` says how far it is. A machine that is sent runs until the last pages go over;
 /// whatever fails before GO leaves it as it was. A machine can be received only in the state NotStarted, in a process
-/// that has none; it gets the source's configuration.
+/// that has none; it gets the source's configuration, but for its NICs' devices and the files that it boots from.
+///
+/// With `dry_run` the destination is only asked whether it would take the machine, and waits on. The answer comes when it is
+/// known, which takes as long as it takes to open the devices there.
 #[utoipa::path(post, path = "/v1/vm/migration", request_body = MigrationRequest, responses(
+    (status = 200, description = "With `dry_run`: whether it could be sent", body = MigrationTrial),
     (status = 202, description = "It is under way", body = MigrationStatus),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
     (status = 408, description = "The body did not come in time", body = ErrorBody),
@@ -237,7 +303,7 @@ pub(super) async fn begin(
     State(api): Api,
     received: Received,
     JsonBody(wanted): JsonBody<MigrationRequest>,
-) -> Result<(StatusCode, Json<MigrationStatus>), ApiError> {
+) -> Result<Response, ApiError> {
     let migration = match wanted {
         MigrationRequest::Send(config) => {
             if !config.is_possible() {
@@ -247,9 +313,18 @@ pub(super) async fn begin(
                 }
                 .into());
             }
-            api.running()?;
+            let machine = api.running()?;
             let (config, tls) =
                 on_worker(move || config.load_tls().map(|tls| (config, tls))).await??;
+            if config.dry_run {
+                let (config, trial) = on_worker(move || {
+                    let trial = machine.try_migration(&config, tls.as_ref())?;
+                    Ok::<_, RequestError>((config, trial))
+                })
+                .await??;
+                let rate = api.known_rate(&config.destination);
+                return Ok(Json(MigrationTrial::new(&config, trial, rate)).into_response());
+            }
             api.send(config, tls)?
         }
         MigrationRequest::Receive(mut config) => {
@@ -263,10 +338,8 @@ pub(super) async fn begin(
             api.receive(arriving)?
         }
     };
-    Ok((
-        StatusCode::ACCEPTED,
-        Json(MigrationStatus::new(&migration, migration.end())),
-    ))
+    let status = MigrationStatus::new(&migration, migration.end());
+    Ok((StatusCode::ACCEPTED, Json(status)).into_response())
 }
 
 /// Say where the guest is, when a migration is not settled
@@ -313,4 +386,49 @@ pub(super) async fn cancel(State(api): Api) -> Result<StatusCode, ApiError> {
     }
     migration.cancel();
     Ok(StatusCode::ACCEPTED)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn trial(obstacles: Vec<Obstacle>) -> Trial {
+        Trial {
+            obstacles,
+            ram_bytes: 1 << 30,
+            data_bytes: 100 << 20,
+            downtime: Duration::from_millis(25),
+        }
+    }
+
+    #[test]
+    fn a_trial_says_what_is_known_and_what_is_not() {
+        let config = SendConfig::new("tcp:b:7444".parse().unwrap());
+        let movable = MigrationTrial::new(&config, trial(Vec::new()), Some(50 << 20));
+        assert!(movable.movable && movable.obstacles.is_empty());
+        assert_eq!(movable.copy_ms, Some(2000));
+        assert_eq!(
+            (movable.downtime_min_ms, movable.downtime_max_ms),
+            (25, 300)
+        );
+        for rate in [None, Some(0)] {
+            assert_eq!(
+                MigrationTrial::new(&config, trial(Vec::new()), rate).copy_ms,
+                None
+            );
+        }
+        let mut endless = trial(Vec::new());
+        endless.data_bytes = u64::MAX;
+        let endless = MigrationTrial::new(&config, endless, Some(1));
+        assert_eq!(endless.copy_ms, Some(u64::MAX));
+
+        let obstacle = Obstacle {
+            reason: "the NIC net0 is there here and given no device there".to_owned(),
+            remedy: None,
+        };
+        let not = MigrationTrial::new(&config, trial(vec![obstacle]), None);
+        assert!(!not.movable && not.obstacles.len() == 1);
+    }
 }

@@ -9,23 +9,24 @@
 //!   GO    ─ run ─────> devices, vCPUs run, NICs announced
 //! ```
 
+use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd as _;
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::compat::{self, Document};
+use super::compat::{self, Document, Here};
 use super::{Direction, Migration, MigrationEnd, ReceiveConfig, load_tls};
-use crate::config::{VdpaConfig, VmConfig};
-use crate::console::Console;
+use crate::config::{VdpaSource, VmConfig};
+use crate::console::{Console, TerminalConsole};
 use crate::event_loop::{EventLoop, Ready, Token};
 use crate::kvm::saved::ClockPolicy;
 use crate::machine::build::Given;
 use crate::machine::saved::SavedMachine;
 use crate::machine::{End, Machine, MachineError, SnapshotError, StopHandle};
 use crate::migration::destination::Go;
-use crate::migration::endpoint::{EndpointError, Listener};
-use crate::migration::protocol::{Hello, Refusal};
+use crate::migration::endpoint::{Endpoint, EndpointError, Listener};
+use crate::migration::protocol::{Hello, RamRange, Refusal};
 use crate::migration::{
     self, DestinationMachine, MigrationError, Outcome, RamImage, ReceiveOptions,
 };
@@ -36,7 +37,7 @@ use crate::snapshot::format::{Sections, Table};
 #[derive(Debug)]
 pub struct Arriving {
     listener: Listener,
-    nics: Vec<VdpaConfig>,
+    config: ReceiveConfig,
     migration: Migration,
 }
 
@@ -51,8 +52,8 @@ impl Arriving {
                 &config.listen,
                 load_tls(&config.listen, config.tls.as_ref(), config.plaintext)?,
             )?,
-            nics: config.vdpa,
-            migration: Migration::new(Direction::Receive, config.listen),
+            migration: Migration::new(Direction::Receive, config.listen.clone()),
+            config,
         })
     }
 
@@ -139,6 +140,12 @@ impl Arriving {
                     self.migration.finish(MigrationEnd::Moved);
                     return arrival.into_machine();
                 }
+                Outcome::Source {
+                    why: MigrationError::OnlyTried,
+                    ..
+                } => tracing::info!(
+                    "a source has asked whether its machine could come; waiting for it"
+                ),
                 // Nothing was begun: whoever it was, the source may still come.
                 Outcome::Source { why, .. }
                     if arrival.console.is_some() && !matches!(why, MigrationError::Cancelled) =>
@@ -179,46 +186,82 @@ impl Arrival<'_> {
             )))
     }
 
-    fn build(&mut self, document: &Document) -> Result<Machine, MachineError> {
+    /// An attempt takes the console: a second one has none.
+    fn console(&mut self) -> Result<Console, MachineError> {
+        self.console
+            .take()
+            .ok_or_else(|| MachineError::NotArrived(Box::new(MigrationError::Cancelled)))
+    }
+
+    /// The machine that the source describes, as it would be here.
+    fn build(
+        &mut self,
+        hello: &Hello,
+        console: impl FnOnce(&mut Self) -> Result<Console, MachineError>,
+    ) -> Result<Machine, Vec<Refusal>> {
+        let config = &self.arriving.config;
+        let mut document = Document::read(&hello.compat)?;
+        document.prepare(&Here {
+            nics: &config.vdpa,
+            kernel: config.kernel.as_deref(),
+            initramfs: config.initramfs.as_deref(),
+            // The socket's mode is 0600.
+            same_user: matches!(config.listen, Endpoint::Unix(_)),
+        })?;
         let given = Given {
             slots: document.slots(),
             ram: None,
         };
-        // An attempt takes the console: a second one has none.
-        let console = self
-            .console
-            .take()
-            .ok_or(MachineError::NotArrived(Box::new(
-                MigrationError::Cancelled,
-            )))?;
-        Machine::build(&document.config, &given, console, self.stop)
+        let machine = console(self)
+            .and_then(|console| Machine::build(&document.config, &given, console, self.stop))
+            .map_err(|error| vec![compat::unbuildable(&error)])?;
+        let refusals = document.compare(&machine);
+        if refusals.is_empty() {
+            Ok(machine)
+        } else {
+            Err(refusals)
+        }
     }
+}
+
+/// For a machine that never runs.
+fn no_console() -> Result<Console, MachineError> {
+    let output = File::options().write(true).open("/dev/null");
+    Ok(Console::Terminal(TerminalConsole {
+        input: None,
+        output: output
+            .map_err(MachineError::host("opening /dev/null"))?
+            .into(),
+    }))
 }
 
 impl DestinationMachine for Arrival<'_> {
     fn prepare(&mut self, hello: &Hello) -> Result<RamImage, Vec<Refusal>> {
-        let document: Result<Document, _> = serde_json::from_value(hello.compat.clone());
-        let mut document = document.map_err(|error| {
-            vec![Refusal {
-                what: "the description of the machine".to_owned(),
-                source: "one of another version of Bellhop".to_owned(),
-                destination: format!("not understood: {error}"),
-                remedy: "run the same version of Bellhop on both hosts".to_owned(),
-            }]
-        })?;
-        let config = document.config.clone();
-        document.prepare(&self.arriving.nics)?;
-        let machine = match self.build(&document) {
-            Ok(machine) => machine,
-            Err(error) => return Err(vec![compat::unbuildable(&error)]),
-        };
-        let refusals = document.compare(&machine);
-        if !refusals.is_empty() {
-            return Err(refusals);
-        }
+        let config = Document::read(&hello.compat)?.config;
+        let machine = self.build(hello, Self::console)?;
         let ram = RamImage::new(&machine.ram);
         self.machine = Some((machine, config));
         Ok(ram)
+    }
+
+    fn try_out(&mut self, hello: &Hello) -> Result<Vec<RamRange>, Vec<Refusal>> {
+        // Who owns an open device owns it until it is closed (VHOST_SET_OWNER, linux/vhost.h).
+        let nics = self.arriving.config.vdpa.iter();
+        let once = nics.filter(|nic| matches!(nic.source, VdpaSource::Descriptor(_)));
+        let refusals: Vec<Refusal> = once
+            .map(|nic| Refusal {
+                what: format!("a trial with the NIC {}", nic.name()),
+                source: "wanted".to_owned(),
+                destination: "not possible: its device came as a descriptor, which serves one machine".to_owned(),
+                remedy: "migrate without a trial, or have the destination wait with its path: --vdpa path=…".to_owned(),
+            })
+            .collect();
+        if !refusals.is_empty() {
+            return Err(refusals);
+        }
+        // It goes at once, and with it all that it has opened.
+        let machine = self.build(hello, |_| no_console())?;
+        Ok(RamImage::new(&machine.ram).ranges())
     }
 
     fn restore(&mut self, mut state: &[u8]) -> Result<(), migration::MachineError> {

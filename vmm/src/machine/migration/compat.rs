@@ -3,7 +3,7 @@
 //! Owns the document that the source sends and all reasons for which a destination refuses it. It comes from another
 //! host, so nothing in it is trusted. It must not know how it is carried.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -12,14 +12,27 @@ use std::path::Path;
 use devices::pci::Slot;
 use devices::virtio::pci::{Relied, SwapError};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::super::{End, Machine, MachineError, state_versions};
-use crate::config::{VdpaConfig, VmConfig};
+use crate::config::{NoSuchNic, VdpaConfig, VmConfig};
 use crate::migration::protocol::Refusal;
 use crate::vcpu::CpuidLeaf;
 
 /// Most devices in a document: the slots of the PCI bus.
 const DEVICES_MAX: usize = devices::pci::SLOTS as usize;
+
+/// What the destination itself has said, which alone decides what is opened here.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Here<'a> {
+    /// Its vDPA devices, by the NICs' names.
+    pub(super) nics: &'a [VdpaConfig],
+    /// What the guest boots from.
+    pub(super) kernel: Option<&'a Path>,
+    pub(super) initramfs: Option<&'a Path>,
+    /// Whether whoever sends is a process of this host and this user, who can read the same files anyway.
+    pub(super) same_user: bool,
+}
 
 /// What a machine is made of.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,11 +68,28 @@ fn refusal(what: &str, source: String, destination: String, remedy: &str) -> Ref
 }
 
 impl Document {
-    /// Checks what needs no machine, and gives the NICs their places here.
+    /// What a source says it has.
+    ///
+    /// # Errors
+    /// It is not understood.
+    pub(super) fn read(compat: &Value) -> Result<Self, Vec<Refusal>> {
+        Self::deserialize(compat).map_err(|error| {
+            vec![refusal(
+                "the description of the machine",
+                "one of another version of Bellhop".to_owned(),
+                format!("not understood: {error}"),
+                "run the same version of Bellhop on both hosts",
+            )]
+        })
+    }
+
+    /// Checks what needs no machine, and gives NICs and boot files their places here. After this the configuration names
+    /// nothing that would be opened for the source's sake.
     ///
     /// # Errors
     /// All reasons that are known by now.
-    pub(super) fn prepare(&mut self, nics: &[VdpaConfig]) -> Result<(), Vec<Refusal>> {
+    pub(super) fn prepare(&mut self, here: &Here<'_>) -> Result<(), Vec<Refusal>> {
+        let nics = here.nics;
         let mut refusals = Vec::new();
         for (section, ours) in state_versions() {
             let version = self.state_versions.get(&section).copied();
@@ -80,12 +110,24 @@ impl Document {
             }
         }
         for nic in nics {
-            if let Err(error) = replace_nic(&mut self.config, nic.clone()) {
+            if let Err(NoSuchNic { id, has }) = self.config.replace_nic(nic.clone()) {
                 refusals.push(refusal(
-                    &format!("the NIC {}", nic.name()),
+                    &format!("the NIC {id}"),
                     "absent".to_owned(),
                     "given a device".to_owned(),
-                    &error,
+                    &format!("the machine's NICs: {}", has.join(", ")),
+                ));
+            }
+        }
+        // Of two with one name only the first has got its place here.
+        let mut names = BTreeSet::new();
+        for id in self.config.vdpa.iter().map(VdpaConfig::name) {
+            if let Some(id) = names.replace(id) {
+                refusals.push(refusal(
+                    &format!("the NIC {id}"),
+                    "there twice".to_owned(),
+                    "not possible".to_owned(),
+                    "",
                 ));
             }
         }
@@ -105,21 +147,13 @@ impl Document {
                     &format!("the NIC {id}"),
                     "there".to_owned(),
                     "given no device".to_owned(),
-                    "say which, where the destination waits: --vdpa id=NAME,path=/dev/vhost-vdpa-N",
+                    &format!(
+                        "say which, where the destination waits: --vdpa id={id},path=/dev/vhost-vdpa-N"
+                    ),
                 ));
             }
         }
-        let files = [Some(&self.config.kernel), self.config.initramfs.as_ref()];
-        for path in files.into_iter().flatten() {
-            if let Err(error) = look_at(path) {
-                refusals.push(refusal(
-                    "a file that the guest boots from",
-                    path.display().to_string(),
-                    format!("not to be opened ({error})"),
-                    "put it there too: the guest's next reboot needs it",
-                ));
-            }
-        }
+        self.place_boot_files(here, &mut refusals);
         if self.devices.len() > DEVICES_MAX {
             refusals.push(refusal(
                 "the list of devices",
@@ -133,6 +167,62 @@ impl Document {
         } else {
             Err(refusals)
         }
+    }
+
+    /// The guest's next reboot reads these files into its memory. So a source, whose guest can reboot as it likes, would read
+    /// any file of this host by naming it: none is opened that it has named, now or later, unless it is a process of the same
+    /// user on the same host.
+    fn place_boot_files(&mut self, here: &Here<'_>, refusals: &mut Vec<Refusal>) {
+        let theirs = [
+            Some(self.config.kernel.clone()),
+            self.config.initramfs.clone(),
+        ];
+        let ours = [here.kernel, here.initramfs];
+        let names = [("kernel", "--kernel"), ("initramfs", "--initramfs")];
+        let mut placed = [None, None];
+        for (((name, flag), place), (theirs, ours)) in names
+            .into_iter()
+            .zip(&mut placed)
+            .zip(theirs.into_iter().zip(ours))
+        {
+            let mut refuse = |source: String, destination: String, remedy: &str| {
+                refusals.push(refusal(
+                    &format!("the guest's {name}"),
+                    source,
+                    destination,
+                    remedy,
+                ));
+            };
+            match (theirs, ours) {
+                (None, None) => {}
+                (None, Some(ours)) => refuse(
+                    "absent".to_owned(),
+                    ours.display().to_string(),
+                    &format!("leave {flag} out, where the destination waits"),
+                ),
+                (Some(theirs), None) if here.same_user => *place = Some(theirs),
+                (Some(theirs), None) => refuse(
+                    theirs.display().to_string(),
+                    "not given".to_owned(),
+                    &format!(
+                        "say which the guest's next reboot is to use, where the destination waits: {flag} PATH"
+                    ),
+                ),
+                (Some(theirs), Some(ours)) => {
+                    if let Err(error) = look_at(ours) {
+                        refuse(
+                            theirs.display().to_string(),
+                            format!("{}, which cannot be read ({error})", ours.display()),
+                            &format!("{flag} PATH, where the destination waits"),
+                        );
+                    }
+                    *place = Some(ours.to_owned());
+                }
+            }
+        }
+        let [kernel, initramfs] = placed;
+        self.config.kernel = kernel.unwrap_or_default();
+        self.config.initramfs = initramfs;
     }
 
     /// The slot of each device, as far as there are such slots. Two in one slot are found when the machine is built.
@@ -204,8 +294,8 @@ fn remedy(error: &SwapError) -> &'static str {
     }
 }
 
-/// Whether a file can be read later. Another host names it, so what is no regular file is not opened: that could block,
-/// or do something.
+/// Whether a file that this host has named can be read later. What is no regular file is not opened: that could block, or do
+/// something.
 fn look_at(path: &Path) -> io::Result<()> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is no regular file"));
@@ -214,24 +304,6 @@ fn look_at(path: &Path) -> io::Result<()> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = File::options().read(true).custom_flags(flags).open(path);
     file.map(drop)
-}
-
-/// Says where a NIC is here. Its `id` is that of the NIC.
-///
-/// # Errors
-/// There is no NIC of this name; which there are.
-fn replace_nic(config: &mut VmConfig, nic: VdpaConfig) -> Result<(), String> {
-    let id = nic.name();
-    match config.vdpa.iter_mut().find(|saved| saved.name() == id) {
-        Some(saved) => {
-            *saved = nic;
-            Ok(())
-        }
-        None => {
-            let has: Vec<String> = config.vdpa.iter().map(VdpaConfig::name).collect();
-            Err(format!("the machine's NICs: {}", has.join(", ")))
-        }
-    }
 }
 
 /// The machine cannot be built here.
@@ -257,6 +329,17 @@ pub enum NotMovable {
     Unplugging(String),
 }
 
+impl NotMovable {
+    /// What helps.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Disk(id) => format!("unplug it first: DELETE /v1/vm/disks/{id}"),
+            Self::Unplugging(_) => "try again when the guest has let it go".to_owned(),
+        }
+    }
+}
+
 /// Whether the machine with this configuration can leave.
 ///
 /// # Errors
@@ -273,5 +356,132 @@ pub(super) fn same_machine(one: &VmConfig, other: &VmConfig) -> bool {
     match (serde_json::to_value(one), serde_json::to_value(other)) {
         (Ok(one), Ok(other)) => one == other,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: &str = "/theirs/kernel";
+    const INITRAMFS: &str = "/theirs/initramfs";
+
+    fn document(config: &str) -> Document {
+        Document {
+            state_versions: state_versions(),
+            config: serde_json::from_str(config).unwrap(),
+            cpuid: Vec::new(),
+            devices: Vec::new(),
+        }
+    }
+
+    fn machine(nics: &[&str]) -> Document {
+        let nics: Vec<String> = nics
+            .iter()
+            .map(|path| format!(r#"{{"path": "{path}", "id": "net0"}}"#))
+            .collect();
+        document(&format!(
+            r#"{{"kernel": "{KERNEL}", "initramfs": "{INITRAMFS}", "vdpa": [{}]}}"#,
+            nics.join(",")
+        ))
+    }
+
+    fn here<'a>(nics: &'a [VdpaConfig], kernel: &'a str, initramfs: &'a str) -> Here<'a> {
+        let path = |text: &'a str| (!text.is_empty()).then(|| Path::new(text));
+        Here {
+            nics,
+            kernel: path(kernel),
+            initramfs: path(initramfs),
+            same_user: false,
+        }
+    }
+
+    fn nics() -> Vec<VdpaConfig> {
+        vec!["path=/ours/vdpa,id=net0".parse().unwrap()]
+    }
+
+    /// A file that can be read.
+    fn ours() -> String {
+        concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").to_owned()
+    }
+
+    fn what(refusals: &[Refusal]) -> Vec<&str> {
+        refusals
+            .iter()
+            .map(|refusal| refusal.what.as_str())
+            .collect()
+    }
+
+    #[test]
+    fn nothing_that_is_opened_comes_from_the_source() {
+        let (nics, ours) = (nics(), ours());
+        let mut document = machine(&["/theirs/vdpa"]);
+        document.prepare(&here(&nics, &ours, &ours)).unwrap();
+        let text = serde_json::to_string(&document.config).unwrap();
+        assert!(
+            !text.contains("/theirs") && text.contains("/ours/vdpa"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn of_two_nics_with_one_name_neither_is_opened() {
+        let (nics, ours) = (nics(), ours());
+        let mut document = machine(&["/theirs/1", "/theirs/2"]);
+        let refusals = document.prepare(&here(&nics, &ours, &ours)).unwrap_err();
+        assert_eq!(what(&refusals), ["the NIC net0"]);
+        assert_eq!(refusals[0].source, "there twice");
+    }
+
+    #[test]
+    fn a_source_on_another_host_names_no_file_that_the_guest_boots_from() {
+        let (nics, ours) = (nics(), ours());
+        for (kernel, initramfs, missing) in [
+            ("", "", &["the guest's kernel", "the guest's initramfs"][..]),
+            (&ours, "", &["the guest's initramfs"]),
+            ("", &ours, &["the guest's kernel"]),
+        ] {
+            let mut document = machine(&["/theirs/vdpa"]);
+            let refusals = document
+                .prepare(&here(&nics, kernel, initramfs))
+                .unwrap_err();
+            assert_eq!(what(&refusals), missing);
+            for refusal in refusals {
+                assert!(refusal.remedy.contains("PATH"), "{refusal}");
+            }
+        }
+        // What this host names must be there: it would be missed only at the reboot.
+        let mut document = machine(&["/theirs/vdpa"]);
+        let refusals = document
+            .prepare(&here(&nics, "/nonexistent", &ours))
+            .unwrap_err();
+        assert_eq!(what(&refusals), ["the guest's kernel"]);
+        let mut document = machine(&["/theirs/vdpa"]);
+        let refusals = document
+            .prepare(&here(&nics, "/dev/null", &ours))
+            .unwrap_err();
+        assert!(refusals[0].destination.contains("regular"), "{refusals:?}");
+        // One that the machine never had.
+        let mut document = machine(&["/theirs/vdpa"]);
+        document.config.initramfs = None;
+        let refusals = document.prepare(&here(&nics, &ours, &ours)).unwrap_err();
+        assert_eq!(what(&refusals), ["the guest's initramfs"]);
+    }
+
+    #[test]
+    fn a_source_of_this_user_on_this_host_may_name_them_and_nobody_opens_them_yet() {
+        let nics = nics();
+        let mut document = machine(&["/theirs/vdpa"]);
+        let here = Here {
+            same_user: true,
+            ..here(&nics, "", "")
+        };
+        // They need not even be there.
+        document.prepare(&here).unwrap();
+        assert_eq!(document.config.kernel, Path::new(KERNEL));
+        assert_eq!(
+            document.config.initramfs.as_deref(),
+            Some(Path::new(INITRAMFS))
+        );
     }
 }

@@ -1,9 +1,9 @@
 //! A machine that leaves for another process, or comes from one.
 //!
 //! Joins the order of a migration ([`crate::migration`]), which knows no machine, with the machine, which knows no
-//! connection. Owns what both ends must have alike (`compat.rs`), how far a machine's leaving is (`leaving.rs`), whether it could leave (`trial.rs`), what is asked
-//! of the running machine meanwhile (`requests.rs`), and what is shown of a migration ([`Migration`]). It must not know the API, nor how the
-//! state is saved.
+//! connection. Owns what both ends must have alike (`compat.rs`), how far a machine's leaving is (`leaving.rs`), whether it
+//! could leave (`trial.rs`), what is asked of the running machine meanwhile (`requests.rs`), and what is shown of a migration
+//! ([`Migration`]). It must not know the API, nor how the state is saved.
 //!
 //! ```text
 //!   source                                             destination
@@ -22,7 +22,9 @@ mod departure;
 mod leaving;
 mod requests;
 mod throttle;
+mod trial;
 
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +36,7 @@ pub use compat::NotMovable;
 pub(super) use leaving::Leaving;
 pub(super) use requests::MigrationRequest;
 pub(super) use throttle::Throttle;
+pub use trial::{Obstacle, Trial};
 
 use super::ring_watch::InFlight;
 use crate::config::VdpaConfig;
@@ -74,6 +77,9 @@ pub struct SendConfig {
     /// Over TCP without TLS: whoever is on the way can read and change the guest.
     #[serde(default)]
     pub plaintext: bool,
+    /// Only ask whether the destination would take it, and what it would cost: nothing changes, there or here.
+    #[serde(default)]
+    pub dry_run: bool,
 }
 
 const fn default_downtime_ms() -> u32 {
@@ -99,6 +105,7 @@ impl SendConfig {
             connections: default_connections(),
             tls: None,
             plaintext: false,
+            dry_run: false,
         }
     }
 
@@ -124,9 +131,19 @@ pub struct ReceiveConfig {
     /// Where to wait for the source: `unix:/PATH` or `tcp:HOST:PORT`.
     #[schema(value_type = String)]
     pub listen: Endpoint,
-    /// vDPA devices that go by other paths or descriptors here, each with the `id` of the NIC that it is to be.
+    /// The vDPA devices here, each with the `id` of the NIC that it is to be: one for each NIC of the machine.
     #[serde(default)]
     pub vdpa: Vec<VdpaConfig>,
+    /// The kernel that the guest boots from at its next reboot. No path that the source names is opened for another host, so it
+    /// is required over TCP; over a Unix socket, which only this user's processes can use, it is the source's where none is
+    /// given.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub kernel: Option<PathBuf>,
+    /// The initial RAM file system of that; required over TCP where the machine has one.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub initramfs: Option<PathBuf>,
     /// The certificates, over TCP.
     #[serde(default)]
     pub tls: Option<TlsFiles>,

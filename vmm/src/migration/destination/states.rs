@@ -3,7 +3,7 @@
 //! ```text
 //!   Listening ─hello─> Listening ─accept─> Accepted ─receive─> Restoring
 //!       │                  │ refuse            │                   │ ready
-//!       └──────────────────┴── error: the source is in charge ─────┤
+//!       └──────────────────┴── error: the source is in charge ─────┤     (of a TRY the answer is the end)
 //!                                              ════════════════════v══ it may send GO now
 //!                                                              AwaitingGo ─wait_go─> Go
 //! ```
@@ -37,6 +37,15 @@ fn end<C: Connection>(
     error
 }
 
+/// What a source wants.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Asked {
+    /// Its machine is to come.
+    Take(Hello),
+    /// To know whether it could.
+    Try(Hello),
+}
+
 /// Somebody has connected.
 #[derive(Debug)]
 pub struct Listening<C> {
@@ -52,11 +61,12 @@ impl<C: Connection> Listening<C> {
     ///
     /// # Errors
     /// [`MigrationError`]; the source is in charge.
-    pub fn hello(mut self) -> Result<(Self, Hello), MigrationError> {
+    pub fn hello(mut self) -> Result<(Self, Asked), MigrationError> {
         let phase = Phase::Offer;
         let wait = Wait::AtMost(self.control.frame_patience());
         let name = match self.control.receive(phase, wait) {
-            Ok(Message::Hello(hello)) => return Ok((self, hello)),
+            Ok(Message::Hello(hello)) => return Ok((self, Asked::Take(hello))),
+            Ok(Message::Try(hello)) => return Ok((self, Asked::Try(hello))),
             Ok(other) => other.name(),
             Err(error) => return Err(end(self.control, phase, error)),
         };

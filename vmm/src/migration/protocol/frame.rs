@@ -127,6 +127,7 @@ kinds! {
     Cancel = 13, "CANCEL", 0;
     Failed = 14, "FAILED", FAILED_MAX;
     Alive = 15, "ALIVE", 0;
+    Try = 16, "TRY", 20 + RANGES_MAX * 24 + COMPAT_MAX;
 }
 
 /// A frame's header, checked as far as it can be without the payload.

@@ -66,6 +66,8 @@ pub enum Message<'a> {
     Failed(String),
     /// The sender is busy elsewhere.
     Alive,
+    /// May this machine move? It does not, yet.
+    Try(Hello),
 }
 
 impl Message<'_> {
@@ -86,6 +88,7 @@ impl Message<'_> {
             Self::Cancel => Kind::Cancel,
             Self::Failed(_) => Kind::Failed,
             Self::Alive => Kind::Alive,
+            Self::Try(_) => Kind::Try,
         }
     }
 
@@ -111,7 +114,7 @@ pub fn encode_message(
     frame.clear();
     frame.resize(FRAME_HEADER_LEN, 0);
     match message {
-        Message::Hello(hello) => encode_hello(hello, frame)?,
+        Message::Hello(hello) | Message::Try(hello) => encode_hello(hello, frame)?,
         Message::Accept {
             session,
             connections,
@@ -243,6 +246,7 @@ pub fn decode_message<'a>(
         Kind::Cancel => Message::Cancel,
         Kind::Failed => Message::Failed(bytes.rest_as_text(FAILED_MAX)?),
         Kind::Alive => Message::Alive,
+        Kind::Try => Message::Try(decode_hello(&mut bytes)?),
     };
     bytes.end()?;
     Ok(message)

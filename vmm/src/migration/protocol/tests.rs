@@ -71,6 +71,7 @@ fn examples(page: &[u8]) -> Vec<Message<'_>> {
         Message::Cancel,
         Message::Failed("no memory".to_owned()),
         Message::Alive,
+        Message::Try(hello()),
     ]
 }
 
@@ -162,7 +163,7 @@ fn payloads_that_are_too_short_or_too_long_are_refused() {
             assert!(read(&forge(kind, &long), 0, 0).is_err(), "{kind}");
         }
     }
-    for kind in [0, 16, 0x100, u16::MAX] {
+    for kind in [0, 17, 0x100, u16::MAX] {
         assert_eq!(read(&forge(kind, &[]), 0, 0), Err(FrameError::Kind(kind)));
     }
 }

@@ -71,6 +71,18 @@ fn holes_are_known_without_reading_them() {
 }
 
 #[test]
+fn what_holds_data_is_counted() {
+    let image = image();
+    assert_eq!(image.data_bytes(), 0);
+    image.write(0x5000, &[5; 8192]).unwrap();
+    image.write(STRIPE, &[5; 4096]).unwrap();
+    image.write(SIZE - 4096, &[0; 4096]).unwrap();
+    // Zeros that were written take room as well.
+    assert_eq!(image.data_bytes(), 4 * 4096);
+    assert_eq!(image.len(), SIZE);
+}
+
+#[test]
 fn each_stripe_has_one_carrier() {
     for connections in [1, 2, 3, 16] {
         for page in 0..SIZE / PAGE_SIZE {

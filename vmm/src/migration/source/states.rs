@@ -82,9 +82,10 @@ impl<C: Connection> Connected<C> {
     /// Says what would move, and waits for the answer.
     ///
     /// # Errors
-    /// [`MigrationError::Refused`] and the others; the source is in charge.
-    pub fn offer(mut self, hello: &Hello, wait: Duration) -> Result<Accepted<C>, MigrationError> {
-        match self.exchange(hello, wait) {
+    /// A [`Parting`], because of [`MigrationError::Refused`] or another; the source is in charge.
+    pub fn offer(mut self, hello: &Hello, wait: Duration) -> Result<Accepted<C>, Parting<C>> {
+        // Cloned once per migration.
+        match self.exchange(&Message::Hello(hello.clone()), hello.connections, wait) {
             Ok((session, connections)) => Ok(Accepted {
                 control: self.control,
                 session,
@@ -94,19 +95,31 @@ impl<C: Connection> Connected<C> {
         }
     }
 
+    /// Asks whether it could move, and hangs up. Nothing has changed on either side.
+    ///
+    /// # Errors
+    /// [`MigrationError::Refused`]: it could not; or another, and it is not known.
+    pub fn try_out(mut self, hello: &Hello, wait: Duration) -> Result<(), MigrationError> {
+        let message = Message::Try(hello.clone());
+        match self.exchange(&message, hello.connections, wait) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(end(self.control, Phase::Offer, error).tell()),
+        }
+    }
+
     fn exchange(
         &mut self,
-        hello: &Hello,
+        message: &Message<'_>,
+        wanted: u16,
         wait: Duration,
     ) -> Result<(Session, u16), MigrationError> {
         let phase = Phase::Offer;
-        // Cloned once per migration.
-        self.control.send(phase, &Message::Hello(hello.clone()))?;
+        self.control.send(phase, message)?;
         match self.control.receive(phase, Wait::AtMost(wait))? {
             Message::Accept {
                 session,
                 connections,
-            } => Ok((session, connections.min(hello.connections))),
+            } => Ok((session, connections.min(wanted))),
             Message::Refuse(reasons) => Err(MigrationError::Refused { reasons }),
             other => {
                 let name = other.name();

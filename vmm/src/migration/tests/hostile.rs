@@ -153,6 +153,11 @@ fn one_of_each() -> Vec<Message<'static>> {
         Message::Ready,
         Message::Go(Session([0; 16])),
         Message::Done,
+        Message::Try(Hello {
+            connections: 1,
+            ram: Guest::new().image().ranges(),
+            compat: json!({"cpu": "none"}),
+        }),
     ]
 }
 

@@ -1,0 +1,144 @@
+//! `bellhop vm migrate --dry-run`: whether a VM could move, and what that would cost.
+
+use hyper::Method;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::super::{CommandError, MAKING};
+use crate::client::{ClientError, Node};
+use crate::exit::Code;
+use crate::listing::{Format, printable};
+
+/// What the machine has found out.
+#[derive(Debug, Deserialize)]
+struct Trial {
+    destination: String,
+    movable: bool,
+    obstacles: Vec<Obstacle>,
+    ram_bytes: u64,
+    data_bytes: u64,
+    bytes_per_second: Option<u64>,
+    copy_ms: Option<u64>,
+    downtime_min_ms: u64,
+    downtime_max_ms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Obstacle {
+    reason: String,
+    remedy: Option<String>,
+}
+
+/// Asks, shows the answer, and ends with it.
+pub(super) fn execute(
+    node: &Node,
+    at: &str,
+    wanted: &Value,
+    format: Format,
+) -> Result<Code, CommandError> {
+    let (_, answer) = node.send(Method::POST, at, wanted, MAKING)?;
+    let trial = Trial::deserialize(&answer).map_err(ClientError::from_answer)?;
+    format
+        .print(&answer, || trial.text())
+        .map_err(CommandError::Output)?;
+    Ok(if trial.movable {
+        Code::Success
+    } else {
+        Code::Failed
+    })
+}
+
+/// In MiB, rounded up: what is there is not shown as nothing.
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+impl Trial {
+    fn text(&self) -> String {
+        let answer = if self.movable { "yes" } else { "no" };
+        let mut text = format!("movable to {}: {answer}\n", printable(&self.destination));
+        for Obstacle { reason, remedy } in &self.obstacles {
+            text.push_str(&format!("  {}\n", printable(reason)));
+            if let Some(remedy) = remedy {
+                text.push_str(&format!("    what helps: {}\n", printable(remedy)));
+            }
+        }
+        text.push_str(&format!(
+            "memory: {} MiB, of which {} MiB hold data\n",
+            mib(self.ram_bytes),
+            mib(self.data_bytes)
+        ));
+        text.push_str(&match (self.bytes_per_second, self.copy_ms) {
+            (Some(rate), Some(time)) => format!(
+                "rate: {} MiB/s when it was last sent there, so {:.1} s for all of that once\n",
+                mib(rate),
+                std::time::Duration::from_millis(time).as_secs_f64()
+            ),
+            _ => "rate: not known, it has not been sent there yet\n".to_owned(),
+        });
+        text.push_str(&format!(
+            "downtime: about {} ms if the guest writes nothing meanwhile (an assumption), {} ms at most are allowed\n",
+            self.downtime_min_ms, self.downtime_max_ms
+        ));
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn answer(movable: bool) -> Value {
+        let obstacles = if movable {
+            json!([])
+        } else {
+            json!([
+                { "reason": "device net0 is this here and\u{1b}[31m that there", "remedy": "bellhop dev add" },
+                { "reason": "another", "remedy": null },
+            ])
+        };
+        json!({
+            "destination": "tcp:b:7444", "movable": movable, "obstacles": obstacles, "ram_bytes": 1_u64 << 30,
+            "data_bytes": (100 << 20) + 1, "bytes_per_second": null, "copy_ms": null, "downtime_min_ms": 25,
+            "downtime_max_ms": 300, "later": "another field",
+        })
+    }
+
+    #[test]
+    fn what_can_move_has_a_forecast() {
+        let mut answer = answer(true);
+        let trial = Trial::deserialize(&answer).unwrap();
+        let text = trial.text();
+        for part in [
+            "movable to tcp:b:7444: yes\n",
+            "1024 MiB, of which 101 MiB",
+            "rate: not known",
+            "25 ms",
+            "300 ms",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        answer["bytes_per_second"] = (50 << 20).into();
+        answer["copy_ms"] = 2020.into();
+        let text = Trial::deserialize(&answer).unwrap().text();
+        assert!(
+            text.contains("50 MiB/s") && text.contains("2.0 s"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_says_why_and_what_helps() {
+        let text = Trial::deserialize(&answer(false)).unwrap().text();
+        assert!(
+            text.starts_with("movable to tcp:b:7444: no\n  device net0"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\n    what helps: bellhop dev add\n  another\n"),
+            "{text}"
+        );
+        assert!(!text.contains('\u{1b}'), "{text}");
+    }
+}

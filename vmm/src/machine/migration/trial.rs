@@ -1,0 +1,215 @@
+//! Whether a machine could leave, and what that would cost: asked of the destination, and nothing changes on either side.
+//!
+//! Owns what is found. It must not know the API, nor how the destination finds out.
+
+use std::time::Duration;
+
+use super::compat::NotMovable;
+use super::departure::{CONNECT, SWITCH};
+use super::requests::{MigrationRequest, Offer};
+use super::{Endpoint, SendConfig};
+use crate::machine::End;
+use crate::machine::handle::{Handle, RequestError};
+use crate::migration::protocol::Refusal;
+use crate::migration::tls::Tls;
+use crate::migration::{self, MigrationError, RamImage, Timeouts};
+
+/// How long the destination may take to open its devices and map all guest memory for them: less than whoever asks over the
+/// API waits (the node daemon: 90 s), and than a migration does.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// Why a machine cannot leave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// What is in the way, in a sentence.
+    pub reason: String,
+    /// What helps, a command where there is one; `None`: nothing is known.
+    pub remedy: Option<String>,
+}
+
+/// What a machine's move would be like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trial {
+    /// All that is in its way; it can move if there is nothing.
+    pub obstacles: Vec<Obstacle>,
+    /// Bytes of guest RAM.
+    pub ram_bytes: u64,
+    /// Bytes of it that hold data: what the first round sends at most.
+    pub data_bytes: u64,
+    /// How long the guest would stand still if it wrote nothing meanwhile; an assumption.
+    pub downtime: Duration,
+}
+
+impl Handle {
+    /// Asks whoever waits at the destination whether it would take the machine, which runs on: the vCPUs rest for a moment,
+    /// since they say only then which CPU the guest was told that it has. The destination builds the machine to find out, with
+    /// its devices, and waits on. `tls` is what [`SendConfig::load_tls`] gave.
+    ///
+    /// Blocks: give it a thread.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the machine cannot be asked what it is made of, since it is being saved or sent, or has ended.
+    pub fn try_migration(
+        &self,
+        config: &SendConfig,
+        tls: Option<&Tls>,
+    ) -> Result<Trial, RequestError> {
+        let mut obstacles = Vec::new();
+        let offer = match self.ask_migration(|answer| MigrationRequest::Offer {
+            send: false,
+            answer,
+        })? {
+            Ok(offer) => Some(offer),
+            Err(RequestError::NotMovable(why)) => {
+                obstacles.push(Obstacle::here(&why));
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        obstacles.extend(too_short(config.downtime_ms));
+        let ram = match &offer {
+            Some(offer) => Some(RamImage::new(&offer.ram)),
+            None => self.ram().map(|ram| RamImage::new(&ram)),
+        };
+        let ram = ram.ok_or(RequestError::Ended)?;
+        if let Some(offer) = &offer {
+            obstacles.extend(ask(config, tls, offer, &ram)?);
+        }
+        Ok(Trial {
+            obstacles,
+            ram_bytes: ram.len(),
+            data_bytes: ram.data_bytes(),
+            downtime: SWITCH,
+        })
+    }
+}
+
+/// What the destination has against it.
+fn ask(
+    config: &SendConfig,
+    tls: Option<&Tls>,
+    offer: &Offer,
+    ram: &RamImage,
+) -> Result<Vec<Obstacle>, RequestError> {
+    let compat = match serde_json::to_value(&offer.document) {
+        Ok(compat) => compat,
+        Err(error) => return Ok(vec![Obstacle::plain(&error)]),
+    };
+    let stream = match config.destination.connect(CONNECT, tls) {
+        Ok(stream) => stream,
+        Err(error) => {
+            return Ok(vec![Obstacle {
+                remedy: Some(waiting_at(&config.destination)),
+                ..Obstacle::plain(&error)
+            }]);
+        }
+    };
+    let timeouts = Timeouts {
+        accept: ANSWER,
+        ..Timeouts::default()
+    };
+    Ok(match migration::try_out(compat, ram, stream, &timeouts) {
+        Ok(()) => Vec::new(),
+        Err(MigrationError::Refused { reasons }) => {
+            reasons.into_iter().map(Obstacle::from).collect()
+        }
+        Err(error) => vec![Obstacle::plain(&error)],
+    })
+}
+
+/// The command that has a process wait there.
+fn waiting_at(destination: &Endpoint) -> String {
+    let more = match destination {
+        Endpoint::Unix(_) => "",
+        Endpoint::Tcp { .. } => {
+            " --kernel PATH --tls-certificate FILE --tls-key FILE --tls-authority FILE"
+        }
+    };
+    format!(
+        "at the destination: bellhop run --receive {destination} --vdpa id=NAME,path=/dev/vhost-vdpa-N --api-socket PATH{more}"
+    )
+}
+
+/// A guest that may stand still only for less than devices and state take is never stopped.
+fn too_short(downtime_ms: u32) -> Option<Obstacle> {
+    let needed = SWITCH.as_millis();
+    (u128::from(downtime_ms) < needed).then(|| Obstacle {
+        reason: format!(
+            "the guest may stand still for {downtime_ms} ms, and devices and state alone are taken to need {needed} ms"
+        ),
+        remedy: Some("allow it longer: --downtime 300".to_owned()),
+    })
+}
+
+impl Obstacle {
+    fn plain(error: &dyn std::error::Error) -> Self {
+        Self {
+            reason: End::failed(error).detail,
+            remedy: None,
+        }
+    }
+
+    fn here(why: &NotMovable) -> Self {
+        Self {
+            remedy: Some(why.remedy()),
+            ..Self::plain(why)
+        }
+    }
+}
+
+impl From<Refusal> for Obstacle {
+    fn from(refusal: Refusal) -> Self {
+        let Refusal {
+            what,
+            source,
+            destination,
+            remedy,
+        } = refusal;
+        Self {
+            reason: format!("{what} is {source} here and {destination} there"),
+            remedy: (!remedy.is_empty()).then_some(remedy),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_obstacle_has_its_remedy() {
+        let refusal = Refusal {
+            what: "device net0".to_owned(),
+            source: "what the guest relies on".to_owned(),
+            destination: "another one: no feature MRG_RXBUF".to_owned(),
+            remedy: "bellhop dev add".to_owned(),
+        };
+        let obstacle = Obstacle::from(refusal);
+        assert_eq!(
+            obstacle.reason,
+            "device net0 is what the guest relies on here and another one: no feature MRG_RXBUF there"
+        );
+        assert_eq!(obstacle.remedy.as_deref(), Some("bellhop dev add"));
+        assert_eq!(Obstacle::from(Refusal::default()).remedy, None);
+
+        let disk = Obstacle::here(&NotMovable::Disk("data".to_owned()));
+        assert!(disk.reason.contains("data"), "{}", disk.reason);
+        assert!(disk.remedy.unwrap().contains("/v1/vm/disks/data"));
+    }
+
+    #[test]
+    fn a_downtime_that_nothing_fits_into_is_an_obstacle() {
+        let needed = u32::try_from(SWITCH.as_millis()).unwrap();
+        assert_eq!(too_short(needed), None);
+        assert!(too_short(needed - 1).unwrap().remedy.is_some());
+        assert!(too_short(0).is_some());
+    }
+
+    #[test]
+    fn the_command_for_another_host_has_what_it_needs() {
+        let remote = waiting_at(&"tcp:b:7444".parse().unwrap());
+        assert!(remote.contains("--receive tcp:b:7444") && remote.contains("--kernel"));
+        let local = waiting_at(&"unix:/run/move".parse().unwrap());
+        assert!(!local.contains("--kernel"));
+    }
+}
