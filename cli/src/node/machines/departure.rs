@@ -135,7 +135,7 @@ pub(crate) fn judge(mark: Option<&Departure>, process: Process) -> Verdict {
 pub(crate) enum Answered {
     /// It is under way.
     Accepted,
-    /// The machine has refused (a status of 4xx), or never got it.
+    /// The machine has refused (a status of 4xx), was only asked whether it could (`dry_run`), or never got it.
     Refused,
     /// Anything else, or nothing.
     Unknown,

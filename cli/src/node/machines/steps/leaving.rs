@@ -130,8 +130,11 @@ pub(super) fn account_of(record: &mut Record, end: LastEnd) -> LastEnd {
 
 fn answered(passed: &Result<Passed, StepError>) -> Answered {
     match passed {
-        Ok(passed) if passed.status.is_success() => Answered::Accepted,
-        Ok(passed) if refuses(passed.status) => Answered::Refused,
+        Ok(passed) if passed.status == StatusCode::ACCEPTED => Answered::Accepted,
+        // With `dry_run` it was only asked.
+        Ok(passed) if passed.status == StatusCode::OK || refuses(passed.status) => {
+            Answered::Refused
+        }
         // Nobody was there to get it.
         Err(StepError::Vmm(VmmError::Connect { .. })) => Answered::Refused,
         Ok(_) | Err(_) => Answered::Unknown,
