@@ -5,7 +5,7 @@
 //!
 //! A whole frame must pass within the patience, so a peer that sends a byte now and then is as silent as one
 //! that sends none. ALIVE starts the clock anew, a limited number of times, and only where it may. While the guest stands
-//! still there is one end for all frames together ([`Channel::end_at`]).
+//! still there is one end for all frames together (`Channel::end_at`).
 
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
