@@ -554,10 +554,15 @@ fn the_end_waits_for_answers_but_not_for_clients() {
 fn a_process_that_cannot_go_on_says_why() {
     let served = Served::new("failed");
     let mut stream = served.connect();
+    // What it has answered once is no connection that it has yet to accept when it ends.
+    stream
+        .write_all(b"GET /v1/vm HTTP/1.1\r\nhost: x\r\n\r\n")
+        .unwrap();
+    stream.read_exact(&mut [0; 12]).unwrap();
     stream
         .write_all(b"GET /v1/vm/watch?since=1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         .unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    std::thread::sleep(Duration::from_millis(500));
     served
         .server
         .end_with(&MachineError::DuplicateId("nic".to_owned()));

@@ -269,7 +269,7 @@ pub(super) struct SettleRequest {
 
 /// The machine's migration: the one under way, or the last one
 ///
-/// A source that has sent its machine ends when somebody has read that here, or after 2 s.
+/// A source that has sent its machine ends when somebody has read that here, or after 10 s.
 #[utoipa::path(get, path = "/v1/vm/migration", responses(
     (status = 200, description = "How far it is", body = MigrationStatus),
     (status = 404, description = "There was none", body = ErrorBody),

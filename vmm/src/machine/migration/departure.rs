@@ -30,7 +30,7 @@ pub(super) const CONNECT: Duration = Duration::from_secs(10);
 /// downtime that is allowed; `downtime_parts_ms` of a migration says what each part of it really took.
 pub(super) const SWITCH: Duration = Duration::from_millis(25);
 /// How long the process of a guest that is gone waits for somebody to read how it went.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// A machine of this process that is being sent.
 struct Departure<'a> {
