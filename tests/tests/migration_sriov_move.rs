@@ -76,6 +76,7 @@ fn a_guest_on_vp_vdpa_moves_to_and_fro_at_any_moment() {
             may_lose: 32,
         },
         BellhopArguments::small().unwrap(),
+        0,
         cycles().unwrap(),
     );
 }

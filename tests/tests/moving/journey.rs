@@ -82,8 +82,13 @@ fn random(limit: u64) -> u64 {
     RandomState::new().hash_one(limit) % limit
 }
 
-/// Moves a guest so many times.
-pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArguments, moves: u32) {
+/// Moves a guest once at each of so many moments, which follow each other from number `first` on.
+pub(crate) fn travel<N: Neighbour>(
+    scene: Scene<'_, N>,
+    arguments: BellhopArguments,
+    first: usize,
+    moves: u32,
+) {
     let mut guest = scene.hosts[0].boot(arguments.silence(SILENCE));
     let mac = guest.ready()["nics"][0]["mac"].as_str().unwrap().to_owned();
     let said = messages(&mut guest).unwrap();
@@ -96,7 +101,7 @@ pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArgume
     journey.check(&mut guest);
     guest.command("write-on 24 50").unwrap();
     for number in 0..usize::try_from(moves).unwrap() {
-        guest = journey.once(guest, Moment::ALL[number % Moment::ALL.len()]);
+        guest = journey.once(guest, Moment::ALL[(first + number) % Moment::ALL.len()]);
         journey.check(&mut guest);
     }
     journey.end_writer(&mut guest);
