@@ -8,6 +8,7 @@ pub mod config;
 pub mod console;
 pub mod event_loop;
 pub mod host;
+pub mod host_port;
 pub mod http;
 pub mod kvm;
 pub mod layout;

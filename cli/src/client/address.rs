@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use vmm::host_port;
+
 /// A daemon's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
@@ -33,28 +35,12 @@ impl FromStr for Address {
         match text.split_once("://") {
             None if text.is_empty() => Err(BadAddress::Empty),
             None => Ok(Self::Socket(text.into())),
-            Some(("https", rest)) => {
-                let bad = || BadAddress::HostAndPort(rest.to_owned());
-                let rest = rest.strip_suffix('/').unwrap_or(rest);
-                let (host, port) = rest.rsplit_once(':').ok_or_else(bad)?;
-                let bracketed = host
-                    .strip_prefix('[')
-                    .and_then(|host| host.strip_suffix(']'));
-                let is_name = |host: &str| {
-                    let known = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
-                    !host.is_empty() && host.bytes().all(known)
-                };
-                let host = match bracketed {
-                    Some(host) if host.parse::<std::net::Ipv6Addr>().is_ok() => host,
-                    None if is_name(host) => host,
-                    _ => return Err(bad()),
-                };
-                let digits = port.bytes().all(|byte| byte.is_ascii_digit());
-                let port = port.parse().ok().filter(|&port: &u16| digits && port != 0);
-                Ok(Self::Https {
-                    host: host.to_owned(),
-                    port: port.ok_or_else(bad)?,
-                })
+            Some(("https", untouched)) => {
+                let rest = untouched.strip_suffix('/').unwrap_or(untouched);
+                let parsed = host_port::parse(rest);
+                let (host, port) =
+                    parsed.ok_or_else(|| BadAddress::HostAndPort(untouched.to_owned()))?;
+                Ok(Self::Https { host, port })
             }
             Some(("http", _)) => Err(BadAddress::NoTls),
             Some((scheme, _)) => Err(BadAddress::Scheme(scheme.to_owned())),

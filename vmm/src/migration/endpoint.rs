@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::channel::Connection;
 use super::tls::{Tls, TlsError, TlsStream};
+use crate::host_port;
 use crate::http::socket::{self, SocketError, SocketFile};
 
 /// How long [`Listener::accept`] waits.
@@ -70,25 +71,8 @@ impl FromStr for Endpoint {
             }
             "tcp" => {
                 let rest = rest.strip_prefix("//").unwrap_or(rest);
-                let (host, port) = rest.rsplit_once(':').ok_or_else(bad)?;
-                let bracketed = host
-                    .strip_prefix('[')
-                    .and_then(|host| host.strip_suffix(']'));
-                let is_name = |host: &str| {
-                    let known = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
-                    !host.is_empty() && host.bytes().all(known)
-                };
-                let host = match bracketed {
-                    Some(host) if host.parse::<std::net::Ipv6Addr>().is_ok() => host,
-                    None if is_name(host) => host,
-                    _ => return Err(bad()),
-                };
-                let digits = port.bytes().all(|byte| byte.is_ascii_digit());
-                let port = port.parse().ok().filter(|&port: &u16| digits && port != 0);
-                Ok(Self::Tcp {
-                    host: host.to_owned(),
-                    port: port.ok_or_else(bad)?,
-                })
+                let (host, port) = host_port::parse(rest).ok_or_else(bad)?;
+                Ok(Self::Tcp { host, port })
             }
             _ => Err(bad()),
         }

@@ -50,16 +50,31 @@ impl Life<'_> {
         nic: &NicSpec,
         spec: VmSpec,
     ) -> Result<(), LifeError> {
+        self.bring_or(record, nic, spec, "added", |life, record| {
+            life.take(record, nic.id());
+        })
+    }
+
+    /// Puts `spec` into the record, then sees to it that the machine has the NIC as it says. If that fails the record is as
+    /// it was, and `undo` takes back what was done.
+    fn bring_or(
+        &self,
+        record: &mut Record,
+        nic: &NicSpec,
+        spec: VmSpec,
+        what: &'static str,
+        undo: impl FnOnce(&Self, &mut Record),
+    ) -> Result<(), LifeError> {
         // From here on it is to be there: a daemon that is started in between sees to it.
         let former = std::mem::replace(&mut record.spec, spec);
-        let added = self.keep(record).and_then(|()| self.bring(record, nic));
-        added.map_err(|source| {
+        let brought = self.keep(record).and_then(|()| self.bring(record, nic));
+        brought.map_err(|source| {
             record.spec = former;
             self.note(record);
-            self.take(record, nic.id());
+            undo(self, record);
             LifeError::Nic {
                 id: nic.id().clone(),
-                what: "added",
+                what,
                 source: Box::new(source),
             }
         })
@@ -92,18 +107,8 @@ impl Life<'_> {
         nic: &NicSpec,
         spec: VmSpec,
     ) -> Result<(), LifeError> {
-        // From here on it is to be there: a daemon that is started in between sees to it.
-        let former = std::mem::replace(&mut record.spec, spec);
-        let moved = self.keep(record).and_then(|()| self.bring(record, nic));
-        moved.map_err(|source| {
-            record.spec = former;
-            self.note(record);
-            self.back(record, nic.id());
-            LifeError::Nic {
-                id: nic.id().clone(),
-                what: "moved",
-                source: Box::new(source),
-            }
+        self.bring_or(record, nic, spec, "moved", |life, record| {
+            life.back(record, nic.id());
         })?;
         self.drop_left(record, nic.id());
         Ok(())
