@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use daemon::{Client, Daemon, asm, until};
+use daemon::{Client, Daemon, asm, program, until};
 use serde_json::{Value, json};
 
 const WEB: &str = "/v1/vms/web";
@@ -50,7 +50,7 @@ impl Destination {
             place(&format!("{name}.move")),
             place(&format!("{name}.api")),
         );
-        let child = Command::new(env!("CARGO_BIN_EXE_bellhop"))
+        let child = Command::new(program())
             .args(["run", "--receive", &format!("unix:{}", at.display())])
             .arg("--api-socket")
             .arg(&api)
@@ -90,7 +90,7 @@ impl Drop for Destination {
 #[track_caller]
 fn made(test: &str, restart: &str) -> (Daemon, Value) {
     let daemon = Daemon::start(test);
-    let mut spec = daemon.machine(asm::SPIN);
+    let mut spec = daemon.machine(asm::IDLE);
     spec["restart"] = json!(restart);
     daemon.api.expect(201, "PUT", WEB, &spec);
     daemon.await_phase("web", "Running");

@@ -1,5 +1,8 @@
 //! A daemon of its own for a test, and clients.
 
+#[path = "../program/mod.rs"]
+mod program;
+
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -18,6 +21,7 @@ use tokio_rustls::rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto, version,
 };
 
+use self::program::program;
 use super::certificates::{Identity, Validity};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -133,7 +137,7 @@ pub(crate) struct Daemon {
 }
 
 pub(crate) fn command(directory: &Directory, arguments: &[String]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_bellhop"));
+    let mut command = Command::new(program());
     command
         .args([
             "--log-level",

@@ -1,5 +1,8 @@
 //! A daemon of a test's own, a kernel of a few instructions, and what is left on the host.
 
+#[path = "../program/mod.rs"]
+mod program;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -9,6 +12,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+
+pub(crate) use self::program::program;
 
 /// How long something may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,10 +30,10 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// Instructions of a guest, 32-bit.
 pub(crate) mod asm {
-    /// Writes one character on the serial port, and does nothing from then on.
-    pub(crate) const SPIN: &[u8] = &[
+    /// Writes one character on the serial port, and takes no processor time from then on.
+    pub(crate) const IDLE: &[u8] = &[
         0x66, 0xba, 0xf8, 0x03, 0xb0, b'!', 0xee, // mov dx, 0x3f8; mov al, '!'; out dx, al
-        0xeb, 0xfe, // jmp to itself
+        0xfa, 0xf4, 0xeb, 0xfc, // cli; hlt, and again after a non-maskable interrupt
     ];
     /// Powers off.
     pub(crate) const POWER_OFF: &[u8] = &[0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xeb, 0xfe];
@@ -157,7 +162,7 @@ impl Daemon {
     }
 
     fn spawn(&mut self, more: &[&Path]) {
-        let child = Command::new(env!("CARGO_BIN_EXE_bellhop"))
+        let child = Command::new(program())
             .args(["--log-level", "info", "serve", "--state-dir"])
             .arg(self.directory.join("state"))
             .arg("--runtime-dir")

@@ -76,6 +76,10 @@ pub struct Execute {
     pub environment: BTreeMap<String, String>,
     /// Working directory.
     pub directory: String,
+    /// Programs that it starts often. They are held open meanwhile: what nobody has open on a
+    /// writable 9p share is forgotten at once, and read from the outside again (1.5 s for
+    /// Bellhop) by whoever starts it next. None of them may be replaced while they are held.
+    pub held: Vec<String>,
     /// The terminal's columns and rows if the command gets a terminal of its
     /// own; standard error then arrives as standard output.
     pub terminal: Option<(u16, u16)>,
@@ -289,6 +293,7 @@ mod tests {
                 arguments: vec!["true".into()],
                 environment: BTreeMap::from([("A".into(), "b".into())]),
                 directory: "/".into(),
+                held: vec!["/p".into()],
                 terminal: Some((80, 24)),
             }),
             Frame::Setup(Setup {

@@ -105,6 +105,8 @@ struct Running {
     input: Option<Sender<Option<Vec<u8>>>>,
     terminal: Option<OwnedFd>,
     ended: Arc<AtomicBool>,
+    /// [`Execute::held`].
+    _held: Vec<File>,
 }
 
 impl Running {
@@ -158,6 +160,11 @@ fn start(execute: &Execute, port: &Port) -> io::Result<Running> {
         .args(arguments)
         .envs(&execute.environment)
         .current_dir(&execute.directory);
+    let held = execute
+        .held
+        .iter()
+        .map(File::open)
+        .collect::<io::Result<Vec<File>>>()?;
     let ended = Arc::new(AtomicBool::new(false));
     let (sender, receiver) = mpsc::channel();
     match execute.terminal {
@@ -181,6 +188,7 @@ fn start(execute: &Execute, port: &Port) -> io::Result<Running> {
                 input: Some(sender),
                 terminal: Some(terminal),
                 ended,
+                _held: held,
             })
         }
         None => {
@@ -207,6 +215,7 @@ fn start(execute: &Execute, port: &Port) -> io::Result<Running> {
                 input: Some(sender),
                 terminal: None,
                 ended,
+                _held: held,
             })
         }
     }

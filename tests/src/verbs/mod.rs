@@ -87,6 +87,7 @@ pub(crate) fn command(lab: &Lab, arguments: Vec<String>) -> Result<Execute> {
         arguments,
         environment,
         directory: directory.to_string_lossy().into_owned(),
+        held: vec![lab.bellhop.to_string_lossy().into_owned()],
         terminal: None,
     })
 }

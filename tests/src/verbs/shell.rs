@@ -30,6 +30,8 @@ pub fn shell(arguments: &ShellArguments) -> Result<u8> {
     let lab = Lab::prepare(Profile::Lab)?;
     let mut execute = verbs::command(&lab, vec!["bash".into(), "-i".into()])?;
     execute.terminal = Some(size);
+    // Who has a shell builds Bellhop anew meanwhile, and wants to run that one.
+    execute.held.clear();
     let mut host = LabHost::boot(&lab, arguments.rig)?;
     eprintln!(
         "lab: {} processors, kernel {}; the repository is writable, everything else is forgotten at the end",

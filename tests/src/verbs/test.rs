@@ -5,7 +5,7 @@
 //! harness after the other, one test at a time. The last line is
 //! `N passed, N failed`, and nothing else than zero failures ends with success.
 
-use crate::areas::{Area, HostTests, LAB_TESTED};
+use crate::areas::{Area, LAB_TESTED};
 use crate::endurance::DEFAULT_CYCLES;
 use crate::error::{Error, Result};
 use crate::here::{self, HereArguments};
@@ -60,8 +60,8 @@ pub fn test(arguments: &TestArguments) -> Result<u8> {
     let repository = setup::repository()?;
     let selection = Selection::of(arguments.filter.as_deref(), &repository)?;
     let mut tally = Tally::default();
-    for tests in &selection.host {
-        tally += run_on_this_machine(&repository, tests, &selection.filter)?;
+    if !selection.host.is_empty() {
+        tally += run_on_this_machine(&repository, &selection)?;
     }
     if !selection.lab.is_empty() {
         tally += run_in_lab(arguments, &repository, &selection)?;
@@ -85,7 +85,8 @@ pub fn test(arguments: &TestArguments) -> Result<u8> {
 /// What is to be run.
 #[derive(Debug)]
 struct Selection {
-    host: Vec<HostTests>,
+    /// Packages with tests that need no kernel of the lab's.
+    host: Vec<&'static str>,
     lab: Vec<String>,
     /// Passed to every harness; empty for all tests.
     filter: String,
@@ -107,7 +108,7 @@ impl Selection {
             },
         };
         for area in areas {
-            selection.host.extend(area.host_tests());
+            selection.host.extend(area.host_packages());
             selection.lab.extend(area.lab_tests(repository)?);
         }
         if selection.lab.contains(&selection.filter) {
@@ -128,17 +129,19 @@ impl Selection {
     }
 }
 
-fn run_on_this_machine(repository: &Path, tests: &HostTests, filter: &str) -> Result<Tally> {
-    println!("lab: tests of {}", tests.package);
+/// All packages by one call: each by itself would build what they share once more, with
+/// just the features that it needs.
+fn run_on_this_machine(repository: &Path, selection: &Selection) -> Result<Tally> {
+    println!("lab: tests of {}", selection.host.join(", "));
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
+    command.args(["test", "--quiet", "--no-fail-fast"]);
+    for package in &selection.host {
+        command.args(["--package", package]);
+    }
     command
-        .args(["test", "--quiet", "--package", tests.package, "--"])
-        .args(
-            [tests.filter, filter]
-                .iter()
-                .filter(|part| !part.is_empty()),
-        )
+        .arg("--")
+        .args(Some(&selection.filter).filter(|filter| !filter.is_empty()))
         .current_dir(repository);
     stream(&mut command)
 }
@@ -186,6 +189,11 @@ fn run_in_lab(
     let built = binaries::cargo(repository, &build, "building the lab's tests")?;
     let lab = Lab::prepare(Profile::Lab)?;
     let filter = Some(selection.filter.clone()).filter(|filter| !filter.is_empty());
+    let programs: Vec<String> = built
+        .iter()
+        .filter(|built| !selection.lab.contains(&built.name))
+        .map(|built| built.path.to_string_lossy().into_owned())
+        .collect();
     let mut harnesses = Vec::new();
     for name in &selection.lab {
         harnesses.push(Harness {
@@ -194,6 +202,7 @@ fn run_in_lab(
             program: binaries::find(&built, name)?,
             select: filter.clone().into_iter().collect(),
             cycles: arguments.cycles,
+            programs: &programs,
         });
     }
     if arguments.here.is_wanted() {

@@ -129,6 +129,12 @@ impl Daemon {
         self.start_again();
     }
 
+    /// A guest that does nothing, with these NICs, which it does not look at.
+    pub(crate) fn tiny(&self, nics: &Value) -> Value {
+        let kernel = lab::tiny::write_kernel(&std::env::temp_dir()).unwrap();
+        json!({ "kernel": kernel, "memory": "32M", "nics": nics })
+    }
+
     /// The lab's small guest with these NICs.
     pub(crate) fn small(&self, nics: &Value) -> Value {
         let arguments = BellhopArguments::small().unwrap();

@@ -45,6 +45,8 @@ pub(super) struct Harness<'a> {
     pub(super) select: Vec<String>,
     /// For tests that repeat what they do: see `lab::endurance`.
     pub(super) cycles: u32,
+    /// What tests start besides Bellhop: `CARGO_BIN_EXE_…`.
+    pub(super) programs: &'a [String],
 }
 
 impl Harness<'_> {
@@ -62,6 +64,7 @@ impl Harness<'_> {
         execute
             .environment
             .insert(CYCLES.into(), self.cycles.to_string());
+        execute.held.extend_from_slice(self.programs);
         Ok(execute)
     }
 
