@@ -15,7 +15,7 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
 use lab::sim::{SimDevice, require_lab};
 use lab::traffic::{Frames, exchange_counted};
-use moving::silence::SilentLink;
+use moving::faults::{Fault, FaultyLink, Kind};
 use moving::{Host, NOTICE, move_guest, move_to_waiting};
 use serde_json::{Value, json};
 
@@ -24,6 +24,9 @@ const MAC: &str = "52:54:5e:11:59:01";
 
 /// Less than the guest was told.
 const SMALL_MTU: u16 = 1000;
+
+/// A frame of one page's share each half millisecond, for longer than a move takes.
+const KEPT: &str = "kept-on 4000 1400 500";
 
 /// Moves of one guest, there and back.
 const MOVES: u64 = 6;
@@ -61,16 +64,30 @@ fn a_guest_moves_there_and_back_with_its_memory_its_clock_and_its_traffic() {
     guest.command("write-on 24 50").unwrap();
     for number in 0..usize::try_from(MOVES).unwrap() {
         let (from, to) = (number % 2, (number + 1) % 2);
-        guest.command("flood-on 256").unwrap();
+        // Now traffic that is verified as it comes, now frames that the device writes while memory is copied, and that
+        // the guest first looks at when it is there.
+        let kept = number % 2 == 1;
+        match kept {
+            false => guest.command("flood-on 256").unwrap(),
+            true => guest.command(KEPT).unwrap(),
+        };
         let before = uptime(&mut guest);
         let (moved, status) = move_guest(guest, &hosts[from], &hosts[to]);
         println!("{status}");
         guest = moved;
         assert!(uptime(&mut guest) >= before);
-        let flooded = guest.command("flood-off").unwrap();
-        println!("{flooded}");
-        assert!(flooded["rx"].as_u64().unwrap() > 0, "{flooded}");
-        assert_eq!(flooded["corrupt"], 0, "{flooded}");
+        let off = if kept { "kept-off" } else { "flood-off" };
+        let came = guest.command(off).unwrap();
+        println!("{off}: {came}");
+        assert!(came["rx"].as_u64().unwrap() > 0, "{came}");
+        assert_eq!(came["corrupt"], 0, "{came}");
+        if kept {
+            assert_eq!(
+                (&came["duplicate"], &came["lost"]),
+                (&json!(0), &json!(0)),
+                "{came}"
+            );
+        }
         check_traffic(&mut guest, &devices[to]);
     }
     let found = guest.command("write-off").unwrap();
@@ -247,7 +264,7 @@ fn a_destination_that_falls_silent_at_the_end_does_not_hold_the_guest() {
     let said = messages(&mut guest).unwrap();
     guest.command("write-on 24 50").unwrap();
     let mut waiting = hosts[1].wait();
-    let link = SilentLink::to(&hosts[1]);
+    let link = FaultyLink::to(&hosts[1], Kind::StateEnd, Fault::Silent);
     hosts[0].send_to(&link.endpoint(), json!({ "connections": 1 }));
     let status = hosts[0].settled();
     println!("{status}");

@@ -11,7 +11,7 @@ use lab::guest::Guest;
 use lab::sim::SimDevice;
 use lab::traffic::{Frames, exchange};
 
-use self::logging::{Machine, REBIND};
+use self::logging::{Machine, REBIND, rounds};
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:55:01";
@@ -27,10 +27,10 @@ fn traffic(guest: &mut Guest) {
 }
 
 #[test]
-fn a_log_begins_and_ends_twenty_times_under_traffic() {
+fn a_log_begins_and_ends_many_times_under_traffic() {
     let net = SimDevice::net("log", MAC, 1500).unwrap();
     let mut machine = Machine::start("log", net.path(), 1);
-    machine.log_under_traffic(20, traffic, |round, machine| {
+    machine.log_under_traffic(rounds(), traffic, |round, machine| {
         match round % 4 {
             0 => machine.guest.command(REBIND),
             1 => machine.guest.command("rings 64 128"),

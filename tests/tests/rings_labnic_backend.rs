@@ -14,7 +14,7 @@ use lab::guest::Guest;
 use lab::labnic::{Labnic, set_link, trouble};
 use lab::traffic::{Frames, exchange_between};
 
-use self::logging::{Machine, REBIND};
+use self::logging::{Machine, REBIND, rounds};
 
 const MACS: [&str; 2] = ["02:4c:61:62:55:71", "02:4c:61:62:55:72"];
 
@@ -63,8 +63,8 @@ fn logs(parameters: &[(&str, &str)], rounds: u32, processors: u32) {
 }
 
 #[test]
-fn a_log_begins_and_ends_twenty_times_under_traffic() {
-    logs(&[], 20, 2);
+fn a_log_begins_and_ends_many_times_under_traffic() {
+    logs(&[], rounds(), 2);
 }
 
 #[test]
@@ -74,5 +74,5 @@ fn a_device_that_completes_out_of_order_is_recorded() {
         ("completion_ms", "2"),
         ("rx_prefetch", "6"),
     ];
-    logs(&parameters, 5, 2);
+    logs(&parameters, rounds(), 2);
 }

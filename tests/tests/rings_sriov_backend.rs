@@ -23,15 +23,13 @@ use lab::traffic::{Frames, exchange_between};
 use vm_memory::bitmap::Bitmap as _;
 use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
 
-use self::logging::{Machine, REBIND};
+use self::logging::{Machine, REBIND, rounds};
 use self::support::frames::{Loopback as _, packet};
 use self::support::guest::{self, HIGH};
 use self::support::machine;
 
-const ROUNDS: u32 = 20;
-
 #[test]
-fn a_log_begins_and_ends_twenty_times_under_traffic() {
+fn a_log_begins_and_ends_many_times_under_traffic() {
     let nic = SriovNic::enable(2).unwrap();
     let devices = [0, 1].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
     let mac = devices[1].function().mac();
@@ -52,7 +50,7 @@ fn a_log_begins_and_ends_twenty_times_under_traffic() {
         exchange_between(guest, peer, &mac, frames).unwrap();
     };
     let link = devices[0].function().link();
-    machine.log_under_traffic(ROUNDS, traffic, |round, machine| {
+    machine.log_under_traffic(rounds(), traffic, |round, machine| {
         assert_eq!(machine.doorbells(), 0, "a shadowed queue has no doorbell");
         match round % 3 {
             // Starts shadowed again at once.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lab::endurance::cycles;
 use lab::guest::{BellhopArguments, Guest};
 use serde_json::Value;
 
@@ -20,6 +21,11 @@ const WHILE: Duration = Duration::from_millis(50);
 
 /// What a guest may do meanwhile: the driver reset under its flood.
 pub(crate) const REBIND: &str = "rebind-flooded 1 0";
+
+/// How often a log begins and ends: with a default run, each kind of change comes once or twice.
+pub(crate) fn rounds() -> u32 {
+    cycles().unwrap().max(5) + 1
+}
 
 /// A machine and its socket.
 pub(crate) struct Machine {

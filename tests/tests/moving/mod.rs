@@ -1,9 +1,9 @@
 //! A guest that moves from one process to another, each with a vDPA device of its own.
 
+#[allow(dead_code, reason = "not every test has a bad link")]
+pub(crate) mod faults;
 #[allow(dead_code, reason = "not every test goes on a journey")]
 pub(crate) mod journey;
-#[allow(dead_code, reason = "not every test has a bad link")]
-pub(crate) mod silence;
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -108,14 +108,19 @@ impl Host {
     /// How the migration of the machine here ended.
     #[track_caller]
     pub(crate) fn settled(&self) -> Value {
+        self.try_settled().unwrap()
+    }
+
+    #[track_caller]
+    fn try_settled(&self) -> lab::Result<Value> {
         let started = Instant::now();
         loop {
-            let status = self.client().get("/v1/vm/migration").unwrap();
+            let status = self.client().get("/v1/vm/migration")?;
             if ["Moved", "Stayed", "Unsettled"]
                 .iter()
                 .any(|phase| status["phase"] == *phase)
             {
-                return status;
+                return Ok(status);
             }
             assert!(started.elapsed() < MIGRATION, "{status}");
             std::thread::sleep(Duration::from_millis(20));
@@ -139,7 +144,11 @@ pub(crate) fn move_to_waiting(
     to: &Host,
 ) -> (Guest, Value) {
     from.send(to, json!({}));
-    let status = from.settled();
+    let status = from.try_settled().unwrap_or_else(|error| {
+        let exit = guest.wait_exit(NOTICE);
+        let (here, there) = (guest.console(), waiting.console());
+        panic!("the source does not answer ({error}), and ended with {exit:?}\n{here}\n{there}")
+    });
     assert_eq!(
         status["phase"],
         "Moved",

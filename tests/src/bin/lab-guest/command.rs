@@ -13,6 +13,8 @@
 //! | `paced-on RATE [SIZE] [NIC]` | RATE frames a second to the NIC's own address in the background, until `paced-off`, each verified when it comes back |
 //! | `paced-off` | ends them; totals |
 //! | `paced-gaps FROM TO` | times without a frame of the paced ones, by the guest's clock: those wholly in FROM..TO (microseconds), and the longest that touches it |
+//! | `kept-on N SIZE MICROSECONDS [NIC]` | N frames to the NIC's own address in the background, a pause behind each, that nobody takes until `kept-off` |
+//! | `kept-off` | takes and verifies them; totals |
 //! | `now` | the guest's monotonic clock, in microseconds |
 //! | `notify [NIC]` | where the NIC's notify part is |
 //! | `notify-read QUEUE [NIC]` | reads a queue's notify page, past the driver (`iomem=relaxed` on kernels with strict checks) |
@@ -43,7 +45,7 @@
 
 use crate::network::Address;
 use crate::{
-    background, button, control, disk, echo, frames, info, memory, network, notify, paced,
+    background, button, control, disk, echo, frames, info, kept, memory, network, notify, paced,
     processors, random, system, writer,
 };
 use lab::error::{Error, Result};
@@ -166,6 +168,12 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let (from, to) = (number(words, "FROM")?, number(words, "TO")?);
             paced::gaps(from, to)
         }
+        "kept-on" => {
+            let (count, size) = (number(words, "N")?, number(words, "SIZE")?);
+            let pause = Duration::from_micros(number(words, "MICROSECONDS")?);
+            kept::start(nic(words), count, size, pause).map(|()| json!({ "kept": count }))
+        }
+        "kept-off" => kept::stop(),
         "now" => Ok(json!({ "now_us": paced::now() })),
         "rebind-flooded" => {
             let times = number(words, "N")?;

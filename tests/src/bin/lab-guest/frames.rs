@@ -215,6 +215,30 @@ pub(crate) fn paced_while(
     Ok(run.finish())
 }
 
+/// Sends `count` frames to the NIC's own address with a pause behind each, and takes none of them for as long as
+/// `goes_on` says: they lie where the device has written them. Then each is verified.
+///
+/// # Errors
+/// The NIC does not take or give frames.
+pub(crate) fn keep_while(
+    nic: &str,
+    count: u64,
+    size: usize,
+    pause: Duration,
+    goes_on: impl Fn() -> bool,
+) -> Result<Totals> {
+    let mut run = Run::new(nic, size, count, None)?;
+    while goes_on() {
+        if run.totals.sent < count {
+            // A full queue takes none; there is another turn.
+            run.send()?;
+        }
+        std::thread::sleep(pause);
+    }
+    run.drain()?;
+    Ok(run.finish())
+}
+
 /// Refuses a size that the NIC cannot send.
 pub(crate) fn check_size(nic: &str, size: usize) -> Result<()> {
     Run::new(nic, size, 1, None).map(drop)

@@ -19,6 +19,7 @@ mod disk;
 mod echo;
 mod frames;
 mod info;
+mod kept;
 mod memory;
 mod network;
 mod notify;

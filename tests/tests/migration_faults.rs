@@ -1,0 +1,137 @@
+//! Links that fail in the midst of a move, at every message and in each direction, between real processes on
+//! vdpa_sim: before GO the guest stays where it is, with its network; after it somebody says where it is; it never runs twice.
+//!
+//! A writer in the guest looks at every page of its own before it writes it again; frames are compared with what the
+//! devices counted.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+mod moving;
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::messages::messages;
+use lab::sim::{SimDevice, require_lab};
+use lab::traffic::{Frames, exchange_counted};
+use moving::faults::{Fault, FaultyLink, Kind};
+use moving::{Host, NOTICE, move_guest};
+use serde_json::{Value, json};
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:5a:01";
+
+#[track_caller]
+fn check_traffic(guest: &mut Guest, device: &SimDevice) {
+    let frames = Frames {
+        count: 100,
+        size: 590,
+        window: 16,
+    };
+    exchange_counted(guest, "eth0", device, &[frames]).unwrap();
+}
+
+/// Sends the guest over a link with this fault; how that ended at the source, and the destination.
+#[track_caller]
+fn attempt(hosts: &[Host; 2], kind: Kind, fault: Fault) -> (Value, Guest) {
+    let waiting = hosts[1].wait();
+    let link = FaultyLink::to(&hosts[1], kind, fault);
+    hosts[0].send_to(&link.endpoint(), json!({ "connections": 1 }));
+    let status = hosts[0].settled();
+    println!("{kind:?} {fault:?}: {status}");
+    link.end();
+    (status, waiting)
+}
+
+/// What the destination says of the migration, once it is over for it.
+fn there(hosts: &[Host; 2]) -> Value {
+    let started = std::time::Instant::now();
+    loop {
+        let status = hosts[1].client().get("/v1/vm/migration").unwrap();
+        if status["phase"] == "Unsettled" || status["phase"] == "Moved" {
+            return status;
+        }
+        assert!(started.elapsed() < NOTICE, "{status}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[track_caller]
+fn settle(host: &Host, place: &str) {
+    let body = json!({ "settle": place });
+    host.client()
+        .done("PATCH", "/v1/vm/migration", Some(&body))
+        .unwrap();
+}
+
+#[test]
+fn a_link_that_fails_at_any_message_leaves_one_guest() {
+    require_lab().unwrap();
+    let devices = [
+        SimDevice::net("fault1", MAC, 1500).unwrap(),
+        SimDevice::net("fault2", MAC, 1500).unwrap(),
+    ];
+    let hosts = [
+        Host::new("fault1", devices[0].path()),
+        Host::new("fault2", devices[1].path()),
+    ];
+    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
+    let said = messages(&mut guest).unwrap();
+    guest.command("write-on 16 50").unwrap();
+    for (kind, fault) in [
+        (Kind::Hello, Fault::CutInside),
+        (Kind::Accept, Fault::CutBefore),
+        (Kind::Pages, Fault::CutInside),
+        (Kind::Pages, Fault::Damaged),
+        (Kind::RoundEnd, Fault::CutBehind),
+        (Kind::State, Fault::Damaged),
+        (Kind::StateEnd, Fault::CutBefore),
+        (Kind::StateEnd, Fault::Silent),
+    ] {
+        let (status, waiting) = attempt(&hosts, kind, fault);
+        assert_eq!(status["phase"], "Stayed", "{status}");
+        assert_eq!(hosts[0].client().get("/v1/vm").unwrap()["state"], "Running");
+        check_traffic(&mut guest, &devices[0]);
+        drop(waiting);
+    }
+    // The destination could run: it stands still until somebody says that the guest is not there.
+    for fault in [Fault::CutBefore, Fault::CutInside, Fault::Damaged] {
+        let (status, mut waiting) = attempt(&hosts, Kind::Ready, fault);
+        assert_eq!(status["phase"], "Stayed", "{status}");
+        check_traffic(&mut guest, &devices[0]);
+        let there = there(&hosts);
+        assert_eq!(there["phase"], "Unsettled", "{there}");
+        settle(&hosts[1], "There");
+        waiting.wait_exit(NOTICE).unwrap();
+    }
+    // Whether GO has come over the source cannot know: nobody runs until somebody says who.
+    for fault in [Fault::CutBefore, Fault::CutInside, Fault::Damaged] {
+        let (status, mut waiting) = attempt(&hosts, Kind::Go, fault);
+        assert_eq!(status["phase"], "Unsettled", "{status}");
+        let there = there(&hosts);
+        assert_eq!(there["phase"], "Unsettled", "{there}");
+        settle(&hosts[1], "There");
+        waiting.wait_exit(NOTICE).unwrap();
+        settle(&hosts[0], "Here");
+        check_traffic(&mut guest, &devices[0]);
+    }
+    // It runs there, and only the source has not heard of it.
+    let (status, mut waiting) = attempt(&hosts, Kind::Go, Fault::CutBehind);
+    assert_eq!(status["phase"], "Unsettled", "{status}");
+    let there = there(&hosts);
+    assert_eq!(there["phase"], "Moved", "{there}");
+    settle(&hosts[0], "There");
+    let exit = guest.wait_exit(NOTICE).unwrap();
+    assert_eq!(exit.code(), Some(7), "{exit}");
+    waiting.comes_from(guest).unwrap();
+    check_traffic(&mut waiting, &devices[1]);
+
+    // After all that it can move.
+    let (mut guest, _) = move_guest(waiting, &hosts[1], &hosts[0]);
+    check_traffic(&mut guest, &devices[0]);
+    let found = guest.command("write-off").unwrap();
+    assert_eq!(found["wrong"], 0, "{found}");
+    assert_eq!(messages(&mut guest).unwrap(), said);
+    assert!(guest.power_off().unwrap().success());
+}
