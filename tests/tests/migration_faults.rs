@@ -76,9 +76,9 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
         Host::new("fault1", devices[0].path()),
         Host::new("fault2", devices[1].path()),
     ];
-    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
+    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap().memory("128M"));
     let said = messages(&mut guest).unwrap();
-    guest.command("write-on 16 50").unwrap();
+    guest.command("write-on 4 50").unwrap();
     for (kind, fault) in [
         (Kind::Hello, Fault::CutInside),
         (Kind::Accept, Fault::CutBefore),
@@ -87,7 +87,8 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
         (Kind::RoundEnd, Fault::CutBehind),
         (Kind::State, Fault::Damaged),
         (Kind::StateEnd, Fault::CutBefore),
-        (Kind::StateEnd, Fault::Silent),
+        // The source says what it has got instead, so the destination knows that it is not told to go on.
+        (Kind::Ready, Fault::Damaged),
     ] {
         let (status, waiting) = attempt(&hosts, kind, fault);
         assert_eq!(status["phase"], "Stayed", "{status}");
@@ -96,21 +97,19 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
         drop(waiting);
     }
     // The destination could run: it stands still until somebody says that the guest is not there.
-    for fault in [Fault::CutBefore, Fault::CutInside, Fault::Damaged] {
-        let (status, mut waiting) = attempt(&hosts, Kind::Ready, fault);
-        assert_eq!(status["phase"], "Stayed", "{status}");
-        check_traffic(&mut guest, &devices[0]);
-        let there = there(&hosts);
-        assert_eq!(there["phase"], "Unsettled", "{there}");
-        settle(&hosts[1], "There");
-        waiting.wait_exit(NOTICE).unwrap();
-    }
+    let (status, mut waiting) = attempt(&hosts, Kind::Ready, Fault::CutBefore);
+    assert_eq!(status["phase"], "Stayed", "{status}");
+    check_traffic(&mut guest, &devices[0]);
+    let stands = there(&hosts);
+    assert_eq!(stands["phase"], "Unsettled", "{stands}");
+    settle(&hosts[1], "There");
+    waiting.wait_exit(NOTICE).unwrap();
     // Whether GO has come over the source cannot know: nobody runs until somebody says who.
-    for fault in [Fault::CutBefore, Fault::CutInside, Fault::Damaged] {
+    for fault in [Fault::CutInside, Fault::Damaged] {
         let (status, mut waiting) = attempt(&hosts, Kind::Go, fault);
         assert_eq!(status["phase"], "Unsettled", "{status}");
-        let there = there(&hosts);
-        assert_eq!(there["phase"], "Unsettled", "{there}");
+        let stands = there(&hosts);
+        assert_eq!(stands["phase"], "Unsettled", "{stands}");
         settle(&hosts[1], "There");
         waiting.wait_exit(NOTICE).unwrap();
         settle(&hosts[0], "Here");
@@ -119,8 +118,8 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
     // It runs there, and only the source has not heard of it.
     let (status, mut waiting) = attempt(&hosts, Kind::Go, Fault::CutBehind);
     assert_eq!(status["phase"], "Unsettled", "{status}");
-    let there = there(&hosts);
-    assert_eq!(there["phase"], "Moved", "{there}");
+    let runs = there(&hosts);
+    assert_eq!(runs["phase"], "Moved", "{runs}");
     settle(&hosts[0], "There");
     let exit = guest.wait_exit(NOTICE).unwrap();
     assert_eq!(exit.code(), Some(7), "{exit}");
