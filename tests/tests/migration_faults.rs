@@ -34,11 +34,11 @@ fn check_traffic(guest: &mut Guest, device: &SimDevice) {
 
 /// Sends the guest over a link with this fault; how that ended at the source, and the destination.
 #[track_caller]
-fn attempt(hosts: &[Host; 2], kind: Kind, fault: Fault) -> (Value, Guest) {
+fn attempt(guest: &mut Guest, hosts: &[Host; 2], kind: Kind, fault: Fault) -> (Value, Guest) {
     let waiting = hosts[1].wait();
     let link = FaultyLink::to(&hosts[1], kind, fault);
     hosts[0].send_to(&link.endpoint(), json!({ "connections": 1 }));
-    let status = hosts[0].settled();
+    let status = hosts[0].settled(guest);
     println!("{kind:?} {fault:?}: {status}");
     link.end();
     (status, waiting)
@@ -90,14 +90,14 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
         // The source says what it has got instead, so the destination knows that it is not told to go on.
         (Kind::Ready, Fault::Damaged),
     ] {
-        let (status, waiting) = attempt(&hosts, kind, fault);
+        let (status, waiting) = attempt(&mut guest, &hosts, kind, fault);
         assert_eq!(status["phase"], "Stayed", "{status}");
         assert_eq!(hosts[0].client().get("/v1/vm").unwrap()["state"], "Running");
         check_traffic(&mut guest, &devices[0]);
         drop(waiting);
     }
     // The destination could run: it stands still until somebody says that the guest is not there.
-    let (status, mut waiting) = attempt(&hosts, Kind::Ready, Fault::CutBefore);
+    let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Ready, Fault::CutBefore);
     assert_eq!(status["phase"], "Stayed", "{status}");
     check_traffic(&mut guest, &devices[0]);
     let stands = there(&hosts);
@@ -106,7 +106,7 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
     waiting.wait_exit(NOTICE).unwrap();
     // Whether GO has come over the source cannot know: nobody runs until somebody says who.
     for fault in [Fault::CutInside, Fault::Damaged] {
-        let (status, mut waiting) = attempt(&hosts, Kind::Go, fault);
+        let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Go, fault);
         assert_eq!(status["phase"], "Unsettled", "{status}");
         let stands = there(&hosts);
         assert_eq!(stands["phase"], "Unsettled", "{stands}");
@@ -116,7 +116,7 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
         check_traffic(&mut guest, &devices[0]);
     }
     // It runs there, and only the source has not heard of it.
-    let (status, mut waiting) = attempt(&hosts, Kind::Go, Fault::CutBehind);
+    let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Go, Fault::CutBehind);
     assert_eq!(status["phase"], "Unsettled", "{status}");
     let runs = there(&hosts);
     assert_eq!(runs["phase"], "Moved", "{runs}");

@@ -114,7 +114,7 @@ fn what_cannot_move_stays_with_its_network_and_says_why() {
 
     // Nobody is there.
     hosts[0].send(&hosts[1], json!({}));
-    let status = hosts[0].settled();
+    let status = hosts[0].settled(&mut guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
     assert!(
         status["error"].as_str().unwrap().contains("cannot connect"),
@@ -126,7 +126,7 @@ fn what_cannot_move_stays_with_its_network_and_says_why() {
     let busy = Host::new("move3", devices[0].path());
     let mut waiting = busy.wait();
     hosts[0].send(&busy, json!({}));
-    let status = hosts[0].settled();
+    let status = hosts[0].settled(&mut guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
     assert!(
         status["error"].as_str().unwrap().contains("busy"),
@@ -146,7 +146,7 @@ fn what_cannot_move_stays_with_its_network_and_says_why() {
         .unwrap();
     assert_eq!(refused.status, 409, "{}", refused.body);
     client.done("DELETE", "/v1/vm/migration", None).unwrap();
-    let status = hosts[0].settled();
+    let status = hosts[0].settled(&mut guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
     assert!(!waiting.wait_exit(NOTICE).unwrap().success());
     check_traffic(&mut guest, &devices[0]);
@@ -156,7 +156,7 @@ fn what_cannot_move_stays_with_its_network_and_says_why() {
     hosts[0].send(&hosts[1], json!({ "downtime_ms": 0 }));
     while client.get("/v1/vm/migration").unwrap()["rounds"] == 0 {}
     drop(waiting);
-    let status = hosts[0].settled();
+    let status = hosts[0].settled(&mut guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
     check_traffic(&mut guest, &devices[0]);
 
@@ -266,7 +266,7 @@ fn a_destination_that_falls_silent_at_the_end_does_not_hold_the_guest() {
     let mut waiting = hosts[1].wait();
     let link = FaultyLink::to(&hosts[1], Kind::StateEnd, Fault::Silent);
     hosts[0].send_to(&link.endpoint(), json!({ "connections": 1 }));
-    let status = hosts[0].settled();
+    let status = hosts[0].settled(&mut guest);
     println!("{status}");
     assert_eq!(status["phase"], "Stayed", "{status}");
     let error = status["error"].as_str().unwrap();

@@ -105,10 +105,14 @@ impl Host {
         answer.body
     }
 
-    /// How the migration of the machine here ended.
+    /// How the migration of the machine here ended, whose guest this is.
     #[track_caller]
-    pub(crate) fn settled(&self) -> Value {
-        self.try_settled().unwrap()
+    pub(crate) fn settled(&self, guest: &mut Guest) -> Value {
+        self.try_settled().unwrap_or_else(|error| {
+            let exit = guest.wait_exit(NOTICE);
+            let console = guest.console();
+            panic!("the source does not answer ({error}), and ended with {exit:?}\n{console}")
+        })
     }
 
     #[track_caller]
@@ -144,11 +148,7 @@ pub(crate) fn move_to_waiting(
     to: &Host,
 ) -> (Guest, Value) {
     from.send(to, json!({}));
-    let status = from.try_settled().unwrap_or_else(|error| {
-        let exit = guest.wait_exit(NOTICE);
-        let (here, there) = (guest.console(), waiting.console());
-        panic!("the source does not answer ({error}), and ended with {exit:?}\n{here}\n{there}")
-    });
+    let status = from.settled(&mut guest);
     assert_eq!(
         status["phase"],
         "Moved",
