@@ -348,8 +348,10 @@ impl VdpaBackend {
     /// Resets the device under a driver that is not to notice.
     pub(super) fn reset_for_restart(&mut self) -> Result<Device<Owned>, VdpaError> {
         self.finish_commands()?;
-        // One that can suspend completes first what it has sent; if it refuses it is reset all the same.
-        let _ = self.link.suspend();
+        if !self.needs_reset {
+            // One that can suspend completes first what it has sent; if it refuses it is reset all the same.
+            let _ = self.link.suspend();
+        }
         self.link.reset()?;
         Ok(self.link.take_owned()?)
     }
