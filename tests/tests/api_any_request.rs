@@ -60,6 +60,8 @@ fn known(spare: &SimDevice) -> Known {
         )
         .with("NicChange.*", json!({ "path": path(spare.path()) }))
         .with("NicChange.*", json!({ "doorbell": "off", "rescue": true }))
+        .with("NicChange.*", json!({ "failover": path(spare.path()) }))
+        .with("NicChange.*", json!({ "failover": null }))
         .with("SendConfig.destination", "unix:/nonexistent/socket")
         .with("ReceiveConfig.listen", "unix:/nonexistent/socket")
         .with("ReceiveConfig.kernel", "/nonexistent")

@@ -16,11 +16,12 @@ mod labnic_peer;
 mod swap;
 
 use lab::guest::BellhopArguments;
-use lab::labnic::{Labnic, trouble};
+use lab::labnic::{Labnic, break_down, trouble};
 use lab::sim::SimDevice;
 use labnic_peer::Peer;
 use serde_json::{Value, json};
 use std::io::Write;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use swap::Vm;
 
@@ -230,6 +231,73 @@ fn queue_pairs_and_filters_follow_the_nic() {
     vm.guest.command("channels 2 eth0").unwrap();
     peer.exchange(&mut vm.guest, 50, 256);
     vm.power_off();
+}
+
+/// First another device stands by, then none, then one that is not there.
+#[test]
+fn a_nic_whose_device_fails_moves_to_the_one_that_stands_by() {
+    let labnic = Labnic::load(&[("rx_prefetch", "8")]).unwrap();
+    let peer = Peer::start(&labnic);
+    let first = labnic.add("first", &["mac", MAC]).unwrap();
+    let second = labnic.add("second", &["mac", OTHER_MAC]).unwrap();
+    let small = BellhopArguments::small().unwrap();
+    let options = format!(",failover={}", second.path().display());
+    let mut vm = Vm::start(small, "failover", &first, &options);
+    peer.exchange(&mut vm.guest, 50, 256);
+    let count = 2_000;
+    let line = format!("frames {count} 300 {WINDOW} eth0 to {}", labnic_peer::MAC);
+    vm.guest.send(&line).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    break_down(&first).unwrap();
+    let nic = vm.failed_over();
+    assert_eq!(nic["last_failover"]["state"], "Done", "{nic}");
+    assert_eq!(nic["last_failover"]["from"], json!(first.path()), "{nic}");
+    assert_eq!(nic["path"], json!(second.path()), "{nic}");
+    assert_eq!(nic["failover"], Value::Null, "{nic}");
+    let answer = vm.guest.answer(&line, LIMIT).unwrap();
+    println!("{answer}");
+    for (what, wanted) in [("tx", count), ("corrupt", 0)] {
+        assert_eq!(number(&answer, what), wanted, "{what}: {answer}");
+    }
+    // What the device had on its way is gone, or goes out again.
+    assert!(number(&answer, "lost") <= WINDOW, "{answer}");
+    let nic = vm.nic();
+    // DRIVER_OK, and no DEVICE_NEEDS_RESET.
+    assert_eq!(nic["device"]["status"], 15, "{nic}");
+    peer.exchange(&mut vm.guest, 50, 256);
+    // Its commands reach the other device.
+    vm.guest.command(&format!("mac {OTHER_MAC}")).unwrap();
+    vm.guest.command(&format!("mac {MAC}")).unwrap();
+
+    // None stands by any more: the driver is told. In its place one that works is found by hand.
+    let told = |vm: &Vm| {
+        let begin = Instant::now();
+        while vm.nic()["device"]["broken"] != true {
+            assert!(begin.elapsed() < LIMIT, "{}", vm.nic());
+        }
+    };
+    break_down(&second).unwrap();
+    told(&vm);
+    vm.guest.command("rebind-flooded 1 0").unwrap();
+    peer.exchange(&mut vm.guest, 50, 256);
+
+    let missing = Path::new("/dev/vhost-vdpa-none");
+    vm.stand_by(missing);
+    break_down(&second).unwrap();
+    told(&vm);
+    let nic = vm.failed_over();
+    assert_eq!(nic["last_failover"]["state"], "Failed", "{nic}");
+    let error = nic["last_failover"]["error"].as_str().unwrap();
+    assert!(error.contains("No such file"), "{nic}");
+    assert_eq!(nic["path"], json!(second.path()), "{nic}");
+    assert_eq!(nic["failover"], json!(missing), "{nic}");
+    vm.guest.command("rebind-flooded 1 0").unwrap();
+    vm.swap(&second, &first);
+    assert_eq!(vm.nic()["last_failover"], Value::Null);
+    peer.exchange(&mut vm.guest, 50, 256);
+    vm.power_off();
+    drop((first, second));
+    assert_eq!(trouble().unwrap(), Vec::<String>::new());
 }
 
 #[test]

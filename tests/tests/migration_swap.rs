@@ -10,6 +10,7 @@
 )]
 
 mod guest_nics;
+#[allow(dead_code, reason = "other tests use more of it")]
 mod swap;
 
 use guest_nics::wait_nics;

@@ -98,7 +98,7 @@ pub(crate) struct Arguments {
         long,
         value_name = "OPTIONS",
         requires = "machine",
-        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME], or an inherited descriptor of one: fd=N,id=NAME; both with [,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,rescue=on] (may be repeated)"
+        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME], or an inherited descriptor of one: fd=N,id=NAME; both with [,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,rescue=on][,failover=/dev/vhost-vdpa-1] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
 

@@ -238,6 +238,12 @@ pub trait Backend: Send + fmt::Debug {
     /// One of the descriptors of [`Backend::events`] became readable.
     fn process(&mut self, token: u16) -> Outcome;
 
+    /// Whether the device itself, and no ring of its driver's, is why [`Outcome::needs_reset`] was said: another
+    /// device in its place would work. Until it is reset.
+    fn has_failed(&self) -> bool {
+        false
+    }
+
     /// From when this returns until [`Backend::stop_dirty_log`] or [`Backend::save`] every page that the device writes
     /// is marked in the bitmap of guest memory, save those of [`Backend::always_dirty`]; what it wrote before is not.
     /// Resets and starts by the driver in between change nothing about that. The guest keeps its device meanwhile.
@@ -276,10 +282,11 @@ pub trait Backend: Send + fmt::Debug {
     fn save(&mut self) -> Result<SavedState, BackendError>;
 
     /// As [`Backend::save`], but for a device that takes this one's place: in the state no
-    /// chain is left with this device, and a device that cannot be suspended may be reset for it.
+    /// chain is left with this device, and a device that cannot be suspended may be reset for it. One that
+    /// [has failed](Backend::has_failed) is reset, and asked nothing.
     ///
     /// # Errors
-    /// Says why the place cannot be handed over now; the device goes on then.
+    /// Says why the place cannot be handed over now; the device goes on then, or is as broken as it was.
     fn hand_over(&mut self) -> Result<SavedState, BackendError> {
         self.save()
     }

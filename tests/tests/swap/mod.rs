@@ -5,7 +5,8 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::sim::SimDevice;
 use serde_json::{Value, json};
 use std::fs::File;
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// A machine that runs.
 pub(crate) struct Vm {
@@ -74,6 +75,30 @@ impl Vm {
         assert_eq!(answer.body["code"], code, "{}", answer.body);
         assert!(answer.body.to_string().contains(words), "{}", answer.body);
         assert_eq!(self.nic()["path"], before);
+    }
+
+    /// Has the device at this path stand by for the one of the NIC.
+    #[track_caller]
+    pub(crate) fn stand_by(&self, failover: &Path) {
+        let answer = self.ask(&json!({ "failover": failover }));
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert_eq!(answer.body["failover"], json!(failover), "{}", answer.body);
+    }
+
+    /// Waits until it is known what came of the NIC's failover: the NIC.
+    #[track_caller]
+    pub(crate) fn failed_over(&self) -> Value {
+        let begin = Instant::now();
+        loop {
+            let nic = self.nic();
+            let state = nic["last_failover"]["state"].as_str();
+            if state.is_some_and(|state| state != "UnderWay") {
+                println!("failover after {:?}: {nic}", begin.elapsed());
+                return nic;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(60), "{nic}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     pub(crate) fn nic(&self) -> Value {

@@ -149,7 +149,9 @@ fn swap(error: &SwapError) -> (StatusCode, &'static str) {
         SwapError::Saved | SwapError::InUse | SwapError::HandOver(_) => {
             (StatusCode::CONFLICT, "cannot_hand_over")
         }
-        SwapError::Lost { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "nic_lost"),
+        SwapError::Failed(_) | SwapError::Lost { .. } => {
+            (StatusCode::INTERNAL_SERVER_ERROR, "nic_lost")
+        }
     }
 }
 

@@ -186,4 +186,9 @@ fn ring_watch_is_off_or_seconds() {
     assert_eq!(config.ring_watch, "5".parse().unwrap());
     let vdpa: VdpaConfig = "path=a,rescue=on".parse().unwrap();
     assert!(vdpa.rescue);
+    let vdpa: VdpaConfig = "path=a,failover=/dev/vhost-vdpa-1".parse().unwrap();
+    assert_eq!(
+        vdpa.failover.as_deref(),
+        Some(std::path::Path::new("/dev/vhost-vdpa-1"))
+    );
 }

@@ -45,6 +45,9 @@ pub struct VdpaConfig {
     /// Kick the device and interrupt the driver, once, when a queue hangs (`ring_watch`): that
     /// heals a kick or an interrupt that was lost.
     pub rescue: bool,
+    /// The vhost-vdpa character device that takes the place of this one if it says that it needs a reset
+    /// (DEVICE_NEEDS_RESET), while the guest's driver goes on; once. It is opened only then.
+    pub failover: Option<PathBuf>,
 }
 
 /// How a vDPA device is named.
@@ -275,6 +278,11 @@ struct VdpaFields {
     /// heals a kick or an interrupt that was lost.
     #[serde(default)]
     rescue: bool,
+    /// The vhost-vdpa character device that takes the place of this one if it says that it needs a reset
+    /// (DEVICE_NEEDS_RESET): the NIC moves there, once, as `PATCH /v1/vm/nics/{id}` moves it. Opened only then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    failover: Option<PathBuf>,
 }
 
 /// Not exactly one of the two.
@@ -302,6 +310,7 @@ impl TryFrom<VdpaFields> for VdpaConfig {
             num_queues: fields.num_queues,
             doorbell: fields.doorbell,
             rescue: fields.rescue,
+            failover: fields.failover,
         })
     }
 }
@@ -321,6 +330,7 @@ impl From<VdpaConfig> for VdpaFields {
             num_queues: config.num_queues,
             doorbell: config.doorbell,
             rescue: config.rescue,
+            failover: config.failover,
         }
     }
 }

@@ -9,7 +9,7 @@ use devices::virtio::backend::{Backend as _, SharedMemory};
 use devices::virtio::block::Block;
 use devices::virtio::block::disk::Disk;
 use devices::virtio::rng::Rng;
-use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
+use devices::virtio::vdpa::{VdpaBackend, VdpaError, VdpaOptions};
 
 use super::MachineError;
 use super::inventory::Device;
@@ -77,6 +77,10 @@ pub(super) fn open_vdpa(
         None => VdpaBackend::open(&options, memory.clone(), ram_end),
     };
     match opened {
+        Ok(backend) if config.failover.is_some() && backend.device_type() != VIRTIO_ID_NET => {
+            let source = VdpaError::NotReplaceable;
+            Err(MachineError::Vdpa { id, source })
+        }
         Ok(backend) => Ok(Device {
             config: (backend.device_type() == VIRTIO_ID_NET).then(|| {
                 DeviceConfig::Nic(VdpaConfig {

@@ -28,7 +28,7 @@ use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use devices::virtio::backend::SharedMemory;
+use devices::virtio::backend::{Backend, SharedMemory};
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -70,6 +70,19 @@ pub(super) enum Request {
     Swap {
         device: Device,
         answer: Answer<SwapAnswer>,
+    },
+    /// The device of this NIC has failed: put this one in its place, or know why it can't be had.
+    FailOver {
+        id: String,
+        serial: u64,
+        device: Result<Device, RequestError>,
+        answer: Answer<Option<Box<dyn Backend>>>,
+    },
+    /// Have this device stand by for the one of this NIC, or none.
+    StandBy {
+        id: String,
+        failover: Option<PathBuf>,
+        answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
     },
     /// Ask the guest to announce this NIC on its network.
     Announce {

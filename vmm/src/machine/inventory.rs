@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,12 +24,13 @@ use devices::virtio::pci::{Relied, SwapFailed, Swapped, VirtioPciDevice};
 use vdpa::memory::GuestMemory;
 
 use super::board::DeviceStatus;
+use super::failover::{Failover, FailoverState};
 use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
 use super::ring_watch::{DeviceWatch, InFlight, QueueAlarm};
 use super::saved::SavedDevice;
 use super::snapshot::SnapshotError;
 use super::{MachineError, RequestError};
-use crate::config::RingWatch;
+use crate::config::{RingWatch, VdpaConfig, VdpaSource};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::numa_warning;
 use crate::kvm::doorbells::KvmDoorbells;
@@ -85,6 +87,17 @@ struct Removable {
     numa_warning: Option<String>,
     serial: u64,
     state: PlugState,
+    failover: Option<Failover>,
+}
+
+impl Removable {
+    /// Where a NIC is to go whose device fails.
+    fn stand_by(&self) -> Option<(&VdpaConfig, &Path)> {
+        match &self.config {
+            DeviceConfig::Nic(nic) => Some((nic, nic.failover.as_deref()?)),
+            DeviceConfig::Disk(_) => None,
+        }
+    }
 }
 
 /// See the module.
@@ -183,8 +196,10 @@ impl Inventory {
                 numa_warning,
                 serial: self.next_serial,
                 state: PlugState::Plugged,
+                failover: None,
             }
         });
+        device.set_failover(removable.as_ref().and_then(Removable::stand_by).is_some());
         self.next_number = number.wrapping_add(1);
         let watch = self
             .ring_watch
@@ -245,6 +260,8 @@ impl Inventory {
                 }
                 removable.config = config;
                 removable.numa_node = numa_node;
+                removable.failover = None;
+                entry.device.set_failover(removable.stand_by().is_some());
                 Exchanged {
                     gap: Ok(gap),
                     unused: retired,
@@ -256,6 +273,73 @@ impl Inventory {
                 Exchanged::not(RequestError::Swap { id, source }, successor)
             }
         }
+    }
+
+    /// The NIC with this number has failed and has a device that stands by: notes that it is on its way there, and says
+    /// as what that is to be opened, with the NIC's serial number.
+    pub(super) fn begin_failover(&mut self, number: u16) -> Option<(u64, VdpaConfig)> {
+        let removable = self.entries.get_mut(&number)?.removable.as_mut()?;
+        let (nic, to) = removable.stand_by()?;
+        let config = VdpaConfig {
+            source: VdpaSource::Path(to.to_owned()),
+            failover: None,
+            ..nic.clone()
+        };
+        removable.failover = Some(Failover {
+            from: nic.shown_path().into_owned(),
+            to: to.to_owned(),
+            state: FailoverState::UnderWay,
+        });
+        Some((removable.serial, config))
+    }
+
+    /// The failover of the NIC with this name and serial number, if it is under way still.
+    pub(super) fn fails_over(&self, id: &str, serial: u64) -> Option<&Failover> {
+        let entry = self.entries.values().find(|entry| entry.id == id)?;
+        let removable = entry.removable.as_ref()?;
+        let failover = removable.failover.as_ref()?;
+        let under_way = matches!(failover.state, FailoverState::UnderWay);
+        (removable.serial == serial && under_way).then_some(failover)
+    }
+
+    /// Notes what came of that. A driver whose device is not replaced hears that it needs a reset.
+    pub(super) fn end_failover(&mut self, id: &str, failover: Failover) {
+        let mut entries = self.entries.values_mut();
+        let Some(entry) = entries.find(|entry| entry.id == id) else {
+            return;
+        };
+        entry.device.give_up();
+        if let Some(removable) = &mut entry.removable {
+            removable.failover = Some(failover);
+        }
+    }
+
+    /// Has the device at this path stand by for the NIC `id`, or none.
+    ///
+    /// # Errors
+    /// There is no device of this name, or it is no NIC.
+    pub(super) fn stand_by(
+        &mut self,
+        id: &str,
+        failover: Option<PathBuf>,
+    ) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        let entry = self.entries.values_mut().find(|entry| entry.id == id);
+        let entry = entry.ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))?;
+        let config = entry
+            .removable
+            .as_mut()
+            .map(|removable| &mut removable.config);
+        let Some(DeviceConfig::Nic(nic)) = config else {
+            return Err(RequestError::OtherKind {
+                id: id.to_owned(),
+                wanted: DeviceKind::Nic,
+            });
+        };
+        entry.device.set_failover(failover.is_some());
+        nic.failover = failover;
+        entry
+            .status()
+            .ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))
     }
 
     fn free_number(&self) -> Result<u16, MachineError> {
@@ -621,6 +705,7 @@ impl Entry {
             numa_node: removable.numa_node,
             numa_warning: removable.numa_warning.clone(),
             serial: removable.serial,
+            failover: removable.failover.clone().map(Box::new),
         })
     }
 }

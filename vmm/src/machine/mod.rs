@@ -38,6 +38,7 @@ mod build;
 mod devices;
 mod end;
 mod error;
+mod failover;
 mod faults;
 mod hand_over;
 mod handle;
@@ -87,6 +88,7 @@ use self::saving::Held;
 pub use board::{DeviceStatus, MachineStatus, RunState, UpgradeStatus};
 pub use end::{End, EndReason};
 pub use error::MachineError;
+pub use failover::{Failover, FailoverState};
 pub use hand_over::{HandOver, HandedOver};
 pub use handle::{BackendFailed, Handle, NicSwapped, RequestError};
 pub use migration::{

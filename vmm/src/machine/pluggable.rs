@@ -17,6 +17,7 @@ use std::fmt;
 use devices::pci::Slot;
 
 use super::RequestError;
+use super::failover::Failover;
 use crate::config::{DiskConfig, VdpaConfig};
 
 /// Which devices come and go.
@@ -106,6 +107,8 @@ pub struct Pluggable<C> {
     pub numa_node: Option<u16>,
     /// What is to be said about it and the node that guest memory is bound to.
     pub numa_warning: Option<String>,
+    /// Of a NIC whose device has failed: what came of its failover, until it is moved by somebody.
+    pub failover: Option<Box<Failover>>,
 }
 
 /// A NIC of a machine: its vhost-vdpa character device, and how the guest is to see it.
@@ -131,6 +134,7 @@ impl Pluggable<DeviceConfig> {
             serial,
             numa_node,
             numa_warning,
+            failover,
         } = self;
         match C::try_from(config) {
             Ok(config) => Ok(Pluggable {
@@ -141,6 +145,7 @@ impl Pluggable<DeviceConfig> {
                 serial,
                 numa_node,
                 numa_warning,
+                failover,
             }),
             Err(OtherKind(wanted)) => Err(RequestError::OtherKind { id, wanted }),
         }

@@ -53,6 +53,7 @@ fn pluggable<C>(config: C, id: &str, slot: u8) -> Pluggable<C> {
         serial: slot.into(),
         numa_node: Some(1),
         numa_warning: None,
+        failover: None,
     }
 }
 
@@ -175,6 +176,34 @@ fn answer(requests: &Requests, request: Request) {
                 unused: device.backend,
             })
             .is_ok(),
+        // As of one that was moved meanwhile.
+        Request::FailOver { device, answer, .. } => {
+            let unused = device.ok().map(|device| device.backend);
+            answer.send(unused).is_ok()
+        }
+        Request::StandBy {
+            id,
+            failover,
+            answer,
+        } => {
+            let changed = match id.as_str() {
+                "nic" => {
+                    let config = VdpaConfig {
+                        failover,
+                        ..nic_config()
+                    };
+                    let nic = pluggable(config.clone(), "nic", 3);
+                    requests.publish_devices(vec![nic], vec![disk()]);
+                    Ok(pluggable(DeviceConfig::Nic(config), "nic", 3))
+                }
+                "disk" | "rng" => Err(RequestError::OtherKind {
+                    id,
+                    wanted: DeviceKind::Nic,
+                }),
+                _ => Err(RequestError::NoSuchDevice(id)),
+            };
+            answer.send(changed).is_ok()
+        }
         Request::Unplug { id, kind, answer } => {
             let unplugged = match (id.as_str(), kind) {
                 ("nic", DeviceKind::Nic) => {

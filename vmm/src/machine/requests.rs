@@ -33,6 +33,23 @@ impl Machine {
                 Request::Swap { device, answer } => {
                     let _ = answer.send(self.swap(device));
                 }
+                Request::FailOver {
+                    id,
+                    serial,
+                    device,
+                    answer,
+                } => {
+                    let _ = answer.send(self.fail_over(&id, serial, device));
+                }
+                Request::StandBy {
+                    id,
+                    failover,
+                    answer,
+                } => {
+                    let changed = self.inventory.stand_by(&id, failover);
+                    self.publish();
+                    let _ = answer.send(changed);
+                }
                 Request::Announce { id, answer } => {
                     let _ = answer.send(self.announce(id));
                 }
@@ -169,7 +186,7 @@ impl Machine {
         }
     }
 
-    fn swap(&mut self, device: Device) -> SwapAnswer {
+    pub(super) fn swap(&mut self, device: Device) -> SwapAnswer {
         if let Err(error) = self.unless_held().and_then(|()| self.unless_migrating()) {
             return SwapAnswer {
                 outcome: Err(error),

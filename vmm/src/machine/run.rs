@@ -206,8 +206,9 @@ impl Machine {
             }
             Token::Device { device, token } => {
                 // None if it went after the kernel reported the event.
-                if let Some(device) = self.inventory.device(device) {
-                    device.process(token);
+                let failed = self.inventory.device(device).map(|one| one.process(token));
+                if failed == Some(true) {
+                    self.begin_failover(device);
                 }
             }
         }

@@ -257,6 +257,7 @@ impl RealHost {
             num_queues: None,
             doorbell: nic.doorbell(),
             rescue: nic.rescue(),
+            failover: None,
         };
         Ok((config, device))
     }

@@ -222,8 +222,24 @@ impl VirtioPciDevice {
     }
 
     /// Lets the backend handle an event, and tells the guest what came of it.
-    pub fn process(&self, token: u16) {
-        self.transport().process(token);
+    ///
+    /// `true`: the device has failed just now, which its driver has not been told because another one stands by
+    /// ([`VirtioPciDevice::set_failover`]). The caller is to [`VirtioPciDevice::swap`] the backend or, if it cannot, to
+    /// [`VirtioPciDevice::give_up`].
+    pub fn process(&self, token: u16) -> bool {
+        self.transport().process(token)
+    }
+
+    /// Says whether another device stands by. If the present one [fails](Backend::has_failed) from now on while its driver
+    /// works with it, the driver is not told at once (DEVICE_NEEDS_RESET): see [`VirtioPciDevice::process`].
+    pub fn set_failover(&self, on: bool) {
+        self.transport().set_failover(on);
+    }
+
+    /// Tells the driver of a device that has failed that it needs a reset, because no other takes its place. Does
+    /// nothing if it was told, or the device was reset or replaced meanwhile.
+    pub fn give_up(&self) {
+        self.transport().give_up();
     }
 
     /// Asks the guest to announce itself on its network: see [`Backend::announce`].

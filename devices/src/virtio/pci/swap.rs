@@ -4,7 +4,8 @@
 //!   check      the new one can be all that the driver relies on; features negotiated with it
 //!                (nothing was stopped so far: on failure nobody notices)
 //!   switch     doorbells -> eventfds, hand_over of the old, restore of the new
-//!                (fails: the new one is reset, the old one takes its place back)
+//!                (fails: the new one is reset, the old one takes its place back,
+//!                 or is broken for its driver too if it had failed before)
 //!   go on      doorbells of the new, a spurious kick and interrupt for all, announcement
 //! ```
 //! All of it happens under the transport's lock. vCPUs go on: a register access waits for the lock, a
@@ -157,6 +158,12 @@ pub enum SwapError {
     /// The old device cannot be stopped in an orderly way.
     #[error("the old device cannot hand over; it goes on")]
     HandOver(#[source] BackendError),
+    /// The old device has failed, and another one cannot go on where it stopped.
+    #[error(
+        "the old device has failed and cannot hand over: the guest's driver has to reset the device, as unbind and \
+         bind do"
+    )]
+    Failed(#[source] BackendError),
     /// The new device failed when it was to start.
     #[error("the new device does not start; the old one goes on")]
     Start(#[source] BackendError),
@@ -228,7 +235,7 @@ impl Transport {
         mut successor: Box<dyn Backend>,
     ) -> Result<(Box<dyn Backend>, Option<Duration>), SwapFailed> {
         let gap = match self.prepare(&mut *successor) {
-            Ok(()) if self.phase == Phase::Active => match self.switch(&mut *successor) {
+            Ok(()) if self.drives() => match self.switch(&mut *successor) {
                 Ok(gap) => Some(gap),
                 Err(error) => return Err(SwapFailed { error, successor }),
             },
@@ -256,6 +263,11 @@ impl Transport {
         Ok((retired, gap))
     }
 
+    /// Whether a driver works with the device, whatever the device itself does.
+    fn drives(&self) -> bool {
+        matches!(self.phase, Phase::Active | Phase::Failing)
+    }
+
     /// What the driver relies on: see [`Predecessor::features`].
     fn relied_on(&self) -> u64 {
         let status = self.common.status();
@@ -278,7 +290,7 @@ impl Transport {
                 Phase::Broken => 0,
                 _ => self.relied_on(),
             },
-            running: self.phase == Phase::Active,
+            running: self.drives(),
             queue_sizes: self.common.max_sizes().collect(),
             config_len: self.backend.config_len(),
         }
@@ -315,7 +327,7 @@ impl Transport {
         let identity = self.backend.identity().map_err(SwapError::Refused)?;
         self.relied(Some(identity)).fits(successor)?;
         match self.phase {
-            Phase::Agreed | Phase::Active => successor
+            Phase::Agreed | Phase::Active | Phase::Failing => successor
                 .negotiate(self.common.driver_features())
                 .map_err(SwapError::Refused),
             Phase::Inactive | Phase::Broken | Phase::Saved => Ok(()),
@@ -327,8 +339,13 @@ impl Transport {
         // From here on the guest's stores reach our eventfds only.
         self.doorbells.stop();
         let stopped = Instant::now();
+        let failed = self.phase == Phase::Failing;
         let state = match self.backend.hand_over() {
             Ok(state) => state,
+            Err(error) if failed => {
+                self.needs_reset();
+                return Err(SwapError::Failed(error));
+            }
             Err(error) => {
                 self.go_on();
                 return Err(SwapError::HandOver(error));
@@ -338,6 +355,12 @@ impl Transport {
             Ok(()) => Ok(stopped.elapsed()),
             Err(error) => {
                 successor.reset();
+                if failed {
+                    self.backend.reset();
+                    self.needs_reset();
+                    let old = "it has failed".to_owned();
+                    return Err(SwapError::Lost { old, source: error });
+                }
                 Err(self.roll_back(&state, error))
             }
         }

@@ -2,6 +2,7 @@
 //! front of a model backend that panics when it is called out of order.
 
 mod doorbells;
+mod failover;
 mod fuzz;
 mod lifecycle;
 mod queue_reset;

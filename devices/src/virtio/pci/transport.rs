@@ -8,7 +8,10 @@
 //!                                                 |
 //!                                                 | error, needs_reset
 //!                                                 v
-//!                                               broken
+//!                                               broken <--+ another cannot
+//!                                                         | take its place
+//!   active, the device has failed and another one -----> failing -----> active
+//!   stands by (`set_failover`)                                    swap
 //!
 //!   any, by status 0: reset --> inactive
 //!   inactive or saved, by restore --> what the restored status says
@@ -53,6 +56,9 @@ pub(super) enum Phase {
     Inactive,
     Agreed,
     Active,
+    /// The device has failed, and its driver has not been told: another one is to take its place. The backend hears of
+    /// nothing but events, the swap and reset.
+    Failing,
     /// NEEDS_RESET is set: the backend hears of nothing but events and reset.
     Broken,
     Saved,
@@ -71,6 +77,8 @@ pub(super) struct Transport {
     pub(super) backend: Box<dyn Backend>,
     isr: u8,
     pub(super) phase: Phase,
+    /// Another device stands by for one that fails.
+    failover: bool,
     /// How often the device, or a queue of it, was started.
     starts: u64,
 }
@@ -107,6 +115,7 @@ impl Transport {
             backend,
             isr: 0,
             phase: Phase::Inactive,
+            failover: false,
             starts: 0,
         }
     }
@@ -331,6 +340,11 @@ impl Transport {
                     self.needs_reset();
                 }
             }
+            // What the device is at with this queue only its reset ends: then no other can go on where it stopped.
+            Phase::Failing => {
+                self.backend.reset();
+                self.needs_reset();
+            }
             // Its driver has to reset all of it anyway.
             Phase::Broken => self.backend.reset(),
             // The vCPUs are stopped, so no guest waits for this.
@@ -406,9 +420,23 @@ impl Transport {
 
     // ---- the device's side ----
 
-    pub(super) fn process(&mut self, token: u16) {
+    /// `true`: the device has failed just now, its driver does not know, and another one is to take its place.
+    pub(super) fn process(&mut self, token: u16) -> bool {
+        let was_failing = self.phase == Phase::Failing;
         let outcome = self.backend.process(token);
         self.take(outcome);
+        self.phase == Phase::Failing && !was_failing
+    }
+
+    pub(super) fn set_failover(&mut self, on: bool) {
+        self.failover = on;
+    }
+
+    /// No other device takes the place of one that has failed: its driver hears that it needs a reset.
+    pub(super) fn give_up(&mut self) {
+        if self.phase == Phase::Failing {
+            self.needs_reset();
+        }
     }
 
     /// Lets the backend change how the device reaches the guest's rings: its doorbells are let go before, and
@@ -427,6 +455,7 @@ impl Transport {
 
     /// See [`Backend::start_dirty_log`].
     pub(super) fn start_dirty_log(&mut self) -> Result<(), BackendError> {
+        self.give_up();
         if self.phase == Phase::Broken {
             // It may still write, and is of no use until its driver resets it.
             self.backend.reset();
@@ -460,10 +489,16 @@ impl Transport {
             self.common.next_generation();
             self.config_interrupt();
         }
-        if outcome.needs_reset && !self.is_broken() {
-            error!("the device met an error that only a reset by its driver ends");
-            self.needs_reset();
+        if !outcome.needs_reset || self.is_broken() || self.phase == Phase::Failing {
+            return;
         }
+        if self.failover && self.phase == Phase::Active && self.backend.has_failed() {
+            warn!("the device has failed: another one is to take its place");
+            self.enter(Phase::Failing);
+            return;
+        }
+        error!("the device met an error that only a reset by its driver ends");
+        self.needs_reset();
     }
 
     pub(super) fn describe(&self) -> DeviceDescription {
@@ -522,6 +557,8 @@ impl Transport {
     // ---- save and restore ----
 
     pub(super) fn save(&mut self) -> Result<VirtioPciState, SaveError> {
+        // What cannot wait for another device.
+        self.give_up();
         let backend = match self.phase {
             Phase::Active => self.save_backend()?,
             Phase::Saved => return Err(SaveError::AlreadySaved),
@@ -530,7 +567,7 @@ impl Transport {
                 self.backend.reset();
                 None
             }
-            Phase::Inactive | Phase::Agreed => None,
+            Phase::Inactive | Phase::Agreed | Phase::Failing => None,
         };
         if backend.is_some() {
             self.enter(Phase::Saved);

@@ -155,8 +155,10 @@ pub struct VdpaBackend {
     control: Option<Control>,
     mac: Option<MacOverlay>,
     announcement: Announcement,
-    /// The device said that it needs a reset, and had none since.
+    /// The device said that it needs a reset, and its driver has made none since.
     needs_reset: bool,
+    /// What the guest was told by the device that it has negotiated with: one that has failed may say anything.
+    told: Option<[u8; succession::CONFIG_LEN]>,
     negotiation: Option<Negotiation>,
     /// The queues that were enabled at the last start.
     data_queues: Vec<DataQueue>,
@@ -257,6 +259,7 @@ impl VdpaBackend {
             mac,
             announcement: Announcement::default(),
             needs_reset: false,
+            told: None,
             negotiation: None,
             data_queues: Vec::new(),
         })
@@ -269,6 +272,9 @@ impl VdpaBackend {
     }
 
     fn negotiate_features(&mut self, features: u64) -> Result<Negotiation, VdpaError> {
+        if self.info.device_id == VIRTIO_ID_NET {
+            self.told = Some(self.tells()?);
+        }
         let limits = self.limits(features)?;
         self.link.negotiate(self.offer.for_device(features))?;
         // Some parents forget it at each reset (ifcvf), others keep it.
@@ -293,13 +299,8 @@ impl VdpaBackend {
 
     /// What control commands may ask for (`struct virtio_net_config`, virtio 1.3, 5.1.4).
     fn limits(&self, features: u64) -> Result<Limits, VdpaError> {
-        let mut config = [0u8; 24];
-        if self.control.is_some() {
-            let len = config
-                .len()
-                .min(usize::try_from(self.info.config_size).unwrap_or(0));
-            self.link.read_config(0, &mut config[..len])?;
-        }
+        let config = self.told.filter(|_| self.control.is_some());
+        let config = config.unwrap_or_default();
         let several = queue_index(features, 2) != queue_index(0, 2);
         Ok(Limits {
             features,
@@ -585,7 +586,7 @@ impl Backend for VdpaBackend {
                     tracing::warn!(
                         device = %self.id,
                         "the device says that it needs a reset (DEVICE_NEEDS_RESET): it is of no \
-                         use until the guest's driver resets it, as unbind and bind do"
+                         use until the guest's driver resets it, as unbind and bind do, or another one takes its place"
                     );
                     if let Some(control) = &mut self.control {
                         control.give_up_on_device();
@@ -614,6 +615,10 @@ impl Backend for VdpaBackend {
                 }
             }
         }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.needs_reset
     }
 
     fn start_dirty_log(&mut self) -> Result<(), BackendError> {

@@ -347,12 +347,11 @@ impl VdpaBackend {
 
     /// Resets the device under a driver that is not to notice.
     pub(super) fn reset_for_restart(&mut self) -> Result<Device<Owned>, VdpaError> {
-        if let Some(control) = &mut self.control {
-            let done = control.finish()?;
-            self.note(&done);
+        self.finish_commands()?;
+        if !self.needs_reset {
+            // One that can suspend completes first what it has sent; if it refuses it is reset all the same.
+            let _ = self.link.suspend();
         }
-        // One that can suspend completes first what it has sent; if it refuses it is reset all the same.
-        let _ = self.link.suspend();
         self.link.reset()?;
         Ok(self.link.take_owned()?)
     }

@@ -5,7 +5,7 @@
 //!   identity ----- MAC, MTU, queue pairs, … ---> succeed: the same for the guest, or refused
 //!   hand_over ---- rings, control state -------> restore
 //!     SUSPEND, positions        (can suspend and resume)
-//!     reset                     (cannot, and its rings are split)
+//!     reset                     (cannot, and its rings are split; or it has failed)
 //! ```
 //! What the guest has been told stays true: its MAC address is laid over the new device's
 //! configuration; where that is not possible (a smaller MTU, another place of the control
@@ -19,6 +19,10 @@
 //! and goes on elsewhere, or here. A device that cannot be suspended and
 //! resumed is looked at while it works, then reset: a frame that it has sent but not given back is sent again.
 //! A packed ring has no entries to look at: its device must hold nothing.
+//!
+//! **A device that has failed** (DEVICE_NEEDS_RESET) is asked nothing: neither to suspend, nor for positions, nor for its
+//! configuration, which is the one it had when its driver began. It is reset, and its rings are read as those of a device
+//! that cannot be suspended; packed ones, too, since nothing is lost if their flags do not tell.
 //!
 //! **If the new one fails** it may have worked on the rings before (its control state comes after
 //! DRIVER_OK). What it has completed the old one must not take again, so where that one stopped is worth nothing by
@@ -54,7 +58,7 @@ const IDENTITY_NAME: &str = "virtio-vdpa-identity";
 const IDENTITY_VERSION: u32 = 1;
 
 /// Bytes of `struct virtio_net_config` up to `supported_hash_types` (virtio 1.3, 5.1.4).
-const CONFIG_LEN: usize = 24;
+pub(super) const CONFIG_LEN: usize = 24;
 
 /// What a guest was told of a network device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,7 +144,8 @@ impl Told {
 }
 
 impl VdpaBackend {
-    fn told(&self) -> Result<[u8; CONFIG_LEN], VdpaError> {
+    /// The beginning of the device configuration as the device says it now.
+    pub(super) fn tells(&self) -> Result<[u8; CONFIG_LEN], VdpaError> {
         let mut config = [0; CONFIG_LEN];
         let len = usize::try_from(self.info.config_size)
             .unwrap_or(CONFIG_LEN)
@@ -155,7 +160,10 @@ impl VdpaBackend {
         }
         Ok(Identity {
             mac: self.mac.as_ref().map(MacOverlay::configured),
-            config: self.told()?,
+            config: match self.told {
+                Some(told) if self.needs_reset => told,
+                _ => self.tells()?,
+            },
         })
     }
 
@@ -169,7 +177,7 @@ impl VdpaBackend {
         if self.info.device_id != VIRTIO_ID_NET {
             return Err(VdpaError::NotReplaceable);
         }
-        let mut config = self.told()?;
+        let mut config = self.tells()?;
         Told::of(&identity.config).check(Told::of(&config), predecessor.features)?;
         // An address that is the VMM's to give changes what can be offered.
         let offer = Offer::new(device, &self.id, identity.mac.is_some());
@@ -200,30 +208,37 @@ impl VdpaBackend {
             // Relays leave nothing in flight.
             return self.save_relayed();
         }
-        if self
-            .link
-            .can(BackendFeatures::SUSPEND | BackendFeatures::RESUME)
+        if !self.needs_reset
+            && self
+                .link
+                .can(BackendFeatures::SUSPEND | BackendFeatures::RESUME)
         {
             let saved = self.suspend_and_save()?;
             self.release_eventfds();
             return Ok(saved);
         }
-        if negotiation.ring().packed {
+        let packed = negotiation.ring().packed;
+        if packed && !self.needs_reset {
             return Err(VdpaError::NoSuspendPacked);
         }
+        // Nobody waits for one that has failed: the command under way was refused.
         self.finish_commands()?;
-        self.check_orders()?;
-        let saved = self.saved(&negotiation, Vec::new());
+        if !packed {
+            self.check_orders()?;
+        }
         self.link.reset()?;
         let rings = self.data_queues.iter().map(|queue| {
-            let index = used_index(&self.memory, queue.index, &queue.addresses)?;
-            Ok(SavedRing {
-                index: queue.index,
-                base: VringBase::Split { index },
-            })
+            let (index, addresses) = (queue.index, &queue.addresses);
+            let base = if packed {
+                packed_used(&self.memory, index, addresses, None)?
+            } else {
+                let index = used_index(&self.memory, index, addresses)?;
+                VringBase::Split { index }
+            };
+            Ok(SavedRing { index, base })
         });
         let rings = rings.collect::<Result<Vec<_>, VdpaError>>()?;
-        Ok(Saved { rings, ..saved })
+        Ok(self.saved(&negotiation, rings))
     }
 
     /// The next device gets the eventfds. It works without this, too, but its interrupts may
@@ -359,27 +374,39 @@ impl Ring {
                 Ok(VringBase::Split { index: used })
             }
             VringBase::Packed { .. } => {
-                let addresses = vring_addresses(&self.addresses);
-                let size = self.addresses.size;
-                let ring = packed::GuestRing::new(Arc::clone(memory), size, addresses)
-                    .map_err(|_| VdpaError::RingOutsideMemory { queue })?;
-                let standing = |source| VdpaError::Standing { queue, source };
-                if !ring.used_since(self.base).map_err(standing)? {
-                    return Ok(self.base);
-                }
-                match ring.standing().map_err(standing)? {
-                    VringBase::Packed {
-                        used, used_wrap, ..
-                    } => Ok(VringBase::Packed {
-                        available: used,
-                        available_wrap: used_wrap,
-                        used,
-                        used_wrap,
-                    }),
-                    VringBase::Split { .. } => Err(VdpaError::InFlightUnknown { queue }),
-                }
+                packed_used(memory, queue, &self.addresses, Some(self.base))
             }
         }
+    }
+}
+
+/// From where another device takes what the last one of a packed ring, which is reset, has not used. `since`: that one
+/// began there, with nothing in flight, which counts if it has used nothing.
+fn packed_used(
+    memory: &SharedMemory,
+    queue: u16,
+    addresses: &QueueAddresses,
+    since: Option<VringBase>,
+) -> Result<VringBase, VdpaError> {
+    let vring = vring_addresses(addresses);
+    let ring = packed::GuestRing::new(Arc::clone(memory), addresses.size, vring)
+        .map_err(|_| VdpaError::RingOutsideMemory { queue })?;
+    let standing = |source| VdpaError::Standing { queue, source };
+    if let Some(since) = since
+        && !ring.used_since(since).map_err(standing)?
+    {
+        return Ok(since);
+    }
+    match ring.standing().map_err(standing)? {
+        VringBase::Packed {
+            used, used_wrap, ..
+        } => Ok(VringBase::Packed {
+            available: used,
+            available_wrap: used_wrap,
+            used,
+            used_wrap,
+        }),
+        VringBase::Split { .. } => Err(VdpaError::InFlightUnknown { queue }),
     }
 }
 

@@ -1,13 +1,13 @@
 //! `/v1/vm/nics/{id}`: one NIC, which comes and goes also while the machine runs; see
 //! `pluggable.rs`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use super::descriptors::Descriptors;
@@ -21,7 +21,7 @@ use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::parameters::DeviceName;
 use crate::http::{ErrorBody, HttpError, on_worker};
-use crate::machine::{Handle, NicStatus, RequestError};
+use crate::machine::{Failover, FailoverState, Handle, NicStatus, RequestError};
 
 /// A NIC with all there is to say about it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -37,6 +37,10 @@ pub(super) struct NicInfo {
     doorbell: DoorbellMode,
     /// Whether a queue that hangs is kicked and its driver interrupted.
     rescue: bool,
+    /// The vhost-vdpa character device to which it moves, once, if its own says that it needs a reset.
+    failover: Option<String>,
+    /// What came of it when its device said so, until somebody moves it.
+    last_failover: Option<FailoverInfo>,
     /// The NUMA node of the host that it hangs on, once the machine is built and where the
     /// host says so.
     numa_node: Option<u16>,
@@ -44,6 +48,54 @@ pub(super) struct NicInfo {
     numa_warning: Option<String>,
     /// What the guest made of it, once the machine is built.
     device: Option<DeviceInfo>,
+}
+
+/// How far a failover is.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) enum FailoverPhase {
+    /// The other device is being opened; the guest's driver has not been told that its own has failed.
+    UnderWay,
+    /// The NIC is on the other device.
+    Done,
+    /// The NIC is on the device that has failed, and needs a reset by the guest's driver.
+    Failed,
+}
+
+/// A failover of a NIC.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct FailoverInfo {
+    /// How far it is.
+    state: FailoverPhase,
+    /// The device that has failed.
+    from: String,
+    /// The device that was to take its place.
+    to: String,
+    /// For how long neither device worked, in microseconds, as the machine saw it: from when the other one was open. None
+    /// if no driver was using the NIC by then.
+    gap_us: Option<u64>,
+    /// Why it failed.
+    error: Option<String>,
+}
+
+impl From<&Failover> for FailoverInfo {
+    fn from(failover: &Failover) -> Self {
+        let (state, gap, error) = match &failover.state {
+            FailoverState::UnderWay => (FailoverPhase::UnderWay, None, None),
+            FailoverState::Done { gap } => (FailoverPhase::Done, *gap, None),
+            FailoverState::Failed(error) => (FailoverPhase::Failed, None, Some(error.clone())),
+        };
+        Self {
+            state,
+            from: failover.from.clone(),
+            to: shown(&failover.to),
+            gap_us: gap.map(|gap| u64::try_from(gap.as_micros()).unwrap_or(u64::MAX)),
+            error,
+        }
+    }
+}
+
+fn shown(path: impl AsRef<Path>) -> String {
+    path.as_ref().display().to_string()
 }
 
 impl NicInfo {
@@ -54,6 +106,8 @@ impl NicInfo {
             num_queues: config.num_queues,
             doorbell: config.doorbell,
             rescue: config.rescue,
+            failover: config.failover.as_ref().map(shown),
+            last_failover: None,
             numa_node: None,
             numa_warning: None,
             device,
@@ -68,13 +122,15 @@ impl From<Known<VdpaConfig>> for NicInfo {
             Known::Plugged { device, info } => Self {
                 numa_node: device.numa_node,
                 numa_warning: device.numa_warning.clone(),
+                last_failover: device.failover.as_deref().map(FailoverInfo::from),
                 ..Self::new(NicSummary::from(&device), &device.config, info)
             },
         }
     }
 }
 
-/// What of a NIC can be changed; what is absent stays. While the machine runs it is the device alone: `path` or `fd`.
+/// What of a NIC can be changed; what is absent stays. While the machine runs it is its devices alone: `path` or `fd`, and
+/// `failover`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NicChange {
@@ -94,6 +150,15 @@ pub(super) struct NicChange {
     doorbell: Option<DoorbellMode>,
     /// Whether a queue that hangs is kicked and its driver interrupted.
     rescue: Option<bool>,
+    /// The vhost-vdpa character device to which the NIC moves, once, if its own says that it needs a reset; null: none.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<String>)]
+    failover: Option<Option<PathBuf>>,
+}
+
+/// A field that is there, also if it is null.
+fn given<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Option<PathBuf>>, D::Error> {
+    Option::deserialize(field).map(Some)
 }
 
 impl NicChange {
@@ -110,13 +175,14 @@ impl NicChange {
         }
     }
 
-    /// Whether nothing but the device is to change.
-    fn is_device_alone(&self) -> bool {
+    /// Whether nothing but the device, or the one that stands by for it, is to change.
+    fn is_devices_alone(&self) -> bool {
         matches!(
             self,
             Self {
                 path: _,
                 fd: _,
+                failover: _,
                 mac: None,
                 num_queues: None,
                 doorbell: None,
@@ -180,12 +246,16 @@ pub(super) async fn put(
 /// The new device must offer what the guest's driver has negotiated and have the same number of queues. A refusal
 /// changes nothing; if the new device fails at the last moment the old one goes on. The same device again changes
 /// nothing.
+///
+/// With `failover` another device stands by. If the present one says that it needs a reset (DEVICE_NEEDS_RESET) the NIC moves
+/// there by itself, in the same way, once; afterwards none stands by. What came of it is `last_failover`, and the machine's
+/// generation grows. If it fails the guest's driver is told what its device said.
 #[utoipa::path(patch, path = "/v1/vm/nics/{id}", params(("id" = String, Path, description = "The NIC's name")), request_body = NicChange, responses(
     (status = 200, description = "The NIC as it is now", body = NicInfo),
     (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
     (status = 404, description = "There is none of this name", body = ErrorBody),
     (status = 408, description = "The body did not come in time", body = ErrorBody),
-    (status = 409, description = "The machine is built and not just the path is to change, the old device cannot hand over now, it is another device than a NIC, or the machine has no configuration yet", body = ErrorBody),
+    (status = 409, description = "The machine is built and not just its devices are to change, the old device cannot hand over now, it is another device than a NIC, or the machine has no configuration yet", body = ErrorBody),
     (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field or a wrong value, named; or the new device cannot be used: it is busy, does not fit (what is missing is named), does not start, or is a descriptor that did not come along or is no vDPA device", body = ErrorBody),
     (status = 500, description = "The host cannot do it; or the new device did not start and the old one not again: the guest's driver has to reset the NIC", body = ErrorBody),
@@ -203,12 +273,12 @@ pub(super) async fn change(
         device.take_descriptor(|number| descriptors.take(number))?;
     }
     drop(descriptors);
-    if api.is_built()
-        && change.is_device_alone()
-        && let Some(device) = device
-    {
+    if api.is_built() && change.is_devices_alone() {
         let machine = api.running()?;
-        let nic = on_worker(move || swap(&machine, &id, device.source)).await??;
+        let source = device.map(|device| device.source);
+        let changed = on_worker(move || change_devices(&machine, &id, source, change.failover));
+        let nic = changed.await??;
+        let nic = nic.ok_or_else(|| api.wrong_state(pluggable::UNCHANGING))?;
         return Ok(Json(Known::from(nic).into()));
     }
     let nic = pluggable::change(&api, &id, |nic: &mut VdpaConfig| {
@@ -219,6 +289,9 @@ pub(super) async fn change(
         nic.num_queues = change.num_queues.or(nic.num_queues);
         nic.doorbell = change.doorbell.unwrap_or(nic.doorbell);
         nic.rescue = change.rescue.unwrap_or(nic.rescue);
+        if let Some(failover) = change.failover {
+            nic.failover = failover;
+        }
     })?;
     Ok(Json(nic.into()))
 }
@@ -232,6 +305,21 @@ fn on_device(id: &str, source: VdpaSource) -> VdpaConfig {
         num_queues: None,
         doorbell: DoorbellMode::default(),
         rescue: false,
+        failover: None,
+    }
+}
+
+/// Changes the devices of a running machine's NIC; `None` if nothing is to change.
+fn change_devices(
+    machine: &Handle,
+    id: &str,
+    source: Option<VdpaSource>,
+    failover: Option<Option<PathBuf>>,
+) -> Result<Option<NicStatus>, RequestError> {
+    let moved = source.map(|source| swap(machine, id, source)).transpose()?;
+    match failover {
+        Some(failover) => machine.set_failover(id, failover).map(Some),
+        None => Ok(moved),
     }
 }
 

@@ -224,6 +224,10 @@ fn plug<C: Kind>(
     Ok((StatusCode::CREATED, device.into()))
 }
 
+/// Why a plugged device is not changed.
+pub(super) const UNCHANGING: &str = "a plugged device stays as it is, but for the path of a NIC and of the device that stands by \
+     for it (failover), which change alone; take it away with DELETE and give another one with PUT";
+
 /// Changes the device `id` before the machine starts.
 pub(super) fn change<C: Kind>(
     api: &Controller,
@@ -231,10 +235,7 @@ pub(super) fn change<C: Kind>(
     change: impl FnOnce(&mut C),
 ) -> Result<Known<C>, ApiError> {
     if api.is_built() {
-        return Err(api.wrong_state(
-            "a plugged device stays as it is, but for the path of a NIC, which changes alone; take it \
-             away with DELETE and give another one with PUT",
-        ));
+        return Err(api.wrong_state(UNCHANGING));
     }
     api.edit(|config| {
         name_all(config);

@@ -124,15 +124,26 @@ fn nics_are_configured_before_boot() {
             (400, "bad_parameter"),
         );
     }
-    let change = r#"{"mac": "52:54:00:12:34:56", "doorbell": "off", "rescue": true}"#;
+    let change =
+        r#"{"mac": "52:54:00:12:34:56", "doorbell": "off", "rescue": true, "failover": "/b"}"#;
     let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/a", change);
     assert_eq!((status, &nic["mac"]), (200, &json!("52:54:00:12:34:56")));
     assert_eq!(
         (&nic["path"], &nic["doorbell"]),
         (&json!("/dev/vhost-vdpa-1"), &json!("off"))
     );
-    assert_eq!(nic["rescue"], true);
+    assert_eq!(
+        (&nic["rescue"], &nic["failover"]),
+        (&json!(true), &json!("/b"))
+    );
     assert_eq!(inside.get("/v1/vm/nics/a"), nic);
+    let none = r#"{"failover": null}"#;
+    let (_, nic) = inside.ask("PATCH", "/v1/vm/nics/a", none);
+    // What is absent stays.
+    assert_eq!(
+        (&nic["rescue"], &nic["failover"]),
+        (&json!(true), &json!(null))
+    );
     assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "Configured");
     assert_eq!(
         inside.get("/v1/vm/config")["vdpa"][0]["mac"],
@@ -190,6 +201,20 @@ fn nics_of_a_running_machine_are_its_own() {
     let same = r#"{"path": "/dev/vhost-vdpa-7"}"#;
     let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/nic", same);
     assert_eq!((status, &nic["path"]), (200, &json!("/dev/vhost-vdpa-7")));
+    // And which one stands by for it; null: none.
+    let stand_by = r#"{"failover": "/dev/vhost-vdpa-8"}"#;
+    let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/nic", stand_by);
+    assert_eq!(
+        (status, &nic["failover"]),
+        (200, &json!("/dev/vhost-vdpa-8"))
+    );
+    assert_eq!(nic["last_failover"], json!(null));
+    assert_eq!(inside.get("/v1/vm/nics/nic")["failover"], nic["failover"]);
+    let none = r#"{"failover": null}"#;
+    let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/nic", none);
+    assert_eq!((status, &nic["failover"]), (200, &json!(null)));
+    inside.refused("PATCH", "/v1/vm/nics/disk", stand_by, (409, "not_a_nic"));
+    inside.refused("PATCH", "/v1/vm/nics/no", none, (404, "no_such_device"));
     let missing = r#"{"path": "/nonexistent"}"#;
     let answer = inside.refused("PATCH", "/v1/vm/nics/nic", missing, (422, "unusable"));
     assert!(

@@ -8,12 +8,14 @@
 //! It must not know how a device takes another one's place.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use devices::virtio::backend::{Backend, SharedMemory};
 use devices::virtio::pci::SwapError;
 
 use super::super::devices::open_vdpa;
+use super::super::inventory::Device;
 use super::super::pluggable::{DeviceKind, NicStatus};
 use super::{Handle, Request, RequestError};
 use crate::config::VdpaConfig;
@@ -49,7 +51,7 @@ impl Handle {
     /// here, on the caller's thread; the old one is closed here. The guest is asked to announce itself.
     ///
     /// Of `config` the device, the number of queues and the doorbells count; the rest stays
-    /// as it is. With the device that the NIC has nothing changes.
+    /// as it is, also which device stands by, unless it is this one. With the device that the NIC has nothing changes.
     ///
     /// While both are open all guest RAM is pinned for both, and counts twice against the limit of locked memory.
     /// A device that cannot be suspended (vp_vdpa) is reset, so a frame that it was sending may go out twice.
@@ -73,13 +75,23 @@ impl Handle {
             id: Some(id.to_owned()),
             mac: status.config.mac,
             rescue: status.config.rescue,
+            failover: status.config.failover.clone(),
             ..config.clone()
         };
         if config.released() == status.config {
             return Ok(NicSwapped { status, gap: None });
         }
+        let device = self.open_successor(id, &without_itself(config))?;
+        let SwapAnswer { outcome, unused } = self.ask(|answer| Request::Swap { device, answer })?;
+        // Here, because giving pinned memory back takes long.
+        drop(unused);
+        outcome
+    }
+
+    /// Opens the device to which the NIC `id` is to move, and maps all guest RAM for it.
+    fn open_successor(&self, id: &str, config: &VdpaConfig) -> Result<Device, RequestError> {
         let memory: SharedMemory = self.0.memory.upgrade().ok_or(RequestError::Ended)?;
-        let device = open_vdpa(&config, &memory, self.0.ram_end)?;
+        let device = open_vdpa(config, &memory, self.0.ram_end)?;
         drop(memory);
         if device.config.is_none() {
             // Said here because the machine knows it for a NIC only by that.
@@ -92,11 +104,48 @@ impl Handle {
                 source,
             });
         }
-        let SwapAnswer { outcome, unused } = self.ask(|answer| Request::Swap { device, answer })?;
-        // Here, because giving pinned memory back takes long.
-        drop(unused);
-        outcome
+        Ok(device)
     }
+
+    /// Moves the NIC with this name and serial number, whose device has failed, to the device of `config`, which is opened
+    /// here; what is not used any more is closed here. What came of it the NIC says. Not for the vmm thread.
+    pub(in crate::machine) fn fail_over(&self, id: &str, serial: u64, config: &VdpaConfig) {
+        let device = self.open_successor(id, config);
+        let unused = self.ask_surely(|answer| Request::FailOver {
+            id: id.to_owned(),
+            serial,
+            device,
+            answer,
+        });
+        // Here, because giving pinned memory back takes long. A machine that has ended wants no device.
+        drop(unused);
+    }
+
+    /// Has the vDPA device at `failover` stand by for the NIC `id`, or none: see [`VdpaConfig::failover`]. It is not
+    /// opened before it is needed.
+    ///
+    /// # Errors
+    /// [`RequestError`]: there is no such NIC.
+    pub fn set_failover(
+        &self,
+        id: &str,
+        failover: Option<PathBuf>,
+    ) -> Result<NicStatus, RequestError> {
+        self.ask(|answer| Request::StandBy {
+            id: id.to_owned(),
+            failover,
+            answer,
+        })??
+        .of()
+    }
+}
+
+/// A device does not stand by for itself.
+pub(super) fn without_itself(mut config: VdpaConfig) -> VdpaConfig {
+    if config.failover.as_deref() == Some(Path::new(&*config.shown_path())) {
+        config.failover = None;
+    }
+    config
 }
 
 /// Virtio device type of a network device (virtio 1.3, section 5).

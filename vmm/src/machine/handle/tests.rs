@@ -34,6 +34,7 @@ fn nic(id: &str, serial: u64) -> NicStatus {
         serial,
         numa_node: None,
         numa_warning: None,
+        failover: None,
     }
 }
 
@@ -45,6 +46,7 @@ fn config(path: &str) -> VdpaConfig {
         num_queues: None,
         doorbell: crate::config::DoorbellMode::Auto,
         rescue: false,
+        failover: None,
     }
 }
 
@@ -201,6 +203,52 @@ fn a_nic_that_cannot_be_opened_does_not_trouble_the_machine() {
     drop(memory);
     let error = handle.plug_nic(&config("/dev/null")).unwrap_err();
     assert!(matches!(error, RequestError::Ended));
+}
+
+#[test]
+fn a_failover_without_a_device_is_told_to_the_machine() {
+    let memory = memory();
+    let requests = requests(&memory);
+    let handle = requests.handle();
+    let failover =
+        thread::spawn(move || handle.fail_over("nic", 7, &config("/nonexistent/vhost-vdpa-0")));
+    let start = Instant::now();
+    let mut told = false;
+    while !told {
+        assert!(start.elapsed() < LIMIT && !failover.is_finished());
+        for request in requests.take() {
+            let Request::FailOver {
+                id,
+                serial,
+                device,
+                answer,
+            } = request
+            else {
+                panic!("another request");
+            };
+            assert_eq!((id.as_str(), serial), ("nic", 7));
+            assert!(matches!(device, Err(RequestError::Device(_))));
+            answer.send(None).unwrap();
+            told = true;
+        }
+    }
+    failover.join().unwrap();
+    // A machine that is gone needs none.
+    let handle = requests.handle();
+    drop(requests);
+    handle.fail_over("nic", 7, &config("/dev/null"));
+}
+
+#[test]
+fn a_device_does_not_stand_by_for_itself() {
+    let with = |path: &str| VdpaConfig {
+        failover: Some("/dev/vhost-vdpa-1".into()),
+        ..config(path)
+    };
+    let other = with("/dev/vhost-vdpa-0");
+    assert_eq!(swap::without_itself(other.clone()), other);
+    let itself = swap::without_itself(with("/dev/vhost-vdpa-1"));
+    assert_eq!(itself.failover, None);
 }
 
 #[test]

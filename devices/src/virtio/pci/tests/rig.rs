@@ -64,6 +64,8 @@ pub(super) struct Seen {
     pub(super) loses_doorbells: bool,
     /// A ring is broken: it can be neither saved nor recorded.
     pub(super) broken_ring: bool,
+    /// It is the device itself that asks for a reset.
+    pub(super) failed: bool,
     /// How often it took its place back.
     pub(super) taken_back: usize,
     pub(super) dropped: bool,
@@ -132,6 +134,7 @@ impl Model {
             fails_next_restore: shape.fails_restore,
             loses_doorbells: false,
             broken_ring: false,
+            failed: false,
             taken_back: 0,
             dropped: false,
         }));
@@ -243,6 +246,7 @@ impl Backend for Model {
         let mut seen = self.seen.lock().unwrap();
         seen.stage = Stage::Inactive;
         seen.activation = None;
+        seen.failed = false;
         seen.resets += 1;
     }
     fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
@@ -266,6 +270,9 @@ impl Backend for Model {
         let mut seen = self.seen.lock().unwrap();
         seen.tokens.push(token);
         std::mem::take(&mut seen.outcome)
+    }
+    fn has_failed(&self) -> bool {
+        self.seen.lock().unwrap().failed
     }
     fn save(&mut self) -> Result<SavedState, BackendError> {
         let mut seen = self.seen.lock().unwrap();
@@ -538,5 +545,18 @@ impl Rig {
     pub(super) fn report(&self, outcome: Outcome) {
         self.seen.lock().unwrap().outcome = outcome;
         self.device.process(7);
+    }
+
+    /// The device says that it needs a reset. Returns whether another one is to take its place.
+    pub(super) fn fail(&self) -> bool {
+        {
+            let mut seen = self.seen.lock().unwrap();
+            seen.failed = true;
+            seen.outcome = Outcome {
+                config_changed: true,
+                needs_reset: true,
+            };
+        }
+        self.device.process(7)
     }
 }

@@ -370,6 +370,8 @@ enum Step {
     Start,
     Reset,
     Break,
+    /// The device itself asks for a reset, and another one stands by.
+    Fail,
     Swap,
     Refused,
     Fails,
@@ -382,6 +384,7 @@ fn step() -> impl Strategy<Value = Step> {
         Just(Step::Start),
         Just(Step::Reset),
         Just(Step::Break),
+        Just(Step::Fail),
         Just(Step::Swap),
         Just(Step::Refused),
         Just(Step::Fails),
@@ -399,6 +402,8 @@ proptest! {
         let rig = Rig::new();
         let mut present = Arc::clone(&rig.seen);
         let mut past: Vec<Arc<Mutex<Seen>>> = Vec::new();
+        let mut failing = false;
+        rig.device.set_failover(true);
         for step in steps {
             match step {
                 Step::Start => {
@@ -415,6 +420,16 @@ proptest! {
                 Step::Break => {
                     present.lock().unwrap().outcome.needs_reset = true;
                     rig.device.process(1);
+                }
+                Step::Fail => {
+                    {
+                        let mut present = present.lock().unwrap();
+                        present.failed = true;
+                        present.outcome.needs_reset = true;
+                    }
+                    let works = rig.status() == 15 && !failing;
+                    prop_assert_eq!(rig.device.process(1), works);
+                    failing |= works;
                 }
                 Step::Vector(vector) => {
                     rig.write(reg::QUEUE_SELECT, 2, 1);
@@ -433,13 +448,14 @@ proptest! {
                     past.push(if done { std::mem::replace(&mut present, seen) } else { seen });
                 }
             }
+            failing &= rig.status() == 15 && matches!(step, Step::Fail | Step::Break | Step::Refused | Step::Vector(_));
             let working = stage(&present) == Stage::Active;
             let broken = rig.status() & NEEDS_RESET != 0;
             prop_assert_eq!(working && !broken, rig.status() == 15);
             let pages = rig.doorbells.all().into_iter();
             let pages = pages.filter(|reached| matches!(reached, Reached::Page(..))).count();
             let has = present.lock().unwrap().doorbells.len();
-            prop_assert_eq!(pages, if rig.status() == 15 { has } else { 0 });
+            prop_assert_eq!(pages, if rig.status() == 15 && !failing { has } else { 0 });
             prop_assert!(past.iter().all(|seen| seen.lock().unwrap().dropped));
         }
     }

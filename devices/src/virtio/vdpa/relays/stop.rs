@@ -6,7 +6,8 @@
 //!                        |          v
 //!                     a little <- RESUME, all queues mediated: now they are counted
 //!
-//!   without           do the rings tell? -> reset -> drained -> positions, as the shadows know them
+//!   without, or the   do the rings tell? -> reset -> drained -> positions, as the shadows know them
+//!   device has failed
 //! ```
 //! If that fails half-way the device is brought up again with its queues relayed as they were.
 //!
@@ -39,7 +40,8 @@ impl VdpaBackend {
             return Err(VdpaError::RelaysLost);
         };
         let before = poller.strategies();
-        let bases = if self.backend_features.contains(BackendFeatures::SUSPEND) {
+        let suspends = self.backend_features.contains(BackendFeatures::SUSPEND);
+        let bases = if suspends && !self.needs_reset {
             self.suspended_bases(&mut poller)
         } else {
             self.reset_bases(&mut poller)

@@ -1,0 +1,158 @@
+//! A device that fails while another one stands by: its driver goes on, or is told.
+
+use super::rig::{FAIL_SAVE, Model, Rig, Shape, Stage, VERSION_1, WINDOW, reg};
+use crate::testing::Reached;
+use crate::virtio::backend::Outcome;
+use crate::virtio::pci::SwapError;
+
+const NEEDS_RESET: u64 = 64;
+
+/// One that runs, with a doorbell, and with another that stands by.
+fn protected(shape: Shape, features: u64) -> Rig {
+    let rig = Rig::with(shape);
+    rig.seen.lock().unwrap().doorbells = vec![0];
+    rig.device.set_failover(true);
+    rig.start(features);
+    rig
+}
+
+#[test]
+fn its_driver_hears_nothing_and_goes_on_with_the_other_one() {
+    let rig = protected(Shape::default(), VERSION_1);
+    assert!(rig.fail(), "it is said once");
+    assert!(!rig.fail(), "it is said once");
+    assert_eq!(rig.status(), 15);
+    // Nobody stores to a device that has failed; and what changes meanwhile is not its affair.
+    assert!(matches!(rig.doorbells.all()[0], Reached::Eventfd(_)));
+    rig.write(reg::QUEUE_SELECT, 2, 1);
+    rig.write(reg::QUEUE_VECTOR, 2, 4);
+    assert!(rig.seen.lock().unwrap().calls.is_empty());
+    assert!(!rig.device.nudge(0) && !rig.device.announce());
+    let mut rings = 0;
+    rig.device.running_rings(|_| rings += 1);
+    assert_eq!(rings, 0, "they are not the device's to be judged by");
+
+    let (next, seen) = Model::new(Shape::default());
+    seen.lock().unwrap().doorbells = vec![1];
+    let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
+    assert!(swapped.unwrap().gap.is_some());
+    assert_eq!(rig.status(), 15);
+    let notify = WINDOW + 0x1_0000;
+    assert_eq!(rig.doorbells.all()[1], Reached::Page(notify + 4096, 1));
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.stage, Stage::Active);
+    let predecessor = seen.predecessor.as_ref().unwrap();
+    assert_eq!(
+        (predecessor.features, predecessor.running),
+        (VERSION_1, true)
+    );
+    let call = seen.activation.as_ref().unwrap().queues[1].call.clone();
+    assert!(call.is_some(), "as it was changed meanwhile");
+    drop(seen);
+    // Too late to be told.
+    rig.device.give_up();
+    assert_eq!(rig.status(), 15);
+}
+
+#[test]
+fn only_a_running_device_that_has_failed_itself_waits_for_another_one() {
+    let needs_reset = Outcome {
+        config_changed: false,
+        needs_reset: true,
+    };
+    // Its ring is broken, by its driver.
+    let rig = protected(Shape::default(), VERSION_1);
+    rig.report(needs_reset);
+    assert_eq!(rig.status(), 15 | NEEDS_RESET);
+    assert!(!rig.fail(), "its driver knows already");
+    // None stands by any more.
+    let rig = protected(Shape::default(), VERSION_1);
+    rig.device.set_failover(false);
+    assert!(!rig.fail());
+    assert_eq!(rig.status(), 15 | NEEDS_RESET);
+    // No driver would lose anything.
+    let rig = Rig::new();
+    rig.device.set_failover(true);
+    rig.agree(VERSION_1);
+    assert!(!rig.fail());
+    assert_eq!(rig.status(), 11 | NEEDS_RESET);
+}
+
+#[test]
+fn its_driver_is_told_when_no_other_one_comes() {
+    let rig = protected(Shape::default(), VERSION_1);
+    assert!(rig.fail());
+    rig.vectors.get(0).delivered();
+    rig.device.give_up();
+    assert_eq!(rig.status(), 15 | NEEDS_RESET);
+    assert!(rig.vectors.get(0).delivered().is_some());
+    // Its driver starts it anew, and it may fail again.
+    rig.start(VERSION_1);
+    assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
+    assert!(rig.fail());
+    // Or its driver resets it without having been told.
+    rig.start(VERSION_1);
+    rig.device.give_up();
+    assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
+}
+
+#[test]
+fn it_never_goes_on_after_a_swap_that_failed() {
+    let fails = Shape {
+        fails_restore: true,
+        ..Shape::default()
+    };
+    let keeps = Shape {
+        keeps_place: true,
+        ..Shape::default()
+    };
+    let refuses = Shape {
+        refuses: Some("no"),
+        ..Shape::default()
+    };
+    for (old, features, next) in [
+        (Shape::default(), VERSION_1, fails),
+        (keeps, VERSION_1, Shape::default()),
+        (Shape::default(), VERSION_1 | FAIL_SAVE, Shape::default()),
+        (Shape::default(), VERSION_1, refuses),
+    ] {
+        let rig = protected(old, features);
+        assert!(rig.fail());
+        let (next, seen) = Model::new(next);
+        let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
+        let error = swapped.unwrap_err().error;
+        assert_ne!(seen.lock().unwrap().stage, Stage::Active);
+        // One that does not fit is refused before anything is done: another may fit.
+        let told = !matches!(error, SwapError::Refused(_));
+        let status = if told { 15 | NEEDS_RESET } else { 15 };
+        assert_eq!(rig.status(), status, "{error}");
+        assert_eq!(rig.seen.lock().unwrap().taken_back, 0);
+        assert!(!error.to_string().contains("goes on"), "{error}");
+        rig.device.give_up();
+        assert_eq!(rig.status(), 15 | NEEDS_RESET);
+        assert!(matches!(rig.doorbells.all()[0], Reached::Eventfd(_)));
+    }
+}
+
+#[test]
+fn what_cannot_wait_for_another_device_tells_its_driver() {
+    let rig = protected(Shape::default(), VERSION_1 | 1 << 40);
+    assert!(rig.fail());
+    rig.write(reg::QUEUE_SELECT, 2, 0);
+    rig.write(reg::QUEUE_RESET, 2, 1);
+    assert_eq!(rig.status(), 15 | NEEDS_RESET);
+    assert_eq!(rig.stage(), Stage::Inactive, "nothing touches the queue");
+
+    let rig = protected(Shape::default(), VERSION_1);
+    assert!(rig.fail());
+    assert!(rig.device.save().unwrap().backend.is_none());
+    assert_eq!(
+        (rig.status(), rig.stage()),
+        (15 | NEEDS_RESET, Stage::Inactive)
+    );
+
+    let rig = protected(Shape::default(), VERSION_1);
+    assert!(rig.fail());
+    rig.device.start_dirty_log().unwrap();
+    assert_eq!(rig.status(), 15 | NEEDS_RESET);
+}
