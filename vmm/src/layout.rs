@@ -147,6 +147,8 @@ pub const ACPI_SLEEP_TYPE_OFF: u8 = 5;
 const PHYSICAL_BITS_MIN: u8 = 36;
 /// Widest address we use: a Linux guest with 4-level page tables reaches no further.
 const PHYSICAL_BITS_USED: u8 = 46;
+/// Width (bits) of guest-physical addresses that hosts of a mixed cluster have in common: desktops have 39, servers more.
+const PHYSICAL_BITS_COMMON: u8 = 39;
 /// Widest address that x86-64 knows.
 const PHYSICAL_BITS_MAX: u8 = 52;
 /// Largest 64-bit window for PCI BARs, in bytes.
@@ -358,6 +360,15 @@ impl Layout {
     }
 }
 
+/// Width (bits) of the guest-physical addresses of a guest with `ram_size` bytes that is to move between hosts whose widths
+/// differ: as few as leave room for its RAM, at least 39, whatever the host has. So all hosts lay it out alike.
+#[must_use]
+pub fn common_physical_bits(ram_size: u64) -> u8 {
+    (PHYSICAL_BITS_COMMON..PHYSICAL_BITS_USED)
+        .find(|bits| ram_size <= (1 << (bits - 1)) - (HOLE_END - HOLE_START))
+        .unwrap_or(PHYSICAL_BITS_USED)
+}
+
 /// The 64-bit window: the first bytes of the upper half of the address space.
 /// Its place must not follow the size of RAM, or BARs would move when memory
 /// is added; and the upper quarter stays free, where AMD hosts reserve
@@ -477,6 +488,27 @@ mod tests {
                 Err(LayoutError::PhysicalBits {
                     physical_bits: bits
                 })
+            );
+        }
+    }
+
+    #[test]
+    fn a_guest_of_a_mixed_cluster_has_room_for_its_ram_and_no_bit_more() {
+        const GIB: u64 = 1 << 30;
+        for (size, bits) in [
+            (RAM_MIN, 39),
+            (255 * GIB, 39),
+            (256 * GIB, 40),
+            (511 * GIB, 40),
+            (512 * GIB, 41),
+            (RAM_MAX, 42),
+            (u64::MAX, 46),
+        ] {
+            assert_eq!(common_physical_bits(size), bits, "{size:#x}");
+            assert_eq!(
+                Layout::new(size, bits).is_ok(),
+                size <= RAM_MAX,
+                "{size:#x}"
             );
         }
     }

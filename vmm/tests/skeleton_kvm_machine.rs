@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmm::config::{DiskConfig, RingWatch, VmConfig};
+use vmm::config::{CpuBaseline, DiskConfig, RingWatch, VmConfig};
 use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
 use vmm::machine::{Exit, Machine, MachineError, StopHandle};
 use vmm::vcpu::VcpuFailure;
@@ -93,6 +93,7 @@ fn config(kernel: &Temporary, cpus: u64) -> VmConfig {
         initramfs: None,
         cmdline: "console=ttyS0".to_owned(),
         cpus: cpus.try_into().unwrap(),
+        cpu: vmm::config::CpuBaseline::default(),
         cpu_affinity: vmm::config::CpuAffinity::default(),
         memory: "64M".parse().unwrap(),
         vdpa: Vec::new(),

@@ -79,6 +79,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "1", requires = "kernel")]
     cpus: CpuCount,
 
+    /// Processor that the guest is shown: host, or x86-64-v2, x86-64-v3, x86-64-v4 for a guest that is to move between
+    /// hosts of one vendor that differ and all reach that level
+    #[arg(long, value_name = "NAME", default_value_t, requires = "kernel")]
+    cpu: CpuBaseline,
+
     /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2 (vCPU 0 on CPUs 0 and
     /// 1, vCPU 1 on CPU 2)
     #[arg(long, value_name = "LISTS", requires = "kernel")]
@@ -116,12 +121,12 @@ pub(crate) struct Arguments {
     ring_watch: RingWatch,
 
     /// Take everything from this TOML or JSON file instead
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "vdpa", "disks", "ring_watch"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "vdpa", "disks", "ring_watch"])]
     config: Option<PathBuf>,
 
     /// Go on where this snapshot (a directory: `POST /v1/vm/snapshot`) was taken; --vdpa with a NIC's id
     /// says which device it has here
-    #[arg(long, value_name = "DIRECTORY", group = "machine", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "disks", "ring_watch", "config"])]
+    #[arg(long, value_name = "DIRECTORY", group = "machine", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "disks", "ring_watch", "config"])]
     restore: Option<PathBuf>,
 
     /// Wait here (unix:/PATH or tcp:HOST:PORT) for a running machine that another process sends (`POST
@@ -236,6 +241,7 @@ impl Arguments {
             initramfs: self.initramfs,
             cmdline: self.cmdline,
             cpus: self.cpus,
+            cpu: self.cpu,
             cpu_affinity: self.cpu_affinity.unwrap_or_default(),
             memory: self.memory,
             vdpa: self.vdpa,

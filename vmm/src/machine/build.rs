@@ -6,7 +6,6 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use devices::bus::{Bus, BusDevice};
-use devices::legacy::button::{POWER_BUTTON_LEN, PowerButton};
 use devices::legacy::clock::{CLOCK_LEN, Clock};
 use devices::legacy::power::{
     ACPI_POWER_LEN, AcpiPower, KEYBOARD_CONTROLLER_LEN, KeyboardController, PowerSignal,
@@ -27,13 +26,13 @@ use crate::config::{VdpaConfig, VmConfig};
 use crate::console::{Attached, Console, Screen};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::Host;
-use crate::kvm::cpuid::physical_address_bits;
+use crate::kvm::cpuid::{baseline, physical_address_bits};
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::line::{InterruptLine, LevelLine};
 use crate::kvm::memory_slots::MemorySlots;
 use crate::kvm::msi::KvmMsiVectors;
 use crate::kvm::{Hypervisor, PlatformAddresses};
-use crate::layout::{self, Layout};
+use crate::layout::{self, Layout, common_physical_bits};
 use crate::memory::GuestRam;
 use crate::vcpu::{Buses, FaultHandler, Vcpus};
 
@@ -84,8 +83,10 @@ impl Machine {
 
         // The VM and its memory.
         let hypervisor = Hypervisor::open()?;
-        let physical_bits = physical_address_bits(&hypervisor.supported_cpuid()?);
-        let layout = Layout::new(config.memory.size.bytes(), physical_bits)?;
+        let ram_size = config.memory.size.bytes();
+        let supported = hypervisor.supported_cpuid()?;
+        let shown = baseline::show(&supported, config.cpu, common_physical_bits(ram_size))?;
+        let layout = Layout::new(ram_size, physical_address_bits(&shown))?;
         let hugepages = config.memory.hugepages;
         let ram = Arc::new(match given.ram {
             None => GuestRam::on_node(&layout, hugepages, node)?,
@@ -240,6 +241,7 @@ impl Machine {
             &hypervisor,
             &vm,
             cpus,
+            &shown,
             config.cpu_affinity.lists(),
             &buses,
             &faults,

@@ -242,7 +242,8 @@ impl Document {
                 "the processor",
                 "what the guest was told of it".to_owned(),
                 End::failed(&error).detail,
-                "move to a host whose processor can do as much",
+                "move to a host whose processor can do as much; a machine that was made with a baseline (--cpu x86-64-v2) also \
+                 moves to others",
             ));
         }
         let here = machine.inventory.devices();
