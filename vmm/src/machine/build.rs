@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use devices::bus::{Bus, BusDevice};
 use devices::legacy::clock::{CLOCK_LEN, Clock};
+use devices::legacy::event::{ACPI_EVENT_LEN, AcpiEvent};
 use devices::legacy::power::{
     ACPI_POWER_LEN, AcpiPower, KEYBOARD_CONTROLLER_LEN, KeyboardController, PowerSignal,
 };
@@ -15,6 +16,7 @@ use devices::pci::{ConfigPorts, Ecam, HOTPLUG_LEN, MmioWindow, PciBus, PciHotplu
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::faults::DoorbellFaults;
+use super::generation::Generation;
 use super::handle::Requests;
 use super::inventory::{Device, Inventory};
 use super::migration::Leaving;
@@ -173,12 +175,21 @@ impl Machine {
             .map_err(MachineError::host("eventfd"))?;
         io.insert(layout::HOTPLUG_PORT.into(), HOTPLUG_LEN, hotplug.clone())?;
 
-        let line = LevelLine::new(vm.fd().clone(), u32::from(layout::POWER_BUTTON_IRQ));
-        let button = Arc::new(PowerButton::new(Box::new(line)));
-        io.insert(
-            layout::POWER_BUTTON_PORT.into(),
-            POWER_BUTTON_LEN,
-            button.clone(),
+        let event = |name, irq, port: u16| {
+            let line = LevelLine::new(vm.fd().clone(), u32::from(irq));
+            let event = Arc::new(AcpiEvent::new(name, Box::new(line)));
+            io.insert(port.into(), ACPI_EVENT_LEN, event.clone())?;
+            Ok::<_, MachineError>(event)
+        };
+        let button = event(
+            "power button",
+            layout::POWER_BUTTON_IRQ,
+            layout::POWER_BUTTON_PORT,
+        )?;
+        let generation = event(
+            "generation ID",
+            layout::GENERATION_IRQ,
+            layout::GENERATION_PORT,
         )?;
 
         // The devices on it.
@@ -263,6 +274,7 @@ impl Machine {
             serial,
             power,
             button,
+            generation: Generation::new(generation),
             clock,
             config_ports,
             _serial_line: serial_line,
