@@ -193,6 +193,23 @@ impl HugePageSize {
     }
 }
 
+/// No size of huge pages.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0:?} is no size of huge pages: give 2M or 1G")]
+pub struct HugePageSizeError(String);
+
+impl FromStr for HugePageSize {
+    type Err = HugePageSizeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "2M" => Ok(Self::Size2M),
+            "1G" => Ok(Self::Size1G),
+            _ => Err(HugePageSizeError(text.to_owned())),
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for MemoryConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use vmm::api::{Server, ServerError, StartRequest, Starts};
 use vmm::config::{
-    CpuAffinity, CpuCount, DEFAULT_CMDLINE, DescriptorError, DiskConfig, MemoryConfig, RingWatch,
-    VdpaConfig, VmConfig,
+    CpuAffinity, CpuBaseline, CpuCount, DEFAULT_CMDLINE, DescriptorError, DiskConfig, MemoryConfig,
+    RingWatch, VdpaConfig, VmConfig,
 };
 use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
 use vmm::machine::{
@@ -86,7 +86,7 @@ pub(crate) struct Arguments {
 
     /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2 (vCPU 0 on CPUs 0 and
     /// 1, vCPU 1 on CPU 2)
-    #[arg(long, value_name = "LISTS", requires = "kernel")]
+    #[arg(long, value_name = "LISTS", requires = "machine")]
     cpu_affinity: Option<CpuAffinity>,
 
     #[arg(
@@ -132,8 +132,20 @@ pub(crate) struct Arguments {
     /// Wait here (unix:/PATH or tcp:HOST:PORT) for a running machine that another process sends (`POST
     /// /v1/vm/migration`); --vdpa with a NIC's id says which device it has here, --kernel and --initramfs what its next
     /// reboot uses (required over TCP: no path that another host names is opened)
-    #[arg(long, value_name = "ENDPOINT", group = "machine", requires = "api_socket", conflicts_with_all = ["cmdline", "cpus", "cpu_affinity", "memory", "disks", "ring_watch", "config", "restore"])]
+    #[arg(long, value_name = "ENDPOINT", group = "machine", requires = "api_socket", conflicts_with_all = ["cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "config", "restore"])]
     receive: Option<Endpoint>,
+
+    /// With --receive: the most guest memory that is taken; what this host has free then, where none is given
+    #[arg(long, value_name = "SIZE", requires = "receive")]
+    max_memory: Option<MemorySize>,
+
+    /// With --receive: huge pages that the guest's memory is made of here, whatever it was made of (2M or 1G)
+    #[arg(long, value_name = "SIZE", requires = "receive")]
+    hugepages: Option<HugePageSize>,
+
+    /// With --receive: the NUMA node of this host that the guest's memory comes from
+    #[arg(long, value_name = "N", requires = "receive")]
+    host_numa_node: Option<u16>,
 
     #[command(flatten)]
     tls: TlsArguments,
@@ -217,6 +229,10 @@ impl Arguments {
                 vdpa: self.vdpa,
                 kernel: self.kernel,
                 initramfs: self.initramfs,
+                max_memory: self.max_memory,
+                hugepages: self.hugepages,
+                host_numa_node: self.host_numa_node,
+                cpu_affinity: self.cpu_affinity.unwrap_or_default(),
                 tls: self.tls.files(),
                 plaintext: self.tls.plaintext,
             })?;

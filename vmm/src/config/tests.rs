@@ -95,6 +95,9 @@ fn memory_is_a_size_or_a_table() {
     let full: MemoryConfig = "size=1G,hugepages=2M".parse().unwrap();
     assert_eq!(full.hugepages, Some(HugePageSize::Size2M));
     assert_eq!(full.size, plain.size);
+    assert_eq!("1G".parse(), Ok(HugePageSize::Size1G));
+    assert_eq!("2M".parse(), Ok(HugePageSize::Size2M));
+    assert!("4M".parse::<HugePageSize>().is_err());
     let placed: MemoryConfig = "size=1G,host_numa_node=1".parse().unwrap();
     assert_eq!(placed.host_numa_node, Some(1));
     assert!(
