@@ -155,6 +155,7 @@ pub struct ReceiveConfig {
     pub hugepages: Option<HugePageSize>,
     /// It comes from this NUMA node here; from any where none is given, whatever the source said of its own.
     #[serde(default)]
+    #[schema(maximum = 65535)]
     pub host_numa_node: Option<u16>,
     /// Which CPUs of this host each vCPU may run on; anywhere where none is given, whatever the source said of its own.
     #[serde(default)]
