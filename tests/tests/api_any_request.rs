@@ -66,6 +66,8 @@ fn known(spare: &SimDevice) -> Known {
         .with("ReceiveConfig.listen", "unix:/nonexistent/socket")
         .with("ReceiveConfig.kernel", "/nonexistent")
         .with("ReceiveConfig.initramfs", "/nonexistent")
+        .with("ReceiveConfig.max_memory", "1G")
+        .with("ReceiveConfig.cpu_affinity", json!([[0]]))
         .with("DiskConfig.path", "/nonexistent")
         .with("id", "any")
         .with("id", "none")

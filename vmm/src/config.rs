@@ -7,6 +7,7 @@
 //! opens nothing.
 
 mod cpu_affinity;
+mod cpu_baseline;
 mod key_value;
 mod mac;
 mod ring_watch;
@@ -24,6 +25,7 @@ use utoipa::ToSchema;
 
 pub use cpu_affinity::{CpuAffinity, CpuAffinityError, HostCpus};
 pub(crate) use cpu_affinity::{parse_list, show_list};
+pub use cpu_baseline::{CpuBaseline, CpuBaselineError};
 pub use devices::virtio::vdpa::DoorbellMode;
 pub use key_value::{KeyValueError, from_key_value};
 pub use mac::{MacAddress, MacAddressError};
@@ -65,6 +67,11 @@ pub struct VmConfig {
     #[serde(default)]
     #[schema(value_type = u8, minimum = 1, maximum = 32, default = 1)]
     pub cpus: CpuCount,
+    /// Which processor the guest is shown: the host's, or a level of the x86-64 psABI for a guest that is to move between
+    /// hosts that differ. Other hosts must be of the same vendor.
+    #[serde(default, skip_serializing_if = "CpuBaseline::is_host")]
+    #[schema(default = CpuBaseline::default)]
+    pub cpu: CpuBaseline,
     /// Which CPUs of the host each vCPU may run on: a list for each, in their order
     /// (`[[0, 1], [2]]`); anywhere where none is given.
     #[serde(default, skip_serializing_if = "CpuAffinity::is_empty")]
@@ -182,6 +189,23 @@ impl HugePageSize {
         match self {
             Self::Size2M => 2 << 20,
             Self::Size1G => 1 << 30,
+        }
+    }
+}
+
+/// No size of huge pages.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0:?} is no size of huge pages: give 2M or 1G")]
+pub struct HugePageSizeError(String);
+
+impl FromStr for HugePageSize {
+    type Err = HugePageSizeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "2M" => Ok(Self::Size2M),
+            "1G" => Ok(Self::Size1G),
+            _ => Err(HugePageSizeError(text.to_owned())),
         }
     }
 }

@@ -11,7 +11,8 @@
 //!           9_FC00 +-----------------------------------+
 //!                  | no RAM for the guest               |
 //!           E_0000 +-----------------------------------+
-//!                  | ACPI tables, the RSDP first        |  128 KiB
+//!                  | ACPI tables, the RSDP first        |  124 KiB
+//!           F_F000 | generation ID                      |  1 page
 //!          10_0000 +-----------------------------------+
 //!                  | RAM: kernel, initramfs             |
 //!        C000_0000 +-----------------------------------+  3 GiB, or the end of RAM
@@ -63,7 +64,10 @@ pub const LOW_RAM_END: u64 = 0x9_fc00;
 /// operating system searches when nobody tells it (ACPI 6.5, section 5.2.5.1).
 pub const ACPI_TABLES: u64 = 0xe_0000;
 /// Bytes set aside for the ACPI tables.
-pub const ACPI_TABLES_LEN: u64 = 0x2_0000;
+pub const ACPI_TABLES_LEN: u64 = 0x1_f000;
+/// The page that begins with the 16 bytes of the generation ID, and has nothing else: it stays reserved when the tables have
+/// been read.
+pub const GENERATION_ID: u64 = ACPI_TABLES + ACPI_TABLES_LEN;
 /// First address of the RAM above the legacy area: kernels are loaded from here on.
 pub const HIGH_RAM_START: u64 = 0x10_0000;
 
@@ -135,10 +139,14 @@ pub const HOTPLUG_PORT: u16 = 0x610;
 /// Interrupt of PCI hot-plug: an input of the I/O APIC that no ISA device, and so no
 /// PIC, has.
 pub const HOTPLUG_IRQ: u8 = 16;
-/// The power button's register ([`devices::legacy::button`]), 1 byte.
+/// The power button's register ([`devices::legacy::event`]), 1 byte.
 pub const POWER_BUTTON_PORT: u16 = 0x620;
 /// Interrupt of the power button; as [`HOTPLUG_IRQ`].
 pub const POWER_BUTTON_IRQ: u8 = 17;
+/// The register that says that the generation ID has changed ([`devices::legacy::event`]), 1 byte.
+pub const GENERATION_PORT: u16 = 0x630;
+/// Interrupt of a changed generation ID; as [`HOTPLUG_IRQ`].
+pub const GENERATION_IRQ: u8 = 18;
 /// The sleep type (SLP_TYP) that means "off" in [`ACPI_SLEEP_CONTROL_PORT`].
 pub const ACPI_SLEEP_TYPE_OFF: u8 = 5;
 
@@ -147,6 +155,8 @@ pub const ACPI_SLEEP_TYPE_OFF: u8 = 5;
 const PHYSICAL_BITS_MIN: u8 = 36;
 /// Widest address we use: a Linux guest with 4-level page tables reaches no further.
 const PHYSICAL_BITS_USED: u8 = 46;
+/// Width (bits) of guest-physical addresses that hosts of a mixed cluster have in common: desktops have 39, servers more.
+const PHYSICAL_BITS_COMMON: u8 = 39;
 /// Widest address that x86-64 knows.
 const PHYSICAL_BITS_MAX: u8 = 52;
 /// Largest 64-bit window for PCI BARs, in bytes.
@@ -343,7 +353,8 @@ impl Layout {
         let mut map = vec![
             entry(0, LOW_RAM_END, MemoryKind::Ram),
             entry(LOW_RAM_END, 0xa_0000, MemoryKind::Reserved),
-            entry(ACPI_TABLES, HIGH_RAM_START, MemoryKind::Acpi),
+            entry(ACPI_TABLES, GENERATION_ID, MemoryKind::Acpi),
+            entry(GENERATION_ID, HIGH_RAM_START, MemoryKind::Reserved),
             entry(HIGH_RAM_START, self.ram_below_hole().end(), MemoryKind::Ram),
             // Linux believes MCFG only if the range is reserved here or by a
             // device of the DSDT; early in boot only this one can be read.
@@ -356,6 +367,15 @@ impl Layout {
         }));
         map
     }
+}
+
+/// Width (bits) of the guest-physical addresses of a guest with `ram_size` bytes that is to move between hosts whose widths
+/// differ: as few as leave room for its RAM, at least 39, whatever the host has. So all hosts lay it out alike.
+#[must_use]
+pub fn common_physical_bits(ram_size: u64) -> u8 {
+    (PHYSICAL_BITS_COMMON..PHYSICAL_BITS_USED)
+        .find(|bits| ram_size <= (1 << (bits - 1)) - (HOLE_END - HOLE_START))
+        .unwrap_or(PHYSICAL_BITS_USED)
 }
 
 /// The 64-bit window: the first bytes of the upper half of the address space.
@@ -423,7 +443,7 @@ mod tests {
         ];
         assert_disjoint(&ranges);
         assert!(ranges.iter().all(|range| range.end() <= LOW_RAM_END));
-        assert_eq!(ACPI_TABLES + ACPI_TABLES_LEN, HIGH_RAM_START);
+        assert_eq!(GENERATION_ID + PAGE_SIZE, HIGH_RAM_START);
     }
 
     #[test]
@@ -437,7 +457,8 @@ mod tests {
             (ACPI_SLEEP_STATUS_PORT, 1),
             (ACPI_RESET_PORT, 1),
             (HOTPLUG_PORT, devices::pci::HOTPLUG_LEN),
-            (POWER_BUTTON_PORT, devices::legacy::button::POWER_BUTTON_LEN),
+            (POWER_BUTTON_PORT, devices::legacy::event::ACPI_EVENT_LEN),
+            (GENERATION_PORT, devices::legacy::event::ACPI_EVENT_LEN),
         ]
         .map(|(port, len)| AddressRange {
             start: u64::from(port),
@@ -477,6 +498,27 @@ mod tests {
                 Err(LayoutError::PhysicalBits {
                     physical_bits: bits
                 })
+            );
+        }
+    }
+
+    #[test]
+    fn a_guest_of_a_mixed_cluster_has_room_for_its_ram_and_no_bit_more() {
+        const GIB: u64 = 1 << 30;
+        for (size, bits) in [
+            (RAM_MIN, 39),
+            (255 * GIB, 39),
+            (256 * GIB, 40),
+            (511 * GIB, 40),
+            (512 * GIB, 41),
+            (RAM_MAX, 42),
+            (u64::MAX, 46),
+        ] {
+            assert_eq!(common_physical_bits(size), bits, "{size:#x}");
+            assert_eq!(
+                Layout::new(size, bits).is_ok(),
+                size <= RAM_MAX,
+                "{size:#x}"
             );
         }
     }

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmm::config::{DiskConfig, RingWatch, VmConfig};
+use vmm::config::{CpuBaseline, DiskConfig, RingWatch, VmConfig};
 use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
-use vmm::machine::{Exit, Machine, MachineError, StopHandle};
+use vmm::machine::{Exit, Machine, MachineError, Origin, Snapshot, StopHandle};
 use vmm::vcpu::VcpuFailure;
 
 /// A file under the temporary directory that goes with its name.
@@ -47,6 +47,26 @@ mod asm {
     }
     pub(crate) fn keyboard_reset() -> Vec<u8> {
         [out(0x64, 0xfe), SPIN.to_vec()].concat()
+    }
+    /// Says `len` bytes of its memory.
+    pub(crate) fn say_memory(address: u32, len: u32) -> Vec<u8> {
+        let mut code = vec![0xbe]; // mov esi, address
+        code.extend(address.to_le_bytes());
+        code.push(0xb9); // mov ecx, len
+        code.extend(len.to_le_bytes());
+        // mov dx, 0x3f8; lodsb; out dx, al; loop to the lodsb
+        code.extend([0x66, 0xba, 0xf8, 0x03, 0xac, 0xee, 0xe2, 0xfc]);
+        code
+    }
+    /// Says a register of a CPUID leaf: 0 EAX, 1 ECX, 2 EDX, 3 EBX.
+    pub(crate) fn say_cpuid(leaf: u32, register: u8) -> Vec<u8> {
+        let mut code = vec![0xb8]; // mov eax, leaf
+        code.extend(leaf.to_le_bytes());
+        // xor ecx, ecx; cpuid; mov eax, register; mov dx, 0x3f8
+        code.extend([0x31, 0xc9, 0x0f, 0xa2, 0x89, 0xc0 | register << 3]);
+        code.extend([0x66, 0xba, 0xf8, 0x03]);
+        code.extend([0xee, 0xc1, 0xe8, 8].repeat(4)); // out dx, al; shr eax, 8
+        code
     }
     pub(crate) const SPIN: &[u8] = &[0xeb, 0xfe];
     pub(crate) const CRASH: &[u8] = &[0x0f, 0x0b]; // ud2: no handlers, a triple fault
@@ -93,6 +113,7 @@ fn config(kernel: &Temporary, cpus: u64) -> VmConfig {
         initramfs: None,
         cmdline: "console=ttyS0".to_owned(),
         cpus: cpus.try_into().unwrap(),
+        cpu: vmm::config::CpuBaseline::default(),
         cpu_affinity: vmm::config::CpuAffinity::default(),
         memory: "64M".parse().unwrap(),
         vdpa: Vec::new(),
@@ -343,4 +364,88 @@ fn bad_files_are_errors_with_nothing_left() {
         Machine::new(&bad_disk, console, &stop),
         Err(MachineError::Disk(_))
     ));
+}
+
+/// Says its generation ID; when told that it has changed, takes note, says whether it is told still, and the ID again.
+fn generation() -> Vec<u8> {
+    const AT: u32 = 0xf_f000;
+    let mut code = asm::say_memory(AT, 16);
+    // mov dx, 0x630; in al, dx; test al, 1; jz back
+    code.extend([0x66, 0xba, 0x30, 0x06, 0xec, 0xa8, 0x01, 0x74, 0xfb]);
+    // mov al, 1; out dx, al; in al, dx; mov dx, 0x3f8; out dx, al
+    code.extend([0xb0, 0x01, 0xee, 0xec, 0x66, 0xba, 0xf8, 0x03, 0xee]);
+    code.extend(asm::say_memory(AT, 16));
+    code.extend(asm::power_off());
+    code
+}
+
+#[test]
+fn each_guest_of_a_snapshot_is_told_that_it_is_another_one() {
+    let kernel = Temporary::new("generation", &kernel(&generation()));
+    let directory = std::env::temp_dir().join(format!("bellhop-generation-{}", std::process::id()));
+    let (console, mut output) = silent();
+    let stop = StopHandle::new().unwrap();
+    let mut config = config(&kernel, 1);
+    // It goes on with the processor that it has been shown.
+    config.cpu = CpuBaseline::V2;
+    let mut machine = machine(&config, console, &stop);
+    let (handle, snapshot) = (machine.handle(), directory.clone());
+    let saver = thread::spawn(move || {
+        let mut id = [0; 16];
+        output.read_exact(&mut id).unwrap();
+        handle.snapshot(&snapshot).unwrap();
+        stop.stop();
+        id
+    });
+    assert_eq!(machine.run().unwrap(), Exit::Stopped);
+    drop(machine);
+    let mut ids = vec![saver.join().unwrap()];
+    for _ in 0..2 {
+        let (console, mut output) = silent();
+        let origin = Origin::Snapshot(Box::new(Snapshot::open(&directory).unwrap()));
+        let mut machine = Machine::bring_up(&origin, console, &StopHandle::new().unwrap()).unwrap();
+        assert_eq!(machine.run().unwrap(), Exit::PoweredOff);
+        drop(machine);
+        let mut said = Vec::new();
+        output.read_to_end(&mut said).unwrap();
+        let (told, id) = said.split_first().unwrap();
+        assert_eq!((*told, id.len()), (0, 16));
+        ids.push(id.try_into().unwrap());
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+    let [first, second, third] = ids[..] else {
+        panic!("{ids:?}");
+    };
+    assert!(
+        first != second && second != third && first != third,
+        "{ids:x?}"
+    );
+}
+
+#[test]
+fn a_guest_of_a_baseline_is_shown_that_and_no_more() {
+    let code = [
+        asm::say_cpuid(1, 1),
+        asm::say_cpuid(7, 3),
+        asm::say_cpuid(0xd, 0),
+        asm::say_cpuid(0x8000_0008, 0),
+        asm::power_off(),
+    ];
+    let kernel = Temporary::new("baseline", &kernel(&code.concat()));
+    let mut config = config(&kernel, 2);
+    config.cpu = CpuBaseline::V2;
+    let (console, mut output) = silent();
+    let mut machine = machine(&config, console, &StopHandle::new().unwrap());
+    assert_eq!(machine.run().unwrap(), Exit::PoweredOff);
+    drop(machine);
+    let mut said = Vec::new();
+    output.read_to_end(&mut said).unwrap();
+    let said: Vec<u32> = said
+        .chunks_exact(4)
+        .map(|word| u32::from_le_bytes(word.try_into().unwrap()))
+        .collect();
+    // SSE3, SSSE3, CX16, SSE4.1, SSE4.2, x2APIC, POPCNT, TSC deadline, hypervisor; TSC_ADJUST; no XSAVE; 39 and 48 bits.
+    let bits = [0, 9, 13, 19, 20, 21, 23, 24, 31];
+    let features = bits.iter().fold(0_u32, |all, bit| all | 1 << bit);
+    assert_eq!(said, [features, 2, 0, 0x3027], "{said:x?}");
 }

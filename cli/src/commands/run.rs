@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use vmm::api::{Server, ServerError, StartRequest, Starts};
 use vmm::config::{
-    CpuAffinity, CpuCount, DEFAULT_CMDLINE, DescriptorError, DiskConfig, MemoryConfig, RingWatch,
-    VdpaConfig, VmConfig,
+    CpuAffinity, CpuBaseline, CpuCount, DEFAULT_CMDLINE, DescriptorError, DiskConfig, MemoryConfig,
+    RingWatch, VdpaConfig, VmConfig,
 };
 use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
 use vmm::machine::{
@@ -79,9 +79,14 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "1", requires = "kernel")]
     cpus: CpuCount,
 
+    /// Processor that the guest is shown: host, or x86-64-v2, x86-64-v3, x86-64-v4 for a guest that is to move between
+    /// hosts of one vendor that differ and all reach that level
+    #[arg(long, value_name = "NAME", default_value_t, requires = "kernel")]
+    cpu: CpuBaseline,
+
     /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2 (vCPU 0 on CPUs 0 and
     /// 1, vCPU 1 on CPU 2)
-    #[arg(long, value_name = "LISTS", requires = "kernel")]
+    #[arg(long, value_name = "LISTS", requires = "machine")]
     cpu_affinity: Option<CpuAffinity>,
 
     #[arg(
@@ -116,19 +121,31 @@ pub(crate) struct Arguments {
     ring_watch: RingWatch,
 
     /// Take everything from this TOML or JSON file instead
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "vdpa", "disks", "ring_watch"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "vdpa", "disks", "ring_watch"])]
     config: Option<PathBuf>,
 
     /// Go on where this snapshot (a directory: `POST /v1/vm/snapshot`) was taken; --vdpa with a NIC's id
     /// says which device it has here
-    #[arg(long, value_name = "DIRECTORY", group = "machine", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "disks", "ring_watch", "config"])]
+    #[arg(long, value_name = "DIRECTORY", group = "machine", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "disks", "ring_watch", "config"])]
     restore: Option<PathBuf>,
 
     /// Wait here (unix:/PATH or tcp:HOST:PORT) for a running machine that another process sends (`POST
     /// /v1/vm/migration`); --vdpa with a NIC's id says which device it has here, --kernel and --initramfs what its next
     /// reboot uses (required over TCP: no path that another host names is opened)
-    #[arg(long, value_name = "ENDPOINT", group = "machine", requires = "api_socket", conflicts_with_all = ["cmdline", "cpus", "cpu_affinity", "memory", "disks", "ring_watch", "config", "restore"])]
+    #[arg(long, value_name = "ENDPOINT", group = "machine", requires = "api_socket", conflicts_with_all = ["cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "config", "restore"])]
     receive: Option<Endpoint>,
+
+    /// With --receive: the most guest memory that is taken; what this host has free then, where none is given
+    #[arg(long, value_name = "SIZE", requires = "receive")]
+    max_memory: Option<MemorySize>,
+
+    /// With --receive: huge pages that the guest's memory is made of here, whatever it was made of (2M or 1G)
+    #[arg(long, value_name = "SIZE", requires = "receive")]
+    hugepages: Option<HugePageSize>,
+
+    /// With --receive: the NUMA node of this host that the guest's memory comes from
+    #[arg(long, value_name = "N", requires = "receive")]
+    host_numa_node: Option<u16>,
 
     #[command(flatten)]
     tls: TlsArguments,
@@ -212,6 +229,10 @@ impl Arguments {
                 vdpa: self.vdpa,
                 kernel: self.kernel,
                 initramfs: self.initramfs,
+                max_memory: self.max_memory,
+                hugepages: self.hugepages,
+                host_numa_node: self.host_numa_node,
+                cpu_affinity: self.cpu_affinity.unwrap_or_default(),
                 tls: self.tls.files(),
                 plaintext: self.tls.plaintext,
             })?;
@@ -236,6 +257,7 @@ impl Arguments {
             initramfs: self.initramfs,
             cmdline: self.cmdline,
             cpus: self.cpus,
+            cpu: self.cpu,
             cpu_affinity: self.cpu_affinity.unwrap_or_default(),
             memory: self.memory,
             vdpa: self.vdpa,

@@ -29,7 +29,7 @@ use std::time::Duration;
 use clap::Parser;
 use serde_json::{Value, json};
 use vmm::config::{
-    CpuAffinity, CpuCount, DiskConfig, MemoryConfig, RingWatch, VdpaConfig, VmConfig,
+    CpuAffinity, CpuBaseline, CpuCount, DiskConfig, MemoryConfig, RingWatch, VdpaConfig, VmConfig,
 };
 use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
 use vmm::machine::{
@@ -114,6 +114,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         initramfs,
         cmdline,
         cpus,
+        cpu: CpuBaseline::default(),
         cpu_affinity: CpuAffinity::default(),
         memory,
         vdpa,

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   \_SB   PCI0  PCI Express host bridge: bus 0, windows for BARs, hot-plug slots
-//!          GED_  hears the interrupts of hot-plug and of the power button
+//!          GED_  hears the interrupts of hot-plug, power button and generation ID
 //!          PWRB  power button
+//!          VGEN  generation ID
 //!          MBRD  reserves the ECAM range
 //!          COM1  serial console
 //!          RTC0  real-time clock
@@ -11,14 +12,14 @@
 //!   \_S5   the sleep type that means "off"
 //! ```
 
+use acpi_tables::Aml;
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name,
     Package, ResourceTemplate, Scope,
 };
 use acpi_tables::sdt::Sdt;
-use acpi_tables::{Aml, AmlSink};
 
-use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, button, hotplug};
+use super::{Encoded, OEM_ID, OEM_REVISION, OEM_TABLE_ID, button, generation, hotplug};
 use crate::layout::{
     ACPI_SLEEP_TYPE_OFF, AddressRange, Layout, PCI_CONFIG_PORT, PCI_CONFIG_PORT_LEN, PCI_ECAM,
     PCI_LAST_BUS, PCI_MMIO32, RTC_IRQ, RTC_PORT, RTC_PORT_LEN, SERIAL_IRQ, SERIAL_PORT,
@@ -36,6 +37,7 @@ pub(super) fn dsdt(layout: &Layout, cpus: u8) -> Sdt {
     push_pci(&mut system_bus, layout);
     hotplug::push_event_device(&mut system_bus);
     button::push(&mut system_bus);
+    generation::push(&mut system_bus);
     push_motherboard(&mut system_bus);
     push_legacy_device(
         &mut system_bus,
@@ -126,15 +128,6 @@ fn push_pci(aml: &mut Vec<u8>, layout: &Layout) {
         ],
     )
     .to_aml_bytes(aml);
-}
-
-/// AML that has been made already.
-struct Encoded(Vec<u8>);
-
-impl Aml for Encoded {
-    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        sink.vec(&self.0);
-    }
 }
 
 /// Reserves the ECAM range: Linux uses it only if a motherboard device or the

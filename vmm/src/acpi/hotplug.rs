@@ -21,8 +21,8 @@ use acpi_tables::aml::{
 };
 use devices::pci::{HOTPLUG_LEN, SLOTS};
 
-use super::button;
-use crate::layout::{HOTPLUG_IRQ, HOTPLUG_PORT, POWER_BUTTON_IRQ};
+use super::{button, generation};
+use crate::layout::{GENERATION_IRQ, HOTPLUG_IRQ, HOTPLUG_PORT, POWER_BUTTON_IRQ};
 
 /// Notification: look whether the device is there (ACPI 6.5, table 5.173).
 const DEVICE_CHECK: u8 = 1;
@@ -130,7 +130,11 @@ pub(super) fn push_event_device(aml: &mut Vec<u8>) {
             &Name::new("_UID".into(), &0_u8),
             &Name::new(
                 "_CRS".into(),
-                &ResourceTemplate::new(vec![&interrupt(HOTPLUG_IRQ), &interrupt(POWER_BUTTON_IRQ)]),
+                &ResourceTemplate::new(vec![
+                    &interrupt(HOTPLUG_IRQ),
+                    &interrupt(POWER_BUTTON_IRQ),
+                    &interrupt(GENERATION_IRQ),
+                ]),
             ),
             &Method::new(
                 "_EVT".into(),
@@ -143,7 +147,11 @@ pub(super) fn push_event_device(aml: &mut Vec<u8>) {
                     ),
                     &If::new(
                         &Equal::new(&Arg(0), &POWER_BUTTON_IRQ),
-                        vec![&MethodCall::new(button::EVENT.into(), vec![])],
+                        vec![&MethodCall::new(button::EVENT.path(), vec![])],
+                    ),
+                    &If::new(
+                        &Equal::new(&Arg(0), &GENERATION_IRQ),
+                        vec![&MethodCall::new(generation::EVENT.path(), vec![])],
                     ),
                 ],
             ),

@@ -14,16 +14,19 @@
 //! The machine is *hardware-reduced* (ACPI 6.5, section 4.1): no PM timer, no
 //! fixed events, no legacy interrupt controllers; sleep and reset are three
 //! I/O ports. What the machine has to tell the guest while it runs comes by a Generic Event
-//! Device: PCI hot-plug (`hotplug.rs`) and the power button (`button.rs`).
+//! Device: PCI hot-plug (`hotplug.rs`), the power button (`button.rs`), and that the machine has become
+//! another one (`generation.rs`).
 
 mod button;
 mod dsdt;
+mod event;
+mod generation;
 mod hotplug;
 mod tables;
 
-use acpi_tables::Aml;
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::xsdt::XSDT;
+use acpi_tables::{Aml, AmlSink};
 use vdpa::memory::GuestMemory;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
@@ -99,6 +102,15 @@ fn build(layout: &Layout, cpus: u8) -> Vec<u8> {
         *to = from;
     }
     area.bytes
+}
+
+/// AML that has been made already.
+struct Encoded(Vec<u8>);
+
+impl Aml for Encoded {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(&self.0);
+    }
 }
 
 /// A growing area of tables.

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::layout::{
-    ACPI_RESET_PORT, ACPI_SLEEP_CONTROL_PORT, ACPI_SLEEP_STATUS_PORT, IO_APIC, KVM_TSS, LOCAL_APIC,
-    PAGE_SIZE, PCI_ECAM, PCI_MMIO32, RAM_MAX,
+    ACPI_RESET_PORT, ACPI_SLEEP_CONTROL_PORT, ACPI_SLEEP_STATUS_PORT, GENERATION_ID, IO_APIC,
+    KVM_TSS, LOCAL_APIC, MemoryKind, PAGE_SIZE, PCI_ECAM, PCI_MMIO32, RAM_MAX,
 };
 use crate::memory::GuestRam;
 
@@ -111,7 +111,7 @@ fn devices_are_there() {
     let has = |bytes: &[u8]| dsdt.windows(bytes.len()).any(|window| window == bytes);
     for name in [
         "PCI0", "MBRD", "COM1", "RTC0", "C000", "C00A", "ACPI0007", "_S5_", "GED_", "ACPI0013",
-        "S001", "S01F", "_EJ0", "_EVT", "PSCN", "PWRB", "PBEV",
+        "S001", "S01F", "_EJ0", "_EVT", "PSCN", "PWRB", "PBEV", "VGEN", "VGEV",
     ] {
         assert!(has(name.as_bytes()), "{name}");
     }
@@ -125,9 +125,9 @@ fn devices_are_there() {
     assert!(has(b"\x5b\x80PHPR\x01\x0b\x10\x06\x0a\x0c"));
     // OperationRegion (PBRG, SystemIO, 0x620, 1); Notify (\\_SB.PWRB, 0x80).
     assert!(has(b"\x5b\x80PBRG\x01\x0b\x20\x06") && has(b"\x86\\\x2e_SB_PWRB\x0a\x80"));
-    // Interrupts 16 and 17, level, high, exclusive.
+    // Interrupts 16 to 18, level, high, exclusive.
     assert!(has(&[
-        0x89, 6, 0, 1, 1, 16, 0, 0, 0, 0x89, 6, 0, 1, 1, 17, 0, 0, 0
+        0x89, 6, 0, 1, 1, 16, 0, 0, 0, 0x89, 6, 0, 1, 1, 17, 0, 0, 0, 0x89, 6, 0, 1, 1, 18, 0, 0, 0
     ]));
     assert!(has(&layout.pci_mmio64().start.to_le_bytes()));
     assert!(has(&(layout.pci_mmio64().end() - 1).to_le_bytes()));
@@ -143,6 +143,36 @@ fn devices_are_there() {
             0x08, b'_', b'S', b'5', b'_', 0x12, 10, 4, 0x0a, 5, 0x0a, 5, 0x0a, 0, 0x0a, 0
         ])
     );
+}
+
+#[test]
+fn the_generation_id_is_where_the_guest_is_told_and_no_table_is() {
+    let layout = Layout::new(256 * MIB, 40).unwrap();
+    let area = build(&layout, 1);
+    let dsdt = follow(&area).dsdt;
+    let has = |bytes: &[u8]| dsdt.windows(bytes.len()).any(|window| window == bytes);
+    assert!(has(
+        b"\x08_HID\x0dVMGENCTR\0\x08_CID\x0dVM_Gen_Counter\0\x08_DDN\x0dVM_Gen_Counter\0"
+    ));
+    // Name (ADDR, Package (2) { 0xff000, 0 }).
+    assert!(has(b"\x08ADDR\x12\x08\x02\x0c\x00\xf0\x0f\x00\x00"));
+    // OperationRegion (VGRG, SystemIO, 0x630, 1); Notify (\\_SB.VGEN, 0x80).
+    assert!(has(b"\x5b\x80VGRG\x01\x0b\x30\x06") && has(b"\x86\\\x2e_SB_VGEN\x0a\x80"));
+    // A page that stays reserved, aligned, inside RAM, behind the tables.
+    let page = layout
+        .memory_map()
+        .into_iter()
+        .find(|entry| entry.range.start == GENERATION_ID);
+    let page = page.unwrap();
+    assert_eq!(
+        (page.range.len, page.kind),
+        (PAGE_SIZE, MemoryKind::Reserved)
+    );
+    assert!(
+        GENERATION_ID.is_multiple_of(PAGE_SIZE)
+            && page.range.end() <= layout.ram_below_hole().end()
+    );
+    assert!(ACPI_TABLES + area.len() as u64 <= GENERATION_ID);
 }
 
 #[test]

@@ -158,7 +158,8 @@ fn swap(error: &SwapError) -> (StatusCode, &'static str) {
 /// What of the machine's errors is the client's: what it named cannot be used.
 fn machine(error: &MachineError) -> (StatusCode, &'static str) {
     match error {
-        MachineError::Layout(_)
+        MachineError::Baseline(_)
+        | MachineError::Layout(_)
         | MachineError::Memory(_)
         | MachineError::Affinity(_)
         | MachineError::Placement(_)

@@ -37,6 +37,29 @@ pub(crate) fn mac() -> Object {
         .build()
 }
 
+/// [`MemorySize`](super::MemorySize), or null as if it were not given.
+pub(crate) fn memory_max() -> Object {
+    size()
+        .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
+        .description(Some(
+            "The most memory that a guest may bring; what is free then where none is given",
+        ))
+        .examples(["16G"])
+        .build()
+}
+
+/// [`HugePageSize`](super::HugePageSize), or null as if it were not given.
+pub(crate) fn hugepages() -> Object {
+    let sizes = ["2M", "1G"].map(serde_json::Value::from);
+    text()
+        .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
+        .enum_values(Some(sizes.into_iter().chain([serde_json::Value::Null])))
+        .description(Some(
+            "Back the guest's memory with huge pages of the host of this size",
+        ))
+        .build()
+}
+
 /// [`MemoryConfig`](super::MemoryConfig).
 pub(crate) fn memory() -> Schema {
     let full = ObjectBuilder::new()
@@ -136,8 +159,8 @@ mod tests {
 
     use super::*;
     use crate::config::{
-        CpuAffinity, CpuCount, DoorbellMode, MacAddress, MemoryConfig, RingWatch, VdpaConfig,
-        VmConfig,
+        CpuAffinity, CpuCount, DoorbellMode, HugePageSize, MacAddress, MemoryConfig, MemorySize,
+        RingWatch, VdpaConfig, VmConfig,
     };
 
     fn values(schema: &Value) -> Vec<Value> {
@@ -165,6 +188,11 @@ mod tests {
         for hugepages in values(&full["properties"]["hugepages"]) {
             let config = json!({ "size": "1G", "hugepages": hugepages });
             serde_json::from_value::<MemoryConfig>(config).unwrap();
+        }
+        let max = json!(memory_max());
+        serde_json::from_value::<MemorySize>(max["examples"][0].clone()).unwrap();
+        for size in values(&json!(hugepages())) {
+            serde_json::from_value::<Option<HugePageSize>>(size).unwrap();
         }
         let watch = json!(ring_watch());
         let [off, seconds] = [0, 1].map(|index| &watch["oneOf"][index]);

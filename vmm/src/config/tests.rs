@@ -95,6 +95,9 @@ fn memory_is_a_size_or_a_table() {
     let full: MemoryConfig = "size=1G,hugepages=2M".parse().unwrap();
     assert_eq!(full.hugepages, Some(HugePageSize::Size2M));
     assert_eq!(full.size, plain.size);
+    assert_eq!("1G".parse(), Ok(HugePageSize::Size1G));
+    assert_eq!("2M".parse(), Ok(HugePageSize::Size2M));
+    assert!("4M".parse::<HugePageSize>().is_err());
     let placed: MemoryConfig = "size=1G,host_numa_node=1".parse().unwrap();
     assert_eq!(placed.host_numa_node, Some(1));
     assert!(
@@ -123,7 +126,7 @@ fn cpu_counts_are_bounded() {
 #[test]
 fn a_whole_configuration_round_trips() {
     let text = r#"{
-        "kernel": "vmlinux", "initramfs": "initrd", "cpus": 4,
+        "kernel": "vmlinux", "initramfs": "initrd", "cpus": 4, "cpu": "x86-64-v3",
         "cpu_affinity": [[0], [1], [0, 1], [2]],
         "memory": {"size": "2G", "hugepages": "1G", "host_numa_node": 1},
         "vdpa": [{"path": "/dev/vhost-vdpa-0", "mac": "52:54:00:12:34:56"}],
@@ -132,6 +135,7 @@ fn a_whole_configuration_round_trips() {
     let config: VmConfig = serde_json::from_str(text).unwrap();
     assert_eq!(config.cmdline, DEFAULT_CMDLINE);
     assert_eq!(config.cpus.get(), 4);
+    assert_eq!(config.cpu, CpuBaseline::V3);
     assert_eq!(config.cpu_affinity.lists().len(), 4);
     let again: VmConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
     assert_eq!(again, config);
@@ -143,6 +147,7 @@ fn unknown_and_impossible_fields_are_refused() {
         (r#"{"kernel": "k", "colour": 1}"#, "unknown field `colour`"),
         (r#"{"kernel": "k", "cpus": 0}"#, "0 vCPUs"),
         (r#"{"kernel": "k", "cpus": -1}"#, "-1"),
+        (r#"{"kernel": "k", "cpu": "core2duo"}"#, "`core2duo`"),
         (
             r#"{"kernel": "k", "memory": "1"}"#,
             "give a number and a unit",

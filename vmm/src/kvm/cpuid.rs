@@ -3,13 +3,14 @@
 //! Pure functions from the leaves that the host supports to the leaves of one
 //! vCPU. They own the topology that the guest sees: one package with as many
 //! cores as the VM has vCPUs, one thread per core, one last-level cache, APIC
-//! ids from 0. Everything else passes as KVM offers it, except nested
-//! virtualization, which is hidden: its state would have to be reset and
-//! migrated too. This module must not call the kernel.
+//! ids from 0. Everything else passes as KVM offers it, or as a baseline leaves it
+//! (`baseline.rs`), except nested virtualization, which is hidden: its state would have
+//! to be reset and migrated too. This module must not call the kernel.
 //!
 //! Sources: Intel SDM volume 2A, CPUID (leaves 1, 4, 0xB, 0x1F); AMD APM
 //! volume 3, appendix E (0x8000_0001, 0x8000_0008, 0x8000_001D, 0x8000_001E).
 
+pub mod baseline;
 pub mod compatible;
 
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
@@ -21,14 +22,20 @@ const DEFAULT_PHYSICAL_BITS: u8 = 36;
 mod leaf {
     pub(super) const VENDOR: u32 = 0;
     pub(super) const FEATURES: u32 = 1;
+    pub(super) const TLB: u32 = 2;
     pub(super) const CACHE: u32 = 4;
+    pub(super) const POWER: u32 = 6;
+    pub(super) const EXTENDED: u32 = 7;
     pub(super) const PERFORMANCE: u32 = 0xa;
     pub(super) const TOPOLOGY: u32 = 0xb;
     pub(super) const XSAVE: u32 = 0xd;
     pub(super) const TOPOLOGY_V2: u32 = 0x1f;
+    pub(super) const KVM_SIGNATURE: u32 = 0x4000_0000;
     pub(super) const KVM_FEATURES: u32 = 0x4000_0001;
     pub(super) const EXTENDED_MAX: u32 = 0x8000_0000;
     pub(super) const EXTENDED_FEATURES: u32 = 0x8000_0001;
+    pub(super) const BRAND_FIRST: u32 = 0x8000_0002;
+    pub(super) const AMD_L2: u32 = 0x8000_0006;
     pub(super) const ADDRESS_SIZES: u32 = 0x8000_0008;
     pub(super) const AMD_NESTED: u32 = 0x8000_000a;
     pub(super) const AMD_CACHE: u32 = 0x8000_001d;
@@ -73,7 +80,7 @@ impl Processor {
 }
 
 /// Makes the CPUID leaves of one vCPU out of `supported`, which is what
-/// `KVM_GET_SUPPORTED_CPUID` answered.
+/// `KVM_GET_SUPPORTED_CPUID` answered, or what [`baseline::show`] left of it.
 #[must_use]
 pub fn guest_cpuid(supported: &[kvm_cpuid_entry2], processor: Processor) -> Vec<kvm_cpuid_entry2> {
     let amd = is_amd(supported);

@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use devices::bus::{Bus, BusDevice};
-use devices::legacy::button::{POWER_BUTTON_LEN, PowerButton};
 use devices::legacy::clock::{CLOCK_LEN, Clock};
+use devices::legacy::event::{ACPI_EVENT_LEN, AcpiEvent};
 use devices::legacy::power::{
     ACPI_POWER_LEN, AcpiPower, KEYBOARD_CONTROLLER_LEN, KeyboardController, PowerSignal,
 };
@@ -16,6 +16,7 @@ use devices::pci::{ConfigPorts, Ecam, HOTPLUG_LEN, MmioWindow, PciBus, PciHotplu
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::faults::DoorbellFaults;
+use super::generation::Generation;
 use super::handle::Requests;
 use super::inventory::{Device, Inventory};
 use super::migration::Leaving;
@@ -27,13 +28,13 @@ use crate::config::{VdpaConfig, VmConfig};
 use crate::console::{Attached, Console, Screen};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::Host;
-use crate::kvm::cpuid::physical_address_bits;
+use crate::kvm::cpuid::{baseline, physical_address_bits};
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::line::{InterruptLine, LevelLine};
 use crate::kvm::memory_slots::MemorySlots;
 use crate::kvm::msi::KvmMsiVectors;
 use crate::kvm::{Hypervisor, PlatformAddresses};
-use crate::layout::{self, Layout};
+use crate::layout::{self, Layout, common_physical_bits};
 use crate::memory::GuestRam;
 use crate::vcpu::{Buses, FaultHandler, Vcpus};
 
@@ -84,8 +85,10 @@ impl Machine {
 
         // The VM and its memory.
         let hypervisor = Hypervisor::open()?;
-        let physical_bits = physical_address_bits(&hypervisor.supported_cpuid()?);
-        let layout = Layout::new(config.memory.size.bytes(), physical_bits)?;
+        let ram_size = config.memory.size.bytes();
+        let supported = hypervisor.supported_cpuid()?;
+        let shown = baseline::show(&supported, config.cpu, common_physical_bits(ram_size))?;
+        let layout = Layout::new(ram_size, physical_address_bits(&shown))?;
         let hugepages = config.memory.hugepages;
         let ram = Arc::new(match given.ram {
             None => GuestRam::on_node(&layout, hugepages, node)?,
@@ -172,12 +175,21 @@ impl Machine {
             .map_err(MachineError::host("eventfd"))?;
         io.insert(layout::HOTPLUG_PORT.into(), HOTPLUG_LEN, hotplug.clone())?;
 
-        let line = LevelLine::new(vm.fd().clone(), u32::from(layout::POWER_BUTTON_IRQ));
-        let button = Arc::new(PowerButton::new(Box::new(line)));
-        io.insert(
-            layout::POWER_BUTTON_PORT.into(),
-            POWER_BUTTON_LEN,
-            button.clone(),
+        let event = |name, irq, port: u16| {
+            let line = LevelLine::new(vm.fd().clone(), u32::from(irq));
+            let event = Arc::new(AcpiEvent::new(name, Box::new(line)));
+            io.insert(port.into(), ACPI_EVENT_LEN, event.clone())?;
+            Ok::<_, MachineError>(event)
+        };
+        let button = event(
+            "power button",
+            layout::POWER_BUTTON_IRQ,
+            layout::POWER_BUTTON_PORT,
+        )?;
+        let generation = event(
+            "generation ID",
+            layout::GENERATION_IRQ,
+            layout::GENERATION_PORT,
         )?;
 
         // The devices on it.
@@ -240,6 +252,7 @@ impl Machine {
             &hypervisor,
             &vm,
             cpus,
+            &shown,
             config.cpu_affinity.lists(),
             &buses,
             &faults,
@@ -261,6 +274,7 @@ impl Machine {
             serial,
             power,
             button,
+            generation: Generation::new(generation),
             clock,
             config_ports,
             _serial_line: serial_line,

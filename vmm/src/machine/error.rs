@@ -15,6 +15,7 @@ use crate::boot::BootError;
 use crate::config::CpuAffinityError;
 use crate::host::PlacementError;
 use crate::kvm::KvmError;
+use crate::kvm::cpuid::baseline::BaselineError;
 use crate::kvm::memory_slots::MemorySlotError;
 use crate::layout::LayoutError;
 use crate::memory::MemoryError;
@@ -28,6 +29,9 @@ pub enum MachineError {
     /// KVM cannot be used.
     #[error(transparent)]
     Kvm(#[from] KvmError),
+    /// The host's processor is none that the guest may be shown.
+    #[error(transparent)]
+    Baseline(#[from] BaselineError),
     /// The memory does not fit into the address space.
     #[error(transparent)]
     Layout(#[from] LayoutError),

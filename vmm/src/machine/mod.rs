@@ -40,6 +40,7 @@ mod end;
 mod error;
 mod failover;
 mod faults;
+mod generation;
 mod hand_over;
 mod handle;
 mod inventory;
@@ -59,8 +60,8 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use ::devices::legacy::button::PowerButton;
 use ::devices::legacy::clock::Clock;
+use ::devices::legacy::event::AcpiEvent;
 use ::devices::legacy::power::PowerSignal;
 use ::devices::legacy::serial::Serial;
 use ::devices::pci::{ConfigPorts, PciBus, PciHotplug};
@@ -79,6 +80,7 @@ use crate::layout::Layout;
 use crate::memory::GuestRam;
 use crate::vcpu::{Buses, VcpuReport, Vcpus};
 
+use self::generation::Generation;
 use self::handle::Requests;
 use self::inventory::Inventory;
 use self::migration::{Leaving, Throttle};
@@ -189,7 +191,8 @@ pub struct Machine {
     _buses: Buses,
     serial: Arc<Serial>,
     power: Arc<PowerSignal>,
-    button: Arc<PowerButton>,
+    button: Arc<AcpiEvent>,
+    generation: Generation,
     clock: Arc<Clock>,
     config_ports: Arc<ConfigPorts>,
     _serial_line: InterruptLine,

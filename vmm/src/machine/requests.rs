@@ -70,7 +70,7 @@ impl Machine {
                 Request::PowerButton { answer } => {
                     let allowed = self.unless_on_the_way();
                     if allowed.is_ok() {
-                        self.button.press();
+                        self.button.raise();
                     }
                     let _ = answer.send(allowed);
                 }

@@ -79,6 +79,9 @@ impl Machine {
         };
         let booted = boot::load(self.ram.memory(), &self.layout, &source)?;
         acpi::write(self.ram.memory(), &self.layout, self.config.cpus.get())?;
+        self.generation
+            .power_on(self.ram.memory())
+            .map_err(MachineError::host("making a generation ID"))?;
         let registers = booted.registers();
         self.vcpus.set_msrs(&BootRegisters::MSRS)?;
         self.vcpus

@@ -8,23 +8,24 @@
 //! | `config` | 1 | the configuration as JSON, as the API shows it; whether the vCPUs ran |
 //! | `vm` | 1 | interrupt controllers and kvmclock |
 //! | `vcpu` | one per vCPU, by their numbers | registers, local APIC, MSRs, CPUID |
-//! | `platform` | 1 | serial port, clock, power button, hot-plug, host bridge, PCI's configuration ports |
+//! | `platform` | 1 | serial port, clock, power button, hot-plug, host bridge, PCI's configuration ports, generation ID |
 //! | `device` | one per device, in the order of their attachment | name, slot, registers, the backend's state |
 
 use std::collections::BTreeMap;
 
-use devices::legacy::button::PowerButtonState;
 use devices::legacy::clock::ClockState;
+use devices::legacy::event::AcpiEventState;
 use devices::legacy::power::PowerState;
 use devices::legacy::serial::SerialState;
 use devices::pci::{ConfigPortsState, PciBusState, PciHotplugState, SLOTS, Slot};
 use devices::virtio::pci::VirtioPciState;
 use serde::{Deserialize, Serialize};
 
+use super::generation::GenerationState;
 use super::snapshot::SnapshotError;
 use crate::config::{CpuCount, VmConfig};
 use crate::kvm::saved::VmState;
-use crate::snapshot::format::{Saved, SectionKind, Sections, Writer};
+use crate::snapshot::format::{Payload, PayloadError, Saved, SectionKind, Sections, Writer};
 use crate::vcpu::VcpuState;
 
 /// A configuration as JSON: it is made to be read by later versions, and postcard cannot hold it.
@@ -42,11 +43,53 @@ struct SavedConfig {
 pub(super) struct SavedPlatform {
     pub(super) serial: SerialState,
     pub(super) clock: ClockState,
-    pub(super) button: PowerButtonState,
+    pub(super) button: AcpiEventState,
     pub(super) hotplug: PciHotplugState,
     pub(super) pci: PciBusState,
     pub(super) config_ports: ConfigPortsState,
     pub(super) power: PowerState,
+    /// `None`: the guest knows of none.
+    pub(super) generation: Option<GenerationState>,
+}
+
+/// The platform before there was a generation ID: all fields but the last.
+#[derive(Debug, Deserialize)]
+struct SavedPlatformV1 {
+    serial: SerialState,
+    clock: ClockState,
+    button: AcpiEventState,
+    hotplug: PciHotplugState,
+    pci: PciBusState,
+    config_ports: ConfigPortsState,
+    power: PowerState,
+}
+
+impl Saved for SavedPlatform {
+    const NAME: &'static str = "platform";
+    const VERSION: u32 = 2;
+    const MAX_LEN: u64 = 1 << 16;
+
+    fn upgrade(previous: Payload<'_>) -> Result<Self, PayloadError> {
+        let SavedPlatformV1 {
+            serial,
+            clock,
+            button,
+            hotplug,
+            pci,
+            config_ports,
+            power,
+        } = previous.decode()?;
+        Ok(Self {
+            serial,
+            clock,
+            button,
+            hotplug,
+            pci,
+            config_ports,
+            power,
+            generation: None,
+        })
+    }
 }
 
 /// A device of a saved machine.
@@ -76,7 +119,6 @@ saved! {
     SavedConfig: "config", 1, 1 << 20;
     VmState: "vm", 1, 4096;
     VcpuState: "vcpu", 1, 1 << 20;
-    SavedPlatform: "platform", 1, 1 << 16;
     SavedDevice: "device", 1, 4 << 20;
 }
 
@@ -195,5 +237,55 @@ impl SavedMachine {
             }
         }
         Ok(slots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use devices::bus::Bus;
+    use devices::legacy::clock::Clock;
+    use devices::legacy::power::PowerSignal;
+    use devices::legacy::serial::Serial;
+    use devices::pci::{ConfigPorts, MmioWindow, PciBus};
+    use vmm_sys_util::eventfd::EventFd;
+
+    use super::*;
+    use crate::snapshot::format::Section;
+
+    fn platform() -> SavedPlatform {
+        let window = MmioWindow::new(1 << 38, 1 << 30).unwrap();
+        let pci = Arc::new(PciBus::new(&Arc::new(Bus::new()), window));
+        let interrupt = Arc::new(EventFd::new(0).unwrap());
+        SavedPlatform {
+            serial: Serial::new(interrupt, Box::new(io::sink())).unwrap().save(),
+            clock: Clock::new().save(),
+            button: AcpiEventState { raised: true },
+            hotplug: PciHotplugState {
+                inserted: 1,
+                removal: 2,
+                ejectable: 3,
+                ejected: 0,
+            },
+            pci: pci.save(),
+            config_ports: ConfigPorts::new(pci.clone()).save(),
+            power: PowerSignal::new().unwrap().save(),
+            generation: None,
+        }
+    }
+
+    #[test]
+    fn a_platform_without_a_generation_id_is_read() {
+        let platform = platform();
+        let mut section = Section::encode(0, &platform).unwrap();
+        assert_eq!(section.decode::<SavedPlatform>().unwrap(), platform);
+        // The version before ended with the field before.
+        assert_eq!((section.version, section.payload.pop()), (2, Some(0)));
+        section.version = 1;
+        assert_eq!(section.decode::<SavedPlatform>().unwrap(), platform);
+        section.version = 2;
+        assert!(section.decode::<SavedPlatform>().is_err());
     }
 }

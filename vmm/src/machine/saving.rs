@@ -35,6 +35,15 @@ pub(super) enum HeldFor {
     Migration,
 }
 
+/// Whose past a machine has that is restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Past {
+    /// There is no other machine with it: it was handed over, and its clock goes on with the world's.
+    Own,
+    /// Any number of machines can have it: it comes from a snapshot, at whose time its clock goes on.
+    Shared,
+}
+
 /// A machine between its save and its going on.
 pub(super) struct Held {
     devices: Vec<SavedDevice>,
@@ -70,7 +79,7 @@ impl Machine {
                 };
                 let mut machine = Self::build(&saved.config, &given, console, stop)?;
                 snapshot.read_memory(&machine.ram)?;
-                machine.restore(saved, ClockPolicy::StandStill, snapshot.is_paused())?;
+                machine.restore(saved, Past::Shared, snapshot.is_paused())?;
                 Ok(machine)
             }
             Origin::Migration(arriving) => arriving.receive(console, stop),
@@ -86,7 +95,7 @@ impl Machine {
                     error: handed_over.failed().map(str::to_owned),
                 };
                 machine.requests.publish_upgrade(&machine.upgrade);
-                machine.restore(saved, ClockPolicy::Advance, !saved.ran)?;
+                machine.restore(saved, Past::Own, !saved.ran)?;
                 Ok(machine)
             }
         }
@@ -169,6 +178,7 @@ impl Machine {
                     pci: self.pci.save(),
                     config_ports: self.config_ports.save(),
                     power: self.power.save(),
+                    generation: self.generation.save(),
                 },
                 devices,
                 ran: false,
@@ -238,10 +248,19 @@ impl Machine {
     fn restore(
         &mut self,
         saved: &SavedMachine,
-        clock_policy: ClockPolicy,
+        past: Past,
         paused: bool,
     ) -> Result<(), MachineError> {
+        let clock_policy = match past {
+            Past::Own => ClockPolicy::Advance,
+            Past::Shared => ClockPolicy::StandStill,
+        };
         self.restore_board(saved, clock_policy)?;
+        if past == Past::Shared {
+            self.generation
+                .renew(self.ram.memory())
+                .map_err(MachineError::host("making a generation ID"))?;
+        }
         self.restore_devices(&saved.devices)?;
         self.requests.publish_boot(paused);
         if !paused {
@@ -291,7 +310,7 @@ impl Machine {
         Ok(())
     }
 
-    fn restore_platform(&self, saved: &SavedPlatform) -> Result<(), SnapshotError> {
+    fn restore_platform(&mut self, saved: &SavedPlatform) -> Result<(), SnapshotError> {
         let SavedPlatform {
             serial,
             clock,
@@ -300,6 +319,7 @@ impl Machine {
             pci,
             config_ports,
             power,
+            generation,
         } = saved;
         self.serial.restore(serial)?;
         self.clock.restore(clock)?;
@@ -308,6 +328,7 @@ impl Machine {
         self.pci.restore(pci).map_err(SnapshotError::HostBridge)?;
         self.config_ports.restore(config_ports)?;
         self.power.restore(power);
+        self.generation.restore(generation.as_ref())?;
         Ok(())
     }
 }

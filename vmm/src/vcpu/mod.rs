@@ -49,7 +49,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use devices::bus::Bus;
-use kvm_bindings::{CpuId, kvm_msr_entry, kvm_regs, kvm_sregs};
+use kvm_bindings::{CpuId, kvm_cpuid_entry2, kvm_msr_entry, kvm_regs, kvm_sregs};
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -278,7 +278,8 @@ pub struct Vcpus {
 
 impl Vcpus {
     /// Makes `count` vCPUs with APIC ids from 0, each on a thread named
-    /// `vcpuN`, all parked. `affinity` has the CPUs of the host for each of them, or is empty: then
+    /// `vcpuN`, all parked. Each is told of `shown`, what the host supports or less, with its own
+    /// topology ([`guest_cpuid`]). `affinity` has the CPUs of the host for each of them, or is empty: then
     /// they run anywhere. The VM must have its memory by the time they resume.
     /// `faults` is asked about memory faults of the guest.
     ///
@@ -289,13 +290,14 @@ impl Vcpus {
         hypervisor: &Hypervisor,
         vm: &Vm,
         count: u8,
+        shown: &[kvm_cpuid_entry2],
         affinity: &[HostCpus],
         buses: &Buses,
         faults: &Arc<dyn FaultHandler>,
     ) -> Result<Self, VcpuError> {
         let shared = |source| VcpuError::Kvm { index: 0, source };
-        let supported = hypervisor.supported_cpuid().map_err(shared)?;
-        let msr_indices = msrs::all(hypervisor.msr_indices().map_err(shared)?);
+        let mut msr_indices = msrs::all(hypervisor.msr_indices().map_err(shared)?);
+        msr_indices.retain(|&index| msrs::belongs(index, shown));
         let event =
             EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|source| VcpuError::Host {
                 index: 0,
@@ -313,7 +315,7 @@ impl Vcpus {
         for index in 0..count {
             let failed = |source| VcpuError::Kvm { index, source };
             let leaves = guest_cpuid(
-                &supported,
+                shown,
                 Processor {
                     apic_id: index,
                     count,

@@ -11,11 +11,12 @@
 
 use std::ops::RangeInclusive;
 
-use kvm_bindings::{KVM_MAX_MSR_ENTRIES, Msrs, kvm_msr_entry};
+use kvm_bindings::{KVM_MAX_MSR_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_msr_entry};
 use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
 use crate::kvm::KvmError;
+use crate::kvm::cpuid::compatible::{self, Register};
 
 /// IA32_TIME_STAMP_COUNTER.
 pub(super) const MSR_TSC: u32 = 0x10;
@@ -48,6 +49,15 @@ const DISPENSABLE: [u32; 3] = [
     0x8b,  // IA32_BIOS_SIGN_ID: the microcode's revision
     0xce,  // MSR_PLATFORM_INFO: the base frequency, and whether CPUID can be made to fault
     0x345, // IA32_PERF_CAPABILITIES: the performance counters' formats
+];
+
+/// MSRs that are there only for a guest that is shown their feature: index, CPUID leaf, bit. KVM gives them the host's value
+/// whether it is shown or not (some versions), and another host may refuse that.
+const OF_FEATURES: [(u32, u32, Register, u32); 2] = [
+    // IA32_ARCH_CAPABILITIES.
+    (0x10a, 7, Register::Edx, 29),
+    // IA32_PERF_CAPABILITIES: PDCM.
+    (0x345, 1, Register::Ecx, 15),
 ];
 
 /// A saved MSR.
@@ -104,6 +114,14 @@ pub(super) fn all(listed: Vec<u32>) -> Vec<u32> {
     }
     all.retain(|index| !HYPERV_MSRS.contains(index));
     all
+}
+
+/// Whether a guest that is `shown` these CPUID leaves has the MSR, as far as KVM does not decide it by itself.
+pub(super) fn belongs(index: u32, shown: &[kvm_cpuid_entry2]) -> bool {
+    let feature = OF_FEATURES.iter().find(|(msr, ..)| *msr == index);
+    feature.is_none_or(|&(_, leaf, register, bit)| {
+        compatible::value(shown, leaf, 0, register) & (1 << bit) != 0
+    })
 }
 
 /// Whether the MSR goes into a saved vCPU. The TSC is saved apart. The wall clock is a command (KVM
@@ -351,6 +369,24 @@ mod tests {
         assert_eq!(all[..3], [MSR_TSC, 0x277, 0x2ff]);
         assert_eq!(all.len(), 3 + 16 + 11 + 1 + 128);
         assert!(all.contains(&MSR_DEBUGCTL) && all.contains(&0x47f));
+    }
+
+    #[test]
+    fn msrs_of_hidden_features_are_not_there() {
+        let leaf = |function, ecx, edx| kvm_cpuid_entry2 {
+            function,
+            ecx,
+            edx,
+            ..Default::default()
+        };
+        let shown = [leaf(1, 1 << 15, 0), leaf(7, 0, 1 << 29)];
+        assert!(
+            [0x10a, 0x345, 0x174]
+                .iter()
+                .all(|&msr| belongs(msr, &shown))
+        );
+        let hidden = [leaf(1, !(1 << 15), !0), leaf(7, !0, !(1 << 29))];
+        assert!(!belongs(0x10a, &hidden) && !belongs(0x345, &hidden) && belongs(0x174, &[]));
     }
 
     #[test]

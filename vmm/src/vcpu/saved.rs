@@ -50,7 +50,7 @@ use serde::{Deserialize, Serialize};
 use super::thread::Vcpu;
 use super::tsc::{self, Tscs};
 use super::{VcpuError, Vcpus, msrs, xsave};
-use crate::kvm::cpuid::compatible;
+use crate::kvm::cpuid::{baseline, compatible};
 use crate::kvm::{KvmError, uapi_bytes};
 
 pub use super::msrs::{MsrError, MsrState};
@@ -330,7 +330,7 @@ fn save(vcpu: &Vcpu, vm: &VmFd, xsave_len: usize) -> Result<VcpuState, KvmError>
             .get_debug_regs()
             .map_err(KvmError::ioctl("KVM_GET_DEBUGREGS"))?,
         xcrs: fd.get_xcrs().map_err(KvmError::ioctl("KVM_GET_XCRS"))?,
-        xsave: xsave::read(fd, xsave_len)?,
+        xsave: xsave::within(xsave::read(fd, xsave_len)?, baseline::xcr0(&vcpu.cpuid)),
         lapic: fd.get_lapic().map_err(KvmError::ioctl("KVM_GET_LAPIC"))?,
         tsc: tsc::save(fd, vm)?,
         msrs: msrs::save(fd, vcpu.initial.msrs())?,

@@ -14,6 +14,11 @@ pub(super) const MIN_LEN: usize = 4096;
 /// More than any processor has (with AMX it is 11 KiB).
 pub(super) const MAX_LEN: usize = 64 * 1024;
 
+/// Where the header says which parts are not as at power-on (Intel SDM volume 1, 13.4.2).
+const XSTATE_BV: std::ops::Range<usize> = 512..520;
+/// Parts that every processor has.
+const X87_SSE: u64 = 3;
+
 /// How many bytes an area has on this host: a multiple of 4.
 pub(super) fn len(vm: &VmFd) -> Result<usize, KvmError> {
     let said = vm.check_extension_int(Cap::Xsave2);
@@ -77,6 +82,18 @@ pub(super) fn read(fd: &VcpuFd, len: usize) -> Result<Vec<u8>, KvmError> {
     Ok(bytes)
 }
 
+/// Says of all parts that a guest with `xcr0` cannot have that they are as at power-on: KVM may say of the
+/// protection keys that they are there (before Linux 6.6), and a host that has none would refuse the area.
+pub(super) fn within(mut area: Vec<u8>, xcr0: u64) -> Vec<u8> {
+    if let Some(there) = area.get_mut(XSTATE_BV) {
+        let parts = (xcr0 | X87_SSE).to_le_bytes();
+        for (byte, own) in there.iter_mut().zip(parts) {
+            *byte &= own;
+        }
+    }
+    area
+}
+
 /// Writes an area that [`check`] has passed for `len`, with zeros behind it if it is shorter.
 pub(super) fn write(fd: &VcpuFd, area: &[u8], len: usize) -> Result<(), KvmError> {
     let area = buffer(area, len)?;
@@ -137,6 +154,25 @@ mod tests {
         };
         assert_eq!(check(&area, MIN_LEN), Err(error));
         assert_eq!(check(&area, MIN_LEN + 4), Ok(()));
+    }
+
+    #[test]
+    fn parts_that_the_guest_cannot_have_are_not_said_to_be_there() {
+        let mut area = vec![0xff; MIN_LEN];
+        area[XSTATE_BV].copy_from_slice(&0x2e7_u64.to_le_bytes());
+        for (xcr0, left) in [
+            (0_u64, 3),
+            (7, 7),
+            (0xe7, 0xe7),
+            (0x2e7, 0x2e7),
+            (u64::MAX, 0x2e7),
+        ] {
+            let within = within(area.clone(), xcr0);
+            let said: [u8; 8] = within[XSTATE_BV].try_into().unwrap();
+            assert_eq!(u64::from_le_bytes(said), left, "{xcr0:#x}");
+            assert!(within[..512] == area[..512] && within[520..] == area[520..]);
+        }
+        assert_eq!(within(vec![1], 0), [1]);
     }
 
     #[test]

@@ -107,7 +107,8 @@ impl Rig {
         buses.io.insert(PORT.into(), 1, port.clone()).unwrap();
         buses.mmio.insert(MMIO.into(), 0x100, mmio.clone()).unwrap();
         let faults = faults(&vm, &slots);
-        let vcpus = Vcpus::new(&hypervisor, &vm, cpus, &[], &buses, &faults).unwrap();
+        let cpuid = hypervisor.supported_cpuid().unwrap();
+        let vcpus = Vcpus::new(&hypervisor, &vm, cpus, &cpuid, &[], &buses, &faults).unwrap();
         let rig = Self {
             vcpus,
             port,

@@ -179,6 +179,9 @@ fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value
     let cmdline = arguments.cmdline.as_deref().unwrap_or(DEFAULT_CMDLINE);
     body.insert("cmdline".to_owned(), json!(cmdline));
     body.insert("cpus".to_owned(), serde_json::to_value(arguments.cpus)?);
+    if !arguments.cpu.is_host() {
+        body.insert("cpu".to_owned(), serde_json::to_value(arguments.cpu)?);
+    }
     if let Some(affinity) = &arguments.cpu_affinity {
         body.insert("cpu_affinity".to_owned(), serde_json::to_value(affinity)?);
     }

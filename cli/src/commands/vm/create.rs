@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use hyper::{Method, StatusCode};
-use vmm::config::{CpuAffinity, CpuCount, DiskConfig, MemoryConfig};
+use vmm::config::{CpuAffinity, CpuBaseline, CpuCount, DiskConfig, MemoryConfig};
 
 use super::arguments::{self, NicArgument};
 use super::watch::Watch;
@@ -38,6 +38,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value = "1")]
     pub(super) cpus: CpuCount,
 
+    /// Processor that the guest is shown: host, or x86-64-v2, x86-64-v3, x86-64-v4 to move between hosts that differ
+    #[arg(long, value_name = "NAME", default_value_t)]
+    pub(super) cpu: CpuBaseline,
+
     /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2
     #[arg(long, value_name = "LISTS")]
     pub(super) cpu_affinity: Option<CpuAffinity>,
@@ -69,7 +73,7 @@ pub(crate) struct Arguments {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu_affinity", "memory", "nics", "disks"]
+        conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "nics", "disks"]
     )]
     pub(super) file: Option<PathBuf>,
 

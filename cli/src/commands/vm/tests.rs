@@ -59,6 +59,7 @@ fn options_become_what_the_daemon_is_asked_for() {
         "--kernel=/boot/vmlinuz",
         "--initramfs=/i",
         "--cpus=2",
+        "--cpu=x86-64-v2",
         "--memory=size=1G,hugepages=2M",
         "--nic=from=pci/0000:01:00.0,bridge=br0,vlan=100,mac=52:54:00:12:34:56,kind=vf",
         "--nic=id=net0,path=/dev/vhost-vdpa-0,doorbell=off",
@@ -67,7 +68,7 @@ fn options_become_what_the_daemon_is_asked_for() {
         "--stopped",
     ];
     let wanted = json!({
-        "kernel": "/boot/vmlinuz", "initramfs": "/i", "cmdline": "console=ttyS0", "cpus": 2,
+        "kernel": "/boot/vmlinuz", "initramfs": "/i", "cmdline": "console=ttyS0", "cpus": 2, "cpu": "x86-64-v2",
         "memory": {"size": "1G", "hugepages": "2M"},
         "disks": [{"path": "/d", "readonly": true, "rescue": false}],
         "nics": [

@@ -29,7 +29,7 @@ pub enum Register {
 }
 
 impl Register {
-    fn of(self, entry: &kvm_cpuid_entry2) -> u32 {
+    pub(super) fn of(self, entry: &kvm_cpuid_entry2) -> u32 {
         match self {
             Self::Eax => entry.eax,
             Self::Ebx => entry.ebx,
@@ -259,7 +259,7 @@ pub fn check(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Result<()
 }
 
 /// The value of a register; 0 where the leaf is missing, which is how a guest reads it.
-fn value(leaves: &[kvm_cpuid_entry2], leaf: u32, index: u32, register: Register) -> u32 {
+pub(crate) fn value(leaves: &[kvm_cpuid_entry2], leaf: u32, index: u32, register: Register) -> u32 {
     leaves
         .iter()
         .find(|entry| entry.function == leaf && entry.index == index)

@@ -52,7 +52,7 @@ fn amd() -> Vec<kvm_cpuid_entry2> {
     ]
 }
 
-fn get(leaves: &[kvm_cpuid_entry2], function: u32, index: u32) -> kvm_cpuid_entry2 {
+pub(super) fn get(leaves: &[kvm_cpuid_entry2], function: u32, index: u32) -> kvm_cpuid_entry2 {
     let mut found = leaves
         .iter()
         .filter(|entry| entry.function == function && entry.index == index);

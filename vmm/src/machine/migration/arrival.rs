@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd as _;
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::compat::{self, Document, Here};
+use super::compat::{self, Document, Here, MemoryMax};
 use super::{Direction, Migration, MigrationEnd, ReceiveConfig, load_tls};
 use crate::config::{VdpaSource, VmConfig};
 use crate::console::{Console, TerminalConsole};
@@ -24,6 +24,7 @@ use crate::kvm::saved::ClockPolicy;
 use crate::machine::build::Given;
 use crate::machine::saved::SavedMachine;
 use crate::machine::{End, Machine, MachineError, SnapshotError, StopHandle};
+use crate::memory;
 use crate::migration::destination::Go;
 use crate::migration::endpoint::{Endpoint, EndpointError, Listener};
 use crate::migration::protocol::{Hello, RamRange, Refusal};
@@ -205,6 +206,10 @@ impl Arrival<'_> {
             nics: &config.vdpa,
             kernel: config.kernel.as_deref(),
             initramfs: config.initramfs.as_deref(),
+            memory_max: self.memory_max()?,
+            hugepages: config.hugepages,
+            host_numa_node: config.host_numa_node,
+            cpu_affinity: &config.cpu_affinity,
             // The socket's mode is 0600.
             same_user: matches!(config.listen, Endpoint::Unix(_)),
         })?;
@@ -220,6 +225,20 @@ impl Arrival<'_> {
             Ok(machine)
         } else {
             Err(refusals)
+        }
+    }
+}
+
+impl Arrival<'_> {
+    /// What a source may take now.
+    fn memory_max(&self) -> Result<MemoryMax, Vec<Refusal>> {
+        let config = &self.arriving.config;
+        match config.max_memory {
+            Some(max) => Ok(MemoryMax::Given(max.bytes())),
+            None => memory::free(config.hugepages)
+                .map(MemoryMax::Free)
+                .map_err(MachineError::host("reading how much memory is free"))
+                .map_err(|error| vec![compat::unbuildable(&error)]),
         }
     }
 }
@@ -286,5 +305,53 @@ impl DestinationMachine for Arrival<'_> {
         machine.go_on()?;
         machine.announce_all();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A source that says what it wants, and no more than that.
+    #[test]
+    fn a_terabyte_is_refused_before_anything_is_mapped() {
+        let socket = std::env::temp_dir().join(format!("bellhop-arrival-{}", std::process::id()));
+        let _ = std::fs::remove_file(&socket);
+        for (max, said) in [
+            (r#""max_memory": "2G","#, "2 GiB by --max-memory"),
+            ("", "are free"),
+        ] {
+            let config = format!(r#"{{{max} "listen": "unix:{}"}}"#, socket.display());
+            let arriving = Arriving::new(serde_json::from_str(&config).unwrap()).unwrap();
+            let stop = StopHandle::new().unwrap();
+            let mut arrival = Arrival {
+                arriving: &arriving,
+                console: None,
+                stop: &stop,
+                machine: None,
+            };
+            let hello = Hello {
+                connections: 1,
+                ram: Vec::new(),
+                compat: serde_json::json!({
+                    "state_versions": crate::machine::state_versions(),
+                    "config": { "kernel": "/k", "memory": { "size": "1T", "hugepages": "1G" } },
+                    "cpuid": [],
+                    "devices": [],
+                }),
+            };
+            // Had it come as far as KVM, the console or the memory, it would be refused for those.
+            for refusals in [
+                arrival.prepare(&hello).unwrap_err(),
+                arrival.try_out(&hello).unwrap_err(),
+            ] {
+                let [refusal] = &refusals[..] else {
+                    panic!("{refusals:?}");
+                };
+                assert_eq!(refusal.what, "the guest's memory");
+                assert!(refusal.destination.contains(said), "{refusal}");
+                assert!(refusal.remedy.contains("--max-memory"), "{refusal}");
+            }
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! host, so nothing in it is trusted. It must not know how it is carried.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -15,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::super::{End, Machine, MachineError, state_versions};
-use crate::config::{NoSuchNic, VdpaConfig, VmConfig};
+use crate::byte_count::ByteCount;
+use crate::config::{CpuAffinity, HugePageSize, MemoryConfig, NoSuchNic, VdpaConfig, VmConfig};
 use crate::migration::protocol::Refusal;
 use crate::vcpu::CpuidLeaf;
 
@@ -30,8 +32,42 @@ pub(super) struct Here<'a> {
     /// What the guest boots from.
     pub(super) kernel: Option<&'a Path>,
     pub(super) initramfs: Option<&'a Path>,
+    pub(super) memory_max: MemoryMax,
+    /// Where its memory and vCPUs are placed.
+    pub(super) hugepages: Option<HugePageSize>,
+    pub(super) host_numa_node: Option<u16>,
+    pub(super) cpu_affinity: &'a CpuAffinity,
     /// Whether whoever sends is a process of this host and this user, who can read the same files anyway.
     pub(super) same_user: bool,
+}
+
+/// The most guest memory (bytes) that is taken here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MemoryMax {
+    /// Said so.
+    Given(u64),
+    /// As much as is free.
+    Free(u64),
+}
+
+impl MemoryMax {
+    fn bytes(self) -> u64 {
+        let (Self::Given(bytes) | Self::Free(bytes)) = self;
+        bytes
+    }
+}
+
+impl fmt::Display for MemoryMax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Given(bytes) => write!(f, "limited to {} by --max-memory", ByteCount(*bytes)),
+            Self::Free(bytes) => write!(
+                f,
+                "limited to the {} that are free, since no --max-memory says otherwise",
+                ByteCount(*bytes)
+            ),
+        }
+    }
 }
 
 /// What a machine is made of.
@@ -153,6 +189,7 @@ impl Document {
                 ));
             }
         }
+        self.place_memory_and_vcpus(here, &mut refusals);
         self.place_boot_files(here, &mut refusals);
         if self.devices.len() > DEVICES_MAX {
             refusals.push(refusal(
@@ -167,6 +204,34 @@ impl Document {
         } else {
             Err(refusals)
         }
+    }
+
+    /// How much memory is taken is for this host to say, and so is of what and from where it takes it, and which of its CPUs
+    /// are busy with the guest: a source would tie up what is set aside for others.
+    fn place_memory_and_vcpus(&mut self, here: &Here<'_>, refusals: &mut Vec<Refusal>) {
+        let size = self.config.memory.size;
+        if size.bytes() > here.memory_max.bytes() {
+            refusals.push(refusal(
+                "the guest's memory",
+                ByteCount(size.bytes()).to_string(),
+                here.memory_max.to_string(),
+                "allow more, where the destination waits: --max-memory SIZE",
+            ));
+        }
+        let memory = MemoryConfig {
+            size,
+            hugepages: here.hugepages,
+            host_numa_node: here.host_numa_node,
+        };
+        if (memory, here.cpu_affinity) != (self.config.memory, &self.config.cpu_affinity) {
+            tracing::info!(
+                theirs = ?(self.config.memory, &self.config.cpu_affinity),
+                here = ?(memory, here.cpu_affinity),
+                "the guest's memory and vCPUs are placed as this host says"
+            );
+        }
+        self.config.memory = memory;
+        self.config.cpu_affinity = here.cpu_affinity.clone();
     }
 
     /// The guest's next reboot reads these files into its memory. So a source, whose guest can reboot as it likes, would read
@@ -242,7 +307,8 @@ impl Document {
                 "the processor",
                 "what the guest was told of it".to_owned(),
                 End::failed(&error).detail,
-                "move to a host whose processor can do as much",
+                "move to a host whose processor can do as much; a machine that was made with a baseline (--cpu x86-64-v2) also \
+                 moves to others",
             ));
         }
         let here = machine.inventory.devices();
@@ -363,6 +429,8 @@ pub(super) fn same_machine(one: &VmConfig, other: &VmConfig) -> bool {
 mod tests {
     use super::*;
 
+    use std::sync::LazyLock;
+
     const KERNEL: &str = "/theirs/kernel";
     const INITRAMFS: &str = "/theirs/initramfs";
 
@@ -392,9 +460,15 @@ mod tests {
             nics,
             kernel: path(kernel),
             initramfs: path(initramfs),
+            memory_max: MemoryMax::Given(1 << 30),
+            hugepages: None,
+            host_numa_node: None,
+            cpu_affinity: &ANYWHERE,
             same_user: false,
         }
     }
+
+    static ANYWHERE: LazyLock<CpuAffinity> = LazyLock::new(CpuAffinity::default);
 
     fn nics() -> Vec<VdpaConfig> {
         vec!["path=/ours/vdpa,id=net0".parse().unwrap()]
@@ -422,6 +496,66 @@ mod tests {
             !text.contains("/theirs") && text.contains("/ours/vdpa"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_source_takes_no_more_memory_than_it_is_given() {
+        let (nics, ours) = (nics(), ours());
+        let gib = 1 << 30;
+        for (max, said) in [
+            (
+                MemoryMax::Given(8 * gib),
+                "limited to 8 GiB by --max-memory",
+            ),
+            (
+                MemoryMax::Free(3 * gib),
+                "limited to the 3 GiB that are free",
+            ),
+            (MemoryMax::Given(0), "limited to 0 bytes"),
+        ] {
+            let mut document = machine(&["/theirs/vdpa"]);
+            document.config.memory = "1T".parse().unwrap();
+            let here = Here {
+                memory_max: max,
+                ..here(&nics, &ours, &ours)
+            };
+            let refusals = document.prepare(&here).unwrap_err();
+            assert_eq!(what(&refusals), ["the guest's memory"]);
+            assert_eq!(refusals[0].source, "1 TiB");
+            assert!(refusals[0].destination.starts_with(said), "{refusals:?}");
+            assert!(
+                refusals[0].remedy.contains("--max-memory SIZE"),
+                "{refusals:?}"
+            );
+        }
+        let mut document = machine(&["/theirs/vdpa"]);
+        document.config.memory = "1G".parse().unwrap();
+        document.prepare(&here(&nics, &ours, &ours)).unwrap();
+    }
+
+    #[test]
+    fn a_source_places_nothing_on_this_host() {
+        let (nics, ours) = (nics(), ours());
+        let mut document = machine(&["/theirs/vdpa"]);
+        document.config.memory = "size=64M,hugepages=1G,host_numa_node=7".parse().unwrap();
+        document.config.cpu_affinity = "0-3".parse().unwrap();
+        document.prepare(&here(&nics, &ours, &ours)).unwrap();
+        assert_eq!(document.config.memory, "64M".parse().unwrap());
+        assert!(document.config.cpu_affinity.is_empty());
+
+        let affinity = "1".parse().unwrap();
+        let mut document = machine(&["/theirs/vdpa"]);
+        document.config.memory = "64M".parse().unwrap();
+        let here = Here {
+            hugepages: Some(HugePageSize::Size2M),
+            host_numa_node: Some(1),
+            cpu_affinity: &affinity,
+            ..here(&nics, &ours, &ours)
+        };
+        document.prepare(&here).unwrap();
+        let placed = "size=64M,hugepages=2M,host_numa_node=1".parse().unwrap();
+        assert_eq!(document.config.memory, placed);
+        assert_eq!(document.config.cpu_affinity, affinity);
     }
 
     #[test]

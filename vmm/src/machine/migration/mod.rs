@@ -39,7 +39,7 @@ pub(super) use throttle::Throttle;
 pub use trial::{Obstacle, Trial};
 
 use super::ring_watch::InFlight;
-use crate::config::VdpaConfig;
+use crate::config::{CpuAffinity, HugePageSize, MemorySize, VdpaConfig};
 use crate::migration::endpoint::{Endpoint, EndpointError};
 use crate::migration::progress::Snapshot;
 use crate::migration::tls::{Tls, TlsFiles};
@@ -144,6 +144,23 @@ pub struct ReceiveConfig {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub initramfs: Option<PathBuf>,
+    /// The most guest memory that a source may bring; without it, what this host has free when one comes (of huge pages, if
+    /// those are asked for).
+    #[serde(default)]
+    #[schema(schema_with = crate::config::schema::memory_max)]
+    pub max_memory: Option<MemorySize>,
+    /// The guest's memory is made of these huge pages here, whatever it was made of at the source.
+    #[serde(default)]
+    #[schema(schema_with = crate::config::schema::hugepages)]
+    pub hugepages: Option<HugePageSize>,
+    /// It comes from this NUMA node here; from any where none is given, whatever the source said of its own.
+    #[serde(default)]
+    #[schema(maximum = 65535)]
+    pub host_numa_node: Option<u16>,
+    /// Which CPUs of this host each vCPU may run on; anywhere where none is given, whatever the source said of its own.
+    #[serde(default)]
+    #[schema(schema_with = crate::config::schema::cpu_affinity)]
+    pub cpu_affinity: CpuAffinity,
     /// The certificates, over TCP.
     #[serde(default)]
     pub tls: Option<TlsFiles>,

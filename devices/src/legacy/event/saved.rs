@@ -1,0 +1,35 @@
+//! The saved state of an event.
+
+use serde::{Deserialize, Serialize};
+
+use super::AcpiEvent;
+use crate::saved::DeviceStateError;
+
+/// A saved event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcpiEventState {
+    /// It happened and the guest has not taken note.
+    pub raised: bool,
+}
+
+impl AcpiEvent {
+    /// Whether it has happened.
+    #[must_use]
+    pub fn save(&self) -> AcpiEventState {
+        AcpiEventState {
+            raised: self.state().raised,
+        }
+    }
+
+    /// Takes a saved event. Its interrupt follows, so interrupt controllers come first.
+    ///
+    /// # Errors
+    /// [`DeviceStateError::Interrupt`].
+    pub fn restore(&self, saved: &AcpiEventState) -> Result<(), DeviceStateError> {
+        self.try_set(&mut self.state(), saved.raised)
+            .map_err(|source| DeviceStateError::Interrupt {
+                device: self.name,
+                source,
+            })
+    }
+}

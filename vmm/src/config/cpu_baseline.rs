@@ -1,0 +1,107 @@
+//! Which processor the guest is shown.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Which processor the guest is shown: all that the host's can do, or one level of the x86-64 psABI and nothing beyond, so
+/// that it can move between hosts that differ and all reach that level. The names are those of compilers and of QEMU.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+)]
+pub enum CpuBaseline {
+    /// As of 2008: up to SSE4.2 and POPCNT.
+    #[serde(rename = "x86-64-v2")]
+    V2,
+    /// As of 2013: AVX2, BMI2, FMA, and AES.
+    #[serde(rename = "x86-64-v3")]
+    V3,
+    /// As of 2017: AVX-512 F, BW, CD, DQ and VL.
+    #[serde(rename = "x86-64-v4")]
+    V4,
+    /// What the host's processor and KVM can do.
+    #[default]
+    #[serde(rename = "host")]
+    Host,
+}
+
+/// Not the name of one.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0:?} is no processor: give host, x86-64-v2, x86-64-v3 or x86-64-v4")]
+pub struct CpuBaselineError(String);
+
+impl CpuBaseline {
+    /// All of them, each but [`CpuBaseline::Host`] with all that is in the ones before.
+    pub const ALL: [Self; 4] = [Self::V2, Self::V3, Self::V4, Self::Host];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::V2 => "x86-64-v2",
+            Self::V3 => "x86-64-v3",
+            Self::V4 => "x86-64-v4",
+            Self::Host => "host",
+        }
+    }
+
+    /// Whether the guest is shown what the host has. Configurations leave it out then, as those of versions that had no
+    /// baselines do.
+    #[must_use]
+    pub fn is_host(&self) -> bool {
+        *self == Self::Host
+    }
+}
+
+impl fmt::Display for CpuBaseline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for CpuBaseline {
+    type Err = CpuBaselineError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|baseline| baseline.name() == text)
+            .ok_or_else(|| CpuBaselineError(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_same_in_files_and_on_the_command_line() {
+        for baseline in CpuBaseline::ALL {
+            assert_eq!(baseline.to_string().parse(), Ok(baseline));
+            let json = serde_json::to_string(&baseline).unwrap();
+            assert_eq!(json, format!("\"{baseline}\""));
+            assert_eq!(
+                serde_json::from_str::<CpuBaseline>(&json).unwrap(),
+                baseline
+            );
+        }
+        let error = "x86-64-v5".parse::<CpuBaseline>().unwrap_err().to_string();
+        assert!(
+            error.contains("x86-64-v5") && error.contains("x86-64-v2"),
+            "{error}"
+        );
+        assert!(serde_json::from_str::<CpuBaseline>("\"Host\"").is_err());
+    }
+}

@@ -1,0 +1,442 @@
+//! The host's processor cut down to a baseline, so that guests can move between hosts that differ.
+//!
+//! Pure functions from the leaves that the host supports to those that a guest of a baseline may know; [`super::guest_cpuid`]
+//! makes a vCPU's of them. Owns the table of what belongs to each level. It must not call the kernel.
+//!
+//! A level is exact: a host that lacks a bit of it is refused by name, and a guest gets no bit beyond. So two hosts of one
+//! vendor that reach a level show the same features, amounts and XCR0, and [`super::compatible::check`] passes both ways. What
+//! says nothing about which instructions may be used is the host's on which the guest was made, and stays so when it moves:
+//! vendor, family, model, stepping, brand, caches.
+//!
+//! | in it | why |
+//! |---|---|
+//! | the psABI's level | what programs are compiled for |
+//! | XSAVE's parts of these registers, XSAVEOPT (v3), XSAVEC, XGETBV1 (v4) | how a kernel saves them |
+//! | AES, PCLMULQDQ (v3) | every such processor has them, and TLS without them is slow |
+//! | LM, SYSCALL, NX, RDTSCP; SMEP, FSGSBASE, 1 GiB pages (v3); SMAP (v4) | what a 64-bit kernel uses |
+//! | x2APIC, TSC_ADJUST, ARAT, KVM's clock, IPIs, TLB flushes | KVM emulates them on every host |
+//!
+//! | not in it | why |
+//! |---|---|
+//! | invariant TSC | hosts' TSCs differ; the guest uses kvmclock |
+//! | performance counters | their number and kinds differ |
+//! | SPEC_CTRL, IBPB, SSBD, MD_CLEAR, ARCH_CAPABILITIES and their like | they differ by microcode. The guest's kernel then mitigates without them (retpolines), so whose programs distrust each other is better served by `host` |
+//! | steal time | whether there is one depends on how the host's kernel was built |
+//! | AMD's topology extensions, duplicates of leaf 1 | not on all hosts; the topology is in leaf 0xB |
+//!
+//! Sources: System V ABI, AMD64 supplement 1.0, table 3.1 (levels); Intel SDM volume 2A, CPUID, and volume 1, 13.2 (XSAVE);
+//! AMD APM volume 3, appendix E; `Documentation/virt/kvm/x86/cpuid.rst`.
+
+use std::fmt;
+
+use kvm_bindings::kvm_cpuid_entry2;
+
+use super::compatible::Register;
+use super::{leaf, physical_address_bits};
+use crate::config::CpuBaseline;
+
+/// Bits that belong to a level and to those above it.
+struct Bits {
+    from: CpuBaseline,
+    leaf: u32,
+    index: u32,
+    register: Register,
+    /// Numbers, and names as in the host's `/proc/cpuinfo` where they are there.
+    bits: &'static [(u32, &'static str)],
+}
+
+const fn bits(
+    from: CpuBaseline,
+    (leaf, index): (u32, u32),
+    register: Register,
+    bits: &'static [(u32, &'static str)],
+) -> Bits {
+    Bits {
+        from,
+        leaf,
+        index,
+        register,
+        bits,
+    }
+}
+
+const LEVELS: [Bits; 16] = {
+    use CpuBaseline::{V2, V3, V4};
+    use Register::{Eax, Ebx, Ecx, Edx};
+    [
+        bits(
+            V2,
+            (leaf::FEATURES, 0),
+            Edx,
+            &[
+                (0, "fpu"),
+                (2, "de"),
+                (3, "pse"),
+                (4, "tsc"),
+                (5, "msr"),
+                (6, "pae"),
+                (7, "mce"),
+                (8, "cx8"),
+                (9, "apic"),
+                (11, "sep"),
+                (12, "mtrr"),
+                (13, "pge"),
+                (14, "mca"),
+                (15, "cmov"),
+                (16, "pat"),
+                (17, "pse36"),
+                (19, "clflush"),
+                (23, "mmx"),
+                (24, "fxsr"),
+                (25, "sse"),
+                (26, "sse2"),
+            ],
+        ),
+        bits(
+            V2,
+            (leaf::FEATURES, 0),
+            Ecx,
+            &[
+                (0, "pni"),
+                (9, "ssse3"),
+                (13, "cx16"),
+                (19, "sse4_1"),
+                (20, "sse4_2"),
+                (21, "x2apic"),
+                (23, "popcnt"),
+            ],
+        ),
+        bits(
+            V3,
+            (leaf::FEATURES, 0),
+            Ecx,
+            &[
+                (1, "pclmulqdq"),
+                (12, "fma"),
+                (22, "movbe"),
+                (25, "aes"),
+                (26, "xsave"),
+                (28, "avx"),
+                (29, "f16c"),
+            ],
+        ),
+        bits(V2, (leaf::POWER, 0), Eax, &[(2, "arat")]),
+        bits(V2, (leaf::EXTENDED, 0), Ebx, &[(1, "tsc_adjust")]),
+        bits(
+            V3,
+            (leaf::EXTENDED, 0),
+            Ebx,
+            &[
+                (0, "fsgsbase"),
+                (3, "bmi1"),
+                (5, "avx2"),
+                (7, "smep"),
+                (8, "bmi2"),
+            ],
+        ),
+        bits(
+            V4,
+            (leaf::EXTENDED, 0),
+            Ebx,
+            &[
+                (16, "avx512f"),
+                (17, "avx512dq"),
+                (20, "smap"),
+                (28, "avx512cd"),
+                (30, "avx512bw"),
+                (31, "avx512vl"),
+            ],
+        ),
+        bits(
+            V3,
+            (leaf::XSAVE, 0),
+            Eax,
+            &[(0, "xcr0:x87"), (1, "xcr0:sse"), (2, "xcr0:avx")],
+        ),
+        bits(
+            V4,
+            (leaf::XSAVE, 0),
+            Eax,
+            &[
+                (5, "xcr0:opmask"),
+                (6, "xcr0:zmm_hi256"),
+                (7, "xcr0:hi16_zmm"),
+            ],
+        ),
+        bits(V3, (leaf::XSAVE, 1), Eax, &[(0, "xsaveopt")]),
+        bits(V4, (leaf::XSAVE, 1), Eax, &[(1, "xsavec"), (2, "xgetbv1")]),
+        bits(
+            V2,
+            (leaf::KVM_FEATURES, 0),
+            Eax,
+            &[
+                (0, "kvm:clocksource"),
+                (1, "kvm:nop_io_delay"),
+                (3, "kvm:clocksource2"),
+                (4, "kvm:async_pf"),
+                (6, "kvm:pv_eoi"),
+                (7, "kvm:pv_unhalt"),
+                (9, "kvm:pv_tlb_flush"),
+                (11, "kvm:pv_send_ipi"),
+                (13, "kvm:pv_sched_yield"),
+                (14, "kvm:async_pf_int"),
+                (24, "kvm:clocksource_stable"),
+            ],
+        ),
+        bits(V2, (leaf::EXTENDED_FEATURES, 0), Ecx, &[(0, "lahf_lm")]),
+        bits(V3, (leaf::EXTENDED_FEATURES, 0), Ecx, &[(5, "abm")]),
+        bits(
+            V2,
+            (leaf::EXTENDED_FEATURES, 0),
+            Edx,
+            &[(11, "syscall"), (20, "nx"), (27, "rdtscp"), (29, "lm")],
+        ),
+        bits(V3, (leaf::EXTENDED_FEATURES, 0), Edx, &[(26, "pdpe1gb")]),
+    ]
+};
+
+/// The highest leaves that a guest of a baseline is told of.
+const HIGHEST: u32 = leaf::XSAVE;
+const HIGHEST_WITHOUT_XSAVE: u32 = leaf::TOPOLOGY;
+/// Bits of a linear address; more are of no use without the five-level page tables that no level has.
+const LINEAR_BITS: u32 = 48;
+/// Bytes of an XSAVE area before its parts: x87, SSE and the header (Intel SDM volume 1, 13.4).
+const XSAVE_HEAD: u32 = 576;
+/// Leaf 0xD.1, EAX: XSAVEC.
+const XSAVEC: u32 = 1 << 1;
+/// Parts of an XSAVE area whose place has no leaf: x87 and SSE.
+const XSAVE_FIXED_PARTS: u32 = 2;
+
+/// A feature that a host has not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Missing {
+    /// Its name, as in `/proc/cpuinfo` where it is there.
+    pub name: &'static str,
+    /// CPUID leaf (EAX).
+    pub leaf: u32,
+    /// Sub-leaf (ECX).
+    pub index: u32,
+    /// Where the bit is.
+    pub register: Register,
+    /// Its number.
+    pub bit: u32,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            name,
+            leaf,
+            index,
+            register,
+            bit,
+        } = self;
+        write!(
+            f,
+            "{name} (CPUID leaf {leaf:#x}.{index:#x} {register} bit {bit})"
+        )
+    }
+}
+
+/// Why a host cannot show a baseline.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BaselineError {
+    /// It lacks features.
+    #[error("cpu {baseline}: this host's processor or KVM lacks {}", list(missing))]
+    Missing {
+        /// What was asked for.
+        baseline: CpuBaseline,
+        /// What is missing, all of it.
+        missing: Vec<Missing>,
+    },
+    /// Its physical addresses are too narrow.
+    #[error(
+        "cpu {baseline}: a guest with so much memory has physical addresses of {wanted} bits, and this host's have {here}"
+    )]
+    PhysicalBits {
+        /// What was asked for.
+        baseline: CpuBaseline,
+        /// Bits that the guest is to have.
+        wanted: u8,
+        /// Bits here.
+        here: u8,
+    },
+}
+
+fn list(missing: &[Missing]) -> String {
+    let shown: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    shown.join(", ")
+}
+
+/// The leaves that `supported`, which is what `KVM_GET_SUPPORTED_CPUID` answered, has for a guest of a baseline whose physical
+/// addresses have `physical_bits` bits; for [`CpuBaseline::Host`] all as they are.
+///
+/// # Errors
+/// [`BaselineError`]: the host does not reach it.
+pub fn show(
+    supported: &[kvm_cpuid_entry2],
+    baseline: CpuBaseline,
+    physical_bits: u8,
+) -> Result<Vec<kvm_cpuid_entry2>, BaselineError> {
+    if baseline.is_host() {
+        return Ok(supported.to_vec());
+    }
+    let missing = missing(supported, baseline);
+    if !missing.is_empty() {
+        return Err(BaselineError::Missing { baseline, missing });
+    }
+    let here = physical_address_bits(supported);
+    if here < physical_bits {
+        return Err(BaselineError::PhysicalBits {
+            baseline,
+            wanted: physical_bits,
+            here,
+        });
+    }
+    Ok(mask(supported, baseline, physical_bits))
+}
+
+/// The bits of a level that `supported` has not.
+fn missing(supported: &[kvm_cpuid_entry2], baseline: CpuBaseline) -> Vec<Missing> {
+    let of_level = LEVELS.iter().filter(|group| group.from <= baseline);
+    let all = of_level.flat_map(|group| {
+        let &Bits {
+            leaf,
+            index,
+            register,
+            bits,
+            ..
+        } = group;
+        bits.iter().map(move |&(bit, name)| Missing {
+            name,
+            leaf,
+            index,
+            register,
+            bit,
+        })
+    });
+    all.filter(|one| {
+        let entry = supported
+            .iter()
+            .find(|entry| entry.function == one.leaf && entry.index == one.index);
+        entry.is_none_or(|entry| one.register.of(entry) & (1 << one.bit) == 0)
+    })
+    .collect()
+}
+
+/// All bits of a level in one register.
+fn level(baseline: CpuBaseline, leaf: u32, index: u32, register: Register) -> u32 {
+    LEVELS
+        .iter()
+        .filter(|group| {
+            group.from <= baseline
+                && (group.leaf, group.index) == (leaf, index)
+                && group.register == register
+        })
+        .flat_map(|group| group.bits)
+        .fold(0, |all, (bit, _)| all | 1 << bit)
+}
+
+/// Takes away what does not belong to a level; sets nothing. `baseline` is not [`CpuBaseline::Host`].
+fn mask(
+    supported: &[kvm_cpuid_entry2],
+    baseline: CpuBaseline,
+    physical_bits: u8,
+) -> Vec<kvm_cpuid_entry2> {
+    let mut shown: Vec<kvm_cpuid_entry2> = supported
+        .iter()
+        .filter_map(|entry| mask_leaf(*entry, baseline, physical_bits))
+        .collect();
+    resize_xsave(&mut shown);
+    shown
+}
+
+/// One leaf; `None`: the guest is told nothing of it, which it reads as zeros.
+fn mask_leaf(
+    mut entry: kvm_cpuid_entry2,
+    baseline: CpuBaseline,
+    physical_bits: u8,
+) -> Option<kvm_cpuid_entry2> {
+    let features = |register| level(baseline, entry.function, entry.index, register);
+    let [eax, ebx, ecx, edx] =
+        [Register::Eax, Register::Ebx, Register::Ecx, Register::Edx].map(features);
+    match (entry.function, entry.index) {
+        (leaf::VENDOR, _) => {
+            let xsave = level(baseline, leaf::XSAVE, 0, Register::Eax) != 0;
+            let highest = if xsave {
+                HIGHEST
+            } else {
+                HIGHEST_WITHOUT_XSAVE
+            };
+            entry.eax = entry.eax.min(highest);
+        }
+        // Family, sizes and identification are the host's.
+        (leaf::FEATURES | leaf::EXTENDED_FEATURES, _) => {
+            entry.ecx &= ecx;
+            entry.edx &= edx;
+        }
+        (leaf::TLB | leaf::CACHE | leaf::KVM_SIGNATURE, _)
+        | (leaf::BRAND_FIRST..=leaf::AMD_L2, _) => {}
+        (leaf::POWER | leaf::EXTENDED | leaf::KVM_FEATURES, 0) => {
+            entry.eax &= eax;
+            entry.ebx &= ebx;
+            entry.ecx &= ecx;
+            entry.edx &= edx;
+        }
+        (leaf::XSAVE, 0) if eax != 0 => {
+            entry.eax &= eax;
+            entry.edx = 0;
+        }
+        (leaf::XSAVE, 1) if eax != 0 => {
+            entry.eax &= eax;
+            // IA32_XSS: without XSAVES there is none.
+            entry.ecx = 0;
+            entry.edx = 0;
+        }
+        (leaf::XSAVE, part) if part >= XSAVE_FIXED_PARTS => {
+            let parts = level(baseline, leaf::XSAVE, 0, Register::Eax);
+            let shown = part < u32::BITS && parts & (1 << part) != 0;
+            return shown.then_some(entry);
+        }
+        (leaf::EXTENDED_MAX, _) => entry.eax = entry.eax.min(leaf::ADDRESS_SIZES),
+        (leaf::ADDRESS_SIZES, _) => {
+            let [here, linear, ..] = entry.eax.to_le_bytes();
+            entry.eax =
+                u32::from(physical_bits.min(here)) | u32::from(linear).min(LINEAR_BITS) << 8;
+            (entry.ebx, entry.ecx, entry.edx) = (0, 0, 0);
+        }
+        _ => return None,
+    }
+    Some(entry)
+}
+
+/// Makes the sizes of XSAVE areas those of the parts that are left. KVM keeps those up to date that follow what the guest has
+/// enabled; they begin with x87 and SSE.
+fn resize_xsave(shown: &mut [kvm_cpuid_entry2]) {
+    let parts = shown
+        .iter()
+        .filter(|entry| entry.function == leaf::XSAVE && entry.index >= XSAVE_FIXED_PARTS);
+    let largest = parts
+        .map(|part| part.eax.saturating_add(part.ebx))
+        .fold(XSAVE_HEAD, u32::max);
+    for entry in shown {
+        match (entry.function, entry.index) {
+            (leaf::XSAVE, 0) => (entry.ebx, entry.ecx) = (XSAVE_HEAD, largest),
+            (leaf::XSAVE, 1) if entry.eax & XSAVEC != 0 => entry.ebx = XSAVE_HEAD,
+            (leaf::XSAVE, 1) => entry.ebx = 0,
+            _ => {}
+        }
+    }
+}
+
+/// XCR0 that a guest with these leaves can set: which parts of an XSAVE area are its own.
+#[must_use]
+pub fn xcr0(shown: &[kvm_cpuid_entry2]) -> u64 {
+    let mut leaves = shown.iter();
+    leaves
+        .find(|entry| (entry.function, entry.index) == (leaf::XSAVE, 0))
+        .map_or(0, |entry| u64::from(entry.edx) << 32 | u64::from(entry.eax))
+}
+
+#[cfg(test)]
+mod tests;
