@@ -385,10 +385,7 @@ fn each_guest_of_a_snapshot_is_told_that_it_is_another_one() {
     let directory = std::env::temp_dir().join(format!("bellhop-generation-{}", std::process::id()));
     let (console, mut output) = silent();
     let stop = StopHandle::new().unwrap();
-    let mut config = config(&kernel, 1);
-    // It goes on with the processor that it has been shown.
-    config.cpu = CpuBaseline::V2;
-    let mut machine = machine(&config, console, &stop);
+    let mut machine = machine(&config(&kernel, 1), console, &stop);
     let (handle, snapshot) = (machine.handle(), directory.clone());
     let saver = thread::spawn(move || {
         let mut id = [0; 16];
