@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use vmm::api::{Server, ServerError, StartRequest, Starts};
 use vmm::config::{
-    CpuAffinity, CpuBaseline, CpuCount, DEFAULT_CMDLINE, DescriptorError, DiskConfig, MemoryConfig,
-    RingWatch, VdpaConfig, VmConfig,
+    CpuAffinity, CpuBaseline, CpuCount, DEFAULT_CMDLINE, DescriptorError, DiskConfig, HugePageSize,
+    MemoryConfig, MemorySize, RingWatch, VdpaConfig, VmConfig,
 };
 use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
 use vmm::machine::{
