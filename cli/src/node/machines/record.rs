@@ -12,6 +12,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::arrival::Arrival;
 use super::departure::Departure;
 use super::process::Identity;
 use super::spec::{Desired, NicId, NicSource, VmSpec};
@@ -92,6 +93,9 @@ pub(crate) struct Record {
     /// It was asked to leave, and has not said since that its guest is here. Without a process nobody starts it.
     #[serde(default)]
     pub(crate) departure: Option<Departure>,
+    /// Its guest is to come from another node, and is not here yet as far as is known.
+    #[serde(default)]
+    pub(crate) arrival: Option<Arrival>,
 }
 
 impl Record {
@@ -104,6 +108,7 @@ impl Record {
             restarts: 0,
             last_end: None,
             departure: None,
+            arrival: None,
         }
     }
 
@@ -113,6 +118,7 @@ impl Record {
             && self.spec.state == Desired::Running
             && self.process().is_none()
             && self.departure.is_none()
+            && self.arrival.is_none()
     }
 
     /// How it left, if it may be elsewhere: it has no process that could say that its guest is here.
@@ -158,6 +164,15 @@ impl Record {
     pub(crate) fn has_device(&self, name: &str) -> bool {
         let has = |step: &Step| matches!(step, Step::Nic { device, .. } if device == name);
         self.steps.iter().any(has)
+    }
+
+    /// NICs for which a device was made.
+    pub(crate) fn all_made(&self) -> Vec<NicId> {
+        let made = self.steps.iter().filter_map(|step| match step {
+            Step::Nic { id, .. } => Some(id.clone()),
+            _ => None,
+        });
+        made.collect()
     }
 
     /// Devices that were made for NICs that it is not to have any more.

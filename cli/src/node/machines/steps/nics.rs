@@ -211,6 +211,13 @@ impl Life<'_> {
         }
     }
 
+    /// Takes back all devices that were made for a machine whose guest is elsewhere. They are made again if it is started here.
+    pub(super) fn drop_made(&self, record: &mut Record) {
+        for id in record.all_made() {
+            self.drop_left(record, &id);
+        }
+    }
+
     /// Takes back devices of NICs that the guest has given up. Returns which.
     pub(crate) fn drop_given_up(&self, record: &mut Record) -> Vec<NicId> {
         let unwanted = record.unwanted().into_iter().map(|(id, _)| id);
