@@ -24,5 +24,5 @@ mod watcher;
 
 pub(crate) use access::{AccessFiles, CertificateFiles};
 pub(crate) use paths::Paths;
-pub(crate) use peers::{Peers, Road};
+pub(crate) use peers::Road;
 pub(crate) use run::{NodeError, Options, run};

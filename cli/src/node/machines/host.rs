@@ -16,8 +16,8 @@ use serde::Serialize;
 use tokio::runtime::Handle;
 use vdpa::mgmt::Connection;
 use vdpa::mgmt::bus::Bus;
-use vdpa::mgmt::config::{ClassConfig, DeviceConfig, NetConfig};
 use vdpa::mgmt::nic::{self, Activity, LockedStore, MadeNic, Nics, State};
+use vdpa::mgmt::{ClassConfig, DeviceConfig, NetConfig};
 use vmm::config::{VdpaConfig, VdpaSource, VmConfig};
 use vmm::migration::endpoint::Endpoint;
 

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
 use utoipa::{PartialSchema, ToSchema};
-use vdpa::mgmt::config::NetConfig;
+use vdpa::mgmt::NetConfig;
 use vdpa::mgmt::connectivity::Connectivity;
 use vdpa::mgmt::link::VlanId;
 use vdpa::mgmt::nic::{Kind, NicRequest};
