@@ -59,6 +59,16 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
             "NicSpec.*",
             json!({ "id": "any", "from": "vdpasim_net", "kind": "auto", "mac": OTHER_MAC, "mtu": 1500, "doorbell": "auto" }),
         )
+        .with(
+            "SendToNode.destination",
+            "node:/nonexistent/node.socket",
+        )
+        .with("SendToNode.from", "vdpasim_net")
+        // One that is never made: its kernel is not there.
+        .with(
+            "ReceiveFromNode.spec",
+            json!({ "kernel": "/nonexistent" }),
+        )
         .with("mgmtdev", "vdpasim_net")
         .with("VdpaDeviceSpec.mgmtdev", "vdpasim_net")
         .with("VdpaDeviceSpec.mac", OTHER_MAC)

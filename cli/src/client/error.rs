@@ -107,6 +107,21 @@ impl Refusal {
         }
     }
 
+    /// Why, with its causes.
+    pub(crate) fn reason(&self) -> String {
+        let mut reason = self.message.clone();
+        for cause in &self.causes {
+            reason.push_str(": ");
+            reason.push_str(cause);
+        }
+        reason
+    }
+
+    /// What helps, in its words.
+    pub(crate) fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
     /// Whether what was named is not there, as opposed to a path that a daemon of another version does not
     /// have.
     pub(crate) fn is_not_there(&self) -> bool {

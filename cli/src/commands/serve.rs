@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::client::Credentials;
 use crate::exit::Code;
 use crate::logging::Level;
-use crate::node::{self, AccessFiles, CertificateFiles, NodeError, Options, Paths};
+use crate::node::{self, AccessFiles, CertificateFiles, NodeError, Options, Paths, Road};
+use vmm::migration::tls::TlsFiles;
 
 /// Serve this node: its NICs and its virtual machines, by an API
 ///
@@ -27,6 +29,11 @@ may do everything. By TCP a client needs a certificate of --tls-client-ca and, i
 Each line of --tokens is `ROLE NAME SHA256`, the last being the output of `printf %s \"$TOKEN\" | sha256sum`. Roles:
 read (look), operate (start, pause, stop, reset machines too), admin (everything). The file's mode must be 0600,
 like that of the key.
+
+Machines move between daemons (`bellhop vm migrate NAME --to https://NODE:8443`). The one that has the machine asks the other
+one with --node-ca, --node-cert, --node-key and --node-token-file, whose token has the role admin there; both need what
+protects the guest on its way, and the address that their certificate is for:
+  bellhop serve … --migration-host node2 --migration-cert node2.crt --migration-key node2.key --migration-ca ca.crt
 
 SIGHUP reads certificates and tokens again. SIGTERM and SIGINT end the daemon; its machines go on.")]
 pub(crate) struct Arguments {
@@ -52,6 +59,48 @@ pub(crate) struct Arguments {
 
     #[command(flatten)]
     remote: Remote,
+
+    #[command(flatten)]
+    move_by: MoveBy,
+
+    #[command(flatten)]
+    credentials: Credentials,
+}
+
+/// Options for machines that move to and from this host over a network: all of them or none.
+#[derive(Debug, clap::Args)]
+struct MoveBy {
+    /// The name or address of this host at which machines that come from others are waited for
+    #[arg(long, value_name = "HOST",
+        requires_all = ["migration_cert", "migration_key", "migration_ca"])]
+    migration_host: Option<String>,
+
+    /// With --migration-host: the certificate that this host has for it, and those between it and its authority (PEM)
+    #[arg(long, value_name = "FILE", requires = "migration_host")]
+    migration_cert: Option<PathBuf>,
+
+    /// With --migration-host: that certificate's private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "migration_host")]
+    migration_key: Option<PathBuf>,
+
+    /// With --migration-host: the authority of the other hosts' certificates (PEM)
+    #[arg(long, value_name = "FILE", requires = "migration_host")]
+    migration_ca: Option<PathBuf>,
+}
+
+impl MoveBy {
+    /// All or none, as clap has seen to. The machines' processes have another working directory.
+    fn road(&self) -> Option<Road> {
+        let file = |path: &Option<PathBuf>| Some(std::path::absolute(path.as_ref()?).ok()?);
+        Some(Road {
+            host: self.migration_host.clone()?,
+            tls: TlsFiles {
+                certificate: file(&self.migration_cert)?,
+                key: file(&self.migration_key)?,
+                authority: file(&self.migration_ca)?,
+            },
+        })
+    }
 }
 
 /// Options for TCP: all of them or none.
@@ -105,6 +154,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, NodeError> {
         group: arguments.group.clone(),
         remote: arguments.remote.access(),
         log_level: arguments.machine_log_level.to_string(),
+        credentials: arguments.credentials.clone(),
+        road: arguments.move_by.road(),
         step_observer: arguments.step_observer.clone(),
     })
 }

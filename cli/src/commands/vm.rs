@@ -4,6 +4,7 @@
 //! wanted, and how an error ends the command.
 
 mod arguments;
+mod compat;
 mod console;
 mod create;
 mod delete;
@@ -49,7 +50,8 @@ Examples:
   bellhop vm show web
   bellhop vm console web                     Ctrl-A X leaves, the VM goes on
   bellhop vm snapshot web /var/lib/snapshots/web
-  bellhop vm migrate web --to tcp:10.0.0.2:7444
+  bellhop vm compat web --to https://node2:8443
+  bellhop vm migrate web --to https://node2:8443
   bellhop vm upgrade web --program /opt/bellhop-0.2/bellhop
   bellhop vm stop web
   bellhop vm delete web
@@ -78,6 +80,7 @@ enum Command {
     Console(console::Arguments),
     Snapshot(snapshot::Arguments),
     Migrate(migrate::Arguments),
+    Compat(compat::Arguments),
     Upgrade(upgrade::Arguments),
     Delete(delete::Arguments),
 }
@@ -156,6 +159,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         Command::Console(arguments) => console::execute(arguments, which, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
         Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),
+        Command::Compat(arguments) => compat::execute(arguments, &node, format),
         Command::Upgrade(arguments) => upgrade::execute(arguments, which, &node, format),
         Command::Delete(arguments) => delete::execute(arguments, &node),
     }

@@ -16,6 +16,7 @@ mod context;
 mod events;
 mod machines;
 mod paths;
+pub(crate) mod peers;
 mod run;
 mod store;
 mod systemd;
@@ -23,4 +24,5 @@ mod watcher;
 
 pub(crate) use access::{AccessFiles, CertificateFiles};
 pub(crate) use paths::Paths;
+pub(crate) use peers::Road;
 pub(crate) use run::{NodeError, Options, run};

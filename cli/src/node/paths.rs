@@ -82,6 +82,11 @@ impl Paths {
         self.runtime_of(vm).join("console.socket")
     }
 
+    /// Where a machine is waited for that comes from another daemon of this host.
+    pub(crate) fn migration_socket(&self, vm: &VmName) -> PathBuf {
+        self.runtime_of(vm).join("migration.socket")
+    }
+
     /// What a guest has written on its console.
     pub(crate) fn console_log(&self, vm: &VmName) -> PathBuf {
         self.state_of(vm).join("console.log")

@@ -24,9 +24,11 @@ use super::machines::observer::StepObserver;
 use super::machines::spec::VmName;
 use super::machines::{Change, Machines};
 use super::paths::Paths;
+use super::peers::{Peers, Road};
 use super::store::{Store, StoreError};
 use super::systemd::Notifier;
 use super::watcher::Watcher;
+use crate::client::Credentials;
 use crate::exit::Code;
 
 /// Threads for what has to wait: netlink, files, machines.
@@ -48,6 +50,10 @@ pub(crate) struct Options {
     pub(crate) remote: Option<(SocketAddr, AccessFiles)>,
     /// What the machines' processes log at, as `--log-level` takes it.
     pub(crate) log_level: String,
+    /// With what other nodes' daemons are asked.
+    pub(crate) credentials: Credentials,
+    /// How machines that move to and from this host are protected.
+    pub(crate) road: Option<Road>,
     /// Where somebody listens who wants to see each step.
     pub(crate) step_observer: Option<PathBuf>,
 }
@@ -222,6 +228,7 @@ fn machines(options: &Options, events: &Arc<Events>) -> Result<Machines, NodeErr
         runtime.clone(),
         options.log_level.clone(),
         observer.transpose()?,
+        Peers::new(options.credentials.clone(), options.road.clone()),
     );
     let events = events.clone();
     Ok(Machines::open(

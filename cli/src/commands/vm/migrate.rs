@@ -1,20 +1,23 @@
 //! `bellhop vm migrate`.
 
-mod trial;
+pub(super) mod trial;
 
+use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use hyper::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use vmm::migration::endpoint::Endpoint;
+use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
 use super::{CommandError, MAKING, absolute, of_vm, vm};
 use crate::client::{ClientError, Node, NodeArguments};
 use crate::commands::migration_tls::TlsArguments;
 use crate::exit::Code;
 use crate::listing::{Format, printable};
+use crate::node::peers;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -29,7 +32,11 @@ const BAR: u64 = 30;
 /// handed over leaves it running here.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-At the destination a process waits for it, with a vDPA device for each of its NICs:
+To another node: the daemons pair it. The other one makes the VM's NICs and a process that waits, and what was made for it here goes
+when it has moved (`bellhop serve --help` says what the two need):
+    bellhop vm migrate web --to https://node2:8443 --from enp1s0f0
+
+To a process that waits, with a vDPA device for each of the VM's NICs:
     bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=net0,path=/dev/vhost-vdpa-0 --api-socket web.socket \\
         --kernel vmlinuz --initramfs initrd.img \\
         --tls-certificate host.pem --tls-key host.key --tls-authority ca.pem
@@ -54,9 +61,13 @@ pub(crate) struct Arguments {
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// Where the destination waits: unix:/PATH or tcp:HOST:PORT
-    #[arg(long, value_name = "ENDPOINT", group = "what")]
-    to: Option<Endpoint>,
+    /// The other node's daemon: https://HOST:PORT, or node:/PATH of its socket on this host; or where a process waits:
+    /// unix:/PATH or tcp:HOST:PORT
+    #[arg(long, value_name = "DESTINATION", group = "what")]
+    to: Option<Destination>,
+
+    #[command(flatten)]
+    there: There,
 
     /// How long the guest may stand still
     #[arg(
@@ -89,6 +100,66 @@ pub(crate) struct Arguments {
     /// Say where the guest is, after a migration that is not settled
     #[arg(long, value_name = "WHERE", group = "what")]
     settle: Option<Place>,
+}
+
+/// Where a VM goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Destination {
+    /// Another node's daemon, as it is named.
+    Node(String),
+    /// A process that waits.
+    Endpoint(Endpoint),
+}
+
+impl FromStr for Destination {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match peers::is_node(text) {
+            true => match peers::check(text) {
+                Ok(()) => Ok(Self::Node(text.to_owned())),
+                Err(error) => Err(error.to_string()),
+            },
+            false => text
+                .parse()
+                .map(Self::Endpoint)
+                .map_err(|error: BadEndpoint| {
+                    format!("{error}, or https://HOST:PORT or node:/PATH of a node's daemon")
+                }),
+        }
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(node) => f.write_str(node),
+            Self::Endpoint(endpoint) => endpoint.fmt(f),
+        }
+    }
+}
+
+/// What a VM is to be at another node.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(super) struct There {
+    /// To another node: what the VM's NICs are made of there, if it is called otherwise than here
+    #[arg(long, value_name = "NIC", requires = "to")]
+    from: Option<String>,
+
+    /// To another node: the VM's name there, if another than here
+    #[arg(long = "as", value_name = "NAME", requires = "to")]
+    name: Option<String>,
+}
+
+impl There {
+    /// Puts it into what is asked for.
+    pub(super) fn add_to(&self, send: &mut Value) {
+        for (field, value) in [("from", &self.from), ("name", &self.name)] {
+            if let Some(value) = value {
+                send[field] = value.as_str().into();
+            }
+        }
+    }
 }
 
 /// Which host has a guest.
@@ -172,17 +243,22 @@ pub(super) fn execute(
         // clap demands one of the three.
         return Err(CommandError::NoMigration(name.clone()));
     };
-    // The machine's process has another working directory.
-    let tls = arguments.tls.clone();
-    let tls = tls.map_paths(|path| absolute(path, which.address()))?;
     let mut wanted = json!({ "send": {
-        "destination": destination,
+        "destination": destination.to_string(),
         "downtime_ms": arguments.downtime,
         "timeout_s": arguments.timeout,
         "connections": arguments.connections,
-        "tls": tls.files(),
-        "plaintext": tls.plaintext,
     } });
+    match destination {
+        Destination::Node(_) => arguments.there.add_to(&mut wanted["send"]),
+        Destination::Endpoint(_) => {
+            // The machine's process has another working directory.
+            let tls = arguments.tls.clone();
+            let tls = tls.map_paths(|path| absolute(path, which.address()))?;
+            wanted["send"]["tls"] = json!(tls.files());
+            wanted["send"]["plaintext"] = tls.plaintext.into();
+        }
+    }
     if arguments.dry_run {
         // Only then: a machine's process of before does not know it, and must not take it for a migration.
         wanted["send"]["dry_run"] = true.into();
@@ -218,12 +294,20 @@ pub(super) fn execute(
 fn gone(
     node: &Node,
     name: &str,
-    destination: &Endpoint,
+    destination: &Destination,
     error: ClientError,
 ) -> Result<Code, CommandError> {
     let start = Instant::now();
     let view = loop {
-        let (view, _) = vm(node, name)?;
+        let view = match vm(node, name) {
+            // The other node has all of it.
+            Err(ClientError::Refused(refusal))
+                if refusal.is_not_there() && matches!(destination, Destination::Node(_)) =>
+            {
+                return say_moved(name, destination);
+            }
+            view => view?.0,
+        };
         if !view.runs() || start.elapsed() >= ENDING {
             break view;
         }
@@ -239,6 +323,10 @@ fn gone(
     if !moved {
         return Err(error.into());
     }
+    say_moved(name, destination)
+}
+
+fn say_moved(name: &str, destination: &Destination) -> Result<Code, CommandError> {
     let line = format!(
         "{} runs at {} now; its process here ended before it could say how long it stood still\n",
         printable(name),
@@ -355,6 +443,28 @@ mod tests {
         let text = summary("web", "tcp:b:1", &status);
         assert!(text.contains("900 of 1000 pages zero"), "{text}");
         assert!(text.contains("12.3 ms (stop 1.5, memory 8.0)"), "{text}");
+    }
+
+    #[test]
+    fn nodes_and_processes_that_wait_are_told_apart() {
+        let node: Destination = "https://node2:8443".parse().unwrap();
+        assert_eq!(node, Destination::Node("https://node2:8443".to_owned()));
+        let socket: Destination = "node:/run/b/node.socket".parse().unwrap();
+        assert!(matches!(socket, Destination::Node(_)));
+        for text in ["tcp:b:7444", "unix:/run/web.move"] {
+            let waits: Destination = text.parse().unwrap();
+            assert!(matches!(waits, Destination::Endpoint(_)), "{text}");
+            assert_eq!(waits.to_string(), text);
+        }
+        for bad in [
+            "",
+            "node2",
+            "https://node2",
+            "node:socket",
+            "http://node2:1",
+        ] {
+            assert!(bad.parse::<Destination>().is_err(), "{bad}");
+        }
     }
 
     #[test]

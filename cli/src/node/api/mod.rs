@@ -61,7 +61,11 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
             vm_nics::change,
             vm_nics::remove
         ))
-        .routes(routes!(migration::settle))
+        .routes(routes!(
+            migration::begin,
+            migration::cancel,
+            migration::settle
+        ))
         .routes(routes!(openapi::show))
         .routes(routes!(events::follow))
         .routes(routes!(topology::show))
@@ -86,12 +90,7 @@ pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
     let router = http::description::endpoints_alone(registered());
     // What the machine's own API describes is not described here again.
     let router = router
-        .route(
-            "/v1/vms/{name}/migration",
-            get(migration::show)
-                .post(migration::begin)
-                .delete(proxy::forward),
-        )
+        .route("/v1/vms/{name}/migration", get(migration::show))
         .route("/v1/vms/{name}/{*rest}", any(proxy::forward));
     // What there is not is told to those only who may come in.
     let checked = http::complete(router).layer(from_fn_with_state(access, access::check));

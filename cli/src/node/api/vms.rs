@@ -22,6 +22,8 @@ pub(super) enum VmPhase {
     Creating,
     /// It is to run, and does not yet.
     Starting,
+    /// Its process waits for it to come from another node, or it is on its way.
+    Receiving,
     /// Its vCPUs run.
     Running,
     /// Its vCPUs are parked.
@@ -171,6 +173,7 @@ fn phase(record: &Record, live: Option<(Option<u32>, Option<VmmState>)>) -> VmPh
         (Phase::Present, None, _) if record.departure.is_some() => VmPhase::MayBeElsewhere,
         (Phase::Present, None, _) if record.spec.state == Desired::Running => VmPhase::Starting,
         (Phase::Present, None, _) => VmPhase::Stopped,
+        (Phase::Present, Some(_), _) if record.arrival.is_some() => VmPhase::Receiving,
         (Phase::Present, Some(_), None) => VmPhase::Starting,
         (Phase::Present, Some(_), Some((_, Some(state)))) => match state {
             VmmState::NotStarted | VmmState::Starting => VmPhase::Starting,

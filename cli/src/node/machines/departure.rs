@@ -18,6 +18,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::node::peers::Peer;
+
 /// The longest name of a destination that is remembered, in characters.
 const DESTINATION_MAX: usize = 256;
 
@@ -28,6 +30,12 @@ pub(crate) struct Departure {
     pub(crate) destination: String,
     /// It has said that its guest runs there.
     pub(crate) moved: bool,
+    /// The node that waits for it there, if it is one.
+    #[serde(default)]
+    pub(crate) peer: Option<Peer>,
+    /// It did not leave: it was to come, and its process ended without a word. `destination` is where that waited.
+    #[serde(default)]
+    pub(crate) was_to_come: bool,
 }
 
 impl Departure {
@@ -36,11 +44,35 @@ impl Departure {
         Self {
             destination: destination.chars().take(DESTINATION_MAX).collect(),
             moved: false,
+            peer: None,
+            was_to_come: false,
+        }
+    }
+
+    /// To this node.
+    pub(crate) fn to_node(peer: Peer) -> Self {
+        Self {
+            peer: Some(peer.clone()),
+            ..Self::to(&peer.to_string())
+        }
+    }
+
+    /// Of a machine that was waited for at `listen`, and of which nothing is known any more.
+    pub(crate) fn unheard_of(listen: &str) -> Self {
+        Self {
+            was_to_come: true,
+            ..Self::to(listen)
         }
     }
 
     /// Why it is not known where the guest of `vm` is.
     pub(crate) fn reason(&self) -> String {
+        if self.was_to_come {
+            return format!(
+                "its process is gone, and was receiving it at {}: its guest may run where it came from",
+                self.destination
+            );
+        }
         format!(
             "its process is gone, and was sending it to {}: its guest may run there",
             self.destination
@@ -51,7 +83,7 @@ impl Departure {
 /// What somebody has to do about a machine that may be elsewhere.
 pub(crate) fn remedy(vm: &str) -> String {
     format!(
-        "look at the destination; if it runs there, say `bellhop vm migrate {vm} --settle there`, else `bellhop vm migrate \
+        "look at the other side; if it runs there, say `bellhop vm migrate {vm} --settle there`, else `bellhop vm migrate \
          {vm} --settle here`"
     )
 }
@@ -76,8 +108,11 @@ pub(crate) enum Account {
 /// A migration in the machine's words. What a later version may say beside these is taken for one that is not over.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct MigrationView {
-    direction: String,
-    phase: String,
+    pub(super) direction: String,
+    pub(super) phase: String,
+    /// For how long.
+    #[serde(default)]
+    pub(super) elapsed_ms: u64,
 }
 
 impl From<&MigrationView> for Account {
@@ -255,6 +290,7 @@ mod tests {
             let view = MigrationView {
                 direction: direction.to_owned(),
                 phase: phase.to_owned(),
+                elapsed_ms: 0,
             };
             assert_eq!(Account::from(&view), account, "{direction} {phase}");
         }

@@ -9,11 +9,13 @@ use std::path::PathBuf;
 use axum::http::StatusCode;
 use vdpa::mgmt::bus::BusError;
 use vdpa::mgmt::nic::{self, MakeError, NicError, RemoveError};
+use vmm::migration::endpoint::BadEndpoint;
 
 use super::departure::remedy;
 use super::spec::{BadNicId, BadSpec, BadVmName, NicId, VmName};
 use super::steps::Act;
 use super::vmm::VmmError;
+use crate::node::peers::PeerError;
 use crate::node::store::StoreError;
 
 /// Why a step could not be done, or undone.
@@ -81,6 +83,9 @@ pub(crate) enum StepError {
         /// Who was started.
         expected: u32,
     },
+    /// Not a place where a machine can be waited for, in a record.
+    #[error("there is no place where it is waited for")]
+    Place(#[source] BadEndpoint),
     /// The process does not end.
     #[error("cannot end the machine's process")]
     End(#[source] io::Error),
@@ -109,7 +114,9 @@ impl fmt::Display for NotUndone {
             Act::Nic(id) | Act::Plug(id) | Act::Swap(id) | Act::Unplug(id) => {
                 write!(f, "the device of NIC {id}")?;
             }
-            Act::Process | Act::Boot | Act::Send => f.write_str("its process")?,
+            Act::Process | Act::Boot | Act::Send | Act::Await | Act::CallOff => {
+                f.write_str("its process")?
+            }
         }
         write!(f, " ({}", self.error)?;
         let mut cause = std::error::Error::source(&self.error);
@@ -219,6 +226,30 @@ pub(crate) enum VmError {
          another name"
     )]
     OtherRuns(VmName),
+    /// There is one of this name, where another is to come.
+    #[error(
+        "there is a virtual machine {0} here already: take it away first (`bellhop vm delete {0}`), or have the one that comes get another name (--as)"
+    )]
+    NameTaken(VmName),
+    /// A file that it needs is not here.
+    #[error("its {what} {} is not on this host: copy it there", path.display())]
+    NoFile {
+        /// What it is to it.
+        what: &'static str,
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// Its guest is still to come.
+    #[error(
+        "{0} is still coming from another node: wait until it has, or call it off (DELETE /v1/vms/{0}/migration)"
+    )]
+    Arriving(VmName),
+    /// It cannot be called off any more.
+    #[error("{0} has come, or may have: it is not taken back")]
+    HasCome(VmName),
+    /// Another node.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
     /// It is being taken away.
     #[error("{0} is being deleted: try again when it is gone")]
     Deleting(VmName),
@@ -290,6 +321,11 @@ impl VmError {
             Self::NoNic { .. } => (StatusCode::NOT_FOUND, "no_such_device"),
             Self::OtherNic { .. } => (CONFLICT, "id_in_use"),
             Self::OtherRuns(_) => (CONFLICT, "other_vm_runs"),
+            Self::NameTaken(_) => (CONFLICT, "name_taken"),
+            Self::NoFile { .. } => (UNUSABLE, "unusable"),
+            Self::Arriving(_) => (CONFLICT, "arriving"),
+            Self::HasCome(_) => (CONFLICT, "has_come"),
+            Self::Peer(error) => peer(error),
             Self::Deleting(_) => (CONFLICT, "deleting"),
             Self::DeviceTaken { .. } => (CONFLICT, "device_taken"),
             Self::NotRunning(_) => (CONFLICT, "not_running"),
@@ -314,6 +350,20 @@ impl VmError {
             }
             _ => None,
         }
+    }
+}
+
+/// Another node that does not answer is not to blame this one for.
+fn peer(error: &PeerError) -> (StatusCode, &'static str) {
+    match error {
+        PeerError::Address(_) => (UNUSABLE, "invalid_body"),
+        PeerError::Refused { .. } => (CONFLICT, "refused_there"),
+        PeerError::NoCertificates => (CONFLICT, "no_certificates"),
+        PeerError::Client { .. } => (StatusCode::BAD_GATEWAY, "no_answer"),
+        PeerError::Endpoint { .. } | PeerError::Strange { .. } => {
+            (StatusCode::BAD_GATEWAY, "bad_answer")
+        }
+        PeerError::Port { .. } => (FAILED, "host_failed"),
     }
 }
 
@@ -349,6 +399,7 @@ fn step(error: &StepError) -> (StatusCode, &'static str) {
         | StepError::Start { .. }
         | StepError::EndedEarly { .. }
         | StepError::Stranger { .. }
+        | StepError::Place(_)
         | StepError::End(_) => (FAILED, "host_failed"),
     }
 }

@@ -14,10 +14,14 @@ use std::time::{Duration, Instant};
 use axum::http::{Method, StatusCode};
 use serde::Serialize;
 use tokio::runtime::Handle;
+use vdpa::mgmt::Connection;
 use vdpa::mgmt::bus::Bus;
 use vdpa::mgmt::nic::{self, Activity, LockedStore, MadeNic, Nics, State};
+use vdpa::mgmt::{ClassConfig, DeviceConfig, NetConfig};
 use vmm::config::{VdpaConfig, VdpaSource, VmConfig};
+use vmm::migration::endpoint::Endpoint;
 
+use super::arrival::Coming;
 use super::departure::Account;
 use super::error::StepError;
 use super::observer::StepObserver;
@@ -25,8 +29,9 @@ use super::process::{self, Identity, Process, Start};
 use super::record::Record;
 use super::spec::{NicId, NicSource, NicSpec, OWNER, VmName};
 use super::steps::{Found, Host, Passed, SendRequest};
-use super::vmm::{SOON, START, Vmm, VmmError, VmmState, VmmStatus};
+use super::vmm::{MIGRATION, SOON, START, Vmm, VmmError, VmmState, VmmStatus};
 use crate::node::paths::Paths;
+use crate::node::peers::{Peer, Peers};
 
 /// How long a process may take to listen.
 const LISTEN: Duration = Duration::from_secs(20);
@@ -51,6 +56,7 @@ pub(crate) struct RealHost {
     /// limited patience for the records' lock.
     nics: Mutex<()>,
     observer: Option<StepObserver>,
+    peers: Peers,
 }
 
 /// Keeps the record of a NIC, and shows its steps.
@@ -93,6 +99,7 @@ impl RealHost {
         runtime: Handle,
         log_level: String,
         observer: Option<StepObserver>,
+        peers: Peers,
     ) -> io::Result<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         Ok(Self {
@@ -102,7 +109,13 @@ impl RealHost {
             log_level,
             nics: Mutex::new(()),
             observer,
+            peers,
         })
+    }
+
+    /// Other nodes.
+    pub(crate) fn peers(&self) -> &Peers {
+        &self.peers
     }
 
     /// Shows where a machine's life is to whoever watches, and waits until that one lets it go on.
@@ -220,6 +233,43 @@ impl RealHost {
         }
     }
 
+    /// Waits until the process that was started listens.
+    fn await_started(&self, vm: &VmName, identity: Identity) -> Result<(), StepError> {
+        let process = Process::open(identity).map_err(StepError::End)?;
+        let process = process.ok_or_else(|| StepError::EndedEarly {
+            said: self.end_of_log(vm),
+        })?;
+        let status = self.await_listening(vm, &process)?;
+        match status.pid == identity.pid {
+            true => Ok(()),
+            false => Err(StepError::Stranger {
+                found: status.pid,
+                expected: identity.pid,
+            }),
+        }
+    }
+
+    /// What a vDPA device of this host says of itself, by what a NIC is on; none if it is not known.
+    pub(crate) fn net_config(&self, vm: &VmName, nic: &NicSpec) -> Option<NetConfig> {
+        let name = match nic.source() {
+            NicSource::From(_) => vm.device(nic.id()),
+            NicSource::Device(name) => name.clone(),
+            NicSource::Path(_) => return None,
+        };
+        let config = Connection::open().and_then(|kernel| kernel.config(&name));
+        match config {
+            Ok(DeviceConfig {
+                class: ClassConfig::Net(net),
+                ..
+            }) => Some(net),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::debug!(%vm, device = name, %error, "a device does not say what it is");
+                None
+            }
+        }
+    }
+
     /// The machine's configuration, and its devices, open, in the order in which it names them.
     fn configuration(
         &self,
@@ -250,16 +300,7 @@ impl RealHost {
             Ok(device) => device.into(),
             Err(source) => return Err(StepError::Open { path, source }),
         };
-        let config = VdpaConfig {
-            source: VdpaSource::Number(number),
-            id: Some(nic.id().to_string()),
-            mac: nic.mac(),
-            num_queues: None,
-            doorbell: nic.doorbell(),
-            rescue: nic.rescue(),
-            failover: None,
-        };
-        Ok((config, device))
+        Ok((nic.vdpa(VdpaSource::Number(number)), device))
     }
 
     /// The character device of a NIC, as it is now.
@@ -423,7 +464,11 @@ impl Host for RealHost {
             }
         }
         // Of one that was killed.
-        for socket in [self.paths.api_socket(vm), self.paths.console_socket(vm)] {
+        for socket in [
+            self.paths.api_socket(vm),
+            self.paths.console_socket(vm),
+            self.paths.migration_socket(vm),
+        ] {
             match fs::remove_file(&socket) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     return Err(file(&socket)(error));
@@ -440,17 +485,7 @@ impl Host for RealHost {
         identity: Identity,
         record: &Record,
     ) -> Result<(), StepError> {
-        let process = Process::open(identity).map_err(StepError::End)?;
-        let process = process.ok_or_else(|| StepError::EndedEarly {
-            said: self.end_of_log(vm),
-        })?;
-        let status = self.await_listening(vm, &process)?;
-        if status.pid != identity.pid {
-            return Err(StepError::Stranger {
-                found: status.pid,
-                expected: identity.pid,
-            });
-        }
+        self.await_started(vm, identity)?;
         let (config, devices) = self.configuration(vm, record)?;
         let vmm = self.vmm(vm);
         self.runtime.block_on(async {
@@ -536,6 +571,86 @@ impl Host for RealHost {
                 Ok(who) if who.pid == identity.pid => vmm.migration().await,
                 Ok(_) | Err(_) => Account::Silent,
             }
+        })
+    }
+
+    fn await_machine(
+        &self,
+        vm: &VmName,
+        identity: Identity,
+        record: &Record,
+    ) -> Result<(), StepError> {
+        let Some(arrival) = &record.arrival else {
+            return Ok(());
+        };
+        self.await_started(vm, identity)?;
+        let mut vdpa = Vec::new();
+        for nic in record.spec.nics() {
+            // By its path: so that the source may try first, which takes a device and gives it back.
+            let path = self.character_device(vm, nic)?;
+            vdpa.push(nic.vdpa(VdpaSource::Path(path)));
+        }
+        let listen: Endpoint = arrival.listen.parse().map_err(StepError::Place)?;
+        let tls = self.peers.tls(&listen);
+        let machine = record.spec.machine();
+        let wanted = serde_json::json!({ "receive": {
+            "listen": listen,
+            "vdpa": vdpa,
+            "kernel": machine.kernel,
+            "initramfs": machine.initramfs,
+            "tls": tls,
+        } });
+        let vmm = self.vmm(vm);
+        self.runtime
+            .block_on(vmm.ask(Method::POST, MIGRATION, Some(&wanted), SOON))?;
+        Ok(())
+    }
+
+    fn coming(&self, vm: &VmName, identity: Identity) -> Coming {
+        let vmm = self.vmm(vm);
+        self.runtime.block_on(async {
+            match vmm.handshake().await {
+                Ok(who) if who.pid == identity.pid => vmm.coming().await,
+                Ok(_) | Err(_) => Coming::Silent,
+            }
+        })
+    }
+
+    fn call_off(&self, vm: &VmName, identity: Identity) -> Result<bool, StepError> {
+        let Some(process) = Process::open(identity).map_err(StepError::End)? else {
+            return Ok(true);
+        };
+        let vmm = self.vmm(vm);
+        let asked = vmm.ask(Method::DELETE, MIGRATION, None::<&()>, SOON);
+        match self.runtime.block_on(asked) {
+            // It may come too late: then the process goes on, and the guest is here.
+            Ok(_) | Err(VmmError::Connect { .. }) => process.wait(GRACE).map_err(StepError::End),
+            // It is over: the guest is here, or nobody knows.
+            Err(VmmError::Refused(StatusCode::CONFLICT, ..)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn withdraw(&self, vm: &VmName, peer: &Peer) {
+        if let Err(error) = self.peers.withdraw(peer) {
+            tracing::warn!(
+                %vm,
+                node = peer.node,
+                error = &error as &dyn std::error::Error,
+                "another node is not told that a machine does not come; it notices"
+            );
+        }
+    }
+
+    fn is_at(&self, vm: &VmName, peer: &Peer) -> bool {
+        self.peers.has(peer).unwrap_or_else(|error| {
+            tracing::warn!(
+                %vm,
+                node = peer.node,
+                error = &error as &dyn std::error::Error,
+                "another node does not say that it has a machine, so what it is to be like stays here"
+            );
+            false
         })
     }
 

@@ -18,7 +18,8 @@
 //!                     process ended: why? ┴───> stopped ────────┘
 //! ```
 //! A machine that was sent elsewhere is marked so in its record until it says that its guest is here; without a process it is
-//! started by nobody then, until somebody says where the guest is ([`departure`]).
+//! started by nobody then, until somebody says where the guest is ([`departure`]). One that is to come from another node is Present, too,
+//! and marked until its guest is here ([`arrival`]); what two nodes do for that is in [`pairing`].
 //!
 //! A daemon that starts reads the store, looks what there is ([`steps::Life::settle`]), adopts processes that run,
 //! undoes what was half made, starts what should run, and takes back what belongs to no machine of its own. It touches
@@ -27,10 +28,12 @@
 //! Steps wait for the kernel and for other processes, so they are done on worker threads, to their end also if the
 //! client goes. Owns which machines there are. It must not know HTTP's side of a request.
 
+pub(crate) mod arrival;
 pub(crate) mod departure;
 pub(crate) mod error;
 pub(crate) mod host;
 pub(crate) mod observer;
+pub(crate) mod pairing;
 pub(crate) mod process;
 pub(crate) mod record;
 mod requests;
@@ -89,6 +92,12 @@ pub(crate) enum Change {
         /// It is here.
         here: bool,
     },
+    /// It is waited for: where.
+    Awaited(String),
+    /// It has come from another node, and runs.
+    Arrived,
+    /// It has not come: why.
+    NotArrived(String),
     /// It could not be started; it is tried again later.
     NotStarted(String),
     /// It has a NIC more.
@@ -117,6 +126,9 @@ impl Change {
             Self::Settled { here: false } => {
                 Some(("settled", Some("its guest runs elsewhere".to_owned())))
             }
+            Self::Awaited(listen) => Some(("awaited", Some(format!("at {listen}")))),
+            Self::Arrived => Some(("arrived", None)),
+            Self::NotArrived(why) => Some(("not_arrived", Some(why.clone()))),
             Self::NotStarted(why) => Some(("not_started", Some(why.clone()))),
             Self::NicAdded(id) => Some(("nic_added", Some(format!("NIC {id}")))),
             Self::NicMoved(id) => Some(("nic_moved", Some(format!("NIC {id}")))),
@@ -329,7 +341,7 @@ impl Machines {
             .await;
         let vm = slot.name();
         match settled {
-            Ok(Ok(Settled::Running)) => {
+            Ok(Ok(Settled::Running | Settled::Awaited)) => {
                 let identity = slot.record().and_then(|record| record.process()?.0);
                 if let Some(identity) = identity {
                     slot.view().live = Some(Live::new(identity, true));
@@ -455,7 +467,9 @@ impl Machines {
                 _ => return,
             }
         };
-        self.0.tell(slot.name(), Change::Started);
+        let awaited = slot.record().and_then(|record| record.arrival);
+        let change = awaited.map_or(Change::Started, |arrival| Change::Awaited(arrival.listen));
+        self.0.tell(slot.name(), change);
         supervisor::begin(self, slot, Some(identity));
     }
 
@@ -561,8 +575,11 @@ impl Machines {
     /// [`VmError`]; then it is as open as before.
     pub(crate) async fn say_where(&self, vm: &VmName, here: bool) -> Result<(), VmError> {
         let slot = self.find(vm)?;
-        self.locked(&slot, move |inner, slot| inner.say_where(slot, here))
-            .await??;
+        let settled = self
+            .locked(&slot, move |inner, slot| inner.say_where(slot, here))
+            .await;
+        self.tidy(&slot);
+        settled??;
         if slot.record().is_some_and(|record| record.is_to_start()) {
             supervisor::begin(self, &slot, None);
         }

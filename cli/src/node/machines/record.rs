@@ -9,9 +9,12 @@
 //!
 //! Owns the form of the record. It must not know how a step is done.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::arrival::Arrival;
 use super::departure::Departure;
 use super::process::Identity;
 use super::spec::{Desired, NicId, NicSource, VmSpec};
@@ -92,6 +95,12 @@ pub(crate) struct Record {
     /// It was asked to leave, and has not said since that its guest is here. Without a process nobody starts it.
     #[serde(default)]
     pub(crate) departure: Option<Departure>,
+    /// Its guest is to come from another node, and is not here yet as far as is known.
+    #[serde(default)]
+    pub(crate) arrival: Option<Arrival>,
+    /// NICs on devices that were not made for them, which the guest was to give up and may have still.
+    #[serde(default)]
+    giving_up: BTreeSet<NicId>,
 }
 
 impl Record {
@@ -104,6 +113,8 @@ impl Record {
             restarts: 0,
             last_end: None,
             departure: None,
+            arrival: None,
+            giving_up: BTreeSet::new(),
         }
     }
 
@@ -113,6 +124,7 @@ impl Record {
             && self.spec.state == Desired::Running
             && self.process().is_none()
             && self.departure.is_none()
+            && self.arrival.is_none()
     }
 
     /// How it left, if it may be elsewhere: it has no process that could say that its guest is here.
@@ -160,6 +172,15 @@ impl Record {
         self.steps.iter().any(has)
     }
 
+    /// NICs for which a device was made.
+    pub(crate) fn all_made(&self) -> Vec<NicId> {
+        let made = self.steps.iter().filter_map(|step| match step {
+            Step::Nic { id, .. } => Some(id.clone()),
+            _ => None,
+        });
+        made.collect()
+    }
+
     /// Devices that were made for NICs that it is not to have any more.
     pub(crate) fn unwanted(&self) -> Vec<(NicId, String)> {
         let unwanted = self.steps.iter().filter_map(|step| match step {
@@ -169,6 +190,26 @@ impl Record {
             _ => None,
         });
         unwanted.collect()
+    }
+
+    /// The guest is to give a NIC up. One with a device of its own has a step that tells.
+    pub(crate) fn gives_up(&mut self, nic: &NicId) {
+        if self.made(nic).is_none() {
+            self.giving_up.insert(nic.clone());
+        }
+    }
+
+    /// The guest has given a NIC up. Whether that was still to be done.
+    pub(crate) fn gave_up(&mut self, nic: &NicId) -> bool {
+        self.giving_up.remove(nic)
+    }
+
+    /// NICs that it is not to have any more, and that its guest may have.
+    pub(crate) fn unwanted_nics(&self) -> Vec<NicId> {
+        let made = self.unwanted().into_iter().map(|(id, _)| id);
+        let others = self.giving_up.iter().cloned();
+        made.chain(others.filter(|id| self.spec.nic(id).is_none()))
+            .collect()
     }
 
     /// NICs for which a device was made, and that are to be on another one by now.
@@ -215,5 +256,7 @@ impl Record {
     pub(crate) fn forget_process(&mut self) {
         self.steps
             .retain(|step| !matches!(step, Step::Process { .. }));
+        // Its guest has nothing any more.
+        self.giving_up.clear();
     }
 }

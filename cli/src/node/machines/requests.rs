@@ -37,6 +37,7 @@ impl Inner {
             self.live(slot, |life| life.delete(&mut record))?;
             return self.create(slot, spec).map(|()| Put::Created);
         }
+        check_here(slot.name(), &record)?;
         if spec.is_same_machine(&record.spec) {
             let wanted = match spec.state {
                 Desired::Running if record.process().is_some() => return Ok(Put::Same),
@@ -69,6 +70,7 @@ impl Inner {
         if record.phase != Phase::Present {
             return Err(VmError::Deleting(vm.clone()));
         }
+        check_here(vm, &record)?;
         let runs = record.process().is_some();
         match wanted {
             Wanted::Running | Wanted::Paused if runs => {
@@ -122,12 +124,18 @@ impl Inner {
 
     /// Has a running machine leave for another process. The record says so before.
     pub(super) fn send(&self, slot: &Slot, request: &SendRequest) -> Result<Passed, VmError> {
-        let mut record = self.present(slot)?;
+        let mut record = self.sendable(slot)?;
+        Ok(self.live(slot, |life| life.send(&mut record, request))?)
+    }
+
+    /// The record of a machine that runs, so that it can be asked to leave.
+    pub(super) fn sendable(&self, slot: &Slot) -> Result<Record, VmError> {
+        let record = self.present(slot)?;
         if record.process().is_none() {
             check_whereabouts(slot.name(), &record)?;
             return Err(VmError::NotRunning(slot.name().clone()));
         }
-        Ok(self.live(slot, |life| life.send(&mut record, request))?)
+        Ok(record)
     }
 
     /// Asks a machine that was sent elsewhere how that went.
@@ -153,25 +161,52 @@ impl Inner {
     /// Somebody says where a machine's guest is: to the machine if it runs, else to its record.
     pub(super) fn say_where(&self, slot: &Slot, here: bool) -> Result<(), VmError> {
         let vm = slot.name();
-        let mut record = self.present(slot)?;
+        let mut record = self.there(slot)?;
         if record.process().is_some() {
             self.runtime.block_on(self.vmm(vm).settle(here))?;
             self.live(slot, |life| match here {
                 true => life.look_for_guest(&mut record),
                 false => life.departed(&mut record),
             });
+            if here {
+                self.look_for_arrival(slot);
+            }
             return Ok(());
         }
         if record.departure.is_none() {
             return Err(VmError::Settled(vm.clone()));
         }
+        let (came, peer) = (
+            record.arrival.is_some(),
+            record.departure.as_ref().and_then(|mark| mark.peer.clone()),
+        );
         self.live(slot, |life| life.say_where(&mut record, here))?;
         self.tell(vm, Change::Settled { here });
+        if !here {
+            let gone = match (came, peer) {
+                // It never was a machine of this node's.
+                (true, _) => self
+                    .live(slot, |life| life.delete(&mut record))
+                    .map(|()| true),
+                (false, Some(peer)) => self.live(slot, |life| life.leaves_to(&mut record, &peer)),
+                (false, None) => Ok(false),
+            };
+            if gone? {
+                self.tell(vm, Change::Deleted);
+            }
+        }
         Ok(())
     }
 
-    /// The record of a machine that is there, whose process, if it has one, can be talked to.
+    /// As [`Self::there`], of a machine whose guest is not still to come.
     fn present(&self, slot: &Slot) -> Result<Record, VmError> {
+        let record = self.there(slot)?;
+        check_here(slot.name(), &record)?;
+        Ok(record)
+    }
+
+    /// The record of a machine that is there, whose process, if it has one, can be talked to.
+    fn there(&self, slot: &Slot) -> Result<Record, VmError> {
         let vm = slot.name();
         let record = slot.record().ok_or_else(|| VmError::NoVm(vm.clone()))?;
         if record.phase != Phase::Present {
@@ -252,6 +287,14 @@ impl Inner {
             }
             false => Ok(Removed::Asked),
         }
+    }
+}
+
+/// Fails if the guest of a machine is still to come.
+fn check_here(vm: &VmName, record: &Record) -> Result<(), VmError> {
+    match record.arrival.is_some() && record.process().is_some() {
+        true => Err(VmError::Arriving(vm.clone())),
+        false => Ok(()),
     }
 }
 

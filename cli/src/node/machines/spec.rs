@@ -16,11 +16,12 @@ use serde_json::{Map, Value};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
 use utoipa::{PartialSchema, ToSchema};
+use vdpa::mgmt::NetConfig;
 use vdpa::mgmt::connectivity::Connectivity;
 use vdpa::mgmt::link::VlanId;
 use vdpa::mgmt::nic::{Kind, NicRequest};
 use vdpa::mgmt::sriov::Rates;
-use vmm::config::{DoorbellMode, MacAddress, VmConfig};
+use vmm::config::{DoorbellMode, MacAddress, VdpaConfig, VdpaSource, VmConfig};
 
 /// The longest name of a virtual machine, in bytes.
 const VM_NAME_MAX: usize = 63;
@@ -142,6 +143,14 @@ pub(crate) enum Restart {
     OnFailure,
     /// It is started again in any case.
     Always,
+}
+
+/// The MTU of Ethernet, in bytes.
+const MTU: u16 = 1500;
+
+fn mac_address(bytes: [u8; 6]) -> Option<MacAddress> {
+    let text = bytes.map(|byte| format!("{byte:02x}")).join(":");
+    text.parse().ok()
 }
 
 /// What of a NIC a vDPA device is made on.
@@ -291,16 +300,48 @@ impl NicSpec {
         }
     }
 
-    pub(crate) fn mac(&self) -> Option<MacAddress> {
-        self.raw.mac
+    /// As the machine takes it, on this device.
+    pub(crate) fn vdpa(&self, source: VdpaSource) -> VdpaConfig {
+        VdpaConfig {
+            source,
+            id: Some(self.id.to_string()),
+            mac: self.raw.mac,
+            num_queues: None,
+            doorbell: self.raw.doorbell,
+            rescue: self.raw.rescue,
+            failover: None,
+        }
     }
 
-    pub(crate) fn doorbell(&self) -> DoorbellMode {
-        self.raw.doorbell
-    }
-
-    pub(crate) fn rescue(&self) -> bool {
-        self.raw.rescue
+    /// The NIC that another node is to make for the same guest: on what is called `from` there, if that is given, else on what is
+    /// called as here. What its device here has without having been asked for is asked for there.
+    ///
+    /// # Errors
+    /// `from` cannot be meant.
+    pub(crate) fn elsewhere(
+        &self,
+        from: Option<&str>,
+        device: Option<&NetConfig>,
+    ) -> Result<Self, BadSpec> {
+        let mut raw = self.raw.clone();
+        if let Some(from) = from {
+            raw.from = Some(from.to_owned());
+            raw.path = None;
+            raw.device = None;
+            // These are about the NIC of this host.
+            raw.kind = NicKind::default();
+            raw.virtual_functions = None;
+        }
+        if let (Some(_), Some(device)) = (&raw.from, device) {
+            let mac = device.mac.filter(|mac| *mac != [0; 6]);
+            raw.mac = raw.mac.or_else(|| mac.and_then(mac_address));
+            // What every device has need not be asked for: not all take the request.
+            raw.mtu = raw.mtu.or(device.mtu.filter(|mtu| *mtu != MTU));
+            raw.queue_pairs = raw
+                .queue_pairs
+                .or(device.max_vq_pairs.filter(|pairs| *pairs > 1));
+        }
+        Self::try_from(raw).map_err(|error| BadSpec::Nic(error.to_string()))
     }
 
     /// The device to be made for `vm`; none if it is there already.
@@ -523,6 +564,30 @@ impl VmSpec {
             *there = nic.clone();
         }
         spec
+    }
+
+    /// As another node is to have it: see [`NicSpec::elsewhere`]. `device` is what a NIC's device here says of itself.
+    ///
+    /// # Errors
+    /// A NIC cannot be so.
+    pub(crate) fn elsewhere(
+        &self,
+        from: Option<&str>,
+        device: impl Fn(&NicSpec) -> Option<NetConfig>,
+    ) -> Result<Self, BadSpec> {
+        let mut spec = self.clone();
+        for nic in &mut spec.nics {
+            *nic = nic.elsewhere(from, device(nic).as_ref())?;
+        }
+        spec.state = Desired::Running;
+        Ok(spec)
+    }
+
+    /// The files that it boots from, and what they are.
+    pub(crate) fn boot_files(&self) -> impl Iterator<Item = (&'static str, &PathBuf)> {
+        let initramfs = self.machine.initramfs.iter();
+        std::iter::once(("kernel", &self.machine.kernel))
+            .chain(initramfs.map(|path| ("initramfs", path)))
     }
 
     /// Without one of its NICs.

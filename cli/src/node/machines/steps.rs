@@ -6,6 +6,7 @@
 //!   stop     process
 //!   delete   what was begun, from the end
 //!   send     marked in the record ─> asked to leave for another process
+//!   receive  as create, but that its process waits for the machine
 //! ```
 //! Each step is in the record, and the record kept ([`Keep`]), before it is done. What fails undoes what was done before
 //! it. Undoing what was not done, or is undone already, changes nothing; so after a crash anywhere the same can
@@ -13,6 +14,7 @@
 //!
 //! Owns the order. How a step is done belongs to [`Host`]; tests have one in memory that fails wherever they like.
 
+mod arriving;
 mod leaving;
 mod nics;
 
@@ -21,11 +23,13 @@ use std::fmt;
 use axum::body::Bytes;
 use axum::http::StatusCode;
 
+use super::arrival::{AtEnd, Coming};
 use super::departure::Account;
 use super::error::{LifeError, NotUndone, StepError};
 use super::process::Identity;
 use super::record::{EndedBecause, LastEnd, Phase, Record, Step};
 use super::spec::{Desired, NicId, NicSpec, Restart, VmName, VmSpec};
+use crate::node::peers::Peer;
 use crate::node::store::StoreError;
 
 /// What a process that was started to run a machine turned out to be.
@@ -50,6 +54,8 @@ pub(crate) struct SendRequest {
     pub(crate) body: Bytes,
     /// Its name, if it has one.
     pub(crate) request_id: Option<String>,
+    /// The node that waits for it, if it is one.
+    pub(crate) peer: Option<Peer>,
 }
 
 /// What a machine has answered.
@@ -94,6 +100,21 @@ pub(crate) trait Host: Send + Sync {
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, StepError>;
     /// What the machine says of its last migration, if it is this process that answers.
     fn migration(&self, vm: &VmName, identity: Identity) -> Account;
+    /// Has the process wait for the machine, where the record says, with its NICs' devices.
+    fn await_machine(
+        &self,
+        vm: &VmName,
+        identity: Identity,
+        record: &Record,
+    ) -> Result<(), StepError>;
+    /// What the process says that waits for a machine, if it is this one that answers.
+    fn coming(&self, vm: &VmName, identity: Identity) -> Coming;
+    /// Has the process wait no more. Whether it is gone; if not, the machine has come, or may have.
+    fn call_off(&self, vm: &VmName, identity: Identity) -> Result<bool, StepError>;
+    /// Tells another node that this machine does not come. If it cannot be told, it notices.
+    fn withdraw(&self, vm: &VmName, peer: &Peer);
+    /// Whether another node is known to have this machine.
+    fn is_at(&self, vm: &VmName, peer: &Peer) -> bool;
     /// Looks what a process does.
     fn look(&self, vm: &VmName, identity: Option<Identity>) -> Found;
 }
@@ -143,6 +164,8 @@ pub(crate) enum Act {
     Swap(String),
     Unplug(String),
     Send,
+    Await,
+    CallOff,
 }
 
 impl fmt::Display for Act {
@@ -156,6 +179,8 @@ impl fmt::Display for Act {
             Self::Swap(id) => write!(f, "swap {id}"),
             Self::Unplug(id) => write!(f, "unplug {id}"),
             Self::Send => f.write_str("send"),
+            Self::Await => f.write_str("await"),
+            Self::CallOff => f.write_str("call off"),
         }
     }
 }
@@ -191,8 +216,16 @@ impl Life<'_> {
     /// # Errors
     /// What failed. All is undone then, but for what the error names; that is in the record.
     pub(crate) fn create(&self, spec: VmSpec) -> Result<Record, LifeError> {
-        let mut record = Record::new(spec);
-        let made = self.build(&mut record).and_then(|()| {
+        self.make(Record::new(spec), |record| self.build(record))
+    }
+
+    /// Makes what is in no record yet, as `build` says.
+    fn make(
+        &self,
+        mut record: Record,
+        build: impl FnOnce(&mut Record) -> Result<(), StepError>,
+    ) -> Result<Record, LifeError> {
+        let made = build(&mut record).and_then(|()| {
             record.phase = Phase::Present;
             self.keep(&record)
         });
@@ -238,6 +271,14 @@ impl Life<'_> {
 
     fn start_steps(&self, record: &mut Record) -> Result<(), StepError> {
         self.make_nics(record)?;
+        let identity = self.start_process(record)?;
+        self.act(Act::Boot, || {
+            self.host.boot_machine(self.vm, identity, record)
+        })
+    }
+
+    /// A process that runs no machine yet.
+    fn start_process(&self, record: &mut Record) -> Result<Identity, StepError> {
         record.begin(Step::Process {
             identity: None,
             boot: self.host.boot(),
@@ -246,9 +287,7 @@ impl Life<'_> {
         let identity = self.act(Act::Process, || self.host.start_process(self.vm))?;
         record.identify(identity);
         self.keep(record)?;
-        self.act(Act::Boot, || {
-            self.host.boot_machine(self.vm, identity, record)
-        })
+        Ok(identity)
     }
 
     /// Ends the machine's process, if there is one.
@@ -364,11 +403,20 @@ impl Life<'_> {
                 reason: EndedBecause::HostRebooted,
                 detail: "the host was rebooted".to_owned(),
             };
+            self.waited(record, &end);
             record.last_end = Some(leaving::account_of(record, end));
             self.note(record);
             return Ok(Settled::stopped(record));
         }
         let found = self.host.look(self.vm, identity);
+        if record.arrival.is_some() && found != Found::Gone {
+            // Whatever it says: the guest may come, or may have come, while it does.
+            self.look_for_arrival(record);
+            return Ok(match record.arrival {
+                Some(_) => Settled::Awaited,
+                None => Settled::Running,
+            });
+        }
         if found == Found::Runs {
             self.look_for_guest(record);
         }
@@ -383,15 +431,37 @@ impl Life<'_> {
             }
             (Found::Gone, _) => {
                 self.stop(record)?;
-                self.ended(
-                    record,
-                    LastEnd {
-                        reason: EndedBecause::Killed,
-                        detail: "its process ended while no daemon looked".to_owned(),
-                    },
-                );
+                let end = LastEnd {
+                    reason: EndedBecause::Killed,
+                    detail: "its process ended while no daemon looked".to_owned(),
+                };
+                if self.ends(record, end)?.is_none() {
+                    return Ok(Settled::None);
+                }
                 Ok(Settled::stopped(record))
             }
+        }
+    }
+
+    /// As [`Self::ended`], also for machines of which nothing is to be left here then: one that has not come, and one that another
+    /// node has now. Returns nothing for those.
+    ///
+    /// # Errors
+    /// What of those could not be undone; it stays in the record.
+    pub(crate) fn ends(
+        &self,
+        record: &mut Record,
+        end: LastEnd,
+    ) -> Result<Option<LastEnd>, LifeError> {
+        if record.arrival.is_some() && self.waited(record, &end) == AtEnd::NeverCame {
+            self.delete(record)?;
+            return Ok(None);
+        }
+        let peer = record.departure.as_ref().and_then(|mark| mark.peer.clone());
+        let end = self.ended(record, end);
+        match peer.filter(|_| end.reason == EndedBecause::Moved) {
+            Some(peer) if self.leaves_to(record, &peer)? => Ok(None),
+            _ => Ok(Some(end)),
         }
     }
 
@@ -480,6 +550,8 @@ pub(crate) enum Settled {
     None,
     /// It runs: it is to be watched.
     Running,
+    /// Its process waits for it to come: that is to be watched.
+    Awaited,
     /// It does not run and should.
     ToStart,
     /// It does not run and should not.

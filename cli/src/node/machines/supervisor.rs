@@ -83,6 +83,8 @@ async fn run(machines: &Machines, slot: &Arc<Slot>, mut process: Option<Identity
                 .locked(slot, move |inner, slot| ended(inner, slot, identity, end))
                 .await;
             if !matches!(next, Ok(Next::Again)) {
+                // Nothing may be left of it.
+                machines.tidy(slot);
                 return;
             }
         }
@@ -107,14 +109,31 @@ fn ended(inner: &Inner, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
     if record.phase != Phase::Present || !ours {
         return Next::Over;
     }
-    let end = inner.live(slot, |life| {
+    let ended = inner.live(slot, |life| {
         // What it left: its socket.
         if let Err(error) = life.stop(&mut record) {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(vm = %slot.name(), error, "what a machine's process left stays");
         }
-        life.ended(&mut record, end)
+        let detail = end.detail.clone();
+        (life.ends(&mut record, end), detail)
     });
+    let came = record.arrival.is_none();
+    let end = match ended {
+        (Ok(Some(end)), _) => end,
+        (Ok(None), why) => {
+            if !came {
+                inner.tell(slot.name(), Change::NotArrived(why));
+            }
+            inner.tell(slot.name(), Change::Deleted);
+            return Next::Over;
+        }
+        (Err(error), _) => {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(vm = %slot.name(), error, "what is left of a machine stays");
+            return Next::Over;
+        }
+    };
     inner.tell(slot.name(), Change::Ended(end));
     inner.tell_whereabouts(slot.name(), &record);
     match record.is_to_start() {
@@ -246,6 +265,8 @@ async fn follow(machines: &Machines, slot: &Arc<Slot>, identity: Identity) -> La
         let since = match answer {
             Ok(status) => {
                 slot.update(identity, |live| live.state = Some(status.state));
+                // One that was waited for has come, or stands still here.
+                slot.migration.notify_one();
                 if last.replace(status.state) != Some(status.state) {
                     inner.tell(slot.name(), Change::State(status.state));
                 }
@@ -280,18 +301,27 @@ async fn follow(machines: &Machines, slot: &Arc<Slot>, identity: Identity) -> La
     }
 }
 
-/// Asks a machine that was sent elsewhere how that went, until it says that its guest is here.
+/// Asks a machine that was sent elsewhere how that went, until it says that its guest is here; and one that is to come whether it
+/// has.
 async fn attend(machines: &Machines, slot: &Arc<Slot>) -> Infallible {
     loop {
         let news = slot.migration.notified();
-        let departure = slot.record().and_then(|record| record.departure);
-        if departure.is_none_or(|departure| departure.moved) {
+        let record = slot.record();
+        let awaited = record
+            .as_ref()
+            .is_some_and(|record| record.arrival.is_some());
+        let departure = record.and_then(|record| record.departure);
+        if !awaited && departure.is_none_or(|departure| departure.moved) {
             news.await;
             continue;
         }
         // Whoever has news: it is looked at by the same question.
         let _ = tokio::time::timeout(MIGRATION, news).await;
-        if !slot.has_asked(CLIENTS) {
+        if awaited {
+            let _ = machines
+                .locked(slot, |inner, slot| inner.look_for_arrival(slot))
+                .await;
+        } else if !slot.has_asked(CLIENTS) {
             // If this daemon ends the next one does it.
             let _ = machines
                 .locked(slot, |inner, slot| inner.look_for_guest(slot))

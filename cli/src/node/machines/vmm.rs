@@ -20,6 +20,7 @@ use vmm::http::ErrorBody;
 use vmm::http::client::{Client, ClientError};
 use vmm::http::request_id::REQUEST_ID;
 
+use super::arrival::Coming;
 use super::departure::{Account, MigrationView};
 use super::record::EndedBecause;
 use super::steps::{Passed, SendRequest};
@@ -33,7 +34,7 @@ pub(crate) const START: Duration = Duration::from_secs(300);
 /// How long a machine may take that reads certificates before it answers.
 const ANSWER: Duration = Duration::from_secs(90);
 /// Where a machine's migration is.
-const MIGRATION: &str = "/v1/vm/migration";
+pub(crate) const MIGRATION: &str = "/v1/vm/migration";
 /// How long a watch waits, in seconds.
 const WATCH_SECONDS: u64 = 30;
 
@@ -244,6 +245,14 @@ impl Vmm {
             Ok(view) => Account::from(&view),
             Err(VmmError::Refused(StatusCode::NOT_FOUND, ..)) => Account::None,
             Err(_) => Account::Silent,
+        }
+    }
+
+    /// What the machine's process says that waits for it to come.
+    pub(crate) async fn coming(&self) -> Coming {
+        match self.get::<MigrationView>(MIGRATION, SOON).await {
+            Ok(view) => Coming::from(&view),
+            Err(_) => Coming::Silent,
         }
     }
 

@@ -1,4 +1,4 @@
-//! `bellhop vm migrate --dry-run`: whether a VM could move, and what that would cost.
+//! `bellhop vm migrate --dry-run`, `bellhop vm compat`: whether a VM could move, and what that would cost.
 
 use hyper::Method;
 use serde::Deserialize;
@@ -15,6 +15,14 @@ struct Trial {
     destination: String,
     movable: bool,
     obstacles: Vec<Obstacle>,
+    /// None if the other node does not even wait for the machine, so that it was not asked.
+    #[serde(flatten)]
+    forecast: Option<Forecast>,
+}
+
+/// What it would cost.
+#[derive(Debug, Deserialize)]
+struct Forecast {
     ram_bytes: u64,
     data_bytes: u64,
     bytes_per_second: Option<u64>,
@@ -30,7 +38,7 @@ struct Obstacle {
 }
 
 /// Asks, shows the answer, and ends with it.
-pub(super) fn execute(
+pub(in crate::commands::vm) fn execute(
     node: &Node,
     at: &str,
     wanted: &Value,
@@ -63,6 +71,15 @@ impl Trial {
                 text.push_str(&format!("    what helps: {}\n", printable(remedy)));
             }
         }
+        if let Some(forecast) = &self.forecast {
+            forecast.add_to(&mut text);
+        }
+        text
+    }
+}
+
+impl Forecast {
+    fn add_to(&self, text: &mut String) {
         text.push_str(&format!(
             "memory: {} MiB, of which {} MiB hold data\n",
             mib(self.ram_bytes),
@@ -80,7 +97,6 @@ impl Trial {
             "downtime: about {} ms if the guest writes nothing meanwhile (an assumption), {} ms at most are allowed\n",
             self.downtime_min_ms, self.downtime_max_ms
         ));
-        text
     }
 }
 
@@ -126,6 +142,18 @@ mod tests {
             text.contains("50 MiB/s") && text.contains("2.0 s"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_node_that_does_not_even_wait_says_why_without_a_forecast() {
+        let answer = json!({ "destination": "https://b:1 (as web)", "movable": false,
+            "obstacles": [{ "reason": "its kernel /k is not on this host: copy it there", "remedy": null }] });
+        let text = Trial::deserialize(&answer).unwrap().text();
+        assert!(
+            text.starts_with("movable to https://b:1 (as web): no\n  its kernel"),
+            "{text}"
+        );
+        assert!(!text.contains("memory:"), "{text}");
     }
 
     #[test]

@@ -71,7 +71,10 @@ fn mistakes_are_named() {
     let nic = |nic: Value| json!({ "kernel": "/k", "nics": [nic] });
     for (wrong, words) in [
         (json!({ "kernel": "/k", "vdpa": [] }), "give `nics`"),
-        (json!({ "kernel": "/k", "cpu": 2 }), "unknown field `cpu`"),
+        (
+            json!({ "kernel": "/k", "vcpus": 2 }),
+            "unknown field `vcpus`",
+        ),
         (json!({ "kernel": "/k", "cpus": 0 }), "cpus: 0 vCPUs"),
         (
             json!({ "kernel": "/k", "disks": [{ "path": "/d" }, { "pth": 1 }] }),
@@ -127,4 +130,40 @@ fn mistakes_are_named() {
         let error = spec(relative).unwrap().check(&vm("web")).unwrap_err();
         assert!(matches!(error, BadSpec::Relative { .. }), "{error}");
     }
+}
+
+#[test]
+fn what_a_device_has_here_is_asked_for_elsewhere() {
+    let spec: VmSpec =
+        serde_json::from_value(json!({ "kernel": "/k", "state": "Stopped", "nics": [
+        { "id": "a", "from": "vdpasim_net", "kind": "vf", "virtual_functions": 4, "mtu": 9000 },
+        { "id": "b", "path": "/dev/vhost-vdpa-0" },
+    ] }))
+        .unwrap();
+    let device = |mac, pairs| NetConfig {
+        mac: Some(mac),
+        status: None,
+        max_vq_pairs: Some(pairs),
+        mtu: Some(1500),
+    };
+    let mac = [0x52, 0x54, 0, 1, 2, 3];
+    let same = spec.elsewhere(None, |_| Some(device(mac, 1))).unwrap();
+    let nics = serde_json::to_value(&same).unwrap();
+    assert_eq!(nics["state"], "Running");
+    assert_eq!(
+        nics["nics"],
+        json!([
+            { "id": "a", "from": "vdpasim_net", "kind": "vf", "virtual_functions": 4, "mtu": 9000, "mac": "52:54:00:01:02:03" },
+            { "id": "b", "path": "/dev/vhost-vdpa-0" },
+        ])
+    );
+    let other = spec.elsewhere(Some("enp1s0"), |_| Some(device([0; 6], 4)));
+    let nics = serde_json::to_value(other.unwrap()).unwrap();
+    assert_eq!(
+        nics["nics"],
+        json!([
+            { "id": "a", "from": "enp1s0", "mtu": 9000, "queue_pairs": 4 },
+            { "id": "b", "from": "enp1s0", "queue_pairs": 4 },
+        ])
+    );
 }

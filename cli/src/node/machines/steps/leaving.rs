@@ -18,6 +18,7 @@ use super::super::record::{EndedBecause, LastEnd, Record};
 use super::super::spec::Desired;
 use super::super::vmm::VmmError;
 use super::{Act, Life, Passed, SendRequest};
+use crate::node::peers::Peer;
 
 impl Life<'_> {
     /// Asks a running machine to leave. The answer is the machine's, whatever it is.
@@ -30,7 +31,10 @@ impl Life<'_> {
         request: &SendRequest,
     ) -> Result<Passed, LifeError> {
         let former = record.departure.clone();
-        let asked = Departure::to(&request.destination);
+        let asked = match &request.peer {
+            Some(peer) => Departure::to_node(peer.clone()),
+            None => Departure::to(&request.destination),
+        };
         record.departure = Some(asked.clone());
         let failed = |source| LifeError::Send(Box::new(source));
         if let Err(error) = self.keep(record) {
@@ -56,7 +60,12 @@ impl Life<'_> {
         };
         let account = self.account(record);
         match judge(Some(&mark), Process::Lives(account)) {
-            Verdict::Here => self.mark(record, None),
+            Verdict::Here => {
+                self.mark(record, None);
+                if let Some(peer) = &mark.peer {
+                    self.host.withdraw(self.vm, peer);
+                }
+            }
             Verdict::Open => {}
             Verdict::There => self.departed(record),
         }
@@ -69,6 +78,20 @@ impl Life<'_> {
             ..mark
         });
         self.mark(record, moved);
+    }
+
+    /// Its guest runs at another node. What was made for it here goes; if the other node is known to have all of it, so does
+    /// the machine, and this says so.
+    ///
+    /// # Errors
+    /// What could not be undone; it stays in the record.
+    pub(crate) fn leaves_to(&self, record: &mut Record, peer: &Peer) -> Result<bool, LifeError> {
+        if self.host.is_at(self.vm, peer) {
+            self.delete(record)?;
+            return Ok(true);
+        }
+        self.drop_made(record);
+        Ok(false)
     }
 
     /// What the process says of its migration; nothing, if there is none.
@@ -95,6 +118,7 @@ impl Life<'_> {
     pub(crate) fn say_where(&self, record: &mut Record, here: bool) -> Result<(), LifeError> {
         let mut after = record.clone();
         after.departure = None;
+        after.arrival = None;
         if !here {
             after.spec.state = Desired::Stopped;
             after.last_end = Some(LastEnd {

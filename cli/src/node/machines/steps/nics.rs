@@ -155,6 +155,7 @@ impl Life<'_> {
         };
         let mut after = record.clone();
         after.spec = record.spec.without_nic(id);
+        after.gives_up(id);
         self.keep(&after).map_err(failed)?;
         *record = after;
         self.give_up(record, id).map_err(failed)
@@ -190,6 +191,9 @@ impl Life<'_> {
     /// Takes back the device of a NIC that nobody has any more, if one was made.
     fn drop_device(&self, record: &mut Record, id: &NicId) -> Result<(), StepError> {
         let Some(device) = record.made(id).map(str::to_owned) else {
+            if record.gave_up(id) {
+                self.note(record);
+            }
             return Ok(());
         };
         let act = Act::Nic(id.to_string());
@@ -203,7 +207,7 @@ impl Life<'_> {
 
     /// Takes back devices of NICs that the machine is not to have any more, or that are on another one. It does not run.
     pub(super) fn drop_unwanted(&self, record: &mut Record) {
-        for (id, _) in record.unwanted() {
+        for id in record.unwanted_nics() {
             self.take(record, &id);
         }
         for id in record.left() {
@@ -211,15 +215,22 @@ impl Life<'_> {
         }
     }
 
+    /// Takes back all devices that were made for a machine whose guest is elsewhere. They are made again if it is started here.
+    pub(super) fn drop_made(&self, record: &mut Record) {
+        for id in record.all_made() {
+            self.drop_left(record, &id);
+        }
+    }
+
     /// Takes back devices of NICs that the guest has given up. Returns which.
     pub(crate) fn drop_given_up(&self, record: &mut Record) -> Vec<NicId> {
-        let unwanted = record.unwanted().into_iter().map(|(id, _)| id);
+        let unwanted = record.unwanted_nics().into_iter();
         unwanted.filter(|id| self.take(record, id)).collect()
     }
 
     /// Has a running machine have the NICs that it is to have, and no other that was made for it.
     pub(crate) fn settle_nics(&self, record: &mut Record) {
-        for (id, _) in record.unwanted() {
+        for id in record.unwanted_nics() {
             self.take(record, &id);
         }
         for nic in record.spec.nics().to_vec() {

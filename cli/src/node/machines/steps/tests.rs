@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::collapsible_match, reason = "guards only look, arms do")]
 
+mod arrivals;
 mod departures;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +16,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::node::machines::arrival::Arrival;
 use crate::node::machines::spec::{ExistingDevice, NicSource};
 
 /// What happens at one call to the host or the store.
@@ -88,6 +90,11 @@ struct World {
     refuses: bool,
     /// The process does not answer.
     silent: bool,
+    /// What a process that waits for the machine says.
+    coming: Option<Coming>,
+    /// What another node was told, and whether it has the machine.
+    withdrawn: u32,
+    there: bool,
 }
 
 #[derive(Debug, Default)]
@@ -276,6 +283,43 @@ impl Host for Fake {
         let one = world.processes.iter().find(|one| one.identity == identity);
         one.filter(|_| !world.silent)
             .map_or(Account::Silent, |one| one.migration)
+    }
+
+    fn await_machine(
+        &self,
+        vm: &VmName,
+        identity: Identity,
+        record: &Record,
+    ) -> Result<(), StepError> {
+        assert!(record.arrival.is_some());
+        self.call(|world| {
+            world.coming = Some(Coming::UnderWay);
+            let mut all = world.processes.iter_mut();
+            let waits = all.find(|one| one.identity == identity).unwrap();
+            waits.nics = devices_of(vm, &record.spec);
+        })
+    }
+
+    fn coming(&self, _: &VmName, _: Identity) -> Coming {
+        self.world().coming.unwrap_or(Coming::Silent)
+    }
+
+    fn call_off(&self, _: &VmName, _: Identity) -> Result<bool, StepError> {
+        self.call(|world| {
+            let gone = world.coming != Some(Coming::Arrived);
+            if gone {
+                world.processes.clear();
+            }
+            gone
+        })
+    }
+
+    fn withdraw(&self, _: &VmName, _: &Peer) {
+        self.world().withdrawn += 1;
+    }
+
+    fn is_at(&self, _: &VmName, _: &Peer) -> bool {
+        self.world().there
     }
 
     fn look(&self, _: &VmName, identity: Option<Identity>) -> Found {
@@ -495,6 +539,7 @@ impl Daemon<'_> {
                         destination: "unix:/b".to_owned(),
                         body: Bytes::new(),
                         request_id: None,
+                        peer: None,
                     };
                     let sent = life.send(record, &request);
                     self.fake.world().refuses = false;
@@ -706,7 +751,7 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
                 for one in once.processes.iter() {
                     prop_assert_eq!(&one.nics, &wanted);
                 }
-                let rest = (record.unwanted(), record.left());
+                let rest = (record.unwanted_nics(), record.left());
                 prop_assert!(!runs || rest == (Vec::new(), Vec::new()), "{rest:?} stays");
             }
             prop_assert_eq!(settled == Settled::Running, runs);

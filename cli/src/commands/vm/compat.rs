@@ -1,0 +1,45 @@
+//! `bellhop vm compat`.
+
+use serde_json::json;
+
+use super::migrate::{Destination, There, trial};
+use super::{CommandError, of_vm};
+use crate::client::Node;
+use crate::exit::Code;
+use crate::listing::Format;
+
+/// Say whether a running VM could move to another node, what is in the way, and what that would cost
+///
+/// The other node makes what the VM needs there, is asked whether the guest could go on with it, and takes it back. The guest does
+/// not notice. Exit code 0: the VM can move; 1: it cannot.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  bellhop vm compat web --to https://node2:8443
+  bellhop vm compat web --to https://node2:8443 --from enp6s0f0np0 -o json
+
+To a process that waits, `bellhop vm migrate NAME --to ENDPOINT --dry-run` asks the same.")]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// The other node's daemon: https://HOST:PORT, or node:/PATH of its socket on this host
+    #[arg(long, value_name = "NODE")]
+    to: Destination,
+
+    #[command(flatten)]
+    there: There,
+}
+
+pub(super) fn execute(
+    arguments: &Arguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, CommandError> {
+    let at = format!("{}/migration", of_vm(&arguments.name));
+    let mut wanted =
+        json!({ "send": { "destination": arguments.to.to_string(), "dry_run": true } });
+    arguments.there.add_to(&mut wanted["send"]);
+    trial::execute(node, &at, &wanted, format)
+}

@@ -1,0 +1,121 @@
+//! A machine that is to come from another node: whether its guest is here yet, as far as can be known from here.
+//!
+//! Its record is marked with an [`Arrival`] from before a process waits for it until that process says that the guest is here.
+//! Until then the guest is the source's, so whatever goes wrong here takes all of it back; but for one case, in which nobody here
+//! can know ([`at_end`]):
+//!
+//! ```text
+//!   process                                        the guest
+//!   lives: waits, under way, not settled, silent   is not here, as far as is known: the mark stays
+//!   lives: moved                                   is here: the mark goes
+//!   gone: gave up, was told to end, sent away      never was here: all is taken back
+//!   gone: guest powered off or crashed             was here: the mark goes
+//!   gone: killed, or with its host                 may have been here: somebody has to say it
+//! ```
+//! Owns that table. It must not know how a process is asked, nor what follows from the answer.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::departure::MigrationView;
+use super::record::EndedBecause;
+
+/// How long a source may take to come: it does so at once, and then opens devices and pins memory, some GiB in a second.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// That a machine is to come, in its record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Arrival {
+    /// Where its process waits for it: an `Endpoint`.
+    pub(crate) listen: String,
+}
+
+/// What the process says that waits for a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Coming {
+    /// No source has come yet, for so long.
+    Waits(Duration),
+    /// A source is there.
+    UnderWay,
+    /// The guest is here.
+    Arrived,
+    /// Nobody here can know.
+    Unsettled,
+    /// It does not answer, or not so that it is understood.
+    Silent,
+}
+
+impl Coming {
+    /// Whether nobody will come any more.
+    pub(crate) fn is_vain(self) -> bool {
+        matches!(self, Self::Waits(time) if time >= PATIENCE)
+    }
+}
+
+impl From<&MigrationView> for Coming {
+    fn from(view: &MigrationView) -> Self {
+        match (view.direction.as_str(), view.phase.as_str()) {
+            ("Receive", "Offer") => Self::Waits(Duration::from_millis(view.elapsed_ms)),
+            ("Receive", "Moved") => Self::Arrived,
+            // It leaves again already.
+            ("Send", _) => Self::Arrived,
+            (_, "Unsettled") => Self::Unsettled,
+            _ => Self::UnderWay,
+        }
+    }
+}
+
+/// What the end of a process comes to that waited for a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AtEnd {
+    /// The guest was never here.
+    NeverCame,
+    /// It was, and this is its own end.
+    WasHere,
+    /// Nobody here knows.
+    Open,
+}
+
+/// What this end of such a process comes to.
+pub(crate) fn at_end(because: EndedBecause) -> AtEnd {
+    match because {
+        EndedBecause::Stopped | EndedBecause::Failed | EndedBecause::Moved => AtEnd::NeverCame,
+        EndedBecause::PoweredOff | EndedBecause::Crashed => AtEnd::WasHere,
+        EndedBecause::Killed | EndedBecause::HostRebooted => AtEnd::Open,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn coming(direction: &str, phase: &str, elapsed_ms: u64) -> Coming {
+        let view =
+            serde_json::json!({ "direction": direction, "phase": phase, "elapsed_ms": elapsed_ms });
+        Coming::from(&serde_json::from_value::<MigrationView>(view).unwrap())
+    }
+
+    #[test]
+    fn only_a_guest_that_has_moved_is_taken_for_one_that_is_here() {
+        for phase in [
+            "Join", "Copy", "Stop", "Ready", "Go", "Done", "Stayed", "later",
+        ] {
+            assert_eq!(coming("Receive", phase, 1), Coming::UnderWay, "{phase}");
+        }
+        assert_eq!(coming("Receive", "Moved", 1), Coming::Arrived);
+        assert_eq!(coming("Send", "Copy", 1), Coming::Arrived);
+        assert_eq!(coming("Receive", "Unsettled", 1), Coming::Unsettled);
+    }
+
+    #[test]
+    fn a_source_is_not_waited_for_for_ever_and_one_that_is_there_is() {
+        let limit = u64::try_from(PATIENCE.as_millis()).unwrap();
+        assert!(!coming("Receive", "Offer", limit - 1).is_vain());
+        assert!(coming("Receive", "Offer", limit).is_vain());
+        for phase in ["Join", "Copy", "Ready", "Moved", "Unsettled"] {
+            assert!(!coming("Receive", phase, u64::MAX).is_vain(), "{phase}");
+        }
+        assert!(!Coming::Silent.is_vain());
+    }
+}

@@ -1,0 +1,303 @@
+//! A machine that moves between two nodes: what the daemon on each side does for it.
+//!
+//! ```text
+//!   source       the other node asked to wait ─> marked, the machine asked to leave ─> refused: the other one told
+//!   destination  NICs, a process that waits ─> asked again and again whether the guest is here
+//!                  └─ called off, or nobody came in time ─> all is taken back
+//! ```
+//! What follows at the source's end of it is in the steps of machines that leave. Owns these requests. It must not know how the
+//! guest gets over.
+
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+use vmm::migration::endpoint::Endpoint;
+
+use super::arrival::{Arrival, Coming};
+use super::error::VmError;
+use super::record::{EndedBecause, Phase, Record};
+use super::slot::Slot;
+use super::spec::{VmName, VmSpec};
+use super::steps::{Passed, SendRequest};
+use super::{Change, Inner, Machines};
+use crate::node::peers::{Peer, ToReceive, check, name_there};
+
+const fn default_downtime_ms() -> u32 {
+    300
+}
+
+const fn default_timeout_s() -> u32 {
+    600
+}
+
+const fn default_connections() -> u16 {
+    2
+}
+
+/// To which node a machine is sent, and how.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SendToNode {
+    /// The other node's daemon: `https://HOST:PORT`, or `node:/PATH` of its socket on this host. For a process that waits
+    /// (`unix:/PATH`, `tcp:HOST:PORT`) this is as the machine's own API describes it.
+    pub(crate) destination: String,
+    /// The machine's name there; its name here if none is given.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
+    pub(crate) name: Option<String>,
+    /// What its NICs are made of there: as `from` of a NIC. As here if none is given.
+    #[serde(default)]
+    pub(crate) from: Option<String>,
+    /// How long the guest may stand still, in milliseconds.
+    #[serde(default = "default_downtime_ms")]
+    pub(crate) downtime_ms: u32,
+    /// After how many seconds it is given up if the guest writes faster than memory goes over.
+    #[serde(default = "default_timeout_s")]
+    pub(crate) timeout_s: u32,
+    /// Connections that carry memory, 1 to 16.
+    #[serde(default = "default_connections")]
+    #[schema(minimum = 1, maximum = 16)]
+    pub(crate) connections: u16,
+    /// Only find out whether the other node would take it, and what it would cost. What is made there for that goes again.
+    #[serde(default)]
+    pub(crate) dry_run: bool,
+}
+
+/// Where a machine is waited for.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct Awaited {
+    /// `unix:/PATH` or `tcp:HOST:PORT`.
+    listen: String,
+}
+
+impl SendToNode {
+    /// As the machine's own API takes it.
+    fn for_machine(&self, endpoint: &Endpoint, tls: Value) -> Bytes {
+        let mut wanted = json!({ "send": {
+            "destination": endpoint,
+            "downtime_ms": self.downtime_ms,
+            "timeout_s": self.timeout_s,
+            "connections": self.connections,
+            "tls": tls,
+        } });
+        if self.dry_run {
+            // Only then: a machine's process of before does not know it, and must not take it for a migration.
+            wanted["send"]["dry_run"] = true.into();
+        }
+        Bytes::from(wanted.to_string())
+    }
+}
+
+/// The answer to who only asks, where the other node does not even wait for the machine.
+fn not_movable(peer: &Peer, reason: &str, remedy: Option<&str>) -> Passed {
+    let answer = json!({
+        "destination": peer.to_string(),
+        "movable": false,
+        "obstacles": [{ "reason": reason, "remedy": remedy }],
+    });
+    Passed {
+        status: StatusCode::OK,
+        body: Bytes::from(answer.to_string()),
+    }
+}
+
+/// The same answer about this node instead of the process there, which is gone again.
+fn about(peer: &Peer, passed: Passed) -> Passed {
+    match serde_json::from_slice::<Value>(&passed.body) {
+        Ok(Value::Object(mut answer)) if passed.status == StatusCode::OK => {
+            answer.insert("destination".to_owned(), peer.to_string().into());
+            Passed {
+                body: Bytes::from(Value::Object(answer).to_string()),
+                ..passed
+            }
+        }
+        _ => passed,
+    }
+}
+
+impl Machines {
+    /// Has a running machine leave for another node, or only asks whether it could. The answer is the machine's; one that could not
+    /// is said in the same form if it is the other node that says so.
+    ///
+    /// # Errors
+    /// [`VmError`]; nothing is left there then.
+    pub(crate) async fn send_to_node(
+        &self,
+        vm: &VmName,
+        wanted: SendToNode,
+        request_id: Option<String>,
+    ) -> Result<Passed, VmError> {
+        let slot = self.find(vm)?;
+        let sent = self
+            .locked(&slot, move |inner, slot| {
+                inner.send_to_node(slot, &wanted, request_id)
+            })
+            .await?;
+        // Whoever asked for it asks how it goes.
+        slot.asks();
+        slot.migration.notify_one();
+        sent
+    }
+
+    /// Makes all of a machine but its guest, and a process that waits for that. `near`: who sends it is on this host.
+    ///
+    /// # Errors
+    /// [`VmError`]; what was begun is undone then.
+    pub(crate) async fn receive(
+        &self,
+        vm: &VmName,
+        spec: VmSpec,
+        near: bool,
+    ) -> Result<Awaited, VmError> {
+        spec.check(vm)?;
+        let slot = self.place(vm);
+        let received = self.locked(&slot, move |inner, slot| {
+            let received = inner.receive(slot, spec, near);
+            slot.view().pending = None;
+            received
+        });
+        let received = received.await;
+        if let Ok(Ok(_)) = &received {
+            self.supervise(&slot);
+        }
+        self.tidy(&slot);
+        received?
+    }
+
+    /// The machine that is waited for does not come: takes back what was made for it. Returns nothing if none is waited for.
+    ///
+    /// # Errors
+    /// [`VmError`]: it has come, or may have; or something could not be undone.
+    pub(crate) async fn call_off(&self, vm: &VmName) -> Result<Option<()>, VmError> {
+        let slot = self.find(vm)?;
+        if slot.record().is_none_or(|record| record.arrival.is_none()) {
+            return Ok(None);
+        }
+        let done = self.locked(&slot, |inner, slot| inner.call_off(slot)).await;
+        self.tidy(&slot);
+        done?.map(Some)
+    }
+}
+
+impl Inner {
+    fn send_to_node(
+        &self,
+        slot: &Slot,
+        wanted: &SendToNode,
+        request_id: Option<String>,
+    ) -> Result<Passed, VmError> {
+        let vm = slot.name();
+        let mut record = self.sendable(slot)?;
+        check(&wanted.destination)?;
+        let name = wanted.name.as_deref().map(str::parse).transpose()?;
+        let peer = Peer {
+            node: wanted.destination.clone(),
+            name: name_there(name.as_ref(), vm),
+        };
+        let spec = record
+            .spec
+            .elsewhere(wanted.from.as_deref(), |nic| self.host.net_config(vm, nic))?;
+        let endpoint = match self.host.peers().receive(&peer, &ToReceive { spec }) {
+            Ok(endpoint) => endpoint,
+            Err(error) => {
+                return match error.obstacle() {
+                    Some((reason, remedy)) if wanted.dry_run => {
+                        Ok(not_movable(&peer, &reason, remedy.as_deref()))
+                    }
+                    _ => Err(error.into()),
+                };
+            }
+        };
+        let tls = json!(self.host.peers().tls(&endpoint));
+        let request = SendRequest {
+            destination: peer.to_string(),
+            body: wanted.for_machine(&endpoint, tls),
+            request_id,
+            peer: (!wanted.dry_run).then(|| peer.clone()),
+        };
+        let sent = self.live(slot, |life| life.send(&mut record, &request));
+        let marked = record.departure.as_ref();
+        if marked.is_none_or(|mark| mark.peer.as_ref() != Some(&peer)) {
+            // It goes nowhere, so nobody waits for it there.
+            self.live(slot, |life| life.host.withdraw(vm, &peer));
+        }
+        Ok(about(&peer, sent?))
+    }
+
+    fn receive(&self, slot: &Slot, spec: VmSpec, near: bool) -> Result<Awaited, VmError> {
+        let vm = slot.name();
+        match slot.record() {
+            None => {}
+            Some(mut record) if is_done_with(&record) => {
+                self.live(slot, |life| life.delete(&mut record))?;
+            }
+            Some(_) => return Err(VmError::NameTaken(vm.clone())),
+        }
+        if let Some((what, path)) = spec.boot_files().find(|(_, path)| !path.is_file()) {
+            return Err(VmError::NoFile {
+                what,
+                path: path.clone(),
+            });
+        }
+        let socket = self.paths.migration_socket(vm);
+        let listen = self
+            .host
+            .peers()
+            .place(near.then_some(socket.as_path()))?
+            .to_string();
+        self.reserve(slot, &spec)?;
+        let arrival = Arrival {
+            listen: listen.clone(),
+        };
+        self.live(slot, |life| life.receive(spec, arrival))?;
+        self.tell(vm, Change::Created);
+        Ok(Awaited { listen })
+    }
+
+    fn call_off(&self, slot: &Slot) -> Result<(), VmError> {
+        let vm = slot.name();
+        let Some(mut record) = slot.record().filter(|record| record.arrival.is_some()) else {
+            return Err(VmError::NoVm(vm.clone()));
+        };
+        if record.phase == Phase::Present && !self.live(slot, |life| life.call_off(&record))? {
+            self.look_for_arrival(slot);
+            return Err(VmError::HasCome(vm.clone()));
+        }
+        self.live(slot, |life| life.delete(&mut record))?;
+        self.tell(vm, Change::NotArrived("it was called off".to_owned()));
+        self.tell(vm, Change::Deleted);
+        Ok(())
+    }
+
+    /// Asks whether a machine that is waited for is here; calls it off when nobody comes.
+    pub(super) fn look_for_arrival(&self, slot: &Slot) {
+        let Some(mut record) = slot.record().filter(|record| record.arrival.is_some()) else {
+            return;
+        };
+        let vm = slot.name();
+        match self.live(slot, |life| life.look_for_arrival(&mut record)) {
+            Coming::Arrived => self.tell(vm, Change::Arrived),
+            coming if coming.is_vain() => {
+                tracing::warn!(%vm, "nobody sends a machine that is waited for: it is called off");
+                // Its end is seen by who watches its process, who takes back the rest.
+                if let Err(error) = self.live(slot, |life| life.call_off(&record)) {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(%vm, error, "a process goes on waiting");
+                }
+            }
+            Coming::Waits(_) | Coming::UnderWay | Coming::Unsettled | Coming::Silent => {}
+        }
+    }
+}
+
+/// Whether another machine may take its name: it left this node, or something could not be undone.
+fn is_done_with(record: &Record) -> bool {
+    let left = record
+        .last_end
+        .as_ref()
+        .is_some_and(|end| end.reason == EndedBecause::Moved);
+    record.phase != Phase::Present
+        || (left && record.process().is_none() && record.departure.is_none())
+}

@@ -1,0 +1,85 @@
+//! The steps of a machine that comes from another node.
+//!
+//! ```text
+//!   receive   directories ─> a device for each NIC ─> process ─> it waits ─> Present, marked
+//!   look      asked whether the guest is here ─> the mark goes
+//!   call off  asked to wait no more ─> gone: all is taken back │ not gone: the guest has come, or may have
+//! ```
+//! The source hears where the process waits only when the record says that it is there. So what a daemon finds half made was
+//! never sent anything, and what it finds waiting may have got the guest meanwhile: [`super::super::arrival`] is the table.
+
+use super::super::arrival::{Arrival, AtEnd, Coming, at_end};
+use super::super::departure::Departure;
+use super::super::error::{LifeError, StepError};
+use super::super::record::{LastEnd, Record, Step};
+use super::super::spec::VmSpec;
+use super::{Act, Life};
+
+impl Life<'_> {
+    /// Makes all of a machine but its guest, and a process that waits for that.
+    ///
+    /// # Errors
+    /// What failed. All is undone then, but for what the error names; that is in the record.
+    pub(crate) fn receive(&self, spec: VmSpec, arrival: Arrival) -> Result<Record, LifeError> {
+        let mut record = Record::new(spec);
+        record.arrival = Some(arrival);
+        self.make(record, |record| self.wait_steps(record))
+    }
+
+    fn wait_steps(&self, record: &mut Record) -> Result<(), StepError> {
+        record.begin(Step::Directories);
+        self.keep(record)?;
+        self.act(Act::Directories, || self.host.make_directories(self.vm))?;
+        self.make_nics(record)?;
+        let identity = self.start_process(record)?;
+        self.act(Act::Await, || {
+            self.host.await_machine(self.vm, identity, record)
+        })
+    }
+
+    /// Asks the process that waits whether the guest is here. Returns what it says.
+    pub(crate) fn look_for_arrival(&self, record: &mut Record) -> Coming {
+        let coming = match record.process() {
+            Some((Some(identity), boot)) if boot == self.host.boot() => {
+                self.host.coming(self.vm, identity)
+            }
+            _ => Coming::Silent,
+        };
+        if coming == Coming::Arrived && record.arrival.take().is_some() {
+            self.note(record);
+        }
+        coming
+    }
+
+    /// Has the process wait no more. Returns whether it is gone; if not, the guest has come, or may have.
+    ///
+    /// # Errors
+    /// It cannot be asked; then it is as before.
+    pub(crate) fn call_off(&self, record: &Record) -> Result<bool, LifeError> {
+        let Some((identity, boot)) = record.process() else {
+            return Ok(true);
+        };
+        match identity.filter(|_| boot == self.host.boot()) {
+            Some(identity) => self
+                .act(Act::CallOff, || self.host.call_off(self.vm, identity))
+                .map_err(|source| LifeError::Stop(Box::new(source))),
+            None => Ok(true),
+        }
+    }
+
+    /// The process that waited has ended so. What that comes to is in the record, but for [`AtEnd::NeverCame`]: all that there
+    /// is of the machine is to be taken back then.
+    pub(crate) fn waited(&self, record: &mut Record, end: &LastEnd) -> AtEnd {
+        let Some(arrival) = &record.arrival else {
+            return AtEnd::WasHere;
+        };
+        let comes_to = at_end(end.reason);
+        match comes_to {
+            AtEnd::NeverCame => {}
+            AtEnd::WasHere => record.arrival = None,
+            // The mark stays: the source knows whether it still has the guest, and may say so.
+            AtEnd::Open => record.departure = Some(Departure::unheard_of(&arrival.listen)),
+        }
+        comes_to
+    }
+}

@@ -1,0 +1,163 @@
+//! A machine that comes from another node, or moves to one: what waits for it, and what stays.
+
+use super::*;
+
+/// Where a machine is waited for.
+fn arrival() -> Arrival {
+    Arrival {
+        listen: "unix:/run/web/migration.socket".to_owned(),
+    }
+}
+
+/// A daemon that is killed at any call while it makes what is to wait for a machine, or while that waits.
+#[test]
+fn what_waits_for_a_machine_is_there_as_a_whole_or_not_at_all() {
+    for fault in [
+        Fault::Fails,
+        Fault::FailsDone,
+        Fault::KilledBefore,
+        Fault::KilledAfter,
+    ] {
+        for at in 0..14 {
+            let fake = Fake::default();
+            let vm: VmName = "web".parse().unwrap();
+            let mut daemon = Daemon {
+                fake: &fake,
+                vm: &vm,
+                record: None,
+            };
+            let mut faults = vec![Fault::None; at];
+            faults.push(fault);
+            fake.plan(faults);
+            let spec = spec(2, false, Restart::Always);
+            let life = daemon.life();
+            let done = catch_unwind(AssertUnwindSafe(|| life.receive(spec, arrival()).is_ok()));
+            fake.plan(Vec::new());
+            let settled = daemon.settles();
+            holds(&fake, &vm).unwrap();
+            if done.is_ok_and(|received| received) {
+                assert_eq!(settled, Settled::Awaited, "{fault:?} {at}");
+            }
+            match settled {
+                Settled::Awaited => {
+                    assert_eq!(fake.world().processes.len(), 1);
+                    assert!(!daemon.record.as_ref().unwrap().is_to_start());
+                }
+                settled => assert_eq!(settled, Settled::None, "{fault:?} {at}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_machine_that_is_waited_for_is_taken_back_kept_or_left_open_by_what_its_process_says() {
+    let killed = EndedBecause::Killed;
+    for (reason, left) in [
+        (EndedBecause::Failed, false),
+        (EndedBecause::Stopped, false),
+        (EndedBecause::PoweredOff, true),
+        (EndedBecause::Crashed, true),
+        (killed, true),
+    ] {
+        let fake = Fake::default();
+        let vm: VmName = "web".parse().unwrap();
+        let daemon = Daemon {
+            fake: &fake,
+            vm: &vm,
+            record: None,
+        };
+        let life = daemon.life();
+        let spec = spec(1, false, Restart::Always);
+        let mut record = life.receive(spec, arrival()).unwrap();
+        assert_eq!(fake.world().devices.len(), 1);
+        fake.world().processes.clear();
+        life.stop(&mut record).unwrap();
+        let detail = String::new();
+        let end = life.ends(&mut record, LastEnd { reason, detail }).unwrap();
+        assert_eq!(end.is_some(), left, "{reason:?}");
+        assert_eq!(fake.stored().is_some(), left, "{reason:?}");
+        assert_eq!(fake.world().devices.len(), usize::from(left));
+        // Nobody starts what may run where it came from.
+        assert_eq!(record.may_be_elsewhere().is_some(), reason == killed);
+        assert!(reason != killed || !record.is_to_start());
+    }
+}
+
+#[test]
+fn a_daemon_that_starts_leaves_what_waits_and_knows_what_has_come() {
+    for (coming, settled) in [
+        (Coming::UnderWay, Settled::Awaited),
+        (Coming::Unsettled, Settled::Awaited),
+        (Coming::Silent, Settled::Awaited),
+        (Coming::Arrived, Settled::Running),
+    ] {
+        let fake = Fake::default();
+        let vm: VmName = "web".parse().unwrap();
+        let mut daemon = Daemon {
+            fake: &fake,
+            vm: &vm,
+            record: None,
+        };
+        let spec = spec(1, false, Restart::Always);
+        daemon.life().receive(spec, arrival()).unwrap();
+        fake.world().coming = Some(coming);
+        assert_eq!(daemon.settles(), settled, "{coming:?}");
+        let record = daemon.record.as_ref().unwrap();
+        assert_eq!(record.arrival.is_some(), settled == Settled::Awaited);
+        assert_eq!(fake.world().processes.len(), 1);
+        // What has come is not called off.
+        let called_off = daemon.life().call_off(record).unwrap();
+        assert_eq!(called_off, coming != Coming::Arrived);
+    }
+}
+
+#[test]
+fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withdrawn_there() {
+    let peer = Peer {
+        node: "https://b:1".to_owned(),
+        name: "web".to_owned(),
+    };
+    for (account, there) in [
+        (Account::Here, false),
+        (Account::There, true),
+        (Account::There, false),
+    ] {
+        let fake = Fake::default();
+        let vm: VmName = "web".parse().unwrap();
+        let daemon = Daemon {
+            fake: &fake,
+            vm: &vm,
+            record: None,
+        };
+        let life = daemon.life();
+        let mut record = life.create(spec(1, false, Restart::Always)).unwrap();
+        let request = SendRequest {
+            destination: peer.to_string(),
+            body: Bytes::new(),
+            request_id: None,
+            peer: Some(peer.clone()),
+        };
+        life.send(&mut record, &request).unwrap();
+        fake.world().processes[0].migration = account;
+        fake.world().there = there;
+        life.look_for_guest(&mut record);
+        assert_eq!(fake.world().withdrawn, u32::from(account == Account::Here));
+        if account == Account::Here {
+            assert_eq!(record.departure, None);
+            assert_eq!(fake.world().devices.len(), 1);
+            continue;
+        }
+        // Whatever its process says at its end.
+        fake.world().processes.clear();
+        life.stop(&mut record).unwrap();
+        let end = LastEnd {
+            reason: EndedBecause::Killed,
+            detail: String::new(),
+        };
+        let end = life.ends(&mut record, end).unwrap();
+        assert_eq!(end.is_none(), there);
+        assert_eq!(fake.stored().is_none(), there);
+        assert!(fake.world().devices.is_empty(), "its NIC stays");
+        assert!(there || record.last_end.unwrap().reason == EndedBecause::Moved);
+    }
+}

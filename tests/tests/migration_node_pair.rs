@@ -1,0 +1,90 @@
+//! Two node daemons pair a move, on vdpa_sim: the NIC is made at the destination and taken back at the source; a refusal leaves
+//! nothing behind.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+use lab::node::{Node, until};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:5c:01";
+
+fn is_device(name: &str) -> bool {
+    Path::new("/sys/bus/vdpa/devices").join(name).exists()
+}
+
+/// To the machine `web2` of this node: both daemons are on one host, so two of one name would have devices of one name.
+fn to(node: &Node, dry_run: bool) -> Value {
+    let socket = node.api.socket().display().to_string();
+    json!({ "send": { "destination": format!("node:{socket}"), "name": "web2", "dry_run": dry_run } })
+}
+
+#[test]
+fn the_daemons_pair_a_move_and_leave_nothing_behind() {
+    let here = Node::start("pair-a").unwrap();
+    let mut there = Node::start("pair-b").unwrap();
+    let nics = json!([{ "id": "net0", "from": "vdpasim_net", "mac": MAC }]);
+    let spec = here.tiny(&nics).unwrap();
+    here.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    here.await_phase("web", "Running").unwrap();
+    let empty = there.traces().unwrap();
+    let migration = "/v1/vms/web/migration";
+
+    // Refused by the other node, which has one of that name: it stays there, and nothing is made.
+    let taken = there.tiny(&json!([])).unwrap();
+    there.api.done("PUT", "/v1/vms/web2", Some(&taken)).unwrap();
+    let refused = here.api.ask("POST", migration, Some(&to(&there, false)));
+    let refused = refused.unwrap();
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    let asked = here.api.ask("POST", migration, Some(&to(&there, true)));
+    let asked = asked.unwrap();
+    assert_eq!(asked.status, 200, "{}", asked.body);
+    assert_eq!(asked.body["movable"], false, "{}", asked.body);
+    assert!(!is_device("web2.net0"));
+    there.api.done("DELETE", "/v1/vms/web2", None).unwrap();
+
+    // Only asked: what was made for that is gone again.
+    let asked = here.api.ask("POST", migration, Some(&to(&there, true)));
+    let asked = asked.unwrap();
+    assert_eq!(asked.body["movable"], true, "{}", asked.body);
+    there.same(&empty, "after it was only asked").unwrap();
+
+    // What waits outlives its daemon, and goes when it is called off.
+    let mut wanted = here.api.get("/v1/vms/web/spec").unwrap();
+    wanted["nics"][0]["id"] = "net1".into();
+    let receive = json!({ "receive": { "spec": wanted } });
+    let answer = there
+        .api
+        .ask("POST", "/v1/vms/web3/migration", Some(&receive));
+    assert_eq!(answer.unwrap().status, 201);
+    there.kill();
+    there.start_again().unwrap();
+    there.await_phase("web3", "Receiving").unwrap();
+    assert!(is_device("web3.net1"));
+    there
+        .api
+        .done("DELETE", "/v1/vms/web3/migration", None)
+        .unwrap();
+    there
+        .same_but_descriptors(&empty, "after what waited was called off")
+        .unwrap();
+
+    // It moves.
+    let sent = here.api.ask("POST", migration, Some(&to(&there, false)));
+    let sent = sent.unwrap();
+    assert_eq!(sent.status, 202, "{}", sent.body);
+    there.await_phase("web2", "Running").unwrap();
+    until("nothing is left of it here", || {
+        here.vm("web").unwrap().is_none() && here.processes().is_empty()
+    })
+    .unwrap();
+    assert!(!is_device("web.net0") && is_device("web2.net0"));
+    let nic = there.api.get("/v1/vms/web2/spec").unwrap();
+    assert_eq!(nic["nics"][0]["mac"], MAC, "{nic:#}");
+    there.api.done("DELETE", "/v1/vms/web2", None).unwrap();
+    assert!(!is_device("web2.net0"));
+}
