@@ -148,13 +148,13 @@ pub(super) struct There {
 
     /// To another node: the VM's name there, if another than here
     #[arg(long = "as", value_name = "NAME", requires = "to")]
-    name: Option<String>,
+    name_there: Option<String>,
 }
 
 impl There {
     /// Puts it into what is asked for.
     pub(super) fn add_to(&self, send: &mut Value) {
-        for (field, value) in [("from", &self.from), ("name", &self.name)] {
+        for (field, value) in [("from", &self.from), ("name", &self.name_there)] {
             if let Some(value) = value {
                 send[field] = value.as_str().into();
             }

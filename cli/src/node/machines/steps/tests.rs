@@ -659,6 +659,8 @@ fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
             started: world.started,
             away: world.away,
             silent: world.silent,
+            // What a process that waited has said last.
+            coming: world.coming,
             ..World::default()
         };
         prop_assert_eq!(world, empty, "something is left, and nobody knows of it");
@@ -797,6 +799,27 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
     }
     prop_assert!(fake.stored().is_none());
     holds(&fake, &vm)
+}
+
+/// Nothing else tells of it: no device was made for it.
+#[test]
+fn a_nic_on_a_device_that_was_there_is_given_up_by_the_next_daemon() {
+    let create = Deed::Create {
+        nics: 1,
+        stopped: false,
+        restart: Restart::Never,
+    };
+    let killed = || vec![Fault::None, Fault::KilledBefore];
+    let remove = Deed::RemoveNic {
+        nic: 0,
+        stubborn: false,
+    };
+    lives(vec![
+        (create, Vec::new()),
+        (Deed::Swap { nic: 0, to: 0 }, killed()),
+        (remove, killed()),
+    ])
+    .unwrap();
 }
 
 proptest! {
