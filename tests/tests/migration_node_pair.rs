@@ -1,11 +1,6 @@
 //! Two node daemons pair a move, on vdpa_sim: the NIC is made at the destination and taken back at the source; a refusal leaves
 //! nothing behind.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
-)]
-
 use lab::node::{Node, until};
 use serde_json::{Value, json};
 use std::path::Path;

@@ -83,7 +83,9 @@ fn host(baseline: CpuBaseline, more: &[[u32; 4]]) -> Vec<kvm_cpuid_entry2> {
             }
             0x8000_0000 => leaf.eax = 0x8000_0008 + leaf.eax % 0x20,
             // At least so many bits of an address, and no word of what KVM can map.
-            0x8000_0008 => leaf.eax = u32::from(BITS) + leaf.eax % 13 | 0x3000 | leaf.eax & 0x900,
+            0x8000_0008 => {
+                leaf.eax = (u32::from(BITS) + leaf.eax % 13) | 0x3000 | (leaf.eax & 0x900)
+            }
             _ => {}
         }
     }
