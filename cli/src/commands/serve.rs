@@ -91,7 +91,7 @@ struct MoveBy {
 impl MoveBy {
     /// All or none, as clap has seen to. The machines' processes have another working directory.
     fn road(&self) -> Option<Road> {
-        let file = |path: &Option<PathBuf>| Some(std::path::absolute(path.as_ref()?).ok()?);
+        let file = |path: &Option<PathBuf>| std::path::absolute(path.as_ref()?).ok();
         Some(Road {
             host: self.migration_host.clone()?,
             tls: TlsFiles {

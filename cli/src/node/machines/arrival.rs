@@ -7,6 +7,7 @@
 //! ```text
 //!   process                                        the guest
 //!   lives: waits, under way, not settled, silent   is not here, as far as is known: the mark stays
+//!   lives: stayed                                  is not here, and is not waited for any more: all is taken back
 //!   lives: moved                                   is here: the mark goes
 //!   gone: gave up, was told to end, sent away      never was here: all is taken back
 //!   gone: guest powered off or crashed             was here: the mark goes
@@ -40,6 +41,8 @@ pub(crate) enum Coming {
     UnderWay,
     /// The guest is here.
     Arrived,
+    /// The guest stayed where it was, and is not waited for any more.
+    Stayed,
     /// Nobody here can know.
     Unsettled,
     /// It does not answer, or not so that it is understood.
@@ -49,7 +52,7 @@ pub(crate) enum Coming {
 impl Coming {
     /// Whether nobody will come any more.
     pub(crate) fn is_vain(self) -> bool {
-        matches!(self, Self::Waits(time) if time >= PATIENCE)
+        matches!(self, Self::Waits(time) if time >= PATIENCE) || self == Self::Stayed
     }
 }
 
@@ -60,6 +63,7 @@ impl From<&MigrationView> for Coming {
             ("Receive", "Moved") => Self::Arrived,
             // It leaves again already.
             ("Send", _) => Self::Arrived,
+            ("Receive", "Stayed") => Self::Stayed,
             (_, "Unsettled") => Self::Unsettled,
             _ => Self::UnderWay,
         }
@@ -98,11 +102,10 @@ mod tests {
 
     #[test]
     fn only_a_guest_that_has_moved_is_taken_for_one_that_is_here() {
-        for phase in [
-            "Join", "Copy", "Stop", "Ready", "Go", "Done", "Stayed", "later",
-        ] {
+        for phase in ["Join", "Copy", "Stop", "Ready", "Go", "Done", "later"] {
             assert_eq!(coming("Receive", phase, 1), Coming::UnderWay, "{phase}");
         }
+        assert_eq!(coming("Receive", "Stayed", 1), Coming::Stayed);
         assert_eq!(coming("Receive", "Moved", 1), Coming::Arrived);
         assert_eq!(coming("Send", "Copy", 1), Coming::Arrived);
         assert_eq!(coming("Receive", "Unsettled", 1), Coming::Unsettled);
@@ -116,6 +119,7 @@ mod tests {
         for phase in ["Join", "Copy", "Ready", "Moved", "Unsettled"] {
             assert!(!coming("Receive", phase, u64::MAX).is_vain(), "{phase}");
         }
+        assert!(Coming::Stayed.is_vain());
         assert!(!Coming::Silent.is_vain());
     }
 }

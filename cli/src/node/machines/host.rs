@@ -39,6 +39,8 @@ const LISTEN: Duration = Duration::from_secs(20);
 const FIND: Duration = Duration::from_secs(2);
 /// How long a process may take to end by itself.
 const GRACE: Duration = Duration::from_secs(10);
+/// Between two looks at a process.
+const LOOK: Duration = Duration::from_millis(50);
 /// How long a guest that is asked to give a NIC up is waited for.
 const GIVE_UP: Duration = Duration::from_secs(5);
 /// How much of a log is shown, in bytes.
@@ -623,12 +625,27 @@ impl Host for RealHost {
         let vmm = self.vmm(vm);
         let asked = vmm.ask(Method::DELETE, MIGRATION, None::<&()>, SOON);
         match self.runtime.block_on(asked) {
-            // It may come too late: then the process goes on, and the guest is here.
-            Ok(_) | Err(VmmError::Connect { .. }) => process.wait(GRACE).map_err(StepError::End),
-            // It is over: the guest is here, or nobody knows.
-            Err(VmmError::Refused(StatusCode::CONFLICT, ..)) => Ok(false),
-            Err(error) => Err(error.into()),
+            // It may come too late, or be over already: what the process says then counts.
+            Ok(_) | Err(VmmError::Connect { .. } | VmmError::Refused(StatusCode::CONFLICT, ..)) => {
+            }
+            Err(error) => return Err(error.into()),
         }
+        let asked = Instant::now();
+        while asked.elapsed() < GRACE {
+            if process.wait(LOOK).map_err(StepError::End)? {
+                return Ok(true);
+            }
+            match self.coming(vm, identity) {
+                // It could be given another machine now: there is none.
+                Coming::Stayed => {
+                    self.runtime.block_on(vmm.want(VmmState::Stopped))?;
+                    return process.wait(GRACE).map_err(StepError::End);
+                }
+                Coming::Arrived | Coming::Unsettled => return Ok(false),
+                Coming::Waits(_) | Coming::UnderWay | Coming::Silent => {}
+            }
+        }
+        Ok(false)
     }
 
     fn withdraw(&self, vm: &VmName, peer: &Peer) {

@@ -287,7 +287,11 @@ impl Inner {
                     tracing::warn!(%vm, error, "a process goes on waiting");
                 }
             }
-            Coming::Waits(_) | Coming::UnderWay | Coming::Unsettled | Coming::Silent => {}
+            Coming::Waits(_)
+            | Coming::UnderWay
+            | Coming::Stayed
+            | Coming::Unsettled
+            | Coming::Silent => {}
         }
     }
 }
