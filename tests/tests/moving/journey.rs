@@ -99,7 +99,7 @@ pub(crate) fn travel<N: Neighbour>(
         at: 0,
     };
     journey.check(&mut guest);
-    guest.command("write-on 24 50").unwrap();
+    guest.command("write-on 8 50").unwrap();
     for number in 0..usize::try_from(moves).unwrap() {
         guest = journey.once(guest, Moment::ALL[(first + number) % Moment::ALL.len()]);
         journey.check(&mut guest);
@@ -204,7 +204,7 @@ impl<N: Neighbour> Journey<'_, N> {
                 guest.command("reboot").unwrap();
                 let (mut guest, status) = self.go(guest, pause);
                 guest.wait_ready(SILENCE).unwrap();
-                guest.command("write-on 24 50").unwrap();
+                guest.command("write-on 8 50").unwrap();
                 (guest, status)
             }
         };
