@@ -70,7 +70,7 @@ pub(crate) enum PeerError {
     )]
     Address(String),
     /// It refuses, and says why.
-    #[error("the node {node} does not take it: {reason}")]
+    #[error("the node {node} does not take it, and says of itself: {reason}")]
     Refused {
         /// Which.
         node: String,
@@ -125,6 +125,14 @@ pub(crate) enum PeerError {
 }
 
 impl PeerError {
+    /// Whether the other node may have done what it was asked for, although its answer is none.
+    pub(crate) fn may_have_been_heard(&self) -> bool {
+        matches!(
+            self,
+            Self::Client { .. } | Self::Endpoint { .. } | Self::Strange { .. }
+        )
+    }
+
     /// Whether it is the other node that does not want it: a finding for who only asks.
     pub(crate) fn obstacle(&self) -> Option<(String, Option<String>)> {
         match self {
@@ -233,7 +241,8 @@ impl Peers {
             .map_err(|error| failed(peer, error))?;
         let path = client::path(["v1", "vms", &peer.name]);
         match node.change_within(Method::GET, &path, SOON) {
-            Ok(_) => Ok(true),
+            // One that still waits for it does not have it.
+            Ok((_, machine)) => Ok(machine["phase"] != "Receiving"),
             Err(ClientError::Refused(refusal)) if refusal.is_not_there() => Ok(false),
             Err(error) => Err(failed(peer, error)),
         }

@@ -53,6 +53,10 @@ pub enum FailoverState {
 impl Machine {
     /// The device with this number has failed: the one that stands by is to take its place.
     pub(super) fn begin_failover(&mut self, number: u16) {
+        if self.inventory.is_failing_over(number) {
+            // Its driver has reset the failed device meanwhile, which failed again: what is being opened serves for that, too.
+            return;
+        }
         let Some((serial, config)) = self.inventory.begin_failover(number) else {
             if let Some(device) = self.inventory.device(number) {
                 device.give_up();
@@ -62,18 +66,20 @@ impl Machine {
         self.publish();
         let id = config.name();
         tracing::warn!(%id, to = %config.shown_path(), "the device of a NIC has failed: failover");
-        let handle = self.requests.handle();
-        let started = thread::Builder::new().name("failover".to_owned()).spawn({
-            let id = id.clone();
-            move || handle.fail_over(&id, serial, &config)
+        let allowed = self.unless_held().and_then(|()| self.unless_migrating());
+        let started = allowed.and_then(|()| {
+            let (id, handle) = (id.clone(), self.requests.handle());
+            let thread = thread::Builder::new().name("failover".to_owned());
+            thread
+                .spawn(move || handle.fail_over(&id, serial, &config))
+                .map_err(|source| {
+                    let what = "starting a thread";
+                    MachineError::Host { what, source }.into()
+                })
         });
-        if let Err(source) = started {
-            let error = MachineError::Host {
-                what: "starting a thread",
-                source,
-            };
+        if let Err(error) = started {
             // There is no device that would have to be closed.
-            let _ = self.fail_over(&id, serial, Err(error.into()));
+            let _ = self.fail_over(&id, serial, Err(error));
         }
     }
 

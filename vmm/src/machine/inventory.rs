@@ -293,6 +293,16 @@ impl Inventory {
         Some((removable.serial, config))
     }
 
+    /// Whether the failover of the NIC with this number is under way.
+    pub(super) fn is_failing_over(&self, number: u16) -> bool {
+        let removable = self
+            .entries
+            .get(&number)
+            .and_then(|entry| entry.removable.as_ref());
+        let failover = removable.and_then(|removable| removable.failover.as_ref());
+        failover.is_some_and(|failover| matches!(failover.state, FailoverState::UnderWay))
+    }
+
     /// The failover of the NIC with this name and serial number, if it is under way still.
     pub(super) fn fails_over(&self, id: &str, serial: u64) -> Option<&Failover> {
         let entry = self.entries.values().find(|entry| entry.id == id)?;

@@ -46,7 +46,9 @@ impl Machine {
                     failover,
                     answer,
                 } => {
-                    let changed = self.inventory.stand_by(&id, failover);
+                    // A destination, or another program, goes by what it was told before.
+                    let allowed = self.unless_held().and_then(|()| self.unless_migrating());
+                    let changed = allowed.and_then(|()| self.inventory.stand_by(&id, failover));
                     self.publish();
                     let _ = answer.send(changed);
                 }

@@ -9,9 +9,9 @@
 //!   lives: waits, under way, not settled, silent   is not here, as far as is known: the mark stays
 //!   lives: stayed                                  is not here, and is not waited for any more: all is taken back
 //!   lives: moved                                   is here: the mark goes
-//!   gone: gave up, was told to end, sent away      never was here: all is taken back
+//!   gone: sent away                                is not here any more: all is taken back
 //!   gone: guest powered off or crashed             was here: the mark goes
-//!   gone: killed, or with its host                 may have been here: somebody has to say it
+//!   gone: in any other way                         may have been here: somebody has to say it
 //! ```
 //! Owns that table. It must not know how a process is asked, nor what follows from the answer.
 
@@ -73,7 +73,7 @@ impl From<&MigrationView> for Coming {
 /// What the end of a process comes to that waited for a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtEnd {
-    /// The guest was never here.
+    /// The guest is not here, and nobody needs what was made for it.
     NeverCame,
     /// It was, and this is its own end.
     WasHere,
@@ -84,9 +84,14 @@ pub(crate) enum AtEnd {
 /// What this end of such a process comes to.
 pub(crate) fn at_end(because: EndedBecause) -> AtEnd {
     match because {
-        EndedBecause::Stopped | EndedBecause::Failed | EndedBecause::Moved => AtEnd::NeverCame,
+        EndedBecause::Moved => AtEnd::NeverCame,
         EndedBecause::PoweredOff | EndedBecause::Crashed => AtEnd::WasHere,
-        EndedBecause::Killed | EndedBecause::HostRebooted => AtEnd::Open,
+        // It fails only once there is a machine: one that does not come is said, and the process lives. Who calls it off
+        // takes all back at once.
+        EndedBecause::Stopped
+        | EndedBecause::Failed
+        | EndedBecause::Killed
+        | EndedBecause::HostRebooted => AtEnd::Open,
     }
 }
 

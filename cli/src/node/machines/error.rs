@@ -228,7 +228,7 @@ pub(crate) enum VmError {
     OtherRuns(VmName),
     /// There is one of this name, where another is to come.
     #[error(
-        "there is a virtual machine {0} here already: take it away first (`bellhop vm delete {0}`), or have the one that comes get another name (--as)"
+        "this node has a virtual machine {0} already: have the one that comes get another name (--as), or delete that one on this node"
     )]
     NameTaken(VmName),
     /// A file that it needs is not here.

@@ -600,6 +600,10 @@ impl Host for RealHost {
             "vdpa": vdpa,
             "kernel": machine.kernel,
             "initramfs": machine.initramfs,
+            "max_memory": machine.memory.size,
+            "hugepages": machine.memory.hugepages,
+            "host_numa_node": machine.memory.host_numa_node,
+            "cpu_affinity": machine.cpu_affinity,
             "tls": tls,
         } });
         let vmm = self.vmm(vm);

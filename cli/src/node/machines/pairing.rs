@@ -19,7 +19,7 @@ use super::arrival::{Arrival, Coming};
 use super::error::VmError;
 use super::record::{EndedBecause, Phase, Record};
 use super::slot::Slot;
-use super::spec::{VmName, VmSpec};
+use super::spec::{Desired, VmName, VmSpec};
 use super::steps::{Passed, SendRequest};
 use super::{Change, Inner, Machines};
 use crate::node::peers::{Peer, ToReceive, check, name_there};
@@ -152,7 +152,18 @@ impl Machines {
         near: bool,
     ) -> Result<Awaited, VmError> {
         spec.check(vm)?;
+        // To its end also if who asked goes: what waits has to be watched.
+        let (machines, vm) = (self.clone(), vm.clone());
+        let done = tokio::spawn(async move { machines.receive_now(&vm, spec, near).await });
+        done.await.map_err(VmError::Worker)?
+    }
+
+    async fn receive_now(&self, vm: &VmName, spec: VmSpec, near: bool) -> Result<Awaited, VmError> {
         let slot = self.place(vm);
+        // Said without the lock: it may be held by who asks, here or crosswise at the other node.
+        if let Some(record) = slot.record().filter(|record| !is_done_with(record)) {
+            return Err(taken(vm, &record));
+        }
         let received = self.locked(&slot, move |inner, slot| {
             let received = inner.receive(slot, spec, near);
             slot.view().pending = None;
@@ -202,6 +213,10 @@ impl Inner {
         let endpoint = match self.host.peers().receive(&peer, &ToReceive { spec }) {
             Ok(endpoint) => endpoint,
             Err(error) => {
+                if error.may_have_been_heard() {
+                    // It may have made what nobody will come to.
+                    self.live(slot, |life| life.host.withdraw(vm, &peer));
+                }
                 return match error.obstacle() {
                     Some((reason, remedy)) if wanted.dry_run => {
                         Ok(not_movable(&peer, &reason, remedy.as_deref()))
@@ -226,14 +241,16 @@ impl Inner {
         Ok(about(&peer, sent?))
     }
 
-    fn receive(&self, slot: &Slot, spec: VmSpec, near: bool) -> Result<Awaited, VmError> {
+    fn receive(&self, slot: &Slot, mut spec: VmSpec, near: bool) -> Result<Awaited, VmError> {
         let vm = slot.name();
+        // Its guest runs where it comes from.
+        spec.state = Desired::Running;
         match slot.record() {
             None => {}
             Some(mut record) if is_done_with(&record) => {
                 self.live(slot, |life| life.delete(&mut record))?;
             }
-            Some(_) => return Err(VmError::NameTaken(vm.clone())),
+            Some(record) => return Err(taken(vm, &record)),
         }
         if let Some((what, path)) = spec.boot_files().find(|(_, path)| !path.is_file()) {
             return Err(VmError::NoFile {
@@ -261,12 +278,25 @@ impl Inner {
         let Some(mut record) = slot.record().filter(|record| record.arrival.is_some()) else {
             return Err(VmError::NoVm(vm.clone()));
         };
-        if record.phase == Phase::Present && !self.live(slot, |life| life.call_off(&record))? {
-            self.look_for_arrival(slot);
+        if record.may_be_elsewhere().is_some() {
+            // Somebody has to say where its guest is.
             return Err(VmError::HasCome(vm.clone()));
         }
-        self.live(slot, |life| life.delete(&mut record))?;
-        self.tell(vm, Change::NotArrived("it was called off".to_owned()));
+        let done = self.take_back(slot, &mut record, "it was called off");
+        if let Err(VmError::HasCome(_)) = done {
+            self.look_for_arrival(slot);
+        }
+        done
+    }
+
+    /// Has nobody wait for a machine any more, and takes back what was made for it.
+    fn take_back(&self, slot: &Slot, record: &mut Record, why: &str) -> Result<(), VmError> {
+        let vm = slot.name();
+        if record.phase == Phase::Present && !self.live(slot, |life| life.call_off(record))? {
+            return Err(VmError::HasCome(vm.clone()));
+        }
+        self.live(slot, |life| life.delete(record))?;
+        self.tell(vm, Change::NotArrived(why.to_owned()));
         self.tell(vm, Change::Deleted);
         Ok(())
     }
@@ -281,8 +311,7 @@ impl Inner {
             Coming::Arrived => self.tell(vm, Change::Arrived),
             coming if coming.is_vain() => {
                 tracing::warn!(%vm, "nobody sends a machine that is waited for: it is called off");
-                // Its end is seen by who watches its process, who takes back the rest.
-                if let Err(error) = self.live(slot, |life| life.call_off(&record)) {
+                if let Err(error) = self.take_back(slot, &mut record, "nobody sent it") {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(%vm, error, "a process goes on waiting");
                 }
@@ -293,6 +322,14 @@ impl Inner {
             | Coming::Unsettled
             | Coming::Silent => {}
         }
+    }
+}
+
+/// Why another machine cannot take the name of this one.
+fn taken(vm: &VmName, record: &Record) -> VmError {
+    match record.arrival.is_some() {
+        true => VmError::Arriving(vm.clone()),
+        false => VmError::NameTaken(vm.clone()),
     }
 }
 

@@ -292,7 +292,7 @@ impl Inner {
 
 /// Fails if the guest of a machine is still to come.
 fn check_here(vm: &VmName, record: &Record) -> Result<(), VmError> {
-    match record.arrival.is_some() && record.process().is_some() {
+    match record.arrival.is_some() && record.departure.is_none() {
         true => Err(VmError::Arriving(vm.clone())),
         false => Ok(()),
     }

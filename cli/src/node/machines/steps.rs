@@ -24,7 +24,7 @@ use axum::body::Bytes;
 use axum::http::StatusCode;
 
 use super::arrival::{AtEnd, Coming};
-use super::departure::Account;
+use super::departure::{Account, Departure};
 use super::error::{LifeError, NotUndone, StepError};
 use super::process::Identity;
 use super::record::{EndedBecause, LastEnd, Phase, Record, Step};
@@ -395,6 +395,11 @@ impl Life<'_> {
             Phase::Present => {}
         }
         let Some((identity, boot)) = record.process() else {
+            if let (Some(arrival), None) = (&record.arrival, &record.departure) {
+                // A daemon ended between its process's end and what that comes to.
+                record.departure = Some(Departure::unheard_of(&arrival.listen));
+                self.note(record);
+            }
             return Ok(Settled::stopped(record));
         };
         if boot != self.host.boot() {

@@ -125,7 +125,7 @@ impl Handle {
     /// opened before it is needed.
     ///
     /// # Errors
-    /// [`RequestError`]: there is no such NIC.
+    /// [`RequestError`]: there is no such NIC; the machine is being moved, or held for another program.
     pub fn set_failover(
         &self,
         id: &str,
