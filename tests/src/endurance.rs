@@ -11,7 +11,7 @@ use crate::vmm_process::Cost;
 use std::collections::BTreeSet;
 
 /// How many times, unless [`CYCLES`] says something else.
-pub const DEFAULT_CYCLES: u32 = 5;
+pub const DEFAULT_CYCLES: u32 = 3;
 
 /// The variable that says how many times; `cargo lab test --cycles` sets it.
 pub const CYCLES: &str = "LAB_CYCLES";

@@ -79,7 +79,7 @@ fn doorbells_event_indices_and_queue_pairs_go_along() {
 fn a_device_that_cannot_be_suspended_is_relayed() {
     let parameters = [("suspend", "0"), ("resume", "0"), ("rx_prefetch", "8")];
     // From the moments on that the other test has not.
-    let moves = (cycles().unwrap() / 2).max(1);
+    let moves = (cycles().unwrap() / 2).max(2);
     let one = BellhopArguments::small().unwrap();
     to_and_fro(&parameters, one, "1", 32, (3, moves));
 }
