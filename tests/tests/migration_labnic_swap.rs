@@ -185,19 +185,20 @@ fn a_device_that_keeps_buffers_out_of_order_goes_on_until_it_has_none() {
     let small = BellhopArguments::small().unwrap();
     let mut vm = Vm::start(small, "order", &first, "");
     peer.exchange(&mut vm.guest, 200, 300);
-    let count = 4_000;
-    let line = format!("frames {count} 300 {WINDOW} eth0 to {}", labnic_peer::MAC);
-    vm.guest.send(&line).unwrap();
+    // Until all is refused, however long that takes here: an idle device can be left.
+    let line = format!("flood-on 300 eth0 to {}", labnic_peer::MAC);
+    vm.guest.command(&line).unwrap();
     let body = json!({ "path": second.path() });
     for _ in 0..5 {
         std::thread::sleep(Duration::from_millis(200));
         vm.refused(&body, 409, "cannot_hand_over", "unbind and bind");
     }
-    let answer = vm.guest.answer(&line, LIMIT).unwrap();
+    let answer = vm.guest.command_within("flood-off", LIMIT).unwrap();
     println!("{answer}");
+    assert!(number(&answer, "tx") > 0, "{answer}");
     // It was suspended five times, and has lost nothing.
-    for (what, wanted) in [("tx", count), ("lost", 0), ("corrupt", 0), ("duplicate", 0)] {
-        assert_eq!(number(&answer, what), wanted, "{what}: {answer}");
+    for what in ["lost", "corrupt", "duplicate"] {
+        assert_eq!(number(&answer, what), 0, "{what}: {answer}");
     }
     // The remedy that the error names.
     vm.guest.command("rebind-flooded 1 0").unwrap();
