@@ -112,6 +112,23 @@ fn expect(answer: &Value, name: &str, wanted: u64) -> Result<()> {
     ))
 }
 
+/// A hundred frames through the guest's first NIC and back, as `device` counts them, too: what a test wants to know of a
+/// network after each thing that it has done to it.
+///
+/// # Panics
+/// If one is missing, damaged or doubled: with the reason.
+#[track_caller]
+pub fn check_traffic(guest: &mut Guest, device: &SimDevice) {
+    let frames = Frames {
+        count: 100,
+        size: 590,
+        window: 16,
+    };
+    if let Err(error) = exchange_counted(guest, "eth0", device, &[frames]) {
+        panic!("{}", crate::error::report(&error));
+    }
+}
+
 /// As [`exchange`], for several sizes one after the other, and then the
 /// device must have counted exactly these frames.
 ///

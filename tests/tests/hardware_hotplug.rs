@@ -17,7 +17,7 @@ use lab::endurance::cycles;
 use lab::guest::{BellhopArguments, Guest};
 use lab::labnic::Labnic;
 use lab::sim::{self, Mapping, SimDevice, require_lab};
-use lab::traffic::{Frames, exchange_counted};
+use lab::traffic::check_traffic;
 use lab::vmm_process::cost;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -140,15 +140,6 @@ fn start(name: &str) -> (Control, Guest) {
     let control = Control::new(name);
     let guest = Guest::start(&machine(BellhopArguments::small().unwrap(), &control)).unwrap();
     (control, guest)
-}
-
-fn check_traffic(guest: &mut Guest, device: &SimDevice) {
-    let frames = Frames {
-        count: 100,
-        size: 590,
-        window: 16,
-    };
-    exchange_counted(guest, "eth0", device, &[frames]).unwrap();
 }
 
 /// Nobody has the device open.

@@ -14,23 +14,13 @@ mod moving;
 use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
 use lab::sim::{SimDevice, require_lab};
-use lab::traffic::{Frames, exchange_counted};
+use lab::traffic::check_traffic;
 use moving::faults::{Fault, FaultyLink, Kind};
 use moving::{Host, NOTICE, move_guest};
 use serde_json::{Value, json};
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:5a:01";
-
-#[track_caller]
-fn check_traffic(guest: &mut Guest, device: &SimDevice) {
-    let frames = Frames {
-        count: 100,
-        size: 590,
-        window: 16,
-    };
-    exchange_counted(guest, "eth0", device, &[frames]).unwrap();
-}
 
 /// Sends the guest over a link with this fault; how that ended at the source, and the destination.
 #[track_caller]

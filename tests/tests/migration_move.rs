@@ -14,7 +14,7 @@ mod moving;
 use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
 use lab::sim::{SimDevice, require_lab};
-use lab::traffic::{Frames, exchange_counted};
+use lab::traffic::check_traffic;
 use moving::faults::{Fault, FaultyLink, Kind};
 use moving::{Host, NOTICE, move_guest, move_to_waiting};
 use serde_json::{Value, json};
@@ -30,16 +30,6 @@ const KEPT: &str = "kept-on 4000 1400 500";
 
 /// Moves of one guest, there and back.
 const MOVES: u64 = 6;
-
-#[track_caller]
-fn check_traffic(guest: &mut Guest, device: &SimDevice) {
-    let frames = Frames {
-        count: 100,
-        size: 590,
-        window: 16,
-    };
-    exchange_counted(guest, "eth0", device, &[frames]).unwrap();
-}
 
 fn uptime(guest: &mut Guest) -> u64 {
     guest.command("info").unwrap()["uptime_ms"]

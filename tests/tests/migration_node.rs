@@ -17,7 +17,7 @@ mod moving;
 use lab::guest::{BellhopArguments, Guest};
 use lab::node::{Node, until};
 use lab::sim::SimDevice;
-use lab::traffic::{Frames, exchange_counted};
+use lab::traffic::check_traffic;
 use moving::{Host, NOTICE};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -49,16 +49,6 @@ fn made(node: &Node, device: &SimDevice) -> Guest {
     let console = vm["console"]["socket"].as_str().unwrap();
     let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
     Guest::attach(Path::new(console), pid, SILENCE).unwrap()
-}
-
-#[track_caller]
-fn check_traffic(guest: &mut Guest, device: &SimDevice) {
-    let frames = Frames {
-        count: 100,
-        size: 590,
-        window: 16,
-    };
-    exchange_counted(guest, "eth0", device, &[frames]).unwrap();
 }
 
 fn send(to: &Host) -> Value {

@@ -10,7 +10,7 @@ use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
 use lab::sim::{SimDevice, require_lab};
-use lab::traffic::{Frames, exchange_counted};
+use lab::traffic::check_traffic;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -63,16 +63,6 @@ fn start(device: &SimDevice, socket: &Temporary) -> (Guest, Client) {
         )
         .argument("--api-socket", socket.0.to_str().unwrap());
     (Guest::start(&arguments).unwrap(), Client::new(&socket.0))
-}
-
-#[track_caller]
-fn check_traffic(guest: &mut Guest, device: &SimDevice) {
-    let frames = Frames {
-        count: 100,
-        size: 590,
-        window: 16,
-    };
-    exchange_counted(guest, "eth0", device, &[frames]).unwrap();
 }
 
 fn ask_upgrade(client: &Client, program: &Path) {

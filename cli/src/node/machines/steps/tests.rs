@@ -482,7 +482,16 @@ struct Daemon<'a> {
     record: Option<Record>,
 }
 
-impl Daemon<'_> {
+impl<'a> Daemon<'a> {
+    /// One that knows of nothing yet.
+    fn new(fake: &'a Fake, vm: &'a VmName) -> Self {
+        Self {
+            fake,
+            vm,
+            record: None,
+        }
+    }
+
     fn life(&self) -> Life<'_> {
         Life {
             host: self.fake,
@@ -682,11 +691,7 @@ fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
 fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
     let fake = Fake::default();
     let vm: VmName = "web".parse().unwrap();
-    let mut daemon = Daemon {
-        fake: &fake,
-        vm: &vm,
-        record: None,
-    };
+    let mut daemon = Daemon::new(&fake, &vm);
     for (deed, faults) in deeds {
         let mut killed = false;
         match deed {

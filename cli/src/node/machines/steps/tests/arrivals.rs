@@ -21,11 +21,7 @@ fn what_waits_for_a_machine_is_there_as_a_whole_or_not_at_all() {
         for at in 0..14 {
             let fake = Fake::default();
             let vm: VmName = "web".parse().unwrap();
-            let mut daemon = Daemon {
-                fake: &fake,
-                vm: &vm,
-                record: None,
-            };
+            let mut daemon = Daemon::new(&fake, &vm);
             let mut faults = vec![Fault::None; at];
             faults.push(fault);
             fake.plan(faults);
@@ -62,11 +58,7 @@ fn a_machine_that_is_waited_for_is_taken_back_kept_or_left_open_by_what_its_proc
     ] {
         let fake = Fake::default();
         let vm: VmName = "web".parse().unwrap();
-        let daemon = Daemon {
-            fake: &fake,
-            vm: &vm,
-            record: None,
-        };
+        let daemon = Daemon::new(&fake, &vm);
         let life = daemon.life();
         let spec = spec(1, false, Restart::Always);
         let mut record = life.receive(spec, arrival()).unwrap();
@@ -95,11 +87,7 @@ fn a_daemon_that_starts_leaves_what_waits_and_knows_what_has_come() {
     ] {
         let fake = Fake::default();
         let vm: VmName = "web".parse().unwrap();
-        let mut daemon = Daemon {
-            fake: &fake,
-            vm: &vm,
-            record: None,
-        };
+        let mut daemon = Daemon::new(&fake, &vm);
         let spec = spec(1, false, Restart::Always);
         daemon.life().receive(spec, arrival()).unwrap();
         fake.world().coming = Some(coming);
@@ -126,11 +114,7 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
     ] {
         let fake = Fake::default();
         let vm: VmName = "web".parse().unwrap();
-        let daemon = Daemon {
-            fake: &fake,
-            vm: &vm,
-            record: None,
-        };
+        let daemon = Daemon::new(&fake, &vm);
         let life = daemon.life();
         let mut record = life.create(spec(1, false, Restart::Always)).unwrap();
         let request = SendRequest {

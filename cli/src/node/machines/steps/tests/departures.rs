@@ -102,11 +102,7 @@ fn a_request_to_leave_is_marked_before_it_is_passed_on() {
     ] {
         let fake = Fake::default();
         let vm: VmName = "web".parse().unwrap();
-        let mut daemon = Daemon {
-            fake: &fake,
-            vm: &vm,
-            record: None,
-        };
+        let mut daemon = Daemon::new(&fake, &vm);
         let [(create, _), _] = <[_; 2]>::try_from(sent()).unwrap();
         daemon.does(create);
         let mut faults = vec![Fault::None; fault.1];
@@ -151,11 +147,7 @@ fn somebody_says_where_the_guest_is() {
     ] {
         let fake = Fake::default();
         let vm: VmName = "web".parse().unwrap();
-        let mut daemon = Daemon {
-            fake: &fake,
-            vm: &vm,
-            record: None,
-        };
+        let mut daemon = Daemon::new(&fake, &vm);
         for (deed, _) in sent() {
             daemon.does(deed);
         }
