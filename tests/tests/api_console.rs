@@ -15,7 +15,7 @@ use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -77,16 +77,8 @@ impl Machine {
         String::from_utf8_lossy(&fs::read(self.file("log")).unwrap()).into_owned()
     }
 
-    /// Connects, once the socket is there.
     fn connect(&self) -> Console {
-        let start = Instant::now();
-        loop {
-            match UnixStream::connect(self.file("console")) {
-                Ok(stream) => return Console::new(stream),
-                Err(error) => assert!(start.elapsed() < SILENCE, "{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        connect(&self.file("console"))
     }
 
     fn wait_exit(&mut self) -> Option<i32> {
@@ -98,6 +90,18 @@ impl Machine {
             assert!(start.elapsed() < SILENCE);
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+}
+
+/// Connects, once somebody listens there.
+fn connect(socket: &Path) -> Console {
+    let start = Instant::now();
+    loop {
+        match UnixStream::connect(socket) {
+            Ok(stream) => return Console::new(stream),
+            Err(error) => assert!(start.elapsed() < SILENCE, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -293,12 +297,7 @@ fn a_log_on_a_full_disk_does_not_stall_the_guest() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let start = Instant::now();
-    while !socket.exists() {
-        assert!(start.elapsed() < SILENCE);
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let mut console = Console::new(UnixStream::connect(&socket).unwrap());
+    let mut console = connect(&socket);
     let booted = console.until("@lab ready", SILENCE * 2);
     let logged = fs::read(directory.join("log")).unwrap();
     if booted.is_ok() {

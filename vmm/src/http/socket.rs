@@ -108,12 +108,13 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
         }
         bound => bound.map_err(|error| make(error.into()))?,
     }
+    // At once: until then whoever has seen the file is refused, and another server takes it for a stale one.
+    rustix::net::listen(&socket, BACKLOG).map_err(|error| make(error.into()))?;
     let file = SocketFile {
         path: path.to_owned(),
         identity: identity(path).map_err(make)?,
         _listener: socket.try_clone().map_err(make)?,
     };
-    rustix::net::listen(&socket, BACKLOG).map_err(|error| make(error.into()))?;
     Ok((UnixListener::from(socket), file))
 }
 
