@@ -5,7 +5,7 @@
 //! keeps the time; the calling one reads frames. Owns this process's terminal
 //! while the command has one; it is put back on every path.
 
-use super::protocol::{CHUNK, Ending, Execute, Frame, STDIN_WINDOW};
+use super::protocol::{ALIVE, CHUNK, Ending, Execute, Frame, STDIN_WINDOW};
 use crate::error::{Error, Result, report};
 use crate::host::LabHost;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
@@ -17,6 +17,12 @@ use std::time::Duration;
 
 /// How long a command may take to end by itself after its time is up.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// A host that has said nothing for so long hangs: it says every [`ALIVE`] that it runs. Generous, because an
+/// emulated one on a busy machine stands still now and then.
+const SILENCE: Duration = Duration::from_secs(120);
+
+const _: () = assert!(SILENCE.as_secs() > 5 * ALIVE.as_secs());
 
 /// A command's end as the lab sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,7 +83,7 @@ pub fn terminal_size() -> Option<(u16, u16)> {
 /// Runs a command in the host to its end.
 ///
 /// # Errors
-/// [`Error::HostLost`] when the host goes away.
+/// [`Error::HostLost`] when the host goes away, or says nothing any more.
 pub fn run(
     host: &mut LabHost,
     execute: Execute,
@@ -88,6 +94,9 @@ pub fn run(
         Some(_) => Some(RawTerminal::enter()?),
         None => None,
     };
+    host.port()
+        .set_read_timeout(Some(SILENCE))
+        .map_err(Error::system("limit the wait for the lab host"))?;
     let port = Port::of(host)?;
     if let Err(error) = port.send(&Frame::Execute(execute)) {
         return Err(host.lost(&error));
@@ -122,22 +131,28 @@ pub fn run(
                 }
             },
             Ok(Frame::StdinTaken(count)) => window.taken(count),
-            Ok(Frame::Exited(ending)) => break ending,
+            Ok(Frame::Alive) => {}
+            Ok(Frame::Exited(ending)) => break Ok(ending),
             Ok(Frame::Request(number, request)) => {
                 let outcome = host.obey(&request).map_err(|error| report(&error));
                 if let Err(error) = port.send(&Frame::Answer(number, outcome)) {
-                    return Err(host.lost(&error));
+                    break Err(error);
                 }
             }
             Ok(_) => {
-                let error = io::Error::new(io::ErrorKind::InvalidData, "unexpected frame");
-                return Err(host.lost(&error));
+                break Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "unexpected frame",
+                ));
             }
-            // The timer cuts the connection when even a kill did not help.
-            Err(_) if timer.as_ref().is_some_and(Timer::is_up) => return Ok(Outcome::TimedOut),
-            Err(error) => return Err(host.lost(&error)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let why = format!("it has said nothing for {} s", SILENCE.as_secs());
+                break Err(io::Error::other(why));
+            }
+            Err(error) => break Err(error),
         }
     };
+    // Also of a host that was lost: the last line names the test that ran.
     if let Streams::Lines(line) = &mut streams {
         for (printed, rest) in [(Printed::Output, output), (Printed::Error, errors)] {
             if !rest.is_empty() {
@@ -146,9 +161,11 @@ pub fn run(
         }
     }
     drop(raw);
+    // It cuts the connection when even a kill did not help.
     if timer.is_some_and(|timer| timer.stop()) {
         return Ok(Outcome::TimedOut);
     }
+    let ending = ending.map_err(|error| host.lost(&error))?;
     if let Ending::NotStarted(_, why) = &ending {
         eprintln!("lab: cannot start the command: {why}");
     }

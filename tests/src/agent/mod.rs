@@ -12,6 +12,7 @@
 //!      │    WindowSize                  │
 //!      │ ◀─ Stdout, Stderr, ─────────── │
 //!      │    StdinTaken                  │
+//!      │ ◀───────── Alive ───────────── │  every 10 s: it does not hang
 //!      │ ◀──────── Request ──────────── │  a program asks for something
 //!      │ ───────── Answer ────────────▶ │  (see [`request`])
 //!      │ ◀──────── Exited ───────────── │  ready for the next

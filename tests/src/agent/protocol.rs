@@ -11,6 +11,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
+use std::time::Duration;
 
 /// No frame's payload is longer, in bytes.
 pub const MAXIMUM_LENGTH: usize = 1 << 20;
@@ -21,6 +22,9 @@ pub const CHUNK: usize = 32 * 1024;
 /// How many bytes of standard input may be under way before the command has
 /// taken them. Keeps signals from queueing up behind input that nobody reads.
 pub const STDIN_WINDOW: usize = 256 * 1024;
+
+/// How often the host says that it runs.
+pub const ALIVE: Duration = Duration::from_secs(10);
 
 /// What the agent says when it is ready.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -146,6 +150,8 @@ pub enum Frame {
     Stderr(Vec<u8>),
     /// To the outside: the command has taken so many bytes of input.
     StdinTaken(u32),
+    /// To the outside, again and again: the host still runs. See [`ALIVE`].
+    Alive,
     /// To the outside: the command has ended.
     Exited(Ending),
     /// To the outside: a program in the host asks for something. The number
@@ -172,6 +178,7 @@ impl Frame {
             Self::Setup(_) => 12,
             Self::Request(..) => 13,
             Self::Answer(..) => 14,
+            Self::Alive => 15,
         }
     }
 
@@ -184,7 +191,7 @@ impl Frame {
             Self::Request(number, request) => serde_json::to_vec(&(number, request))?,
             Self::Answer(number, outcome) => serde_json::to_vec(&(number, outcome))?,
             Self::Stdin(bytes) | Self::Stdout(bytes) | Self::Stderr(bytes) => bytes.clone(),
-            Self::StdinEnd | Self::PowerOff => Vec::new(),
+            Self::StdinEnd | Self::PowerOff | Self::Alive => Vec::new(),
             Self::Signal(number) => number.to_le_bytes().to_vec(),
             Self::StdinTaken(count) => count.to_le_bytes().to_vec(),
             Self::WindowSize(columns, rows) => {
@@ -266,6 +273,7 @@ impl Frame {
                 let (number, outcome) = serde_json::from_slice(&payload)?;
                 Self::Answer(number, outcome)
             }
+            15 => empty(Self::Alive)?,
             _ => return Err(invalid("unknown kind of frame")),
         })
     }
@@ -312,6 +320,7 @@ mod tests {
             Frame::Signal(2),
             Frame::WindowSize(1, 2),
             Frame::PowerOff,
+            Frame::Alive,
             Frame::Stdout(vec![1]),
             Frame::Stderr(Vec::new()),
             Frame::StdinTaken(7),

@@ -1,12 +1,12 @@
 //! The agent's side in the lab host: runs one command after the other.
 //!
 //! Threads: this one reads frames; per command one feeds its input, one or two
-//! carry its output, one waits for its end. What a command leaves running in
+//! carry its output, one waits for its end; one says that the host runs. What a command leaves running in
 //! the background keeps running, but no longer reaches the outside.
 //!
 //! Owns the children and the port's writing end.
 
-use super::protocol::{CHUNK, Ending, Execute, Frame, Hello};
+use super::protocol::{ALIVE, CHUNK, Ending, Execute, Frame, Hello};
 use super::request::{self, Requests};
 use rustix::process::{Pid, Signal, ioctl_tiocsctty, kill_process_group, setsid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -48,6 +48,7 @@ pub fn serve(port: File, hello: Hello) -> io::Result<Stopped> {
     send(&writer, &Frame::Hello(hello))?;
     let outside = Arc::clone(&writer);
     requests.forward(move |frame| send(&outside, frame))?;
+    say_alive(&writer);
     let mut running: Option<Running> = None;
     loop {
         let frame = Frame::read(&mut reader)?;
@@ -84,6 +85,7 @@ pub fn serve(port: File, hello: Hello) -> io::Result<Stopped> {
                 | Frame::Stdout(_)
                 | Frame::Stderr(_)
                 | Frame::StdinTaken(_)
+                | Frame::Alive
                 | Frame::Exited(_)
                 | Frame::Request(..)
                 | Frame::Setup(_),
@@ -148,6 +150,16 @@ fn send(port: &Port, frame: &Frame) -> io::Result<()> {
         .lock()
         .map_err(|_| io::Error::other("a thread panicked while it wrote to the port"))?;
     frame.write(&mut *port)
+}
+
+/// Says every now and then that the host runs, until the port breaks.
+fn say_alive(port: &Port) {
+    let port = Arc::clone(port);
+    std::thread::spawn(move || {
+        while send(&port, &Frame::Alive).is_ok() {
+            std::thread::sleep(ALIVE);
+        }
+    });
 }
 
 fn start(execute: &Execute, port: &Port) -> io::Result<Running> {

@@ -11,7 +11,7 @@
 //! machine (names of NICs, a kernel) is put in or beside the script by the place's test.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -153,7 +153,9 @@ impl Desk {
             self.0.join("bin").display(),
             std::env::var("PATH").unwrap()
         );
-        let (mut reader, writer) = std::io::pipe().unwrap();
+        // Not a pipe: what a script that failed leaves running would hold it open for ever.
+        let heard = self.0.join("heard");
+        let writer = fs::File::create(&heard).unwrap();
         let mut command = Command::new("sh");
         command
             .args(["-c", &script])
@@ -163,8 +165,6 @@ impl Desk {
             .stdout(writer.try_clone().unwrap())
             .stderr(writer);
         let mut child = die_with_parent(&mut command).spawn().unwrap();
-        // It keeps copies of the pipe's end.
-        drop(command);
         let mut console = child.stdin.take().unwrap();
         let over = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&over);
@@ -173,11 +173,6 @@ impl Desk {
             while !seen.load(Ordering::Relaxed) && console.write_all(b"exit\n").is_ok() {
                 std::thread::sleep(Duration::from_secs(1));
             }
-        });
-        let printer = std::thread::spawn(move || {
-            let mut said = Vec::new();
-            reader.read_to_end(&mut said).unwrap();
-            String::from_utf8_lossy(&said).into_owned()
         });
         let begin = Instant::now();
         let status = loop {
@@ -192,9 +187,9 @@ impl Desk {
         };
         over.store(true, Ordering::Relaxed);
         leaver.join().unwrap();
-        assert!(status.is_some(), "it did not end in {LIMIT:?}");
-        let said = printer.join().unwrap();
+        let said = String::from_utf8_lossy(&fs::read(heard).unwrap()).into_owned();
         println!("{said}");
+        assert!(status.is_some(), "it did not end in {LIMIT:?}");
         assert!(status.unwrap().success(), "{status:?}");
         said
     }

@@ -5,7 +5,8 @@
 //!   run ──▶ all passed ──────────────────────────────▶ next file, same host
 //!    │
 //!    ├────▶ a few tests failed ──┐  (emulated hosts only)
-//!    └────▶ the host was lost ───┴▶ a fresh host, those tests or the file again ──▶ counts
+//!    └────▶ the host was lost, ──┴▶ a fresh host, those tests or the file again ──▶ counts
+//!           or nothing ended
 //! ```
 //! QEMU's emulation of nested virtualization loses guests, and sometimes the host,
 //! now and then (tests/README.md has the figures). Each new attempt is printed
@@ -15,7 +16,7 @@ use super::transcript::Transcript;
 use crate::accelerator::Accelerator;
 use crate::agent::client::{self, Printed, Streams};
 use crate::agent::protocol::Execute;
-use crate::endurance::CYCLES;
+use crate::endurance::{CYCLES, DEFAULT_CYCLES};
 use crate::error::{Error, Result};
 use crate::host::LabHost;
 use crate::libtest::{FailedTests, Tally};
@@ -26,8 +27,9 @@ use crate::verbs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How long one harness may take in the lab host.
-const HARNESS_LIMIT: Duration = Duration::from_secs(30 * 60);
+/// How long one harness may take in the lab host for each of the times that its tests repeat what they do; three
+/// times what the longest one takes in an emulated host beside another one.
+const LIMIT_EACH: Duration = Duration::from_secs(200);
 
 /// More failed tests of one file than that are no accident.
 const AGAIN_MAX: usize = 4;
@@ -68,6 +70,11 @@ impl Harness<'_> {
         Ok(execute)
     }
 
+    /// How long it may take.
+    fn limit(&self) -> Duration {
+        LIMIT_EACH * self.cycles.max(DEFAULT_CYCLES)
+    }
+
     /// The same file of tests, but this one test of it.
     fn only(&self, test: &str) -> Self {
         Self {
@@ -106,8 +113,8 @@ pub(super) struct Ended {
 struct Attempt {
     tally: Tally,
     failed: Vec<String>,
-    /// The host fell over, not (only) the tests.
-    host_lost: bool,
+    /// It did not come to its end: the host fell over, or something in it waits for ever.
+    cut_short: bool,
     emulated: bool,
     took: Duration,
 }
@@ -137,15 +144,17 @@ impl<'a> LabRun<'a> {
             );
         });
         let first = self.attempt(harness, rig)?;
-        if !first.host_lost {
+        if !first.cut_short {
             self.took.push((harness.name.to_owned(), first.took));
         }
         if !first.emulated {
             self.tally += first.tally;
             return Ok(());
         }
-        if first.host_lost {
-            progress::around(|| println!("lab: {} lost its host; once more", harness.name));
+        if first.cut_short {
+            progress::around(|| {
+                println!("lab: {} did not come to its end; once more", harness.name)
+            });
             self.again.push(harness.name.to_owned());
             let second = self.attempt(harness, rig)?;
             self.tally += second.tally;
@@ -198,16 +207,18 @@ impl<'a> LabRun<'a> {
         let outcome = client::run(
             &mut host,
             harness.execute()?,
-            Some(HARNESS_LIMIT),
+            Some(harness.limit()),
             Streams::Lines(&mut line),
         );
         let took = begun.elapsed();
-        let mut host_lost = false;
+        let mut cut_short = false;
         match outcome {
             Ok(outcome) => {
                 tally.end(outcome.exit_code() == 0);
                 // One that one harness broke is not the next one's problem.
-                if outcome != client::Outcome::TimedOut {
+                if outcome == client::Outcome::TimedOut {
+                    cut_short = true;
+                } else {
                     self.host = Some((rig, host));
                 }
             }
@@ -215,7 +226,7 @@ impl<'a> LabRun<'a> {
                 let report = crate::error::report(&error);
                 transcript.line(Printed::Error, &format!("lab: {report}"));
                 tally.end(false);
-                host_lost = true;
+                cut_short = true;
             }
             Err(error) => return Err(error),
         }
@@ -228,7 +239,7 @@ impl<'a> LabRun<'a> {
         Ok(Attempt {
             tally,
             failed: failed.into_names(),
-            host_lost,
+            cut_short,
             emulated,
             took,
         })
@@ -247,7 +258,15 @@ impl<'a> LabRun<'a> {
 
     fn power_off(&mut self) -> Result<()> {
         match self.host.take() {
-            Some((_, host)) => host.power_off(),
+            // It has done its work: that it hangs now says nothing of any test.
+            Some((_, host)) => match host.power_off() {
+                Err(error @ Error::HostLost { .. }) => {
+                    let report = crate::error::report(&error);
+                    progress::around(|| eprintln!("lab: {report}"));
+                    Ok(())
+                }
+                other => other,
+            },
             None => Ok(()),
         }
     }
