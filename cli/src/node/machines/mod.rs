@@ -485,6 +485,8 @@ impl Machines {
         if changed.is_ok() {
             self.supervise(&slot);
         }
+        // One that was stopped may have left for another node.
+        self.tidy(&slot);
         changed
     }
 

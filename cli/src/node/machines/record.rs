@@ -18,6 +18,7 @@ use super::arrival::Arrival;
 use super::departure::Departure;
 use super::process::Identity;
 use super::spec::{Desired, NicId, NicSource, VmSpec};
+use crate::node::peers::Peer;
 
 /// How far a virtual machine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,6 +126,12 @@ impl Record {
             && self.process().is_none()
             && self.departure.is_none()
             && self.arrival.is_none()
+    }
+
+    /// The node that it was sent to, if to one.
+    pub(crate) fn peer(&self) -> Option<Peer> {
+        let mark = self.departure.as_ref();
+        mark.and_then(|mark| mark.peer.clone())
     }
 
     /// How it left, if it may be elsewhere: it has no process that could say that its guest is here.

@@ -103,10 +103,16 @@ impl Inner {
                 // Afterwards nobody can be asked any more.
                 self.live(slot, |life| life.look_for_guest(&mut record));
                 self.live(slot, |life| life.stop(&mut record))?;
-                if runs {
-                    let end = self.live(slot, |life| life.stopped(&mut record));
-                    self.tell(vm, Change::Ended(end));
-                    self.tell_whereabouts(vm, &record);
+                if !runs {
+                    return Ok(());
+                }
+                match self.live(slot, |life| life.stopped(&mut record))? {
+                    Some(end) => {
+                        self.tell(vm, Change::Ended(end));
+                        self.tell_whereabouts(vm, &record);
+                    }
+                    // It had just left for another node.
+                    None => self.tell(vm, Change::Deleted),
                 }
                 Ok(())
             }
@@ -176,10 +182,7 @@ impl Inner {
         if record.departure.is_none() {
             return Err(VmError::Settled(vm.clone()));
         }
-        let (came, peer) = (
-            record.arrival.is_some(),
-            record.departure.as_ref().and_then(|mark| mark.peer.clone()),
-        );
+        let (came, peer) = (record.arrival.is_some(), record.peer());
         self.live(slot, |life| life.say_where(&mut record, here))?;
         self.tell(vm, Change::Settled { here });
         if !here {

@@ -462,12 +462,9 @@ impl Life<'_> {
             self.delete(record)?;
             return Ok(None);
         }
-        let peer = record.departure.as_ref().and_then(|mark| mark.peer.clone());
+        let peer = record.peer();
         let end = self.ended(record, end);
-        match peer.filter(|_| end.reason == EndedBecause::Moved) {
-            Some(peer) if self.leaves_to(record, &peer)? => Ok(None),
-            _ => Ok(Some(end)),
-        }
+        self.left_for(record, peer, end)
     }
 
     /// The machine's process has ended: why, and by the restart policy whether it is to run again. Returns what its end
@@ -483,16 +480,21 @@ impl Life<'_> {
         end
     }
 
-    /// The machine's process was ended because it is not to run any more. Returns what its end comes to.
-    pub(crate) fn stopped(&self, record: &mut Record) -> LastEnd {
+    /// The machine's process was ended because it is not to run any more. Returns what its end comes to; nothing if another
+    /// node has the machine now.
+    ///
+    /// # Errors
+    /// As [`Self::ends`].
+    pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<LastEnd>, LifeError> {
         let end = LastEnd {
             reason: EndedBecause::Stopped,
             detail: "it was told to stop".to_owned(),
         };
+        let peer = record.peer();
         let end = leaving::account_of(record, end);
         record.last_end = Some(end.clone());
         self.note(record);
-        end
+        self.left_for(record, peer, end)
     }
 
     fn act<T>(

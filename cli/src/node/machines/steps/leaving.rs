@@ -94,6 +94,23 @@ impl Life<'_> {
         Ok(false)
     }
 
+    /// The end of a machine's process, which was sent to this node if to any. Returns nothing if the machine is there now, with
+    /// all that it had.
+    ///
+    /// # Errors
+    /// As [`Self::leaves_to`].
+    pub(super) fn left_for(
+        &self,
+        record: &mut Record,
+        peer: Option<Peer>,
+        end: LastEnd,
+    ) -> Result<Option<LastEnd>, LifeError> {
+        match peer.filter(|_| end.reason == EndedBecause::Moved) {
+            Some(peer) if self.leaves_to(record, &peer)? => Ok(None),
+            _ => Ok(Some(end)),
+        }
+    }
+
     /// What the process says of its migration; nothing, if there is none.
     fn account(&self, record: &Record) -> Account {
         match record.process() {

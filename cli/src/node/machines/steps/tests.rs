@@ -537,7 +537,7 @@ impl<'a> Daemon<'a> {
                     life.look_for_guest(record);
                     let runs = record.process().is_some();
                     if life.stop(record).is_ok() && runs {
-                        life.stopped(record);
+                        let _ = life.stopped(record);
                     }
                 }
             }

@@ -107,10 +107,12 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
         node: "https://b:1".to_owned(),
         name: "web".to_owned(),
     };
-    for (account, there) in [
-        (Account::Here, false),
-        (Account::There, true),
-        (Account::There, false),
+    for (account, there, told_to_stop) in [
+        (Account::Here, false, false),
+        (Account::There, true, false),
+        (Account::There, false, false),
+        (Account::There, true, true),
+        (Account::There, false, true),
     ] {
         let fake = Fake::default();
         let vm: VmName = "web".parse().unwrap();
@@ -133,14 +135,19 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
             assert_eq!(fake.world().devices.len(), 1);
             continue;
         }
-        // Whatever its process says at its end.
-        fake.world().processes.clear();
-        life.stop(&mut record).unwrap();
-        let end = LastEnd {
-            reason: EndedBecause::Killed,
-            detail: String::new(),
+        // Whatever its process says at its end, and whoever has ended it.
+        let end = if told_to_stop {
+            life.stop(&mut record).unwrap();
+            life.stopped(&mut record).unwrap()
+        } else {
+            fake.world().processes.clear();
+            life.stop(&mut record).unwrap();
+            let end = LastEnd {
+                reason: EndedBecause::Killed,
+                detail: String::new(),
+            };
+            life.ends(&mut record, end).unwrap()
         };
-        let end = life.ends(&mut record, end).unwrap();
         assert_eq!(end.is_none(), there);
         assert_eq!(fake.stored().is_none(), there);
         assert!(fake.world().devices.is_empty(), "its NIC stays");
