@@ -219,6 +219,7 @@ fn a_dry_run_says_whether_a_guest_could_move_and_changes_nothing() {
         );
         assert!(data > 24 << 20 && data <= ram, "{trial}");
         assert!(trial["bytes_per_second"].is_null(), "{trial}");
+        assert!(trial["prepare_ms"].as_u64() > Some(0), "{trial}");
         check_traffic(&mut guest, &devices[0]);
     }
     let text = obstacles(&hosts[0].try_out(&hosts[1], json!({ "downtime_ms": 1 })));

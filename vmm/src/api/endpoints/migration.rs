@@ -147,6 +147,10 @@ pub(super) struct MigrationTrial {
     /// How long `data_bytes` take at that rate, in milliseconds; null where it is not known.
     #[schema(required)]
     copy_ms: Option<u64>,
+    /// How long the destination took just now to open its devices and map all guest memory for them, which most NICs pin, in
+    /// milliseconds; null if it refused. It does that once more before memory is sent, while the guest runs.
+    #[schema(required)]
+    prepare_ms: Option<u64>,
     /// How long a guest would stand still that writes nothing, in milliseconds: an assumption, for devices and state.
     downtime_min_ms: u64,
     /// How long it may stand still, in milliseconds: it is stopped only when what is left is expected to fit.
@@ -176,6 +180,7 @@ impl MigrationTrial {
             data_bytes: trial.data_bytes,
             bytes_per_second,
             copy_ms: bytes_per_second.filter(|&rate| rate > 0).map(time),
+            prepare_ms: trial.prepare.map(milliseconds),
             downtime_min_ms: milliseconds(trial.downtime),
             downtime_max_ms: config.downtime_ms.into(),
             obstacles: trial
@@ -396,6 +401,7 @@ mod tests {
 
     fn trial(obstacles: Vec<Obstacle>) -> Trial {
         Trial {
+            prepare: obstacles.is_empty().then_some(Duration::from_millis(170)),
             obstacles,
             ram_bytes: 1 << 30,
             data_bytes: 100 << 20,
@@ -408,7 +414,10 @@ mod tests {
         let config = SendConfig::new("tcp:b:7444".parse().unwrap());
         let movable = MigrationTrial::new(&config, trial(Vec::new()), Some(50 << 20));
         assert!(movable.movable && movable.obstacles.is_empty());
-        assert_eq!(movable.copy_ms, Some(2000));
+        assert_eq!(
+            (movable.copy_ms, movable.prepare_ms),
+            (Some(2000), Some(170))
+        );
         assert_eq!(
             (movable.downtime_min_ms, movable.downtime_max_ms),
             (25, 300)
@@ -430,5 +439,6 @@ mod tests {
         };
         let not = MigrationTrial::new(&config, trial(vec![obstacle]), None);
         assert!(!not.movable && not.obstacles.len() == 1);
+        assert_eq!(not.prepare_ms, None);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns what is found. It must not know the API, nor how the destination finds out.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::compat::NotMovable;
 use super::departure::{CONNECT, SWITCH};
@@ -38,6 +38,9 @@ pub struct Trial {
     pub data_bytes: u64,
     /// How long the guest would stand still if it wrote nothing meanwhile; an assumption.
     pub downtime: Duration,
+    /// How long the destination took to build the machine: to open its devices and map all guest memory for them, which most
+    /// NICs pin. It is done before memory is sent, while the guest runs. `None` if it refused, or was not asked.
+    pub prepare: Option<Duration>,
 }
 
 impl Handle {
@@ -72,48 +75,54 @@ impl Handle {
             None => self.ram().map(|ram| RamImage::new(&ram)),
         };
         let ram = ram.ok_or(RequestError::Ended)?;
+        let mut prepare = None;
         if let Some(offer) = &offer {
-            obstacles.extend(ask(config, tls, offer, &ram)?);
+            match ask(config, tls, offer, &ram)? {
+                Ok(took) => prepare = Some(took),
+                Err(there) => obstacles.extend(there),
+            }
         }
         Ok(Trial {
             obstacles,
             ram_bytes: ram.len(),
             data_bytes: ram.data_bytes(),
             downtime: SWITCH,
+            prepare,
         })
     }
 }
 
-/// What the destination has against it.
+/// How long the destination took to make ready for it, or what it has against it.
 fn ask(
     config: &SendConfig,
     tls: Option<&Tls>,
     offer: &Offer,
     ram: &RamImage,
-) -> Result<Vec<Obstacle>, RequestError> {
+) -> Result<Result<Duration, Vec<Obstacle>>, RequestError> {
     let compat = match serde_json::to_value(&offer.document) {
         Ok(compat) => compat,
-        Err(error) => return Ok(vec![Obstacle::plain(&error)]),
+        Err(error) => return Ok(Err(vec![Obstacle::plain(&error)])),
     };
     let stream = match config.destination.connect(CONNECT, tls) {
         Ok(stream) => stream,
         Err(error) => {
-            return Ok(vec![Obstacle {
+            return Ok(Err(vec![Obstacle {
                 remedy: Some(waiting_at(&config.destination)),
                 ..Obstacle::plain(&error)
-            }]);
+            }]));
         }
     };
     let timeouts = Timeouts {
         accept: ANSWER,
         ..Timeouts::default()
     };
+    let asked = Instant::now();
     Ok(match migration::try_out(compat, ram, stream, &timeouts) {
-        Ok(()) => Vec::new(),
+        Ok(()) => Ok(asked.elapsed()),
         Err(MigrationError::Refused { reasons }) => {
-            reasons.into_iter().map(Obstacle::from).collect()
+            Err(reasons.into_iter().map(Obstacle::from).collect())
         }
-        Err(error) => vec![Obstacle::plain(&error)],
+        Err(error) => Err(vec![Obstacle::plain(&error)]),
     })
 }
 

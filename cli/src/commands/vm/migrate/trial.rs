@@ -27,6 +27,8 @@ struct Forecast {
     data_bytes: u64,
     bytes_per_second: Option<u64>,
     copy_ms: Option<u64>,
+    /// A VMM of before does not say it.
+    prepare_ms: Option<u64>,
     downtime_min_ms: u64,
     downtime_max_ms: u64,
 }
@@ -93,6 +95,11 @@ impl Forecast {
             ),
             _ => "rate: not known, it has not been sent there yet\n".to_owned(),
         });
+        if let Some(time) = self.prepare_ms {
+            text.push_str(&format!(
+                "beforehand: {time} ms there to open devices and map all memory for them (measured just now)\n"
+            ));
+        }
         text.push_str(&format!(
             "downtime: about {} ms if the guest writes nothing meanwhile (an assumption), {} ms at most are allowed\n",
             self.downtime_min_ms, self.downtime_max_ms
@@ -137,9 +144,10 @@ mod tests {
         }
         answer["bytes_per_second"] = (50 << 20).into();
         answer["copy_ms"] = 2020.into();
+        answer["prepare_ms"] = 170.into();
         let text = Trial::deserialize(&answer).unwrap().text();
         assert!(
-            text.contains("50 MiB/s") && text.contains("2.0 s"),
+            text.contains("50 MiB/s") && text.contains("2.0 s") && text.contains("170 ms there"),
             "{text}"
         );
     }
