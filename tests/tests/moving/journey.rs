@@ -1,5 +1,5 @@
 //! A guest that moves to and fro between two devices at random moments, while its memory is written and its
-//! frames go to a neighbour and back.
+//! frames go to a neighbour and back. `cargo lab test --cycles 200` makes a journey of 200 moves.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +19,10 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// Far more than anything here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(240);
+
+/// A journey of so many moves has met buffers of each kind that were under way when the guest was stopped: a shorter one may
+/// miss a kind by chance.
+const LONG: u32 = 10;
 
 /// Rebinds of the driver in one move.
 const REBINDS: u64 = 3;
@@ -97,6 +101,7 @@ pub(crate) fn travel<N: Neighbour>(
         mac,
         said,
         at: 0,
+        under_way: [("rx", 0), ("tx", 0), ("cvq", 0)],
     };
     journey.check(&mut guest);
     guest.command("write-on 8 50").unwrap();
@@ -106,6 +111,12 @@ pub(crate) fn travel<N: Neighbour>(
     }
     journey.end_writer(&mut guest);
     assert!(guest.power_off().unwrap().success());
+    let under_way = journey.under_way;
+    println!("under way at {moves} cuts: {under_way:?}");
+    assert!(
+        moves < LONG || under_way.iter().all(|(_, count)| *count > 0),
+        "a kind of buffer was never under way when the guest was stopped: {under_way:?}"
+    );
 }
 
 struct Journey<'a, N> {
@@ -116,6 +127,8 @@ struct Journey<'a, N> {
     said: Vec<String>,
     /// The host where the guest is.
     at: usize,
+    /// At how many moves buffers of a kind were under way when the guest was stopped.
+    under_way: [(&'static str, u32); 3],
 }
 
 impl<N: Neighbour> Journey<'_, N> {
@@ -229,9 +242,12 @@ impl<N: Neighbour> Journey<'_, N> {
         std::thread::sleep(pause);
         let there = 1 - self.at;
         let hosts = &self.scene.hosts;
-        let moved = move_guest(guest, &hosts[self.at], &hosts[there]);
+        let (guest, status) = move_guest(guest, &hosts[self.at], &hosts[there]);
         self.at = there;
-        moved
+        for (kind, moves) in &mut self.under_way {
+            *moves += u32::from(status["in_flight"][*kind].as_u64() > Some(0));
+        }
+        (guest, status)
     }
 }
 

@@ -120,6 +120,8 @@ impl Machine {
         if running {
             self.vcpus.pause();
         }
+        // Before the devices stop: they end what they do of their control queues first.
+        let in_flight = self.inventory.in_flight(self.ram.memory());
         let always_dirty = self.inventory.always_dirty();
         let saved = self.save(HeldFor::Migration);
         if running && saved.is_err() && self.unless_crashed().is_ok() {
@@ -128,7 +130,7 @@ impl Machine {
         Ok(Stopped {
             saved: saved?,
             always_dirty,
-            in_flight: self.inventory.in_flight(self.ram.memory()),
+            in_flight,
         })
     }
 

@@ -1,6 +1,6 @@
-//! What NICs had been given and had not used when they were stopped.
+//! What NICs have been given and have not used at a moment, such as that at which a guest was stopped.
 //!
-//! Owns the count, by what the queues are for. It must not know why they were stopped.
+//! Owns the count, by what the queues are for. It must not know why somebody counts.
 
 use devices::virtio::backend::QueueRole;
 use devices::virtio::pci::{RunningRing, VirtioPciDevice};
@@ -10,8 +10,8 @@ use vdpa::memory::GuestMemory;
 
 use crate::machine::devices::VIRTIO_ID_NET;
 
-/// Buffers that NICs had been given and had not used, by what the queues are for. Packed rings do not tell it, and
-/// are not counted.
+/// Buffers that NICs had been given and had not used when the guest was stopped, by what the queues are for. Packed rings do
+/// not tell it, and are not counted.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 pub struct InFlight {
     /// Receive buffers that were not filled.
