@@ -16,6 +16,7 @@
 //! touched (`bind.rs`).
 
 mod bind;
+mod free;
 
 use std::fs::File;
 use std::io;
@@ -30,6 +31,8 @@ use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
 use crate::byte_count::ByteCount;
 use crate::config::HugePageSize;
 use crate::layout::{AddressRange, Layout};
+
+pub(crate) use free::free;
 
 /// Why guest RAM could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -275,40 +278,6 @@ fn check_size(size: u64, host: u64, hugepages: Option<HugePageSize>) -> Result<(
     }
 }
 
-/// How much guest memory (bytes) this host could give now without taking it from others: what the kernel says is available, or
-/// the free huge pages of that size.
-///
-/// # Errors
-/// The kernel does not say; [`io::ErrorKind::NotFound`] where it has no such huge pages.
-pub(crate) fn free(hugepages: Option<HugePageSize>) -> io::Result<u64> {
-    let malformed = || io::Error::from(io::ErrorKind::InvalidData);
-    let Some(page) = hugepages.map(HugePageSize::bytes) else {
-        let meminfo = std::fs::read_to_string("/proc/meminfo")?;
-        return mem_available(&meminfo).ok_or_else(malformed);
-    };
-    let path = format!(
-        "/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages",
-        page >> 10
-    );
-    let pages = std::fs::read_to_string(path)?.trim().parse::<u64>();
-    let pages = pages.map_err(io::Error::other)?;
-    pages.checked_mul(page).ok_or_else(malformed)
-}
-
-/// MemAvailable of `/proc/meminfo`, in bytes.
-fn mem_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib = line
-        .trim()
-        .strip_suffix("kB")?
-        .trim_end()
-        .parse::<u64>()
-        .ok()?;
-    kib.checked_mul(1024)
-}
-
 /// A sealed memfd of `size` bytes.
 fn make_file(size: u64, hugepages: Option<HugePageSize>) -> Result<File, MemoryError> {
     let os = |step| {
@@ -520,25 +489,6 @@ mod tests {
             "64 GiB of guest memory is more than this host's 16 GiB"
         );
         assert!(check_size(16 << 30, 16 << 30, None).is_ok());
-    }
-
-    #[test]
-    fn free_memory_is_what_the_kernel_says() {
-        let text = "MemTotal:       24594512 kB\nMemFree:  1 kB\nMemAvailable:   21 kB\n";
-        assert_eq!(mem_available(text), Some(21 << 10));
-        for text in [
-            "",
-            "MemAvailable: kB",
-            "MemAvailable: 1 MB",
-            "MemAvailable: 99999999999999999999 kB",
-        ] {
-            assert_eq!(mem_available(text), None, "{text}");
-        }
-        let total = rustix::system::sysinfo().totalram;
-        assert!((1..total).contains(&free(None).unwrap()));
-        if let Ok(free) = free(Some(HugePageSize::Size2M)) {
-            assert!(free.is_multiple_of(2 * MIB));
-        }
     }
 
     #[test]

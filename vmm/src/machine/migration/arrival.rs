@@ -235,7 +235,7 @@ impl Arrival<'_> {
         let config = &self.arriving.config;
         match config.max_memory {
             Some(max) => Ok(MemoryMax::Given(max.bytes())),
-            None => memory::free(config.hugepages)
+            None => memory::free(config.hugepages, config.host_numa_node)
                 .map(MemoryMax::Free)
                 .map_err(MachineError::host("reading how much memory is free"))
                 .map_err(|error| vec![compat::unbuildable(&error)]),

@@ -1,0 +1,118 @@
+//! How much guest memory this host could give.
+//!
+//! Owns what is read of that in `/proc` and `/sys`. It must not know who asks, nor make anything.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use crate::config::HugePageSize;
+
+/// Per node of the host.
+const NODES: &str = "/sys/devices/system/node";
+/// Per size of huge pages.
+const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
+
+/// How much guest memory (bytes) this host could give now without taking it from others: what the kernel says is available, or
+/// the huge pages of that size which are free and promised to nobody; of this NUMA node, if one is named.
+///
+/// # Errors
+/// The kernel does not say; [`io::ErrorKind::NotFound`] where it has no such huge pages, or no such node.
+pub(crate) fn free(hugepages: Option<HugePageSize>, node: Option<u16>) -> io::Result<u64> {
+    let of_node = node.map(|node| format!("{NODES}/node{node}"));
+    let malformed = || io::Error::from(io::ErrorKind::InvalidData);
+    let Some(page) = hugepages.map(HugePageSize::bytes) else {
+        let host = fs::read_to_string("/proc/meminfo")?;
+        let host = available(&host).ok_or_else(malformed)?;
+        let Some(node) = of_node else {
+            return Ok(host);
+        };
+        let node = fs::read_to_string(format!("{node}/meminfo"))?;
+        return Ok(host.min(available_of_node(&node).ok_or_else(malformed)?));
+    };
+    let size = format!("hugepages-{}kB", page >> 10);
+    let host = Path::new(HUGE_PAGES).join(&size);
+    let promised = count(&host.join("resv_hugepages"))?;
+    let pages = count(&host.join("free_hugepages"))?.saturating_sub(promised);
+    let pages = match of_node {
+        // Of those that are promised nobody knows the node yet.
+        Some(node) => pages.min(count(
+            &Path::new(&node)
+                .join("hugepages")
+                .join(&size)
+                .join("free_hugepages"),
+        )?),
+        None => pages,
+    };
+    pages.checked_mul(page).ok_or_else(malformed)
+}
+
+/// The number in a file.
+fn count(path: &Path) -> io::Result<u64> {
+    let text = fs::read_to_string(path)?;
+    text.trim().parse().map_err(io::Error::other)
+}
+
+/// MemAvailable of `/proc/meminfo`, in bytes.
+fn available(meminfo: &str) -> Option<u64> {
+    meminfo
+        .lines()
+        .find_map(|line| bytes_of(line, "MemAvailable:"))
+}
+
+/// About the same of a node's `meminfo`, in bytes, whose lines begin with `Node 0 ` and have no MemAvailable: what is free, and
+/// files that can be read again.
+fn available_of_node(meminfo: &str) -> Option<u64> {
+    let field = |name: &str| {
+        let mut lines = meminfo.lines();
+        lines.find_map(|line| bytes_of(line.splitn(3, ' ').nth(2)?, name))
+    };
+    ["MemFree:", "Active(file):", "Inactive(file):"]
+        .into_iter()
+        .try_fold(0_u64, |sum, name| sum.checked_add(field(name)?))
+}
+
+/// The bytes of a line `NAME:   N kB`.
+fn bytes_of(line: &str, name: &str) -> Option<u64> {
+    let kib = line.strip_prefix(name)?.trim().strip_suffix("kB")?;
+    kib.trim_end().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_available_is_read_as_the_kernel_writes_it() {
+        let text =
+            "MemTotal:       99 kB\nMemFree: 7 kB\nMemAvailable:       21 kB\nBuffers: 1 kB\n";
+        assert_eq!(available(text), Some(21 << 10));
+        let node = "Node 12 MemTotal:       99 kB\nNode 12 MemFree:        12 kB\nNode 12 Active(file):     3 kB\n\
+                    Node 12 Inactive(anon):  77 kB\nNode 12 Inactive(file):   5 kB\n";
+        assert_eq!(available_of_node(node), Some(20 << 10));
+        for text in [
+            "",
+            "MemAvailable: 21",
+            "MemAvailable: x kB",
+            "MemAvailable: -1 kB",
+            "MemAvailable: 18446744073709551615 kB",
+            "XMemAvailable: 21 kB",
+            "Node 0 MemFree: 1 kB",
+            "Node 0 MemFree: 18014398509481983 kB\nNode 0 Active(file): 1 kB\nNode 0 Inactive(file): 1 kB",
+        ] {
+            assert_eq!(available(text), None, "{text}");
+            assert_eq!(available_of_node(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_host_has_less_free_than_it_has_and_a_node_that_is_not_there_is_said() {
+        let total = rustix::system::sysinfo().totalram;
+        assert!((1..total).contains(&free(None, None).unwrap()));
+        if let Ok(free) = free(Some(HugePageSize::Size2M), None) {
+            assert!(free.is_multiple_of(2 << 20));
+        }
+        let error = free(None, Some(u16::MAX)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}
