@@ -89,6 +89,9 @@ impl Problem for ApiError {
                 DeviceKind::Nic => (StatusCode::CONFLICT, "not_a_nic"),
                 DeviceKind::Disk => (StatusCode::CONFLICT, "not_a_disk"),
             },
+            Self::Request(RequestError::OwnFailover(_)) => {
+                (StatusCode::UNPROCESSABLE_ENTITY, "unusable")
+            }
             Self::Request(RequestError::NoAnnouncement(_)) => {
                 (StatusCode::CONFLICT, "cannot_announce")
             }

@@ -196,4 +196,6 @@ fn ring_watch_is_off_or_seconds() {
         vdpa.failover.as_deref(),
         Some(std::path::Path::new("/dev/vhost-vdpa-1"))
     );
+    let error = "path=/a,failover=/a".parse::<VdpaConfig>().unwrap_err();
+    assert!(error.to_string().contains("itself"), "{error}");
 }

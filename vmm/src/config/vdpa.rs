@@ -166,6 +166,16 @@ impl VdpaConfig {
         }
     }
 
+    /// Whether this is the device at `path`, as far as paths say it.
+    #[must_use]
+    pub fn is_at(&self, path: &Path) -> bool {
+        match &self.source {
+            VdpaSource::Path(own) => own == path,
+            VdpaSource::Descriptor(descriptor) => descriptor.path == path,
+            VdpaSource::Number(_) => false,
+        }
+    }
+
     /// Replaces the number of a descriptor by what `take` gives for it; `take`'s error says why there is none.
     ///
     /// # Errors
@@ -285,25 +295,27 @@ struct VdpaFields {
     failover: Option<PathBuf>,
 }
 
-/// Not exactly one of the two.
+/// What cannot be a device's configuration.
 #[derive(Debug, thiserror::Error)]
-enum SourceError {
+enum FieldsError {
     #[error("missing field `path`, or `fd` for a device that is open already")]
     Neither,
     #[error("both `path` and `fd` are given: a device has one of them")]
     Both,
+    #[error("`failover` is the device itself: name another one that can take its place")]
+    OwnFailover,
 }
 
 impl TryFrom<VdpaFields> for VdpaConfig {
-    type Error = SourceError;
+    type Error = FieldsError;
 
-    fn try_from(fields: VdpaFields) -> Result<Self, SourceError> {
-        Ok(Self {
+    fn try_from(fields: VdpaFields) -> Result<Self, FieldsError> {
+        let config = Self {
             source: match (fields.path, fields.fd) {
                 (Some(path), None) => VdpaSource::Path(path),
                 (None, Some(number)) => VdpaSource::Number(number),
-                (None, None) => return Err(SourceError::Neither),
-                (Some(_), Some(_)) => return Err(SourceError::Both),
+                (None, None) => return Err(FieldsError::Neither),
+                (Some(_), Some(_)) => return Err(FieldsError::Both),
             },
             id: fields.id,
             mac: fields.mac,
@@ -311,7 +323,11 @@ impl TryFrom<VdpaFields> for VdpaConfig {
             doorbell: fields.doorbell,
             rescue: fields.rescue,
             failover: fields.failover,
-        })
+        };
+        match &config.failover {
+            Some(failover) if config.is_at(failover) => Err(FieldsError::OwnFailover),
+            _ => Ok(config),
+        }
     }
 }
 

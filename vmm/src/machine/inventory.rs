@@ -258,7 +258,12 @@ impl Inventory {
                 if let Some(warning) = &removable.numa_warning {
                     tracing::warn!(%id, "{warning}");
                 }
+                // It may have been changed while the new device was opened.
+                let failover = removable.stand_by().map(|(_, path)| path.to_owned());
                 removable.config = config;
+                if let DeviceConfig::Nic(nic) = &mut removable.config {
+                    nic.failover = failover.filter(|failover| !nic.is_at(failover));
+                }
                 removable.numa_node = numa_node;
                 removable.failover = None;
                 entry.device.set_failover(removable.stand_by().is_some());
@@ -327,7 +332,7 @@ impl Inventory {
     /// Has the device at this path stand by for the NIC `id`, or none.
     ///
     /// # Errors
-    /// There is no device of this name, or it is no NIC.
+    /// There is no device of this name, it is no NIC, or it is on that device itself.
     pub(super) fn stand_by(
         &mut self,
         id: &str,
@@ -345,6 +350,12 @@ impl Inventory {
                 wanted: DeviceKind::Nic,
             });
         };
+        if failover
+            .as_deref()
+            .is_some_and(|failover| nic.is_at(failover))
+        {
+            return Err(RequestError::OwnFailover(id.to_owned()));
+        }
         entry.device.set_failover(failover.is_some());
         nic.failover = failover;
         entry

@@ -91,6 +91,7 @@ pub(super) async fn change(
             disk.path = path;
         }
         disk.readonly = change.readonly.unwrap_or(disk.readonly);
+        Ok(())
     })?;
     Ok(Json(disk.into()))
 }

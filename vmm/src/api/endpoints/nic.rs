@@ -273,6 +273,10 @@ pub(super) async fn change(
         device.take_descriptor(|number| descriptors.take(number))?;
     }
     drop(descriptors);
+    // Before anything moves.
+    if let (Some(device), Some(failover)) = (&device, &change.failover) {
+        check_failover(device, failover.as_deref())?;
+    }
     if api.is_built() && change.is_devices_alone() {
         let machine = api.running()?;
         let source = device.map(|device| device.source);
@@ -292,8 +296,17 @@ pub(super) async fn change(
         if let Some(failover) = change.failover {
             nic.failover = failover;
         }
+        Ok(check_failover(nic, nic.failover.as_deref())?)
     })?;
     Ok(Json(nic.into()))
+}
+
+/// Another device is to take a NIC's place.
+fn check_failover(nic: &VdpaConfig, failover: Option<&Path>) -> Result<(), RequestError> {
+    match failover {
+        Some(failover) if nic.is_at(failover) => Err(RequestError::OwnFailover(nic.name())),
+        _ => Ok(()),
+    }
 }
 
 /// A NIC of which no more than the device is known.

@@ -228,11 +228,11 @@ fn plug<C: Kind>(
 pub(super) const UNCHANGING: &str = "a plugged device stays as it is, but for the path of a NIC and of the device that stands by \
      for it (failover), which change alone; take it away with DELETE and give another one with PUT";
 
-/// Changes the device `id` before the machine starts.
+/// Changes the device `id` before the machine starts. If `change` fails it is as it was.
 pub(super) fn change<C: Kind>(
     api: &Controller,
     id: &str,
-    change: impl FnOnce(&mut C),
+    change: impl FnOnce(&mut C) -> Result<(), ApiError>,
 ) -> Result<Known<C>, ApiError> {
     if api.is_built() {
         return Err(api.wrong_state(UNCHANGING));
@@ -241,8 +241,10 @@ pub(super) fn change<C: Kind>(
         name_all(config);
         let at = position::<C>(config, id).ok_or_else(|| no_such(id))?;
         let device = C::list(config).get_mut(at).ok_or_else(|| no_such(id))?;
-        change(device);
-        Ok(Known::Configured(device.clone()))
+        let mut changed = device.clone();
+        change(&mut changed)?;
+        device.clone_from(&changed);
+        Ok(Known::Configured(changed))
     })
 }
 

@@ -144,6 +144,14 @@ fn nics_are_configured_before_boot() {
         (&nic["rescue"], &nic["failover"]),
         (&json!(true), &json!(null))
     );
+    // A device that has failed does not take its own place.
+    for own in [
+        r#"{"failover": "/dev/vhost-vdpa-1"}"#,
+        r#"{"path": "/c", "failover": "/c"}"#,
+    ] {
+        inside.refused("PATCH", "/v1/vm/nics/a", own, (422, "unusable"));
+    }
+    assert_eq!(inside.get("/v1/vm/nics/a"), nic);
     assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "Configured");
     assert_eq!(
         inside.get("/v1/vm/config")["vdpa"][0]["mac"],
@@ -213,6 +221,8 @@ fn nics_of_a_running_machine_are_its_own() {
     let none = r#"{"failover": null}"#;
     let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/nic", none);
     assert_eq!((status, &nic["failover"]), (200, &json!(null)));
+    let own = r#"{"path": "/dev/vhost-vdpa-8", "failover": "/dev/vhost-vdpa-8"}"#;
+    inside.refused("PATCH", "/v1/vm/nics/nic", own, (422, "unusable"));
     inside.refused("PATCH", "/v1/vm/nics/disk", stand_by, (409, "not_a_nic"));
     inside.refused("PATCH", "/v1/vm/nics/no", none, (404, "no_such_device"));
     let missing = r#"{"path": "/nonexistent"}"#;

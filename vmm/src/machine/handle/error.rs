@@ -41,6 +41,9 @@ pub enum RequestError {
         /// What it should be.
         wanted: DeviceKind,
     },
+    /// What is to take the place of a NIC's device is that device.
+    #[error("the NIC {0} is on that device: name another one that can take its place")]
+    OwnFailover(String),
     /// The NIC's driver does not run, or did not negotiate GUEST_ANNOUNCE.
     #[error(
         "the guest's driver of {0} cannot announce it: it is not running, or does not know how"
