@@ -63,6 +63,10 @@ const NUMA: &str = "numa=fake=2";
 /// Linux leaves that out by itself.
 const TIMER: &str = "no_timer_check";
 
+/// An emulated host on a busy machine compares its clocks late, takes the processor's for unstable, and reads a slow one from
+/// then on, as its guests do. The emulation's is as good as this machine's.
+const CLOCK: &str = "tsc=nowatchdog";
+
 /// A lab host that has greeted.
 #[derive(Debug)]
 pub struct LabHost {
@@ -307,7 +311,7 @@ fn start(lab: &Lab, rig: Rig, memory: u64, accelerator: Accelerator) -> Result<S
         .args([
             "-append",
             &format!(
-                "console=ttyS0 loglevel=6 panic=-1 {STUCK} {TIMER} {NUMA} mitigations=off {}",
+                "console=ttyS0 loglevel=6 panic=-1 {STUCK} {TIMER} {CLOCK} {NUMA} mitigations=off {}",
                 rig.kernel_parameters()
             ),
         ])

@@ -3,12 +3,14 @@
 //! Its standard input is the port, its argument the list of modules.
 
 use crate::root::load;
+use kvm_ioctls::{Kvm, VmFd};
 use lab::agent::protocol::{Hello, Module};
 use lab::agent::server;
 use lab::error::{Error, Result, report};
 use lab::files;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -38,6 +40,8 @@ fn serve() -> Result<server::Stopped> {
         }
     };
     note(load_kvm());
+    // Until this process ends.
+    let _idle = idle_machine().map_err(|error| note(Err(error)));
     for module in &modules {
         note(match module {
             Module::Stock(name, parameters) => modprobe(name, parameters),
@@ -73,6 +77,15 @@ fn load_kvm() -> Result<()> {
             "report this with the output of `cargo lab run -- cat /proc/cpuinfo`",
         ))
     }
+}
+
+/// A virtual machine that does nothing. With the first one, and when the last one is gone, KVM has the kernel patch its scheduler
+/// while it runs (`preempt_notifier_inc` in virt/kvm/kvm_main.c) and switches virtualization on and off on all processors:
+/// an emulated host has crashed in that.
+fn idle_machine() -> Result<VmFd> {
+    let failed = |error: kvm_ioctls::Error| io::Error::from_raw_os_error(error.errno());
+    let made = Kvm::new().and_then(|kvm| kvm.create_vm());
+    made.map_err(|error| Error::system("keep KVM in use")(failed(error)))
 }
 
 fn modprobe(name: &str, parameters: &[String]) -> Result<()> {
