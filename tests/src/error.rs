@@ -4,9 +4,10 @@
 //! something about it, the remedy. The cause of a cause is only in `source()`;
 //! [`report`] prints the chain once. Knows nothing of the verbs.
 
-use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
+
+pub use vdpa::causes::in_one_line as report;
 
 /// The lab's result.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -135,18 +136,6 @@ impl Error {
             why: why.into(),
         }
     }
-}
-
-/// The error and its causes, each once, joined by colons.
-pub fn report(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        // Writing to a string cannot fail.
-        let _ = write!(text, ": {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -67,6 +67,7 @@
 //! # }
 //! ```
 
+pub mod causes;
 pub mod conformance;
 pub mod control_queue;
 pub mod device;

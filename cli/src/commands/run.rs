@@ -6,6 +6,7 @@ mod inherited;
 use std::io;
 use std::path::PathBuf;
 
+use vdpa::causes::in_one_line;
 use vmm::api::{Server, ServerError, StartRequest, Starts};
 use vmm::config::{
     CpuAffinity, CpuBaseline, CpuCount, DEFAULT_CMDLINE, DescriptorError, DiskConfig, HugePageSize,
@@ -13,7 +14,7 @@ use vmm::config::{
 };
 use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
 use vmm::machine::{
-    Arriving, End, Exit, Machine, MachineError, Origin, ReceiveConfig, Snapshot, SnapshotError,
+    Arriving, Exit, Machine, MachineError, Origin, ReceiveConfig, Snapshot, SnapshotError,
     StopHandle,
 };
 use vmm::migration::endpoint::{Endpoint, EndpointError};
@@ -131,11 +132,13 @@ pub(crate) struct Arguments {
 
     /// Wait here (unix:/PATH or tcp:HOST:PORT) for a running machine that another process sends (`POST
     /// /v1/vm/migration`); --vdpa with a NIC's id says which device it has here, --kernel and --initramfs what its next
-    /// reboot uses (required over TCP: no path that another host names is opened)
+    /// reboot uses (required over TCP: no path that another host names is opened). Needs --api-socket: `GET /v1/vm/migration`
+    /// there says how far it is, and the machine runs as soon as it has come
     #[arg(long, value_name = "ENDPOINT", group = "machine", requires = "api_socket", conflicts_with_all = ["cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "config", "restore"])]
     receive: Option<Endpoint>,
 
-    /// With --receive: the most guest memory that is taken; what this host has free then, where none is given
+    /// With --receive: the most guest memory that is taken, such as 16G [default: what is free when a source comes, of
+    /// --host-numa-node and --hugepages if given]
     #[arg(long, value_name = "SIZE", requires = "receive")]
     max_memory: Option<MemorySize>,
 
@@ -160,7 +163,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PATH")]
     console_socket: Option<PathBuf>,
 
-    /// With --console-socket: write all of the guest's output to this file too; at 16 MiB it becomes FILE.1
+    /// With --console-socket: write all of the guest's output to this file too; at 16 MiB it becomes FILE.1,
+    /// and an older FILE.1 goes
     #[arg(long, value_name = "FILE", requires = "console_socket")]
     console_log: Option<PathBuf>,
 }
@@ -289,7 +293,7 @@ pub(crate) fn refuse_hand_over(error: &dyn std::error::Error) {
 fn give_back(taken: &Taken, error: &dyn std::error::Error) {
     // Who had it and got it back has nobody to give it to.
     if taken.failed.is_none() {
-        let failed = taken.give_back(&End::failed(error).detail);
+        let failed = taken.give_back(&in_one_line(error));
         tracing::error!(error = %failed, "the machine is lost: it cannot be given back");
     }
 }

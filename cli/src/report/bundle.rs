@@ -3,6 +3,7 @@
 use std::error::Error;
 
 use serde::Serialize;
+use vdpa::causes::in_one_line;
 
 use super::archive::Archive;
 
@@ -67,7 +68,7 @@ impl Bundle {
     pub(super) fn put<E: Error>(&mut self, segments: &[&str], content: Result<Vec<u8>, E>) {
         match content {
             Ok(content) => self.add(segments, &content),
-            Err(error) => self.miss(&segments.join("/"), &chain(&error)),
+            Err(error) => self.miss(&segments.join("/"), &in_one_line(&error)),
         }
     }
 
@@ -79,7 +80,7 @@ impl Bundle {
     ) {
         match value {
             Ok(value) => self.put(segments, serde_json::to_vec_pretty(&value)),
-            Err(error) => self.miss(&segments.join("/"), &chain(&error)),
+            Err(error) => self.miss(&segments.join("/"), &in_one_line(&error)),
         }
     }
 
@@ -99,17 +100,6 @@ impl Bundle {
         self.add(&["errors.txt"], errors.as_bytes());
         self.archive.finish()
     }
-}
-
-/// An error with its causes, in one line.
-pub(super) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }
 
 /// A name that is one segment of a path and nothing else.

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use vdpa::causes::in_one_line;
 
 use super::{Bundle, Context};
 use crate::client::{Address, ClientError, Credentials, Http, Node, path};
@@ -31,18 +32,18 @@ const OF_MACHINE: [(&str, &[&str]); 4] = [
 pub(super) fn add(context: &Context, bundle: &mut Bundle) {
     let node = match Http::new(&context.node, &context.credentials).map(Node::new) {
         Ok(node) => node,
-        Err(error) => return bundle.miss("node", &super::bundle::chain(&error)),
+        Err(error) => return bundle.miss("node", &in_one_line(&error)),
     };
     match node.get::<Value>("/v1/version") {
         Err(error @ ClientError::Connect { .. }) => {
-            let why = super::bundle::chain(&error);
+            let why = in_one_line(&error);
             bundle.miss(
                 "node",
                 &format!("{why}; machines were asked at their own sockets"),
             );
             alone(context, bundle);
         }
-        Err(error) => bundle.miss("node", &super::bundle::chain(&error)),
+        Err(error) => bundle.miss("node", &in_one_line(&error)),
         Ok(_) => of_node(&node, bundle),
     }
 }
@@ -122,7 +123,7 @@ fn alone(context: &Context, bundle: &mut Bundle) {
         let node = match Http::new(&socket, &Credentials::default()).map(Node::new) {
             Ok(node) => node,
             Err(error) => {
-                bundle.miss(&format!("vms/{name}"), &super::bundle::chain(&error));
+                bundle.miss(&format!("vms/{name}"), &in_one_line(&error));
                 continue;
             }
         };

@@ -317,8 +317,14 @@ pub trait Backend: Send + fmt::Debug {
     /// The state is of another kind or version, malformed, or the device refuses it.
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError>;
 
-    /// As [`Backend::restore`] of what this device itself has handed over, after the one that was to take its place
-    /// failed. That one is reset, but may have worked on the rings before: where they stand is looked up again.
+    /// Whether this state can be read at all: its kind and version, and that it is whole.
+    ///
+    /// # Errors
+    /// As [`Backend::restore`] for such.
+    fn check_state(&self, state: &SavedState) -> Result<(), BackendError>;
+
+    /// As [`Backend::restore`], after a device that was to go on from this state failed, this one or another. It is reset,
+    /// but may have worked on the rings before: where they stand is looked up again.
     ///
     /// # Errors
     /// As [`Backend::restore`], or it is not known what that one has done.

@@ -229,6 +229,11 @@ impl Backend for Rng {
         Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
     }
 
+    fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {
+        let _: Saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
+        Ok(())
+    }
+
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
         if self.active.is_some() {
             return Err(SingleQueueError::Active.into());

@@ -162,7 +162,7 @@ pub fn report(path: &Path, progress: &mut dyn FnMut(&str)) -> Result<Report, Con
             let begin = Instant::now();
             let verdict = match (rule.check)(&subject) {
                 Ok(verdict) => verdict,
-                Err(error) => fail(crate::probe::sentence(error.as_ref())),
+                Err(error) => fail(crate::causes::in_one_line(error.as_ref())),
             };
             Line {
                 id: rule.id,

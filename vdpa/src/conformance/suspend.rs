@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::subject::{Moved, PATIENCE, Subject, drain, exercise};
 use super::{Attempt, Rule, Verdict, fail, noted, pass, quirk, skipped};
+use crate::causes::in_one_line;
 use crate::device::Suspended;
 use crate::netdev::Netdev;
-use crate::probe::{expected_base, send_one, sentence};
+use crate::probe::{expected_base, send_one};
 use crate::uapi::{self, BackendFeatures};
 
 pub(super) const RULES: &[Rule] = &[
@@ -97,7 +98,7 @@ fn base(subject: &Subject<'_>) -> Attempt {
     Ok(match netdev.device.vring_base(queue.index()) {
         Ok(base) if base == expected => noted(format!("{base:?}")),
         Ok(base) => fail(format!("{base:?}, and {expected:?} were processed")),
-        Err(error) => skipped(format!("no ring state: {}", sentence(&error))),
+        Err(error) => skipped(format!("no ring state: {}", in_one_line(&error))),
     })
 }
 
@@ -109,7 +110,7 @@ fn round_trip(subject: &Subject<'_>) -> Attempt {
     let index = 1;
     let before = match netdev.device.vring_base(index) {
         Ok(base) => base,
-        Err(error) => return Ok(skipped(format!("no ring state: {}", sentence(&error)))),
+        Err(error) => return Ok(skipped(format!("no ring state: {}", in_one_line(&error)))),
     };
     let set = netdev.device.raw().set_vring_state(
         uapi::set_vring_base(),

@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::echo::{self, FRAMES};
 use super::{Identity, ProbeOptions};
+use crate::causes::in_one_line;
 use crate::control_queue::MacAddress;
 use crate::device::{Device, Owned, Running, Suspended, VringBase};
 use crate::doorbell::NoDoorbell;
@@ -64,18 +65,6 @@ fn inconclusive(detail: impl Into<String>) -> Result {
     Ok((Outcome::Inconclusive, detail.into()))
 }
 
-/// An error with its causes, on one line.
-pub(crate) fn sentence(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
-}
-
 /// Collects results.
 struct Runner<'a> {
     checks: Vec<Check>,
@@ -88,7 +77,7 @@ impl Runner<'_> {
         let begin = Instant::now();
         let (outcome, detail) = match attempt() {
             Ok(result) => result,
-            Err(error) => (Outcome::Failed, sentence(error.as_ref())),
+            Err(error) => (Outcome::Failed, in_one_line(error.as_ref())),
         };
         let milliseconds = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.checks.push(Check {
@@ -345,7 +334,7 @@ fn ring_state(netdev: &Netdev<Suspended>) -> Result {
             "the device says {base:?} and the driver stands at {:?}",
             queue.positions()
         )),
-        Err(error) => not_offered(sentence(&error)),
+        Err(error) => not_offered(in_one_line(&error)),
     }
 }
 

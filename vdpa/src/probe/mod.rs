@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use self::checks::{Check, Outcome};
-pub(crate) use self::checks::{expected_base, send_one, sentence, wait};
+pub(crate) use self::checks::{expected_base, send_one, wait};
 pub use self::identity::{Feature, Identity, Queue};
 pub use self::sysfs::Place;
 use crate::control_queue::MacAddress;

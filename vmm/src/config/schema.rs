@@ -42,7 +42,7 @@ pub(crate) fn memory_max() -> Object {
     size()
         .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
         .description(Some(
-            "The most memory that a guest may bring; what is free then where none is given",
+            "The most memory that a guest may bring; where none is given, what is free when a source comes: of `host_numa_node` if one is named, of `hugepages` if those are asked for",
         ))
         .examples(["16G"])
         .build()

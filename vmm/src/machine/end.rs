@@ -6,6 +6,7 @@ use std::error::Error;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use vdpa::causes::in_one_line;
 
 use super::{Exit, MachineError};
 
@@ -45,16 +46,9 @@ impl End {
     /// The machine could not be built, or could not go on.
     #[must_use]
     pub fn failed(error: &dyn Error) -> Self {
-        let mut detail = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            detail.push_str(": ");
-            detail.push_str(&error.to_string());
-            cause = error.source();
-        }
         Self {
             reason: EndReason::Failed,
-            detail,
+            detail: in_one_line(error),
         }
     }
 }

@@ -19,10 +19,11 @@ use std::thread;
 use std::time::Duration;
 
 use devices::virtio::backend::Backend;
+use vdpa::causes::in_one_line;
 
 use super::handle::SwapAnswer;
 use super::inventory::Device;
-use super::{End, Machine, MachineError, RequestError};
+use super::{Machine, MachineError, RequestError};
 
 /// What came of a NIC's failover.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,7 +111,7 @@ impl Machine {
             }
             Err(error) => {
                 tracing::error!(%id, error = &error as &dyn std::error::Error, "failover: a NIC stays on the device that has failed");
-                FailoverState::Failed(End::failed(&error).detail)
+                FailoverState::Failed(in_one_line(&error))
             }
         };
         self.inventory

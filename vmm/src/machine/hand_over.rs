@@ -19,12 +19,13 @@ use std::io::{BufReader, BufWriter, Seek as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::MemfdFlags;
+use vdpa::causes::in_one_line;
 
+use super::Machine;
 use super::handle::RequestError;
 use super::saved::SavedMachine;
 use super::saving::HeldFor;
 use super::snapshot::SnapshotError;
-use super::{End, Machine};
 use crate::config::VmConfig;
 use crate::snapshot::directory::STATE_FILE_MAX;
 use crate::snapshot::format::{Sections, Table, Writer};
@@ -142,7 +143,7 @@ impl Machine {
         let mut reason = reason.to_owned();
         if let Err(error) = self.go_on() {
             reason.push_str("; and the machine does not go on: ");
-            reason.push_str(&End::failed(&error).detail);
+            reason.push_str(&in_one_line(&error));
         }
         // Who sees it finds the machine as it was.
         self.upgrade.error = Some(reason);

@@ -604,6 +604,7 @@ impl Inventory {
     /// # Errors
     /// As [`Inventory::restore`]; nothing has changed.
     pub(super) fn check(&self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
+        self.all_saved(saved)?;
         for SavedDevice { id, state, .. } in saved {
             let device = self
                 .named(id)
@@ -618,18 +619,26 @@ impl Inventory {
         Ok(())
     }
 
-    /// Puts saved states into the devices of a machine that was just built for them.
+    /// Each device has a state among these.
+    fn all_saved(&self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
+        let mut entries = self.entries.values();
+        match entries.find(|entry| saved.iter().all(|device| device.id != entry.id)) {
+            Some(entry) => Err(SnapshotError::DeviceNotSaved(entry.id.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts saved states into the devices of a machine that was just built for them; `again` if that was done before, here or
+    /// by another process, and failed.
     ///
     /// # Errors
     /// [`SnapshotError`]: there is a device more or less than were saved, or one does not take its state.
-    pub(super) fn restore(&mut self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
-        if let Some(entry) = self
-            .entries
-            .values()
-            .find(|entry| saved.iter().all(|device| device.id != entry.id))
-        {
-            return Err(SnapshotError::DeviceNotSaved(entry.id.clone()));
-        }
+    pub(super) fn restore(
+        &mut self,
+        saved: &[SavedDevice],
+        again: bool,
+    ) -> Result<(), SnapshotError> {
+        self.all_saved(saved)?;
         for saved in saved {
             let id = &saved.id;
             let mut entries = self.entries.values_mut();
@@ -639,13 +648,14 @@ impl Inventory {
             if let (true, Some(removable)) = (saved.unplug_requested, &mut entry.removable) {
                 removable.state = PlugState::UnplugRequested;
             }
-            entry
-                .device
-                .restore(&saved.state)
-                .map_err(|source| SnapshotError::Device {
-                    id: id.clone(),
-                    source,
-                })?;
+            let restored = match again {
+                true => entry.device.restore_again(&saved.state),
+                false => entry.device.restore(&saved.state),
+            };
+            restored.map_err(|source| SnapshotError::Device {
+                id: id.clone(),
+                source,
+            })?;
         }
         Ok(())
     }

@@ -59,6 +59,7 @@ mod snapshot;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ::devices::legacy::clock::Clock;
 use ::devices::legacy::event::AcpiEvent;
@@ -120,7 +121,13 @@ pub enum Exit {
 /// Asks a machine to stop, from any thread or from a signal handler. Clones ask
 /// the same machine. The wish stays: a machine that runs later stops at once.
 #[derive(Debug, Clone)]
-pub struct StopHandle(Arc<EventFd>);
+pub struct StopHandle(Arc<StopWish>);
+
+#[derive(Debug)]
+struct StopWish {
+    event: EventFd,
+    asked: AtomicBool,
+}
 
 impl StopHandle {
     /// A handle that asks nothing yet, to be given to [`Machine::new`].
@@ -128,19 +135,29 @@ impl StopHandle {
     /// # Errors
     /// The process has no descriptor left.
     pub fn new() -> io::Result<Self> {
-        EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC).map(|event| Self(Arc::new(event)))
+        let event = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        Ok(Self(Arc::new(StopWish {
+            event,
+            asked: AtomicBool::new(false),
+        })))
     }
 
-    /// Asks. Safe in a signal handler: it is one `write`.
+    /// Asks. Safe in a signal handler: it is a store and one `write`.
     pub fn stop(&self) {
+        self.0.asked.store(true, Ordering::Relaxed);
         // The only failure is a counter at its maximum, which is readable too.
-        let _ = self.0.write(1);
+        let _ = self.0.event.write(1);
+    }
+
+    /// Whether somebody asked.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.0.asked.load(Ordering::Relaxed)
     }
 
     /// Readable, and never read, once somebody asked.
     #[must_use]
     pub fn eventfd(&self) -> &EventFd {
-        &self.0
+        &self.0.event
     }
 }
 

@@ -5,13 +5,14 @@
 
 use devices::legacy::power::PowerRequest;
 use devices::virtio::pci::VirtioPciDevice;
+use vdpa::causes::in_one_line;
 
 use super::board::RunState;
 use super::handle::{NicSwapped, Request, RequestError, SwapAnswer};
 use super::inventory::{Device, Exchanged};
 use super::pluggable::{DeviceConfig, DeviceKind, NicStatus, Pluggable};
 use super::saving::HeldFor;
-use super::{End, Machine, MachineError};
+use super::{Machine, MachineError};
 
 /// APIC id of the first vCPU.
 const BOOT_PROCESSOR: u8 = 0;
@@ -21,6 +22,11 @@ impl Machine {
     /// no reason not to do it.
     pub(super) fn serve_requests(&mut self) {
         for request in self.requests.take() {
+            if self.hand_over.is_some() {
+                // What is saved is on its way to another program: who asked hears that nothing came of it.
+                drop(request);
+                continue;
+            }
             match request {
                 Request::Plug { device, answer } => {
                     let allowed = self.unless_migrating();
@@ -101,7 +107,7 @@ impl Machine {
                     self.upgrade.error = None;
                     let prepared = self.prepare_hand_over(&program);
                     if let Err(error) = &prepared {
-                        self.upgrade.error = Some(End::failed(error).detail);
+                        self.upgrade.error = Some(in_one_line(error));
                     }
                     self.requests.publish_upgrade(&self.upgrade);
                     let _ = answer.send(prepared);

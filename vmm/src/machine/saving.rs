@@ -40,6 +40,8 @@ pub(super) enum HeldFor {
 enum Past {
     /// There is no other machine with it: it was handed over, and its clock goes on with the world's.
     Own,
+    /// The same, after another program was to go on with it and did not: some devices may have worked meanwhile.
+    Returned,
     /// Any number of machines can have it: it comes from a snapshot, at whose time its clock goes on.
     Shared,
 }
@@ -50,8 +52,17 @@ pub(super) struct Held {
     /// Whether its vCPUs ran before.
     ran: bool,
     held_for: HeldFor,
-    /// Whether it comes from another host: its devices have not seen their states yet.
-    arrived: bool,
+    /// Whether it comes from another host: its devices have not seen their states yet, or did not take them.
+    arrived: Option<Arrived>,
+}
+
+/// Where devices of a machine are that comes from another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arrived {
+    /// They have not seen their states.
+    AtRest,
+    /// One did not take its state: they are at rest again, and some may have worked before.
+    Tried,
 }
 
 impl Machine {
@@ -95,7 +106,11 @@ impl Machine {
                     error: handed_over.failed().map(str::to_owned),
                 };
                 machine.requests.publish_upgrade(&machine.upgrade);
-                machine.restore(saved, Past::Own, !saved.ran)?;
+                let past = match handed_over.failed() {
+                    None => Past::Own,
+                    Some(_) => Past::Returned,
+                };
+                machine.restore(saved, past, !saved.ran)?;
                 Ok(machine)
             }
         }
@@ -153,7 +168,7 @@ impl Machine {
                     devices: saved.devices.clone(),
                     ran,
                     held_for,
-                    arrived: false,
+                    arrived: None,
                 });
             }
             Err(_) if ran => self.resume(),
@@ -219,11 +234,14 @@ impl Machine {
         let Some(held) = self.held.take() else {
             return Ok(());
         };
-        if held.arrived {
-            if let Err(error) = self.restore_devices(&held.devices) {
+        if let Some(arrived) = held.arrived {
+            if let Err(error) = self.restore_devices(&held.devices, arrived == Arrived::Tried) {
                 // At rest again: none of them answers for the guest, and it can be tried once more.
                 self.inventory.reset_all();
-                self.held = Some(held);
+                self.held = Some(Held {
+                    arrived: Some(Arrived::Tried),
+                    ..held
+                });
                 return Err(error);
             }
         } else {
@@ -252,7 +270,7 @@ impl Machine {
         paused: bool,
     ) -> Result<(), MachineError> {
         let clock_policy = match past {
-            Past::Own => ClockPolicy::Advance,
+            Past::Own | Past::Returned => ClockPolicy::Advance,
             Past::Shared => ClockPolicy::StandStill,
         };
         self.restore_board(saved, clock_policy)?;
@@ -261,7 +279,7 @@ impl Machine {
                 .renew(self.ram.memory())
                 .map_err(MachineError::host("making a generation ID"))?;
         }
-        self.restore_devices(&saved.devices)?;
+        self.restore_devices(&saved.devices, past == Past::Returned)?;
         self.requests.publish_boot(paused);
         if !paused {
             self.watch_rings(true);
@@ -283,7 +301,7 @@ impl Machine {
             devices: saved.devices,
             ran: saved.ran,
             held_for: HeldFor::Migration,
-            arrived: true,
+            arrived: Some(Arrived::AtRest),
         });
         Ok(())
     }
@@ -303,8 +321,8 @@ impl Machine {
     }
 
     /// They work from here on.
-    fn restore_devices(&mut self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
-        self.inventory.restore(saved)?;
+    fn restore_devices(&mut self, saved: &[SavedDevice], again: bool) -> Result<(), SnapshotError> {
+        self.inventory.restore(saved, again)?;
         self.publish();
         self.pci.remap();
         Ok(())

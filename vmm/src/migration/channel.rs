@@ -15,6 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use vdpa::causes::in_one_line;
+
 use super::error::{MigrationError, Phase};
 use super::protocol::{
     FRAME_HEADER_LEN, FrameError, Header, Kind, Message, decode_message, encode_message, seal,
@@ -295,6 +297,10 @@ impl<C: Connection> Channel<C> {
     ) -> Result<u64, MigrationError> {
         let started = Instant::now();
         let patience = self.limited(started, self.frame_patience);
+        // Also a frame that would pass at once: many of them together take time, too.
+        if patience.is_zero() {
+            return Err(self.silent(phase, started));
+        }
         let mut total = 0_u64;
         IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
@@ -455,7 +461,7 @@ impl<C: Connection> Channel<C> {
             | MigrationError::PeerCancelled { .. }
             | MigrationError::Refused { .. } => return,
             MigrationError::Cancelled => Message::Cancel,
-            other => Message::Failed(chain(other)),
+            other => Message::Failed(in_one_line(other)),
         };
         if !self.torn
             && let Err(error) = self.send_anyway(phase, &message)
@@ -523,16 +529,4 @@ impl<C: Connection> Channel<C> {
             },
         }
     }
-}
-
-/// An error and its causes in one line.
-fn chain(error: &MigrationError) -> String {
-    let mut text = error.to_string();
-    let mut next = std::error::Error::source(error);
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    text
 }

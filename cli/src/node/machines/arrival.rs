@@ -74,7 +74,7 @@ impl From<&MigrationView> for Coming {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtEnd {
     /// The guest is not here, and nobody needs what was made for it.
-    NeverCame,
+    TakeBack,
     /// It was, and this is its own end.
     WasHere,
     /// Nobody here knows.
@@ -84,7 +84,7 @@ pub(crate) enum AtEnd {
 /// What this end of such a process comes to.
 pub(crate) fn at_end(because: EndedBecause) -> AtEnd {
     match because {
-        EndedBecause::Moved => AtEnd::NeverCame,
+        EndedBecause::Moved => AtEnd::TakeBack,
         EndedBecause::PoweredOff | EndedBecause::Crashed => AtEnd::WasHere,
         // It fails only once there is a machine: one that does not come is said, and the process lives. Who calls it off
         // takes all back at once.

@@ -7,6 +7,7 @@ use std::io;
 use std::path::PathBuf;
 
 use axum::http::StatusCode;
+use vdpa::causes::in_one_line;
 use vdpa::mgmt::bus::BusError;
 use vdpa::mgmt::nic::{self, MakeError, NicError, RemoveError};
 use vmm::migration::endpoint::BadEndpoint;
@@ -118,13 +119,7 @@ impl fmt::Display for NotUndone {
                 f.write_str("its process")?
             }
         }
-        write!(f, " ({}", self.error)?;
-        let mut cause = std::error::Error::source(&self.error);
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
-        }
-        f.write_str(")")
+        write!(f, " ({})", in_one_line(&self.error))
     }
 }
 

@@ -47,16 +47,18 @@ pub(crate) struct SendToNode {
     #[serde(default)]
     #[schema(value_type = Option<String>, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
     pub(crate) name: Option<String>,
-    /// What its NICs are made of there: as `from` of a NIC. As here if none is given.
+    /// What all of its NICs are made of there, as `from` of a NIC, also those on devices that are there already; without it each
+    /// is made of, or found under, the same name as here.
     #[serde(default)]
     pub(crate) from: Option<String>,
-    /// How long the guest may stand still, in milliseconds.
+    /// How long the guest may stand still, in milliseconds; 300 if not given.
     #[serde(default = "default_downtime_ms")]
     pub(crate) downtime_ms: u32,
-    /// After how many seconds it is given up if the guest writes faster than memory goes over.
+    /// After how many seconds it is given up if the guest writes faster than memory goes over; 600 if not
+    /// given.
     #[serde(default = "default_timeout_s")]
     pub(crate) timeout_s: u32,
-    /// Connections that carry memory, 1 to 16.
+    /// Connections that carry memory, 1 to 16; 2 if not given.
     #[serde(default = "default_connections")]
     #[schema(minimum = 1, maximum = 16)]
     pub(crate) connections: u16,

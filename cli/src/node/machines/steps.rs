@@ -458,7 +458,7 @@ impl Life<'_> {
         record: &mut Record,
         end: LastEnd,
     ) -> Result<Option<LastEnd>, LifeError> {
-        if record.arrival.is_some() && self.waited(record, &end) == AtEnd::NeverCame {
+        if record.arrival.is_some() && self.waited(record, &end) == AtEnd::TakeBack {
             self.delete(record)?;
             return Ok(None);
         }

@@ -28,6 +28,7 @@ use std::os::unix::process::ExitStatusExt as _;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use vdpa::causes::in_one_line;
 
 use super::process::{Identity, Process};
 use super::record::{EndedBecause, LastEnd, Phase};
@@ -166,14 +167,7 @@ fn revive(inner: &Inner, slot: &Slot) -> Next {
                 error = &error as &dyn std::error::Error,
                 "a machine cannot be started again; it is tried later"
             );
-            let mut text = error.to_string();
-            let mut cause = std::error::Error::source(&error);
-            while let Some(error) = cause {
-                text.push_str(": ");
-                text.push_str(&error.to_string());
-                cause = error.source();
-            }
-            inner.tell(slot.name(), Change::NotStarted(text));
+            inner.tell(slot.name(), Change::NotStarted(in_one_line(&error)));
             Next::Again
         }
     }

@@ -49,7 +49,7 @@ pub use swap::{Relied, Successor, SwapError, SwapFailed, Swapped};
 use self::common::CommonConfig;
 use self::layout::{BAR, MAX_DEVICE_CONFIG, MAX_QUEUES, notified_queue};
 use self::notify::{NotifyDoorbells, kick};
-use self::transport::Transport;
+use self::transport::{Attempt, Transport};
 use super::backend::{Backend, BackendError, Event};
 use crate::hypervisor::{Doorbells, MsiVectors};
 use crate::pci::{Bar, ConfigSpaceError, Msix, MsixError, PciFunction};
@@ -336,7 +336,16 @@ impl VirtioPciDevice {
     /// See [`RestoreError`]. The device is as before, with one exception: if the
     /// backend of a *saved* device fails, the device needs a reset by its driver.
     pub fn restore(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
-        self.transport().restore(state)
+        self.transport().restore(state, Attempt::First)
+    }
+
+    /// As [`VirtioPciDevice::restore`], of a state that was restored before, here or by another process, where that did not
+    /// end well: a device may have worked on the rings since, so where they stand is looked up again.
+    ///
+    /// # Errors
+    /// As [`VirtioPciDevice::restore`], or it is not known what was done.
+    pub fn restore_again(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
+        self.transport().restore(state, Attempt::Again)
     }
 }
 

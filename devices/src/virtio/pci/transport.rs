@@ -643,12 +643,21 @@ impl Transport {
         if (phase == Phase::Active) != state.backend.is_some() {
             return Err(RestoreError::BackendState(common.status().bits()));
         }
+        if let Some(backend) = &state.backend {
+            self.backend
+                .check_state(backend)
+                .map_err(RestoreError::Backend)?;
+        }
         Ok((config_space, common, phase))
     }
 
-    pub(super) fn restore(&mut self, state: &VirtioPciState) -> Result<(), RestoreError> {
+    pub(super) fn restore(
+        &mut self,
+        state: &VirtioPciState,
+        attempt: Attempt,
+    ) -> Result<(), RestoreError> {
         let (config_space, common, phase) = self.checked(state)?;
-        self.start_backend(phase, &common, state)?;
+        self.start_backend(phase, &common, state, attempt)?;
 
         self.config_space = config_space;
         self.common = common;
@@ -667,10 +676,14 @@ impl Transport {
         phase: Phase,
         common: &CommonConfig,
         state: &VirtioPciState,
+        attempt: Attempt,
     ) -> Result<(), RestoreError> {
         let activation = self.activation(common);
         let started = match (phase, &state.backend) {
-            (Phase::Active, Some(backend)) => self.backend.restore(backend, activation),
+            (Phase::Active, Some(backend)) => match attempt {
+                Attempt::First => self.backend.restore(backend, activation),
+                Attempt::Again => self.backend.take_back(backend, activation),
+            },
             (Phase::Agreed, _) => self.backend.negotiate(activation.features),
             _ => Ok(()),
         };
@@ -697,6 +710,15 @@ impl Transport {
         }
         self.msix.signal(self.common.config_vector());
     }
+}
+
+/// Whether a device may have worked on the rings since they were saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// None has.
+    First,
+    /// One may have: the state was restored before, and that failed.
+    Again,
 }
 
 /// Where a backend must be for a status register.

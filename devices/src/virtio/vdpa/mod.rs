@@ -652,6 +652,11 @@ impl Backend for VdpaBackend {
         Ok(self.take_place(&identity, predecessor)?)
     }
 
+    fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {
+        let _: saved::Saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
+        Ok(())
+    }
+
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
         let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
         let started = self.restore_rings(saved, activation);

@@ -117,7 +117,7 @@ pub(super) fn attach(
         }
         Err(other) => Err(ConnectivityError::NotTakenBack {
             link: attached.subject.to_string(),
-            problems: super::error::told(&other),
+            problems: crate::causes::in_one_line(&other),
             source: Box::new(error),
         }),
     }

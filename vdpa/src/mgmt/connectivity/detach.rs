@@ -1,8 +1,9 @@
 //! The way back: each change of a record undone while it is still as it was made, the last one first.
 
-use super::error::{ConnectivityError, told};
+use super::error::ConnectivityError;
 use super::kernel::Kernel;
 use super::record::{Attached, Change, FunctionVlan, LeftAlone, Subject};
+use crate::causes::in_one_line;
 use crate::mgmt::link::{Link, PortVlan};
 use crate::mgmt::sriov::{self, Vlan};
 
@@ -47,7 +48,7 @@ pub(super) fn detach(
         };
         match undone {
             Ok(one) => left_alone.extend(one),
-            Err(error) => problems.push(told(&error)),
+            Err(error) => problems.push(in_one_line(&error)),
         }
     }
     if problems.is_empty() {

@@ -129,15 +129,3 @@ pub enum ConnectivityError {
         problems: String,
     },
 }
-
-/// An error with its causes in one sentence.
-pub(super) fn told(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
-}

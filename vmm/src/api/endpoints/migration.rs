@@ -148,7 +148,7 @@ pub(super) struct MigrationTrial {
     #[schema(required)]
     copy_ms: Option<u64>,
     /// How long the destination took just now to open its devices and map all guest memory for them, which most NICs pin, in
-    /// milliseconds; null if it refused. It does that once more before memory is sent, while the guest runs.
+    /// milliseconds; null if it refused, did not answer, or was not asked. It does that once more before memory is sent, while the guest runs.
     #[schema(required)]
     prepare_ms: Option<u64>,
     /// How long a guest would stand still that writes nothing, in milliseconds: an assumption, for devices and state.
@@ -300,7 +300,7 @@ pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiEr
     (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "Not from the state that the machine is in, or one is under way", body = ErrorBody),
     (status = 413, description = "The body is too large", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or nobody can be waited for there", body = ErrorBody),
+    (status = 422, description = "An unknown field or a wrong value, named; or nobody can be waited for there; or certificates are missing (over TCP) or cannot be used; or a descriptor did not come along, or is no vDPA device", body = ErrorBody),
     (status = 500, description = "The host cannot do it", body = ErrorBody),
     (status = 503, description = "This process ends", body = ErrorBody),
 ))]
@@ -356,10 +356,10 @@ pub(super) async fn begin(
     (status = 400, description = "The body is not JSON", body = ErrorBody),
     (status = 404, description = "There was no migration", body = ErrorBody),
     (status = 408, description = "The body did not come in time", body = ErrorBody),
-    (status = 409, description = "It is settled, or still under way; or the machine cannot go on", body = ErrorBody),
+    (status = 409, description = "It is settled, or still under way; or the machine has ended", body = ErrorBody),
     (status = 413, description = "The body is too large", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    (status = 422, description = "An unknown field or a wrong value, named; or the machine cannot go on: a device does not take its state", body = ErrorBody),
+    (status = 500, description = "The host failed at it", body = ErrorBody),
 ))]
 pub(super) async fn settle(
     State(api): Api,

@@ -4,7 +4,8 @@
 //! comes from another host, so nothing is trusted.
 //!
 //! ```text
-//!   HELLO ─ prepare ─> built, memory mapped by its devices   (refused: another source may come)
+//!   HELLO ─ prepare ─> built, memory mapped by its devices   (refused before that: another source may come;
+//!                                                             after it, since it does not fit: the process ends)
 //!   state ─ restore ─> vCPUs, board                           devices at rest
 //!   GO    ─ run ─────> devices, vCPUs run, NICs announced
 //! ```
@@ -12,7 +13,9 @@
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd as _;
+use std::thread;
 
+use vdpa::causes::in_one_line;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::compat::{self, Document, Here, MemoryMax};
@@ -23,7 +26,7 @@ use crate::event_loop::{EventLoop, Ready, Token};
 use crate::kvm::saved::ClockPolicy;
 use crate::machine::build::Given;
 use crate::machine::saved::SavedMachine;
-use crate::machine::{End, Machine, MachineError, SnapshotError, StopHandle};
+use crate::machine::{Machine, MachineError, SnapshotError, StopHandle};
 use crate::memory;
 use crate::migration::destination::Go;
 use crate::migration::endpoint::{Endpoint, EndpointError, Listener};
@@ -81,8 +84,11 @@ impl Arriving {
             stop,
             machine: None,
         };
-        let received = std::thread::scope(|scope| {
-            scope.spawn(|| self.cancel_on_stop(stop, &done));
+        let received = thread::scope(|scope| {
+            let waiter = thread::Builder::new().name("stop".to_owned());
+            waiter
+                .spawn_scoped(scope, || self.cancel_on_stop(stop, &done))
+                .map_err(MachineError::host("starting a thread"))?;
             let received = self.take(arrival);
             // The only failure is a counter at its maximum, which is readable too.
             let _ = done.write(1);
@@ -90,7 +96,7 @@ impl Arriving {
         });
         if let Err(error) = &received {
             self.migration.finish(MigrationEnd::Stayed {
-                why: End::failed(error).detail,
+                why: in_one_line(error),
             });
         }
         received
@@ -159,7 +165,7 @@ impl Arriving {
                 Outcome::Source { why, .. } => return Err(not_arrived(why)),
                 Outcome::Unsettled { why } => {
                     self.migration.finish(MigrationEnd::Unsettled {
-                        why: End::failed(&why).detail,
+                        why: in_one_line(&why),
                     });
                     return arrival.into_machine();
                 }
@@ -299,6 +305,10 @@ impl DestinationMachine for Arrival<'_> {
     }
 
     fn run(&mut self, _go: Go) -> Result<(), migration::MachineError> {
+        if self.stop.is_asked() {
+            // It would end at once, and its guest with it, which is whole at the source.
+            return Err("this process was told to end before the guest ran".into());
+        }
         let Some((machine, _)) = &mut self.machine else {
             return Err("there is no machine to run".into());
         };

@@ -14,8 +14,9 @@ use devices::pci::Slot;
 use devices::virtio::pci::{Relied, SwapError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use vdpa::causes::in_one_line;
 
-use super::super::{End, Machine, MachineError, state_versions};
+use super::super::{Machine, MachineError, state_versions};
 use crate::byte_count::ByteCount;
 use crate::config::{CpuAffinity, HugePageSize, MemoryConfig, NoSuchNic, VdpaConfig, VmConfig};
 use crate::migration::protocol::Refusal;
@@ -306,7 +307,7 @@ impl Document {
             refusals.push(refusal(
                 "the processor",
                 "what the guest was told of it".to_owned(),
-                End::failed(&error).detail,
+                in_one_line(&error),
                 "move to a host whose processor can do as much; a machine that was made with a baseline (--cpu x86-64-v2) also \
                  moves to others",
             ));
@@ -332,7 +333,7 @@ impl Document {
                 Some(Err(error)) => refusals.push(refusal(
                     &format!("device {id}"),
                     "what the guest relies on".to_owned(),
-                    format!("another one: {}", End::failed(&error).detail),
+                    format!("another one: {}", in_one_line(&error)),
                     remedy(&error),
                 )),
                 None => refusals.push(refusal(
@@ -377,7 +378,7 @@ pub(super) fn unbuildable(error: &MachineError) -> Refusal {
     refusal(
         "the machine",
         "built".to_owned(),
-        format!("not to be built: {}", End::failed(error).detail),
+        format!("not to be built: {}", in_one_line(error)),
         "",
     )
 }

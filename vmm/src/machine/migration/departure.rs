@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
+use vdpa::causes::in_one_line;
 
 use super::requests::{MigrationRequest, Offer, Stopped};
 use super::{Direction, Migration, MigrationEnd, SendConfig};
+use crate::machine::SnapshotError;
 use crate::machine::handle::{Answer, Handle, Request, RequestError};
-use crate::machine::{End, SnapshotError};
 use crate::memory::RamSlot;
 use crate::migration::convergence::Limits;
 use crate::migration::dirty::{DirtyPages, DirtyTracker};
@@ -99,13 +100,13 @@ impl Handle {
                     Some(error) => MigrationEnd::Stayed {
                         why: format!(
                             "{}; and the machine does not go on: {error}",
-                            End::failed(&why).detail
+                            in_one_line(&why)
                         ),
                     },
                 }
             }
             Outcome::Unsettled { why } => MigrationEnd::Unsettled {
-                why: End::failed(&why).detail,
+                why: in_one_line(&why),
             },
         }
     }
@@ -150,7 +151,7 @@ impl Handle {
 
 fn stayed(why: &dyn std::error::Error) -> MigrationEnd {
     MigrationEnd::Stayed {
-        why: End::failed(why).detail,
+        why: in_one_line(why),
     }
 }
 

@@ -61,13 +61,14 @@ pub struct SendConfig {
     /// Where the destination waits: `unix:/PATH` or `tcp:HOST:PORT`.
     #[schema(value_type = String)]
     pub destination: Endpoint,
-    /// How long the guest may stand still, in milliseconds.
+    /// How long the guest may stand still, in milliseconds; 300 if not given.
     #[serde(default = "default_downtime_ms")]
     pub downtime_ms: u32,
-    /// After how many seconds it is given up if the guest writes faster than memory goes over.
+    /// After how many seconds it is given up if the guest writes faster than memory goes over; 600 if not
+    /// given.
     #[serde(default = "default_timeout_s")]
     pub timeout_s: u32,
-    /// Connections that carry memory, 1 to 16.
+    /// Connections that carry memory, 1 to 16; 2 if not given.
     #[serde(default = "default_connections")]
     #[schema(minimum = 1, maximum = 16)]
     pub connections: u16,
@@ -144,8 +145,8 @@ pub struct ReceiveConfig {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub initramfs: Option<PathBuf>,
-    /// The most guest memory that a source may bring; without it, what this host has free when one comes (of huge pages, if
-    /// those are asked for).
+    /// The most guest memory that a source may bring; without it, what this host has free when one comes (of the NUMA node and
+    /// the huge pages, if those are named).
     #[serde(default)]
     #[schema(schema_with = crate::config::schema::memory_max)]
     pub max_memory: Option<MemorySize>,

@@ -4,11 +4,12 @@
 
 use std::time::{Duration, Instant};
 
+use vdpa::causes::in_one_line;
+
 use super::compat::NotMovable;
 use super::departure::{CONNECT, SWITCH};
 use super::requests::{MigrationRequest, Offer};
 use super::{Endpoint, SendConfig};
-use crate::machine::End;
 use crate::machine::handle::{Handle, RequestError};
 use crate::migration::protocol::Refusal;
 use crate::migration::tls::Tls;
@@ -153,7 +154,7 @@ fn too_short(downtime_ms: u32) -> Option<Obstacle> {
 impl Obstacle {
     fn plain(error: &dyn std::error::Error) -> Self {
         Self {
-            reason: End::failed(error).detail,
+            reason: in_one_line(error),
             remedy: None,
         }
     }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::hostile::Peer;
 use super::{Connection, Guest, MigrationError, Monitor, Outcome, Phase, SendOptions, send};
-use crate::migration::protocol::{Message, Session};
+use crate::migration::channel::{Channel, Halt, Standstill};
+use crate::migration::protocol::{FRAME_HEADER_LEN, Message, Session};
 
 /// What the guest may wait in these tests, and what no machine is too slow for.
 const STANDSTILL: Duration = Duration::from_millis(400);
@@ -260,4 +261,22 @@ fn after_go_the_source_waits_as_long_as_before() {
     });
     assert!(matches!(outcome, Outcome::Destination), "{outcome:?}");
     assert!(!guest.runs());
+}
+
+/// Each of many frames passes at once; all of them together take too long.
+#[test]
+fn no_frame_is_begun_once_the_guest_has_stood_still_for_long_enough() {
+    let (mine, mut theirs) = UnixStream::pair().unwrap();
+    let mut channel = Channel::new(mine, 0, SLOW, &Halt::default()).unwrap();
+    channel.send(Phase::Stop, &Message::Ready).unwrap();
+    channel.end_at(Some(Standstill::of(Duration::ZERO)));
+    let error = channel.send(Phase::Stop, &Message::Ready).unwrap_err();
+    assert!(
+        matches!(error, MigrationError::StoodStill { .. }),
+        "{error:?}"
+    );
+    drop(channel);
+    let mut heard = Vec::new();
+    theirs.read_to_end(&mut heard).unwrap();
+    assert_eq!(heard.len(), FRAME_HEADER_LEN);
 }

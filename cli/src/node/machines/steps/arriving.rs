@@ -67,7 +67,7 @@ impl Life<'_> {
         }
     }
 
-    /// The process that waited has ended so. What that comes to is in the record, but for [`AtEnd::NeverCame`]: all that there
+    /// The process that waited has ended so. What that comes to is in the record, but for [`AtEnd::TakeBack`]: all that there
     /// is of the machine is to be taken back then.
     pub(crate) fn waited(&self, record: &mut Record, end: &LastEnd) -> AtEnd {
         let Some(arrival) = &record.arrival else {
@@ -75,7 +75,7 @@ impl Life<'_> {
         };
         let comes_to = at_end(end.reason);
         match comes_to {
-            AtEnd::NeverCame => {}
+            AtEnd::TakeBack => {}
             AtEnd::WasHere => record.arrival = None,
             // The mark stays: the source knows whether it still has the guest, and may say so.
             AtEnd::Open => record.departure = Some(Departure::unheard_of(&arrival.listen)),

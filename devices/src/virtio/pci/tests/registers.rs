@@ -326,6 +326,9 @@ impl Backend for Odd {
     fn save(&mut self) -> Result<SavedState, BackendError> {
         Err("odd".into())
     }
+    fn check_state(&self, _: &SavedState) -> Result<(), BackendError> {
+        Err("odd".into())
+    }
     fn restore(&mut self, _: &SavedState, _: Activation) -> Result<(), BackendError> {
         Err("odd".into())
     }

@@ -316,6 +316,12 @@ impl Backend for Model {
             None => Ok(()),
         }
     }
+    fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {
+        match state.name.as_str() {
+            "model" => Ok(()),
+            _ => Err("of another device".into()),
+        }
+    }
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
         let mut seen = self.seen.lock().unwrap();
         assert!(
@@ -344,7 +350,8 @@ impl Backend for Model {
         state: &SavedState,
         activation: Activation,
     ) -> Result<(), BackendError> {
-        assert_eq!(self.seen.lock().unwrap().stage, Stage::Saved, "take_back");
+        let stage = self.seen.lock().unwrap().stage;
+        assert!(matches!(stage, Stage::Saved | Stage::Inactive), "take_back");
         self.seen.lock().unwrap().taken_back += 1;
         self.restore(state, activation)
     }

@@ -131,6 +131,40 @@ fn backends_that_refuse() {
     assert_eq!(source.status(), 15);
 }
 
+/// A device may have worked on the rings before the first attempt failed.
+#[test]
+fn a_state_is_tried_again_from_where_the_rings_are_by_then() {
+    let source = Rig::new();
+    source.start(VERSION_1);
+    let state = source.device.save().unwrap();
+    let target = Rig::cold();
+    target.seen.lock().unwrap().fails_next_restore = true;
+    assert!(target.device.restore(&state).is_err());
+    assert_eq!(target.stage(), Stage::Inactive);
+    assert_eq!(target.seen.lock().unwrap().taken_back, 0);
+    target.seen.lock().unwrap().fails_next_restore = false;
+    target.device.restore_again(&state).unwrap();
+    target.pci.remap();
+    assert_eq!((target.status(), target.stage()), (15, Stage::Active));
+    assert_eq!(target.seen.lock().unwrap().taken_back, 1);
+}
+
+/// Before it is too late for the one that has the guest.
+#[test]
+fn a_state_of_another_backend_is_known_by_looking() {
+    let source = Rig::new();
+    source.start(VERSION_1);
+    let mut state = source.device.save().unwrap();
+    let target = Rig::cold();
+    target.device.check(&state).unwrap();
+    state.backend.as_mut().unwrap().name = "other".into();
+    assert!(matches!(
+        target.device.check(&state),
+        Err(RestoreError::Backend(_))
+    ));
+    assert_eq!(target.stage(), Stage::Inactive);
+}
+
 /// A driver that breaks its ring keeps nobody from saving the machine, or from moving it.
 #[test]
 fn a_broken_ring_is_saved_as_a_broken_device() {

@@ -1,0 +1,347 @@
+//! A host and a store in memory: what is there, and at which call they fail or the daemon is killed.
+//!
+//! Owns the world that a machine's steps change. It must not know what a client, the guest or the host does next.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::panic::resume_unwind;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::*;
+
+/// What happens at one call to the host or the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// All is well.
+    None,
+    /// It fails before anything is done.
+    Fails,
+    /// It is done, and an error comes back.
+    FailsDone,
+    /// The daemon is killed before it is done.
+    KilledBefore,
+    /// The daemon is killed after it was done.
+    KilledAfter,
+}
+
+/// A process of the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Running {
+    pub(super) identity: Identity,
+    pub(super) booted: bool,
+    /// What it says of its migration.
+    pub(super) migration: Account,
+    /// The NICs that it has, and the devices that it has open for them.
+    pub(super) nics: BTreeMap<String, String>,
+}
+
+impl Running {
+    /// Whether the guest runs in it.
+    pub(super) fn has_guest(&self) -> bool {
+        self.booted
+            && matches!(
+                self.migration,
+                Account::None | Account::UnderWay | Account::Here
+            )
+    }
+}
+
+/// The device of a NIC.
+pub(super) fn device_of(vm: &VmName, nic: &NicSpec) -> String {
+    match nic.source() {
+        NicSource::From(_) => vm.device(nic.id()),
+        NicSource::Device(name) => name.clone(),
+        NicSource::Path(path) => path.display().to_string(),
+    }
+}
+
+/// All NICs and their devices.
+pub(super) fn devices_of(vm: &VmName, spec: &VmSpec) -> BTreeMap<String, String> {
+    let nics = spec.nics().iter();
+    nics.map(|nic| (nic.id().to_string(), device_of(vm, nic)))
+        .collect()
+}
+
+/// What there is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct World {
+    pub(super) directories: bool,
+    pub(super) devices: BTreeSet<String>,
+    pub(super) processes: Vec<Running>,
+    /// As it is in the file.
+    pub(super) stored: Option<String>,
+    pub(super) boot: u32,
+    pub(super) started: u32,
+    /// The guest does not give up the next NIC that it is asked for.
+    pub(super) stubborn: bool,
+    /// The guest runs elsewhere.
+    pub(super) away: bool,
+    /// The next request to leave is refused.
+    pub(super) refuses: bool,
+    /// The process does not answer.
+    pub(super) silent: bool,
+    /// What a process that waits for the machine says.
+    pub(super) coming: Option<Coming>,
+    /// What another node was told, and whether it has the machine.
+    pub(super) withdrawn: u32,
+    pub(super) there: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Fake {
+    pub(super) world: Mutex<World>,
+    /// Of the calls to come, the next one last.
+    pub(super) faults: Mutex<Vec<Fault>>,
+}
+
+/// What a killed daemon leaves: nothing.
+pub(super) struct Killed;
+
+fn broken() -> StepError {
+    StepError::End(io::Error::other("fault"))
+}
+
+impl Fake {
+    pub(super) fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn plan(&self, mut faults: Vec<Fault>) {
+        faults.reverse();
+        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+    }
+
+    pub(super) fn call<T>(&self, work: impl FnOnce(&mut World) -> T) -> Result<T, StepError> {
+        let fault = self
+            .faults
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        match fault.unwrap_or(Fault::None) {
+            Fault::None => Ok(work(&mut self.world())),
+            Fault::Fails => Err(broken()),
+            Fault::FailsDone => {
+                work(&mut self.world());
+                Err(broken())
+            }
+            Fault::KilledBefore => resume_unwind(Box::new(Killed)),
+            Fault::KilledAfter => {
+                work(&mut self.world());
+                resume_unwind(Box::new(Killed))
+            }
+        }
+    }
+
+    /// Whether a NIC's device is there. Those that nobody has made for it always are.
+    pub(super) fn is_there(&self, vm: &VmName, nic: &NicSpec) -> bool {
+        let made = matches!(nic.source(), NicSource::From(_));
+        !made || self.world().devices.contains(&vm.device(nic.id()))
+    }
+
+    pub(super) fn stored(&self) -> Option<Record> {
+        let stored = self.world().stored.clone();
+        stored.map(|json| serde_json::from_str(&json).unwrap())
+    }
+}
+
+impl Host for Fake {
+    fn boot(&self) -> String {
+        self.world().boot.to_string()
+    }
+
+    fn make_directories(&self, _: &VmName) -> Result<(), StepError> {
+        self.call(|world| world.directories = true)
+    }
+
+    fn remove_directories(&self, _: &VmName) -> Result<(), StepError> {
+        self.call(|world| world.directories = false)
+    }
+
+    fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        self.call(|world| {
+            world.devices.insert(vm.device(nic.id()));
+        })
+    }
+
+    fn remove_nic(&self, _: &VmName, device: &str) -> Result<(), StepError> {
+        // The kernel waits for whoever has it open, for ever.
+        let used = self
+            .world()
+            .processes
+            .iter()
+            .any(|one| one.nics.values().any(|open| open == device));
+        assert!(!used, "a device in use is removed");
+        self.call(|world| {
+            world.devices.remove(device);
+        })
+    }
+
+    fn start_process(&self, _: &VmName) -> Result<Identity, StepError> {
+        self.call(|world| {
+            world.started += 1;
+            let identity = Identity {
+                pid: world.started,
+                start_time: 7,
+            };
+            world.processes.push(Running {
+                identity,
+                booted: false,
+                migration: Account::None,
+                nics: BTreeMap::new(),
+            });
+            identity
+        })
+    }
+
+    fn end_process(&self, _: &VmName, _: Option<Identity>) -> Result<(), StepError> {
+        self.call(|world| world.processes.clear())
+    }
+
+    fn boot_machine(
+        &self,
+        vm: &VmName,
+        identity: Identity,
+        record: &Record,
+    ) -> Result<(), StepError> {
+        for nic in record.spec.nics() {
+            assert!(self.is_there(vm, nic), "started without a NIC");
+        }
+        self.call(|world| {
+            let mut all = world.processes.iter_mut();
+            let started = all.find(|one| one.identity == identity).unwrap();
+            started.booted = true;
+            started.nics = devices_of(vm, &record.spec);
+        })
+    }
+
+    fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        assert!(self.is_there(vm, nic), "plugged before it is made");
+        self.call(|world| {
+            for one in &mut world.processes {
+                let there = one.nics.entry(nic.id().to_string());
+                there.or_insert_with(|| device_of(vm, nic));
+            }
+        })
+    }
+
+    fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        assert!(self.is_there(vm, nic), "moved to what is not there");
+        self.call(|world| {
+            for one in &mut world.processes {
+                if let Some(device) = one.nics.get_mut(nic.id().as_str()) {
+                    *device = device_of(vm, nic);
+                }
+            }
+        })
+    }
+
+    fn unplug(&self, _: &VmName, nic: &NicId) -> Result<bool, StepError> {
+        self.call(|world| {
+            let stubborn = std::mem::take(&mut world.stubborn);
+            if !stubborn {
+                for one in &mut world.processes {
+                    one.nics.remove(nic.as_str());
+                }
+            }
+            !stubborn
+        })
+    }
+
+    fn send(&self, _: &VmName, _: &SendRequest) -> Result<Passed, StepError> {
+        self.call(|world| {
+            let refuses = std::mem::take(&mut world.refuses);
+            let sent = world
+                .processes
+                .iter_mut()
+                .find(|one| one.has_guest() && one.migration != Account::UnderWay);
+            let status = match sent {
+                Some(one) if !refuses => {
+                    one.migration = Account::UnderWay;
+                    StatusCode::ACCEPTED
+                }
+                _ => StatusCode::CONFLICT,
+            };
+            Passed {
+                status,
+                body: Bytes::new(),
+            }
+        })
+    }
+
+    fn migration(&self, _: &VmName, identity: Identity) -> Account {
+        let world = self.world();
+        let one = world.processes.iter().find(|one| one.identity == identity);
+        one.filter(|_| !world.silent)
+            .map_or(Account::Silent, |one| one.migration)
+    }
+
+    fn await_machine(
+        &self,
+        vm: &VmName,
+        identity: Identity,
+        record: &Record,
+    ) -> Result<(), StepError> {
+        assert!(record.arrival.is_some());
+        self.call(|world| {
+            world.coming = Some(Coming::UnderWay);
+            let mut all = world.processes.iter_mut();
+            let waits = all.find(|one| one.identity == identity).unwrap();
+            waits.nics = devices_of(vm, &record.spec);
+        })
+    }
+
+    fn coming(&self, _: &VmName, _: Identity) -> Coming {
+        self.world().coming.unwrap_or(Coming::Silent)
+    }
+
+    fn call_off(&self, _: &VmName, _: Identity) -> Result<bool, StepError> {
+        self.call(|world| {
+            let gone = world.coming != Some(Coming::Arrived);
+            if gone {
+                world.processes.clear();
+            }
+            gone
+        })
+    }
+
+    fn withdraw(&self, _: &VmName, _: &Peer) {
+        self.world().withdrawn += 1;
+    }
+
+    fn is_at(&self, _: &VmName, _: &Peer) -> bool {
+        self.world().there
+    }
+
+    fn look(&self, _: &VmName, identity: Option<Identity>) -> Found {
+        let world = self.world();
+        let found = world.processes.iter().find(|one| match identity {
+            Some(identity) => one.identity == identity,
+            None => true,
+        });
+        match found {
+            None => Found::Gone,
+            Some(_) if identity.is_none() => Found::Unknown,
+            Some(running) if running.booted && world.silent => Found::Unknown,
+            Some(running) if running.booted => Found::Runs,
+            Some(_) => Found::NotBooted,
+        }
+    }
+}
+
+impl Keep for Fake {
+    fn keep(&self, _: &VmName, record: &Record) -> Result<(), StoreError> {
+        let json = serde_json::to_string(record).unwrap();
+        self.call(|world| world.stored = Some(json)).map_err(full)
+    }
+
+    fn forget(&self, _: &VmName) -> Result<(), StoreError> {
+        self.call(|world| world.stored = None).map_err(full)
+    }
+}
+
+fn full(_: StepError) -> StoreError {
+    StoreError::File {
+        path: "node.redb".into(),
+        source: io::ErrorKind::StorageFull.into(),
+    }
+}
