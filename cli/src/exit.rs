@@ -14,13 +14,14 @@ pub(crate) use report::Report;
 const TABLE: [(&str, &str); 9] = [
     (
         "0",
-        "done: the guest powered off, the console was left with Ctrl-A X; probe: nothing failed;\n\
-         doctor: nothing is missing; vm migrate --dry-run: the VM can move",
+        "done: the guest powered off, the console was left with Ctrl-A X, the API stopped it;\n\
+         probe: nothing failed; doctor: nothing is missing; vm compat, vm migrate --dry-run:\n\
+         the VM can move",
     ),
     (
         "1",
         "an error, said on standard error with its causes; probe: something failed;\n\
-         doctor: something needed is missing; vm migrate --dry-run: the VM cannot move",
+         doctor: something needed is missing; vm compat, vm migrate --dry-run: the VM cannot move",
     ),
     ("2", "the command line is wrong"),
     (
@@ -31,7 +32,10 @@ const TABLE: [(&str, &str); 9] = [
         "4",
         "the node daemon cannot be reached, or does not know who asks",
     ),
-    ("5", "there is no VM or NIC of that name"),
+    (
+        "5",
+        "there is no VM or NIC of that name, or no migration of it",
+    ),
     ("6", "not done within the time limit"),
     (
         "7",

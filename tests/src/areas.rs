@@ -56,13 +56,13 @@ impl Area {
     /// belong to the first area until a crate is an area's own.
     pub fn host_packages(self) -> &'static [&'static str] {
         match self {
-            Self::Skeleton => &["vdpa", "devices", "vmm", "bellhop", "lab"],
+            Self::Skeleton => &PACKAGES,
             Self::Hardware | Self::Rings | Self::Mgmt | Self::Api | Self::Migration => &[],
         }
     }
 
     /// Names of the integration tests that run in the lab host: those in
-    /// the `tests` folders of [`LAB_TESTED`] whose names start with the area's.
+    /// the `tests` folders of crates that need the lab's kernel, whose names start with the area's.
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Invalid`] for a file that belongs to no area,
@@ -89,13 +89,17 @@ impl Area {
     }
 }
 
-/// Folder and package of the crates whose integration tests need the lab's kernel.
-pub const LAB_TESTED: [(&str, &str); 3] = [("tests", "lab"), ("vmm", "vmm"), ("cli", "bellhop")];
+/// All packages. Whoever builds tests names all of them: what they share is built once more for any other choice, with just the
+/// features that it needs.
+pub const PACKAGES: [&str; 5] = ["vdpa", "devices", "vmm", "bellhop", "lab"];
+
+/// Folders of the crates whose integration tests need the lab's kernel.
+const LAB_TESTED: [&str; 3] = ["tests", "vmm", "cli"];
 
 /// Folder and name of each integration test target, sorted by name in each folder.
 fn test_targets(repository: &Path) -> Result<Vec<(&'static str, String)>> {
     let mut targets = Vec::new();
-    for (folder, _) in LAB_TESTED {
+    for folder in LAB_TESTED {
         let names = files::list(&repository.join(folder).join("tests"))?;
         targets.extend(
             names

@@ -1,5 +1,5 @@
 //! A guest on the lab NIC moves to and fro at any moment: event index, doorbells, several queue pairs, buffers in
-//! flight, completion out of order, devices that cannot be suspended.
+//! flight, devices that cannot be suspended.
 //!
 //! Its neighbour on the switch sends every frame back; the guest verifies each.
 

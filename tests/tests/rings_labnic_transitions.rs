@@ -473,8 +473,6 @@ fn transitions_under_full_traffic_lose_nothing() {
         let Cuts {
             transmit,
             receive_given,
-            receive_held,
-            suppressed,
             ..
         } = outcome.cuts;
         let got: u32 = outcome
@@ -487,12 +485,8 @@ fn transitions_under_full_traffic_lose_nothing() {
             begin.elapsed(),
             outcome.cuts
         );
-        if variant.tells_held() {
-            assert!(receive_held > 0, "the device never held a buffer");
-        }
         assert!(transmit > 0, "no frame was under way at a cut");
         assert!(receive_given > 0, "no buffer was under way at a cut");
-        assert!(suppressed > 0, "interrupts were never off at a cut");
         assert!(outcome.skipped_kicks > 0, "no kick was ever spared");
         sum.add(&outcome.cuts);
         times.extend(outcome.times);
@@ -509,6 +503,10 @@ fn transitions_under_full_traffic_lose_nothing() {
         distribution(times)
     );
     assert_eq!(sum.changes, changes * variants);
+    // By chance one variant alone may miss these.
+    assert!(VARIANTS.iter().any(Variant::tells_held));
+    assert!(sum.receive_held > 0, "no device ever held a buffer");
+    assert!(sum.suppressed > 0, "interrupts were never off at a cut");
     assert!(sum.control > 0, "no control command was under way at a cut");
     assert!(sum.uncounted > 0, "no device held a buffer at a cut");
     assert!(sum.listening > 0 && slept > 0, "interrupts were never on");

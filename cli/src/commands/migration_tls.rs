@@ -48,6 +48,12 @@ impl TlsArguments {
         Ok(self)
     }
 
+    /// Whether anything is said.
+    pub(crate) fn is_given(&self) -> bool {
+        // One file cannot be given without the others.
+        self.plaintext || self.tls_certificate.is_some()
+    }
+
     /// The files, if they are given.
     pub(crate) fn files(&self) -> Option<TlsFiles> {
         Some(TlsFiles {

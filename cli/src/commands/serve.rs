@@ -70,7 +70,8 @@ pub(crate) struct Arguments {
 /// Options for machines that move to and from this host over a network: all of them or none.
 #[derive(Debug, clap::Args)]
 struct MoveBy {
-    /// The name or address of this host at which machines that come from others are waited for
+    /// The name or address of this host at which machines that come from others are waited for, each at a free TCP port that
+    /// the kernel chooses: a firewall has to let the other nodes reach it
     #[arg(long, value_name = "HOST",
         requires_all = ["migration_cert", "migration_key", "migration_ca"])]
     migration_host: Option<String>,

@@ -123,6 +123,15 @@ pub(crate) enum CommandError {
     NoProgram,
     #[error("{0} is not being migrated")]
     NoMigration(String),
+    #[error(
+        "--tls-certificate, --tls-key, --tls-authority and --plaintext are for processes that wait (tcp:HOST:PORT): between two \
+         daemons what those have is used"
+    )]
+    TlsOfDaemons,
+    #[error(
+        "--from and --as are for other nodes' daemons (https://HOST:PORT, node:/PATH): a process that waits has its devices"
+    )]
+    NoNode,
     #[error("cannot write the result")]
     Output(#[source] io::Error),
 }
@@ -139,7 +148,7 @@ pub(crate) fn end(outcome: Result<Code, CommandError>) -> Result<Code, CommandEr
         Err(CommandError::Client(error)) => Ok(error.report()),
         outcome => exit::wrong_command_line(outcome, |error| match error {
             CommandError::Spec(error) => error.is_wrong_command_line(),
-            CommandError::NoProgram => true,
+            CommandError::NoProgram | CommandError::TlsOfDaemons | CommandError::NoNode => true,
             _ => false,
         }),
     }

@@ -5,7 +5,7 @@
 //! harness after the other, one test at a time. The last line is
 //! `N passed, N failed`, and nothing else than zero failures ends with success.
 
-use crate::areas::{Area, LAB_TESTED};
+use crate::areas::{Area, PACKAGES};
 use crate::endurance::DEFAULT_CYCLES;
 use crate::error::{Error, Result};
 use crate::here::{self, HereArguments};
@@ -129,8 +129,7 @@ impl Selection {
     }
 }
 
-/// All packages by one call: each by itself would build what they share once more, with
-/// just the features that it needs.
+/// All by one call: see [`PACKAGES`].
 fn run_on_this_machine(repository: &Path, selection: &Selection) -> Result<Tally> {
     println!("lab: tests of {}", selection.host.join(", "));
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -180,7 +179,7 @@ fn run_in_lab(
     selection: &Selection,
 ) -> Result<Tally> {
     let mut build = vec!["test", "--no-run"];
-    for (_, package) in LAB_TESTED {
+    for package in PACKAGES {
         build.extend(["--package", package]);
     }
     for name in &selection.lab {

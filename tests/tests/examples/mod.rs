@@ -46,6 +46,7 @@ const PLACES: &[(&str, &[Place])] = &[
     ("bellhop vm ", &[Place::Sim]),
     ("bellhop nic add ", &[Place::Sim]),
     ("bellhop nic swap ", &[Place::Sim]),
+    ("truncate ", &[Place::Sim]),
     ("alias vm=", &[Place::Sim]),
     ("vm ", &[Place::Sim]),
     ("bellhop nic make --from enp1s0f0 ", &[Place::Sriov]),
@@ -113,7 +114,6 @@ impl Desk {
             desk.link(kernel, &variable("GUEST_KERNEL"));
         }
         desk.link("initrd.img", &variable("GUEST_INITRAMFS"));
-        fs::write(desk.0.join("data.img"), vec![0; 1 << 20]).unwrap();
         desk
     }
 

@@ -25,11 +25,21 @@ pub(crate) struct Arguments {
     name: String,
 
     /// The other node's daemon: https://HOST:PORT, or node:/PATH of its socket on this host
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, value_name = "NODE", value_parser = node)]
     to: Destination,
 
     #[command(flatten)]
     there: There,
+}
+
+/// Another node's daemon, and nothing else.
+fn node(text: &str) -> Result<Destination, String> {
+    match text.parse()? {
+        node @ Destination::Node(_) => Ok(node),
+        Destination::Endpoint(_) => Err(format!(
+            "a process that waits is asked by `bellhop vm migrate NAME --to {text} --dry-run`"
+        )),
+    }
 }
 
 pub(super) fn execute(
@@ -42,4 +52,21 @@ pub(super) fn execute(
         json!({ "send": { "destination": arguments.to.to_string(), "dry_run": true } });
     arguments.there.add_to(&mut wanted["send"]);
     trial::execute(node, &at, &wanted, format)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_waits_is_none_of_its_nodes() {
+        assert!(matches!(
+            node("https://node2:8443"),
+            Ok(Destination::Node(_))
+        ));
+        for endpoint in ["unix:/run/move", "tcp:b:7444"] {
+            assert!(node(endpoint).unwrap_err().contains("--dry-run"));
+        }
+        assert!(node("").is_err());
+    }
 }

@@ -26,11 +26,11 @@ const TYPED_MAX: usize = 1 << 20;
 
 /// Connect this terminal with a VM's serial console
 ///
-/// Ctrl-A X leaves, the VM goes on; Ctrl-A Ctrl-A sends one Ctrl-A. What was said before is shown first.
+/// Ctrl-A X leaves, the VM goes on; Ctrl-A Ctrl-A sends one Ctrl-A. The last 64 KiB of what was said are shown first.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-One at a time can have a VM's console; who comes second is told so. All that the guest has said is in the VM's console
-log too (`bellhop vm show`).
+One at a time can have a VM's console; who comes second is told so. What the guest has said before, 16 MiB of it
+at least, is in the VM's console log (`bellhop vm show`) and the file beside it that ends in .1.
 
 Examples:
   bellhop vm console web

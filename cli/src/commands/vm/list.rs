@@ -12,8 +12,9 @@ use crate::listing::Format;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Columns:
-  STATE   Creating, Starting, Running, Paused, Stopped, Deleting, or Unknown: its process does not answer; or
-          MayBeElsewhere: it was being migrated when its process ended (`bellhop vm show NAME` says what to do)
+  STATE   Creating, Starting, Running, Paused, Stopped, Deleting; Receiving: it is to come from another node
+          (`bellhop vm migrate NAME --cancel` calls it off); Unknown: its process does not answer; or MayBeElsewhere:
+          it was being migrated when its process ended (`bellhop vm show NAME` says what to do)
   PID     the process that runs it
   MEMORY  the guest's
   UPTIME  since its process was started; resets of the guest do not count

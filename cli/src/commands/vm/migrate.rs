@@ -69,7 +69,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     there: There,
 
-    /// How long the guest may stand still
+    /// How long the guest may stand still at most; less than 25 is never reached
     #[arg(
         long,
         value_name = "MILLISECONDS",
@@ -78,7 +78,7 @@ pub(crate) struct Arguments {
     )]
     downtime: u32,
 
-    /// When to give up on a guest that writes faster than its memory goes over
+    /// When to give up, from the beginning, on a guest that writes faster than its memory goes over
     #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "to")]
     timeout: u32,
 
@@ -140,13 +140,15 @@ impl fmt::Display for Destination {
 }
 
 /// What a VM is to be at another node.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub(super) struct There {
-    /// To another node: what the VM's NICs are made of there, if it is called otherwise than here
+    /// To another node: what all of the VM's NICs are made of there, also those on devices that are there already; without it
+    /// each is made of, or found under, the same name as here
     #[arg(long, value_name = "NIC", requires = "to")]
     from: Option<String>,
 
-    /// To another node: the VM's name there, if another than here
+    /// To another node: the VM's name there, if another than here; needed with node:/PATH, where both daemons would call
+    /// devices the same
     #[arg(long = "as", value_name = "NAME", requires = "to")]
     name_there: Option<String>,
 }
@@ -250,6 +252,10 @@ pub(super) fn execute(
         "connections": arguments.connections,
     } });
     match destination {
+        Destination::Node(_) if arguments.tls.is_given() => return Err(CommandError::TlsOfDaemons),
+        Destination::Endpoint(_) if arguments.there != There::default() => {
+            return Err(CommandError::NoNode);
+        }
         Destination::Node(_) => arguments.there.add_to(&mut wanted["send"]),
         Destination::Endpoint(_) => {
             // The machine's process has another working directory.

@@ -24,7 +24,10 @@ The directory holds all that was in the guest's memory, keys and passwords among
 daemon's user only.
 
 Examples:
-  bellhop vm snapshot web /var/lib/snapshots/web-before-the-update")]
+  bellhop vm snapshot web /var/lib/snapshots/web-before-the-update
+
+To go on from it, as a process that is none of the daemon's VMs, on devices that are free (`bellhop vm show` has the NICs' ids):
+  bellhop run --restore /var/lib/snapshots/web-before-the-update --vdpa id=net0,path=/dev/vhost-vdpa-3")]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(value_name = "NAME")]
