@@ -190,7 +190,7 @@ fn a_device_that_keeps_buffers_out_of_order_goes_on_until_it_has_none() {
     let small = BellhopArguments::small().unwrap();
     let mut vm = Vm::start(small, "order", &first, "");
     peer.exchange(&mut vm.guest, 200, 300);
-    // Until all is refused, however long that takes here: an idle device can be left.
+    // Until the last refusal, however long that takes here.
     let line = format!("flood-on 300 eth0 to {}", labnic_peer::MAC);
     vm.guest.command(&line).unwrap();
     let (mut here, mut there) = (&first, &second);

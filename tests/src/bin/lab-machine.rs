@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use serde_json::{Value, json};
+use vdpa::causes::in_one_line;
 use vmm::config::{
     CpuAffinity, CpuBaseline, CpuCount, DiskConfig, MemoryConfig, RingWatch, VdpaConfig, VmConfig,
 };
@@ -92,7 +93,7 @@ fn main() -> ExitCode {
     match run(Arguments::parse()) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {}", chain(&*error));
+            eprintln!("error: {}", in_one_line(&*error));
             ExitCode::FAILURE
         }
     }
@@ -158,11 +159,11 @@ fn serve(stream: &UnixStream, handle: &Handle) -> std::io::Result<()> {
 }
 
 fn obey(line: &str, handle: &Handle) -> Result<Value, String> {
-    let refused = |error: RequestError| chain(&error);
+    let refused = |error: RequestError| in_one_line(&error);
     let words: Vec<&str> = line.split_whitespace().collect();
     match words.as_slice() {
         ["plug", options] => {
-            let config: VdpaConfig = options.parse().map_err(|error| chain(&error))?;
+            let config: VdpaConfig = options.parse().map_err(|error| in_one_line(&error))?;
             handle
                 .plug_nic(&config)
                 .map(|nic| show(&nic))
@@ -216,16 +217,4 @@ fn show(nic: &NicStatus) -> Value {
         },
         "serial": nic.serial,
     })
-}
-
-/// An error and its causes on one line.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

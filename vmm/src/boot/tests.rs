@@ -1,6 +1,5 @@
 //! Whole boots from files, and the synthetic kernels that other tests share.
 
-use std::error::Error;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,6 +9,7 @@ use linux_loader::start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_st
 use super::*;
 use crate::layout::{ACPI_TABLES, BOOT_PAGE_TABLES, HIGH_RAM_START, PAGE_SIZE};
 use crate::memory::GuestRam;
+use vdpa::causes::in_one_line;
 
 pub(super) const MIB: u64 = 1 << 20;
 
@@ -118,18 +118,6 @@ impl Drop for Directory {
     }
 }
 
-/// The error and its causes, as the command line prints them.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text += ": ";
-        text += &error.to_string();
-        next = error.source();
-    }
-    text
-}
-
 fn boot_error(kernel: &Path, initramfs: Option<&Path>, cmdline: &str) -> String {
     let (layout, ram) = filled_ram(64 * MIB, 0);
     let source = BootSource {
@@ -137,7 +125,7 @@ fn boot_error(kernel: &Path, initramfs: Option<&Path>, cmdline: &str) -> String 
         initramfs,
         cmdline,
     };
-    chain(&load(ram.memory(), &layout, &source).unwrap_err())
+    in_one_line(&load(ram.memory(), &layout, &source).unwrap_err())
 }
 
 fn c_string(ram: &GuestRam, address: u64) -> Vec<u8> {

@@ -21,7 +21,6 @@
 //! A refused FEATURES_OK stays where it was. It must not know
 //! who maps the BAR, nor what the backend does.
 
-use std::error::Error;
 use std::sync::Arc;
 
 use tracing::{debug, error, warn};
@@ -85,14 +84,7 @@ pub(super) struct Transport {
 
 /// An error and its causes on one line.
 pub(super) fn chain(error: &BackendError) -> String {
-    let mut text = error.to_string();
-    let mut cause: Option<&dyn Error> = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
+    vdpa::causes::in_one_line(error.as_ref())
 }
 
 impl Transport {

@@ -196,12 +196,7 @@ impl fmt::Display for NotUndone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (by hand: `{}`", self.step, self.by_hand)?;
         if let Some(error) = &self.error {
-            write!(f, "; {error}")?;
-            let mut cause = std::error::Error::source(error);
-            while let Some(error) = cause {
-                write!(f, ": {error}")?;
-                cause = error.source();
-            }
+            write!(f, "; {}", crate::causes::in_one_line(error))?;
         }
         f.write_str(")")
     }
