@@ -22,6 +22,7 @@ pub mod files;
 pub mod guest;
 pub mod here;
 pub mod host;
+pub mod journey;
 pub mod kvm_events;
 pub mod kvm_statistics;
 pub mod labnic;

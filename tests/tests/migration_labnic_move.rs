@@ -14,6 +14,7 @@ mod moving;
 
 use lab::endurance::cycles;
 use lab::guest::BellhopArguments;
+use lab::journey::Leg;
 use lab::labnic::{Labnic, set_link, trouble};
 use labnic_peer::Peer;
 use moving::Host;
@@ -35,13 +36,13 @@ impl Neighbour for Peer {
     }
 }
 
-/// Two devices of the same making and one guest, which moves at `moves` moments from number `first` on.
+/// Two devices of the same making and one guest, on a leg of its journey.
 fn to_and_fro(
     parameters: &[(&str, &str)],
     arguments: BellhopArguments,
     pairs: &str,
     may_lose: u64,
-    (first, moves): (usize, u32),
+    leg: Leg,
 ) {
     let labnic = Labnic::load(parameters).unwrap();
     let neighbour = Peer::start(&labnic);
@@ -57,12 +58,11 @@ fn to_and_fro(
         Scene {
             hosts,
             neighbour,
-            set_link: &|host, up| set_link(&devices[host], up).unwrap(),
+            set_link: Some(&|host, up| set_link(&devices[host], up).unwrap()),
             may_lose,
         },
         arguments,
-        first,
-        moves,
+        leg,
     );
     drop(devices);
     assert_eq!(trouble().unwrap(), Vec::<String>::new());
@@ -72,7 +72,13 @@ fn to_and_fro(
 fn doorbells_event_indices_and_queue_pairs_go_along() {
     let two = BellhopArguments::small().unwrap().processors(2);
     let moves = cycles().unwrap().div_ceil(2);
-    to_and_fro(&[("rx_prefetch", "32")], two, "2", 16, (0, moves));
+    to_and_fro(
+        &[("rx_prefetch", "32")],
+        two,
+        "2",
+        16,
+        Leg { first: 0, moves },
+    );
 }
 
 #[test]
@@ -81,5 +87,5 @@ fn a_device_that_cannot_be_suspended_is_relayed() {
     // From the moments on that the other test has not.
     let moves = (cycles().unwrap() / 2).max(2);
     let one = BellhopArguments::small().unwrap();
-    to_and_fro(&parameters, one, "1", 32, (3, moves));
+    to_and_fro(&parameters, one, "1", 32, Leg { first: 3, moves });
 }

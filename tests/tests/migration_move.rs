@@ -11,11 +11,14 @@
 
 mod moving;
 
+use lab::endurance::cycles;
 use lab::guest::{BellhopArguments, Guest};
+use lab::journey::Leg;
 use lab::messages::messages;
 use lab::sim::{SimDevice, require_lab};
 use lab::traffic::check_traffic;
 use moving::faults::{Fault, FaultyLink, Kind};
+use moving::journey::{Neighbour, Scene, travel};
 use moving::{Host, NOTICE, move_guest, move_to_waiting};
 use serde_json::{Value, json};
 
@@ -29,7 +32,7 @@ const SMALL_MTU: u16 = 1000;
 const KEPT: &str = "kept-on 4000 1400 500";
 
 /// Moves of one guest, there and back.
-const MOVES: u64 = 6;
+const MOVES: u64 = 4;
 
 fn uptime(guest: &mut Guest) -> u64 {
     guest.command("info").unwrap()["uptime_ms"]
@@ -85,6 +88,42 @@ fn a_guest_moves_there_and_back_with_its_memory_its_clock_and_its_traffic() {
     assert_eq!(found["wrong"], 0, "{found}");
     assert_eq!(messages(&mut guest).unwrap(), said);
     assert!(guest.power_off().unwrap().success());
+}
+
+/// The simulator sends a frame that is for the guest back to it, and has no cable.
+struct Loop;
+
+impl Neighbour for Loop {
+    fn mac(&self) -> String {
+        MAC.to_owned()
+    }
+
+    fn flood(&mut self, _guest: &str) {}
+
+    fn calm(&mut self) {}
+}
+
+#[test]
+fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
+    require_lab().unwrap();
+    let devices = ["move1", "move2"].map(|name| SimDevice::net(name, MAC, 1500).unwrap());
+    travel(
+        Scene {
+            hosts: [
+                Host::new("move1", devices[0].path()),
+                Host::new("move2", devices[1].path()),
+            ],
+            neighbour: Loop,
+            set_link: None,
+            // It is suspended: what it has begun ends.
+            may_lose: 0,
+        },
+        BellhopArguments::small().unwrap(),
+        Leg {
+            first: 1,
+            moves: cycles().unwrap(),
+        },
+    );
 }
 
 #[test]

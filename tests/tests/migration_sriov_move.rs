@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use lab::endurance::cycles;
 use lab::guest::{BellhopArguments, Guest};
+use lab::journey::Leg;
 use lab::sriov::{SriovNic, VfDevice, set_link};
 use moving::Host;
 use moving::journey::{Neighbour, Scene, travel};
@@ -71,12 +72,14 @@ fn a_guest_on_vp_vdpa_moves_to_and_fro_at_any_moment() {
                 Host::new("there", second.path()),
             ],
             neighbour,
-            set_link: &|host, up| set_link(&links[host], up).unwrap(),
+            set_link: Some(&|host, up| set_link(&links[host], up).unwrap()),
             // The device is reset twice: where its queues are relayed, and where the guest stops.
             may_lose: 32,
         },
         BellhopArguments::small().unwrap(),
-        0,
-        cycles().unwrap(),
+        Leg {
+            first: 0,
+            moves: cycles().unwrap(),
+        },
     );
 }

@@ -4,7 +4,7 @@
 //! and a line in `Bench::chosen`.
 
 mod doorbell;
-mod figures;
+pub(super) mod figures;
 mod footprint;
 mod mgmt;
 mod migration;

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod demo;
+pub mod moves;
 pub mod run;
 pub mod setup;
 pub mod shell;
@@ -30,6 +31,8 @@ pub enum Verb {
     Bench(bench::BenchArguments),
     /// The main job, end to end: a guest with a vDPA NIC
     Demo(demo::DemoArguments),
+    /// Move guests to and fro at random moments, 200 times each
+    Moves(moves::MovesArguments),
     /// Prepare the lab: packages, root, kernel modules, guest kernel, ramdisks
     Setup(setup::SetupArguments),
     /// Run a command as root in the lab host
@@ -45,6 +48,7 @@ pub fn main() -> ExitCode {
     let result = match Arguments::parse().verb {
         Verb::Bench(arguments) => bench::bench(&arguments),
         Verb::Demo(arguments) => demo::demo(&arguments),
+        Verb::Moves(arguments) => moves::moves(&arguments),
         Verb::Setup(arguments) => setup::setup(&arguments),
         Verb::Run(arguments) => run::run(&arguments),
         Verb::Shell(arguments) => shell::shell(&arguments),

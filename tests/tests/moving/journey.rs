@@ -1,11 +1,12 @@
 //! A guest that moves to and fro between two devices at random moments, while its memory is written and its
-//! frames go to a neighbour and back. `cargo lab test --cycles 200` makes a journey of 200 moves.
+//! frames go to a neighbour and back. `cargo lab moves` makes journeys of 200 moves out of many of these.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lab::guest::{BellhopArguments, Guest};
+use lab::journey::{InFlight, Leg, Move};
 use lab::messages::messages;
 use serde_json::Value;
 
@@ -19,11 +20,6 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// Far more than anything here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(240);
-
-/// A journey of so many moves has to have met buffers of each kind that were under way when the guest was stopped: a shorter one
-/// misses some. Where one emulated processor does everything, devices take frames and commands at once: of 11 moves on vp_vdpa
-/// each met receive buffers, and none the others.
-const LONG: u32 = 100;
 
 /// Rebinds of the driver in one move.
 const REBINDS: u64 = 3;
@@ -72,12 +68,15 @@ impl Moment {
     }
 }
 
+/// Pulls or plugs the cable of a host's device.
+pub(crate) type SetLink<'a> = dyn Fn(usize, bool) + Sync + 'a;
+
 /// The places and the people of a journey.
 pub(crate) struct Scene<'a, N> {
     pub(crate) hosts: [Host; 2],
     pub(crate) neighbour: N,
-    /// Pulls or plugs the cable of a host's device.
-    pub(crate) set_link: &'a (dyn Fn(usize, bool) + Sync),
+    /// None where devices have no cable: nobody pulls it then.
+    pub(crate) set_link: Option<&'a SetLink<'a>>,
     /// How many frames under way may be lost at a move.
     pub(crate) may_lose: u64,
 }
@@ -87,13 +86,13 @@ fn random(limit: u64) -> u64 {
     RandomState::new().hash_one(limit) % limit
 }
 
-/// Moves a guest once at each of so many moments, which follow each other from number `first` on.
-pub(crate) fn travel<N: Neighbour>(
-    scene: Scene<'_, N>,
-    arguments: BellhopArguments,
-    first: usize,
-    moves: u32,
-) {
+/// Moves a guest once at each moment of a leg: of the one that is asked for, or else of `leg`.
+pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArguments, leg: Leg) {
+    let leg = leg.asked_or().unwrap();
+    let moments: Vec<Moment> = Moment::ALL
+        .into_iter()
+        .filter(|moment| *moment != Moment::Link || scene.set_link.is_some())
+        .collect();
     let mut guest = scene.hosts[0].boot(arguments.silence(SILENCE));
     let mac = guest.ready()["nics"][0]["mac"].as_str().unwrap().to_owned();
     let said = messages(&mut guest).unwrap();
@@ -102,22 +101,17 @@ pub(crate) fn travel<N: Neighbour>(
         mac,
         said,
         at: 0,
-        under_way: [("rx", 0), ("tx", 0), ("cvq", 0)],
     };
     journey.check(&mut guest);
     guest.command("write-on 8 50").unwrap();
-    for number in 0..usize::try_from(moves).unwrap() {
-        guest = journey.once(guest, Moment::ALL[(first + number) % Moment::ALL.len()]);
+    for number in 0..usize::try_from(leg.moves).unwrap() {
+        let (there, moved) = journey.once(guest, moments[(leg.first + number) % moments.len()]);
+        guest = there;
         journey.check(&mut guest);
+        println!("{}", moved.line());
     }
     journey.end_writer(&mut guest);
     assert!(guest.power_off().unwrap().success());
-    let under_way = journey.under_way;
-    println!("under way at {moves} cuts: {under_way:?}");
-    assert!(
-        moves < LONG || under_way.iter().all(|(_, count)| *count > 0),
-        "a kind of buffer was never under way when the guest was stopped: {under_way:?}"
-    );
 }
 
 struct Journey<'a, N> {
@@ -128,8 +122,6 @@ struct Journey<'a, N> {
     said: Vec<String>,
     /// The host where the guest is.
     at: usize,
-    /// At how many moves buffers of a kind were under way when the guest was stopped.
-    under_way: [(&'static str, u32); 3],
 }
 
 impl<N: Neighbour> Journey<'_, N> {
@@ -162,7 +154,7 @@ impl<N: Neighbour> Journey<'_, N> {
     }
 
     /// One move at one moment.
-    fn once(&mut self, mut guest: Guest, moment: Moment) -> Guest {
+    fn once(&mut self, mut guest: Guest, moment: Moment) -> (Guest, Move) {
         let pause = Duration::from_millis(random(moment.longest()));
         let peer = self.scene.neighbour.mac();
         if moment != Moment::Boot {
@@ -197,7 +189,7 @@ impl<N: Neighbour> Journey<'_, N> {
             Moment::Link => {
                 let stop = AtomicBool::new(false);
                 let (mut guest, status) = std::thread::scope(|scope| {
-                    let set_link = self.scene.set_link;
+                    let set_link = self.scene.set_link.unwrap();
                     scope.spawn(|| {
                         while !stop.load(Ordering::Relaxed) {
                             for up in [false, true] {
@@ -223,6 +215,7 @@ impl<N: Neighbour> Journey<'_, N> {
             }
         };
         println!("{moment:?} after {pause:?}: {status}");
+        let mut lost = None;
         if moment != Moment::Boot {
             let flooded = guest.command_within("flood-off", LIMIT).unwrap();
             println!("{flooded}");
@@ -230,13 +223,24 @@ impl<N: Neighbour> Journey<'_, N> {
             assert_eq!(flooded["duplicate"], 0, "{flooded}");
             if moment == Moment::Traffic {
                 assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
-                assert!(
-                    flooded["lost"].as_u64() <= Some(self.scene.may_lose),
-                    "{flooded}"
-                );
+                lost = flooded["lost"].as_u64();
+                assert!(lost <= Some(self.scene.may_lose), "{flooded}");
             }
         }
-        guest
+        let in_flight = &status["in_flight"];
+        let count = |kind: &str| in_flight[kind].as_u64().unwrap().try_into().unwrap();
+        let moved = Move {
+            moment: format!("{moment:?}"),
+            after_ms: pause.as_millis().try_into().unwrap(),
+            downtime_ms: status["downtime_ms"].as_f64().unwrap(),
+            in_flight: InFlight {
+                rx: count("rx"),
+                tx: count("tx"),
+                cvq: count("cvq"),
+            },
+            lost,
+        };
+        (guest, moved)
     }
 
     fn go(&mut self, guest: Guest, pause: Duration) -> (Guest, Value) {
@@ -245,9 +249,6 @@ impl<N: Neighbour> Journey<'_, N> {
         let hosts = &self.scene.hosts;
         let (guest, status) = move_guest(guest, &hosts[self.at], &hosts[there]);
         self.at = there;
-        for (kind, moves) in &mut self.under_way {
-            *moves += u32::from(status["in_flight"][*kind].as_u64() > Some(0));
-        }
         (guest, status)
     }
 }

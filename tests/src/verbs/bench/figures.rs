@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// The middle one; the upper of the two middle ones; 0 of none.
-pub(super) fn median(values: &[f64]) -> f64 {
+pub(in crate::verbs) fn median(values: &[f64]) -> f64 {
     percentile(values, 50)
 }
 
@@ -43,7 +43,7 @@ pub(super) fn ratios(parts: &[f64], wholes: &[f64]) -> Vec<f64> {
 }
 
 /// Rounded to so many digits behind the point.
-pub(super) fn rounded(value: f64, digits: i32) -> f64 {
+pub(in crate::verbs) fn rounded(value: f64, digits: i32) -> f64 {
     let scale = 10f64.powi(digits);
     (value * scale).round() / scale
 }
