@@ -41,6 +41,8 @@ enum Moment {
     Traffic,
     /// So many come that its driver has no interrupts; commands to the control queue without a pause.
     Flooded,
+    /// It sends commands to the control queue and nothing else: the most that there can be of them.
+    Commands,
     /// Its driver is taken off the device and put back.
     Rebind,
     /// Its cable is pulled and plugged in, here and there.
@@ -50,9 +52,10 @@ enum Moment {
 }
 
 impl Moment {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Traffic,
         Self::Flooded,
+        Self::Commands,
         Self::Rebind,
         Self::Link,
         Self::Boot,
@@ -61,10 +64,15 @@ impl Moment {
     /// After how long it is moved, at most, in milliseconds.
     const fn longest(self) -> u64 {
         match self {
-            Self::Traffic | Self::Flooded | Self::Link => 500,
+            Self::Traffic | Self::Flooded | Self::Commands | Self::Link => 500,
             Self::Rebind => 300,
             Self::Boot => 3000,
         }
+    }
+
+    /// Whether it sends the neighbour frames meanwhile, and counts those that come back.
+    const fn has_frames(self) -> bool {
+        !matches!(self, Self::Commands | Self::Boot)
     }
 }
 
@@ -157,7 +165,7 @@ impl<N: Neighbour> Journey<'_, N> {
     fn once(&mut self, mut guest: Guest, moment: Moment) -> (Guest, Move) {
         let pause = Duration::from_millis(random(moment.longest()));
         let peer = self.scene.neighbour.mac();
-        if moment != Moment::Boot {
+        if moment.has_frames() {
             guest
                 .command(&format!("flood-on 590 eth0 to {peer}"))
                 .unwrap();
@@ -166,14 +174,11 @@ impl<N: Neighbour> Journey<'_, N> {
             Moment::Traffic => self.go(guest, pause),
             Moment::Flooded => {
                 self.scene.neighbour.flood(&self.mac);
-                guest.command("control-on").unwrap();
-                let (mut guest, status) = self.go(guest, pause);
-                let commands = guest.command("control-off").unwrap();
-                println!("{commands}");
-                assert_eq!(commands["refused"], 0, "{commands}");
+                let moved = self.go_commanding(guest, pause);
                 self.scene.neighbour.calm();
-                (guest, status)
+                moved
             }
+            Moment::Commands => self.go_commanding(guest, pause),
             Moment::Rebind => {
                 let line = format!("rebind {REBINDS} to {peer}");
                 self.scene.neighbour.flood(&self.mac);
@@ -216,7 +221,7 @@ impl<N: Neighbour> Journey<'_, N> {
         };
         println!("{moment:?} after {pause:?}: {status}");
         let mut lost = None;
-        if moment != Moment::Boot {
+        if moment.has_frames() {
             let flooded = guest.command_within("flood-off", LIMIT).unwrap();
             println!("{flooded}");
             assert_eq!(flooded["corrupt"], 0, "{flooded}");
@@ -241,6 +246,16 @@ impl<N: Neighbour> Journey<'_, N> {
             lost,
         };
         (guest, moved)
+    }
+
+    /// The guest sends commands to its control queue meanwhile.
+    fn go_commanding(&mut self, mut guest: Guest, pause: Duration) -> (Guest, Value) {
+        guest.command("control-on").unwrap();
+        let (mut guest, status) = self.go(guest, pause);
+        let commands = guest.command("control-off").unwrap();
+        println!("{commands}");
+        assert_eq!(commands["refused"], 0, "{commands}");
+        (guest, status)
     }
 
     fn go(&mut self, guest: Guest, pause: Duration) -> (Guest, Value) {
