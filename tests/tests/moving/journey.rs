@@ -1,5 +1,5 @@
 //! A guest that moves to and fro between two devices at random moments, while its memory is written and its
-//! frames go to a neighbour and back. `cargo lab moves` makes journeys of 200 moves out of many of these.
+//! frames go to a neighbour and back, and all of it is compared at both ends. `cargo lab moves` makes journeys of 200 moves out of many of these.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,9 +8,9 @@ use std::time::Duration;
 use lab::guest::{BellhopArguments, Guest};
 use lab::journey::{InFlight, Leg, Move};
 use lab::messages::messages;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{Host, NOTICE, move_guest};
+use super::{Host, NOTICE, move_guest_as};
 
 /// Frames under way at once (`flood-on`, `frames`).
 const WINDOW: u64 = 16;
@@ -262,7 +262,10 @@ impl<N: Neighbour> Journey<'_, N> {
         std::thread::sleep(pause);
         let there = 1 - self.at;
         let hosts = &self.scene.hosts;
-        let (guest, status) = move_guest(guest, &hosts[self.at], &hosts[there]);
+        // Every byte of its memory is compared, too: a page that nobody saw written shows here, and not as a guest that falls
+        // over some time later.
+        let verified = json!({ "verify_memory": true });
+        let (guest, status) = move_guest_as(guest, &hosts[self.at], &hosts[there], verified);
         self.at = there;
         (guest, status)
     }

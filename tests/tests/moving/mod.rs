@@ -135,19 +135,36 @@ impl Host {
 /// Moves a guest, and gives it where it is then, with what the source said.
 #[track_caller]
 pub(crate) fn move_guest(guest: Guest, from: &Host, to: &Host) -> (Guest, Value) {
+    move_guest_as(guest, from, to, json!({}))
+}
+
+/// As [`move_guest`], as `more` says.
+#[track_caller]
+pub(crate) fn move_guest_as(guest: Guest, from: &Host, to: &Host, more: Value) -> (Guest, Value) {
     let waiting = to.wait();
-    move_to_waiting(guest, waiting, from, to)
+    move_to_waiting_as(guest, waiting, from, to, more)
 }
 
 /// As [`move_guest`], to a process that waits already.
 #[track_caller]
 pub(crate) fn move_to_waiting(
+    guest: Guest,
+    waiting: Guest,
+    from: &Host,
+    to: &Host,
+) -> (Guest, Value) {
+    move_to_waiting_as(guest, waiting, from, to, json!({}))
+}
+
+#[track_caller]
+fn move_to_waiting_as(
     mut guest: Guest,
     mut waiting: Guest,
     from: &Host,
     to: &Host,
+    more: Value,
 ) -> (Guest, Value) {
-    from.send(to, json!({}));
+    from.send(to, more);
     let status = from.settled(&mut guest);
     assert_eq!(
         status["phase"],

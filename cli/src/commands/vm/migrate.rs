@@ -82,6 +82,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "to")]
     timeout: u32,
 
+    /// Compare all memory at both ends before the guest runs there, by checksums: it stays if a byte differs, and stands still
+    /// meanwhile, for longer than --downtime
+    #[arg(long, requires = "to")]
+    verify_memory: bool,
+
     /// Connections that carry memory, 1 to 16
     #[arg(long, value_name = "N", default_value_t = 2, requires = "to", value_parser = clap::value_parser!(u16).range(1..=16))]
     connections: u16,
@@ -251,6 +256,10 @@ pub(super) fn execute(
         "timeout_s": arguments.timeout,
         "connections": arguments.connections,
     } });
+    if arguments.verify_memory {
+        // Only then: a machine's process of before does not know it.
+        wanted["send"]["verify_memory"] = true.into();
+    }
     match destination {
         Destination::Node(_) if arguments.tls.is_given() => return Err(CommandError::TlsOfDaemons),
         Destination::Endpoint(_) if arguments.there != There::default() => {

@@ -62,6 +62,10 @@ pub(crate) struct SendToNode {
     #[serde(default = "default_connections")]
     #[schema(minimum = 1, maximum = 16)]
     pub(crate) connections: u16,
+    /// Compare all of the guest's memory at both ends before it runs there, by checksums: if a byte differs it stays. It
+    /// stands still meanwhile, for longer than `downtime_ms`.
+    #[serde(default)]
+    pub(crate) verify_memory: bool,
     /// Only find out whether the other node would take it, and what it would cost. What is made there for that goes again.
     #[serde(default)]
     pub(crate) dry_run: bool,
@@ -84,8 +88,11 @@ impl SendToNode {
             "connections": self.connections,
             "tls": tls,
         } });
+        // Only then: a machine's process of before knows neither, and must not take a question for a migration.
+        if self.verify_memory {
+            wanted["send"]["verify_memory"] = true.into();
+        }
         if self.dry_run {
-            // Only then: a machine's process of before does not know it, and must not take it for a migration.
             wanted["send"]["dry_run"] = true.into();
         }
         Bytes::from(wanted.to_string())

@@ -35,7 +35,8 @@ use crate::migration::{
     self, DestinationMachine, MigrationError, Outcome, RamImage, ReceiveOptions,
 };
 use crate::snapshot::directory::STATE_FILE_MAX;
-use crate::snapshot::format::{Sections, Table};
+use crate::snapshot::format::{SectionKind, Sections, Table};
+use crate::snapshot::memory_image::MemoryDigest;
 
 /// A machine that is waited for.
 #[derive(Debug)]
@@ -293,12 +294,23 @@ impl DestinationMachine for Arrival<'_> {
         let Some((machine, config)) = &mut self.machine else {
             return Err("there is no machine to restore".into());
         };
-        let table = Table::new(&SavedMachine::SECTIONS, STATE_FILE_MAX);
+        let kinds = [
+            &SavedMachine::SECTIONS[..],
+            &[SectionKind::of::<MemoryDigest>(1)],
+        ]
+        .concat();
+        let table = Table::new(&kinds, STATE_FILE_MAX);
         let mut sections = Sections::read_file(&mut state, table).map_err(SnapshotError::from)?;
         let saved = SavedMachine::take(&mut sections)?;
+        let digest: Option<MemoryDigest> =
+            sections.take_optional(0).map_err(SnapshotError::from)?;
         sections.finish().map_err(SnapshotError::from)?;
         if !compat::same_machine(&saved.config, config) {
             return Err("the machine changed while it was moved".into());
+        }
+        if let Some(digest) = digest {
+            // Before anything here writes to it.
+            digest.verify(&machine.ram)?;
         }
         machine.restore_held(saved, ClockPolicy::Advance)?;
         Ok(())

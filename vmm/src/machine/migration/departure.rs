@@ -23,6 +23,7 @@ use crate::migration::{
 };
 use crate::snapshot::directory::STATE_FILE_MAX;
 use crate::snapshot::format::Writer;
+use crate::snapshot::memory_image::MemoryDigest;
 
 /// How long the other host may take to answer a connection.
 pub(super) const CONNECT: Duration = Duration::from_secs(10);
@@ -30,6 +31,9 @@ pub(super) const CONNECT: Duration = Duration::from_secs(10);
 /// measurement. The forecast rests on it, and the guest is stopped when what is left of its memory fits into the rest of the
 /// downtime that is allowed; `downtime_parts_ms` of a migration says what each part of it really took.
 pub(super) const SWITCH: Duration = Duration::from_millis(25);
+/// How much of the guest's memory is surely compared in a second, on both hosts one after the other
+/// ([`SendConfig::verify_memory`]): far less than a slow one does.
+const VERIFIED_PER_SECOND: u64 = 32 << 20;
 /// How long the process of a guest that is gone waits for somebody to read how it went.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
@@ -40,6 +44,8 @@ struct Departure<'a> {
     offer: Offer,
     tracker: Option<DirtyTracker>,
     stopped: Option<Stopped>,
+    /// Whether the destination is to compare all memory.
+    verify: bool,
 }
 
 impl Handle {
@@ -66,7 +72,7 @@ impl Handle {
             Ok(first) => first,
             Err(error) => return stayed(&error),
         };
-        let mut departure = match Departure::new(self, migration) {
+        let mut departure = match Departure::new(self, migration, config.verify_memory) {
             Ok(departure) => departure,
             Err(error) => return stayed(&error),
         };
@@ -76,11 +82,17 @@ impl Handle {
             timeout: Duration::from_secs(config.timeout_s.into()),
             switch: SWITCH,
         };
+        let verification = match config.verify_memory {
+            true => Duration::from_secs(ram.len() / VERIFIED_PER_SECOND),
+            false => Duration::ZERO,
+        };
+        let mut timeouts = Timeouts::default();
+        timeouts.ready = timeouts.ready.saturating_add(verification);
         let options = SendOptions {
             connections: config.connections,
             limits,
-            timeouts: Timeouts::default(),
-            standstill: limits.standstill(),
+            timeouts,
+            standstill: limits.standstill().saturating_add(verification),
             state_max: STATE_FILE_MAX,
         };
         let outcome = migration::send(
@@ -156,7 +168,11 @@ fn stayed(why: &dyn std::error::Error) -> MigrationEnd {
 }
 
 impl<'a> Departure<'a> {
-    fn new(handle: &'a Handle, migration: &'a Migration) -> Result<Self, RequestError> {
+    fn new(
+        handle: &'a Handle,
+        migration: &'a Migration,
+        verify: bool,
+    ) -> Result<Self, RequestError> {
         let offer =
             handle.ask_migration(|answer| MigrationRequest::Offer { send: true, answer })??;
         Ok(Self {
@@ -165,6 +181,7 @@ impl<'a> Departure<'a> {
             offer,
             tracker: None,
             stopped: None,
+            verify,
         })
     }
 
@@ -238,12 +255,13 @@ impl SourceMachine for Departure<'_> {
             return Err("the machine runs".into());
         };
         let writer = Writer::new(BufWriter::new(to)).map_err(SnapshotError::from)?;
-        stopped
-            .saved
-            .put(writer)?
-            .finish()
-            .map_err(SnapshotError::from)?
-            .flush()?;
+        let mut writer = stopped.saved.put(writer)?;
+        if self.verify {
+            // All of it has gone over, and nothing writes any more.
+            let digest = MemoryDigest::of(&self.offer.ram)?;
+            writer = writer.put(0, &digest).map_err(SnapshotError::from)?;
+        }
+        writer.finish().map_err(SnapshotError::from)?.flush()?;
         Ok(())
     }
 

@@ -78,6 +78,11 @@ pub struct SendConfig {
     /// Over TCP without TLS: whoever is on the way can read and change the guest.
     #[serde(default)]
     pub plaintext: bool,
+    /// Compare all of the guest's memory at both ends before it runs there, by checksums: if a byte differs it stays. It
+    /// stands still meanwhile, for longer than `downtime_ms`. For who does not trust a device's log of what it has written, or
+    /// either host's memory.
+    #[serde(default)]
+    pub verify_memory: bool,
     /// Only ask whether the destination would take it, and what it would cost: nothing changes, there or here.
     #[serde(default)]
     pub dry_run: bool,
@@ -106,6 +111,7 @@ impl SendConfig {
             connections: default_connections(),
             tls: None,
             plaintext: false,
+            verify_memory: false,
             dry_run: false,
         }
     }

@@ -1,14 +1,23 @@
 //! The checksums of a memory image.
 
+use std::fs::File;
+use std::io;
+use std::num::NonZero;
 use std::ops::Range;
+use std::thread;
 
 use serde::{Deserialize, Serialize};
 
+use super::pages::{is_zero, next_data, read_block};
 use crate::layout::RAM_MAX;
+use crate::memory::GuestRam;
 use crate::snapshot::format::Saved;
 
 /// Bytes of guest RAM that have a checksum together. The last block may be shorter.
 pub const BLOCK_SIZE: u64 = 1 << 20;
+
+/// Threads that read guest RAM at once: more of them wait for the memory itself.
+const READERS_MAX: usize = 16;
 
 /// The size of guest RAM and a CRC-32 (IEEE 802.3) of each block of [`BLOCK_SIZE`] bytes.
 ///
@@ -29,7 +38,95 @@ impl Saved for MemoryDigest {
     const MAX_LEN: u64 = 5 * (RAM_MAX / BLOCK_SIZE) + 32;
 }
 
+/// Guest RAM is not what a digest says.
+#[derive(Debug, thiserror::Error)]
+pub enum DigestError {
+    /// It cannot be read.
+    #[error("cannot read the guest's memory")]
+    Read(#[source] io::Error),
+    /// The digest is of another memory.
+    #[error("the digest is of {said} bytes of memory in {blocks} blocks, not of {ram} bytes")]
+    Size {
+        /// Bytes, as the digest has it.
+        said: u64,
+        /// Checksums in it.
+        blocks: usize,
+        /// Bytes of guest RAM.
+        ram: u64,
+    },
+    /// Some blocks differ.
+    #[error(
+        "{differing} of {blocks} MiB of the guest's memory differ from what they were, the first at offset {first:#x}"
+    )]
+    Differs {
+        /// Blocks of [`BLOCK_SIZE`] that differ.
+        differing: usize,
+        /// All blocks.
+        blocks: usize,
+        /// The offset of the first that differs in the memfd.
+        first: u64,
+    },
+}
+
 impl MemoryDigest {
+    /// Of guest RAM as it is, to which nothing may write meanwhile: its guest waits, so several threads read it. Memory
+    /// that was never touched is not read.
+    ///
+    /// # Errors
+    /// The memfd cannot be read.
+    pub fn of(ram: &GuestRam) -> io::Result<Self> {
+        let memory = ram.file();
+        let size = memory.metadata()?.len();
+        let blocks: Vec<Range<u64>> = blocks(size).collect();
+        let readers = thread::available_parallelism().map_or(1, NonZero::get);
+        let share = blocks.len().div_ceil(readers.min(READERS_MAX)).max(1);
+        let parts = thread::scope(|scope| {
+            let readers: Vec<_> = blocks
+                .chunks(share)
+                .map(|blocks| scope.spawn(|| read(memory, size, blocks)))
+                .collect();
+            readers
+                .into_iter()
+                .map(|reader| {
+                    reader
+                        .join()
+                        .unwrap_or_else(|_| Err(io::Error::other("a reader panicked")))
+                })
+                .collect::<io::Result<Vec<_>>>()
+        })?;
+        Ok(Self {
+            size,
+            checksums: parts.concat(),
+        })
+    }
+
+    /// Compares guest RAM with what it was, where that was on another host, say. Nothing may write to it meanwhile.
+    ///
+    /// # Errors
+    /// [`DigestError`].
+    pub fn verify(&self, ram: &GuestRam) -> Result<(), DigestError> {
+        let found = Self::of(ram).map_err(DigestError::Read)?;
+        if self.size != found.size || self.checksums.len() != found.checksums.len() {
+            return Err(DigestError::Size {
+                said: self.size,
+                blocks: self.checksums.len(),
+                ram: found.size,
+            });
+        }
+        let mut differing = (0_u64..)
+            .zip(self.checksums.iter().zip(&found.checksums))
+            .filter(|(_, (wanted, found))| wanted != found)
+            .map(|(index, _)| index * BLOCK_SIZE);
+        match differing.next() {
+            None => Ok(()),
+            Some(first) => Err(DigestError::Differs {
+                differing: differing.count() + 1,
+                blocks: found.checksums.len(),
+                first,
+            }),
+        }
+    }
+
     /// Bytes of guest RAM.
     #[must_use]
     pub fn size(&self) -> u64 {
@@ -40,6 +137,29 @@ impl MemoryDigest {
     pub(super) fn is_consistent(&self) -> bool {
         self.checksums.len() as u64 == self.size.div_ceil(BLOCK_SIZE)
     }
+}
+
+/// The checksums of some blocks, one behind the other, of a memory of `size` bytes.
+fn read(memory: &File, size: u64, blocks: &[Range<u64>]) -> io::Result<Vec<u32>> {
+    let mut checksums = Vec::with_capacity(blocks.len());
+    let mut buffer = vec![0; usize::try_from(BLOCK_SIZE.min(size)).unwrap_or_default()];
+    // Where the next data begins, so that a large hole is asked for once.
+    let mut data = 0;
+    for block in blocks {
+        if data <= block.start {
+            data = next_data(memory, block.start, size)?;
+        }
+        if data >= block.end {
+            checksums.push(0);
+            continue;
+        }
+        let len = usize::try_from(block.end - block.start).unwrap_or_default();
+        let bytes = buffer.get_mut(..len).unwrap_or_default();
+        read_block(memory, block.start, data, bytes)?;
+        checksums.push(checksum(bytes, is_zero(bytes)));
+        data = block.end;
+    }
+    Ok(checksums)
 }
 
 /// The blocks of `size` bytes.

@@ -22,7 +22,7 @@ mod save;
 #[cfg(test)]
 mod tests;
 
-pub use digest::{BLOCK_SIZE, MemoryDigest};
+pub use digest::{BLOCK_SIZE, DigestError, MemoryDigest};
 pub use restore::{RestoreError, restore};
 pub use save::{SaveError, save};
 

@@ -91,6 +91,53 @@ fn saved(ram: &GuestRam) -> (File, MemoryDigest) {
 }
 
 #[test]
+fn a_digest_is_the_one_of_a_save_and_finds_each_byte_that_differs() {
+    let before = sample();
+    let (_, saved) = saved(&before);
+    let digest = MemoryDigest::of(&before).unwrap();
+    assert_eq!(digest, saved);
+    digest.verify(&sample()).unwrap();
+    // Zeros that were written, and memory that was never touched, are alike.
+    let empty = MemoryDigest::of(&ram(SIZE)).unwrap();
+    assert!(empty.checksums.iter().all(|checksum| *checksum == 0));
+
+    for (address, offset) in [(0, 0), (9 * MIB + 77, 9 * MIB), (SIZE - 1, 16 * MIB)] {
+        let after = sample();
+        fill(&after, &[(address, vec![0xa5])]);
+        let error = digest.verify(&after).unwrap_err();
+        assert!(
+            matches!(error, DigestError::Differs { differing: 1, blocks: 17, first } if first == offset),
+            "{error}"
+        );
+    }
+    fill(&before, &[(0, vec![8]), (5 * MIB, vec![8])]);
+    let error = digest.verify(&before).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            DigestError::Differs {
+                differing: 2,
+                first: 0,
+                ..
+            }
+        ),
+        "{error}"
+    );
+
+    // What another host says may be anything.
+    let error = digest.verify(&ram(32 * MIB)).unwrap_err();
+    assert!(matches!(error, DigestError::Size { .. }), "{error}");
+    for checksums in [vec![], vec![0; 16], vec![0; 18]] {
+        let wrong = MemoryDigest {
+            size: SIZE,
+            checksums,
+        };
+        let error = wrong.verify(&sample()).unwrap_err();
+        assert!(matches!(error, DigestError::Size { .. }), "{error}");
+    }
+}
+
+#[test]
 fn a_saved_memory_is_the_same_and_sparse() {
     let before = sample();
     let (file, digest) = saved(&before);
