@@ -21,6 +21,9 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// Far more than anything here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(240);
 
+/// Writes 8 MiB again and again, with 50 µs behind each page.
+const WRITER: &str = "write-on 8 50";
+
 /// Rebinds of the driver in one move.
 const REBINDS: u64 = 3;
 
@@ -111,7 +114,7 @@ pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArgume
         at: 0,
     };
     journey.check(&mut guest);
-    guest.command("write-on 8 50").unwrap();
+    guest.command(WRITER).unwrap();
     for number in 0..usize::try_from(leg.moves).unwrap() {
         let (there, moved) = journey.once(guest, moments[(leg.first + number) % moments.len()]);
         guest = there;
@@ -178,7 +181,12 @@ impl<N: Neighbour> Journey<'_, N> {
                 self.scene.neighbour.calm();
                 moved
             }
-            Moment::Commands => self.go_commanding(guest, pause),
+            Moment::Commands => {
+                self.end_writer(&mut guest);
+                let (mut guest, status) = self.go_commanding(guest, pause);
+                guest.command(WRITER).unwrap();
+                (guest, status)
+            }
             Moment::Rebind => {
                 let line = format!("rebind {REBINDS} to {peer}");
                 self.scene.neighbour.flood(&self.mac);
@@ -215,7 +223,7 @@ impl<N: Neighbour> Journey<'_, N> {
                 guest.command("reboot").unwrap();
                 let (mut guest, status) = self.go(guest, pause);
                 guest.wait_ready(SILENCE).unwrap();
-                guest.command("write-on 8 50").unwrap();
+                guest.command(WRITER).unwrap();
                 (guest, status)
             }
         };
