@@ -178,6 +178,7 @@ fn move_to_waiting_as(
     waiting.comes_from(guest).unwrap();
     let there = to.client().get("/v1/vm/migration").unwrap();
     assert_eq!(there["phase"], "Moved", "{there}");
-    assert_eq!(to.client().get("/v1/vm").unwrap()["state"], "Running");
+    let machine = to.client().get("/v1/vm").unwrap();
+    assert_eq!(machine["state"], "Running", "{}", waiting.console());
     (waiting, status)
 }
