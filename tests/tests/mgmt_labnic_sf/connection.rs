@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use lab::labnic::Labnic;
 use lab::labnic::sf::{Subfunction, set_eswitch_mode};
 use lab::sim::SimDevice;
+use serde_json::Value;
+use vdpa::mgmt::announce::Announcement;
 use vdpa::netdev::{Netdev, Options};
 
 use crate::support::{Bridge, ip, kernel_is_well, run};
@@ -57,13 +59,18 @@ fn send(from: &mut Netdev, source: [u8; 6], to: [u8; 6], count: u32) {
 
 /// How many frames of ours, and not the host's own, come until it is quiet.
 fn received(netdev: &mut Netdev) -> u32 {
+    received_of(netdev, &[0x88, 0xb5])
+}
+
+/// The same of frames whose bytes after the destination's address and before the payload end so: source and type.
+fn received_of(netdev: &mut Netdev, end: &[u8]) -> u32 {
     let receive = &mut netdev.driver.pairs[0].receive;
     let (mut copy, mut count) = (vec![0; 2048], 0);
     let mut last = Instant::now();
     while last.elapsed() < QUIET {
         receive
             .poll(64, |frame| {
-                if frame.copy_to(&mut copy).unwrap()[12..14] == [0x88, 0xb5] {
+                if frame.copy_to(&mut copy).unwrap()[6..14].ends_with(end) {
                     count += 1;
                     last = Instant::now();
                 }
@@ -72,6 +79,23 @@ fn received(netdev: &mut Netdev) -> u32 {
         std::thread::sleep(Duration::from_millis(1));
     }
     count
+}
+
+/// Behind which ports, and in which VLANs, the bridge has learnt that an address is.
+fn known_behind(mac: [u8; 6]) -> Vec<(String, u64)> {
+    let all = run("bridge", &format!("-j fdb show br {}", Bridge::NAME));
+    let all: Vec<Value> = serde_json::from_slice(&all).unwrap();
+    let ours = all.into_iter().filter(|entry| {
+        entry["mac"] == text(mac).as_str()
+            && entry["state"] != "permanent"
+            && !entry["vlan"].is_null()
+    });
+    ours.map(|entry| {
+        assert_ne!(entry["state"], "static", "{entry}");
+        let port = entry["ifname"].as_str().unwrap().to_owned();
+        (port, entry["vlan"].as_u64().unwrap())
+    })
+    .collect()
 }
 
 fn statistic(link: &str, name: &str) -> u64 {
@@ -185,6 +209,19 @@ fn a_function_reaches_nothing_before_its_representor_is_up_and_attached() {
     );
     send(&mut a, A, BROADCAST, 20);
     assert_eq!(received(&mut b), 20);
+
+    // The host says that the guest with this address is behind the other one by now: the bridge knows it, and the frame goes out
+    // of all ports of the VLAN but that one.
+    assert_eq!(known_behind(A), [(one.to_owned(), 100)]);
+    let announcement = Announcement::prepare(two.devices[1].name(), A).unwrap();
+    assert_eq!(announcement.interfaces().collect::<Vec<_>>(), [one]);
+    assert_eq!(known_behind(A), [(other.to_owned(), 100)]);
+    for _ in 0..3 {
+        announcement.send().unwrap();
+    }
+    let rarp = [&A[..], &[0x80, 0x35]].concat();
+    assert_eq!(received_of(&mut a, &rarp), 3);
+    assert_eq!(received_of(&mut b, &rarp), 0);
 
     drop((a, b, c));
     drop(bridge);

@@ -9,6 +9,7 @@
 //!   pci::Pci ──> /sys/bus/pci: a function's driver, IOMMU group, virtual functions; binding
 //!   link::Links ──> network interfaces, bridges, namespaces (rtnetlink)
 //!   connectivity ──> a function's representor on a bridge, in a VLAN, and back
+//!   announce ──> where a guest's address is, said by the host: the bridge's knowledge, a frame to the network
 //!   container ──> a device as network interface of a container's namespace (virtio_vdpa), and back
 //!   devlink::Devlink ── requests of the family "devlink" ──> netlink ──> ports, subfunctions, eswitch, rates
 //!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
@@ -37,6 +38,7 @@
 //! # }
 //! ```
 
+pub mod announce;
 pub mod bus;
 mod config;
 mod connection;

@@ -14,7 +14,7 @@ use crate::listing::Format;
 /// Move a NIC of a VM of the node daemon to another vDPA device, also while its guest uses it
 ///
 /// The guest goes on: its PCI device, MAC address, receive filters, queues and rings stay; it gets one spurious
-/// interrupt and announces itself on the network if its driver knows how. Frames that were under way to the old device may be
+/// interrupt and announces itself on the network if its driver knows how; if not, the daemon does, as far as it can. Frames that were under way to the old device may be
 /// lost, as when a cable is put into another port.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\

@@ -128,7 +128,13 @@ impl RealHost {
         }
     }
 
-    fn vmm(&self, vm: &VmName) -> Vmm {
+    /// Where requests to machines are waited for.
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// A machine's own API.
+    pub(super) fn vmm(&self, vm: &VmName) -> Vmm {
         Vmm::new(&self.paths.api_socket(vm))
     }
 
@@ -258,7 +264,12 @@ impl RealHost {
             NicSource::Device(name) => name.clone(),
             NicSource::Path(_) => return None,
         };
-        let config = Connection::open().and_then(|kernel| kernel.config(&name));
+        self.config_of(vm, &name)
+    }
+
+    /// The same of the device of this name.
+    pub(super) fn config_of(&self, vm: &VmName, name: &str) -> Option<NetConfig> {
+        let config = Connection::open().and_then(|kernel| kernel.config(name));
         match config {
             Ok(DeviceConfig {
                 class: ClassConfig::Net(net),
@@ -560,6 +571,10 @@ impl Host for RealHost {
                 }
             }
         })
+    }
+
+    fn announce(&self, vm: &VmName, nics: &[NicSpec]) {
+        self.announce_mute(vm, nics);
     }
 
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, StepError> {

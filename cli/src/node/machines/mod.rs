@@ -19,7 +19,8 @@
 //! ```
 //! A machine that was sent elsewhere is marked so in its record until it says that its guest is here; without a process it is
 //! started by nobody then, until somebody says where the guest is ([`departure`]). One that is to come from another node is Present, too,
-//! and marked until its guest is here ([`arrival`]); what two nodes do for that is in [`pairing`].
+//! and marked until its guest is here ([`arrival`]); what two nodes do for that is in [`pairing`]. Where a guest is then that cannot say it
+//! itself this host says ([`announce`]).
 //!
 //! A daemon that starts reads the store, looks what there is ([`steps::Life::settle`]), adopts processes that run,
 //! undoes what was half made, starts what should run, and takes back what belongs to no machine of its own. It touches
@@ -28,6 +29,7 @@
 //! Steps wait for the kernel and for other processes, so they are done on worker threads, to their end also if the
 //! client goes. Owns which machines there are. It must not know HTTP's side of a request.
 
+mod announce;
 pub(crate) mod arrival;
 pub(crate) mod departure;
 pub(crate) mod error;

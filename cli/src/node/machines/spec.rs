@@ -270,6 +270,11 @@ impl NicSpec {
         &self.source
     }
 
+    /// The address that was asked for; none: the device's own.
+    pub(crate) fn mac(&self) -> Option<MacAddress> {
+        self.raw.mac
+    }
+
     /// The same NIC on a device that is there already. What is for devices that are made is gone.
     pub(crate) fn moved_to(&self, device: ExistingDevice) -> Self {
         let (source, path, name) = match device {

@@ -96,6 +96,9 @@ pub(crate) trait Host: Send + Sync {
     fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
     /// Asks the running machine to give a NIC up, unless it has none. Returns whether it has none any more.
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, StepError>;
+    /// Sees to it that the network knows where the guest is on these NICs, as far as the guest does not do it. It is no
+    /// failure if nobody can.
+    fn announce(&self, vm: &VmName, nics: &[NicSpec]);
     /// Asks the running machine to leave for another process; what it answers.
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, StepError>;
     /// What the machine says of its last migration, if it is this process that answers.

@@ -20,9 +20,11 @@ use vmm::http::ErrorBody;
 use vmm::http::client::{Client, ClientError};
 use vmm::http::request_id::REQUEST_ID;
 
+use super::announce::NicView;
 use super::arrival::Coming;
 use super::departure::{Account, MigrationView};
 use super::record::EndedBecause;
+use super::spec::NicId;
 use super::steps::{Passed, SendRequest};
 
 /// The longest answer that is read, in bytes. The longest there is lists a machine's NICs.
@@ -320,6 +322,11 @@ impl Vmm {
     /// What it does.
     pub(crate) async fn status(&self) -> Result<VmmStatus, VmmError> {
         self.get("/v1/vm", SOON).await
+    }
+
+    /// One of its NICs, in full.
+    pub(super) async fn nic(&self, id: &NicId) -> Result<NicView, VmmError> {
+        self.get(&format!("/v1/vm/nics/{id}"), SOON).await
     }
 
     /// What it does once that is not what it did in generation `since`, or after a while.

@@ -52,6 +52,8 @@ pub enum LinkChange {
     AddVlan(VlanId),
     /// Take a port out of a VLAN.
     RemoveVlan(VlanId),
+    /// Have the bridge of a port know that an address is behind it.
+    Learn([u8; 6]),
 }
 
 impl fmt::Display for LinkOperation {
@@ -78,6 +80,10 @@ impl fmt::Display for LinkOperation {
             ),
             LinkChange::AddVlan(vlan) => write!(f, "put {link} into VLAN {vlan}"),
             LinkChange::RemoveVlan(vlan) => write!(f, "take {link} out of VLAN {vlan}"),
+            LinkChange::Learn(mac) => {
+                let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+                write!(f, "have the bridge of {link} know {mac}")
+            }
         }
     }
 }

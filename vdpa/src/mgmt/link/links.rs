@@ -9,6 +9,7 @@ use std::time::Duration;
 use netlink_packet_core::DefaultNla;
 
 use super::error::{LinkChange, LinkError, LinkOperation};
+use super::forwarding;
 use super::namespace::Namespace;
 use super::uapi::{
     AF_BRIDGE, AF_UNSPEC, ALTERNATIVE_NAME_MAX, IFF_UP, IFLA_ALT_IFNAME, IFLA_EXT_MASK,
@@ -261,12 +262,38 @@ impl Links {
     /// # Errors
     /// [`LinkError`].
     pub fn vlans(&self, link: &Link) -> Result<Vec<PortVlan>, LinkError> {
-        let operation = LinkOperation::ShowVlans(link.name.clone());
+        let all = self.vlans_of_all(std::slice::from_ref(link))?;
+        Ok(all.into_iter().next().unwrap_or_default())
+    }
+
+    /// The VLANs that each of these ports is in, by one question.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub(in crate::mgmt) fn vlans_of_all(
+        &self,
+        ports: &[Link],
+    ) -> Result<Vec<Vec<PortVlan>>, LinkError> {
+        let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
+        let operation = LinkOperation::ShowVlans(names.join(", "));
         // The kernel knows no request about one port.
         let attributes = vec![filter(RTEXT_FILTER_BRVLAN_COMPRESSED)];
         let header = header(AF_BRIDGE, 0, 0, 0);
         let answer = self.ask(&operation, RTM_GETLINK, header, Mode::Dump, attributes)?;
-        vlans_of(&answer, link.index).map_err(|source| LinkError::Malformed { operation, source })
+        let all = ports.iter().map(|port| vlans_of(&answer, port.index));
+        all.collect::<Result<_, _>>()
+            .map_err(|source| LinkError::Malformed { operation, source })
+    }
+
+    /// Has a bridge learn that an address is behind this port of it, in this VLAN, as from a frame that came in by the port: what
+    /// it knew of the address before is forgotten. A bridge that looks at no VLANs has none.
+    ///
+    /// # Errors
+    /// As [`Self::set_up`].
+    pub fn learn(&self, port: &Link, mac: [u8; 6], vlan: Option<VlanId>) -> Result<(), LinkError> {
+        let operation = operation(port, LinkChange::Learn(mac));
+        let request = forwarding::learn(port.index, mac, vlan);
+        self.send(&operation, request).map(drop)
     }
 
     /// Puts a port of a bridge into a VLAN. If it is the VLAN of frames without a tag, another one is that no longer.
@@ -331,6 +358,10 @@ impl Links {
             mode,
             attributes,
         };
+        self.send(operation, request)
+    }
+
+    fn send(&self, operation: &LinkOperation, request: Request) -> Result<Answer, LinkError> {
         self.call(request).map_err(|error| {
             let operation = operation.clone();
             match error {

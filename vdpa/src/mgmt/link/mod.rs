@@ -6,6 +6,7 @@
 //!     ── RTM_GETLINK ────────────> Link: state, master, which port of which switch
 //!     ── RTM_SETLINK ────────────> up, down, MTU, master, name, another Namespace
 //!     ── the same for AF_BRIDGE ─> PortVlan: which VLANs a bridge's port is in
+//!     ── RTM_NEWNEIGH ───────────> which port of a bridge an address is behind
 //! ```
 //!
 //! A change names its interface by index, so a renaming by udev meanwhile does no harm. Owns rtnetlink; [`super::sriov`]
@@ -14,6 +15,7 @@
 
 mod decode;
 mod error;
+mod forwarding;
 mod links;
 mod namespace;
 mod port_name;

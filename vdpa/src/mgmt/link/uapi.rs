@@ -6,11 +6,23 @@ pub(in crate::mgmt) const RTM_SETLINK: u16 = 19;
 /// Of family AF_BRIDGE: takes VLANs from a port.
 pub(super) const RTM_DELLINK: u16 = 17;
 
+/// Of family AF_BRIDGE: an address behind a port (include/uapi/linux/neighbour.h).
+pub(super) const RTM_NEWNEIGH: u16 = 28;
+
 pub(in crate::mgmt) const AF_UNSPEC: u8 = 0;
 pub(super) const AF_BRIDGE: u8 = 7;
 
 pub(super) const IFF_UP: u32 = 1;
 pub(super) const IFF_LOWER_UP: u32 = 1 << 16;
+
+/// In `ndm_state`: it is neither permanent nor static.
+pub(super) const NUD_REACHABLE: u16 = 2;
+/// In `ndm_flags`: as if it had just been used.
+pub(super) const NTF_USE: u8 = 1;
+/// In `ndm_flags`: of the bridge, not of the port itself.
+pub(super) const NTF_MASTER: u8 = 1 << 2;
+pub(super) const NDA_LLADDR: u16 = 2;
+pub(super) const NDA_VLAN: u16 = 5;
 
 pub(super) const IFLA_ADDRESS: u16 = 1;
 pub(in crate::mgmt) const IFLA_IFNAME: u16 = 3;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   receive   directories ─> a device for each NIC ─> process ─> it waits ─> Present, marked
-//!   look      asked whether the guest is here ─> the mark goes
+//!   look      asked whether the guest is here ─> the mark goes ─> the network is told where the guest is
 //!   call off  asked to wait no more ─> gone: all is taken back │ not gone: the guest has come, or may have
 //! ```
 //! The source hears where the process waits only when the record says that it is there. So what a daemon finds half made was
@@ -47,6 +47,7 @@ impl Life<'_> {
         };
         if coming == Coming::Arrived && record.arrival.take().is_some() {
             self.note(record);
+            self.host.announce(self.vm, record.spec.nics());
         }
         coming
     }

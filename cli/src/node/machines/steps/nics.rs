@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   add      device made ─> plugged in
-//!   swap     moved to a device that is there ─> what was made for it taken back
+//!   swap     moved to a device that is there ─> the network is told ─> what was made for it taken back
 //!   remove   the guest gives it up ─> what was made for it taken back
 //! ```
 //! What a NIC is to be is in the record before the machine is asked. So a daemon that is killed in between is followed by
@@ -110,6 +110,9 @@ impl Life<'_> {
         self.bring_or(record, nic, spec, "moved", |life, record| {
             life.back(record, nic.id());
         })?;
+        if record.process().is_some() {
+            self.host.announce(self.vm, std::slice::from_ref(nic));
+        }
         self.drop_left(record, nic.id());
         Ok(())
     }

@@ -332,6 +332,7 @@ fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
             silent: world.silent,
             // What a process that waited has said last.
             coming: world.coming,
+            announced: world.announced.clone(),
             ..World::default()
         };
         prop_assert_eq!(world, empty, "something is left, and nobody knows of it");
@@ -466,6 +467,31 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
     }
     prop_assert!(fake.stored().is_none());
     holds(&fake, &vm)
+}
+
+#[test]
+fn the_network_is_told_of_a_nic_that_has_moved_and_of_no_other() {
+    for (fault, stopped, expected) in [
+        (Fault::None, false, vec!["net1".to_owned()]),
+        // It stays where it was.
+        (Fault::Fails, false, Vec::new()),
+        // Nobody is behind it.
+        (Fault::None, true, Vec::new()),
+    ] {
+        let fake = Fake::default();
+        let vm: VmName = "web".parse().unwrap();
+        let daemon = Daemon::new(&fake, &vm);
+        let life = daemon.life();
+        let mut record = life.create(spec(2, stopped, Restart::Never)).unwrap();
+        assert!(fake.world().announced.is_empty(), "it was never elsewhere");
+        let moved = nic(1).moved_to(ExistingDevice::Name("other".to_owned()));
+        let after = record.spec.with_nic_replaced(&moved);
+        // The record is kept, the machine has the NIC; then it is to move.
+        fake.plan(vec![Fault::None, Fault::None, fault]);
+        let done = life.swap_nic(&mut record, &moved, after);
+        assert_eq!(done.is_ok(), fault == Fault::None);
+        assert_eq!(fake.world().announced, expected, "{fault:?} {stopped}");
+    }
 }
 
 /// Nothing else tells of it: no device was made for it.

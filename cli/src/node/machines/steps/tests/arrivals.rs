@@ -92,6 +92,15 @@ fn a_daemon_that_starts_leaves_what_waits_and_knows_what_has_come() {
         daemon.life().receive(spec, arrival()).unwrap();
         fake.world().coming = Some(coming);
         assert_eq!(daemon.settles(), settled, "{coming:?}");
+        // A guest that has come is found by who looks for it.
+        let expected: &[String] = match coming {
+            Coming::Arrived => &["net0".to_owned()],
+            _ => &[],
+        };
+        assert_eq!(fake.world().announced, expected, "{coming:?}");
+        let mut record = daemon.record.clone().unwrap();
+        daemon.life().look_for_arrival(&mut record);
+        assert_eq!(fake.world().announced, expected, "told again: {coming:?}");
         let record = daemon.record.as_ref().unwrap();
         assert_eq!(record.arrival.is_some(), settled == Settled::Awaited);
         assert_eq!(fake.world().processes.len(), 1);

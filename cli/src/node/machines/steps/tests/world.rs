@@ -82,6 +82,8 @@ pub(super) struct World {
     pub(super) silent: bool,
     /// What a process that waits for the machine says.
     pub(super) coming: Option<Coming>,
+    /// The NICs of which the network was told.
+    pub(super) announced: Vec<String>,
     /// What another node was told, and whether it has the machine.
     pub(super) withdrawn: u32,
     pub(super) there: bool,
@@ -245,6 +247,11 @@ impl Host for Fake {
             }
             !stubborn
         })
+    }
+
+    fn announce(&self, _: &VmName, nics: &[NicSpec]) {
+        let ids = nics.iter().map(|nic| nic.id().to_string());
+        self.world().announced.extend(ids);
     }
 
     fn send(&self, _: &VmName, _: &SendRequest) -> Result<Passed, StepError> {

@@ -1,0 +1,257 @@
+//! What the host says in the place of a guest that has come and cannot announce itself: where its address is now.
+//!
+//! ```text
+//!   vDPA device ─> its function ─> its place
+//!     representor on a bridge   the bridge learns the address ─> a frame out of each other port that forwards
+//!     legacy mode               a frame out of the physical function's interface: the NIC's switch passes it on
+//!     neither                   an error: the network learns of the guest with the guest's own first frame
+//! ```
+//!
+//! The frame does not go out of the bridge itself: that is in the VLANs of its ports only where somebody has put it there, and its
+//! ports would flood the guest with its own address. A tag is put on as the port or the NIC would do it.
+//!
+//! Owns who is told and how. Must not know why a guest has come, nor whether its driver can announce it.
+
+mod error;
+mod frame;
+mod socket;
+
+use std::fs;
+use std::path::Path;
+
+use self::frame::{Tag, reverse_arp};
+use super::Connection;
+use super::MgmtDeviceName;
+use super::connectivity::Place;
+use super::devlink::Devlink;
+use super::link::{Link, Links, PortVlan, VlanId};
+use super::pci::{Address, Pci};
+use super::sriov;
+
+pub use error::AnnounceError;
+
+/// Where network interfaces are in sysfs.
+const INTERFACES: &str = "/sys/class/net";
+
+/// Frames that tell a network where an address is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Announcement {
+    frames: Vec<Frame>,
+}
+
+/// A frame and the interface that it goes out of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Frame {
+    /// The interface's index.
+    index: u32,
+    /// The interface's name.
+    interface: String,
+    bytes: Vec<u8>,
+}
+
+impl Frame {
+    fn of(index: u32, interface: &str, mac: [u8; 6], tag: Option<Tag>) -> Self {
+        Self {
+            index,
+            interface: interface.to_owned(),
+            bytes: reverse_arp(mac, tag),
+        }
+    }
+}
+
+impl Announcement {
+    /// Finds out what has to be told that `mac` is behind the vDPA device of this name, and has the bridge learn it. Nothing is
+    /// sent yet.
+    ///
+    /// # Errors
+    /// [`AnnounceError::NotOfOne`], [`AnnounceError::NoPlace`], [`AnnounceError::NoBridge`], [`AnnounceError::NoVlan`]: there is
+    /// nothing that could be told. Or the kernel did not answer, or refused.
+    pub fn prepare(device: &str, mac: [u8; 6]) -> Result<Self, AnnounceError> {
+        // A group's, or none.
+        if mac[0] & 1 != 0 || mac == [0; 6] {
+            return Err(AnnounceError::NotOfOne(mac));
+        }
+        let mgmtdev = Connection::open()?.device(device)?.mgmtdev;
+        let links = Links::open()?;
+        let frames = match place(&links, &mgmtdev)? {
+            Place::Link(port) => from_bridge(&links, &port, mac)?,
+            Place::VirtualFunction { physical, number } => {
+                vec![from_physical(&links, &physical, number, mac)?]
+            }
+        };
+        Ok(Self { frames })
+    }
+
+    /// The interfaces that frames go out of.
+    pub fn interfaces(&self) -> impl Iterator<Item = &str> {
+        self.frames.iter().map(|frame| frame.interface.as_str())
+    }
+
+    /// Sends each frame once, also if one of them fails.
+    ///
+    /// # Errors
+    /// [`AnnounceError::Send`] for the first one that could not be sent.
+    pub fn send(&self) -> Result<(), AnnounceError> {
+        let mut failed = None;
+        for frame in &self.frames {
+            if let Err(source) = socket::send(frame.index, &frame.bytes) {
+                failed.get_or_insert(AnnounceError::Send {
+                    interface: frame.interface.clone(),
+                    source,
+                });
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+/// Where the function is connected that this management device is.
+fn place(links: &Links, mgmtdev: &MgmtDeviceName) -> Result<Place, AnnounceError> {
+    let none = || AnnounceError::NoPlace(mgmtdev.clone());
+    match mgmtdev.bus() {
+        Some("pci") => {
+            let address: Address = mgmtdev.name().parse().map_err(|_| none())?;
+            Ok(Place::of_virtual_function(links, &Pci::default(), address)?)
+        }
+        Some("auxiliary") => {
+            let instance = mgmtdev.to_string();
+            let ports = Devlink::open()?.ports()?;
+            let port = ports.into_iter().find(|port| {
+                let nested = port
+                    .function
+                    .as_ref()
+                    .and_then(|function| function.devlink.as_ref());
+                nested.is_some_and(|nested| {
+                    nested.namespace.is_none() && nested.handle.to_string() == instance
+                })
+            });
+            let netdev = port.and_then(|port| port.netdev).ok_or_else(none)?;
+            let representor = match netdev.index {
+                Some(index) => links.link_at(index)?,
+                None => links.link(&netdev.name)?,
+            };
+            Ok(Place::Link(representor))
+        }
+        _ => Err(none()),
+    }
+}
+
+/// Has a port's bridge learn the address, and says what goes out of its other ports.
+fn from_bridge(links: &Links, port: &Link, mac: [u8; 6]) -> Result<Vec<Frame>, AnnounceError> {
+    let master = port.master.map(|index| links.link_at(index)).transpose()?;
+    let bridge = master.filter(Link::is_bridge);
+    let bridge = bridge.ok_or_else(|| AnnounceError::NoBridge(port.name.clone()))?;
+    let mut others = links.links()?;
+    others.retain(|link| link.master == Some(bridge.index) && link.index != port.index);
+    let (vlan, others) = match bridge.vlan_filtering {
+        Some(true) => {
+            others.push(port.clone());
+            let mut vlans = links.vlans_of_all(&others)?;
+            others.pop();
+            let own = vlans.pop().unwrap_or_default();
+            let pvid = own.iter().find(|one| one.pvid).map(|one| one.vlan);
+            let vlan = pvid.ok_or_else(|| AnnounceError::NoVlan(port.name.clone()))?;
+            (Some(vlan), others.into_iter().zip(vlans).collect())
+        }
+        Some(false) | None => {
+            let others = others.into_iter().map(|link| (link, Vec::new()));
+            (None, others.collect::<Vec<_>>())
+        }
+    };
+    links.learn(port, mac, vlan)?;
+    let interfaces = Path::new(INTERFACES);
+    Ok(others
+        .iter()
+        .filter(|(link, _)| link.up && link.carrier && forwards(&interfaces.join(&link.name)))
+        .filter_map(|(link, vlans)| {
+            let tag = tag(vlan, vlans)?;
+            Some(Frame::of(link.index, &link.name, mac, tag))
+        })
+        .collect())
+}
+
+/// The tag with which frames of this VLAN leave by a port that is in these; none if they do not leave by it.
+fn tag(vlan: Option<VlanId>, of_port: &[PortVlan]) -> Option<Option<Tag>> {
+    let Some(vlan) = vlan else {
+        return Some(None);
+    };
+    let there = of_port.iter().find(|one| one.vlan == vlan)?;
+    Some((!there.untagged).then(|| Tag::of(vlan)))
+}
+
+/// Whether a port of a bridge lets frames out: a spanning tree may have closed it, and who is behind it would learn a way that is
+/// none. `BR_STATE_FORWARDING` (include/uapi/linux/if_bridge.h).
+fn forwards(port: &Path) -> bool {
+    fs::read_to_string(port.join("brport/state")).is_ok_and(|state| state.trim() == "3")
+}
+
+/// What goes out of a physical function for a virtual one of it.
+fn from_physical(
+    links: &Links,
+    physical: &str,
+    number: u32,
+    mac: [u8; 6],
+) -> Result<Frame, AnnounceError> {
+    let index = links.link(physical)?.index;
+    let functions = sriov::Links::from(links.clone()).link(physical)?;
+    let mut functions = functions.virtual_functions.into_iter();
+    let function = functions.find(|function| function.index == number);
+    let vlan = function.and_then(|function| function.vlan);
+    Ok(Frame::of(
+        index,
+        physical,
+        mac,
+        vlan.and_then(Tag::of_function),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn a_frame_leaves_by_the_ports_of_its_vlan_as_those_have_it() {
+        let vlan = |number| VlanId::try_from(number).unwrap();
+        let access = PortVlan::access(vlan(100));
+        let trunk = PortVlan {
+            pvid: false,
+            untagged: false,
+            ..access
+        };
+        let other = PortVlan::access(vlan(1));
+        for (of_bridge, of_port, expected) in [
+            (None, vec![], Some(None)),
+            (Some(vlan(100)), vec![], None),
+            (Some(vlan(100)), vec![other], None),
+            (Some(vlan(100)), vec![other, access], Some(None)),
+            (
+                Some(vlan(100)),
+                vec![other, trunk],
+                Some(Some(Tag::of(vlan(100)))),
+            ),
+        ] {
+            assert_eq!(tag(of_bridge, &of_port), expected, "{of_port:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_port_that_forwards_is_sent_by() {
+        let port = std::env::temp_dir().join(format!("bellhop-out-{}", std::process::id()));
+        fs::create_dir_all(port.join("brport")).unwrap();
+        assert!(!forwards(&port));
+        for (state, expected) in [("0\n", false), ("4\n", false), ("3\n", true)] {
+            fs::write(port.join("brport/state"), state).unwrap();
+            assert_eq!(forwards(&port), expected, "{state}");
+        }
+        fs::remove_dir_all(&port).unwrap();
+    }
+
+    #[test]
+    fn an_address_of_no_single_guest_is_not_announced() {
+        for mac in [[0; 6], [0xff; 6], [1, 0, 0x5e, 0, 0, 1]] {
+            let refused = Announcement::prepare("any", mac);
+            assert!(matches!(refused, Err(AnnounceError::NotOfOne(_))));
+        }
+    }
+}
