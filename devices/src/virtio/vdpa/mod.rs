@@ -67,6 +67,7 @@ use self::mac::MacOverlay;
 use self::offer::Offer;
 use self::poller::Poller;
 use self::succession::Identity;
+pub(super) use self::succession::{IDENTITY_NAME, IDENTITY_VERSION};
 use super::backend::{
     Activation, Backend, BackendError, Event, Outcome, Predecessor, QueueAddresses, QueueChange,
     QueueRole, SavedState, SharedMemory,
@@ -75,8 +76,8 @@ use super::saved_state;
 use crate::hypervisor::DoorbellPage;
 
 /// Name and version of the saved state.
-const STATE_NAME: &str = "virtio-vdpa";
-const STATE_VERSION: u32 = 2;
+pub(super) const STATE_NAME: &str = "virtio-vdpa";
+pub(super) const STATE_VERSION: u32 = 2;
 
 const TOKEN_CONFIG: u16 = 0;
 const TOKEN_CONTROL: u16 = 1;

@@ -54,8 +54,8 @@ use crate::virtio::backend::{Activation, Predecessor, QueueAddresses, SavedState
 use crate::virtio::saved_state::{self, SavedStateError};
 
 /// Name and version of an identity.
-const IDENTITY_NAME: &str = "virtio-vdpa-identity";
-const IDENTITY_VERSION: u32 = 1;
+pub(in crate::virtio) const IDENTITY_NAME: &str = "virtio-vdpa-identity";
+pub(in crate::virtio) const IDENTITY_VERSION: u32 = 1;
 
 /// Bytes of `struct virtio_net_config` up to `supported_hash_types` (virtio 1.3, 5.1.4).
 pub(super) const CONFIG_LEN: usize = 24;
