@@ -53,8 +53,8 @@ pub enum ProgramError {
     },
 }
 
-/// The versions of what this program saves, by the sections' and the devices' names; `format` is that of the whole. Which of
-/// them a program reads is for [`reads`] to say.
+/// The versions of what this program saves, by the sections' and the devices' names; `format` is that of the whole. A
+/// program reads these, and of sections the ones before.
 #[must_use]
 pub fn state_versions() -> BTreeMap<String, u32> {
     let mut versions: BTreeMap<String, u32> = SavedMachine::versions()
