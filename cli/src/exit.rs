@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub(crate) use report::Report;
 
 /// What each exit code says, as `--help` and the manual show it: the code, and its meaning on one line or more.
-const TABLE: [(&str, &str); 9] = [
+const TABLE: [(&str, &str); 10] = [
     (
         "0",
         "done: the guest powered off, the console was left with Ctrl-A X, the API stopped it;\n\
@@ -40,6 +40,11 @@ const TABLE: [(&str, &str); 9] = [
     (
         "7",
         "the guest runs elsewhere: it was sent to another process",
+    ),
+    (
+        "8",
+        "the guest was being sent to another process, and nobody knows whether it runs\n\
+         there or nowhere: look there before it is started again",
     ),
     (
         "128+N",
@@ -78,6 +83,8 @@ pub(crate) enum Code {
     TimedOut,
     /// The guest runs elsewhere: it was sent to another process.
     Moved,
+    /// The guest runs where it was sent, or nowhere.
+    Unsettled,
     /// A signal asked us to stop.
     Signal(u8),
 }
@@ -93,6 +100,7 @@ impl Code {
             Self::NotThere => 5,
             Self::TimedOut => 6,
             Self::Moved => 7,
+            Self::Unsettled => 8,
             Self::Signal(number) => number.saturating_add(128),
         }
     }
@@ -139,6 +147,7 @@ mod tests {
             Code::NotThere,
             Code::TimedOut,
             Code::Moved,
+            Code::Unsettled,
         ];
         for (code, (name, _)) in codes.into_iter().zip(TABLE) {
             assert_eq!(code.number().to_string(), name);

@@ -342,6 +342,13 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Ru
     Ok(match exit {
         Exit::PoweredOff => Code::Success,
         Exit::Moved => Code::Moved,
+        Exit::Unsettled => {
+            eprintln!(
+                "error: it is not settled where the guest is: it runs where it was sent, or nowhere; look there before it is \
+                 started again"
+            );
+            Code::Unsettled
+        }
         Exit::Stopped => signals.received().map_or(Code::Success, Code::Signal),
         // Another program would go on in this process.
         Exit::HandedOver => Code::Failed,

@@ -309,6 +309,16 @@ pub trait Backend: Send + fmt::Debug {
         Err("devices of this kind take no other's place while the machine runs".into())
     }
 
+    /// Whether a driver that relies on `features` by now (as [`Predecessor::features`]) can go on with this device: it may have
+    /// relied on less when this one [took its predecessor's place](Backend::succeed). A device that has taken none has nothing
+    /// to say.
+    ///
+    /// # Errors
+    /// As [`Backend::succeed`]: what the guest would lose.
+    fn check_succession(&self, _features: u64) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// Starts an inactive device, or one that is stopped by [`Backend::save`] or
     /// [`Backend::hand_over`], from a saved state. `activation` is what the restored transport
     /// holds; its features may have been negotiated just before.
@@ -317,7 +327,8 @@ pub trait Backend: Send + fmt::Debug {
     /// The state is of another kind or version, malformed, or the device refuses it.
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError>;
 
-    /// Whether this state can be read at all: its kind and version, and that it is whole.
+    /// Whether this state can be read at all, its kind and version, and that it is whole; and, as far as that can be told
+    /// without starting anything, whether the device can do what it says.
     ///
     /// # Errors
     /// As [`Backend::restore`] for such.

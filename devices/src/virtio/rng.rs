@@ -44,8 +44,8 @@ const OFFER: Offer = Offer {
     max_size: QUEUE_SIZE,
 };
 const KICK: u16 = 0;
-const STATE_NAME: &str = "virtio-rng";
-const STATE_VERSION: u32 = 1;
+pub(super) const STATE_NAME: &str = "virtio-rng";
+pub(super) const STATE_VERSION: u32 = 1;
 
 /// The payload of a saved state: `None` for an inactive device.
 #[derive(Debug, Serialize, Deserialize)]

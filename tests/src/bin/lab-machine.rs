@@ -142,6 +142,8 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         })?;
     Ok(match machine.run()? {
         Exit::PoweredOff | Exit::Stopped | Exit::HandedOver | Exit::Moved => ExitCode::SUCCESS,
+        // It sends no machine.
+        Exit::Unsettled => ExitCode::FAILURE,
         Exit::Crashed(report) => {
             eprintln!("error: the guest crashed: {report}");
             ExitCode::from(CRASHED)

@@ -19,6 +19,8 @@ pub enum EndReason {
     Stopped,
     /// Its guest runs elsewhere.
     Moved,
+    /// Its guest may run elsewhere, or nowhere: it ended before it knew whether the process that it was sent to has it.
+    Unsettled,
     /// A vCPU could not go on.
     Crashed,
     /// The host could not go on: a vDPA device or KVM failed, or the kernel's file was gone at a reset.
@@ -65,6 +67,11 @@ impl From<&Exit> for End {
                 reason: EndReason::Moved,
                 detail: "it has moved: its guest runs elsewhere".to_owned(),
             },
+            Exit::Unsettled => Self {
+                reason: EndReason::Unsettled,
+                detail: "it ended while it was not settled where its guest is: the guest runs where it was sent, or nowhere"
+                    .to_owned(),
+            },
             Exit::HandedOver => Self::stopped("another program goes on with it"),
             Exit::Crashed(report) => Self {
                 reason: EndReason::Crashed,
@@ -103,6 +110,7 @@ mod tests {
             (Ok(Exit::PoweredOff), EndReason::PoweredOff, "power off"),
             (Ok(Exit::Stopped), EndReason::Stopped, "asked"),
             (Ok(Exit::Moved), EndReason::Moved, "elsewhere"),
+            (Ok(Exit::Unsettled), EndReason::Unsettled, "not settled"),
             (Ok(crash), EndReason::Crashed, "vCPU 1 at 0xfff0"),
             (
                 Err(failure),

@@ -116,6 +116,9 @@ pub enum Exit {
     HandedOver,
     /// Its guest runs elsewhere: it was sent ([`Handle::migrate`]), or somebody said so ([`Handle::settle`]).
     Moved,
+    /// It was told to stop, or failed, after it had left its guest to another process and before it knew whether that has it: the
+    /// guest runs there or nowhere, and nobody knows which.
+    Unsettled,
 }
 
 /// Asks a machine to stop, from any thread or from a signal handler. Clones ask

@@ -113,6 +113,11 @@ impl Halt {
         }
     }
 
+    /// One that is cancelled with this one, and fails by itself.
+    pub(super) fn apart(&self) -> Self {
+        Self::new(&self.cancel)
+    }
+
     /// Another channel failed: the others need not go on.
     pub(super) fn fail(&self) {
         self.failed.store(true, Ordering::Release);
@@ -234,6 +239,11 @@ impl<C: Connection> Channel<C> {
             Some(standstill) => patience.min(standstill.ends.saturating_duration_since(started)),
             None => patience,
         }
+    }
+
+    /// This ends its waits from now on.
+    pub(super) fn set_halt(&mut self, halt: &Halt) {
+        self.halt = halt.clone();
     }
 
     /// Cancellation comes too late from here on.

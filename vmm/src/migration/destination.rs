@@ -3,9 +3,11 @@
 //! [`receive`] owns the order; the states of the conversation are types in `states.rs`. Must not know what a machine is made of.
 //! Everything that comes over a connection is checked before it is used, and nothing is kept that has no limit.
 
+mod door;
 mod states;
 
 use std::io;
+use std::thread;
 use std::time::Duration;
 
 use super::channel::{Channel, Connection, Halt, Timeouts};
@@ -13,6 +15,8 @@ use super::error::{MachineError, MigrationError, Phase};
 use super::protocol::{CONNECTIONS_MAX, Hello, RamRange, Refusal};
 use super::ram::RamImage;
 use super::{Monitor, Outcome};
+
+use door::{Door, DoorError};
 
 pub use states::{Accepted, Asked, AwaitingGo, Go, Listening, Restoring, Room, Running};
 
@@ -72,6 +76,75 @@ impl Default for ReceiveOptions {
     }
 }
 
+/// Somebody who has connected and said what it wants.
+#[derive(Debug)]
+pub struct Visitor<C> {
+    listening: Listening<C>,
+    asked: Asked,
+}
+
+impl<C: Connection> Visitor<C> {
+    /// Waits for the first words of whoever has connected over `stream`.
+    fn ask(stream: C, patience: Duration, halt: &Halt) -> Result<Self, MigrationError> {
+        let channel = Channel::new(stream, 0, patience, halt)?;
+        let (listening, asked) = Listening::new(channel).hello()?;
+        Ok(Self { listening, asked })
+    }
+}
+
+/// Waits for somebody who says what it wants; `accept` as in [`receive`]. Others who connect meanwhile and are slow, or no source
+/// at all, keep it from nothing: several are asked at once.
+///
+/// # Errors
+/// [`MigrationError::Cancelled`]; or no connection can be accepted any more.
+pub fn greet<C: Connection>(
+    accept: &mut dyn FnMut() -> io::Result<C>,
+    options: &ReceiveOptions,
+    monitor: &Monitor,
+) -> Result<Visitor<C>, MigrationError> {
+    let patience = options.timeouts.frame;
+    let halt = Halt::new(&monitor.cancel);
+    let ask = move |stream, halt: &Halt| match Visitor::ask(stream, patience, halt) {
+        Ok(visitor) => Some(visitor),
+        Err(_) if halt.check().is_err() => None,
+        Err(error) => {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "no machine came over a connection; waiting for the next"
+            );
+            None
+        }
+    };
+    let greeted = thread::scope(|scope| {
+        let mut door = Door::new(&halt);
+        loop {
+            halt.check()?;
+            match door.next(scope, accept, ask) {
+                Ok(None) => {}
+                Ok(Some(visitor)) => return Ok(visitor),
+                Err(DoorError::Accept(source)) => {
+                    return Err(MigrationError::Broken {
+                        phase: Phase::Offer,
+                        connection: 0,
+                        source,
+                    });
+                }
+                Err(DoorError::Thread(source)) => {
+                    return Err(MigrationError::Machine {
+                        step: "start a thread for a connection",
+                        source: source.into(),
+                    });
+                }
+            }
+        }
+    });
+    greeted.map(|mut visitor: Visitor<C>| {
+        // That of the door says by now that nobody is to be asked.
+        visitor.listening.set_halt(&halt);
+        visitor
+    })
+}
+
 /// Takes the machine that comes over `first`. `accept` gives the next connection to the same place; it waits a
 /// short while at most and then returns [`io::ErrorKind::WouldBlock`].
 ///
@@ -85,7 +158,23 @@ pub fn receive<C: Connection, M: DestinationMachine>(
     options: &ReceiveOptions,
     monitor: &Monitor,
 ) -> Outcome {
-    let restoring = match until_restored(machine, first, accept, options, monitor) {
+    let halt = Halt::new(&monitor.cancel);
+    monitor.progress.phase(Phase::Offer);
+    match Visitor::ask(first, options.timeouts.frame, &halt) {
+        Ok(visitor) => receive_from(machine, visitor, accept, options, monitor),
+        Err(why) => stays(why),
+    }
+}
+
+/// As [`receive`], from somebody who was [greeted](greet).
+pub fn receive_from<C: Connection, M: DestinationMachine>(
+    machine: &mut M,
+    visitor: Visitor<C>,
+    accept: &mut dyn FnMut() -> io::Result<C>,
+    options: &ReceiveOptions,
+    monitor: &Monitor,
+) -> Outcome {
+    let restoring = match until_restored(machine, visitor, accept, options, monitor) {
         Ok(restoring) => restoring,
         Err(why) => return stays(why),
     };
@@ -135,16 +224,13 @@ fn stays(why: MigrationError) -> Outcome {
 
 fn until_restored<C: Connection, M: DestinationMachine>(
     machine: &mut M,
-    first: C,
+    Visitor { listening, asked }: Visitor<C>,
     accept: &mut dyn FnMut() -> io::Result<C>,
     options: &ReceiveOptions,
     monitor: &Monitor,
 ) -> Result<Restoring<C>, MigrationError> {
     let progress = &*monitor.progress;
     progress.phase(Phase::Offer);
-    let halt = Halt::new(&monitor.cancel);
-    let channel = Channel::new(first, 0, options.timeouts.frame, &halt)?;
-    let (listening, asked) = Listening::new(channel).hello()?;
     let connections = options.connections.clamp(1, CONNECTIONS_MAX);
     let hello = match asked {
         Asked::Take(hello) => hello,
@@ -210,5 +296,7 @@ fn different_ram(hello: &Hello, ranges: &[RamRange]) -> Refusal {
     }
 }
 
-/// How long a connection that has been accepted may take to say JOIN.
+/// How long a connection that has been accepted may take to say HELLO, TLS included. A source looks at its machine meanwhile.
+const HELLO_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a further one may take to say JOIN.
 const JOIN_PATIENCE: Duration = Duration::from_secs(2);

@@ -127,11 +127,6 @@ pub enum MigrationError {
         /// The limit in bytes.
         limit: u64,
     },
-    /// Connections came that are not the source's.
-    #[error(
-        "too many connections came that are not the source's; keep others from the port, or use TLS"
-    )]
-    TooManyStrangers,
     /// A page that the other host sent is not guest RAM.
     #[error("the other host sent memory at {offset:#x}+{len:#x}, which is {problem}")]
     Page {

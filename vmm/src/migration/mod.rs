@@ -56,7 +56,7 @@ pub mod tls;
 mod tests;
 
 pub use channel::{Cancel, Connection, Timeouts};
-pub use destination::{DestinationMachine, ReceiveOptions, receive};
+pub use destination::{DestinationMachine, ReceiveOptions, greet, receive, receive_from};
 pub use error::{MachineError, MigrationError, Phase};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::receive_anything;

@@ -89,6 +89,7 @@ pub(crate) fn at_end(because: EndedBecause) -> AtEnd {
         // It fails only once there is a machine: one that does not come is said, and the process lives. Who calls it off
         // takes all back at once.
         EndedBecause::Stopped
+        | EndedBecause::Unsettled
         | EndedBecause::Failed
         | EndedBecause::Killed
         | EndedBecause::HostRebooted => AtEnd::Open,

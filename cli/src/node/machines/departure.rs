@@ -5,12 +5,13 @@
 //!
 //! ```text
 //!   mark        process                                              the guest is
-//!   none        any, also gone by another code than 7                here
+//!   none        any, also gone by another code than 7 and 8          here
 //!   none        gone with code 7 (moved)                             there
+//!   none        gone with code 8 (not settled)                       open: it was sent behind the node's back
 //!   sent        lives: was never sent, stayed, came back             here: the mark goes
 //!   sent        lives: under way, not settled, no answer             open
 //!   any         lives: moved                                         there: the mark knows it
-//!   sent        gone, by whatever but 7, or nobody knows             open: somebody has to say it
+//!   sent        gone, by whatever but 7, also 8, or nobody knows     open: somebody has to say it
 //!   sent        gone with code 7                                     there
 //!   moved       gone, by whatever                                    there
 //! ```
@@ -18,6 +19,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::record::EndedBecause;
 use crate::node::peers::Peer;
 
 /// The longest name of a destination that is remembered, in characters.
@@ -55,6 +57,11 @@ impl Departure {
             peer: Some(peer.clone()),
             ..Self::to(&peer.to_string())
         }
+    }
+
+    /// Of a machine that was sent without the node, and has only said so at its end.
+    pub(crate) fn unknown() -> Self {
+        Self::to("a process that this node was not told of")
     }
 
     /// Of a machine that was waited for at `listen`, and of which nothing is known any more.
@@ -131,11 +138,34 @@ impl From<&MigrationView> for Account {
 pub(crate) enum Process {
     /// It is there, and says this.
     Lives(Account),
-    /// It is gone; whether its last word, or its exit code, was that it has moved.
-    Gone {
-        /// If that is known.
-        moved: bool,
-    },
+    /// It is gone, with this as its last word or exit code.
+    Gone(LastWord),
+}
+
+/// What a process that is gone has said of where its guest is, as it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LastWord {
+    /// It has moved.
+    Moved,
+    /// It was being sent, and does not know whether it has moved.
+    Unsettled,
+    /// Nothing of that, or nobody has heard it.
+    Other,
+}
+
+impl From<EndedBecause> for LastWord {
+    fn from(reason: EndedBecause) -> Self {
+        match reason {
+            EndedBecause::Moved => Self::Moved,
+            EndedBecause::Unsettled => Self::Unsettled,
+            EndedBecause::PoweredOff
+            | EndedBecause::Stopped
+            | EndedBecause::Crashed
+            | EndedBecause::Failed
+            | EndedBecause::Killed
+            | EndedBecause::HostRebooted => Self::Other,
+        }
+    }
 }
 
 /// Where a guest is.
@@ -152,13 +182,14 @@ pub(crate) enum Verdict {
 /// Where the guest of a machine is that has this mark.
 pub(crate) fn judge(mark: Option<&Departure>, process: Process) -> Verdict {
     match (mark, process) {
-        (_, Process::Gone { moved: true } | Process::Lives(Account::There)) => Verdict::There,
-        (None, Process::Gone { moved: false } | Process::Lives(_)) => Verdict::Here,
+        (_, Process::Gone(LastWord::Moved) | Process::Lives(Account::There)) => Verdict::There,
+        (None, Process::Gone(LastWord::Unsettled)) => Verdict::Open,
+        (None, Process::Gone(LastWord::Other) | Process::Lives(_)) => Verdict::Here,
         (Some(_), Process::Lives(Account::None | Account::Here)) => Verdict::Here,
         (Some(_), Process::Lives(Account::UnderWay | Account::Unsettled | Account::Silent)) => {
             Verdict::Open
         }
-        (Some(mark), Process::Gone { moved: false }) => match mark.moved {
+        (Some(mark), Process::Gone(LastWord::Unsettled | LastWord::Other)) => match mark.moved {
             true => Verdict::There,
             false => Verdict::Open,
         },
@@ -220,21 +251,24 @@ mod tests {
     #[test]
     fn the_table_of_marks_processes_and_what_they_say() {
         use Verdict::{Here, Open, There};
-        let gone = |moved| Process::Gone { moved };
-        // In the order of ACCOUNTS, then gone for an unknown or other reason, then gone with code 7.
+        let words = [LastWord::Other, LastWord::Unsettled, LastWord::Moved];
+        // In the order of ACCOUNTS, then gone for an unknown or other reason, with code 8, and with code 7.
         for (mark, verdicts) in [
-            (None, [Here, Here, Here, Here, There, Here, Here, There]),
+            (
+                None,
+                [Here, Here, Here, Here, There, Here, Here, Open, There],
+            ),
             (
                 mark(false),
-                [Here, Open, Here, Open, There, Open, Open, There],
+                [Here, Open, Here, Open, There, Open, Open, Open, There],
             ),
             (
                 mark(true),
-                [Here, Open, Here, Open, There, Open, There, There],
+                [Here, Open, Here, Open, There, Open, There, There, There],
             ),
         ] {
             let processes = ACCOUNTS.map(Process::Lives).into_iter();
-            let processes = processes.chain([gone(false), gone(true)]);
+            let processes = processes.chain(words.map(Process::Gone));
             for (process, verdict) in processes.zip(verdicts) {
                 assert_eq!(
                     judge(mark.as_ref(), process),

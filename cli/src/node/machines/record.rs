@@ -71,6 +71,8 @@ pub(crate) enum EndedBecause {
     Stopped,
     /// It was sent to another process: the guest runs there.
     Moved,
+    /// It was being sent to another process, and ended before it knew whether that has its guest: it runs there or nowhere.
+    Unsettled,
     /// The guest crashed.
     Crashed,
     /// The process that ran it failed.

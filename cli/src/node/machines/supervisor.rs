@@ -361,6 +361,11 @@ fn from_status(status: ExitStatus) -> LastEnd {
             EndedBecause::Moved,
             "it was sent to another process".to_owned(),
         ),
+        (Some(8), _) => (
+            EndedBecause::Unsettled,
+            "it was being sent to another process, and nobody knows whether its guest runs there"
+                .to_owned(),
+        ),
         (Some(3), _) => (EndedBecause::Crashed, "its guest crashed".to_owned()),
         (Some(code), _) => (
             EndedBecause::Failed,

@@ -147,6 +147,7 @@ pub(crate) enum VmmEndReason {
     PoweredOff,
     Stopped,
     Moved,
+    Unsettled,
     Crashed,
     /// And what later versions may say.
     #[serde(other)]
@@ -159,6 +160,7 @@ impl From<VmmEndReason> for EndedBecause {
             VmmEndReason::PoweredOff => Self::PoweredOff,
             VmmEndReason::Stopped => Self::Stopped,
             VmmEndReason::Moved => Self::Moved,
+            VmmEndReason::Unsettled => Self::Unsettled,
             VmmEndReason::Crashed => Self::Crashed,
             VmmEndReason::Failed => Self::Failed,
         }

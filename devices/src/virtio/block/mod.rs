@@ -65,8 +65,8 @@ const REQUESTS_PER_TURN: usize = 256;
 const CONFIG_LEN: usize = 36;
 const KICK: u16 = 0;
 const COMPLETION: u16 = 1;
-const STATE_NAME: &str = "virtio-blk";
-const STATE_VERSION: u32 = 1;
+pub(super) const STATE_NAME: &str = "virtio-blk";
+pub(super) const STATE_VERSION: u32 = 1;
 
 /// Why the device cannot be made or cannot do what the transport asked.
 #[derive(Debug, thiserror::Error)]

@@ -92,6 +92,9 @@ pub enum RestoreError {
     /// A device that runs needs a backend's state, any other must have none.
     #[error("the state of the backend is missing or not due in device status {0:#04x}")]
     BackendState(u8),
+    /// The driver relies on something by now that it was told of another device and that this one has not.
+    #[error("the device has not what the guest relies on")]
+    Succession(#[source] BackendError),
     /// The backend refuses its state or the features.
     #[error("cannot restore the device behind virtio-pci")]
     Backend(#[source] BackendError),

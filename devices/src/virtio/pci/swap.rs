@@ -26,9 +26,8 @@ use tracing::error;
 use vdpa::features;
 
 use super::NEVER_OFFERED;
-use super::transport::{Phase, Transport, chain};
+use super::transport::{Phase, Transport, chain, relied_on};
 use crate::virtio::backend::{Backend, BackendError, Event, Outcome, Predecessor, SavedState};
-use crate::virtio::status::{DeviceStatus, FEATURES_OK};
 
 /// A backend that is to take a device's place, before it does.
 #[derive(Debug)]
@@ -268,28 +267,12 @@ impl Transport {
         matches!(self.phase, Phase::Active | Phase::Failing)
     }
 
-    /// What the driver relies on: see [`Predecessor::features`].
-    fn relied_on(&self) -> u64 {
-        let status = self.common.status();
-        if status.has(FEATURES_OK) {
-            self.common.driver_features()
-        } else if status == DeviceStatus::RESET {
-            0
-        } else {
-            self.common.offer()
-        }
-    }
-
     /// What the guest relies on, with this identity of the backend.
     fn relied(&self, identity: Option<SavedState>) -> Relied {
         Relied {
             device_type: self.backend.device_type(),
             identity,
-            // The driver of a broken device has to start anew.
-            features: match self.phase {
-                Phase::Broken => 0,
-                _ => self.relied_on(),
-            },
+            features: relied_on(&self.common, self.phase),
             running: self.drives(),
             queue_sizes: self.common.max_sizes().collect(),
             config_len: self.backend.config_len(),

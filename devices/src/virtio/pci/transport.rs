@@ -635,6 +635,9 @@ impl Transport {
         if (phase == Phase::Active) != state.backend.is_some() {
             return Err(RestoreError::BackendState(common.status().bits()));
         }
+        self.backend
+            .check_succession(relied_on(&common, phase))
+            .map_err(RestoreError::Succession)?;
         if let Some(backend) = &state.backend {
             self.backend
                 .check_state(backend)
@@ -723,6 +726,20 @@ fn phase_of(status: DeviceStatus) -> Phase {
         Phase::Agreed
     } else {
         Phase::Inactive
+    }
+}
+
+/// What a driver that has left the registers like this relies on: see
+/// [`Predecessor::features`](crate::virtio::backend::Predecessor::features).
+pub(super) fn relied_on(common: &CommonConfig, phase: Phase) -> u64 {
+    let status = common.status();
+    if phase == Phase::Broken || status == DeviceStatus::RESET {
+        // It has to start anew, or has not begun.
+        0
+    } else if status.has(FEATURES_OK) {
+        common.driver_features()
+    } else {
+        common.offer()
     }
 }
 

@@ -66,6 +66,8 @@ use self::link::Link;
 use self::mac::MacOverlay;
 use self::offer::Offer;
 use self::poller::Poller;
+use self::succession::Identity;
+pub(super) use self::succession::{IDENTITY_NAME, IDENTITY_VERSION};
 use super::backend::{
     Activation, Backend, BackendError, Event, Outcome, Predecessor, QueueAddresses, QueueChange,
     QueueRole, SavedState, SharedMemory,
@@ -74,8 +76,8 @@ use super::saved_state;
 use crate::hypervisor::DoorbellPage;
 
 /// Name and version of the saved state.
-const STATE_NAME: &str = "virtio-vdpa";
-const STATE_VERSION: u32 = 2;
+pub(super) const STATE_NAME: &str = "virtio-vdpa";
+pub(super) const STATE_VERSION: u32 = 2;
 
 const TOKEN_CONFIG: u16 = 0;
 const TOKEN_CONTROL: u16 = 1;
@@ -159,6 +161,8 @@ pub struct VdpaBackend {
     needs_reset: bool,
     /// What the guest was told by the device that it has negotiated with: one that has failed may say anything.
     told: Option<[u8; succession::CONFIG_LEN]>,
+    /// What the guest was told by the device whose place this one has taken, until its driver goes on or begins here.
+    predecessor: Option<Identity>,
     negotiation: Option<Negotiation>,
     /// The queues that were enabled at the last start.
     data_queues: Vec<DataQueue>,
@@ -260,6 +264,7 @@ impl VdpaBackend {
             announcement: Announcement::default(),
             needs_reset: false,
             told: None,
+            predecessor: None,
             negotiation: None,
             data_queues: Vec::new(),
         })
@@ -275,7 +280,7 @@ impl VdpaBackend {
         if self.info.device_id == VIRTIO_ID_NET {
             self.told = Some(self.tells()?);
         }
-        let limits = self.limits(features)?;
+        let limits = self.limits(features, self.told);
         self.link.negotiate(self.offer.for_device(features))?;
         // Some parents forget it at each reset (ifcvf), others keep it.
         self.link.set_config_call(&self.config_changed)?;
@@ -298,11 +303,11 @@ impl VdpaBackend {
     }
 
     /// What control commands may ask for (`struct virtio_net_config`, virtio 1.3, 5.1.4).
-    fn limits(&self, features: u64) -> Result<Limits, VdpaError> {
-        let config = self.told.filter(|_| self.control.is_some());
+    fn limits(&self, features: u64, config: Option<[u8; succession::CONFIG_LEN]>) -> Limits {
+        let config = config.filter(|_| self.control.is_some());
         let config = config.unwrap_or_default();
         let several = queue_index(features, 2) != queue_index(0, 2);
-        Ok(Limits {
+        Limits {
             features,
             max_virtqueue_pairs: if several {
                 u16::from_le_bytes([config[8], config[9]])
@@ -314,7 +319,7 @@ impl VdpaBackend {
             supported_hash_types: u32::from_le_bytes([
                 config[20], config[21], config[22], config[23],
             ]),
-        })
+        }
     }
 
     /// The guest has another interrupt for a data queue, or none.
@@ -496,6 +501,8 @@ impl Backend for VdpaBackend {
         let negotiated = self.negotiate_features(features);
         let negotiation = self.or_stop(negotiated)?;
         self.negotiation = Some(negotiation);
+        // From here on it is this device that its driver knows.
+        self.predecessor = None;
         Ok(())
     }
 
@@ -652,9 +659,13 @@ impl Backend for VdpaBackend {
         Ok(self.take_place(&identity, predecessor)?)
     }
 
+    fn check_succession(&self, features: u64) -> Result<(), BackendError> {
+        Ok(self.check_predecessor(features)?)
+    }
+
     fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {
-        let _: saved::Saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
-        Ok(())
+        let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
+        Ok(self.check_saved(&saved)?)
     }
 
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {

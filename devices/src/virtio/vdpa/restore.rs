@@ -206,6 +206,37 @@ impl VdpaBackend {
         }
     }
 
+    fn check_kind(&self, saved: &Saved) -> Result<(), VdpaError> {
+        if saved.device_type != self.info.device_id {
+            return Err(VdpaError::OtherDevice {
+                saved: saved.device_type,
+                has: self.info.device_id,
+            });
+        }
+        match saved.features & !self.offer.all() {
+            0 => Ok(()),
+            _ => Err(self.other_features(saved)),
+        }
+    }
+
+    fn other_features(&self, saved: &Saved) -> VdpaError {
+        VdpaError::OtherFeatures {
+            saved: saved.features,
+            offered: self.offer.all(),
+        }
+    }
+
+    /// What can be refused of a state before anything is stopped for it. What the guest has set by its control queue is looked at
+    /// only where it comes from another device: this one has acknowledged it itself, and may have failed since.
+    pub(super) fn check_saved(&self, saved: &Saved) -> Result<(), VdpaError> {
+        self.check_kind(saved)?;
+        if let (Some(_), Some(control)) = (&self.predecessor, &saved.control) {
+            let limits = self.limits(saved.features, Some(self.tells()?));
+            control.state.validate(&limits)?;
+        }
+        Ok(())
+    }
+
     pub(super) fn restore_rings(
         &mut self,
         saved: Saved,
@@ -219,17 +250,9 @@ impl VdpaBackend {
         if prepared.is_none() {
             self.stop();
         }
-        if saved.device_type != self.info.device_id {
-            return Err(VdpaError::OtherDevice {
-                saved: saved.device_type,
-                has: self.info.device_id,
-            });
-        }
-        if saved.features != activation.features || saved.features & !self.offer.all() != 0 {
-            return Err(VdpaError::OtherFeatures {
-                saved: saved.features,
-                offered: self.offer.all(),
-            });
+        self.check_kind(&saved)?;
+        if saved.features != activation.features {
+            return Err(self.other_features(&saved));
         }
         let negotiation = match prepared {
             Some(negotiation) => negotiation,
@@ -255,6 +278,7 @@ impl VdpaBackend {
         let initial = VringBase::initial(negotiation.ring().packed);
         let base_of = |index| bases.get(&index).copied().unwrap_or(initial);
         self.start(activation, base_of, &replay, guest_queue)?;
+        self.predecessor = None;
         self.signal_all();
         Ok(())
     }

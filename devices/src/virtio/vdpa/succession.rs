@@ -54,8 +54,8 @@ use crate::virtio::backend::{Activation, Predecessor, QueueAddresses, SavedState
 use crate::virtio::saved_state::{self, SavedStateError};
 
 /// Name and version of an identity.
-const IDENTITY_NAME: &str = "virtio-vdpa-identity";
-const IDENTITY_VERSION: u32 = 1;
+pub(in crate::virtio) const IDENTITY_NAME: &str = "virtio-vdpa-identity";
+pub(in crate::virtio) const IDENTITY_VERSION: u32 = 1;
 
 /// Bytes of `struct virtio_net_config` up to `supported_hash_types` (virtio 1.3, 5.1.4).
 pub(super) const CONFIG_LEN: usize = 24;
@@ -143,6 +143,30 @@ impl Told {
     }
 }
 
+impl Identity {
+    /// Whether a driver that relies on `features` and was told this can go on with a device that has the configuration `new`,
+    /// in which the address means nothing if it is not `addressed`.
+    fn check(
+        &self,
+        mut new: [u8; CONFIG_LEN],
+        addressed: bool,
+        features: u64,
+    ) -> Result<(), VdpaError> {
+        Told::of(&self.config).check(Told::of(&new), features)?;
+        let settable = [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_CTRL_MAC_ADDR]
+            .iter()
+            .all(|bit| features & (1 << bit) != 0);
+        if !addressed {
+            new[..6].fill(0);
+        }
+        let differs = self.mac.is_some_and(|mac| mac != new[..6]);
+        if features != 0 && differs && !settable {
+            return Err(VdpaError::UnsettableMac);
+        }
+        Ok(())
+    }
+}
+
 impl VdpaBackend {
     /// The beginning of the device configuration as the device says it now.
     pub(super) fn tells(&self) -> Result<[u8; CONFIG_LEN], VdpaError> {
@@ -177,25 +201,26 @@ impl VdpaBackend {
         if self.info.device_id != VIRTIO_ID_NET {
             return Err(VdpaError::NotReplaceable);
         }
-        let mut config = self.tells()?;
-        Told::of(&identity.config).check(Told::of(&config), predecessor.features)?;
+        let config = self.tells()?;
         // An address that is the VMM's to give changes what can be offered.
         let offer = Offer::new(device, &self.id, identity.mac.is_some());
+        identity.check(config, offer.passes(VIRTIO_NET_F_MAC), predecessor.features)?;
         let mac = configured_mac(device, &self.info, offer, identity.mac)?;
-        let settable = [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_CTRL_MAC_ADDR]
-            .iter()
-            .all(|bit| predecessor.features & (1 << bit) != 0);
-        if !offer.passes(VIRTIO_NET_F_MAC) {
-            // The field means nothing then.
-            config[..6].fill(0);
-        }
-        let differs = identity.mac.is_some_and(|mac| mac != config[..6]);
-        if predecessor.features != 0 && differs && !settable {
-            return Err(VdpaError::UnsettableMac);
-        }
         self.offer = offer;
         self.mac = mac;
+        self.predecessor = Some(identity.clone());
         Ok(())
+    }
+
+    /// See [`Backend::check_succession`](crate::virtio::backend::Backend::check_succession).
+    pub(super) fn check_predecessor(&self, features: u64) -> Result<(), VdpaError> {
+        match &self.predecessor {
+            Some(identity) => {
+                let addressed = self.offer.passes(VIRTIO_NET_F_MAC);
+                identity.check(self.tells()?, addressed, features)
+            }
+            None => Ok(()),
+        }
     }
 
     /// See [`Backend::hand_over`](crate::virtio::backend::Backend::hand_over).

@@ -363,6 +363,7 @@ fn a_machine_that_has_ended_says_so() {
 fn a_watcher_is_told_why_a_machine_ended() {
     for (reason, word) in [
         (EndReason::PoweredOff, "PoweredOff"),
+        (EndReason::Unsettled, "Unsettled"),
         (EndReason::Crashed, "Crashed"),
         (EndReason::Failed, "Failed"),
     ] {

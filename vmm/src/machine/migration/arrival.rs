@@ -11,7 +11,6 @@
 //! ```
 
 use std::fs::File;
-use std::io::ErrorKind;
 use std::os::fd::AsRawFd as _;
 use std::thread;
 
@@ -126,23 +125,11 @@ impl Arriving {
         };
         let not_arrived = |why| MachineError::NotArrived(Box::new(why));
         loop {
-            let first = match self.listener.accept() {
-                Ok(first) => first,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if self.migration.monitor().cancel.is_cancelled() {
-                        return Err(not_arrived(MigrationError::Cancelled));
-                    }
-                    continue;
-                }
-                Err(error) => return Err(MachineError::host("accept")(error)),
-            };
-            let outcome = migration::receive(
-                &mut arrival,
-                first,
-                &mut || self.listener.accept(),
-                &options,
-                self.migration.monitor(),
-            );
+            let monitor = self.migration.monitor();
+            let mut accept = || self.listener.accept();
+            let visitor = migration::greet(&mut accept, &options, monitor).map_err(not_arrived)?;
+            let outcome =
+                migration::receive_from(&mut arrival, visitor, &mut accept, &options, monitor);
             match outcome {
                 Outcome::Destination => {
                     self.migration.finish(MigrationEnd::Moved);

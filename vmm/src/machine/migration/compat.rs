@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vdpa::causes::in_one_line;
 
+use super::super::program::reads;
 use super::super::{Machine, MachineError, state_versions};
 use crate::byte_count::ByteCount;
 use crate::config::{CpuAffinity, HugePageSize, MemoryConfig, NoSuchNic, VdpaConfig, VmConfig};
@@ -130,11 +131,7 @@ impl Document {
         let mut refusals = Vec::new();
         for (section, ours) in state_versions() {
             let version = self.state_versions.get(&section).copied();
-            // The current version and the one before are read.
-            let read = |version: u32| {
-                version == ours || (version > 0 && version.checked_add(1) == Some(ours))
-            };
-            if !version.is_some_and(read) {
+            if !reads(&section, Some(ours), version) {
                 refusals.push(refusal(
                     &format!("the state's part `{section}`"),
                     version.map_or_else(
@@ -142,7 +139,7 @@ impl Document {
                         |version| format!("of version {version}"),
                     ),
                     format!("of version {ours}"),
-                    "run versions of Bellhop that are next to each other on both hosts",
+                    "run the same version of Bellhop on both hosts, or versions that are next to each other",
                 ));
             }
         }
@@ -557,6 +554,37 @@ mod tests {
         let placed = "size=64M,hugepages=2M,host_numa_node=1".parse().unwrap();
         assert_eq!(document.config.memory, placed);
         assert_eq!(document.config.cpu_affinity, affinity);
+    }
+
+    #[test]
+    fn a_part_of_the_state_that_is_not_read_here_is_refused_before_anything_is_opened() {
+        let (nics, ours) = (nics(), ours());
+        for (part, step, taken) in [
+            ("vcpu", 0, true),
+            ("vcpu", 1, false),
+            ("virtio-vdpa", 0, true),
+            ("virtio-vdpa", u32::MAX, false),
+            ("virtio-vdpa", 1, false),
+            ("virtio-pci", 1, false),
+        ] {
+            let mut document = machine(&["/theirs/vdpa"]);
+            let version = document.state_versions.get_mut(part).unwrap();
+            *version = version.wrapping_add(step);
+            let prepared = document.prepare(&here(&nics, &ours, &ours));
+            match prepared {
+                Ok(()) => assert!(taken, "{part} {step}"),
+                Err(refusals) => {
+                    assert!(!taken, "{part} {step} {refusals:?}");
+                    assert_eq!(what(&refusals), [format!("the state's part `{part}`")]);
+                }
+            }
+        }
+        // One of before the devices' versions were said.
+        let mut document = machine(&["/theirs/vdpa"]);
+        document
+            .state_versions
+            .retain(|part, _| !part.starts_with("virtio-"));
+        document.prepare(&here(&nics, &ours, &ours)).unwrap();
     }
 
     #[test]

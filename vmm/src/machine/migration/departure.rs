@@ -58,6 +58,11 @@ impl Handle {
     pub fn migrate(&self, migration: &Migration, config: &SendConfig, tls: Option<&Tls>) {
         let end = self.send(migration, config, tls);
         let moved = end == MigrationEnd::Moved;
+        if moved {
+            // Before anybody hears of it: whoever ends the machine then has it end as one that is known to have moved. One
+            // that has ended meanwhile has said that it is not settled.
+            let _ = self.ask_migration(|answer| MigrationRequest::Moved { answer });
+        }
         migration.finish(end);
         if moved {
             migration.wait_seen(LAST_WORDS);

@@ -3,11 +3,11 @@
 //! Owns the transitions. It must not know how anything is stopped or sent.
 //!
 //! ```text
-//!          begin              commit, standing still          depart
-//!    No ───────────> Sending ─────────────────────> Committed ──────> Departed
-//!    ^ │               │ end                           │ stay            ^
-//!    │ └── depart, of a machine that came and is held ─┼─────────────────┘
-//!    └─────────────────┴───────────────────────────────┘
+//!          begin              commit, standing still          moved         depart
+//!    No ───────────> Sending ─────────────────────> Committed ────────> Moved ──────> Departed
+//!    ^ │               │ end                          │   │ depart, by somebody's word ^
+//!    │ └── depart, of a machine that came and is held ┼───┴────────────────────────────┘
+//!    └─────────────────┴──────────────────────────────┘ stay
 //! ```
 
 use crate::machine::handle::RequestError;
@@ -23,6 +23,8 @@ pub(in crate::machine) enum Leaving {
     Sending,
     /// GO may have been sent: its guest may run elsewhere.
     Committed,
+    /// Its guest runs elsewhere, and its process waits for somebody to read that.
+    Moved,
     /// Its guest runs elsewhere, and its run is over.
     Departed,
 }
@@ -35,7 +37,9 @@ impl Leaving {
                 *self = Self::Sending;
                 Ok(())
             }
-            Self::Sending | Self::Committed | Self::Departed => Err(RequestError::Migrating),
+            Self::Sending | Self::Committed | Self::Moved | Self::Departed => {
+                Err(RequestError::Migrating)
+            }
         }
     }
 
@@ -61,10 +65,21 @@ impl Leaving {
         held && matches!(self, Self::No | Self::Committed)
     }
 
-    /// The guest runs elsewhere.
+    /// The destination has said that the guest runs there.
+    pub(super) fn moved(&mut self) -> Result<(), RequestError> {
+        match self {
+            Self::Committed => {
+                *self = Self::Moved;
+                Ok(())
+            }
+            _ => Err(RequestError::Settled),
+        }
+    }
+
+    /// The guest runs elsewhere, and nobody has to be told any more.
     pub(super) fn depart(&mut self, held: bool) -> Result<(), RequestError> {
         match self {
-            Self::No | Self::Committed if held => {
+            Self::No | Self::Committed | Self::Moved if held => {
                 *self = Self::Departed;
                 Ok(())
             }
@@ -74,7 +89,7 @@ impl Leaving {
 
     /// It stays.
     pub(super) fn end(&mut self) {
-        if *self != Self::Departed {
+        if !matches!(self, Self::Moved | Self::Departed) {
             *self = Self::No;
         }
     }
@@ -87,11 +102,19 @@ impl Leaving {
     ) -> Result<Exit, MachineError> {
         match (self, &run) {
             (Self::No | Self::Sending, _) | (_, Ok(Exit::Moved | Exit::HandedOver)) => run,
-            (Self::Committed | Self::Departed, _) => {
+            (Self::Committed, _) => {
+                let how = End::from(&run).detail;
+                tracing::error!(
+                    how,
+                    "the machine ends while it is not settled where its guest is: look at the other host"
+                );
+                Ok(Exit::Unsettled)
+            }
+            (Self::Moved | Self::Departed, _) => {
                 let how = End::from(&run).detail;
                 tracing::warn!(
                     how,
-                    "the machine ends while its guest may run elsewhere: it counts as moved"
+                    "the machine ends after its guest has moved: it counts as moved"
                 );
                 Ok(Exit::Moved)
             }
@@ -104,10 +127,11 @@ mod tests {
     use super::*;
     use crate::vcpu::{VcpuFailure, VcpuReport};
 
-    const ALL: [Leaving; 4] = [
+    const ALL: [Leaving; 5] = [
         Leaving::No,
         Leaving::Sending,
         Leaving::Committed,
+        Leaving::Moved,
         Leaving::Departed,
     ];
 
@@ -121,26 +145,34 @@ mod tests {
         assert!(leaving.commit(false).is_err() && leaving == Leaving::Sending);
         leaving.commit(true).unwrap();
         assert!(leaving.commit(true).is_err());
+        leaving.moved().unwrap();
+        assert!(leaving.moved().is_err());
+        leaving.depart(true).unwrap();
+        assert_eq!(leaving, Leaving::Departed);
+        // By somebody's word, without that of the destination.
+        let mut leaving = Leaving::Committed;
         leaving.depart(true).unwrap();
         assert_eq!(leaving, Leaving::Departed);
     }
 
     #[test]
     fn a_machine_that_has_departed_never_comes_back() {
-        let mut leaving = Leaving::Departed;
-        assert!(!leaving.may_stay(true) && !leaving.may_resume(true));
-        assert!(leaving.begin().is_err() && leaving.commit(true).is_err());
-        assert!(leaving.depart(true).is_err());
-        leaving.end();
-        assert_eq!(leaving, Leaving::Departed);
+        for gone in [Leaving::Moved, Leaving::Departed] {
+            let mut leaving = gone;
+            assert!(!leaving.may_stay(true) && !leaving.may_resume(true));
+            assert!(leaving.begin().is_err() && leaving.commit(true).is_err());
+            leaving.end();
+            assert_eq!(leaving, gone);
+        }
+        assert!(Leaving::Departed.depart(true).is_err());
     }
 
     #[test]
     fn only_the_source_itself_may_resume_before_go_and_only_somebody_may_settle_after_it() {
         let resume = ALL.map(|leaving| leaving.may_resume(true));
         let stay = ALL.map(|leaving| leaving.may_stay(true));
-        assert_eq!(resume, [false, true, false, false]);
-        assert_eq!(stay, [true, false, true, false]);
+        assert_eq!(resume, [false, true, false, false, false]);
+        assert_eq!(stay, [true, false, true, false, false]);
         for mut leaving in ALL {
             assert!(!leaving.may_resume(false) && !leaving.may_stay(false));
             assert!(leaving.depart(false).is_err(), "it runs");
@@ -148,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_whose_guest_may_run_elsewhere_ends_as_moved_however_it_ends() {
+    fn a_machine_whose_guest_may_run_elsewhere_says_so_however_it_ends() {
         let crashed = || {
             Exit::Crashed(VcpuReport {
                 index: 0,
@@ -156,12 +188,17 @@ mod tests {
                 failure: VcpuFailure::TripleFault,
             })
         };
-        for leaving in [Leaving::Committed, Leaving::Departed] {
-            for exit in [Exit::Stopped, Exit::PoweredOff, crashed(), Exit::Moved] {
-                assert_eq!(leaving.ends(Ok(exit)).unwrap(), Exit::Moved);
+        for (leaving, end) in [
+            (Leaving::Committed, Exit::Unsettled),
+            (Leaving::Moved, Exit::Moved),
+            (Leaving::Departed, Exit::Moved),
+        ] {
+            for exit in [Exit::Stopped, Exit::PoweredOff, crashed()] {
+                assert_eq!(leaving.ends(Ok(exit)).unwrap(), end);
             }
+            assert_eq!(leaving.ends(Ok(Exit::Moved)).unwrap(), Exit::Moved);
             let failed = MachineError::TooManyDevices(1);
-            assert_eq!(leaving.ends(Err(failed)).unwrap(), Exit::Moved);
+            assert_eq!(leaving.ends(Err(failed)).unwrap(), end);
         }
         for leaving in [Leaving::No, Leaving::Sending] {
             for exit in [Exit::Stopped, Exit::PoweredOff, crashed(), Exit::HandedOver] {

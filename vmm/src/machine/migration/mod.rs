@@ -14,6 +14,7 @@
 //!   Stayed: as before                                  Stayed: no machine
 //!   Unsettled: stands still ── Handle::settle ─┐       Unsettled: stands still ── Handle::settle ─┐
 //!        here: goes on   there: ends  <────────┘            here: goes on   there: ends  <─────────┘
+//!        told to stop: Exit::Unsettled                      told to stop: Exit::Stopped
 //! ```
 
 mod arrival;

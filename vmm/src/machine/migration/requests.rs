@@ -66,6 +66,10 @@ pub(in crate::machine) enum MigrationRequest {
     Stay {
         answer: Answer<Result<(), RequestError>>,
     },
+    /// It stands still, and the destination has said that its guest runs there.
+    Moved {
+        answer: Answer<Result<(), RequestError>>,
+    },
     /// It stands still, and its guest runs elsewhere: the run is over.
     Depart {
         answer: Answer<Result<(), RequestError>>,
@@ -105,6 +109,9 @@ impl Machine {
             }
             MigrationRequest::Stay { answer } => {
                 let _ = answer.send(self.stay());
+            }
+            MigrationRequest::Moved { answer } => {
+                let _ = answer.send(self.leaving.moved());
             }
             MigrationRequest::Depart { answer } => {
                 let held = self.is_held_for_migration();
@@ -210,7 +217,7 @@ impl Machine {
         }
         match self.leaving {
             Leaving::No => Ok(()),
-            Leaving::Sending | Leaving::Committed | Leaving::Departed => {
+            Leaving::Sending | Leaving::Committed | Leaving::Moved | Leaving::Departed => {
                 Err(RequestError::Migrating)
             }
         }

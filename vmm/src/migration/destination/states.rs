@@ -12,20 +12,18 @@
 //! if it could be. After that it does so only if the source itself says that it goes on.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read as _};
+use std::io::{self, Read as _};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::JOIN_PATIENCE;
+use super::door::{Door, DoorError};
+use super::{HELLO_PATIENCE, JOIN_PATIENCE};
 use crate::migration::channel::{Channel, Connection, Halt, Wait};
 use crate::migration::error::{MigrationError, Phase};
 use crate::migration::progress::Progress;
 use crate::migration::protocol::{CONNECTION_UNKNOWN, Hello, Message, Refusal, Session};
 use crate::migration::ram::{Budget, RamImage, receive_rounds};
-
-/// Connections that are not the source's and are put up with while it makes its own.
-const STRANGERS_MAX: u32 = 16;
 
 fn end<C: Connection>(
     mut control: Channel<C>,
@@ -57,13 +55,18 @@ impl<C: Connection> Listening<C> {
         Self { control }
     }
 
+    /// What ends its waits from now on.
+    pub(super) fn set_halt(&mut self, halt: &Halt) {
+        self.control.set_halt(halt);
+    }
+
     /// Waits for the first words.
     ///
     /// # Errors
     /// [`MigrationError`]; the source is in charge.
     pub fn hello(mut self) -> Result<(Self, Asked), MigrationError> {
         let phase = Phase::Offer;
-        let wait = Wait::AtMost(self.control.frame_patience());
+        let wait = Wait::AtMost(HELLO_PATIENCE.min(self.control.frame_patience()));
         let name = match self.control.receive(phase, wait) {
             Ok(Message::Hello(hello)) => return Ok((self, Asked::Take(hello))),
             Ok(Message::Try(hello)) => return Ok((self, Asked::Try(hello))),
@@ -180,17 +183,9 @@ impl<C: Connection> Accepted<C> {
         room: &Room<'_>,
     ) -> Result<(), MigrationError> {
         let budget = Budget::new(room.memory_max);
-        let mut door = Door {
-            session: self.session,
-            connections: self.connections,
-            patience: self.control.frame_patience(),
-            halt: self.control.halt().clone(),
-            joined: vec![0],
-            strangers: 0,
-            closes: Instant::now() + wait,
-            wait,
-        };
-        let connections = self.connections;
+        let (session, connections) = (self.session, self.connections);
+        let patience = self.control.frame_patience();
+        let closes = Instant::now() + wait;
         let halt = self.control.halt().clone();
         let first_error = Mutex::new(None);
         let failed = |error| {
@@ -219,20 +214,51 @@ impl<C: Connection> Accepted<C> {
             if let Err(source) = thread(0).spawn_scoped(scope, move || part(control)) {
                 failed(not_started(source));
             }
-            while door.joined.len() < usize::from(connections) {
-                match door.next(accept) {
-                    Ok(Some(mut channel)) => {
-                        let spawned =
-                            thread(channel.index()).spawn_scoped(scope, move || part(&mut channel));
-                        if let Err(source) = spawned {
-                            failed(not_started(source));
-                        }
-                    }
-                    Ok(None) => {}
-                    Err(error) => {
-                        failed(error);
+            let mut door = Door::new(&halt);
+            // Numbers of the connections that are there.
+            let mut joined = vec![0];
+            while joined.len() < usize::from(connections) {
+                let missing = (1..connections).find(|index| !joined.contains(index));
+                if let Err(error) = halt.check() {
+                    failed(error);
+                    break;
+                }
+                if Instant::now() >= closes {
+                    failed(MigrationError::Silent {
+                        phase: Phase::Join,
+                        connection: missing.unwrap_or(0),
+                        waited: wait,
+                    });
+                    break;
+                }
+                let asked =
+                    move |stream, halt: &Halt| join(stream, halt, session, connections, patience);
+                let mut channel = match door.next(scope, accept, asked) {
+                    Ok(Some(channel)) => channel,
+                    Ok(None) => continue,
+                    Err(DoorError::Thread(source)) => {
+                        failed(not_started(source));
                         break;
                     }
+                    Err(DoorError::Accept(source)) => {
+                        failed(MigrationError::Broken {
+                            phase: Phase::Join,
+                            connection: missing.unwrap_or(0),
+                            source,
+                        });
+                        break;
+                    }
+                };
+                // Of two with one number the first is there already.
+                if joined.contains(&channel.index()) {
+                    continue;
+                }
+                joined.push(channel.index());
+                channel.set_halt(&halt);
+                let spawned =
+                    thread(channel.index()).spawn_scoped(scope, move || part(&mut channel));
+                if let Err(source) = spawned {
+                    failed(not_started(source));
                 }
             }
         });
@@ -274,87 +300,28 @@ impl<C: Connection> Accepted<C> {
     }
 }
 
-/// Where connections come in, and strangers are turned away.
-struct Door {
+/// The channel, if its first frame is a JOIN of this migration.
+fn join<C: Connection>(
+    stream: C,
+    halt: &Halt,
     session: Session,
     connections: u16,
     patience: Duration,
-    halt: Halt,
-    /// Numbers of the connections that are there.
-    joined: Vec<u16>,
-    strangers: u32,
-    closes: Instant,
-    wait: Duration,
-}
-
-impl Door {
-    /// The next connection of the source's, if one came.
-    fn next<C: Connection>(
-        &mut self,
-        accept: &mut dyn FnMut() -> io::Result<C>,
-    ) -> Result<Option<Channel<C>>, MigrationError> {
-        let phase = Phase::Join;
-        self.halt.check()?;
-        let connection = (1..self.connections)
-            .find(|index| !self.joined.contains(index))
-            .unwrap_or(0);
-        if Instant::now() >= self.closes {
-            return Err(MigrationError::Silent {
-                phase,
-                connection,
-                waited: self.wait,
-            });
+) -> Option<Channel<C>> {
+    let mut channel = Channel::new(stream, CONNECTION_UNKNOWN, patience, halt).ok()?;
+    let wait = Wait::AtMost(JOIN_PATIENCE.min(patience));
+    let index = match channel.receive(Phase::Join, wait) {
+        Ok(Message::Join {
+            session: theirs,
+            connection,
+        }) if theirs == session && connection < connections => connection,
+        _ => {
+            tracing::warn!("a connection that is not the source's was closed");
+            return None;
         }
-        let stream = match accept() {
-            Ok(stream) => stream,
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-                ) =>
-            {
-                return Ok(None);
-            }
-            Err(source) => {
-                return Err(MigrationError::Broken {
-                    phase,
-                    connection,
-                    source,
-                });
-            }
-        };
-        if let Some(channel) = self.join(stream) {
-            self.joined.push(channel.index());
-            return Ok(Some(channel));
-        }
-        self.strangers += 1;
-        if self.strangers > STRANGERS_MAX {
-            return Err(MigrationError::TooManyStrangers);
-        }
-        tracing::warn!("a connection that is not the source's was closed");
-        Ok(None)
-    }
-
-    /// The channel, if its first frame is a JOIN of this migration, for a connection that is missing.
-    fn join<C: Connection>(&self, stream: C) -> Option<Channel<C>> {
-        let mut channel =
-            Channel::new(stream, CONNECTION_UNKNOWN, self.patience, &self.halt).ok()?;
-        let patience = JOIN_PATIENCE.min(self.patience);
-        let index = match channel.receive(Phase::Join, Wait::AtMost(patience)) {
-            Ok(Message::Join {
-                session,
-                connection,
-            }) if session == self.session
-                && connection < self.connections
-                && !self.joined.contains(&connection) =>
-            {
-                connection
-            }
-            _ => return None,
-        };
-        channel.set_index(index);
-        Some(channel)
-    }
+    };
+    channel.set_index(index);
+    Some(channel)
 }
 
 /// All of the guest is here.

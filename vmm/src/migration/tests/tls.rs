@@ -215,6 +215,93 @@ fn strangers_at_the_door_do_not_end_it() {
 }
 
 #[test]
+fn many_silent_strangers_use_up_nothing_of_the_source() {
+    let (near, far) = both_hosts();
+    let (listener, endpoint) = listen(Some(far));
+    let (mut source, mut destination) = (full_guest(), Guest::new());
+    let mut strangers = Vec::new();
+    let mut knock = |number| {
+        // More than were once put up with: those who say nothing first, then those who hang up.
+        for _ in 0..18 {
+            let stranger = endpoint.connect(PATIENCE, None).unwrap();
+            if number == 1 {
+                strangers.push(stranger);
+            }
+        }
+    };
+    let started = Instant::now();
+    let (left, arrived) = migrate_by_tls(
+        (&mut source, &send_options(3)),
+        (&mut destination, &receive_options()),
+        &near,
+        &listener,
+        &endpoint,
+        &mut knock,
+    );
+    assert!(matches!(left, Outcome::Destination), "{left:?} {arrived:?}");
+    check_one_owner(&source, &destination, &left, &arrived);
+    // One after the other they would have taken 2 s each.
+    assert!(started.elapsed() < Duration::from_secs(18));
+}
+
+#[test]
+fn a_source_is_heard_among_those_who_came_first_and_say_nothing() {
+    let (near, far) = both_hosts();
+    let (stranger, _) = both_hosts();
+    let (listener, endpoint) = listen(Some(far));
+    let (mut source, mut destination) = (full_guest(), Guest::new());
+    let silent: Vec<Stream> = (0..20)
+        .map(|_| endpoint.connect(PATIENCE, None).unwrap())
+        .collect();
+    let mut unknown = endpoint.connect(PATIENCE, Some(&stranger)).unwrap();
+    unknown.set_timeout(Duration::from_millis(1)).unwrap();
+    let error = unknown.write(b"HELLO").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    let started = Instant::now();
+    let (left, arrived) = thread::scope(|scope| {
+        let arrives = scope.spawn(|| {
+            let (options, monitor) = (receive_options(), Monitor::default());
+            let mut accept = || listener.accept();
+            let visitor = greet(&mut accept, &options, &monitor).unwrap();
+            receive_from(&mut destination, visitor, &mut accept, &options, &monitor)
+        });
+        let connect = || {
+            endpoint
+                .connect(PATIENCE, Some(&near))
+                .map_err(io::Error::other)
+        };
+        let (ram, first) = (source.image(), connect().unwrap());
+        let monitor = Monitor::default();
+        let options = send_options(2);
+        let left = send(
+            &mut source,
+            &ram,
+            first,
+            &mut || connect(),
+            &options,
+            &monitor,
+        );
+        (left, arrives.join().unwrap())
+    });
+    assert!(matches!(left, Outcome::Destination), "{left:?} {arrived:?}");
+    check_one_owner(&source, &destination, &left, &arrived);
+    // One after the other they would have taken 5 s each.
+    assert!(started.elapsed() < Duration::from_secs(50));
+    drop(silent);
+}
+
+#[test]
+fn nobody_is_greeted_any_more_once_it_is_cancelled() {
+    let (_, far) = both_hosts();
+    let (listener, endpoint) = listen(Some(far));
+    let _silent = endpoint.connect(PATIENCE, None).unwrap();
+    let monitor = Monitor::default();
+    monitor.cancel.cancel();
+    let greeted = greet(&mut || listener.accept(), &receive_options(), &monitor);
+    assert!(matches!(greeted, Err(MigrationError::Cancelled)));
+}
+
+#[test]
 fn silence_instead_of_a_handshake_ends_in_time_on_either_side() {
     let (near, far) = both_hosts();
     let patience = Timeouts {

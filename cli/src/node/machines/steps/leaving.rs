@@ -153,8 +153,12 @@ impl Life<'_> {
 /// What the end of a machine's process comes to: it may have moved, although nobody has said so at its end.
 pub(super) fn account_of(record: &mut Record, end: LastEnd) -> LastEnd {
     let moved = end.reason == EndedBecause::Moved;
-    match judge(record.departure.as_ref(), Process::Gone { moved }) {
-        Verdict::Here | Verdict::Open => end,
+    match judge(record.departure.as_ref(), Process::Gone(end.reason.into())) {
+        Verdict::Here => end,
+        Verdict::Open => {
+            record.departure.get_or_insert_with(Departure::unknown);
+            end
+        }
         Verdict::There => {
             record.departure = None;
             record.spec.state = Desired::Stopped;

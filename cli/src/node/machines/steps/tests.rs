@@ -571,6 +571,9 @@ fn the_policy_decides_who_comes_back() {
         (Restart::Always, EndedBecause::PoweredOff, true),
         (Restart::Always, EndedBecause::Moved, false),
         (Restart::Always, EndedBecause::Stopped, true),
+        // Once somebody has said that the guest is here.
+        (Restart::OnFailure, EndedBecause::Unsettled, true),
+        (Restart::Never, EndedBecause::Unsettled, false),
     ] {
         assert_eq!(again(restart, because), back, "{restart:?} {because:?}");
     }

@@ -57,6 +57,8 @@ pub(super) struct Seen {
     pub(super) tokens: Vec<u16>,
     /// The queues that have a doorbell of the device's.
     pub(super) doorbells: Vec<u16>,
+    /// What it was asked for at a restore.
+    pub(super) relied: Vec<u64>,
     /// Whose place it was to take.
     pub(super) predecessor: Option<Predecessor>,
     pub(super) fails_next_restore: bool,
@@ -84,6 +86,8 @@ pub(super) struct Shape {
     pub(super) fails_restore: bool,
     /// Gives its place to nobody.
     pub(super) keeps_place: bool,
+    /// The features that a driver may rely on at a restore.
+    pub(super) bears: u64,
     pub(super) events: Vec<Event>,
 }
 
@@ -98,6 +102,7 @@ impl Default for Shape {
             refuses: None,
             fails_restore: false,
             keeps_place: false,
+            bears: u64::MAX,
             events: Vec::new(),
         }
     }
@@ -131,6 +136,7 @@ impl Model {
             tokens: Vec::new(),
             doorbells: Vec::new(),
             predecessor: None,
+            relied: Vec::new(),
             fails_next_restore: shape.fails_restore,
             loses_doorbells: false,
             broken_ring: false,
@@ -314,6 +320,13 @@ impl Backend for Model {
         match self.shape.refuses {
             Some(words) => Err(words.into()),
             None => Ok(()),
+        }
+    }
+    fn check_succession(&self, features: u64) -> Result<(), BackendError> {
+        self.seen.lock().unwrap().relied.push(features);
+        match features & !self.shape.bears {
+            0 => Ok(()),
+            _ => Err("smaller than the guest was told".into()),
         }
     }
     fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {

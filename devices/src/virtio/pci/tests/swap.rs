@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 
 use super::rig::{
-    FAIL_CHANGE, FAIL_SAVE, Model, OFFER, Rig, Seen, Shape, Stage, VERSION_1, WINDOW, reg,
+    FAIL_CHANGE, FAIL_SAVE, Model, OFFER, RING_RESET, Rig, Seen, Shape, Stage, VERSION_1, WINDOW,
+    reg,
 };
 use crate::testing::Reached;
 use crate::virtio::backend::{Backend, Event, Outcome};
-use crate::virtio::pci::{SwapError, Swapped};
+use crate::virtio::pci::{RestoreError, SwapError, Swapped};
 
 const NEEDS_RESET: u64 = 64;
 /// VIRTIO_NET_F_MAC, which to the model means something else that does not happen here.
@@ -503,5 +504,47 @@ fn a_device_at_another_host_that_is_less_is_refused_before_anything_is_restored(
         let other = Rig::cold_with(shape);
         let error = other.device.take_place(&relied).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn what_the_guest_relies_on_counts_when_its_state_comes_not_only_before() {
+    // No driver was there when the other host was asked.
+    let before = Rig::new();
+    let relied = before.device.relied();
+    let shape = || Shape {
+        bears: VERSION_1,
+        ..Shape::default()
+    };
+    for (features, fits) in [(VERSION_1, true), (VERSION_1 | RING_RESET, false)] {
+        for runs in [false, true] {
+            let rig = Rig::new();
+            if runs {
+                rig.start(features);
+            } else {
+                rig.agree(features);
+            }
+            let state = rig.device.save().unwrap();
+            let other = Rig::cold_with(shape());
+            other.device.take_place(&relied).unwrap();
+            let checked = other.device.check(&state);
+            assert_eq!(checked.is_ok(), fits, "{runs} {checked:?}");
+            if let Err(error) = checked {
+                assert!(matches!(error, RestoreError::Succession(_)), "{error:?}");
+                assert!(other.device.restore(&state).is_err());
+            }
+            assert_eq!(other.stage(), Stage::Inactive);
+            let asked = other.seen.lock().unwrap().relied.clone();
+            assert!(asked.iter().all(|&asked| asked == features), "{asked:?}");
+        }
+    }
+    // One without a driver relies on nothing, and one that has yet to choose on all that it was offered.
+    for (walk, needs) in [(&[0][..], false), (&[0, 1, 3], true)] {
+        let rig = Rig::new();
+        walk.iter().for_each(|&status| rig.set_status(status));
+        let state = rig.device.save().unwrap();
+        let other = Rig::cold_with(shape());
+        other.device.take_place(&relied).unwrap();
+        assert_eq!(other.device.check(&state).is_err(), needs);
     }
 }

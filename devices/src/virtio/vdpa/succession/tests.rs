@@ -297,6 +297,45 @@ fn what_the_guest_was_told_holds_where_it_relies_on_it() {
 }
 
 #[test]
+fn what_a_driver_comes_to_rely_on_later_counts_then() {
+    const MTU: u64 = 1 << VIRTIO_NET_F_MTU;
+    const SETTABLE: u64 = 1 << VIRTIO_NET_F_CTRL_VQ | 1 << VIRTIO_NET_F_CTRL_MAC_ADDR;
+    let mac = [2, 0, 0, 0, 0, 1];
+    let config = |mac: [u8; 6], mtu: u16| {
+        let mut config = [0; CONFIG_LEN];
+        config[..6].copy_from_slice(&mac);
+        config[10..12].copy_from_slice(&mtu.to_le_bytes());
+        config
+    };
+    let identity = Identity {
+        mac: Some(mac),
+        config: config(mac, 9000),
+    };
+    let smaller = config(mac, 1500);
+    // No driver yet; then one that does not care; then one that does.
+    identity.check(smaller, true, 0).unwrap();
+    identity.check(smaller, true, 1).unwrap();
+    let error = identity.check(smaller, true, MTU).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            VdpaError::SmallerMtu {
+                needs: 9000,
+                has: 1500
+            }
+        ),
+        "{error}"
+    );
+    for (new, addressed) in [([2, 0, 0, 0, 0, 2], true), (mac, false)] {
+        let new = config(new, 9000);
+        identity.check(new, addressed, 0).unwrap();
+        identity.check(new, addressed, SETTABLE).unwrap();
+        let error = identity.check(new, addressed, MTU).unwrap_err();
+        assert!(matches!(error, VdpaError::UnsettableMac), "{error}");
+    }
+}
+
+#[test]
 fn fields_are_where_virtio_has_them() {
     let config: [u8; CONFIG_LEN] = std::array::from_fn(|at| u8::try_from(at).unwrap());
     let expected = Told {

@@ -52,6 +52,7 @@ fn a_machine_that_is_waited_for_is_taken_back_kept_or_left_open_by_what_its_proc
         (EndedBecause::Moved, false),
         (EndedBecause::Failed, true),
         (EndedBecause::Stopped, true),
+        (EndedBecause::Unsettled, true),
         (EndedBecause::PoweredOff, true),
         (EndedBecause::Crashed, true),
         (killed, true),
@@ -71,7 +72,13 @@ fn a_machine_that_is_waited_for_is_taken_back_kept_or_left_open_by_what_its_proc
         assert_eq!(fake.stored().is_some(), left, "{reason:?}");
         assert_eq!(fake.world().devices.len(), usize::from(left));
         // Nobody starts what may run where it came from.
-        let open = [killed, EndedBecause::Failed, EndedBecause::Stopped].contains(&reason);
+        let open = [
+            killed,
+            EndedBecause::Failed,
+            EndedBecause::Stopped,
+            EndedBecause::Unsettled,
+        ]
+        .contains(&reason);
         assert_eq!(record.may_be_elsewhere().is_some(), open, "{reason:?}");
         assert!(!open || !record.is_to_start());
     }

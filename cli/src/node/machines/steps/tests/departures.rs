@@ -171,3 +171,42 @@ fn somebody_says_where_the_guest_is() {
         assert_eq!(record.is_to_start(), here);
     }
 }
+
+/// Also one that was sent by its own API: only its end tells of it then.
+#[test]
+fn a_machine_that_ends_unsettled_is_started_by_nobody_and_keeps_its_nics() {
+    for (marked, here) in [(true, true), (true, false), (false, true), (false, false)] {
+        let fake = Fake::default();
+        let vm: VmName = "web".parse().unwrap();
+        let daemon = Daemon::new(&fake, &vm);
+        let life = daemon.life();
+        let mut record = life.create(spec(1, false, Restart::Always)).unwrap();
+        if marked {
+            let request = SendRequest {
+                destination: "unix:/b".to_owned(),
+                body: Bytes::new(),
+                request_id: None,
+                peer: None,
+            };
+            life.send(&mut record, &request).unwrap();
+        }
+        fake.world().processes.clear();
+        life.stop(&mut record).unwrap();
+        let end = LastEnd {
+            reason: EndedBecause::Unsettled,
+            detail: String::new(),
+        };
+        let end = life.ends(&mut record, end).unwrap().unwrap();
+        assert_eq!(end.reason, EndedBecause::Unsettled);
+        let reason = record.may_be_elsewhere().unwrap().reason();
+        assert_eq!(reason.contains("unix:/b"), marked, "{reason}");
+        assert!(!record.is_to_start());
+        assert_eq!(fake.stored().unwrap(), record);
+        assert_eq!(fake.world().devices.len(), 1);
+        // The next daemon has it so, too.
+        assert_eq!(life.settle(&mut record).unwrap(), Settled::Stopped);
+        assert!(record.may_be_elsewhere().is_some());
+        life.say_where(&mut record, here).unwrap();
+        assert_eq!(record.is_to_start(), here);
+    }
+}

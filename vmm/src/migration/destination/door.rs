@@ -1,0 +1,181 @@
+//! Where connections come in, which may be anybody's.
+//!
+//! Each that is accepted says its first words on a thread of its own, within a limit of its own: so one that is slow, says
+//! nothing, or has no certificate keeps nobody waiting, and however many of them come, they use up nothing but time. Those for
+//! whom there is no room wait where the kernel keeps them.
+//!
+//! ```text
+//!   accept ── asked, 32 at once ──> what it wants ──> answered
+//!                  └── silent, a stranger: closed, and no harm done
+//! ```
+//! Owns how many are asked at once. It must not know what they are asked.
+
+use std::io::{self, ErrorKind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, Scope};
+use std::time::Duration;
+
+use crate::migration::channel::Halt;
+
+/// Connections that are asked at once: those of a source, and as many strangers.
+const ASKED_MAX: usize = 32;
+/// How long an answer is waited for before the next connection is looked for.
+const MOMENT: Duration = Duration::from_millis(10);
+
+/// Why no connection comes.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DoorError {
+    /// The kernel gives none.
+    #[error("no connection can be accepted")]
+    Accept(#[source] io::Error),
+    /// Nobody can be asked.
+    #[error("a connection cannot be served")]
+    Thread(#[source] io::Error),
+}
+
+/// See the module. Whoever is still being asked when this is dropped is not asked any longer.
+pub(super) struct Door<T> {
+    halt: Halt,
+    asked: usize,
+    sender: Sender<Option<T>>,
+    answers: Receiver<Option<T>>,
+}
+
+impl<T: Send> Door<T> {
+    /// One whose visitors are sent away as soon as `halt` says so.
+    pub(super) fn new(halt: &Halt) -> Self {
+        let (sender, answers) = channel();
+        Self {
+            halt: halt.apart(),
+            asked: 0,
+            sender,
+            answers,
+        }
+    }
+
+    /// Has the next connection, if there is one and room for it, asked by `ask`, which gives nothing for a stranger and ends
+    /// soon after its [`Halt`] says so. Returns one that has answered, after a short while at most.
+    ///
+    /// # Errors
+    /// [`DoorError`].
+    pub(super) fn next<'scope, C: Send + 'scope>(
+        &mut self,
+        scope: &'scope Scope<'scope, '_>,
+        accept: &mut dyn FnMut() -> io::Result<C>,
+        ask: impl FnOnce(C, &Halt) -> Option<T> + Send + 'scope,
+    ) -> Result<Option<T>, DoorError>
+    where
+        T: 'scope,
+    {
+        if self.asked < ASKED_MAX {
+            match accept() {
+                Ok(stream) => {
+                    let (sender, halt) = (self.sender.clone(), self.halt.clone());
+                    let visitor = move || {
+                        // Nobody wants the answer if the door is closed by now.
+                        let _ = sender.send(ask(stream, &halt));
+                    };
+                    Builder::new()
+                        .name("visitor".to_owned())
+                        .spawn_scoped(scope, visitor)
+                        .map_err(DoorError::Thread)?;
+                    self.asked += 1;
+                }
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                    ) => {}
+                Err(error) => return Err(DoorError::Accept(error)),
+            }
+        }
+        if self.asked == 0 {
+            return Ok(None);
+        }
+        let Ok(answer) = self.answers.recv_timeout(MOMENT) else {
+            return Ok(None);
+        };
+        self.asked -= 1;
+        Ok(answer)
+    }
+}
+
+impl<T> Drop for Door<T> {
+    fn drop(&mut self) {
+        self.halt.fail();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Waits for a byte, until it is to end.
+    fn ask(mut stream: UnixStream, halt: &Halt) -> Option<u8> {
+        stream.set_read_timeout(Some(MOMENT)).unwrap();
+        let mut byte = [0];
+        while halt.check().is_ok() {
+            match stream.read(&mut byte) {
+                Ok(1) => return Some(byte[0]),
+                Ok(_) => return None,
+                Err(_) => {}
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn who_says_nothing_keeps_nobody_waiting_and_is_sent_away_when_the_door_closes() {
+        let (mut mine, mut theirs): (Vec<_>, Vec<_>) =
+            (0..ASKED_MAX).map(|_| UnixStream::pair().unwrap()).unzip();
+        // The one that says something is the last for whom there is room.
+        mine.last_mut().unwrap().write_all(&[7]).unwrap();
+        theirs.reverse();
+        let mut accept = || theirs.pop().ok_or_else(|| ErrorKind::WouldBlock.into());
+        let started = Instant::now();
+        let halt = Halt::default();
+        let found = thread::scope(|scope| {
+            let mut door = Door::new(&halt);
+            loop {
+                if let Some(found) = door.next(scope, &mut accept, ask).unwrap() {
+                    break found;
+                }
+                assert!(started.elapsed() < Duration::from_secs(30));
+            }
+        });
+        assert_eq!(found, 7);
+        // What is asked behind the door goes on.
+        halt.check().unwrap();
+        // The others were there until it closed.
+        let mut byte = [0];
+        assert_eq!(mine[0].read(&mut byte).unwrap(), 0);
+    }
+
+    #[test]
+    fn strangers_are_not_counted_and_a_listener_that_fails_is_an_error() {
+        let mut strangers = 10 * ASKED_MAX;
+        let mut accept = || {
+            strangers -= 1;
+            match strangers {
+                0 => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+                _ => UnixStream::pair().map(|(_, theirs)| theirs),
+            }
+        };
+        let halt = Halt::default();
+        let error = thread::scope(|scope| {
+            let mut door = Door::new(&halt);
+            loop {
+                match door.next(scope, &mut accept, ask) {
+                    Ok(answer) => assert_eq!(answer, None),
+                    Err(error) => break error,
+                }
+            }
+        });
+        assert!(matches!(error, DoorError::Accept(_)), "{error:?}");
+    }
+}
