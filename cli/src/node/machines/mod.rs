@@ -501,6 +501,7 @@ impl Machines {
                 let mut record = slot
                     .record()
                     .ok_or_else(|| VmError::NoVm(slot.name().clone()))?;
+                record.forget_former();
                 inner.live(slot, |life| life.delete(&mut record))?;
                 inner.tell(slot.name(), Change::Deleted);
                 Ok(())

@@ -102,6 +102,10 @@ pub(crate) struct Record {
     /// NICs on devices that were not made for them, which the guest was to give up and may have still.
     #[serde(default)]
     giving_up: BTreeSet<NicId>,
+    /// What this node remembers of the machine of this name that left it before. It has the place again if this one, whose
+    /// guest is still to come, does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    former: Option<Box<Record>>,
 }
 
 impl Record {
@@ -116,7 +120,32 @@ impl Record {
             departure: None,
             arrival: None,
             giving_up: BTreeSet::new(),
+            former: None,
         }
+    }
+
+    /// Takes the place of one that left this node. What is there of that is this one's to undo; the rest is remembered.
+    pub(crate) fn takes_place_of(&mut self, mut former: Self) {
+        self.steps = std::mem::take(&mut former.steps);
+        // Logs of its successor are in its directories by then.
+        former.begin(Step::Directories);
+        self.former = Some(Box::new(former));
+    }
+
+    /// The machine that had the place before, which is the only one of its name again.
+    pub(crate) fn gives_place_back(&mut self) -> Option<Self> {
+        self.former.take().map(|former| *former)
+    }
+
+    /// Nothing is to be left of the name once its steps are undone.
+    pub(crate) fn forget_former(&mut self) {
+        self.former = None;
+    }
+
+    /// Its guest is here. Whether that is news.
+    pub(crate) fn arrives(&mut self) -> bool {
+        self.former = None;
+        self.arrival.take().is_some()
     }
 
     /// Whether it is to be started: it should run, does not, and its guest does not run elsewhere.
@@ -153,6 +182,11 @@ impl Record {
             Step::Nic { .. } => self.process_at().unwrap_or(self.steps.len()),
         };
         self.steps.insert(at, step);
+    }
+
+    /// The step that is undone next.
+    pub(crate) fn last(&self) -> Option<&Step> {
+        self.steps.last()
     }
 
     /// The last step is undone.

@@ -34,6 +34,7 @@ impl Inner {
         };
         if record.phase != Phase::Present {
             // What is left of an earlier one that could not be undone.
+            record.forget_former();
             self.live(slot, |life| life.delete(&mut record))?;
             return self.create(slot, spec).map(|()| Put::Created);
         }
@@ -195,10 +196,17 @@ impl Inner {
                 (false, None) => Ok(false),
             };
             if gone? {
-                self.tell(vm, Change::Deleted);
+                self.tell_gone(slot);
             }
         }
         Ok(())
+    }
+
+    /// Says so if there is no machine of this name any more.
+    pub(super) fn tell_gone(&self, slot: &Slot) {
+        if slot.record().is_none() {
+            self.tell(slot.name(), Change::Deleted);
+        }
     }
 
     /// As [`Self::there`], of a machine whose guest is not still to come.

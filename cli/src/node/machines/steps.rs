@@ -313,7 +313,8 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Takes a machine away with all that was made for it.
+    /// Takes a machine away with all that was made for it. Then the record is that of the machine that had its place before,
+    /// if it is one that was still to come and there was one.
     ///
     /// # Errors
     /// What could not be undone; it is still in the record, and can be tried again.
@@ -329,7 +330,8 @@ impl Life<'_> {
         }
     }
 
-    /// Undoes all steps, the last one first.
+    /// Undoes all steps, the last one first. Then the record is that of the machine that had its place before, if there was
+    /// one, and nobody's else.
     fn undo(&self, record: &mut Record) -> Vec<NotUndone> {
         record.phase = Phase::Deleting;
         let mut failed = Vec::new();
@@ -360,12 +362,13 @@ impl Life<'_> {
             .into_iter()
             .rev()
             .for_each(|step| record.push_back(step));
-        if not_undone.is_empty() {
-            if let Err(error) = self.keep.forget(self.vm) {
-                warn(self.vm, &error);
-            }
-        } else {
+        if !not_undone.is_empty() {
             self.note(record);
+        } else if let Some(former) = record.gives_place_back() {
+            *record = former;
+            self.note(record);
+        } else if let Err(error) = self.keep.forget(self.vm) {
+            warn(self.vm, &error);
         }
         not_undone
     }
@@ -390,7 +393,10 @@ impl Life<'_> {
         match record.phase {
             Phase::Creating | Phase::Deleting => {
                 self.delete(record)?;
-                return Ok(Settled::None);
+                return Ok(match record.phase {
+                    Phase::Present => Settled::stopped(record),
+                    Phase::Creating | Phase::Deleting => Settled::None,
+                });
             }
             Phase::Present => {}
         }

@@ -110,6 +110,7 @@ fn ended(inner: &Inner, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
     if record.phase != Phase::Present || !ours {
         return Next::Over;
     }
+    let awaited = record.arrival.is_some();
     let ended = inner.live(slot, |life| {
         // What it left: its socket.
         if let Err(error) = life.stop(&mut record) {
@@ -119,14 +120,13 @@ fn ended(inner: &Inner, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
         let detail = end.detail.clone();
         (life.ends(&mut record, end), detail)
     });
-    let came = record.arrival.is_none();
     let end = match ended {
         (Ok(Some(end)), _) => end,
         (Ok(None), why) => {
-            if !came {
+            if awaited {
                 inner.tell(slot.name(), Change::NotArrived(why));
             }
-            inner.tell(slot.name(), Change::Deleted);
+            inner.tell_gone(slot);
             return Next::Over;
         }
         (Err(error), _) => {
