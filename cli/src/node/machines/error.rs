@@ -43,6 +43,15 @@ pub(crate) enum StepError {
     /// A NIC could not be made.
     #[error(transparent)]
     Make(#[from] Box<MakeError>),
+    /// What is to stand by for a NIC could not be made.
+    #[error("the device that is to stand by for NIC {id} cannot be made")]
+    StandBy {
+        /// The NIC.
+        id: NicId,
+        /// Why not.
+        #[source]
+        source: Box<StepError>,
+    },
     /// A NIC could not be taken back.
     #[error(transparent)]
     Remove(#[from] Box<RemoveError>),
@@ -380,6 +389,7 @@ fn step(error: &StepError) -> (StatusCode, &'static str) {
     match error {
         StepError::Make(error) => nic(&error.source),
         StepError::Nic(error) => nic(error),
+        StepError::StandBy { source, .. } => step(source),
         StepError::Remove(error) => match **error {
             RemoveError::InUse(_) | RemoveError::NotForGuests { .. } => (CONFLICT, "in_use"),
             RemoveError::Incomplete { .. } => (FAILED, "host_failed"),

@@ -210,9 +210,9 @@ impl Inner {
             node: wanted.destination.clone(),
             name: name_there(name.as_ref(), vm),
         };
-        let spec = record
-            .spec
-            .elsewhere(wanted.from.as_deref(), |nic| self.host.net_config(vm, nic))?;
+        let spec = record.spec.elsewhere(wanted.from.as_deref(), |nic| {
+            self.host.net_config(vm, &record.nic_now(vm, nic))
+        })?;
         let endpoint = match self.host.peers().receive(&peer, &ToReceive { spec }) {
             Ok(endpoint) => endpoint,
             Err(error) => {

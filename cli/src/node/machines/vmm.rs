@@ -172,6 +172,14 @@ pub(crate) struct VmmNic {
     pub(crate) path: PathBuf,
 }
 
+/// What of a NIC in full is of interest here, by the machine's account.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct VmmNicInfo {
+    /// The character device that stands by for it.
+    #[serde(default)]
+    pub(crate) failover: Option<PathBuf>,
+}
+
 /// Which API a process has, and nothing else: what all levels have in common.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Handshake {
@@ -310,6 +318,11 @@ impl Vmm {
     ) -> Result<T, VmmError> {
         let body = self.ask(Method::GET, path, None::<&()>, limit).await?;
         serde_json::from_slice(&body).map_err(VmmError::Malformed)
+    }
+
+    /// One of its NICs in full.
+    pub(crate) async fn nic(&self, id: &str) -> Result<VmmNicInfo, VmmError> {
+        self.get(&format!("/v1/vm/nics/{id}"), SOON).await
     }
 
     /// Who it is.
