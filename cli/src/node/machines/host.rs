@@ -2,6 +2,7 @@
 //!
 //! Owns what a step needs of the outside. It must not know in which order steps are done.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
@@ -199,6 +200,30 @@ impl RealHost {
             }
         }
         Ok(())
+    }
+
+    /// The vDPA device of a NIC; none if there is none now.
+    pub(crate) fn vdpa_device(&self, vm: &VmName, nic: &NicSpec) -> Option<String> {
+        let path = match nic.source() {
+            NicSource::From(_) => return Some(vm.device(nic.id())),
+            NicSource::Device(name) => return Some(name.clone()),
+            NicSource::Path(path) => fs::canonicalize(path).ok()?,
+        };
+        let number = path.file_name()?.to_str()?.strip_prefix("vhost-vdpa-")?;
+        let found = Bus::default().behind(number.parse().ok()?).ok()?;
+        found.map(|device| device.name)
+    }
+
+    /// How NICs were made, by the names of their devices; what cannot be read is not among them.
+    pub(crate) fn made_nics(&self) -> BTreeMap<String, MadeNic> {
+        let all = nic::Store::open(&self.paths.nics()).and_then(|store| store.nics());
+        let all = all.unwrap_or_else(|error| {
+            tracing::warn!(%error, "how NICs were made is not known");
+            Vec::new()
+        });
+        all.into_iter()
+            .map(|nic| (nic.name().to_owned(), nic))
+            .collect()
     }
 
     fn end_of_log(&self, vm: &VmName) -> String {

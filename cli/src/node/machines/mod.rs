@@ -31,6 +31,8 @@
 pub(crate) mod arrival;
 pub(crate) mod departure;
 pub(crate) mod error;
+mod failing;
+pub(crate) mod health;
 pub(crate) mod host;
 pub(crate) mod observer;
 pub(crate) mod pairing;
@@ -104,8 +106,10 @@ pub(crate) enum Change {
     NicAdded(NicId),
     /// One of its NICs is on another device.
     NicMoved(NicId),
-    /// One of its NICs has failed, and the machine has moved it to the device that stood by.
-    NicFailedOver(NicId),
+    /// One of its NICs has failed, and is on the device that stood by; why it was moved, if not by the machine itself.
+    NicFailedOver(NicId, Option<String>),
+    /// One of its NICs has failed as devlink says, and stays where it is: why.
+    NicNotFailedOver(NicId, String),
     /// It has a NIC less.
     NicRemoved(NicId),
     /// It is gone.
@@ -134,10 +138,15 @@ impl Change {
             Self::NotStarted(why) => Some(("not_started", Some(why.clone()))),
             Self::NicAdded(id) => Some(("nic_added", Some(format!("NIC {id}")))),
             Self::NicMoved(id) => Some(("nic_moved", Some(format!("NIC {id}")))),
-            Self::NicFailedOver(id) => Some((
-                "nic_failed_over",
-                Some(format!("NIC {id} is on the device that stood by")),
-            )),
+            Self::NicFailedOver(id, why) => {
+                let why = why.as_ref().map(|why| format!(": {why}"));
+                let why = why.unwrap_or_default();
+                let detail = format!("NIC {id} is on the device that stood by{why}");
+                Some(("nic_failed_over", Some(detail)))
+            }
+            Self::NicNotFailedOver(id, why) => {
+                Some(("nic_not_failed_over", Some(format!("NIC {id}: {why}"))))
+            }
             Self::NicRemoved(id) => Some(("nic_removed", Some(format!("NIC {id}")))),
             Self::Deleted => Some(("deleted", None)),
         }
@@ -189,6 +198,8 @@ struct Inner {
     /// Held while it is looked whether a device is another machine's.
     reserving: Mutex<()>,
     ending: AtomicBool,
+    /// Reporters of devlink that are in error.
+    in_error: failing::Reporters,
 }
 
 impl std::fmt::Debug for Machines {
@@ -318,6 +329,7 @@ impl Machines {
             slots: Mutex::new(slots),
             reserving: Mutex::default(),
             ending: AtomicBool::new(false),
+            in_error: failing::Reporters::default(),
         })))
     }
 

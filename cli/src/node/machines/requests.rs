@@ -322,7 +322,7 @@ impl Inner {
             return;
         };
         for id in self.live(slot, |life| life.look_for_failovers(&mut record)) {
-            self.tell(slot.name(), Change::NicFailedOver(id));
+            self.tell(slot.name(), Change::NicFailedOver(id, None));
         }
     }
 
