@@ -57,6 +57,12 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
         .with("NicSpec.*", json!({ "id": "any", "device": spare.name() }))
         .with(
             "NicSpec.*",
+            json!({ "id": "any", "from": "vdpasim_net", "failover": { "path": spare.path() } }),
+        )
+        .with("NicSpec.failover", json!({ "from": "vdpasim_net" }))
+        .with("NicSpec.failover", json!({ "device": spare.name() }))
+        .with(
+            "NicSpec.*",
             json!({ "id": "any", "from": "vdpasim_net", "kind": "auto", "mac": OTHER_MAC, "mtu": 1500, "doorbell": "auto" }),
         )
         .with(

@@ -5,13 +5,14 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use vdpa::mgmt::devlink::Notice;
 use vmm::http::server;
 use vmm::http::socket::{self, SocketError};
 
@@ -144,9 +145,20 @@ async fn serve(options: &Options) -> Result<(), NodeError> {
     };
     let events = Arc::new(Events::default());
     // Before anything is done, so that no reader misses what it has asked for.
-    let watcher = Watcher::start(events.clone()).map_err(NodeError::Start)?;
+    let settled: Arc<OnceLock<Machines>> = Arc::default();
+    let watcher = {
+        let settled = settled.clone();
+        let listener = move |notice: &Notice| {
+            if let Some(machines) = settled.get() {
+                machines.hears_devlink(notice);
+            }
+        };
+        Watcher::start(events.clone(), Box::new(listener)).map_err(NodeError::Start)?
+    };
     let machines = machines(options, &events)?;
     machines.settle().await;
+    // Before, nobody knows which NIC is where.
+    let _ = settled.set(machines.clone());
     let node = Arc::new(Node {
         paths: options.paths.clone(),
         events,

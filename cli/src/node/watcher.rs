@@ -8,7 +8,7 @@
 //! | devlink, group `config` | `/v1/ports/BUS/DEVICE[/INDEX]` | changed, removed, parameter, rate, health |
 //! | either | `/v1/vdpa-devices`, `/v1/ports` | lost: more happened than the kernel keeps; read them again |
 //!
-//! Nothing piles up here: what waits, waits in the kernel's sockets, whose size is limited.
+//! What devlink says is shown to a listener, too, which decides whose NIC has failed. Nothing piles up here: what waits, waits in the kernel's sockets, whose size is limited.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -33,6 +33,9 @@ const TURN: usize = 64;
 /// After an error that would come again at once.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Hears what devlink says, on the watcher's thread.
+pub(super) type Listener = Box<dyn Fn(&devlink::Notice) + Send>;
+
 /// The thread; it ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Watcher {
@@ -45,13 +48,13 @@ impl Watcher {
     ///
     /// # Errors
     /// No thread, or no socket for uevents.
-    pub(super) fn start(events: Arc<Events>) -> io::Result<Self> {
+    pub(super) fn start(events: Arc<Events>, listener: Listener) -> io::Result<Self> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let uevents = Uevents::open()?;
         let stopped = stop.clone();
         let thread = thread::Builder::new()
             .name("watcher".to_owned())
-            .spawn(move || watch(&events, uevents, &stopped))?;
+            .spawn(move || watch(&events, &listener, uevents, &stopped))?;
         Ok(Self {
             stop,
             thread: Some(thread),
@@ -70,7 +73,7 @@ impl Drop for Watcher {
     }
 }
 
-fn watch(events: &Events, mut uevents: Uevents, stop: &OwnedFd) {
+fn watch(events: &Events, listener: &Listener, mut uevents: Uevents, stop: &OwnedFd) {
     let mut devlink: Option<devlink::Events> = None;
     let mut looked: Option<Instant> = None;
     let retry = Duration::try_from(RETRY).unwrap_or_default();
@@ -108,7 +111,7 @@ fn watch(events: &Events, mut uevents: Uevents, stop: &OwnedFd) {
         }
         if ready.get(2) == Some(&true)
             && let Some(source) = &mut devlink
-            && !take_devlink(events, source)
+            && !take_devlink(events, listener, source)
         {
             devlink = None;
         }
@@ -147,11 +150,16 @@ fn uevent(events: &Events, event: &Uevent) {
 }
 
 /// False if the source cannot be read any more.
-fn take_devlink(events: &Events, source: &mut devlink::Events) -> bool {
+fn take_devlink(events: &Events, listener: &Listener, source: &mut devlink::Events) -> bool {
     for _ in 0..TURN {
         match source.next(Some(NOW)) {
-            Ok(Some(devlink::Notice::Event(event))) => devlink_event(events, &event),
-            Ok(Some(devlink::Notice::Lost)) => events.publish("/v1/ports", "lost", None),
+            Ok(Some(notice)) => {
+                match &notice {
+                    devlink::Notice::Event(event) => devlink_event(events, event),
+                    devlink::Notice::Lost => events.publish("/v1/ports", "lost", None),
+                }
+                listener(&notice);
+            }
             Ok(None) => return true,
             Err(devlink::DevlinkError::Malformed { source, .. }) => {
                 tracing::warn!(error = %source, "an event of devlink makes no sense");

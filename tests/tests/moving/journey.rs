@@ -92,6 +92,15 @@ pub(crate) struct Scene<'a, N> {
     pub(crate) may_lose: u64,
 }
 
+/// Has a thread beside this one end, also when this one panics: who made both waits for it then.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Any number below `limit`.
 fn random(limit: u64) -> u64 {
     RandomState::new().hash_one(limit) % limit
@@ -211,9 +220,8 @@ impl<N: Neighbour> Journey<'_, N> {
                             }
                         }
                     });
-                    let moved = self.go(guest, pause);
-                    stop.store(true, Ordering::Relaxed);
-                    moved
+                    let _stop = StopAtEnd(&stop);
+                    self.go(guest, pause)
                 });
                 wait_for_carrier(&mut guest);
                 (guest, status)

@@ -134,12 +134,14 @@ impl Host {
 
 /// Moves a guest, and gives it where it is then, with what the source said.
 #[track_caller]
+#[allow(dead_code, reason = "journeys compare all memory")]
 pub(crate) fn move_guest(guest: Guest, from: &Host, to: &Host) -> (Guest, Value) {
     move_guest_as(guest, from, to, json!({}))
 }
 
 /// As [`move_guest`], as `more` says.
 #[track_caller]
+#[allow(dead_code, reason = "not every test says how")]
 pub(crate) fn move_guest_as(guest: Guest, from: &Host, to: &Host, more: Value) -> (Guest, Value) {
     let waiting = to.wait();
     move_to_waiting_as(guest, waiting, from, to, more)
@@ -147,6 +149,7 @@ pub(crate) fn move_guest_as(guest: Guest, from: &Host, to: &Host, more: Value) -
 
 /// As [`move_guest`], to a process that waits already.
 #[track_caller]
+#[allow(dead_code, reason = "not every test has a process wait first")]
 pub(crate) fn move_to_waiting(
     guest: Guest,
     waiting: Guest,

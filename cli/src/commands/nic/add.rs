@@ -17,7 +17,7 @@ use crate::listing::{Format, printable};
 #[command(after_long_help = "\
 OPTIONS are those of `bellhop vm create --nic`, which its help describes:
   from=NIC[,kind=auto|vf|sf][,bridge=NAME][,vlan=N][,mac=MAC][,mtu=BYTES][,queue_pairs=N]…
-  path=/dev/vhost-vdpa-N[,mac=MAC]
+  path=/dev/vhost-vdpa-N[,mac=MAC][,failover=/dev/vhost-vdpa-M]
   device=NAME[,mac=MAC]
 and id=NAME, which is the first free of net0, net1, … if it is not given. The id is printed.
 

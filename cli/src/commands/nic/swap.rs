@@ -24,7 +24,8 @@ missing is named, and nothing has changed then. For the moment of the change the
 devices. `bellhop probe PATH` shows what a device offers.
 
 If the NIC was made for the VM (`from=`) its old device is taken back; connect the new one yourself, for the VM's bridge, VLAN
-and rates went with the old one. The VM starts with the new device from now on; give the NIC a `mac` if its address
+and rates went with the old one. What was made to stand by for it (`failover=`) goes with it. The device that stands by may be
+named, too: then both stay, and naming the VM's own device (`bellhop vm show` has its name) moves the NIC back. The VM starts with the new device from now on; give the NIC a `mac` if its address
 is to be the same then, too.
 
 Examples:

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::ser::{SerializeMap as _, Serializer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use vmm::config::{
@@ -78,6 +79,36 @@ pub(crate) struct NicArgument {
     doorbell: Option<DoorbellMode>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rescue: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failover: Option<StandByArgument>,
+}
+
+/// What stands by for a NIC: a path is a device that is there, all else what one is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(from = "String")]
+enum StandByArgument {
+    Path(PathBuf),
+    From(String),
+}
+
+impl From<String> for StandByArgument {
+    fn from(text: String) -> Self {
+        match text.starts_with('/') {
+            true => Self::Path(text.into()),
+            false => Self::From(text),
+        }
+    }
+}
+
+impl Serialize for StandByArgument {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(1))?;
+        match self {
+            Self::Path(path) => map.serialize_entry("path", path)?,
+            Self::From(from) => map.serialize_entry("from", from)?,
+        }
+        map.end()
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

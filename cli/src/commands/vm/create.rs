@@ -122,6 +122,10 @@ Keys of --nic, and of [[nics]] in a file:
   mac=MAC          the address that the guest sees
   doorbell=auto|on|off         whether kicks go to the device without an exit
   rescue=on|off                kick it and interrupt its driver, once, when a queue hangs
+  failover=NIC     with from: made of this NIC, like the first; it stands by, and takes over, once, if that one says
+                   that it needs a reset
+  failover=/dev/vhost-vdpa-N   or a vDPA device that is there stands by. In a file: failover.from, failover.path
+                   or failover.device = NAME
 
 In a file, keys are the options' names with _ for -; --nic and --disk are [[nics]] and [[disks]], and there
 are state = \"Running\" or \"Stopped\" and restart. Paths are this machine's.

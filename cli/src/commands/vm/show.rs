@@ -175,6 +175,11 @@ fn nic_branch(nic: &NicView, details: &Value, spec: &Value) -> Branch {
     if let Some(device) = &nic.device {
         text.push_str(&format!(" vDPA device {device}"));
     }
+    if nic.failed_over {
+        text.push_str(", which stood by: its own has failed");
+    } else if let Some(failover) = &nic.failover {
+        text.push_str(&format!(", {failover} stands by"));
+    }
     if let Some(address) = word(details, "address") {
         text.push_str(&format!(" at {address} in the guest"));
     }
@@ -200,7 +205,12 @@ fn nic_branch(nic: &NicView, details: &Value, spec: &Value) -> Branch {
 fn as_asked(nic: &Map<String, Value>) -> String {
     let pairs = nic.iter().filter(|(key, _)| *key != "id");
     let pairs: Vec<String> = pairs
-        .map(|(key, value)| format!("{key}={}", shown(value)))
+        .map(|(key, value)| match value {
+            // What stands by: a device that is there, or what one is made of.
+            Value::Object(one) => (key, one.values().map(shown).collect()),
+            value => (key, shown(value)),
+        })
+        .map(|(key, value)| format!("{key}={value}"))
         .collect();
     pairs.join(",")
 }

@@ -58,6 +58,12 @@ pub(crate) struct NicView {
     pub(crate) id: String,
     pub(crate) device: Option<String>,
     pub(crate) path: Option<String>,
+    /// What stands by for that one.
+    #[serde(default)]
+    pub(crate) failover: Option<String>,
+    /// It is on what stood by.
+    #[serde(default)]
+    pub(crate) failed_over: bool,
 }
 
 /// A machine's console.

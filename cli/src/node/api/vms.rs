@@ -44,11 +44,32 @@ pub(super) enum VmPhase {
 struct VmNic {
     /// Its name.
     id: String,
-    /// The vDPA device that was made for it.
+    /// The vDPA device that was made for it, and that it is on.
     device: Option<String>,
-    /// Its character device, if there is one now.
+    /// The character device that it is on, if there is one now.
     #[schema(value_type = Option<String>)]
     path: Option<PathBuf>,
+    /// The character device that stands by for that one, if there is one now.
+    #[schema(value_type = Option<String>)]
+    failover: Option<PathBuf>,
+    /// Whether it is on the device that stood by, until it is moved back, or the machine was stopped.
+    failed_over: bool,
+}
+
+impl VmNic {
+    fn new(node: &Node, vm: &VmName, record: &Record, nic: &NicSpec) -> Self {
+        let failed_over = record.is_on_stand_by(nic.id());
+        let now = record.nic_now(vm, nic);
+        let stand_by = now.on_stand_by(vm);
+        let device = |nic| node.machines.character_device(vm, nic);
+        Self {
+            id: nic.id().to_string(),
+            device: record.made(nic.id(), failed_over).map(str::to_owned),
+            path: device(&now),
+            failover: stand_by.as_ref().and_then(device),
+            failed_over,
+        }
+    }
 }
 
 /// Where a virtual machine's console is.
@@ -126,16 +147,8 @@ impl VmInfo {
     pub(super) fn new(node: &Node, name: &VmName, view: View) -> Option<Self> {
         let record = view.record?;
         let live = view.live;
-        let paths = node
-            .machines
-            .character_devices(name, &record.spec)
-            .into_iter();
-        let nics = record.spec.nics().iter().zip(paths);
-        let nics = nics.map(|(nic, path)| VmNic {
-            id: nic.id().to_string(),
-            device: device(&record, nic),
-            path,
-        });
+        let nics = record.spec.nics().iter();
+        let nics = nics.map(|nic| VmNic::new(node, name, &record, nic));
         let process = record.process();
         Some(Self {
             name: name.clone(),
@@ -160,10 +173,6 @@ impl VmInfo {
             last_end: record.last_end,
         })
     }
-}
-
-fn device(record: &Record, nic: &NicSpec) -> Option<String> {
-    record.made(nic.id()).map(str::to_owned)
 }
 
 fn phase(record: &Record, live: Option<(Option<u32>, Option<VmmState>)>) -> VmPhase {

@@ -35,7 +35,7 @@ const GUEST_ANNOUNCE: &str = "GUEST_ANNOUNCE";
 
 /// What a machine says of one of its NICs, as far as it is needed here.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct NicView {
+struct NicView {
     #[serde(default)]
     device: Option<DeviceView>,
 }
@@ -112,7 +112,7 @@ impl RealHost {
 
     /// What is to be said of a NIC, if anything.
     fn announcement(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<Announcement>, Unsaid> {
-        let view = self.runtime().block_on(self.vmm(vm).nic(nic.id()))?;
+        let view: NicView = self.runtime().block_on(self.vmm(vm).nic(nic.id()))?;
         if !view.is_mute() {
             return Ok(None);
         }

@@ -43,6 +43,15 @@ pub(crate) enum StepError {
     /// A NIC could not be made.
     #[error(transparent)]
     Make(#[from] Box<MakeError>),
+    /// What is to stand by for a NIC could not be made.
+    #[error("the device that is to stand by for NIC {id} cannot be made")]
+    StandBy {
+        /// The NIC.
+        id: NicId,
+        /// Why not.
+        #[source]
+        source: Box<StepError>,
+    },
     /// A NIC could not be taken back.
     #[error(transparent)]
     Remove(#[from] Box<RemoveError>),
@@ -115,6 +124,7 @@ impl fmt::Display for NotUndone {
             Act::Nic(id) | Act::Plug(id) | Act::Swap(id) | Act::Unplug(id) => {
                 write!(f, "the device of NIC {id}")?;
             }
+            Act::StandBy(id) => write!(f, "the device that stands by for NIC {id}")?,
             Act::Process | Act::Boot | Act::Send | Act::Await | Act::CallOff => {
                 f.write_str("its process")?
             }
@@ -380,6 +390,7 @@ fn step(error: &StepError) -> (StatusCode, &'static str) {
     match error {
         StepError::Make(error) => nic(&error.source),
         StepError::Nic(error) => nic(error),
+        StepError::StandBy { source, .. } => step(source),
         StepError::Remove(error) => match **error {
             RemoveError::InUse(_) | RemoveError::NotForGuests { .. } => (CONFLICT, "in_use"),
             RemoveError::Incomplete { .. } => (FAILED, "host_failed"),

@@ -2,6 +2,7 @@
 //!
 //! Owns what a step needs of the outside. It must not know in which order steps are done.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
@@ -16,7 +17,7 @@ use serde::Serialize;
 use tokio::runtime::Handle;
 use vdpa::mgmt::Connection;
 use vdpa::mgmt::bus::Bus;
-use vdpa::mgmt::nic::{self, Activity, LockedStore, MadeNic, Nics, State};
+use vdpa::mgmt::nic::{self, Activity, LockedStore, MadeNic, NicRequest, Nics, State};
 use vdpa::mgmt::{ClassConfig, DeviceConfig, NetConfig};
 use vmm::config::{VdpaConfig, VdpaSource, VmConfig};
 use vmm::migration::endpoint::Endpoint;
@@ -29,7 +30,7 @@ use super::process::{self, Identity, Process, Start};
 use super::record::Record;
 use super::spec::{NicId, NicSource, NicSpec, OWNER, VmName};
 use super::steps::{Found, Host, Passed, SendRequest};
-use super::vmm::{MIGRATION, SOON, START, Vmm, VmmError, VmmState, VmmStatus};
+use super::vmm::{MIGRATION, SOON, START, Vmm, VmmError, VmmStandBy, VmmState, VmmStatus};
 use crate::node::paths::Paths;
 use crate::node::peers::{Peer, Peers};
 
@@ -207,6 +208,30 @@ impl RealHost {
         Ok(())
     }
 
+    /// The vDPA device of a NIC; none if there is none now.
+    pub(crate) fn vdpa_device(&self, vm: &VmName, nic: &NicSpec) -> Option<String> {
+        let path = match nic.source() {
+            NicSource::From(_) => return Some(vm.device(nic.id())),
+            NicSource::Device(name) => return Some(name.clone()),
+            NicSource::Path(path) => fs::canonicalize(path).ok()?,
+        };
+        let number = path.file_name()?.to_str()?.strip_prefix("vhost-vdpa-")?;
+        let found = Bus::default().behind(number.parse().ok()?).ok()?;
+        found.map(|device| device.name)
+    }
+
+    /// How NICs were made, by the names of their devices; what cannot be read is not among them.
+    pub(crate) fn made_nics(&self) -> BTreeMap<String, MadeNic> {
+        let all = nic::Store::open(&self.paths.nics()).and_then(|store| store.nics());
+        let all = all.unwrap_or_else(|error| {
+            tracing::warn!(%error, "how NICs were made is not known");
+            Vec::new()
+        });
+        all.into_iter()
+            .map(|nic| (nic.name().to_owned(), nic))
+            .collect()
+    }
+
     fn end_of_log(&self, vm: &VmName) -> String {
         let read = || -> io::Result<String> {
             let mut file = fs::File::open(self.paths.log(vm))?;
@@ -291,8 +316,8 @@ impl RealHost {
     ) -> Result<(VmConfig, Vec<OwnedFd>), StepError> {
         let mut config = record.spec.machine().clone();
         let mut devices = Vec::new();
-        for (number, nic) in (0..).zip(record.spec.nics()) {
-            let (vdpa, device) = self.vdpa(vm, nic, number)?;
+        for (number, nic) in (0..).zip(record.nics_now(vm)) {
+            let (vdpa, device) = self.vdpa(vm, &nic, number)?;
             config.vdpa.push(vdpa);
             devices.push(device);
         }
@@ -313,7 +338,50 @@ impl RealHost {
             Ok(device) => device.into(),
             Err(source) => return Err(StepError::Open { path, source }),
         };
-        Ok((nic.vdpa(VdpaSource::Number(number)), device))
+        let failover = self.stands_by(vm, nic)?;
+        Ok((nic.vdpa(VdpaSource::Number(number), failover), device))
+    }
+
+    /// The character device that stands by for a NIC, as it is now, if one is to.
+    fn stands_by(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<PathBuf>, StepError> {
+        let stand_by = nic.on_stand_by(vm);
+        stand_by
+            .map(|nic| self.character_device(vm, &nic))
+            .transpose()
+    }
+
+    /// Makes a device for a NIC of a machine, unless it is there.
+    fn make(&self, vm: &VmName, request: &NicRequest) -> Result<(), StepError> {
+        let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
+        let store = self.nic_store()?;
+        let others = store
+            .nics()
+            .map_err(|error| StepError::NicStore(Box::new(error)))?;
+        let mut steps = NicSteps {
+            store,
+            host: self,
+            vm,
+        };
+        let nics = open()?;
+        let ours = others.iter().find(|other| {
+            other.name() == request.name && other.owner() == request.owner.as_deref()
+        });
+        if let Some(ours) = ours {
+            if ours.state() == State::Made && by_name(&request.name).is_ok() {
+                return Ok(());
+            }
+            nics.remove(ours, &mut steps)
+                .map_err(|error| StepError::Remove(Box::new(error)))?;
+        }
+        let others: Vec<_> = others
+            .into_iter()
+            .filter(|other| {
+                other.name() != request.name || other.owner() != request.owner.as_deref()
+            })
+            .collect();
+        nics.make(request, &others, &mut steps)
+            .map(drop)
+            .map_err(|error| StepError::Make(Box::new(error)))
     }
 
     /// The character device of a NIC, as it is now.
@@ -381,39 +449,23 @@ impl Host for RealHost {
     }
 
     fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
-        let Some(request) = nic.request(vm) else {
-            return Ok(());
-        };
-        let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
-        let store = self.nic_store()?;
-        let others = store
-            .nics()
-            .map_err(|error| StepError::NicStore(Box::new(error)))?;
-        let mut steps = NicSteps {
-            store,
-            host: self,
-            vm,
-        };
-        let nics = open()?;
-        let ours = others.iter().find(|other| {
-            other.name() == request.name && other.owner() == request.owner.as_deref()
-        });
-        if let Some(ours) = ours {
-            if ours.state() == State::Made && by_name(&request.name).is_ok() {
-                return Ok(());
-            }
-            nics.remove(ours, &mut steps)
-                .map_err(|error| StepError::Remove(Box::new(error)))?;
+        match nic.request(vm) {
+            Some(request) => self.make(vm, &request),
+            None => Ok(()),
         }
-        let others: Vec<_> = others
-            .into_iter()
-            .filter(|other| {
-                other.name() != request.name || other.owner() != request.owner.as_deref()
-            })
-            .collect();
-        nics.make(&request, &others, &mut steps)
-            .map(drop)
-            .map_err(|error| StepError::Make(Box::new(error)))
+    }
+
+    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        let own = self.net_config(vm, nic);
+        match nic.stand_by_request(vm, own.as_ref()) {
+            Some(request) => self
+                .make(vm, &request)
+                .map_err(|source| StepError::StandBy {
+                    id: nic.id().clone(),
+                    source: Box::new(source),
+                }),
+            None => Ok(()),
+        }
     }
 
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), StepError> {
@@ -529,22 +581,38 @@ impl Host for RealHost {
     fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
         #[derive(Serialize)]
         struct Change {
-            fd: u32,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            fd: Option<u32>,
+            // A process of before does not know it.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            failover: Option<Option<PathBuf>>,
         }
         let vmm = self.vmm(vm);
-        let status = self.runtime.block_on(vmm.status())?;
-        let wanted = self.device_of(vm, nic);
-        let there = status.nics.iter().find(|one| one.id == nic.id().as_str());
+        let stand_by = self.stands_by(vm, nic)?;
+        let there: VmmStandBy = self.runtime.block_on(vmm.nic(nic.id()))?;
         // A device opens once: what has it already cannot be given it again.
-        if there.is_some_and(|one| fs::canonicalize(&one.path).is_ok_and(|path| path == wanted)) {
+        let (fd, devices) = match self.is_on(vm, nic) {
+            true => (None, Vec::new()),
+            false => (Some(0), vec![self.vdpa(vm, nic, 0)?.1]),
+        };
+        let failover = (there.failover != stand_by).then_some(stand_by);
+        if fd.is_none() && failover.is_none() {
             return Ok(());
         }
-        let (_, device) = self.vdpa(vm, nic, 0)?;
         let path = format!("/v1/vm/nics/{}", nic.id());
-        let (change, devices) = (Change { fd: 0 }, [device]);
+        let change = Change { fd, failover };
         let swapped = vmm.hand_over(Method::PATCH, &path, Some(&change), START, &devices);
         self.runtime.block_on(swapped)?;
         Ok(())
+    }
+
+    fn is_on(&self, vm: &VmName, nic: &NicSpec) -> bool {
+        let Ok(status) = self.runtime.block_on(self.vmm(vm).status()) else {
+            return false;
+        };
+        let wanted = self.device_of(vm, nic);
+        let there = status.nics.iter().find(|one| one.id == nic.id().as_str());
+        there.is_some_and(|one| fs::canonicalize(&one.path).is_ok_and(|path| path == wanted))
     }
 
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, StepError> {
@@ -602,10 +670,11 @@ impl Host for RealHost {
         };
         self.await_started(vm, identity)?;
         let mut vdpa = Vec::new();
-        for nic in record.spec.nics() {
+        for nic in record.nics_now(vm) {
             // By its path: so that the source may try first, which takes a device and gives it back.
-            let path = self.character_device(vm, nic)?;
-            vdpa.push(nic.vdpa(VdpaSource::Path(path)));
+            let path = self.character_device(vm, &nic)?;
+            let failover = self.stands_by(vm, &nic)?;
+            vdpa.push(nic.vdpa(VdpaSource::Path(path), failover));
         }
         let listen: Endpoint = arrival.listen.parse().map_err(StepError::Place)?;
         let tls = self.peers.tls(&listen);

@@ -33,6 +33,8 @@ mod announce;
 pub(crate) mod arrival;
 pub(crate) mod departure;
 pub(crate) mod error;
+mod failing;
+pub(crate) mod health;
 pub(crate) mod host;
 pub(crate) mod observer;
 pub(crate) mod pairing;
@@ -106,6 +108,10 @@ pub(crate) enum Change {
     NicAdded(NicId),
     /// One of its NICs is on another device.
     NicMoved(NicId),
+    /// One of its NICs has failed, and is on the device that stood by; why it was moved, if not by the machine itself.
+    NicFailedOver(NicId, Option<String>),
+    /// One of its NICs has failed as devlink says, and stays where it is: why.
+    NicNotFailedOver(NicId, String),
     /// It has a NIC less.
     NicRemoved(NicId),
     /// It is gone.
@@ -134,6 +140,15 @@ impl Change {
             Self::NotStarted(why) => Some(("not_started", Some(why.clone()))),
             Self::NicAdded(id) => Some(("nic_added", Some(format!("NIC {id}")))),
             Self::NicMoved(id) => Some(("nic_moved", Some(format!("NIC {id}")))),
+            Self::NicFailedOver(id, why) => {
+                let why = why.as_ref().map(|why| format!(": {why}"));
+                let why = why.unwrap_or_default();
+                let detail = format!("NIC {id} is on the device that stood by{why}");
+                Some(("nic_failed_over", Some(detail)))
+            }
+            Self::NicNotFailedOver(id, why) => {
+                Some(("nic_not_failed_over", Some(format!("NIC {id}: {why}"))))
+            }
             Self::NicRemoved(id) => Some(("nic_removed", Some(format!("NIC {id}")))),
             Self::Deleted => Some(("deleted", None)),
         }
@@ -185,6 +200,8 @@ struct Inner {
     /// Held while it is looked whether a device is another machine's.
     reserving: Mutex<()>,
     ending: AtomicBool,
+    /// Reporters of devlink that are in error.
+    in_error: failing::Reporters,
 }
 
 impl std::fmt::Debug for Machines {
@@ -245,6 +262,13 @@ impl Inner {
         })
     }
 
+    /// What owns the character devices that a NIC has: its own, and the one that stands by.
+    fn devices_of(&self, vm: &VmName, nic: &NicSpec) -> impl Iterator<Item = PathBuf> {
+        let stand_by = nic.on_stand_by(vm);
+        let stand_by = stand_by.map(|nic| self.host.device_of(vm, &nic));
+        std::iter::once(self.host.device_of(vm, nic)).chain(stand_by)
+    }
+
     /// Fails if a device that `spec` names is another machine's, or is there twice. From now on it is this one's,
     /// until `pending` is taken away.
     fn reserve(&self, slot: &Slot, spec: &VmSpec) -> Result<(), VmError> {
@@ -258,12 +282,13 @@ impl Inner {
             let view = other.view().clone();
             let specs = [view.record.map(|record| record.spec), view.pending];
             for nic in specs.iter().flatten().flat_map(VmSpec::nics) {
-                let device = self.host.device_of(other.name(), nic);
-                taken.push((device, other.name().clone()));
+                for device in self.devices_of(other.name(), nic) {
+                    taken.push((device, other.name().clone()));
+                }
             }
         }
-        for nic in spec.nics() {
-            let device = self.host.device_of(slot.name(), nic);
+        let wanted = spec.nics().iter();
+        for device in wanted.flat_map(|nic| self.devices_of(slot.name(), nic)) {
             if let Some((device, by)) = taken.iter().find(|(taken, _)| *taken == device) {
                 return Err(VmError::DeviceTaken {
                     device: device.display().to_string(),
@@ -306,6 +331,7 @@ impl Machines {
             slots: Mutex::new(slots),
             reserving: Mutex::default(),
             ending: AtomicBool::new(false),
+            in_error: failing::Reporters::default(),
         })))
     }
 
@@ -429,11 +455,9 @@ impl Machines {
         Ok(self.find(vm)?.view().clone())
     }
 
-    /// The character device of each of its NICs, as far as there is one now.
-    pub(crate) fn character_devices(&self, vm: &VmName, spec: &VmSpec) -> Vec<Option<PathBuf>> {
-        let nics = spec.nics().iter();
-        nics.map(|nic| self.0.host.character_device(vm, nic).ok())
-            .collect()
+    /// The character device of a NIC, if there is one now.
+    pub(crate) fn character_device(&self, vm: &VmName, nic: &NicSpec) -> Option<PathBuf> {
+        self.0.host.character_device(vm, nic).ok()
     }
 
     /// Makes a machine, or has the one that is there be like this.
@@ -503,6 +527,7 @@ impl Machines {
                 let mut record = slot
                     .record()
                     .ok_or_else(|| VmError::NoVm(slot.name().clone()))?;
+                record.forget_former();
                 inner.live(slot, |life| life.delete(&mut record))?;
                 inner.tell(slot.name(), Change::Deleted);
                 Ok(())
@@ -657,7 +682,7 @@ impl Inner {
                 let record = view.record.as_ref();
                 let specs = [record.map(|record| &record.spec), view.pending.as_ref()];
                 let mut nics = specs.into_iter().flatten().flat_map(VmSpec::nics);
-                nics.any(|nic| slot.name().device(nic.id()) == device)
+                nics.any(|nic| nic.made_names(slot.name()).any(|name| name == device))
                     || record.is_some_and(|record| record.has_device(device))
             })
         };

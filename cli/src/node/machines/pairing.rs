@@ -3,7 +3,8 @@
 //! ```text
 //!   source       the other node asked to wait ─> marked, the machine asked to leave ─> refused: the other one told
 //!   destination  NICs, a process that waits ─> asked again and again whether the guest is here
-//!                  └─ called off, or nobody came in time ─> all is taken back
+//!                  └─ called off, or nobody came in time ─> all is taken back; one of its name that left before is
+//!                     remembered as it was
 //! ```
 //! What follows at the source's end of it is in the steps of machines that leave. Owns these requests. It must not know how the
 //! guest gets over.
@@ -216,9 +217,9 @@ impl Inner {
             node: wanted.destination.clone(),
             name: name_there(name.as_ref(), vm),
         };
-        let spec = record
-            .spec
-            .elsewhere(wanted.from.as_deref(), |nic| self.host.net_config(vm, nic))?;
+        let spec = record.spec.elsewhere(wanted.from.as_deref(), |nic| {
+            self.host.net_config(vm, &record.nic_now(vm, nic))
+        })?;
         let endpoint = match self.host.peers().receive(&peer, &ToReceive { spec }) {
             Ok(endpoint) => endpoint,
             Err(error) => {
@@ -254,12 +255,9 @@ impl Inner {
         let vm = slot.name();
         // Its guest runs where it comes from.
         spec.state = Desired::Running;
-        match slot.record() {
-            None => {}
-            Some(mut record) if is_done_with(&record) => {
-                self.live(slot, |life| life.delete(&mut record))?;
-            }
-            Some(record) => return Err(taken(vm, &record)),
+        let mut former = slot.record();
+        if let Some(record) = former.take_if(|record| !is_done_with(record)) {
+            return Err(taken(vm, &record));
         }
         if let Some((what, path)) = spec.boot_files().find(|(_, path)| !path.is_file()) {
             return Err(VmError::NoFile {
@@ -274,10 +272,15 @@ impl Inner {
             .place(near.then_some(socket.as_path()))?
             .to_string();
         self.reserve(slot, &spec)?;
+        if let Some(mut record) = former.take_if(|record| record.phase != Phase::Present) {
+            // What could not be undone of it is nobody's.
+            self.live(slot, |life| life.delete(&mut record))?;
+            former = slot.record();
+        }
         let arrival = Arrival {
             listen: listen.clone(),
         };
-        self.live(slot, |life| life.receive(spec, arrival))?;
+        self.live(slot, |life| life.receive(spec, arrival, former))?;
         self.tell(vm, Change::Created);
         Ok(Awaited { listen })
     }
@@ -306,7 +309,7 @@ impl Inner {
         }
         self.live(slot, |life| life.delete(record))?;
         self.tell(vm, Change::NotArrived(why.to_owned()));
-        self.tell(vm, Change::Deleted);
+        self.tell_gone(slot);
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 use super::arrival::Arrival;
 use super::departure::Departure;
 use super::process::Identity;
-use super::spec::{Desired, NicId, NicSource, VmSpec};
+use super::spec::{Desired, NicId, NicSpec, VmName, VmSpec};
 use crate::node::peers::Peer;
 
 /// How far a virtual machine is.
@@ -43,6 +43,9 @@ pub(crate) enum Step {
         id: NicId,
         /// The device's name.
         device: String,
+        /// It stands by for the NIC's own.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        stand_by: bool,
     },
     /// A process was started to run it.
     Process {
@@ -104,6 +107,13 @@ pub(crate) struct Record {
     /// NICs on devices that were not made for them, which the guest was to give up and may have still.
     #[serde(default)]
     giving_up: BTreeSet<NicId>,
+    /// NICs that are on the device that stands by for them, their own having failed.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    on_stand_by: BTreeSet<NicId>,
+    /// What this node remembers of the machine of this name that left it before. It has the place again if this one, whose
+    /// guest is still to come, does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    former: Option<Box<Record>>,
 }
 
 impl Record {
@@ -118,7 +128,33 @@ impl Record {
             departure: None,
             arrival: None,
             giving_up: BTreeSet::new(),
+            on_stand_by: BTreeSet::new(),
+            former: None,
         }
+    }
+
+    /// Takes the place of one that left this node. What is there of that is this one's to undo; the rest is remembered.
+    pub(crate) fn takes_place_of(&mut self, mut former: Self) {
+        self.steps = std::mem::take(&mut former.steps);
+        // Logs of its successor are in its directories by then.
+        former.begin(Step::Directories);
+        self.former = Some(Box::new(former));
+    }
+
+    /// The machine that had the place before, which is the only one of its name again.
+    pub(crate) fn gives_place_back(&mut self) -> Option<Self> {
+        self.former.take().map(|former| *former)
+    }
+
+    /// Nothing is to be left of the name once its steps are undone.
+    pub(crate) fn forget_former(&mut self) {
+        self.former = None;
+    }
+
+    /// Its guest is here. Whether that is news.
+    pub(crate) fn arrives(&mut self) -> bool {
+        self.former = None;
+        self.arrival.take().is_some()
     }
 
     /// Whether it is to be started: it should run, does not, and its guest does not run elsewhere.
@@ -157,6 +193,11 @@ impl Record {
         self.steps.insert(at, step);
     }
 
+    /// The step that is undone next.
+    pub(crate) fn last(&self) -> Option<&Step> {
+        self.steps.last()
+    }
+
     /// The last step is undone.
     pub(crate) fn pop(&mut self) -> Option<Step> {
         self.steps.pop()
@@ -167,43 +208,97 @@ impl Record {
         self.steps.push(step);
     }
 
-    /// The device of a NIC that was made for it.
-    pub(crate) fn made(&self, nic: &NicId) -> Option<&str> {
+    /// The device that was made for a NIC, as its own or to stand by for that.
+    pub(crate) fn made(&self, nic: &NicId, to_stand_by: bool) -> Option<&str> {
         self.steps.iter().find_map(|step| match step {
-            Step::Nic { id, device } if id == nic => Some(device.as_str()),
+            Step::Nic {
+                id,
+                device,
+                stand_by,
+            } if id == nic && *stand_by == to_stand_by => Some(device.as_str()),
             _ => None,
         })
     }
 
+    /// All devices that were made for a NIC.
+    pub(crate) fn all_made_for(&self, nic: &NicId) -> Vec<String> {
+        let both = [true, false].map(|stand_by| self.made(nic, stand_by));
+        both.into_iter().flatten().map(str::to_owned).collect()
+    }
+
+    /// The step that tells of this device.
+    pub(crate) fn step_of(&self, name: &str) -> Option<&Step> {
+        let is_its = |step: &&Step| matches!(step, Step::Nic { device, .. } if device == name);
+        self.steps.iter().find(is_its)
+    }
+
+    /// Whether any device was made for a NIC.
+    pub(crate) fn has_made(&self, nic: &NicId) -> bool {
+        self.made(nic, false).is_some() || self.made(nic, true).is_some()
+    }
+
+    /// Whether a NIC is on the device that stands by for it.
+    pub(crate) fn is_on_stand_by(&self, nic: &NicId) -> bool {
+        self.on_stand_by.contains(nic)
+    }
+
+    /// A NIC is to be on the device that stands by for it, or on its own.
+    pub(crate) fn set_on_stand_by(&mut self, nic: &NicId, on_stand_by: bool) {
+        match on_stand_by {
+            true => self.on_stand_by.insert(nic.clone()),
+            false => self.on_stand_by.remove(nic),
+        };
+    }
+
+    /// All NICs are to be on their own devices.
+    pub(crate) fn leave_stand_by(&mut self) {
+        self.on_stand_by.clear();
+    }
+
+    /// A NIC on the device that it is on now.
+    pub(crate) fn nic_now(&self, vm: &VmName, nic: &NicSpec) -> NicSpec {
+        let failed_over = self.is_on_stand_by(nic.id());
+        let stand_by = nic.on_stand_by(vm).filter(|_| failed_over);
+        stand_by.unwrap_or_else(|| nic.clone())
+    }
+
+    /// All NICs on the devices that they are on now.
+    pub(crate) fn nics_now(&self, vm: &VmName) -> impl Iterator<Item = NicSpec> {
+        self.spec.nics().iter().map(|nic| self.nic_now(vm, nic))
+    }
+
     /// Whether this device was made for it.
     pub(crate) fn has_device(&self, name: &str) -> bool {
-        let has = |step: &Step| matches!(step, Step::Nic { device, .. } if device == name);
-        self.steps.iter().any(has)
+        self.step_of(name).is_some()
+    }
+
+    /// All devices that were made, and the NICs for which they were.
+    fn all_made(&self) -> impl Iterator<Item = (&NicId, &str, bool)> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Nic {
+                id,
+                device,
+                stand_by,
+            } => Some((id, device.as_str(), *stand_by)),
+            _ => None,
+        })
     }
 
     /// NICs for which a device was made.
-    pub(crate) fn all_made(&self) -> Vec<NicId> {
-        let made = self.steps.iter().filter_map(|step| match step {
-            Step::Nic { id, .. } => Some(id.clone()),
-            _ => None,
-        });
-        made.collect()
+    pub(crate) fn nics_made(&self) -> BTreeSet<NicId> {
+        self.all_made().map(|(id, ..)| id.clone()).collect()
     }
 
-    /// Devices that were made for NICs that it is not to have any more.
-    pub(crate) fn unwanted(&self) -> Vec<(NicId, String)> {
-        let unwanted = self.steps.iter().filter_map(|step| match step {
-            Step::Nic { id, device } if self.spec.nic(id).is_none() => {
-                Some((id.clone(), device.clone()))
-            }
-            _ => None,
-        });
-        unwanted.collect()
+    /// NICs that it is not to have any more, and for which a device was made.
+    pub(crate) fn unwanted(&self) -> BTreeSet<NicId> {
+        let mut unwanted = self.nics_made();
+        unwanted.retain(|id| self.spec.nic(id).is_none());
+        unwanted
     }
 
     /// The guest is to give a NIC up. One with a device of its own has a step that tells.
     pub(crate) fn gives_up(&mut self, nic: &NicId) {
-        if self.made(nic).is_none() {
+        if !self.has_made(nic) {
             self.giving_up.insert(nic.clone());
         }
     }
@@ -215,28 +310,25 @@ impl Record {
 
     /// NICs that it is not to have any more, and that its guest may have.
     pub(crate) fn unwanted_nics(&self) -> Vec<NicId> {
-        let made = self.unwanted().into_iter().map(|(id, _)| id);
+        let made = self.unwanted().into_iter();
         let others = self.giving_up.iter().cloned();
         made.chain(others.filter(|id| self.spec.nic(id).is_none()))
             .collect()
     }
 
-    /// NICs for which a device was made, and that are to be on another one by now.
-    pub(crate) fn left(&self) -> Vec<NicId> {
-        let left = self.steps.iter().filter_map(|step| match step {
-            Step::Nic { id, .. } => {
-                let source = self.spec.nic(id)?.source();
-                (!matches!(source, NicSource::From(_))).then(|| id.clone())
-            }
-            _ => None,
+    /// Devices that were made for NICs that it is to have, and to have on others by now.
+    pub(crate) fn left(&self) -> Vec<String> {
+        let left = self.all_made().filter(|(id, _, stand_by)| {
+            let nic = self.spec.nic(id);
+            nic.is_some_and(|nic| !nic.is_made(*stand_by))
         });
-        left.collect()
+        left.map(|(_, device, _)| device.to_owned()).collect()
     }
 
-    /// The step of a NIC is undone.
-    pub(crate) fn forget_nic(&mut self, nic: &NicId) {
+    /// The step of a device is undone.
+    pub(crate) fn forget_device(&mut self, name: &str) {
         self.steps
-            .retain(|step| !matches!(step, Step::Nic { id, .. } if id == nic));
+            .retain(|step| !matches!(step, Step::Nic { device, .. } if device == name));
     }
 
     fn process_at(&self) -> Option<usize> {

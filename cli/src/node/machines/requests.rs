@@ -3,7 +3,7 @@
 //! Owns which request is possible when. It must not know who holds the lock, nor who watches
 //! processes.
 
-use super::error::{LifeError, VmError};
+use super::error::VmError;
 use super::process::Identity;
 use super::record::{Phase, Record};
 use super::slot::{Live, Slot};
@@ -34,6 +34,7 @@ impl Inner {
         };
         if record.phase != Phase::Present {
             // What is left of an earlier one that could not be undone.
+            record.forget_former();
             self.live(slot, |life| life.delete(&mut record))?;
             return self.create(slot, spec).map(|()| Put::Created);
         }
@@ -96,10 +97,8 @@ impl Inner {
                 Ok(started?)
             }
             Wanted::Stopped => {
-                record.spec.state = Desired::Stopped;
                 // Before: it is not to come back if this daemon ends now.
-                self.live(slot, |life| life.keep(&record))
-                    .map_err(|error| LifeError::Stop(Box::new(error)))?;
+                self.live(slot, |life| life.wants_stopped(&mut record))?;
                 // Afterwards nobody can be asked any more.
                 self.live(slot, |life| life.look_for_guest(&mut record));
                 self.live(slot, |life| life.stop(&mut record))?;
@@ -195,10 +194,17 @@ impl Inner {
                 (false, None) => Ok(false),
             };
             if gone? {
-                self.tell(vm, Change::Deleted);
+                self.tell_gone(slot);
             }
         }
         Ok(())
+    }
+
+    /// Says so if there is no machine of this name any more.
+    pub(super) fn tell_gone(&self, slot: &Slot) {
+        if slot.record().is_none() {
+            self.tell(slot.name(), Change::Deleted);
+        }
     }
 
     /// As [`Self::there`], of a machine whose guest is not still to come.
@@ -234,7 +240,7 @@ impl Inner {
             };
         }
         // The guest has not given up an earlier one of this name.
-        if record.made(nic.id()).is_some() {
+        if record.has_made(nic.id()) {
             return Err(VmError::OtherNic {
                 vm: vm.clone(),
                 id: nic.id().clone(),
@@ -261,6 +267,9 @@ impl Inner {
             id: id.clone(),
         })?;
         let moved = nic.moved_to(device);
+        if let Some(on_stand_by) = self.seat_of(vm, nic, &moved) {
+            return self.seat(slot, record, id, on_stand_by);
+        }
         if *nic == moved {
             return Ok(());
         }
@@ -272,11 +281,56 @@ impl Inner {
         Ok(())
     }
 
+    /// Whether a NIC that is to be on the device of `moved` is to be on the one that stands by for it, or on its own; nothing if it
+    /// is another one, or none stands by.
+    fn seat_of(&self, vm: &VmName, nic: &NicSpec, moved: &NicSpec) -> Option<bool> {
+        let stand_by = nic.on_stand_by(vm)?;
+        let to = self.host.device_of(vm, moved);
+        let is_there = |nic: &NicSpec| self.host.device_of(vm, nic) == to;
+        match is_there(&stand_by) {
+            true => Some(true),
+            false => is_there(nic).then_some(false),
+        }
+    }
+
+    /// Moves a NIC to the device that stands by for it, or back to its own.
+    fn seat(
+        &self,
+        slot: &Slot,
+        mut record: Record,
+        id: &NicId,
+        on_stand_by: bool,
+    ) -> Result<(), VmError> {
+        self.live(slot, |life| {
+            // The machine may have done so by itself.
+            life.look_for_failovers(&mut record);
+            match record.is_on_stand_by(id) == on_stand_by {
+                true => Ok(()),
+                false => life.seat(&mut record, id, on_stand_by),
+            }
+        })?;
+        self.tell(slot.name(), Change::NicMoved(id.clone()));
+        Ok(())
+    }
+
+    /// Notes which NICs a machine has moved by itself to the device that stands by.
+    pub(super) fn look_for_failovers(&self, slot: &Slot) {
+        let Some(mut record) = slot
+            .record()
+            .filter(|record| record.phase == Phase::Present)
+        else {
+            return;
+        };
+        for id in self.live(slot, |life| life.look_for_failovers(&mut record)) {
+            self.tell(slot.name(), Change::NicFailedOver(id, None));
+        }
+    }
+
     pub(super) fn remove_nic(&self, slot: &Slot, id: &NicId) -> Result<Removed, VmError> {
         let vm = slot.name();
         let mut record = self.present(slot)?;
         // One that the guest was asked for is asked for again.
-        if record.spec.nic(id).is_none() && record.made(id).is_none() {
+        if record.spec.nic(id).is_none() && !record.has_made(id) {
             return Err(VmError::NoNic {
                 vm: vm.clone(),
                 id: id.clone(),

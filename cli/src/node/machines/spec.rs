@@ -4,6 +4,8 @@
 //! the state and the restart policy are the node's. Values that could not work cannot be held. It must not know
 //! what is done about it.
 
+mod stand_by;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
@@ -22,6 +24,8 @@ use vdpa::mgmt::link::VlanId;
 use vdpa::mgmt::nic::{Kind, NicRequest};
 use vdpa::mgmt::sriov::Rates;
 use vmm::config::{DoorbellMode, MacAddress, VdpaConfig, VdpaSource, VmConfig};
+
+use self::stand_by::NicStandBy;
 
 /// The longest name of a virtual machine, in bytes.
 const VM_NAME_MAX: usize = 63;
@@ -51,6 +55,11 @@ impl VmName {
     /// a machine's name has no dot.
     pub(crate) fn device(&self, nic: &NicId) -> String {
         format!("{}.{}", self.0, nic.0)
+    }
+
+    /// The name of the vDPA device that is made to stand by for that one. No other NIC's can have it: a NIC's name has no tilde.
+    pub(crate) fn stand_by(&self, nic: &NicId) -> String {
+        format!("{}~", self.device(nic))
     }
 
     /// What the record of such a device says about whose it is.
@@ -226,6 +235,9 @@ struct RawNic {
     /// Kick the device and interrupt the driver, once, when a queue hangs.
     #[serde(default, skip_serializing_if = "is_default")]
     rescue: bool,
+    /// The device that stands by for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failover: Option<NicStandBy>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -258,6 +270,7 @@ pub(crate) enum ExistingDevice {
 pub(crate) struct NicSpec {
     id: NicId,
     source: NicSource,
+    stand_by: Option<NicSource>,
     raw: RawNic,
 }
 
@@ -275,8 +288,12 @@ impl NicSpec {
         self.raw.mac
     }
 
-    /// The same NIC on a device that is there already. What is for devices that are made is gone.
+    /// The same NIC on a device that is there already. What is for devices that are made is gone, and so is what stands by for
+    /// it if that is this device, or made.
     pub(crate) fn moved_to(&self, device: ExistingDevice) -> Self {
+        let stands_by = self.raw.failover.as_ref();
+        let failover = stands_by.and_then(|stands_by| stands_by.of_moved(&device));
+        let stand_by = self.stand_by.clone().filter(|_| failover.is_some());
         let (source, path, name) = match device {
             ExistingDevice::Path(path) => (NicSource::Path(path.clone()), Some(path), None),
             ExistingDevice::Name(name) => (NicSource::Device(name.clone()), None, Some(name)),
@@ -297,16 +314,18 @@ impl NicSpec {
             virtual_functions: None,
             doorbell: self.raw.doorbell,
             rescue: self.raw.rescue,
+            failover,
         };
         Self {
             id: self.id.clone(),
             source,
+            stand_by,
             raw,
         }
     }
 
-    /// As the machine takes it, on this device.
-    pub(crate) fn vdpa(&self, source: VdpaSource) -> VdpaConfig {
+    /// As the machine takes it, on this device; the character device `failover` stands by.
+    pub(crate) fn vdpa(&self, source: VdpaSource, failover: Option<PathBuf>) -> VdpaConfig {
         VdpaConfig {
             source,
             id: Some(self.id.to_string()),
@@ -314,7 +333,7 @@ impl NicSpec {
             num_queues: None,
             doorbell: self.raw.doorbell,
             rescue: self.raw.rescue,
-            failover: None,
+            failover,
         }
     }
 
@@ -336,15 +355,10 @@ impl NicSpec {
             // These are about the NIC of this host.
             raw.kind = NicKind::default();
             raw.virtual_functions = None;
+            raw.failover = raw.failover.map(|_| NicStandBy::made_of(from));
         }
-        if let (Some(_), Some(device)) = (&raw.from, device) {
-            let mac = device.mac.filter(|mac| *mac != [0; 6]);
-            raw.mac = raw.mac.or_else(|| mac.and_then(mac_address));
-            // What every device has need not be asked for: not all take the request.
-            raw.mtu = raw.mtu.or(device.mtu.filter(|mtu| *mtu != MTU));
-            raw.queue_pairs = raw
-                .queue_pairs
-                .or(device.max_vq_pairs.filter(|pairs| *pairs > 1));
+        if raw.from.is_some() {
+            raw.has_as(device);
         }
         Self::try_from(raw).map_err(|error| BadSpec::Nic(error.to_string()))
     }
@@ -392,6 +406,10 @@ enum BadNic {
     Source { id: NicId, count: usize },
     #[error("{id} has {what}, which is for devices that are made (`from`): leave it out")]
     OnlyFrom { id: NicId, what: &'static str },
+    #[error("{id}: failover has {count} of from, path and device: give one")]
+    StandBySource { id: NicId, count: usize },
+    #[error("{id}: failover is the NIC's own device: name another one that can take its place")]
+    OwnStandBy { id: NicId },
     #[error("{id}: {why}")]
     Value { id: NicId, why: String },
 }
@@ -426,7 +444,17 @@ impl TryFrom<RawNic> for NicSpec {
                 return Err(BadNic::OnlyFrom { id, what });
             }
         }
-        Ok(Self { id, source, raw })
+        let stand_by = raw
+            .failover
+            .as_ref()
+            .map(|stand_by| stand_by.source(&raw, &source))
+            .transpose()?;
+        Ok(Self {
+            id,
+            source,
+            stand_by,
+            raw,
+        })
     }
 }
 
@@ -614,20 +642,20 @@ impl VmSpec {
             .disks
             .iter()
             .map(|disk| ("a disk's path", &disk.path));
-        let nics = self.nics.iter().filter_map(|nic| match &nic.source {
-            NicSource::Path(path) => Some(("a NIC's path", path)),
-            NicSource::From(_) | NicSource::Device(_) => None,
-        });
-        let mut paths = kernel.chain(initramfs).chain(disks).chain(nics);
+        let files = kernel.chain(initramfs).chain(disks);
+        let nics = self.nics.iter().flat_map(NicSpec::paths);
+        let mut paths = files.map(|(what, path)| (what, path.as_path())).chain(nics);
         if let Some((what, path)) = paths.find(|(_, path)| !path.is_absolute()) {
             return Err(BadSpec::Relative {
                 what,
-                path: path.clone(),
+                path: path.to_owned(),
             });
         }
-        let made = |nic: &&NicSpec| matches!(nic.source, NicSource::From(_));
-        let long = |nic: &&NicSpec| vm.device(&nic.id).len() > DEVICE_NAME_MAX;
-        match self.nics.iter().filter(made).find(long) {
+        let long = |nic: &&NicSpec| {
+            nic.made_names(vm)
+                .any(|device| device.len() > DEVICE_NAME_MAX)
+        };
+        match self.nics.iter().find(long) {
             Some(nic) => Err(BadSpec::LongNames {
                 vm: vm.clone(),
                 nic: nic.id.clone(),

@@ -1,7 +1,7 @@
 //! The steps of a virtual machine's life, in order, and the way back.
 //!
 //! ```text
-//!   create   directories ─> a device for each NIC ─> [start]
+//!   create   directories ─> a device for each NIC, and one that stands by ─> [start]
 //!   start    devices that are gone (the host was rebooted) ─> process ─> configured, NICs, booted
 //!   stop     process
 //!   delete   what was begun, from the end
@@ -76,13 +76,15 @@ pub(crate) trait Host: Send + Sync {
     fn remove_directories(&self, vm: &VmName) -> Result<(), StepError>;
     /// Makes the device of a NIC, unless it is there.
     fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
+    /// Makes the device that is to stand by for that of a NIC, which is there, unless it is there.
+    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
     /// Takes a device back.
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), StepError>;
     /// Starts a process for the machine.
     fn start_process(&self, vm: &VmName) -> Result<Identity, StepError>;
     /// Ends the machine's process: this one, and whichever is marked as the machine's.
     fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), StepError>;
-    /// Has the process run the machine.
+    /// Has the process run the machine, with its NICs where the record has them.
     fn boot_machine(
         &self,
         vm: &VmName,
@@ -91,9 +93,11 @@ pub(crate) trait Host: Send + Sync {
     ) -> Result<(), StepError>;
     /// Gives the running machine a NIC, unless it has it.
     fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
-    /// Moves the running machine's NIC of this name to this device, unless it has that. The device that it leaves is
-    /// free then.
+    /// Moves the running machine's NIC of this name to this device, unless it has that, and has this one's stand by for it. The
+    /// device that it leaves is free then.
     fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
+    /// Whether the running machine says that its NIC of this name is on this device.
+    fn is_on(&self, vm: &VmName, nic: &NicSpec) -> bool;
     /// Asks the running machine to give a NIC up, unless it has none. Returns whether it has none any more.
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, StepError>;
     /// Sees to it that the network knows where the guest is on these NICs, as far as the guest does not do it. It is no
@@ -161,6 +165,7 @@ impl fmt::Display for Moment {
 pub(crate) enum Act {
     Directories,
     Nic(String),
+    StandBy(String),
     Process,
     Boot,
     Plug(String),
@@ -176,6 +181,7 @@ impl fmt::Display for Act {
         match self {
             Self::Directories => f.write_str("directories"),
             Self::Nic(id) => write!(f, "nic {id}"),
+            Self::StandBy(id) => write!(f, "stand-by {id}"),
             Self::Process => f.write_str("process"),
             Self::Boot => f.write_str("boot"),
             Self::Plug(id) => write!(f, "plug {id}"),
@@ -192,8 +198,16 @@ impl Act {
     fn of(step: &Step) -> Self {
         match step {
             Step::Directories => Self::Directories,
-            Step::Nic { id, .. } => Self::Nic(id.to_string()),
+            Step::Nic { id, stand_by, .. } => Self::device(id, *stand_by),
             Step::Process { .. } => Self::Process,
+        }
+    }
+
+    /// About a NIC's own device, or the one that stands by for it.
+    fn device(id: &NicId, stand_by: bool) -> Self {
+        match stand_by {
+            true => Self::StandBy(id.to_string()),
+            false => Self::Nic(id.to_string()),
         }
     }
 }
@@ -293,6 +307,18 @@ impl Life<'_> {
         Ok(identity)
     }
 
+    /// Remembers that a machine is not to run, before it is stopped. When somebody starts it again it begins with its NICs' own
+    /// devices.
+    ///
+    /// # Errors
+    /// The record cannot be kept.
+    pub(crate) fn wants_stopped(&self, record: &mut Record) -> Result<(), LifeError> {
+        record.spec.state = Desired::Stopped;
+        record.leave_stand_by();
+        self.keep(record)
+            .map_err(|source| LifeError::Stop(Box::new(source)))
+    }
+
     /// Ends the machine's process, if there is one.
     ///
     /// # Errors
@@ -316,7 +342,8 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Takes a machine away with all that was made for it.
+    /// Takes a machine away with all that was made for it. Then the record is that of the machine that had its place before,
+    /// if it is one that was still to come and there was one.
     ///
     /// # Errors
     /// What could not be undone; it is still in the record, and can be tried again.
@@ -332,7 +359,8 @@ impl Life<'_> {
         }
     }
 
-    /// Undoes all steps, the last one first.
+    /// Undoes all steps, the last one first. Then the record is that of the machine that had its place before, if there was
+    /// one, and nobody's else.
     fn undo(&self, record: &mut Record) -> Vec<NotUndone> {
         record.phase = Phase::Deleting;
         let mut failed = Vec::new();
@@ -363,12 +391,13 @@ impl Life<'_> {
             .into_iter()
             .rev()
             .for_each(|step| record.push_back(step));
-        if not_undone.is_empty() {
-            if let Err(error) = self.keep.forget(self.vm) {
-                warn(self.vm, &error);
-            }
-        } else {
+        if !not_undone.is_empty() {
             self.note(record);
+        } else if let Some(former) = record.gives_place_back() {
+            *record = former;
+            self.note(record);
+        } else if let Err(error) = self.keep.forget(self.vm) {
+            warn(self.vm, &error);
         }
         not_undone
     }
@@ -393,7 +422,10 @@ impl Life<'_> {
         match record.phase {
             Phase::Creating | Phase::Deleting => {
                 self.delete(record)?;
-                return Ok(Settled::None);
+                return Ok(match record.phase {
+                    Phase::Present => Settled::stopped(record),
+                    Phase::Creating | Phase::Deleting => Settled::None,
+                });
             }
             Phase::Present => {}
         }
@@ -407,6 +439,8 @@ impl Life<'_> {
         };
         if boot != self.host.boot() {
             record.forget_process();
+            // Their own devices are made again.
+            record.leave_stand_by();
             let end = LastEnd {
                 reason: EndedBecause::HostRebooted,
                 detail: "the host was rebooted".to_owned(),

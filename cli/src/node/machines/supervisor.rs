@@ -33,6 +33,7 @@ use vdpa::causes::in_one_line;
 use super::process::{Identity, Process};
 use super::record::{EndedBecause, LastEnd, Phase};
 use super::slot::{Live, Slot};
+use super::spec::NicSpec;
 use super::vmm::VmmNic;
 use super::{Change, Inner, Machines, speaks};
 
@@ -110,6 +111,7 @@ fn ended(inner: &Inner, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
     if record.phase != Phase::Present || !ours {
         return Next::Over;
     }
+    let awaited = record.arrival.is_some();
     let ended = inner.live(slot, |life| {
         // What it left: its socket.
         if let Err(error) = life.stop(&mut record) {
@@ -119,14 +121,13 @@ fn ended(inner: &Inner, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
         let detail = end.detail.clone();
         (life.ends(&mut record, end), detail)
     });
-    let came = record.arrival.is_none();
     let end = match ended {
         (Ok(Some(end)), _) => end,
         (Ok(None), why) => {
-            if !came {
+            if awaited {
                 inner.tell(slot.name(), Change::NotArrived(why));
             }
-            inner.tell(slot.name(), Change::Deleted);
+            inner.tell_gone(slot);
             return Next::Over;
         }
         (Err(error), _) => {
@@ -272,6 +273,7 @@ async fn follow(machines: &Machines, slot: &Arc<Slot>, identity: Identity) -> La
                     inner.tell(slot.name(), Change::State(status.state));
                 }
                 given_up(machines, slot, &status.nics).await;
+                failed_over(machines, slot, &status.nics).await;
                 if let Some(end) = status.end {
                     return LastEnd {
                         reason: end.reason.into(),
@@ -335,7 +337,7 @@ async fn attend(machines: &Machines, slot: &Arc<Slot>) -> Infallible {
 async fn given_up(machines: &Machines, slot: &Arc<Slot>, there: &[VmmNic]) {
     let unwanted = slot.record().map(|record| record.unwanted());
     let mut gone = unwanted.into_iter().flatten();
-    if !gone.any(|(id, _)| there.iter().all(|nic| nic.id != id.as_str())) {
+    if !gone.any(|id| there.iter().all(|nic| nic.id != id.as_str())) {
         return;
     }
     // If this daemon ends the next one does it.
@@ -351,6 +353,31 @@ async fn given_up(machines: &Machines, slot: &Arc<Slot>, there: &[VmmNic]) {
             }
         })
         .await;
+}
+
+/// Notes which NICs the machine has moved by itself to the device that stands by.
+async fn failed_over(machines: &Machines, slot: &Arc<Slot>, there: &[VmmNic]) {
+    let Some(record) = slot.record() else {
+        return;
+    };
+    let vm = slot.name();
+    let stand_by = |nic: &NicSpec| {
+        let nic = nic.on_stand_by(vm)?;
+        machines.0.host.character_device(vm, &nic).ok()
+    };
+    let nics = record.spec.nics().iter();
+    let news = nics
+        .filter(|nic| !record.is_on_stand_by(nic.id()))
+        .any(|nic| {
+            let says = there.iter().find(|one| one.id == nic.id().as_str());
+            says.is_some_and(|says| stand_by(nic).is_some_and(|path| path == says.path))
+        });
+    if news {
+        // If this daemon ends the next one does it.
+        let _ = machines
+            .locked(slot, |inner, slot| inner.look_for_failovers(slot))
+            .await;
+    }
 }
 
 /// Why a process of ours ended that did not say it. See `bellhop --help` for the codes.

@@ -20,7 +20,6 @@ use vmm::http::ErrorBody;
 use vmm::http::client::{Client, ClientError};
 use vmm::http::request_id::REQUEST_ID;
 
-use super::announce::NicView;
 use super::arrival::Coming;
 use super::departure::{Account, MigrationView};
 use super::record::EndedBecause;
@@ -176,6 +175,14 @@ pub(crate) struct VmmNic {
     pub(crate) path: PathBuf,
 }
 
+/// What stands by for a NIC, by the machine's account.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct VmmStandBy {
+    /// The character device that stands by for it.
+    #[serde(default)]
+    pub(crate) failover: Option<PathBuf>,
+}
+
 /// Which API a process has, and nothing else: what all levels have in common.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Handshake {
@@ -326,8 +333,11 @@ impl Vmm {
         self.get("/v1/vm", SOON).await
     }
 
-    /// One of its NICs, in full.
-    pub(super) async fn nic(&self, id: &NicId) -> Result<NicView, VmmError> {
+    /// What is of interest of one of its NICs.
+    pub(super) async fn nic<T: for<'de> Deserialize<'de>>(
+        &self,
+        id: &NicId,
+    ) -> Result<T, VmmError> {
         self.get(&format!("/v1/vm/nics/{id}"), SOON).await
     }
 

@@ -36,7 +36,7 @@ fn what_is_written_is_read_again() {
             { "id": "net0", "from": "pci/0000:01:00.0", "kind": "vf", "bridge": "br0", "vlan": 100,
               "mac": "52:54:00:12:34:56", "mtu": 9000, "queue_pairs": 4, "max_tx_rate": 100 },
             { "id": "net1", "path": "/dev/vhost-vdpa-3", "doorbell": "off" },
-            { "id": "net2", "device": "vdpa0" },
+            { "id": "net2", "device": "vdpa0", "failover": { "path": "/dev/vhost-vdpa-4" } },
         ],
         "restart": "Always", "state": "Stopped",
     });
@@ -97,6 +97,26 @@ fn mistakes_are_named() {
             nic(json!({ "id": "a", "path": "/b", "vlan": 1 })),
             "a has vlan, which is for devices that are made",
         ),
+        (
+            nic(json!({ "id": "a", "from": "b", "failover": {} })),
+            "failover has 0 of from, path and device",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "b", "failover": { "from": "b", "path": "/c" } })),
+            "failover has 2 of from",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "b", "failover": { "x": "b" } })),
+            "unknown field `x`",
+        ),
+        (
+            nic(json!({ "id": "a", "path": "/b", "failover": { "from": "c" } })),
+            "a has failover.from, which is for devices that are made",
+        ),
+        (
+            nic(json!({ "id": "a", "path": "/b", "failover": { "path": "/b" } })),
+            "failover is the NIC's own device",
+        ),
         (nic(json!({ "id": "a", "from": "b", "vlan": 4095 })), "VLAN"),
         (nic(json!({ "id": "a", "from": "b", "mtu": 67 })), "mtu 67"),
         (
@@ -126,6 +146,7 @@ fn mistakes_are_named() {
         json!({ "kernel": "/k", "initramfs": "i" }),
         json!({ "kernel": "/k", "disks": [{ "path": "d" }] }),
         nic(json!({ "id": "a", "path": "d" })),
+        nic(json!({ "id": "a", "from": "b", "failover": { "path": "d" } })),
     ] {
         let error = spec(relative).unwrap().check(&vm("web")).unwrap_err();
         assert!(matches!(error, BadSpec::Relative { .. }), "{error}");
@@ -137,7 +158,7 @@ fn what_a_device_has_here_is_asked_for_elsewhere() {
     let spec: VmSpec =
         serde_json::from_value(json!({ "kernel": "/k", "state": "Stopped", "nics": [
         { "id": "a", "from": "vdpasim_net", "kind": "vf", "virtual_functions": 4, "mtu": 9000 },
-        { "id": "b", "path": "/dev/vhost-vdpa-0" },
+        { "id": "b", "path": "/dev/vhost-vdpa-0", "failover": { "device": "spare" } },
     ] }))
         .unwrap();
     let device = |mac, pairs| NetConfig {
@@ -154,7 +175,7 @@ fn what_a_device_has_here_is_asked_for_elsewhere() {
         nics["nics"],
         json!([
             { "id": "a", "from": "vdpasim_net", "kind": "vf", "virtual_functions": 4, "mtu": 9000, "mac": "52:54:00:01:02:03" },
-            { "id": "b", "path": "/dev/vhost-vdpa-0" },
+            { "id": "b", "path": "/dev/vhost-vdpa-0", "failover": { "device": "spare" } },
         ])
     );
     let other = spec.elsewhere(Some("enp1s0"), |_| Some(device([0; 6], 4)));
@@ -163,7 +184,71 @@ fn what_a_device_has_here_is_asked_for_elsewhere() {
         nics["nics"],
         json!([
             { "id": "a", "from": "enp1s0", "mtu": 9000, "queue_pairs": 4 },
-            { "id": "b", "from": "enp1s0", "queue_pairs": 4 },
+            { "id": "b", "from": "enp1s0", "queue_pairs": 4, "failover": { "from": "enp1s0" } },
         ])
     );
+}
+
+#[test]
+fn what_stands_by_is_made_like_the_nics_own() {
+    let one = |nic: Value| -> NicSpec { serde_json::from_value(nic).unwrap() };
+    let nic = one(json!({
+        "id": "a", "from": "pci/0000:01:00.0", "kind": "vf", "bridge": "br0", "vlan": 7, "mtu": 9000, "max_tx_rate": 100,
+        "rescue": true, "failover": { "from": "pci/0000:02:00.0" },
+    }));
+    let vm = vm("web");
+    let own = NetConfig {
+        mac: Some([0x52, 0x54, 0, 1, 2, 3]),
+        status: None,
+        max_vq_pairs: Some(4),
+        mtu: Some(9000),
+    };
+    let made = nic.request(&vm).unwrap();
+    let stands_by = nic.stand_by_request(&vm, Some(&own)).unwrap();
+    assert_eq!(stands_by.name, "web.a~");
+    assert_eq!(
+        stands_by,
+        NicRequest {
+            name: stands_by.name.clone(),
+            from: "pci/0000:02:00.0".to_owned(),
+            mac: own.mac,
+            max_vqp: own.max_vq_pairs,
+            ..made
+        }
+    );
+    // What was asked for counts.
+    let own = NetConfig {
+        mtu: Some(1500),
+        ..own
+    };
+    assert_eq!(
+        nic.stand_by_request(&vm, Some(&own)).unwrap().mtu,
+        Some(9000)
+    );
+    let there = nic.on_stand_by(&vm).unwrap();
+    assert_eq!(there.source(), &NicSource::Device("web.a~".to_owned()));
+    assert_eq!(
+        serde_json::to_value(&there).unwrap(),
+        json!({ "id": "a", "device": "web.a~", "rescue": true })
+    );
+    assert!(there.on_stand_by(&vm).is_none());
+    // It goes with what was made, one that was there stays, and none stands by for itself.
+    let to = |path: &str| ExistingDevice::Path(path.into());
+    assert!(nic.moved_to(to("/dev/x")).stand_by().is_none());
+    let nic = one(json!({ "id": "a", "from": "b", "failover": { "path": "/dev/x" } }));
+    assert!(nic.stand_by_request(&vm, None).is_none());
+    assert!(nic.moved_to(to("/dev/x")).stand_by().is_none());
+    let moved = nic.moved_to(to("/dev/y"));
+    assert_eq!(moved.stand_by(), Some(&NicSource::Path("/dev/x".into())));
+    let again: NicSpec = serde_json::from_value(serde_json::to_value(&moved).unwrap()).unwrap();
+    assert_eq!(again, moved);
+    // Its name has to fit, too.
+    let long = one(json!({ "id": "n".repeat(59), "from": "b" }));
+    let spec = |nic| VmSpec {
+        nics: vec![nic],
+        ..spec(json!({ "kernel": "/k" })).unwrap()
+    };
+    assert!(spec(long).check(&vm).is_ok());
+    let long = one(json!({ "id": "n".repeat(59), "from": "b", "failover": { "from": "b" } }));
+    assert!(spec(long).check(&vm).is_err());
 }

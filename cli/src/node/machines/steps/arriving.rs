@@ -5,6 +5,9 @@
 //!   look      asked whether the guest is here ─> the mark goes ─> the network is told where the guest is
 //!   call off  asked to wait no more ─> gone: all is taken back │ not gone: the guest has come, or may have
 //! ```
+//! A machine of its name that had left this node before is remembered in its record until the guest is here, so that who only
+//! asks whether it could come, or does not come, takes nothing away.
+//!
 //! The source hears where the process waits only when the record says that it is there. So what a daemon finds half made was
 //! never sent anything, and what it finds waiting may have got the guest meanwhile: [`super::super::arrival`] is the table.
 
@@ -13,17 +16,42 @@ use super::super::departure::Departure;
 use super::super::error::{LifeError, StepError};
 use super::super::record::{LastEnd, Record, Step};
 use super::super::spec::VmSpec;
-use super::{Act, Life};
+use super::{Act, Life, Moment};
 
 impl Life<'_> {
-    /// Makes all of a machine but its guest, and a process that waits for that.
+    /// Makes all of a machine but its guest, and a process that waits for that. `former` is the one of its name that left this
+    /// node, if there is one: what was made for it goes, and it is remembered until the guest is here.
     ///
     /// # Errors
     /// What failed. All is undone then, but for what the error names; that is in the record.
-    pub(crate) fn receive(&self, spec: VmSpec, arrival: Arrival) -> Result<Record, LifeError> {
+    pub(crate) fn receive(
+        &self,
+        spec: VmSpec,
+        arrival: Arrival,
+        former: Option<Record>,
+    ) -> Result<Record, LifeError> {
         let mut record = Record::new(spec);
         record.arrival = Some(arrival);
-        self.make(record, |record| self.wait_steps(record))
+        if let Some(former) = former {
+            record.takes_place_of(former);
+        }
+        self.make(record, |record| {
+            self.clear(record)?;
+            self.wait_steps(record)
+        })
+    }
+
+    /// Undoes what was made for another machine.
+    fn clear(&self, record: &mut Record) -> Result<(), StepError> {
+        while let Some(step) = record.last().cloned() {
+            self.keep(record)?;
+            let act = Act::of(&step);
+            self.tell(&Moment::Undo(act.clone()));
+            self.undo_one(&step)?;
+            self.tell(&Moment::Undone(act));
+            record.pop();
+        }
+        Ok(())
     }
 
     fn wait_steps(&self, record: &mut Record) -> Result<(), StepError> {
@@ -45,7 +73,7 @@ impl Life<'_> {
             }
             _ => Coming::Silent,
         };
-        if coming == Coming::Arrived && record.arrival.take().is_some() {
+        if coming == Coming::Arrived && record.arrives() {
             self.note(record);
             self.host.announce(self.vm, record.spec.nics());
         }
@@ -77,7 +105,9 @@ impl Life<'_> {
         let comes_to = at_end(end.reason);
         match comes_to {
             AtEnd::TakeBack => {}
-            AtEnd::WasHere => record.arrival = None,
+            AtEnd::WasHere => {
+                record.arrives();
+            }
             // The mark stays: the source knows whether it still has the guest, and may say so.
             AtEnd::Open => record.departure = Some(Departure::unheard_of(&arrival.listen)),
         }

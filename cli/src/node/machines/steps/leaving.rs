@@ -135,8 +135,10 @@ impl Life<'_> {
     pub(crate) fn say_where(&self, record: &mut Record, here: bool) -> Result<(), LifeError> {
         let mut after = record.clone();
         after.departure = None;
-        after.arrival = None;
-        if !here {
+        if here {
+            after.arrives();
+        } else {
+            after.arrival = None;
             after.spec.state = Desired::Stopped;
             after.last_end = Some(LastEnd {
                 reason: EndedBecause::Moved,

@@ -1,10 +1,15 @@
 //! The steps of a machine's NICs: they come, move to other devices and go, also while it runs.
 //!
 //! ```text
-//!   add      device made ─> plugged in
+//!   add      device made, and the one that stands by ─> plugged in
 //!   swap     moved to a device that is there ─> the network is told ─> what was made for it taken back
+//!   seat     moved to the device that stands by, or back from there; both stay
 //!   remove   the guest gives it up ─> what was made for it taken back
 //! ```
+//! A machine moves a NIC to the device that stands by also by itself; it is asked where its NICs are, and the record says so then.
+//! It stays there when the machine is started again by its policy; once somebody stops it, or the host is rebooted, it begins with
+//! its own devices.
+//!
 //! What a NIC is to be is in the record before the machine is asked. So a daemon that is killed in between is followed by
 //! one that does the rest ([`Life::settle_nics`]).
 
@@ -22,20 +27,39 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// The device of one NIC, if it needs one made.
-    pub(crate) fn make_nic(&self, record: &mut Record, nic: &NicSpec) -> Result<(), StepError> {
-        if !matches!(nic.source(), NicSource::From(_)) {
+    /// The devices of one NIC, if it needs any made: its own first, for the one that stands by is to be like it. Where that
+    /// is in use the NIC's own has failed, and whether it can be made is nobody's concern.
+    fn make_nic(&self, record: &mut Record, nic: &NicSpec) -> Result<(), StepError> {
+        if !record.is_on_stand_by(nic.id()) {
+            self.make_device(record, nic, false)?;
+        }
+        self.make_device(record, nic, true)
+    }
+
+    fn make_device(
+        &self,
+        record: &mut Record,
+        nic: &NicSpec,
+        stand_by: bool,
+    ) -> Result<(), StepError> {
+        if !nic.is_made(stand_by) {
             return Ok(());
         }
-        if record.made(nic.id()).is_none() {
+        let device = match stand_by {
+            true => self.vm.stand_by(nic.id()),
+            false => self.vm.device(nic.id()),
+        };
+        if !record.has_device(&device) {
             record.begin(Step::Nic {
                 id: nic.id().clone(),
-                device: self.vm.device(nic.id()),
+                device,
+                stand_by,
             });
             self.keep(record)?;
         }
-        self.act(Act::Nic(nic.id().to_string()), || {
-            self.host.make_nic(self.vm, nic)
+        self.act(Act::device(nic.id(), stand_by), || match stand_by {
+            true => self.host.make_stand_by(self.vm, nic),
+            false => self.host.make_nic(self.vm, nic),
         })
     }
 
@@ -67,9 +91,12 @@ impl Life<'_> {
     ) -> Result<(), LifeError> {
         // From here on it is to be there: a daemon that is started in between sees to it.
         let former = std::mem::replace(&mut record.spec, spec);
+        let was_on_stand_by = record.is_on_stand_by(nic.id());
+        record.set_on_stand_by(nic.id(), false);
         let brought = self.keep(record).and_then(|()| self.bring(record, nic));
         brought.map_err(|source| {
             record.spec = former;
+            record.set_on_stand_by(nic.id(), was_on_stand_by);
             self.note(record);
             undo(self, record);
             LifeError::Nic {
@@ -80,21 +107,80 @@ impl Life<'_> {
         })
     }
 
-    /// Sees to it that a machine has a NIC, and on this device.
+    /// Sees to it that a machine has a NIC, and on the device where the record has it.
     fn bring(&self, record: &mut Record, nic: &NicSpec) -> Result<(), StepError> {
         self.make_nic(record, nic)?;
         if record.process().is_none() {
             return Ok(());
         }
         let id = nic.id().to_string();
-        self.act(Act::Plug(id.clone()), || self.host.plug(self.vm, nic))?;
-        match nic.source() {
-            // It can have no other.
-            NicSource::From(_) => Ok(()),
-            NicSource::Path(_) | NicSource::Device(_) => {
-                self.act(Act::Swap(id), || self.host.swap(self.vm, nic))
+        let now = record.nic_now(self.vm, nic);
+        self.act(Act::Plug(id.clone()), || self.host.plug(self.vm, &now))?;
+        match now.source() {
+            // It can have no other, unless it can come back from the one that stands by.
+            NicSource::From(_) if nic.stand_by().is_none() => Ok(()),
+            NicSource::From(_) | NicSource::Path(_) | NicSource::Device(_) => {
+                self.act(Act::Swap(id), || self.host.swap(self.vm, &now))
             }
         }
+    }
+
+    /// Moves a NIC to the device that stands by for it, or back to its own.
+    ///
+    /// # Errors
+    /// What failed; the NIC stays where it was.
+    pub(crate) fn seat(
+        &self,
+        record: &mut Record,
+        id: &NicId,
+        on_stand_by: bool,
+    ) -> Result<(), LifeError> {
+        let was = record.is_on_stand_by(id);
+        record.set_on_stand_by(id, on_stand_by);
+        let seated = self.keep(record).and_then(|()| self.take_seat(record, id));
+        seated.map_err(|source| {
+            record.set_on_stand_by(id, was);
+            self.note(record);
+            self.back(record, id);
+            LifeError::Nic {
+                id: id.clone(),
+                what: "moved",
+                source: Box::new(source),
+            }
+        })
+    }
+
+    fn take_seat(&self, record: &mut Record, id: &NicId) -> Result<(), StepError> {
+        let Some(nic) = record.spec.nic(id).cloned() else {
+            return Ok(());
+        };
+        self.make_nic(record, &nic)?;
+        if record.process().is_none() {
+            return Ok(());
+        }
+        let now = record.nic_now(self.vm, &nic);
+        self.act(Act::Swap(id.to_string()), || self.host.swap(self.vm, &now))
+    }
+
+    /// Asks a running machine which of its NICs it has moved by itself to the device that stands by. Returns those of which that
+    /// is news.
+    pub(crate) fn look_for_failovers(&self, record: &mut Record) -> Vec<NicId> {
+        if record.process().is_none() {
+            return Vec::new();
+        }
+        let seated = record.spec.nics().iter().filter(|nic| {
+            let stand_by = nic.on_stand_by(self.vm);
+            !record.is_on_stand_by(nic.id())
+                && stand_by.is_some_and(|there| self.host.is_on(self.vm, &there))
+        });
+        let moved: Vec<NicId> = seated.map(|nic| nic.id().clone()).collect();
+        for id in &moved {
+            record.set_on_stand_by(id, true);
+        }
+        if !moved.is_empty() {
+            self.note(record);
+        }
+        moved
     }
 
     /// Moves a NIC to another device, which is there already: `spec` has it so. What was made for it goes.
@@ -113,7 +199,7 @@ impl Life<'_> {
         if record.process().is_some() {
             self.host.announce(self.vm, std::slice::from_ref(nic));
         }
-        self.drop_left(record, nic.id());
+        self.drop_left(record);
         Ok(())
     }
 
@@ -122,7 +208,8 @@ impl Life<'_> {
         let Some(nic) = record.spec.nic(id).filter(|_| record.process().is_some()) else {
             return;
         };
-        let back = self.act(Act::Swap(id.to_string()), || self.host.swap(self.vm, nic));
+        let nic = record.nic_now(self.vm, nic);
+        let back = self.act(Act::Swap(id.to_string()), || self.host.swap(self.vm, &nic));
         if let Err(error) = back {
             tracing::warn!(
                 vm = %self.vm,
@@ -133,16 +220,18 @@ impl Life<'_> {
         }
     }
 
-    /// Takes back the device that was made for a NIC that has another one by now. If that fails it is tried again when the
-    /// machine has stopped.
-    fn drop_left(&self, record: &mut Record, id: &NicId) {
-        if let Err(error) = self.drop_device(record, id) {
-            tracing::warn!(
-                vm = %self.vm,
-                nic = %id,
-                error = &error as &dyn std::error::Error,
-                "the device that a NIC has left stays until the machine stops"
-            );
+    /// Takes back devices that were made for NICs that have others by now. If that fails it is tried again when the machine has
+    /// stopped.
+    fn drop_left(&self, record: &mut Record) {
+        for device in record.left() {
+            if let Err(error) = self.drop_device(record, &device) {
+                tracing::warn!(
+                    vm = %self.vm,
+                    device,
+                    error = &error as &dyn std::error::Error,
+                    "the device that a NIC has left stays until the machine stops"
+                );
+            }
         }
     }
 
@@ -174,7 +263,7 @@ impl Life<'_> {
                 return Ok(false);
             }
         }
-        self.drop_device(record, id)?;
+        self.drop_devices(record, id)?;
         Ok(true)
     }
 
@@ -191,19 +280,26 @@ impl Life<'_> {
         })
     }
 
-    /// Takes back the device of a NIC that nobody has any more, if one was made.
-    fn drop_device(&self, record: &mut Record, id: &NicId) -> Result<(), StepError> {
-        let Some(device) = record.made(id).map(str::to_owned) else {
-            if record.gave_up(id) {
-                self.note(record);
-            }
+    /// Takes back the devices of a NIC that nobody has any more, if any were made.
+    fn drop_devices(&self, record: &mut Record, id: &NicId) -> Result<(), StepError> {
+        if !record.has_made(id) && record.gave_up(id) {
+            self.note(record);
+        }
+        for device in record.all_made_for(id) {
+            self.drop_device(record, &device)?;
+        }
+        Ok(())
+    }
+
+    /// Takes back a device that nobody has any more.
+    fn drop_device(&self, record: &mut Record, device: &str) -> Result<(), StepError> {
+        let Some(act) = record.step_of(device).map(Act::of) else {
             return Ok(());
         };
-        let act = Act::Nic(id.to_string());
         self.tell(&Moment::Undo(act.clone()));
-        self.host.remove_nic(self.vm, &device)?;
+        self.host.remove_nic(self.vm, device)?;
         self.tell(&Moment::Undone(act));
-        record.forget_nic(id);
+        record.forget_device(device);
         self.note(record);
         Ok(())
     }
@@ -213,15 +309,20 @@ impl Life<'_> {
         for id in record.unwanted_nics() {
             self.take(record, &id);
         }
-        for id in record.left() {
-            self.drop_left(record, &id);
-        }
+        self.drop_left(record);
     }
 
     /// Takes back all devices that were made for a machine whose guest is elsewhere. They are made again if it is started here.
     pub(super) fn drop_made(&self, record: &mut Record) {
-        for id in record.all_made() {
-            self.drop_left(record, &id);
+        for id in record.nics_made() {
+            if let Err(error) = self.drop_devices(record, &id) {
+                tracing::warn!(
+                    vm = %self.vm,
+                    nic = %id,
+                    error = &error as &dyn std::error::Error,
+                    "the device of a NIC stays, whose guest is elsewhere"
+                );
+            }
         }
     }
 
@@ -236,17 +337,23 @@ impl Life<'_> {
         for id in record.unwanted_nics() {
             self.take(record, &id);
         }
+        // Before they are brought where the record has them.
+        self.look_for_failovers(record);
+        let mut all = true;
         for nic in record.spec.nics().to_vec() {
-            match self.bring(record, &nic) {
-                Ok(()) if record.left().contains(nic.id()) => self.drop_left(record, nic.id()),
-                Ok(()) => {}
-                Err(error) => tracing::error!(
+            if let Err(error) = self.bring(record, &nic) {
+                all = false;
+                tracing::error!(
                     vm = %self.vm,
                     nic = %nic.id(),
                     error = &error as &dyn std::error::Error,
                     "a machine lacks a NIC"
-                ),
+                );
             }
+        }
+        // One that could not be moved may be on what it is to leave.
+        if all {
+            self.drop_left(record);
         }
     }
 }

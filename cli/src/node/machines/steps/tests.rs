@@ -16,7 +16,7 @@ use serde_json::json;
 use super::*;
 use crate::node::machines::arrival::Arrival;
 use crate::node::machines::spec::{ExistingDevice, NicSource};
-use world::{Fake, Fault, Killed, World, devices_of};
+use world::{Fake, Fault, Killed, World, device_of, devices_of};
 
 /// What a client, the guest or the host does.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +43,16 @@ enum Deed {
     RemoveNic {
         nic: usize,
         stubborn: bool,
+    },
+    /// A NIC's device fails: the machine moves it to the one that stands by, and a daemon sees it, or not yet.
+    FailOver {
+        nic: usize,
+        seen: bool,
+    },
+    /// Somebody moves a NIC to the device that stands by, or back.
+    Seat {
+        nic: usize,
+        on_stand_by: bool,
     },
     /// The guest gives up what it was asked for.
     GiveUp,
@@ -82,7 +92,7 @@ fn deed() -> impl Strategy<Value = Deed> {
         Just(Restart::Always)
     ];
     prop_oneof![
-        3 => (0..3_usize, any::<bool>(), restart)
+        3 => (0..4_usize, any::<bool>(), restart)
             .prop_map(|(nics, stopped, restart)| Deed::Create { nics, stopped, restart }),
         2 => Just(Deed::Start),
         2 => Just(Deed::Stop),
@@ -93,6 +103,8 @@ fn deed() -> impl Strategy<Value = Deed> {
         2 => (0..3_usize).prop_map(Deed::AddNic),
         2 => (0..3_usize, 0..2_usize).prop_map(|(nic, to)| Deed::Swap { nic, to }),
         2 => (0..3_usize, any::<bool>()).prop_map(|(nic, stubborn)| Deed::RemoveNic { nic, stubborn }),
+        2 => (0..3_usize, any::<bool>()).prop_map(|(nic, seen)| Deed::FailOver { nic, seen }),
+        2 => (0..3_usize, any::<bool>()).prop_map(|(nic, on_stand_by)| Deed::Seat { nic, on_stand_by }),
         1 => Just(Deed::GiveUp),
         3 => any::<bool>().prop_map(|refused| Deed::Send { refused }),
         3 => way().prop_map(Deed::Migrated),
@@ -123,15 +135,19 @@ fn fault() -> impl Strategy<Value = Fault> {
     ]
 }
 
+/// A NIC of this number. For one nothing stands by, for one a device that is made, for one a device that is there.
 fn nic(number: usize) -> NicSpec {
-    let nic = json!({ "id": format!("net{number}"), "from": "vdpasim_net" });
+    let mut nic = json!({ "id": format!("net{number}"), "from": "vdpasim_net" });
+    match number {
+        0 => {}
+        1 => nic["failover"] = json!({ "from": "vdpasim_net" }),
+        _ => nic["failover"] = json!({ "path": format!("/dev/spare{number}") }),
+    }
     serde_json::from_value(nic).unwrap()
 }
 
 fn spec(nics: usize, stopped: bool, restart: Restart) -> VmSpec {
-    let nics: Vec<_> = (0..nics)
-        .map(|nic| json!({ "id": format!("net{nic}"), "from": "vdpasim_net" }))
-        .collect();
+    let nics: Vec<_> = (0..nics).map(nic).collect();
     let state = if stopped { "Stopped" } else { "Running" };
     let spec = json!({ "kernel": "/k", "nics": nics, "state": state, "restart": restart });
     serde_json::from_value(spec).unwrap()
@@ -194,8 +210,7 @@ impl<'a> Daemon<'a> {
                 }
             }
             (Deed::Stop, Some(record)) if record.phase == Phase::Present => {
-                record.spec.state = Desired::Stopped;
-                if life.keep(record).is_ok() {
+                if life.wants_stopped(record).is_ok() {
                     life.look_for_guest(record);
                     let runs = record.process().is_some();
                     if life.stop(record).is_ok() && runs {
@@ -251,7 +266,7 @@ impl<'a> Daemon<'a> {
             }
             (Deed::AddNic(number), Some(record)) if record.phase == Phase::Present => {
                 let nic = nic(number);
-                if record.spec.nic(nic.id()).is_none() && record.made(nic.id()).is_none() {
+                if record.spec.nic(nic.id()).is_none() && !record.has_made(nic.id()) {
                     let spec = record.spec.with_nic(nic.clone()).unwrap();
                     let before = record.spec.clone();
                     match life.add_nic(record, &nic, spec) {
@@ -280,12 +295,49 @@ impl<'a> Daemon<'a> {
                 Some(record),
             ) if record.phase == Phase::Present => {
                 let id = nic(number).id().clone();
-                if record.spec.nic(&id).is_some() || record.made(&id).is_some() {
+                if record.spec.nic(&id).is_some() || record.has_made(&id) {
                     self.fake.world().stubborn = stubborn && record.process().is_some();
                     if life.remove_nic(record, &id).unwrap_or(false) {
-                        assert!(record.made(&id).is_none());
+                        assert!(!record.has_made(&id));
                     }
                     self.fake.world().stubborn = false;
+                }
+            }
+            (Deed::FailOver { nic: number, seen }, Some(record)) => {
+                let stand_by = record.spec.nic(nic(number).id());
+                let stand_by = stand_by.and_then(|nic| nic.on_stand_by(self.vm));
+                // It is opened only then, and may be gone.
+                if let Some(there) = stand_by.filter(|there| self.fake.is_there(self.vm, there)) {
+                    let failed = device_of(self.vm, record.spec.nic(there.id()).unwrap());
+                    for one in &mut self.fake.world().processes {
+                        if let Some(device) = one.nics.get_mut(there.id().as_str())
+                            && one.booted
+                            && *device == failed
+                        {
+                            *device = device_of(self.vm, &there);
+                        }
+                    }
+                }
+                if seen && record.phase == Phase::Present {
+                    life.look_for_failovers(record);
+                }
+            }
+            (
+                Deed::Seat {
+                    nic: number,
+                    on_stand_by,
+                },
+                Some(record),
+            ) if record.phase == Phase::Present => {
+                let id = nic(number).id().clone();
+                let has = record
+                    .spec
+                    .nic(&id)
+                    .is_some_and(|nic| nic.stand_by().is_some());
+                life.look_for_failovers(record);
+                if has && record.is_on_stand_by(&id) != on_stand_by {
+                    let seated = life.seat(record, &id, on_stand_by);
+                    assert_eq!(record.is_on_stand_by(&id), on_stand_by == seated.is_ok());
                 }
             }
             (Deed::GiveUp, Some(record)) if record.phase == Phase::Present => {
@@ -417,12 +469,18 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
             let runs = once.processes.iter().any(|one| one.booted);
             if let Some(record) = &daemon.record {
                 // What it has is what it is to have.
-                let wanted = devices_of(&vm, &record.spec);
+                let wanted = devices_of(&vm, record);
                 for one in once.processes.iter() {
                     prop_assert_eq!(&one.nics, &wanted);
                 }
                 let rest = (record.unwanted_nics(), record.left());
                 prop_assert!(!runs || rest == (Vec::new(), Vec::new()), "{rest:?} stays");
+                let stand_by = record.spec.nics().iter().filter(|nic| nic.is_made(true));
+                let mut stand_by = stand_by.map(|nic| vm.stand_by(nic.id()));
+                prop_assert!(
+                    !runs || stand_by.all(|device| once.devices.contains(&device)),
+                    "nothing stands by: {once:?}"
+                );
             }
             prop_assert_eq!(settled == Settled::Running, runs);
             let here = |account| matches!(account, Account::None | Account::Here);

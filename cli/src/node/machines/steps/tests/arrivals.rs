@@ -27,7 +27,9 @@ fn what_waits_for_a_machine_is_there_as_a_whole_or_not_at_all() {
             fake.plan(faults);
             let spec = spec(2, false, Restart::Always);
             let life = daemon.life();
-            let done = catch_unwind(AssertUnwindSafe(|| life.receive(spec, arrival()).is_ok()));
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                life.receive(spec, arrival(), None).is_ok()
+            }));
             fake.plan(Vec::new());
             let settled = daemon.settles();
             holds(&fake, &vm).unwrap();
@@ -62,7 +64,7 @@ fn a_machine_that_is_waited_for_is_taken_back_kept_or_left_open_by_what_its_proc
         let daemon = Daemon::new(&fake, &vm);
         let life = daemon.life();
         let spec = spec(1, false, Restart::Always);
-        let mut record = life.receive(spec, arrival()).unwrap();
+        let mut record = life.receive(spec, arrival(), None).unwrap();
         assert_eq!(fake.world().devices.len(), 1);
         fake.world().processes.clear();
         life.stop(&mut record).unwrap();
@@ -96,7 +98,7 @@ fn a_daemon_that_starts_leaves_what_waits_and_knows_what_has_come() {
         let vm: VmName = "web".parse().unwrap();
         let mut daemon = Daemon::new(&fake, &vm);
         let spec = spec(1, false, Restart::Always);
-        daemon.life().receive(spec, arrival()).unwrap();
+        daemon.life().receive(spec, arrival(), None).unwrap();
         fake.world().coming = Some(coming);
         assert_eq!(daemon.settles(), settled, "{coming:?}");
         // A guest that has come is found by who looks for it.
@@ -169,4 +171,90 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
         assert!(fake.world().devices.is_empty(), "its NIC stays");
         assert!(there || record.last_end.unwrap().reason == EndedBecause::Moved);
     }
+}
+
+/// A machine that left this node, and of which its record and a device are left.
+fn one_that_left(life: &Life<'_>) -> Record {
+    let mut record = life.create(spec(2, false, Restart::Always)).unwrap();
+    life.stop(&mut record).unwrap();
+    let end = LastEnd {
+        reason: EndedBecause::Moved,
+        detail: "it was sent to another process".to_owned(),
+    };
+    life.ended(&mut record, end);
+    record
+}
+
+/// As `bellhop vm compat` does it, which has the other node wait and calls it off at once.
+#[test]
+fn who_only_asks_whether_a_machine_could_come_back_leaves_what_is_remembered_of_it() {
+    for fault in [
+        Fault::None,
+        Fault::Fails,
+        Fault::FailsDone,
+        Fault::KilledBefore,
+        Fault::KilledAfter,
+    ] {
+        for at in 0..40 {
+            let fake = Fake::default();
+            let vm: VmName = "web".parse().unwrap();
+            let mut daemon = Daemon::new(&fake, &vm);
+            let left = one_that_left(&daemon.life());
+            let mut faults = vec![Fault::None; at];
+            faults.push(fault);
+            fake.plan(faults);
+            let life = daemon.life();
+            let asked = catch_unwind(AssertUnwindSafe(|| {
+                let coming = spec(1, false, Restart::Never);
+                let mut record = life.receive(coming, arrival(), Some(left.clone())).ok()?;
+                life.call_off(&record).ok()?;
+                life.delete(&mut record).ok()?;
+                Some(record)
+            }));
+            fake.plan(Vec::new());
+            holds(&fake, &vm).unwrap();
+            if let Ok(Some(record)) = asked {
+                assert_eq!(record.spec, left.spec);
+            }
+            let settled = daemon.settles();
+            // Nobody called it off, and nobody comes; or its process is gone and nobody heard how, and somebody who sees it there
+            // takes it away.
+            if let Some(mut record) = daemon.record.take()
+                && record.arrival.is_some()
+            {
+                let waits = settled == Settled::Awaited;
+                assert!(!waits || daemon.life().call_off(&record).unwrap());
+                daemon.life().delete(&mut record).unwrap();
+            }
+            holds(&fake, &vm).unwrap();
+            let mut record = fake.stored().unwrap();
+            assert_eq!(
+                (&record.spec, &record.last_end, record.phase),
+                (&left.spec, &left.last_end, Phase::Present),
+                "{fault:?} {at}"
+            );
+            assert!(!record.is_to_start() && record.arrival.is_none());
+            // It can be started as before, and taken away as a whole.
+            daemon.life().start(&mut record).unwrap();
+            daemon.life().delete(&mut record).unwrap();
+            assert_eq!(fake.stored(), None);
+            holds(&fake, &vm).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_machine_that_has_come_back_is_remembered_once() {
+    let fake = Fake::default();
+    let vm: VmName = "web".parse().unwrap();
+    let daemon = Daemon::new(&fake, &vm);
+    let life = daemon.life();
+    let left = one_that_left(&life);
+    let coming = spec(1, false, Restart::Never);
+    let mut record = life.receive(coming, arrival(), Some(left)).unwrap();
+    fake.world().coming = Some(Coming::Arrived);
+    assert_eq!(life.look_for_arrival(&mut record), Coming::Arrived);
+    life.delete(&mut record).unwrap();
+    assert_eq!(fake.stored(), None);
+    holds(&fake, &vm).unwrap();
 }

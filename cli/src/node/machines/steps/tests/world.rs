@@ -55,10 +55,10 @@ pub(super) fn device_of(vm: &VmName, nic: &NicSpec) -> String {
     }
 }
 
-/// All NICs and their devices.
-pub(super) fn devices_of(vm: &VmName, spec: &VmSpec) -> BTreeMap<String, String> {
-    let nics = spec.nics().iter();
-    nics.map(|nic| (nic.id().to_string(), device_of(vm, nic)))
+/// All NICs and the devices that they are on.
+pub(super) fn devices_of(vm: &VmName, record: &Record) -> BTreeMap<String, String> {
+    let nics = record.nics_now(vm);
+    nics.map(|nic| (nic.id().to_string(), device_of(vm, &nic)))
         .collect()
 }
 
@@ -136,8 +136,9 @@ impl Fake {
 
     /// Whether a NIC's device is there. Those that nobody has made for it always are.
     pub(super) fn is_there(&self, vm: &VmName, nic: &NicSpec) -> bool {
-        let made = matches!(nic.source(), NicSource::From(_));
-        !made || self.world().devices.contains(&vm.device(nic.id()))
+        let device = device_of(vm, nic);
+        let made = device.starts_with(&format!("{vm}."));
+        !made || self.world().devices.contains(&device)
     }
 
     pub(super) fn stored(&self) -> Option<Record> {
@@ -162,6 +163,12 @@ impl Host for Fake {
     fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
         self.call(|world| {
             world.devices.insert(vm.device(nic.id()));
+        })
+    }
+
+    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+        self.call(|world| {
+            world.devices.insert(vm.stand_by(nic.id()));
         })
     }
 
@@ -205,14 +212,14 @@ impl Host for Fake {
         identity: Identity,
         record: &Record,
     ) -> Result<(), StepError> {
-        for nic in record.spec.nics() {
-            assert!(self.is_there(vm, nic), "started without a NIC");
+        for nic in record.nics_now(vm) {
+            assert!(self.is_there(vm, &nic), "started without a NIC");
         }
         self.call(|world| {
             let mut all = world.processes.iter_mut();
             let started = all.find(|one| one.identity == identity).unwrap();
             started.booted = true;
-            started.nics = devices_of(vm, &record.spec);
+            started.nics = devices_of(vm, record);
         })
     }
 
@@ -235,6 +242,15 @@ impl Host for Fake {
                 }
             }
         })
+    }
+
+    fn is_on(&self, vm: &VmName, nic: &NicSpec) -> bool {
+        let world = self.world();
+        let mut there = world
+            .processes
+            .iter()
+            .map(|one| one.nics.get(nic.id().as_str()));
+        there.any(|device| device == Some(&device_of(vm, nic)))
     }
 
     fn unplug(&self, _: &VmName, nic: &NicId) -> Result<bool, StepError> {
@@ -293,7 +309,7 @@ impl Host for Fake {
             world.coming = Some(Coming::UnderWay);
             let mut all = world.processes.iter_mut();
             let waits = all.find(|one| one.identity == identity).unwrap();
-            waits.nics = devices_of(vm, &record.spec);
+            waits.nics = devices_of(vm, record);
         })
     }
 

@@ -1,0 +1,168 @@
+//! What stands by for a NIC: another vDPA device, which the NIC is on once its own has failed.
+//!
+//! One that is made (`from`) is as the NIC's own: address, MTU, queue pairs, what it is connected with, rates. So it can only
+//! stand by for one that is made, too. Owns how that is said. It must not know when a device has failed.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use vdpa::mgmt::NetConfig;
+use vdpa::mgmt::nic::NicRequest;
+use vmm::config::MacAddress;
+
+use super::{
+    BadNic, ExistingDevice, MTU, NicSource, NicSpec, RawNic, VmName, mac_address, request,
+};
+
+/// The vDPA device that takes the place of a NIC's own when that says that it needs a reset, or devlink that what it is part of
+/// is in error; once. The guest's driver goes on. One of `from`, `path` and `device`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NicStandBy {
+    /// It is made of this when the NIC is, like the NIC's own (`from`), and taken back with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
+    /// A vhost-vdpa character device that is there already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    path: Option<PathBuf>,
+    /// A vDPA device that is there already, by its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
+}
+
+/// What to say of one that is made for a NIC that is not.
+const MADE: &str = "failover.from";
+
+impl NicStandBy {
+    /// Made of this.
+    pub(super) fn made_of(from: &str) -> Self {
+        Self {
+            from: Some(from.to_owned()),
+            path: None,
+            device: None,
+        }
+    }
+
+    /// What of it a NIC keeps that moves to a device that is there already.
+    pub(super) fn of_moved(&self, to: &ExistingDevice) -> Option<Self> {
+        let is_itself = match to {
+            ExistingDevice::Path(path) => self.path.as_ref() == Some(path),
+            ExistingDevice::Name(name) => self.device.as_ref() == Some(name),
+        };
+        (self.from.is_none() && !is_itself).then(|| self.clone())
+    }
+
+    /// Where it comes from, for a NIC that is `raw` and comes from `own`.
+    pub(super) fn source(&self, raw: &RawNic, own: &NicSource) -> Result<NicSource, BadNic> {
+        let id = || raw.id.clone();
+        let source = match (&self.from, &self.path, &self.device) {
+            (Some(from), None, None) => NicSource::From(Box::new(request(raw, from)?)),
+            (None, Some(path), None) => NicSource::Path(path.clone()),
+            (None, None, Some(device)) => NicSource::Device(device.clone()),
+            (from, path, device) => {
+                let given = [from.is_some(), path.is_some(), device.is_some()];
+                let count = given.into_iter().filter(|given| *given).count();
+                return Err(BadNic::StandBySource { id: id(), count });
+            }
+        };
+        match (&source, own) {
+            (NicSource::From(_), NicSource::Path(_) | NicSource::Device(_)) => {
+                Err(BadNic::OnlyFrom {
+                    id: id(),
+                    what: MADE,
+                })
+            }
+            (NicSource::Path(_) | NicSource::Device(_), own) if source == *own => {
+                Err(BadNic::OwnStandBy { id: id() })
+            }
+            _ => Ok(source),
+        }
+    }
+}
+
+impl NicSpec {
+    /// Where the device comes from that stands by for it, if one does.
+    pub(crate) fn stand_by(&self) -> Option<&NicSource> {
+        self.stand_by.as_ref()
+    }
+
+    /// Whether its own device, or the one that stands by for it, is made for it.
+    pub(crate) fn is_made(&self, stand_by: bool) -> bool {
+        let source = match stand_by {
+            true => self.stand_by.as_ref(),
+            false => Some(&self.source),
+        };
+        matches!(source, Some(NicSource::From(_)))
+    }
+
+    /// The same NIC once it is on the device that stands by for it; none if none does.
+    pub(crate) fn on_stand_by(&self, vm: &VmName) -> Option<Self> {
+        let device = match self.stand_by.as_ref()? {
+            NicSource::From(_) => ExistingDevice::Name(vm.stand_by(&self.id)),
+            NicSource::Path(path) => ExistingDevice::Path(path.clone()),
+            NicSource::Device(name) => ExistingDevice::Name(name.clone()),
+        };
+        let mut nic = self.moved_to(device);
+        nic.raw.failover = None;
+        nic.stand_by = None;
+        Some(nic)
+    }
+
+    /// The device to be made for `vm` to stand by; none if it is there already, or none does. `own` is what the NIC's own device
+    /// says of itself: what that has without having been asked for is asked for here.
+    pub(crate) fn stand_by_request(
+        &self,
+        vm: &VmName,
+        own: Option<&NetConfig>,
+    ) -> Option<NicRequest> {
+        let NicSource::From(wanted) = self.stand_by.as_ref()? else {
+            return None;
+        };
+        let mut raw = self.raw.clone();
+        raw.has_as(own);
+        Some(NicRequest {
+            name: vm.stand_by(&self.id),
+            owner: Some(vm.owner(&self.id)),
+            mac: raw.mac.map(MacAddress::bytes),
+            mtu: raw.mtu,
+            max_vqp: raw.queue_pairs,
+            ..(**wanted).clone()
+        })
+    }
+
+    /// The paths that it names, and what they are.
+    pub(super) fn paths(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let own = (Some(&self.source), "a NIC's path");
+        let stand_by = (self.stand_by.as_ref(), "a NIC's failover.path");
+        let both = [own, stand_by].into_iter();
+        both.filter_map(|(source, what)| match source {
+            Some(NicSource::Path(path)) => Some((what, path.as_path())),
+            Some(NicSource::From(_) | NicSource::Device(_)) | None => None,
+        })
+    }
+
+    /// The names of the devices that are made for it.
+    pub(crate) fn made_names(&self, vm: &VmName) -> impl Iterator<Item = String> {
+        let own = self.is_made(false).then(|| vm.device(&self.id));
+        let stand_by = self.is_made(true).then(|| vm.stand_by(&self.id));
+        own.into_iter().chain(stand_by)
+    }
+}
+
+impl RawNic {
+    /// Asks for what its device has without having been asked for.
+    pub(super) fn has_as(&mut self, device: Option<&NetConfig>) {
+        let Some(device) = device else {
+            return;
+        };
+        let mac = device.mac.filter(|mac| *mac != [0; 6]);
+        self.mac = self.mac.or_else(|| mac.and_then(mac_address));
+        // What every device has need not be asked for: not all take the request.
+        self.mtu = self.mtu.or(device.mtu.filter(|mtu| *mtu != MTU));
+        self.queue_pairs = self
+            .queue_pairs
+            .or(device.max_vq_pairs.filter(|pairs| *pairs > 1));
+    }
+}
