@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use command::{json, outcome, rules};
 use lab::labnic::{self, Labnic};
 use lab::sim::SimDevice;
+use lab::threads::StopOnDrop;
 use vdpa::device::Device;
 use vdpa::netdev::{Netdev, Options};
 
@@ -155,8 +156,9 @@ fn a_switch_is_no_loopback_and_a_peer_echoes() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|threads| {
         threads.spawn(|| echo(&other, &stop));
+        // Also when the report cannot be had: the scope waits for its threads.
+        let _stop = StopOnDrop(&stop);
         let report = json(one.path(), &["--peer", B, "--seconds", "20"], 0);
-        stop.store(true, Ordering::Relaxed);
         assert_eq!(outcome(&report, "traffic"), "ok", "{report:#}");
     });
     labnic::set_link(&one, false).unwrap();

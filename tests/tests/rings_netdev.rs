@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lab::sim::{Mapping, SimDevice, reload, require_lab};
+use lab::threads::StopOnDrop;
 use traffic::{Flow, Mode, start};
 use vdpa::device::Device;
 use vdpa::netdev::{Chains, Kick, Netdev, Options, StartError};
@@ -148,6 +149,8 @@ fn rings_are_relayed_under_a_driver_that_notices_nothing() {
             }
             pair.receive.queue().counters().packets
         });
+        // Also when something below fails: the scope waits for its threads.
+        let stopped = StopOnDrop(&stop);
         let relay = |set: &mut RelaySet, time: Duration| {
             let (begin, mut used) = (Instant::now(), 0);
             while begin.elapsed() < time && !traffic.is_finished() {
@@ -169,7 +172,7 @@ fn rings_are_relayed_under_a_driver_that_notices_nothing() {
             device = set.change(device, &targets, &*memory).unwrap();
         }
         assert!(relayed > 0);
-        stop.store(true, Ordering::Relaxed);
+        drop(stopped);
         while !traffic.is_finished() {
             relay(&mut set, Duration::from_millis(10));
         }

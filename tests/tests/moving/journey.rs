@@ -8,6 +8,7 @@ use std::time::Duration;
 use lab::guest::{BellhopArguments, Guest};
 use lab::journey::{InFlight, Leg, Move};
 use lab::messages::messages;
+use lab::threads::StopOnDrop;
 use serde_json::{Value, json};
 
 use super::{Host, NOTICE, move_guest_as};
@@ -90,15 +91,6 @@ pub(crate) struct Scene<'a, N> {
     pub(crate) set_link: Option<&'a SetLink<'a>>,
     /// How many frames under way may be lost at a move.
     pub(crate) may_lose: u64,
-}
-
-/// Has a thread beside this one end, also when this one panics: who made both waits for it then.
-struct StopAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Any number below `limit`.
@@ -220,7 +212,7 @@ impl<N: Neighbour> Journey<'_, N> {
                             }
                         }
                     });
-                    let _stop = StopAtEnd(&stop);
+                    let _stop = StopOnDrop(&stop);
                     self.go(guest, pause)
                 });
                 wait_for_carrier(&mut guest);
