@@ -62,7 +62,8 @@ fn options_become_what_the_daemon_is_asked_for() {
         "--cpu=x86-64-v2",
         "--memory=size=1G,hugepages=2M",
         "--nic=from=pci/0000:01:00.0,bridge=br0,vlan=100,mac=52:54:00:12:34:56,kind=vf",
-        "--nic=id=net0,path=/dev/vhost-vdpa-0,doorbell=off",
+        "--nic=id=net0,path=/dev/vhost-vdpa-0,doorbell=off,failover=/dev/vhost-vdpa-1",
+        "--nic=id=b,from=eth0,failover=eth1",
         "--disk=path=/d,readonly=on",
         "--restart=always",
         "--stopped",
@@ -73,7 +74,10 @@ fn options_become_what_the_daemon_is_asked_for() {
         "disks": [{"path": "/d", "readonly": true, "rescue": false}],
         "nics": [
             {"id": "net1", "from": "pci/0000:01:00.0", "bridge": "br0", "vlan": 100, "mac": "52:54:00:12:34:56", "kind": "vf"},
-            {"id": "net0", "path": "/dev/vhost-vdpa-0", "doorbell": "off"},
+            {
+                "id": "net0", "path": "/dev/vhost-vdpa-0", "doorbell": "off", "failover": {"path": "/dev/vhost-vdpa-1"},
+            },
+            {"id": "b", "from": "eth0", "failover": {"from": "eth1"}},
         ],
         "restart": "Always", "state": "Stopped",
     });
