@@ -387,7 +387,8 @@ impl Node {
         })
     }
 
-    /// Waits until there is just that. Workers of the daemon may hold a descriptor for a moment.
+    /// Waits until there is just that. Workers of the daemon may hold a descriptor for a moment, also in that one in which
+    /// `before` was taken: fewer are none lost.
     ///
     /// # Errors
     /// As [`Self::traces`]; [`Error::Invalid`] with what is different.
@@ -407,7 +408,7 @@ impl Node {
         let start = Instant::now();
         loop {
             let mut now = self.traces()?;
-            if !counted {
+            if !counted || now.descriptors < before.descriptors {
                 now.descriptors = before.descriptors;
             }
             if now == *before {
