@@ -152,7 +152,7 @@ pub struct Accepted<C> {
 
 impl<C: Connection> Accepted<C> {
     /// Waits for the further connections, for `wait` at most, and takes all rounds and then the state.
-    /// `accept` returns [`ErrorKind::WouldBlock`] now and then.
+    /// `accept` returns [`WouldBlock`](std::io::ErrorKind::WouldBlock) now and then.
     ///
     /// # Errors
     /// [`MigrationError`]; the source is in charge, and guest RAM holds anything.
