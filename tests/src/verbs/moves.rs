@@ -2,8 +2,8 @@
 //!
 //! A journey is made in legs: each leg is one guest, by one call of a test of `tests/tests/migration_*`, in a lab
 //! host. What has been moved counts, and every leg that did not come to its end is told of: whether the emulation lost
-//! a guest or the host ([`Ended::Lost`]), after which the next leg goes on in a fresh host, or whether something was
-//! not as it must be ([`Ended::Failed`]), after which the journey fails.
+//! a guest or the host (`Ended::Lost`), after which the next leg goes on in a fresh host, or whether something was
+//! not as it must be (`Ended::Failed`), after which the journey fails.
 //!
 //! ```text
 //!   leg ──▶ Whole ──▶ next leg, same host ──▶ … until there are enough moves
