@@ -193,9 +193,13 @@ fn strangers_at_the_door_do_not_end_it() {
             _ => {
                 let mut other = endpoint.connect(PATIENCE, Some(&stranger)).unwrap();
                 other.set_timeout(Duration::from_millis(1)).unwrap();
-                // As far as the first words of the handshake.
+                // As far as the first words of the handshake; if those are answered at once, as far as the certificate, which
+                // it does not know.
                 let error = other.write(b"HELLO").unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                assert!(
+                    [ErrorKind::WouldBlock, ErrorKind::InvalidData].contains(&error.kind()),
+                    "{error}"
+                );
                 strangers.push(other);
                 plain.write_all(&[0; 5000]).unwrap();
             }
