@@ -3,7 +3,7 @@
 //! Its standard input is the port, its argument the list of modules.
 
 use crate::root::load;
-use kvm_ioctls::{Kvm, VmFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use lab::agent::protocol::{Hello, Module};
 use lab::agent::server;
 use lab::error::{Error, Result, report};
@@ -79,12 +79,20 @@ fn load_kvm() -> Result<()> {
     }
 }
 
-/// A virtual machine that does nothing. With the first one, and when the last one is gone, KVM has the kernel patch its scheduler
-/// while it runs (`preempt_notifier_inc` in virt/kvm/kvm_main.c) and switches virtualization on and off on all processors:
-/// an emulated host has crashed in that.
-fn idle_machine() -> Result<VmFd> {
+/// A virtual machine with a processor, which does nothing. An emulated host has crashed where the kernel patches its code while other
+/// processors run it, and KVM has it do so:
+/// * with the first machine, and when the last one is gone (`preempt_notifier_inc` in virt/kvm/kvm_main.c), when it also switches
+///   virtualization on and off on all processors;
+/// * whenever a first processor has its local APIC disabled by software, as each has from its creation until its guest sets it
+///   up, and when the last one has not (`apic_sw_disabled` in arch/x86/kvm/lapic.c).
+fn idle_machine() -> Result<(VmFd, VcpuFd)> {
     let failed = |error: kvm_ioctls::Error| io::Error::from_raw_os_error(error.errno());
-    let made = Kvm::new().and_then(|kvm| kvm.create_vm());
+    let made = Kvm::new().and_then(|kvm| {
+        let machine = kvm.create_vm()?;
+        machine.create_irq_chip()?;
+        let processor = machine.create_vcpu(0)?;
+        Ok((machine, processor))
+    });
     made.map_err(|error| Error::system("keep KVM in use")(failed(error)))
 }
 
