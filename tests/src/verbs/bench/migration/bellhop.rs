@@ -72,13 +72,14 @@ impl End {
 /// A guest and where it is. See the module.
 #[derive(Debug)]
 pub(super) struct Bellhop {
+    // Dropped before its devices: one that is open cannot be taken away.
+    guest: Guest,
     program: PathBuf,
     ends: [End; 2],
     /// What the NIC is swapped to.
     spare: SimDevice,
     /// Which end it is at.
     at: usize,
-    guest: Guest,
 }
 
 impl Bellhop {

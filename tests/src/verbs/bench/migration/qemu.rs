@@ -57,12 +57,13 @@ impl End {
 /// A guest and where it is. See the module.
 #[derive(Debug)]
 pub(super) struct Qemu {
+    // Dropped before its devices: one that is open cannot be taken away.
+    guest: Guest,
     program: PathBuf,
     arguments: BellhopArguments,
     mac: String,
     ends: [End; 2],
     at: usize,
-    guest: Guest,
     monitor: Qmp,
 }
 
