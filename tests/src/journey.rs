@@ -89,6 +89,8 @@ pub struct Move {
     /// Frames that the guest's peer did not get, or the guest did not get back; none where its cable was
     /// pulled or its driver taken off.
     pub lost: Option<u64>,
+    /// Commands that the guest sent to its control queue in that time, and that were answered; none where it sent none.
+    pub commands: Option<u64>,
 }
 
 impl Move {
@@ -133,6 +135,7 @@ mod tests {
                 cvq: 1,
             },
             lost: Some(2),
+            commands: None,
         };
         let line = format!("test a_guest_moves ... {}", one.line());
         assert_eq!(Move::read(&line), Some(one));

@@ -174,17 +174,20 @@ impl<N: Neighbour> Journey<'_, N> {
                 .command(&format!("flood-on 590 eth0 to {peer}"))
                 .unwrap();
         }
+        let mut commands = None;
         let (mut guest, status) = match moment {
             Moment::Traffic => self.go(guest, pause),
             Moment::Flooded => {
                 self.scene.neighbour.flood(&self.mac);
-                let moved = self.go_commanding(guest, pause);
+                let (guest, status, sent) = self.go_commanding(guest, pause);
                 self.scene.neighbour.calm();
-                moved
+                commands = sent;
+                (guest, status)
             }
             Moment::Commands => {
                 self.end_writer(&mut guest);
-                let (mut guest, status) = self.go_commanding(guest, pause);
+                let (mut guest, status, sent) = self.go_commanding(guest, pause);
+                commands = sent;
                 guest.command(WRITER).unwrap();
                 (guest, status)
             }
@@ -252,18 +255,19 @@ impl<N: Neighbour> Journey<'_, N> {
                 cvq: count("cvq"),
             },
             lost,
+            commands,
         };
         (guest, moved)
     }
 
-    /// The guest sends commands to its control queue meanwhile.
-    fn go_commanding(&mut self, mut guest: Guest, pause: Duration) -> (Guest, Value) {
+    /// The guest sends commands to its control queue meanwhile: how many.
+    fn go_commanding(&mut self, mut guest: Guest, pause: Duration) -> (Guest, Value, Option<u64>) {
         guest.command("control-on").unwrap();
         let (mut guest, status) = self.go(guest, pause);
         let commands = guest.command("control-off").unwrap();
         println!("{commands}");
         assert_eq!(commands["refused"], 0, "{commands}");
-        (guest, status)
+        (guest, status, commands["commands"].as_u64())
     }
 
     fn go(&mut self, guest: Guest, pause: Duration) -> (Guest, Value) {
