@@ -44,8 +44,9 @@ mod number {
 
 /// Bytes in a page of the log.
 const PAGE_SIZE: u64 = 4096;
-/// Words of the log that are cleared by one ioctl: 64 MiB of RAM.
-const WORDS_AT_ONCE: usize = 256;
+/// Words of the log that are cleared by one ioctl: 8 MiB of RAM. It holds KVM's lock of the page tables, for which each fault of
+/// the guest waits meanwhile.
+const WORDS_AT_ONCE: usize = 32;
 
 /// Pages of one slot that vCPUs have written since the last look.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -38,8 +38,8 @@ pub trait SourceMachine {
     /// Why not; nothing has changed then.
     fn start_logging(&mut self) -> Result<(), MachineError>;
 
-    /// Puts the pages that were written since the last call into `pages`. Each of them is read after this
-    /// returns. After [`SourceMachine::stop`] this is the last call, and nothing writes any more.
+    /// Puts the pages that were written since the last call into `pages`, at the first call maybe more than those. Each of them
+    /// is read after this returns. After [`SourceMachine::stop`] this is the last call, and nothing writes any more.
     ///
     /// # Errors
     /// What failed; the migration ends.
@@ -265,16 +265,15 @@ fn converge<C: Connection, M: SourceMachine>(
     let progress = &*monitor.progress;
     let mut convergence = Convergence::new(options.limits);
     let mut pages = DirtyPages::all(ram.len());
+    // What is logged up to here goes over with everything. KVM's log begins with every page in it: left there, it would have
+    // all of them sent twice.
+    take_dirty(machine, &mut pages)?;
     let mut begun = Instant::now();
     loop {
         let (round_pages, sent_before) = (pages.count(), progress.bytes_sent());
         copying.round(ram, &pages, false, progress)?;
         pages.clear();
-        machine
-            .take_dirty(&mut pages)
-            .map_err(MigrationError::machine(
-                "say what was written to its memory",
-            ))?;
+        take_dirty(machine, &mut pages)?;
         let now = Instant::now();
         let measured = Measured {
             elapsed: progress.elapsed(),
@@ -316,10 +315,15 @@ fn stop<M: SourceMachine>(
     mut pages: DirtyPages,
 ) -> Result<DirtyPages, MigrationError> {
     machine.stop().map_err(MigrationError::machine("stop"))?;
-    machine
-        .take_dirty(&mut pages)
-        .map_err(MigrationError::machine(
-            "say what was written to its memory",
-        ))?;
+    take_dirty(machine, &mut pages)?;
     Ok(pages)
+}
+
+fn take_dirty<M: SourceMachine>(
+    machine: &mut M,
+    pages: &mut DirtyPages,
+) -> Result<(), MigrationError> {
+    machine.take_dirty(pages).map_err(MigrationError::machine(
+        "say what was written to its memory",
+    ))
 }

@@ -48,6 +48,8 @@ struct Guest {
     after_stop: Vec<u64>,
     fail: Option<&'static str>,
     logging: bool,
+    /// The log begins with every page in it, as KVM's does.
+    all_logged: bool,
     throttled: Vec<u8>,
 }
 
@@ -63,6 +65,7 @@ impl Guest {
             after_stop: Vec::new(),
             fail: None,
             logging: false,
+            all_logged: false,
             throttled: Vec::new(),
         }
     }
@@ -148,16 +151,17 @@ impl SourceMachine for Guest {
 
     fn start_logging(&mut self) -> Result<(), MachineError> {
         self.step("start_logging")?;
-        for region in self.memory().iter() {
-            vm_memory::MmapRegion::bitmap(region).reset();
-        }
         self.logging = true;
+        self.all_logged = true;
         Ok(())
     }
 
     fn take_dirty(&mut self, pages: &mut DirtyPages) -> Result<(), MachineError> {
         self.step("take_dirty")?;
         assert!(self.logging);
+        if std::mem::take(&mut self.all_logged) {
+            pages.mark(0..SIZE);
+        }
         for region in self.memory().iter() {
             pages.merge(0, &vm_memory::MmapRegion::bitmap(region).get_and_reset());
         }

@@ -36,8 +36,8 @@ pub struct DirtyTracker {
 }
 
 impl DirtyTracker {
-    /// Starts to log. What was written before is not in the first [`DirtyTracker::take`] for certain: send
-    /// all of RAM after this.
+    /// Starts to log. What was written before is not in the first [`DirtyTracker::take`] for certain, and it may say that
+    /// everything was written: send all of RAM after it.
     ///
     /// # Errors
     /// [`DirtyError::Kvm`]; nothing is logged then.
@@ -47,15 +47,11 @@ impl DirtyTracker {
         ram: &[RamSlot],
     ) -> Result<Self, DirtyError> {
         slots.start_dirty_log()?;
-        let tracker = Self {
+        Ok(Self {
             slots,
             memory: memory.clone(),
             ram: ram.to_vec(),
-        };
-        // Writers mark from the first day on; the first round sends everything anyway.
-        let mut unused = DirtyPages::none(0);
-        tracker.take_userspace(&mut unused)?;
-        Ok(tracker)
+        })
     }
 
     /// Puts all pages that were written since the last call, and those in `always` (offsets in the file),
