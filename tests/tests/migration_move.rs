@@ -14,6 +14,7 @@ mod moving;
 use lab::endurance::cycles;
 use lab::guest::{BellhopArguments, Guest};
 use lab::journey::Leg;
+use lab::kvm_statistics;
 use lab::messages::messages;
 use lab::sim::{SimDevice, require_lab};
 use lab::traffic::check_traffic;
@@ -87,6 +88,36 @@ fn a_guest_moves_there_and_back_with_its_memory_its_clock_and_its_traffic() {
     println!("{found}");
     assert_eq!(found["wrong"], 0, "{found}");
     assert_eq!(messages(&mut guest).unwrap(), said);
+    assert!(guest.power_off().unwrap().success());
+}
+
+/// Pages that the writer of a test goes over again and again.
+const WRITTEN_PAGES: u64 = 24 << 8;
+
+/// The writer looks at each of its pages behind the move; did they have to be mapped then, that alone would be a fault for
+/// each.
+#[test]
+fn a_guest_that_arrives_finds_its_memory_mapped() {
+    require_lab().unwrap();
+    let devices = ["move1", "move2"].map(|name| SimDevice::net(name, MAC, 1500).unwrap());
+    let [from, to] = [0, 1].map(|at| Host::new(&format!("move{}", at + 1), devices[at].path()));
+    let mut guest = from.boot(BellhopArguments::small().unwrap());
+    guest.command("write-on 24 50").unwrap();
+    let waiting = to.wait_as(|command| {
+        command.env("BELLHOP_LOG", "info");
+        // Memory that may lie on any node is unmapped by the kernel now and then, to see who uses it (NUMA balancing).
+        command.args(["--host-numa-node", "0"]);
+    });
+    let (mut guest, _) = move_to_waiting(guest, waiting, &from, &to);
+    let found = guest.command("write-off").unwrap();
+    assert_eq!(
+        (&found["pages"], &found["wrong"]),
+        (&json!(WRITTEN_PAGES), &json!(0)),
+        "{found}"
+    );
+    let counted = kvm_statistics::read(&guest).unwrap();
+    println!("{} faults of memory", counted["pf_taken"]);
+    assert!(counted["pf_taken"] < WRITTEN_PAGES / 2, "{counted:?}");
     assert!(guest.power_off().unwrap().success());
 }
 

@@ -55,11 +55,19 @@ impl Host {
     /// Waits here for a guest.
     #[track_caller]
     pub(crate) fn wait(&self) -> Guest {
+        self.wait_as(|_| {})
+    }
+
+    /// As [`Host::wait`], by a command that is changed.
+    #[track_caller]
+    #[allow(dead_code, reason = "not every test changes it")]
+    pub(crate) fn wait_as(&self, change: impl FnOnce(&mut Command)) -> Guest {
         let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
         command
             .args(["run", "--receive", &self.endpoint()])
             .args(["--vdpa", &self.vdpa])
             .args(["--api-socket", self.api.text()]);
+        change(&mut command);
         let guest = Guest::wait_for(command).unwrap();
         let started = Instant::now();
         while !self.endpoint.path().exists() || self.client().get("/v1/vm/migration").is_err() {

@@ -23,6 +23,7 @@ pub mod doorbells;
 pub mod line;
 pub mod memory_slots;
 pub mod msi;
+pub mod pre_fault;
 pub mod routing;
 pub mod saved;
 pub mod statistics;

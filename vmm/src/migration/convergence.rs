@@ -3,13 +3,16 @@
 //! Pure arithmetic: no clock, no connection, no machine.
 //!
 //! ```text
-//!                 ┌──────────────── what is left fits into the downtime ───────────────> Stop
+//!                 ┌── what is left fits into the downtime, and a round more would not shorten it much ─> Stop
 //!   end of a      │
 //!   round ────────┼──────────────── the time is up ────────────────────────────────────> GiveUp
 //!                 │
 //!                 ├── not much less is left than was sent, for the second time ──> Throttle, a step more
 //!                 └── otherwise ──> Round
 //! ```
+//!
+//! The downtime that the user allows is a limit, not a goal: while each round leaves less than half of what it sent, the next
+//! one costs little and the guest stands still for less.
 //!
 //! vCPUs are only ever held back more, in steps, so it cannot swing to and fro; the last step leaves them
 //! one per cent. From there on there are rounds until it fits or the time is up.
@@ -22,6 +25,11 @@ const THROTTLE: [u8; 7] = [20, 40, 60, 80, 90, 95, 99];
 const HELPS_PERCENT: u64 = 80;
 /// So many rounds in a row that don't help, and vCPUs are held back.
 const PATIENCE: u8 = 2;
+
+/// A round more shortens the downtime if the last one left less than this share (per cent) of what it sent, ...
+const SHORTENS_PERCENT: u64 = 50;
+/// ... and if what it left takes longer than this.
+const SHORT: Duration = Duration::from_millis(5);
 
 /// What the user allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,19 +169,26 @@ impl Convergence {
     }
 
     fn choose(&mut self, measured: &Measured, fits: bool) -> Decision {
+        let in_time = measured.elapsed < self.limits.timeout;
         if fits {
-            return Decision::Stop;
+            // Less than half each time: this comes to an end.
+            let shortens = in_time
+                && left_less_than(measured, SHORTENS_PERCENT)
+                && self.downtime(measured.dirty_bytes) > self.limits.switch.saturating_add(SHORT);
+            return if shortens {
+                Decision::Round
+            } else {
+                Decision::Stop
+            };
         }
-        if measured.elapsed >= self.limits.timeout {
+        if !in_time {
             return Decision::GiveUp;
         }
         // Not memory stands in the way: to hold vCPUs back would not help.
         if self.downtime(0) > self.limits.downtime {
             return Decision::Round;
         }
-        let helped = u128::from(measured.dirty_bytes) * 100
-            < u128::from(measured.round_bytes) * u128::from(HELPS_PERCENT);
-        if helped {
+        if left_less_than(measured, HELPS_PERCENT) {
             self.stuck = 0;
             return Decision::Round;
         }
@@ -198,6 +213,11 @@ impl Convergence {
             self.downtime(left) <= self.limits.downtime
         })
     }
+}
+
+/// Whether less is left after the round than this share of what it was about, in per cent.
+fn left_less_than(measured: &Measured, percent: u64) -> bool {
+    u128::from(measured.dirty_bytes) * 100 < u128::from(measured.round_bytes) * u128::from(percent)
 }
 
 fn per_second(bytes: u128, nanoseconds: u128) -> Option<u64> {
@@ -296,6 +316,35 @@ mod tests {
         assert_eq!(decisions.last().unwrap().0, Decision::Stop);
     }
 
+    /// What is left after the first round fits already, but the second one leaves next to nothing.
+    #[test]
+    fn rounds_go_on_while_they_shorten_the_standstill() {
+        let decisions = simulate(
+            limits(300, 60),
+            1024 * MIB,
+            1000 * MIB,
+            100 * MIB,
+            1024 * MIB,
+        );
+        let (last, before) = decisions.split_last().unwrap();
+        assert_eq!(last.0, Decision::Stop);
+        assert!(last.1 <= Duration::from_millis(5) + SHORT, "{decisions:?}");
+        assert!(
+            before.iter().any(|(decision, downtime)| {
+                *decision == Decision::Round && *downtime <= Duration::from_millis(300)
+            }),
+            "{decisions:?}"
+        );
+    }
+
+    /// No round helps, but it fits: the guest is not kept waiting for less.
+    #[test]
+    fn a_standstill_that_no_round_shortens_is_not_put_off() {
+        let decisions = simulate(limits(300, 60), 16 * MIB, 100 * MIB, 80 * MIB, 1024 * MIB);
+        assert_eq!(decisions.len(), 1, "{decisions:?}");
+        assert_eq!(decisions[0].0, Decision::Stop);
+    }
+
     #[test]
     fn nothing_known_of_the_link_is_no_reason_to_stop() {
         let mut convergence = Convergence::new(limits(300, 60));
@@ -327,7 +376,9 @@ mod tests {
             let decisions = simulate(limits, ram * MIB, rate * MIB, dirty * MIB, set * MIB);
             let mut throttle = 0;
             for (index, (decision, expected)) in decisions.iter().enumerate() {
-                prop_assert_eq!(*decision == Decision::Stop, *expected <= limits.downtime);
+                let fits = *expected <= limits.downtime;
+                prop_assert!(*decision != Decision::Stop || fits);
+                prop_assert!(!matches!(decision, Decision::GiveUp | Decision::Throttle(_)) || !fits);
                 if let Decision::Throttle(percent) = decision {
                     prop_assert!(*percent > throttle && *percent < 100);
                     throttle = *percent;

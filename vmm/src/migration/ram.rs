@@ -33,6 +33,7 @@ pub(super) use send::{Round, send_round};
 use super::dirty::PAGE_SIZE;
 use super::error::MigrationError;
 use super::protocol::{RUN_PAGES_MAX, RamRange};
+use crate::kvm::pre_fault::PreFault;
 use crate::memory::{GuestRam, RamSlot};
 
 /// Bytes in a stripe.
@@ -52,6 +53,7 @@ pub struct RamImage {
     memory: GuestMemory,
     slots: Vec<RamSlot>,
     len: u64,
+    pre_fault: Option<Arc<PreFault>>,
 }
 
 impl RamImage {
@@ -63,6 +65,16 @@ impl RamImage {
             memory: ram.memory().clone(),
             slots: ram.slots().to_vec(),
             len: ram.slots().iter().map(|slot| slot.guest.len).sum(),
+            pre_fault: None,
+        }
+    }
+
+    /// The same, each page of which is mapped for the guest as soon as it is written.
+    #[must_use]
+    pub fn mapped_by(self, pre_fault: PreFault) -> Self {
+        Self {
+            pre_fault: Some(Arc::new(pre_fault)),
+            ..self
         }
     }
 
@@ -173,10 +185,15 @@ impl RamImage {
             let within = offset - slot.file_offset;
             let room = usize::try_from(slot.guest.len - within).unwrap_or(usize::MAX);
             let (now, later) = data.split_at(room.min(data.len()));
+            let guest_address = slot.guest.start.saturating_add(within);
+            let written = u64::try_from(now.len()).unwrap_or(u64::MAX);
             self.memory
-                .write_slice(now, GuestAddress(slot.guest.start.saturating_add(within)))
+                .write_slice(now, GuestAddress(guest_address))
                 .map_err(|error| failed(io::Error::other(error)))?;
-            offset = offset.saturating_add(u64::try_from(now.len()).unwrap_or(u64::MAX));
+            if let Some(pre_fault) = &self.pre_fault {
+                pre_fault.map(guest_address, written);
+            }
+            offset = offset.saturating_add(written);
             data = later;
         }
         Ok(())

@@ -55,6 +55,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::config::HostCpus;
 use crate::kvm::cpuid::{Processor, guest_cpuid};
+use crate::kvm::pre_fault::PreFault;
 use crate::kvm::statistics::Statistics;
 use crate::kvm::{Hypervisor, KvmError, Vm};
 use state::InitialState;
@@ -375,6 +376,22 @@ impl Vcpus {
         for thread in &self.threads {
             thread.wait_parked();
         }
+    }
+
+    /// What maps guest memory for the vCPUs before they run; for as long as they are parked. `None` on kernels without
+    /// (before Linux 6.11).
+    ///
+    /// # Errors
+    /// [`VcpuError::NotPaused`] or [`VcpuError::Kvm`]: no descriptor is left.
+    pub fn pre_fault(&self) -> Result<Option<PreFault>, VcpuError> {
+        if !PreFault::is_supported(&self.vm) {
+            return Ok(None);
+        }
+        let threads = self.threads.iter();
+        let vcpus: Result<_, _> = threads
+            .map(|thread| thread.with_parked(|fd, _| PreFault::descriptor(fd)))
+            .collect();
+        Ok(Some(PreFault::new(vcpus?)))
     }
 
     /// Puts all vCPUs back into the state of power-on: registers, local

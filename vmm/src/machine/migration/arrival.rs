@@ -253,6 +253,12 @@ impl DestinationMachine for Arrival<'_> {
         let config = Document::read(&hello.compat)?.config;
         let machine = self.build(hello, Self::console)?;
         let ram = RamImage::new(&machine.ram);
+        // Or else the guest finds none of its memory mapped, in the first moments after its standstill.
+        let ram = match machine.vcpus.pre_fault() {
+            Ok(Some(pre_fault)) => ram.mapped_by(pre_fault),
+            Ok(None) => ram,
+            Err(error) => return Err(vec![compat::unbuildable(&error.into())]),
+        };
         self.machine = Some((machine, config));
         Ok(ram)
     }
