@@ -517,7 +517,7 @@ pub(crate) fn receive_buffer(maximum: usize) -> Vec<u8> {
     vec![0; maximum.max(2048)]
 }
 
-fn attribute<T: std::str::FromStr>(nic: &str, name: &str) -> Result<T> {
+pub(crate) fn attribute<T: std::str::FromStr>(nic: &str, name: &str) -> Result<T> {
     files::read_text(&Path::new("/sys/class/net").join(nic).join(name))?
         .trim()
         .parse()

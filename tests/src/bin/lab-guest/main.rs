@@ -17,6 +17,7 @@ mod command;
 mod control;
 mod disk;
 mod echo;
+mod filter;
 mod frames;
 mod info;
 mod kept;

@@ -1,0 +1,71 @@
+//! An address beyond its own that a NIC takes frames to (packet(7), `PACKET_ADD_MEMBERSHIP`).
+//!
+//! Owns the socket that asks for it. The driver tells the device in three commands each time (virtio 1.3, 5.1.6.5.1 and
+//! 5.1.6.5.2), if the device filters at all; nobody else in the system is told, as of a NIC's own address, so these commands
+//! follow one another closely.
+
+use crate::network::Address;
+use lab::error::{Error, Result};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+/// Locally administered, and nobody's.
+const SOMEBODY: Address = [0x52, 0x54, 0x5e, 0x11, 0x77, 0x77];
+
+/// The filter of one NIC. The address goes with it.
+pub(crate) struct Filter {
+    socket: OwnedFd,
+    request: libc::packet_mreq,
+}
+
+impl Filter {
+    /// That of the interface with this index, which takes no frames more yet.
+    pub(crate) fn new(index: i32) -> Result<Self> {
+        let socket = socket_with(
+            AddressFamily::PACKET,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(Error::system("create a packet socket"))?;
+        let mut mr_address = [0; 8];
+        mr_address[..SOMEBODY.len()].copy_from_slice(&SOMEBODY);
+        Ok(Self {
+            socket,
+            request: libc::packet_mreq {
+                mr_ifindex: index,
+                mr_type: libc::PACKET_MR_UNICAST.try_into().unwrap_or_default(),
+                mr_alen: SOMEBODY.len().try_into().unwrap_or_default(),
+                mr_address,
+            },
+        })
+    }
+
+    /// Takes frames to the address, and then no more.
+    pub(crate) fn there_and_back(&self) -> Result<()> {
+        self.set(libc::PACKET_ADD_MEMBERSHIP)?;
+        self.set(libc::PACKET_DROP_MEMBERSHIP)
+    }
+
+    fn set(&self, option: i32) -> Result<()> {
+        let length = libc::socklen_t::try_from(size_of_val(&self.request)).unwrap_or_default();
+        // SAFETY: needed because no safe wrapper has these options. The pointer is to a whole `packet_mreq` of the given
+        // length, which the kernel only reads.
+        let set = unsafe {
+            libc::setsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                option,
+                (&raw const self.request).cast(),
+                length,
+            )
+        };
+        if set < 0 {
+            return Err(Error::system("change the addresses that the NIC takes")(
+                io::Error::last_os_error(),
+            ));
+        }
+        Ok(())
+    }
+}
