@@ -2,16 +2,20 @@
 //!
 //! Owns the socket that asks for it. The driver tells the device in three commands each time (virtio 1.3, 5.1.6.5.1 and
 //! 5.1.6.5.2), if the device filters at all; nobody else in the system is told, as of a NIC's own address, so these commands
-//! follow one another closely.
+//! follow one another closely. The driver does so in a work item of its own, to which a change soon after another adds nothing.
 
 use crate::network::Address;
 use lab::error::{Error, Result};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::time::Duration;
 
 /// Locally administered, and nobody's.
 const SOMEBODY: Address = [0x52, 0x54, 0x5e, 0x11, 0x77, 0x77];
+
+/// Has the kernel come to the driver's work item.
+const REST: Duration = Duration::from_micros(100);
 
 /// The filter of one NIC. The address goes with it.
 pub(crate) struct Filter {
@@ -44,8 +48,11 @@ impl Filter {
 
     /// Takes frames to the address, and then no more.
     pub(crate) fn there_and_back(&self) -> Result<()> {
-        self.set(libc::PACKET_ADD_MEMBERSHIP)?;
-        self.set(libc::PACKET_DROP_MEMBERSHIP)
+        for option in [libc::PACKET_ADD_MEMBERSHIP, libc::PACKET_DROP_MEMBERSHIP] {
+            self.set(option)?;
+            std::thread::sleep(REST);
+        }
+        Ok(())
     }
 
     fn set(&self, option: i32) -> Result<()> {
