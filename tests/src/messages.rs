@@ -4,10 +4,12 @@ use crate::error::{Error, Result};
 use crate::guest::Guest;
 
 /// Said where the guest stood still while its kernel compared two clocks: it leaves the comparison out, as
-/// it should (kernel/time/clocksource.c); or while it served a timer (kernel/time/hrtimer.c).
-const STOOD_STILL: [&str; 2] = [
+/// it should (kernel/time/clocksource.c); or while it served a timer (kernel/time/hrtimer.c); or for longer than its scheduler
+/// has ordinary tasks wait (kernel/sched/deadline.c).
+const STOOD_STILL: [&str; 3] = [
     "Long readout interval, skipping watchdog check",
     "hrtimer: interrupt took",
+    "DL replenish lagged too much",
 ];
 
 /// The kernel's warnings and errors so far, without what only says that the guest stood still.

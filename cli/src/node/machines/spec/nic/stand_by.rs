@@ -11,9 +11,15 @@ use vdpa::mgmt::NetConfig;
 use vdpa::mgmt::nic::NicRequest;
 use vmm::config::MacAddress;
 
-use super::{
-    BadNic, ExistingDevice, MTU, NicSource, NicSpec, RawNic, VmName, mac_address, request,
-};
+use super::{BadNic, ExistingDevice, NicSource, NicSpec, RawNic, VmName, request};
+
+/// The MTU of Ethernet, in bytes.
+const MTU: u16 = 1500;
+
+fn mac_address(bytes: [u8; 6]) -> Option<MacAddress> {
+    let text = bytes.map(|byte| format!("{byte:02x}")).join(":");
+    text.parse().ok()
+}
 
 /// The vDPA device that takes the place of a NIC's own when that says that it needs a reset, or devlink that what it is part of
 /// is in error; once. The guest's driver goes on. One of `from`, `path` and `device`.
@@ -133,7 +139,7 @@ impl NicSpec {
     }
 
     /// The paths that it names, and what they are.
-    pub(super) fn paths(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+    pub(crate) fn paths(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let own = (Some(&self.source), "a NIC's path");
         let stand_by = (self.stand_by.as_ref(), "a NIC's failover.path");
         let both = [own, stand_by].into_iter();

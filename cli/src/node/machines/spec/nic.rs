@@ -1,0 +1,365 @@
+//! A NIC of a virtual machine, as clients say it and as it is once it is checked.
+//!
+//! Owns which of its settings go together. It must not know the machine's other NICs.
+
+mod stand_by;
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+use utoipa::{PartialSchema, ToSchema};
+use vdpa::mgmt::NetConfig;
+use vdpa::mgmt::connectivity::Connectivity;
+use vdpa::mgmt::link::VlanId;
+use vdpa::mgmt::nic::{Kind, NicRequest};
+use vdpa::mgmt::sriov::Rates;
+use vmm::config::{DoorbellMode, MacAddress, VdpaConfig, VdpaSource};
+
+use self::stand_by::NicStandBy;
+use super::{BadSpec, NicId, VmName};
+
+/// What of a NIC a vDPA device is made on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum NicKind {
+    /// A management device as it is, a subfunction in switchdev mode, else a virtual function.
+    #[default]
+    Auto,
+    /// A virtual function.
+    Vf,
+    /// A subfunction.
+    Sf,
+}
+
+/// A NIC of a virtual machine: made from a NIC of the host (`from`), or a vDPA device that is there already (`path` or
+/// `device`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct RawNic {
+    /// Its name in this machine.
+    #[schema(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
+    id: NicId,
+    /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a management device such as
+    /// `vdpasim_net`. It is taken back when the machine goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
+    /// A vhost-vdpa character device that is there already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    path: Option<PathBuf>,
+    /// A vDPA device that is there already, by its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
+    /// What of the NIC it is made on.
+    #[serde(default, skip_serializing_if = "is_default")]
+    kind: NicKind,
+    /// The bridge that it is connected with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bridge: Option<String>,
+    /// The VLAN that it is in, without seeing tags.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 4094)]
+    vlan: Option<u16>,
+    /// The MAC address that the guest sees.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
+    mac: Option<MacAddress>,
+    /// Its MTU, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 68)]
+    mtu: Option<u16>,
+    /// Its queue pairs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 32768)]
+    queue_pairs: Option<u16>,
+    /// What it sends at most, in Mbit/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    max_tx_rate: Option<u32>,
+    /// What it can always send, in Mbit/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    min_tx_rate: Option<u32>,
+    /// How many virtual functions the host's NIC gets if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    virtual_functions: Option<u32>,
+    /// Whether the guest kicks by stores in the device's own doorbell pages.
+    #[serde(default, skip_serializing_if = "is_default")]
+    #[schema(value_type = String, pattern = "^(auto|on|off)$", default = "auto")]
+    doorbell: DoorbellMode,
+    /// Kick the device and interrupt the driver, once, when a queue hangs.
+    #[serde(default, skip_serializing_if = "is_default")]
+    rescue: bool,
+    /// The device that stands by for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failover: Option<NicStandBy>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Where a NIC's device comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NicSource {
+    /// It is made for the machine, like this; name and owner are the machine's to give.
+    From(Box<NicRequest>),
+    /// It is there: its character device.
+    Path(PathBuf),
+    /// It is there: its name.
+    Device(String),
+}
+
+/// A vDPA device that is there already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ExistingDevice {
+    /// Its character device.
+    Path(PathBuf),
+    /// Its name.
+    Name(String),
+}
+
+/// A NIC of a virtual machine, checked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "RawNic", into = "RawNic")]
+pub(crate) struct NicSpec {
+    id: NicId,
+    source: NicSource,
+    stand_by: Option<NicSource>,
+    raw: RawNic,
+}
+
+impl NicSpec {
+    pub(crate) fn id(&self) -> &NicId {
+        &self.id
+    }
+
+    pub(crate) fn source(&self) -> &NicSource {
+        &self.source
+    }
+
+    /// The address that was asked for; none: the device's own.
+    pub(crate) fn mac(&self) -> Option<MacAddress> {
+        self.raw.mac
+    }
+
+    /// The same NIC on a device that is there already. What is for devices that are made is gone, and so is what stands by for
+    /// it if that is this device, or made.
+    pub(crate) fn moved_to(&self, device: ExistingDevice) -> Self {
+        let stands_by = self.raw.failover.as_ref();
+        let failover = stands_by.and_then(|stands_by| stands_by.of_moved(&device));
+        let stand_by = self.stand_by.clone().filter(|_| failover.is_some());
+        let (source, path, name) = match device {
+            ExistingDevice::Path(path) => (NicSource::Path(path.clone()), Some(path), None),
+            ExistingDevice::Name(name) => (NicSource::Device(name.clone()), None, Some(name)),
+        };
+        let raw = RawNic {
+            id: self.id.clone(),
+            from: None,
+            path,
+            device: name,
+            kind: NicKind::default(),
+            bridge: None,
+            vlan: None,
+            mac: self.raw.mac,
+            mtu: None,
+            queue_pairs: None,
+            max_tx_rate: None,
+            min_tx_rate: None,
+            virtual_functions: None,
+            doorbell: self.raw.doorbell,
+            rescue: self.raw.rescue,
+            failover,
+        };
+        Self {
+            id: self.id.clone(),
+            source,
+            stand_by,
+            raw,
+        }
+    }
+
+    /// As the machine takes it, on this device; the character device `failover` stands by.
+    pub(crate) fn vdpa(&self, source: VdpaSource, failover: Option<PathBuf>) -> VdpaConfig {
+        VdpaConfig {
+            source,
+            id: Some(self.id.to_string()),
+            mac: self.raw.mac,
+            num_queues: None,
+            doorbell: self.raw.doorbell,
+            rescue: self.raw.rescue,
+            failover,
+        }
+    }
+
+    /// The NIC that another node is to make for the same guest: on what is called `from` there, if that is given, else on what is
+    /// called as here. What its device here has without having been asked for is asked for there.
+    ///
+    /// # Errors
+    /// `from` cannot be meant.
+    pub(crate) fn elsewhere(
+        &self,
+        from: Option<&str>,
+        device: Option<&NetConfig>,
+    ) -> Result<Self, BadSpec> {
+        let mut raw = self.raw.clone();
+        if let Some(from) = from {
+            raw.from = Some(from.to_owned());
+            raw.path = None;
+            raw.device = None;
+            // These are about the NIC of this host.
+            raw.kind = NicKind::default();
+            raw.virtual_functions = None;
+            raw.failover = raw.failover.map(|_| NicStandBy::made_of(from));
+        }
+        if raw.from.is_some() {
+            raw.has_as(device);
+        }
+        Self::try_from(raw).map_err(|error| BadSpec::Nic(error.to_string()))
+    }
+
+    /// The device to be made for `vm`; none if it is there already.
+    pub(crate) fn request(&self, vm: &VmName) -> Option<NicRequest> {
+        match &self.source {
+            NicSource::From(request) => Some(NicRequest {
+                name: vm.device(&self.id),
+                owner: Some(vm.owner(&self.id)),
+                ..(**request).clone()
+            }),
+            NicSource::Path(_) | NicSource::Device(_) => None,
+        }
+    }
+}
+
+impl From<NicSpec> for RawNic {
+    fn from(nic: NicSpec) -> Self {
+        nic.raw
+    }
+}
+
+// The names of fields are all that a client needs to see of it.
+impl PartialSchema for NicSpec {
+    fn schema() -> RefOr<Schema> {
+        RawNic::schema()
+    }
+}
+
+impl ToSchema for NicSpec {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("NicSpec")
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        <RawNic as ToSchema>::schemas(schemas);
+    }
+}
+
+/// What is wrong with a NIC.
+#[derive(Debug, thiserror::Error)]
+enum BadNic {
+    #[error("{id} has {count} of from, path and device: give one", id = .id)]
+    Source { id: NicId, count: usize },
+    #[error("{id} has {what}, which is for devices that are made (`from`): leave it out")]
+    OnlyFrom { id: NicId, what: &'static str },
+    #[error("{id}: failover has {count} of from, path and device: give one")]
+    StandBySource { id: NicId, count: usize },
+    #[error("{id}: failover is the NIC's own device: name another one that can take its place")]
+    OwnStandBy { id: NicId },
+    #[error("{id}: {why}")]
+    Value { id: NicId, why: String },
+}
+
+impl TryFrom<RawNic> for NicSpec {
+    type Error = BadNic;
+
+    fn try_from(raw: RawNic) -> Result<Self, BadNic> {
+        let id = raw.id.clone();
+        let source = match (&raw.from, &raw.path, &raw.device) {
+            (Some(from), None, None) => NicSource::From(Box::new(request(&raw, from)?)),
+            (None, Some(path), None) => NicSource::Path(path.clone()),
+            (None, None, Some(device)) => NicSource::Device(device.clone()),
+            (from, path, device) => {
+                let given = [from.is_some(), path.is_some(), device.is_some()];
+                let count = given.into_iter().filter(|given| *given).count();
+                return Err(BadNic::Source { id, count });
+            }
+        };
+        if !matches!(source, NicSource::From(_)) {
+            let given = [
+                (raw.kind != NicKind::Auto, "kind"),
+                (raw.bridge.is_some(), "bridge"),
+                (raw.vlan.is_some(), "vlan"),
+                (raw.mtu.is_some(), "mtu"),
+                (raw.queue_pairs.is_some(), "queue_pairs"),
+                (raw.max_tx_rate.is_some(), "max_tx_rate"),
+                (raw.min_tx_rate.is_some(), "min_tx_rate"),
+                (raw.virtual_functions.is_some(), "virtual_functions"),
+            ];
+            if let Some(&(_, what)) = given.iter().find(|one| one.0) {
+                return Err(BadNic::OnlyFrom { id, what });
+            }
+        }
+        let stand_by = raw
+            .failover
+            .as_ref()
+            .map(|stand_by| stand_by.source(&raw, &source))
+            .transpose()?;
+        Ok(Self {
+            id,
+            source,
+            stand_by,
+            raw,
+        })
+    }
+}
+
+/// What is to be made, without name and owner.
+fn request(raw: &RawNic, from: &str) -> Result<NicRequest, BadNic> {
+    let wrong = |why: String| BadNic::Value {
+        id: raw.id.clone(),
+        why,
+    };
+    let rates = match (raw.min_tx_rate, raw.max_tx_rate) {
+        (None, None) => None,
+        (min, max) => Some(
+            Rates::new(min.unwrap_or_default(), max.unwrap_or_default())
+                .map_err(|error| wrong(error.to_string()))?,
+        ),
+    };
+    let vlan = raw
+        .vlan
+        .map(|vlan| vlan.to_string().parse::<VlanId>())
+        .transpose()
+        .map_err(|error| wrong(error.to_string()))?;
+    let connectivity = (raw.bridge.is_some() || vlan.is_some()).then(|| Connectivity {
+        bridge: raw.bridge.clone(),
+        vlan,
+        // The representor has to let through what the function sends.
+        mtu: raw.mtu.filter(|_| raw.bridge.is_some()).map(u32::from),
+    });
+    let request = NicRequest {
+        kind: match raw.kind {
+            NicKind::Auto => Kind::Auto,
+            NicKind::Vf => Kind::VirtualFunction,
+            NicKind::Sf => Kind::Subfunction,
+        },
+        mac: raw.mac.map(MacAddress::bytes),
+        mtu: raw.mtu,
+        max_vqp: raw.queue_pairs,
+        connectivity,
+        rates,
+        virtual_functions: raw.virtual_functions,
+        ..NicRequest::new("nic", from)
+    };
+    // Values that no device can have, whatever it is made on.
+    if let Ok(any) = "any".parse() {
+        request
+            .device(any)
+            .map_err(|error| wrong(error.to_string()))?;
+    }
+    Ok(request)
+}
