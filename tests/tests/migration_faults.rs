@@ -17,6 +17,7 @@ use lab::sim::{SimDevice, require_lab};
 use lab::traffic::check_traffic;
 use moving::faults::{Fault, FaultyLink, Kind};
 use moving::{Host, NOTICE, move_guest};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
@@ -119,8 +120,26 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
     // After all that it can move.
     let (mut guest, _) = move_guest(waiting, &hosts[1], &hosts[0]);
     check_traffic(&mut guest, &devices[0]);
-    let found = guest.command("write-off").unwrap();
+
+    // The source is told to end before anybody has said where the guest is: it says that it does not know either.
+    let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Go, Fault::CutInside);
+    assert_eq!(status["phase"], "Unsettled", "{status}");
+    let stands = there(&hosts);
+    assert_eq!(stands["phase"], "Unsettled", "{stands}");
+    terminate(&guest);
+    let exit = guest.wait_exit(NOTICE).unwrap();
+    assert_eq!(exit.code(), Some(8), "{exit}: {}", guest.console());
+    settle(&hosts[1], "Here");
+    waiting.comes_from(guest).unwrap();
+    check_traffic(&mut waiting, &devices[1]);
+    let found = waiting.command("write-off").unwrap();
     assert_eq!(found["wrong"], 0, "{found}");
-    assert_eq!(messages(&mut guest).unwrap(), said);
-    assert!(guest.power_off().unwrap().success());
+    assert_eq!(messages(&mut waiting).unwrap(), said);
+    assert!(waiting.power_off().unwrap().success());
+}
+
+#[track_caller]
+fn terminate(guest: &Guest) {
+    let pid = guest.pid().try_into().ok().and_then(Pid::from_raw);
+    kill_process(pid.unwrap(), Signal::TERM).unwrap();
 }

@@ -190,6 +190,11 @@ fn move_to_waiting_as(
     let there = to.client().get("/v1/vm/migration").unwrap();
     assert_eq!(there["phase"], "Moved", "{there}");
     let machine = to.client().get("/v1/vm").unwrap();
-    assert_eq!(machine["state"], "Running", "{}", waiting.console());
+    assert_eq!(
+        machine["state"],
+        "Running",
+        "{machine}\n{}",
+        waiting.console()
+    );
     (waiting, status)
 }

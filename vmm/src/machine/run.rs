@@ -32,7 +32,9 @@ impl Machine {
     /// # Errors
     /// The kernel cannot be loaded, or the host fails. See [`MachineError`].
     pub fn run(&mut self) -> Result<Exit, MachineError> {
-        let result = self.leaving.ends(self.power_on_and_serve());
+        let run = self.power_on_and_serve();
+        // Copied only now: how far it was on its way out when it ended.
+        let result = self.leaving.ends(run);
         if matches!(result, Ok(Exit::HandedOver)) {
             // It is to go on, here or elsewhere.
             self.powered = true;
