@@ -139,13 +139,14 @@ fn no_device_access_is_lost_or_done_twice() {
     let (mut at_address, mut at_port) = (Vec::new(), Vec::new());
     for round in 0..40u64 {
         rig.vcpus.resume();
-        std::thread::sleep(Duration::from_micros(300 + round * 37 % 500));
+        // However slow it is: somewhere behind its first access.
+        at_address.extend(rig.mmio.take(1));
+        std::thread::sleep(Duration::from_micros(round * 37 % 500));
         let saved = save(&rig);
         at_address.extend(rig.mmio.take(0));
         at_port.extend(rig.port.take(0));
         rig = restore(&saved, ClockPolicy::StandStill);
     }
-    assert!(at_address.len() > 40, "{} accesses", at_address.len());
     for (number, (offset, data)) in (1u32..).zip(&at_address) {
         assert_eq!((*offset, &data[..]), (0, &number.to_le_bytes()[..]));
     }
