@@ -11,6 +11,7 @@ use lab::messages::messages;
 use lab::threads::StopOnDrop;
 use serde_json::{Value, json};
 
+use super::crowd::Crowd;
 use super::{Host, NOTICE, move_guest_as};
 
 /// Frames under way at once (`flood-on`, `frames`).
@@ -47,6 +48,9 @@ enum Moment {
     Flooded,
     /// It sends commands to the control queue and nothing else: the most that there can be of them.
     Commands,
+    /// Frames to and fro and commands, on a host whose processors others want, too: who serves its rings comes late, and
+    /// finds much that is under way.
+    Crowded,
     /// Its driver is taken off the device and put back.
     Rebind,
     /// Its cable is pulled and plugged in, here and there.
@@ -56,10 +60,11 @@ enum Moment {
 }
 
 impl Moment {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Traffic,
         Self::Flooded,
         Self::Commands,
+        Self::Crowded,
         Self::Rebind,
         Self::Link,
         Self::Boot,
@@ -68,7 +73,7 @@ impl Moment {
     /// After how long it is moved, at most, in milliseconds.
     const fn longest(self) -> u64 {
         match self {
-            Self::Traffic | Self::Flooded | Self::Commands | Self::Link => 500,
+            Self::Traffic | Self::Flooded | Self::Commands | Self::Crowded | Self::Link => 500,
             Self::Rebind => 300,
             Self::Boot => 3000,
         }
@@ -186,9 +191,18 @@ impl<N: Neighbour> Journey<'_, N> {
             }
             Moment::Commands => {
                 self.end_writer(&mut guest);
+                let crowd = Crowd::gather();
                 let (mut guest, status, sent) = self.go_commanding(guest, pause);
+                drop(crowd);
                 commands = sent;
                 guest.command(WRITER).unwrap();
+                (guest, status)
+            }
+            Moment::Crowded => {
+                let crowd = Crowd::gather();
+                let (guest, status, sent) = self.go_commanding(guest, pause);
+                drop(crowd);
+                commands = sent;
                 (guest, status)
             }
             Moment::Rebind => {

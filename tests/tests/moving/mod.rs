@@ -1,5 +1,7 @@
 //! A guest that moves from one process to another, each with a vDPA device of its own.
 
+#[allow(dead_code, reason = "not every test goes on a journey")]
+mod crowd;
 #[allow(dead_code, reason = "not every test has a bad link")]
 pub(crate) mod faults;
 #[allow(dead_code, reason = "not every test goes on a journey")]

@@ -35,7 +35,7 @@
 //! | `link` | the NICs as `ip link` shows them |
 //! | `up [NIC]` | brings up a NIC that was plugged in later, and waits for its link |
 //! | `mac ADDRESS [NIC]` | sets the address through the control queue |
-//! | `control-on [NIC]` | gives the NIC the address that it has again and again, and changes its filter in between, each a command or more on the control queue, until `control-off` |
+//! | `control-on [NIC]` | changes the address of the NIC there and back again and again, and its filter in between, each a command or more on the control queue, until `control-off` |
 //! | `control-off` | ends it; how many, and how many were refused |
 //! | `promisc on\|off [NIC]` | promiscuous mode |
 //! | `button SECONDS` | says `{"listening": FILE}`, then whether the power button was pressed in that time |
