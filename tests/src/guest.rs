@@ -153,6 +153,23 @@ impl Guest {
     /// # Errors
     /// [`Error::File`] if nobody serves the console; [`Error::Guest`] when it ends or falls silent.
     pub fn attach(console: &Path, pid: u32, silence: Duration) -> Result<Self> {
+        let mut guest = Self::attached(console, pid)?;
+        guest.ready = guest.wait_ready(silence)?;
+        guest.ready_after = guest.started.elapsed();
+        Ok(guest)
+    }
+
+    /// As [`Self::attach`] for a guest that has come from another VMM, where its init was ready long ago: waits until it answers.
+    ///
+    /// # Errors
+    /// As [`Self::attach`].
+    pub fn attach_arrived(console: &Path, pid: u32, limit: Duration) -> Result<Self> {
+        let mut guest = Self::attached(console, pid)?;
+        guest.answers(limit)?;
+        Ok(guest)
+    }
+
+    fn attached(console: &Path, pid: u32) -> Result<Self> {
         let started = Instant::now();
         let failed = |what| Error::file(what, console);
         let stream = UnixStream::connect(console).map_err(failed("connect to"))?;
@@ -162,7 +179,7 @@ impl Guest {
         let (sender, lines) = mpsc::channel();
         let said = Some((sender, Arc::clone(&begun)));
         let readers = vec![read_console(output, Arc::clone(&text), said, None)];
-        let mut guest = Self {
+        Ok(Self {
             begun,
             earlier: VecDeque::new(),
             child: None,
@@ -175,10 +192,7 @@ impl Guest {
             started,
             ready_after: Duration::ZERO,
             retries: 0,
-        };
-        guest.ready = guest.wait_ready(silence)?;
-        guest.ready_after = guest.started.elapsed();
-        Ok(guest)
+        })
     }
 
     /// Starts a VMM whose guest does not boot but goes on where it was saved, and waits until its

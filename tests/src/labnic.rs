@@ -82,9 +82,9 @@ fn unload() -> Result<()> {
 
 /// A knob or counter of a device: `link`, `needs_reset`, `drop_kicks`, `link_down`,
 /// `filtered`, `ignored_enables`, `bad_doorbells`.
-fn attribute(device: &SimDevice, name: &str) -> PathBuf {
+fn attribute(device: &str, name: &str) -> PathBuf {
     Path::new("/sys/bus/vdpa/devices")
-        .join(device.name())
+        .join(device)
         .join(NAME)
         .join(name)
 }
@@ -94,7 +94,10 @@ fn attribute(device: &SimDevice, name: &str) -> PathBuf {
 /// # Errors
 /// [`Error::File`].
 pub fn set_link(device: &SimDevice, up: bool) -> Result<()> {
-    files::write(&attribute(device, "link"), if up { "1" } else { "0" })
+    files::write(
+        &attribute(device.name(), "link"),
+        if up { "1" } else { "0" },
+    )
 }
 
 /// Breaks a device until its driver resets it (DEVICE_NEEDS_RESET).
@@ -102,6 +105,14 @@ pub fn set_link(device: &SimDevice, up: bool) -> Result<()> {
 /// # Errors
 /// [`Error::File`].
 pub fn break_down(device: &SimDevice) -> Result<()> {
+    break_down_named(device.name())
+}
+
+/// As [`break_down`] for a device that somebody else has made, by its name on the vdpa bus.
+///
+/// # Errors
+/// [`Error::File`].
+pub fn break_down_named(device: &str) -> Result<()> {
     files::write(&attribute(device, "needs_reset"), "1")
 }
 
@@ -111,7 +122,7 @@ pub fn break_down(device: &SimDevice) -> Result<()> {
 /// # Errors
 /// [`Error::File`].
 pub fn lose_kicks(device: &SimDevice, count: u16) -> Result<()> {
-    files::write(&attribute(device, "drop_kicks"), count.to_string())
+    files::write(&attribute(device.name(), "drop_kicks"), count.to_string())
 }
 
 /// Reads one of a device's counters.
@@ -119,7 +130,7 @@ pub fn lose_kicks(device: &SimDevice, count: u16) -> Result<()> {
 /// # Errors
 /// [`Error::File`]; [`Error::Invalid`] for one that is no number.
 pub fn counter(device: &SimDevice, name: &str) -> Result<u64> {
-    let path = attribute(device, name);
+    let path = attribute(device.name(), name);
     let text = files::read_text(&path)?;
     text.trim()
         .parse()

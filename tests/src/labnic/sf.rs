@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::process::output;
 use crate::sim::SimDevice;
 use serde_json::Value;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,18 @@ pub fn devlink_json(arguments: &[&str]) -> Result<Value> {
 /// As [`devlink`].
 pub fn set_eswitch_mode(mode: &str) -> Result<()> {
     devlink(&["dev", "eswitch", "set", NIC, "mode", mode]).map(drop)
+}
+
+/// A file of the NIC's in debugfs (`tests/kmod/health.c`).
+///
+/// # Errors
+/// [`Error::Program`] when debugfs cannot be mounted.
+pub fn debug_file(name: &str) -> Result<PathBuf> {
+    let directory = Path::new("/sys/kernel/debug/labnic");
+    if !directory.exists() {
+        output(Command::new("mount").args(["-t", "debugfs", "none", "/sys/kernel/debug"]))?;
+    }
+    Ok(directory.join(name))
 }
 
 /// A port of flavour pcisf with its subfunction; deleted when dropped.

@@ -3,7 +3,9 @@
 use std::fs::{File, OpenOptions};
 
 use lab::labnic::Labnic;
-use lab::labnic::sf::{NIC, Subfunction, devlink, devlink_json, enable_vnet, set_eswitch_mode};
+use lab::labnic::sf::{
+    NIC, Subfunction, debug_file, devlink, devlink_json, enable_vnet, set_eswitch_mode,
+};
 use lab::sim::SimDevice;
 use serde_json::Value;
 use vdpa::netdev::Options;
@@ -175,10 +177,7 @@ fn refusals_say_why() {
 #[test]
 fn errors_are_reported_and_recovered_from() {
     let _labnic = Labnic::load(&[]).unwrap();
-    let debug = "/sys/kernel/debug";
-    if !std::path::Path::new(debug).join("labnic").exists() {
-        run("mount", &format!("-t debugfs none {debug}"));
-    }
+    let debug = |name, text: &str| std::fs::write(debug_file(name).unwrap(), text);
     let health = || {
         let answer = devlink_json(&["health", "show", NIC, "reporter", "fw"]).unwrap();
         answer["health"][NIC][0].clone()
@@ -186,19 +185,19 @@ fn errors_are_reported_and_recovered_from() {
     let count = |shown: &Value, name: &str| shown[name].as_u64().unwrap();
     let before = health();
     assert_eq!(before["state"], "healthy");
-    std::fs::write(format!("{debug}/labnic/health_report"), "smoke").unwrap();
+    debug("health_report", "smoke").unwrap();
     let after = health();
     assert_eq!(after["state"], "healthy");
     assert_eq!(count(&after, "error"), count(&before, "error") + 1);
     assert_eq!(count(&after, "recover"), count(&before, "recover") + 1);
 
     // An error that stays.
-    std::fs::write(format!("{debug}/labnic/health_stuck"), "Y").unwrap();
-    assert!(std::fs::write(format!("{debug}/labnic/health_report"), "fire").is_err());
+    debug("health_stuck", "Y").unwrap();
+    assert!(debug("health_report", "fire").is_err());
     assert_eq!(health()["state"], "error");
     let recover = format!("health recover {NIC} reporter fw");
     assert!(refusal("devlink", &recover).contains("health_stuck"));
-    std::fs::write(format!("{debug}/labnic/health_stuck"), "N").unwrap();
+    debug("health_stuck", "N").unwrap();
     run("devlink", &recover);
     assert_eq!(health()["state"], "healthy");
     kernel_is_well();

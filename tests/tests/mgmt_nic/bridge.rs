@@ -24,7 +24,8 @@ pub(crate) fn run(command: &str) -> String {
 
 /// The NIC in switchdev mode, and a bridge that looks at VLANs; they go when it is dropped.
 pub(crate) struct Host {
-    _labnic: Labnic,
+    #[allow(dead_code, reason = "not all tests add devices of their own")]
+    pub(crate) labnic: Labnic,
 }
 
 impl Host {
@@ -49,7 +50,7 @@ impl Host {
         fs::write(format!("/proc/sys/net/ipv6/conf/{PORT}/disable_ipv6"), "1").unwrap();
         run(&format!("ip link set {PORT} up master {BRIDGE}"));
         bridge_is_up();
-        Self { _labnic: labnic }
+        Self { labnic }
     }
 }
 

@@ -10,9 +10,12 @@
 //!   detach: off the bus --> out of the event loop --> stopped --> closed --> unlisted
 //! ```
 
+mod exchange;
+mod saved;
+
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,17 +23,16 @@ use std::time::{Duration, Instant};
 use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, Slot};
 use devices::virtio::backend::{Backend, Event};
-use devices::virtio::pci::{Relied, SwapFailed, Swapped, VirtioPciDevice};
+use devices::virtio::pci::{Relied, VirtioPciDevice};
 use vdpa::memory::GuestMemory;
 
+pub(super) use self::exchange::Exchanged;
 use super::board::DeviceStatus;
-use super::failover::{Failover, FailoverState};
+use super::failover::Failover;
 use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
 use super::ring_watch::{DeviceWatch, InFlight, QueueAlarm};
-use super::saved::SavedDevice;
-use super::snapshot::SnapshotError;
 use super::{MachineError, RequestError};
-use crate::config::{RingWatch, VdpaConfig, VdpaSource};
+use crate::config::{RingWatch, VdpaConfig};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::numa_warning;
 use crate::kvm::doorbells::KvmDoorbells;
@@ -61,23 +63,6 @@ struct Entry {
     removable: Option<Removable>,
     /// `None` where nobody wants to watch.
     watch: Option<DeviceWatch>,
-}
-
-/// What came of [`Inventory::swap`].
-pub(super) struct Exchanged {
-    /// How long neither device worked; `None` if no driver was using the old one.
-    pub(super) gap: Result<Option<Duration>, RequestError>,
-    /// The old backend, or after a failure the new one.
-    pub(super) unused: Box<dyn Backend>,
-}
-
-impl Exchanged {
-    fn not(error: RequestError, unused: Box<dyn Backend>) -> Self {
-        Self {
-            gap: Err(error),
-            unused,
-        }
-    }
 }
 
 /// What a device that can be unplugged has more than others.
@@ -214,153 +199,6 @@ impl Inventory {
         };
         self.entries.insert(number, entry);
         Ok(slot)
-    }
-
-    /// Puts another device behind the NIC of the same name, whose driver goes on. What is not
-    /// used any more, the old backend or after a failure the new one, is given back: closing it may take long.
-    pub(super) fn swap(&mut self, device: Device, events: &EventLoop) -> Exchanged {
-        let Device {
-            id,
-            backend,
-            config,
-            numa_node,
-            ..
-        } = device;
-        let mut entries = self.entries.iter_mut();
-        let Some((&number, entry)) = entries.find(|(_, entry)| entry.id == id) else {
-            return Exchanged::not(RequestError::NoSuchDevice(id), backend);
-        };
-        let kind = |config: &DeviceConfig| config.kind() == DeviceKind::Nic;
-        let (Some(removable), Some(config)) = (
-            entry
-                .removable
-                .as_mut()
-                .filter(|removable| kind(&removable.config)),
-            config.filter(kind),
-        ) else {
-            let wanted = DeviceKind::Nic;
-            return Exchanged::not(RequestError::OtherKind { id, wanted }, backend);
-        };
-        let successor = entry.device.successor(backend);
-        let added = successor.events().to_vec();
-        if let Err(error) = poll(events, number, &added) {
-            let error = MachineError::host("epoll_ctl")(error);
-            return Exchanged::not(error.into(), successor.into_backend());
-        }
-        match entry.device.swap(successor) {
-            Ok(Swapped {
-                events: old,
-                retired,
-                gap,
-            }) => {
-                unpoll(events, &id, &old);
-                removable.numa_warning = numa_warning(numa_node, self.memory_node);
-                if let Some(warning) = &removable.numa_warning {
-                    tracing::warn!(%id, "{warning}");
-                }
-                // It may have been changed while the new device was opened.
-                let failover = removable.stand_by().map(|(_, path)| path.to_owned());
-                removable.config = config;
-                if let DeviceConfig::Nic(nic) = &mut removable.config {
-                    nic.failover = failover.filter(|failover| !nic.is_at(failover));
-                }
-                removable.numa_node = numa_node;
-                removable.failover = None;
-                entry.device.set_failover(removable.stand_by().is_some());
-                Exchanged {
-                    gap: Ok(gap),
-                    unused: retired,
-                }
-            }
-            Err(SwapFailed { error, successor }) => {
-                unpoll(events, &id, &added);
-                let source = Box::new(error);
-                Exchanged::not(RequestError::Swap { id, source }, successor)
-            }
-        }
-    }
-
-    /// The NIC with this number has failed and has a device that stands by: notes that it is on its way there, and says
-    /// as what that is to be opened, with the NIC's serial number.
-    pub(super) fn begin_failover(&mut self, number: u16) -> Option<(u64, VdpaConfig)> {
-        let removable = self.entries.get_mut(&number)?.removable.as_mut()?;
-        let (nic, to) = removable.stand_by()?;
-        let config = VdpaConfig {
-            source: VdpaSource::Path(to.to_owned()),
-            failover: None,
-            ..nic.clone()
-        };
-        removable.failover = Some(Failover {
-            from: nic.shown_path().into_owned(),
-            to: to.to_owned(),
-            state: FailoverState::UnderWay,
-        });
-        Some((removable.serial, config))
-    }
-
-    /// Whether the failover of the NIC with this number is under way.
-    pub(super) fn is_failing_over(&self, number: u16) -> bool {
-        let removable = self
-            .entries
-            .get(&number)
-            .and_then(|entry| entry.removable.as_ref());
-        let failover = removable.and_then(|removable| removable.failover.as_ref());
-        failover.is_some_and(|failover| matches!(failover.state, FailoverState::UnderWay))
-    }
-
-    /// The failover of the NIC with this name and serial number, if it is under way still.
-    pub(super) fn fails_over(&self, id: &str, serial: u64) -> Option<&Failover> {
-        let entry = self.entries.values().find(|entry| entry.id == id)?;
-        let removable = entry.removable.as_ref()?;
-        let failover = removable.failover.as_ref()?;
-        let under_way = matches!(failover.state, FailoverState::UnderWay);
-        (removable.serial == serial && under_way).then_some(failover)
-    }
-
-    /// Notes what came of that. A driver whose device is not replaced hears that it needs a reset.
-    pub(super) fn end_failover(&mut self, id: &str, failover: Failover) {
-        let mut entries = self.entries.values_mut();
-        let Some(entry) = entries.find(|entry| entry.id == id) else {
-            return;
-        };
-        entry.device.give_up();
-        if let Some(removable) = &mut entry.removable {
-            removable.failover = Some(failover);
-        }
-    }
-
-    /// Has the device at this path stand by for the NIC `id`, or none.
-    ///
-    /// # Errors
-    /// There is no device of this name, it is no NIC, or it is on that device itself.
-    pub(super) fn stand_by(
-        &mut self,
-        id: &str,
-        failover: Option<PathBuf>,
-    ) -> Result<Pluggable<DeviceConfig>, RequestError> {
-        let entry = self.entries.values_mut().find(|entry| entry.id == id);
-        let entry = entry.ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))?;
-        let config = entry
-            .removable
-            .as_mut()
-            .map(|removable| &mut removable.config);
-        let Some(DeviceConfig::Nic(nic)) = config else {
-            return Err(RequestError::OtherKind {
-                id: id.to_owned(),
-                wanted: DeviceKind::Nic,
-            });
-        };
-        if failover
-            .as_deref()
-            .is_some_and(|failover| nic.is_at(failover))
-        {
-            return Err(RequestError::OwnFailover(id.to_owned()));
-        }
-        entry.device.set_failover(failover.is_some());
-        nic.failover = failover;
-        entry
-            .status()
-            .ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))
     }
 
     fn free_number(&self) -> Result<u16, MachineError> {
@@ -523,56 +361,6 @@ impl Inventory {
         self.entries.values().map(status).collect()
     }
 
-    /// Stops all devices and gives their states. The vCPUs are parked.
-    ///
-    /// # Errors
-    /// One cannot be saved: all go on.
-    pub(super) fn save(&self) -> Result<Vec<SavedDevice>, RequestError> {
-        let mut saved = Vec::with_capacity(self.entries.len());
-        for entry in self.entries.values() {
-            match entry.device.save() {
-                Ok(state) => saved.push(SavedDevice {
-                    id: entry.id.clone(),
-                    slot: entry.slot.number(),
-                    unplug_requested: entry
-                        .removable
-                        .as_ref()
-                        .is_some_and(|removable| removable.state == PlugState::UnplugRequested),
-                    state,
-                }),
-                Err(source) => {
-                    self.restore_in_place(&saved);
-                    return Err(RequestError::Save {
-                        id: entry.id.clone(),
-                        source,
-                    });
-                }
-            }
-        }
-        Ok(saved)
-    }
-
-    /// Lets devices that were saved go on where they are. One that cannot shows it to its driver
-    /// (DEVICE_NEEDS_RESET); the others go on.
-    pub(super) fn restore_in_place(&self, saved: &[SavedDevice]) {
-        for SavedDevice { id, state, .. } in saved {
-            // It may have been ejected by its guest before, or not have been running.
-            let Some(device) = self.named(id) else {
-                continue;
-            };
-            if state.backend.is_none() {
-                continue;
-            }
-            if let Err(error) = device.restore(state) {
-                tracing::error!(
-                    %id,
-                    error = &error as &dyn std::error::Error,
-                    "a device that was saved does not go on: its driver is to reset it"
-                );
-            }
-        }
-    }
-
     /// A device that the guest was asked to eject, if there is one.
     pub(super) fn unplugging(&self) -> Option<&str> {
         let leaves = |entry: &&Entry| {
@@ -597,67 +385,6 @@ impl Inventory {
         let entries = self.entries.values();
         let relied = |entry: &Entry| (entry.id.clone(), entry.slot, entry.device.relied());
         entries.map(relied).collect()
-    }
-
-    /// Whether [`Inventory::restore`] would take these states, as far as that can be said before devices start.
-    ///
-    /// # Errors
-    /// As [`Inventory::restore`]; nothing has changed.
-    pub(super) fn check(&self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
-        self.all_saved(saved)?;
-        for SavedDevice { id, state, .. } in saved {
-            let device = self
-                .named(id)
-                .ok_or_else(|| SnapshotError::NoDevice(id.clone()))?;
-            device
-                .check(state)
-                .map_err(|source| SnapshotError::Device {
-                    id: id.clone(),
-                    source,
-                })?;
-        }
-        Ok(())
-    }
-
-    /// Each device has a state among these.
-    fn all_saved(&self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
-        let mut entries = self.entries.values();
-        match entries.find(|entry| saved.iter().all(|device| device.id != entry.id)) {
-            Some(entry) => Err(SnapshotError::DeviceNotSaved(entry.id.clone())),
-            None => Ok(()),
-        }
-    }
-
-    /// Puts saved states into the devices of a machine that was just built for them; `again` if that was done before, here or
-    /// by another process, and failed.
-    ///
-    /// # Errors
-    /// [`SnapshotError`]: there is a device more or less than were saved, or one does not take its state.
-    pub(super) fn restore(
-        &mut self,
-        saved: &[SavedDevice],
-        again: bool,
-    ) -> Result<(), SnapshotError> {
-        self.all_saved(saved)?;
-        for saved in saved {
-            let id = &saved.id;
-            let mut entries = self.entries.values_mut();
-            let entry = entries
-                .find(|entry| entry.id == *id)
-                .ok_or_else(|| SnapshotError::NoDevice(id.clone()))?;
-            if let (true, Some(removable)) = (saved.unplug_requested, &mut entry.removable) {
-                removable.state = PlugState::UnplugRequested;
-            }
-            let restored = match again {
-                true => entry.device.restore_again(&saved.state),
-                false => entry.device.restore(&saved.state),
-            };
-            restored.map_err(|source| SnapshotError::Device {
-                id: id.clone(),
-                source,
-            })?;
-        }
-        Ok(())
     }
 
     /// Looks at the rings of all devices that are watched. `true`: an alarm began or ended.

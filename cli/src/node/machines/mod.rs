@@ -31,6 +31,7 @@
 
 mod announce;
 pub(crate) mod arrival;
+mod change;
 pub(crate) mod departure;
 pub(crate) mod error;
 mod failing;
@@ -41,6 +42,7 @@ pub(crate) mod pairing;
 pub(crate) mod process;
 pub(crate) mod record;
 mod requests;
+mod settle;
 mod slot;
 pub(crate) mod spec;
 pub(crate) mod steps;
@@ -55,16 +57,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ::vmm::api::API_LEVEL;
 use tokio::runtime::Handle;
 
+pub(crate) use self::change::{Change, Put, Removed, Wanted};
 use self::departure::Account;
-use self::error::{LifeError, VmError};
+use self::error::VmError;
 use self::host::RealHost;
 use self::process::Identity;
-use self::record::{LastEnd, Record};
+use self::record::Record;
 pub(crate) use self::slot::View;
 use self::slot::{Live, Slot};
 use self::spec::{ExistingDevice, NicId, NicSpec, VmName, VmSpec};
-use self::steps::{Keep, Life, Moment, Passed, SendRequest, Settled};
-use self::vmm::{Vmm, VmmState};
+use self::steps::{Keep, Life, Moment, Passed, SendRequest};
+use self::vmm::Vmm;
 use super::paths::Paths;
 use super::store::{Store, StoreError};
 
@@ -75,116 +78,6 @@ pub(crate) fn speaks(level: u32) -> bool {
 
 /// Hears what becomes of machines.
 pub(crate) type Listener = Arc<dyn Fn(&VmName, Change) + Send + Sync>;
-
-/// What became of a machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Change {
-    /// It was made.
-    Created,
-    /// It runs.
-    Started,
-    /// It was found running by this daemon.
-    Adopted,
-    /// What it does has changed, by its own account.
-    State(VmmState),
-    /// It has ended.
-    Ended(LastEnd),
-    /// Its process is gone, and its guest may run elsewhere: why.
-    MayBeElsewhere(String),
-    /// Somebody has said where its guest is.
-    Settled {
-        /// It is here.
-        here: bool,
-    },
-    /// It is waited for: where.
-    Awaited(String),
-    /// It has come from another node, and runs.
-    Arrived,
-    /// It has not come: why.
-    NotArrived(String),
-    /// It could not be started; it is tried again later.
-    NotStarted(String),
-    /// It has a NIC more.
-    NicAdded(NicId),
-    /// One of its NICs is on another device.
-    NicMoved(NicId),
-    /// One of its NICs has failed, and is on the device that stood by; why it was moved, if not by the machine itself.
-    NicFailedOver(NicId, Option<String>),
-    /// One of its NICs has failed as devlink says, and stays where it is: why.
-    NicNotFailedOver(NicId, String),
-    /// It has a NIC less.
-    NicRemoved(NicId),
-    /// It is gone.
-    Deleted,
-}
-
-impl Change {
-    /// As an event: a word, and a sentence where there is more to say.
-    pub(crate) fn as_event(&self) -> Option<(&'static str, Option<String>)> {
-        match self {
-            Self::Created => Some(("created", None)),
-            Self::Started => Some(("started", None)),
-            Self::Adopted => Some(("adopted", None)),
-            Self::State(VmmState::Paused) => Some(("paused", None)),
-            Self::State(VmmState::Running) => Some(("running", None)),
-            Self::State(VmmState::NotStarted | VmmState::Starting | VmmState::Stopped) => None,
-            Self::Ended(end) => Some(("ended", Some(end.detail.clone()))),
-            Self::MayBeElsewhere(why) => Some(("may_be_elsewhere", Some(why.clone()))),
-            Self::Settled { here: true } => Some(("settled", Some("its guest is here".to_owned()))),
-            Self::Settled { here: false } => {
-                Some(("settled", Some("its guest runs elsewhere".to_owned())))
-            }
-            Self::Awaited(listen) => Some(("awaited", Some(format!("at {listen}")))),
-            Self::Arrived => Some(("arrived", None)),
-            Self::NotArrived(why) => Some(("not_arrived", Some(why.clone()))),
-            Self::NotStarted(why) => Some(("not_started", Some(why.clone()))),
-            Self::NicAdded(id) => Some(("nic_added", Some(format!("NIC {id}")))),
-            Self::NicMoved(id) => Some(("nic_moved", Some(format!("NIC {id}")))),
-            Self::NicFailedOver(id, why) => {
-                let why = why.as_ref().map(|why| format!(": {why}"));
-                let why = why.unwrap_or_default();
-                let detail = format!("NIC {id} is on the device that stood by{why}");
-                Some(("nic_failed_over", Some(detail)))
-            }
-            Self::NicNotFailedOver(id, why) => {
-                Some(("nic_not_failed_over", Some(format!("NIC {id}: {why}"))))
-            }
-            Self::NicRemoved(id) => Some(("nic_removed", Some(format!("NIC {id}")))),
-            Self::Deleted => Some(("deleted", None)),
-        }
-    }
-}
-
-/// What `PUT` came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Put {
-    /// There was none of this name.
-    Created,
-    /// It was there, as it is to be.
-    Same,
-    /// It was stopped, and is another one now.
-    Replaced,
-}
-
-/// What the removal of a NIC came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Removed {
-    /// It is gone.
-    Gone,
-    /// The guest was asked to give it up, and has not yet.
-    Asked,
-}
-
-/// What a machine can be told to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, utoipa::ToSchema)]
-pub(crate) enum Wanted {
-    /// Run, or go on.
-    Running,
-    /// Park its vCPUs. Devices go on.
-    Paused,
-    /// End. Its guest is not asked.
-    Stopped,
-}
 
 /// The virtual machines of this node.
 #[derive(Clone)]
@@ -333,60 +226,6 @@ impl Machines {
             ending: AtomicBool::new(false),
             in_error: failing::Reporters::default(),
         })))
-    }
-
-    /// Brings what there is in line with the records: see the module. Returns when all that runs is adopted; machines
-    /// that are to be started are started meanwhile.
-    pub(crate) async fn settle(&self) {
-        let strays = self.clone();
-        let all: Vec<Arc<Slot>> = self.0.slots().values().cloned().collect();
-        let mut tasks = tokio::task::JoinSet::new();
-        for slot in all {
-            let machines = self.clone();
-            tasks.spawn(async move { machines.settle_one(&slot).await });
-        }
-        while tasks.join_next().await.is_some() {}
-        let done = tokio::task::spawn_blocking(move || strays.0.remove_strays());
-        if let Err(error) = done.await {
-            tracing::error!(%error, "strays were not looked for");
-        }
-    }
-
-    async fn settle_one(&self, slot: &Arc<Slot>) {
-        let settled = self
-            .locked(slot, |inner, slot| {
-                let Some(mut record) = slot.record() else {
-                    return Ok::<_, LifeError>(Settled::None);
-                };
-                inner.live(slot, |life| {
-                    let settled = life.settle(&mut record)?;
-                    if settled == Settled::Running {
-                        life.settle_nics(&mut record);
-                    }
-                    Ok(settled)
-                })
-            })
-            .await;
-        let vm = slot.name();
-        match settled {
-            Ok(Ok(Settled::Running | Settled::Awaited)) => {
-                let identity = slot.record().and_then(|record| record.process()?.0);
-                if let Some(identity) = identity {
-                    slot.view().live = Some(Live::new(identity, true));
-                    self.0.tell(vm, Change::Adopted);
-                    supervisor::begin(self, slot, Some(identity));
-                }
-            }
-            Ok(Ok(Settled::ToStart)) => supervisor::begin(self, slot, None),
-            Ok(Ok(Settled::Stopped | Settled::None)) => {}
-            Ok(Err(error)) => tracing::error!(
-                %vm,
-                error = &error as &dyn std::error::Error,
-                "what is left of a machine stays"
-            ),
-            Err(error) => tracing::error!(%vm, %error, "a machine was not looked at"),
-        }
-        self.tidy(slot);
     }
 
     /// From now on nothing new is begun. Machines go on.
@@ -662,35 +501,5 @@ impl Machines {
             None => Ok(()),
         }?;
         Ok(self.0.vmm(vm))
-    }
-}
-
-impl Inner {
-    /// Takes back what belongs to machines that there are not.
-    fn remove_strays(&self) {
-        let known = |name: &str| {
-            let name = name.parse::<VmName>();
-            name.is_ok_and(|name| self.slots().contains_key(&name))
-        };
-        if let Err(error) = self.host.end_strays(known) {
-            tracing::error!(%error, "processes of no machine's were not ended");
-        }
-        let wanted = |device: &str| {
-            let slots: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
-            slots.iter().any(|slot| {
-                let view = slot.view();
-                let record = view.record.as_ref();
-                let specs = [record.map(|record| &record.spec), view.pending.as_ref()];
-                let mut nics = specs.into_iter().flatten().flat_map(VmSpec::nics);
-                nics.any(|nic| nic.made_names(slot.name()).any(|name| name == device))
-                    || record.is_some_and(|record| record.has_device(device))
-            })
-        };
-        if let Err(error) = self.host.remove_strays(wanted) {
-            tracing::error!(
-                error = &error as &dyn std::error::Error,
-                "devices of no machine's were not looked for"
-            );
-        }
     }
 }

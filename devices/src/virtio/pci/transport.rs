@@ -21,20 +21,22 @@
 //! A refused FEATURES_OK stays where it was. It must not know
 //! who maps the BAR, nor what the backend does.
 
+mod saving;
+
 use std::sync::Arc;
 
 use tracing::{debug, error, warn};
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use vmm_sys_util::eventfd::EventFd;
 
+pub(super) use self::saving::Attempt;
 use super::common::{CommonConfig, Effect};
 use super::describe::{DeviceDescription, RunningRing};
 use super::layout::{BAR, Capabilities, Region, notified_queue};
 use super::notify::{NotifyDoorbells, kick};
-use super::state::{RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION, VirtioPciState};
 use crate::pci::{Bar, ConfigSpace, MSIX_CONTROL_OFFSET, Msix};
 use crate::virtio::backend::{
-    Activation, Backend, BackendError, BrokenRing, Outcome, Queue, QueueChange, SavedState,
+    Activation, Backend, BackendError, BrokenRing, Outcome, Queue, QueueChange,
 };
 use crate::virtio::status::{DRIVER_OK, DeviceStatus, FEATURES_OK, NEEDS_RESET};
 
@@ -462,6 +464,17 @@ impl Transport {
         }
     }
 
+    /// A guest that breaks its own ring must not keep the whole machine from being saved or moved: its device is
+    /// as one that says itself that it needs a reset.
+    fn ring_broke(&mut self, error: &BackendError) {
+        error!(
+            error = chain(error),
+            "a device is stopped until its driver resets it"
+        );
+        self.backend.reset();
+        self.needs_reset();
+    }
+
     pub(super) fn always_dirty(&self) -> Vec<(u64, u64)> {
         self.backend.always_dirty()
     }
@@ -546,153 +559,6 @@ impl Transport {
         }
     }
 
-    // ---- save and restore ----
-
-    pub(super) fn save(&mut self) -> Result<VirtioPciState, SaveError> {
-        // What cannot wait for another device.
-        self.give_up();
-        let backend = match self.phase {
-            Phase::Active => self.save_backend()?,
-            Phase::Saved => return Err(SaveError::AlreadySaved),
-            Phase::Broken => {
-                // Its driver has to reset it anyway; until then it must be still.
-                self.backend.reset();
-                None
-            }
-            Phase::Inactive | Phase::Agreed | Phase::Failing => None,
-        };
-        if backend.is_some() {
-            self.enter(Phase::Saved);
-        }
-        Ok(VirtioPciState {
-            version: VIRTIO_PCI_STATE_VERSION,
-            config_space: self.config_space.save(),
-            msix: self.msix.save(),
-            registers: self.common.save(),
-            isr: self.isr,
-            backend,
-        })
-    }
-
-    /// The running backend's state; `None`: it is broken now.
-    fn save_backend(&mut self) -> Result<Option<SavedState>, SaveError> {
-        // What is done to save it may leave queues without a doorbell, if it fails.
-        self.doorbells.stop();
-        match self.backend.save() {
-            Ok(state) => Ok(Some(state)),
-            Err(error) if error.is::<BrokenRing>() => {
-                self.ring_broke(&error);
-                Ok(None)
-            }
-            Err(error) => {
-                self.show_doorbells();
-                Err(SaveError::Backend(error))
-            }
-        }
-    }
-
-    /// A guest that breaks its own ring must not keep the whole machine from being saved or moved: its device is
-    /// as one that says itself that it needs a reset.
-    fn ring_broke(&mut self, error: &BackendError) {
-        error!(
-            error = chain(error),
-            "a device is stopped until its driver resets it"
-        );
-        self.backend.reset();
-        self.needs_reset();
-    }
-
-    pub(super) fn check(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
-        self.checked(state).map(drop)
-    }
-
-    /// What a state makes of the registers, if all that a guest could see is possible.
-    fn checked(
-        &self,
-        state: &VirtioPciState,
-    ) -> Result<(ConfigSpace, CommonConfig, Phase), RestoreError> {
-        let untouched = self.phase == Phase::Inactive
-            && self.common.status().bits() & (FEATURES_OK | NEEDS_RESET) == 0;
-        if !untouched && self.phase != Phase::Saved {
-            return Err(RestoreError::InUse);
-        }
-        if state.version != VIRTIO_PCI_STATE_VERSION {
-            return Err(RestoreError::Version(state.version));
-        }
-        if state.isr & !ISR_CONFIG_CHANGED != 0 {
-            return Err(RestoreError::Isr(state.isr));
-        }
-        let config_space = self
-            .config_space
-            .restored(&state.config_space)
-            .map_err(RestoreError::ConfigSpace)?;
-        self.msix.check(&state.msix).map_err(RestoreError::Msix)?;
-        let common = self
-            .common
-            .restored(&state.registers)
-            .map_err(RestoreError::Registers)?;
-        let phase = phase_of(common.status());
-        if (phase == Phase::Active) != state.backend.is_some() {
-            return Err(RestoreError::BackendState(common.status().bits()));
-        }
-        self.backend
-            .check_succession(relied_on(&common, phase))
-            .map_err(RestoreError::Succession)?;
-        if let Some(backend) = &state.backend {
-            self.backend
-                .check_state(backend)
-                .map_err(RestoreError::Backend)?;
-        }
-        Ok((config_space, common, phase))
-    }
-
-    pub(super) fn restore(
-        &mut self,
-        state: &VirtioPciState,
-        attempt: Attempt,
-    ) -> Result<(), RestoreError> {
-        let (config_space, common, phase) = self.checked(state)?;
-        self.start_backend(phase, &common, state, attempt)?;
-
-        self.config_space = config_space;
-        self.common = common;
-        self.isr = state.isr;
-        self.enter(phase);
-        let control = u16::from(self.capabilities.msix) + MSIX_CONTROL_OFFSET;
-        let control = self.config_space.read_u16(control);
-        let restored = self.msix.restore(&state.msix, control);
-        restored.map_err(RestoreError::Msix)?;
-        self.nudge_all();
-        Ok(())
-    }
-
-    fn start_backend(
-        &mut self,
-        phase: Phase,
-        common: &CommonConfig,
-        state: &VirtioPciState,
-        attempt: Attempt,
-    ) -> Result<(), RestoreError> {
-        let activation = self.activation(common);
-        let started = match (phase, &state.backend) {
-            (Phase::Active, Some(backend)) => match attempt {
-                Attempt::First => self.backend.restore(backend, activation),
-                Attempt::Again => self.backend.take_back(backend, activation),
-            },
-            (Phase::Agreed, _) => self.backend.negotiate(activation.features),
-            _ => Ok(()),
-        };
-        if let Err(error) = started {
-            self.backend.reset();
-            if self.phase == Phase::Saved {
-                // The guest believes that the device runs; it does not.
-                self.needs_reset();
-            }
-            return Err(RestoreError::Backend(error));
-        }
-        Ok(())
-    }
-
     /// One spurious kick and interrupt for all: signals that were on their way
     /// when the state was saved are not part of it.
     pub(super) fn nudge_all(&self) {
@@ -704,28 +570,6 @@ impl Transport {
             self.msix.signal(queue.vector);
         }
         self.msix.signal(self.common.config_vector());
-    }
-}
-
-/// Whether a device may have worked on the rings since they were saved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Attempt {
-    /// None has.
-    First,
-    /// One may have: the state was restored before, and that failed.
-    Again,
-}
-
-/// Where a backend must be for a status register.
-fn phase_of(status: DeviceStatus) -> Phase {
-    if status.has(NEEDS_RESET) {
-        Phase::Broken
-    } else if status.has(DRIVER_OK) {
-        Phase::Active
-    } else if status.has(FEATURES_OK) {
-        Phase::Agreed
-    } else {
-        Phase::Inactive
     }
 }
 

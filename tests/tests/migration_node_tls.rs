@@ -1,0 +1,235 @@
+//! Two node daemons pair the move of a Linux guest over TLS, both ways, on vdpa_sim: its memory and its traffic are as they
+//! were, and so is its NIC; a daemon whose token does not allow it is told so.
+//!
+//! Both are on one host, and reach one another at 127.0.0.1 as two hosts would: by certificate, token, and a TCP port for the
+//! guest.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+// The same makeshift authority that the daemon's access is tested with.
+#[allow(dead_code, reason = "other tests use more of it")]
+#[path = "../../cli/tests/api_access/certificates.rs"]
+mod certificates;
+
+use certificates::{Identity, Validity};
+use lab::guest::{BellhopArguments, Guest};
+use lab::node::{Node, until};
+use serde_json::{Value, json};
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:5d:01";
+
+/// Not the usual one, so that it shows if it goes along.
+const MTU: u64 = 1400;
+
+/// Both nodes' address, and what their certificates are for.
+const ADDRESS: &str = "127.0.0.1";
+
+/// How long the guest may be silent; it is emulated twice.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// Certificates and tokens of both nodes.
+struct Files(PathBuf);
+
+impl Files {
+    fn new() -> Self {
+        let name = format!("lab-node-tls-{}", std::process::id());
+        let files = Self(std::env::temp_dir().join(name));
+        fs::create_dir(&files.0).unwrap();
+        let authority = Identity::authority("the lab");
+        let node = authority.signs(ADDRESS, Validity::Now);
+        files.write("ca.crt", &authority.certificate_pem());
+        files.write("node.crt", &node.certificate_pem());
+        files.write("node.key", &node.key_pem());
+        let tokens = [("operate", "of-an-operator"), ("admin", "of-an-admin")];
+        files.write("tokens", &tokens.map(line_of).concat());
+        files.write("token", "of-an-admin");
+        files
+    }
+
+    /// For the owner's eyes only: keys and tokens that others may read are refused.
+    fn write(&self, name: &str, text: &str) {
+        let path = self.0.join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
+    /// A node that others reach at the port, and that reaches them.
+    fn node(&self, name: &str, port: u16) -> Node {
+        let listen = format!("{ADDRESS}:{port}");
+        let mut arguments = vec!["--listen", &listen, "--migration-host", ADDRESS];
+        let files = [
+            ("--tls-cert", "node.crt"),
+            ("--tls-key", "node.key"),
+            ("--tls-client-ca", "ca.crt"),
+            ("--tokens", "tokens"),
+            ("--node-ca", "ca.crt"),
+            ("--node-cert", "node.crt"),
+            ("--node-key", "node.key"),
+            ("--node-token-file", "token"),
+            ("--migration-cert", "node.crt"),
+            ("--migration-key", "node.key"),
+            ("--migration-ca", "ca.crt"),
+        ]
+        .map(|(option, file)| (option, self.path(file)));
+        for (option, path) in &files {
+            arguments.extend([option, path.as_str()]);
+        }
+        Node::start_with(name, &arguments).unwrap()
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// As the file of tokens has it: role, a name for the log, SHA-256.
+fn line_of((role, token): (&str, &str)) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, token.as_bytes());
+    let digits: String = digest
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    format!("{role} {token} {digits}\n")
+}
+
+/// A port that nobody has.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind((ADDRESS, 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// The console of a machine that runs, and its process.
+#[track_caller]
+fn running(node: &Node, name: &str) -> (PathBuf, u32) {
+    let vm = node.await_phase(name, "Running").unwrap();
+    let console = vm["console"]["socket"].as_str().unwrap();
+    (
+        console.into(),
+        u32::try_from(vm["pid"].as_u64().unwrap()).unwrap(),
+    )
+}
+
+/// The guest's frames come back to it, and its NIC is the one it had.
+#[track_caller]
+fn check(guest: &mut Guest) {
+    let answer = guest
+        .command_within("frames 100 590 16 eth0", SILENCE)
+        .unwrap();
+    for (name, wanted) in [("rx", 100), ("corrupt", 0), ("lost", 0)] {
+        assert_eq!(answer[name], wanted, "{name}: {answer}");
+    }
+    let info = guest.command("info").unwrap();
+    let nic = &info["nics"][0];
+    assert_eq!(
+        (&nic["mac"], &nic["mtu"]),
+        (&json!(MAC), &json!(MTU)),
+        "{info}"
+    );
+}
+
+/// A machine moves under load, and is taken back where it was.
+#[track_caller]
+fn moves(mut guest: Guest, from: (&Node, &str), to: (&Node, &str), request: &Value) -> Guest {
+    guest.command("write-on 24 50").unwrap();
+    guest.command("flood-on 256").unwrap();
+    let path = format!("/v1/vms/{}/migration", from.1);
+    let sent = from.0.api.ask("POST", &path, Some(request)).unwrap();
+    assert_eq!(sent.status, 202, "{}", sent.body);
+    let (console, pid) = running(to.0, to.1);
+    let mut there = Guest::attach_arrived(&console, pid, SILENCE).unwrap();
+    until("nothing is left of it where it was", || {
+        from.0.vm(from.1).unwrap().is_none() && from.0.processes().is_empty()
+    })
+    .unwrap();
+    let flooded = there.command("flood-off").unwrap();
+    assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
+    assert_eq!(flooded["corrupt"], 0, "{flooded}");
+    let written = there.command("write-off").unwrap();
+    assert_eq!(written["wrong"], 0, "{written}");
+    check(&mut there);
+    there
+}
+
+#[test]
+fn a_linux_guest_moves_between_two_daemons_over_tls_and_back() {
+    lab::sim::require_lab().unwrap();
+    let files = Files::new();
+    let ports = [free_port(), free_port()];
+    let here = files.node("tls-a", ports[0]);
+    let there = files.node("tls-b", ports[1]);
+    let arguments = BellhopArguments::small().unwrap();
+    let spec = json!({
+        "kernel": arguments.kernel_image(),
+        "initramfs": arguments.ramdisk(),
+        "cmdline": arguments.kernel_words(),
+        "memory": "256M",
+        "nics": [{ "id": "nic", "from": "vdpasim_net", "mac": MAC, "mtu": MTU }],
+    });
+    here.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let (console, pid) = running(&here, "web");
+    let mut guest = Guest::attach(&console, pid, SILENCE).unwrap();
+    check(&mut guest);
+    let empty = there.traces().unwrap();
+
+    // Two machines of one name would have devices of one name on this one host.
+    let to = |port: u16, name: &str, dry_run: bool| {
+        let destination = format!("https://{ADDRESS}:{port}");
+        json!({ "send": { "destination": destination, "name": name, "dry_run": dry_run } })
+    };
+    files.write("token", "of-an-operator");
+    let path = "/v1/vms/web/migration";
+    let refused = here
+        .api
+        .ask("POST", path, Some(&to(ports[1], "web2", false)));
+    let refused = refused.unwrap();
+    assert!((400..500).contains(&refused.status), "{}", refused.body);
+    assert!(
+        refused.body.to_string().contains("admin"),
+        "{}",
+        refused.body
+    );
+    there.same(&empty, "after a refusal").unwrap();
+    files.write("token", "of-an-admin");
+
+    let asked = here
+        .api
+        .ask("POST", path, Some(&to(ports[1], "web2", true)));
+    let asked = asked.unwrap();
+    assert_eq!(asked.body["movable"], true, "{}", asked.body);
+    there.same(&empty, "after it was only asked").unwrap();
+
+    let guest = moves(
+        guest,
+        (&here, "web"),
+        (&there, "web2"),
+        &to(ports[1], "web2", false),
+    );
+    let guest = moves(
+        guest,
+        (&there, "web2"),
+        (&here, "web"),
+        &to(ports[0], "web", false),
+    );
+    there
+        .same_but_descriptors(&empty, "after it went back")
+        .unwrap();
+    drop(guest);
+    here.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    assert!(!Path::new("/sys/bus/vdpa/devices/web.nic").exists());
+}

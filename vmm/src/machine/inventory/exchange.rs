@@ -1,0 +1,184 @@
+//! NICs that get another device, because somebody wants it or because their own has failed.
+//!
+//! Owns the order of what is done in the list and the event loop, and the note of a failover that is under way. It must not know
+//! who opens the other device, nor who closes the old one.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use devices::virtio::backend::Backend;
+use devices::virtio::pci::{SwapFailed, Swapped};
+
+use super::super::failover::{Failover, FailoverState};
+use super::super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
+use super::super::{MachineError, RequestError};
+use super::{Device, Inventory, poll, unpoll};
+use crate::config::{VdpaConfig, VdpaSource};
+use crate::event_loop::EventLoop;
+use crate::host::numa_warning;
+
+/// What came of [`Inventory::swap`].
+pub(in super::super) struct Exchanged {
+    /// How long neither device worked; `None` if no driver was using the old one.
+    pub(in super::super) gap: Result<Option<Duration>, RequestError>,
+    /// The old backend, or after a failure the new one.
+    pub(in super::super) unused: Box<dyn Backend>,
+}
+
+impl Exchanged {
+    fn not(error: RequestError, unused: Box<dyn Backend>) -> Self {
+        Self {
+            gap: Err(error),
+            unused,
+        }
+    }
+}
+
+impl Inventory {
+    /// Puts another device behind the NIC of the same name, whose driver goes on. What is not
+    /// used any more, the old backend or after a failure the new one, is given back: closing it may take long.
+    pub(in super::super) fn swap(&mut self, device: Device, events: &EventLoop) -> Exchanged {
+        let Device {
+            id,
+            backend,
+            config,
+            numa_node,
+            ..
+        } = device;
+        let mut entries = self.entries.iter_mut();
+        let Some((&number, entry)) = entries.find(|(_, entry)| entry.id == id) else {
+            return Exchanged::not(RequestError::NoSuchDevice(id), backend);
+        };
+        let kind = |config: &DeviceConfig| config.kind() == DeviceKind::Nic;
+        let (Some(removable), Some(config)) = (
+            entry
+                .removable
+                .as_mut()
+                .filter(|removable| kind(&removable.config)),
+            config.filter(kind),
+        ) else {
+            let wanted = DeviceKind::Nic;
+            return Exchanged::not(RequestError::OtherKind { id, wanted }, backend);
+        };
+        let successor = entry.device.successor(backend);
+        let added = successor.events().to_vec();
+        if let Err(error) = poll(events, number, &added) {
+            let error = MachineError::host("epoll_ctl")(error);
+            return Exchanged::not(error.into(), successor.into_backend());
+        }
+        match entry.device.swap(successor) {
+            Ok(Swapped {
+                events: old,
+                retired,
+                gap,
+            }) => {
+                unpoll(events, &id, &old);
+                removable.numa_warning = numa_warning(numa_node, self.memory_node);
+                if let Some(warning) = &removable.numa_warning {
+                    tracing::warn!(%id, "{warning}");
+                }
+                // It may have been changed while the new device was opened.
+                let failover = removable.stand_by().map(|(_, path)| path.to_owned());
+                removable.config = config;
+                if let DeviceConfig::Nic(nic) = &mut removable.config {
+                    nic.failover = failover.filter(|failover| !nic.is_at(failover));
+                }
+                removable.numa_node = numa_node;
+                removable.failover = None;
+                entry.device.set_failover(removable.stand_by().is_some());
+                Exchanged {
+                    gap: Ok(gap),
+                    unused: retired,
+                }
+            }
+            Err(SwapFailed { error, successor }) => {
+                unpoll(events, &id, &added);
+                let source = Box::new(error);
+                Exchanged::not(RequestError::Swap { id, source }, successor)
+            }
+        }
+    }
+
+    /// The NIC with this number has failed and has a device that stands by: notes that it is on its way there, and says
+    /// as what that is to be opened, with the NIC's serial number.
+    pub(in super::super) fn begin_failover(&mut self, number: u16) -> Option<(u64, VdpaConfig)> {
+        let removable = self.entries.get_mut(&number)?.removable.as_mut()?;
+        let (nic, to) = removable.stand_by()?;
+        let config = VdpaConfig {
+            source: VdpaSource::Path(to.to_owned()),
+            failover: None,
+            ..nic.clone()
+        };
+        removable.failover = Some(Failover {
+            from: nic.shown_path().into_owned(),
+            to: to.to_owned(),
+            state: FailoverState::UnderWay,
+        });
+        Some((removable.serial, config))
+    }
+
+    /// Whether the failover of the NIC with this number is under way.
+    pub(in super::super) fn is_failing_over(&self, number: u16) -> bool {
+        let removable = self
+            .entries
+            .get(&number)
+            .and_then(|entry| entry.removable.as_ref());
+        let failover = removable.and_then(|removable| removable.failover.as_ref());
+        failover.is_some_and(|failover| matches!(failover.state, FailoverState::UnderWay))
+    }
+
+    /// The failover of the NIC with this name and serial number, if it is under way still.
+    pub(in super::super) fn fails_over(&self, id: &str, serial: u64) -> Option<&Failover> {
+        let entry = self.entries.values().find(|entry| entry.id == id)?;
+        let removable = entry.removable.as_ref()?;
+        let failover = removable.failover.as_ref()?;
+        let under_way = matches!(failover.state, FailoverState::UnderWay);
+        (removable.serial == serial && under_way).then_some(failover)
+    }
+
+    /// Notes what came of that. A driver whose device is not replaced hears that it needs a reset.
+    pub(in super::super) fn end_failover(&mut self, id: &str, failover: Failover) {
+        let mut entries = self.entries.values_mut();
+        let Some(entry) = entries.find(|entry| entry.id == id) else {
+            return;
+        };
+        entry.device.give_up();
+        if let Some(removable) = &mut entry.removable {
+            removable.failover = Some(failover);
+        }
+    }
+
+    /// Has the device at this path stand by for the NIC `id`, or none.
+    ///
+    /// # Errors
+    /// There is no device of this name, it is no NIC, or it is on that device itself.
+    pub(in super::super) fn stand_by(
+        &mut self,
+        id: &str,
+        failover: Option<PathBuf>,
+    ) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        let entry = self.entries.values_mut().find(|entry| entry.id == id);
+        let entry = entry.ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))?;
+        let config = entry
+            .removable
+            .as_mut()
+            .map(|removable| &mut removable.config);
+        let Some(DeviceConfig::Nic(nic)) = config else {
+            return Err(RequestError::OtherKind {
+                id: id.to_owned(),
+                wanted: DeviceKind::Nic,
+            });
+        };
+        if failover
+            .as_deref()
+            .is_some_and(|failover| nic.is_at(failover))
+        {
+            return Err(RequestError::OwnFailover(id.to_owned()));
+        }
+        entry.device.set_failover(failover.is_some());
+        nic.failover = failover;
+        entry
+            .status()
+            .ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))
+    }
+}

@@ -1,0 +1,123 @@
+//! The devices of a machine that is saved, and those of one that goes on from saved states.
+//!
+//! Owns which state belongs to which device, and that a machine has just the devices that were saved. It must not know what
+//! is in a state.
+
+use super::super::RequestError;
+use super::super::pluggable::PlugState;
+use super::super::saved::SavedDevice;
+use super::super::snapshot::SnapshotError;
+use super::Inventory;
+
+impl Inventory {
+    /// Stops all devices and gives their states. The vCPUs are parked.
+    ///
+    /// # Errors
+    /// One cannot be saved: all go on.
+    pub(in super::super) fn save(&self) -> Result<Vec<SavedDevice>, RequestError> {
+        let mut saved = Vec::with_capacity(self.entries.len());
+        for entry in self.entries.values() {
+            match entry.device.save() {
+                Ok(state) => saved.push(SavedDevice {
+                    id: entry.id.clone(),
+                    slot: entry.slot.number(),
+                    unplug_requested: entry
+                        .removable
+                        .as_ref()
+                        .is_some_and(|removable| removable.state == PlugState::UnplugRequested),
+                    state,
+                }),
+                Err(source) => {
+                    self.restore_in_place(&saved);
+                    return Err(RequestError::Save {
+                        id: entry.id.clone(),
+                        source,
+                    });
+                }
+            }
+        }
+        Ok(saved)
+    }
+
+    /// Lets devices that were saved go on where they are. One that cannot shows it to its driver
+    /// (DEVICE_NEEDS_RESET); the others go on.
+    pub(in super::super) fn restore_in_place(&self, saved: &[SavedDevice]) {
+        for SavedDevice { id, state, .. } in saved {
+            // It may have been ejected by its guest before, or not have been running.
+            let Some(device) = self.named(id) else {
+                continue;
+            };
+            if state.backend.is_none() {
+                continue;
+            }
+            if let Err(error) = device.restore(state) {
+                tracing::error!(
+                    %id,
+                    error = &error as &dyn std::error::Error,
+                    "a device that was saved does not go on: its driver is to reset it"
+                );
+            }
+        }
+    }
+
+    /// Whether [`Inventory::restore`] would take these states, as far as that can be said before devices start.
+    ///
+    /// # Errors
+    /// As [`Inventory::restore`]; nothing has changed.
+    pub(in super::super) fn check(&self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
+        self.all_saved(saved)?;
+        for SavedDevice { id, state, .. } in saved {
+            let device = self
+                .named(id)
+                .ok_or_else(|| SnapshotError::NoDevice(id.clone()))?;
+            device
+                .check(state)
+                .map_err(|source| SnapshotError::Device {
+                    id: id.clone(),
+                    source,
+                })?;
+        }
+        Ok(())
+    }
+
+    /// Each device has a state among these.
+    fn all_saved(&self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
+        let mut entries = self.entries.values();
+        match entries.find(|entry| saved.iter().all(|device| device.id != entry.id)) {
+            Some(entry) => Err(SnapshotError::DeviceNotSaved(entry.id.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts saved states into the devices of a machine that was just built for them; `again` if that was done before, here or
+    /// by another process, and failed.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]: there is a device more or less than were saved, or one does not take its state.
+    pub(in super::super) fn restore(
+        &mut self,
+        saved: &[SavedDevice],
+        again: bool,
+    ) -> Result<(), SnapshotError> {
+        self.all_saved(saved)?;
+        for saved in saved {
+            let id = &saved.id;
+            let mut entries = self.entries.values_mut();
+            let entry = entries
+                .find(|entry| entry.id == *id)
+                .ok_or_else(|| SnapshotError::NoDevice(id.clone()))?;
+            if let (true, Some(removable)) = (saved.unplug_requested, &mut entry.removable) {
+                removable.state = PlugState::UnplugRequested;
+            }
+            let restored = match again {
+                true => entry.device.restore_again(&saved.state),
+                false => entry.device.restore(&saved.state),
+            };
+            restored.map_err(|source| SnapshotError::Device {
+                id: id.clone(),
+                source,
+            })?;
+        }
+        Ok(())
+    }
+}
