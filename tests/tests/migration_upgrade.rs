@@ -130,6 +130,8 @@ fn one_program_after_the_other_goes_on_with_a_guest_under_load() {
         ask_upgrade(&client, program);
         let vm = wait_upgrade(&guest, &client, |vm| vm["upgrades"] == upgrade);
         assert_eq!(vm["upgrade_error"], Value::Null, "{vm}");
+        println!("it stood still for {} ms", vm["upgrade_downtime_ms"]);
+        assert!(vm["upgrade_downtime_ms"].as_f64() > Some(0.0), "{vm}");
         assert_eq!(
             (&vm["state"], &vm["pid"]),
             (&json!("Running"), &before["pid"])

@@ -149,7 +149,7 @@ impl<N: Neighbour> Journey<'_, N> {
             "frames 100 590 {WINDOW} eth0 to {}",
             self.scene.neighbour.mac()
         );
-        let answer = guest.command_within(&line, LIMIT).unwrap();
+        let answer = self.host().answer(guest.command_within(&line, LIMIT));
         for (name, wanted) in [("rx", 100), ("corrupt", 0), ("lost", 0), ("duplicate", 0)] {
             assert_eq!(
                 answer[name],
@@ -161,6 +161,11 @@ impl<N: Neighbour> Journey<'_, N> {
         let info = guest.command("info").unwrap();
         assert_eq!(info["nics"][0]["mac"], *self.mac, "{info}");
         assert_eq!(messages(guest).unwrap(), self.said);
+    }
+
+    /// Where the guest is.
+    fn host(&self) -> &Host {
+        &self.scene.hosts[self.at]
     }
 
     #[track_caller]
@@ -210,7 +215,7 @@ impl<N: Neighbour> Journey<'_, N> {
                 self.scene.neighbour.flood(&self.mac);
                 guest.send(&line).unwrap();
                 let (mut guest, status) = self.go(guest, pause);
-                let rebound = guest.answer(&line, LIMIT).unwrap();
+                let rebound = self.host().answer(guest.answer(&line, LIMIT));
                 println!("{rebound}");
                 assert_eq!(rebound["rebinds"], REBINDS, "{rebound}");
                 assert_eq!(rebound["corrupt"], 0, "{rebound}");
@@ -247,7 +252,8 @@ impl<N: Neighbour> Journey<'_, N> {
         println!("{moment:?} after {pause:?}: {status}");
         let mut lost = None;
         if moment.has_frames() {
-            let flooded = guest.command_within("flood-off", LIMIT).unwrap();
+            let flooded = guest.command_within("flood-off", LIMIT);
+            let flooded = self.host().answer(flooded);
             println!("{flooded}");
             assert_eq!(flooded["corrupt"], 0, "{flooded}");
             assert_eq!(flooded["duplicate"], 0, "{flooded}");
@@ -278,7 +284,8 @@ impl<N: Neighbour> Journey<'_, N> {
     fn go_commanding(&mut self, mut guest: Guest, pause: Duration) -> (Guest, Value, Option<u64>) {
         guest.command("control-on").unwrap();
         let (mut guest, status) = self.go(guest, pause);
-        let commands = guest.command("control-off").unwrap();
+        let commands = guest.command_within("control-off", LIMIT);
+        let commands = self.host().answer(commands);
         println!("{commands}");
         assert_eq!(commands["refused"], 0, "{commands}");
         (guest, status, commands["commands"].as_u64())

@@ -115,6 +115,20 @@ impl Host {
         answer.body
     }
 
+    /// What the guest that is here answers. If it does not, what its machine says of it and of its NIC is shown.
+    #[track_caller]
+    #[allow(dead_code, reason = "not every test asks so much of it")]
+    pub(crate) fn answer(&self, answer: lab::Result<Value>) -> Value {
+        answer.unwrap_or_else(|error| {
+            let says = |path| self.client().get(path).unwrap_or_default();
+            let (machine, nic) = (says("/v1/vm"), says("/v1/vm/nics/nic"));
+            panic!(
+                "{}\nthe machine: {machine}\nits NIC: {nic}",
+                lab::error::report(&error)
+            )
+        })
+    }
+
     /// How the migration of the machine here ended, whose guest this is.
     #[track_caller]
     pub(crate) fn settled(&self, guest: &mut Guest) -> Value {

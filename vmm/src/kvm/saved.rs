@@ -91,6 +91,11 @@ pub struct KvmclockState {
 }
 
 impl KvmclockState {
+    /// How long ago it was read, by this host's CLOCK_REALTIME; zero if that was set back since.
+    pub(crate) fn age(self) -> Duration {
+        Duration::from_nanos(realtime_ns().saturating_sub(self.realtime_ns))
+    }
+
     /// What kvmclock is to say when the host's real-time clock says `realtime_ns`.
     fn at(self, policy: ClockPolicy, realtime_ns: u64) -> u64 {
         let elapsed = match policy {

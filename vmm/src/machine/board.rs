@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use devices::pci::Slot;
 use devices::virtio::pci::DeviceDescription;
@@ -48,6 +49,9 @@ pub struct UpgradeStatus {
     pub count: u64,
     /// Why the last that was to did not. Forgotten when another one is asked for.
     pub error: Option<String>,
+    /// How long the guest stood still for the last that did: from when its state was saved until its vCPUs ran again. None
+    /// of a machine that was paused.
+    pub downtime: Option<Duration>,
 }
 
 /// A machine at one moment.

@@ -100,17 +100,28 @@ impl Machine {
                     slots: saved.slots()?,
                     ram: Some(handed_over.ram()),
                 };
+                let before = saved.vm.clock.age();
                 let mut machine = Self::build(&saved.config, &given, console, stop)?;
-                machine.upgrade = UpgradeStatus {
-                    count: saved.upgrades,
-                    error: handed_over.failed().map(str::to_owned),
-                };
-                machine.requests.publish_upgrade(&machine.upgrade);
+                let built = saved.vm.clock.age();
                 let past = match handed_over.failed() {
                     None => Past::Own,
                     Some(_) => Past::Returned,
                 };
                 machine.restore(saved, past, !saved.ran)?;
+                let downtime = saved.vm.clock.age();
+                tracing::info!(
+                    ?downtime,
+                    execution = ?before,
+                    construction = ?built.saturating_sub(before),
+                    restoration = ?downtime.saturating_sub(built),
+                    "the machine goes on with this program"
+                );
+                machine.upgrade = UpgradeStatus {
+                    count: saved.upgrades,
+                    error: handed_over.failed().map(str::to_owned),
+                    downtime: (saved.ran && past == Past::Own).then_some(downtime),
+                };
+                machine.requests.publish_upgrade(&machine.upgrade);
                 Ok(machine)
             }
         }

@@ -221,7 +221,11 @@ fn what_is_stopped_is_not_resumed() {
 
 #[test]
 fn another_program_goes_on_with_a_machine() {
-    let watch = |version: &str, upgrades: u64, error: Value| json!({"version": version, "upgrades": upgrades, "upgrade_error": error});
+    let watch = |version: &str, upgrades: u64, error: Value| {
+        json!({
+            "version": version, "upgrades": upgrades, "upgrade_error": error, "upgrade_downtime_ms": 93.5,
+        })
+    };
     let away = json!({"code": "no_answer", "message": "no"});
     let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
     let arguments = parse::<upgrade::Arguments>(&["web", "--program", "/new/bellhop"]).unwrap();

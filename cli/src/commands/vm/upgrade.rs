@@ -47,6 +47,9 @@ struct Status {
     version: String,
     upgrades: u64,
     upgrade_error: Option<String>,
+    /// Programs before this one do not say it.
+    #[serde(default)]
+    upgrade_downtime_ms: Option<f64>,
 }
 
 pub(super) fn execute(
@@ -70,13 +73,18 @@ pub(super) fn execute(
         Report::from_messages([message]).hint(hint).print();
         return Ok(Code::TimedOut);
     };
-    let answer = json!({ "name": name, "before": before.version, "after": after.version });
+    let downtime = after.upgrade_downtime_ms;
+    let answer = json!({
+        "name": name, "before": before.version, "after": after.version, "downtime_ms": downtime,
+    });
     let text = || {
+        let stood = downtime.map(|ms| format!("; its guest stood still for {ms:.0} ms"));
         format!(
-            "{}: bellhop {} goes on with it, before it was {}\n",
+            "{}: bellhop {} goes on with it, before it was {}{}\n",
             printable(name),
             printable(&after.version),
-            printable(&before.version)
+            printable(&before.version),
+            stood.unwrap_or_default()
         )
     };
     format.print(&answer, text).map_err(CommandError::Output)?;

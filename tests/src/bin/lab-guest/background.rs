@@ -37,6 +37,8 @@ struct Flood {
 #[derive(Debug, Default)]
 pub(crate) struct Control {
     stop: AtomicBool,
+    /// The first run has its address, or there is no NIC for it.
+    begun: AtomicBool,
     /// Frames that came back, all runs together.
     received: AtomicU64,
 }
@@ -45,6 +47,11 @@ impl Control {
     /// False once the flood is to end.
     pub(crate) fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
+    }
+
+    /// A run has the address that the NIC has now: what that changes to later is none of its.
+    pub(crate) fn begins(&self) {
+        self.begun.store(true, Ordering::Relaxed);
     }
 
     /// Counts frames that came back.
@@ -87,11 +94,17 @@ pub(crate) fn start(nic: &str, size: usize, peer: Option<Address>) -> Result<()>
             match totals {
                 Ok(totals) => sum.add(&totals),
                 // The NIC is gone, or not up yet.
-                Err(_) => std::thread::sleep(PAUSE),
+                Err(_) => {
+                    shared.begins();
+                    std::thread::sleep(PAUSE);
+                }
             }
         }
         sum
     });
+    while !control.begun.load(Ordering::Relaxed) && !thread.is_finished() {
+        std::thread::sleep(PAUSE);
+    }
     *flood = Some(Flood { control, thread });
     Ok(())
 }

@@ -154,6 +154,7 @@ pub(crate) fn flood(
 /// The run cannot even begin: there is no such NIC now.
 pub(crate) fn flood_while(nic: &str, size: usize, control: &Control) -> Result<Totals> {
     let mut run = Run::new(nic, size, MAXIMUM_COUNT, None)?;
+    control.begins();
     let ended = run.pour(|received| {
         control.count(received);
         control.goes_on()
@@ -172,6 +173,7 @@ pub(crate) fn flood_while(nic: &str, size: usize, control: &Control) -> Result<T
 /// The run cannot even begin: there is no such NIC now.
 pub(crate) fn exchange_while(nic: &str, plan: &Plan, control: &Control) -> Result<Totals> {
     let mut run = Run::new(nic, plan.size, plan.count, plan.peer)?;
+    control.begins();
     let ended = run.send_windows(plan, |received| {
         control.count(received);
         control.goes_on()

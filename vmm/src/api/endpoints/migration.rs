@@ -7,8 +7,8 @@ use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Api;
 use super::descriptors::Descriptors;
+use super::{Api, exactly};
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
@@ -190,11 +190,6 @@ impl MigrationTrial {
                 .collect(),
         }
     }
-}
-
-/// With its fraction.
-fn exactly(duration: std::time::Duration) -> f64 {
-    duration.as_secs_f64() * 1000.0
 }
 
 fn milliseconds(duration: std::time::Duration) -> u64 {

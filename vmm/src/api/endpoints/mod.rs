@@ -23,6 +23,7 @@ mod vm;
 mod watch;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::{Router, middleware};
 use utoipa::OpenApi;
@@ -74,6 +75,11 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
         .routes(routes!(disk::show, disk::put, disk::change, disk::remove))
         .routes(routes!(metrics::show))
         .routes(routes!(openapi::show))
+}
+
+/// In milliseconds, with their fraction.
+fn exactly(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
 }
 
 /// All of them, over `controller`.

@@ -6,11 +6,11 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Api;
 use super::descriptors::Descriptors;
 use super::disks::DiskSummary;
 use super::nics::NicSummary;
 use super::queue_watch::AlarmInfo;
+use super::{Api, exactly};
 use crate::api::API_LEVEL;
 use crate::api::controller::{View, VmState};
 use crate::api::error::ApiError;
@@ -51,6 +51,10 @@ pub(super) struct VmStatus {
     /// Why the last program that was to go on with it did not; null once another upgrade is asked for.
     #[schema(required)]
     upgrade_error: Option<String>,
+    /// For how many milliseconds the guest stood still for the last program that went on with it, from when its state was saved
+    /// until its vCPUs ran; null if none has, or the machine was paused.
+    #[schema(required)]
+    upgrade_downtime_ms: Option<f64>,
 }
 
 impl From<&View> for VmStatus {
@@ -68,6 +72,7 @@ impl From<&View> for VmStatus {
             alarms: view.alarms.iter().map(AlarmInfo::from).collect(),
             upgrades: view.upgrade.count,
             upgrade_error: view.upgrade.error.clone(),
+            upgrade_downtime_ms: view.upgrade.downtime.map(exactly),
         }
     }
 }
