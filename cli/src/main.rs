@@ -32,6 +32,15 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "bellhop", version, after_help = exit::help(), styles = colour::STYLES)]
 struct Arguments {
+    #[command(flatten)]
+    logs: Logs,
+
+    #[command(subcommand)]
+    command: commands::Command,
+}
+
+#[derive(Debug, clap::Args)]
+struct Logs {
     /// How much to log to standard error: error, warn, info, debug or trace
     #[arg(
         long,
@@ -52,18 +61,40 @@ struct Arguments {
         hide_possible_values = true
     )]
     log_format: logging::LogFormat,
+}
+
+/// The same command line where another program's machine is gone on with: a guest stands still, and all the other subcommands
+/// take a while to describe.
+#[derive(Debug, Parser)]
+struct HandedOver {
+    #[command(flatten)]
+    logs: Logs,
 
     #[command(subcommand)]
-    command: commands::Command,
+    command: commands::GoesOn,
+}
+
+impl Arguments {
+    /// Those of this process.
+    fn read() -> Result<Self, clap::Error> {
+        if commands::is_handed_over()
+            && let Ok(HandedOver { logs, command }) = HandedOver::try_parse()
+        {
+            let command = command.into();
+            return Ok(Self { logs, command });
+        }
+        // With an error for people, if it is wrong.
+        Self::try_parse()
+    }
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::try_parse().unwrap_or_else(|error| {
+    let arguments = Arguments::read().unwrap_or_else(|error| {
         // A command line of another version may not be one of this.
         commands::refuse_hand_over(&error);
         error.exit()
     });
-    logging::start(arguments.log_level, arguments.log_format);
+    logging::start(arguments.logs.log_level, arguments.logs.log_format);
     match arguments.command.execute() {
         Ok(code) => code.into(),
         Err(error) => {

@@ -19,7 +19,7 @@ pub(crate) mod vf;
 mod vm;
 mod words;
 
-pub(crate) use run::refuse_hand_over;
+pub(crate) use run::{is_handed_over, refuse_hand_over};
 
 use std::error::Error;
 
@@ -45,6 +45,18 @@ pub(crate) enum Command {
     Man(man::Arguments),
     #[command(hide = true)]
     StateVersions(state_versions::Arguments),
+}
+
+/// The only one of them that goes on with another program's machine.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum GoesOn {
+    Run(run::Arguments),
+}
+
+impl From<GoesOn> for Command {
+    fn from(GoesOn::Run(arguments): GoesOn) -> Self {
+        Self::Run(arguments)
+    }
 }
 
 impl Command {

@@ -289,6 +289,11 @@ pub(crate) fn refuse_hand_over(error: &dyn std::error::Error) {
     }
 }
 
+/// Whether another program has left this one a machine.
+pub(crate) fn is_handed_over() -> bool {
+    hand_over::is_there()
+}
+
 /// Returns only if that fails.
 fn give_back(taken: &Taken, error: &dyn std::error::Error) {
     // Who had it and got it back has nobody to give it to.
@@ -317,7 +322,7 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Ru
         (None, None) => return Err(RunError::NoKernel),
         (None, Some(origin)) => {
             let machine = bring_up(&origin, &screen, &stop)?;
-            *taken = None;
+            goes_on_here(taken);
             run(machine)?
         }
         (Some(socket), origin) => {
@@ -325,7 +330,7 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Ru
             let (server, starts) = Server::start(&socket, origin, &stop)?;
             let ended = match wait_for_start(&starts, given, &screen, &stop) {
                 Ok(Some(machine)) => {
-                    *taken = None;
+                    goes_on_here(taken);
                     run(machine)
                 }
                 Ok(None) => Ok(Exit::Stopped),
@@ -357,6 +362,13 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Ru
             Code::GuestCrashed
         }
     })
+}
+
+/// Nobody gets the machine back any more.
+fn goes_on_here(taken: &mut Option<Taken>) {
+    if let Some(taken) = taken.take() {
+        taken.goes_on();
+    }
 }
 
 /// The machine that the API asks for, powered on; `None` if it is to stop before. A

@@ -31,6 +31,7 @@ pub(crate) mod uapi_bytes;
 
 use std::fmt;
 use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use kvm_bindings::{
@@ -247,6 +248,16 @@ impl Vm {
     #[must_use]
     pub fn fd(&self) -> &Arc<VmFd> {
         &self.fd
+    }
+
+    /// A descriptor of the VM's own: KVM takes the VM apart when the last one is closed, which takes long.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn keep(&self) -> io::Result<OwnedFd> {
+        // SAFETY: needed because `VmFd` lends no `BorrowedFd`. It owns the descriptor, and lives longer than this call.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(self.fd.as_raw_fd()) };
+        borrowed.try_clone_to_owned()
     }
 
     /// Sends a non-maskable interrupt to the vCPU with this APIC id, running or parked.

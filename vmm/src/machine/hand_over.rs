@@ -11,11 +11,14 @@
 //!                                       v                v
 //!   the other program: Origin::HandedOver     Machine::take_back, run again: goes on
 //! ```
+//! KVM's part of it is of no use to the other program, which has another address space, and is handed over only so that nobody
+//! waits for its end.
 //! vDPA devices are closed by the `execve` and opened again by their paths: a device knows the memory of
 //! the program that owns it (VHOST_SET_OWNER, linux/vhost.h), so that its descriptor is of no use to another.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Seek as _};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::MemfdFlags;
@@ -39,6 +42,9 @@ pub struct HandOver {
     pub state: File,
     /// Guest RAM.
     pub ram: File,
+    /// What KVM has of the machine as it was here. While somebody has it open KVM does not take it apart, which takes long: so
+    /// the other program closes it when the guest runs again.
+    pub vm: OwnedFd,
 }
 
 /// A machine that another program has handed over, read but for the memory, which is there.
@@ -128,6 +134,7 @@ impl Machine {
             program: program.to_owned(),
             state,
             ram: ram.map_err(SnapshotError::Descriptor)?,
+            vm: self.vm.keep().map_err(SnapshotError::Descriptor)?,
         })
     }
 

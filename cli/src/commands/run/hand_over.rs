@@ -7,17 +7,18 @@
 //!        └────────────────── execve ─────────────────┘  with the reason, which is logged
 //! ```
 //! Process id, command line, standard streams and environment stay; a program that gives the machine back gives the
-//! command line back that it was handed over with. Owns the environment variable that names the
+//! command line back that it was handed over with. Owns the environment variables that name the
 //! descriptors. It must not know what is in them.
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::thread::Builder;
 
 use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
@@ -27,6 +28,10 @@ use super::inherited;
 
 /// Names the descriptors: `state=N,ram=N,previous=N,arguments=N`, and then perhaps `,failed=REASON`.
 const VARIABLE: &str = "BELLHOP_HAND_OVER";
+
+/// Names the descriptor of KVM's part of the machine as the program before had it. A variable of its own: programs that do not
+/// know it have it open until they end.
+const FORMER_VM: &str = "BELLHOP_HAND_OVER_VM";
 
 /// What comes in front of each descriptor's number, in their order.
 const NAMES: [&str; 4] = ["state=", "ram=", "previous=", "arguments="];
@@ -40,6 +45,9 @@ pub(crate) enum HandOverError {
     /// Only a program that hands over sets it.
     #[error("{VARIABLE} is {0:?}, which no program that hands over says; unset it")]
     Variable(OsString),
+    /// Not a descriptor's number.
+    #[error("{FORMER_VM} is {0:?}, which is no descriptor; unset it")]
+    FormerVm(OsString),
     /// A descriptor is not there.
     #[error("{VARIABLE}: the descriptor {number} {reason}")]
     Descriptor { number: RawFd, reason: String },
@@ -62,6 +70,8 @@ struct Files {
     previous: File,
     /// Its arguments, each with a NUL behind it.
     arguments: File,
+    /// KVM's part of the machine as that program had it.
+    vm: Option<OwnedFd>,
 }
 
 impl Files {
@@ -80,16 +90,22 @@ impl Files {
             return error;
         }
         let numbers = self.all().map(AsRawFd::as_raw_fd);
-        let error = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(arguments)
-            .env(VARIABLE, variable(numbers, failed))
-            .exec();
+            .env(VARIABLE, variable(numbers, failed));
+        match &self.vm {
+            Some(vm) => command.env(FORMER_VM, vm.as_raw_fd().to_string()),
+            None => command.env_remove(FORMER_VM),
+        };
+        let error = command.exec();
         // Nothing else that this process may execute is to have them.
         self.keep(FdFlags::CLOEXEC).err().unwrap_or(error)
     }
 
     fn keep(&self, flags: FdFlags) -> io::Result<()> {
-        for file in self.all() {
+        let files = self.all().map(AsFd::as_fd);
+        for file in files.into_iter().chain(self.vm.as_ref().map(AsFd::as_fd)) {
             rustix::io::fcntl_setfd(file, flags)?;
         }
         Ok(())
@@ -119,6 +135,11 @@ fn parse(text: &str) -> Option<([RawFd; 4], Option<String>)> {
     Some((numbers, failed))
 }
 
+/// Whether another program has left something.
+pub(super) fn is_there() -> bool {
+    std::env::var_os(VARIABLE).is_some()
+}
+
 /// Takes what another program has left, if one has. To be called before this process opens anything that
 /// it would not have close-on-exec.
 pub(super) fn take() -> Result<Option<Taken>, HandOverError> {
@@ -134,12 +155,18 @@ pub(super) fn take() -> Result<Option<Taken>, HandOverError> {
             .map_err(|reason| HandOverError::Descriptor { number, reason })
     };
     let [state, ram, previous, arguments] = numbers;
+    let vm = std::env::var_os(FORMER_VM).map(|value| {
+        let number = value.to_str().and_then(|value| value.parse().ok());
+        let number = number.ok_or(HandOverError::FormerVm(value))?;
+        inherited::own(number).map_err(|reason| HandOverError::Descriptor { number, reason })
+    });
     Ok(Some(Taken {
         files: Files {
             state: file(state)?,
             ram: file(ram)?,
             previous: file(previous)?,
             arguments: file(arguments)?,
+            vm: vm.transpose()?,
         },
         failed,
     }))
@@ -152,6 +179,15 @@ impl Taken {
         let ram = ram.try_clone().map_err(SnapshotError::Descriptor)?;
         let handed_over = HandedOver::read(state, ram, self.failed.clone())?;
         Ok(Origin::HandedOver(Box::new(handed_over)))
+    }
+
+    /// The machine goes on here. KVM takes apart what the program before had, and nobody waits for that.
+    pub(super) fn goes_on(self) {
+        let vm = self.files.vm;
+        let closing = Builder::new().name("former-vm".to_owned());
+        if let Err(error) = closing.spawn(move || drop(vm)) {
+            tracing::debug!(%error, "what KVM had of the machine before was closed without a thread");
+        }
     }
 
     /// Gives everything back to the program that had it, with the reason. Returns only if that fails.
@@ -181,12 +217,14 @@ pub(super) fn hand_over(machine: HandOver) -> io::Error {
         program,
         state,
         ram,
+        vm,
     } = machine;
     let files = this_program().map(|(previous, arguments)| Files {
         state,
         ram,
         previous,
         arguments,
+        vm: Some(vm),
     });
     match files {
         Ok(files) => files.execute(&program, std::env::args_os().skip(1), None),
