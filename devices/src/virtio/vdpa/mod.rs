@@ -1,4 +1,4 @@
-//! A vhost-vdpa device as a virtio [`Backend`]: what the guest programs is
+//! A vhost-vdpa device as a virtio [`Backend`](crate::virtio::backend::Backend): what the guest programs is
 //! handed to the device, and then the device works alone.
 //!
 //! ```text
