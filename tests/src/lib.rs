@@ -24,6 +24,7 @@ pub mod here;
 pub mod host;
 pub mod journey;
 pub mod kvm_events;
+pub mod kvm_glimpse;
 pub mod kvm_statistics;
 pub mod labnic;
 pub mod libtest;

@@ -14,8 +14,8 @@ use lab::endurance::cycles;
 use lab::guest::{BellhopArguments, Guest};
 use lab::journey::Leg;
 use lab::sriov::{SriovNic, VfDevice, set_link};
-use moving::Host;
 use moving::journey::{Neighbour, Scene, travel};
+use moving::{Host, NOTICE};
 
 /// How long the neighbour floods, in seconds.
 const FLOOD: u64 = 3;
@@ -55,6 +55,10 @@ impl Neighbour for Echo {
         let line = self.flood.take().unwrap();
         let flooded = self.guest.answer(&line, Duration::from_secs(60)).unwrap();
         assert_eq!(flooded["corrupt"], 0, "{flooded}");
+    }
+
+    fn account(&mut self) -> String {
+        format!("{:?}", self.guest.command_within("echo-off", NOTICE))
     }
 }
 

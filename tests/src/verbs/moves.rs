@@ -33,7 +33,7 @@ const LIMIT_EACH: Duration = Duration::from_secs(120);
 const LOST: [&str; 3] = ["triple-faulted", "did not answer", "fell silent"];
 
 /// Lines of a failed leg that are shown.
-const SHOWN: usize = 60;
+const SHOWN: usize = 150;
 
 /// Arguments of `cargo lab moves`.
 #[derive(Debug, clap::Args)]

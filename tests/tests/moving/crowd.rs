@@ -1,11 +1,14 @@
 //! A host whose processors others want, too.
 //!
-//! Owns threads that do nothing, and how long the simulator's own threads wait behind them. A device that comes late is an
-//! ordinary one; the simulator is otherwise done with whatever it is given before a guest can be stopped.
+//! Owns threads that do nothing, and how long those who serve rings wait behind them: the simulator's own threads, and the
+//! relays of VMMs. A device that comes late is an ordinary one; these are otherwise done with whatever they are given
+//! before a guest can be stopped.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use std::{fs, io};
 
 use rustix::process::{Pid, setpriority_process};
@@ -16,10 +19,17 @@ const THREADS: usize = 4;
 /// What the kernel calls a simulator's thread, before the device's name (drivers/vdpa/vdpa_sim/vdpa_sim.c).
 const SIMULATOR: &str = "vDPA sim worker";
 
-/// How nice the simulator is meanwhile (sched(7)): as nice as can be, or it is hardly ever late.
+/// What a VMM calls the thread that relays a device's queues, and its own process.
+const RELAY: &str = "relay";
+const VMM: &str = "bellhop";
+
+/// How nice they are meanwhile (sched(7)): as nice as can be, or they are hardly ever late.
 const NICE: i32 = 19;
 
-/// The threads. They end with it, and the simulator is as it was.
+/// How often new ones are looked for: queues are relayed only once a machine is to move.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The threads. They end with it, and those who serve rings are as they were.
 pub(crate) struct Crowd {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -27,14 +37,22 @@ pub(crate) struct Crowd {
 
 impl Crowd {
     pub(crate) fn gather() -> Self {
-        set_simulators(NICE).unwrap();
+        set_servers(NICE).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let threads = (0..THREADS)
+        let mut threads: Vec<_> = (0..THREADS)
             .map(|_| {
                 let stop = Arc::clone(&stop);
                 std::thread::spawn(move || while !stop.load(Ordering::Relaxed) {})
             })
             .collect();
+        let stopped = Arc::clone(&stop);
+        threads.push(std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                // Those that are not found would only be less late.
+                let _ = set_servers(NICE);
+                std::thread::sleep(LOOK);
+            }
+        }));
         Self { stop, threads }
     }
 }
@@ -43,25 +61,44 @@ impl Drop for Crowd {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // It only spins, so it cannot have panicked.
+            // They cannot have panicked.
             let _ = thread.join();
         }
         // A device that is deleted already needs it no more.
-        let _ = set_simulators(0);
+        let _ = set_servers(0);
     }
 }
 
-/// Sets how nice the threads of all simulators are; there are none on other rigs.
-fn set_simulators(nice: i32) -> io::Result<()> {
+/// Sets how nice all are who serve rings. Who ends meanwhile is left out.
+fn set_servers(nice: i32) -> io::Result<()> {
     for process in fs::read_dir("/proc")? {
-        let process = process?;
-        let name = fs::read_to_string(process.path().join("comm"));
-        if !name.is_ok_and(|name| name.starts_with(SIMULATOR)) {
-            continue;
+        let process = process?.path();
+        if is_called(&process, SIMULATOR) {
+            set(&process, nice);
         }
-        if let Ok(id) = process.file_name().to_string_lossy().parse() {
-            setpriority_process(Pid::from_raw(id), nice)?;
+        if is_called(&process, VMM) {
+            for thread in fs::read_dir(process.join("task")).into_iter().flatten() {
+                let thread = thread?.path();
+                if is_called(&thread, RELAY) {
+                    set(&thread, nice);
+                }
+            }
         }
     }
     Ok(())
+}
+
+fn is_called(task: &Path, name: &str) -> bool {
+    let called = fs::read_to_string(task.join("comm"));
+    called.is_ok_and(|called| called.starts_with(name))
+}
+
+fn set(task: &Path, nice: i32) {
+    let id = task
+        .file_name()
+        .and_then(|name| name.to_str()?.parse().ok());
+    if let Some(id) = id.and_then(Pid::from_raw) {
+        // On Linux also of one thread (setpriority(2), "C library/kernel differences").
+        let _ = setpriority_process(Some(id), nice);
+    }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
+use lab::kvm_glimpse;
 use lab::place::Place;
 use serde_json::{Value, json};
 
@@ -115,18 +116,24 @@ impl Host {
         answer.body
     }
 
-    /// What the guest that is here answers. If it does not, what its machine says of it and of its NIC is shown.
+    /// What the guest that is here answers. If it does not, what its machine says of it and of its NIC is shown,
+    /// and what KVM does with it.
     #[track_caller]
     #[allow(dead_code, reason = "not every test asks so much of it")]
     pub(crate) fn answer(&self, answer: lab::Result<Value>) -> Value {
         answer.unwrap_or_else(|error| {
-            let says = |path| self.client().get(path).unwrap_or_default();
-            let (machine, nic) = (says("/v1/vm"), says("/v1/vm/nics/nic"));
-            panic!(
-                "{}\nthe machine: {machine}\nits NIC: {nic}",
-                lab::error::report(&error)
-            )
+            let error = lab::error::report(&error);
+            let kvm = kvm_glimpse::glimpse().unwrap_or_else(|error| lab::error::report(&error));
+            panic!("{error}\n{}\n{kvm}", self.account())
         })
+    }
+
+    /// What the machine here says of itself and of its NIC.
+    #[allow(dead_code, reason = "not every test asks so much of it")]
+    pub(crate) fn account(&self) -> String {
+        let says = |path| self.client().get(path).unwrap_or_default();
+        let (machine, nic) = (says("/v1/vm"), says("/v1/vm/nics/nic"));
+        format!("the machine: {machine}\nits NIC: {nic}")
     }
 
     /// How the migration of the machine here ended, whose guest this is.

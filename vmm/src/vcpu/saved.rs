@@ -356,6 +356,16 @@ fn set_cpuid(vcpu: &mut Vcpu, state: &VcpuState) -> Result<(), KvmError> {
 }
 
 fn restore(vcpu: &Vcpu, state: &VcpuState, xsave_len: usize, index: u8) -> Result<(), VcpuError> {
+    tracing::debug!(
+        index,
+        rip = format_args!("{:#x}", state.regs.rip),
+        rflags = format_args!("{:#x}", state.regs.rflags),
+        cr3 = format_args!("{:#x}", state.sregs.cr3),
+        mp_state = state.mp_state,
+        interrupt_bitmap = ?state.sregs.interrupt_bitmap,
+        events = ?state.events,
+        "a vCPU gets its state"
+    );
     let kvm = |source| VcpuError::Kvm { index, source };
     restore_registers(&vcpu.fd, state, xsave_len).map_err(kvm)?;
     msrs::select(&state.msrs, vcpu.initial.msrs())

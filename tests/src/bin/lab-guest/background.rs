@@ -64,11 +64,14 @@ fn flood() -> MutexGuard<'static, Option<Flood>> {
     FLOOD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Frames under way at once to a peer, which sends them back.
-const WINDOW: u64 = 16;
+/// Frames under way at once to a peer, which sends them back, where nothing else is asked for.
+pub(crate) const WINDOW: u64 = 16;
 
-/// Starts the flood; to a peer that echoes, as many frames as it sends back.
-pub(crate) fn start(nic: &str, size: usize, peer: Option<Address>) -> Result<()> {
+/// Starts the flood; to a peer that echoes, as many frames as it sends back, at most `window` of them under way.
+pub(crate) fn start(nic: &str, size: usize, window: u64, peer: Option<Address>) -> Result<()> {
+    if window == 0 {
+        return Err(Error::invalid("WINDOW", "it is 0: nothing could be sent"));
+    }
     let mut flood = flood();
     if flood.is_some() {
         return Err(Error::invalid("flood-on", "a flood is on already"));
@@ -80,7 +83,7 @@ pub(crate) fn start(nic: &str, size: usize, peer: Option<Address>) -> Result<()>
     let plan = Plan {
         count: frames::MAXIMUM_COUNT,
         size,
-        window: WINDOW,
+        window,
         peer,
     };
     let shared = Arc::clone(&control);
@@ -157,6 +160,6 @@ mod tests {
         assert!(stop().is_err());
         assert!(wait_for(1).is_err());
         assert!(wait_for(0).is_ok());
-        assert!(start("no-such-nic", 64, None).is_err());
+        assert!(start("no-such-nic", 64, WINDOW, None).is_err());
     }
 }

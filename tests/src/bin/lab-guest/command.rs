@@ -18,7 +18,7 @@
 //! | `now` | the guest's monotonic clock, in microseconds |
 //! | `notify [NIC]` | where the NIC's notify part is |
 //! | `notify-read QUEUE [NIC]` | reads a queue's notify page, past the driver (`iomem=relaxed` on kernels with strict checks) |
-//! | `flood-on [SIZE] [NIC] [to MAC]` | frames in the background, until `flood-off`, across resets of the driver; to a peer that echoes at most 16 under way |
+//! | `flood-on [SIZE [WINDOW]] [NIC] [to MAC]` | frames in the background, until `flood-off`, across resets of the driver; to a peer that echoes at most WINDOW under way (16 without it) |
 //! | `flood-off` | ends them; totals |
 //! | `rebind N [NIC] [to MAC]` | takes the driver off the device and back, with frames between: looped back, or to and from a peer that floods |
 //! | `rebind-flooded N FRAMES [NIC]` | the same after each FRAMES frames of the background flood; 0: as fast as it goes |
@@ -154,8 +154,9 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
         }
         "flood-on" => {
             let size = optional(words, "SIZE")?.unwrap_or(64);
+            let window = optional(words, "WINDOW")?.unwrap_or(background::WINDOW);
             let nic = nic(words);
-            background::start(nic, size, peer(words)?).map(|()| json!({ "flood": "on" }))
+            background::start(nic, size, window, peer(words)?).map(|()| json!({ "flood": "on" }))
         }
         "flood-off" => background::stop().map(frames::Totals::to_json),
         "paced-on" => {
