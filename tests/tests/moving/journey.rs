@@ -90,8 +90,8 @@ impl Moment {
     const fn window(self) -> Option<u64> {
         match self {
             Self::Commands | Self::Boot => None,
-            Self::Flooded | Self::Crowded => Some(WIDE_WINDOW),
-            Self::Traffic | Self::Rebind | Self::Link => Some(WINDOW),
+            Self::Crowded => Some(WIDE_WINDOW),
+            Self::Traffic | Self::Flooded | Self::Rebind | Self::Link => Some(WINDOW),
         }
     }
 }

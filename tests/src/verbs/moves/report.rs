@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 pub(super) struct Journeyed {
     file: &'static str,
     test: &'static str,
+    /// How many moves there were to be.
+    wanted: u32,
     moves: u32,
     /// How many of the moves were made at which moment.
     moments: BTreeMap<String, u32>,
@@ -32,10 +34,11 @@ pub(super) struct Journeyed {
 }
 
 impl Journeyed {
-    pub(super) fn new(file: &'static str, test: &'static str) -> Self {
+    pub(super) fn new(file: &'static str, test: &'static str, wanted: u32) -> Self {
         Self {
             file,
             test,
+            wanted,
             moves: 0,
             moments: BTreeMap::new(),
             in_flight: InFlight::default(),
@@ -99,10 +102,12 @@ impl Journeyed {
         }
     }
 
-    /// Nothing was wrong, and buffers of each kind were under way at one move at least.
+    /// All moves were made, nothing was wrong, and buffers of each kind were under way at one move at least.
     pub(super) fn is_right(&self) -> bool {
         let InFlight { rx, tx, cvq } = self.in_flight;
-        self.failed.is_empty() && [rx, tx, cvq].iter().all(|met| *met > 0)
+        self.moves >= self.wanted
+            && self.failed.is_empty()
+            && [rx, tx, cvq].iter().all(|met| *met > 0)
     }
 
     pub(super) fn show(&self) {
@@ -111,7 +116,10 @@ impl Journeyed {
             self.test,
             if self.is_right() { "right" } else { "WRONG" }
         );
-        println!("  {} moves: {:?}", self.moves, self.moments);
+        println!(
+            "  {} of {} moves: {:?}",
+            self.moves, self.wanted, self.moments
+        );
         let InFlight { rx, tx, cvq } = self.in_flight;
         println!(
             "  under way when the guest was stopped: RX at {rx} moves, TX at {tx}, CVQ at {cvq}"
