@@ -15,7 +15,9 @@
 //! ```text
 //!   counted[head]  entries from the device's base on; exact
 //!   earlier        taken by the device before the mediation began: how many is
-//!                  known, but not which, for it may complete out of order
+//!                  known, but not which, for it may complete out of order; they are
+//!                  among the heads that were neither made available nor used since,
+//!                  and are all of those when those are no more, as in a full ring
 //! ```
 
 use std::num::Wrapping;
@@ -89,6 +91,10 @@ pub struct MediatedQueue {
     counted: Vec<u16>,
     /// Chains that it took before and did not use yet.
     earlier: u16,
+    /// By head: whether it was made available or used since the beginning.
+    met: Vec<bool>,
+    /// One of those that it took before was still there when another one was used ahead of its turn.
+    disordered: bool,
     /// The device's wish as the guest sees it.
     wish: Suppression,
     wish_changed: bool,
@@ -161,6 +167,8 @@ impl MediatedQueue {
             avail: Wrapping(base),
             counted: vec![0; usize::from(size)],
             earlier,
+            met: vec![false; usize::from(size)],
+            disordered: false,
             wish,
             // The guest may have decided about kicks by a wish that the
             // device changed just before it stopped.
@@ -176,6 +184,11 @@ impl MediatedQueue {
         self.earlier
     }
 
+    /// Whether the device has used a chain ahead of one that it still held from before the mediation.
+    pub(super) fn is_disordered(&self) -> bool {
+        self.disordered
+    }
+
     /// Counts what was made available since the last look.
     fn count_available(&mut self) -> Result<(), RelayError> {
         let avail = Wrapping(self.ring.avail_index()?);
@@ -188,6 +201,7 @@ impl MediatedQueue {
         }
         while self.avail != avail {
             let head = self.ring.avail_entry(self.avail.0)?;
+            self.meet(head);
             let entry = self.counted.get_mut(usize::from(head));
             // At most `size` times, so it cannot overflow.
             *entry.ok_or(RelayError::Guest {
@@ -239,6 +253,10 @@ impl MediatedQueue {
         let batch = if self.in_order {
             self.batch(head, moved, dirty)?
         } else {
+            if self.earlier > 0 {
+                // The oldest that is outstanding cannot have been written over.
+                self.disordered |= head != self.ring.avail_entry(self.next.0)?;
+            }
             self.take_back(head)?;
             1
         };
@@ -265,7 +283,15 @@ impl MediatedQueue {
         Err(Violation::NotOutstanding { id }.into())
     }
 
+    /// From here on it is known whether the device has `head`.
+    fn meet(&mut self, head: u16) {
+        if let Some(met) = self.met.get_mut(usize::from(head)) {
+            *met = true;
+        }
+    }
+
     fn take_back(&mut self, head: u16) -> Result<(), RelayError> {
+        self.meet(head);
         // In range: the caller has checked.
         if let Some(counted @ 1..) = self.counted.get_mut(usize::from(head)) {
             *counted -= 1;
@@ -306,14 +332,27 @@ impl MediatedQueue {
 
     /// The heads of all chains that the device was given and did not use.
     fn in_flight(&self) -> Result<Vec<u16>, RelayError> {
-        if self.earlier > 0 {
-            let unknown = self.earlier;
-            return Err(RelayError::InFlightUnknown { unknown });
-        }
         let counted = (0..self.ring.size()).zip(&self.counted);
-        Ok(counted
-            .flat_map(|(head, &count)| std::iter::repeat_n(head, usize::from(count)))
-            .collect())
+        let counted =
+            counted.flat_map(|(head, &count)| std::iter::repeat_n(head, usize::from(count)));
+        Ok(self.earlier_heads()?.into_iter().chain(counted).collect())
+    }
+
+    /// The heads of those that it took before the mediation began, if they can be none but those.
+    fn earlier_heads(&self) -> Result<Vec<u16>, RelayError> {
+        let unknown = self.earlier;
+        if unknown == 0 {
+            return Ok(Vec::new());
+        }
+        let heads = (0..self.ring.size()).zip(&self.met);
+        let possible: Vec<u16> = heads
+            .filter_map(|(head, met)| (!met).then_some(head))
+            .collect();
+        if possible.len() == usize::from(unknown) {
+            Ok(possible)
+        } else {
+            Err(RelayError::InFlightUnknown { unknown })
+        }
     }
 }
 

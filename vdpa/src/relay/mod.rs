@@ -212,10 +212,10 @@ pub enum RelayError {
         private: u16,
     },
     /// Which chains the device holds is not known: it took some before it was
-    /// relayed, and may complete them in any order.
+    /// relayed, and may complete them in any order. The queue is to be mediated until they are used.
     #[error(
-        "the device still holds {unknown} chains from before its used ring was mediated: mediate \
-         the queue and try again when they are used"
+        "the device still holds {unknown} chains from before its used ring was mediated, and may use \
+         them in any order: try again when traffic on the queue has used them"
     )]
     InFlightUnknown {
         /// How many.

@@ -4,7 +4,9 @@
 //! It is so if the device completes in the order in which it takes. The last `size` entries of the
 //! avail ring are still there; those before the used index must name the same heads as the same
 //! entries of the used ring. A device that has completed out of order shows it there as long as
-//! those entries are not written over. Nothing in the rings says more: who wants certainty
+//! those entries are not written over. Of a full ring all of them are: there those from the used index on
+//! name each head once, and then they are all that there are, or one of them twice: that one was completed
+//! ahead of its turn and made available again. Nothing in the rings says more: who wants certainty
 //! negotiates IN_ORDER.
 //!
 //! **The driver goes on meanwhile**, and what it makes available next overwrites the oldest of those
@@ -180,7 +182,10 @@ fn check(rings: &impl Fields, window: Window, mut wait: impl FnMut()) -> Result<
             find(rings, window, (used, available), &mut suspects)?;
         }
         if suspects.is_empty() {
-            return Ok(());
+            return match repeats(rings, size)? {
+                false => Ok(()),
+                true => Err(OrderError::OutOfOrder),
+            };
         }
     }
     match jump {
@@ -218,6 +223,24 @@ fn find(
         }
     }
     Ok(())
+}
+
+/// Whether two of the entries that nobody has used name the same head.
+fn repeats(rings: &impl Fields, size: u16) -> Result<bool, OrderError> {
+    let used = rings.used_index()?;
+    let waiting = rings.avail_index()?.wrapping_sub(used);
+    // By head: how far behind the used index it was named last.
+    let mut named: Vec<Option<u16>> = vec![None; usize::from(size)];
+    let mut furthest = None;
+    for ahead in 0..waiting.min(size) {
+        let head = usize::from(rings.given(used.wrapping_add(ahead))?);
+        // One that is none is somebody else's business.
+        let before = named.get_mut(head).and_then(|last| last.replace(ahead));
+        furthest = furthest.max(before);
+    }
+    // What the device has used since may have been written over before it was read.
+    let passed = rings.used_index()?.wrapping_sub(used);
+    Ok(furthest.is_some_and(|first| first >= passed))
 }
 
 /// Whether an entry that is published lies where the one of `position` was.

@@ -258,7 +258,9 @@ impl Lane {
                 ..
             }
         );
-        if !uncounted || ring.check_order().is_err() {
+        // It was seen, whatever the ring still shows.
+        let disordered = matches!(&self.mode, Mode::Mediated(queue) if queue.is_disordered());
+        if !uncounted || disordered || ring.check_order().is_err() {
             return Err(error);
         }
         self.queue.ring.used().map_err(|source| self.failed(source))

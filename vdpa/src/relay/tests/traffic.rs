@@ -133,6 +133,43 @@ fn what_is_in_flight_is_named_by_the_avail_ring_after_a_change() {
     world.settle();
 }
 
+/// Chains that the device took before the mediation, and of which nobody saw anything since, are what is left.
+#[test]
+fn what_a_device_holds_of_a_full_ring_is_known() {
+    for available in [SIZE, SIZE - 1] {
+        let mut world = World::new(true, true, 65534);
+        for _ in 0..SIZE {
+            world.add();
+        }
+        world.fetch(usize::from(SIZE));
+        // Out of order, and given to it again.
+        for which in [5, 0, 2] {
+            world.complete(which);
+        }
+        world.take();
+        for _ in SIZE - 3..available {
+            world.add();
+        }
+        world.change(How::Mediated).unwrap();
+        world.fetch(1);
+        world.complete(1);
+        let held = world.device.held.len();
+        let changed = world.change(How::Shadowed);
+        if available == SIZE {
+            changed.unwrap();
+            assert!(world.device.held.is_empty());
+        } else {
+            // One head is free since before: it could be held as well.
+            let unknown = match changed {
+                Err(RelayError::InFlightUnknown { unknown }) => unknown,
+                other => panic!("{other:?}"),
+            };
+            assert!((1..=held).contains(&usize::from(unknown)));
+        }
+        world.settle();
+    }
+}
+
 /// What the guest gives back to a device that has plenty costs no kick, and goes on
 /// when the device signals.
 #[test]
