@@ -20,6 +20,9 @@ use labnic_peer::Peer;
 use moving::Host;
 use moving::journey::{Neighbour, Scene, travel};
 
+/// A device that gives buffers back in another order than it took them.
+const OUT_OF_ORDER: (&str, &str) = ("completion", "out_of_order");
+
 const MAC: &str = "02:4c:61:62:53:47";
 
 impl Neighbour for Peer {
@@ -33,6 +36,10 @@ impl Neighbour for Peer {
 
     fn calm(&mut self) {
         Self::flood(self, false);
+    }
+
+    fn account(&mut self) -> String {
+        format!("came twice: {:?}", self.twice())
     }
 }
 
@@ -60,6 +67,7 @@ fn to_and_fro(
             neighbour,
             set_link: Some(&|host, up| set_link(&devices[host], up).unwrap()),
             may_lose,
+            moves_idle: !parameters.contains(&OUT_OF_ORDER),
         },
         arguments,
         leg,
@@ -79,6 +87,15 @@ fn doorbells_event_indices_and_queue_pairs_go_along() {
         16,
         Leg { first: 0, moves },
     );
+}
+
+#[test]
+fn buffers_come_back_in_any_order() {
+    // From the moments on that the first test has not.
+    let moves = (cycles().unwrap() / 2).max(2);
+    let one = BellhopArguments::small().unwrap();
+    let parameters = [("rx_prefetch", "32"), OUT_OF_ORDER];
+    to_and_fro(&parameters, one, "1", 16, Leg { first: 2, moves });
 }
 
 #[test]

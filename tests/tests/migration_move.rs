@@ -148,6 +148,7 @@ fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
             set_link: None,
             // It is suspended: what it has begun ends.
             may_lose: 0,
+            moves_idle: true,
         },
         BellhopArguments::small().unwrap(),
         Leg {

@@ -63,14 +63,22 @@ enum Journey {
     Sim,
     /// vp_vdpa on virtual functions, which can neither suspend nor begin in the middle of a ring
     Sriov,
-    /// The lab NIC: event index, doorbells, two queue pairs, buffers out of order
+    /// The lab NIC: event index, doorbells, two queue pairs, buffers in flight over a suspend
     Labnic,
+    /// The lab NIC, that gives buffers back out of order
+    LabnicReordered,
     /// The lab NIC, that cannot suspend
     LabnicRelayed,
 }
 
 impl Journey {
-    const ALL: [Self; 4] = [Self::Sim, Self::Sriov, Self::Labnic, Self::LabnicRelayed];
+    const ALL: [Self; 5] = [
+        Self::Sim,
+        Self::Sriov,
+        Self::Labnic,
+        Self::LabnicReordered,
+        Self::LabnicRelayed,
+    ];
 
     /// The file of tests, and the test in it.
     const fn test(self) -> (&'static str, &'static str) {
@@ -87,6 +95,7 @@ impl Journey {
                 "migration_labnic_move",
                 "doorbells_event_indices_and_queue_pairs_go_along",
             ),
+            Self::LabnicReordered => ("migration_labnic_move", "buffers_come_back_in_any_order"),
             Self::LabnicRelayed => (
                 "migration_labnic_move",
                 "a_device_that_cannot_be_suspended_is_relayed",

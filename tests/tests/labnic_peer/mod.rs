@@ -14,6 +14,8 @@ use self::client::Client;
 use lab::guest::Guest;
 use lab::labnic::Labnic;
 use lab::sim::SimDevice;
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -34,6 +36,31 @@ struct Shared {
     echoed: AtomicU64,
     /// When each frame came, and its number in its run.
     arrivals: Mutex<Vec<(Instant, u64)>>,
+    seen: Mutex<Seen>,
+}
+
+/// Which frames of a run came.
+#[derive(Debug, Default)]
+struct Seen {
+    /// What the run's frames have in common.
+    seed: u64,
+    numbers: BTreeSet<u64>,
+    /// Those that came twice.
+    twice: Vec<u64>,
+}
+
+impl Seen {
+    fn take(&mut self, seed: u64, number: u64) {
+        if self.seed != seed {
+            *self = Self {
+                seed,
+                ..Self::default()
+            };
+        }
+        if !self.numbers.insert(number) {
+            self.twice.push(number);
+        }
+    }
 }
 
 /// The neighbour; it ends when dropped.
@@ -73,6 +100,12 @@ impl Peer {
     /// Frames that it sent back so far.
     pub(crate) fn echoed(&self) -> u64 {
         self.shared.echoed.load(Ordering::Relaxed)
+    }
+
+    /// Numbers of the frames of the guest's newest run that came twice.
+    #[allow(dead_code, reason = "not every test looks at single frames")]
+    pub(crate) fn twice(&self) -> Vec<u64> {
+        self.shared.seen.lock().unwrap().twice.clone()
     }
 
     /// When each frame of a guest's runs came since the last look, with its number.
@@ -116,9 +149,11 @@ fn run(mut client: Client, shared: &Shared) {
             }
             guest = <[u8; 6]>::try_from(&rest[..6]).ok();
             // Behind both addresses, the Ethernet type and the run's seed.
-            if let Some(number) = rest.get(16..24).and_then(|at| <[u8; 8]>::try_from(at).ok()) {
-                let arrival = (Instant::now(), u64::from_le_bytes(number));
+            let word = |at: Range<usize>| Some(u64::from_le_bytes(rest.get(at)?.try_into().ok()?));
+            if let (Some(seed), Some(number)) = (word(8..16), word(16..24)) {
+                let arrival = (Instant::now(), number);
                 shared.arrivals.lock().unwrap().push(arrival);
+                shared.seen.lock().unwrap().take(seed, number);
             }
             to.swap_with_slice(&mut rest[..6]);
             client.send(0, &frame);

@@ -1,7 +1,7 @@
 //! A host whose processors others want, too.
 //!
-//! Owns threads that do nothing, and how long those who serve rings wait behind them: the simulator's own threads, and the
-//! relays of VMMs. A device that comes late is an ordinary one; these are otherwise done with whatever they are given
+//! Owns threads that do nothing, and how long those who serve rings wait behind them: the simulator's own threads, the lab
+//! NIC's workers, and the relays of VMMs. A device that comes late is an ordinary one; these are otherwise done with whatever they are given
 //! before a guest can be stopped.
 
 use std::path::Path;
@@ -12,6 +12,7 @@ use std::time::Duration;
 use std::{fs, io};
 
 use rustix::process::{Pid, setpriority_process};
+use rustix::thread::gettid;
 
 /// Threads: two for each processor of a lab host.
 const THREADS: usize = 4;
@@ -19,12 +20,19 @@ const THREADS: usize = 4;
 /// What the kernel calls a simulator's thread, before the device's name (drivers/vdpa/vdpa_sim/vdpa_sim.c).
 const SIMULATOR: &str = "vDPA sim worker";
 
+/// What the kernel calls a worker, and how that ends once it has worked for the lab NIC (workqueue.c: `wq_worker_comm`).
+const WORKER: &str = "kworker/";
+const LAB_NIC: &str = "labnic";
+
 /// What a VMM calls the thread that relays a device's queues, and its own process.
 const RELAY: &str = "relay";
 const VMM: &str = "bellhop";
 
 /// How nice they are meanwhile (sched(7)): as nice as can be, or they are hardly ever late.
 const NICE: i32 = 19;
+
+/// How nice the crowd is: far before those who serve rings, and far behind who moves a guest, which is not to take longer.
+const CROWD_NICE: i32 = 10;
 
 /// How often new ones are looked for: queues are relayed only once a machine is to move.
 const LOOK: Duration = Duration::from_millis(20);
@@ -42,7 +50,10 @@ impl Crowd {
         let mut threads: Vec<_> = (0..THREADS)
             .map(|_| {
                 let stop = Arc::clone(&stop);
-                std::thread::spawn(move || while !stop.load(Ordering::Relaxed) {})
+                std::thread::spawn(move || {
+                    setpriority_process(Some(gettid()), CROWD_NICE).unwrap();
+                    while !stop.load(Ordering::Relaxed) {}
+                })
             })
             .collect();
         let stopped = Arc::clone(&stop);
@@ -73,13 +84,14 @@ impl Drop for Crowd {
 fn set_servers(nice: i32) -> io::Result<()> {
     for process in fs::read_dir("/proc")? {
         let process = process?.path();
-        if is_called(&process, SIMULATOR) {
+        let name = name_of(&process);
+        if name.starts_with(SIMULATOR) || name.starts_with(WORKER) && name.ends_with(LAB_NIC) {
             set(&process, nice);
         }
-        if is_called(&process, VMM) {
+        if name == VMM {
             for thread in fs::read_dir(process.join("task")).into_iter().flatten() {
                 let thread = thread?.path();
-                if is_called(&thread, RELAY) {
+                if name_of(&thread).starts_with(RELAY) {
                     set(&thread, nice);
                 }
             }
@@ -88,9 +100,10 @@ fn set_servers(nice: i32) -> io::Result<()> {
     Ok(())
 }
 
-fn is_called(task: &Path, name: &str) -> bool {
-    let called = fs::read_to_string(task.join("comm"));
-    called.is_ok_and(|called| called.starts_with(name))
+/// Of one that ended meanwhile, nothing.
+fn name_of(task: &Path) -> String {
+    let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
+    name.trim_end().to_owned()
 }
 
 fn set(task: &Path, nice: i32) {

@@ -69,6 +69,8 @@ pub(crate) struct Totals {
     received: u64,
     corrupt: u64,
     duplicate: u64,
+    /// Of the first frame that came back twice, its number, and how many had been sent when it did.
+    first_duplicate: Option<(u64, u64)>,
     /// Intact frames of other runs, such as a peer's flood.
     others: u64,
     lost: u64,
@@ -80,19 +82,24 @@ impl Totals {
         self.received += other.received;
         self.corrupt += other.corrupt;
         self.duplicate += other.duplicate;
+        self.first_duplicate = self.first_duplicate.or(other.first_duplicate);
         self.others += other.others;
         self.lost += other.lost;
     }
 
     pub(crate) fn to_json(self) -> Value {
-        json!({
+        let mut said = json!({
             "tx": self.sent,
             "rx": self.received,
             "corrupt": self.corrupt,
             "duplicate": self.duplicate,
             "others": self.others,
             "lost": self.lost,
-        })
+        });
+        if let Some((number, sent)) = self.first_duplicate {
+            said["first_duplicate"] = json!({ "number": number, "sent": sent });
+        }
+        said
     }
 }
 
@@ -453,6 +460,9 @@ impl Run {
             Some(seen) if frame == self.expected.as_slice() => {
                 if *seen {
                     self.totals.duplicate += 1;
+                    let first = self.totals.first_duplicate;
+                    let this = number.map(|number| (number, self.totals.sent));
+                    self.totals.first_duplicate = first.or(this);
                 } else {
                     *seen = true;
                     self.totals.received += 1;
@@ -669,6 +679,7 @@ mod tests {
             received: 2,
             corrupt: 1,
             duplicate: 0,
+            first_duplicate: None,
             others: 0,
             lost: 1,
         };
