@@ -10,7 +10,7 @@ pub(crate) mod journey;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use lab::api::Client;
+use lab::api::{Answer, Client};
 use lab::guest::{BellhopArguments, Guest};
 use lab::kvm_glimpse;
 use lab::place::Place;
@@ -82,12 +82,14 @@ impl Host {
 
     /// Asks the machine here to go to `destination`.
     #[track_caller]
+    #[allow(dead_code, reason = "not every test goes on while it moves")]
     pub(crate) fn send(&self, destination: &Self, more: Value) {
         self.send_to(&destination.endpoint(), more);
     }
 
     /// As [`Host::send`], to any address.
     #[track_caller]
+    #[allow(dead_code, reason = "not every test goes on while it moves")]
     pub(crate) fn send_to(&self, endpoint: &str, more: Value) {
         self.post(endpoint, more, 202);
     }
@@ -102,18 +104,20 @@ impl Host {
     }
 
     #[track_caller]
+    #[allow(dead_code, reason = "for those above")]
     fn post(&self, endpoint: &str, more: Value, status: u16) -> Value {
+        let answer = self.try_post(endpoint, more).unwrap();
+        assert_eq!(answer.status, status, "{}", answer.body);
+        answer.body
+    }
+
+    fn try_post(&self, endpoint: &str, more: Value) -> lab::Result<Answer> {
         let mut wanted = json!({ "destination": endpoint });
         for (key, value) in more.as_object().unwrap() {
             wanted[key] = value.clone();
         }
         let body = json!({ "send": wanted });
-        let answer = self
-            .client()
-            .ask("POST", "/v1/vm/migration", Some(&body))
-            .unwrap();
-        assert_eq!(answer.status, status, "{}", answer.body);
-        answer.body
+        self.client().ask("POST", "/v1/vm/migration", Some(&body))
     }
 
     /// What the guest that is here answers. If it does not, what its machine says of it and of its NIC is shown,
@@ -139,11 +143,8 @@ impl Host {
     /// How the migration of the machine here ended, whose guest this is.
     #[track_caller]
     pub(crate) fn settled(&self, guest: &mut Guest) -> Value {
-        self.try_settled().unwrap_or_else(|error| {
-            let exit = guest.wait_exit(NOTICE);
-            let console = guest.console();
-            panic!("the source does not answer ({error}), and ended with {exit:?}\n{console}")
-        })
+        self.try_settled()
+            .unwrap_or_else(|error| gone(guest, &error))
     }
 
     #[track_caller]
@@ -161,6 +162,14 @@ impl Host {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// For a source that does not answer: why, as its console has it.
+#[track_caller]
+fn gone(guest: &mut Guest, error: &lab::error::Error) -> ! {
+    let exit = guest.wait_exit(NOTICE);
+    let console = guest.console();
+    panic!("the source does not answer ({error}), and ended with {exit:?}\n{console}")
 }
 
 /// Moves a guest, and gives it where it is then, with what the source said.
@@ -198,7 +207,9 @@ fn move_to_waiting_as(
     to: &Host,
     more: Value,
 ) -> (Guest, Value) {
-    from.send(to, more);
+    let asked = from.try_post(&to.endpoint(), more);
+    let answer = asked.unwrap_or_else(|error| gone(&mut guest, &error));
+    assert_eq!(answer.status, 202, "{}", answer.body);
     let status = from.settled(&mut guest);
     assert_eq!(
         status["phase"],
