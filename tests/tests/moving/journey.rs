@@ -126,7 +126,7 @@ pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArgume
     let moments: Vec<Moment> = Moment::ALL
         .into_iter()
         .filter(|moment| match moment {
-            Moment::Link => scene.set_link.is_some(),
+            Moment::Link => scene.set_link.is_some() && scene.moves_idle,
             Moment::Commands => scene.moves_idle,
             _ => true,
         })
