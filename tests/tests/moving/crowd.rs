@@ -89,8 +89,8 @@ fn set_servers(nice: i32) -> io::Result<()> {
             set(&process, nice);
         }
         if name == VMM {
-            for thread in fs::read_dir(process.join("task")).into_iter().flatten() {
-                let thread = thread?.path();
+            let threads = fs::read_dir(process.join("task")).into_iter().flatten();
+            for thread in threads.flatten().map(|thread| thread.path()) {
                 if name_of(&thread).starts_with(RELAY) {
                     set(&thread, nice);
                 }
