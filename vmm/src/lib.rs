@@ -6,6 +6,7 @@ pub mod boot;
 mod byte_count;
 pub mod config;
 pub mod console;
+pub mod credentials;
 pub mod event_loop;
 pub mod host;
 pub mod host_port;

@@ -3,23 +3,13 @@
 //!
 //! Owns the files and what is made of them. Must not know what is asked. TLS 1.3 only, as the daemon has it.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hyper::header::{HeaderValue, InvalidHeaderValue};
-use rustix::fs::{Mode, OFlags};
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
-
-/// The largest file, in bytes.
-const FILE_MAX: u64 = 1 << 20;
-/// Rights of others that a file with a secret must not give.
-const OTHERS: u32 = 0o077;
+use tokio_rustls::rustls::{self, ClientConfig};
+use vmm::credentials::{self, FileError, Holder, PemError, Secrecy};
 
 /// Where the files are.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
@@ -53,25 +43,10 @@ pub(crate) enum TlsError {
         "a daemon on another host is asked with certificate and token: {0} is not given (or {1} not set)"
     )]
     Missing(&'static str, &'static str),
-    #[error("cannot read {path}")]
-    Read { path: PathBuf, source: io::Error },
-    #[error("{0} is no regular file")]
-    NotAFile(PathBuf),
-    #[error("{0} has more than {FILE_MAX} bytes")]
-    TooLarge(PathBuf),
-    #[error("others than its owner may use {0}, which is a secret: `chmod go-rwx {0}`")]
-    NotSecret(PathBuf),
-    #[error("{path} has no {wanted} in PEM (`-----BEGIN …`)")]
-    Pem {
-        path: PathBuf,
-        wanted: &'static str,
-        source: pem::Error,
-    },
-    #[error("{path} has a certificate that cannot be an authority")]
-    Authority {
-        path: PathBuf,
-        source: rustls::Error,
-    },
+    #[error(transparent)]
+    Pem(#[from] PemError),
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("the key {key} does not go with the certificate {certificate}")]
     Key {
         key: PathBuf,
@@ -117,26 +92,15 @@ impl Credentials {
             "--node-token-file",
             "BELLHOP_NODE_TOKEN_FILE",
         )?;
-        let mut authorities = RootCertStore::empty();
-        for authority in certificates(ca)? {
-            let added = authorities.add(authority);
-            added.map_err(|source| TlsError::Authority {
-                path: ca.to_owned(),
-                source,
-            })?;
-        }
-        let bytes = read(key, true)?;
-        let private = PrivateKeyDer::from_pem_slice(&bytes).map_err(|source| TlsError::Pem {
-            path: key.to_owned(),
-            wanted: "private key",
-            source,
-        })?;
+        let authorities = credentials::authorities(ca, Holder::Caller)?;
+        let chain = credentials::certificates(certificate, Holder::Caller)?;
+        let private = credentials::private_key(key, Holder::Caller)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(TlsError::Protocol)?
             .with_root_certificates(authorities)
-            .with_client_auth_cert(certificates(certificate)?, private)
+            .with_client_auth_cert(chain, private)
             .map_err(|source| TlsError::Key {
                 key: key.to_owned(),
                 certificate: certificate.to_owned(),
@@ -159,7 +123,7 @@ fn given<'a>(
 }
 
 fn authorization(path: &Path) -> Result<HeaderValue, TlsError> {
-    let bytes = read(path, true)?;
+    let bytes = credentials::read(path, Secrecy::Secret, Holder::Caller)?;
     let token = bytes.trim_ascii();
     if token.is_empty() {
         return Err(TlsError::NoToken(path.to_owned()));
@@ -172,49 +136,6 @@ fn authorization(path: &Path) -> Result<HeaderValue, TlsError> {
     })?;
     value.set_sensitive(true);
     Ok(value)
-}
-
-/// The certificates in a file: one at least.
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let failed = |source| TlsError::Pem {
-        path: path.to_owned(),
-        wanted: "certificate",
-        source,
-    };
-    let bytes = read(path, false)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    let found = found.map_err(failed)?;
-    match found.is_empty() {
-        true => Err(failed(pem::Error::NoItemsFound)),
-        false => Ok(found),
-    }
-}
-
-/// All of a file, which nobody else may read if it is secret.
-fn read(path: &Path, secret: bool) -> Result<Vec<u8>, TlsError> {
-    let failed = |source| TlsError::Read {
-        path: path.to_owned(),
-        source,
-    };
-    // A pipe without a writer would block.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty());
-    let file = File::from(file.map_err(|errno| failed(errno.into()))?);
-    let metadata = file.metadata().map_err(failed)?;
-    if !metadata.is_file() {
-        return Err(TlsError::NotAFile(path.to_owned()));
-    }
-    if secret && metadata.mode() & OTHERS != 0 {
-        return Err(TlsError::NotSecret(path.to_owned()));
-    }
-    let mut bytes = Vec::new();
-    file.take(FILE_MAX + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed)?;
-    match u64::try_from(bytes.len()) {
-        Ok(length) if length <= FILE_MAX => Ok(bytes),
-        _ => Err(TlsError::TooLarge(path.to_owned())),
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 //! authority, the source moreover that the destination's is for the host it has dialled. TLS 1.3 (RFC 8446)
 //! only, and no resumption: each connection shows its certificate anew.
 
-mod file;
 mod stream;
 
 #[cfg(test)]
@@ -15,21 +14,18 @@ pub(super) mod tests;
 
 use std::fmt;
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::client::Resumption;
-use rustls::pki_types::pem::{self, PemObject as _};
-use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName};
+use rustls::pki_types::{InvalidDnsNameError, ServerName};
 use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
-use rustls::{
-    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
-};
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use file::FileError;
-use file::Secrecy;
+use crate::credentials::{self, Holder, PemError};
+
 pub use stream::{SessionError, TlsStream};
 
 /// What is spoken inside (RFC 7301), so that a certificate's other uses, such as the daemon's API, are not
@@ -58,27 +54,7 @@ pub struct TlsFiles {
 pub enum TlsError {
     /// A file cannot be used.
     #[error(transparent)]
-    File(#[from] FileError),
-    /// A file is not what it should be.
-    #[error("{path} has no {wanted} in PEM (`-----BEGIN …`)")]
-    Pem {
-        /// The file.
-        path: PathBuf,
-        /// What should be there.
-        wanted: &'static str,
-        /// What is wrong.
-        #[source]
-        source: pem::Error,
-    },
-    /// An authority that cannot be used as one.
-    #[error("{path} has a certificate that cannot be an authority")]
-    Authority {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: rustls::Error,
-    },
+    Pem(#[from] PemError),
     /// The other host's certificate cannot be checked.
     #[error("certificates cannot be checked against {path}")]
     Verifier {
@@ -133,21 +109,9 @@ impl Tls {
     /// [`TlsError`]: a file that others could have changed, a key that others can read, and what is no
     /// certificate, no key, or not of one another. Whether a certificate is valid now, the other host says.
     pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
-        let chain = certificates(&files.certificate)?;
-        let key = file::read(&files.key, Secrecy::Secret)?;
-        let key = PrivateKeyDer::from_pem_slice(&key).map_err(|source| TlsError::Pem {
-            path: files.key.clone(),
-            wanted: "private key",
-            source,
-        })?;
-        let mut authorities = RootCertStore::empty();
-        for authority in certificates(&files.authority)? {
-            let added = authorities.add(authority);
-            added.map_err(|source| TlsError::Authority {
-                path: files.authority.clone(),
-                source,
-            })?;
-        }
+        let chain = credentials::certificates(&files.certificate, Holder::Service)?;
+        let key = credentials::private_key(&files.key, Holder::Service)?;
+        let authorities = credentials::authorities(&files.authority, Holder::Service)?;
         let authorities = Arc::new(authorities);
         let unmatched = |source| TlsError::Key {
             key: files.key.clone(),
@@ -209,21 +173,5 @@ impl Tls {
         let session = ServerConnection::new(self.server.clone());
         let session = Connection::Server(session.map_err(TlsError::Protocol)?);
         Ok(TlsStream::new(session, socket))
-    }
-}
-
-/// The certificates in a file: one at least.
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let failed = |source| TlsError::Pem {
-        path: path.to_owned(),
-        wanted: "certificate",
-        source,
-    };
-    let bytes = file::read(path, Secrecy::Public)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    let found = found.map_err(failed)?;
-    match found.is_empty() {
-        true => Err(failed(pem::Error::NoItemsFound)),
-        false => Ok(found),
     }
 }

@@ -2,13 +2,15 @@
 //! authority, and a server's (localhost) and a client's of it, until 2126.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read as _, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use hyper::Method;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
+use tokio_rustls::rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
 use super::*;
 use crate::client::{Address, Answer, ClientError, Http, Request, Transport};

@@ -5,18 +5,15 @@
 //! TLS 1.3 only, and no resumption: each connection shows its certificate anew, so that one that has expired or whose
 //! authority was taken away (SIGHUP) opens no more of them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio_rustls::rustls;
-use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::server::{
     NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier,
 };
-use tokio_rustls::rustls::{RootCertStore, ServerConfig};
-
-use super::file::{self, FileError, Secrecy};
+use vmm::credentials::{self, Holder, PemError};
 
 /// Where the files are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,27 +31,7 @@ pub(crate) struct CertificateFiles {
 pub(crate) enum CertificatesError {
     /// A file cannot be used.
     #[error(transparent)]
-    File(#[from] FileError),
-    /// A file is not what it should be.
-    #[error("{path} has no {wanted} in PEM (`-----BEGIN …`)")]
-    Pem {
-        /// The file.
-        path: PathBuf,
-        /// What should be there.
-        wanted: &'static str,
-        /// What is wrong.
-        #[source]
-        source: pem::Error,
-    },
-    /// An authority that cannot be used as one.
-    #[error("{path} has a certificate that cannot be an authority")]
-    Authority {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: rustls::Error,
-    },
+    Pem(#[from] PemError),
     /// Clients' certificates cannot be checked.
     #[error("clients' certificates cannot be checked against {path}")]
     Verifier {
@@ -85,21 +62,9 @@ pub(crate) enum CertificatesError {
 /// # Errors
 /// See [`CertificatesError`].
 pub(super) fn load(files: &CertificateFiles) -> Result<Arc<ServerConfig>, CertificatesError> {
-    let chain = certificates(&files.certificate)?;
-    let key = file::read(&files.key, Secrecy::Secret)?;
-    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|source| CertificatesError::Pem {
-        path: files.key.clone(),
-        wanted: "private key",
-        source,
-    })?;
-    let mut authorities = RootCertStore::empty();
-    for authority in certificates(&files.client_ca)? {
-        let added = authorities.add(authority);
-        added.map_err(|source| CertificatesError::Authority {
-            path: files.client_ca.clone(),
-            source,
-        })?;
-    }
+    let chain = credentials::certificates(&files.certificate, Holder::Service)?;
+    let key = credentials::private_key(&files.key, Holder::Service)?;
+    let authorities = credentials::authorities(&files.client_ca, Holder::Service)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier =
         WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider.clone())
@@ -122,20 +87,4 @@ pub(super) fn load(files: &CertificateFiles) -> Result<Arc<ServerConfig>, Certif
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(Arc::new(config))
-}
-
-/// The certificates in a file: one at least.
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CertificatesError> {
-    let failed = |source| CertificatesError::Pem {
-        path: path.to_owned(),
-        wanted: "certificate",
-        source,
-    };
-    let bytes = file::read(path, Secrecy::Public)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    let found = found.map_err(failed)?;
-    match found.is_empty() {
-        true => Err(failed(pem::Error::NoItemsFound)),
-        false => Ok(found),
-    }
 }

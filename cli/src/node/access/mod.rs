@@ -20,7 +20,6 @@ mod caller;
 mod certificates;
 mod check;
 mod describe;
-mod file;
 mod listener;
 mod role;
 mod share;

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use ring::digest::{SHA256, digest};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
+use vmm::credentials::{self, FileError, Holder, Secrecy};
 
-use super::file::{self, FileError, Secrecy};
 use super::role::{Role, UnknownRole};
 
 /// How many tokens there can be.
@@ -99,7 +99,8 @@ impl Tokens {
     /// # Errors
     /// See [`TokensError`].
     pub(super) fn load(path: &Path) -> Result<Self, TokensError> {
-        Self::parse(&file::read(path, Secrecy::Secret)?, path)
+        let bytes = credentials::read(path, Secrecy::Secret, Holder::Service)?;
+        Self::parse(&bytes, path)
     }
 
     fn parse(bytes: &[u8], path: &Path) -> Result<Self, TokensError> {

@@ -14,8 +14,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
 
 use super::*;
+use crate::credentials::FileError;
 use crate::migration::Connection as _;
 use crate::migration::endpoint::{Endpoint, EndpointError, Listener, Stream};
 use certificates::{Identity, Validity};
@@ -600,13 +603,19 @@ fn files_that_are_wrong_or_not_secret_are_named() {
         ..files.clone()
     };
     let error = Tls::load(&missing).unwrap_err();
-    assert!(matches!(error, TlsError::File(FileError::Read { .. })));
+    assert!(matches!(
+        error,
+        TlsError::Pem(PemError::File(FileError::Read { .. }))
+    ));
     let no_file = TlsFiles {
         authority: directory.0.clone(),
         ..files
     };
     let error = Tls::load(&no_file).unwrap_err();
-    assert!(matches!(error, TlsError::File(FileError::NotAFile(_))));
+    assert!(matches!(
+        error,
+        TlsError::Pem(PemError::File(FileError::NotAFile(_)))
+    ));
 }
 
 #[test]

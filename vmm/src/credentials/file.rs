@@ -1,37 +1,49 @@
-//! Files that say who may come in: read whole, and only if nobody else can have written or, where that matters, read them.
+//! Files of credentials: read whole, and only if nobody else can have written or, where that matters, read them.
 //!
 //! Owns the checks. It must not know what is in a file.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// The largest file, in bytes: a bundle of certificates or a list of tokens.
-const SIZE_MAX: u64 = 1024 * 1024;
+use rustix::fs::{Mode, OFlags};
 
-/// Who besides the owner may have rights to a file.
+/// The largest file, in bytes: a bundle of certificates or a list of tokens.
+const SIZE_MAX: u64 = 1 << 20;
+
+/// Whether a file may be known to others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Secrecy {
-    /// Others may read it, none may write it: a certificate.
+pub enum Secrecy {
+    /// Others may read it: a certificate.
     Public,
-    /// Nobody else may read it: a key, a list of tokens.
+    /// Nobody but its owner may read it: a key, a list of tokens.
     Secret,
 }
 
-impl Secrecy {
+/// Whose credentials they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder {
+    /// A service that lets others in by them: they belong to its user or to root, and nobody else may write them.
+    Service,
+    /// Who starts a command, and has chosen the files: only what is secret has to be.
+    Caller,
+}
+
+impl Holder {
     /// Mode bits that must not be set.
-    fn forbidden(self) -> u32 {
-        match self {
-            Self::Public => 0o022,
-            Self::Secret => 0o077,
+    const fn forbidden(self, secrecy: Secrecy) -> u32 {
+        match (self, secrecy) {
+            (_, Secrecy::Secret) => 0o077,
+            (Self::Service, Secrecy::Public) => 0o022,
+            (Self::Caller, Secrecy::Public) => 0,
         }
     }
 }
 
 /// Why a file is not used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FileError {
+pub enum FileError {
     /// It cannot be read.
     #[error("cannot read {path}")]
     Read {
@@ -73,34 +85,33 @@ pub(crate) enum FileError {
     TooLarge(PathBuf),
 }
 
-/// All of a file.
+/// All of a file, of 1 MiB at most.
 ///
 /// # Errors
 /// See [`FileError`].
-pub(super) fn read(path: &Path, secrecy: Secrecy) -> Result<Vec<u8>, FileError> {
+pub fn read(path: &Path, secrecy: Secrecy, holder: Holder) -> Result<Vec<u8>, FileError> {
     let failed = |source| FileError::Read {
         path: path.to_owned(),
         source,
     };
     // A pipe without a writer would block.
-    let flags = rustix::fs::OFlags::NONBLOCK.bits();
-    let flags = i32::try_from(flags).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
-    let mut options = OpenOptions::new();
-    let file = options.read(true).custom_flags(flags).open(path);
-    let file: File = file.map_err(failed)?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty());
+    let file = File::from(file.map_err(|errno| failed(errno.into()))?);
+    // Of what is open, not of what has the name now.
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
         return Err(FileError::NotAFile(path.to_owned()));
     }
     let user = rustix::process::geteuid().as_raw();
-    if ![0, user].contains(&metadata.uid()) {
+    if holder == Holder::Service && ![0, user].contains(&metadata.uid()) {
         return Err(FileError::Owner {
             path: path.to_owned(),
             owner: metadata.uid(),
         });
     }
     let mode = metadata.mode() & 0o7777;
-    if mode & secrecy.forbidden() != 0 {
+    if mode & holder.forbidden(secrecy) != 0 {
         let (right, letters) = match secrecy {
             Secrecy::Public => ("write", "w"),
             Secrecy::Secret => ("use", "rwx"),
@@ -147,11 +158,15 @@ mod tests {
             (0o602, false, false),
         ] {
             let path = with_mode(&format!("mode-{mode:o}"), mode);
-            assert_eq!(read(&path, Secrecy::Public).is_ok(), public, "{mode:o}");
-            let found = read(&path, Secrecy::Secret);
-            assert_eq!(found.is_ok(), secret, "{mode:o}");
-            if let Err(error) = found {
-                assert!(error.to_string().contains("chmod go-rwx"), "{error}");
+            let found = read(&path, Secrecy::Public, Holder::Service);
+            assert_eq!(found.is_ok(), public, "{mode:o}");
+            assert!(read(&path, Secrecy::Public, Holder::Caller).is_ok());
+            for holder in [Holder::Service, Holder::Caller] {
+                let found = read(&path, Secrecy::Secret, holder);
+                assert_eq!(found.is_ok(), secret, "{mode:o}");
+                if let Err(error) = found {
+                    assert!(error.to_string().contains("chmod go-rwx"), "{error}");
+                }
             }
             fs::remove_file(path).unwrap();
         }
@@ -160,19 +175,24 @@ mod tests {
     #[test]
     fn only_a_regular_file_of_a_sane_size_is_read() {
         let directory = std::env::temp_dir();
-        let refused = read(&directory, Secrecy::Public).unwrap_err();
+        let refused = read(&directory, Secrecy::Public, Holder::Service).unwrap_err();
         assert!(matches!(refused, FileError::NotAFile(_)), "{refused}");
-        let zero = read(Path::new("/dev/zero"), Secrecy::Public).unwrap_err();
+        let zero = read(Path::new("/dev/zero"), Secrecy::Public, Holder::Service).unwrap_err();
         assert!(matches!(zero, FileError::NotAFile(_)), "{zero}");
-        let missing = read(&directory.join("bellhop-none"), Secrecy::Public).unwrap_err();
+        let missing = read(
+            &directory.join("bellhop-none"),
+            Secrecy::Public,
+            Holder::Service,
+        )
+        .unwrap_err();
         assert!(matches!(missing, FileError::Read { .. }), "{missing}");
         let huge = with_mode("huge", 0o600);
-        let file = OpenOptions::new().write(true).open(&huge).unwrap();
+        let file = File::options().write(true).open(&huge).unwrap();
         file.set_len(SIZE_MAX + 1).unwrap();
-        let refused = read(&huge, Secrecy::Secret).unwrap_err();
+        let refused = read(&huge, Secrecy::Secret, Holder::Service).unwrap_err();
         assert!(matches!(refused, FileError::TooLarge(_)), "{refused}");
         file.set_len(SIZE_MAX).unwrap();
-        assert!(read(&huge, Secrecy::Secret).is_ok());
+        assert!(read(&huge, Secrecy::Secret, Holder::Service).is_ok());
         fs::remove_file(huge).unwrap();
     }
 }
