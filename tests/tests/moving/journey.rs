@@ -141,7 +141,7 @@ pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArgume
         at: 0,
     };
     journey.check(&mut guest);
-    guest.command(WRITER).unwrap();
+    ask(&mut guest, WRITER);
     for number in 0..usize::try_from(leg.moves).unwrap() {
         let (there, moved) = journey.once(guest, moments[(leg.first + number) % moments.len()]);
         guest = there;
@@ -174,7 +174,7 @@ impl<N: Neighbour> Journey<'_, N> {
         for (name, wanted) in [("rx", 100), ("corrupt", 0), ("lost", 0), ("duplicate", 0)] {
             if answer[name] != wanted {
                 let neighbour = self.scene.neighbour.account();
-                let info = guest.command("info");
+                let info = guest.command_within("info", LIMIT);
                 panic!(
                     "{name}: {answer}\n{}\n{}\nits neighbour: {neighbour}\n{info:?}",
                     guest.console(),
@@ -182,7 +182,7 @@ impl<N: Neighbour> Journey<'_, N> {
                 );
             }
         }
-        let info = guest.command("info").unwrap();
+        let info = ask(guest, "info");
         assert_eq!(info["nics"][0]["mac"], *self.mac, "{info}");
         assert_eq!(messages(guest).unwrap(), self.said);
     }
@@ -194,7 +194,7 @@ impl<N: Neighbour> Journey<'_, N> {
 
     #[track_caller]
     fn end_writer(&self, guest: &mut Guest) {
-        let found = guest.command("write-off").unwrap();
+        let found = ask(guest, "write-off");
         println!("{found}");
         assert_eq!(found["wrong"], 0, "{found}");
     }
@@ -205,7 +205,7 @@ impl<N: Neighbour> Journey<'_, N> {
         let peer = self.scene.neighbour.mac();
         if let Some(window) = moment.window() {
             let line = format!("flood-on 590 {window} eth0 to {peer}");
-            guest.command(&line).unwrap();
+            ask(&mut guest, &line);
         }
         let mut commands = None;
         let (mut guest, status) = match moment {
@@ -223,7 +223,7 @@ impl<N: Neighbour> Journey<'_, N> {
                 let (mut guest, status, sent) = self.go_commanding(guest, pause);
                 drop(crowd);
                 commands = sent;
-                guest.command(WRITER).unwrap();
+                ask(&mut guest, WRITER);
                 (guest, status)
             }
             Moment::Crowded => {
@@ -265,10 +265,10 @@ impl<N: Neighbour> Journey<'_, N> {
             }
             Moment::Boot => {
                 self.end_writer(&mut guest);
-                guest.command("reboot").unwrap();
+                ask(&mut guest, "reboot");
                 let (mut guest, status) = self.go(guest, pause);
                 guest.wait_ready(SILENCE).unwrap();
-                guest.command(WRITER).unwrap();
+                ask(&mut guest, WRITER);
                 (guest, status)
             }
         };
@@ -309,7 +309,7 @@ impl<N: Neighbour> Journey<'_, N> {
 
     /// The guest sends commands to its control queue meanwhile: how many.
     fn go_commanding(&mut self, mut guest: Guest, pause: Duration) -> (Guest, Value, Option<u64>) {
-        guest.command("control-on").unwrap();
+        ask(&mut guest, "control-on");
         let (mut guest, status) = self.go(guest, pause);
         let commands = guest.command_within("control-off", LIMIT);
         let commands = self.host().answer(commands);
@@ -331,11 +331,17 @@ impl<N: Neighbour> Journey<'_, N> {
     }
 }
 
+/// What the guest answers. One that the emulation lost never does, and each minute that is waited for it is the campaign's.
+#[track_caller]
+fn ask(guest: &mut Guest, line: &str) -> Value {
+    guest.command_within(line, LIMIT).unwrap()
+}
+
 #[track_caller]
 fn wait_for_carrier(guest: &mut Guest) {
     let begin = std::time::Instant::now();
     loop {
-        let shown = guest.command("link").unwrap();
+        let shown = ask(guest, "link");
         if shown["nics"][0]["carrier"] == 1 {
             return;
         }
