@@ -20,6 +20,15 @@ pub const CYCLES: &str = "LAB_CYCLES";
 /// for each of 100 times.
 const GROWTH: u64 = 256;
 
+/// The variable that asks for each claim in full; `cargo lab soak` sets it.
+pub const SOAK: &str = "LAB_SOAK";
+
+/// Whether this run proves each claim in full. Where it does not, a test that does less reports
+/// so with [`crate::notice::Kind::Thinned`].
+pub fn soak() -> bool {
+    std::env::var_os(SOAK).is_some()
+}
+
 /// How many times a guest is to do what must not leak.
 ///
 /// # Errors

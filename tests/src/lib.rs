@@ -33,6 +33,7 @@ pub mod module_tree;
 pub mod netdevsim;
 pub mod netlink_tap;
 pub mod node;
+pub mod notice;
 pub mod openapi;
 pub mod place;
 pub mod process;
