@@ -88,7 +88,20 @@ impl Arguments {
     }
 }
 
+/// Makes each panic end the process, as in a release build. Cargo's profile for tests cannot: the
+/// test harness needs to unwind.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+}
+
 fn main() -> ExitCode {
+    if cfg!(panic = "unwind") {
+        abort_on_panic();
+    }
     let arguments = Arguments::read().unwrap_or_else(|error| {
         // A command line of another version may not be one of this.
         commands::refuse_hand_over(&error);

@@ -4,8 +4,8 @@
 //!            start                "@lab ready"
 //!   (none) ────────▶ booting ─────────────────▶ ready ──▶ ended (wait_exit)
 //!                     │   ▲                       │ dropped: killed
-//!  silent or crashed  │   │ again, counted        ▼
-//!                     └───┘ (at most ATTEMPTS)  (gone)
+//!    known fault of   │   │ once more, counted    ▼
+//!    the emulation    └───┘                     (gone)
 //! ```
 //!
 //! Owns the VMM's process, its serial console and the console's log. Speaks
@@ -16,9 +16,11 @@ mod console;
 
 pub use arguments::BellhopArguments;
 
-use crate::error::{Error, Result};
+use crate::emulator;
+use crate::error::{Error, Result, report};
 use crate::files;
-use crate::libtest::GUEST_RETRY;
+use crate::kvm_glimpse::glimpse;
+use crate::notice::{Kind, notice};
 use crate::process::die_with_parent;
 use console::{Begun, Console, read_console, said_in};
 use serde_json::Value;
@@ -32,12 +34,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a boot is tried.
-const ATTEMPTS: u32 = 3;
-
-/// Bellhop's exit code when a vCPU could not go on. An emulated processor loses
-/// one of many vCPUs now and then while they come up (a triple fault on its first
-/// instructions); a mistake of Bellhop's would crash every attempt.
+/// Bellhop's exit code when a vCPU cannot continue.
 const CRASHED: i32 = 3;
 
 /// Lines of the console in an error.
@@ -81,9 +78,8 @@ impl Input {
 }
 
 impl Guest {
-    /// Starts the VMM and waits until the guest's init is ready. A boot whose
-    /// console falls silent is killed and tried again, and so is one that
-    /// crashes; each retry is printed, and the test runner counts it.
+    /// Starts the VMM and waits until the guest's init is ready. A boot that a known fault of the
+    /// emulation ends ([`emulator::fault`]) is tried once more; the test runner counts it.
     ///
     /// # Errors
     /// [`Error::Start`]; [`Error::Guest`] with the end of the console when the
@@ -106,10 +102,10 @@ impl Guest {
         silence: Duration,
         show: Option<&'static str>,
     ) -> Result<Self> {
-        let mut last = String::new();
-        for retries in 0..ATTEMPTS {
+        let mut retries = 0;
+        loop {
             let mut guest = Self::spawn(command(), show)?;
-            match guest.boot(silence) {
+            let (what, evidence) = match guest.boot(silence) {
                 Boot::Ready(ready) => {
                     guest.ready = ready;
                     guest.ready_after = guest.started.elapsed();
@@ -117,33 +113,32 @@ impl Guest {
                     return Ok(guest);
                 }
                 Boot::Ended => {
-                    // An error is an error: only hangs and crashes are tried again.
                     let status = guest.wait_exit(Duration::from_secs(5))?;
-                    if status.code() != Some(CRASHED) || retries + 1 == ATTEMPTS {
-                        return Err(guest.failed(format!("ended during its boot ({status})")));
-                    }
-                    last = guest.console();
-                    println!(
-                        "{GUEST_RETRY}: attempt {} of {ATTEMPTS}: the guest crashed: {}",
-                        retries + 1,
-                        files::last_lines(&last, 1)
-                    );
+                    let crashed = status.code() == Some(CRASHED);
+                    let evidence = crashed.then(|| guest.console()).unwrap_or_default();
+                    (format!("ended during its boot ({status})"), evidence)
                 }
-                Boot::Silent => {
-                    // The guest may have hung before its first line.
-                    println!(
-                        "{GUEST_RETRY}: attempt {} of {ATTEMPTS}: the console was silent for {} s",
-                        retries + 1,
-                        silence.as_secs()
-                    );
-                    last = guest.console();
+                Boot::Silent => (
+                    format!("was silent for {} s during its boot", silence.as_secs()),
+                    glimpse().unwrap_or_else(|error| report(&error)),
+                ),
+            };
+            // An error is an error: only a known fault of the emulation allows one more attempt.
+            match emulator::fault(&evidence) {
+                Some(fault) if retries == 0 && is_emulated() => {
+                    notice(Kind::Retried, format!("a guest {what}: {fault}"));
+                    retries += 1;
+                }
+                _ => {
+                    let mut error = guest.failed(what);
+                    if let Error::Guest { console, .. } = &mut error {
+                        console.push('\n');
+                        console.push_str(&files::last_lines(&evidence, SHOWN));
+                    }
+                    return Err(error);
                 }
             }
         }
-        Err(Error::Guest {
-            what: format!("did not boot in {ATTEMPTS} attempts"),
-            console: files::last_lines(&last, SHOWN),
-        })
     }
 
     /// The guest of a VMM that runs already (its process is `pid`), by the socket of its console. Returns when the
@@ -505,6 +500,11 @@ impl Drop for Guest {
             (None, Input::Pipe(_)) => {}
         }
     }
+}
+
+/// Whether the lab host's processor is QEMU's emulation.
+fn is_emulated() -> bool {
+    files::read_text(Path::new("/proc/cpuinfo")).is_ok_and(|text| text.contains("QEMU TCG CPU"))
 }
 
 enum Boot {

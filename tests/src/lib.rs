@@ -1,52 +1,39 @@
-//! Bellhop's lab: a disposable virtual host with real KVM and real vDPA
-//! drivers, and what tests need inside of it.
+//! What tests, the demo and the benches need inside the lab host: a disposable virtual host with
+//! real KVM and real vDPA drivers.
 //!
 //! | layer | what | here |
 //! |---|---|---|
-//! | L1 | this machine | [`setup`], [`host`], [`verbs`] |
+//! | L1 | this machine | crate `launcher` |
 //! | L2 | the lab host | [`agent`], [`sim`], [`sriov`], [`labnic`] and the tests |
 //! | L3 | a guest that Bellhop runs in L2 | [`guest`] |
 //!
-//! Knows Bellhop only as a program on a path. Recipes are in `images/`.
+//! Knows Bellhop only as a program on a path.
 
-pub mod accelerator;
-pub mod agent;
 pub mod api;
-pub mod areas;
-pub mod cable;
-pub mod cache;
-pub mod cpio;
+pub mod bench;
+pub mod demo;
+pub mod emulator;
 pub mod endurance;
-pub mod error;
-pub mod files;
 pub mod guest;
-pub mod here;
-pub mod host;
-pub mod journey;
 pub mod kvm_events;
 pub mod kvm_glimpse;
 pub mod kvm_statistics;
 pub mod labnic;
-pub mod libtest;
 pub mod messages;
-pub mod module_tree;
 pub mod netdevsim;
 pub mod netlink_tap;
 pub mod node;
-pub mod notice;
 pub mod openapi;
 pub mod place;
-pub mod process;
-pub mod progress;
-pub mod qmp;
-pub mod rig;
-pub mod setup;
 pub mod sim;
 pub mod sriov;
 pub mod threads;
 pub mod tiny;
 pub mod traffic;
-pub mod verbs;
 pub mod vmm_process;
 
-pub use error::{Error, Result};
+// What both sides share: the launcher owns it, because it is built first.
+pub use launcher::{
+    Error, Result, agent, error, figures, files, journey, libtest, notice, process, qmp, rig,
+    schedstat,
+};

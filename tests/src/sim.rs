@@ -23,44 +23,7 @@ const DEVICE_LIMIT: Duration = Duration::from_secs(10);
 /// The simulator's modules, dependents first.
 const MODULES: [&CStr; 3] = [c"vdpa_sim_net", c"vdpa_sim_blk", c"vdpa_sim"];
 
-/// How the simulator maps a guest's memory: parameters of `vdpa_sim`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mapping {
-    /// Shared virtual addresses instead of pinned pages.
-    pub use_va: bool,
-    /// One mapping operation for a whole table.
-    pub batch_mapping: bool,
-}
-
-impl Mapping {
-    /// How the lab host loads it, and the kernel's own default.
-    pub const DEFAULT: Self = Self::new(true, true);
-
-    /// All four combinations.
-    pub const ALL: [Self; 4] = [
-        Self::new(false, false),
-        Self::new(false, true),
-        Self::new(true, false),
-        Self::new(true, true),
-    ];
-
-    const fn new(use_va: bool, batch_mapping: bool) -> Self {
-        Self {
-            use_va,
-            batch_mapping,
-        }
-    }
-
-    /// The parameters of `vdpa_sim` for it. The simulator keeps an entry for
-    /// each contiguous piece of pinned memory, as vhost_vdpa does.
-    pub(crate) fn parameters(self) -> String {
-        format!(
-            "use_va={} batch_mapping={} max_iotlb_entries=65536",
-            u8::from(self.use_va),
-            u8::from(self.batch_mapping)
-        )
-    }
-}
+pub use launcher::rig::Mapping;
 
 /// Fails unless this process runs in a lab host or was told that the machine
 /// is its user's to change. Every test calls it first.

@@ -10,7 +10,7 @@ mod examples;
 use clap::Parser as _;
 use examples::{Desk, Place, commands, places, unused_places};
 use lab::sim::require_lab;
-use lab::verbs::Arguments;
+use launcher::verbs::Arguments;
 
 #[test]
 fn every_example_has_a_place() {

@@ -11,7 +11,7 @@ use super::*;
 use serde_json::json;
 
 fn in_repository() -> Vec<Description> {
-    let repository = crate::setup::repository().unwrap();
+    let repository = launcher::setup::repository().unwrap();
     ["vmm/openapi.json", "cli/openapi.json"]
         .map(|file| {
             let text = std::fs::read_to_string(repository.join(file)).unwrap();

@@ -255,6 +255,6 @@ mod tests {
             files::write(&directory.join("config"), found).unwrap();
             assert_eq!(Registers::open(&directory).is_ok(), good, "{offset}");
         }
-        crate::cache::remove_tree(&directory).unwrap();
+        launcher::cache::remove_tree(&directory).unwrap();
     }
 }

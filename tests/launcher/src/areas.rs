@@ -1,0 +1,123 @@
+//! The test areas: what `cargo lab test AREA` selects.
+//!
+//! Owns the table. A test target belongs to exactly one area; tests that need
+//! no kernel belong to the area of what they test.
+
+use crate::error::{Error, Result};
+use crate::files;
+use std::path::Path;
+
+/// A test area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Area {
+    /// A microVM with a vDPA NIC: the machine, the lab itself.
+    Skeleton,
+    /// SR-IOV, doorbells, IOMMU, VFIO.
+    Hardware,
+    /// Shadow rings, ring switching, mediation.
+    Rings,
+    /// vDPA and devlink management.
+    Mgmt,
+    /// The REST API and the node daemon.
+    Api,
+    /// Live migration, hot swap, live upgrade, snapshots.
+    Migration,
+}
+
+impl Area {
+    /// All areas.
+    pub const ALL: [Self; 6] = [
+        Self::Skeleton,
+        Self::Hardware,
+        Self::Rings,
+        Self::Mgmt,
+        Self::Api,
+        Self::Migration,
+    ];
+
+    /// The area's name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Skeleton => "skeleton",
+            Self::Hardware => "hardware",
+            Self::Rings => "rings",
+            Self::Mgmt => "mgmt",
+            Self::Api => "api",
+            Self::Migration => "migration",
+        }
+    }
+
+    /// The area of the given name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|area| area.name() == name)
+    }
+
+    /// The area of a file of integration tests.
+    pub fn of_test(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|area| {
+            name.strip_prefix(area.name())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        })
+    }
+
+    /// Names of the area's integration tests: those in the `tests` folders of crates that need the
+    /// lab's kernel, whose names start with the area's.
+    ///
+    /// # Errors
+    /// Those of [`test_names`].
+    pub fn lab_tests(self, repository: &Path) -> Result<Vec<String>> {
+        let mut names = test_names(repository)?;
+        names.retain(|name| Self::of_test(name) == Some(self));
+        Ok(names)
+    }
+}
+
+/// Folders of the crates whose integration tests need the lab's kernel.
+const LAB_TESTED: [&str; 3] = ["tests", "vmm", "cli"];
+
+/// Names of all integration tests that run in the lab host.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Invalid`] for a file that belongs to no area: no filter would select
+/// it.
+pub fn test_names(repository: &Path) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for folder in LAB_TESTED {
+        for path in files::list(&repository.join(folder).join("tests"))? {
+            let name = path.file_stem().and_then(|name| name.to_str());
+            let (Some(name), true) = (name, path.extension().is_some_and(|kind| kind == "rs"))
+            else {
+                continue;
+            };
+            if Area::of_test(name).is_none() {
+                return Err(Error::invalid(
+                    format!("{folder}/tests/{name}.rs"),
+                    "its name starts with no area's",
+                ));
+            }
+            all.push(name.to_owned());
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_again() {
+        for area in Area::ALL {
+            assert_eq!(Area::named(area.name()), Some(area));
+        }
+        assert_eq!(Area::named("other"), None);
+    }
+
+    #[test]
+    fn every_integration_test_has_an_area() {
+        let repository = crate::setup::repository().unwrap();
+        let of_areas = Area::ALL.map(|area| area.lab_tests(&repository).unwrap().len());
+        let all = test_names(&repository).unwrap();
+        assert_eq!(of_areas.iter().sum::<usize>(), all.len());
+    }
+}

@@ -1,0 +1,164 @@
+//! What can go wrong in the lab, in one type.
+//!
+//! Owns the wording: every message names the cause and, where the user can do
+//! something about it, the remedy. The cause of a cause is only in `source()`;
+//! [`report`] prints the chain once. Knows nothing of the verbs.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The error and its causes in one line, outermost first, joined by `: `.
+pub fn report(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}
+
+/// The lab's result.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of the lab.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file could not be read, written, renamed, …
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was tried, as a verb ("read", "create").
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A system call that names no file failed.
+    #[error("cannot {action}")]
+    System {
+        /// What was tried, as a verb with its object.
+        action: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A program could not be started.
+    #[error("cannot start {program}")]
+    Start {
+        /// The program's name or path.
+        program: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A program ended without success.
+    #[error("{program} failed ({status}); its last lines:\n{tail}")]
+    Program {
+        /// The program's name or path.
+        program: String,
+        /// Exit status or signal, as text.
+        status: String,
+        /// The end of what it printed.
+        tail: String,
+    },
+    /// Something that the lab needs is not there.
+    #[error("{what}; remedy: {remedy}")]
+    Missing {
+        /// What is missing.
+        what: String,
+        /// What the user can do about it.
+        remedy: String,
+    },
+    /// Input (a recipe, a message, a table) that is not as it must be.
+    #[error("{what} is not valid: {why}")]
+    Invalid {
+        /// Which input.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The lab host did not come up, in any of the attempts.
+    #[error("the lab host did not boot in {attempts} attempts ({why}); its console: {}", console.display())]
+    Boot {
+        /// How often it was tried.
+        attempts: u32,
+        /// Why the last attempt was given up.
+        why: String,
+        /// The log of the last attempt's serial console.
+        console: PathBuf,
+    },
+    /// The connection to the lab host's agent broke.
+    #[error("the lab host went away ({why}); its console: {}", console.display())]
+    HostLost {
+        /// What was noticed.
+        why: String,
+        /// The log of the serial console.
+        console: PathBuf,
+    },
+    /// A guest did not do what was asked of it.
+    #[error("the guest {what}; the end of its serial console:\n{console}")]
+    Guest {
+        /// What it did instead ("did not boot in 3 attempts").
+        what: String,
+        /// The last lines of its console.
+        console: String,
+    },
+    /// Asked for something that does not exist or cannot be combined.
+    #[error("{0}")]
+    Usage(String),
+}
+
+impl Error {
+    /// For `map_err`: wraps an I/O error with what was tried on which file.
+    pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File {
+            action,
+            path,
+            source,
+        }
+    }
+
+    /// For `map_err`: wraps an error of a system call that names no file.
+    pub fn system<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::System {
+            action,
+            source: source.into(),
+        }
+    }
+
+    /// A missing thing and what the user can do about it.
+    pub fn missing(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Missing {
+            what: what.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// Input that is not as it must be.
+    pub fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Invalid {
+            what: what.into(),
+            why: why.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_prints_each_cause_once() {
+        let error = Error::File {
+            action: "read",
+            path: PathBuf::from("/x"),
+            source: io::Error::other("gone"),
+        };
+        assert_eq!(report(&error), "cannot read /x: gone");
+    }
+}

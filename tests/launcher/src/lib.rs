@@ -1,0 +1,35 @@
+//! The lab's outside: builds what the lab host is made of, boots it and runs commands in it.
+//!
+//! | layer | what | here |
+//! |---|---|---|
+//! | L1 | this machine | [`setup`], [`host`], [`verbs`] |
+//! | L2 | the lab host | crate `lab`, which speaks [`agent`]'s protocol |
+//!
+//! Must not depend on Bellhop's crates nor on TLS: `cargo lab` builds this crate alone before it
+//! shows its first line. Recipes are in `images/`.
+
+pub mod accelerator;
+pub mod agent;
+pub mod areas;
+pub mod cable;
+pub mod cache;
+pub mod cpio;
+pub mod endurance;
+pub mod error;
+pub mod figures;
+pub mod files;
+pub mod here;
+pub mod host;
+pub mod journey;
+pub mod libtest;
+pub mod module_tree;
+pub mod notice;
+pub mod process;
+pub mod progress;
+pub mod qmp;
+pub mod rig;
+pub mod schedstat;
+pub mod setup;
+pub mod verbs;
+
+pub use error::{Error, Result};

@@ -1,0 +1,295 @@
+//! Rust's test harness: which tests a program has, and what came of them.
+//!
+//! Results are read from the line of each test (`test one ... ok`), not from the summary: a test
+//! that starts a harness itself prints a second one. A test without a line has failed.
+
+use crate::error::Result;
+use crate::notice::{self, Kind};
+use crate::process::output;
+use std::collections::BTreeMap;
+use std::ops::AddAssign;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The tests of a program in the order in which they run, without those that are marked
+/// `#[ignore]`: other tests start them.
+///
+/// # Errors
+/// Those of [`output`].
+pub fn list(program: &Path) -> Result<Vec<String>> {
+    let names = |more: &[&str]| -> Result<Vec<String>> {
+        let mut command = Command::new(program);
+        command.args(["--list", "--format=terse"]).args(more);
+        Ok(listed(&String::from_utf8_lossy(&output(&mut command)?)))
+    };
+    let ignored = names(&["--ignored"])?;
+    let mut all = names(&[])?;
+    all.retain(|name| !ignored.contains(name));
+    Ok(all)
+}
+
+fn listed(text: &str) -> Vec<String> {
+    text.lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// What was counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Tests that passed.
+    pub passed: u64,
+    /// Tests that failed, and harnesses that did not come to their end.
+    pub failed: u64,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+}
+
+impl Tally {
+    /// Takes a line of a harness's output into account: its summary counts.
+    pub fn read(&mut self, line: &str) {
+        let Some((_, counts)) = line
+            .strip_prefix("test result: ")
+            .and_then(|rest| rest.split_once(". "))
+        else {
+            return;
+        };
+        for count in counts.split(';') {
+            let mut words = count.split_whitespace();
+            let number = words.next().and_then(|number| number.parse::<u64>().ok());
+            match (number, words.next()) {
+                (Some(number), Some("passed")) => self.passed += number,
+                (Some(number), Some("failed")) => self.failed += number,
+                _ => {}
+            }
+        }
+    }
+
+    /// A harness has ended: without success and without a failed test it counts as one.
+    pub fn end(&mut self, success: bool) {
+        if !success && self.failed == 0 {
+            self.failed = 1;
+        }
+    }
+}
+
+/// What one run of a harness in the lab host prints.
+#[derive(Debug)]
+pub struct Report {
+    /// The tests that were to run, in their order.
+    tests: Vec<String>,
+    results: BTreeMap<String, bool>,
+    took: Vec<(String, Duration)>,
+    /// When the test before this one ended.
+    last: Instant,
+    /// The failed test whose output is being read.
+    section: Option<String>,
+    faults: BTreeMap<String, String>,
+    notices: Vec<(Kind, String)>,
+}
+
+impl Report {
+    /// Of a run that begins now.
+    pub fn new(tests: &[String]) -> Self {
+        Self {
+            tests: tests.to_vec(),
+            results: BTreeMap::new(),
+            took: Vec::new(),
+            last: Instant::now(),
+            section: None,
+            faults: BTreeMap::new(),
+            notices: Vec::new(),
+        }
+    }
+
+    /// Takes a line of output into account.
+    pub fn read(&mut self, line: &str) {
+        if let Some((kind, text)) = notice::read(line) {
+            match (&self.section, kind) {
+                // The error of a failed test, which the harness repeats at its end.
+                (Some(test), Kind::EmulatorFault) => {
+                    self.faults
+                        .entry(test.clone())
+                        .or_insert_with(|| text.to_owned());
+                }
+                (Some(_), _) => {}
+                (None, kind) => self.notices.push((kind, text.to_owned())),
+            }
+        }
+        if let Some(title) = line
+            .strip_prefix("---- ")
+            .and_then(|rest| rest.strip_suffix(" stdout ----"))
+        {
+            self.section = Some(title.to_owned());
+        } else if line == "failures:" {
+            self.section = None;
+        }
+        let Some((name, result)) = result(line) else {
+            return;
+        };
+        // A test that runs a harness itself may print lines of other tests.
+        if self.tests.iter().any(|test| test == name) && !self.results.contains_key(name) {
+            let now = Instant::now();
+            self.results.insert(name.to_owned(), result);
+            self.took
+                .push((name.to_owned(), now.duration_since(self.last)));
+            self.last = now;
+        }
+    }
+
+    /// Tests that did not pass, with evidence of a known fault of the emulation where there is
+    /// some. A test without a result has failed.
+    pub fn failed(&self) -> Vec<(String, Option<String>)> {
+        self.tests
+            .iter()
+            .filter(|test| self.results.get(*test) != Some(&true))
+            .map(|test| (test.clone(), self.faults.get(test).cloned()))
+            .collect()
+    }
+
+    /// The first test without a result: the one that ran when the harness ended.
+    pub fn interrupted(&self) -> Option<usize> {
+        self.tests
+            .iter()
+            .position(|test| !self.results.contains_key(test))
+    }
+
+    /// A test's place in the order.
+    pub fn position(&self, test: &str) -> Option<usize> {
+        self.tests.iter().position(|one| one == test)
+    }
+
+    /// How many tests from that place on have not passed.
+    pub fn left_from(&self, index: usize) -> usize {
+        let rest = self.tests.get(index..).unwrap_or_default();
+        let passed = |test: &&String| self.results.get(*test) == Some(&true);
+        rest.len() - rest.iter().filter(passed).count()
+    }
+
+    /// How many passed and failed.
+    pub fn tally(&self) -> Tally {
+        let failed = u64::try_from(self.failed().len()).unwrap_or(u64::MAX);
+        let all = u64::try_from(self.tests.len()).unwrap_or(u64::MAX);
+        Tally {
+            passed: all.saturating_sub(failed),
+            failed,
+        }
+    }
+
+    /// How long each test took, from the result before it to its own.
+    pub fn took(&self) -> &[(String, Duration)] {
+        &self.took
+    }
+
+    /// Notices that tests printed while they ran.
+    pub fn notices(&self) -> &[(Kind, String)] {
+        &self.notices
+    }
+}
+
+/// The test of a result's line, and whether it passed.
+fn result(line: &str) -> Option<(&str, bool)> {
+    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    match rest.rsplit(' ').next() {
+        Some("ok") => Some((name, true)),
+        Some("FAILED") => Some((name, false)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(tests: &[&str], lines: &[&str]) -> Report {
+        let tests: Vec<String> = tests.iter().map(|test| (*test).to_owned()).collect();
+        let mut report = Report::new(&tests);
+        lines.iter().for_each(|line| report.read(line));
+        report
+    }
+
+    #[test]
+    fn lists_have_a_line_for_each_test() {
+        let text = "one: test\ntwo::inner: test\nfast: benchmark\n\n";
+        assert_eq!(listed(text), ["one", "two::inner"]);
+    }
+
+    #[test]
+    fn failed_tests_have_evidence_in_their_section_or_none() {
+        let report = report(
+            &["one", "two::inner", "three", "four"],
+            &[
+                "test one ... ok",
+                "lab: thinned: 1 of 2",
+                "test two::inner ... FAILED",
+                "test three ... FAILED",
+                "failures:",
+                "---- two::inner stdout ----",
+                "the guest fell silent: lab: emulator fault: exits 2000",
+                "---- three stdout ----",
+                "assertion failed",
+                "failures:",
+            ],
+        );
+        assert_eq!(
+            report.failed(),
+            [
+                ("two::inner".to_owned(), Some("exits 2000".to_owned())),
+                ("three".to_owned(), None),
+                // It printed no line.
+                ("four".to_owned(), None),
+            ]
+        );
+        let tally = report.tally();
+        assert_eq!((tally.passed, tally.failed), (1, 3));
+        assert_eq!(report.interrupted(), Some(3));
+        assert_eq!(report.notices(), [(Kind::Thinned, "1 of 2".to_owned())]);
+        assert_eq!(report.took().len(), 3);
+    }
+
+    #[test]
+    fn lines_of_an_inner_harness_do_not_count() {
+        let report = report(
+            &["outer", "last"],
+            &[
+                "test inner ... ok",
+                "test result: ok. 1 passed; 0 failed",
+                "test outer ... ok",
+                "test outer ... FAILED",
+                "test last ... ok",
+            ],
+        );
+        assert!(report.failed().is_empty());
+        assert_eq!(report.tally().passed, 2);
+    }
+
+    #[test]
+    fn summaries_of_unit_tests_add_up() {
+        let mut tally = Tally::default();
+        for line in [
+            "running 3 tests",
+            "test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 5 filtered out; finished in 0.00s",
+            "test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out",
+            "test result: ok. x passed; ; 3",
+        ] {
+            tally.read(line);
+        }
+        tally.end(false);
+        assert_eq!((tally.passed, tally.failed), (9, 1));
+    }
+
+    #[test]
+    fn a_harness_without_an_end_is_a_failure() {
+        let mut tally = Tally::default();
+        tally.read("test result: nonsense");
+        tally.end(false);
+        assert_eq!((tally.passed, tally.failed), (0, 1));
+    }
+}

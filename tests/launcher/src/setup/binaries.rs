@@ -1,0 +1,243 @@
+//! The project's own programs, built by cargo.
+//!
+//! Owns the calls of cargo. Programs are linked statically (see
+//! `.cargo/config.toml`), so the same file runs here, in the lab host and as a
+//! guest's init.
+
+use super::Profile;
+use crate::error::{Error, Result};
+use crate::files;
+use crate::process::die_with_parent;
+use crate::progress::Progress;
+use std::io::{BufRead as _, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// All packages. Each build names all of them: cargo chooses the features of shared dependencies
+/// by the packages of a build, and would build them again for another choice.
+pub const PACKAGES: [&str; 6] = ["vdpa", "devices", "vmm", "bellhop", "lab", "launcher"];
+
+/// A small test target. With a test among its targets cargo counts the features of
+/// development dependencies, so that programs and tests share one build of everything.
+const SMALL_TEST: &str = "skeleton_lab";
+
+/// The programs that the lab host needs.
+const PROGRAMS: [&str; 9] = [
+    "bellhop",
+    "lab-host",
+    "lab-guest",
+    "lab-demo",
+    "lab-bench",
+    "lab-curl",
+    "lab-holder",
+    "lab-machine",
+    "lab-vduse",
+];
+
+/// What cargo built for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A program.
+    Program,
+    /// Unit tests of a library or a program.
+    UnitTests,
+    /// A file of integration tests.
+    IntegrationTests,
+}
+
+/// One executable that cargo built.
+#[derive(Debug, Clone)]
+pub struct Built {
+    /// The target's name: a binary's, a library's or an integration test's.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+    /// The executable.
+    pub path: PathBuf,
+    /// The folder of its package.
+    pub package: PathBuf,
+}
+
+/// Builds the project's programs, and the test targets that cargo's words `tests` select.
+///
+/// # Errors
+/// Those of [`cargo`].
+pub fn programs(repository: &Path, profile: Profile, tests: &[String]) -> Result<Vec<Built>> {
+    let mut words = vec!["build"];
+    if profile == Profile::Release {
+        words.push("--release");
+    }
+    words.extend(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    words.extend(PROGRAMS.iter().flat_map(|program| ["--bin", program]));
+    words.extend(["--test", SMALL_TEST]);
+    words.extend(tests.iter().map(String::as_str));
+    cargo(repository, &words, "cargo")
+}
+
+/// Runs `cargo ARGUMENTS --message-format=json` in the repository and returns the executables it
+/// built or found up to date. Cargo's progress goes to the step's line, compiler diagnostics to
+/// the error.
+///
+/// # Errors
+/// [`Error::Start`]; [`Error::Program`] when something does not compile.
+fn cargo(repository: &Path, arguments: &[&str], what: &str) -> Result<Vec<Built>> {
+    let progress = Progress::start(what);
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(&program);
+    command
+        .args(arguments)
+        .arg("--message-format=json-render-diagnostics")
+        // Cargo draws its bar (`Building 120/215: vmm`) only where it knows the width.
+        .env("CARGO_TERM_PROGRESS_WHEN", "always")
+        .env("CARGO_TERM_PROGRESS_WIDTH", "100")
+        .current_dir(repository)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    for (name, _) in std::env::vars_os() {
+        // What the outer cargo set for this program must not change the
+        // fingerprints of the inner build.
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR")
+        {
+            command.env_remove(name);
+        }
+    }
+    let started = |source| Error::Start {
+        program: program.to_string_lossy().into_owned(),
+        source,
+    };
+    let mut child = die_with_parent(&mut command).spawn().map_err(started)?;
+    let (built, said) = std::thread::scope(|scope| {
+        let errors = child.stderr.take().map(|stderr| {
+            let progress = &progress;
+            scope.spawn(move || read_progress(stderr, progress))
+        });
+        let mut built = Vec::new();
+        if let Some(stdout) = child.stdout.take() {
+            for line in BufReader::new(stdout).lines().map_while(|line| line.ok()) {
+                built.extend(executable(&line));
+            }
+        }
+        let said = errors
+            .and_then(|errors| errors.join().ok())
+            .unwrap_or_default();
+        (built, said)
+    });
+    let status = child.wait().map_err(started)?;
+    if status.success() {
+        return Ok(built);
+    }
+    Err(Error::Program {
+        program: format!("cargo {}", arguments.join(" ")),
+        status: status.to_string(),
+        tail: files::last_lines(&said, 60),
+    })
+}
+
+/// Shows cargo's progress and returns its other lines. A bar ends with a carriage return, and the
+/// next output erases it.
+fn read_progress(stream: impl Read, progress: &Progress) -> String {
+    let mut said = String::new();
+    let mut line = Vec::new();
+    for byte in BufReader::new(stream).bytes().map_while(|byte| byte.ok()) {
+        if byte != b'\r' && byte != b'\n' {
+            line.push(byte);
+            continue;
+        }
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_start_matches("\u{1b}[K").trim_end();
+        match bar(text) {
+            Some(bar) => progress.line(bar),
+            None if text.trim().is_empty() => {}
+            None => {
+                progress.line(text.trim());
+                said.push_str(text);
+                said.push('\n');
+            }
+        }
+        line.clear();
+    }
+    said
+}
+
+/// What cargo's bar says: `120/215: vmm` of `Building [====> ] 120/215: vmm`.
+fn bar(line: &str) -> Option<&str> {
+    let (_, rest) = line
+        .trim_start()
+        .strip_prefix("Building [")?
+        .split_once(']')?;
+    Some(rest.trim())
+}
+
+/// The executable that a message of cargo's announces, if any.
+fn executable(message: &str) -> Option<Built> {
+    let message: serde_json::Value = serde_json::from_str(message).ok()?;
+    if message.get("reason")? != "compiler-artifact" {
+        return None;
+    }
+    let target = message.get("target")?;
+    let kind = match target.get("kind")?.get(0)?.as_str()? {
+        "test" => Kind::IntegrationTests,
+        _ if message.get("profile")?.get("test")? == true => Kind::UnitTests,
+        _ => Kind::Program,
+    };
+    let manifest = Path::new(message.get("manifest_path")?.as_str()?);
+    Some(Built {
+        name: target.get("name")?.as_str()?.to_owned(),
+        kind,
+        path: PathBuf::from(message.get("executable")?.as_str()?),
+        package: manifest.parent()?.to_path_buf(),
+    })
+}
+
+/// The program or the file of integration tests of the given name.
+///
+/// # Errors
+/// [`Error::Invalid`] when cargo built none of that name.
+pub fn find(built: &[Built], name: &str) -> Result<PathBuf> {
+    built
+        .iter()
+        .find(|built| built.name == name && built.kind != Kind::UnitTests)
+        .map(|built| built.path.clone())
+        .ok_or_else(|| Error::invalid("the build", format!("cargo built no {name}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_executables_count() {
+        let message = |kind: &str, test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","target":{{"name":"x","kind":["{kind}"]}},"profile":{{"test":{test}}},"manifest_path":"/p/Cargo.toml","executable":{executable}}}"#
+            )
+        };
+        let built = executable(&message("bin", false, r#""/t/x""#)).unwrap();
+        assert_eq!((built.name.as_str(), built.kind), ("x", Kind::Program));
+        assert_eq!((built.path, built.package), ("/t/x".into(), "/p".into()));
+        let kind = |kind, test| executable(&message(kind, test, r#""/t/x""#)).unwrap().kind;
+        assert_eq!(kind("lib", true), Kind::UnitTests);
+        assert_eq!(kind("test", true), Kind::IntegrationTests);
+        for line in [
+            message("lib", false, "null").as_str(),
+            r#"{"reason":"build-finished","success":true}"#,
+            "not json",
+            "",
+        ] {
+            assert!(executable(line).is_none());
+        }
+    }
+
+    #[test]
+    fn bars_are_progress_and_the_rest_is_kept() {
+        let progress = Progress::start("test");
+        let output = b"   Compiling a\n    Building [==>  ] 3/9: a, b\r\x1b[Kerror: no\n";
+        let said = read_progress(&output[..], &progress);
+        assert_eq!(said, "   Compiling a\nerror: no\n");
+        assert_eq!(bar("    Building [==>  ] 3/9: a"), Some("3/9: a"));
+        assert_eq!(bar("   Compiling a"), None);
+    }
+}

@@ -1,0 +1,182 @@
+//! How much time and disk space a preparation needs: which steps are not in the cache yet.
+//!
+//! Times are those of two idle cores and a near mirror. They feed the estimate of the progress
+//! display and nothing else.
+
+use super::{Needs, Profile, kernel, root};
+use crate::cache::{Cache, Entry};
+use crate::error::{Error, Result};
+use rustix::fs::statvfs;
+use std::path::Path;
+use std::time::Duration;
+
+/// Where nothing has to be built.
+const WARM: Duration = Duration::from_secs(10);
+
+/// A step that is not in the cache: how long it takes, and how much it leaves on the disk, in MiB.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    seconds: u64,
+    mebibytes: u64,
+}
+
+const ROOT: Step = Step {
+    seconds: 75,
+    mebibytes: 1300,
+};
+/// With the unpacked kernel source, which goes afterwards.
+const MODULES: Step = Step {
+    seconds: 60,
+    mebibytes: 1700,
+};
+const GUEST_KERNEL: Step = Step {
+    seconds: 300,
+    mebibytes: 2200,
+};
+const PROGRAMS: Step = Step {
+    seconds: 200,
+    mebibytes: 1500,
+};
+const RELEASE: Step = Step {
+    seconds: 420,
+    mebibytes: 1500,
+};
+/// All test targets beside the programs.
+const TESTS: Step = Step {
+    seconds: 180,
+    mebibytes: 3500,
+};
+
+/// The steps that are to be taken.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// For the cache.
+    host: Vec<Step>,
+    /// For cargo's target directory.
+    cargo: Vec<Step>,
+    target: std::path::PathBuf,
+}
+
+impl Plan {
+    /// Looks what is there.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a recipe that cannot be read.
+    pub(super) fn of(cache: &Cache, repository: &Path, needs: &Needs<'_>) -> Result<Self> {
+        let images = repository.join("images");
+        let hash = root::hash(&images)?;
+        let absent = |entry: &Entry, step| (!entry.is_complete()).then_some(step);
+        let modules = kernel::modules_hash(&hash, &images, &repository.join("tests/kmod"))?;
+        let guest = kernel::guest_hash(&hash, &images)?;
+        let mut host: Vec<Step> = [
+            absent(&cache.entry("root", &hash), ROOT),
+            absent(&cache.entry("modules", &modules), MODULES),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        if needs.guest_kernel {
+            host.extend(absent(&cache.entry("guest-kernel", &guest), GUEST_KERNEL));
+        }
+        let target = std::env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| repository.join("target"), Into::into);
+        let profile = match needs.profile {
+            Profile::Dev => ("debug", PROGRAMS),
+            Profile::Release => ("release", RELEASE),
+        };
+        let directory = target.join("x86_64-unknown-linux-gnu").join(profile.0);
+        let mut cargo = Vec::new();
+        if !directory.join("bellhop").exists() {
+            cargo.push(profile.1);
+            if !needs.tests.is_empty() {
+                cargo.push(TESTS);
+            }
+        }
+        Ok(Self {
+            host,
+            cargo,
+            target,
+        })
+    }
+
+    /// How long the steps take: both rows run at the same time and share the processors, so half
+    /// of the shorter one is added to the longer one.
+    pub(super) fn time(&self) -> Duration {
+        let seconds = |steps: &[Step]| steps.iter().map(|step| step.seconds).sum::<u64>();
+        let (host, cargo) = (seconds(&self.host), seconds(&self.cargo));
+        WARM + Duration::from_secs(host.max(cargo) + host.min(cargo) / 2)
+    }
+
+    /// Fails early where the disk has no room for what will be built.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] with the directory and how much it needs.
+    pub(super) fn check_disk(&self, cache: &Cache) -> Result<()> {
+        let needed = |steps: &[Step]| steps.iter().map(|step| step.mebibytes).sum::<u64>();
+        let (host, cargo) = (needed(&self.host), needed(&self.cargo));
+        let target = existing(&self.target);
+        let one_disk = device(cache.directory()) == device(target);
+        let (host, cargo) = if one_disk {
+            (host + cargo, 0)
+        } else {
+            (host, cargo)
+        };
+        check(cache.directory(), host, "the lab's cache")?;
+        check(target, cargo, "cargo's build directory")
+    }
+}
+
+/// The directory itself or the nearest one above it that exists.
+fn existing(path: &Path) -> &Path {
+    path.ancestors()
+        .find(|path| path.is_dir())
+        .unwrap_or(Path::new("/"))
+}
+
+fn device(path: &Path) -> Option<u64> {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata(path).ok().map(|data| data.dev())
+}
+
+fn check(directory: &Path, needed: u64, what: &str) -> Result<()> {
+    let state = statvfs(directory)
+        .map_err(|error| Error::file("find the free space of", directory)(error.into()))?;
+    let free = state.f_bavail.saturating_mul(state.f_frsize) >> 20;
+    if free >= needed {
+        return Ok(());
+    }
+    Err(Error::missing(
+        format!(
+            "{what} needs {needed} MiB in {}, and {free} MiB are free",
+            directory.display()
+        ),
+        "make room there (`cargo lab clean`, `cargo clean`), or choose another disk with \
+         XDG_CACHE_HOME and CARGO_TARGET_DIR",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_an_error_with_both_figures() {
+        let error = check(Path::new("/"), u64::MAX >> 20, "the cache").unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("the cache needs") && text.contains("are free"),
+            "{text}"
+        );
+        check(Path::new("/"), 0, "nothing").unwrap();
+    }
+
+    #[test]
+    fn rows_that_run_at_once_share_the_processors() {
+        let plan = Plan {
+            host: vec![ROOT, MODULES],
+            cargo: vec![PROGRAMS],
+            target: "/".into(),
+        };
+        assert_eq!(plan.time(), WARM + Duration::from_secs(200 + 135 / 2));
+    }
+}

@@ -1,0 +1,53 @@
+//! `cargo lab demo [--rig RIG] [--json]`: the main job, end to end.
+//!
+//! Owns the command line, which the program in the lab host (`lab-demo`) reads again, and the boot.
+
+use crate::agent::client::{self, Streams};
+use crate::error::{Error, Result};
+use crate::here::{self, HereArguments};
+use crate::host::LabHost;
+use crate::rig::Rig;
+use crate::setup::{Lab, Needs};
+use crate::verbs;
+
+/// Arguments of `cargo lab demo`.
+#[derive(Debug, clap::Args)]
+pub struct DemoArguments {
+    /// The result as one JSON object on the last line
+    #[arg(long)]
+    pub json: bool,
+    /// The lab host's equipment: sim (one guest on the kernel's simulator) or sriov (two guests on
+    /// virtual functions of one NIC)
+    #[arg(long, value_enum, default_value_t)]
+    pub rig: Rig,
+    #[command(flatten)]
+    here: HereArguments,
+}
+
+/// Runs the demo and returns its exit code.
+///
+/// # Errors
+/// [`Error::Usage`] for the rig `labnic`; those of [`Lab::prepare`] and [`LabHost::boot`].
+pub fn demo(arguments: &DemoArguments) -> Result<u8> {
+    if arguments.rig == Rig::Labnic {
+        return Err(Error::Usage(
+            "the demo has no part for the rig labnic: use sim or sriov".into(),
+        ));
+    }
+    let lab = Lab::prepare(&Needs::HOST)?;
+    let execute = verbs::own_command(&lab, "lab-demo")?;
+    if arguments.here.is_wanted() {
+        return here::run(&execute, None);
+    }
+    let mut host = LabHost::boot(&lab, arguments.rig)?;
+    eprintln!(
+        "{:>12}  Linux {} with {} processors, {}",
+        "lab host",
+        host.hello().kernel,
+        host.hello().processors,
+        host.accelerator()
+    );
+    let outcome = client::run(&mut host, execute, None, Streams::Own)?;
+    host.power_off()?;
+    Ok(outcome.exit_code())
+}

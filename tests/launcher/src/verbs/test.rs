@@ -1,0 +1,360 @@
+//! `cargo lab test [FILTER]`: the gate of the project's tests, or those that a filter names.
+//!
+//! ```text
+//!   build ─▶ list tests ─▶ unit and documentation tests, here ─▶ lab tests, in lanes
+//! ```
+//! Each lane has a lab host of its own, in which it runs one file of tests after the other, one
+//! test at a time. Without a filter the lab tests are those of the gate (`tests/gate`);
+//! `cargo lab soak` runs all of them. Nothing but zero failures ends with success.
+
+use crate::areas::{Area, test_names};
+use crate::endurance::DEFAULT_CYCLES;
+use crate::error::{Error, Result};
+use crate::here::{self, HereArguments};
+use crate::host;
+use crate::libtest::{self, Tally};
+use crate::process::die_with_parent;
+use crate::progress::Progress;
+use crate::rig::Rig;
+use crate::setup::binaries::{Built, Kind};
+use crate::setup::{self, Lab, Needs, Profile};
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+mod durations;
+mod emulator;
+mod gate;
+mod harness;
+mod lanes;
+mod queue;
+mod summary;
+mod transcript;
+
+use durations::Durations;
+use gate::Gate;
+use harness::Harness;
+use queue::{Queue, Task};
+use summary::Summary;
+
+/// Arguments of `cargo lab test`.
+#[derive(Debug, clap::Args)]
+pub struct TestArguments {
+    /// An area (skeleton, hardware, rings, mgmt, api, migration), one file of
+    /// tests in the lab (skeleton_boot), or a part of tests' names; the gate
+    /// without it
+    filter: Option<String>,
+    /// How often the tests that look for leaks repeat what they do
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value_t = DEFAULT_CYCLES)]
+    cycles: u32,
+    #[command(flatten)]
+    place: PlaceArguments,
+}
+
+/// Where tests run.
+#[derive(Debug, clap::Args)]
+pub(super) struct PlaceArguments {
+    /// The lab host's equipment, instead of what each file of tests asks for
+    #[arg(long, value_enum)]
+    rig: Option<Rig>,
+    /// How many lab hosts run tests at once (2, or 1 on a machine with one
+    /// processor or less than 8 GiB of memory, or if one file of tests is meant)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    lanes: Option<u8>,
+    #[command(flatten)]
+    here: HereArguments,
+}
+
+/// How much tests prove.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Effort {
+    /// See [`crate::endurance::cycles`].
+    pub(super) cycles: u32,
+    /// See [`crate::endurance::soak`]; all tests then, not only those of the gate.
+    pub(super) soak: bool,
+}
+
+/// Runs the tests; the exit code is 1 when one failed.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn test(arguments: &TestArguments) -> Result<u8> {
+    let effort = Effort {
+        cycles: arguments.cycles,
+        soak: false,
+    };
+    run(arguments.filter.as_deref(), effort, &arguments.place)
+}
+
+/// Runs the tests that a filter names; the exit code is 1 when one failed.
+///
+/// # Errors
+/// [`Error::Missing`] for a filter that matches no test; [`Error::Invalid`] for a gate that names a
+/// test which does not exist; those of [`Lab::prepare`] and of booting the lab host.
+pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) -> Result<u8> {
+    let repository = setup::repository()?;
+    let filter = Filter::of(filter, &repository)?;
+    let mut summary = Summary::default();
+    let lab = Lab::prepare(&Needs {
+        profile: Profile::Dev,
+        tests: &filter.cargo_words(&repository)?,
+        guest_kernel: true,
+    })?;
+    summary.phase("setup and build");
+    let gate = match filter {
+        Filter::All if !effort.soak => Some(Gate::read(&repository)?),
+        _ => None,
+    };
+    let listed = listed(&lab.built, &filter)?;
+    if let Some(gate) = &gate {
+        gate.check(&listed.lab)?;
+    }
+    let mut left_out = 0;
+    let mut harnesses = Vec::new();
+    let programs = lab.programs();
+    for (built, mut tests) in listed.lab {
+        if let Some(gate) = &gate {
+            let all = tests.len();
+            tests.retain(|test| gate.has(&built.name, test));
+            left_out += all - tests.len();
+        }
+        if !tests.is_empty() {
+            harnesses.push(Harness {
+                lab: &lab,
+                name: &built.name,
+                program: &built.path,
+                tests,
+                effort,
+                programs: &programs,
+            });
+        }
+    }
+    if harnesses.is_empty() && listed.unit.is_empty() {
+        return Err(Error::missing(
+            format!("no test has {:?} in its name", filter.text()),
+            "use an area (skeleton, hardware, rings, mgmt, api, migration), a file of tests or a \
+             part of a test's name",
+        ));
+    }
+    for (built, tests) in &listed.unit {
+        println!("lab: unit tests of {} ({})", built.name, tests.len());
+        let mut command = Command::new(&built.path);
+        command
+            .args(["--quiet"])
+            .args(Some(filter.text()).filter(|text| !text.is_empty()))
+            .current_dir(&built.package);
+        summary.tally += stream(&mut command)?;
+    }
+    if filter.includes_documentation() {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        command
+            .args(["test", "--doc", "--quiet", "--no-fail-fast", "--workspace"])
+            .current_dir(&repository);
+        summary.tally += stream(&mut command)?;
+    }
+    summary.phase("unit and documentation tests");
+    if place.here.is_wanted() {
+        for harness in &harnesses {
+            println!("lab: {}, on this machine", harness.name);
+            summary.tally += run_here(harness)?;
+        }
+    } else if !harnesses.is_empty() {
+        in_lanes(&lab, harnesses, place, &mut summary)?;
+        summary.phase("lab tests");
+    }
+    summary.left_out = left_out;
+    Ok(summary.end(effort))
+}
+
+/// Which tests are meant.
+#[derive(Debug, PartialEq, Eq)]
+enum Filter {
+    /// Those of the gate, or of a soak all.
+    All,
+    Area(Area),
+    /// One file of lab tests.
+    File(String),
+    /// Those that have it in their name.
+    Part(String),
+}
+
+impl Filter {
+    fn of(text: Option<&str>, repository: &Path) -> Result<Self> {
+        let Some(text) = text else {
+            return Ok(Self::All);
+        };
+        if let Some(area) = Area::named(text) {
+            return Ok(Self::Area(area));
+        }
+        let text = text.to_owned();
+        Ok(if test_names(repository)?.contains(&text) {
+            Self::File(text)
+        } else {
+            Self::Part(text)
+        })
+    }
+
+    /// What cargo is to build beside the programs.
+    fn cargo_words(&self, repository: &Path) -> Result<Vec<String>> {
+        let files = match self {
+            Self::File(name) => vec![name.clone()],
+            Self::Area(area) => area.lab_tests(repository)?,
+            Self::All | Self::Part(_) => test_names(repository)?,
+        };
+        let mut words: Vec<String> = match self {
+            // Unit tests of libraries and programs; lab tests have `test = false`.
+            Self::All | Self::Part(_) => vec!["--tests".into()],
+            Self::Area(_) | Self::File(_) => Vec::new(),
+        };
+        for file in files {
+            words.extend(["--test".into(), file]);
+        }
+        Ok(words)
+    }
+
+    fn includes(&self, file: &str, test: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Area(area) => Area::of_test(file) == Some(*area),
+            Self::File(name) => file == name,
+            Self::Part(part) => test.contains(part.as_str()),
+        }
+    }
+
+    /// What a harness takes as its filter.
+    fn text(&self) -> &str {
+        match self {
+            Self::Part(part) => part,
+            Self::All | Self::Area(_) | Self::File(_) => "",
+        }
+    }
+
+    /// Names of documentation tests are their places in files; a filter never means them.
+    fn includes_documentation(&self) -> bool {
+        *self == Self::All
+    }
+}
+
+/// What is to be run: executables and the tests of each, in the order in which they run.
+#[derive(Debug, Default)]
+struct Listed<'a> {
+    unit: Vec<(&'a Built, Vec<String>)>,
+    lab: Vec<(&'a Built, Vec<String>)>,
+}
+
+/// Asks each test program for its tests. All are linked statically, so they run here.
+fn listed<'a>(built: &'a [Built], filter: &Filter) -> Result<Listed<'a>> {
+    let _progress = Progress::start("listing tests");
+    let mut all = Listed::default();
+    for built in built {
+        let list = match built.kind {
+            Kind::Program => continue,
+            Kind::UnitTests => &mut all.unit,
+            Kind::IntegrationTests => &mut all.lab,
+        };
+        let mut tests = libtest::list(&built.path)?;
+        tests.retain(|test| filter.includes(&built.name, test));
+        if !tests.is_empty() {
+            list.push((built, tests));
+        }
+    }
+    Ok(all)
+}
+
+/// Runs a program, shows its output as it comes, and counts.
+fn stream(command: &mut Command) -> Result<Tally> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let started = |source| Error::Start {
+        program: program.clone(),
+        source,
+    };
+    let mut child = die_with_parent(command)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(started)?;
+    let mut tally = Tally::default();
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output)
+            .split(b'\n')
+            .map_while(|line| line.ok())
+        {
+            let line = String::from_utf8_lossy(&line);
+            println!("{line}");
+            tally.read(&line);
+        }
+    }
+    let status = child.wait().map_err(started)?;
+    tally.end(status.success());
+    Ok(tally)
+}
+
+fn in_lanes(
+    lab: &Lab,
+    harnesses: Vec<Harness<'_>>,
+    place: &PlaceArguments,
+    summary: &mut Summary,
+) -> Result<()> {
+    let count = harnesses.len();
+    let lanes = place.lanes.unwrap_or_else(host::hosts_at_once);
+    // No more of them than there are files of tests.
+    let lanes = u8::try_from(count).map_or(lanes, |count| lanes.min(count));
+    let mut durations = Durations::open(&lab.cache);
+    let tasks: Vec<_> = harnesses
+        .into_iter()
+        .map(|harness| Task {
+            rig: place.rig.unwrap_or_else(|| Rig::of_test(harness.name)),
+            expected: durations.of_file(harness.name, &harness.tests),
+            harness,
+        })
+        .collect();
+    let work: Duration = tasks.iter().map(|task| task.expected).sum();
+    eprintln!(
+        "lab: {count} files of tests in {lanes} lab host(s) at once, about {} s",
+        work.as_secs() / u64::from(lanes.max(1))
+    );
+    let begun = Instant::now();
+    let ended = lanes::run(lab, Queue::new(tasks, lanes))?;
+    durations.remember(&ended.took);
+    eprintln!(
+        "lab: {count} files of tests took {} s, {} s of all lanes together",
+        begun.elapsed().as_secs(),
+        ended.lane_time.as_secs()
+    );
+    summary.take(ended);
+    Ok(())
+}
+
+fn run_here(harness: &Harness<'_>) -> Result<Tally> {
+    let execute = harness.execute(&harness.tests)?;
+    here::check()?;
+    let mut command = Command::new(harness.program);
+    command
+        .args(execute.arguments.get(1..).unwrap_or_default())
+        .envs(&execute.environment)
+        .env("BELLHOP_LAB", "here")
+        .current_dir(&execute.directory);
+    stream(&mut command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_is_an_area_a_file_or_a_part_of_a_name() {
+        let repository = setup::repository().unwrap();
+        let filter = |text| Filter::of(text, &repository).unwrap();
+        assert_eq!(filter(None), Filter::All);
+        assert_eq!(filter(Some("rings")), Filter::Area(Area::Rings));
+        let file = filter(Some("skeleton_boot"));
+        assert_eq!(file, Filter::File("skeleton_boot".into()));
+        assert!(file.includes("skeleton_boot", "x") && !file.includes("skeleton_net", "x"));
+        let words = file.cargo_words(&repository).unwrap();
+        assert_eq!(words, ["--test", "skeleton_boot"]);
+        let part = filter(Some("reboot"));
+        assert!(part.includes("any", "a_reboot") && !part.includes("reboot", "other"));
+        assert_eq!(part.cargo_words(&repository).unwrap()[0], "--tests");
+    }
+}

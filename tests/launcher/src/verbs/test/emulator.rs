@@ -1,0 +1,75 @@
+//! Known faults of the emulated lab host, recognised by what its kernel printed last.
+//!
+//! QEMU's emulation of nested virtualization loses an interrupt between processors now and then,
+//! or runs a processor with another one's state (tests/README.md). A crash with one of Bellhop's
+//! drivers on the stack is never counted as such a fault: Bellhop may have caused it.
+
+/// Lines of a console that are searched.
+const SEARCHED: usize = 200;
+
+/// A processor that waits for another one's answer to an interrupt, for ever.
+const LOST_INTERRUPT: [&str; 2] = ["soft lockup", "smp_call_function"];
+
+/// A stack, or state of a processor, that no code of the kernel wrote.
+const FOREIGN_STATE: [&str; 3] = [
+    "corrupted stack end",
+    "kernel stack overflow",
+    "double fault",
+];
+
+/// What Bellhop uses in the kernel.
+const OWN_DRIVERS: [&str; 7] = [
+    "vhost",
+    "vdpa",
+    "vringh",
+    "labnic",
+    "vduse",
+    "iommu",
+    "netdevsim",
+];
+
+/// Evidence of a known fault in the console of a host that was lost.
+pub(super) fn fault(console: &str) -> Option<String> {
+    let lines: Vec<&str> = console.lines().collect();
+    let lines = &lines[lines.len().saturating_sub(SEARCHED)..];
+    let begin = lines
+        .iter()
+        .position(|line| line.contains("BUG:") || line.contains("Kernel panic"))?;
+    let crash = &lines[begin..];
+    let has = |word: &str| crash.iter().find(|line| line.contains(word));
+    // Frames of the stack have an offset; the list of loaded modules names drivers, too.
+    let own = crash
+        .iter()
+        .any(|line| line.contains("+0x") && OWN_DRIVERS.iter().any(|driver| line.contains(driver)));
+    if own {
+        return None;
+    }
+    let lost = LOST_INTERRUPT.iter().all(|word| has(word).is_some());
+    let line = if lost {
+        has(LOST_INTERRUPT[0])
+    } else {
+        FOREIGN_STATE.iter().find_map(|word| has(word))
+    };
+    line.map(|line| line.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_known_faults_count() {
+        let lost = "watchdog: BUG: soft lockup - CPU#0 stuck for 60s!\n\
+                    RIP: 0010:smp_call_function_many_cond+0x123/0x500";
+        assert!(fault(lost).is_some());
+        let stack =
+            "[  9.1] BUG: unable to handle page fault\nKernel panic: corrupted stack end detected";
+        assert!(fault(stack).unwrap().contains("corrupted stack end"));
+        let own = format!("{stack}\n vhost_vdpa_release+0x20/0x40");
+        assert!(fault(&own).is_none());
+        let listed = format!("{stack}\nModules linked in: vhost_vdpa vdpa_sim");
+        assert!(fault(&listed).is_some());
+        assert!(fault("BUG: kernel NULL pointer dereference").is_none());
+        assert!(fault("all is well").is_none());
+    }
+}

@@ -1,0 +1,290 @@
+//! Files of tests in the lab host, and the one retry that a known fault of the emulation allows.
+//!
+//! ```text
+//!   run ──▶ all passed ────────────────────────────▶ next file, same host
+//!    │
+//!    ├────▶ failed, evidence for each failed test ─▶ once more in a fresh host, up to the last
+//!    │      (emulated hosts only)                    failed test, in the same order: counts
+//!    └────▶ failed ────────────────────────────────▶ counts
+//! ```
+//! QEMU's emulation of nested virtualization loses guests, and sometimes the host, now and then
+//! (tests/README.md). Evidence is what KVM counted and traced of a guest (crate `lab`, in the test's
+//! error), or the host's console (`emulator.rs`). A test's name never is. On real KVM there is no
+//! retry.
+
+use super::transcript::Transcript;
+use super::{Effort, emulator};
+use crate::accelerator::Accelerator;
+use crate::agent::client::{self, Outcome, Printed, Streams};
+use crate::agent::protocol::Execute;
+use crate::endurance::{CYCLES, DEFAULT_CYCLES, SOAK};
+use crate::error::{Error, Result};
+use crate::files;
+use crate::host::LabHost;
+use crate::libtest::{Report, Tally};
+use crate::notice::Kind;
+use crate::progress;
+use crate::rig::Rig;
+use crate::setup::Lab;
+use crate::verbs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long one harness may take in the lab host for each of the times that its tests repeat what
+/// they do; three times what the longest one takes in an emulated host beside another one.
+const LIMIT_EACH: Duration = Duration::from_secs(200);
+
+/// One call of a file of tests.
+#[derive(Debug, Clone)]
+pub(super) struct Harness<'a> {
+    pub(super) lab: &'a Lab,
+    pub(super) name: &'a str,
+    pub(super) program: &'a Path,
+    /// The tests to run, in the harness's order.
+    pub(super) tests: Vec<String>,
+    pub(super) effort: Effort,
+    /// Programs besides Bellhop that tests start: they must not change meanwhile.
+    pub(super) programs: &'a [String],
+}
+
+impl Harness<'_> {
+    /// The command for the lab host that runs these tests.
+    ///
+    /// # Errors
+    /// Those of [`verbs::command`].
+    pub(super) fn execute(&self, tests: &[String]) -> Result<Execute> {
+        let mut command = vec![
+            self.program.to_string_lossy().into_owned(),
+            "--test-threads=1".into(),
+            "--exact".into(),
+        ];
+        command.extend_from_slice(tests);
+        let mut execute = verbs::command(self.lab, command)?;
+        let Effort { cycles, soak } = self.effort;
+        execute
+            .environment
+            .insert(CYCLES.into(), cycles.to_string());
+        if soak {
+            execute.environment.insert(SOAK.into(), "1".into());
+        }
+        execute.held.extend_from_slice(self.programs);
+        Ok(execute)
+    }
+
+    /// How long it may take.
+    fn limit(&self) -> Duration {
+        let times = if self.effort.soak { 3 } else { 1 };
+        LIMIT_EACH * self.effort.cycles.max(DEFAULT_CYCLES) * times
+    }
+}
+
+/// One lane: its present lab host, and what came of its files of tests so far.
+#[derive(Debug)]
+pub(super) struct LabRun<'a> {
+    lab: &'a Lab,
+    /// How many lanes there are. One alone prints each line at once.
+    lanes: u8,
+    host: Option<(Rig, LabHost)>,
+    ended: Ended,
+}
+
+/// What came of one lane, or of all.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    pub(super) tally: Tally,
+    /// What was run again, with the evidence; boots included.
+    pub(super) retries: Vec<String>,
+    /// How long each test took, as `file::test`.
+    pub(super) took: Vec<(String, Duration)>,
+    pub(super) notices: Vec<(Kind, String)>,
+    /// All that the lanes spent.
+    pub(super) lane_time: Duration,
+}
+
+impl Ended {
+    /// Adds another lane's.
+    pub(super) fn add(&mut self, other: Self) {
+        self.tally += other.tally;
+        self.retries.extend(other.retries);
+        self.took.extend(other.took);
+        self.notices.extend(other.notices);
+        self.lane_time += other.lane_time;
+    }
+}
+
+/// How one run of a harness went.
+struct Attempt {
+    report: Report,
+    /// It did not come to its end, with evidence of a known fault where there is some.
+    cut_short: Option<Option<String>>,
+    emulated: bool,
+}
+
+impl Attempt {
+    /// Each failed test's evidence, if all of them have some and this host's faults may be the
+    /// emulation's. The tests up to the last failed one are to run again.
+    fn excuse(&self) -> Option<(usize, Vec<String>)> {
+        if !self.emulated {
+            return None;
+        }
+        let tests = self.report.failed();
+        if let Some(evidence) = &self.cut_short {
+            // Tests behind the interrupted one did not run; those before it must have passed.
+            let index = self.report.interrupted()?;
+            let evidence = evidence.clone()?;
+            let before = tests.len() - self.report.left_from(index);
+            return (before == 0).then(|| (index, vec![evidence]));
+        }
+        let last = self.report.position(&tests.last()?.0)?;
+        let evidence: Option<Vec<String>> = tests
+            .into_iter()
+            .map(|(test, evidence)| Some(format!("{test}: {}", evidence?)))
+            .collect();
+        Some((last, evidence?))
+    }
+}
+
+impl<'a> LabRun<'a> {
+    pub(super) fn new(lab: &'a Lab, lanes: u8) -> Self {
+        Self {
+            lab,
+            lanes,
+            host: None,
+            ended: Ended::default(),
+        }
+    }
+
+    /// Runs a file of tests, and what a known fault of the emulation failed once more.
+    ///
+    /// # Errors
+    /// Those of [`LabHost::boot_beside`] and of the connection with the host.
+    pub(super) fn run(&mut self, harness: &Harness<'_>, rig: Rig) -> Result<()> {
+        let begun = Instant::now();
+        let first = self.attempt(harness, &harness.tests, rig)?;
+        let mut tally = first.report.tally();
+        if let Some((last, evidence)) = first.excuse() {
+            let again = harness.tests.get(..=last).unwrap_or(&harness.tests);
+            for evidence in &evidence {
+                let retry = format!("{}: {evidence}", harness.name);
+                progress::around(|| println!("lab: once more in a fresh host: {retry}"));
+                self.ended.retries.push(retry);
+            }
+            // Whatever made it fail is not left behind in there.
+            self.power_off()?;
+            // After a cut the rest of the file has to run, too.
+            let again = if first.cut_short.is_some() {
+                &harness.tests
+            } else {
+                again
+            };
+            let failed = self.attempt(harness, again, rig)?.report.tally().failed;
+            tally.passed += tally.failed.saturating_sub(failed);
+            tally.failed = failed;
+        }
+        self.ended.tally += tally;
+        self.ended.lane_time += begun.elapsed();
+        Ok(())
+    }
+
+    fn attempt(&mut self, harness: &Harness<'_>, tests: &[String], rig: Rig) -> Result<Attempt> {
+        let mut host = self.host_with(rig)?;
+        let emulated = host.accelerator() == Accelerator::Tcg;
+        let mut report = Report::new(tests);
+        let mut transcript = Transcript::new(self.lanes > 1);
+        let mut line = |printed, line: &str| {
+            report.read(line);
+            transcript.line(printed, line);
+        };
+        let begun = Instant::now();
+        let outcome = client::run(
+            &mut host,
+            harness.execute(tests)?,
+            Some(harness.limit()),
+            Streams::Lines(&mut line),
+        );
+        let mut cut_short = None;
+        match outcome {
+            // One that a harness broke is not the next one's problem.
+            Ok(Outcome::TimedOut) => {
+                let line = "lab: the file of tests took too long";
+                transcript.line(Printed::Error, line);
+                cut_short = Some(None);
+            }
+            Ok(Outcome::Ended(_)) => self.host = Some((rig, host)),
+            Err(error @ Error::HostLost { .. }) => {
+                let lost = crate::error::report(&error);
+                transcript.line(Printed::Error, &format!("lab: {lost}"));
+                let console = files::read_text(host.keep_console()).unwrap_or_default();
+                let shown = files::last_lines(&console, 40);
+                for text in shown.lines() {
+                    transcript.line(Printed::Error, text);
+                }
+                let fault = emulator::fault(&console);
+                cut_short = Some(fault.map(|fault| format!("lab host: {fault}")));
+            }
+            Err(error) => return Err(error),
+        }
+        transcript.show(&format!(
+            "lab: {}, with the rig {}, took {:.1} s",
+            harness.name,
+            rig.name(),
+            begun.elapsed().as_secs_f64()
+        ));
+        for (test, took) in report.took() {
+            let name = format!("{}::{test}", harness.name);
+            self.ended.took.push((name, *took));
+        }
+        for (kind, text) in report.notices() {
+            let text = format!("{}: {text}", harness.name);
+            if *kind == Kind::Retried {
+                self.ended.retries.push(text);
+            } else {
+                self.ended.notices.push((*kind, text));
+            }
+        }
+        Ok(Attempt {
+            report,
+            cut_short,
+            emulated,
+        })
+    }
+
+    /// The running host if it has the rig, else a new one.
+    fn host_with(&mut self, rig: Rig) -> Result<LabHost> {
+        if let Some((_, host)) = self.host.take_if(|(has, _)| *has == rig) {
+            return Ok(host);
+        }
+        self.power_off()?;
+        let host = LabHost::boot_beside(self.lab, rig, self.lanes)?;
+        for _ in 0..host.retries() {
+            self.ended
+                .retries
+                .push(format!("boot of a lab host with the rig {}", rig.name()));
+        }
+        Ok(host)
+    }
+
+    fn power_off(&mut self) -> Result<()> {
+        match self.host.take() {
+            // It has done its work: that it hangs now says nothing of any test.
+            Some((_, host)) => match host.power_off() {
+                Err(error @ Error::HostLost { .. }) => {
+                    let report = crate::error::report(&error);
+                    progress::around(|| eprintln!("lab: {report}"));
+                    Ok(())
+                }
+                other => other,
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// Switches the host off and gives what came of it all.
+    ///
+    /// # Errors
+    /// Those of [`LabHost::power_off`].
+    pub(super) fn end(mut self) -> Result<Ended> {
+        self.power_off()?;
+        Ok(self.ended)
+    }
+}

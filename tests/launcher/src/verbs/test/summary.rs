@@ -1,0 +1,105 @@
+//! The end of a run: its phases, its slowest tests, its retries with their evidence, and what it
+//! did not prove.
+//!
+//! The last but one line is `N passed, N failed`; the last one counts retries and thinned claims.
+
+use super::Effort;
+use super::harness::Ended;
+use crate::libtest::Tally;
+use crate::notice::Kind;
+use std::time::{Duration, Instant};
+
+/// Slowest tests that are shown.
+const SLOWEST: usize = 10;
+
+/// More retries than that fail the run: the emulation is not that unreliable.
+const RETRIES_MAX: usize = 4;
+
+/// What a run came to so far.
+#[derive(Debug)]
+pub(super) struct Summary {
+    pub(super) tally: Tally,
+    /// Lab tests that the gate leaves out.
+    pub(super) left_out: usize,
+    ended: Ended,
+    phases: Vec<(&'static str, Duration)>,
+    last: Instant,
+}
+
+impl Default for Summary {
+    fn default() -> Self {
+        Self {
+            tally: Tally::default(),
+            left_out: 0,
+            ended: Ended::default(),
+            phases: Vec::new(),
+            last: Instant::now(),
+        }
+    }
+}
+
+impl Summary {
+    /// A phase has ended.
+    pub(super) fn phase(&mut self, name: &'static str) {
+        let now = Instant::now();
+        self.phases.push((name, now.duration_since(self.last)));
+        self.last = now;
+    }
+
+    /// Takes over what came of the lab tests.
+    pub(super) fn take(&mut self, ended: Ended) {
+        self.tally += ended.tally;
+        self.ended = ended;
+    }
+
+    /// Prints all of it and gives the exit code.
+    pub(super) fn end(mut self, effort: Effort) -> u8 {
+        let phases: Vec<String> = self
+            .phases
+            .iter()
+            .map(|(name, took)| format!("{name} {} s", took.as_secs()))
+            .collect();
+        println!("\nlab: phases: {}", phases.join(", "));
+        self.ended
+            .took
+            .sort_by_key(|(_, took)| std::cmp::Reverse(*took));
+        for (test, took) in self.ended.took.iter().take(SLOWEST) {
+            println!("lab: slow: {:>6.1} s  {test}", took.as_secs_f64());
+        }
+        let mut thinned = 0_usize;
+        for (kind, text) in &self.ended.notices {
+            match kind {
+                Kind::Thinned => {
+                    thinned += 1;
+                    println!("lab: thinned: {text}");
+                }
+                Kind::LeftBehind => {
+                    println!("lab: left behind: {text}");
+                    self.tally.failed += 1;
+                }
+                Kind::Figure => println!("lab: figure: {text}"),
+                // Counted as a retry, with its evidence.
+                Kind::Retried | Kind::EmulatorFault => {}
+            }
+        }
+        for retry in &self.ended.retries {
+            println!("lab: retry: {retry}");
+        }
+        let retries = self.ended.retries.len();
+        let max = if effort.soak {
+            4 * RETRIES_MAX
+        } else {
+            RETRIES_MAX
+        };
+        if retries > max {
+            println!("lab: {retries} retries are more than {max}: the run has failed");
+            self.tally.failed += 1;
+        }
+        println!("{} passed, {} failed", self.tally.passed, self.tally.failed);
+        println!(
+            "lab: {retries} retries, {thinned} claims thinned, {} lab tests left to `cargo lab soak`",
+            self.left_out
+        );
+        u8::from(self.tally.failed > 0)
+    }
+}

@@ -1,7 +1,0 @@
-//! The `lab` command; `cargo lab` runs it.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    lab::verbs::main()
-}

@@ -1,0 +1,116 @@
+//! Known faults of the emulation in the evidence that was taken of a guest.
+//!
+//! QEMU's emulation of nested virtualization runs a guest's processor with the lab host's registers
+//! now and then (tests/README.md). Two signatures are known:
+//! * the vCPU never gets anywhere: KVM counts exits without end, one emulated instruction or one
+//!   injected exception for each, and no interrupt reaches the guest ([`crate::kvm_glimpse`]);
+//! * the vCPU triple-faults: Bellhop logs the registers, and either CR3 is outside of any guest's
+//!   memory, or KVM has reset the registers, as it does where the VMCB is lost.
+//!
+//! Must not look at a test's name or result.
+
+/// Fewer exits in the moment of a glimpse are no endless loop.
+const MANY: u64 = 500;
+
+/// No guest of the lab has so much memory.
+const BEYOND_MEMORY: u64 = 1 << 40;
+
+/// The signature of a known fault in the text, in one line.
+pub fn fault(text: &str) -> Option<String> {
+    endless_exits(text).or_else(|| text.lines().find_map(lost_registers))
+}
+
+/// In the two lines of counters of [`crate::kvm_glimpse::glimpse`].
+fn endless_exits(text: &str) -> Option<String> {
+    let counters = |prefix: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(prefix));
+        line.unwrap_or_default()
+            .split(';')
+            .filter_map(|machine| machine.split_once(':'))
+            .map(|(name, counters)| (name.trim(), counters))
+            .collect::<Vec<_>>()
+    };
+    let after = counters("and then ");
+    // Events of the moment: `{"kvm_exit": 12, "kvm_inj_exception": 12}`.
+    let event = |name: &str| {
+        let (_, rest) = text.split_once(&format!("\"{name}\": "))?;
+        let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+        digits.parse::<u64>().ok()
+    };
+    let injected = event("kvm_inj_exception").unwrap_or(0);
+    counters("KVM counted ")
+        .into_iter()
+        .find_map(|(name, before)| {
+            let (_, after) = after.iter().find(|(other, _)| *other == name)?;
+            let grown =
+                |counter| Some(value(after, counter)?.saturating_sub(value(before, counter)?));
+            let exits = grown("exits")?;
+            let emulated = grown("insn_emulation")?;
+            let interrupts = grown("irq_injections")?;
+            let stuck = exits >= MANY
+                && interrupts == 0
+                && (emulated >= exits / 10 * 9 || injected >= exits / 10 * 9);
+            stuck.then(|| {
+                format!(
+                    "vCPU in an endless loop: {exits} exits, {emulated} emulated instructions, \
+                 {injected} injected exceptions, no interrupt ({name})"
+                )
+            })
+        })
+}
+
+/// The number behind a counter's name: `exits 12`.
+fn value(counters: &str, name: &str) -> Option<u64> {
+    let mut words = counters.split_whitespace();
+    words.find(|word| *word == name)?;
+    words.next()?.parse().ok()
+}
+
+/// In Bellhop's line `vcpu0 registers: rip=0x… … cr3=0x…`.
+fn lost_registers(line: &str) -> Option<String> {
+    let (_, registers) = line.split_once(" registers: rip=")?;
+    let cr3 = registers
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("cr3=0x"))
+        .and_then(|digits| u64::from_str_radix(digits, 16).ok())?;
+    let reset = registers.contains("after the reset that KVM does at a triple fault");
+    (reset || cr3 >= BEYOND_MEMORY).then(|| format!("registers lost: rip={}", registers.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn glimpse(emulated: u64, interrupts: u64, injected: u64) -> String {
+        format!(
+            "KVM counted 7-9: exits 100 halt_exits 1 insn_emulation 5 irq_injections 3 \
+             irq_window_exits 0; 8-1: exits 5 halt_exits 2 insn_emulation 1 irq_injections 1 ; \n\
+             and then    7-9: exits 2100 halt_exits 1 insn_emulation {} irq_injections {} \
+             irq_window_exits 0; 8-1: exits 9 halt_exits 4 insn_emulation 1 irq_injections 2 ; \n\
+             {{\"kvm_exit\": 2000, \"kvm_inj_exception\": {injected}}}\n",
+            5 + emulated,
+            3 + interrupts
+        )
+    }
+
+    #[test]
+    fn an_endless_loop_is_known_by_its_counters() {
+        assert!(fault(&glimpse(1990, 0, 0)).unwrap().contains("7-9"));
+        assert!(fault(&glimpse(0, 0, 1990)).is_some());
+        // A guest that works, and one that waits.
+        assert_eq!(fault(&glimpse(1990, 1, 0)), None);
+        assert_eq!(fault(&glimpse(100, 0, 100)), None);
+        assert_eq!(fault("KVM counted \nand then \n{}"), None);
+    }
+
+    #[test]
+    fn lost_registers_are_known_by_their_values() {
+        let line =
+            |cr3: &str, note: &str| format!("ERROR vcpu0 registers: rip=0x10 cr3={cr3}{note}");
+        assert!(fault(&line("0x7f0000001000", "")).is_some());
+        let reset = " (after the reset that KVM does at a triple fault on AMD processors; lost)";
+        assert!(fault(&line("0x0", reset)).is_some());
+        assert_eq!(fault(&line("0x2600000", "")), None);
+        assert_eq!(fault("a guest that prints registers: rip=x"), None);
+    }
+}
