@@ -92,7 +92,7 @@ impl IntoResponse for EventsError {
 /// Server-Sent Events: `data` is an `Event`, `id` its generation. With the header `Last-Event-ID` it goes on after that
 /// one; if what came since is not all kept any more (1024 events are), the event `lost` comes first, and what is of interest
 /// is to be read again. A comment comes every 15 s. The stream ends after 5 minutes at the latest: connect again.
-#[utoipa::path(get, path = "/v1/events",
+#[utoipa::path(get, path = "/v1/events", operation_id = "watch_events",
     params(("Last-Event-ID" = Option<u64>, Header, description = "The generation of the last event that was read; without it only new events come")),
     responses(
     (status = 200, description = "The stream; each `data` is an event", body = Event, content_type = "text/event-stream"),

@@ -16,7 +16,7 @@ use crate::commands::vf;
 use crate::listing::Listing;
 
 /// PCI functions that can have virtual functions, and these
-#[utoipa::path(get, path = "/v1/functions", responses(
+#[utoipa::path(get, path = "/v1/functions", operation_id = "list_functions", responses(
     (status = 200, description = "As `bellhop vf show -j`: `{\"vf\": {\"pci/ADDRESS\": …}}`", body = serde_json::Value),
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
     (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
@@ -27,7 +27,7 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementEr
 }
 
 /// One PCI function, and its virtual functions if it has some
-#[utoipa::path(get, path = "/v1/functions/{address}", params(
+#[utoipa::path(get, path = "/v1/functions/{address}", operation_id = "get_function", params(
         ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$", description = "Its address, such as `0000:01:00.0`"),
     ), responses(
     (status = 200, description = "As `bellhop vf show pci/ADDRESS -j`", body = serde_json::Value),
@@ -57,7 +57,7 @@ pub(super) struct FunctionChange {
 ///
 /// The kernel changes a number only from 0 and to 0, so all that are there go first. Nobody may be using one, and no NIC
 /// may be made on one.
-#[utoipa::path(patch, path = "/v1/functions/{address}", params(
+#[utoipa::path(patch, path = "/v1/functions/{address}", operation_id = "patch_function", params(
         ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$", description = "The address of the physical function, such as `0000:01:00.0`"),
     ), request_body = FunctionChange, responses(
     (status = 200, description = "The function and its virtual ones, as they are now", body = serde_json::Value),

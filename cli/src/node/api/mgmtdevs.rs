@@ -44,7 +44,7 @@ pub(super) struct MgmtdevInfo {
 /// What vDPA devices can be made on
 ///
 /// Without the kernel's vDPA management (`modprobe vdpa`) there is none.
-#[utoipa::path(get, path = "/v1/mgmtdevs", responses(
+#[utoipa::path(get, path = "/v1/mgmtdevs", operation_id = "list_mgmtdevs", responses(
     (status = 200, description = "All management devices", body = MgmtdevListing),
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
     (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),

@@ -129,4 +129,11 @@ mod tests {
         let served = serde_json::from_str(openapi::document()).unwrap();
         assert_eq!(description::faults(&served), Vec::<String>::new());
     }
+
+    #[test]
+    fn operation_ids_are_unique_and_name_verb_and_object() {
+        let served = serde_json::from_str(openapi::document()).unwrap();
+        let faults = description::operation_id_faults(&served);
+        assert_eq!(faults, Vec::<String>::new());
+    }
 }

@@ -11,7 +11,7 @@ use crate::commands::nic;
 use crate::listing::Listing;
 
 /// NICs that were made here, those that are half made, too
-#[utoipa::path(get, path = "/v1/nics", responses(
+#[utoipa::path(get, path = "/v1/nics", operation_id = "list_nics", responses(
     (status = 200, description = "As `bellhop nic list -j`: `{\"nic\": {NAME: …}}`", body = serde_json::Value),
     (status = 409, description = "The daemon may not ask, or vDPA is gone from this host", body = ErrorBody),
     (status = 500, description = "A record cannot be read, or the kernel's answer makes no sense", body = ErrorBody),

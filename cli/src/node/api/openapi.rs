@@ -19,7 +19,7 @@ pub(super) fn document() -> &'static str {
 }
 
 /// The description of this API, OpenAPI 3.1
-#[utoipa::path(get, path = "/v1/openapi.json", responses(
+#[utoipa::path(get, path = "/v1/openapi.json", operation_id = "get_openapi", responses(
     (status = 200, description = "The description", body = serde_json::Value),
 ))]
 pub(super) async fn show() -> Response {

@@ -13,7 +13,7 @@ use crate::listing::Listing;
 /// Ports of all NICs
 ///
 /// Without devlink there is none.
-#[utoipa::path(get, path = "/v1/ports", responses(
+#[utoipa::path(get, path = "/v1/ports", operation_id = "list_ports", responses(
     (status = 200, description = "As `bellhop port show -j`: `{\"port\": {HANDLE: …}}`", body = serde_json::Value),
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
     (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
@@ -30,7 +30,7 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementEr
 }
 
 /// Ports of one devlink instance
-#[utoipa::path(get, path = "/v1/ports/{bus}/{device}", params(
+#[utoipa::path(get, path = "/v1/ports/{bus}/{device}", operation_id = "list_device_ports", params(
         ("bus" = String, Path, description = "The bus of the instance, such as `pci`"),
         ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
     ), responses(
@@ -53,7 +53,7 @@ pub(super) async fn of_instance(
 }
 
 /// One port
-#[utoipa::path(get, path = "/v1/ports/{bus}/{device}/{index}", params(
+#[utoipa::path(get, path = "/v1/ports/{bus}/{device}/{index}", operation_id = "get_port", params(
         ("bus" = String, Path, description = "The bus of the instance, such as `pci`"),
         ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
         ("index" = u32, Path, description = "The port's number"),

@@ -32,7 +32,7 @@ pub(super) struct Whole {
 /// NICs, their functions, vDPA devices, and who uses them
 ///
 /// Nothing is changed and no device is opened, so it may be asked at any time.
-#[utoipa::path(get, path = "/v1/topology", params(Part), responses(
+#[utoipa::path(get, path = "/v1/topology", operation_id = "get_topology", params(Part), responses(
     (status = 200, description = "As `bellhop topology -j`: `{\"topology\": …}`", body = serde_json::Value),
     (status = 400, description = "It is no address", body = ErrorBody),
     (status = 404, description = "There is no such function", body = ErrorBody),

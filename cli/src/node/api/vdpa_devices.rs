@@ -50,7 +50,7 @@ pub(super) struct VdpaDeviceInfo {
 /// All vDPA devices
 ///
 /// Without the kernel's vDPA management (`modprobe vdpa`) there is none.
-#[utoipa::path(get, path = "/v1/vdpa-devices", responses(
+#[utoipa::path(get, path = "/v1/vdpa-devices", operation_id = "list_vdpa_devices", responses(
     (status = 200, description = "All vDPA devices", body = VdpaDeviceListing),
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
     (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),

@@ -197,7 +197,7 @@ fn phase(record: &Record, live: Option<(Option<u32>, Option<VmmState>)>) -> VmPh
 }
 
 /// All virtual machines, by name
-#[utoipa::path(get, path = "/v1/vms", responses(
+#[utoipa::path(get, path = "/v1/vms", operation_id = "list_vms", responses(
     (status = 200, description = "All virtual machines", body = Vec<VmInfo>),
 ))]
 pub(super) async fn list(State(node): Api) -> Json<Vec<VmInfo>> {

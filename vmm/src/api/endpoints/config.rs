@@ -9,7 +9,7 @@ use crate::config::VmConfig;
 use crate::http::ErrorBody;
 
 /// The machine's configuration
-#[utoipa::path(get, path = "/v1/vm/config", responses(
+#[utoipa::path(get, path = "/v1/vm/config", operation_id = "get_vm_config", responses(
     (status = 200, description = "The configuration", body = VmConfig),
     (status = 409, description = "There is none yet", body = ErrorBody),
 ))]

@@ -81,7 +81,7 @@ impl From<Known<DiskConfig>> for DiskInfo {
 }
 
 /// All disks
-#[utoipa::path(get, path = "/v1/vm/disks", responses(
+#[utoipa::path(get, path = "/v1/vm/disks", operation_id = "list_disks", responses(
     (status = 200, description = "All disks", body = Vec<DiskInfo>),
     (status = 409, description = "The machine has no configuration yet, or has ended", body = ErrorBody),
     (status = 503, description = "Too many requests wait", body = ErrorBody),

@@ -26,7 +26,7 @@ const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Metrics
 ///
 /// Before the machine is built only its state and boots are there.
-#[utoipa::path(get, path = "/v1/metrics", responses(
+#[utoipa::path(get, path = "/v1/metrics", operation_id = "get_metrics", responses(
     (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
     (status = 409, description = "The machine has ended", body = ErrorBody),
     (status = 500, description = "KVM does not say", body = ErrorBody),

@@ -270,7 +270,7 @@ pub(super) struct SettleRequest {
 /// The machine's migration: the one under way, or the last one
 ///
 /// A source that has sent its machine ends when somebody has read that here, or after 10 s.
-#[utoipa::path(get, path = "/v1/vm/migration", responses(
+#[utoipa::path(get, path = "/v1/vm/migration", operation_id = "get_migration", responses(
     (status = 200, description = "How far it is", body = MigrationStatus),
     (status = 404, description = "There was none", body = ErrorBody),
 ))]
@@ -288,7 +288,7 @@ pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiEr
 ///
 /// With `dry_run` the destination is only asked whether it would take the machine, and waits on. The answer comes when it is
 /// known, which takes as long as it takes to open the devices there.
-#[utoipa::path(post, path = "/v1/vm/migration", request_body = MigrationRequest, responses(
+#[utoipa::path(post, path = "/v1/vm/migration", operation_id = "start_migration", request_body = MigrationRequest, responses(
     (status = 200, description = "With `dry_run`: whether it could be sent", body = MigrationTrial),
     (status = 202, description = "It is under way", body = MigrationStatus),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
@@ -346,7 +346,7 @@ pub(super) async fn begin(
 ///
 /// Only in the phase Unsettled: the connection broke while the guest was handed over. Look at the other host first: if it
 /// is Moved or Running there, say There here, else Here. Who says Here on both has the guest twice.
-#[utoipa::path(patch, path = "/v1/vm/migration", request_body = SettleRequest, responses(
+#[utoipa::path(patch, path = "/v1/vm/migration", operation_id = "resolve_migration", request_body = SettleRequest, responses(
     (status = 204, description = "The guest goes on here, or the machine ends"),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
     (status = 404, description = "There was no migration", body = ErrorBody),
@@ -374,7 +374,7 @@ pub(super) async fn settle(
 ///
 /// Until the guest is handed over: then it comes too late, and the phase tells. A machine that is sent goes on as it
 /// was; a machine that is waited for does not come.
-#[utoipa::path(delete, path = "/v1/vm/migration", responses(
+#[utoipa::path(delete, path = "/v1/vm/migration", operation_id = "cancel_migration", responses(
     (status = 202, description = "It ends: GET says how"),
     (status = 404, description = "There is none", body = ErrorBody),
     (status = 409, description = "It is over", body = ErrorBody),

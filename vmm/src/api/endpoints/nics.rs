@@ -51,7 +51,7 @@ impl From<&VdpaConfig> for NicSummary {
 ///
 /// Before the machine is built these are all vDPA devices of its configuration: what they are
 /// shows when they are opened.
-#[utoipa::path(get, path = "/v1/vm/nics", responses(
+#[utoipa::path(get, path = "/v1/vm/nics", operation_id = "list_nics", responses(
     (status = 200, description = "All NICs", body = Vec<NicSummary>),
     (status = 409, description = "The machine has no configuration yet", body = ErrorBody),
 ))]

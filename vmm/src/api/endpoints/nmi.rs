@@ -11,7 +11,7 @@ use crate::http::{ErrorBody, on_worker};
 ///
 /// To the first vCPU. Linux logs it, or panics with `unknown_nmi_panic`, which is of use for a
 /// guest that hangs. A paused one gets it when it goes on.
-#[utoipa::path(post, path = "/v1/vm/nmi", responses(
+#[utoipa::path(post, path = "/v1/vm/nmi", operation_id = "send_nmi", responses(
     (status = 204, description = "It is sent"),
     (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
     (status = 500, description = "The host cannot do it", body = ErrorBody),

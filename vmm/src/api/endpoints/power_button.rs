@@ -11,7 +11,7 @@ use crate::http::{ErrorBody, on_worker};
 ///
 /// The guest is asked to shut down, by ACPI; what it does about it is its affair. When it has
 /// switched the power off, the machine's state is Stopped and this process ends.
-#[utoipa::path(post, path = "/v1/vm/power-button", responses(
+#[utoipa::path(post, path = "/v1/vm/power-button", operation_id = "press_power_button", responses(
     (status = 204, description = "The button is pressed"),
     (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
     (status = 500, description = "The host cannot do it", body = ErrorBody),

@@ -11,7 +11,7 @@ use crate::http::{ErrorBody, on_worker};
 ///
 /// The guest is not asked. The machine boots again, in place; it has when `boots` has grown. A
 /// paused one stays paused, at its first instruction.
-#[utoipa::path(post, path = "/v1/vm/reset", responses(
+#[utoipa::path(post, path = "/v1/vm/reset", operation_id = "reset_vm", responses(
     (status = 204, description = "The machine resets"),
     (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
     (status = 500, description = "The host cannot do it", body = ErrorBody),

@@ -98,7 +98,7 @@ pub(super) struct VmChange {
 }
 
 /// The machine's state
-#[utoipa::path(get, path = "/v1/vm", responses((status = 200, description = "The state", body = VmStatus)))]
+#[utoipa::path(get, path = "/v1/vm", operation_id = "get_vm", responses((status = 200, description = "The state", body = VmStatus)))]
 pub(super) async fn show(State(api): Api) -> Json<VmStatus> {
     Json(VmStatus::from(&api.view()))
 }
@@ -109,7 +109,7 @@ pub(super) async fn show(State(api): Api) -> Json<VmStatus> {
 /// descriptors with the request (SCM_RIGHTS); they are kept until the machine starts or the configuration is
 /// replaced. A start uses them up: after one that failed they are to be given again. As a device opens once, whoever
 /// opened it closes its own descriptor after the answer.
-#[utoipa::path(put, path = "/v1/vm", request_body = VmConfig, responses(
+#[utoipa::path(put, path = "/v1/vm", operation_id = "put_vm", request_body = VmConfig, responses(
     (status = 204, description = "The machine has this configuration"),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
     (status = 408, description = "The body did not come in time", body = ErrorBody),
@@ -129,7 +129,7 @@ pub(super) async fn configure(
 }
 
 /// Start, pause, resume or stop the machine
-#[utoipa::path(patch, path = "/v1/vm", request_body = VmChange, responses(
+#[utoipa::path(patch, path = "/v1/vm", operation_id = "patch_vm", request_body = VmChange, responses(
     (status = 204, description = "Done; for Stopped: this process ends now"),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
     (status = 408, description = "The body did not come in time", body = ErrorBody),

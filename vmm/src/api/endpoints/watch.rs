@@ -35,7 +35,7 @@ pub(super) struct Watch {
 ///
 /// Answers as soon as the machine's generation is not `since` any more, at the latest after
 /// `timeout_s`; then with the generation that the client has seen already.
-#[utoipa::path(get, path = "/v1/vm/watch", params(Watch), responses(
+#[utoipa::path(get, path = "/v1/vm/watch", operation_id = "watch_vm", params(Watch), responses(
     (status = 200, description = "The machine now", body = VmStatus),
     (status = 400, description = "A parameter is wrong or unknown", body = ErrorBody),
     (status = 503, description = "Too many clients wait", body = ErrorBody),

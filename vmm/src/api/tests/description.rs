@@ -40,3 +40,9 @@ fn everything_described_is_complete() {
     assert!(served["paths"]["/v1/vm"]["patch"].is_object());
     assert_eq!(description::faults(&served), Vec::<String>::new());
 }
+
+#[test]
+fn operation_ids_are_unique_and_name_verb_and_object() {
+    let faults = description::operation_id_faults(&served());
+    assert_eq!(faults, Vec::<String>::new());
+}
