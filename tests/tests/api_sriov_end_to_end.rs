@@ -21,7 +21,7 @@ use lab::traffic::{Frames, exchange_between};
 use serde_json::{Value, json};
 
 /// A NIC on this function. The lab has given it to vp_vdpa, because QEMU's function has but one queue pair unless its registers
-/// were written before that (see the lab's README): a guest's driver would be refused.
+/// were written before that (see tests/README.md): a guest's driver would be refused.
 fn nics(function: &ManagedFunction<'_>) -> Value {
     json!([{ "id": "net0", "from": function.mgmtdev() }])
 }

@@ -1,4 +1,4 @@
-//! The README's examples that need a NIC in switchdev mode.
+//! The manual's examples that need a NIC in switchdev mode.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! The README's examples that need a NIC with virtual functions.
+//! The manual's examples that need a NIC with virtual functions.
 
 #![expect(
     clippy::unwrap_used,

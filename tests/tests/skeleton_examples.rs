@@ -1,4 +1,4 @@
-//! The README's examples: each has a place where it is run, and those of the simulator's machine here.
+//! The manual's examples: each has a place where it runs; those of the simulator run here.
 
 #![expect(
     clippy::unwrap_used,
@@ -8,35 +8,42 @@
 mod examples;
 
 use clap::Parser as _;
-use examples::{Desk, Place, commands, places, unused_places};
+use examples::{Desk, Example, Place, examples, places, unlisted_documents, unused_places};
 use lab::sim::require_lab;
 use launcher::verbs::Arguments;
 
 #[test]
 fn every_example_has_a_place() {
-    let commands = commands();
-    assert!(commands.len() > 10, "{commands:#?}");
-    let homeless: Vec<&String> = commands
+    let examples = examples();
+    assert!(examples.len() > 10, "{examples:#?}");
+    let homeless: Vec<&Example> = examples
         .iter()
-        .filter(|one| places(one).is_empty())
+        .filter(|one| places(&one.command).is_empty())
         .collect();
     assert!(
         homeless.is_empty(),
-        "nobody runs these examples of the README; see tests/tests/examples/mod.rs: {homeless:#?}"
+        "examples without a place; see tests/tests/examples/mod.rs: {homeless:#?}"
     );
     assert!(unused_places().is_empty(), "{:?}", unused_places());
+    let unlisted = unlisted_documents();
+    assert!(
+        unlisted.is_empty(),
+        "documents missing from DOCUMENTS in tests/tests/examples/mod.rs: {unlisted:?}"
+    );
 }
 
 #[test]
 fn what_runs_the_tests_is_written_as_its_command_line_wants_it() {
     let mut tried = 0;
-    for command in commands() {
+    for Example { document, command } in examples() {
         let words = command.split('#').next().unwrap_or_default();
         let Some(arguments) = words.trim().strip_prefix("cargo lab ") else {
             continue;
         };
         let arguments = ["lab"].into_iter().chain(arguments.split_whitespace());
-        Arguments::try_parse_from(arguments).unwrap();
+        if let Err(error) = Arguments::try_parse_from(arguments) {
+            panic!("{document}: {command}: {error}");
+        }
         tried += 1;
     }
     assert!(tried >= 2, "{tried}");

@@ -1,4 +1,4 @@
-//! The part of curl that the README's examples use, for the lab host, which has none.
+//! The part of curl that the manual's examples use, for the lab host, which has none.
 //!
 //! ```text
 //!   lab-curl -s --unix-socket SOCKET [-X METHOD] URL [-d BODY]

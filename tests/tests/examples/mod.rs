@@ -1,14 +1,14 @@
-//! The README's examples: every command of every block that is marked `sh`, run as it is written.
+//! The manual's examples: every command of every `sh` block in README.md and `docs/`, run as written.
 //!
 //! ```text
-//!   README.md ─▶ blocks ─▶ commands ─▶ PLACES: where each is run ─▶ one script for each place
+//!   DOCUMENTS ─▶ blocks ─▶ commands ─▶ PLACES: where each runs ─▶ one script for each place
 //!                                        │ no line fits
 //!                                        ▼
 //!                                      the test fails
 //! ```
-//! A new example needs a line in [`PLACES`] if none fits it, no more: its place runs it with all others there,
-//! in the README's order, in one shell that ends at the first error. What the README takes from the reader's
-//! machine (names of NICs, a kernel) is put in or beside the script by the place's test.
+//! A new example needs a line in [`PLACES`] only if none fits it. Its place runs it with all others there,
+//! in the order of [`DOCUMENTS`], in one shell that ends at the first error. The place's test replaces names
+//! that depend on the reader's machine (NICs) and provides files (a kernel).
 
 use std::fs;
 use std::io::Write as _;
@@ -22,6 +22,31 @@ use lab::process::die_with_parent;
 
 /// How long a script may take.
 const LIMIT: Duration = Duration::from_secs(400);
+
+/// The documents, in the order in which their examples run: later ones use what earlier ones created.
+const DOCUMENTS: &[&str] = &[
+    "README.md",
+    "docs/quickstart.md",
+    "docs/api.md",
+    "docs/node.md",
+    "docs/nics.md",
+    "docs/cli.md",
+    "docs/compatibility.md",
+    "docs/migration.md",
+    "docs/performance.md",
+    "docs/production-host.md",
+    "docs/threat-model.md",
+    "docs/troubleshooting.md",
+];
+
+/// A command of a document, with the lines that continue it.
+#[derive(Debug)]
+pub(crate) struct Example {
+    /// The document that holds it, relative to the repository's root.
+    pub(crate) document: &'static str,
+    /// The command as it is written there.
+    pub(crate) command: String,
+}
 
 /// Where an example is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,33 +80,51 @@ const PLACES: &[(&str, &[Place])] = &[
     ("bellhop nic remove nic0", &[Place::Sriov]),
 ];
 
-/// All commands in the order of the README, each with the lines that continue it.
-pub(crate) fn commands() -> Vec<String> {
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
-    let text = fs::read_to_string(readme).unwrap();
+/// All examples in the order of [`DOCUMENTS`].
+pub(crate) fn examples() -> Vec<Example> {
+    let mut examples = Vec::new();
+    for &document in DOCUMENTS {
+        let path = root().join(document);
+        let text = fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
+        let commands = commands(document, &text).into_iter();
+        examples.extend(commands.map(|command| Example { document, command }));
+    }
+    examples
+}
+
+/// The repository's root.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The commands of one document's `sh` blocks.
+fn commands(document: &str, text: &str) -> Vec<String> {
     let mut commands: Vec<String> = Vec::new();
-    let (mut inside, mut goes_on) = (false, false);
+    let (mut inside, mut continues) = (false, false);
     for line in text.lines() {
         match (inside, line.trim_end()) {
             (false, "```sh") => inside = true,
             (true, "```") => inside = false,
             (true, line) if !line.is_empty() => {
-                match commands.last_mut().filter(|_| goes_on) {
+                match commands.last_mut().filter(|_| continues) {
                     Some(last) => {
                         last.push('\n');
                         last.push_str(line);
                     }
                     None => commands.push(line.to_owned()),
                 }
-                goes_on = line.ends_with('\\');
+                continues = line.ends_with('\\');
             }
             _ => {}
         }
     }
+    assert!(!inside, "{document}: the last `sh` block has no end");
+    assert!(!continues, "{document}: the last command has no end");
     commands
 }
 
-/// Where a command is run; nowhere if nobody has said so.
+/// Where a command runs: the places of the first line of [`PLACES`] that fits.
 pub(crate) fn places(command: &str) -> &'static [Place] {
     PLACES
         .iter()
@@ -89,16 +132,28 @@ pub(crate) fn places(command: &str) -> &'static [Place] {
         .map_or(&[], |(_, places)| places)
 }
 
-/// Lines of [`PLACES`] that fit no command of the README any more.
-#[allow(dead_code, reason = "one test looks for them")]
+/// Lines of [`PLACES`] that fit no example any more.
+#[allow(dead_code, reason = "one test checks it")]
 pub(crate) fn unused_places() -> Vec<&'static str> {
-    let commands = commands();
-    let used = |begin: &str| commands.iter().any(|command| command.starts_with(begin));
+    let examples = examples();
+    let used = |begin: &str| examples.iter().any(|one| one.command.starts_with(begin));
     let begins = PLACES.iter().map(|(begin, _)| *begin);
     begins.filter(|begin| !used(begin)).collect()
 }
 
-/// A directory with what the README takes for granted; removed when dropped.
+/// Files in `docs/` that [`DOCUMENTS`] does not list: their examples would not run.
+#[allow(dead_code, reason = "one test checks it")]
+pub(crate) fn unlisted_documents() -> Vec<String> {
+    let entries = fs::read_dir(root().join("docs")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    names
+        .filter(|name| name.ends_with(".md"))
+        .map(|name| format!("docs/{name}"))
+        .filter(|document| !DOCUMENTS.contains(&document.as_str()))
+        .collect()
+}
+
+/// A directory with the files that the examples use; removed when dropped.
 pub(crate) struct Desk(PathBuf);
 
 impl Desk {
@@ -121,14 +176,20 @@ impl Desk {
         std::os::unix::fs::symlink(target, self.0.join(name)).unwrap();
     }
 
-    /// Runs all examples of a place, with words of the README replaced by those of this machine, and
-    /// `afterwards` behind them, in which `$daemon` is the node daemon of the place that has one. Who is at the console leaves the guest at once. What was printed.
+    /// Runs all examples of a place, with `words` replaced by names of this machine, then `afterwards`, in
+    /// which `$daemon` is the process of the place's node daemon. The console's user leaves each guest at
+    /// once. Returns the script's output.
     #[track_caller]
     pub(crate) fn run(&self, place: Place, words: &[(&str, &str)], afterwards: &str) -> String {
         let mut script = String::from("set -e\n");
-        for command in commands() {
+        let mut current = "";
+        for Example { document, command } in examples() {
             if !places(&command).contains(&place) {
                 continue;
+            }
+            if document != current {
+                script.push_str(&format!("echo '== {document}'\n"));
+                current = document;
             }
             let mut command = command;
             for (from, to) in words {
@@ -189,8 +250,11 @@ impl Desk {
         leaver.join().unwrap();
         let said = String::from_utf8_lossy(&fs::read(heard).unwrap()).into_owned();
         println!("{said}");
-        assert!(status.is_some(), "it did not end in {LIMIT:?}");
-        assert!(status.unwrap().success(), "{status:?}");
+        // The script announces each document, so the last heading names the one that failed.
+        let document = said.lines().rev().find_map(|line| line.strip_prefix("== "));
+        let document = document.unwrap_or("the script");
+        assert!(status.is_some(), "{document}: no end within {LIMIT:?}");
+        assert!(status.unwrap().success(), "{document}: {status:?}");
         said
     }
 }
