@@ -38,6 +38,10 @@ const MEMORY: &str = "128M";
 /// DEVICE_NEEDS_RESET in the device status (virtio 1.3, 2.1).
 const NEEDS_RESET: u64 = 64;
 
+fn small() -> BellhopArguments {
+    BellhopArguments::small().unwrap().memory(MEMORY)
+}
+
 fn start(arguments: BellhopArguments, device: &SimDevice, options: &str) -> Guest {
     start_with(arguments, &[device], options)
 }
@@ -49,7 +53,6 @@ fn start_with(arguments: BellhopArguments, devices: &[&SimDevice], options: &str
         arguments.argument("--vdpa", &options)
     });
     let arguments = arguments
-        .memory(MEMORY)
         .argument("--log-level", "info")
         .silence(Duration::from_secs(120));
     Guest::start(&arguments).unwrap()
@@ -169,7 +172,7 @@ fn a_poor_device_that_needs_a_reset_tells_its_guest() {
     .unwrap();
     let peer = Peer::start(&labnic);
     let device = labnic.add("broken", &["mac", MAC]).unwrap();
-    let mut guest = start(BellhopArguments::small().unwrap(), &device, ",id=uplink");
+    let mut guest = start(small(), &device, ",id=uplink");
     a_broken_device_heals(&mut guest, &device, &peer);
     assert!(guest.power_off().unwrap().success());
 }
@@ -222,7 +225,7 @@ fn link_changes_reach_the_guest_and_withheld_features_are_logged() {
     let peer = Peer::start(&labnic);
     labnic.set("notification_data", "1").unwrap();
     let device = labnic.add("link", &["mac", MAC]).unwrap();
-    let mut guest = start(BellhopArguments::small().unwrap(), &device, ",id=uplink");
+    let mut guest = start(small(), &device, ",id=uplink");
     withholds_features(&mut guest);
     changes_its_link(&mut guest, &device);
     peer.exchange(&mut guest, 50, 256);
@@ -237,8 +240,7 @@ fn an_address_given_by_the_vmm_is_the_one_on_the_wire() {
         .add("given", &["device_features", &features])
         .unwrap();
     let peer = Peer::start(&labnic);
-    let arguments = BellhopArguments::small().unwrap();
-    let mut guest = start(arguments, &device, &format!(",mac={GIVEN_MAC}"));
+    let mut guest = start(small(), &device, &format!(",mac={GIVEN_MAC}"));
     for _ in 0..3 {
         assert_eq!(nic(&mut guest)["mac"], GIVEN_MAC);
         // The peer sends each frame back to the address that it came from. The device takes
@@ -292,8 +294,7 @@ fn rings_of_a_device_that_applies_changes_at_resume_are_resized() {
             ),
         ],
     );
-    let small = BellhopArguments::small().unwrap();
-    let mut guest = start_with(small, &[&resume, &used], "");
+    let mut guest = start_with(small(), &[&resume, &used], "");
     for mac in [MAC, OTHER_MAC] {
         let (name, _) = find_nic(&mut guest, mac);
         resize_under_traffic(&mut guest, &name, &peer);
@@ -314,8 +315,7 @@ fn rings_that_cannot_be_reset_keep_their_size() {
             ("none", &[("ring_state", "none", "avail")]),
         ],
     );
-    let small = BellhopArguments::small().unwrap();
-    let mut guest = start_with(small, &[&suspend, &resume, &none], "");
+    let mut guest = start_with(small(), &[&suspend, &resume, &none], "");
     for mac in [MAC, OTHER_MAC, GIVEN_MAC] {
         let (name, features) = find_nic(&mut guest, mac);
         assert_eq!(features.as_bytes()[40], b'0', "{mac}: {features}");
