@@ -16,6 +16,7 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::journey::Leg;
 use lab::kvm_statistics;
 use lab::messages::messages;
+use lab::notice::{self, notice};
 use lab::sim::{SimDevice, require_lab};
 use lab::traffic::check_traffic;
 use moving::faults::{Fault, FaultyLink, Kind};
@@ -32,8 +33,37 @@ const SMALL_MTU: u16 = 1000;
 /// A frame of one page's share each half millisecond, for longer than a move takes.
 const KEPT: &str = "kept-on 4000 1400 500";
 
+/// Verified frames that come back, a window of them under way, until `flood-off`.
+fn flood_on() -> String {
+    format!("flood-on 300 64 eth0 to {MAC}")
+}
+
 /// Moves of one guest, there and back.
 const MOVES: u64 = 4;
+
+/// The forecast of a standstill and the measured one differ by a factor of less than this. It is
+/// compared for the best of the moves: one may stand still for longer where the host is emulated.
+const MAGNITUDE: f64 = 10.0;
+
+/// How far the forecast of a move was from what was measured: a factor of 1 or more.
+#[track_caller]
+fn forecast_error(status: &Value) -> f64 {
+    let milliseconds = |name: &str| {
+        let value = status[name].as_f64();
+        value.unwrap_or_else(|| panic!("{name}: {status}")).max(1.0)
+    };
+    let forecast = milliseconds("forecast_downtime_ms");
+    let measured = milliseconds("downtime_ms");
+    notice(
+        notice::Kind::Figure,
+        format!("standstill of a move on vdpa_sim: forecast {forecast} ms, measured {measured} ms"),
+    );
+    (forecast / measured).max(measured / forecast)
+}
+
+fn small() -> BellhopArguments {
+    BellhopArguments::small().unwrap().memory("128M")
+}
 
 fn uptime(guest: &mut Guest) -> u64 {
     guest.command("info").unwrap()["uptime_ms"]
@@ -52,38 +82,37 @@ fn a_guest_moves_there_and_back_with_its_memory_its_clock_and_its_traffic() {
         Host::new("move1", devices[0].path()),
         Host::new("move2", devices[1].path()),
     ];
-    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
+    let mut guest = hosts[0].boot(small());
     check_traffic(&mut guest, &devices[0]);
     let said = messages(&mut guest).unwrap();
     guest.command("write-on 24 50").unwrap();
+    let mut best = f64::INFINITY;
     for number in 0..usize::try_from(MOVES).unwrap() {
         let (from, to) = (number % 2, (number + 1) % 2);
         // Now traffic that is verified as it comes, now frames that the device writes while memory is copied, and that
         // the guest first looks at when it is there.
         let kept = number % 2 == 1;
         match kept {
-            false => guest.command("flood-on 256").unwrap(),
+            false => guest.command(&flood_on()).unwrap(),
             true => guest.command(KEPT).unwrap(),
         };
         let before = uptime(&mut guest);
         let (moved, status) = move_guest(guest, &hosts[from], &hosts[to]);
         println!("{status}");
+        best = best.min(forecast_error(&status));
         guest = moved;
         assert!(uptime(&mut guest) >= before);
         let off = if kept { "kept-off" } else { "flood-off" };
         let came = guest.command(off).unwrap();
         println!("{off}: {came}");
         assert!(came["rx"].as_u64().unwrap() > 0, "{came}");
-        assert_eq!(came["corrupt"], 0, "{came}");
-        if kept {
-            assert_eq!(
-                (&came["duplicate"], &came["lost"]),
-                (&json!(0), &json!(0)),
-                "{came}"
-            );
+        for wrong in ["corrupt", "duplicate", "lost"] {
+            assert_eq!(came[wrong], 0, "{wrong}: {came}");
         }
+        assert_eq!(came["rx"], came["tx"], "{came}");
         check_traffic(&mut guest, &devices[to]);
     }
+    assert!(best < MAGNITUDE, "no forecast came near: {best}");
     let found = guest.command("write-off").unwrap();
     println!("{found}");
     assert_eq!(found["wrong"], 0, "{found}");
@@ -101,7 +130,7 @@ fn a_guest_that_arrives_finds_its_memory_mapped() {
     require_lab().unwrap();
     let devices = ["move1", "move2"].map(|name| SimDevice::net(name, MAC, 1500).unwrap());
     let [from, to] = [0, 1].map(|at| Host::new(&format!("move{}", at + 1), devices[at].path()));
-    let mut guest = from.boot(BellhopArguments::small().unwrap());
+    let mut guest = from.boot(small());
     guest.command("write-on 24 50").unwrap();
     let waiting = to.wait_as(|command| {
         command.env("BELLHOP_LOG", "info");
@@ -148,6 +177,7 @@ fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
             set_link: None,
             // It is suspended: what it has begun ends.
             may_lose: 0,
+            resets: 0,
             moves_idle: true,
         },
         BellhopArguments::small().unwrap(),
@@ -169,7 +199,7 @@ fn what_cannot_move_stays_with_its_network_and_says_why() {
         Host::new("move1", devices[0].path()),
         Host::new("move2", devices[1].path()),
     ];
-    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
+    let mut guest = hosts[0].boot(small());
     let said = messages(&mut guest).unwrap();
     guest.command("write-on 24 50").unwrap();
 
@@ -251,7 +281,7 @@ fn a_dry_run_says_whether_a_guest_could_move_and_changes_nothing() {
         Host::new("move1", devices[0].path()),
         Host::new("move2", devices[1].path()),
     ];
-    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
+    let mut guest = hosts[0].boot(small());
     let said = messages(&mut guest).unwrap();
     guest.command("write-on 24 50").unwrap();
 
@@ -322,7 +352,7 @@ fn a_destination_that_falls_silent_at_the_end_does_not_hold_the_guest() {
         Host::new("move1", devices[0].path()),
         Host::new("move2", devices[1].path()),
     ];
-    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
+    let mut guest = hosts[0].boot(small());
     let said = messages(&mut guest).unwrap();
     guest.command("write-on 24 50").unwrap();
     let mut waiting = hosts[1].wait();

@@ -79,6 +79,8 @@ fn a_guest_on_vp_vdpa_moves_to_and_fro_at_any_moment() {
             set_link: Some(&|host, up| set_link(&links[host], up).unwrap()),
             // The device is reset twice: where its queues are relayed, and where the guest stops.
             may_lose: 32,
+            // There, and where the guest begins at the destination.
+            resets: 3,
             moves_idle: true,
         },
         BellhopArguments::small().unwrap(),

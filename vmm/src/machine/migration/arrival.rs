@@ -304,6 +304,7 @@ impl DestinationMachine for Arrival<'_> {
         if let Some(digest) = digest {
             // Before anything here writes to it.
             digest.verify(&machine.ram)?;
+            tracing::info!(bytes = digest.size(), "memory verified");
         }
         machine.restore_held(saved, ClockPolicy::Advance)?;
         Ok(())
