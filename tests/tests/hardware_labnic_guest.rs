@@ -258,10 +258,13 @@ fn an_address_given_by_the_vmm_is_the_one_on_the_wire() {
     assert!(guest.power_off().unwrap().success());
 }
 
+/// A parameter of the module, its value for one device, and its default.
+type Parameter<'a> = (&'a str, &'a str, &'a str);
+
 /// One device for each set of parameters, whose defaults are in force again behind each.
 fn devices<const N: usize>(
     labnic: &Labnic,
-    makings: [(&str, &[(&str, &str, &str)]); N],
+    makings: [(&str, &[Parameter<'_>]); N],
 ) -> [SimDevice; N] {
     let mut macs = [MAC, OTHER_MAC, GIVEN_MAC].into_iter();
     makings.map(|(name, parameters)| {
