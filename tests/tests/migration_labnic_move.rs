@@ -74,6 +74,7 @@ fn to_and_fro(
             may_lose,
             resets,
             moves_idle: !parameters.contains(&OUT_OF_ORDER),
+            packed: false,
         },
         arguments,
         leg,

@@ -179,6 +179,7 @@ fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
             may_lose: 0,
             resets: 0,
             moves_idle: true,
+            packed: false,
         },
         BellhopArguments::small().unwrap(),
         Leg {

@@ -35,6 +35,9 @@ const LIMIT: Duration = Duration::from_secs(100);
 /// Writes 2 MiB again and again, with 100 µs behind each page.
 const WRITER: &str = "write-on 2 100";
 
+/// VIRTIO_F_RING_PACKED (virtio 1.3, 6).
+const RING_PACKED: usize = 34;
+
 /// Rebinds of the driver in one move.
 const REBINDS: u64 = 3;
 
@@ -118,6 +121,8 @@ pub(crate) struct Scene<'a, N> {
     /// Whether the guest can be moved while nothing comes for it: of a queue without traffic nobody can count what a device
     /// holds that completes out of order.
     pub(crate) moves_idle: bool,
+    /// Whether the guest has packed rings.
+    pub(crate) packed: bool,
 }
 
 /// Milliseconds below `limit`.
@@ -224,6 +229,9 @@ impl<N: Neighbour> Journey<'_, N> {
         }
         let info = ask(guest, "info");
         assert_eq!(info["nics"][0]["mac"], *self.mac, "{info}");
+        // sysfs: one character for each bit, bit 0 first.
+        let features = info["nics"][0]["features"].as_str().unwrap().as_bytes();
+        assert_eq!(features[RING_PACKED] == b'1', self.scene.packed, "{info}");
         assert_eq!(messages(guest).unwrap(), self.said);
     }
 
