@@ -109,8 +109,9 @@ fn a_guest_on_vp_vdpa_is_saved_and_goes_on_here_and_on_another_function() {
             assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
         }
         assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
-        // The device is reset once: frames under way to it are gone.
-        assert!(flooded["lost"].as_u64() <= Some(WINDOW), "{flooded}");
+        // The device is reset once: frames under way are gone, and those that the guest sends
+        // because it gave them up.
+        assert!(flooded["lost"].as_u64() <= Some(2 * WINDOW), "{flooded}");
         check_traffic(&mut guest);
         let written = guest.command("write-off").unwrap();
         assert_eq!(written["wrong"], 0, "{written}");

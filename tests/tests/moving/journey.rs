@@ -20,8 +20,9 @@ use super::{Host, NOTICE, move_to_waiting_as};
 /// Frames under way at once, where as many as may be lost are counted.
 const WINDOW: u64 = 16;
 
-/// Frames under way at once, where there should be some that the device has not sent when the guest is stopped.
-const WIDE_WINDOW: u64 = 200;
+/// Frames under way at once, where there should be some that the device has not sent when the guest is
+/// stopped. Two windows fit into a ring of 256: the guest may give up one of them where it stands still.
+const WIDE_WINDOW: u64 = 120;
 
 /// What the guest has: little, since each move reads all of it at both ends, more than once.
 const MEMORY_MIB: u64 = 96;
