@@ -138,8 +138,8 @@ fn swaps_under_traffic(vm: &mut Vm, peer: &Peer, devices: [&SimDevice; 2], swaps
     peer.exchange(&mut vm.guest, 200, 300);
 }
 
-/// A kind of device: parameters with their values and defaults, and how often a NIC moves to and fro
-/// between two of them.
+/// A kind of device: parameters with their values and defaults, and how often a NIC moves to and
+/// fro between two of them.
 struct Making {
     name: &'static str,
     parameters: &'static [(&'static str, &'static str, &'static str)],
@@ -163,8 +163,9 @@ impl Making {
     }
 }
 
-/// With 32 buffers in flight the ring of 256 would be empty after eight swaps if they stayed with the
-/// old device. The device that does least comes first: what a driver negotiated there the others offer, too.
+/// With 32 buffers in flight the ring of 256 would be empty after eight swaps if they stayed with
+/// the old device. The device that does least comes first: what a driver negotiated there the
+/// others offer, too.
 const MAKINGS: [Making; 4] = [
     Making {
         name: "late",
@@ -208,8 +209,9 @@ fn to_and_fro(vm: &mut Vm, peer: &Peer, devices: &[SimDevice; 2], swaps: usize, 
     peer.exchange(&mut vm.guest, 50, 256);
 }
 
-/// One guest, whose NIC moves from one making to the next, too: doorbells, event indices and receive
-/// buffers in flight follow it, and devices that forget their maps or complete late are swapped.
+/// One guest, whose NIC moves from one making to the next, too: doorbells, event indices and
+/// receive buffers in flight follow it, and devices that forget their maps or complete late are
+/// swapped.
 #[test]
 fn a_nic_moves_between_devices_of_each_making() {
     let labnic = Labnic::load(&[]).unwrap();

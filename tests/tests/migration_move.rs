@@ -250,8 +250,8 @@ fn obstacles(trial: &Value) -> String {
     trial["obstacles"].to_string()
 }
 
-/// Dry runs say whether the guest could move, and change nothing. Gives the process that waited for the
-/// guest meanwhile.
+/// Dry runs say whether the guest could move, and change nothing. Gives the process that waited for
+/// the guest meanwhile.
 #[track_caller]
 fn dry_runs(guest: &mut Guest, hosts: &[Host; 2], devices: &[SimDevice; 3]) -> Guest {
     // Nobody is there.

@@ -28,8 +28,8 @@ use self::support::machine;
 /// VIRTIO_F_RING_PACKED (virtio 1.3, 6).
 const RING_PACKED: usize = 34;
 
-/// Resets in one round between the beginning of the log and its end: the driver's and the link's, and
-/// where the log ends and begins again the driver's and the one of the beginning.
+/// Resets in one round between the beginning of the log and its end: the driver's and the link's,
+/// and where the log ends and begins again the driver's and the one of the beginning.
 const RESETS: u64 = 3;
 
 /// The machine of a guest on the first function records, with the second one as its peer.

@@ -244,8 +244,8 @@ fn a_timer_that_runs_fires_at_its_time() {
         STI,
         HALT_FOR_EVER,
     ]);
-    // On a busy host the timer may fire before the state is saved: then this proves nothing, and another
-    // guest begins.
+    // On a busy host the timer may fire before the state is saved: then this proves nothing, and
+    // another guest begins.
     let saved = (0..TIMERS).find_map(|_| {
         let rig = Rig::new(2, &code);
         rig.load(0x20 * 4, &[0x00, 0x20, 0x00, 0x00]); // 0000:2000

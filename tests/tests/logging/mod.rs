@@ -44,9 +44,9 @@ pub(crate) struct Flood<'a> {
     pub(crate) lost_between: u64,
 }
 
-/// How many frames may be lost by so many resets of the device or its link, asked for by the guest's
-/// driver or by the test: those under way, and those that the next run sends before the NIC has
-/// its queues again.
+/// How many frames may be lost by so many resets of the device or its link, asked for by the
+/// guest's driver or by the test: those under way, and those that the next run sends before the NIC
+/// has its queues again.
 pub(crate) const fn lost_by_resets(resets: u64) -> u64 {
     2 * WINDOW * resets
 }
@@ -175,8 +175,9 @@ impl Machine {
         flooded["rx"].as_u64().unwrap()
     }
 
-    /// Begins and ends the log `rounds` times under a flood. Traffic is checked after each change, and
-    /// `between` is what the guest does while the log is on, in each round, under the flood as well.
+    /// Begins and ends the log `rounds` times under a flood. Traffic is checked after each change,
+    /// and `between` is what the guest does while the log is on, in each round, under the flood as
+    /// well.
     #[track_caller]
     pub(crate) fn log_under_traffic(
         &mut self,

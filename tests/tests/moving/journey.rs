@@ -20,8 +20,9 @@ use super::{Host, NOTICE, move_to_waiting_as};
 /// Frames under way at once, where as many as may be lost are counted.
 const WINDOW: u64 = 16;
 
-/// Frames under way at once, where there should be some that the device has not sent when the guest is
-/// stopped. Two windows fit into a ring of 256: the guest may give up one of them where it stands still.
+/// Frames under way at once, where there should be some that the device has not sent when the guest
+/// is stopped. Two windows fit into a ring of 256: the guest may give up one of them where it
+/// stands still.
 const WIDE_WINDOW: u64 = 120;
 
 /// What the guest has: little, since each move reads all of it at both ends, more than once.
@@ -151,8 +152,8 @@ fn report_thinned(moments: &[Moment], leg: Leg) {
     }
 }
 
-/// Moves a guest once at each moment of a leg: of the one that is asked for, or else of all in the full
-/// run and of `leg` in the gate.
+/// Moves a guest once at each moment of a leg: of the one that is asked for, or else of all in the
+/// full run and of `leg` in the gate.
 pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArguments, leg: Leg) {
     let moments: Vec<Moment> = Moment::ALL
         .into_iter()
@@ -248,8 +249,8 @@ impl<N: Neighbour> Journey<'_, N> {
         assert_eq!(found["wrong"], 0, "{found}");
     }
 
-    /// How many frames may be lost at a move at this moment; none where its driver or its cable loses
-    /// frames at any time, or none are sent.
+    /// How many frames may be lost at a move at this moment; none where its driver or its cable
+    /// loses frames at any time, or none are sent.
     ///
     /// The guest's clock counts the time in which it stands still. What was under way is given up
     /// after 2 s, and as many frames are sent again: hence twice the window.
