@@ -12,6 +12,8 @@
 mod labnic_peer;
 mod moving;
 
+use std::time::Duration;
+
 use lab::endurance::cycles;
 use lab::guest::BellhopArguments;
 use lab::journey::Leg;
@@ -39,6 +41,14 @@ impl Neighbour for Peer {
 
     fn calm(&mut self) {
         Self::flood(self, false);
+    }
+
+    fn longest_gap(&mut self) -> Option<Duration> {
+        let arrivals = self.arrivals();
+        arrivals
+            .windows(2)
+            .map(|pair| pair[1].0.duration_since(pair[0].0))
+            .max()
     }
 
     fn account(&mut self) -> String {

@@ -51,6 +51,11 @@ pub(crate) trait Neighbour {
     fn flood(&mut self, guest: &str);
     /// No more; all of the guest's that came meanwhile were intact.
     fn calm(&mut self);
+    /// The longest time between two of the guest's frames since it was asked last, where it notes
+    /// when they come.
+    fn longest_gap(&mut self) -> Option<Duration> {
+        None
+    }
     /// What it has seen, where it knows more than the guest. It may send nothing back afterwards.
     fn account(&mut self) -> String {
         String::new()
@@ -272,6 +277,7 @@ impl<N: Neighbour> Journey<'_, N> {
     fn once(&mut self, mut guest: Guest, moment: Moment) -> (Guest, Move) {
         let pause = pause_below(&mut self.random, moment.longest());
         let peer = self.scene.neighbour.mac();
+        self.scene.neighbour.longest_gap();
         if let Some(window) = moment.window() {
             let line = format!("flood-on 590 {window} eth0 to {peer}");
             ask(&mut guest, &line);
@@ -344,6 +350,15 @@ impl<N: Neighbour> Journey<'_, N> {
             }
         };
         println!("{moment:?} after {pause:?}: {status}");
+        if moment == Moment::Traffic
+            && let Some(gap) = self.scene.neighbour.longest_gap()
+        {
+            let claimed = &status["downtime_ms"];
+            notice(
+                Kind::Figure,
+                format!("a move stood still for {claimed} ms; its peer's longest gap: {gap:?}"),
+            );
+        }
         let mut lost = None;
         if moment.window().is_some() {
             let flooded = guest.command_within("flood-off", LIMIT);
