@@ -32,13 +32,27 @@ const FEATURES_WITHOUT_MAC: u64 =
 /// Driver off and on, without frames between.
 const REBIND: &str = "rebind-flooded 1 0";
 
+/// No test here looks at the size of the guest.
+const MEMORY: &str = "128M";
+
 /// DEVICE_NEEDS_RESET in the device status (virtio 1.3, 2.1).
 const NEEDS_RESET: u64 = 64;
 
+fn small() -> BellhopArguments {
+    BellhopArguments::small().unwrap().memory(MEMORY)
+}
+
 fn start(arguments: BellhopArguments, device: &SimDevice, options: &str) -> Guest {
-    let options = format!("path={}{options}", device.path().display());
+    start_with(arguments, &[device], options)
+}
+
+/// A guest with a NIC on each device.
+fn start_with(arguments: BellhopArguments, devices: &[&SimDevice], options: &str) -> Guest {
+    let arguments = devices.iter().fold(arguments, |arguments, device| {
+        let options = format!("path={}{options}", device.path().display());
+        arguments.argument("--vdpa", &options)
+    });
     let arguments = arguments
-        .argument("--vdpa", &options)
         .argument("--log-level", "info")
         .silence(Duration::from_secs(120));
     Guest::start(&arguments).unwrap()
@@ -53,127 +67,132 @@ fn status(nic: &Value) -> u64 {
     u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap()
 }
 
-/// Asks the guest for its NIC until it is as wanted; how long that took.
+/// Asks the guest for its NIC until it is as wanted.
 #[track_caller]
-fn wait_for(guest: &mut Guest, what: &str, is_so: impl Fn(&Value) -> bool) -> Duration {
+fn wait_for(guest: &mut Guest, what: &str, is_so: impl Fn(&Value) -> bool) {
     let begin = Instant::now();
     loop {
         let nic = nic(guest);
         if is_so(&nic) {
-            return begin.elapsed();
+            return;
         }
         assert!(begin.elapsed() < LIMIT, "{what}: {nic}");
     }
 }
 
-fn resize_under_traffic(guest: &mut Guest, peer: &Peer) {
+#[track_caller]
+fn resize_under_traffic(guest: &mut Guest, name: &str, peer: &Peer) {
+    let rebind = format!("{REBIND} {name}");
     let flood = |on| peer.flood(on);
-    ring_sizes::resize_under_traffic(guest, REBIND, flood, |guest, size| {
-        peer.exchange(guest, 100, size);
+    ring_sizes::resize_under_traffic(guest, name, &rebind, flood, |guest, size| {
+        peer.exchange_on(name, guest, 100, size);
     });
 }
 
-fn a_broken_device_heals(arguments: BellhopArguments, parameters: &[(&str, &str)]) {
-    let labnic = Labnic::load(parameters).unwrap();
-    let peer = Peer::start(&labnic);
-    let device = labnic.add("broken", &["mac", MAC]).unwrap();
-    let mut guest = start(arguments, &device, ",id=uplink");
-    peer.exchange(&mut guest, 50, 256);
-    let before = nic(&mut guest);
+/// The guest's name of the NIC with an address, and the features of its driver.
+#[track_caller]
+fn find_nic(guest: &mut Guest, mac: &str) -> (String, String) {
+    let link = guest.command("link").unwrap();
+    let nics = link["nics"].as_array().unwrap();
+    let nic = nics.iter().find(|nic| nic["mac"] == mac);
+    let nic = nic.unwrap_or_else(|| panic!("no NIC {mac}: {link}"));
+    let text = |what: &str| nic[what].as_str().unwrap().to_owned();
+    (text("name"), text("features"))
+}
+
+/// How often a device is broken here, and so the warnings about it in the VMM's log.
+const BROKEN: usize = 2;
+
+/// A device that needs a reset notifies its guest, which resets it. `uplink` is the NIC's id.
+#[track_caller]
+fn a_broken_device_heals(guest: &mut Guest, device: &SimDevice, peer: &Peer) {
+    peer.exchange(guest, 50, 256);
+    let before = nic(guest);
     assert_eq!(status(&before), 15, "{before}");
 
-    break_down(&device).unwrap();
-    wait_for(&mut guest, "NEEDS_RESET", |nic| {
-        status(nic) & NEEDS_RESET != 0
-    });
+    break_down(device).unwrap();
+    wait_for(guest, "NEEDS_RESET", |nic| status(nic) & NEEDS_RESET != 0);
     let interrupts = |nic: &Value| nic["config_interrupts"].as_u64().unwrap();
-    let broken = nic(&mut guest);
+    let broken = nic(guest);
     assert!(interrupts(&broken) > interrupts(&before), "{broken}");
-    // A command to a broken device is refused, and soon: not at the end of a time limit.
-    let begin = Instant::now();
+    // The VMM refuses a command to a broken device at once: no time limit ends it.
     guest.command(&format!("mac {OTHER_MAC}")).unwrap_err();
-    assert!(begin.elapsed() < Duration::from_secs(9), "it took its time");
+    let said = guest.console();
+    assert!(!said.contains("did not answer a control command"), "{said}");
 
     // Its driver's reset heals it.
     guest.command(REBIND).unwrap();
-    let healed = nic(&mut guest);
+    let healed = nic(guest);
     assert_eq!(status(&healed), 15, "{healed}");
-    peer.exchange(&mut guest, 50, 256);
+    peer.exchange(guest, 50, 256);
     guest.command(&format!("mac {OTHER_MAC}")).unwrap();
 
-    // Said once for each time, with the device's name.
-    break_down(&device).unwrap();
-    wait_for(&mut guest, "NEEDS_RESET", |nic| {
-        status(nic) & NEEDS_RESET != 0
-    });
-    set_link(&device, false).unwrap();
-    set_link(&device, true).unwrap();
+    // Logged once for each time, with the device's name.
+    break_down(device).unwrap();
+    wait_for(guest, "NEEDS_RESET", |nic| status(nic) & NEEDS_RESET != 0);
+    set_link(device, false).unwrap();
+    set_link(device, true).unwrap();
     guest.command(REBIND).unwrap();
     let said = guest.console();
     let warnings: Vec<&str> = said
         .lines()
         .filter(|line| line.contains("the device says that it needs a reset"))
         .collect();
-    assert_eq!(warnings.len(), 2, "{said}");
+    assert_eq!(warnings.len(), BROKEN, "{said}");
     for warning in warnings {
         assert!(warning.contains("WARN"), "{warning}");
         assert!(warning.contains("uplink"), "{warning}");
     }
-    assert!(guest.power_off().unwrap().success());
 }
 
 #[test]
-fn a_device_that_needs_a_reset_tells_a_stock_guest() {
-    a_broken_device_heals(BellhopArguments::stock().unwrap(), &[]);
+fn a_stock_guest_resizes_its_rings_and_resets_a_device_that_needs_it() {
+    let labnic = Labnic::load(&[]).unwrap();
+    let peer = Peer::start(&labnic);
+    let device = labnic.add("broken", &["mac", MAC]).unwrap();
+    let stock = BellhopArguments::stock().unwrap();
+    let mut guest = start(stock, &device, ",id=uplink,doorbell=on");
+    resize_under_traffic(&mut guest, "eth0", &peer);
+    a_broken_device_heals(&mut guest, &device, &peer);
+    assert!(guest.power_off().unwrap().success());
 }
 
 #[test]
 fn a_poor_device_that_needs_a_reset_tells_its_guest() {
-    a_broken_device_heals(
-        BellhopArguments::small().unwrap(),
-        &[
-            ("address_spaces", "1"),
-            ("cvq_group", "0"),
-            ("desc_group", "0"),
-            ("iotlb_persist", "0"),
-            ("set_map", "0"),
-            ("suspend", "0"),
-            ("resume", "0"),
-            ("cvq", "poor"),
-        ],
-    );
-}
-
-#[test]
-fn a_link_that_goes_and_comes_reaches_the_guest() {
-    let labnic = Labnic::load(&[]).unwrap();
+    let labnic = Labnic::load(&[
+        ("address_spaces", "1"),
+        ("cvq_group", "0"),
+        ("desc_group", "0"),
+        ("iotlb_persist", "0"),
+        ("set_map", "0"),
+        ("suspend", "0"),
+        ("resume", "0"),
+        ("cvq", "poor"),
+    ])
+    .unwrap();
     let peer = Peer::start(&labnic);
-    let device = labnic.add("link", &["mac", MAC]).unwrap();
-    let mut guest = start(BellhopArguments::small().unwrap(), &device, "");
-    assert_eq!(guest.ready()["nics"][0]["carrier"], 1);
-    let times = [false, true, false, true, false, true].map(|up| {
-        let before = nic(&mut guest)["config_interrupts"].clone();
-        set_link(&device, up).unwrap();
-        let time = wait_for(&mut guest, "carrier", |nic| nic["carrier"] == u64::from(up));
-        let after = nic(&mut guest)["config_interrupts"].clone();
-        assert!(after.as_u64() > before.as_u64(), "no interrupt: {after}");
-        time
-    });
-    println!("the link's state reached the guest within {times:?}, asking it included");
-    // On a busy emulated processor one of several times may be longer.
-    assert!(
-        times.iter().min() < Some(&Duration::from_secs(1)),
-        "{times:?}"
-    );
-    peer.exchange(&mut guest, 50, 256);
+    let device = labnic.add("broken", &["mac", MAC]).unwrap();
+    let mut guest = start(small(), &device, ",id=uplink");
+    a_broken_device_heals(&mut guest, &device, &peer);
     assert!(guest.power_off().unwrap().success());
 }
 
-#[test]
-fn every_withheld_feature_is_logged_with_its_reason() {
-    let labnic = Labnic::load(&[("notification_data", "1")]).unwrap();
-    let device = labnic.add("withheld", &["mac", MAC]).unwrap();
-    let mut guest = start(BellhopArguments::small().unwrap(), &device, ",id=uplink");
+/// The link goes and comes: each time the guest gets an interrupt.
+#[track_caller]
+fn changes_its_link(guest: &mut Guest, device: &SimDevice) {
+    assert_eq!(guest.ready()["nics"][0]["carrier"], 1);
+    for up in [false, true, false, true, false, true] {
+        let before = nic(guest)["config_interrupts"].as_u64();
+        set_link(device, up).unwrap();
+        wait_for(guest, "carrier", |nic| nic["carrier"] == u64::from(up));
+        let after = nic(guest)["config_interrupts"].as_u64();
+        assert!(after > before, "no interrupt: {before:?} {after:?}");
+    }
+}
+
+/// What the VMM logs of features, and what the guest's driver has.
+#[track_caller]
+fn withholds_features(guest: &mut Guest) {
     let said = guest.console();
     let withheld = |name: &str| {
         let mut lines = said.lines();
@@ -194,10 +213,22 @@ fn every_withheld_feature_is_logged_with_its_reason() {
         assert!(own.contains(name), "{own}");
     }
     // Character N of sysfs' attribute is feature bit N.
-    let features = nic(&mut guest)["features"].as_str().unwrap().to_owned();
+    let features = nic(guest)["features"].as_str().unwrap().to_owned();
     let has = |bit: usize| features.as_bytes()[bit] == b'1';
     assert!(!has(33) && !has(38), "{features}");
     assert!(has(21) && has(40), "{features}");
+}
+
+#[test]
+fn link_changes_reach_the_guest_and_withheld_features_are_logged() {
+    let labnic = Labnic::load(&[]).unwrap();
+    let peer = Peer::start(&labnic);
+    labnic.set("notification_data", "1").unwrap();
+    let device = labnic.add("link", &["mac", MAC]).unwrap();
+    let mut guest = start(small(), &device, ",id=uplink");
+    withholds_features(&mut guest);
+    changes_its_link(&mut guest, &device);
+    peer.exchange(&mut guest, 50, 256);
     assert!(guest.power_off().unwrap().success());
 }
 
@@ -209,8 +240,7 @@ fn an_address_given_by_the_vmm_is_the_one_on_the_wire() {
         .add("given", &["device_features", &features])
         .unwrap();
     let peer = Peer::start(&labnic);
-    let arguments = BellhopArguments::small().unwrap();
-    let mut guest = start(arguments, &device, &format!(",mac={GIVEN_MAC}"));
+    let mut guest = start(small(), &device, &format!(",mac={GIVEN_MAC}"));
     for _ in 0..3 {
         assert_eq!(nic(&mut guest)["mac"], GIVEN_MAC);
         // The peer sends each frame back to the address that it came from. The device takes
@@ -228,42 +258,72 @@ fn an_address_given_by_the_vmm_is_the_one_on_the_wire() {
     assert!(guest.power_off().unwrap().success());
 }
 
+/// A parameter of the module, its value for one device, and its default.
+type Parameter<'a> = (&'a str, &'a str, &'a str);
+
+/// One device for each set of parameters, whose defaults are in force again behind each.
+fn devices<const N: usize>(
+    labnic: &Labnic,
+    makings: [(&str, &[Parameter<'_>]); N],
+) -> [SimDevice; N] {
+    let mut macs = [MAC, OTHER_MAC, GIVEN_MAC].into_iter();
+    makings.map(|(name, parameters)| {
+        for (parameter, value, _) in parameters {
+            labnic.set(parameter, value).unwrap();
+        }
+        let device = labnic.add(name, &["mac", macs.next().unwrap()]).unwrap();
+        for (parameter, _, default) in parameters {
+            labnic.set(parameter, default).unwrap();
+        }
+        device
+    })
+}
+
+/// One guest with a NIC on each device.
 #[test]
-fn a_stock_guest_resizes_its_rings_under_traffic() {
+fn rings_of_a_device_that_applies_changes_at_resume_are_resized() {
     let labnic = Labnic::load(&[]).unwrap();
     let peer = Peer::start(&labnic);
-    let device = labnic.add("rings", &["mac", MAC]).unwrap();
-    let mut guest = start(BellhopArguments::stock().unwrap(), &device, ",doorbell=on");
-    resize_under_traffic(&mut guest, &peer);
+    let [resume, used] = devices(
+        &labnic,
+        [
+            (
+                "resume",
+                &[("apply", "resume", "enable"), ("rx_prefetch", "4", "0")],
+            ),
+            (
+                "used",
+                &[("ring_state", "used", "avail"), ("rx_prefetch", "4", "0")],
+            ),
+        ],
+    );
+    let mut guest = start_with(small(), &[&resume, &used], "");
+    for mac in [MAC, OTHER_MAC] {
+        let (name, _) = find_nic(&mut guest, mac);
+        resize_under_traffic(&mut guest, &name, &peer);
+    }
     assert!(guest.power_off().unwrap().success());
 }
 
-#[test]
-fn rings_of_a_device_that_applies_changes_at_resume_are_resized() {
-    for parameters in [
-        [("apply", "resume"), ("rx_prefetch", "4")],
-        [("ring_state", "used"), ("rx_prefetch", "4")],
-    ] {
-        let labnic = Labnic::load(&parameters).unwrap();
-        let peer = Peer::start(&labnic);
-        let device = labnic.add("rings", &["mac", MAC]).unwrap();
-        let mut guest = start(BellhopArguments::small().unwrap(), &device, "");
-        resize_under_traffic(&mut guest, &peer);
-        assert!(guest.power_off().unwrap().success());
-    }
-}
-
+/// One guest with a NIC on each device.
 #[test]
 fn rings_that_cannot_be_reset_keep_their_size() {
-    for parameter in [("suspend", "0"), ("resume", "0"), ("ring_state", "none")] {
-        let labnic = Labnic::load(&[parameter]).unwrap();
-        let peer = Peer::start(&labnic);
-        let device = labnic.add("rings", &["mac", MAC]).unwrap();
-        let mut guest = start(BellhopArguments::small().unwrap(), &device, "");
-        let features = nic(&mut guest)["features"].as_str().unwrap().to_owned();
-        assert_eq!(features.as_bytes()[40], b'0', "{parameter:?}: {features}");
-        guest.command("rings 64 64").unwrap_err();
-        peer.exchange(&mut guest, 50, 256);
-        assert!(guest.power_off().unwrap().success());
+    let labnic = Labnic::load(&[]).unwrap();
+    let peer = Peer::start(&labnic);
+    let [suspend, resume, none] = devices(
+        &labnic,
+        [
+            ("suspend", &[("suspend", "0", "1")]),
+            ("resume", &[("resume", "0", "1")]),
+            ("none", &[("ring_state", "none", "avail")]),
+        ],
+    );
+    let mut guest = start_with(small(), &[&suspend, &resume, &none], "");
+    for mac in [MAC, OTHER_MAC, GIVEN_MAC] {
+        let (name, features) = find_nic(&mut guest, mac);
+        assert_eq!(features.as_bytes()[40], b'0', "{mac}: {features}");
+        guest.command(&format!("rings 64 64 {name}")).unwrap_err();
+        peer.exchange_on(&name, &mut guest, 50, 256);
     }
+    assert!(guest.power_off().unwrap().success());
 }

@@ -23,7 +23,8 @@ fn a_guest_resizes_its_rings_under_traffic() {
         // The simulator sends everything back.
         ring_sizes::resize_under_traffic(
             &mut guest,
-            "rebind 1",
+            "eth0",
+            "rebind 1 eth0",
             |_| (),
             |guest, size| {
                 let frames = Frames {

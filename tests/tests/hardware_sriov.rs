@@ -14,14 +14,21 @@ use std::time::{Duration, Instant};
 /// Far more than anything here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// A link's state reaches the guest within this time, polling included. On a
-/// busy emulated processor one of several times may be longer.
-const LINK_LIMIT: Duration = Duration::from_secs(1);
+/// No test here looks at the size of the guest but for what its device pins.
+const MEMORY_MIB: u64 = 128;
+
+/// Rebinds of the driver, and the frames that the guest sends meanwhile: ten behind each.
+const REBINDS: u64 = 6;
+const REBOUND: u64 = 10 * REBINDS;
+
+/// Frames a second that the other guest sends while the driver comes and goes.
+const RATE: u32 = 1000;
 
 fn start(device: &VfDevice<'_>, processors: u32) -> Guest {
     let arguments = BellhopArguments::small()
         .unwrap()
         .processors(processors)
+        .memory(&format!("{MEMORY_MIB}M"))
         .vdpa(device.path());
     Guest::start(&arguments).unwrap()
 }
@@ -37,12 +44,10 @@ fn exchange(from: &mut Guest, to: &mut Guest, mac: &str, count: u64, size: u64, 
     exchange_between(from, to, mac, frames).unwrap();
 }
 
-/// The guests' devices, and two guests that find each other.
-fn two_guests(processors: u32) {
-    let nic = SriovNic::enable(2).unwrap();
-    let devices = [0, 1].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
-    let mut guests = devices.each_ref().map(|device| start(device, processors));
-    for (guest, device) in guests.iter().zip(&devices) {
+/// Two guests whose drivers found their devices.
+fn two_guests(devices: &[VfDevice<'_>; 2], processors: [u32; 2]) -> [Guest; 2] {
+    let guests = [0, 1].map(|index| start(&devices[index], processors[index]));
+    for ((guest, device), processors) in guests.iter().zip(devices).zip(processors) {
         let ready = guest.ready();
         assert_eq!(ready["problems"], serde_json::json!([]));
         assert_eq!(ready["cpus_online"], processors);
@@ -51,42 +56,67 @@ fn two_guests(processors: u32) {
         assert_eq!(ready["nics"][0]["carrier"], 1);
         // The driver takes a queue pair for each processor, up to four.
         assert_eq!(ready["nics"][0]["tx_queues"], processors);
-        // This parent pins: all of guest RAM.
-        assert!(cost(guest.pid()).unwrap().pinned_kib >= 256 * 1024);
+        // This parent pins all of guest RAM.
+        assert!(cost(guest.pid()).unwrap().pinned_kib >= MEMORY_MIB << 10);
     }
-    let macs = devices.each_ref().map(|device| device.function().mac());
-    let [first, second] = &mut guests;
+    guests
+}
+
+/// Small and full frames, from each guest to the other.
+#[track_caller]
+fn talk(guests: &mut [Guest; 2], macs: &[String; 2]) {
+    let [first, second] = guests;
     exchange(first, second, &macs[1], 1000, 64, 32);
     exchange(second, first, &macs[0], 300, 1514, 8);
-    for guest in guests {
-        let status = guest.power_off().unwrap();
-        assert!(status.success(), "{status}");
+}
+
+/// A function that a guest uses: an error names its user, and it is free once that is killed.
+#[track_caller]
+fn names_its_user(device: &VfDevice<'_>, guest: Guest) {
+    let message = refused(device.path());
+    assert!(message.contains("in use by"), "{message}");
+    assert!(message.contains(&guest.pid().to_string()), "{message}");
+    drop(guest);
+    let again = start(device, 1);
+    assert_eq!(again.ready()["nics"][0]["mac"], device.function().mac());
+}
+
+/// The cable is pulled and plugged in twice, and the other guest's stays.
+#[track_caller]
+fn cable(device: &VfDevice<'_>, first: &mut Guest, second: &mut Guest) {
+    let link = device.function().link();
+    for up in [false, true, false, true] {
+        set_link(&link, up).unwrap();
+        let begin = Instant::now();
+        loop {
+            let shown = first.command("link").unwrap();
+            if shown["nics"][0]["carrier"] == u64::from(up) {
+                break;
+            }
+            assert!(begin.elapsed() < LIMIT, "{shown}");
+        }
     }
+    let neighbour = second.command("link").unwrap();
+    assert_eq!(neighbour["nics"][0]["carrier"], 1);
 }
 
 #[test]
-fn two_guests_with_one_processor_talk() {
-    two_guests(1);
-}
-
-#[test]
-fn two_guests_with_two_processors_talk() {
-    two_guests(2);
-}
-
-#[test]
-fn two_guests_with_four_processors_talk() {
-    two_guests(4);
-}
-
-#[test]
-fn queue_pairs_are_the_guests_choice() {
+fn guests_with_one_and_four_processors_talk_and_a_cable_is_pulled() {
     let nic = SriovNic::enable(2).unwrap();
     let devices = [0, 1].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
-    assert_eq!(devices[0].queues(), 9);
-    let mut guests = devices.each_ref().map(|device| start(device, 2));
-    let mac = devices[1].function().mac();
-    let [first, second] = &mut guests;
+    let macs = devices.each_ref().map(|device| device.function().mac());
+    let mut guests = two_guests(&devices, [1, 4]);
+    talk(&mut guests, &macs);
+    let [mut first, mut second] = guests;
+    cable(&devices[0], &mut first, &mut second);
+    exchange(&mut first, &mut second, &macs[1], 200, 256, 16);
+    assert!(second.power_off().unwrap().success());
+    names_its_user(&devices[0], first);
+}
+
+/// Queue pairs are the guest's choice.
+#[track_caller]
+fn choose_queue_pairs(first: &mut Guest, second: &mut Guest, mac: &str) {
     for pairs in [4, 1, 3, 2] {
         let channels = first.command(&format!("channels {pairs}")).unwrap();
         assert_eq!(channels["combined"], pairs, "{channels}");
@@ -94,37 +124,56 @@ fn queue_pairs_are_the_guests_choice() {
         let link = first.command("link").unwrap();
         assert_eq!(link["nics"][0]["tx_queues"], pairs, "{link}");
         assert_eq!(link["nics"][0]["rx_queues"], pairs, "{link}");
-        exchange(first, second, &mac, 200, 256, 16);
+        exchange(first, second, mac, 200, 256, 16);
     }
     // What no device has is refused and changes nothing.
     first.command("channels 5").unwrap_err();
     first.command("channels 0").unwrap_err();
-    exchange(first, second, &mac, 50, 256, 16);
+    exchange(first, second, mac, 50, 256, 16);
+}
+
+/// The driver comes and goes while frames arrive.
+#[track_caller]
+fn rebind(first: &mut Guest, second: &mut Guest, macs: &[String; 2]) {
+    let before = cost(first.pid()).unwrap();
+    // Until all that the other guest sends has arrived.
+    let flood = format!("flood 120 256 to {} until {REBOUND} at {RATE}", macs[0]);
+    second.listen(&flood).unwrap();
+    let rebound = first
+        .command_within(&format!("rebind {REBINDS} to {}", macs[1]), LIMIT)
+        .unwrap();
+    let after = cost(first.pid()).unwrap();
+    let flooded = second.answer(&flood, LIMIT).unwrap();
+    assert_eq!(rebound["rebinds"], REBINDS);
+    assert_eq!(rebound["tx"], REBOUND, "{rebound}");
+    assert_eq!(rebound["lost"], 0, "{rebound}");
+    assert_eq!(rebound["corrupt"], 0, "{rebound}");
+    assert_eq!(flooded["corrupt"], 0, "{flooded}");
+    assert!(flooded["tx"].as_u64() >= Some(REBOUND), "{flooded}");
+    // Those of each time reached the other guest through its own flood.
+    assert_eq!(flooded["others"], REBOUND, "{flooded} {rebound}");
+    assert_eq!(
+        (after.descriptors, after.threads, after.pinned_kib),
+        (before.descriptors, before.threads, before.pinned_kib)
+    );
 }
 
 #[test]
-fn a_pulled_cable_reaches_the_guest() {
+fn guests_with_two_processors_talk_choose_queue_pairs_and_rebind() {
     let nic = SriovNic::enable(2).unwrap();
     let devices = [0, 1].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
-    let mut guests = devices.each_ref().map(|device| start(device, 1));
+    assert_eq!(devices[0].queues(), 9);
+    let macs = devices.each_ref().map(|device| device.function().mac());
+    let mut guests = two_guests(&devices, [2, 2]);
+    talk(&mut guests, &macs);
     let [first, second] = &mut guests;
-    let mac = devices[1].function().mac();
-    let link = devices[0].function().link();
-    let times = [false, true, false, true].map(|up| {
-        set_link(&link, up).unwrap();
-        let begin = Instant::now();
-        loop {
-            let shown = first.command("link").unwrap();
-            if shown["nics"][0]["carrier"] == u64::from(up) {
-                break begin.elapsed();
-            }
-            assert!(begin.elapsed() < 10 * LINK_LIMIT, "{shown}");
-        }
-    });
-    assert!(times.iter().min() < Some(&LINK_LIMIT), "{times:?}");
-    let neighbour = second.command("link").unwrap();
-    assert_eq!(neighbour["nics"][0]["carrier"], 1);
-    exchange(first, second, &mac, 200, 256, 16);
+    choose_queue_pairs(first, second, &macs[1]);
+    rebind(first, second, &macs);
+    exchange(first, second, &macs[1], 200, 256, 16);
+    for guest in guests {
+        let status = guest.power_off().unwrap();
+        assert!(status.success(), "{status}");
+    }
 }
 
 #[test]
@@ -137,37 +186,6 @@ fn a_link_that_is_not_there_is_refused() {
     }
     set_link("vf3", false).unwrap();
     set_link("vf3", true).unwrap();
-}
-
-#[test]
-fn the_driver_comes_and_goes_while_frames_arrive() {
-    let nic = SriovNic::enable(2).unwrap();
-    let devices = [0, 1].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
-    let mut guests = devices.each_ref().map(|device| start(device, 2));
-    let macs = devices.each_ref().map(|device| device.function().mac());
-    let [first, second] = &mut guests;
-    exchange(first, second, &macs[1], 20, 256, 4);
-    let before = cost(first.pid()).unwrap();
-    // Until all that the other guest sends has arrived.
-    let flood = format!("flood 120 256 to {} until 200", macs[0]);
-    second.listen(&flood).unwrap();
-    let rebound = first
-        .command_within(&format!("rebind 20 to {}", macs[1]), LIMIT)
-        .unwrap();
-    let after = cost(first.pid()).unwrap();
-    let flooded = second.answer(&flood, LIMIT).unwrap();
-    assert_eq!(rebound["rebinds"], 20);
-    assert_eq!(rebound["tx"], 200, "{rebound}");
-    assert_eq!(rebound["lost"], 0, "{rebound}");
-    assert_eq!(rebound["corrupt"], 0, "{rebound}");
-    assert_eq!(flooded["corrupt"], 0, "{flooded}");
-    // Those of each time reached the other guest through its own flood.
-    assert_eq!(flooded["others"], 200, "{flooded} {rebound}");
-    assert_eq!(
-        (after.descriptors, after.threads, after.pinned_kib),
-        (before.descriptors, before.threads, before.pinned_kib)
-    );
-    exchange(first, second, &macs[1], 200, 256, 16);
 }
 
 /// What `bellhop run` says about a NIC that it cannot have.
@@ -217,18 +235,4 @@ fn functions_that_are_elsewhere_are_refused_with_a_sentence() {
     assert!(!shown.contains("lab-"), "{shown}");
     assert_eq!(nic.vf(0).unwrap().driver().as_deref(), Some("virtio-pci"));
     SriovNic::enable(2).unwrap_err();
-}
-
-/// A device in use names its user, and is free at once when that is killed.
-#[test]
-fn a_busy_function_names_its_user() {
-    let nic = SriovNic::enable(1).unwrap();
-    let device = VfDevice::add(nic.vf(0).unwrap()).unwrap();
-    let guest = start(&device, 1);
-    let message = refused(device.path());
-    assert!(message.contains("in use by"), "{message}");
-    assert!(message.contains(&guest.pid().to_string()), "{message}");
-    drop(guest);
-    let again = start(&device, 1);
-    assert_eq!(again.ready()["nics"][0]["mac"], device.function().mac());
 }

@@ -12,6 +12,8 @@
 mod labnic_peer;
 mod moving;
 
+use std::time::Duration;
+
 use lab::endurance::cycles;
 use lab::guest::BellhopArguments;
 use lab::journey::Leg;
@@ -22,6 +24,9 @@ use moving::journey::{Neighbour, Scene, travel};
 
 /// A device that gives buffers back in another order than it took them.
 const OUT_OF_ORDER: (&str, &str) = ("completion", "out_of_order");
+
+/// A device that is reset instead.
+const RELAYED: (&str, &str) = ("suspend", "0");
 
 const MAC: &str = "02:4c:61:62:53:47";
 
@@ -38,6 +43,14 @@ impl Neighbour for Peer {
         Self::flood(self, false);
     }
 
+    fn longest_gap(&mut self) -> Option<Duration> {
+        let arrivals = self.arrivals();
+        arrivals
+            .windows(2)
+            .map(|pair| pair[1].0.duration_since(pair[0].0))
+            .max()
+    }
+
     fn account(&mut self) -> String {
         format!("came twice: {:?}", self.twice())
     }
@@ -51,6 +64,8 @@ fn to_and_fro(
     may_lose: u64,
     leg: Leg,
 ) {
+    // The guest leaves its port; a device that cannot be suspended is reset twice besides.
+    let resets = if parameters.contains(&RELAYED) { 3 } else { 1 };
     let labnic = Labnic::load(parameters).unwrap();
     let neighbour = Peer::start(&labnic);
     let devices = ["here", "there"].map(|name| {
@@ -67,7 +82,9 @@ fn to_and_fro(
             neighbour,
             set_link: Some(&|host, up| set_link(&devices[host], up).unwrap()),
             may_lose,
+            resets,
             moves_idle: !parameters.contains(&OUT_OF_ORDER),
+            packed: false,
         },
         arguments,
         leg,
@@ -100,7 +117,7 @@ fn buffers_come_back_in_any_order() {
 
 #[test]
 fn a_device_that_cannot_be_suspended_is_relayed() {
-    let parameters = [("suspend", "0"), ("resume", "0"), ("rx_prefetch", "8")];
+    let parameters = [RELAYED, ("resume", "0"), ("rx_prefetch", "8")];
     // From the moments on that the other test has not.
     let moves = (cycles().unwrap() / 2).max(2);
     let one = BellhopArguments::small().unwrap();

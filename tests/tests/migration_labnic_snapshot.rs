@@ -56,6 +56,12 @@ impl Drop for Place {
     }
 }
 
+/// 32 buffers at each would empty the ring of 256 after eight if they stayed with the device.
+const SAVES: u32 = 9;
+
+/// Each save writes all of it.
+const MEMORY: &str = "96M";
+
 fn nic(device: &SimDevice) -> String {
     format!("id=nic,path={}", device.path().display())
 }
@@ -88,13 +94,14 @@ fn saved_and_restored(parameters: &[(&str, &str)]) {
     let (socket, saved) = (Place::new("prefetch.socket"), Place::new("prefetch"));
     let arguments = BellhopArguments::small()
         .unwrap()
+        .memory(MEMORY)
         .argument("--vdpa", &nic(&first))
         .argument("--api-socket", socket.text());
     let mut guest = Guest::start(&arguments).unwrap();
     let client = Client::new(&socket.0);
     peer.exchange(&mut guest, 200, 300);
     let said = messages(&mut guest).unwrap();
-    for _ in 0..12 {
+    for _ in 0..SAVES {
         // The device is stopped while frames come.
         peer.flood(true);
         println!("{}", snapshot(&client, &saved));

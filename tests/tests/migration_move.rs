@@ -16,6 +16,7 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::journey::Leg;
 use lab::kvm_statistics;
 use lab::messages::messages;
+use lab::notice::{self, notice};
 use lab::sim::{SimDevice, require_lab};
 use lab::traffic::check_traffic;
 use moving::faults::{Fault, FaultyLink, Kind};
@@ -32,8 +33,37 @@ const SMALL_MTU: u16 = 1000;
 /// A frame of one page's share each half millisecond, for longer than a move takes.
 const KEPT: &str = "kept-on 4000 1400 500";
 
+/// Verified frames that come back, a window of them under way, until `flood-off`.
+fn flood_on() -> String {
+    format!("flood-on 300 64 eth0 to {MAC}")
+}
+
 /// Moves of one guest, there and back.
 const MOVES: u64 = 4;
+
+/// The forecast of a standstill and the measured one differ by a factor of less than this. It is
+/// compared for the best of the moves: one may stand still for longer where the host is emulated.
+const MAGNITUDE: f64 = 10.0;
+
+/// How far the forecast of a move was from what was measured: a factor of 1 or more.
+#[track_caller]
+fn forecast_error(status: &Value) -> f64 {
+    let milliseconds = |name: &str| {
+        let value = status[name].as_f64();
+        value.unwrap_or_else(|| panic!("{name}: {status}")).max(1.0)
+    };
+    let forecast = milliseconds("forecast_downtime_ms");
+    let measured = milliseconds("downtime_ms");
+    notice(
+        notice::Kind::Figure,
+        format!("standstill of a move on vdpa_sim: forecast {forecast} ms, measured {measured} ms"),
+    );
+    (forecast / measured).max(measured / forecast)
+}
+
+fn small() -> BellhopArguments {
+    BellhopArguments::small().unwrap().memory("128M")
+}
 
 fn uptime(guest: &mut Guest) -> u64 {
     guest.command("info").unwrap()["uptime_ms"]
@@ -52,38 +82,37 @@ fn a_guest_moves_there_and_back_with_its_memory_its_clock_and_its_traffic() {
         Host::new("move1", devices[0].path()),
         Host::new("move2", devices[1].path()),
     ];
-    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
+    let mut guest = hosts[0].boot(small());
     check_traffic(&mut guest, &devices[0]);
     let said = messages(&mut guest).unwrap();
     guest.command("write-on 24 50").unwrap();
+    let mut best = f64::INFINITY;
     for number in 0..usize::try_from(MOVES).unwrap() {
         let (from, to) = (number % 2, (number + 1) % 2);
         // Now traffic that is verified as it comes, now frames that the device writes while memory is copied, and that
         // the guest first looks at when it is there.
         let kept = number % 2 == 1;
         match kept {
-            false => guest.command("flood-on 256").unwrap(),
+            false => guest.command(&flood_on()).unwrap(),
             true => guest.command(KEPT).unwrap(),
         };
         let before = uptime(&mut guest);
         let (moved, status) = move_guest(guest, &hosts[from], &hosts[to]);
         println!("{status}");
+        best = best.min(forecast_error(&status));
         guest = moved;
         assert!(uptime(&mut guest) >= before);
         let off = if kept { "kept-off" } else { "flood-off" };
         let came = guest.command(off).unwrap();
         println!("{off}: {came}");
         assert!(came["rx"].as_u64().unwrap() > 0, "{came}");
-        assert_eq!(came["corrupt"], 0, "{came}");
-        if kept {
-            assert_eq!(
-                (&came["duplicate"], &came["lost"]),
-                (&json!(0), &json!(0)),
-                "{came}"
-            );
+        for wrong in ["corrupt", "duplicate", "lost"] {
+            assert_eq!(came[wrong], 0, "{wrong}: {came}");
         }
+        assert_eq!(came["rx"], came["tx"], "{came}");
         check_traffic(&mut guest, &devices[to]);
     }
+    assert!(best < MAGNITUDE, "no forecast came near: {best}");
     let found = guest.command("write-off").unwrap();
     println!("{found}");
     assert_eq!(found["wrong"], 0, "{found}");
@@ -101,7 +130,7 @@ fn a_guest_that_arrives_finds_its_memory_mapped() {
     require_lab().unwrap();
     let devices = ["move1", "move2"].map(|name| SimDevice::net(name, MAC, 1500).unwrap());
     let [from, to] = [0, 1].map(|at| Host::new(&format!("move{}", at + 1), devices[at].path()));
-    let mut guest = from.boot(BellhopArguments::small().unwrap());
+    let mut guest = from.boot(small());
     guest.command("write-on 24 50").unwrap();
     let waiting = to.wait_as(|command| {
         command.env("BELLHOP_LOG", "info");
@@ -148,7 +177,9 @@ fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
             set_link: None,
             // It is suspended: what it has begun ends.
             may_lose: 0,
+            resets: 0,
             moves_idle: true,
+            packed: false,
         },
         BellhopArguments::small().unwrap(),
         Leg {
@@ -158,76 +189,56 @@ fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
     );
 }
 
-#[test]
-fn what_cannot_move_stays_with_its_network_and_says_why() {
-    require_lab().unwrap();
-    let devices = [
-        SimDevice::net("move1", MAC, 1500).unwrap(),
-        SimDevice::net("move2", MAC, 1500).unwrap(),
-    ];
-    let hosts = [
-        Host::new("move1", devices[0].path()),
-        Host::new("move2", devices[1].path()),
-    ];
-    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
-    let said = messages(&mut guest).unwrap();
-    guest.command("write-on 24 50").unwrap();
-
+/// Moves that fail: the guest stays, with its network.
+#[track_caller]
+fn moves_fail(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
     // Nobody is there.
-    hosts[0].send(&hosts[1], json!({}));
-    let status = hosts[0].settled(&mut guest);
+    from.send(to, json!({}));
+    let status = from.settled(guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
     assert!(
         status["error"].as_str().unwrap().contains("cannot connect"),
         "{status}"
     );
-    check_traffic(&mut guest, &devices[0]);
+    check_traffic(guest, device);
 
     // Its device is not to be had: that of the source is given.
-    let busy = Host::new("move3", devices[0].path());
+    let busy = Host::new("move3", device.path());
     let mut waiting = busy.wait();
-    hosts[0].send(&busy, json!({}));
-    let status = hosts[0].settled(&mut guest);
+    from.send(&busy, json!({}));
+    let status = from.settled(guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
     assert!(
         status["error"].as_str().unwrap().contains("busy"),
         "{status}"
     );
     assert!(!waiting.wait_exit(NOTICE).unwrap().success());
-    check_traffic(&mut guest, &devices[0]);
+    check_traffic(guest, device);
 
     // Cancelled while memory goes over.
-    let mut waiting = hosts[1].wait();
-    hosts[0].send(&hosts[1], json!({ "downtime_ms": 0, "timeout_s": 600 }));
-    let client = hosts[0].client();
+    let mut waiting = to.wait();
+    from.send(to, json!({ "downtime_ms": 0, "timeout_s": 600 }));
+    let client = from.client();
     while client.get("/v1/vm/migration").unwrap()["rounds"] == 0 {}
-    let again = json!({ "send": { "destination": hosts[1].endpoint() } });
+    let again = json!({ "send": { "destination": to.endpoint() } });
     let refused = client
         .ask("POST", "/v1/vm/migration", Some(&again))
         .unwrap();
     assert_eq!(refused.status, 409, "{}", refused.body);
     client.done("DELETE", "/v1/vm/migration", None).unwrap();
-    let status = hosts[0].settled(&mut guest);
+    let status = from.settled(guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
     assert!(!waiting.wait_exit(NOTICE).unwrap().success());
-    check_traffic(&mut guest, &devices[0]);
+    check_traffic(guest, device);
 
     // The destination dies in the middle.
-    let waiting = hosts[1].wait();
-    hosts[0].send(&hosts[1], json!({ "downtime_ms": 0 }));
+    let waiting = to.wait();
+    from.send(to, json!({ "downtime_ms": 0 }));
     while client.get("/v1/vm/migration").unwrap()["rounds"] == 0 {}
     drop(waiting);
-    let status = hosts[0].settled(&mut guest);
+    let status = from.settled(guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
-    check_traffic(&mut guest, &devices[0]);
-
-    // After all that it can move.
-    let (mut guest, _) = move_guest(guest, &hosts[0], &hosts[1]);
-    check_traffic(&mut guest, &devices[1]);
-    let found = guest.command("write-off").unwrap();
-    assert_eq!(found["wrong"], 0, "{found}");
-    assert_eq!(messages(&mut guest).unwrap(), said);
-    assert!(guest.power_off().unwrap().success());
+    check_traffic(guest, device);
 }
 
 /// What is in the way of a move, in one text.
@@ -239,22 +250,10 @@ fn obstacles(trial: &Value) -> String {
     trial["obstacles"].to_string()
 }
 
-#[test]
-fn a_dry_run_says_whether_a_guest_could_move_and_changes_nothing() {
-    require_lab().unwrap();
-    let devices = [
-        SimDevice::net("move1", MAC, 1500).unwrap(),
-        SimDevice::net("move2", MAC, 1500).unwrap(),
-        SimDevice::net("move3", MAC, SMALL_MTU).unwrap(),
-    ];
-    let hosts = [
-        Host::new("move1", devices[0].path()),
-        Host::new("move2", devices[1].path()),
-    ];
-    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
-    let said = messages(&mut guest).unwrap();
-    guest.command("write-on 24 50").unwrap();
-
+/// Dry runs say whether the guest could move, and change nothing. Gives the process that waited for
+/// the guest meanwhile.
+#[track_caller]
+fn dry_runs(guest: &mut Guest, hosts: &[Host; 2], devices: &[SimDevice; 3]) -> Guest {
     // Nobody is there.
     let trial = hosts[0].try_out(&hosts[1], json!({}));
     let text = obstacles(&trial);
@@ -291,44 +290,28 @@ fn a_dry_run_says_whether_a_guest_could_move_and_changes_nothing() {
         assert!(data > 24 << 20 && data <= ram, "{trial}");
         assert!(trial["bytes_per_second"].is_null(), "{trial}");
         assert!(trial["prepare_ms"].as_u64() > Some(0), "{trial}");
-        check_traffic(&mut guest, &devices[0]);
+        check_traffic(guest, &devices[0]);
     }
     let text = obstacles(&hosts[0].try_out(&hosts[1], json!({ "downtime_ms": 1 })));
     assert!(text.contains("--downtime"), "{text}");
 
-    // Nothing has changed: there was no migration, and now there is one to who waited all along.
+    // Nothing has changed: there was no migration.
     let none = hosts[0]
         .client()
         .ask("GET", "/v1/vm/migration", None)
         .unwrap();
     assert_eq!(none.status, 404, "{}", none.body);
     assert_eq!(hosts[0].client().get("/v1/vm").unwrap()["state"], "Running");
-    let (mut guest, _) = move_to_waiting(guest, waiting, &hosts[0], &hosts[1]);
-    check_traffic(&mut guest, &devices[1]);
-    let found = guest.command("write-off").unwrap();
-    assert_eq!(found["wrong"], 0, "{found}");
-    assert_eq!(messages(&mut guest).unwrap(), said);
-    assert!(guest.power_off().unwrap().success());
+    waiting
 }
 
-#[test]
-fn a_destination_that_falls_silent_at_the_end_does_not_hold_the_guest() {
-    require_lab().unwrap();
-    let devices = [
-        SimDevice::net("move1", MAC, 1500).unwrap(),
-        SimDevice::net("move2", MAC, 1500).unwrap(),
-    ];
-    let hosts = [
-        Host::new("move1", devices[0].path()),
-        Host::new("move2", devices[1].path()),
-    ];
-    let mut guest = hosts[0].boot(BellhopArguments::small().unwrap());
-    let said = messages(&mut guest).unwrap();
-    guest.command("write-on 24 50").unwrap();
-    let mut waiting = hosts[1].wait();
-    let link = FaultyLink::to(&hosts[1], Kind::StateEnd, Fault::Silent);
-    hosts[0].send_to(&link.endpoint(), json!({ "connections": 1 }));
-    let status = hosts[0].settled(&mut guest);
+/// A destination that falls silent at the end does not hold the guest.
+#[track_caller]
+fn falls_silent(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
+    let mut waiting = to.wait();
+    let link = FaultyLink::to(to, Kind::StateEnd, Fault::Silent);
+    from.send_to(&link.endpoint(), json!({ "connections": 1 }));
+    let status = from.settled(guest);
     println!("{status}");
     assert_eq!(status["phase"], "Stayed", "{status}");
     let error = status["error"].as_str().unwrap();
@@ -337,13 +320,37 @@ fn a_destination_that_falls_silent_at_the_end_does_not_hold_the_guest() {
         "{error}"
     );
     assert!(status["downtime_ms"].as_f64() >= Some(2000.0), "{status}");
-    check_traffic(&mut guest, &devices[0]);
+    check_traffic(guest, device);
     link.end();
     assert!(!waiting.wait_exit(NOTICE).unwrap().success());
+}
 
-    // After all that it can move.
-    let (mut guest, _) = move_guest(guest, &hosts[0], &hosts[1]);
+#[test]
+fn what_cannot_move_stays_with_its_network_and_a_dry_run_says_so_before() {
+    require_lab().unwrap();
+    let devices = [
+        SimDevice::net("move1", MAC, 1500).unwrap(),
+        SimDevice::net("move2", MAC, 1500).unwrap(),
+        SimDevice::net("move3", MAC, SMALL_MTU).unwrap(),
+    ];
+    let hosts = [
+        Host::new("move1", devices[0].path()),
+        Host::new("move2", devices[1].path()),
+    ];
+    let mut guest = hosts[0].boot(small());
+    let said = messages(&mut guest).unwrap();
+    guest.command("write-on 24 50").unwrap();
+    // The process that waited during all dry runs takes the guest.
+    let waiting = dry_runs(&mut guest, &hosts, &devices);
+    let (mut guest, _) = move_to_waiting(guest, waiting, &hosts[0], &hosts[1]);
     check_traffic(&mut guest, &devices[1]);
+
+    let [there, here] = &hosts;
+    moves_fail(&mut guest, here, there, &devices[1]);
+    falls_silent(&mut guest, here, there, &devices[1]);
+    // After all that it can move.
+    let (mut guest, _) = move_guest(guest, here, there);
+    check_traffic(&mut guest, &devices[0]);
     let found = guest.command("write-off").unwrap();
     assert_eq!(found["wrong"], 0, "{found}");
     assert_eq!(messages(&mut guest).unwrap(), said);

@@ -40,7 +40,7 @@ fn made(node: &Node, device: &SimDevice) -> Guest {
         "kernel": arguments.kernel_image(),
         "initramfs": arguments.ramdisk(),
         "cmdline": arguments.kernel_words(),
-        "memory": "256M",
+        "memory": "128M",
         "restart": "Always",
         "nics": [{ "id": "nic", "path": device.path() }],
     });

@@ -32,6 +32,7 @@ const WRITTEN_MIB: u64 = 24;
 fn start(device: &SimDevice, socket: &Place) -> (Guest, Client) {
     let arguments = BellhopArguments::small()
         .unwrap()
+        .memory("128M")
         .argument("--vdpa", &nic(device))
         .argument("--api-socket", socket.text());
     (

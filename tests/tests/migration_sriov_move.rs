@@ -13,6 +13,7 @@ use std::time::Duration;
 use lab::endurance::cycles;
 use lab::guest::{BellhopArguments, Guest};
 use lab::journey::Leg;
+use lab::rig::FIRST_PACKED_FUNCTION as PACKED;
 use lab::sriov::{SriovNic, VfDevice, set_link};
 use moving::journey::{Neighbour, Scene, travel};
 use moving::{Host, NOTICE};
@@ -29,7 +30,10 @@ struct Echo {
 
 impl Echo {
     fn new(device: &VfDevice<'_>) -> Self {
-        let arguments = BellhopArguments::small().unwrap().vdpa(device.path());
+        let arguments = BellhopArguments::small()
+            .unwrap()
+            .memory("128M")
+            .vdpa(device.path());
         let mut guest = Guest::start(&arguments).unwrap();
         guest.command("echo-on").unwrap();
         Self {
@@ -62,11 +66,11 @@ impl Neighbour for Echo {
     }
 }
 
-#[test]
-fn a_guest_on_vp_vdpa_moves_to_and_fro_at_any_moment() {
-    let functions = SriovNic::enable(3).unwrap();
+/// A guest moves between the first two functions; the third one is its peer's.
+fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, leg: Leg) {
+    let nic = SriovNic::enable(4).unwrap();
     let [first, second, third] =
-        [0, 1, 2].map(|index| VfDevice::add(functions.vf(index).unwrap()).unwrap());
+        functions.map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
     let links = [&first, &second].map(|device| device.function().link());
     let neighbour = Echo::new(&third);
     travel(
@@ -79,12 +83,27 @@ fn a_guest_on_vp_vdpa_moves_to_and_fro_at_any_moment() {
             set_link: Some(&|host, up| set_link(&links[host], up).unwrap()),
             // The device is reset twice: where its queues are relayed, and where the guest stops.
             may_lose: 32,
+            // There, and where the guest begins at the destination.
+            resets: 3,
             moves_idle: true,
+            packed: functions[0] >= PACKED,
         },
-        BellhopArguments::small().unwrap(),
-        Leg {
-            first: 0,
-            moves: cycles().unwrap(),
-        },
+        arguments,
+        leg,
     );
+}
+
+#[test]
+fn a_guest_on_vp_vdpa_moves_to_and_fro_at_any_moment() {
+    let moves = cycles().unwrap();
+    let small = BellhopArguments::small().unwrap();
+    to_and_fro([0, 1, 2], small, Leg { first: 0, moves });
+}
+
+/// Both functions offer packed rings, and the guest negotiates them ([`PACKED`]).
+#[test]
+fn a_guest_with_packed_rings_moves_there_and_back() {
+    let packed = [PACKED, PACKED + 1, 0];
+    let small = BellhopArguments::small().unwrap();
+    to_and_fro(packed, small, Leg { first: 0, moves: 2 });
 }

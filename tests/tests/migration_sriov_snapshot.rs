@@ -11,7 +11,6 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
 use lab::place::Place;
 use lab::sriov::{SriovNic, VfDevice};
-use lab::traffic::{Frames, exchange_between};
 use serde_json::{Value, json};
 use std::fs;
 use std::process::Command;
@@ -19,6 +18,12 @@ use std::time::{Duration, Instant};
 
 /// How long a guest may take to answer when it goes on; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
+
+/// Each save writes all of it.
+const MEMORY: &str = "128M";
+
+/// Frames of the flood under way at once.
+const WINDOW: u64 = 16;
 
 fn nic(device: &VfDevice<'_>) -> String {
     format!("id=nic,path={}", device.path().display())
@@ -31,6 +36,23 @@ fn snapshot(client: &Client, to: &Place) -> Value {
     assert_eq!(answer.status, 201, "{}", answer.body);
     assert_eq!(client.get("/v1/vm").unwrap()["state"], "Running");
     answer.body
+}
+
+/// Checked frames to the peer, which sends them back.
+#[track_caller]
+fn check_traffic(guest: &mut Guest, mac: &str) {
+    const COUNT: u64 = 200;
+    let line = format!("frames {COUNT} 590 {WINDOW} eth0 to {mac}");
+    let answer = guest.command(&line).unwrap();
+    for (name, wanted) in [
+        ("tx", COUNT),
+        ("rx", COUNT),
+        ("corrupt", 0),
+        ("duplicate", 0),
+        ("lost", 0),
+    ] {
+        assert_eq!(answer[name], wanted, "{name}: {answer}");
+    }
 }
 
 /// Threads of the guest's machine that poll relays: one while its device is shadowed.
@@ -60,29 +82,36 @@ fn a_guest_on_vp_vdpa_is_saved_and_goes_on_here_and_on_another_function() {
     let (socket, saved) = (Place::new("snap.socket"), Place::new("snapshot"));
     let arguments = BellhopArguments::small()
         .unwrap()
+        .memory(MEMORY)
         .argument("--vdpa", &nic(&first))
         .argument("--api-socket", socket.text());
     let mut guest = Guest::start(&arguments).unwrap();
     let client = Client::new(socket.path());
-    let arguments = BellhopArguments::small().unwrap().vdpa(peers.path());
+    let arguments = BellhopArguments::small()
+        .unwrap()
+        .memory(MEMORY)
+        .vdpa(peers.path());
     let mut peer = Guest::start(&arguments).unwrap();
-    let mut check_traffic = |guest: &mut Guest| {
-        let frames = Frames {
-            count: 200,
-            size: 590,
-            window: 16,
-        };
-        exchange_between(guest, &mut peer, &mac, frames).unwrap();
-    };
+    peer.command("echo-on").unwrap();
+    let check_traffic = |guest: &mut Guest| check_traffic(guest, &mac);
     check_traffic(&mut guest);
     is_shadowed(&guest, false);
     let said = messages(&mut guest).unwrap();
     // From a direct device and from a shadowed one, with frames under way.
     for round in 0..3 {
         guest.command("write-on 24 50").unwrap();
-        guest.command("flood-on 128").unwrap();
+        let line = format!("flood-on 300 {WINDOW} eth0 to {mac}");
+        guest.command(&line).unwrap();
         println!("{}", snapshot(&client, &saved));
-        guest.command("flood-off").unwrap();
+        let flooded = guest.command("flood-off").unwrap();
+        println!("{flooded}");
+        for wrong in ["corrupt", "duplicate"] {
+            assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
+        }
+        assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
+        // The device is reset once: frames under way are gone, and those that the guest sends
+        // because it gave them up.
+        assert!(flooded["lost"].as_u64() <= Some(2 * WINDOW), "{flooded}");
         check_traffic(&mut guest);
         let written = guest.command("write-off").unwrap();
         assert_eq!(written["wrong"], 0, "{written}");
@@ -118,5 +147,7 @@ fn a_guest_on_vp_vdpa_is_saved_and_goes_on_here_and_on_another_function() {
         check_traffic(&mut restored);
         assert!(restored.power_off().unwrap().success());
     }
+    let echoed = peer.command("echo-off").unwrap();
+    assert_eq!(echoed["corrupt"], 0, "{echoed}");
     assert!(peer.power_off().unwrap().success());
 }

@@ -23,8 +23,16 @@ const MAC: &str = "52:54:5e:11:58:01";
 /// How long an upgrade may take to show; the guest is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
-/// Programs that go on with one machine, one after the other.
+/// Programs that go on with one machine, one after the other: the first ones under a flood, the
+/// others under frames at an even pace, whose gaps are measured.
 const UPGRADES: u64 = 20;
+const FLOODED: u64 = 10;
+
+/// Paced frames a second.
+const RATE: u32 = 1000;
+
+/// Microseconds that two readings of clocks may differ.
+const TOLERANCE_US: f64 = 1000.0;
 
 /// A file in the temporary directory; it goes with this.
 struct Temporary(PathBuf);
@@ -57,6 +65,7 @@ fn bellhop() -> PathBuf {
 fn start(device: &SimDevice, socket: &Temporary) -> (Guest, Client) {
     let arguments = BellhopArguments::small()
         .unwrap()
+        .memory("128M")
         .argument(
             "--vdpa",
             &format!("id=nic,path={}", device.path().display()),
@@ -110,6 +119,17 @@ fn goes_on_as_before(guest: &mut Guest, client: &Client, device: &SimDevice, wro
     check_traffic(guest, device);
 }
 
+/// Frames were sent, and each came back once and intact.
+#[track_caller]
+fn came_back(answer: &Value) {
+    println!("{answer}");
+    assert!(answer["rx"].as_u64() > Some(0), "{answer}");
+    for wrong in ["corrupt", "duplicate", "lost"] {
+        assert_eq!(answer[wrong], 0, "{wrong}: {answer}");
+    }
+    assert_eq!(answer["rx"], answer["tx"], "{answer}");
+}
+
 #[test]
 fn one_program_after_the_other_goes_on_with_a_guest_under_load() {
     require_lab().unwrap();
@@ -120,8 +140,17 @@ fn one_program_after_the_other_goes_on_with_a_guest_under_load() {
     let before = client.get("/v1/vm").unwrap();
     let said = messages(&mut guest).unwrap();
     guest.command("write-on 16 50").unwrap();
-    guest.command("flood-on 256").unwrap();
+    let clock = |guest: &mut Guest| guest.command("now").unwrap()["now_us"].clone();
+    let mut upgrades = Vec::new();
+    // To itself, through the device.
+    let flood = format!("flood-on 300 64 eth0 to {MAC}");
+    guest.command(&flood).unwrap();
     for upgrade in 1..=UPGRADES {
+        if upgrade == FLOODED + 1 {
+            came_back(&guest.command("flood-off").unwrap());
+            guest.command(&format!("paced-on {RATE} 300")).unwrap();
+        }
+        let begin = clock(&mut guest);
         let program = if upgrade % 2 == 1 {
             &other.0
         } else {
@@ -130,18 +159,29 @@ fn one_program_after_the_other_goes_on_with_a_guest_under_load() {
         ask_upgrade(&client, program);
         let vm = wait_upgrade(&guest, &client, |vm| vm["upgrades"] == upgrade);
         assert_eq!(vm["upgrade_error"], Value::Null, "{vm}");
-        println!("it stood still for {} ms", vm["upgrade_downtime_ms"]);
-        assert!(vm["upgrade_downtime_ms"].as_f64() > Some(0.0), "{vm}");
+        let claimed_ms = vm["upgrade_downtime_ms"].as_f64().unwrap();
+        println!("it stood still for {claimed_ms} ms");
+        assert!(claimed_ms > 0.0, "{vm}");
+        if upgrade > FLOODED {
+            upgrades.push((begin, clock(&mut guest), claimed_ms));
+        }
         assert_eq!(
             (&vm["state"], &vm["pid"]),
             (&json!("Running"), &before["pid"])
         );
         assert_eq!(&program_of(&guest), program);
     }
-    let flooded = guest.command("flood-off").unwrap();
-    println!("{flooded}");
-    assert!(flooded["rx"].as_u64().unwrap() > 0, "{flooded}");
-    assert_eq!(flooded["corrupt"], 0, "{flooded}");
+    came_back(&guest.command("paced-off").unwrap());
+    for (begin, end, claimed_ms) in upgrades {
+        let line = format!("paced-gaps {begin} {end}");
+        let gaps = guest.command(&line).unwrap();
+        // The guest's clock counts the standstill, in which no frame comes.
+        let longest_us = gaps["touching_us"].as_f64().unwrap();
+        assert!(
+            claimed_ms * 1000.0 <= longest_us + TOLERANCE_US,
+            "claimed {claimed_ms} ms: {gaps}"
+        );
+    }
     let found = guest.command("write-off").unwrap();
     println!("{found}");
     assert_eq!(found["wrong"], 0, "{found}");

@@ -7,30 +7,25 @@
 
 mod logging;
 
-use lab::guest::Guest;
 use lab::sim::SimDevice;
-use lab::traffic::{Frames, exchange};
 
-use self::logging::{Machine, REBIND, rounds};
+use self::logging::{Flood, Machine, REBIND, lost_by_resets, rounds};
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:55:01";
-
-fn traffic(guest: &mut Guest) {
-    let frames = Frames {
-        count: 60,
-        size: 590,
-        window: 16,
-    };
-    // The simulator sends everything back.
-    exchange(guest, "eth0", frames).unwrap();
-}
 
 #[test]
 fn a_log_begins_and_ends_many_times_under_traffic() {
     let net = SimDevice::net("log", MAC, 1500).unwrap();
     let mut machine = Machine::start("log", net.path(), 1);
-    machine.log_under_traffic(rounds(), traffic, |round, machine| {
+    let flood = Flood {
+        // The simulator sends everything back.
+        to: MAC,
+        lost_by_log: 0,
+        // The driver resets the device, or two rings.
+        lost_between: lost_by_resets(2),
+    };
+    machine.log_under_traffic(rounds(), &flood, |round, machine| {
         match round % 4 {
             0 => machine.guest.command(REBIND),
             1 => machine.guest.command("rings 64 128"),

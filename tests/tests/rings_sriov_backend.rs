@@ -11,46 +11,48 @@ mod logging;
 #[path = "skeleton_vdpa/support/mod.rs"]
 mod support;
 
-use std::cell::RefCell;
-
 use devices::virtio::backend::Backend as _;
 use devices::virtio::vdpa::{DoorbellMode, VdpaOptions};
 
-use lab::guest::Guest;
+use lab::rig::FIRST_PACKED_FUNCTION;
 use lab::sriov::{SriovNic, VfDevice, set_link};
-use lab::traffic::{Frames, exchange_between};
 
 use vm_memory::bitmap::Bitmap as _;
 use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
 
-use self::logging::{Machine, REBIND, rounds};
+use self::logging::{Echo, Flood, Machine, REBIND, lost_by_resets, rounds, traffic};
 use self::support::frames::{Loopback as _, packet};
 use self::support::guest::{self, HIGH};
 use self::support::machine;
 
-#[test]
-fn a_log_begins_and_ends_many_times_under_traffic() {
-    let nic = SriovNic::enable(2).unwrap();
-    let devices = [0, 1].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
+/// VIRTIO_F_RING_PACKED (virtio 1.3, 6).
+const RING_PACKED: usize = 34;
+
+/// Resets in one round between the beginning of the log and its end: the driver's and the link's,
+/// and where the log ends and begins again the driver's and the one of the beginning.
+const RESETS: u64 = 3;
+
+/// The machine of a guest on the first function records, with the second one as its peer.
+fn logs(functions: [usize; 2], packed: bool) {
+    let nic = SriovNic::enable(4).unwrap();
+    let devices = functions.map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
     let mac = devices[1].function().mac();
-    let [mut machine, peer] = [0, 1].map(|index| {
-        let name = format!("log{index}");
-        Machine::start(&name, devices[index].path(), 2)
-    });
+    let mut machine = Machine::start("log", devices[0].path(), 2);
+    let features = machine.guest.ready()["nics"][0]["features"].clone();
+    // sysfs: one character for each bit, bit 0 first.
+    let negotiated = features.as_str().unwrap().as_bytes()[RING_PACKED] == b'1';
+    assert_eq!(negotiated, packed, "{features}");
+    let peer = Echo::start(devices[1].path());
     let doorbells = machine.doorbells();
     assert!(doorbells >= 4, "{doorbells}");
-    let peer = RefCell::new(peer);
-    let traffic = |guest: &mut Guest| {
-        let frames = Frames {
-            count: 60,
-            size: 590,
-            window: 16,
-        };
-        let peer = &mut peer.borrow_mut().guest;
-        exchange_between(guest, peer, &mac, frames).unwrap();
-    };
     let link = devices[0].function().link();
-    machine.log_under_traffic(rounds(), traffic, |round, machine| {
+    let flood = Flood {
+        to: &mac,
+        // The device is reset where the log begins: frames under way to it are gone.
+        lost_by_log: lost_by_resets(1),
+        lost_between: lost_by_resets(RESETS),
+    };
+    machine.log_under_traffic(rounds(), &flood, |round, machine| {
         assert_eq!(machine.doorbells(), 0, "a shadowed queue has no doorbell");
         match round % 3 {
             // Starts shadowed again at once.
@@ -73,14 +75,24 @@ fn a_log_begins_and_ends_many_times_under_traffic() {
     });
     // Shadowed, until the driver resets it.
     machine.relay_threads_are(1);
-    machine.guest.command("flood-on 128").unwrap();
-    machine.guest.command(REBIND).unwrap();
-    machine.guest.command("flood-off").unwrap();
+    machine.flooded(&mac, lost_by_resets(1), |machine| {
+        machine.guest.command(REBIND).unwrap();
+    });
     machine.relay_threads_are(0);
     assert_eq!(machine.doorbells(), doorbells);
-    traffic(&mut machine.guest);
+    traffic(&mut machine.guest, &mac);
     machine.end();
-    peer.into_inner().end();
+    peer.end();
+}
+
+#[test]
+fn a_log_begins_and_ends_many_times_under_traffic() {
+    logs([0, 1], false);
+}
+
+#[test]
+fn a_log_of_packed_rings_begins_and_ends_many_times_under_traffic() {
+    logs([FIRST_PACKED_FUNCTION, FIRST_PACKED_FUNCTION + 1], true);
 }
 
 /// A network driver by hand, without a control queue, events by index or merged buffers.

@@ -114,13 +114,26 @@ impl Peer {
         std::mem::take(&mut self.shared.arrivals.lock().unwrap())
     }
 
-    /// Has the guest send frames to the neighbour and checks that each comes back.
+    /// Has the guest send frames from its first NIC to the neighbour, and checks that each comes
+    /// back once.
     #[track_caller]
     pub(crate) fn exchange(&self, guest: &mut Guest, count: u64, size: u64) {
+        self.exchange_on("eth0", guest, count, size);
+    }
+
+    /// As [`Peer::exchange`], from any NIC of the guest.
+    #[track_caller]
+    pub(crate) fn exchange_on(&self, nic: &str, guest: &mut Guest, count: u64, size: u64) {
         let before = self.echoed();
-        let line = format!("frames {count} {size} 16 eth0 to {MAC}");
+        let line = format!("frames {count} {size} 16 {nic} to {MAC}");
         let said = guest.command(&line).unwrap();
-        for (name, wanted) in [("tx", count), ("rx", count), ("corrupt", 0), ("lost", 0)] {
+        for (name, wanted) in [
+            ("tx", count),
+            ("rx", count),
+            ("corrupt", 0),
+            ("duplicate", 0),
+            ("lost", 0),
+        ] {
             assert_eq!(said[name], wanted, "{name}: {said}");
         }
         assert!(self.echoed() >= before + count);

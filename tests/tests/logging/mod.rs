@@ -1,6 +1,7 @@
 //! A guest whose machine begins and ends to record what its device writes, while frames flow.
 //!
-//! The machine is `lab-machine`, whose socket takes `dirty-log on` and `dirty-log off`.
+//! The machine is `lab-machine`, whose socket takes `dirty-log on` and `dirty-log off`. The flood
+//! has a window, and each of its frames is sent back: the guest counts those that are lost.
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
@@ -27,6 +28,71 @@ pub(crate) fn rounds() -> u32 {
     cycles().unwrap().max(5) + 1
 }
 
+/// Frames of the flood under way at once.
+pub(crate) const WINDOW: u64 = 16;
+
+/// No test here looks at the size of a guest.
+const MEMORY: &str = "128M";
+
+/// The flood of a test, and how many of its frames may be lost.
+pub(crate) struct Flood<'a> {
+    /// Who sends the frames back.
+    pub(crate) to: &'a str,
+    /// While the log begins or ends once.
+    pub(crate) lost_by_log: u64,
+    /// During one call of `between`.
+    pub(crate) lost_between: u64,
+}
+
+/// How many frames may be lost by so many resets of the device or its link, asked for by the
+/// guest's driver or by the test: those under way, and those that the next run sends before the NIC
+/// has its queues again.
+pub(crate) const fn lost_by_resets(resets: u64) -> u64 {
+    2 * WINDOW * resets
+}
+
+/// A guest that sends every frame back.
+#[allow(dead_code, reason = "the simulator sends frames back itself")]
+pub(crate) struct Echo(Guest);
+
+#[allow(dead_code, reason = "the simulator sends frames back itself")]
+impl Echo {
+    pub(crate) fn start(device: &Path) -> Self {
+        let arguments = BellhopArguments::small()
+            .unwrap()
+            .memory(MEMORY)
+            .silence(SILENCE)
+            .vdpa(device);
+        let mut guest = Guest::start(&arguments).unwrap();
+        guest.command("echo-on").unwrap();
+        Self(guest)
+    }
+
+    #[track_caller]
+    pub(crate) fn end(mut self) {
+        let echoed = self.0.command("echo-off").unwrap();
+        assert_eq!(echoed["corrupt"], 0, "{echoed}");
+        assert!(self.0.power_off().unwrap().success());
+    }
+}
+
+/// Checked frames to `mac`, which sends them back.
+#[track_caller]
+pub(crate) fn traffic(guest: &mut Guest, mac: &str) {
+    const COUNT: u64 = 60;
+    let line = format!("frames {COUNT} 590 {WINDOW} eth0 to {mac}");
+    let answer = guest.command(&line).unwrap();
+    for (name, wanted) in [
+        ("tx", COUNT),
+        ("rx", COUNT),
+        ("corrupt", 0),
+        ("duplicate", 0),
+        ("lost", 0),
+    ] {
+        assert_eq!(answer[name], wanted, "{name}: {answer}");
+    }
+}
+
 /// A machine and its socket.
 pub(crate) struct Machine {
     socket: PathBuf,
@@ -42,6 +108,7 @@ impl Machine {
             .program(Path::new(env!("CARGO_BIN_EXE_lab-machine")))
             .silence(SILENCE)
             .processors(processors)
+            .memory(MEMORY)
             .vdpa(device)
             .argument("--control", &socket.display().to_string());
         let guest = Guest::start(&arguments).unwrap();
@@ -90,45 +157,51 @@ impl Machine {
             .count()
     }
 
-    /// Does something while the guest floods its network; how many frames it sent. That may be none: how much an
-    /// emulated guest does in a tenth of a second is chance.
+    /// Does something while the guest floods `to`, which sends every frame back; how many it sent.
+    /// At most `may_lose` of them do not come back.
     #[track_caller]
-    fn flooded(&mut self, work: impl FnOnce(&mut Self)) -> u64 {
-        self.guest.command("flood-on 128").unwrap();
+    pub(crate) fn flooded(&mut self, to: &str, may_lose: u64, work: impl FnOnce(&mut Self)) -> u64 {
+        let line = format!("flood-on 300 {WINDOW} eth0 to {to}");
+        self.guest.command(&line).unwrap();
         thread::sleep(WHILE);
         work(self);
         thread::sleep(WHILE);
         let flooded = self.guest.command("flood-off").unwrap();
-        assert_eq!(flooded["corrupt"], 0, "{flooded}");
-        flooded["tx"].as_u64().unwrap()
+        for wrong in ["corrupt", "duplicate"] {
+            assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
+        }
+        let lost = flooded["lost"].as_u64().unwrap();
+        assert!(lost <= may_lose, "at most {may_lose}: {flooded}");
+        flooded["rx"].as_u64().unwrap()
     }
 
-    /// Begins and ends the log `rounds` times under a flood. `traffic` is checked after each change, and `between`
-    /// is what the guest does while the log is on, in each round.
+    /// Begins and ends the log `rounds` times under a flood. Traffic is checked after each change,
+    /// and `between` is what the guest does while the log is on, in each round, under the flood as
+    /// well.
     #[track_caller]
     pub(crate) fn log_under_traffic(
         &mut self,
         rounds: u32,
-        mut traffic: impl FnMut(&mut Guest),
+        flood: &Flood<'_>,
         mut between: impl FnMut(u32, &mut Self),
     ) {
-        let mut sent = 0;
+        let to = flood.to;
+        // How many frames one flood has is chance: the guest is emulated.
+        let mut received = 0;
         for round in 0..rounds {
-            sent += self.flooded(|machine| {
+            received += self.flooded(to, flood.lost_by_log, |machine| {
                 machine.ask("dirty-log on");
             });
             self.relay_threads_are(1);
-            traffic(&mut self.guest);
-            self.guest.command("flood-on 128").unwrap();
-            between(round, self);
-            self.guest.command("flood-off").unwrap();
-            traffic(&mut self.guest);
-            sent += self.flooded(|machine| {
+            traffic(&mut self.guest, to);
+            self.flooded(to, flood.lost_between, |machine| between(round, machine));
+            traffic(&mut self.guest, to);
+            received += self.flooded(to, flood.lost_by_log, |machine| {
                 machine.ask("dirty-log off");
             });
-            traffic(&mut self.guest);
+            traffic(&mut self.guest, to);
         }
-        assert!(sent > 0, "no log began or ended under a flood");
+        assert!(received > 0, "no log began or ended under a flood");
     }
 
     #[track_caller]

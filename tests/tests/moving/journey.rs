@@ -3,25 +3,30 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use lab::endurance::soak;
 use lab::guest::{BellhopArguments, Guest};
 use lab::journey::{InFlight, Leg, Move};
 use lab::messages::messages;
+use lab::notice::{Kind, notice};
+use lab::openapi::random::Random;
 use lab::threads::StopOnDrop;
 use serde_json::{Value, json};
 
 use super::crowd::Crowd;
-use super::{Host, NOTICE, move_guest_as};
+use super::{Host, NOTICE, move_to_waiting_as};
 
 /// Frames under way at once, where as many as may be lost are counted.
 const WINDOW: u64 = 16;
 
-/// Frames under way at once, where there should be some that the device has not sent when the guest is stopped.
-const WIDE_WINDOW: u64 = 200;
+/// Frames under way at once, where there should be some that the device has not sent when the guest
+/// is stopped. Two windows fit into a ring of 256: the guest may give up one of them where it
+/// stands still.
+const WIDE_WINDOW: u64 = 120;
 
 /// What the guest has: little, since each move reads all of it at both ends, more than once.
-const MEMORY: &str = "128M";
+const MEMORY_MIB: u64 = 96;
 
 /// How long a boot may be silent.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -31,6 +36,9 @@ const LIMIT: Duration = Duration::from_secs(100);
 
 /// Writes 2 MiB again and again, with 100 µs behind each page.
 const WRITER: &str = "write-on 2 100";
+
+/// VIRTIO_F_RING_PACKED (virtio 1.3, 6).
+const RING_PACKED: usize = 34;
 
 /// Rebinds of the driver in one move.
 const REBINDS: u64 = 3;
@@ -43,6 +51,11 @@ pub(crate) trait Neighbour {
     fn flood(&mut self, guest: &str);
     /// No more; all of the guest's that came meanwhile were intact.
     fn calm(&mut self);
+    /// The longest time between two of the guest's frames since it was asked last, where it notes
+    /// when they come.
+    fn longest_gap(&mut self) -> Option<Duration> {
+        None
+    }
     /// What it has seen, where it knows more than the guest. It may send nothing back afterwards.
     fn account(&mut self) -> String {
         String::new()
@@ -110,19 +123,43 @@ pub(crate) struct Scene<'a, N> {
     pub(crate) set_link: Option<&'a SetLink<'a>>,
     /// How many frames under way may be lost at a move.
     pub(crate) may_lose: u64,
+    /// How often a move resets a device or leaves its port: each time frames under way may be lost.
+    pub(crate) resets: u64,
     /// Whether the guest can be moved while nothing comes for it: of a queue without traffic nobody can count what a device
     /// holds that completes out of order.
     pub(crate) moves_idle: bool,
+    /// Whether the guest has packed rings.
+    pub(crate) packed: bool,
 }
 
-/// Any number below `limit`.
-fn random(limit: u64) -> u64 {
-    RandomState::new().hash_one(limit) % limit
+/// Milliseconds below `limit`.
+fn pause_below(random: &mut Random, limit: u64) -> Duration {
+    Duration::from_millis(random.number() % limit.max(1))
 }
 
-/// Moves a guest once at each moment of a leg: of the one that is asked for, or else of `leg`.
+/// Reports the moments at which this leg moves no guest.
+fn report_thinned(moments: &[Moment], leg: Leg) {
+    let moved = |number: usize| {
+        (0..usize::try_from(leg.moves).unwrap())
+            .any(|move_| (leg.first + move_) % moments.len() == number)
+    };
+    let left_out: Vec<Moment> = (0..moments.len())
+        .filter(|number| !moved(*number))
+        .map(|number| moments[number])
+        .collect();
+    if !left_out.is_empty() {
+        let test = std::thread::current();
+        let test = test.name().unwrap_or("a journey").to_owned();
+        notice(
+            Kind::Thinned,
+            format!("{test}: {} moves, none at {left_out:?}", leg.moves),
+        );
+    }
+}
+
+/// Moves a guest once at each moment of a leg: of the one that is asked for, or else of all in the
+/// full run and of `leg` in the gate.
 pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArguments, leg: Leg) {
-    let leg = leg.asked_or().unwrap();
     let moments: Vec<Moment> = Moment::ALL
         .into_iter()
         .filter(|moment| match moment {
@@ -131,7 +168,19 @@ pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArgume
             _ => true,
         })
         .collect();
-    let mut guest = scene.hosts[0].boot(arguments.memory(MEMORY).silence(SILENCE));
+    let leg = if soak() {
+        Leg {
+            first: 0,
+            moves: moments.len().try_into().unwrap(),
+        }
+    } else {
+        leg
+    };
+    let leg = leg.asked_or().unwrap();
+    report_thinned(&moments, leg);
+    let seed = RandomState::new().hash_one(leg.moves);
+    let arguments = arguments.memory(&format!("{MEMORY_MIB}M"));
+    let mut guest = scene.hosts[0].boot(arguments.silence(SILENCE));
     let mac = guest.ready()["nics"][0]["mac"].as_str().unwrap().to_owned();
     let said = messages(&mut guest).unwrap();
     let mut journey = Journey {
@@ -139,6 +188,7 @@ pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArgume
         mac,
         said,
         at: 0,
+        random: Random::announced(seed),
     };
     journey.check(&mut guest);
     ask(&mut guest, WRITER);
@@ -160,6 +210,8 @@ struct Journey<'a, N> {
     said: Vec<String>,
     /// The host where the guest is.
     at: usize,
+    /// When it is moved.
+    random: Random,
 }
 
 impl<N: Neighbour> Journey<'_, N> {
@@ -184,6 +236,9 @@ impl<N: Neighbour> Journey<'_, N> {
         }
         let info = ask(guest, "info");
         assert_eq!(info["nics"][0]["mac"], *self.mac, "{info}");
+        // sysfs: one character for each bit, bit 0 first.
+        let features = info["nics"][0]["features"].as_str().unwrap().as_bytes();
+        assert_eq!(features[RING_PACKED] == b'1', self.scene.packed, "{info}");
         assert_eq!(messages(guest).unwrap(), self.said);
     }
 
@@ -199,10 +254,30 @@ impl<N: Neighbour> Journey<'_, N> {
         assert_eq!(found["wrong"], 0, "{found}");
     }
 
+    /// How many frames may be lost at a move at this moment; none where its driver or its cable
+    /// loses frames at any time, or none are sent.
+    ///
+    /// The guest's clock counts the time in which it stands still. What was under way is given up
+    /// after 2 s, and as many frames are sent again: hence twice the window.
+    fn may_lose(&self, moment: Moment) -> Option<u64> {
+        let Scene {
+            may_lose, resets, ..
+        } = self.scene;
+        match moment {
+            Moment::Rebind | Moment::Link | Moment::Commands | Moment::Boot => None,
+            Moment::Traffic => Some(may_lose),
+            Moment::Flooded | Moment::Crowded => {
+                let window = moment.window().unwrap_or_default();
+                Some(may_lose + 2 * window * resets)
+            }
+        }
+    }
+
     /// One move at one moment.
     fn once(&mut self, mut guest: Guest, moment: Moment) -> (Guest, Move) {
-        let pause = Duration::from_millis(random(moment.longest()));
+        let pause = pause_below(&mut self.random, moment.longest());
         let peer = self.scene.neighbour.mac();
+        self.scene.neighbour.longest_gap();
         if let Some(window) = moment.window() {
             let line = format!("flood-on 590 {window} eth0 to {peer}");
             ask(&mut guest, &line);
@@ -247,13 +322,15 @@ impl<N: Neighbour> Journey<'_, N> {
             }
             Moment::Link => {
                 let stop = AtomicBool::new(false);
+                let mut random = Random::new(self.random.number());
                 let (mut guest, status) = std::thread::scope(|scope| {
                     let set_link = self.scene.set_link.unwrap();
-                    scope.spawn(|| {
-                        while !stop.load(Ordering::Relaxed) {
+                    let stopped = &stop;
+                    scope.spawn(move || {
+                        while !stopped.load(Ordering::Relaxed) {
                             for up in [false, true] {
                                 [0, 1].into_iter().for_each(|host| set_link(host, up));
-                                std::thread::sleep(Duration::from_millis(random(100)));
+                                std::thread::sleep(pause_below(&mut random, 100));
                             }
                         }
                     });
@@ -273,6 +350,15 @@ impl<N: Neighbour> Journey<'_, N> {
             }
         };
         println!("{moment:?} after {pause:?}: {status}");
+        if moment == Moment::Traffic
+            && let Some(gap) = self.scene.neighbour.longest_gap()
+        {
+            let claimed = &status["downtime_ms"];
+            notice(
+                Kind::Figure,
+                format!("a move stood still for {claimed} ms; its peer's longest gap: {gap:?}"),
+            );
+        }
         let mut lost = None;
         if moment.window().is_some() {
             let flooded = guest.command_within("flood-off", LIMIT);
@@ -284,10 +370,10 @@ impl<N: Neighbour> Journey<'_, N> {
                     panic!("{wrong}: {flooded}\nits neighbour: {neighbour}");
                 }
             }
-            if moment == Moment::Traffic {
+            if let Some(limit) = self.may_lose(moment) {
                 assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
                 lost = flooded["lost"].as_u64();
-                assert!(lost <= Some(self.scene.may_lose), "{flooded}");
+                assert!(lost <= Some(limit), "at most {limit}: {flooded}");
             }
         }
         let in_flight = &status["in_flight"];
@@ -325,9 +411,31 @@ impl<N: Neighbour> Journey<'_, N> {
         // Every byte of its memory is compared, too: a page that nobody saw written shows here, and not as a guest that falls
         // over some time later.
         let verified = json!({ "verify_memory": true });
-        let (guest, status) = move_guest_as(guest, &hosts[self.at], &hosts[there], verified);
+        let waiting = hosts[there].wait_as(|command| {
+            command.env("BELLHOP_LOG", "info");
+        });
+        let (from, to) = (&hosts[self.at], &hosts[there]);
+        let (guest, status) = move_to_waiting_as(guest, waiting, from, to, verified);
+        memory_was_verified(&guest);
         self.at = there;
         (guest, status)
+    }
+}
+
+/// The VMM that the guest came to has compared all of its memory with the source's digest.
+#[track_caller]
+fn memory_was_verified(guest: &Guest) {
+    let begin = Instant::now();
+    let size = format!("bytes={}", MEMORY_MIB << 20);
+    loop {
+        let said = guest.console();
+        let mut lines = said.lines();
+        if lines.any(|line| line.contains("memory verified") && line.contains(&size)) {
+            return;
+        }
+        // The console is read by a thread of its own.
+        assert!(begin.elapsed() < NOTICE, "no {size} verified: {said}");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -339,7 +447,7 @@ fn ask(guest: &mut Guest, line: &str) -> Value {
 
 #[track_caller]
 fn wait_for_carrier(guest: &mut Guest) {
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     loop {
         let shown = ask(guest, "link");
         if shown["nics"][0]["carrier"] == 1 {

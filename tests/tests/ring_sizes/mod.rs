@@ -4,22 +4,23 @@ use lab::guest::Guest;
 use std::time::Duration;
 
 /// Changes the sizes of the guest's rings while frames go both ways, and checks
-/// that none of the rings stops and nothing is spoiled. `rebind` is the command that
-/// starts the driver anew, `flood` has the other side send on its own, `exchange` sends
-/// checked frames of some size there and back.
+/// that none of the rings stops and nothing is corrupted. `nic` is the guest's name of the
+/// NIC, `rebind` the command that starts its driver anew. `flood` has the other side send on its
+/// own, `exchange` sends checked frames of some size there and back.
 #[track_caller]
 pub(crate) fn resize_under_traffic(
     guest: &mut Guest,
+    nic: &str,
     rebind: &str,
     flood: impl Fn(bool),
     exchange: impl Fn(&mut Guest, u64),
 ) {
     exchange(guest, 60);
-    guest.command("flood-on 128").unwrap();
+    guest.command(&format!("flood-on 128 {nic}")).unwrap();
     flood(true);
     for (rx, tx) in [(64, 256), (64, 64), (256, 32), (128, 256), (256, 256)] {
         let now = guest
-            .command_within(&format!("rings {rx} {tx}"), Duration::from_secs(60))
+            .command_within(&format!("rings {rx} {tx} {nic}"), Duration::from_secs(60))
             .unwrap();
         assert_eq!((&now["rx"], &now["tx"]), (&rx.into(), &tx.into()), "{now}");
     }
@@ -28,17 +29,17 @@ pub(crate) fn resize_under_traffic(
     assert!(flooded["tx"].as_u64() > Some(0), "{flooded}");
     assert_eq!(flooded["corrupt"], 0, "{flooded}");
     for (rx, tx) in [(32, 32), (256, 64)] {
-        guest.command(&format!("rings {rx} {tx}")).unwrap();
+        guest.command(&format!("rings {rx} {tx} {nic}")).unwrap();
         for size in [60, 1514] {
             exchange(guest, size);
         }
     }
     // Sizes that no queue has are refused and change nothing.
-    guest.command("rings 512 64").unwrap_err();
+    guest.command(&format!("rings 512 64 {nic}")).unwrap_err();
     exchange(guest, 590);
     // A driver that starts anew gets rings of the full size.
     guest.command(rebind).unwrap();
-    let now = guest.command("rings 256 256").unwrap();
+    let now = guest.command(&format!("rings 256 256 {nic}")).unwrap();
     assert_eq!(now["rx"], 256, "{now}");
     exchange(guest, 590);
     let log = guest.command("dmesg").unwrap();

@@ -8,7 +8,7 @@
 //! | `echo N SECONDS [NIC]` | sends N frames back to whoever sent them, each verified; ends after SECONDS of silence |
 //! | `echo-on [NIC]` | sends frames back in the background, until `echo-off` |
 //! | `echo-off` | ends it; totals |
-//! | `flood SECONDS [SIZE] [NIC] [to MAC [until N]]` | frames as fast as they go, unpaced; ends early when the peer has sent N |
+//! | `flood SECONDS [SIZE] [NIC] [to MAC [until N [at RATE]]]` | frames as fast as they go, or RATE a second; ends early when the peer has sent N |
 //! | `pace N SIZE MICROSECONDS [NIC]` | N frames to the NIC's own address with a pause behind each, whatever comes back |
 //! | `paced-on RATE [SIZE] [NIC]` | RATE frames a second to the NIC's own address in the background, until `paced-off`, each verified when it comes back |
 //! | `paced-off` | ends them; totals |
@@ -136,7 +136,8 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let flooded = match peer(words)? {
                 Some(peer) => Some(frames::Flooded {
                     peer,
-                    until: until(words)?,
+                    until: after(words, "until", "N")?,
+                    rate: after(words, "at", "RATE")?,
                 }),
                 None => None,
             };
@@ -279,13 +280,17 @@ fn peer(words: &mut SplitWhitespace<'_>) -> Result<Option<Address>> {
     }
 }
 
-/// `until N`, or nothing.
-fn until(words: &mut SplitWhitespace<'_>) -> Result<Option<u64>> {
+/// `KEYWORD NUMBER`, or nothing.
+fn after<T: FromStr>(
+    words: &mut SplitWhitespace<'_>,
+    keyword: &str,
+    name: &str,
+) -> Result<Option<T>> {
     match words.next() {
         None => Ok(None),
-        Some("until") => number(words, "N").map(Some),
+        Some(word) if word == keyword => number(words, name).map(Some),
         Some(other) => Err(Error::Usage(format!(
-            "{other:?} where only `until N` may be"
+            "{other:?} where only `{keyword} {name}` may be"
         ))),
     }
 }
@@ -311,6 +316,9 @@ mod tests {
             "frames 1 64 1 to nobody",
             "flood 1 64 eth0 to 02:00:5e:00:53:01 until",
             "flood 1 64 eth0 to 02:00:5e:00:53:01 for 3",
+            "flood 1 64 eth0 to 02:00:5e:00:53:01 until 3 at",
+            "flood 1 64 eth0 to 02:00:5e:00:53:01 until 3 at 0",
+            "flood 1 64 eth0 to 02:00:5e:00:53:01 until 3 per 9",
             "echo 1",
             "channels",
             "rings 64",

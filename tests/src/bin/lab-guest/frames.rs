@@ -20,6 +20,7 @@ use lab::files;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use std::io;
+use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -118,6 +119,8 @@ pub(crate) struct Flooded {
     pub(crate) peer: Address,
     /// Ends when the neighbour has sent so many frames of its own.
     pub(crate) until: Option<u64>,
+    /// Frames a second; as fast as they go without it.
+    pub(crate) rate: Option<NonZeroU32>,
 }
 
 /// `flood`: sends without waiting for what comes back, for a while. From a peer
@@ -131,6 +134,7 @@ pub(crate) fn flood(
 ) -> Result<Value> {
     let peer = flooded.map(|flooded| flooded.peer);
     let until = flooded.and_then(|flooded| flooded.until);
+    let rate = flooded.and_then(|flooded| flooded.rate);
     let before = info::statistics(nic);
     let started = Instant::now();
     let mut run = Run::new(nic, size, MAXIMUM_COUNT, peer)?;
@@ -139,10 +143,14 @@ pub(crate) fn flood(
         crate::say("", &json!({ "listening": nic }));
     }
     let mut heard = 0;
-    run.pour(|received| {
+    let goes_on = |received| {
         heard += received;
         started.elapsed() < duration && until.is_none_or(|until| heard < until)
-    })?;
+    };
+    match rate {
+        Some(rate) => run.drip(Duration::from_secs(1) / rate.get(), goes_on)?,
+        None => run.pour(goes_on)?,
+    }
     let elapsed = started.elapsed();
     // A peer's own frames may never end.
     if peer.is_none() {
@@ -408,6 +416,25 @@ impl Run {
                 self.wait(PollFlags::IN | PollFlags::OUT, Duration::from_millis(10))?;
             }
             received = self.receive_all()?;
+        }
+        Ok(())
+    }
+
+    /// As [`Run::pour`], with a frame each `interval`, and the next few at once after a standstill.
+    fn drip(&mut self, interval: Duration, mut goes_on: impl FnMut(u64) -> bool) -> Result<()> {
+        let mut due = Instant::now();
+        let mut received = 0;
+        while goes_on(received) {
+            let now = Instant::now();
+            if now >= due {
+                // A full queue takes none: the frame is left out.
+                self.send()?;
+                due = (due + interval).max(now.checked_sub(interval * CATCH_UP).unwrap_or(now));
+            }
+            received = self.receive_all()?;
+            if received == 0 {
+                self.wait(PollFlags::IN, due.saturating_duration_since(now))?;
+            }
         }
         Ok(())
     }

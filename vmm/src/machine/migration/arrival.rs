@@ -298,6 +298,7 @@ impl DestinationMachine for Arrival<'_> {
         let digest: Option<MemoryDigest> =
             sections.take_optional(0).map_err(SnapshotError::from)?;
         sections.finish().map_err(SnapshotError::from)?;
+        let digested = digest.as_ref().map(MemoryDigest::size);
         if !compat::same_machine(&saved.config, config) {
             return Err("the machine changed while it was moved".into());
         }
@@ -306,6 +307,9 @@ impl DestinationMachine for Arrival<'_> {
             digest.verify(&machine.ram)?;
         }
         machine.restore_held(saved, ClockPolicy::Advance)?;
+        if let Some(bytes) = digested {
+            tracing::info!(bytes, "memory verified");
+        }
         Ok(())
     }
 
