@@ -17,6 +17,7 @@ mod console;
 pub use arguments::BellhopArguments;
 
 use crate::error::{Error, Result};
+use crate::evidence;
 use crate::files;
 use crate::libtest::GUEST_RETRY;
 use crate::process::die_with_parent;
@@ -39,6 +40,10 @@ const ATTEMPTS: u32 = 3;
 /// one of many vCPUs now and then while they come up (a triple fault on its first
 /// instructions); a mistake of Bellhop's would crash every attempt.
 const CRASHED: i32 = 3;
+
+/// A guest that was waited for this long is given up: evidence is taken of it. A test that waits for less may expect
+/// silence.
+const GIVEN_UP: Duration = Duration::from_secs(10);
 
 /// Lines of the console in an error.
 const SHOWN: usize = 30;
@@ -397,8 +402,8 @@ impl Guest {
         let answer = match self.line_within(limit) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout) => {
-                let limit = limit.as_secs();
-                return Err(self.failed(format!("did not answer {line:?} in {limit} s")));
+                let what = format!("did not answer {line:?} in {} s", limit.as_secs());
+                return Err(self.lost(what, limit));
             }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(self.failed(format!("ended instead of answering {line:?}")));
@@ -433,7 +438,7 @@ impl Guest {
                 Ok(ready)
             }
             Boot::Ended => Err(self.failed("ended instead of booting again".into())),
-            Boot::Silent => Err(self.failed("fell silent while booting again".into())),
+            Boot::Silent => Err(self.lost("fell silent while booting again".into(), silence)),
         }
     }
 
@@ -466,8 +471,8 @@ impl Guest {
                     return Ok(status);
                 }
                 None if started.elapsed() > limit => {
-                    let limit = limit.as_secs();
-                    return Err(self.failed(format!("did not end in {limit} s")));
+                    let what = format!("did not end in {} s", limit.as_secs());
+                    return Err(self.lost(what, limit));
                 }
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
@@ -480,6 +485,18 @@ impl Guest {
             .lock()
             .map(|console| console.text.clone())
             .unwrap_or_default()
+    }
+
+    /// As [`Self::failed`] after a wait of this length, with evidence of what the VMM and KVM do meanwhile.
+    fn lost(&self, what: String, waited: Duration) -> Error {
+        let mut error = self.failed(what);
+        if let Error::Guest { console, .. } = &mut error
+            && waited >= GIVEN_UP
+        {
+            console.push('\n');
+            console.push_str(&evidence::of(self.pid));
+        }
+        error
     }
 
     fn failed(&self, what: String) -> Error {

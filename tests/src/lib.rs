@@ -18,6 +18,7 @@ pub mod cache;
 pub mod cpio;
 pub mod endurance;
 pub mod error;
+pub mod evidence;
 pub mod files;
 pub mod guest;
 pub mod here;
