@@ -40,6 +40,7 @@ pub mod place;
 pub mod process;
 pub mod progress;
 pub mod qmp;
+pub mod restored;
 pub mod rig;
 pub mod setup;
 pub mod sim;

@@ -50,6 +50,13 @@ pub fn notice(kind: Kind, text: impl fmt::Display) {
     let _ = std::io::stderr().lock().write_all(line.as_bytes());
 }
 
+/// For `Drop`, which cannot fail: reports what could not be removed or set back.
+pub fn left_behind<T>(result: crate::error::Result<T>) {
+    if let Err(error) = result {
+        notice(Kind::LeftBehind, crate::error::report(&error));
+    }
+}
+
 /// The notice in a line of a test's output. The test's name may stand before it.
 pub fn read(line: &str) -> Option<(Kind, &str)> {
     Kind::ALL.into_iter().find_map(|kind| {
