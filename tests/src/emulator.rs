@@ -9,14 +9,33 @@
 //!
 //! Must not look at a test's name or result.
 
+use crate::files;
+use crate::notice::{self, Kind};
+use std::path::Path;
+
 /// Fewer exits in the moment of a glimpse are no endless loop.
 const MANY: u64 = 500;
 
 /// No guest of the lab has so much memory.
 const BEYOND_MEMORY: u64 = 1 << 40;
 
-/// The signature of a known fault in the text, in one line.
+/// The signature of a known fault in the text, in one line; none on a host that is not emulated.
 pub fn fault(text: &str) -> Option<String> {
+    is_emulated().then(|| signature(text)).flatten()
+}
+
+/// The line that tells the test runner of a known fault in the text; empty without one.
+pub fn marked(text: &str) -> String {
+    let line = |fault: String| format!("\n{}", notice::line(Kind::EmulatorFault, fault));
+    fault(text).map(line).unwrap_or_default()
+}
+
+/// Whether the lab host's processor is QEMU's emulation.
+fn is_emulated() -> bool {
+    files::read_text(Path::new("/proc/cpuinfo")).is_ok_and(|text| text.contains("QEMU TCG CPU"))
+}
+
+fn signature(text: &str) -> Option<String> {
     endless_exits(text).or_else(|| text.lines().find_map(lost_registers))
 }
 
@@ -95,22 +114,22 @@ mod tests {
 
     #[test]
     fn an_endless_loop_is_known_by_its_counters() {
-        assert!(fault(&glimpse(1990, 0, 0)).unwrap().contains("7-9"));
-        assert!(fault(&glimpse(0, 0, 1990)).is_some());
+        assert!(signature(&glimpse(1990, 0, 0)).unwrap().contains("7-9"));
+        assert!(signature(&glimpse(0, 0, 1990)).is_some());
         // A guest that works, and one that waits.
-        assert_eq!(fault(&glimpse(1990, 1, 0)), None);
-        assert_eq!(fault(&glimpse(100, 0, 100)), None);
-        assert_eq!(fault("KVM counted \nand then \n{}"), None);
+        assert_eq!(signature(&glimpse(1990, 1, 0)), None);
+        assert_eq!(signature(&glimpse(100, 0, 100)), None);
+        assert_eq!(signature("KVM counted \nand then \n{}"), None);
     }
 
     #[test]
     fn lost_registers_are_known_by_their_values() {
         let line =
             |cr3: &str, note: &str| format!("ERROR vcpu0 registers: rip=0x10 cr3={cr3}{note}");
-        assert!(fault(&line("0x7f0000001000", "")).is_some());
+        assert!(signature(&line("0x7f0000001000", "")).is_some());
         let reset = " (after the reset that KVM does at a triple fault on AMD processors; lost)";
-        assert!(fault(&line("0x0", reset)).is_some());
-        assert_eq!(fault(&line("0x2600000", "")), None);
-        assert_eq!(fault("a guest that prints registers: rip=x"), None);
+        assert!(signature(&line("0x0", reset)).is_some());
+        assert_eq!(signature(&line("0x2600000", "")), None);
+        assert_eq!(signature("a guest that prints registers: rip=x"), None);
     }
 }

@@ -17,9 +17,9 @@ mod console;
 pub use arguments::BellhopArguments;
 
 use crate::emulator;
-use crate::error::{Error, Result, report};
+use crate::error::{Error, Result};
+use crate::evidence;
 use crate::files;
-use crate::kvm_glimpse::glimpse;
 use crate::notice::{Kind, notice};
 use crate::process::die_with_parent;
 use console::{Begun, Console, read_console, said_in};
@@ -36,6 +36,10 @@ use std::time::{Duration, Instant};
 
 /// Bellhop's exit code when a vCPU cannot continue.
 const CRASHED: i32 = 3;
+
+/// A guest that was waited for this long is given up: evidence is taken of it. A test that waits for less may expect
+/// silence.
+const GIVEN_UP: Duration = Duration::from_secs(10);
 
 /// Lines of the console in an error.
 const SHOWN: usize = 30;
@@ -120,12 +124,12 @@ impl Guest {
                 }
                 Boot::Silent => (
                     format!("was silent for {} s during its boot", silence.as_secs()),
-                    glimpse().unwrap_or_else(|error| report(&error)),
+                    evidence::of(guest.pid),
                 ),
             };
             // An error is an error: only a known fault of the emulation allows one more attempt.
             match emulator::fault(&evidence) {
-                Some(fault) if retries == 0 && is_emulated() => {
+                Some(fault) if retries == 0 => {
                     notice(Kind::Retried, format!("a guest {what}: {fault}"));
                     retries += 1;
                 }
@@ -392,8 +396,8 @@ impl Guest {
         let answer = match self.line_within(limit) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout) => {
-                let limit = limit.as_secs();
-                return Err(self.failed(format!("did not answer {line:?} in {limit} s")));
+                let what = format!("did not answer {line:?} in {} s", limit.as_secs());
+                return Err(self.lost(what, limit));
             }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(self.failed(format!("ended instead of answering {line:?}")));
@@ -428,7 +432,7 @@ impl Guest {
                 Ok(ready)
             }
             Boot::Ended => Err(self.failed("ended instead of booting again".into())),
-            Boot::Silent => Err(self.failed("fell silent while booting again".into())),
+            Boot::Silent => Err(self.lost("fell silent while booting again".into(), silence)),
         }
     }
 
@@ -461,8 +465,8 @@ impl Guest {
                     return Ok(status);
                 }
                 None if started.elapsed() > limit => {
-                    let limit = limit.as_secs();
-                    return Err(self.failed(format!("did not end in {limit} s")));
+                    let what = format!("did not end in {} s", limit.as_secs());
+                    return Err(self.lost(what, limit));
                 }
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
@@ -477,11 +481,22 @@ impl Guest {
             .unwrap_or_default()
     }
 
-    fn failed(&self, what: String) -> Error {
-        Error::Guest {
-            what,
-            console: files::last_lines(&self.console(), SHOWN),
+    /// As [`Self::failed`] after a wait of this length, with evidence of what the VMM and KVM do meanwhile.
+    fn lost(&self, what: String, waited: Duration) -> Error {
+        let mut error = self.failed(what);
+        if let Error::Guest { console, .. } = &mut error
+            && waited >= GIVEN_UP
+        {
+            console.push('\n');
+            console.push_str(&evidence::of(self.pid));
         }
+        error
+    }
+
+    fn failed(&self, what: String) -> Error {
+        let mut console = files::last_lines(&self.console(), SHOWN);
+        console.push_str(&emulator::marked(&console));
+        Error::Guest { what, console }
     }
 }
 
@@ -500,11 +515,6 @@ impl Drop for Guest {
             (None, Input::Pipe(_)) => {}
         }
     }
-}
-
-/// Whether the lab host's processor is QEMU's emulation.
-fn is_emulated() -> bool {
-    files::read_text(Path::new("/proc/cpuinfo")).is_ok_and(|text| text.contains("QEMU TCG CPU"))
 }
 
 enum Boot {

@@ -20,6 +20,7 @@
 
 use crate::error::{Error, Result};
 use crate::files;
+use crate::notice;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -121,9 +122,8 @@ impl AddressExits {
 
 impl Drop for AddressExits {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir(&self.directory) {
-            eprintln!("lab: cannot remove {}: {error}", self.directory.display());
-        }
+        let removed = std::fs::remove_dir(&self.directory);
+        notice::left_behind(removed.map_err(Error::file("remove", &self.directory)));
     }
 }
 

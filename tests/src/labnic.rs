@@ -9,6 +9,7 @@ pub mod sf;
 
 use crate::error::{Error, Result};
 use crate::files;
+use crate::notice;
 use crate::process::output;
 use crate::sim::{self, SimDevice};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use std::process::Command;
 
 /// The name of the module and of its management device.
 pub const NAME: &str = "labnic";
+const MODULE: &std::ffi::CStr = c"labnic";
 
 /// Words in the kernel's log that no test may cause.
 const TROUBLE: [&str; 5] = ["WARNING:", "BUG:", "Oops", "Call Trace", "UBSAN:"];
@@ -33,7 +35,7 @@ impl Labnic {
     /// in use, [`Error::File`] when the kernel refuses it.
     pub fn load(parameters: &[(&str, &str)]) -> Result<Self> {
         sim::require_lab()?;
-        unload()?;
+        sim::unload(MODULE)?;
         output(Command::new("modprobe").arg("vhost_vdpa"))?;
         if !Path::new("/sys/module/vringh").exists() {
             sim::load("vringh.ko", "")?;
@@ -67,16 +69,7 @@ impl Labnic {
 
 impl Drop for Labnic {
     fn drop(&mut self) {
-        if let Err(error) = unload() {
-            eprintln!("lab: {}", crate::error::report(&error));
-        }
-    }
-}
-
-fn unload() -> Result<()> {
-    match rustix::system::delete_module(c"labnic", libc::O_NONBLOCK) {
-        Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
-        Err(error) => Err(Error::system("unload labnic; is a device in use?")(error)),
+        notice::left_behind(sim::unload(MODULE));
     }
 }
 

@@ -5,8 +5,9 @@
 
 use crate::error::{Error, Result};
 use crate::files;
+use crate::notice;
 use crate::process::output;
-use crate::sim::{load, require_lab};
+use crate::sim::{load, require_lab, unload};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -103,14 +104,9 @@ impl Netdevsim {
 impl Drop for Netdevsim {
     fn drop(&mut self) {
         let number = self.number.to_string();
-        if let Err(error) = files::write(&Path::new(BUS).join("del_device"), number) {
-            eprintln!("lab: {}", crate::error::report(&error));
-        }
+        notice::left_behind(files::write(&Path::new(BUS).join("del_device"), number));
         for module in MODULES {
-            match rustix::system::delete_module(module, libc::O_NONBLOCK) {
-                Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-                Err(error) => eprintln!("lab: cannot unload {}: {error}", module.to_string_lossy()),
-            }
+            notice::left_behind(unload(module));
         }
     }
 }

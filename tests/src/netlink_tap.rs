@@ -6,6 +6,7 @@
 //! makes of it, so that requests are compared that no driver of the lab takes.
 
 use crate::error::{Error, Result};
+use crate::notice;
 use crate::process::output;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socket_with};
 use std::io;
@@ -99,9 +100,7 @@ impl NetlinkTap {
 
 impl Drop for NetlinkTap {
     fn drop(&mut self) {
-        if let Err(error) = output(Command::new("ip").args(["link", "del", NAME])) {
-            eprintln!("lab: {}", crate::error::report(&error));
-        }
+        notice::left_behind(output(Command::new("ip").args(["link", "del", NAME])));
         let _ = rustix::system::delete_module(c"nlmon", libc::O_NONBLOCK);
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::files;
+use crate::notice;
 use crate::process::output;
 use serde_json::Value;
 use std::ffi::{CStr, CString};
@@ -19,6 +20,9 @@ pub const PREFIX: &str = "lab-";
 
 /// How long the kernel may take to show a device file.
 const DEVICE_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a module may be held by what is being closed.
+const UNLOAD_LIMIT: Duration = Duration::from_secs(5);
 
 /// The simulator's modules, dependents first.
 const MODULES: [&CStr; 3] = [c"vdpa_sim_net", c"vdpa_sim_blk", c"vdpa_sim"];
@@ -47,18 +51,50 @@ pub fn require_lab() -> Result<()> {
 /// `LAB_MODULES`, which `cargo lab` sets.
 pub fn reload(mapping: Mapping) -> Result<()> {
     for module in MODULES {
-        match rustix::system::delete_module(module, libc::O_NONBLOCK) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-            Err(error) => {
-                return Err(Error::system("unload the simulator; is a device in use?")(
-                    error,
-                ));
-            }
-        }
+        unload(module)?;
     }
     load("vdpa_sim.ko", &mapping.parameters())?;
     load("vdpa_sim_net.ko", "")?;
     load("vdpa_sim_blk.ko", "")
+}
+
+/// Unloads a module, if it is loaded. A device that was closed a moment ago may still hold it: the kernel gives the
+/// module's reference back when it closes the file, and it closes the files of a process that was killed after the
+/// process's end.
+///
+/// # Errors
+/// [`Error::System`] when somebody holds it for longer than [`UNLOAD_LIMIT`].
+pub fn unload(module: &CStr) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        match rustix::system::delete_module(module, libc::O_NONBLOCK) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => return Ok(()),
+            Err(rustix::io::Errno::AGAIN) if started.elapsed() < UNLOAD_LIMIT => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => {
+                return Err(Error::system("unload a kernel module")(
+                    std::io::Error::other(format!("{}: {error}", users(module))),
+                ));
+            }
+        }
+    }
+}
+
+/// Who uses a module, as far as the kernel says it.
+fn users(module: &CStr) -> String {
+    let name = module.to_string_lossy();
+    let directory = Path::new("/sys/module").join(&*name);
+    let count = files::read_text(&directory.join("refcnt")).unwrap_or_default();
+    let holders: Vec<String> = files::list(&directory.join("holders"))
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
+        .collect();
+    format!(
+        "{name} has {} users, modules {holders:?} among them",
+        count.trim()
+    )
 }
 
 /// Loads a module that the lab built.
@@ -179,9 +215,14 @@ impl SimDevice {
 
 impl Drop for SimDevice {
     fn drop(&mut self) {
-        if let Err(error) = vdpa(&["dev", "del", &self.name]) {
-            eprintln!("lab: {}", crate::error::report(&error));
-        }
+        remove(&self.name);
+    }
+}
+
+/// Deletes a device that a test may have deleted before. The kernel waits until nobody has it open.
+pub(crate) fn remove(name: &str) {
+    if Path::new("/sys/bus/vdpa/devices").join(name).exists() {
+        notice::left_behind(vdpa(&["dev", "del", name]));
     }
 }
 

@@ -19,8 +19,9 @@ use crate::agent::protocol::Request;
 use crate::agent::request;
 use crate::error::{Error, Result};
 use crate::files;
+use crate::notice;
 use crate::rig::vf_mac;
-use crate::sim::{PREFIX, device_file, require_lab, vdpa};
+use crate::sim::{self, PREFIX, device_file, require_lab, vdpa};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -102,7 +103,7 @@ impl SriovNic {
 
 impl Drop for SriovNic {
     fn drop(&mut self) {
-        warn(files::write(&self.directory.join("sriov_numvfs"), "0"));
+        notice::left_behind(files::write(&self.directory.join("sriov_numvfs"), "0"));
     }
 }
 
@@ -233,7 +234,7 @@ impl<'nic> ManagedFunction<'nic> {
 
 impl Drop for ManagedFunction<'_> {
     fn drop(&mut self) {
-        warn(self.function.give_back());
+        notice::left_behind(self.function.give_back());
     }
 }
 
@@ -287,7 +288,7 @@ impl<'nic> VfDevice<'nic> {
 impl Drop for VfDevice<'_> {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
-            warn(vdpa(&["dev", "del", &self.name]).map(drop));
+            sim::remove(&self.name);
         }
     }
 }
@@ -301,13 +302,6 @@ pub fn set_link(link: &str, up: bool) -> Result<()> {
         link: link.to_owned(),
         up,
     })
-}
-
-/// What cannot be taken back is said: nobody can handle it.
-fn warn(result: Result<()>) {
-    if let Err(error) = result {
-        eprintln!("lab: {}", crate::error::report(&error));
-    }
 }
 
 fn attribute(directory: &Path, name: &str) -> Result<String> {

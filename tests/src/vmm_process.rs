@@ -9,6 +9,9 @@ use std::path::PathBuf;
 pub struct Cost {
     /// Resident memory in KiB, guest RAM left out.
     pub rss_outside_ram_kib: u64,
+    /// Of that, what belongs to no file or was written to, in KiB. Pages of the program's file come and go with the
+    /// page cache and with what ran last; these stay until the process gives them back.
+    pub own_kib: u64,
     /// Its threads, without those that the kernel runs on its behalf (KVM's
     /// `kvm-nx-lpage-re`, `iou-…`).
     pub threads: u64,
@@ -29,9 +32,10 @@ pub fn cost(pid: u32) -> Result<Cost> {
     let directory = PathBuf::from(format!("/proc/{pid}"));
     let smaps = files::read_text(&directory.join("smaps"))?;
     let status = files::read_text(&directory.join("status"))?;
-    let (rss_outside_ram_kib, mappings) = outside_ram(&smaps);
+    let (resident, mappings) = outside_ram(&smaps);
     Ok(Cost {
-        rss_outside_ram_kib,
+        rss_outside_ram_kib: resident.all_kib,
+        own_kib: resident.own_kib,
         threads: threads(&directory)?,
         descriptors: count(files::list(&directory.join("fd"))?.len()),
         pinned_kib: field(&status, "VmPin")
@@ -75,19 +79,17 @@ pub struct Resident {
 /// [`Error::File`] if there is no such process.
 pub fn resident(pid: u32) -> Result<Resident> {
     let smaps = files::read_text(&PathBuf::from(format!("/proc/{pid}/smaps")))?;
+    Ok(outside_ram(&smaps).0)
+}
+
+/// What is resident in all mappings that are not guest RAM, and the number of mappings.
+fn outside_ram(smaps: &str) -> (Resident, u64) {
     let mut resident = Resident::default();
-    for_each_outside_ram(&smaps, |line| {
+    let mappings = for_each_outside_ram(smaps, |line| {
         resident.all_kib += field(line, "Rss").unwrap_or(0);
         resident.own_kib += field(line, "Anonymous").unwrap_or(0);
     });
-    Ok(resident)
-}
-
-/// Resident KiB of all mappings that are not guest RAM, and the number of mappings.
-fn outside_ram(smaps: &str) -> (u64, u64) {
-    let mut sum = 0;
-    let mappings = for_each_outside_ram(smaps, |line| sum += field(line, "Rss").unwrap_or(0));
-    (sum, mappings)
+    (resident, mappings)
 }
 
 /// Gives every line that describes another mapping than guest RAM; returns how many mappings
@@ -126,24 +128,32 @@ mod tests {
 00400000-00401000 r--p 00000000 00:10 1 /usr/bin/bellhop
 Size:                  4 kB
 Rss:                   4 kB
+Anonymous:             0 kB
 Pss:                   4 kB
 VmFlags: rd mr
 7f0000000000-7f0010000000 rw-s 00000000 00:01 2 /memfd:guest-ram (deleted)
 Size:             262144 kB
 Rss:               31388 kB
+Anonymous:            12 kB
 7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]
 Rss:                  32 kB
+Anonymous:            28 kB
 ";
 
     #[test]
     fn guest_ram_is_left_out() {
-        assert_eq!(outside_ram(SMAPS), (36, 3));
+        let resident = Resident {
+            all_kib: 36,
+            own_kib: 28,
+        };
+        assert_eq!(outside_ram(SMAPS), (resident, 3));
     }
 
     #[test]
     fn this_process_has_a_cost() {
         let cost = cost(std::process::id()).unwrap();
-        assert!(cost.rss_outside_ram_kib > 0 && cost.descriptors > 0 && cost.threads > 0);
+        assert!(cost.own_kib > 0 && cost.own_kib < cost.rss_outside_ram_kib);
+        assert!(cost.descriptors > 0 && cost.threads > 0);
         assert!(super::cost(u32::MAX).is_err());
         let resident = resident(std::process::id()).unwrap();
         assert!(resident.own_kib > 0 && resident.own_kib < resident.all_kib);

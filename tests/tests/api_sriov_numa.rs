@@ -10,6 +10,7 @@
 
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
+use lab::restored::Restored;
 use lab::sriov::{SriovNic, VfDevice};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -51,10 +52,8 @@ fn memory_vcpus_and_a_nic_are_where_they_were_asked_for() {
     let nic = SriovNic::enable(1).unwrap();
     let device = VfDevice::add(nic.vf(0).unwrap()).unwrap();
     let address = device.function().address().to_owned();
-    let node_of_nic = |node: &str| {
-        let path = format!("/sys/bus/pci/devices/{address}/numa_node");
-        std::fs::write(path, node).unwrap();
-    };
+    let node = Restored::keep(format!("/sys/bus/pci/devices/{address}/numa_node")).unwrap();
+    let node_of_nic = |number: &str| node.set(number).unwrap();
     assert_eq!(read("/sys/devices/system/node/has_memory").trim(), "0-1");
     node_of_nic("0");
     let client = Client::new(&socket());
@@ -107,7 +106,6 @@ fn memory_vcpus_and_a_nic_are_where_they_were_asked_for() {
     );
     assert_eq!(guest.command("info").unwrap()["cpus_online"], 2);
     assert!(guest.power_off().unwrap().success());
-    node_of_nic("-1");
 }
 
 #[test]
@@ -145,14 +143,15 @@ fn places_that_are_not_there_are_named() {
 #[test]
 fn huge_pages_come_from_the_node_or_not_at_all() {
     lab::sim::require_lab().unwrap();
-    let pool = |node: u32| {
-        PathBuf::from(format!(
+    let pools = [0, 1].map(|node| {
+        Restored::keep(format!(
             "/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages"
         ))
-    };
+        .unwrap()
+    });
     let set = |pages: [&str; 2]| {
-        for (node, pages) in (0..).zip(pages) {
-            std::fs::write(pool(node), pages).unwrap();
+        for (pool, pages) in pools.iter().zip(pages) {
+            pool.set(pages).unwrap();
         }
     };
     let arguments = BellhopArguments::small()
@@ -172,5 +171,4 @@ fn huge_pages_come_from_the_node_or_not_at_all() {
     assert!(ram.contains(" bind:1 ") && ram.contains(" N1=128"), "{ram}");
     guest.command("info").unwrap();
     assert!(guest.power_off().unwrap().success());
-    set(["0", "0"]);
 }

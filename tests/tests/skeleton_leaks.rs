@@ -9,6 +9,7 @@
 
 use lab::endurance::{SteadyLine, cycles, same_cost, steady_log};
 use lab::guest::{BellhopArguments, Guest};
+use lab::notice;
 use lab::sim::{self, Mapping, SimDevice, require_lab};
 use lab::traffic::{Frames, exchange_counted};
 use lab::vmm_process::cost;
@@ -25,9 +26,7 @@ struct DefaultMapping;
 
 impl Drop for DefaultMapping {
     fn drop(&mut self) {
-        if let Err(error) = sim::reload(Mapping::DEFAULT) {
-            eprintln!("{error}");
-        }
+        notice::left_behind(sim::reload(Mapping::DEFAULT));
     }
 }
 

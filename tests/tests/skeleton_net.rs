@@ -7,6 +7,7 @@
 )]
 
 use lab::guest::{BellhopArguments, Guest};
+use lab::notice;
 use lab::sim::{self, Mapping, SimDevice, require_lab};
 use lab::traffic::{Frames, exchange, exchange_counted};
 use std::time::Duration;
@@ -27,9 +28,7 @@ struct DefaultMapping;
 
 impl Drop for DefaultMapping {
     fn drop(&mut self) {
-        if let Err(error) = sim::reload(Mapping::DEFAULT) {
-            eprintln!("{error}");
-        }
+        notice::left_behind(sim::reload(Mapping::DEFAULT));
     }
 }
 

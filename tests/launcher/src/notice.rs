@@ -42,12 +42,24 @@ impl Kind {
     }
 }
 
+/// A notice as its line, without the end.
+pub fn line(kind: Kind, text: impl fmt::Display) -> String {
+    let text = text.to_string().replace('\n', " | ");
+    format!("{}{text}", kind.prefix())
+}
+
 /// Prints a notice of one line.
 pub fn notice(kind: Kind, text: impl fmt::Display) {
-    let text = text.to_string().replace('\n', " | ");
-    let line = format!("{}{text}\n", kind.prefix());
+    let line = format!("{}\n", line(kind, text));
     // A runner that is gone reads nothing; the test's result does not change.
     let _ = std::io::stderr().lock().write_all(line.as_bytes());
+}
+
+/// For `Drop`, which cannot fail: reports what could not be removed or set back.
+pub fn left_behind<T>(result: crate::error::Result<T>) {
+    if let Err(error) = result {
+        notice(Kind::LeftBehind, crate::error::report(&error));
+    }
 }
 
 /// The notice in a line of a test's output. The test's name may stand before it.

@@ -8,6 +8,7 @@
 //! ```
 
 use crate::error::{Error, Result};
+use crate::notice;
 use crate::process::output;
 use crate::sim::SimDevice;
 use serde_json::Value;
@@ -176,8 +177,9 @@ impl Subfunction {
 
 impl Drop for Subfunction {
     fn drop(&mut self) {
-        if let Err(error) = devlink(&["port", "del", &self.port]) {
-            eprintln!("lab: {}", crate::error::report(&error));
+        // A test may have deleted it.
+        if self.show().is_ok() {
+            notice::left_behind(devlink(&["port", "del", &self.port]));
         }
     }
 }

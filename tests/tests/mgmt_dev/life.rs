@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lab::labnic::Labnic;
+use lab::notice;
 use lab::sim::{self, Mapping, SimDevice, device_file, require_lab};
 use lab::threads::StopOnDrop;
 use vdpa::device::Device;
@@ -323,10 +324,42 @@ impl Drop for Staying<'_> {
 
 const VDPA_BUS: &str = "/sys/bus/vdpa";
 
-/// The vDPA core without its parents and drivers; all are back at the end.
+/// The vDPA core without its parents and drivers; those that a lab host has are back at the end.
 struct WithoutCore;
 
 impl WithoutCore {
+    /// All that hold the core, and it, dependents first. A file before this one may have left some, such as the lab NIC.
+    const MODULES: [&str; 9] = [
+        "virtio_vdpa",
+        "vhost_vdpa",
+        "labnic",
+        "vdpa_sim_net",
+        "vdpa_sim_blk",
+        "vdpa_sim",
+        "vp_vdpa",
+        "vduse",
+        "vdpa",
+    ];
+
+    /// Each that is loaded, with its users and the modules among them.
+    fn users() -> String {
+        let read = |module: &str, file: &str| {
+            std::fs::read_to_string(format!("/sys/module/{module}/{file}")).ok()
+        };
+        let loaded = Self::MODULES.iter().filter_map(|module| {
+            let users = read(module, "refcnt")?;
+            let holders = std::fs::read_dir(format!("/sys/module/{module}/holders"));
+            let holders: Vec<_> = holders
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|holder| holder.file_name())
+                .collect();
+            Some(format!("{module}: {} users, {holders:?}\n", users.trim()))
+        });
+        loaded.collect()
+    }
+
     fn unload() -> Self {
         let this = Self;
         // A device that somebody has only just closed holds its modules a moment longer.
@@ -338,15 +371,7 @@ impl WithoutCore {
     }
 
     fn try_unload() {
-        for module in [
-            "virtio_vdpa",
-            "vhost_vdpa",
-            "vdpa_sim_net",
-            "vdpa_sim_blk",
-            "vdpa_sim",
-            "vduse",
-            "vdpa",
-        ] {
+        for module in Self::MODULES {
             let _ = Command::new("rmmod")
                 .arg(module)
                 .stderr(Stdio::null())
@@ -360,9 +385,7 @@ impl Drop for WithoutCore {
         for module in ["vhost_vdpa", "vduse"] {
             let _ = Command::new("modprobe").arg(module).status();
         }
-        if let Err(error) = sim::reload(Mapping::DEFAULT) {
-            eprintln!("{error}");
-        }
+        notice::left_behind(sim::reload(Mapping::DEFAULT));
     }
 }
 
@@ -371,7 +394,11 @@ fn a_kernel_without_vdpa_is_told_and_its_return_noticed() {
     require_lab().unwrap();
     let connection = Connection::open().unwrap();
     let without = WithoutCore::unload();
-    assert!(!Path::new(VDPA_BUS).exists(), "a module is in use");
+    assert!(
+        !Path::new(VDPA_BUS).exists(),
+        "a module is in use:\n{}",
+        WithoutCore::users()
+    );
     for arguments in [
         &["dev", "show"][..],
         &["mgmtdev", "show"],

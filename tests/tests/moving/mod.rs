@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use lab::api::{Answer, Client};
 use lab::guest::{BellhopArguments, Guest};
-use lab::kvm_glimpse;
 use lab::place::Place;
 use serde_json::{Value, json};
 
@@ -120,15 +119,13 @@ impl Host {
         self.client().ask("POST", "/v1/vm/migration", Some(&body))
     }
 
-    /// What the guest that is here answers. If it does not, what its machine says of it and of its NIC is shown,
-    /// and what KVM does with it.
+    /// What the guest that is here answers. If it does not, what its machine says of it and of its NIC is shown, too.
     #[track_caller]
     #[allow(dead_code, reason = "not every test asks so much of it")]
     pub(crate) fn answer(&self, answer: lab::Result<Value>) -> Value {
         answer.unwrap_or_else(|error| {
             let error = lab::error::report(&error);
-            let kvm = kvm_glimpse::glimpse().unwrap_or_else(|error| lab::error::report(&error));
-            panic!("{error}\n{}\n{kvm}", self.account())
+            panic!("{error}\n{}", self.account())
         })
     }
 

@@ -157,6 +157,14 @@ impl Standstill {
             limit,
         }
     }
+
+    /// For so long more.
+    pub(super) fn extended(self, by: Duration) -> Self {
+        Self {
+            ends: self.ends + by,
+            limit: self.limit.saturating_add(by),
+        }
+    }
 }
 
 /// A connection that speaks the protocol.

@@ -20,6 +20,7 @@ mod tests;
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
@@ -35,6 +36,7 @@ use super::error::MigrationError;
 use super::protocol::{RUN_PAGES_MAX, RamRange};
 use crate::kvm::pre_fault::PreFault;
 use crate::memory::{GuestRam, RamSlot};
+use crate::snapshot::memory_image::PageSums;
 
 /// Bytes in a stripe.
 const STRIPE: u64 = RUN_PAGES_MAX * PAGE_SIZE;
@@ -54,6 +56,7 @@ pub struct RamImage {
     slots: Vec<RamSlot>,
     len: u64,
     pre_fault: Option<Arc<PreFault>>,
+    sums: Option<Arc<PageSums>>,
 }
 
 impl RamImage {
@@ -66,6 +69,7 @@ impl RamImage {
             slots: ram.slots().to_vec(),
             len: ram.slots().iter().map(|slot| slot.guest.len).sum(),
             pre_fault: None,
+            sums: None,
         }
     }
 
@@ -74,6 +78,15 @@ impl RamImage {
     pub fn mapped_by(self, pre_fault: PreFault) -> Self {
         Self {
             pre_fault: Some(Arc::new(pre_fault)),
+            ..self
+        }
+    }
+
+    /// The same, whose `sums` follow each page that is written.
+    #[must_use]
+    pub fn summed_by(self, sums: Arc<PageSums>) -> Self {
+        Self {
+            sums: Some(sums),
             ..self
         }
     }
@@ -171,6 +184,7 @@ impl RamImage {
             access: "written",
             source,
         };
+        let pages = offset..offset.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
         let (mut offset, mut data) = (offset, data);
         while !data.is_empty() {
             // `check` has found the run inside RAM, and the slots leave no gap; they may end within it.
@@ -195,6 +209,21 @@ impl RamImage {
             }
             offset = offset.saturating_add(written);
             data = later;
+        }
+        self.sum(pages)
+    }
+
+    /// Reads back what was written, so that the sums are those of the memory and not of what came for it.
+    fn sum(&self, pages: Range<u64>) -> Result<(), MigrationError> {
+        let Some(sums) = &self.sums else {
+            return Ok(());
+        };
+        let mut page = [0; 4096];
+        let mut offset = pages.start;
+        while offset < pages.end {
+            self.read(offset, &mut page)?;
+            sums.update(offset, &page);
+            offset = offset.saturating_add(PAGE_SIZE);
         }
         Ok(())
     }

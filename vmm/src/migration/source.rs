@@ -54,6 +54,13 @@ pub trait SourceMachine {
     /// What failed; [`SourceMachine::resume`] is called then.
     fn stop(&mut self) -> Result<(), MachineError>;
 
+    /// Reads all of the stopped machine's memory if the destination is to compare it with what it has, and gives whether it
+    /// did; [`SourceMachine::save`] writes the result.
+    ///
+    /// # Errors
+    /// What failed; [`SourceMachine::resume`] is called then.
+    fn digest_memory(&mut self) -> Result<bool, MachineError>;
+
     /// Writes the state of the stopped machine, at most [`SendOptions::state_max`] bytes.
     ///
     /// # Errors
@@ -158,6 +165,9 @@ pub fn try_out<C: Connection>(
 /// Between two rounds of a guest that writes nothing and may not be stopped yet.
 const IDLE: Duration = Duration::from_millis(50);
 
+/// How many times as long as this host the destination may take to read all of the guest's memory.
+const COMPARISON_TIMES: u32 = 4;
+
 /// What has to be undone if the guest stays.
 #[derive(Debug, Default)]
 struct Undo {
@@ -240,15 +250,30 @@ fn until_ready<C: Connection, M: SourceMachine>(
         Err(error) => return Err(copying.give_up(error)),
     };
     progress.part_done(DowntimePart::Stop);
-    copying.stand_still(Standstill::of(options.standstill));
+    let standstill = Standstill::of(options.standstill);
+    copying.stand_still(standstill);
     if let Err(error) = copying.round(ram, &pages, true, progress) {
         return Err(copying.give_up(error));
     }
     progress.part_done(DowntimePart::Memory);
+    let begun = Instant::now();
+    let mut comparison = Duration::ZERO;
+    match machine.digest_memory() {
+        Ok(false) => {}
+        Ok(true) => {
+            // The time of this host, and the time that the destination may take to do the same.
+            let digested = begun.elapsed();
+            comparison = digested.saturating_mul(COMPARISON_TIMES);
+            copying.stand_still(standstill.extended(digested.saturating_add(comparison)));
+        }
+        Err(error) => {
+            return Err(copying.give_up(MigrationError::machine("read its memory")(error)));
+        }
+    }
     let stopped = copying.finish(options.state_max, progress, |to| machine.save(to))?;
     progress.part_done(DowntimePart::State);
     progress.phase(Phase::Ready);
-    let ready = stopped.wait_ready(options.timeouts.ready);
+    let ready = stopped.wait_ready(options.timeouts.ready.saturating_add(comparison));
     progress.part_done(DowntimePart::Ready);
     ready
 }

@@ -51,6 +51,8 @@ struct Guest {
     /// The log begins with every page in it, as KVM's does.
     all_logged: bool,
     throttled: Vec<u8>,
+    /// How long a read of all its memory takes.
+    digest_takes: Duration,
 }
 
 impl Guest {
@@ -67,6 +69,7 @@ impl Guest {
             logging: false,
             all_logged: false,
             throttled: Vec::new(),
+            digest_takes: Duration::ZERO,
         }
     }
 
@@ -182,6 +185,13 @@ impl SourceMachine for Guest {
         let _writing = self.writing.lock().unwrap();
         self.running.store(false, Ordering::SeqCst);
         self.step("stop")
+    }
+
+    fn digest_memory(&mut self) -> Result<bool, MachineError> {
+        assert!(!self.runs());
+        thread::sleep(self.digest_takes);
+        self.step("digest_memory")?;
+        Ok(!self.digest_takes.is_zero())
     }
 
     fn save(&mut self, to: &mut dyn Write) -> Result<(), MachineError> {
@@ -544,6 +554,7 @@ fn a_step_that_fails_before_go_leaves_the_guest_at_the_source() {
         "start_logging",
         "take_dirty",
         "stop",
+        "digest_memory",
         "save",
         "commit",
     ] {

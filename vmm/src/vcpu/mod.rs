@@ -36,6 +36,7 @@
 
 mod exits;
 mod msrs;
+mod registers;
 mod run_page;
 mod saved;
 mod state;

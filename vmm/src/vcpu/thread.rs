@@ -17,7 +17,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler, unblock_
 
 use super::run_page::RunPage;
 use super::state::InitialState;
-use super::{Buses, FaultHandler, Reports, VcpuError, VcpuFailure, VcpuReport, exits};
+use super::{Buses, FaultHandler, Reports, VcpuError, VcpuFailure, VcpuReport, exits, registers};
 use crate::config::{HostCpus, show_list};
 use crate::kvm::KvmError;
 
@@ -282,6 +282,7 @@ impl Body {
                 Ok(()) if self.control.lock().0 == Request::Run => {}
                 Ok(()) => return,
                 Err(failure) => {
+                    registers::log(self.index, &vcpu.fd, &failure);
                     let report = VcpuReport {
                         index: self.index,
                         instruction_pointer: vcpu.fd.get_regs().ok().map(|regs| regs.rip),

@@ -12,6 +12,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
 use std::thread;
 
 use vdpa::causes::in_one_line;
@@ -35,7 +36,7 @@ use crate::migration::{
 };
 use crate::snapshot::directory::STATE_FILE_MAX;
 use crate::snapshot::format::{SectionKind, Sections, Table};
-use crate::snapshot::memory_image::MemoryDigest;
+use crate::snapshot::memory_image::{MemoryDigest, PageSums};
 
 /// A machine that is waited for.
 #[derive(Debug)]
@@ -83,6 +84,7 @@ impl Arriving {
             console: Some(console),
             stop,
             machine: None,
+            sums: None,
         };
         let received = thread::scope(|scope| {
             let waiter = thread::Builder::new().name("stop".to_owned());
@@ -170,6 +172,8 @@ struct Arrival<'a> {
     stop: &'a StopHandle,
     /// Once it is built, and its configuration as the source has it.
     machine: Option<(Machine, VmConfig)>,
+    /// The checksums of the memory that has come, where the source compares them.
+    sums: Option<Arc<PageSums>>,
 }
 
 impl Arrival<'_> {
@@ -250,7 +254,7 @@ fn no_console() -> Result<Console, MachineError> {
 
 impl DestinationMachine for Arrival<'_> {
     fn prepare(&mut self, hello: &Hello) -> Result<RamImage, Vec<Refusal>> {
-        let config = Document::read(&hello.compat)?.config;
+        let document = Document::read(&hello.compat)?;
         let machine = self.build(hello, Self::console)?;
         let ram = RamImage::new(&machine.ram);
         // Or else the guest finds none of its memory mapped, in the first moments after its standstill.
@@ -259,7 +263,15 @@ impl DestinationMachine for Arrival<'_> {
             Ok(None) => ram,
             Err(error) => return Err(vec![compat::unbuildable(&error.into())]),
         };
-        self.machine = Some((machine, config));
+        // While the guest runs: it would wait for a read of all its memory.
+        let ram = if document.announces_digest() {
+            let sums = Arc::new(PageSums::zeros(ram.len()));
+            self.sums = Some(Arc::clone(&sums));
+            ram.summed_by(sums)
+        } else {
+            ram
+        };
+        self.machine = Some((machine, document.config));
         Ok(ram)
     }
 
@@ -304,7 +316,10 @@ impl DestinationMachine for Arrival<'_> {
         }
         if let Some(digest) = digest {
             // Before anything here writes to it.
-            digest.verify(&machine.ram)?;
+            match &self.sums {
+                Some(sums) => digest.compare(&sums.digest())?,
+                None => digest.verify(&machine.ram)?,
+            }
         }
         machine.restore_held(saved, ClockPolicy::Advance)?;
         if let Some(bytes) = digested {
@@ -348,6 +363,7 @@ mod tests {
                 console: None,
                 stop: &stop,
                 machine: None,
+                sums: None,
             };
             let hello = Hello {
                 connections: 1,

@@ -21,6 +21,8 @@ use super::super::{Machine, MachineError, state_versions};
 use crate::byte_count::ByteCount;
 use crate::config::{CpuAffinity, HugePageSize, MemoryConfig, NoSuchNic, VdpaConfig, VmConfig};
 use crate::migration::protocol::Refusal;
+use crate::snapshot::format::Saved as _;
+use crate::snapshot::memory_image::MemoryDigest;
 use crate::vcpu::CpuidLeaf;
 
 /// Most devices in a document: the slots of the PCI bus.
@@ -119,6 +121,17 @@ impl Document {
                 "run the same version of Bellhop on both hosts",
             )]
         })
+    }
+
+    /// Says that the state will hold a digest of the guest's memory. A destination that does not know this name ignores it.
+    pub(super) fn announce_digest(&mut self) {
+        self.state_versions
+            .insert(MemoryDigest::NAME.to_owned(), MemoryDigest::VERSION);
+    }
+
+    /// Whether the state will hold a digest of the guest's memory.
+    pub(super) fn announces_digest(&self) -> bool {
+        self.state_versions.contains_key(MemoryDigest::NAME)
     }
 
     /// Checks what needs no machine, and gives NICs and boot files their places here. After this the configuration names

@@ -31,9 +31,6 @@ pub(super) const CONNECT: Duration = Duration::from_secs(10);
 /// measurement. The forecast rests on it, and the guest is stopped when what is left of its memory fits into the rest of the
 /// downtime that is allowed; `downtime_parts_ms` of a migration says what each part of it really took.
 pub(super) const SWITCH: Duration = Duration::from_millis(25);
-/// How much of the guest's memory is surely compared in a second, on both hosts one after the other
-/// ([`SendConfig::verify_memory`]): far less than a slow one does.
-const VERIFIED_PER_SECOND: u64 = 32 << 20;
 /// How long the process of a guest that is gone waits for somebody to read how it went.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
@@ -46,6 +43,7 @@ struct Departure<'a> {
     stopped: Option<Stopped>,
     /// Whether the destination is to compare all memory.
     verify: bool,
+    digest: Option<MemoryDigest>,
 }
 
 impl Handle {
@@ -87,17 +85,11 @@ impl Handle {
             timeout: Duration::from_secs(config.timeout_s.into()),
             switch: SWITCH,
         };
-        let verification = match config.verify_memory {
-            true => Duration::from_secs(ram.len() / VERIFIED_PER_SECOND),
-            false => Duration::ZERO,
-        };
-        let mut timeouts = Timeouts::default();
-        timeouts.ready = timeouts.ready.saturating_add(verification);
         let options = SendOptions {
             connections: config.connections,
             limits,
-            timeouts,
-            standstill: limits.standstill().saturating_add(verification),
+            timeouts: Timeouts::default(),
+            standstill: limits.standstill(),
             state_max: STATE_FILE_MAX,
         };
         let outcome = migration::send(
@@ -187,6 +179,7 @@ impl<'a> Departure<'a> {
             tracker: None,
             stopped: None,
             verify,
+            digest: None,
         })
     }
 
@@ -205,6 +198,9 @@ impl<'a> Departure<'a> {
 
 impl SourceMachine for Departure<'_> {
     fn compat(&mut self) -> Result<Value, MachineError> {
+        if self.verify {
+            self.offer.document.announce_digest();
+        }
         Ok(serde_json::to_value(&self.offer.document)?)
     }
 
@@ -255,16 +251,23 @@ impl SourceMachine for Departure<'_> {
         Ok(())
     }
 
+    fn digest_memory(&mut self) -> Result<bool, MachineError> {
+        // From the memory itself, all of it and now: a digest that rested on the dirty log would hide the very pages that the
+        // log has missed.
+        if self.verify {
+            self.digest = Some(MemoryDigest::of(&self.offer.ram)?);
+        }
+        Ok(self.verify)
+    }
+
     fn save(&mut self, to: &mut dyn Write) -> Result<(), MachineError> {
         let Some(stopped) = &self.stopped else {
             return Err("the machine runs".into());
         };
         let writer = Writer::new(BufWriter::new(to)).map_err(SnapshotError::from)?;
         let mut writer = stopped.saved.put(writer)?;
-        if self.verify {
-            // All of it has gone over, and nothing writes any more.
-            let digest = MemoryDigest::of(&self.offer.ram)?;
-            writer = writer.put(0, &digest).map_err(SnapshotError::from)?;
+        if let Some(digest) = &self.digest {
+            writer = writer.put(0, digest).map_err(SnapshotError::from)?;
         }
         writer.finish().map_err(SnapshotError::from)?.flush()?;
         Ok(())

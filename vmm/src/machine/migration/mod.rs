@@ -79,9 +79,9 @@ pub struct SendConfig {
     /// Over TCP without TLS: whoever is on the way can read and change the guest.
     #[serde(default)]
     pub plaintext: bool,
-    /// Compare all of the guest's memory at both ends before it runs there, by checksums: if a byte differs it stays. It
-    /// stands still meanwhile, for longer than `downtime_ms`. For who does not trust a device's log of what it has written, or
-    /// either host's memory.
+    /// Compare all of the guest's memory at both ends before it runs there, by checksums: if a byte differs it stays. The
+    /// source reads all of its memory while the guest stands still, for longer than `downtime_ms`; the destination reads back
+    /// each page as it comes. For who does not trust a device's log of what it has written.
     #[serde(default)]
     pub verify_memory: bool,
     /// Only ask whether the destination would take it, and what it would cost: nothing changes, there or here.

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use super::*;
 use crate::layout::Layout;
+use crate::snapshot::memory_image::{DigestError, MemoryDigest};
 
 const SIZE: u64 = 16 << 20;
 
@@ -93,4 +94,59 @@ fn each_stripe_has_one_carrier() {
             );
         }
     }
+}
+
+/// An image whose pages are summed as they come, and the memory behind it.
+fn summed(size: u64) -> (GuestRam, RamImage, Arc<PageSums>) {
+    let ram = GuestRam::new(&Layout::new(size, 40).unwrap(), None).unwrap();
+    let sums = Arc::new(PageSums::zeros(size));
+    let image = RamImage::new(&ram).summed_by(Arc::clone(&sums));
+    (ram, image, sums)
+}
+
+#[test]
+fn sums_of_pages_are_the_digest_of_the_memory() {
+    // The last block has one page.
+    let size = SIZE + PAGE_SIZE;
+    let (ram, image, sums) = summed(size);
+    assert_eq!(sums.digest(), MemoryDigest::of(&ram).unwrap());
+    let mut random = 1_u64;
+    for _ in 0..300 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005) | 1;
+        let page = (random >> 33) % (size / PAGE_SIZE);
+        let content = random.to_le_bytes().repeat(512);
+        image.write(page * PAGE_SIZE, &content).unwrap();
+    }
+    image.write(3 * STRIPE, &[7; 1 << 20]).unwrap();
+    image.write(size - PAGE_SIZE, &[1; 4096]).unwrap();
+    assert_eq!(sums.digest(), MemoryDigest::of(&ram).unwrap());
+    // Zeros again, some of pages that are zeros already.
+    image.write_zeros(3 * STRIPE, STRIPE / 2).unwrap();
+    image.write_zeros(0, STRIPE).unwrap();
+    assert_eq!(sums.digest(), MemoryDigest::of(&ram).unwrap());
+}
+
+#[test]
+fn a_page_that_the_log_has_missed_is_found() {
+    let (source, sent, _) = summed(SIZE);
+    let (_, arrived, sums) = summed(SIZE);
+    for image in [&sent, &arrived] {
+        image.write(0, &[1; 8192]).unwrap();
+        image.write(5 * STRIPE, &[2; 4096]).unwrap();
+    }
+    let digest = MemoryDigest::of(&source).unwrap();
+    digest.compare(&sums.digest()).unwrap();
+    // Written behind the log's back, so that no round sends it.
+    source
+        .memory()
+        .write_obj(3_u8, GuestAddress(5 * STRIPE + 77))
+        .unwrap();
+    let error = MemoryDigest::of(&source)
+        .unwrap()
+        .compare(&sums.digest())
+        .unwrap_err();
+    assert!(
+        matches!(error, DigestError::Differs { differing: 1, first, .. } if first == 5 * STRIPE),
+        "{error}"
+    );
 }

@@ -263,6 +263,33 @@ fn after_go_the_source_waits_as_long_as_before() {
     assert!(!guest.runs());
 }
 
+/// The source reads all of its memory for longer than a stopped guest waits for the other host.
+#[test]
+fn the_time_in_which_the_source_reads_its_memory_is_not_the_destinations() {
+    let (mine, theirs) = UnixStream::pair().unwrap();
+    let mut guest = Guest::running();
+    guest.digest_takes = 2 * STANDSTILL;
+    let options = options();
+    let outcome = thread::scope(|scope| {
+        let leaves = scope.spawn(|| {
+            let ram = guest.image();
+            let connect = &mut || Err(io::ErrorKind::NotConnected.into());
+            let monitor = Monitor::default();
+            send(&mut guest, &ram, theirs, connect, &options, &monitor)
+        });
+        let mut peer = Peer::new(mine);
+        accept(&mut peer);
+        while peer.hear() != Some("STATE_END") {}
+        // It may take as long for the same.
+        thread::sleep(2 * STANDSTILL);
+        peer.say(&Message::Ready);
+        assert_eq!(peer.hear(), Some("GO"));
+        peer.say(&Message::Done);
+        leaves.join().unwrap()
+    });
+    assert!(matches!(outcome, Outcome::Destination), "{outcome:?}");
+}
+
 /// Each of many frames passes at once; all of them together take too long.
 #[test]
 fn no_frame_is_begun_once_the_guest_has_stood_still_for_long_enough() {

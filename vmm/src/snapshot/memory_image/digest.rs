@@ -105,7 +105,14 @@ impl MemoryDigest {
     /// # Errors
     /// [`DigestError`].
     pub fn verify(&self, ram: &GuestRam) -> Result<(), DigestError> {
-        let found = Self::of(ram).map_err(DigestError::Read)?;
+        self.compare(&Self::of(ram).map_err(DigestError::Read)?)
+    }
+
+    /// Compares with the digest of another memory.
+    ///
+    /// # Errors
+    /// [`DigestError::Size`] or [`DigestError::Differs`].
+    pub fn compare(&self, found: &Self) -> Result<(), DigestError> {
         if self.size != found.size || self.checksums.len() != found.checksums.len() {
             return Err(DigestError::Size {
                 said: self.size,

@@ -16,6 +16,7 @@
 //! sections of the state.
 
 mod digest;
+mod page_sums;
 mod pages;
 mod restore;
 mod save;
@@ -23,6 +24,7 @@ mod save;
 mod tests;
 
 pub use digest::{BLOCK_SIZE, DigestError, MemoryDigest};
+pub use page_sums::PageSums;
 pub use restore::{RestoreError, restore};
 pub use save::{SaveError, save};
 

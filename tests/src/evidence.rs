@@ -1,0 +1,82 @@
+//! What a VMM does that does not answer or end: its threads as the kernel sees them, and what KVM does with its vCPUs.
+//!
+//! Owns the text that a test's error carries. Taking it costs a moment of KVM's tracepoints, so it is for a guest that
+//! is given up (see [`crate::kvm_glimpse`]).
+
+use crate::emulator;
+use crate::error::report;
+use crate::files;
+use crate::kvm_glimpse;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// Of the process `pid`, in lines; what cannot be read is named in its place.
+pub fn of(pid: u32) -> String {
+    let kvm = kvm_glimpse::glimpse().unwrap_or_else(|error| report(&error));
+    let fault = emulator::marked(&kvm);
+    format!("the threads of the VMM:\n{}\n{kvm}{fault}", threads(pid))
+}
+
+/// One line for each thread: id, name, state, where the kernel has it sleep, its system call, its kernel stack.
+fn threads(pid: u32) -> String {
+    let tasks = match files::list(&PathBuf::from(format!("/proc/{pid}/task"))) {
+        Ok(tasks) => tasks,
+        Err(error) => return report(&error),
+    };
+    let mut all = String::new();
+    for task in &tasks {
+        // A thread may end while it is looked at.
+        let id = task.file_name().unwrap_or_default().display();
+        let _ = writeln!(
+            all,
+            "{id} {} state {} wchan {} syscall {} stack {}",
+            line_of(task, "comm"),
+            state(task),
+            line_of(task, "wchan"),
+            line_of(task, "syscall"),
+            line_of(task, "stack"),
+        );
+    }
+    all
+}
+
+/// A file's lines in one, or why it cannot be read.
+fn line_of(task: &Path, file: &str) -> String {
+    match files::read_text(&task.join(file)) {
+        Ok(text) => text.trim().replace('\n', " < "),
+        Err(error) => format!("({})", report(&error)),
+    }
+}
+
+/// The letter of proc(5), such as R or D.
+fn state(task: &Path) -> String {
+    let stat = files::read_text(&task.join("stat")).unwrap_or_default();
+    // The name before it may hold anything, also parentheses.
+    let state = stat
+        .rsplit_once(')')
+        .and_then(|(_, rest)| rest.split_whitespace().next());
+    state.unwrap_or("?").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn each_thread_has_a_line() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::Builder::new().name("evidence-2".to_owned());
+        let other = other.spawn(move || stopped.recv()).unwrap();
+        let mut threads = super::threads(std::process::id());
+        // A new thread gets its name a moment after its start.
+        while !threads.contains("evidence-2") {
+            threads = super::threads(std::process::id());
+        }
+        assert!(threads.lines().count() >= 2, "{threads}");
+        assert!(
+            threads.lines().all(|line| line.contains(" state ")),
+            "{threads}"
+        );
+        drop(stop);
+        other.join().unwrap().unwrap_err();
+        assert!(super::threads(u32::MAX).contains("cannot"));
+    }
+}
