@@ -195,7 +195,7 @@ fn create(guest: &BellhopArguments, nic: &str) -> Vec<String> {
         "--cmdline",
         guest.kernel_words(),
         "--memory",
-        "256M",
+        "128M",
         "--nic",
         nic,
     ];

@@ -43,7 +43,7 @@ fn small(vdpa: &Value) -> Value {
         "kernel": arguments.kernel_image(),
         "initramfs": arguments.ramdisk(),
         "cmdline": arguments.kernel_words(),
-        "memory": "256M",
+        "memory": "128M",
         "vdpa": vdpa,
     })
 }
