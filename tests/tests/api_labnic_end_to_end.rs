@@ -22,6 +22,7 @@ use lab::labnic::trouble;
 use lab::node::Node;
 use lab::traffic::{Frames, exchange_between};
 use serde_json::{Value, json};
+use support::{bellhop, printed};
 
 const MACS: [&str; 3] = [
     "02:00:5e:00:53:21",
@@ -67,6 +68,15 @@ fn machines_with_subfunctions_come_and_go() {
     assert_eq!(up(&mut one), MACS[0]);
     assert_eq!(up(&mut other), MACS[1]);
     exchange_between(&mut one, &mut other, MACS[1], FRAMES).unwrap();
+    let ports = node.api.get("/v1/ports").unwrap();
+    let shown = printed(&bellhop(&["port", "show", "-j"]));
+    assert_eq!(ports, serde_json::from_str::<Value>(&shown).unwrap());
+    let made_nics = node.api.get("/v1/nics").unwrap();
+    for (name, mac) in [("one.net0", MACS[0]), ("other.net0", MACS[1])] {
+        assert_eq!(made_nics["nic"][name]["mac"], mac, "{made_nics:#}");
+        let port = made_nics["nic"][name]["port"].as_str().unwrap();
+        assert!(ports["port"][port].is_object(), "{ports:#}");
+    }
     drop(other);
     deleted(&node, "other");
     // In another VLAN nothing arrives. No more frames than one window: the guest waits for each that is lost.
