@@ -17,13 +17,16 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use daemon::{Client, Daemon, asm, program, until};
+use daemon::{Client, Daemon, asm, program, signal, until};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 const WEB: &str = "/v1/vms/web";
 const MIGRATION: &str = "/v1/vms/web/migration";
-/// Longer than the first waits of a restart policy.
-const POLICY: Duration = Duration::from_millis(3500);
+/// A machine whose return shows that restart policies have acted.
+const WITNESS: &str = "/v1/vms/witness";
+/// Longer than the daemon waits with a look of its own after a client has asked. No event tells of that look.
+const OWN_LOOK: Duration = Duration::from_millis(3500);
 
 /// A path of this test's own.
 fn place(name: &str) -> PathBuf {
@@ -97,6 +100,23 @@ fn made(test: &str, restart: &str) -> (Daemon, Value) {
     (daemon, spec)
 }
 
+/// Returns when the policy has started a machine again that ended only now. One that ended before
+/// and has not come back by then stays away.
+#[track_caller]
+fn policies_act(daemon: &Daemon) {
+    let api = &daemon.api;
+    let mut spec = daemon.machine(asm::IDLE);
+    spec["restart"] = json!("Always");
+    api.expect(201, "PUT", WITNESS, &spec);
+    let vm = daemon.await_phase("witness", "Running");
+    let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
+    signal(pid, Signal::KILL);
+    until("the witness is started again", || {
+        api.get(WITNESS)["restarts"] == 1
+    });
+    api.expect(204, "DELETE", WITNESS, &Value::Null);
+}
+
 /// The machine is not there, and nothing but somebody's word has it started.
 #[track_caller]
 fn stays_away(daemon: &mut Daemon, spec: &Value) {
@@ -109,7 +129,7 @@ fn stays_away(daemon: &mut Daemon, spec: &Value) {
         assert_eq!(vm["pid"], Value::Null, "{vm:#}");
         let why = &vm["may_be_elsewhere"];
         assert!(why["remedy"].to_string().contains("--settle"), "{vm:#}");
-        std::thread::sleep(POLICY);
+        policies_act(daemon);
         assert_eq!(daemon.machines(), 0);
         for (method, body) in [
             ("PATCH", json!({ "state": "Running" })),
@@ -189,7 +209,7 @@ fn a_machine_that_stayed_is_started_again_by_its_policy() {
             vm["phase"] == "Stayed"
         });
         // By the daemon's own look, which follows the client's.
-        std::thread::sleep(POLICY);
+        std::thread::sleep(OWN_LOOK);
         daemon.kill_machines();
         restarts += 1;
         until("it is back", || {
@@ -229,7 +249,7 @@ fn a_daemon_that_is_killed_before_the_machine_is_asked_finds_its_guest_here() {
         daemon.start_again();
         daemon.await_phase("web", "Running");
         // Nobody was there to take it: it stays as soon as it has found that out.
-        std::thread::sleep(POLICY);
+        std::thread::sleep(OWN_LOOK);
         let before = daemon.api.get(WEB)["restarts"].as_u64().unwrap();
         daemon.kill_machines();
         until("it is back", || {
@@ -258,7 +278,7 @@ fn a_move_that_the_daemon_sees_is_known_and_needs_no_word() {
         let vm = daemon.await_phase("web", "Stopped");
         assert_eq!(vm["last_end"]["reason"], "Moved", "{adopted} {vm:#}");
         assert_eq!(vm["may_be_elsewhere"], Value::Null, "{vm:#}");
-        std::thread::sleep(POLICY);
+        policies_act(&daemon);
         assert_eq!(daemon.machines(), 0);
         assert!(destination.has_guest());
     }

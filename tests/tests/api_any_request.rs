@@ -121,6 +121,7 @@ fn while_a_guest_runs_and_while_it_is_paused() {
     let client = client("running");
     let arguments = BellhopArguments::small()
         .unwrap()
+        .memory("128M")
         .argument(
             "--vdpa",
             &format!("path={},id=kept", device.path().display()),

@@ -195,7 +195,7 @@ fn create(guest: &BellhopArguments, nic: &str) -> Vec<String> {
         "--cmdline",
         guest.kernel_words(),
         "--memory",
-        "256M",
+        "128M",
         "--nic",
         nic,
     ];
@@ -247,6 +247,67 @@ fn a_nic_moves_to_another_device_in_the_words_of_the_command_line() {
     let shown = node.done(&["vm", "show", "web"]);
     assert!(shown.contains("queue 0: "), "{shown}");
     node.done(&["vm", "delete", "web", "--force"]);
+}
+
+/// A guest of a few instructions on two daemons of this host, in the words of the command line: saved, upgraded, asked
+/// whether it can move, and moved.
+#[test]
+fn a_machine_is_saved_upgraded_and_moved_in_the_words_of_the_command_line() {
+    let here = lab::node::Node::start("cli-a").unwrap();
+    let there = lab::node::Node::start("cli-b").unwrap();
+    let nics = serde_json::json!([{ "id": "net0", "from": "vdpasim_net", "mac": MAC }]);
+    let spec = here.tiny(&nics).unwrap();
+    here.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let vm = here.await_phase("web", "Running").unwrap();
+    let vm_command = |words: &[&str]| {
+        let mut command = bellhop();
+        command.arg("vm").args(words);
+        let output = command.env("BELLHOP_NODE", here.api.socket()).output();
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = output.unwrap();
+        let said = [stdout, stderr].map(|text| String::from_utf8(text).unwrap());
+        (status.code(), said.concat())
+    };
+    let done = |words: &[&str]| {
+        let (code, said) = vm_command(words);
+        assert_eq!(code, Some(0), "{words:?}: {said}\n{}", here.said());
+        said
+    };
+
+    let saved = here.directory().join("saved");
+    let said = done(&["snapshot", "web", saved.to_str().unwrap()]);
+    assert!(said.contains(" MiB of memory"), "{said}");
+    assert!(fs::read_dir(&saved).unwrap().count() > 0);
+    let (code, said) = vm_command(&["snapshot", "web", saved.to_str().unwrap()]);
+    assert_ne!(code, Some(0), "{said}");
+
+    let said = done(&["upgrade", "web"]);
+    assert!(said.contains("goes on with it"), "{said}");
+    let now = here.await_phase("web", "Running").unwrap();
+    assert_eq!(now["pid"], vm["pid"], "{now:#}");
+
+    // Nobody waits there: it stays.
+    let (code, said) = vm_command(&["migrate", "web", "--to", "unix:/nonexistent/socket"]);
+    assert_ne!(code, Some(0), "{said}");
+    assert_eq!(
+        here.await_phase("web", "Running").unwrap()["pid"],
+        vm["pid"]
+    );
+    // With another name there: both daemons would call the device the same.
+    let to = format!("node:{}", there.api.socket().display());
+    let said = done(&["compat", "web", "--to", &to, "--as", "web2"]);
+    assert!(said.contains(": yes"), "{said}");
+    assert_eq!(there.vm("web2").unwrap(), None);
+    done(&["migrate", "web", "--to", &to, "--as", "web2"]);
+    there.await_phase("web2", "Running").unwrap();
+    lab::node::until("nothing is left of it here", || {
+        here.vm("web").unwrap().is_none() && here.processes().is_empty()
+    })
+    .unwrap();
+    there.api.done("DELETE", "/v1/vms/web2", None).unwrap();
 }
 
 #[test]

@@ -20,33 +20,42 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 const MAC: &str = "02:4c:61:62:53:47";
+const HANGING_MACS: [&str; 4] = [
+    "02:4c:61:62:53:48",
+    "02:4c:61:62:53:49",
+    "02:4c:61:62:53:4a",
+    "02:4c:61:62:53:4b",
+];
 
 /// How long something may take that is due; the guest is emulated twice.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Longer than a queue must hang for an alarm, and the samples around it.
-const ALARM_DUE: Duration = Duration::from_secs(10);
-
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 
-/// A guest with the NIC `nic` and the API of its machine.
+/// A NIC of the guest: its name in the API, its device, more options.
+type Nic<'a> = (&'a str, &'a SimDevice, &'a str);
+
+/// A guest with NICs and the API of its machine.
 struct Watched {
     guest: Guest,
     client: Client,
 }
 
 impl Watched {
-    fn start(name: &str, device: &SimDevice, options: &str, disk: Option<&str>) -> Self {
+    fn start(name: &str, nics: &[Nic<'_>], disk: Option<&str>) -> Self {
         let file = format!("lab-watch-{name}-{}.socket", std::process::id());
         let socket = std::env::temp_dir().join(file);
-        let nic = format!("path={},id=nic{options}", device.path().display());
         let mut arguments = BellhopArguments::small()
             .unwrap()
-            .argument("--vdpa", &nic)
+            .memory("128M")
             .argument("--api-socket", socket.to_str().unwrap())
             .argument("--log-level", "info")
             .silence(Duration::from_secs(120));
+        for (id, device, options) in nics {
+            let nic = format!("path={},id={id}{options}", device.path().display());
+            arguments = arguments.argument("--vdpa", &nic);
+        }
         if let Some(disk) = disk {
             arguments = arguments.argument("--disk", disk);
         }
@@ -56,13 +65,10 @@ impl Watched {
         }
     }
 
-    fn queue(&self, queue: usize) -> Value {
-        let nic = self.client.get("/v1/vm/nics/nic").unwrap();
+    fn queue(&self, nic: &str, queue: usize) -> Value {
+        let path = format!("/v1/vm/nics/{nic}");
+        let nic = self.client.get(&path).unwrap();
         nic["device"]["queues"][queue]["watch"].clone()
-    }
-
-    fn alarms(&self) -> Value {
-        self.client.get("/v1/vm").unwrap()["alarms"].clone()
     }
 
     /// A sample of the metrics.
@@ -77,38 +83,69 @@ impl Watched {
             .unwrap()
     }
 
-    /// Waits, as a client of the API does, until the alarms are these; how long that took.
+    /// Follows the alarms, as a client of the API does, until `is_so` of those that are there now.
     #[track_caller]
-    fn wait_alarms(&self, wanted: &Value) -> Duration {
+    fn follow_alarms(&self, mut is_so: impl FnMut(&[Value]) -> bool) {
         let start = Instant::now();
         let mut seen = json!(0);
         loop {
             let path = format!("/v1/vm/watch?since={seen}&timeout_s=5");
             let vm = self.client.get(&path).unwrap();
-            if vm["alarms"] == *wanted {
-                return start.elapsed();
+            if is_so(vm["alarms"].as_array().unwrap()) {
+                return;
             }
-            assert!(start.elapsed() < LIMIT, "{vm} {}", self.queue(TRANSMIT));
+            assert!(start.elapsed() < LIMIT, "{vm:#}");
             seen = vm["generation"].clone();
         }
     }
 
+    /// Waits until the alarms are these.
+    #[track_caller]
+    fn wait_alarms(&self, wanted: &[Value]) {
+        self.follow_alarms(|alarms| alarms == wanted);
+    }
+
+    /// Waits until each of these was an alarm, all at once or not.
+    #[track_caller]
+    fn wait_each_alarm(&self, wanted: &[Value]) {
+        let mut missing = wanted.to_vec();
+        self.follow_alarms(|alarms| {
+            missing.retain(|one| !alarms.contains(one));
+            missing.is_empty()
+        });
+    }
+
     /// Waits until the guest has sent all that it wanted to on its own.
     #[track_caller]
-    fn wait_quiet(&self) {
+    fn wait_quiet(&self, nics: &[&str]) {
         let start = Instant::now();
         let mut quiet = 0;
         while quiet < 3 {
-            let queue = self.queue(TRANSMIT);
-            let still = queue["state"] == "Idle" && queue["in_flight"] == 0;
+            let queues = nics.iter().map(|nic| self.queue(nic, TRANSMIT));
+            let queues: Vec<Value> = queues.collect();
+            let still = queues
+                .iter()
+                .all(|queue| queue["state"] == "Idle" && queue["in_flight"] == 0);
             quiet = if still { quiet + 1 } else { 0 };
-            assert!(start.elapsed() < LIMIT, "{queue}");
+            assert!(start.elapsed() < LIMIT, "{queues:?}");
             std::thread::sleep(Duration::from_secs(1));
         }
     }
 
-    fn send_one(&mut self) {
-        self.guest.command("pace 1 64 0 eth0").unwrap();
+    /// Sends one frame through the guest's NIC of this number.
+    fn send_one(&mut self, number: usize) {
+        let line = format!("pace 1 64 0 eth{number}");
+        self.guest.command(&line).unwrap();
+    }
+
+    /// Has the guest send frames through a NIC to the neighbour, which sends them back.
+    #[track_caller]
+    fn exchange(&mut self, number: usize) {
+        let line = format!("frames 50 256 16 eth{number} to {}", labnic_peer::MAC);
+        let said = self.guest.command(&line).unwrap();
+        for (name, wanted) in [("tx", 50), ("rx", 50), ("corrupt", 0), ("lost", 0)] {
+            assert_eq!(said[name], wanted, "eth{number}: {name}: {said}");
+        }
     }
 
     #[track_caller]
@@ -117,8 +154,8 @@ impl Watched {
     }
 }
 
-fn alarm(queue: usize, alarm: &str) -> Value {
-    json!([{ "device": "nic", "queue": queue, "alarm": alarm }])
+fn alarm(device: &str, queue: usize, alarm: &str) -> Value {
+    json!({ "device": device, "queue": queue, "alarm": alarm })
 }
 
 /// Samples are a second apart, and the machine has other work.
@@ -134,7 +171,7 @@ fn what_is_counted_is_what_happened_and_idle_queues_are_well() {
     let image = std::env::temp_dir().join(format!("lab-watch-{}.img", std::process::id()));
     std::fs::write(&image, vec![0; 1 << 20]).unwrap();
     let disk = format!("path={},id=disk", image.display());
-    let mut watched = Watched::start("counts", &device, "", Some(&disk));
+    let mut watched = Watched::start("counts", &[("nic", &device, "")], Some(&disk));
     peer.exchange(&mut watched.guest, 50, 256);
 
     // Whatever the guest sends on its own, both sides count.
@@ -175,7 +212,7 @@ fn what_is_counted_is_what_happened_and_idle_queues_are_well() {
     let_samples_come();
     let rates = [(); 4].map(|()| {
         std::thread::sleep(Duration::from_secs(1));
-        let queue = watched.queue(TRANSMIT);
+        let queue = watched.queue("nic", TRANSMIT);
         assert_eq!(queue["state"], "Moving", "{queue}");
         queue["completed_per_s"].as_u64().unwrap()
     });
@@ -194,16 +231,16 @@ fn what_is_counted_is_what_happened_and_idle_queues_are_well() {
     let_samples_come();
     assert!(watched.metric("bellhop_queue_completed_total", "disk", 0) > 0);
 
-    // Full of buffers that wait, and no alarm.
-    watched.wait_quiet();
+    // Full of buffers that wait, and no alarm: one would come after 5 s and two samples.
+    watched.wait_quiet(&["nic"]);
     let generation = watched.client.get("/v1/vm").unwrap()["generation"].clone();
-    let path = format!("/v1/vm/watch?since={generation}&timeout_s=15");
+    let path = format!("/v1/vm/watch?since={generation}&timeout_s=8");
     let vm = watched.client.get(&path).unwrap();
     assert_eq!(
         (&vm["generation"], &vm["alarms"]),
         (&generation, &json!([]))
     );
-    let queue = watched.queue(RECEIVE);
+    let queue = watched.queue("nic", RECEIVE);
     assert_eq!(queue["state"], "Idle", "{queue}");
     assert!(queue["in_flight"].as_u64().unwrap() > 0, "{queue}");
     assert!(!watched.guest.console().contains("queue 1 of nic"));
@@ -211,95 +248,98 @@ fn what_is_counted_is_what_happened_and_idle_queues_are_well() {
     std::fs::remove_file(&image).unwrap();
 }
 
+/// One guest with four NICs, each of which hangs in its own way at the same time:
+///
+/// | NIC | what is lost | rescue | the alarm |
+/// |---|---|---|---|
+/// | `alone` | a kick | no | stays |
+/// | `kick` | a kick | yes | ends with the rescue |
+/// | `bell` | a doorbell | yes | ends with the rescue |
+/// | `held` | nothing: the device completes after 10 s | no | ends with the completion |
 #[test]
-fn a_completion_that_does_not_come_is_an_alarm_until_it_does() {
-    let labnic = Labnic::load(&[("completion", "delayed"), ("completion_ms", "10000")]).unwrap();
-    let device = labnic.add("held", &["mac", MAC]).unwrap();
-    let mut watched = Watched::start("held", &device, "", None);
-    watched.wait_quiet();
-    watched.wait_alarms(&json!([]));
-    watched.send_one();
+fn a_queue_that_hangs_is_an_alarm_until_it_goes_on_or_is_rescued() {
+    const ALONE: usize = 0;
+    const HELD: usize = 3;
+    const NAMES: [&str; 4] = ["alone", "kick", "bell", "held"];
+    let labnic = Labnic::load(&[]).unwrap();
+    let peer = Peer::start(&labnic);
+    let add = |number: usize| {
+        let mac = HANGING_MACS[number];
+        labnic.add(NAMES[number], &["mac", mac]).unwrap()
+    };
+    let losing = [0, 1, 2].map(add);
+    labnic.set("completion_ms", "10000").unwrap();
+    labnic.set("completion", "delayed").unwrap();
+    let held = add(HELD);
+    let nics = [
+        (NAMES[0], &losing[0], ""),
+        (NAMES[1], &losing[1], ",doorbell=off,rescue=on"),
+        (NAMES[2], &losing[2], ",doorbell=on,rescue=on"),
+        (NAMES[HELD], &held, ""),
+    ];
+    let mut watched = Watched::start("hang", &nics, None);
+    let mut echoed = peer.echoed();
+    for number in 0..losing.len() {
+        watched.exchange(number);
+        assert!(peer.echoed() >= echoed + 50);
+        echoed = peer.echoed();
+    }
+    watched.wait_quiet(&NAMES);
+    watched.wait_alarms(&[]);
+
+    // The one without a rescue hangs before all others.
+    let sent_before = [0, 1, 2].map(|number| {
+        let device = &losing[number];
+        let before = packets(device).unwrap().transmitted;
+        lose_kicks(device, 1).unwrap();
+        watched.send_one(number);
+        let left = counter(device, "drop_kicks").unwrap();
+        assert_eq!(left, 0, "the kick of {} was lost", NAMES[number]);
+        assert_eq!(packets(device).unwrap().transmitted, before);
+        before
+    });
     let sent = Instant::now();
-    let began = watched.wait_alarms(&alarm(TRANSMIT, "Stuck"));
-    println!("announced after {began:?}");
-    assert!(
-        began >= Duration::from_secs(4) && began < ALARM_DUE,
-        "{began:?}"
-    );
-    let queue = watched.queue(TRANSMIT);
+    watched.send_one(HELD);
+    watched.wait_each_alarm(&NAMES.map(|name| alarm(name, TRANSMIT, "Stuck")));
+    let queue = watched.queue(NAMES[HELD], TRANSMIT);
     assert_eq!(
         (&queue["state"], &queue["rescues"]),
-        (&json!("Stuck"), &json!(0))
+        (&json!("Stuck"), &json!(0)),
+        "{queue}"
     );
     assert!(queue["stuck_for_s"].as_u64().unwrap() >= 5, "{queue}");
     assert!(queue["in_flight"].as_u64().unwrap() >= 1, "{queue}");
-    assert_eq!(watched.metric("bellhop_queue_alarm", "nic", TRANSMIT), 1);
-    watched.wait_alarms(&json!([]));
-    assert!(
-        sent.elapsed() >= Duration::from_secs(9),
-        "{:?}",
-        sent.elapsed()
-    );
-    assert_eq!(watched.metric("bellhop_queue_alarm", "nic", TRANSMIT), 0);
+    let alarmed = |watched: &Watched, nic| watched.metric("bellhop_queue_alarm", nic, TRANSMIT);
+    assert_eq!(alarmed(&watched, NAMES[HELD]), 1);
+
+    // All others are well again, and the first one is helped by nobody.
+    watched.wait_alarms(&[alarm(NAMES[ALONE], TRANSMIT, "Stuck")]);
+    let took = sent.elapsed();
+    assert!(took >= Duration::from_secs(9), "{took:?}");
+    assert_eq!(alarmed(&watched, NAMES[HELD]), 0);
+    assert_eq!(alarmed(&watched, NAMES[ALONE]), 1);
+    for (number, device) in losing.iter().enumerate() {
+        let nic = NAMES[number];
+        let rescues = u64::from(number != ALONE);
+        assert_eq!(watched.queue(nic, TRANSMIT)["rescues"], rescues, "{nic}");
+        let counted = watched.metric("bellhop_queue_rescues_total", nic, TRANSMIT);
+        assert_eq!(counted, rescues, "{nic}");
+        let transmitted = packets(device).unwrap().transmitted;
+        if number == ALONE {
+            assert_eq!(transmitted, sent_before[number]);
+        } else {
+            assert!(transmitted > sent_before[number], "{nic}");
+            watched.exchange(number);
+        }
+    }
     let said = watched.guest.console();
     let says = |words: &str| said.lines().find(|line| line.contains(words)).unwrap();
-    assert!(says("queue 1 of nic is stuck").contains("WARN"), "{said}");
+    assert!(says("queue 1 of held is stuck").contains("WARN"), "{said}");
     assert!(
-        says("queue 1 of nic is well again").contains("INFO"),
+        says("queue 1 of held is well again").contains("INFO"),
         "{said}"
     );
     watched.power_off();
-}
-
-fn a_kick_is_lost(options: &str, rescued: bool) {
-    let labnic = Labnic::load(&[]).unwrap();
-    let peer = Peer::start(&labnic);
-    let device = labnic.add("lost", &["mac", MAC]).unwrap();
-    let mut watched = Watched::start("kick", &device, options, None);
-    peer.exchange(&mut watched.guest, 50, 256);
-    watched.wait_quiet();
-    let sent_before = packets(&device).unwrap().transmitted;
-    lose_kicks(&device, 1).unwrap();
-    watched.send_one();
-    assert_eq!(
-        counter(&device, "drop_kicks").unwrap(),
-        0,
-        "the guest's kick was lost"
-    );
-    assert_eq!(packets(&device).unwrap().transmitted, sent_before);
-    watched.wait_alarms(&alarm(TRANSMIT, "Stuck"));
-    if rescued {
-        watched.wait_alarms(&json!([]));
-        assert_eq!(watched.queue(TRANSMIT)["rescues"], 1);
-        assert_eq!(
-            watched.metric("bellhop_queue_rescues_total", "nic", TRANSMIT),
-            1
-        );
-        assert!(packets(&device).unwrap().transmitted > sent_before);
-        peer.exchange(&mut watched.guest, 50, 256);
-    } else {
-        // Nobody else helps.
-        std::thread::sleep(ALARM_DUE);
-        assert_eq!(watched.alarms(), alarm(TRANSMIT, "Stuck"));
-        assert_eq!(packets(&device).unwrap().transmitted, sent_before);
-        assert_eq!(watched.queue(TRANSMIT)["rescues"], 0);
-    }
-    watched.power_off();
-}
-
-#[test]
-fn a_lost_doorbell_is_made_good() {
-    a_kick_is_lost(",doorbell=on,rescue=on", true);
-}
-
-#[test]
-fn a_lost_kick_is_made_good() {
-    a_kick_is_lost(",doorbell=off,rescue=on", true);
-}
-
-#[test]
-fn a_lost_kick_stays_lost_if_nobody_asked_for_a_rescue() {
-    a_kick_is_lost("", false);
 }
 
 #[test]
@@ -309,17 +349,17 @@ fn a_lost_interrupt_is_made_good() {
     let peer = Peer::start(&labnic);
     labnic.set("faults", "lost_call").unwrap();
     let device = labnic.add("deaf", &["mac", MAC]).unwrap();
-    let mut watched = Watched::start("deaf", &device, ",rescue=on", None);
+    let mut watched = Watched::start("deaf", &[("nic", &device, ",rescue=on")], None);
     // The neighbour learns the guest's address; the guest hears no answer.
     let line = format!("frames 1 64 1 eth0 to {}", labnic_peer::MAC);
     watched.guest.command(&line).unwrap();
     let given = watched.metric("bellhop_queue_posted_total", "nic", RECEIVE);
     peer.flood(true);
-    watched.wait_alarms(&alarm(RECEIVE, "DriverStalled"));
-    let queue = watched.queue(RECEIVE);
+    watched.wait_alarms(&[alarm("nic", RECEIVE, "DriverStalled")]);
+    let queue = watched.queue("nic", RECEIVE);
     assert_eq!(queue["rescues"], 1, "{queue}");
     // The driver has looked and given the device what it had before.
-    watched.wait_alarms(&json!([]));
+    watched.wait_alarms(&[]);
     peer.flood(false);
     assert!(watched.metric("bellhop_queue_posted_total", "nic", RECEIVE) > given);
     watched.power_off();

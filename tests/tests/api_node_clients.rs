@@ -1,4 +1,4 @@
-//! Fifty clients at once for a minute: reads, machines made, changed and taken away. Afterwards each machine is there just
+//! Fifty clients at once, for a minute in `soak`: reads, machines made, changed and taken away. Afterwards each machine is there just
 //! once or gone, as the last answer about it said; nothing else is there; and no answer blamed the server.
 //!
 //! Each client has machines that only it changes, so it knows what there must be. All of them change some others, too,
@@ -9,7 +9,9 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+use lab::endurance::soak;
 use lab::node::{Node, until};
+use lab::notice::{Kind, notice};
 use lab::openapi::exchange::{Request, ask};
 use lab::openapi::random::Random;
 use serde_json::{Value, json};
@@ -20,6 +22,8 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 50;
 const TIME: Duration = Duration::from_secs(60);
+/// In the gate.
+const GATE_TIME: Duration = Duration::from_secs(20);
 /// Machines that all clients change.
 const SHARED: usize = 6;
 /// One client in so many has a machine that runs; each has its RAM mapped for its device.
@@ -157,6 +161,11 @@ fn fifty_clients_lose_nothing_and_double_nothing() {
     node.api.done("DELETE", "/v1/vms/warm", None).unwrap();
     let before = node.traces().unwrap();
 
+    let time = if soak() { TIME } else { GATE_TIME };
+    if time < TIME {
+        let what = format!("{CLIENTS} clients for {time:?} of {TIME:?}");
+        notice(Kind::Thinned, what);
+    }
     let mut random = Random::announced(SEED);
     let start = Instant::now();
     let seen = Mutex::new(Vec::new());
@@ -171,7 +180,7 @@ fn fifty_clients_lose_nothing_and_double_nothing() {
             };
             let seen = &seen;
             scope.spawn(move || {
-                while start.elapsed() < TIME {
+                while start.elapsed() < time {
                     client.act();
                 }
                 seen.lock().unwrap().push(client.seen);

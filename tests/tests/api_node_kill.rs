@@ -13,8 +13,9 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
-use lab::endurance::{DEFAULT_CYCLES, cycles};
+use lab::endurance::{DEFAULT_CYCLES, cycles, soak};
 use lab::node::{Node, PATIENCE, Traces, until};
+use lab::notice::{Kind, notice};
 use lab::openapi::exchange::{Answer, Request, ask};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -154,13 +155,31 @@ fn lives(vm: &Value) -> bool {
     })
 }
 
-/// Which victims a line has: one in turn, or all in a long run.
+/// Whether each line has all victims: in `soak` and with more cycles.
+fn has_all_victims() -> bool {
+    soak() || cycles().unwrap() > DEFAULT_CYCLES
+}
+
+/// Which victims a line has: one in turn, or all.
 fn victims(line: usize) -> Vec<Victim> {
-    match cycles().unwrap() > DEFAULT_CYCLES {
-        true => VICTIMS.to_vec(),
+    if has_all_victims() {
+        VICTIMS.to_vec()
+    } else if line.is_multiple_of(2) {
         // The daemon is what this is about: every second time.
-        false if line.is_multiple_of(2) => vec![Victim::Daemon],
-        false => vec![VICTIMS[1 + line / 2 % 2]],
+        vec![Victim::Daemon]
+    } else {
+        vec![VICTIMS[1 + line / 2 % 2]]
+    }
+}
+
+/// Reports when lines had one victim each.
+fn report_victims(what: &str, lines: usize) {
+    if !has_all_victims() {
+        let all = VICTIMS.len();
+        notice(
+            Kind::Thinned,
+            format!("{what}: 1 of {all} victims killed at each of {lines} lines"),
+        );
     }
 }
 
@@ -230,6 +249,7 @@ fn at_each_line_of_making() {
         line += 1;
     }
     println!("{line} lines, {whole} times whole, {:?}", began.elapsed());
+    report_victims("a VM is created", line);
     assert!(
         line >= 8,
         "the daemon says too little to be held at: {line}\n{}",
@@ -292,6 +312,7 @@ fn at_each_line_of_taking_away() {
         "{line} lines, {stayed} times it stayed, {:?}",
         began.elapsed()
     );
+    report_victims("a VM is deleted", line);
     assert!(
         line >= 5,
         "the daemon says too little to be held at: {line}\n{}",

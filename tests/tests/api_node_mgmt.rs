@@ -110,6 +110,7 @@ fn exists(name: &str) -> bool {
     !devices["dev"][name].is_null()
 }
 
+/// No functions and no NICs here: those are in mgmt_sriov_topology and api_labnic_end_to_end, ports too.
 #[test]
 fn endpoints_say_what_commands_say() {
     require_lab().unwrap();

@@ -12,8 +12,10 @@ mod support;
 use std::process::{Command, Stdio};
 
 use lab::guest::{BellhopArguments, Guest};
+use lab::node::Node;
 use lab::sriov::{SriovNic, VfDevice};
 use lab::threads::StopOnDrop;
+use serde_json::Value;
 use support::{bellhop, complaint, printed, program};
 use vdpa::mgmt::pci::Pci;
 use vdpa::mgmt::topology::{self, Doorbell, PostedInterrupt};
@@ -33,6 +35,24 @@ fn pages(guest: &Guest) -> usize {
         .count()
 }
 
+/// The node daemon's endpoints say what the commands say, of this physical function among others.
+fn daemon_says_the_same(physical: &str) {
+    let node = Node::start("topology").unwrap();
+    for (path, arguments) in [
+        ("/v1/functions", &["vf", "show", "-j"][..]),
+        ("/v1/mgmtdevs", &["mgmtdev", "show", "-j"]),
+        ("/v1/vdpa-devices", &["dev", "show", "-j"]),
+        ("/v1/topology", &["topology", "-j"]),
+    ] {
+        let found = node.api.get(path).unwrap();
+        let shown = printed(&bellhop(arguments));
+        assert_eq!(found, serde_json::from_str::<Value>(&shown).unwrap());
+        if path == "/v1/functions" {
+            assert!(found["vf"][physical].is_object(), "{found:#}");
+        }
+    }
+}
+
 #[test]
 fn functions_devices_and_a_guests_doorbells() {
     let nic = SriovNic::enable(2).unwrap();
@@ -41,6 +61,7 @@ fn functions_devices_and_a_guests_doorbells() {
     let options = format!("path={},id=nic,doorbell=on", used.path().display());
     let arguments = BellhopArguments::small()
         .unwrap()
+        .memory("128M")
         .argument("--vdpa", &options);
     let guest = Guest::start(&arguments).unwrap();
 
@@ -117,6 +138,7 @@ fn functions_devices_and_a_guests_doorbells() {
         assert!(text.contains(&line), "no {line:?} in\n{text}");
     }
     println!("{text}");
+    daemon_says_the_same(&format!("pci/{}", physical.function.address));
 
     // The NIC by any of its names; the simulator is no part of it.
     let netdev = &physical.function.netdevs[0];

@@ -6,11 +6,14 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+mod crash_kernel;
+
+use crash_kernel::CrashKernel;
 use lab::guest::{BellhopArguments, Guest};
 use lab::notice;
 use lab::sim::{SimDevice, require_lab};
 use lab::traffic::{Frames, exchange_counted};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
@@ -23,11 +26,12 @@ const SILENCE: Duration = Duration::from_secs(120);
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Boots with a NIC, checks what the guest sees, sends frames, switches off.
-fn boots(arguments: BellhopArguments, processors: u32) {
+/// Boots with a NIC, checks what the guest sees, sends frames.
+fn boots(arguments: BellhopArguments, processors: u32) -> Guest {
     let net = SimDevice::net("boot", MAC, 1400).unwrap();
     let arguments = arguments
         .processors(processors)
+        .memory("256M")
         .silence(SILENCE)
         .vdpa(net.path());
     let mut guest = Guest::start(&arguments).unwrap();
@@ -51,6 +55,10 @@ fn boots(arguments: BellhopArguments, processors: u32) {
         window: 32,
     };
     exchange_counted(&mut guest, "eth0", &net, &[frames]).unwrap();
+    guest
+}
+
+fn powers_off(guest: Guest) {
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
@@ -67,40 +75,41 @@ fn check_topology(guest: &mut Guest, processors: u32) {
 }
 
 #[test]
-fn the_small_kernel_boots_with_1_processor() {
-    boots(BellhopArguments::small().unwrap(), 1);
+fn the_small_kernel_boots_with_1_processor_and_has_random_numbers() {
+    let mut guest = boots(BellhopArguments::small().unwrap(), 1);
+    has_random_numbers(&mut guest);
+    powers_off(guest);
 }
 
+/// With the oldest baseline, which has no XSAVE.
 #[test]
-fn the_small_kernel_boots_with_2_processors() {
-    boots(BellhopArguments::small().unwrap(), 2);
+fn the_small_kernel_boots_with_2_processors_of_x86_64_v2() {
+    let arguments = BellhopArguments::small().unwrap();
+    let mut guest = boots(arguments.argument("--cpu", "x86-64-v2"), 2);
+    let seen = guest.command("processors").unwrap();
+    assert_eq!(seen["sse4_2"], true, "{seen}");
+    assert_eq!(seen["xsave"], false, "{seen}");
+    powers_off(guest);
 }
 
 #[test]
 fn the_small_kernel_boots_with_4_processors() {
-    boots(BellhopArguments::small().unwrap(), 4);
-}
-
-#[test]
-fn the_stock_kernel_boots_with_1_processor() {
-    boots(BellhopArguments::stock().unwrap(), 1);
+    powers_off(boots(BellhopArguments::small().unwrap(), 4));
 }
 
 #[test]
 fn the_stock_kernel_boots_with_2_processors() {
-    boots(BellhopArguments::stock().unwrap(), 2);
-}
-
-#[test]
-fn the_stock_kernel_boots_with_4_processors() {
-    boots(BellhopArguments::stock().unwrap(), 4);
+    powers_off(boots(BellhopArguments::stock().unwrap(), 2));
 }
 
 /// More than the host has. Not the 32 that a machine can have: while so many come
 /// up, nested emulation loses one too often (a triple fault, or a hang).
 #[test]
 fn many_processors_come_up() {
-    let arguments = BellhopArguments::small().unwrap().processors(8);
+    let arguments = BellhopArguments::small()
+        .unwrap()
+        .processors(8)
+        .memory("128M");
     let mut guest = Guest::start(&arguments.silence(SILENCE)).unwrap();
     check_topology(&mut guest, 8);
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
@@ -139,7 +148,10 @@ fn memory_above_the_hole_below_4_gib_is_usable() {
 #[test]
 fn a_reboot_and_a_panic_boot_again_in_the_same_process() {
     let net = SimDevice::net("again", MAC, 1500).unwrap();
-    let arguments = BellhopArguments::small().unwrap().processors(3);
+    let arguments = BellhopArguments::small()
+        .unwrap()
+        .processors(3)
+        .memory("128M");
     let mut guest = Guest::start(&arguments.vdpa(net.path())).unwrap();
     check_topology(&mut guest, 3);
     for ending in ["reboot", "panic"] {
@@ -158,24 +170,21 @@ fn a_reboot_and_a_panic_boot_again_in_the_same_process() {
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
-#[test]
-fn the_random_number_generator_works() {
-    let mut guest = Guest::start(&BellhopArguments::small().unwrap()).unwrap();
+/// The random number generator works.
+fn has_random_numbers(guest: &mut Guest) {
     let hwrng = guest.ready()["hwrng"].as_str().unwrap_or_default();
     assert!(hwrng.starts_with("virtio_rng"), "{hwrng:?}");
     let answer = guest.command("rng 4096").unwrap();
     assert_eq!(answer["bytes"], 4096, "{answer}");
     // All 256 values but a few in 4096 random bytes.
     assert!(answer["distinct"].as_u64().unwrap() > 200, "{answer}");
-    assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
 #[test]
 fn a_triple_fault_ends_with_exit_code_3_and_a_sentence() {
     require_lab().unwrap();
-    let kernel = Temporary::new("triple-fault.elf");
-    std::fs::write(&kernel.0, pvh_kernel(&TRIPLE_FAULT)).unwrap();
-    let arguments = BellhopArguments::small().unwrap().kernel(&kernel.0);
+    let kernel = CrashKernel::at_once();
+    let arguments = BellhopArguments::small().unwrap().kernel(kernel.path());
     let (status, console) = Guest::run_to_end(&arguments, Duration::from_secs(60)).unwrap();
     assert_eq!(status.code(), Some(3), "{console}");
     let line = console.lines().last().unwrap_or_default();
@@ -255,73 +264,4 @@ impl Drop for HugePages {
         let file = Path::new(Self::DIRECTORY).join("nr_hugepages");
         notice::left_behind(lab::files::write(&file, "0"));
     }
-}
-
-/// A file in the host's /tmp; removed when dropped.
-struct Temporary(PathBuf);
-
-impl Temporary {
-    fn new(name: &str) -> Self {
-        Self(std::env::temp_dir().join(format!("lab-{}-{name}", std::process::id())))
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-/// Where [`pvh_kernel`] has its code.
-const CODE: u32 = 0x10_0000;
-
-/// 32-bit code: an empty interrupt table, then an undefined instruction. No
-/// exception can be delivered, nor the double fault, so the processor gives up.
-const TRIPLE_FAULT: [u8; 15] = [
-    // lidt [CODE + 9]
-    0x0f, 0x01, 0x1d, 0x09, 0x00, 0x10, 0x00, //
-    // ud2
-    0x0f, 0x0b, //
-    // Limit 0, base 0.
-    0, 0, 0, 0, 0, 0,
-];
-
-/// The smallest PVH kernel: an ELF file (ELF-64, one segment, one note with
-/// the 32-bit entry point) around some code.
-fn pvh_kernel(code: &[u8]) -> Vec<u8> {
-    const HEADER: u64 = 64;
-    const PROGRAM_HEADER: u64 = 56;
-    const NOTE: u64 = HEADER + 2 * PROGRAM_HEADER;
-    const NOTE_LEN: u64 = 20;
-    let code_len = u64::try_from(code.len()).unwrap();
-    let mut file = Vec::new();
-    // e_ident: class 64, little-endian, version 1.
-    file.extend_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
-    // ET_EXEC, x86-64, version 1.
-    file.extend_from_slice(&[2, 0, 62, 0, 1, 0, 0, 0]);
-    for number in [u64::from(CODE), HEADER, 0] {
-        file.extend_from_slice(&number.to_le_bytes());
-    }
-    // Flags; sizes of the headers; two program headers; no sections.
-    file.extend_from_slice(&[0, 0, 0, 0, 64, 0, 56, 0, 2, 0, 64, 0, 0, 0, 0, 0]);
-    // PT_LOAD and PT_NOTE: offset, virtual and physical address, sizes, alignment.
-    for (kind, offset, address, len, alignment) in [
-        (1_u32, NOTE + NOTE_LEN, u64::from(CODE), code_len, 1_u64),
-        (4, NOTE, 0, NOTE_LEN, 4),
-    ] {
-        file.extend_from_slice(&kind.to_le_bytes());
-        // Readable, writable, executable.
-        file.extend_from_slice(&7_u32.to_le_bytes());
-        for number in [offset, address, address, len, len, alignment] {
-            file.extend_from_slice(&number.to_le_bytes());
-        }
-    }
-    // The note: lengths of name and value, XEN_ELFNOTE_PHYS32_ENTRY, both.
-    for number in [4_u32, 4, 18] {
-        file.extend_from_slice(&number.to_le_bytes());
-    }
-    file.extend_from_slice(b"Xen\0");
-    file.extend_from_slice(&CODE.to_le_bytes());
-    file.extend_from_slice(code);
-    file
 }

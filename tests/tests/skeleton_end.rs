@@ -1,6 +1,14 @@
 //! How a machine ends from outside: signals at every stage, `kill -9`, the
 //! console's escape. Afterwards the vDPA device is free and the terminal as before.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+mod crash_kernel;
+
+use crash_kernel::CrashKernel;
 use lab::guest::{BellhopArguments, Guest};
 use lab::sim::SimDevice;
 use rustix::process::{Pid, Signal, kill_process};
@@ -136,6 +144,10 @@ struct OnTerminal {
 
 impl OnTerminal {
     fn start() -> Self {
+        Self::run(&BellhopArguments::small().unwrap())
+    }
+
+    fn run(arguments: &BellhopArguments) -> Self {
         let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&controller).unwrap();
         unlockpt(&controller).unwrap();
@@ -144,7 +156,7 @@ impl OnTerminal {
             let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY;
             rustix::fs::open(&*name, flags, rustix::fs::Mode::empty()).unwrap()
         };
-        let mut command = BellhopArguments::small().unwrap().command();
+        let mut command = arguments.command();
         command.stdin(open()).stdout(open()).stderr(open());
         // SAFETY: needed to make the terminal the child's controlling one, as a
         // shell would have it. Two system calls between fork and exec, without
@@ -211,12 +223,29 @@ fn a_signal_restores_the_terminal_too() {
     }
 }
 
+/// Also before the guest has said anything.
+#[test]
+fn ctrl_a_x_leaves_at_once() {
+    let mut vmm = OnTerminal::start();
+    vmm.controller.write_all(b"\x01x").unwrap();
+    assert_eq!(wait(&mut vmm.child).code(), Some(0));
+    assert!(!vmm.is_raw());
+}
+
 #[test]
 fn an_error_restores_the_terminal_too() {
-    let mut vmm = OnTerminal::start();
-    // Ctrl-A X at once, before the guest is there.
-    vmm.controller.write_all(b"\x01x").unwrap();
-    let code = wait(&mut vmm.child).code();
-    assert_eq!(code, Some(0));
+    let kernel = CrashKernel::when_typed();
+    let arguments = BellhopArguments::small().unwrap().kernel(kernel.path());
+    let mut vmm = OnTerminal::run(&arguments);
+    let begin = Instant::now();
+    while !vmm.is_raw() {
+        assert!(begin.elapsed() < LIMIT, "the terminal does not become raw");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(vmm.child.try_wait().unwrap().is_none());
+    vmm.controller.write_all(b"x").unwrap();
+    let said = vmm.wait_for("triple-faulted");
+    assert!(said.contains("the guest crashed"), "{said}");
+    assert_eq!(wait(&mut vmm.child).code(), Some(3));
     assert!(!vmm.is_raw());
 }

@@ -10,6 +10,8 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::notice;
 use lab::sim::{self, Mapping, SimDevice, require_lab};
 use lab::traffic::{Frames, exchange, exchange_counted};
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
@@ -46,12 +48,20 @@ fn traffic_with(mapping: Mapping) {
     let _afterwards = DefaultMapping;
     sim::reload(mapping).unwrap();
     let net = SimDevice::net("net", MAC, 1400).unwrap();
-    let mut guest = Guest::start(&BellhopArguments::small().unwrap().vdpa(net.path())).unwrap();
-    exchange_counted(&mut guest, "eth0", &net, &frames_of_all_sizes(1400)).unwrap();
+    let mut guest = Guest::start(&small().vdpa(net.path())).unwrap();
+    traffic(&mut guest, &net);
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+fn small() -> BellhopArguments {
+    BellhopArguments::small().unwrap().memory("128M")
+}
+
+fn traffic(guest: &mut Guest, net: &SimDevice) {
+    exchange_counted(guest, "eth0", net, &frames_of_all_sizes(1400)).unwrap();
     // A driver that starts anew gets the same memory.
     let rebound = guest.command("rebind 3").unwrap();
     assert_eq!(rebound["rx"], 30, "{rebound}");
-    assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
 #[test]
@@ -78,18 +88,31 @@ fn traffic_with_shared_virtual_addresses() {
     });
 }
 
+/// The simulator as it is loaded by default. The device is open already: the VMM inherits it.
 #[test]
-fn traffic_with_shared_virtual_addresses_in_batches() {
-    traffic_with(Mapping {
-        use_va: true,
-        batch_mapping: true,
-    });
+fn traffic_with_shared_virtual_addresses_in_batches_on_an_inherited_device() {
+    require_lab().unwrap();
+    let net = SimDevice::net("net", MAC, 1400).unwrap();
+    let open = || {
+        let mut options = File::options();
+        options.read(true).write(true).open(net.path())
+    };
+    let file = open().unwrap();
+    rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();
+    let arguments = small().argument("--vdpa", &format!("fd={},id=nic", file.as_raw_fd()));
+    let mut guest = Guest::start(&arguments).unwrap();
+    // The VMM has it alone now.
+    drop(file);
+    open().unwrap_err();
+    traffic(&mut guest, &net);
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+    open().unwrap();
 }
 
 #[test]
 fn an_address_set_by_the_guest_holds_until_its_driver_starts_anew() {
     let net = SimDevice::net("mac", MAC, 1500).unwrap();
-    let arguments = BellhopArguments::small().unwrap().processors(2);
+    let arguments = small().processors(2);
     let mut guest = Guest::start(&arguments.vdpa(net.path())).unwrap();
     check_features(&guest.ready()["nics"][0]);
     guest.command(&format!("mac {OTHER_MAC}")).unwrap();
@@ -118,8 +141,7 @@ fn an_address_set_by_the_guest_holds_until_its_driver_starts_anew() {
 fn two_nics_each_have_their_own_device_and_options() {
     let first = SimDevice::net("first", MAC, 1500).unwrap();
     let second = SimDevice::net("second", "52:54:5e:11:53:02", 1400).unwrap();
-    let arguments = BellhopArguments::small()
-        .unwrap()
+    let arguments = small()
         .processors(4)
         .argument(
             "--vdpa",

@@ -240,12 +240,16 @@ fn dropping_a_machine_closes_everything() {
     // In a process of its own, where nobody else opens descriptors.
     const CHILD: &str = "BELLHOP_TEST_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
+        // Its output stays here: whoever counts results must not count the child's.
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "dropping_a_machine_closes_everything"])
             .env(CHILD, "1")
-            .status()
+            .output()
             .unwrap();
-        assert!(status.success());
+        let said = String::from_utf8_lossy(&child.stdout);
+        let errors = String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success(), "{said}\n{errors}");
+        assert!(said.contains("1 passed"), "{said}");
         return;
     }
     let round = || run(&reboots(asm::reset()), "descriptors", 3);

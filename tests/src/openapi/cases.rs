@@ -7,7 +7,7 @@ use super::random::Random;
 use super::right::{Extent, Maker};
 use super::{Description, Operation};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 /// What an answer must be, beside being one that is described.
@@ -33,6 +33,24 @@ pub struct Case {
     pub request: Request,
     /// What must come of it.
     pub expect: Expect,
+    /// The operation and the part of a request that is odd. None for the few cases that have no
+    /// such family.
+    pub family: Option<String>,
+}
+
+/// One in `each` of the cases of a family, the first among them, and all cases without a family.
+#[must_use]
+pub fn sample(cases: Vec<Case>, each: usize) -> Vec<Case> {
+    let mut numbers = BTreeMap::<String, usize>::new();
+    let mut is_taken = |case: &Case| {
+        let Some(family) = &case.family else {
+            return true;
+        };
+        let number = numbers.entry(family.clone()).or_default();
+        *number += 1;
+        (*number - 1).is_multiple_of(each)
+    };
+    cases.into_iter().filter(|case| is_taken(case)).collect()
 }
 
 /// Methods that are tried on every path.
@@ -109,7 +127,25 @@ impl Builder<'_> {
             what,
             request,
             expect,
+            family: None,
         });
+    }
+
+    /// Adds one of many cases with the same odd part.
+    fn add_odd(
+        &mut self,
+        (operation, part): (&Operation, &str),
+        what: impl Into<String>,
+        request: Request,
+        expect: Expect,
+    ) {
+        self.add(what, request, expect);
+        if let Some(case) = self.cases.last_mut() {
+            let Operation {
+                method, template, ..
+            } = operation;
+            case.family = Some(format!("{method} {template}: {part}"));
+        }
     }
 
     /// The path with right parameters in it.
@@ -196,17 +232,17 @@ impl Builder<'_> {
                     continue;
                 }
                 let request = self.request(operation, Extent::Least).with_body(text);
-                let expect = match change.is_fault {
-                    true => Expect::Refused,
-                    false => Expect::Described,
-                };
-                self.add(change.what, request, expect);
+                if change.is_fault {
+                    self.add_odd((operation, "body"), change.what, request, Expect::Refused);
+                } else {
+                    self.add(change.what, request, Expect::Described);
+                }
             }
         }
         let right = self.maker().value(schema, Extent::Least);
         for (what, text) in texts_instead(&right) {
             let request = self.request(operation, Extent::Least).with_body(text);
-            self.add(what, request, Expect::Refused);
+            self.add_odd((operation, "text"), what, request, Expect::Refused);
         }
         let request = self.request(operation, Extent::Least);
         self.add("no body", request, Expect::Refused);
@@ -281,7 +317,7 @@ impl Builder<'_> {
                 request = request.with_body(right.clone());
             }
             let shown: String = query.chars().take(40).collect();
-            self.add(format!("?{shown}"), request, expect);
+            self.add_odd((operation, "query"), format!("?{shown}"), request, expect);
         }
     }
 
@@ -323,7 +359,8 @@ impl Builder<'_> {
                     0..15_000 => Expect::Described,
                     _ => Expect::NoHttp,
                 };
-                self.add(
+                self.add_odd(
+                    (operation, "name"),
                     format!("{} {shown:?} ({} bytes)", bad.name, name.len()),
                     request,
                     expect,

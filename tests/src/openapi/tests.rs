@@ -1,6 +1,6 @@
 //! The descriptions that are in the repository, and a server that does what it should or not.
 
-use super::cases::{Expect, cases};
+use super::cases::{Expect, cases, sample};
 use super::exchange::{Answer, Request, receive};
 use super::judge::wrong;
 use super::known::Known;
@@ -72,6 +72,27 @@ fn cases_are_many_and_always_the_same() {
     }
 }
 
+#[test]
+fn a_sample_keeps_each_family_and_all_that_is_right() {
+    for description in in_repository() {
+        let all = cases(&description, &Known::default(), &mut Random::new(7));
+        let some = sample(all.clone(), 10);
+        let share = some.len() * 100 / all.len();
+        println!("{} of {} cases, {share} %", some.len(), all.len());
+        assert!(share < 60, "{share} %");
+        for case in &all {
+            match &case.family {
+                None => assert!(some.contains(case), "{}", case.what),
+                family => assert!(some.iter().any(|one| one.family == *family)),
+            }
+        }
+        let may_be_granted = |case: &&super::cases::Case| {
+            case.family.is_none() && matches!(case.expect, Expect::Understood | Expect::Described)
+        };
+        assert!(all.iter().filter(may_be_granted).count() > 100);
+    }
+}
+
 const SMALL: &str = r##"{"paths": {"/a/{id}": {"put": {
     "parameters": [{"name": "id", "in": "path", "schema": {"type": "string"}}],
     "requestBody": {"content": {"application/json": {"schema": {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0}},
@@ -87,6 +108,7 @@ fn wrong_answers_are_found() {
         what: String::new(),
         request: Request::new("PUT", "/a/b").with_header("x-request-id", "me"),
         expect,
+        family: None,
     };
     let answer = |status: u16, id: &str, body: &Value| Answer {
         status,

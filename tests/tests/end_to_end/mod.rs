@@ -59,7 +59,7 @@ pub(crate) fn spec(nics: &Value) -> Value {
         "kernel": arguments.kernel_image(),
         "initramfs": arguments.ramdisk(),
         "cmdline": arguments.kernel_words(),
-        "memory": "256M",
+        "memory": "128M",
         "nics": nics,
     })
 }

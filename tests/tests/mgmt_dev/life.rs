@@ -112,18 +112,14 @@ fn a_device_in_use_is_not_deleted_and_blocks_nothing() {
     require_lab().unwrap();
     let net = SimDevice::net("busy", MAC, 1500).unwrap();
     let holder = Holder::start(net.path());
-    let begin = Instant::now();
     let words = [
         "lab-busy is in use by lab-holder (PID ",
         &holder.pid().to_string(),
     ];
     complaint(&bellhop(&["dev", "del", net.name()]), &words);
+    // While it is still held: the kernel would answer nobody if somebody waited for it there.
     printed(&iproute2(&["dev", "show"]));
-    assert!(
-        begin.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        begin.elapsed()
-    );
+    assert!(listed().contains(&net.name().to_owned()));
     drop(holder);
 
     // Never while this process has it open itself.
@@ -137,13 +133,16 @@ fn a_device_in_use_is_not_deleted_and_blocks_nothing() {
     assert!(listed().contains(&net.name().to_owned()));
 }
 
+/// Far more than the kernel takes: a watchdog, not a measurement.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
 /// The kernel closes a dead process's files after it has been waited for, too.
 fn open_soon(device: &SimDevice) -> Device<vdpa::device::Opened> {
     let begin = Instant::now();
     loop {
         match Device::open(device.path()) {
             Ok(device) => return device,
-            Err(error) => assert!(begin.elapsed() < Duration::from_secs(5), "{error}"),
+            Err(error) => assert!(begin.elapsed() < WATCHDOG, "{error}"),
         }
     }
 }

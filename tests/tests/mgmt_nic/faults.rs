@@ -4,7 +4,8 @@ use std::io;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Output, Stdio};
 
-use lab::endurance::cycles;
+use lab::endurance::{cycles, soak};
+use lab::notice::{Kind, notice};
 use vdpa::mgmt::nic::{MadeNic, Moment, NicRequest, Nics, Observer, Phase, State, Store};
 
 use super::host::{NAMES, Traces, record};
@@ -92,16 +93,32 @@ pub(crate) fn moments(phases: &[Phase]) -> Vec<Moment> {
         .collect()
 }
 
+/// How a making ends that returns.
+const ENDS: [End; 3] = [End::Fault, End::Interrupt, End::Record];
+
 /// Makes a NIC again and again; each time it ends at another moment, in another way, and everything is as before.
+///
+/// A round has each moment once. In three rounds each moment ends in each way: those are `soak`'s.
 pub(crate) fn each_end_is_undone(request: &NicRequest, moments: &[Moment], before: &Traces) {
     let nics = Nics::open().unwrap();
-    let ends = [End::Fault, End::Interrupt, End::Record];
-    let least = u32::try_from(moments.len()).unwrap();
-    for cycle in 0..cycles().unwrap().max(least) {
-        let number = usize::try_from(cycle).unwrap();
-        let at = moments[number % moments.len()];
-        // Another end in the next round: moments are no multiple of three.
-        let end = ends[number % ends.len()];
+    let count = moments.len();
+    let rounds = if soak() { ENDS.len() } else { 1 };
+    let cycles = usize::try_from(cycles().unwrap()).unwrap();
+    let cycles = cycles.max(rounds * count);
+    if cycles < ENDS.len() * count {
+        let fails = (0..cycles).filter(|&cycle| end_of(cycle, count) == End::Fault);
+        notice(
+            Kind::Thinned,
+            format!(
+                "nic make: {} of {count} moments fail, {cycles} of {} ends",
+                fails.count(),
+                ENDS.len() * count
+            ),
+        );
+    }
+    for number in 0..cycles {
+        let at = moments[number % count];
+        let end = end_of(number, count);
         let mut ending = Ending::new(at, end);
         match nics.make(request, &[], &mut ending) {
             Err(error) => {
@@ -119,6 +136,11 @@ pub(crate) fn each_end_is_undone(request: &NicRequest, moments: &[Moment], befor
         assert!(left.unwrap_or_default() == 0, "{at:?} {end:?}: {left:?}");
         before.assert_same(&format!("{at:?} {end:?}"));
     }
+}
+
+/// How a cycle ends: in each round each moment in another way.
+fn end_of(cycle: usize, moments: usize) -> End {
+    ENDS[(cycle % moments + cycle / moments) % ENDS.len()]
 }
 
 /// Has a process make a NIC and die at each of these moments, and removes what it left.

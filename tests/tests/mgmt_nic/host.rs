@@ -44,24 +44,7 @@ pub(crate) struct Traces(BTreeMap<String, String>);
 
 impl Traces {
     pub(crate) fn find() -> Self {
-        let mut all = BTreeMap::new();
-        for command in [
-            "ip -j -d link",
-            "ip -j addr",
-            "ip -j route show table all",
-            "bridge -j vlan show",
-            "vdpa -j mgmtdev show",
-            "vdpa -j dev show",
-            "devlink -j dev show",
-            "devlink -j port show",
-        ] {
-            let mut words = command.split(' ');
-            let mut program = Command::new(words.next().unwrap());
-            let told = output(program.args(words)).unwrap();
-            let mut told: Value = serde_json::from_slice(&told).unwrap();
-            without_clocks(&mut told);
-            all.insert(command.to_owned(), told.to_string());
-        }
+        let mut all = tools();
         for directory in [
             "/sys/bus/pci/devices",
             "/sys/bus/auxiliary/devices",
@@ -114,6 +97,33 @@ impl Traces {
         different.dedup();
         panic!("{when}: not as before:\n{}", different.join("\n"));
     }
+}
+
+/// What iproute2's tools print, by command. One shell runs all of them: a process that starts is
+/// what costs most where it is emulated.
+fn tools() -> BTreeMap<String, String> {
+    const COMMANDS: [&str; 8] = [
+        "ip -j -d link",
+        "ip -j addr",
+        "ip -j route show table all",
+        "bridge -j vlan show",
+        "vdpa -j mgmtdev show",
+        "vdpa -j dev show",
+        "devlink -j dev show",
+        "devlink -j port show",
+    ];
+    let mut shell = Command::new("sh");
+    let printed = output(shell.args(["-ec", &COMMANDS.join("\n")])).unwrap();
+    let values = serde_json::Deserializer::from_slice(&printed).into_iter::<Value>();
+    let values: Vec<Value> = values.map(Result::unwrap).collect();
+    // Each prints one value, also when it has nothing to show.
+    assert_eq!(values.len(), COMMANDS.len(), "{values:?}");
+    let mut all = BTreeMap::new();
+    for (command, mut told) in COMMANDS.into_iter().zip(values) {
+        without_clocks(&mut told);
+        all.insert(command.to_owned(), told.to_string());
+    }
+    all
 }
 
 /// Takes away what counts on by itself: bridges' timers.

@@ -142,7 +142,7 @@ impl Daemon {
             "kernel": arguments.kernel_image(),
             "initramfs": arguments.ramdisk(),
             "cmdline": arguments.kernel_words(),
-            "memory": "256M",
+            "memory": "128M",
             "nics": nics,
         })
     }

@@ -54,13 +54,16 @@ fn busy(path: &Path) -> (String, Vec<u32>) {
     }
 }
 
+/// Far more than the kernel takes: a watchdog, not a measurement.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
 /// The kernel closes a dead process's files after it has been waited for, too.
 fn open_soon(path: &Path) -> Device<Opened> {
     let begin = Instant::now();
     loop {
         match Device::open(path) {
             Ok(device) => return device,
-            Err(OpenError::Busy { .. }) if begin.elapsed() < Duration::from_secs(1) => {
+            Err(OpenError::Busy { .. }) if begin.elapsed() < WATCHDOG => {
                 std::thread::yield_now();
             }
             Err(error) => panic!("{error}"),

@@ -39,6 +39,8 @@ pub(crate) fn topology() -> Result<Value> {
         "thread_groups": threads.len(),
         "tsc_deadline_timer": features.contains("tsc_deadline_timer"),
         "hypervisor": features.contains("hypervisor"),
+        "sse4_2": features.contains("sse4_2"),
+        "xsave": features.contains("xsave"),
     }))
 }
 
