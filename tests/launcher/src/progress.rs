@@ -31,9 +31,11 @@ pub fn around<T>(print: impl FnOnce() -> T) -> T {
     TERMINAL.suspend(print)
 }
 
-/// Sets how long all work is expected to take, counted from this process's first step.
-pub fn expect(total: Duration) {
-    DISPLAY.lock().expected = Some(total);
+/// Sets how long the work that is left is expected to take.
+pub fn expect(left: Duration) {
+    let mut state = DISPLAY.lock();
+    let elapsed = state.began.map_or(Duration::ZERO, |began| began.elapsed());
+    state.expected = Some(elapsed + left);
 }
 
 /// One step of long work, shown until it is dropped.

@@ -63,15 +63,24 @@ pub struct Built {
 /// # Errors
 /// Those of [`cargo`].
 pub fn programs(repository: &Path, profile: Profile, tests: &[String]) -> Result<Vec<Built>> {
+    let packages = || PACKAGES.iter().flat_map(|package| ["--package", package]);
     let mut words = vec!["build"];
     if profile == Profile::Release {
         words.push("--release");
     }
-    words.extend(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    words.extend(packages());
     words.extend(PROGRAMS.iter().flat_map(|program| ["--bin", program]));
     words.extend(["--test", SMALL_TEST]);
-    words.extend(tests.iter().map(String::as_str));
-    cargo(repository, &words, "cargo")
+    let mut built = cargo(repository, &words, "programs")?;
+    built.retain(|built| built.kind == Kind::Program);
+    if !tests.is_empty() {
+        let mut words = vec!["test", "--no-run"];
+        words.extend(packages());
+        words.extend(tests.iter().map(String::as_str));
+        let tests = cargo(repository, &words, "tests")?;
+        built.extend(tests.into_iter().filter(|one| one.kind != Kind::Program));
+    }
+    Ok(built)
 }
 
 /// Runs `cargo ARGUMENTS --message-format=json` in the repository and returns the executables it

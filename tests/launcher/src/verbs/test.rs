@@ -14,7 +14,7 @@ use crate::here::{self, HereArguments};
 use crate::host;
 use crate::libtest::{self, Tally};
 use crate::process::die_with_parent;
-use crate::progress::Progress;
+use crate::progress::{self, Progress};
 use crate::rig::Rig;
 use crate::setup::binaries::{Built, Kind};
 use crate::setup::{self, Lab, Needs, Profile};
@@ -204,7 +204,7 @@ impl Filter {
         };
         let mut words: Vec<String> = match self {
             // Unit tests of libraries and programs; lab tests have `test = false`.
-            Self::All | Self::Part(_) => vec!["--tests".into()],
+            Self::All | Self::Part(_) => vec!["--lib".into(), "--bins".into()],
             Self::Area(_) | Self::File(_) => Vec::new(),
         };
         for file in files {
@@ -310,10 +310,8 @@ fn in_lanes(
         })
         .collect();
     let work: Duration = tasks.iter().map(|task| task.expected).sum();
-    eprintln!(
-        "lab: {count} files of tests in {lanes} lab host(s) at once, about {} s",
-        work.as_secs() / u64::from(lanes.max(1))
-    );
+    eprintln!("lab: {count} files of tests in {lanes} lab host(s) at once");
+    progress::expect(work / u32::from(lanes.max(1)));
     let begun = Instant::now();
     let ended = lanes::run(lab, Queue::new(tasks, lanes))?;
     durations.remember(&ended.took);
@@ -355,6 +353,6 @@ mod tests {
         assert_eq!(words, ["--test", "skeleton_boot"]);
         let part = filter(Some("reboot"));
         assert!(part.includes("any", "a_reboot") && !part.includes("reboot", "other"));
-        assert_eq!(part.cargo_words(&repository).unwrap()[0], "--tests");
+        assert_eq!(part.cargo_words(&repository).unwrap()[0], "--lib");
     }
 }

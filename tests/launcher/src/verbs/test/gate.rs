@@ -1,5 +1,4 @@
-//! The gate: the lab tests that `cargo lab test` runs, chosen so that each fault of a written list
-//! (`tests/faults`) is found by one of them.
+//! The gate: the lab tests that `cargo lab test` runs, at least one for each mechanism.
 //!
 //! Owns the reading of `tests/gate`: a line for each file of tests (`skeleton_boot`) or test
 //! (`skeleton_boot::reboot`), and comments behind `#`. A name that does not exist is an error, so a

@@ -23,7 +23,7 @@ use crate::files;
 use crate::host::LabHost;
 use crate::libtest::{Report, Tally};
 use crate::notice::Kind;
-use crate::progress;
+use crate::progress::{self, Progress};
 use crate::rig::Rig;
 use crate::setup::Lab;
 use crate::verbs;
@@ -191,17 +191,19 @@ impl<'a> LabRun<'a> {
         let emulated = host.accelerator() == Accelerator::Tcg;
         let mut report = Report::new(tests);
         let mut transcript = Transcript::new(self.lanes > 1);
+        let progress = Progress::start(format!("{} ({})", harness.name, rig.name()));
         let mut line = |printed, line: &str| {
             report.read(line);
+            progress.line(line);
             transcript.line(printed, line);
         };
-        let begun = Instant::now();
         let outcome = client::run(
             &mut host,
             harness.execute(tests)?,
             Some(harness.limit()),
             Streams::Lines(&mut line),
         );
+        drop(progress);
         let mut cut_short = None;
         match outcome {
             // One that a harness broke is not the next one's problem.
@@ -225,10 +227,9 @@ impl<'a> LabRun<'a> {
             Err(error) => return Err(error),
         }
         transcript.show(&format!(
-            "lab: {}, with the rig {}, took {:.1} s",
+            "lab: {}, with the rig {}",
             harness.name,
-            rig.name(),
-            begun.elapsed().as_secs_f64()
+            rig.name()
         ));
         for (test, took) in report.took() {
             let name = format!("{}::{test}", harness.name);
