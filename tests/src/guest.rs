@@ -41,6 +41,9 @@ const CRASHED: i32 = 3;
 /// silence.
 const GIVEN_UP: Duration = Duration::from_secs(10);
 
+/// A boot may take so many times the silence that is allowed in it.
+const BOOT_LIMITS: u32 = 2;
+
 /// Lines of the console in an error.
 const SHOWN: usize = 30;
 
@@ -118,12 +121,15 @@ impl Guest {
                 }
                 Boot::Ended => {
                     let status = guest.wait_exit(Duration::from_secs(5))?;
-                    let crashed = status.code() == Some(CRASHED);
-                    let evidence = crashed.then(|| guest.console()).unwrap_or_default();
+                    let evidence = if status.code() == Some(CRASHED) {
+                        guest.console()
+                    } else {
+                        String::new()
+                    };
                     (format!("ended during its boot ({status})"), evidence)
                 }
                 Boot::Silent => (
-                    format!("was silent for {} s during its boot", silence.as_secs()),
+                    format!("was silent or not ready in {} s", silence.as_secs()),
                     evidence::of(guest.pid),
                 ),
             };
@@ -315,6 +321,7 @@ impl Guest {
     }
 
     fn boot(&mut self, silence: Duration) -> Boot {
+        let begun = Instant::now();
         loop {
             match self.line_within(Duration::from_millis(200)) {
                 Ok(line) => {
@@ -328,7 +335,10 @@ impl Guest {
                 Err(RecvTimeoutError::Disconnected) => return Boot::Ended,
                 Err(RecvTimeoutError::Timeout) => {
                     let last = self.console.lock().ok().and_then(|console| console.last);
-                    if last.unwrap_or(self.started).elapsed() > silence {
+                    // A kernel that hangs may report it again and again, and is not silent then.
+                    if last.unwrap_or(self.started).elapsed() > silence
+                        || begun.elapsed() > BOOT_LIMITS * silence
+                    {
                         return Boot::Silent;
                     }
                 }

@@ -183,7 +183,7 @@ fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
         },
         BellhopArguments::small().unwrap(),
         Leg {
-            first: 1,
+            first: 0,
             moves: cycles().unwrap(),
         },
     );

@@ -17,22 +17,13 @@ use std::process::{Command, Stdio};
 /// by the packages of a build, and would build them again for another choice.
 pub const PACKAGES: [&str; 6] = ["vdpa", "devices", "vmm", "bellhop", "lab", "launcher"];
 
-/// A small test target. With a test among its targets cargo counts the features of
-/// development dependencies, so that programs and tests share one build of everything.
-const SMALL_TEST: &str = "skeleton_lab";
+/// A small test target of each package with integration tests. Cargo counts the features of a
+/// package's development dependencies where it builds a test of it: with these among the targets
+/// programs and tests share one build of everything. With a package's tests come its programs.
+const SMALL_TESTS: [&str; 3] = ["skeleton_lab", "skeleton_kvm_vcpu", "api_access"];
 
-/// The programs that the lab host needs.
-const PROGRAMS: [&str; 9] = [
-    "bellhop",
-    "lab-host",
-    "lab-guest",
-    "lab-demo",
-    "lab-bench",
-    "lab-curl",
-    "lab-holder",
-    "lab-machine",
-    "lab-vduse",
-];
+/// The programs that a measurement needs.
+const PROGRAMS: [&str; 4] = ["bellhop", "lab-host", "lab-guest", "lab-bench"];
 
 /// What cargo built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,24 +54,17 @@ pub struct Built {
 /// # Errors
 /// Those of [`cargo`].
 pub fn programs(repository: &Path, profile: Profile, tests: &[String]) -> Result<Vec<Built>> {
-    let packages = || PACKAGES.iter().flat_map(|package| ["--package", package]);
-    let mut words = vec!["build"];
-    if profile == Profile::Release {
-        words.push("--release");
+    let mut words = match profile {
+        Profile::Dev => vec!["test", "--no-run"],
+        Profile::Release => vec!["build", "--release"],
+    };
+    words.extend(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    match profile {
+        Profile::Dev => words.extend(SMALL_TESTS.iter().flat_map(|test| ["--test", test])),
+        Profile::Release => words.extend(PROGRAMS.iter().flat_map(|one| ["--bin", one])),
     }
-    words.extend(packages());
-    words.extend(PROGRAMS.iter().flat_map(|program| ["--bin", program]));
-    words.extend(["--test", SMALL_TEST]);
-    let mut built = cargo(repository, &words, "programs")?;
-    built.retain(|built| built.kind == Kind::Program);
-    if !tests.is_empty() {
-        let mut words = vec!["test", "--no-run"];
-        words.extend(packages());
-        words.extend(tests.iter().map(String::as_str));
-        let tests = cargo(repository, &words, "tests")?;
-        built.extend(tests.into_iter().filter(|one| one.kind != Kind::Program));
-    }
-    Ok(built)
+    words.extend(tests.iter().map(String::as_str));
+    cargo(repository, &words, "programs and tests")
 }
 
 /// Runs `cargo ARGUMENTS --message-format=json` in the repository and returns the executables it

@@ -254,6 +254,7 @@ fn listed<'a>(built: &'a [Built], filter: &Filter) -> Result<Listed<'a>> {
             Kind::IntegrationTests => &mut all.lab,
         };
         let mut tests = libtest::list(&built.path)?;
+        // Some are built for every run, whatever the filter is.
         tests.retain(|test| filter.includes(&built.name, test));
         if !tests.is_empty() {
             list.push((built, tests));
