@@ -213,8 +213,8 @@ impl Cache {
 
 impl Cache {
     /// Marks an entry as used now, and removes entries of the same step that are no longer in use:
-    /// those unused for [`UNUSED`], and of those unused for [`RECENT`] all but the newest
-    /// [`KEPT`]. Other worktrees and running labs may still need a recent one.
+    /// those unused for a week, and of those unused for two hours all but the newest four. Other
+    /// worktrees and running labs may still need a recent one.
     pub fn retire_others(&self, _lock: &CacheLock, step: &str, used: &Entry) {
         let now = SystemTime::now();
         // A mark that cannot be set only makes the entry look older.

@@ -52,7 +52,7 @@ pub struct Built {
 /// Builds the project's programs, and the test targets that cargo's words `tests` select.
 ///
 /// # Errors
-/// Those of [`cargo`].
+/// [`Error::Start`]; [`Error::Program`] when something does not compile.
 pub fn programs(repository: &Path, profile: Profile, tests: &[String]) -> Result<Vec<Built>> {
     let mut words = match profile {
         Profile::Dev => vec!["test", "--no-run"],
