@@ -63,7 +63,7 @@ pub fn reload(mapping: Mapping) -> Result<()> {
 /// process's end.
 ///
 /// # Errors
-/// [`Error::System`] when somebody holds it for longer than [`UNLOAD_LIMIT`].
+/// [`Error::System`] when somebody holds it for longer than `UNLOAD_LIMIT`.
 pub fn unload(module: &CStr) -> Result<()> {
     let started = Instant::now();
     loop {

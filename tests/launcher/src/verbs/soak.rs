@@ -32,7 +32,7 @@ pub struct SoakArguments {
 /// Runs the tests; the exit code is 1 when one failed.
 ///
 /// # Errors
-/// Those of [`test::run`] and [`migration::run`].
+/// Those of [`test::test`] and [`migration::run`].
 pub fn soak(arguments: &SoakArguments) -> Result<u8> {
     let begun = Instant::now();
     let effort = Effort {

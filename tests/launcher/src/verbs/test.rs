@@ -78,7 +78,8 @@ pub(super) struct Effort {
 /// Runs the tests; the exit code is 1 when one failed.
 ///
 /// # Errors
-/// Those of [`run`].
+/// [`Error::Missing`] for a filter that matches no test; [`Error::Invalid`] for a gate that names a
+/// test which does not exist; those of [`Lab::prepare`] and of booting the lab host.
 pub fn test(arguments: &TestArguments) -> Result<u8> {
     let effort = Effort {
         cycles: arguments.cycles,
