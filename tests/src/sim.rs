@@ -63,7 +63,7 @@ pub fn reload(mapping: Mapping) -> Result<()> {
 /// process's end.
 ///
 /// # Errors
-/// [`Error::System`] when somebody holds it for longer than `UNLOAD_LIMIT`.
+/// [`Error::System`] when it stays in use for longer than `UNLOAD_LIMIT`.
 pub fn unload(module: &CStr) -> Result<()> {
     let started = Instant::now();
     loop {
@@ -219,7 +219,7 @@ impl Drop for SimDevice {
     }
 }
 
-/// Deletes a device that a test may have deleted before. The kernel waits until nobody has it open.
+/// Deletes a device that a test may have deleted before. The kernel waits until its file is closed.
 pub(crate) fn remove(name: &str) {
     if Path::new("/sys/bus/vdpa/devices").join(name).exists() {
         notice::left_behind(vdpa(&["dev", "del", name]));

@@ -289,7 +289,7 @@ fn a_machine_is_saved_upgraded_and_moved_in_the_words_of_the_command_line() {
     let now = here.await_phase("web", "Running").unwrap();
     assert_eq!(now["pid"], vm["pid"], "{now:#}");
 
-    // Nobody waits there: it stays.
+    // No destination waits there: the VM stays.
     let (code, said) = vm_command(&["migrate", "web", "--to", "unix:/nonexistent/socket"]);
     assert_ne!(code, Some(0), "{said}");
     assert_eq!(

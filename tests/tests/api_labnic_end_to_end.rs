@@ -37,7 +37,7 @@ fn nics(number: usize, vlan: u16) -> Value {
     }])
 }
 
-/// Of the machine that nobody reaches.
+/// The VLAN of the VM that no other one reaches.
 const FAR_VLAN: u16 = 200;
 
 /// The bridge's port that is in this VLAN.

@@ -312,7 +312,7 @@ fn a_queue_that_hangs_is_an_alarm_until_it_goes_on_or_is_rescued() {
     let alarmed = |watched: &Watched, nic| watched.metric("bellhop_queue_alarm", nic, TRANSMIT);
     assert_eq!(alarmed(&watched, NAMES[HELD]), 1);
 
-    // All others are well again, and the first one is helped by nobody.
+    // All other queues have recovered. No rescue is on for the first one.
     watched.wait_alarms(&[alarm(NAMES[ALONE], TRANSMIT, "Stuck")]);
     let took = sent.elapsed();
     assert!(took >= Duration::from_secs(9), "{took:?}");

@@ -181,7 +181,7 @@ fn a_machine_is_started_paused_and_stopped_by_requests() {
     is_free(&device);
 }
 
-/// A paused guest does nothing, and goes on where it was.
+/// A paused guest does nothing, and resumes where it was.
 fn pauses(client: &Client, guest: &mut Guest, device: &SimDevice) {
     for _ in 0..3 {
         want(client, "Paused");

@@ -240,7 +240,7 @@ fn dropping_a_machine_closes_everything() {
     // In a process of its own, where nobody else opens descriptors.
     const CHILD: &str = "BELLHOP_TEST_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
-        // Its output stays here: whoever counts results must not count the child's.
+        // Its output stays here: the test runner must not count the child's results.
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "dropping_a_machine_closes_everything"])
             .env(CHILD, "1")

@@ -1,7 +1,7 @@
 //! Journeys: a guest that moves to and fro, and what each of its moves was like.
 //!
 //! ```text
-//!  cargo lab moves ── leg ([`Leg`], by variable) ──▶ test in the lab host (tests/moving/journey.rs)
+//!  cargo lab soak --moves ── leg ([`Leg`], by variable) ──▶ test in the lab host (tests/moving/journey.rs)
 //!        ▲                                                    │
 //!        └────────────── a line for each move ([`Move`]) ─────┘
 //! ```
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The variable that says which leg of a journey a test makes; `cargo lab moves` sets it.
+/// The variable that says which leg of a journey a test makes; `cargo lab soak --moves` sets it.
 pub const LEG: &str = "LAB_LEG";
 
 /// Before the JSON of a move, on a line of a test's output.

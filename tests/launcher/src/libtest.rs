@@ -166,13 +166,6 @@ impl Report {
         self.tests.iter().position(|one| one == test)
     }
 
-    /// How many tests from that place on have not passed.
-    pub fn left_from(&self, index: usize) -> usize {
-        let rest = self.tests.get(index..).unwrap_or_default();
-        let passed = |test: &&String| self.results.get(*test) == Some(&true);
-        rest.len() - rest.iter().filter(passed).count()
-    }
-
     /// How many passed and failed.
     pub fn tally(&self) -> Tally {
         let failed = u64::try_from(self.failed().len()).unwrap_or(u64::MAX);

@@ -178,11 +178,6 @@ impl Progress {
             }
         }
     }
-
-    /// Time since the start.
-    pub fn elapsed(&self) -> Duration {
-        self.started.elapsed()
-    }
 }
 
 fn styled(bar: &ProgressBar, template: &str) {

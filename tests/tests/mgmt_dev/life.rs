@@ -117,7 +117,7 @@ fn a_device_in_use_is_not_deleted_and_blocks_nothing() {
         &holder.pid().to_string(),
     ];
     complaint(&bellhop(&["dev", "del", net.name()]), &words);
-    // While it is still held: the kernel would answer nobody if somebody waited for it there.
+    // While it is still held: a waiting deletion would block the kernel's answers to all.
     printed(&iproute2(&["dev", "show"]));
     assert!(listed().contains(&net.name().to_owned()));
     drop(holder);

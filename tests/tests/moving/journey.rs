@@ -1,5 +1,5 @@
 //! A guest that moves to and fro between two devices at random moments, while its memory is written and its
-//! frames go to a neighbour and back, and all of it is compared at both ends. `cargo lab moves` makes journeys of 200 moves out of many of these.
+//! frames go to a neighbour and back, and all of it is compared at both ends. `cargo lab soak --moves 200` makes journeys out of many of these.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -98,7 +98,8 @@ impl<'de> Deserialize<'de> for Wanted {
 ///
 /// With `receive`, which another node's daemon says: a machine of this name is made but for its guest, is in the phase Receiving until
 /// that has come, and goes again if it does not.
-#[utoipa::path(post, path = "/v1/vms/{name}/migration", operation_id = "start_vm_migration", params(VmPath), request_body = NodeMigrationRequest, responses(
+#[utoipa::path(post, path = "/v1/vms/{name}/migration", operation_id = "start_vm_migration",
+    params(VmPath), request_body = NodeMigrationRequest, responses(
     (status = 200, description = "With `dry_run`: whether it could move, as the machine's own API describes it; without sizes and times if the other node does not even wait for it"),
     (status = 201, description = "It is waited for", body = Awaited),
     (status = 202, description = "It is under way, as the machine's own API describes it"),
@@ -156,7 +157,8 @@ pub(super) async fn begin(
 ///
 /// Until the guest is handed over: then it comes too late. A machine that leaves stays, and what waits for it at another node is
 /// taken back; one that is waited for here does not come, and what was made for it goes.
-#[utoipa::path(delete, path = "/v1/vms/{name}/migration", operation_id = "cancel_vm_migration", params(VmPath), responses(
+#[utoipa::path(delete, path = "/v1/vms/{name}/migration", operation_id = "cancel_vm_migration",
+    params(VmPath), responses(
     (status = 202, description = "It ends: GET says how"),
     (status = 204, description = "What was made for a machine that does not come is gone"),
     (status = 400, description = "Not a name", body = ErrorBody),
@@ -200,7 +202,8 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
 /// not say that the guest is here (`may_be_elsewhere`). Look at the destination first. Here lets the guest go on, or the machine be
 /// started again, which is done at once if it is to run; There ends it. Who says Here on both sides has the guest twice. How far
 /// a migration is (`GET`), the machine's own API describes.
-#[utoipa::path(patch, path = "/v1/vms/{name}/migration", operation_id = "resolve_vm_migration", params(VmPath), request_body = MigrationChange, responses(
+#[utoipa::path(patch, path = "/v1/vms/{name}/migration", operation_id = "resolve_vm_migration",
+    params(VmPath), request_body = MigrationChange, responses(
     (status = 204, description = "It is settled"),
     (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
     (status = 404, description = "There is no such virtual machine, or it has not been migrated", body = ErrorBody),

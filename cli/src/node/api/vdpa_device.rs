@@ -141,7 +141,8 @@ fn shown(connection: &Connection, name: &str) -> Result<Shown, MgmtError> {
 /// A vDPA device and its configuration
 ///
 /// The keys are those of `bellhop dev show` (`dev`) and `bellhop dev config show` (`config`).
-#[utoipa::path(get, path = "/v1/vdpa-devices/{name}", operation_id = "get_vdpa_device", params(("name" = String, Path, description = "The device's name")),
+#[utoipa::path(get, path = "/v1/vdpa-devices/{name}", operation_id = "get_vdpa_device",
+    params(("name" = String, Path, description = "The device's name")),
     responses(
     (status = 200, description = "The device: `{\"dev\": {NAME: …}, \"config\": {NAME: …}}`", body = serde_json::Value),
     (status = 400, description = "No such name can be", body = ErrorBody),
@@ -161,7 +162,8 @@ pub(super) async fn show(
 /// Make a vDPA device
 ///
 /// If it is there already and as asked for, nothing happens; if it is there and different, it stays.
-#[utoipa::path(put, path = "/v1/vdpa-devices/{name}", operation_id = "put_vdpa_device", params(("name" = String, Path, description = "The device's name: 1 to 63 characters")),
+#[utoipa::path(put, path = "/v1/vdpa-devices/{name}", operation_id = "put_vdpa_device",
+    params(("name" = String, Path, description = "The device's name: 1 to 63 characters")),
     request_body = VdpaDeviceSpec,
     responses(
     (status = 200, description = "It is there already, as asked for", body = serde_json::Value),
@@ -208,7 +210,8 @@ pub(super) async fn put(
 }
 
 /// Give a vDPA network device another address
-#[utoipa::path(patch, path = "/v1/vdpa-devices/{name}", operation_id = "patch_vdpa_device", params(("name" = String, Path, description = "The device's name")),
+#[utoipa::path(patch, path = "/v1/vdpa-devices/{name}", operation_id = "patch_vdpa_device",
+    params(("name" = String, Path, description = "The device's name")),
     request_body = VdpaDeviceChange,
     responses(
     (status = 200, description = "The device as it is now", body = serde_json::Value),
@@ -241,7 +244,8 @@ pub(super) async fn change(
 /// Delete a vDPA device that nobody has open
 ///
 /// A device that `bellhop nic make` or the daemon made for a NIC goes with that NIC only.
-#[utoipa::path(delete, path = "/v1/vdpa-devices/{name}", operation_id = "delete_vdpa_device", params(("name" = String, Path, description = "The device's name")),
+#[utoipa::path(delete, path = "/v1/vdpa-devices/{name}", operation_id = "delete_vdpa_device",
+    params(("name" = String, Path, description = "The device's name")),
     responses(
     (status = 204, description = "It is gone"),
     (status = 400, description = "No such name can be", body = ErrorBody),

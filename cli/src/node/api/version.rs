@@ -24,7 +24,8 @@ pub(super) struct Version {
 }
 
 /// The daemon's version
-#[utoipa::path(get, path = "/v1/version", operation_id = "get_version", responses((status = 200, description = "The version", body = Version)))]
+#[utoipa::path(get, path = "/v1/version", operation_id = "get_version",
+    responses((status = 200, description = "The version", body = Version)))]
 pub(super) async fn show(State(node): Api) -> Json<Version> {
     Json(Version {
         version: env!("CARGO_PKG_VERSION"),

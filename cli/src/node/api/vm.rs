@@ -46,7 +46,8 @@ pub(super) async fn show(
 }
 
 /// What a virtual machine is to be like
-#[utoipa::path(get, path = "/v1/vms/{name}/spec", operation_id = "get_vm_spec", params(VmPath), responses(
+#[utoipa::path(get, path = "/v1/vms/{name}/spec", operation_id = "get_vm_spec",
+    params(VmPath), responses(
     (status = 200, description = "As it was asked for, with what was changed since", body = VmSpec),
     (status = 400, description = "Not a name", body = ErrorBody),
     (status = 404, description = "There is none of this name", body = ErrorBody),
@@ -63,7 +64,8 @@ pub(super) async fn spec(
 ///
 /// All of it, or nothing: a step that fails undoes those before it. The same again changes nothing, but has it run
 /// or stop as it says; another one replaces it if it is stopped.
-#[utoipa::path(put, path = "/v1/vms/{name}", operation_id = "put_vm", params(VmPath), request_body = VmSpec, responses(
+#[utoipa::path(put, path = "/v1/vms/{name}", operation_id = "put_vm",
+    params(VmPath), request_body = VmSpec, responses(
     (status = 200, description = "It was there already; or was stopped, and is replaced", body = VmInfo),
     (status = 201, description = "It is made, and runs if it is to", body = VmInfo),
     (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
@@ -90,7 +92,8 @@ pub(super) async fn put(
 }
 
 /// Start, pause, resume or stop a virtual machine
-#[utoipa::path(patch, path = "/v1/vms/{name}", operation_id = "patch_vm", params(VmPath), request_body = VmChange, responses(
+#[utoipa::path(patch, path = "/v1/vms/{name}", operation_id = "patch_vm",
+    params(VmPath), request_body = VmChange, responses(
     (status = 200, description = "It does so", body = VmInfo),
     (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
     (status = 404, description = "There is none of this name; or a device of it is not there", body = ErrorBody),
@@ -113,7 +116,8 @@ pub(super) async fn change(
 }
 
 /// Take a virtual machine away, with all that was made for it
-#[utoipa::path(delete, path = "/v1/vms/{name}", operation_id = "delete_vm", params(VmPath), responses(
+#[utoipa::path(delete, path = "/v1/vms/{name}", operation_id = "delete_vm",
+    params(VmPath), responses(
     (status = 204, description = "It is gone"),
     (status = 400, description = "Not a name", body = ErrorBody),
     (status = 404, description = "There is none of this name", body = ErrorBody),

@@ -78,7 +78,8 @@ fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, VmError>
 ///
 /// Its device is made, if it is `from` something, and handed to the machine; the guest finds it by itself. All of it, or
 /// nothing. The same NIC again changes nothing.
-#[utoipa::path(put, path = "/v1/vms/{name}/nics/{id}", operation_id = "put_vm_nic", params(NicPath), request_body = NicSpec, responses(
+#[utoipa::path(put, path = "/v1/vms/{name}/nics/{id}", operation_id = "put_vm_nic",
+    params(NicPath), request_body = NicSpec, responses(
     (status = 200, description = "It was there already", body = VmInfo),
     (status = 201, description = "It is there now", body = VmInfo),
     (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
@@ -123,7 +124,8 @@ pub(super) struct NicMove {
 /// While the machine runs its guest goes on with it: same PCI function, MAC address, control state and rings. The device
 /// must offer what the guest's driver has negotiated. A refusal changes nothing. What was made for the NIC (`from`) is taken
 /// back; settings of such devices (bridge, VLAN, rates) are no longer the machine's. The same device again changes nothing.
-#[utoipa::path(patch, path = "/v1/vms/{name}/nics/{id}", operation_id = "patch_vm_nic", params(NicPath), request_body = NicMove, responses(
+#[utoipa::path(patch, path = "/v1/vms/{name}/nics/{id}", operation_id = "patch_vm_nic",
+    params(NicPath), request_body = NicMove, responses(
     (status = 200, description = "It is on that device now", body = VmInfo),
     (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
     (status = 404, description = "There is no such virtual machine, or no such NIC", body = ErrorBody),
@@ -154,7 +156,8 @@ pub(super) async fn change(
 ///
 /// The guest is asked to give it up; then its device is taken back. A guest that does not answer keeps it until the
 /// machine is reset or ends.
-#[utoipa::path(delete, path = "/v1/vms/{name}/nics/{id}", operation_id = "delete_vm_nic", params(NicPath), responses(
+#[utoipa::path(delete, path = "/v1/vms/{name}/nics/{id}", operation_id = "delete_vm_nic",
+    params(NicPath), responses(
     (status = 202, description = "The guest is asked, and has not given it up yet", body = VmInfo),
     (status = 204, description = "It is gone"),
     (status = 400, description = "Not a name", body = ErrorBody),
@@ -176,7 +179,8 @@ pub(super) async fn remove(
 }
 
 /// A NIC of a virtual machine, by the machine's own account
-#[utoipa::path(get, path = "/v1/vms/{name}/nics/{id}", operation_id = "get_vm_nic", params(NicPath), responses(
+#[utoipa::path(get, path = "/v1/vms/{name}/nics/{id}", operation_id = "get_vm_nic",
+    params(NicPath), responses(
     (status = 200, description = "As the machine's own API describes it", body = Value),
     (status = 400, description = "Not a name", body = ErrorBody),
     (status = 404, description = "There is no such virtual machine, or it has no such NIC", body = ErrorBody),

@@ -12,7 +12,8 @@ use crate::http::{ErrorBody, on_worker};
 ///
 /// As after it has come to another place in its network (virtio 1.3, 5.1.6.5.4). The guest does
 /// it when it gets to it.
-#[utoipa::path(post, path = "/v1/vm/nics/{id}/announce", operation_id = "announce_nic", params(("id" = String, Path, description = "The NIC's name")), responses(
+#[utoipa::path(post, path = "/v1/vm/nics/{id}/announce", operation_id = "announce_nic",
+    params(("id" = String, Path, description = "The NIC's name")), responses(
     (status = 204, description = "The guest is asked"),
     (status = 400, description = "Not a name", body = ErrorBody),
     (status = 404, description = "There is none of this name", body = ErrorBody),

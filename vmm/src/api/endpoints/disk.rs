@@ -30,7 +30,8 @@ pub(super) struct DiskChange {
 }
 
 /// A disk in full
-#[utoipa::path(get, path = "/v1/vm/disks/{id}", operation_id = "get_disk", params(("id" = String, Path, description = "The disk's name")), responses(
+#[utoipa::path(get, path = "/v1/vm/disks/{id}", operation_id = "get_disk",
+    params(("id" = String, Path, description = "The disk's name")), responses(
     (status = 200, description = "The disk", body = DiskInfo),
     (status = 400, description = "Not a name", body = ErrorBody),
     (status = 404, description = "There is none of this name", body = ErrorBody),
@@ -51,7 +52,8 @@ pub(super) async fn show(
 /// (by one writer or any number of readers) and plugged in; the guest finds it by itself. The
 /// same disk again changes nothing. The name is also the disk's serial number, so the guest's
 /// limit of 20 characters holds for it.
-#[utoipa::path(put, path = "/v1/vm/disks/{id}", operation_id = "put_disk", params(("id" = String, Path, description = "The disk's name")), request_body = DiskConfig, responses(
+#[utoipa::path(put, path = "/v1/vm/disks/{id}", operation_id = "put_disk",
+    params(("id" = String, Path, description = "The disk's name")), request_body = DiskConfig, responses(
     (status = 200, description = "There was one of this name: before the machine starts it is replaced, later it is the same", body = DiskInfo),
     (status = 201, description = "It is there now", body = DiskInfo),
     (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
@@ -72,7 +74,8 @@ pub(super) async fn put(
 }
 
 /// Change a disk before the machine starts
-#[utoipa::path(patch, path = "/v1/vm/disks/{id}", operation_id = "patch_disk", params(("id" = String, Path, description = "The disk's name")), request_body = DiskChange, responses(
+#[utoipa::path(patch, path = "/v1/vm/disks/{id}", operation_id = "patch_disk",
+    params(("id" = String, Path, description = "The disk's name")), request_body = DiskChange, responses(
     (status = 200, description = "The disk as it is now", body = DiskInfo),
     (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
     (status = 404, description = "There is none of this name", body = ErrorBody),
@@ -101,7 +104,8 @@ pub(super) async fn change(
 /// Before the machine starts it is gone at once. Later the guest is asked to give it up: it is
 /// gone, and its image closed and unlocked, when it is no longer listed. A guest that does not
 /// answer keeps it until the machine resets; asking again reminds it.
-#[utoipa::path(delete, path = "/v1/vm/disks/{id}", operation_id = "delete_disk", params(("id" = String, Path, description = "The disk's name")), responses(
+#[utoipa::path(delete, path = "/v1/vm/disks/{id}", operation_id = "delete_disk",
+    params(("id" = String, Path, description = "The disk's name")), responses(
     (status = 202, description = "The guest is asked: watch it go", body = DiskInfo),
     (status = 204, description = "It is gone"),
     (status = 400, description = "Not a name", body = ErrorBody),

@@ -288,7 +288,8 @@ pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiEr
 ///
 /// With `dry_run` the destination is only asked whether it would take the machine, and waits on. The answer comes when it is
 /// known, which takes as long as it takes to open the devices there.
-#[utoipa::path(post, path = "/v1/vm/migration", operation_id = "start_migration", request_body = MigrationRequest, responses(
+#[utoipa::path(post, path = "/v1/vm/migration", operation_id = "start_migration",
+    request_body = MigrationRequest, responses(
     (status = 200, description = "With `dry_run`: whether it could be sent", body = MigrationTrial),
     (status = 202, description = "It is under way", body = MigrationStatus),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
@@ -346,7 +347,8 @@ pub(super) async fn begin(
 ///
 /// Only in the phase Unsettled: the connection broke while the guest was handed over. Look at the other host first: if it
 /// is Moved or Running there, say There here, else Here. Who says Here on both has the guest twice.
-#[utoipa::path(patch, path = "/v1/vm/migration", operation_id = "resolve_migration", request_body = SettleRequest, responses(
+#[utoipa::path(patch, path = "/v1/vm/migration", operation_id = "resolve_migration",
+    request_body = SettleRequest, responses(
     (status = 204, description = "The guest goes on here, or the machine ends"),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
     (status = 404, description = "There was no migration", body = ErrorBody),

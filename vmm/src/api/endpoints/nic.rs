@@ -193,7 +193,8 @@ impl NicChange {
 }
 
 /// A NIC in full
-#[utoipa::path(get, path = "/v1/vm/nics/{id}", operation_id = "get_nic", params(("id" = String, Path, description = "The NIC's name")), responses(
+#[utoipa::path(get, path = "/v1/vm/nics/{id}", operation_id = "get_nic",
+    params(("id" = String, Path, description = "The NIC's name")), responses(
     (status = 200, description = "The NIC", body = NicInfo),
     (status = 400, description = "Not a name", body = ErrorBody),
     (status = 404, description = "There is none of this name", body = ErrorBody),
@@ -213,7 +214,8 @@ pub(super) async fn show(
 /// Before it starts: a NIC for later. While it runs or is paused: the device is opened and
 /// plugged in; the guest finds it by itself. The same NIC again changes nothing. With `fd` the device comes as a
 /// descriptor with the request (SCM_RIGHTS); what `PUT /v1/vm` says of those holds here too.
-#[utoipa::path(put, path = "/v1/vm/nics/{id}", operation_id = "put_nic", params(("id" = String, Path, description = "The NIC's name")), request_body = VdpaConfig, responses(
+#[utoipa::path(put, path = "/v1/vm/nics/{id}", operation_id = "put_nic",
+    params(("id" = String, Path, description = "The NIC's name")), request_body = VdpaConfig, responses(
     (status = 200, description = "There was one of this name: before the machine starts it is replaced, later it is the same", body = NicInfo),
     (status = 201, description = "It is there now", body = NicInfo),
     (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
@@ -250,7 +252,8 @@ pub(super) async fn put(
 /// With `failover` another device stands by. If the present one says that it needs a reset (DEVICE_NEEDS_RESET) the NIC moves
 /// there by itself, in the same way, once; afterwards none stands by. What came of it is `last_failover`, and the machine's
 /// generation grows. If it fails the guest's driver is told what its device said.
-#[utoipa::path(patch, path = "/v1/vm/nics/{id}", operation_id = "patch_nic", params(("id" = String, Path, description = "The NIC's name")), request_body = NicChange, responses(
+#[utoipa::path(patch, path = "/v1/vm/nics/{id}", operation_id = "patch_nic",
+    params(("id" = String, Path, description = "The NIC's name")), request_body = NicChange, responses(
     (status = 200, description = "The NIC as it is now", body = NicInfo),
     (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
     (status = 404, description = "There is none of this name", body = ErrorBody),
@@ -354,7 +357,8 @@ fn swap(machine: &Handle, id: &str, source: VdpaSource) -> Result<NicStatus, Req
 /// Before the machine starts it is gone at once. Later the guest is asked to give it up: it is
 /// gone, and its device free, when it is no longer listed. A guest that does not answer keeps it
 /// until the machine resets; asking again reminds it.
-#[utoipa::path(delete, path = "/v1/vm/nics/{id}", operation_id = "delete_nic", params(("id" = String, Path, description = "The NIC's name")), responses(
+#[utoipa::path(delete, path = "/v1/vm/nics/{id}", operation_id = "delete_nic",
+    params(("id" = String, Path, description = "The NIC's name")), responses(
     (status = 202, description = "The guest is asked: watch it go", body = NicInfo),
     (status = 204, description = "It is gone"),
     (status = 400, description = "Not a name", body = ErrorBody),

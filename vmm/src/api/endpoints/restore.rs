@@ -37,7 +37,8 @@ pub(super) struct RestoreRequest {
 /// The machine is built as the snapshot says and goes on where it was saved. Its clock stood still meanwhile. Only from the state NotStarted;
 /// a configuration that was given before is replaced. What cannot be restored here (another CPU, a vDPA device without a feature that the
 /// guest uses, …) is refused, and another attempt may follow.
-#[utoipa::path(put, path = "/v1/vm/restore", operation_id = "restore_vm", request_body = RestoreRequest, responses(
+#[utoipa::path(put, path = "/v1/vm/restore", operation_id = "restore_vm",
+    request_body = RestoreRequest, responses(
     (status = 204, description = "It goes on, or is paused as was asked"),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
     (status = 408, description = "The body did not come in time", body = ErrorBody),

@@ -40,7 +40,8 @@ pub(super) struct SnapshotInfo {
 /// parked and its devices stopped; frames for it are lost. When the answer comes the directory is whole and on the
 /// disk; a snapshot that fails leaves nothing and the machine goes on. It holds the guest's memory: treat it
 /// as such. `PUT /v1/vm/restore` and `bellhop run --restore` bring the machine back.
-#[utoipa::path(post, path = "/v1/vm/snapshot", operation_id = "create_snapshot", request_body = SnapshotRequest, responses(
+#[utoipa::path(post, path = "/v1/vm/snapshot", operation_id = "create_snapshot",
+    request_body = SnapshotRequest, responses(
     (status = 201, description = "It is there, whole", body = SnapshotInfo),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
     (status = 408, description = "The body did not come in time", body = ErrorBody),

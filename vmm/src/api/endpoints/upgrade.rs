@@ -31,7 +31,8 @@ pub(super) struct UpgradeRequest {
 /// stays where it is, vDPA devices are closed and opened again by their paths. This API is away meanwhile.
 /// How it went is in `GET /v1/vm`: `upgrades` has grown, or `upgrade_error` says why the program did not take the machine, which
 /// then goes on with the one that it had.
-#[utoipa::path(post, path = "/v1/vm/upgrade", operation_id = "upgrade_vm", request_body = UpgradeRequest, responses(
+#[utoipa::path(post, path = "/v1/vm/upgrade", operation_id = "upgrade_vm",
+    request_body = UpgradeRequest, responses(
     (status = 202, description = "It begins: watch `upgrades` and `upgrade_error`"),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
     (status = 408, description = "The body did not come in time", body = ErrorBody),

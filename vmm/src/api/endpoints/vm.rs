@@ -98,7 +98,8 @@ pub(super) struct VmChange {
 }
 
 /// The machine's state
-#[utoipa::path(get, path = "/v1/vm", operation_id = "get_vm", responses((status = 200, description = "The state", body = VmStatus)))]
+#[utoipa::path(get, path = "/v1/vm", operation_id = "get_vm",
+    responses((status = 200, description = "The state", body = VmStatus)))]
 pub(super) async fn show(State(api): Api) -> Json<VmStatus> {
     Json(VmStatus::from(&api.view()))
 }
@@ -129,7 +130,8 @@ pub(super) async fn configure(
 }
 
 /// Start, pause, resume or stop the machine
-#[utoipa::path(patch, path = "/v1/vm", operation_id = "patch_vm", request_body = VmChange, responses(
+#[utoipa::path(patch, path = "/v1/vm", operation_id = "patch_vm",
+    request_body = VmChange, responses(
     (status = 204, description = "Done; for Stopped: this process ends now"),
     (status = 400, description = "The body is not JSON", body = ErrorBody),
     (status = 408, description = "The body did not come in time", body = ErrorBody),

@@ -92,7 +92,7 @@ pub(super) struct LabRun<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     pub(super) tally: Tally,
-    /// What was run again, with the evidence; boots included.
+    /// Each retry with its evidence, boots included.
     pub(super) retries: Vec<String>,
     /// How long each test took, as `file::test`.
     pub(super) took: Vec<(String, Duration)>,
@@ -121,26 +121,26 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// Each failed test's evidence, if all of them have some and this host's faults may be the
-    /// emulation's. The tests up to the last failed one are to run again.
+    /// How many tests are to run again, from the first one on, and the evidence for each failed
+    /// test; `None` where a failure is no known fault of the emulation.
     fn excuse(&self) -> Option<(usize, Vec<String>)> {
         if !self.emulated {
             return None;
         }
-        let tests = self.report.failed();
+        let failed = self.report.failed();
+        let (first, last) = (&failed.first()?.0, &failed.last()?.0);
         if let Some(evidence) = &self.cut_short {
-            // Tests behind the interrupted one did not run; those before it must have passed.
-            let index = self.report.interrupted()?;
-            let evidence = evidence.clone()?;
-            let before = tests.len() - self.report.left_from(index);
-            return (before == 0).then(|| (index, vec![evidence]));
+            // The tests before the interrupted one must have passed. Those behind it did not run.
+            let alone = self.report.position(first) == self.report.interrupted();
+            let evidence = evidence.clone().filter(|_| alone)?;
+            return Some((self.report.position(last)? + 1, vec![evidence]));
         }
-        let last = self.report.position(&tests.last()?.0)?;
-        let evidence: Option<Vec<String>> = tests
-            .into_iter()
-            .map(|(test, evidence)| Some(format!("{test}: {}", evidence?)))
+        let count = self.report.position(last)? + 1;
+        let evidence: Option<Vec<String>> = failed
+            .iter()
+            .map(|(test, evidence)| Some(format!("{test}: {}", evidence.as_ref()?)))
             .collect();
-        Some((last, evidence?))
+        Some((count, evidence?))
     }
 }
 
@@ -162,21 +162,15 @@ impl<'a> LabRun<'a> {
         let begun = Instant::now();
         let first = self.attempt(harness, &harness.tests, rig)?;
         let mut tally = first.report.tally();
-        if let Some((last, evidence)) = first.excuse() {
-            let again = harness.tests.get(..=last).unwrap_or(&harness.tests);
+        if let Some((count, evidence)) = first.excuse() {
             for evidence in &evidence {
                 let retry = format!("{}: {evidence}", harness.name);
                 progress::around(|| println!("lab: once more in a fresh host: {retry}"));
                 self.ended.retries.push(retry);
             }
-            // Whatever made it fail is not left behind in there.
+            // A fresh host has nothing of the failure left.
             self.power_off()?;
-            // After a cut the rest of the file has to run, too.
-            let again = if first.cut_short.is_some() {
-                &harness.tests
-            } else {
-                again
-            };
+            let again = harness.tests.get(..count).unwrap_or(&harness.tests);
             let failed = self.attempt(harness, again, rig)?.report.tally().failed;
             tally.passed += tally.failed.saturating_sub(failed);
             tally.failed = failed;
