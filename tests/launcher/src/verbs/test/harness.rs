@@ -283,3 +283,54 @@ impl<'a> LabRun<'a> {
         Ok(self.ended)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attempt(lines: &[&str], cut_short: Option<Option<String>>) -> Attempt {
+        let tests = ["a", "b", "c"].map(str::to_owned);
+        let mut report = Report::new(&tests);
+        lines.iter().for_each(|line| report.read(line));
+        Attempt {
+            report,
+            cut_short,
+            emulated: true,
+        }
+    }
+
+    const FAILED: [&str; 6] = [
+        "test a ... ok",
+        "test b ... FAILED",
+        "test c ... ok",
+        "failures:",
+        "---- b stdout ----",
+        "lab: emulator fault: exits",
+    ];
+
+    #[test]
+    fn tests_up_to_the_last_failed_one_run_again_if_each_has_evidence() {
+        let excused = attempt(&FAILED, None);
+        assert_eq!(excused.excuse(), Some((2, vec!["b: exits".to_owned()])));
+        let unexplained = attempt(&FAILED[..5], None);
+        assert_eq!(unexplained.excuse(), None);
+        let mut both = FAILED;
+        both[0] = "test a ... FAILED";
+        assert_eq!(attempt(&both, None).excuse(), None);
+        let real = Attempt {
+            emulated: false,
+            ..attempt(&FAILED, None)
+        };
+        assert_eq!(real.excuse(), None);
+    }
+
+    #[test]
+    fn a_lost_host_is_excused_by_its_console_alone() {
+        let evidence = Some(Some("soft lockup".to_owned()));
+        let lost = attempt(&FAILED[..1], evidence.clone());
+        assert_eq!(lost.excuse(), Some((3, vec!["soft lockup".to_owned()])));
+        assert_eq!(attempt(&FAILED[..1], Some(None)).excuse(), None);
+        // A test had failed before.
+        assert_eq!(attempt(&FAILED[..2], evidence).excuse(), None);
+    }
+}
