@@ -49,6 +49,7 @@ use crate::{
     processors, random, system, writer,
 };
 use lab::error::{Error, Result};
+use rustix::termios::tcdrain;
 use serde_json::{Value, json};
 use std::str::{FromStr, SplitWhitespace};
 use std::time::Duration;
@@ -77,6 +78,10 @@ pub(crate) enum Afterwards {
 
 impl Afterwards {
     pub(crate) fn act(self) {
+        if self != Self::Next {
+            // The kernel's own last lines overtake output that still waits in the terminal.
+            let _ = tcdrain(std::io::stdout());
+        }
         match self {
             Self::Next => {}
             Self::Reboot => system::reboot(),
