@@ -255,7 +255,7 @@ impl<N: Neighbour> Journey<'_, N> {
     }
 
     /// How many frames may be lost at a move at this moment; none where its driver or its cable
-    /// loses frames at any time, or none are sent.
+    /// loses frames at any time, none are sent, or a flood of the neighbour's fills the receive rings.
     ///
     /// The guest's clock counts the time in which it stands still. What was under way is given up
     /// after 2 s, and as many frames are sent again: hence twice the window.
@@ -264,12 +264,14 @@ impl<N: Neighbour> Journey<'_, N> {
             may_lose, resets, ..
         } = self.scene;
         match moment {
-            Moment::Rebind | Moment::Link | Moment::Commands | Moment::Boot => None,
+            Moment::Flooded | Moment::Rebind | Moment::Link | Moment::Commands | Moment::Boot => {
+                None
+            }
             Moment::Traffic => Some(may_lose),
             // Commands change the guest's address. A guest that is its own peer gets no frame
             // while it has the other one: the simulator's filter drops them.
-            Moment::Flooded | Moment::Crowded if self.scene.neighbour.mac() == self.mac => None,
-            Moment::Flooded | Moment::Crowded => {
+            Moment::Crowded if self.scene.neighbour.mac() == self.mac => None,
+            Moment::Crowded => {
                 let window = moment.window().unwrap_or_default();
                 Some(may_lose + 2 * window * resets)
             }

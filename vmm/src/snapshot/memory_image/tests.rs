@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use proptest::prelude::*;
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -110,6 +111,10 @@ fn a_digest_is_the_one_of_a_save_and_finds_each_byte_that_differs() {
             "{error}"
         );
     }
+    // Pages that never arrived read as zeros.
+    let error = digest.verify(&ram(SIZE)).unwrap_err();
+    assert!(matches!(error, DigestError::Differs { .. }), "{error}");
+
     fill(&before, &[(0, vec![8]), (5 * MIB, vec![8])]);
     let error = digest.verify(&before).unwrap_err();
     assert!(
@@ -281,13 +286,19 @@ fn a_change_of_any_block_is_noticed() {
         );
         file.write_all_at(&byte, offset).unwrap();
     }
-    // A block that was lost.
+    // A block that is lost: as zeros that were written, and as a hole.
+    let lost = || {
+        let error = restore(&ram(SIZE), &file, &digest, &mut go_on).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the saved memory is damaged or of another snapshot: the checksum of 1 MiB from 0x500000 on is wrong"
+        );
+    };
     file.write_all_at(&[0; 1 << 20], 5 * MIB).unwrap();
-    let error = restore(&ram(SIZE), &file, &digest, &mut go_on).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the saved memory is damaged or of another snapshot: the checksum of 1 MiB from 0x500000 on is wrong"
-    );
+    lost();
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, hole, 5 * MIB, MIB).unwrap();
+    lost();
 }
 
 #[test]
