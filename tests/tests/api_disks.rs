@@ -347,8 +347,10 @@ fn a_disk_comes_and_goes_many_times() {
         held.map(str::to_owned).collect::<Vec<_>>()
     };
     let kvm = held(&scene);
+    let mut own = vec![before.1.own_kib];
     for seed in 1..=cycles().unwrap() {
         cycle(&mut scene, seed);
+        own.push(cost(scene.guest.pid()).unwrap().own_kib);
     }
     assert_eq!(held(&scene), kvm);
     let after = (scene.descriptors(), cost(scene.guest.pid()).unwrap());
@@ -356,10 +358,15 @@ fn a_disk_comes_and_goes_many_times() {
     assert_eq!(after.0, before.0);
     // Workers of the API come and go; what 100 leaked disks would be is far above.
     assert!(after.1.mappings <= before.1.mappings + 8, "{after:?}");
-    assert!(
-        after.1.own_kib <= before.1.own_kib + GROWTH,
-        "{before:?} {after:?}"
-    );
+    // The allocator keeps the largest buffer of the API's thread (1.6 MiB) from some cycle on, once.
+    // A leak grows in each cycle.
+    let mut growth: Vec<u64> = own
+        .windows(2)
+        .map(|two| two[1].saturating_sub(two[0]))
+        .collect();
+    growth.sort_unstable();
+    growth.pop();
+    assert!(growth.iter().sum::<u64>() <= GROWTH, "{own:?}");
     scene.power_off();
     is_free(&image);
 }

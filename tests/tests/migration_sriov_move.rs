@@ -36,6 +36,8 @@ impl Echo {
             .vdpa(device.path());
         let mut guest = Guest::start(&arguments).unwrap();
         guest.command("echo-on").unwrap();
+        // The switch may know its address at a port that another test has moved it to.
+        guest.command("pace 1 64 0").unwrap();
         Self {
             guest,
             mac: device.function().mac(),

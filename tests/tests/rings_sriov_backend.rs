@@ -117,13 +117,7 @@ fn send(from: &mut machine::Machine, to: &mut machine::Machine, mac: [u8; 6]) {
     for sequence in 0..40 {
         let sent = packet(sequence, 590, mac);
         from.nic.send(&sent);
-        loop {
-            let got = to.nic.receive().unwrap();
-            if got[12..] == sent[12..] {
-                break;
-            }
-            assert_ne!(got[24..26], sent[24..26], "frame {sequence} is another");
-        }
+        while to.nic.receive().unwrap()[12..] != sent[12..] {}
     }
 }
 

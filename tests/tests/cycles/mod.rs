@@ -114,7 +114,9 @@ impl<'a> Pair<'a> {
         let rebind = format!("rebind {times} to {}", self.ends[1].mac);
         let rebound = self.guest.command_within(&rebind, LIMIT).unwrap();
         assert_eq!(rebound["rebinds"], times, "{rebound}");
-        assert_eq!(rebound["lost"], 0, "{rebound}");
+        // The peer stops at the guest's last frame: the last conversation may be shorter.
+        let lost = rebound["lost"].as_u64().unwrap();
+        assert!(lost < FRAMES_PER_REBIND.into(), "{rebound}");
         assert_eq!(rebound["corrupt"], 0, "{rebound}");
     }
 

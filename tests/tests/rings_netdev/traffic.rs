@@ -64,9 +64,11 @@ pub(crate) fn frame(
     into.extend_from_slice(&sum.to_be_bytes());
 }
 
-/// Queue and number of a frame of ours, its checksum checked; `None` for others'.
-fn parse(frame: &[u8]) -> Option<(u16, u32)> {
-    if frame.len() < FRONT + BACK || frame[12..14] != [0x88, 0xb5] {
+/// Queue and number of a frame between these two, its checksum checked; `None` for others. A switch
+/// also floods frames of others, and keeps them until a device takes them.
+fn parse(frame: &[u8], to: [u8; 6], from: [u8; 6]) -> Option<(u16, u32)> {
+    let front = [&to[..], &from, &[0x88, 0xb5]].concat();
+    if frame.len() < FRONT + BACK || !frame.starts_with(&front) {
         return None;
     }
     let (body, sum) = frame.split_at(frame.len() - BACK);
@@ -127,7 +129,8 @@ impl Flow {
             }
             receive
                 .poll(64, |frame| {
-                    let Some((queue, number)) = parse(frame.copy_to(&mut copy).unwrap()) else {
+                    let frame = frame.copy_to(&mut copy).unwrap();
+                    let Some((queue, number)) = parse(frame, self.to, self.from) else {
                         return;
                     };
                     assert_eq!(queue, tag, "a frame of another queue");
