@@ -257,9 +257,10 @@ impl<N: Neighbour> Journey<'_, N> {
     /// How many frames may be lost at a move at this moment; none where its driver or its cable
     /// loses frames at any time, none are sent, or a flood of the neighbour's fills the receive rings.
     ///
-    /// The guest's clock counts the time in which it stands still. What was under way is given up
-    /// after 2 s, and as many frames are sent again: hence twice the window.
-    fn may_lose(&self, moment: Moment) -> Option<u64> {
+    /// The guest's clock counts the time in which it stands still. It gives up what is under way
+    /// after each 2 s without an answer and sends as many frames again: hence twice the window, and
+    /// one window more for each 2 s of the downtime.
+    fn may_lose(&self, moment: Moment, downtime: Duration) -> Option<u64> {
         let Scene {
             may_lose, resets, ..
         } = self.scene;
@@ -273,7 +274,8 @@ impl<N: Neighbour> Journey<'_, N> {
             Moment::Crowded if self.scene.neighbour.mac() == self.mac => None,
             Moment::Crowded => {
                 let window = moment.window().unwrap_or_default();
-                Some(may_lose + 2 * window * resets)
+                let given_up = downtime.as_secs() / 2;
+                Some(may_lose + window * (2 * resets + given_up))
             }
         }
     }
@@ -375,7 +377,9 @@ impl<N: Neighbour> Journey<'_, N> {
                     panic!("{wrong}: {flooded}\nits neighbour: {neighbour}");
                 }
             }
-            if let Some(limit) = self.may_lose(moment) {
+            let downtime = status["downtime_ms"].as_f64().unwrap();
+            let downtime = Duration::from_secs_f64(downtime / 1000.0);
+            if let Some(limit) = self.may_lose(moment, downtime) {
                 assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
                 lost = flooded["lost"].as_u64();
                 assert!(lost <= Some(limit), "at most {limit}: {flooded}");
