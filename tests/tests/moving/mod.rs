@@ -166,7 +166,8 @@ impl Host {
 fn gone(guest: &mut Guest, error: &lab::error::Error) -> ! {
     let exit = guest.wait_exit(NOTICE);
     let console = guest.console();
-    panic!("the source does not answer ({error}), and ended with {exit:?}\n{console}")
+    let fault = lab::emulator::marked(&console);
+    panic!("the source does not answer ({error}), and ended with {exit:?}\n{console}{fault}")
 }
 
 /// Moves a guest, and gives it where it is then, with what the source said.
