@@ -358,8 +358,7 @@ fn a_disk_comes_and_goes_many_times() {
     assert_eq!(after.0, before.0);
     // Workers of the API come and go; what 100 leaked disks would be is far above.
     assert!(after.1.mappings <= before.1.mappings + 8, "{after:?}");
-    // The allocator keeps the largest buffer of the API's thread (1.6 MiB) from some cycle on, once.
-    // A leak grows in each cycle.
+    // Once, at any cycle, the allocator keeps 1.6 MiB for a thread. A leak grows in each cycle.
     let mut growth: Vec<u64> = own
         .windows(2)
         .map(|two| two[1].saturating_sub(two[0]))

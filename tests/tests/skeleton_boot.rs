@@ -26,8 +26,8 @@ const SILENCE: Duration = Duration::from_secs(120);
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Boots with a NIC, checks what the guest sees, sends frames, and powers off. The guest ends before
-/// its NIC's device is removed: the kernel waits until the VMM has closed the device.
+/// Boots with a NIC, checks what the guest sees, sends frames, and powers off. The guest ends
+/// before its NIC's device is removed: the kernel waits until the VMM has closed the device.
 fn boots(arguments: BellhopArguments, processors: u32, check: fn(&mut Guest)) {
     let net = SimDevice::net("boot", MAC, 1400).unwrap();
     let arguments = arguments

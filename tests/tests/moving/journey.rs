@@ -255,7 +255,7 @@ impl<N: Neighbour> Journey<'_, N> {
     }
 
     /// How many frames may be lost at a move at this moment; none where its driver or its cable
-    /// loses frames at any time, none are sent, or a flood of the neighbour's fills the receive rings.
+    /// loses frames at any time, none are sent, or the neighbour's flood fills the receive rings.
     ///
     /// The guest's clock counts the time in which it stands still. It gives up what is under way
     /// after each 2 s without an answer and sends as many frames again: hence twice the window, and
