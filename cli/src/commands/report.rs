@@ -82,7 +82,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
         None => format!("{}.tar.gz", bundle.name()).into(),
     };
     let missing = bundle.missing();
-    let bytes = bundle.finish();
+    let bytes = bundle.finish().map_err(CommandError::Output)?;
     let mut output = io::stdout().lock();
     if path.as_os_str() == "-" {
         let written = output.write_all(&bytes).and_then(|()| output.flush());

@@ -5,6 +5,9 @@
 //! `/lib/modules`), the configuration decides if it can be read.
 
 use std::collections::{HashMap, HashSet};
+use std::io::Read;
+
+use flate2::read::GzDecoder;
 
 use super::finding::Finding;
 use super::host::{Host, Unread, is_plain};
@@ -214,33 +217,14 @@ fn symbols(text: &str) -> HashMap<String, Build> {
         .collect()
 }
 
-/// The content of a gzip file of one member (RFC 1952), at most [`CONFIG_MAX`]
-/// bytes; its checksum is not compared.
+/// The content of a gzip file, at most [`CONFIG_MAX`] bytes.
 fn gunzip(file: &[u8]) -> Option<Vec<u8>> {
-    const EXTRA: u8 = 4;
-    const NAME: u8 = 8;
-    const COMMENT: u8 = 16;
-    const HEADER_CHECKSUM: u8 = 2;
-    // Magic, deflate, flags; then time, extra flags and system.
-    let [0x1f, 0x8b, 8, flags] = *file.first_chunk()? else {
-        return None;
-    };
-    let mut rest = file.get(10..)?;
-    if flags & EXTRA != 0 {
-        let length = usize::from(u16::from_le_bytes(*rest.first_chunk()?));
-        rest = rest.get(2..)?.get(length..)?;
-    }
-    for text in [NAME, COMMENT] {
-        if flags & text != 0 {
-            let end = rest.iter().position(|byte| *byte == 0)?;
-            rest = rest.get(end..)?.get(1..)?;
-        }
-    }
-    if flags & HEADER_CHECKSUM != 0 {
-        rest = rest.get(2..)?;
-    }
-    let max = usize::try_from(CONFIG_MAX).ok()?;
-    miniz_oxide::inflate::decompress_to_vec_with_limit(rest, max).ok()
+    let mut decoder = GzDecoder::new(file);
+    let mut content = Vec::new();
+    let mut limited = decoder.by_ref().take(CONFIG_MAX);
+    limited.read_to_end(&mut content).ok()?;
+    // At the end the checksum is compared.
+    matches!(decoder.read(&mut [0]), Ok(0)).then_some(content)
 }
 
 /// A module in the list of findings, and who needs it.

@@ -1,19 +1,22 @@
 //! The parts of a report, and what is missing from it.
 
 use std::error::Error;
+use std::io;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde::Serialize;
+use tar::{Builder, EntryType, Header};
 use vdpa::causes::in_one_line;
-
-use super::archive::Archive;
 
 /// All parts together, in bytes, before they are compressed.
 const TOTAL_MAX: usize = 64 << 20;
 
 /// A report that grows.
-#[derive(Debug, Clone)]
 pub(crate) struct Bundle {
-    archive: Archive,
+    archive: Builder<GzEncoder<Vec<u8>>>,
+    /// The header of each file, without its name and size.
+    header: Header,
     /// The directory that everything is in.
     top: String,
     errors: String,
@@ -25,8 +28,15 @@ pub(crate) struct Bundle {
 impl Bundle {
     /// An empty one, made at this time (seconds since 1970).
     pub(super) fn new(time: u64) -> Self {
+        let mut header = Header::new_ustar();
+        header.set_entry_type(EntryType::Regular);
+        header.set_mode(0o600);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(time);
         Self {
-            archive: Archive::new(time),
+            archive: Builder::new(GzEncoder::new(Vec::new(), Compression::default())),
+            header,
             top: format!("bellhop-report-{}", timestamp(time)),
             errors: String::new(),
             missing: 0,
@@ -55,13 +65,19 @@ impl Bundle {
         if self.names.contains(&name) {
             return self.miss(&name, "there is a part of this name already");
         }
-        match self.archive.add(&format!("{}/{name}", self.top), content) {
+        match self.append(&format!("{}/{name}", self.top), content) {
             Ok(()) => {
                 self.left = left;
                 self.names.push(name);
             }
             Err(error) => self.miss(&name, &error.to_string()),
         }
+    }
+
+    fn append(&mut self, path: &str, content: &[u8]) -> io::Result<()> {
+        let mut header = self.header.clone();
+        header.set_size(u64::try_from(content.len()).map_err(io::Error::other)?);
+        self.archive.append_data(&mut header, path, content)
     }
 
     /// Adds a part, or says why it cannot be had.
@@ -91,14 +107,17 @@ impl Bundle {
     }
 
     /// The file.
-    pub(crate) fn finish(mut self) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// The archive cannot be completed.
+    pub(crate) fn finish(mut self) -> io::Result<Vec<u8>> {
         let errors = match self.errors.as_str() {
             "" => "Nothing is missing.\n".to_owned(),
             errors => format!("Parts that could not be had, and why:\n\n{errors}"),
         };
         self.left = usize::MAX;
         self.add(&["errors.txt"], errors.as_bytes());
-        self.archive.finish()
+        self.archive.into_inner()?.finish()
     }
 }
 

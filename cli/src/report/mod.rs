@@ -7,7 +7,6 @@
 //! wait for a limited time. Secrets are not in what they read: tokens and keys are in files that no source
 //! opens.
 
-mod archive;
 mod bundle;
 mod devices;
 mod host;

@@ -1,28 +1,24 @@
 //! A bundle on a host without a daemon, and what is said about what is missing.
 
+use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
-use miniz_oxide::inflate::decompress_to_vec;
+use flate2::read::GzDecoder;
 
 use super::*;
 
 /// The names and contents in a `.tar.gz` of ours.
 fn unpack(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
-    let tar = decompress_to_vec(&bytes[10..bytes.len() - 8]).unwrap();
-    let text = |bytes: &[u8]| {
-        let end = bytes.iter().position(|byte| *byte == 0);
-        String::from_utf8(bytes[..end.unwrap_or(bytes.len())].to_vec()).unwrap()
-    };
-    let mut files = Vec::new();
-    let mut at = 0;
-    while tar[at] != 0 {
-        let size = usize::from_str_radix(&text(&tar[at + 124..at + 136]), 8).unwrap();
-        let content = tar[at + 512..at + 512 + size].to_vec();
-        files.push((text(&tar[at..at + 100]), content));
-        at += 512 + size.next_multiple_of(512);
-    }
-    files
+    let mut archive = tar::Archive::new(GzDecoder::new(bytes));
+    let files = archive.entries().unwrap().map(|entry| {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().to_str().unwrap().to_owned();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).unwrap();
+        (name, content)
+    });
+    files.collect()
 }
 
 fn directory(name: &str) -> PathBuf {
@@ -56,7 +52,7 @@ fn without_a_daemon_the_rest_comes_and_the_reason_is_told() {
     assert_eq!(bundle.name(), "bellhop-report-20261121T214500Z");
     let missing = bundle.missing();
     assert!(missing >= 2);
-    let files = unpack(&bundle.finish());
+    let files = unpack(&bundle.finish().unwrap());
     let find = |name: &str| {
         let name = format!("bellhop-report-20261121T214500Z/{name}");
         let file = files.iter().find(|file| file.0 == name)?;
@@ -75,7 +71,7 @@ fn without_a_daemon_the_rest_comes_and_the_reason_is_told() {
     assert_eq!(find("logs/vms/web/vmm.log").unwrap(), "a line\n");
     assert_eq!(find("logs/vms/web/console.log"), None);
 
-    let files = unpack(&collect(&context(&directory, true), now).finish());
+    let files = unpack(&collect(&context(&directory, true), now).finish().unwrap());
     assert!(files.iter().any(|file| file.0.ends_with("console.log")));
     std::fs::remove_dir_all(&directory).unwrap();
 }
