@@ -11,6 +11,7 @@ mod commands;
 mod config_file;
 mod doctor;
 mod exit;
+mod groups;
 mod listing;
 mod logging;
 mod manual;

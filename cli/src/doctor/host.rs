@@ -15,6 +15,8 @@ use rustix::fs::{Access, Mode, OFlags};
 use rustix::io::Errno;
 use vdpa::device::holder::{self, Holder};
 
+use crate::groups;
+
 /// Most bytes of an ordinary attribute file.
 const TEXT_MAX: u64 = 64 << 10;
 
@@ -269,12 +271,8 @@ impl Host {
     }
 
     fn group_name(&self, gid: u32) -> Option<String> {
-        let groups = self.beginning("/etc/group").ok()?;
-        let name = groups.lines().find_map(|line| {
-            let mut fields = line.split(':');
-            let (name, id) = (fields.next()?, fields.nth(1)?);
-            (id.parse() == Ok(gid)).then_some(name)
-        })?;
+        let text = self.beginning(groups::PATH).ok()?;
+        let (name, _) = groups::parse(&text).find(|(_, number)| *number == gid)?;
         is_plain(name).then(|| name.to_owned())
     }
 

@@ -1,7 +1,6 @@
 //! The Unix socket for a group.
 //!
-//! Owns the step from "this user only" to "and this group". The group comes from `/etc/group` and not through
-//! NSS: this program is linked statically.
+//! Owns the step from "this user only" to "and this group".
 
 use std::fs;
 use std::io;
@@ -9,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode};
 
-const GROUPS: &str = "/etc/group";
+use crate::groups::{self, PATH as GROUPS};
 
 /// Mode of a socket that a group shares.
 const MODE: Mode = Mode::from_raw_mode(0o660);
@@ -45,10 +44,11 @@ pub(crate) enum ShareError {
 pub(crate) fn share_with(path: &Path, group: &str) -> Result<(), ShareError> {
     let number = match group.parse::<u32>() {
         Ok(number) => Some(number),
-        Err(_) => find(
-            &fs::read_to_string(GROUPS).map_err(ShareError::Groups)?,
-            group,
-        ),
+        Err(_) => {
+            let text = fs::read_to_string(GROUPS).map_err(ShareError::Groups)?;
+            let found = groups::parse(&text).find(|(name, _)| *name == group);
+            found.map(|(_, number)| number)
+        }
     };
     // All bits set means "leave it" to the kernel.
     let number = number.filter(|&number| number != u32::MAX);
@@ -64,28 +64,12 @@ pub(crate) fn share_with(path: &Path, group: &str) -> Result<(), ShareError> {
     rustix::fs::chmod(path, MODE).map_err(failed)
 }
 
-/// A group's number (group(5): `name:password:number:members`).
-fn find(groups: &str, name: &str) -> Option<u32> {
-    let mut lines = groups.lines();
-    lines.find_map(|line| {
-        let mut fields = line.split(':');
-        fields.next().filter(|found| *found == name)?;
-        fields.nth(1)?.parse().ok()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_found_by_its_name() {
-        let groups = "root:x:0:\n\nbroken\nkvm:x:104:a,b\nkvm2:x:no:\n+\n";
-        assert_eq!(find(groups, "kvm"), Some(104));
-        assert_eq!(find(groups, "root"), Some(0));
-        for none in ["", "kv", "kvm2", "broken", "a"] {
-            assert_eq!(find(groups, none), None, "{none:?}");
-        }
+    fn a_group_that_is_not_there_is_refused() {
         let missing = share_with(Path::new("/none"), "no such group").unwrap_err();
         assert!(missing.to_string().contains("groupadd"), "{missing}");
         let all_ones = share_with(Path::new("/none"), "4294967295").unwrap_err();
