@@ -19,5 +19,5 @@ pub(super) struct Node {
     /// Turns of requests to the kernel about NICs, devices and ports.
     pub(super) turns: Turns,
     /// Its virtual machines.
-    pub(super) machines: Machines,
+    pub(super) machines: Arc<Machines>,
 }

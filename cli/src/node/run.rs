@@ -2,6 +2,7 @@
 //!
 //! Owns the runtime and the signals.
 
+use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,7 +10,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
-use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use vdpa::mgmt::devlink::Notice;
@@ -20,7 +20,6 @@ use super::access::{self, Access, AccessError, AccessFiles, ShareError, TlsListe
 use super::api::{self, Readers, Turns};
 use super::context::Node;
 use super::events::Events;
-use super::machines::host::RealHost;
 use super::machines::observer::StepObserver;
 use super::machines::spec::VmName;
 use super::machines::{Change, Machines};
@@ -145,7 +144,7 @@ async fn serve(options: &Options) -> Result<(), NodeError> {
     };
     let events = Arc::new(Events::default());
     // Before anything is done, so that no reader misses what it has asked for.
-    let settled: Arc<OnceLock<Machines>> = Arc::default();
+    let settled: Arc<OnceLock<Arc<Machines>>> = Arc::default();
     let watcher = {
         let settled = settled.clone();
         let listener = move |notice: &Notice| {
@@ -226,28 +225,23 @@ async fn watchdog(notifier: &Notifier) {
 }
 
 /// The machines that the store tells of; what becomes of them goes to `events`.
-fn machines(options: &Options, events: &Arc<Events>) -> Result<Machines, NodeError> {
+fn machines(options: &Options, events: &Arc<Events>) -> Result<Arc<Machines>, NodeError> {
     let store = Store::open(&options.paths.store())?;
-    let runtime = Handle::current();
     let observer = options.step_observer.as_ref().map(|path| {
         StepObserver::connect(path).map_err(|source| NodeError::Observer {
             path: path.clone(),
             source,
         })
     });
-    let host = RealHost::new(
-        options.paths.clone(),
-        runtime.clone(),
-        options.log_level.clone(),
-        observer.transpose()?,
-        Peers::new(options.credentials.clone(), options.road.clone()),
-    );
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(NodeError::Start)?;
     let events = events.clone();
     Ok(Machines::open(
         store,
         options.paths.clone(),
-        host.map_err(NodeError::Start)?,
-        runtime,
+        boot.trim().to_owned(),
+        options.log_level.clone(),
+        observer.transpose()?,
+        Peers::new(options.credentials.clone(), options.road.clone()),
         Arc::new(move |vm: &VmName, change: Change| {
             if let Some((word, detail)) = change.as_event() {
                 events.publish(&format!("/v1/vms/{vm}"), word, detail);

@@ -6,16 +6,27 @@ use std::process::{Command, Output, Stdio};
 
 use lab::endurance::{cycles, soak};
 use lab::notice::{Kind, notice};
-use vdpa::mgmt::nic::{MadeNic, Moment, NicRequest, Nics, Observer, Phase, State, Store};
+use vdpa::mgmt::nic::{
+    Activity, MadeNic, NicRequest, Nics, Observer, Phase, Progress, State, Store,
+};
 
 use super::host::{NAMES, Traces, record};
 use super::support::{bellhop, complaint, printed, program};
 
+/// A place in a NIC's making.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// The phase begins; its step, if it has one, is in the record and was not done.
+    Before(Phase),
+    /// It was done.
+    After(Phase),
+}
+
 /// How a making ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The step fails.
-    Fault,
+    /// It is stopped there.
+    Stop,
     /// Somebody interrupts: at the first question behind the moment.
     Interrupt,
     /// The record cannot be kept any more.
@@ -30,6 +41,7 @@ pub(crate) struct Ending {
     pub(crate) end: End,
     pub(crate) store: Option<Box<dyn Observer>>,
     came: bool,
+    asked: bool,
     /// What was kept last.
     pub(crate) record: Option<MadeNic>,
 }
@@ -41,6 +53,7 @@ impl Ending {
             end,
             store: None,
             came: false,
+            asked: false,
             record: None,
         }
     }
@@ -63,24 +76,30 @@ impl Observer for Ending {
         }
     }
 
-    fn interrupted(&mut self) -> bool {
-        self.came && self.end == End::Interrupt
-    }
-
-    fn fault(&mut self, moment: Moment) -> io::Result<()> {
+    fn progress(&mut self, progress: &Progress<'_>) {
+        let moment = match progress.activity {
+            Activity::Begin(phase, _) => Moment::Before(phase),
+            Activity::End(phase) => Moment::After(phase),
+            Activity::Wait(_) | Activity::Undo(_) | Activity::Leave(_) => return,
+        };
         if moment != self.at {
-            return Ok(());
+            return;
         }
         self.came = true;
+        if self.end == End::Kill {
+            let own = rustix::process::getpid();
+            rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
+            // It is delivered before the call returns.
+            unreachable!()
+        }
+    }
+
+    fn interrupted(&mut self) -> bool {
         match self.end {
-            End::Fault => Err(io::Error::other("a test's")),
-            End::Kill => {
-                let own = rustix::process::getpid();
-                rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
-                // It is delivered before the call returns.
-                unreachable!()
-            }
-            End::Interrupt | End::Record => Ok(()),
+            End::Stop => self.came,
+            // The first question is the moment's own.
+            End::Interrupt => self.came && std::mem::replace(&mut self.asked, true),
+            End::Record | End::Kill => false,
         }
     }
 }
@@ -94,7 +113,7 @@ pub(crate) fn moments(phases: &[Phase]) -> Vec<Moment> {
 }
 
 /// How a making ends that returns.
-const ENDS: [End; 3] = [End::Fault, End::Interrupt, End::Record];
+const ENDS: [End; 3] = [End::Stop, End::Interrupt, End::Record];
 
 /// Makes a NIC again and again; each time it ends at another moment, in another way, and everything is as before.
 ///
@@ -106,11 +125,11 @@ pub(crate) fn each_end_is_undone(request: &NicRequest, moments: &[Moment], befor
     let cycles = usize::try_from(cycles().unwrap()).unwrap();
     let cycles = cycles.max(rounds * count);
     if cycles < ENDS.len() * count {
-        let fails = (0..cycles).filter(|&cycle| end_of(cycle, count) == End::Fault);
+        let fails = (0..cycles).filter(|&cycle| end_of(cycle, count) == End::Stop);
         notice(
             Kind::Thinned,
             format!(
-                "nic make: {} of {count} moments fail, {cycles} of {} ends",
+                "nic make: {} of {count} moments stop it, {cycles} of {} ends",
                 fails.count(),
                 ENDS.len() * count
             ),
@@ -126,7 +145,7 @@ pub(crate) fn each_end_is_undone(request: &NicRequest, moments: &[Moment], befor
             }
             // Nothing asks any more, and nothing is kept any more, behind the last one.
             Ok(made) => {
-                assert!(end != End::Fault, "{at:?}");
+                assert!(end != End::Stop, "{at:?}");
                 assert_eq!(made.state(), State::Made);
                 nics.remove(&made, &mut ending).unwrap();
             }

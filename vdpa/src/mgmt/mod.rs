@@ -14,6 +14,7 @@
 //!   devlink::Devlink ── requests of the family "devlink" ──> netlink ──> ports, subfunctions, eswitch, rates
 //!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
 //!   nic ──> all of these in one call: from a NIC to a vDPA device and back, with records
+//!   journal ──> how steps get into a record before they are done, and are undone from it
 //!   topology ──> all of it as one tree, with who uses what (/proc)
 //! ```
 //!
@@ -50,6 +51,7 @@ mod error;
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
 mod in_use;
+pub mod journal;
 pub mod link;
 mod name;
 mod netlink;

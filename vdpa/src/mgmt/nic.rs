@@ -19,8 +19,9 @@
 //! ```
 //!
 //! Steps are data ([`Step`]): each says what is needed to undo it. They are handed to the [`Observer`]
-//! *before* they are done, so a record that was stored ([`Store`]) tells another process what a killed one
-//! may have done; undoing a step that was not done, or that somebody else has undone, changes nothing.
+//! *before* they are done ([`journal`](super::journal)), so a record that was stored ([`Store`]) tells
+//! another process what a killed one may have done; undoing a step that was not done, or that somebody
+//! else has undone, changes nothing.
 //!
 //! Owns the order of steps, what undoes each, and the records. How one step is done belongs to
 //! the modules beside this one. Must not know what the device is used for.
@@ -61,7 +62,7 @@ use std::time::Duration;
 
 pub use choose::{Taken, TakenBecause};
 pub use error::{MakeError, NicError, NotUndone, RemoveError};
-pub use observer::{Activity, Moment, Observer, Phase, Progress, Silent};
+pub use observer::{Activity, Observer, Phase, Progress, Silent};
 pub use origin::Origin;
 pub use record::{BadOwner, MadeNic, State};
 pub use request::{Kind, NicRequest};
@@ -123,10 +124,11 @@ impl Nics {
         others: &[MadeNic],
         observer: &mut dyn Observer,
     ) -> Result<MadeNic, MakeError> {
-        let mut making = Making::new(self, request, others, observer);
+        let nic = MadeNic::new(&request.name, &request.from, request.owner.as_deref());
+        let mut making = Making::new(self, nic, others, observer);
         match making.run(request) {
             Ok(()) => Ok(making.into_nic()),
-            Err(failure) => Err(making.roll_back(failure)),
+            Err(error) => Err(making.roll_back_after(error)),
         }
     }
 
@@ -138,9 +140,7 @@ impl Nics {
     /// [`RemoveError::Incomplete`] with what could not be undone: it is still in the record.
     pub fn remove(&self, nic: &MadeNic, observer: &mut dyn Observer) -> Result<(), RemoveError> {
         self.check_removable(nic)?;
-        let mut nic = nic.clone();
-        nic.set_state(State::Removing);
-        let not_undone = undo::all(self, &mut nic, observer);
+        let not_undone = Making::new(self, nic.clone(), &[], observer).remove();
         match not_undone.is_empty() {
             true => Ok(()),
             false => Err(RemoveError::Incomplete {

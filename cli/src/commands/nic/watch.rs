@@ -61,6 +61,7 @@ impl Observer for Watch {
             Activity::Wait(what) => format!("{name}: waiting for {what}"),
             Activity::Undo(what) => format!("{name}: undoing {what}"),
             Activity::Leave(why) => format!("{name}: leaving {why}"),
+            Activity::End(_) => return,
         };
         tracing::info!("{said}");
         if self.terminal {

@@ -22,7 +22,7 @@ use vdpa::mgmt::announce::{AnnounceError, Announcement};
 use vdpa::mgmt::bus::Bus;
 use vmm::config::MacAddress;
 
-use super::host::RealHost;
+use super::Machines;
 use super::spec::{NicSource, NicSpec, VmName};
 use super::vmm::VmmError;
 
@@ -76,7 +76,7 @@ impl From<AnnounceError> for Unsaid {
     }
 }
 
-impl RealHost {
+impl Machines {
     /// Says where the guest is on these NICs of it that it does not announce itself.
     pub(super) fn announce_mute(&self, vm: &VmName, nics: &[NicSpec]) {
         let mut announcements = Vec::new();
@@ -112,7 +112,7 @@ impl RealHost {
 
     /// What is to be said of a NIC, if anything.
     fn announcement(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<Announcement>, Unsaid> {
-        let view: NicView = self.runtime().block_on(self.vmm(vm).nic(nic.id()))?;
+        let view: NicView = self.runtime.block_on(self.api_of(vm).nic(nic.id()))?;
         if !view.is_mute() {
             return Ok(None);
         }

@@ -14,7 +14,6 @@ use vmm::migration::endpoint::BadEndpoint;
 
 use super::departure::remedy;
 use super::spec::{BadNicId, BadSpec, BadVmName, NicId, VmName};
-use super::steps::Act;
 use super::vmm::VmmError;
 use crate::node::peers::PeerError;
 use crate::node::store::StoreError;
@@ -107,29 +106,21 @@ pub(crate) enum StepError {
 /// A step that could not be undone.
 #[derive(Debug)]
 pub(crate) struct NotUndone {
-    act: Act,
+    /// What is left of the machine.
+    part: String,
     error: StepError,
 }
 
 impl NotUndone {
-    pub(crate) fn new(act: Act, error: StepError) -> Self {
-        Self { act, error }
+    pub(crate) fn new(part: impl Into<String>, error: StepError) -> Self {
+        let part = part.into();
+        Self { part, error }
     }
 }
 
 impl fmt::Display for NotUndone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.act {
-            Act::Directories => f.write_str("its directories")?,
-            Act::Nic(id) | Act::Plug(id) | Act::Swap(id) | Act::Unplug(id) => {
-                write!(f, "the device of NIC {id}")?;
-            }
-            Act::StandBy(id) => write!(f, "the device that stands by for NIC {id}")?,
-            Act::Process | Act::Boot | Act::Send | Act::Await | Act::CallOff => {
-                f.write_str("its process")?
-            }
-        }
-        write!(f, " ({})", in_one_line(&self.error))
+        write!(f, "{} ({})", self.part, in_one_line(&self.error))
     }
 }
 
@@ -414,9 +405,7 @@ fn nic(error: &NicError) -> (StatusCode, &'static str) {
     match error {
         NicError::NoneFree { .. } | NicError::NoSfnum(_) => (CONFLICT, "no_room"),
         NicError::NameTaken(_) | NicError::RecordTaken(_) => (CONFLICT, "name_taken"),
-        NicError::Record(_) | NicError::Fault(_) | NicError::NotInTime { .. } => {
-            (FAILED, "host_failed")
-        }
+        NicError::Record(_) | NicError::NotInTime { .. } => (FAILED, "host_failed"),
         // All that is left is about what was named in the request.
         _ => (UNUSABLE, "unusable"),
     }

@@ -19,20 +19,16 @@ use super::health::{InError, Place, Verdict, judge, reason};
 use super::record::{Phase, Record};
 use super::slot::Slot;
 use super::spec::{NicId, NicSpec, VmName};
-use super::{Change, Inner, Machines};
+use super::{Change, Machines};
 
 /// Where devices are.
 const SYSFS: &str = "/sys";
 
 impl Machines {
     /// Hears what devlink says; NICs that it concerns are moved on workers. Reads sysfs and records of NICs.
-    pub(crate) fn hears_devlink(&self, notice: &Notice) {
+    pub(crate) fn hears_devlink(self: &Arc<Self>, notice: &Notice) {
         let failed = {
-            let mut in_error = self
-                .0
-                .in_error
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut in_error = self.in_error.lock().unwrap_or_else(PoisonError::into_inner);
             match notice {
                 Notice::Event(Event::Health(reporter)) => {
                     in_error.hears(reporter).then_some(reporter)
@@ -53,8 +49,8 @@ impl Machines {
         }
     }
 
-    fn hears_failure(&self, reporter: &HealthReporter) {
-        let slots: Vec<Arc<Slot>> = self.0.slots().values().cloned().collect();
+    fn hears_failure(self: &Arc<Self>, reporter: &HealthReporter) {
+        let slots: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
         let why = reason(reporter);
         let mut made = None;
         for slot in slots {
@@ -66,24 +62,24 @@ impl Machines {
                 let Some(stand_by) = stand_by.filter(|_| !record.is_on_stand_by(nic.id())) else {
                     continue;
                 };
-                let made = made.get_or_insert_with(|| self.0.host.made_nics());
-                let place = |nic: &NicSpec| self.0.place(slot.name(), nic, made);
+                let made = made.get_or_insert_with(|| self.made_nics());
+                let place = |nic: &NicSpec| self.place_of(slot.name(), nic, made);
                 match judge(reporter, &place(nic), &place(&stand_by)) {
                     Verdict::Untouched => {}
                     Verdict::FailOver => self.fail_over(&slot, nic.id(), why.clone()),
                     Verdict::Both => {
                         let why = format!("{why}, and what stands by is part of that, too");
-                        self.0.tells_not_moved(slot.name(), nic.id(), why);
+                        self.tells_not_moved(slot.name(), nic.id(), why);
                     }
                 }
             }
         }
     }
 
-    fn fail_over(&self, slot: &Arc<Slot>, id: &NicId, why: String) {
+    fn fail_over(self: &Arc<Self>, slot: &Arc<Slot>, id: &NicId, why: String) {
         let (machines, slot, id) = (self.clone(), slot.clone(), id.clone());
-        self.0.runtime.spawn(async move {
-            let work = move |inner: &Inner, slot: &Slot| inner.fail_over(slot, &id, why);
+        self.runtime.spawn(async move {
+            let work = move |machines: &Self, slot: &Slot| machines.fail_over_now(slot, &id, why);
             if let Err(error) = machines.locked(&slot, work).await {
                 tracing::warn!(vm = %slot.name(), %error, "a NIC that has failed was not looked at");
             }
@@ -96,17 +92,17 @@ fn is_concerned(record: &Record) -> bool {
     record.phase == Phase::Present && record.process().is_some() && record.arrival.is_none()
 }
 
-impl Inner {
+impl Machines {
     /// What the device of a NIC hangs on; nothing, if it is not known.
-    fn place(&self, vm: &VmName, nic: &NicSpec, made: &BTreeMap<String, MadeNic>) -> Place {
-        match self.host.vdpa_device(vm, nic) {
+    fn place_of(&self, vm: &VmName, nic: &NicSpec, made: &BTreeMap<String, MadeNic>) -> Place {
+        match self.vdpa_device(vm, nic) {
             Some(device) => Place::read(Path::new(SYSFS), &device, made.get(&device)),
             None => Place::default(),
         }
     }
 
     /// Moves a NIC whose device has failed to the one that stands by, unless somebody has by now.
-    fn fail_over(&self, slot: &Slot, id: &NicId, why: String) {
+    fn fail_over_now(&self, slot: &Slot, id: &NicId, why: String) {
         let vm = slot.name();
         let Some(mut record) = slot.record().filter(is_concerned) else {
             return;
@@ -115,22 +111,22 @@ impl Inner {
         if stands_by.is_none() {
             return;
         }
-        let moved = self.live(slot, |life| {
-            if life.look_for_failovers(&mut record).contains(id) || record.is_on_stand_by(id) {
-                return Ok(());
-            }
-            life.seat(&mut record, id, true)
-        });
-        match moved {
-            Ok(()) => {
-                tracing::warn!(%vm, nic = %id, why, "failover: a NIC is on the device that stood by");
-                self.tell(vm, Change::NicFailedOver(id.clone(), Some(why)));
-            }
+        let life = self.life(slot);
+        if life.look_for_failovers(&mut record).contains(id) || record.is_on_stand_by(id) {
+            return self.tells_failed_over(vm, id, why);
+        }
+        match life.seat(&mut record, id, true) {
+            Ok(()) => self.tells_failed_over(vm, id, why),
             Err(error) => {
                 let error = in_one_line(&VmError::from(error));
                 self.tells_not_moved(vm, id, format!("{why}; {error}"));
             }
         }
+    }
+
+    fn tells_failed_over(&self, vm: &VmName, id: &NicId, why: String) {
+        tracing::warn!(%vm, nic = %id, why, "failover: a NIC is on the device that stood by");
+        self.tell(vm, Change::NicFailedOver(id.clone(), Some(why)));
     }
 
     fn tells_not_moved(&self, vm: &VmName, id: &NicId, why: String) {

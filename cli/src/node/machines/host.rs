@@ -10,26 +10,24 @@ use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use axum::http::{Method, StatusCode};
 use serde::Serialize;
-use tokio::runtime::Handle;
 use vmm::config::{VdpaSource, VmConfig};
 use vmm::migration::endpoint::Endpoint;
 
+use super::Machines;
 use super::arrival::Coming;
 use super::departure::Account;
 use super::error::StepError;
-use super::observer::StepObserver;
 use super::process::{self, Identity, Process, Start};
 use super::record::Record;
 use super::spec::{NicId, NicSpec, VmName};
 use super::steps::{Found, Host, Passed, SendRequest};
 use super::vmm::{MIGRATION, SOON, START, Vmm, VmmError, VmmStandBy, VmmState, VmmStatus};
-use crate::node::paths::Paths;
-use crate::node::peers::{Peer, Peers};
+use crate::node::peers::Peer;
+use crate::node::store::StoreError;
 
 /// How long a process may take to listen.
 const LISTEN: Duration = Duration::from_secs(20);
@@ -44,65 +42,9 @@ const GIVE_UP: Duration = Duration::from_secs(5);
 /// How much of a log is shown, in bytes.
 const SHOWN: u64 = 2048;
 
-/// This host.
-#[derive(Debug)]
-pub(crate) struct RealHost {
-    paths: Paths,
-    boot: String,
-    runtime: Handle,
-    /// What a machine's process logs at.
-    log_level: String,
-    /// One NIC at a time: so that machines wait for each other here, and not with
-    /// limited patience for the records' lock.
-    nics: Mutex<()>,
-    observer: Option<StepObserver>,
-    peers: Peers,
-}
-
-impl RealHost {
-    /// This host; what is asked of machines runs on `runtime`.
-    ///
-    /// # Errors
-    /// The kernel does not say which boot this is.
-    pub(crate) fn new(
-        paths: Paths,
-        runtime: Handle,
-        log_level: String,
-        observer: Option<StepObserver>,
-        peers: Peers,
-    ) -> io::Result<Self> {
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        Ok(Self {
-            paths,
-            boot: boot.trim().to_owned(),
-            runtime,
-            log_level,
-            nics: Mutex::new(()),
-            observer,
-            peers,
-        })
-    }
-
-    /// Other nodes.
-    pub(crate) fn peers(&self) -> &Peers {
-        &self.peers
-    }
-
-    /// Shows where a machine's life is to whoever watches, and waits until that one lets it go on.
-    pub(crate) fn observe(&self, vm: &VmName, place: &dyn fmt::Display) {
-        tracing::debug!(%vm, "step: {place}");
-        if let Some(observer) = &self.observer {
-            observer.show(vm, place);
-        }
-    }
-
-    /// Where requests to machines are waited for.
-    pub(super) fn runtime(&self) -> &Handle {
-        &self.runtime
-    }
-
+impl Machines {
     /// A machine's own API.
-    pub(super) fn vmm(&self, vm: &VmName) -> Vmm {
+    pub(super) fn api_of(&self, vm: &VmName) -> Vmm {
         Vmm::new(&self.paths.api_socket(vm))
     }
 
@@ -142,7 +84,7 @@ impl RealHost {
     fn await_listening(&self, vm: &VmName, process: &Process) -> Result<VmmStatus, StepError> {
         let start = Instant::now();
         loop {
-            match self.runtime.block_on(self.vmm(vm).status()) {
+            match self.runtime.block_on(self.api_of(vm).status()) {
                 Ok(status) => return Ok(status),
                 Err(VmmError::Connect { .. }) if start.elapsed() < LISTEN => {}
                 Err(error) => return Err(error.into()),
@@ -212,7 +154,31 @@ fn file(path: &Path) -> impl Fn(io::Error) -> StepError {
     }
 }
 
-impl Host for RealHost {
+impl Host for Machines {
+    fn keep(&self, vm: &VmName, record: &Record) -> Result<(), StoreError> {
+        self.store.put(vm.as_str(), record)?;
+        if let Some(slot) = self.slots().get(vm) {
+            slot.shows(Some(record));
+        }
+        Ok(())
+    }
+
+    fn forget(&self, vm: &VmName) -> Result<(), StoreError> {
+        let forgotten = self.store.remove(vm.as_str());
+        // Nothing is left of it, whatever the store says: a record without steps does no harm.
+        if let Some(slot) = self.slots().get(vm) {
+            slot.shows(None);
+        }
+        forgotten
+    }
+
+    fn at(&self, vm: &VmName, place: &dyn fmt::Display) {
+        tracing::debug!(%vm, "step: {place}");
+        if let Some(observer) = &self.observer {
+            observer.show(vm, place);
+        }
+    }
+
     fn boot(&self) -> String {
         self.boot.clone()
     }
@@ -248,7 +214,7 @@ impl Host for RealHost {
     }
 
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), StepError> {
-        self.take_back(vm, device)
+        self.take_device_back(vm, device)
     }
 
     fn start_process(&self, vm: &VmName) -> Result<Identity, StepError> {
@@ -314,7 +280,7 @@ impl Host for RealHost {
     ) -> Result<(), StepError> {
         self.await_started(vm, identity)?;
         let (config, devices) = self.configuration(vm, record)?;
-        let vmm = self.vmm(vm);
+        let vmm = self.api_of(vm);
         self.runtime.block_on(async {
             vmm.hand_over(Method::PUT, "/v1/vm", Some(&config), SOON, &devices)
                 .await?;
@@ -326,7 +292,7 @@ impl Host for RealHost {
     }
 
     fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
-        let vmm = self.vmm(vm);
+        let vmm = self.api_of(vm);
         let status = self.runtime.block_on(vmm.status())?;
         // A device opens once: who has it already cannot be given it again.
         if status.nics.iter().any(|one| one.id == nic.id().as_str()) {
@@ -349,7 +315,7 @@ impl Host for RealHost {
             #[serde(skip_serializing_if = "Option::is_none")]
             failover: Option<Option<PathBuf>>,
         }
-        let vmm = self.vmm(vm);
+        let vmm = self.api_of(vm);
         let stand_by = self.stands_by(vm, nic)?;
         let there: VmmStandBy = self.runtime.block_on(vmm.nic(nic.id()))?;
         // A device opens once: what has it already cannot be given it again.
@@ -369,7 +335,7 @@ impl Host for RealHost {
     }
 
     fn is_on(&self, vm: &VmName, nic: &NicSpec) -> bool {
-        let Ok(status) = self.runtime.block_on(self.vmm(vm).status()) else {
+        let Ok(status) = self.runtime.block_on(self.api_of(vm).status()) else {
             return false;
         };
         let wanted = self.device_of(vm, nic);
@@ -379,7 +345,7 @@ impl Host for RealHost {
 
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, StepError> {
         let path = format!("/v1/vm/nics/{nic}");
-        let vmm = self.vmm(vm);
+        let vmm = self.api_of(vm);
         self.runtime.block_on(async {
             match vmm.ask(Method::DELETE, &path, None::<&()>, SOON).await {
                 Err(VmmError::Refused(StatusCode::NOT_FOUND, ..)) => return Ok(true),
@@ -408,11 +374,11 @@ impl Host for RealHost {
     }
 
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, StepError> {
-        Ok(self.runtime.block_on(self.vmm(vm).leave(request))?)
+        Ok(self.runtime.block_on(self.api_of(vm).leave(request))?)
     }
 
     fn migration(&self, vm: &VmName, identity: Identity) -> Account {
-        let vmm = self.vmm(vm);
+        let vmm = self.api_of(vm);
         self.runtime.block_on(async {
             match vmm.handshake().await {
                 Ok(who) if who.pid == identity.pid => vmm.migration().await,
@@ -434,7 +400,7 @@ impl Host for RealHost {
         let mut vdpa = Vec::new();
         for nic in record.nics_now(vm) {
             // By its path: so that the source may try first, which takes a device and gives it back.
-            let path = self.character_device(vm, &nic)?;
+            let path = self.character_device_of(vm, &nic)?;
             let failover = self.stands_by(vm, &nic)?;
             vdpa.push(nic.vdpa(VdpaSource::Path(path), failover));
         }
@@ -452,14 +418,14 @@ impl Host for RealHost {
             "cpu_affinity": machine.cpu_affinity,
             "tls": tls,
         } });
-        let vmm = self.vmm(vm);
+        let vmm = self.api_of(vm);
         self.runtime
             .block_on(vmm.ask(Method::POST, MIGRATION, Some(&wanted), SOON))?;
         Ok(())
     }
 
     fn coming(&self, vm: &VmName, identity: Identity) -> Coming {
-        let vmm = self.vmm(vm);
+        let vmm = self.api_of(vm);
         self.runtime.block_on(async {
             match vmm.handshake().await {
                 Ok(who) if who.pid == identity.pid => vmm.coming().await,
@@ -472,7 +438,7 @@ impl Host for RealHost {
         let Some(process) = Process::open(identity).map_err(StepError::End)? else {
             return Ok(true);
         };
-        let vmm = self.vmm(vm);
+        let vmm = self.api_of(vm);
         let asked = vmm.ask(Method::DELETE, MIGRATION, None::<&()>, SOON);
         match self.runtime.block_on(asked) {
             // It may come too late, or be over already: what the process says then counts.
@@ -536,7 +502,7 @@ impl Host for RealHost {
         };
         let start = Instant::now();
         let handshake = loop {
-            match self.runtime.block_on(self.vmm(vm).handshake()) {
+            match self.runtime.block_on(self.api_of(vm).handshake()) {
                 Ok(handshake) => break handshake,
                 Err(VmmError::Connect { .. }) if start.elapsed() < FIND => {}
                 Err(_) => return gone_or(&process, Found::Unknown),
@@ -548,7 +514,7 @@ impl Host for RealHost {
         if handshake.pid != identity.pid || !super::speaks(handshake.api) {
             return Found::Unknown;
         }
-        let status = self.runtime.block_on(self.vmm(vm).status());
+        let status = self.runtime.block_on(self.api_of(vm).status());
         match status.map(|status| status.state) {
             Ok(VmmState::Running | VmmState::Paused) => Found::Runs,
             Ok(VmmState::NotStarted | VmmState::Starting) => Found::NotBooted,

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   endpoints ──> Machines ── a slot for each name, a lock for its steps ──> Life (steps in order)
-//!                    │                                                          │        │
-//!                    │ supervisor: a task for each process                      v        v
-//!                    └── pidfd, GET /v1/vm/watch <── process "bellhop run"     Keep     Host
-//!                                                                             (store)  (this host)
+//!                    │  ^                                                        │
+//!                    │  └── Host: records, devices, processes <──────────────────┘
+//!                    │ supervisor: a task for each process
+//!                    └── pidfd, GET /v1/vm/watch <── process "bellhop run"
 //! ```
 //! The life of one machine:
 //!
@@ -60,15 +60,16 @@ use tokio::runtime::Handle;
 pub(crate) use self::change::{Change, Put, Removed, Wanted};
 use self::departure::Account;
 use self::error::VmError;
-use self::host::RealHost;
+use self::observer::StepObserver;
 use self::process::Identity;
 use self::record::Record;
 pub(crate) use self::slot::View;
 use self::slot::{Live, Slot};
-use self::spec::{ExistingDevice, NicId, NicSpec, VmName, VmSpec};
-use self::steps::{Keep, Life, Moment, Passed, SendRequest};
+use self::spec::{ExistingDevice, NicId, NicSpec, VmName, VmSpec, owned_by};
+use self::steps::{Life, Passed, SendRequest};
 use self::vmm::Vmm;
 use super::paths::Paths;
+use super::peers::Peers;
 use super::store::{Store, StoreError};
 
 /// Whether this daemon can talk to a process with this level of the API: its own, and the one before.
@@ -79,19 +80,26 @@ pub(crate) fn speaks(level: u32) -> bool {
 /// Hears what becomes of machines.
 pub(crate) type Listener = Arc<dyn Fn(&VmName, Change) + Send + Sync>;
 
-/// The virtual machines of this node.
-#[derive(Clone)]
-pub(crate) struct Machines(Arc<Inner>);
-
-struct Inner {
+/// The virtual machines of this node, and the host that they run on.
+pub(crate) struct Machines {
     paths: Paths,
     store: Store,
-    host: RealHost,
+    /// Which boot of the host this is.
+    boot: String,
+    /// What a machine's process logs at.
+    log_level: String,
+    observer: Option<StepObserver>,
+    /// Other nodes.
+    peers: Peers,
+    /// Where requests to machines are waited for.
     runtime: Handle,
     listener: Listener,
     slots: Mutex<BTreeMap<VmName, Arc<Slot>>>,
     /// Held while it is looked whether a device is another machine's.
     reserving: Mutex<()>,
+    /// One NIC at a time: so that machines wait for each other here, and not with
+    /// limited patience for the records' lock.
+    nics: Mutex<()>,
     ending: AtomicBool,
     /// Reporters of devlink that are in error.
     in_error: failing::Reporters,
@@ -100,43 +108,12 @@ struct Inner {
 impl std::fmt::Debug for Machines {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Machines")
-            .field("slots", &self.0.slots)
+            .field("slots", &self.slots)
             .finish_non_exhaustive()
     }
 }
 
-/// Keeps the records of one machine.
-struct SlotKeep<'a> {
-    inner: &'a Inner,
-    slot: &'a Slot,
-}
-
-impl Keep for SlotKeep<'_> {
-    fn keep(&self, vm: &VmName, record: &Record) -> Result<(), StoreError> {
-        self.inner.store.put(vm.as_str(), record)?;
-        let mut view = self.slot.view();
-        if record.process().is_none() {
-            view.live = None;
-        }
-        view.record = Some(record.clone());
-        Ok(())
-    }
-
-    fn forget(&self, vm: &VmName) -> Result<(), StoreError> {
-        let forgotten = self.inner.store.remove(vm.as_str());
-        // Nothing is left of it, whatever the store says: a record without steps does no harm.
-        let mut view = self.slot.view();
-        view.record = None;
-        view.live = None;
-        forgotten
-    }
-
-    fn at(&self, vm: &VmName, moment: &Moment) {
-        self.inner.host.observe(vm, moment);
-    }
-}
-
-impl Inner {
+impl Machines {
     fn slots(&self) -> MutexGuard<'_, BTreeMap<VmName, Arc<Slot>>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -145,21 +122,19 @@ impl Inner {
         (self.listener)(vm, change);
     }
 
-    /// Does something with a machine's life. The caller holds its lock.
-    fn live<T>(&self, slot: &Slot, work: impl FnOnce(&Life<'_>) -> T) -> T {
-        let keep = SlotKeep { inner: self, slot };
-        work(&Life {
-            host: &self.host,
-            keep: &keep,
+    /// The life of a machine. The caller holds its lock.
+    fn life<'a>(&'a self, slot: &'a Slot) -> Life<'a> {
+        Life {
+            host: self,
             vm: slot.name(),
-        })
+        }
     }
 
     /// What owns the character devices that a NIC has: its own, and the one that stands by.
     fn devices_of(&self, vm: &VmName, nic: &NicSpec) -> impl Iterator<Item = PathBuf> {
         let stand_by = nic.on_stand_by(vm);
-        let stand_by = stand_by.map(|nic| self.host.device_of(vm, &nic));
-        std::iter::once(self.host.device_of(vm, nic)).chain(stand_by)
+        let stand_by = stand_by.map(|nic| self.device_of(vm, &nic));
+        std::iter::once(self.device_of(vm, nic)).chain(stand_by)
     }
 
     /// Fails if a device that `spec` names is another machine's, or is there twice. From now on it is this one's,
@@ -193,9 +168,7 @@ impl Inner {
         slot.view().pending = Some(spec.clone());
         Ok(())
     }
-}
 
-impl Machines {
     /// All machines that the store tells of. Nothing is done about them yet: see [`Self::settle`].
     ///
     /// # Errors
@@ -203,10 +176,12 @@ impl Machines {
     pub(crate) fn open(
         store: Store,
         paths: Paths,
-        host: RealHost,
-        runtime: Handle,
+        boot: String,
+        log_level: String,
+        observer: Option<StepObserver>,
+        peers: Peers,
         listener: Listener,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Arc<Self>, StoreError> {
         let mut slots = BTreeMap::new();
         for (name, record) in store.vms::<Record>()? {
             let Ok(name) = name.parse::<VmName>() else {
@@ -215,51 +190,85 @@ impl Machines {
             };
             slots.insert(name.clone(), Arc::new(Slot::new(name, Some(record))));
         }
-        Ok(Self(Arc::new(Inner {
+        let machines = Self {
             paths,
             store,
-            host,
-            runtime,
+            boot,
+            log_level,
+            observer,
+            peers,
+            runtime: Handle::current(),
             listener,
             slots: Mutex::new(slots),
             reserving: Mutex::default(),
+            nics: Mutex::default(),
             ending: AtomicBool::new(false),
             in_error: failing::Reporters::default(),
-        })))
+        };
+        for (device, nic) in machines.made_nics() {
+            let owner = nic.owner().and_then(owned_by);
+            if let Some((vm, id)) = owner
+                && let Ok(slot) = machines.find(&vm)
+                && let Some(record) = &mut slot.view().record
+            {
+                record.finds_device(&vm, id, &device);
+            }
+        }
+        Ok(Arc::new(machines))
     }
 
     /// From now on nothing new is begun. Machines go on.
     pub(crate) fn end(&self) {
-        self.0.ending.store(true, Ordering::SeqCst);
+        self.ending.store(true, Ordering::SeqCst);
     }
 
     /// Does something under a machine's lock, on a worker thread, to its end.
     async fn locked<T: Send + 'static>(
-        &self,
+        self: &Arc<Self>,
         slot: &Arc<Slot>,
-        work: impl FnOnce(&Inner, &Slot) -> T + Send + 'static,
+        work: impl FnOnce(&Self, &Slot) -> T + Send + 'static,
     ) -> Result<T, VmError> {
         let guard = slot.steps.clone().lock_owned().await;
-        if self.0.ending.load(Ordering::SeqCst) {
+        if self.ending.load(Ordering::SeqCst) {
             return Err(VmError::Ending);
         }
-        let (inner, slot) = (self.0.clone(), slot.clone());
+        let (machines, slot) = (self.clone(), slot.clone());
         let done = tokio::task::spawn_blocking(move || {
             let _guard = guard;
-            work(&inner, &slot)
+            work(&machines, &slot)
         });
         done.await.map_err(VmError::Worker)
     }
 
+    /// Does what a request asks for, under a machine's lock. Watches the process that was started for that, and gives
+    /// the place back if it is empty then.
+    async fn request<T: Send + 'static>(
+        self: &Arc<Self>,
+        slot: Arc<Slot>,
+        work: impl FnOnce(&Self, &Slot) -> Result<T, VmError> + Send + 'static,
+    ) -> Result<T, VmError> {
+        let done = self.locked(&slot, |machines, slot| {
+            let done = work(machines, slot);
+            slot.view().pending = None;
+            done
+        });
+        let done = done.await;
+        if let Ok(Ok(_)) = &done {
+            self.supervise(&slot);
+        }
+        self.tidy(&slot);
+        done?
+    }
+
     fn find(&self, vm: &VmName) -> Result<Arc<Slot>, VmError> {
-        let slot = self.0.slots().get(vm).cloned();
+        let slot = self.slots().get(vm).cloned();
         slot.filter(|slot| slot.view().record.is_some())
             .ok_or_else(|| VmError::NoVm(vm.clone()))
     }
 
     /// The place of a name, empty if there is no such machine.
     fn place(&self, vm: &VmName) -> Arc<Slot> {
-        let mut slots = self.0.slots();
+        let mut slots = self.slots();
         let slot = slots
             .entry(vm.clone())
             .or_insert_with(|| Arc::new(Slot::new(vm.clone(), None)));
@@ -268,7 +277,7 @@ impl Machines {
 
     /// Gives an empty place back, unless somebody else waits for it.
     fn tidy(&self, slot: &Arc<Slot>) {
-        let mut slots = self.0.slots();
+        let mut slots = self.slots();
         // The map's and the caller's: nobody gets another one but under this lock.
         const NOBODY_ELSE: usize = 2;
         if Arc::strong_count(slot) <= NOBODY_ELSE && slot.view().record.is_none() {
@@ -278,7 +287,7 @@ impl Machines {
 
     /// All machines, by name.
     pub(crate) fn list(&self) -> Vec<(VmName, View)> {
-        let slots: Vec<Arc<Slot>> = self.0.slots().values().cloned().collect();
+        let slots: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
         let views = slots.iter().map(|slot| {
             let view = slot.view().clone();
             (slot.name().clone(), view)
@@ -296,31 +305,21 @@ impl Machines {
 
     /// The character device of a NIC, if there is one now.
     pub(crate) fn character_device(&self, vm: &VmName, nic: &NicSpec) -> Option<PathBuf> {
-        self.0.host.character_device(vm, nic).ok()
+        self.character_device_of(vm, nic).ok()
     }
 
     /// Makes a machine, or has the one that is there be like this.
     ///
     /// # Errors
     /// [`VmError`]; what was begun is undone then.
-    pub(crate) async fn put(&self, vm: &VmName, spec: VmSpec) -> Result<Put, VmError> {
+    pub(crate) async fn put(self: &Arc<Self>, vm: &VmName, spec: VmSpec) -> Result<Put, VmError> {
         spec.check(vm)?;
-        let slot = self.place(vm);
-        let put = self.locked(&slot, move |inner, slot| {
-            let put = inner.put(slot, spec);
-            slot.view().pending = None;
-            put
-        });
-        let put = put.await;
-        if let Ok(Ok(_)) = &put {
-            self.supervise(&slot);
-        }
-        self.tidy(&slot);
-        put?
+        let work = |machines: &Self, slot: &Slot| machines.put_now(slot, spec);
+        self.request(self.place(vm), work).await
     }
 
     /// Watches the process that was started for a machine, if nobody does yet.
-    fn supervise(&self, slot: &Arc<Slot>) {
+    fn supervise(self: &Arc<Self>, slot: &Arc<Slot>) {
         let identity = {
             let mut view = slot.view();
             let running = view.record.as_ref().and_then(|record| record.process()?.0);
@@ -334,7 +333,7 @@ impl Machines {
         };
         let awaited = slot.record().and_then(|record| record.arrival);
         let change = awaited.map_or(Change::Started, |arrival| Change::Awaited(arrival.listen));
-        self.0.tell(slot.name(), change);
+        self.tell(slot.name(), change);
         supervisor::begin(self, slot, Some(identity));
     }
 
@@ -342,52 +341,34 @@ impl Machines {
     ///
     /// # Errors
     /// [`VmError`].
-    pub(crate) async fn change(&self, vm: &VmName, wanted: Wanted) -> Result<(), VmError> {
-        let slot = self.find(vm)?;
-        let changed = self
-            .locked(&slot, move |inner, slot| inner.change(slot, wanted))
-            .await?;
-        if changed.is_ok() {
-            self.supervise(&slot);
-        }
-        // One that was stopped may have left for another node.
-        self.tidy(&slot);
-        changed
+    pub(crate) async fn change(
+        self: &Arc<Self>,
+        vm: &VmName,
+        wanted: Wanted,
+    ) -> Result<(), VmError> {
+        let work = move |machines: &Self, slot: &Slot| machines.change_now(slot, wanted);
+        self.request(self.find(vm)?, work).await
     }
 
     /// Takes a machine away with all that was made for it.
     ///
     /// # Errors
     /// [`VmError`]; what could not be undone can be tried again.
-    pub(crate) async fn delete(&self, vm: &VmName) -> Result<(), VmError> {
-        let slot = self.find(vm)?;
-        let deleted = self
-            .locked(&slot, |inner, slot| {
-                let mut record = slot
-                    .record()
-                    .ok_or_else(|| VmError::NoVm(slot.name().clone()))?;
-                record.forget_former();
-                inner.live(slot, |life| life.delete(&mut record))?;
-                inner.tell(slot.name(), Change::Deleted);
-                Ok(())
-            })
-            .await;
-        self.tidy(&slot);
-        deleted?
+    pub(crate) async fn delete(self: &Arc<Self>, vm: &VmName) -> Result<(), VmError> {
+        self.request(self.find(vm)?, Self::delete_now).await
     }
 
     /// Gives a machine a NIC.
     ///
     /// # Errors
     /// [`VmError`]; what was begun is undone then.
-    pub(crate) async fn add_nic(&self, vm: &VmName, nic: NicSpec) -> Result<Put, VmError> {
-        let slot = self.find(vm)?;
-        self.locked(&slot, move |inner, slot| {
-            let added = inner.add_nic(slot, &nic);
-            slot.view().pending = None;
-            added
-        })
-        .await?
+    pub(crate) async fn add_nic(
+        self: &Arc<Self>,
+        vm: &VmName,
+        nic: NicSpec,
+    ) -> Result<Put, VmError> {
+        let work = move |machines: &Self, slot: &Slot| machines.add_nic_now(slot, &nic);
+        self.request(self.find(vm)?, work).await
     }
 
     /// Moves a NIC of a machine to another device.
@@ -395,30 +376,28 @@ impl Machines {
     /// # Errors
     /// [`VmError`]; the NIC stays where it was then.
     pub(crate) async fn swap_nic(
-        &self,
+        self: &Arc<Self>,
         vm: &VmName,
         id: &NicId,
         device: ExistingDevice,
     ) -> Result<(), VmError> {
-        let slot = self.find(vm)?;
         let id = id.clone();
-        self.locked(&slot, move |inner, slot| {
-            let swapped = inner.swap_nic(slot, &id, device);
-            slot.view().pending = None;
-            swapped
-        })
-        .await?
+        let work = move |machines: &Self, slot: &Slot| machines.swap_nic_now(slot, &id, device);
+        self.request(self.find(vm)?, work).await
     }
 
     /// Takes a NIC away from a machine.
     ///
     /// # Errors
     /// [`VmError`].
-    pub(crate) async fn remove_nic(&self, vm: &VmName, id: &NicId) -> Result<Removed, VmError> {
-        let slot = self.find(vm)?;
+    pub(crate) async fn remove_nic(
+        self: &Arc<Self>,
+        vm: &VmName,
+        id: &NicId,
+    ) -> Result<Removed, VmError> {
         let id = id.clone();
-        self.locked(&slot, move |inner, slot| inner.remove_nic(slot, &id))
-            .await?
+        let work = move |machines: &Self, slot: &Slot| machines.remove_nic_now(slot, &id);
+        self.request(self.find(vm)?, work).await
     }
 
     /// Has a running machine leave for another process. From before it is asked until it says that its guest is here, nobody
@@ -426,28 +405,31 @@ impl Machines {
     ///
     /// # Errors
     /// [`VmError`].
-    pub(crate) async fn send(&self, vm: &VmName, request: SendRequest) -> Result<Passed, VmError> {
-        let slot = self.find(vm)?;
-        let sent = self
-            .locked(&slot, move |inner, slot| inner.send(slot, &request))
-            .await?;
-        // Whoever asked for it asks how it goes.
-        slot.asks();
-        slot.migration.notify_one();
-        sent
+    pub(crate) async fn send(
+        self: &Arc<Self>,
+        vm: &VmName,
+        request: SendRequest,
+    ) -> Result<Passed, VmError> {
+        self.request(self.find(vm)?, move |machines, slot| {
+            let sent = machines.send_now(slot, &request);
+            slot.is_sent();
+            sent
+        })
+        .await
     }
 
     /// Somebody says where the guest of a machine is that was sent elsewhere. If it is here and is to run, it is started.
     ///
     /// # Errors
     /// [`VmError`]; then it is as open as before.
-    pub(crate) async fn say_where(&self, vm: &VmName, here: bool) -> Result<(), VmError> {
+    pub(crate) async fn say_where(
+        self: &Arc<Self>,
+        vm: &VmName,
+        here: bool,
+    ) -> Result<(), VmError> {
         let slot = self.find(vm)?;
-        let settled = self
-            .locked(&slot, move |inner, slot| inner.say_where(slot, here))
-            .await;
-        self.tidy(&slot);
-        settled??;
+        let work = move |machines: &Self, slot: &Slot| machines.say_where_now(slot, here);
+        self.request(slot.clone(), work).await?;
         if slot.record().is_some_and(|record| record.is_to_start()) {
             supervisor::begin(self, &slot, None);
         }
@@ -465,7 +447,7 @@ impl Machines {
 
     /// A client is about to read how a machine's migration goes, by the account of this process.
     pub(crate) async fn hears_migration(
-        &self,
+        self: &Arc<Self>,
         vm: &VmName,
         process: Option<Identity>,
         account: Account,
@@ -478,7 +460,9 @@ impl Machines {
             Account::Here => slot.has_heard(),
             Account::There => {
                 // It ends now, and this may have been its last word.
-                let noted = self.locked(&slot, move |inner, slot| inner.hears_moved(slot, process));
+                let noted = self.locked(&slot, move |machines, slot| {
+                    machines.hears_moved(slot, process);
+                });
                 if let Err(error) = noted.await {
                     tracing::debug!(%vm, %error, "that it has moved is not noted");
                 }
@@ -497,9 +481,9 @@ impl Machines {
         let running = view.record.as_ref().and_then(Record::process).is_some();
         match view.live {
             _ if !running => Err(VmError::NotRunning(vm.clone())),
-            Some(live) => self.0.check_level(vm, &live),
+            Some(live) => self.check_level(vm, &live),
             None => Ok(()),
         }?;
-        Ok(self.0.vmm(vm))
+        Ok(self.api_of(vm))
     }
 }

@@ -9,6 +9,8 @@
 //! What follows at the source's end of it is in the steps of machines that leave. Owns these requests. It must not know how the
 //! guest gets over.
 
+use std::sync::Arc;
+
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -21,8 +23,8 @@ use super::error::VmError;
 use super::record::{EndedBecause, Phase, Record};
 use super::slot::Slot;
 use super::spec::{Desired, VmName, VmSpec};
-use super::steps::{Passed, SendRequest};
-use super::{Change, Inner, Machines};
+use super::steps::{Host as _, Passed, SendRequest};
+use super::{Change, Machines};
 use crate::node::peers::{Peer, ToReceive, check, name_there};
 
 const fn default_downtime_ms() -> u32 {
@@ -134,21 +136,17 @@ impl Machines {
     /// # Errors
     /// [`VmError`]; nothing is left there then.
     pub(crate) async fn send_to_node(
-        &self,
+        self: &Arc<Self>,
         vm: &VmName,
         wanted: SendToNode,
         request_id: Option<String>,
     ) -> Result<Passed, VmError> {
-        let slot = self.find(vm)?;
-        let sent = self
-            .locked(&slot, move |inner, slot| {
-                inner.send_to_node(slot, &wanted, request_id)
-            })
-            .await?;
-        // Whoever asked for it asks how it goes.
-        slot.asks();
-        slot.migration.notify_one();
-        sent
+        self.request(self.find(vm)?, move |machines, slot| {
+            let sent = machines.send_to_node_now(slot, &wanted, request_id);
+            slot.is_sent();
+            sent
+        })
+        .await
     }
 
     /// Makes all of a machine but its guest, and a process that waits for that. `near`: who sends it is on this host.
@@ -156,54 +154,39 @@ impl Machines {
     /// # Errors
     /// [`VmError`]; what was begun is undone then.
     pub(crate) async fn receive(
-        &self,
+        self: &Arc<Self>,
         vm: &VmName,
         spec: VmSpec,
         near: bool,
     ) -> Result<Awaited, VmError> {
         spec.check(vm)?;
-        // To its end also if who asked goes: what waits has to be watched.
-        let (machines, vm) = (self.clone(), vm.clone());
-        let done = tokio::spawn(async move { machines.receive_now(&vm, spec, near).await });
-        done.await.map_err(VmError::Worker)?
-    }
-
-    async fn receive_now(&self, vm: &VmName, spec: VmSpec, near: bool) -> Result<Awaited, VmError> {
         let slot = self.place(vm);
         // Said without the lock: it may be held by who asks, here or crosswise at the other node.
         if let Some(record) = slot.record().filter(|record| !is_done_with(record)) {
             return Err(taken(vm, &record));
         }
-        let received = self.locked(&slot, move |inner, slot| {
-            let received = inner.receive(slot, spec, near);
-            slot.view().pending = None;
-            received
+        // To its end also if who asked goes: what waits has to be watched.
+        let machines = self.clone();
+        let received = tokio::spawn(async move {
+            let work = move |machines: &Self, slot: &Slot| machines.receive_now(slot, spec, near);
+            machines.request(slot, work).await
         });
-        let received = received.await;
-        if let Ok(Ok(_)) = &received {
-            self.supervise(&slot);
-        }
-        self.tidy(&slot);
-        received?
+        received.await.map_err(VmError::Worker)?
     }
 
     /// The machine that is waited for does not come: takes back what was made for it. Returns nothing if none is waited for.
     ///
     /// # Errors
     /// [`VmError`]: it has come, or may have; or something could not be undone.
-    pub(crate) async fn call_off(&self, vm: &VmName) -> Result<Option<()>, VmError> {
+    pub(crate) async fn call_off(self: &Arc<Self>, vm: &VmName) -> Result<Option<()>, VmError> {
         let slot = self.find(vm)?;
         if slot.record().is_none_or(|record| record.arrival.is_none()) {
             return Ok(None);
         }
-        let done = self.locked(&slot, |inner, slot| inner.call_off(slot)).await;
-        self.tidy(&slot);
-        done?.map(Some)
+        self.request(slot, Self::call_off_now).await.map(Some)
     }
-}
 
-impl Inner {
-    fn send_to_node(
+    fn send_to_node_now(
         &self,
         slot: &Slot,
         wanted: &SendToNode,
@@ -218,14 +201,14 @@ impl Inner {
             name: name_there(name.as_ref(), vm),
         };
         let spec = record.spec.elsewhere(wanted.from.as_deref(), |nic| {
-            self.host.net_config(vm, &record.nic_now(vm, nic))
+            self.net_config(vm, &record.nic_now(vm, nic))
         })?;
-        let endpoint = match self.host.peers().receive(&peer, &ToReceive { spec }) {
+        let endpoint = match self.peers.receive(&peer, &ToReceive { spec }) {
             Ok(endpoint) => endpoint,
             Err(error) => {
                 if error.may_have_been_heard() {
                     // It may have made what nobody will come to.
-                    self.live(slot, |life| life.host.withdraw(vm, &peer));
+                    self.withdraw(vm, &peer);
                 }
                 return match error.obstacle() {
                     Some((reason, remedy)) if wanted.dry_run => {
@@ -235,23 +218,23 @@ impl Inner {
                 };
             }
         };
-        let tls = json!(self.host.peers().tls(&endpoint));
+        let tls = json!(self.peers.tls(&endpoint));
         let request = SendRequest {
             destination: peer.to_string(),
             body: wanted.for_machine(&endpoint, tls),
             request_id,
             peer: (!wanted.dry_run).then(|| peer.clone()),
         };
-        let sent = self.live(slot, |life| life.send(&mut record, &request));
+        let sent = self.life(slot).send(&mut record, &request);
         let marked = record.departure.as_ref();
         if marked.is_none_or(|mark| mark.peer.as_ref() != Some(&peer)) {
             // It goes nowhere, so nobody waits for it there.
-            self.live(slot, |life| life.host.withdraw(vm, &peer));
+            self.withdraw(vm, &peer);
         }
         Ok(about(&peer, sent?))
     }
 
-    fn receive(&self, slot: &Slot, mut spec: VmSpec, near: bool) -> Result<Awaited, VmError> {
+    fn receive_now(&self, slot: &Slot, mut spec: VmSpec, near: bool) -> Result<Awaited, VmError> {
         let vm = slot.name();
         // Its guest runs where it comes from.
         spec.state = Desired::Running;
@@ -267,25 +250,24 @@ impl Inner {
         }
         let socket = self.paths.migration_socket(vm);
         let listen = self
-            .host
-            .peers()
+            .peers
             .place(near.then_some(socket.as_path()))?
             .to_string();
         self.reserve(slot, &spec)?;
         if let Some(mut record) = former.take_if(|record| record.phase != Phase::Present) {
             // What could not be undone of it is nobody's.
-            self.live(slot, |life| life.delete(&mut record))?;
+            self.life(slot).delete(&mut record)?;
             former = slot.record();
         }
         let arrival = Arrival {
             listen: listen.clone(),
         };
-        self.live(slot, |life| life.receive(spec, arrival, former))?;
+        self.life(slot).receive(spec, arrival, former)?;
         self.tell(vm, Change::Created);
         Ok(Awaited { listen })
     }
 
-    fn call_off(&self, slot: &Slot) -> Result<(), VmError> {
+    fn call_off_now(&self, slot: &Slot) -> Result<(), VmError> {
         let vm = slot.name();
         let Some(mut record) = slot.record().filter(|record| record.arrival.is_some()) else {
             return Err(VmError::NoVm(vm.clone()));
@@ -304,10 +286,10 @@ impl Inner {
     /// Has nobody wait for a machine any more, and takes back what was made for it.
     fn take_back(&self, slot: &Slot, record: &mut Record, why: &str) -> Result<(), VmError> {
         let vm = slot.name();
-        if record.phase == Phase::Present && !self.live(slot, |life| life.call_off(record))? {
+        if record.phase == Phase::Present && !self.life(slot).call_off(record)? {
             return Err(VmError::HasCome(vm.clone()));
         }
-        self.live(slot, |life| life.delete(record))?;
+        self.life(slot).delete(record)?;
         self.tell(vm, Change::NotArrived(why.to_owned()));
         self.tell_gone(slot);
         Ok(())
@@ -319,7 +301,7 @@ impl Inner {
             return;
         };
         let vm = slot.name();
-        match self.live(slot, |life| life.look_for_arrival(&mut record)) {
+        match self.life(slot).look_for_arrival(&mut record) {
             Coming::Arrived => self.tell(vm, Change::Arrived),
             coming if coming.is_vain() => {
                 tracing::warn!(%vm, "nobody sends a machine that is waited for: it is called off");

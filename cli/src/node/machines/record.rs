@@ -10,8 +10,9 @@
 //! Owns the form of the record. It must not know how a step is done.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::arrival::Arrival;
@@ -56,6 +57,33 @@ pub(crate) enum Step {
     },
 }
 
+impl Step {
+    /// What it made, as a part of a sentence.
+    pub(crate) fn part(&self) -> String {
+        match self {
+            Self::Directories => "its directories".to_owned(),
+            Self::Nic {
+                id, stand_by: true, ..
+            } => format!("the device that stands by for NIC {id}"),
+            Self::Nic { id, .. } => format!("the device of NIC {id}"),
+            Self::Process { .. } => "its process".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Directories => f.write_str("directories"),
+            Self::Nic {
+                id, stand_by: true, ..
+            } => write!(f, "stand-by {id}"),
+            Self::Nic { id, .. } => write!(f, "nic {id}"),
+            Self::Process { .. } => f.write_str("process"),
+        }
+    }
+}
+
 /// How a machine ended the last time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct LastEnd {
@@ -93,6 +121,9 @@ pub(crate) struct Record {
     pub(crate) spec: VmSpec,
     /// How far it is.
     pub(crate) phase: Phase,
+    /// Devices of NICs have records of their own (`vdpa::mgmt::nic`), which end with the host's boot as they do:
+    /// see [`Self::finds_device`].
+    #[serde(serialize_with = "without_devices")]
     steps: Vec<Step>,
     /// How often it was started again by the node.
     pub(crate) restarts: u64,
@@ -135,9 +166,8 @@ impl Record {
 
     /// Takes the place of one that left this node. What is there of that is this one's to undo; the rest is remembered.
     pub(crate) fn takes_place_of(&mut self, mut former: Self) {
-        self.steps = std::mem::take(&mut former.steps);
         // Logs of its successor are in its directories by then.
-        former.begin(Step::Directories);
+        self.steps = std::mem::replace(&mut former.steps, vec![Step::Directories]);
         self.former = Some(Box::new(former));
     }
 
@@ -177,35 +207,35 @@ impl Record {
         self.departure.as_ref().filter(|_| self.process().is_none())
     }
 
+    /// A device was made for this NIC: so its own record says.
+    pub(crate) fn finds_device(&mut self, vm: &VmName, id: NicId, device: &str) {
+        let step = Step::Nic {
+            stand_by: device == vm.stand_by(&id),
+            id,
+            device: device.to_owned(),
+        };
+        if !self.steps.contains(&step) {
+            self.steps.insert(self.place(&step), step);
+        }
+    }
+
     /// What was begun, in the order in which it depends on each other.
-    #[cfg(test)]
     pub(crate) fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// A step begins: NICs lie before the process, which has them open.
-    pub(crate) fn begin(&mut self, step: Step) {
-        let at = match step {
+    /// The same, to be changed.
+    pub(crate) fn steps_mut(&mut self) -> &mut Vec<Step> {
+        &mut self.steps
+    }
+
+    /// Where a step belongs: NICs lie before the process, which has them open.
+    pub(crate) fn place(&self, step: &Step) -> usize {
+        match step {
             Step::Process { .. } => self.steps.len(),
             Step::Directories => 0,
             Step::Nic { .. } => self.process_at().unwrap_or(self.steps.len()),
-        };
-        self.steps.insert(at, step);
-    }
-
-    /// The step that is undone next.
-    pub(crate) fn last(&self) -> Option<&Step> {
-        self.steps.last()
-    }
-
-    /// The last step is undone.
-    pub(crate) fn pop(&mut self) -> Option<Step> {
-        self.steps.pop()
-    }
-
-    /// Puts a step back that could not be undone.
-    pub(crate) fn push_back(&mut self, step: Step) {
-        self.steps.push(step);
+        }
     }
 
     /// The device that was made for a NIC, as its own or to stand by for that.
@@ -226,10 +256,10 @@ impl Record {
         both.into_iter().flatten().map(str::to_owned).collect()
     }
 
-    /// The step that tells of this device.
-    pub(crate) fn step_of(&self, name: &str) -> Option<&Step> {
-        let is_its = |step: &&Step| matches!(step, Step::Nic { device, .. } if device == name);
-        self.steps.iter().find(is_its)
+    /// The place of the step that tells of this device.
+    pub(crate) fn device_at(&self, name: &str) -> Option<usize> {
+        let is_its = |step: &Step| matches!(step, Step::Nic { device, .. } if device == name);
+        self.steps.iter().position(is_its)
     }
 
     /// Whether any device was made for a NIC.
@@ -269,7 +299,7 @@ impl Record {
 
     /// Whether this device was made for it.
     pub(crate) fn has_device(&self, name: &str) -> bool {
-        self.step_of(name).is_some()
+        self.device_at(name).is_some()
     }
 
     /// All devices that were made, and the NICs for which they were.
@@ -325,13 +355,8 @@ impl Record {
         left.map(|(_, device, _)| device.to_owned()).collect()
     }
 
-    /// The step of a device is undone.
-    pub(crate) fn forget_device(&mut self, name: &str) {
-        self.steps
-            .retain(|step| !matches!(step, Step::Nic { device, .. } if device == name));
-    }
-
-    fn process_at(&self) -> Option<usize> {
+    /// Where among the steps the process is.
+    pub(crate) fn process_at(&self) -> Option<usize> {
         let process = |step: &Step| matches!(step, Step::Process { .. });
         self.steps.iter().position(process)
     }
@@ -357,7 +382,18 @@ impl Record {
     pub(crate) fn forget_process(&mut self) {
         self.steps
             .retain(|step| !matches!(step, Step::Process { .. }));
-        // Its guest has nothing any more.
+        self.guest_ended();
+    }
+
+    /// Its guest has nothing any more.
+    pub(crate) fn guest_ended(&mut self) {
         self.giving_up.clear();
     }
+}
+
+fn without_devices<S: Serializer>(steps: &[Step], serializer: S) -> Result<S::Ok, S::Error> {
+    let others = steps
+        .iter()
+        .filter(|step| !matches!(step, Step::Nic { .. }));
+    serializer.collect_seq(others)
 }

@@ -9,14 +9,10 @@ use super::record::{Phase, Record};
 use super::slot::{Live, Slot};
 use super::spec::{Desired, ExistingDevice, NicId, NicSpec, VmName, VmSpec};
 use super::steps::{Passed, SendRequest};
-use super::vmm::{Vmm, VmmState};
-use super::{Change, Inner, Put, Removed, Wanted, speaks};
+use super::vmm::VmmState;
+use super::{Change, Machines, Put, Removed, Wanted, speaks};
 
-impl Inner {
-    pub(super) fn vmm(&self, vm: &VmName) -> Vmm {
-        Vmm::new(&self.paths.api_socket(vm))
-    }
-
+impl Machines {
     pub(super) fn check_level(&self, vm: &VmName, live: &Live) -> Result<(), VmError> {
         match (live.api, &live.version) {
             (Some(level), Some(version)) if !speaks(level) => Err(VmError::OtherLevel {
@@ -28,44 +24,52 @@ impl Inner {
         }
     }
 
-    pub(super) fn put(&self, slot: &Slot, spec: VmSpec) -> Result<Put, VmError> {
-        let Some(mut record) = slot.record() else {
-            return self.create(slot, spec).map(|()| Put::Created);
+    pub(super) fn put_now(&self, slot: &Slot, spec: VmSpec) -> Result<Put, VmError> {
+        let put = match slot.record() {
+            None => Put::Created,
+            Some(mut record) if record.phase != Phase::Present => {
+                // What is left of an earlier one that could not be undone.
+                record.forget_former();
+                self.life(slot).delete(&mut record)?;
+                Put::Created
+            }
+            Some(mut record) => {
+                check_here(slot.name(), &record)?;
+                if spec.is_same_machine(&record.spec) {
+                    let wanted = match spec.state {
+                        Desired::Running if record.process().is_some() => return Ok(Put::Same),
+                        Desired::Running => Wanted::Running,
+                        Desired::Stopped => Wanted::Stopped,
+                    };
+                    return self.change_now(slot, wanted).map(|()| Put::Same);
+                }
+                if record.process().is_some() {
+                    return Err(VmError::OtherRuns(slot.name().clone()));
+                }
+                // It would run under the name, and with the NICs, of a guest that may run elsewhere.
+                check_whereabouts(slot.name(), &record)?;
+                self.reserve(slot, &spec)?;
+                self.life(slot).delete(&mut record)?;
+                Put::Replaced
+            }
         };
-        if record.phase != Phase::Present {
-            // What is left of an earlier one that could not be undone.
-            record.forget_former();
-            self.live(slot, |life| life.delete(&mut record))?;
-            return self.create(slot, spec).map(|()| Put::Created);
-        }
-        check_here(slot.name(), &record)?;
-        if spec.is_same_machine(&record.spec) {
-            let wanted = match spec.state {
-                Desired::Running if record.process().is_some() => return Ok(Put::Same),
-                Desired::Running => Wanted::Running,
-                Desired::Stopped => Wanted::Stopped,
-            };
-            self.change(slot, wanted)?;
-            return Ok(Put::Same);
-        }
-        if record.process().is_some() {
-            return Err(VmError::OtherRuns(slot.name().clone()));
-        }
-        // It would run under the name, and with the NICs, of a guest that may run elsewhere.
-        check_whereabouts(slot.name(), &record)?;
         self.reserve(slot, &spec)?;
-        self.live(slot, |life| life.delete(&mut record))?;
-        self.create(slot, spec).map(|()| Put::Replaced)
+        self.life(slot).create(Record::new(spec))?;
+        self.tell(slot.name(), Change::Created);
+        Ok(put)
     }
 
-    fn create(&self, slot: &Slot, spec: VmSpec) -> Result<(), VmError> {
-        self.reserve(slot, &spec)?;
-        self.live(slot, |life| life.create(spec))?;
-        self.tell(slot.name(), Change::Created);
+    pub(super) fn delete_now(&self, slot: &Slot) -> Result<(), VmError> {
+        let mut record = slot
+            .record()
+            .ok_or_else(|| VmError::NoVm(slot.name().clone()))?;
+        record.forget_former();
+        self.life(slot).delete(&mut record)?;
+        self.tell(slot.name(), Change::Deleted);
         Ok(())
     }
 
-    pub(super) fn change(&self, slot: &Slot, wanted: Wanted) -> Result<(), VmError> {
+    pub(super) fn change_now(&self, slot: &Slot, wanted: Wanted) -> Result<(), VmError> {
         let vm = slot.name();
         let mut record = slot.record().ok_or_else(|| VmError::NoVm(vm.clone()))?;
         if record.phase != Phase::Present {
@@ -82,30 +86,30 @@ impl Inner {
                     Wanted::Paused => VmmState::Paused,
                     _ => VmmState::Running,
                 };
-                Ok(self.runtime.block_on(self.vmm(vm).want(state))?)
+                Ok(self.runtime.block_on(self.api_of(vm).want(state))?)
             }
             Wanted::Paused => Err(VmError::NotRunning(vm.clone())),
             Wanted::Running => {
                 check_whereabouts(vm, &record)?;
                 record.spec.state = Desired::Running;
-                let started = self.live(slot, |life| life.start(&mut record));
+                let started = self.life(slot).start(&mut record);
                 if started.is_err() {
                     // The client knows: it is not tried again behind its back.
                     record.spec.state = Desired::Stopped;
-                    self.live(slot, |life| life.note(&record));
+                    self.life(slot).note(&mut record);
                 }
                 Ok(started?)
             }
             Wanted::Stopped => {
                 // Before: it is not to come back if this daemon ends now.
-                self.live(slot, |life| life.wants_stopped(&mut record))?;
+                self.life(slot).wants_stopped(&mut record)?;
                 // Afterwards nobody can be asked any more.
-                self.live(slot, |life| life.look_for_guest(&mut record));
-                self.live(slot, |life| life.stop(&mut record))?;
+                self.life(slot).look_for_guest(&mut record);
+                self.life(slot).stop(&mut record)?;
                 if !runs {
                     return Ok(());
                 }
-                match self.live(slot, |life| life.stopped(&mut record))? {
+                match self.life(slot).stopped(&mut record)? {
                     Some(end) => {
                         self.tell(vm, Change::Ended(end));
                         self.tell_whereabouts(vm, &record);
@@ -128,9 +132,9 @@ impl Inner {
     }
 
     /// Has a running machine leave for another process. The record says so before.
-    pub(super) fn send(&self, slot: &Slot, request: &SendRequest) -> Result<Passed, VmError> {
+    pub(super) fn send_now(&self, slot: &Slot, request: &SendRequest) -> Result<Passed, VmError> {
         let mut record = self.sendable(slot)?;
-        Ok(self.live(slot, |life| life.send(&mut record, request))?)
+        Ok(self.life(slot).send(&mut record, request)?)
     }
 
     /// The record of a machine that runs, so that it can be asked to leave.
@@ -146,7 +150,7 @@ impl Inner {
     /// Asks a machine that was sent elsewhere how that went.
     pub(super) fn look_for_guest(&self, slot: &Slot) {
         if let Some(mut record) = slot.record() {
-            self.live(slot, |life| life.look_for_guest(&mut record));
+            self.life(slot).look_for_guest(&mut record);
         }
     }
 
@@ -159,22 +163,21 @@ impl Inner {
             .process()
             .is_some_and(|(identity, _)| identity == process)
         {
-            self.live(slot, |life| life.departed(&mut record));
+            self.life(slot).departed(&mut record);
         }
     }
 
     /// Somebody says where a machine's guest is: to the machine if it runs, else to its record.
-    pub(super) fn say_where(&self, slot: &Slot, here: bool) -> Result<(), VmError> {
+    pub(super) fn say_where_now(&self, slot: &Slot, here: bool) -> Result<(), VmError> {
         let vm = slot.name();
         let mut record = self.there(slot)?;
         if record.process().is_some() {
-            self.runtime.block_on(self.vmm(vm).settle(here))?;
-            self.live(slot, |life| match here {
-                true => life.look_for_guest(&mut record),
-                false => life.departed(&mut record),
-            });
+            self.runtime.block_on(self.api_of(vm).settle(here))?;
             if here {
+                self.life(slot).look_for_guest(&mut record);
                 self.look_for_arrival(slot);
+            } else {
+                self.life(slot).departed(&mut record);
             }
             return Ok(());
         }
@@ -182,15 +185,13 @@ impl Inner {
             return Err(VmError::Settled(vm.clone()));
         }
         let (came, peer) = (record.arrival.is_some(), record.peer());
-        self.live(slot, |life| life.say_where(&mut record, here))?;
+        self.life(slot).say_where(&mut record, here)?;
         self.tell(vm, Change::Settled { here });
         if !here {
             let gone = match (came, peer) {
                 // It never was a machine of this node's.
-                (true, _) => self
-                    .live(slot, |life| life.delete(&mut record))
-                    .map(|()| true),
-                (false, Some(peer)) => self.live(slot, |life| life.leaves_to(&mut record, &peer)),
+                (true, _) => self.life(slot).delete(&mut record).map(|()| true),
+                (false, Some(peer)) => self.life(slot).leaves_to(&mut record, &peer),
                 (false, None) => Ok(false),
             };
             if gone? {
@@ -227,7 +228,7 @@ impl Inner {
         Ok(record)
     }
 
-    pub(super) fn add_nic(&self, slot: &Slot, nic: &NicSpec) -> Result<Put, VmError> {
+    pub(super) fn add_nic_now(&self, slot: &Slot, nic: &NicSpec) -> Result<Put, VmError> {
         let vm = slot.name();
         let mut record = self.present(slot)?;
         if let Some(there) = record.spec.nic(nic.id()) {
@@ -249,12 +250,12 @@ impl Inner {
         let spec = record.spec.with_nic(nic.clone())?;
         spec.check(vm)?;
         self.reserve(slot, &spec)?;
-        self.live(slot, |life| life.add_nic(&mut record, nic, spec))?;
+        self.life(slot).add_nic(&mut record, nic, spec)?;
         self.tell(vm, Change::NicAdded(nic.id().clone()));
         Ok(Put::Created)
     }
 
-    pub(super) fn swap_nic(
+    pub(super) fn swap_nic_now(
         &self,
         slot: &Slot,
         id: &NicId,
@@ -276,7 +277,7 @@ impl Inner {
         let spec = record.spec.with_nic_replaced(&moved);
         spec.check(vm)?;
         self.reserve(slot, &spec)?;
-        self.live(slot, |life| life.swap_nic(&mut record, &moved, spec))?;
+        self.life(slot).swap_nic(&mut record, &moved, spec)?;
         self.tell(vm, Change::NicMoved(id.clone()));
         Ok(())
     }
@@ -285,8 +286,8 @@ impl Inner {
     /// is another one, or none stands by.
     fn seat_of(&self, vm: &VmName, nic: &NicSpec, moved: &NicSpec) -> Option<bool> {
         let stand_by = nic.on_stand_by(vm)?;
-        let to = self.host.device_of(vm, moved);
-        let is_there = |nic: &NicSpec| self.host.device_of(vm, nic) == to;
+        let to = self.device_of(vm, moved);
+        let is_there = |nic: &NicSpec| self.device_of(vm, nic) == to;
         match is_there(&stand_by) {
             true => Some(true),
             false => is_there(nic).then_some(false),
@@ -301,14 +302,12 @@ impl Inner {
         id: &NicId,
         on_stand_by: bool,
     ) -> Result<(), VmError> {
-        self.live(slot, |life| {
-            // The machine may have done so by itself.
-            life.look_for_failovers(&mut record);
-            match record.is_on_stand_by(id) == on_stand_by {
-                true => Ok(()),
-                false => life.seat(&mut record, id, on_stand_by),
-            }
-        })?;
+        let life = self.life(slot);
+        // The machine may have done so by itself.
+        life.look_for_failovers(&mut record);
+        if record.is_on_stand_by(id) != on_stand_by {
+            life.seat(&mut record, id, on_stand_by)?;
+        }
         self.tell(slot.name(), Change::NicMoved(id.clone()));
         Ok(())
     }
@@ -321,12 +320,12 @@ impl Inner {
         else {
             return;
         };
-        for id in self.live(slot, |life| life.look_for_failovers(&mut record)) {
+        for id in self.life(slot).look_for_failovers(&mut record) {
             self.tell(slot.name(), Change::NicFailedOver(id, None));
         }
     }
 
-    pub(super) fn remove_nic(&self, slot: &Slot, id: &NicId) -> Result<Removed, VmError> {
+    pub(super) fn remove_nic_now(&self, slot: &Slot, id: &NicId) -> Result<Removed, VmError> {
         let vm = slot.name();
         let mut record = self.present(slot)?;
         // One that the guest was asked for is asked for again.
@@ -336,7 +335,7 @@ impl Inner {
                 id: id.clone(),
             });
         }
-        let gone = self.live(slot, |life| life.remove_nic(&mut record, id))?;
+        let gone = self.life(slot).remove_nic(&mut record, id)?;
         match gone {
             true => {
                 self.tell(vm, Change::NicRemoved(id.clone()));

@@ -9,39 +9,38 @@ use super::error::LifeError;
 use super::slot::{Live, Slot};
 use super::spec::{VmName, VmSpec};
 use super::steps::Settled;
-use super::{Change, Inner, Machines, supervisor};
+use super::{Change, Machines, supervisor};
 
 impl Machines {
     /// Brings what there is in line with the records: see the module. Returns when all that runs is adopted; machines
     /// that are to be started are started meanwhile.
-    pub(crate) async fn settle(&self) {
+    pub(crate) async fn settle(self: &Arc<Self>) {
         let strays = self.clone();
-        let all: Vec<Arc<Slot>> = self.0.slots().values().cloned().collect();
+        let all: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
         let mut tasks = tokio::task::JoinSet::new();
         for slot in all {
             let machines = self.clone();
             tasks.spawn(async move { machines.settle_one(&slot).await });
         }
         while tasks.join_next().await.is_some() {}
-        let done = tokio::task::spawn_blocking(move || strays.0.remove_strays());
+        let done = tokio::task::spawn_blocking(move || strays.remove_strays());
         if let Err(error) = done.await {
             tracing::error!(%error, "strays were not looked for");
         }
     }
 
-    async fn settle_one(&self, slot: &Arc<Slot>) {
+    async fn settle_one(self: &Arc<Self>, slot: &Arc<Slot>) {
         let settled = self
-            .locked(slot, |inner, slot| {
+            .locked(slot, |machines, slot| {
                 let Some(mut record) = slot.record() else {
                     return Ok::<_, LifeError>(Settled::None);
                 };
-                inner.live(slot, |life| {
-                    let settled = life.settle(&mut record)?;
-                    if settled == Settled::Running {
-                        life.settle_nics(&mut record);
-                    }
-                    Ok(settled)
-                })
+                let life = machines.life(slot);
+                let settled = life.settle(&mut record)?;
+                if settled == Settled::Running {
+                    life.settle_nics(&mut record);
+                }
+                Ok(settled)
             })
             .await;
         let vm = slot.name();
@@ -50,7 +49,7 @@ impl Machines {
                 let identity = slot.record().and_then(|record| record.process()?.0);
                 if let Some(identity) = identity {
                     slot.view().live = Some(Live::new(identity, true));
-                    self.0.tell(vm, Change::Adopted);
+                    self.tell(vm, Change::Adopted);
                     supervisor::begin(self, slot, Some(identity));
                 }
             }
@@ -65,16 +64,14 @@ impl Machines {
         }
         self.tidy(slot);
     }
-}
 
-impl Inner {
     /// Takes back what belongs to machines that there are not.
     fn remove_strays(&self) {
         let known = |name: &str| {
             let name = name.parse::<VmName>();
             name.is_ok_and(|name| self.slots().contains_key(&name))
         };
-        if let Err(error) = self.host.end_strays(known) {
+        if let Err(error) = self.end_strays(known) {
             tracing::error!(%error, "processes of no machine's were not ended");
         }
         let wanted = |device: &str| {
@@ -88,7 +85,7 @@ impl Inner {
                     || record.is_some_and(|record| record.has_device(device))
             })
         };
-        if let Err(error) = self.host.remove_strays(wanted) {
+        if let Err(error) = self.remove_stray_devices(wanted) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
                 "devices of no machine's were not looked for"

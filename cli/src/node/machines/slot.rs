@@ -87,6 +87,21 @@ impl Slot {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// This is its record now.
+    pub(super) fn shows(&self, record: Option<&Record>) {
+        let mut view = self.view();
+        if record.is_none_or(|record| record.process().is_none()) {
+            view.live = None;
+        }
+        view.record = record.cloned();
+    }
+
+    /// It was asked to leave: whoever asked for that asks how it goes.
+    pub(super) fn is_sent(&self) {
+        self.asks();
+        self.migration.notify_one();
+    }
+
     /// A client asks how its migration goes.
     pub(crate) fn asks(&self) {
         *self.asked() = Some(Instant::now());

@@ -20,7 +20,7 @@ use utoipa::{PartialSchema, ToSchema};
 use vdpa::mgmt::NetConfig;
 use vmm::config::VmConfig;
 
-pub(crate) use self::name::{BadNicId, BadVmName, NicId, OWNER, VmName};
+pub(crate) use self::name::{BadNicId, BadVmName, NicId, OWNER, VmName, owned_by};
 pub(crate) use self::nic::{ExistingDevice, NicSource, NicSpec};
 
 /// The longest name of a vDPA device, in bytes.

@@ -8,8 +8,8 @@
 //!   send     marked in the record ─> asked to leave for another process
 //!   receive  as create, but that its process waits for the machine
 //! ```
-//! Each step is in the record, and the record kept ([`Keep`]), before it is done. What fails undoes what was done before
-//! it. Undoing what was not done, or is undone already, changes nothing; so after a crash anywhere the same can
+//! Each step is in the record, and the record kept, before it is done ([`Journal`]). What fails undoes what was done
+//! before it. Undoing what was not done, or is undone already, changes nothing; so after a crash anywhere the same can
 //! simply be done again.
 //!
 //! Owns the order. How a step is done belongs to [`Host`]; tests have one in memory that fails wherever they like.
@@ -22,13 +22,14 @@ use std::fmt;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
+use vdpa::mgmt::journal::{Journal, Moment};
 
 use super::arrival::{AtEnd, Coming};
 use super::departure::{Account, Departure};
 use super::error::{LifeError, NotUndone, StepError};
 use super::process::Identity;
 use super::record::{EndedBecause, LastEnd, Phase, Record, Step};
-use super::spec::{Desired, NicId, NicSpec, Restart, VmName, VmSpec};
+use super::spec::{Desired, NicId, NicSpec, Restart, VmName};
 use crate::node::peers::Peer;
 use crate::node::store::StoreError;
 
@@ -68,6 +69,12 @@ pub(crate) struct Passed {
 
 /// What steps are done with. All of it can be done twice.
 pub(crate) trait Host: Send + Sync {
+    /// Keeps the record; it is in a safe place when this returns.
+    fn keep(&self, vm: &VmName, record: &Record) -> Result<(), StoreError>;
+    /// There is no such machine any more.
+    fn forget(&self, vm: &VmName) -> Result<(), StoreError>;
+    /// Something is about to be done or undone, or was.
+    fn at(&self, _vm: &VmName, _place: &dyn fmt::Display) {}
     /// Which boot of the host this is.
     fn boot(&self) -> String;
     /// Makes the machine's directories.
@@ -126,96 +133,9 @@ pub(crate) trait Host: Send + Sync {
     fn look(&self, vm: &VmName, identity: Option<Identity>) -> Found;
 }
 
-/// Where records are kept, and who hears of steps.
-pub(crate) trait Keep: Send + Sync {
-    /// Keeps the record; it is in a safe place when this returns.
-    fn keep(&self, vm: &VmName, record: &Record) -> Result<(), StoreError>;
-    /// There is no such machine any more.
-    fn forget(&self, vm: &VmName) -> Result<(), StoreError>;
-    /// A step is about to be done, or was.
-    fn at(&self, _vm: &VmName, _moment: &Moment) {}
-}
-
-/// A place between two steps.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Moment {
-    /// It is in the record and not done.
-    Do(Act),
-    /// It is done; what follows from that is not in the record yet.
-    Done(Act),
-    /// It is about to be undone.
-    Undo(Act),
-    /// It is undone and still in the record.
-    Undone(Act),
-}
-
-impl fmt::Display for Moment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Do(act) => write!(f, "do {act}"),
-            Self::Done(act) => write!(f, "done {act}"),
-            Self::Undo(act) => write!(f, "undo {act}"),
-            Self::Undone(act) => write!(f, "undone {act}"),
-        }
-    }
-}
-
-/// What is done in one go.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Act {
-    Directories,
-    Nic(String),
-    StandBy(String),
-    Process,
-    Boot,
-    Plug(String),
-    Swap(String),
-    Unplug(String),
-    Send,
-    Await,
-    CallOff,
-}
-
-impl fmt::Display for Act {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Directories => f.write_str("directories"),
-            Self::Nic(id) => write!(f, "nic {id}"),
-            Self::StandBy(id) => write!(f, "stand-by {id}"),
-            Self::Process => f.write_str("process"),
-            Self::Boot => f.write_str("boot"),
-            Self::Plug(id) => write!(f, "plug {id}"),
-            Self::Swap(id) => write!(f, "swap {id}"),
-            Self::Unplug(id) => write!(f, "unplug {id}"),
-            Self::Send => f.write_str("send"),
-            Self::Await => f.write_str("await"),
-            Self::CallOff => f.write_str("call off"),
-        }
-    }
-}
-
-impl Act {
-    fn of(step: &Step) -> Self {
-        match step {
-            Step::Directories => Self::Directories,
-            Step::Nic { id, stand_by, .. } => Self::device(id, *stand_by),
-            Step::Process { .. } => Self::Process,
-        }
-    }
-
-    /// About a NIC's own device, or the one that stands by for it.
-    fn device(id: &NicId, stand_by: bool) -> Self {
-        match stand_by {
-            true => Self::StandBy(id.to_string()),
-            false => Self::Nic(id.to_string()),
-        }
-    }
-}
-
 /// The life of one machine.
 pub(crate) struct Life<'a> {
     pub(crate) host: &'a dyn Host,
-    pub(crate) keep: &'a dyn Keep,
     pub(crate) vm: &'a VmName,
 }
 
@@ -227,45 +147,93 @@ impl fmt::Debug for Life<'_> {
     }
 }
 
-impl Life<'_> {
-    /// Makes a machine, and starts it if it is to run.
-    ///
-    /// # Errors
-    /// What failed. All is undone then, but for what the error names; that is in the record.
-    pub(crate) fn create(&self, spec: VmSpec) -> Result<Record, LifeError> {
-        self.make(Record::new(spec), |record| self.build(record))
+/// The steps of one machine that are in its record.
+struct Steps<'a> {
+    life: &'a Life<'a>,
+    record: &'a mut Record,
+}
+
+impl Journal for Steps<'_> {
+    type Step = Step;
+    type Error = StepError;
+
+    fn name(&self) -> &str {
+        self.life.vm.as_str()
     }
 
-    /// Makes what is in no record yet, as `build` says.
-    fn make(
-        &self,
-        mut record: Record,
-        build: impl FnOnce(&mut Record) -> Result<(), StepError>,
-    ) -> Result<Record, LifeError> {
-        let made = build(&mut record).and_then(|()| {
-            record.phase = Phase::Present;
-            self.keep(&record)
-        });
-        match made {
-            Ok(()) => Ok(record),
-            Err(source) => {
-                let not_undone = self.undo(&mut record);
-                Err(LifeError::Create {
-                    source: Box::new(source),
-                    not_undone,
-                })
+    fn steps(&mut self) -> &mut Vec<Step> {
+        self.record.steps_mut()
+    }
+
+    fn place(&mut self, step: &Step) -> usize {
+        self.record.place(step)
+    }
+
+    fn persist(&mut self) -> Result<(), StepError> {
+        self.life.keep(self.record)
+    }
+
+    fn watch(&mut self, moment: Moment, step: &Step) -> Result<(), StepError> {
+        self.life.at(moment, step);
+        Ok(())
+    }
+
+    fn undo(&mut self, step: &Step) -> Result<(), StepError> {
+        let Life { host, vm } = self.life;
+        match step {
+            Step::Directories => host.remove_directories(vm),
+            Step::Nic { device, .. } => host.remove_nic(vm, device),
+            Step::Process { identity, boot } => {
+                host.end_process(vm, identity.filter(|_| *boot == host.boot()))?;
+                self.record.guest_ended();
+                Ok(())
             }
         }
     }
 
-    fn build(&self, record: &mut Record) -> Result<(), StepError> {
-        record.begin(Step::Directories);
-        self.keep(record)?;
-        self.act(Act::Directories, || self.host.make_directories(self.vm))?;
-        match record.spec.state {
-            Desired::Running => self.start_steps(record),
-            Desired::Stopped => self.make_nics(record),
+    fn keeps_those_before(step: &Step) -> bool {
+        // What it was made on is still in use.
+        matches!(step, Step::Process { .. })
+    }
+}
+
+impl Life<'_> {
+    /// Makes a machine, and starts it, or a process that waits for it, if it is to run.
+    ///
+    /// # Errors
+    /// What failed. All is undone then, but for what the error names; that is in the record.
+    pub(crate) fn create(&self, mut record: Record) -> Result<Record, LifeError> {
+        match self.build(&mut record) {
+            Ok(()) => Ok(record),
+            Err(source) => Err(LifeError::Create {
+                source: Box::new(source),
+                not_undone: self.undo(&mut record),
+            }),
         }
+    }
+
+    fn build(&self, record: &mut Record) -> Result<(), StepError> {
+        self.clear(record)?;
+        self.steps(record).step(Step::Directories, || {
+            self.host.make_directories(self.vm).into()
+        })?;
+        match record.spec.state {
+            Desired::Running => self.start_steps(record)?,
+            Desired::Stopped => self.make_nics(record)?,
+        }
+        record.phase = Phase::Present;
+        self.keep(record)
+    }
+
+    /// Undoes what was made for the machine that had its place before.
+    fn clear(&self, record: &mut Record) -> Result<(), StepError> {
+        let count = record.steps().len();
+        if count > 0 {
+            self.keep(record)?;
+        }
+        (0..count)
+            .rev()
+            .try_for_each(|place| self.steps(record).undo_at(place))
     }
 
     /// Starts a machine that is there and does not run.
@@ -273,38 +241,33 @@ impl Life<'_> {
     /// # Errors
     /// What failed; then it does not run.
     pub(crate) fn start(&self, record: &mut Record) -> Result<(), LifeError> {
-        let started = self.start_steps(record);
-        started.map_err(|source| {
+        self.start_steps(record).map_err(|source| {
             let not_undone = self.stop_steps(record).err();
+            let not_undone = not_undone.map(|error| NotUndone::new("its process", error));
             LifeError::Start {
                 source: Box::new(source),
-                not_undone: not_undone
-                    .map(|error| NotUndone::new(Act::Process, error))
-                    .into_iter()
-                    .collect(),
+                not_undone: not_undone.into_iter().collect(),
             }
         })
     }
 
     fn start_steps(&self, record: &mut Record) -> Result<(), StepError> {
         self.make_nics(record)?;
-        let identity = self.start_process(record)?;
-        self.act(Act::Boot, || {
-            self.host.boot_machine(self.vm, identity, record)
-        })
-    }
-
-    /// A process that runs no machine yet.
-    fn start_process(&self, record: &mut Record) -> Result<Identity, StepError> {
-        record.begin(Step::Process {
+        let process = Step::Process {
             identity: None,
             boot: self.host.boot(),
-        });
-        self.keep(record)?;
-        let identity = self.act(Act::Process, || self.host.start_process(self.vm))?;
+        };
+        let identity = self
+            .steps(record)
+            .step(process, || self.host.start_process(self.vm).into())?;
         record.identify(identity);
         self.keep(record)?;
-        Ok(identity)
+        match record.arrival {
+            None => self.act("boot", || self.host.boot_machine(self.vm, identity, record)),
+            Some(_) => self.act("await", || {
+                self.host.await_machine(self.vm, identity, record)
+            }),
+        }
     }
 
     /// Remembers that a machine is not to run, before it is stopped. When somebody starts it again it begins with its NICs' own
@@ -329,16 +292,10 @@ impl Life<'_> {
     }
 
     fn stop_steps(&self, record: &mut Record) -> Result<(), StepError> {
-        let Some((identity, boot)) = record.process() else {
-            return Ok(());
-        };
-        let identity = identity.filter(|_| boot == self.host.boot());
-        self.tell(&Moment::Undo(Act::Process));
-        self.host.end_process(self.vm, identity)?;
-        self.tell(&Moment::Undone(Act::Process));
-        record.forget_process();
-        self.note(record);
-        self.drop_unwanted(record);
+        if let Some(place) = record.process_at() {
+            self.steps(record).undo_at(place)?;
+            self.drop_unwanted(record);
+        }
         Ok(())
     }
 
@@ -363,54 +320,19 @@ impl Life<'_> {
     /// one, and nobody's else.
     fn undo(&self, record: &mut Record) -> Vec<NotUndone> {
         record.phase = Phase::Deleting;
-        let mut failed = Vec::new();
-        let mut not_undone = Vec::new();
-        while let Some(step) = record.pop() {
-            let act = Act::of(&step);
-            self.tell(&Moment::Undo(act.clone()));
-            match self.undo_one(&step) {
-                Ok(()) => {
-                    self.tell(&Moment::Undone(act));
-                    // What could not be undone so far is still to be: the record has it again at the end.
-                    if failed.is_empty() {
-                        self.note(record);
-                    }
-                }
-                Err(error) => {
-                    not_undone.push(NotUndone::new(act, error));
-                    // What it was made on is still in use.
-                    let blocks = matches!(step, Step::Process { .. });
-                    failed.push(step);
-                    if blocks {
-                        break;
-                    }
-                }
+        let left = self.steps(record).roll_back();
+        if left.is_empty() {
+            if let Some(former) = record.gives_place_back() {
+                *record = former;
+                self.note(record);
+            } else if let Err(error) = self.host.forget(self.vm) {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(vm = %self.vm, error, "the record is not up to date");
             }
         }
-        failed
-            .into_iter()
-            .rev()
-            .for_each(|step| record.push_back(step));
-        if !not_undone.is_empty() {
-            self.note(record);
-        } else if let Some(former) = record.gives_place_back() {
-            *record = former;
-            self.note(record);
-        } else if let Err(error) = self.keep.forget(self.vm) {
-            warn(self.vm, &error);
-        }
-        not_undone
-    }
-
-    fn undo_one(&self, step: &Step) -> Result<(), StepError> {
-        match step {
-            Step::Directories => self.host.remove_directories(self.vm),
-            Step::Nic { device, .. } => self.host.remove_nic(self.vm, device),
-            Step::Process { identity, boot } => {
-                let identity = identity.filter(|_| *boot == self.host.boot());
-                self.host.end_process(self.vm, identity)
-            }
-        }
+        left.into_iter()
+            .filter_map(|(step, error)| Some(NotUndone::new(step.part(), error?)))
+            .collect()
     }
 
     /// Brings what there is in line with the record, when a daemon starts. Returns whether the machine is to be
@@ -534,43 +456,36 @@ impl Life<'_> {
         self.left_for(record, peer, end)
     }
 
+    fn steps<'a>(&'a self, record: &'a mut Record) -> Steps<'a> {
+        Steps { life: self, record }
+    }
+
+    /// Does something that leaves nothing to undo.
     fn act<T>(
         &self,
-        act: Act,
+        what: impl fmt::Display,
         work: impl FnOnce() -> Result<T, StepError>,
     ) -> Result<T, StepError> {
-        self.tell(&Moment::Do(act.clone()));
+        self.at(Moment::Begin, &what);
         let done = work()?;
-        self.tell(&Moment::Done(act));
+        self.at(Moment::Done, &what);
         Ok(done)
     }
 
-    fn tell(&self, moment: &Moment) {
-        self.keep.at(self.vm, moment);
+    fn at(&self, moment: Moment, what: &dyn fmt::Display) {
+        self.host.at(self.vm, &format_args!("{moment} {what}"));
     }
 
     /// Keeps the record before something is done.
     pub(crate) fn keep(&self, record: &Record) -> Result<(), StepError> {
-        self.keep
-            .keep(self.vm, record)
-            .map_err(|error| StepError::Record(Box::new(error)))
+        let kept = self.host.keep(self.vm, record);
+        kept.map_err(|error| StepError::Record(Box::new(error)))
     }
 
-    /// Keeps the record after something was undone. An old record does no harm: it tells of what is not
-    /// there any more, and undoing that changes nothing.
-    pub(crate) fn note(&self, record: &Record) {
-        if let Err(error) = self.keep.keep(self.vm, record) {
-            warn(self.vm, &error);
-        }
+    /// Keeps the record after something was done or undone, as far as that is possible.
+    pub(crate) fn note(&self, record: &mut Record) {
+        self.steps(record).note();
     }
-}
-
-fn warn(vm: &VmName, error: &StoreError) {
-    tracing::warn!(
-        %vm,
-        error = error as &dyn std::error::Error,
-        "the record is not up to date"
-    );
 }
 
 /// Whether a machine that ended so is to be started again. One that was stopped, but not through the node, has

@@ -35,7 +35,7 @@ use super::record::{EndedBecause, LastEnd, Phase};
 use super::slot::{Live, Slot};
 use super::spec::NicSpec;
 use super::vmm::VmmNic;
-use super::{Change, Inner, Machines, speaks};
+use super::{Change, Machines, speaks};
 
 /// The first wait before a machine is started again.
 const FIRST: Duration = Duration::from_secs(1);
@@ -55,9 +55,9 @@ const MIGRATION: Duration = Duration::from_secs(1);
 const CLIENTS: Duration = Duration::from_secs(3);
 
 /// Watches this process; without one, starts it first.
-pub(super) fn begin(machines: &Machines, slot: &Arc<Slot>, identity: Option<Identity>) {
+pub(super) fn begin(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Option<Identity>) {
     let (machines, slot) = (machines.clone(), slot.clone());
-    let runtime = machines.0.runtime.clone();
+    let runtime = machines.runtime.clone();
     runtime.spawn(async move { run(&machines, &slot, identity).await });
 }
 
@@ -68,7 +68,7 @@ enum Next {
     Watch(Identity),
 }
 
-async fn run(machines: &Machines, slot: &Arc<Slot>, mut process: Option<Identity>) {
+async fn run(machines: &Arc<Machines>, slot: &Arc<Slot>, mut process: Option<Identity>) {
     // Without a process it has not been tried yet.
     let mut wait = match process {
         Some(_) => FIRST,
@@ -82,7 +82,9 @@ async fn run(machines: &Machines, slot: &Arc<Slot>, mut process: Option<Identity
                 wait = FIRST;
             }
             let next = machines
-                .locked(slot, move |inner, slot| ended(inner, slot, identity, end))
+                .locked(slot, move |machines, slot| {
+                    ended(machines, slot, identity, end)
+                })
                 .await;
             if !matches!(next, Ok(Next::Again)) {
                 // Nothing may be left of it.
@@ -101,7 +103,7 @@ async fn run(machines: &Machines, slot: &Arc<Slot>, mut process: Option<Identity
 }
 
 /// A process has ended: it goes out of the record, unless somebody else has seen to that.
-fn ended(inner: &Inner, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
+fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
     let Some(mut record) = slot.record() else {
         return Next::Over;
     };
@@ -112,32 +114,30 @@ fn ended(inner: &Inner, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
         return Next::Over;
     }
     let awaited = record.arrival.is_some();
-    let ended = inner.live(slot, |life| {
-        // What it left: its socket.
-        if let Err(error) = life.stop(&mut record) {
-            let error = &error as &dyn std::error::Error;
-            tracing::warn!(vm = %slot.name(), error, "what a machine's process left stays");
-        }
-        let detail = end.detail.clone();
-        (life.ends(&mut record, end), detail)
-    });
-    let end = match ended {
-        (Ok(Some(end)), _) => end,
-        (Ok(None), why) => {
+    let life = machines.life(slot);
+    // What it left: its socket.
+    if let Err(error) = life.stop(&mut record) {
+        let error = &error as &dyn std::error::Error;
+        tracing::warn!(vm = %slot.name(), error, "what a machine's process left stays");
+    }
+    let why = end.detail.clone();
+    let end = match life.ends(&mut record, end) {
+        Ok(Some(end)) => end,
+        Ok(None) => {
             if awaited {
-                inner.tell(slot.name(), Change::NotArrived(why));
+                machines.tell(slot.name(), Change::NotArrived(why));
             }
-            inner.tell_gone(slot);
+            machines.tell_gone(slot);
             return Next::Over;
         }
-        (Err(error), _) => {
+        Err(error) => {
             let error = &error as &dyn std::error::Error;
             tracing::error!(vm = %slot.name(), error, "what is left of a machine stays");
             return Next::Over;
         }
     };
-    inner.tell(slot.name(), Change::Ended(end));
-    inner.tell_whereabouts(slot.name(), &record);
+    machines.tell(slot.name(), Change::Ended(end));
+    machines.tell_whereabouts(slot.name(), &record);
     match record.is_to_start() {
         true => Next::Again,
         false => Next::Over,
@@ -145,7 +145,7 @@ fn ended(inner: &Inner, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
 }
 
 /// Starts a machine again, unless somebody else has, or it is to stay away by now.
-fn revive(inner: &Inner, slot: &Slot) -> Next {
+fn revive(machines: &Machines, slot: &Slot) -> Next {
     let Some(mut record) = slot.record() else {
         return Next::Over;
     };
@@ -153,13 +153,13 @@ fn revive(inner: &Inner, slot: &Slot) -> Next {
         return Next::Over;
     }
     record.restarts = record.restarts.saturating_add(1);
-    match inner.live(slot, |life| life.start(&mut record)) {
+    match machines.life(slot).start(&mut record) {
         Ok(()) => {
             let Some(identity) = record.process().and_then(|process| process.0) else {
                 return Next::Over;
             };
             slot.view().live = Some(Live::new(identity, false));
-            inner.tell(slot.name(), Change::Started);
+            machines.tell(slot.name(), Change::Started);
             Next::Watch(identity)
         }
         Err(error) => {
@@ -168,7 +168,7 @@ fn revive(inner: &Inner, slot: &Slot) -> Next {
                 error = &error as &dyn std::error::Error,
                 "a machine cannot be started again; it is tried later"
             );
-            inner.tell(slot.name(), Change::NotStarted(in_one_line(&error)));
+            machines.tell(slot.name(), Change::NotStarted(in_one_line(&error)));
             Next::Again
         }
     }
@@ -184,7 +184,7 @@ impl AsRawFd for Watched {
 }
 
 /// Waits for the end of a process, and says why it ended.
-async fn until_end(machines: &Machines, slot: &Arc<Slot>, identity: Identity) -> LastEnd {
+async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> LastEnd {
     let killed = |detail: &str| LastEnd {
         reason: EndedBecause::Killed,
         detail: detail.to_owned(),
@@ -238,9 +238,8 @@ fn unwatched(slot: &Slot, error: &io::Error) -> String {
 }
 
 /// Listens to what a machine says of itself, until it says why it is over.
-async fn follow(machines: &Machines, slot: &Arc<Slot>, identity: Identity) -> LastEnd {
-    let inner = &machines.0;
-    let vmm = inner.vmm(slot.name());
+async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> LastEnd {
+    let vmm = machines.api_of(slot.name());
     let mut last = None;
     loop {
         match vmm.handshake().await {
@@ -270,7 +269,7 @@ async fn follow(machines: &Machines, slot: &Arc<Slot>, identity: Identity) -> La
                 // One that was waited for has come, or stands still here.
                 slot.migration.notify_one();
                 if last.replace(status.state) != Some(status.state) {
-                    inner.tell(slot.name(), Change::State(status.state));
+                    machines.tell(slot.name(), Change::State(status.state));
                 }
                 given_up(machines, slot, &status.nics).await;
                 failed_over(machines, slot, &status.nics).await;
@@ -306,7 +305,7 @@ async fn follow(machines: &Machines, slot: &Arc<Slot>, identity: Identity) -> La
 
 /// Asks a machine that was sent elsewhere how that went, until it says that its guest is here; and one that is to come whether it
 /// has.
-async fn attend(machines: &Machines, slot: &Arc<Slot>) -> Infallible {
+async fn attend(machines: &Arc<Machines>, slot: &Arc<Slot>) -> Infallible {
     loop {
         let news = slot.migration.notified();
         let record = slot.record();
@@ -321,20 +320,16 @@ async fn attend(machines: &Machines, slot: &Arc<Slot>) -> Infallible {
         // Whoever has news: it is looked at by the same question.
         let _ = tokio::time::timeout(MIGRATION, news).await;
         if awaited {
-            let _ = machines
-                .locked(slot, |inner, slot| inner.look_for_arrival(slot))
-                .await;
+            let _ = machines.locked(slot, Machines::look_for_arrival).await;
         } else if !slot.has_asked(CLIENTS) {
             // If this daemon ends the next one does it.
-            let _ = machines
-                .locked(slot, |inner, slot| inner.look_for_guest(slot))
-                .await;
+            let _ = machines.locked(slot, Machines::look_for_guest).await;
         }
     }
 }
 
 /// Takes back devices of NICs that the guest has given up since it was asked to.
-async fn given_up(machines: &Machines, slot: &Arc<Slot>, there: &[VmmNic]) {
+async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[VmmNic]) {
     let unwanted = slot.record().map(|record| record.unwanted());
     let mut gone = unwanted.into_iter().flatten();
     if !gone.any(|id| there.iter().all(|nic| nic.id != id.as_str())) {
@@ -342,13 +337,13 @@ async fn given_up(machines: &Machines, slot: &Arc<Slot>, there: &[VmmNic]) {
     }
     // If this daemon ends the next one does it.
     let _ = machines
-        .locked(slot, |inner, slot| {
+        .locked(slot, |machines, slot| {
             if let Some(mut record) = slot
                 .record()
                 .filter(|record| record.phase == Phase::Present)
             {
-                for id in inner.live(slot, |life| life.drop_given_up(&mut record)) {
-                    inner.tell(slot.name(), Change::NicRemoved(id));
+                for id in machines.life(slot).drop_given_up(&mut record) {
+                    machines.tell(slot.name(), Change::NicRemoved(id));
                 }
             }
         })
@@ -356,14 +351,14 @@ async fn given_up(machines: &Machines, slot: &Arc<Slot>, there: &[VmmNic]) {
 }
 
 /// Notes which NICs the machine has moved by itself to the device that stands by.
-async fn failed_over(machines: &Machines, slot: &Arc<Slot>, there: &[VmmNic]) {
+async fn failed_over(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[VmmNic]) {
     let Some(record) = slot.record() else {
         return;
     };
     let vm = slot.name();
     let stand_by = |nic: &NicSpec| {
         let nic = nic.on_stand_by(vm)?;
-        machines.0.host.character_device(vm, &nic).ok()
+        machines.character_device_of(vm, &nic).ok()
     };
     let nics = record.spec.nics().iter();
     let news = nics
@@ -374,9 +369,7 @@ async fn failed_over(machines: &Machines, slot: &Arc<Slot>, there: &[VmmNic]) {
         });
     if news {
         // If this daemon ends the next one does it.
-        let _ = machines
-            .locked(slot, |inner, slot| inner.look_for_failovers(slot))
-            .await;
+        let _ = machines.locked(slot, Machines::look_for_failovers).await;
     }
 }
 

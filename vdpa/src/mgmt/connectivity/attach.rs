@@ -1,13 +1,12 @@
 //! The steps that connect a function, each in the record before it is made.
 
-use std::io;
-
 use super::Connectivity;
-use super::detach;
+use super::detach::{Attaching, Note};
 use super::error::ConnectivityError;
 use super::kernel::Kernel;
 use super::place::Place;
 use super::record::{Attached, Change, FunctionVlan, Subject};
+use crate::mgmt::journal::Journal as _;
 use crate::mgmt::link::{Link, Links, PortVlan, VlanId};
 use crate::mgmt::sriov::{self, Vlan, VlanProtocol};
 
@@ -27,15 +26,16 @@ impl Connectivity {
     }
 
     /// As [`Self::attach`], and hands the record to `note` each time before something is changed that is
-    /// new in it, so that another process can undo what this one was killed in.
+    /// new in it, so that another process can undo what this one was killed in; and after something was
+    /// undone.
     ///
     /// # Errors
     /// As [`Self::attach`], and [`ConnectivityError::NotNoted`] if `note` fails, which nothing is changed after.
-    pub fn attach_noting(
+    pub(in crate::mgmt) fn attach_noting(
         &self,
         links: &Links,
         place: &Place,
-        note: &mut dyn FnMut(&Attached) -> io::Result<()>,
+        note: Note<'_>,
     ) -> Result<Attached, ConnectivityError> {
         attach(links, self, place, note)
     }
@@ -49,34 +49,20 @@ impl Connectivity {
     }
 }
 
-/// A record that grows, noted before what is new in it is done.
-struct Journal<'a> {
-    attached: Attached,
-    note: &'a mut dyn FnMut(&Attached) -> io::Result<()>,
-}
-
-impl Journal<'_> {
-    fn push(&mut self, change: Change) -> Result<(), ConnectivityError> {
-        self.attached.changes.push(change);
-        (self.note)(&self.attached).map_err(ConnectivityError::NotNoted)
-    }
-}
-
 pub(super) fn attach(
     kernel: &impl Kernel,
     wanted: &Connectivity,
     place: &Place,
-    note: &mut dyn FnMut(&Attached) -> io::Result<()>,
+    note: Note<'_>,
 ) -> Result<Attached, ConnectivityError> {
-    let mut journal;
+    let mut attaching;
     let outcome = match place {
         Place::Link(link) => {
             // As it is now.
             let link = kernel.link_at(link.index)?;
             let bridge = bridge(kernel, wanted, &link)?;
-            let attached = Attached::of(Subject::of(&link));
-            journal = Journal { attached, note };
-            connect(kernel, wanted, &link, bridge.as_ref(), &mut journal)
+            attaching = Attaching::new(kernel, Attached::of(Subject::of(&link)), note);
+            attaching.connect(wanted, &link, bridge.as_ref())
         }
         Place::VirtualFunction { physical, number } => {
             let refused = |what| ConnectivityError::LegacyMode {
@@ -90,36 +76,20 @@ pub(super) fn attach(
             if wanted.mtu.is_some() {
                 return Err(refused("mtu"));
             }
-            let attached = Attached::of(Subject::VirtualFunction {
+            let subject = Subject::VirtualFunction {
                 physical: physical.clone(),
                 number: *number,
-            });
-            journal = Journal { attached, note };
+            };
+            attaching = Attaching::new(kernel, Attached::of(subject), note);
             match wanted.vlan {
-                Some(vlan) => connect_function(kernel, physical, *number, vlan, &mut journal),
+                Some(vlan) => attaching.connect_function(physical, *number, vlan),
                 None => Ok(()),
             }
         }
     };
-    let attached = journal.attached;
-    let Err(error) = outcome else {
-        return Ok(attached);
-    };
-    // What others changed meanwhile is theirs.
-    match detach::detach(kernel, &attached, attached.boot.as_deref()) {
-        Ok(_) => Err(error),
-        Err(ConnectivityError::NotUndone { link, problems }) => {
-            Err(ConnectivityError::NotTakenBack {
-                link,
-                problems,
-                source: Box::new(error),
-            })
-        }
-        Err(other) => Err(ConnectivityError::NotTakenBack {
-            link: attached.subject.to_string(),
-            problems: crate::causes::in_one_line(&other),
-            source: Box::new(error),
-        }),
+    match outcome {
+        Ok(()) => Ok(attaching.attached),
+        Err(error) => Err(attaching.roll_back_after(error)),
     }
 }
 
@@ -177,85 +147,92 @@ fn fit(kernel: &impl Kernel, wanted: &Connectivity) -> Result<Option<Link>, Conn
     Ok(Some(bridge))
 }
 
-fn connect(
-    kernel: &impl Kernel,
-    wanted: &Connectivity,
-    link: &Link,
-    bridge: Option<&Link>,
-    journal: &mut Journal<'_>,
-) -> Result<(), ConnectivityError> {
-    if let Some(mtu) = wanted.mtu
-        && mtu != link.mtu
-    {
-        journal.push(Change::Mtu {
-            before: link.mtu,
-            after: mtu,
-        })?;
-        kernel.set_mtu(link, mtu)?;
+impl<K: Kernel> Attaching<'_, K> {
+    fn change<E: Into<ConnectivityError>>(
+        &mut self,
+        change: Change,
+        make: impl FnOnce(&K) -> Result<(), E>,
+    ) -> Result<(), ConnectivityError> {
+        let kernel = self.kernel;
+        self.step(change, || make(kernel).map_err(E::into).into())
     }
-    if let Some(bridge) = bridge {
-        if link.master.is_none() {
-            journal.push(Change::Bridge {
-                index: bridge.index,
+
+    fn connect(
+        &mut self,
+        wanted: &Connectivity,
+        link: &Link,
+        bridge: Option<&Link>,
+    ) -> Result<(), ConnectivityError> {
+        if let Some(after) = wanted.mtu
+            && after != link.mtu
+        {
+            let before = link.mtu;
+            self.change(Change::Mtu { before, after }, |kernel| {
+                kernel.set_mtu(link, after)
             })?;
-            kernel.set_master(link, bridge)?;
         }
-        if let Some(vlan) = wanted.vlan {
-            enter_vlan(kernel, link, bridge.index, vlan, journal)?;
+        if let Some(bridge) = bridge {
+            let index = bridge.index;
+            if link.master.is_none() {
+                self.change(Change::Bridge { index }, |kernel| {
+                    kernel.set_master(link, bridge)
+                })?;
+            }
+            if let Some(vlan) = wanted.vlan {
+                self.enter_vlan(link, index, vlan)?;
+            }
         }
+        if link.up {
+            return Ok(());
+        }
+        self.change(Change::Up, |kernel| kernel.set_up(link))
     }
-    if !link.up {
-        journal.push(Change::Up)?;
-        kernel.set_up(link)?;
-    }
-    Ok(())
-}
 
-/// Puts a port into this VLAN, and takes it out of all others: mostly the bridge's default one.
-fn enter_vlan(
-    kernel: &impl Kernel,
-    link: &Link,
-    bridge: u32,
-    vlan: VlanId,
-    journal: &mut Journal<'_>,
-) -> Result<(), ConnectivityError> {
-    let now = kernel.vlans(link)?;
-    let after = PortVlan::access(vlan);
-    let before = now.iter().copied().find(|one| one.vlan == vlan);
-    if before != Some(after) {
-        journal.push(Change::VlanAdded {
-            bridge,
-            before,
-            after,
-            former_pvid: now.iter().copied().find(|one| one.pvid && one.vlan != vlan),
-        })?;
-        kernel.add_vlan(link, after)?;
+    /// Puts a port into this VLAN, and takes it out of all others: mostly the bridge's default one.
+    fn enter_vlan(
+        &mut self,
+        link: &Link,
+        bridge: u32,
+        vlan: VlanId,
+    ) -> Result<(), ConnectivityError> {
+        let now = self.kernel.vlans(link)?;
+        let after = PortVlan::access(vlan);
+        let before = now.iter().copied().find(|one| one.vlan == vlan);
+        if before != Some(after) {
+            let added = Change::VlanAdded {
+                bridge,
+                before,
+                after,
+                former_pvid: now.iter().copied().find(|one| one.pvid && one.vlan != vlan),
+            };
+            self.change(added, |kernel| kernel.add_vlan(link, after))?;
+        }
+        for before in now.into_iter().filter(|one| one.vlan != vlan) {
+            self.change(Change::VlanRemoved { bridge, before }, |kernel| {
+                kernel.remove_vlan(link, before.vlan)
+            })?;
+        }
+        Ok(())
     }
-    for other in now.into_iter().filter(|one| one.vlan != vlan) {
-        journal.push(Change::VlanRemoved {
-            bridge,
-            before: other,
-        })?;
-        kernel.remove_vlan(link, other.vlan)?;
-    }
-    Ok(())
-}
 
-fn connect_function(
-    kernel: &impl Kernel,
-    physical: &str,
-    number: u32,
-    vlan: VlanId,
-    journal: &mut Journal<'_>,
-) -> Result<(), ConnectivityError> {
-    let after = Vlan::new(vlan.get(), 0, VlanProtocol::Dot1Q).map_err(sriov::LinkError::from)?;
-    let before = kernel.function_vlan(physical, number)?;
-    if before != Some(after) {
-        journal.push(Change::FunctionVlan {
+    fn connect_function(
+        &mut self,
+        physical: &str,
+        number: u32,
+        vlan: VlanId,
+    ) -> Result<(), ConnectivityError> {
+        let after =
+            Vlan::new(vlan.get(), 0, VlanProtocol::Dot1Q).map_err(sriov::LinkError::from)?;
+        let before = self.kernel.function_vlan(physical, number)?;
+        if before == Some(after) {
+            return Ok(());
+        }
+        let change = Change::FunctionVlan {
             before: before.map(FunctionVlan::from),
             after: after.into(),
-        })?;
-        kernel.set_function_vlan(physical, number, after)?;
+        };
+        self.change(change, |kernel| {
+            kernel.set_function_vlan(physical, number, after)
+        })
     }
-    Ok(())
 }

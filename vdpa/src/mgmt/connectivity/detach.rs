@@ -1,63 +1,133 @@
 //! The way back: each change of a record undone while it is still as it was made, the last one first.
 
+use std::io;
+
 use super::error::ConnectivityError;
 use super::kernel::Kernel;
 use super::record::{Attached, Change, FunctionVlan, LeftAlone, Subject};
 use crate::causes::in_one_line;
+use crate::mgmt::journal::Journal;
 use crate::mgmt::link::{Link, PortVlan};
 use crate::mgmt::sriov::{self, Vlan};
 
 type Undone = Result<Option<LeftAlone>, ConnectivityError>;
+
+/// Who keeps the record.
+pub(super) type Note<'a> = &'a mut dyn FnMut(&Attached) -> io::Result<()>;
+
+/// A connection whose changes are being made or undone.
+pub(super) struct Attaching<'a, K> {
+    pub(super) kernel: &'a K,
+    pub(super) attached: Attached,
+    name: String,
+    note: Note<'a>,
+    /// What was not undone, because it is no longer as it was made.
+    left_alone: Vec<LeftAlone>,
+    /// What was changed is gone, and with it all that there was to undo.
+    gone: bool,
+}
+
+impl<'a, K: Kernel> Attaching<'a, K> {
+    pub(super) fn new(kernel: &'a K, attached: Attached, note: Note<'a>) -> Self {
+        Self {
+            kernel,
+            name: attached.subject.to_string(),
+            attached,
+            note,
+            left_alone: Vec::new(),
+            gone: false,
+        }
+    }
+
+    fn take_back(&mut self) -> Result<Vec<LeftAlone>, ConnectivityError> {
+        let not_undone = self.roll_back();
+        if self.gone {
+            return Ok(vec![LeftAlone::Gone(self.name.clone())]);
+        }
+        if not_undone.is_empty() {
+            return Ok(std::mem::take(&mut self.left_alone));
+        }
+        let errors = not_undone.iter().filter_map(|(_, error)| error.as_ref());
+        let problems: Vec<String> = errors.map(|error| in_one_line(error)).collect();
+        Err(ConnectivityError::NotUndone {
+            link: self.name.clone(),
+            problems: problems.join("; "),
+        })
+    }
+
+    /// Undoes what was done before this error.
+    pub(super) fn roll_back_after(&mut self, error: ConnectivityError) -> ConnectivityError {
+        // What others changed meanwhile is theirs.
+        match self.take_back() {
+            Err(ConnectivityError::NotUndone { link, problems }) => {
+                ConnectivityError::NotTakenBack {
+                    link,
+                    problems,
+                    source: Box::new(error),
+                }
+            }
+            Ok(_) | Err(_) => error,
+        }
+    }
+
+    fn undo_one(&self, change: &Change) -> Undone {
+        match &self.attached.subject {
+            Subject::Link { index, .. } => {
+                // As it is after the step before.
+                let link = self.kernel.link_at(*index)?;
+                match self.attached.subject.is(&link) {
+                    true => undo(self.kernel, &link, change, &self.attached.changes),
+                    false => Ok(Some(LeftAlone::Gone(self.name.clone()))),
+                }
+            }
+            Subject::VirtualFunction { physical, number } => {
+                undo_function(self.kernel, physical, *number, change)
+            }
+        }
+    }
+}
+
+impl<K: Kernel> Journal for Attaching<'_, K> {
+    type Step = Change;
+    type Error = ConnectivityError;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn steps(&mut self) -> &mut Vec<Change> {
+        &mut self.attached.changes
+    }
+
+    fn persist(&mut self) -> Result<(), ConnectivityError> {
+        (self.note)(&self.attached).map_err(ConnectivityError::NotNoted)
+    }
+
+    fn undo(&mut self, change: &Change) -> Result<(), ConnectivityError> {
+        if self.gone {
+            return Ok(());
+        }
+        match self.undo_one(change) {
+            Ok(Some(LeftAlone::Gone(_)))
+            | Err(ConnectivityError::VirtualFunction(
+                sriov::LinkError::NoInterface { .. } | sriov::LinkError::NoVirtualFunction { .. },
+            )) => self.gone = true,
+            Err(ConnectivityError::Link(error)) if error.is_missing() => self.gone = true,
+            undone => self.left_alone.extend(undone?),
+        }
+        Ok(())
+    }
+}
 
 pub(super) fn detach(
     kernel: &impl Kernel,
     attached: &Attached,
     boot: Option<&str>,
 ) -> Result<Vec<LeftAlone>, ConnectivityError> {
-    let gone = || vec![LeftAlone::Gone(attached.subject.to_string())];
-    if attached.changes.is_empty() {
-        return Ok(Vec::new());
-    }
-    if attached.boot.as_deref() != boot {
-        return Ok(gone());
-    }
-    let mut left_alone = Vec::new();
-    let mut problems: Vec<String> = Vec::new();
-    for change in attached.changes.iter().rev() {
-        let undone = match &attached.subject {
-            Subject::Link { index, .. } => {
-                // As it is after the step before.
-                match kernel.link_at(*index) {
-                    Ok(link) if attached.subject.is(&link) => {
-                        undo(kernel, &link, change, &attached.changes)
-                    }
-                    Ok(_) => return Ok(gone()),
-                    Err(error) if error.is_missing() => return Ok(gone()),
-                    Err(error) => Err(error.into()),
-                }
-            }
-            Subject::VirtualFunction { physical, number } => {
-                match undo_function(kernel, physical, *number, change) {
-                    Err(ConnectivityError::VirtualFunction(
-                        sriov::LinkError::NoInterface { .. }
-                        | sriov::LinkError::NoVirtualFunction { .. },
-                    )) => return Ok(gone()),
-                    undone => undone,
-                }
-            }
-        };
-        match undone {
-            Ok(one) => left_alone.extend(one),
-            Err(error) => problems.push(in_one_line(&error)),
-        }
-    }
-    if problems.is_empty() {
-        return Ok(left_alone);
-    }
-    Err(ConnectivityError::NotUndone {
-        link: attached.subject.to_string(),
-        problems: problems.join("; "),
-    })
+    let mut note = |_: &Attached| Ok(());
+    let mut detaching = Attaching::new(kernel, attached.clone(), &mut note);
+    detaching.gone = attached.boot.as_deref() != boot && !attached.changes.is_empty();
+    detaching.take_back()
 }
 
 fn undo(kernel: &impl Kernel, link: &Link, change: &Change, all: &[Change]) -> Undone {

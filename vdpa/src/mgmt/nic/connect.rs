@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::making::{Failure, Making};
+use super::making::Making;
 use super::observer::Phase;
 use super::{NicError, Nics};
 use crate::mgmt::connectivity::{Connectivity, Place};
@@ -35,20 +35,19 @@ impl Making<'_> {
         &mut self,
         wanted: Option<&Connectivity>,
         subject: &Subject,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), NicError> {
         let Some(wanted) = wanted else {
             return Ok(());
         };
-        let links = Links::open().map_err(Failure::of(Phase::Connect))?;
-        let place = self.place(&links, subject);
-        let place = place.map_err(Failure::of(Phase::Connect))?;
+        self.phase = Phase::Connect;
+        let links = Links::open()?;
+        let place = self.place(&links, subject)?;
         self.connect_at(wanted, &links, &place)?;
         match &place {
             Place::Link(link) => {
                 let what = format!("the bridge's forwarding to {}", link.name);
                 let port = Path::new(INTERFACES).join(&link.name);
                 self.wait(&what, || Ok(forwards(&port).then_some(())))
-                    .map_err(Failure::of(Phase::Connect))
             }
             Place::VirtualFunction { .. } => Ok(()),
         }

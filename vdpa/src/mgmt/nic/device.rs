@@ -2,11 +2,12 @@
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
-use super::making::{Failure, Making, Outcome};
+use super::making::Making;
 use super::observer::Phase;
 use super::request::NicRequest;
 use super::step::Step;
 use super::{NicError, Nics, VHOST_DRIVER};
+use crate::mgmt::journal::Outcome;
 use crate::mgmt::{MgmtDeviceName, MgmtError, NewDevice};
 
 impl Nics {
@@ -31,7 +32,7 @@ impl Nics {
 
 impl Making<'_> {
     /// Waits for a management device, which its driver makes by itself.
-    pub(super) fn await_mgmt_device(&mut self, name: &MgmtDeviceName) -> Result<(), Failure> {
+    pub(super) fn await_mgmt_device(&mut self, name: &MgmtDeviceName) -> Result<(), NicError> {
         let what = name.to_string();
         self.phase(Phase::AwaitMgmtDevice, &what, |making| {
             let nics = making.nics;
@@ -49,54 +50,46 @@ impl Making<'_> {
         request: &NicRequest,
         mgmtdev: &MgmtDeviceName,
         has_address: bool,
-    ) -> Result<(), Failure> {
-        let failure = Failure::of(Phase::AddDevice);
-        let mut devices = vec![request.device(mgmtdev.clone()).map_err(&failure)?];
+    ) -> Result<(), NicError> {
+        self.phase = Phase::AddDevice;
+        let mut devices = vec![request.device(mgmtdev.clone())?];
         if has_address {
             let request = NicRequest {
                 mac: None,
                 ..request.clone()
             };
-            devices.push(request.device(mgmtdev.clone()).map_err(&failure)?);
+            devices.push(request.device(mgmtdev.clone())?);
         }
         self.add_device(&devices)
     }
 
     /// Adds the first of these devices that the management device takes. The next one is tried only if the management device
     /// does not take an address.
-    fn add_device(&mut self, devices: &[NewDevice]) -> Result<(), Failure> {
+    fn add_device(&mut self, devices: &[NewDevice]) -> Result<(), NicError> {
         let mut devices = devices.iter().peekable();
         while let Some(device) = devices.next() {
             match self.add(device) {
-                Err(failure) if devices.peek().is_some() && takes_no_mac(failure.source()) => {}
-                Err(failure) => return Err(failure),
+                Err(error) if devices.peek().is_some() && takes_no_mac(&error) => {}
+                Err(error) => return Err(error),
                 Ok(()) => return self.await_character_device(device.name()),
             }
         }
         Ok(())
     }
 
-    fn add(&mut self, device: &NewDevice) -> Result<(), Failure> {
-        let mgmtdev = device.mgmtdev().clone();
+    fn add(&mut self, device: &NewDevice) -> Result<(), NicError> {
         let step = Step::AddDevice {
-            mgmtdev: mgmtdev.clone(),
+            mgmtdev: device.mgmtdev().clone(),
         };
-        self.step(
-            Phase::AddDevice,
-            &mgmtdev.to_string(),
-            step,
-            |nics| match nics.connection.add(device) {
-                Ok(()) => Outcome::Done(()),
-                Err(error @ MgmtError::Timeout { sent: true, .. }) => {
-                    Outcome::Unknown(error.into())
-                }
-                Err(error) => Outcome::NotDone(error.into()),
-            },
-        )
+        self.step(step, |nics| match nics.connection.add(device) {
+            Ok(()) => Outcome::Done(()),
+            Err(error @ MgmtError::Timeout { sent: true, .. }) => Outcome::Unknown(error.into()),
+            Err(error) => Outcome::NotDone(error.into()),
+        })
     }
 
     /// Another bus driver may have been quicker; the device is for guests.
-    fn await_character_device(&mut self, name: &str) -> Result<(), Failure> {
+    fn await_character_device(&mut self, name: &str) -> Result<(), NicError> {
         self.phase(Phase::AwaitCharacterDevice, name, |making| {
             let nics = making.nics;
             if nics.bus.device(name)?.driver.as_deref() != Some(VHOST_DRIVER) {

@@ -154,10 +154,6 @@ pub enum NicError {
     /// The record could not be kept.
     #[error("cannot keep the record of what was done")]
     Record(#[source] io::Error),
-    /// A test lets it fail.
-    #[doc(hidden)]
-    #[error("fault injected")]
-    Fault(#[source] io::Error),
 }
 
 // Boxed, so that errors are small enough to return by value.

@@ -1,61 +1,26 @@
-//! A NIC that is being made: phases in order, steps in the record before they are done, and the way back.
-//!
-//! ```text
-//!   phase: interrupted? ──> step into the record ──> record kept ──> done ──> next phase
-//!                │                                      │            │ refused: out of the record
-//!                └──────────────────────────────────────┴────────────┴──> roll back
-//! ```
-
-use std::io;
+//! A NIC that is being made or removed: phases in order, each step in the journal before it is done, and the way back.
 
 use super::connect::Subject;
-use super::error::{MakeError, NicError};
-use super::observer::{Activity, Moment, Observer, Phase, Progress};
+use super::error::{MakeError, NicError, NotUndone};
+use super::observer::{Activity, Observer, Phase, Progress};
 use super::origin::Plan;
 use super::record::{MadeNic, State, check_owner};
 use super::request::NicRequest;
 use super::step::Step;
-use super::{Nics, VHOST_DRIVER, undo, wait};
+use super::undo::Undone;
+use super::{Nics, VHOST_DRIVER, wait};
 use crate::mgmt::MgmtError;
 use crate::mgmt::bus::BusError;
-use crate::mgmt::connectivity::{Connectivity, ConnectivityError, Place};
+use crate::mgmt::connectivity::{Connectivity, Place};
+use crate::mgmt::journal::{Journal, Moment, Outcome};
 use crate::mgmt::link::Links;
 
-/// A phase that failed, and why.
-#[derive(Debug)]
-pub(super) struct Failure {
-    phase: Phase,
-    source: Box<NicError>,
-}
-
-impl Failure {
-    /// For what fails in a phase.
-    pub(super) fn of<E: Into<NicError>>(phase: Phase) -> impl Fn(E) -> Self {
-        move |error| Self {
-            phase,
-            source: Box::new(error.into()),
-        }
-    }
-
-    /// Why.
-    pub(super) fn source(&self) -> &NicError {
-        &self.source
-    }
-}
-
-/// How a step came out.
-pub(super) enum Outcome<T> {
-    Done(T),
-    /// It was certainly not done, so there is nothing to undo.
-    NotDone(NicError),
-    /// It may have been done.
-    Unknown(NicError),
-}
-
-/// A NIC that is being made.
+/// A NIC that is being made or removed.
 pub(super) struct Making<'a> {
     pub(super) nics: &'a Nics,
     pub(super) others: &'a [MadeNic],
+    /// The phase that is under way: what fails, fails in it.
+    pub(super) phase: Phase,
     nic: MadeNic,
     observer: &'a mut dyn Observer,
 }
@@ -63,20 +28,21 @@ pub(super) struct Making<'a> {
 impl<'a> Making<'a> {
     pub(super) fn new(
         nics: &'a Nics,
-        request: &NicRequest,
+        nic: MadeNic,
         others: &'a [MadeNic],
         observer: &'a mut dyn Observer,
     ) -> Self {
         Self {
             nics,
             others,
-            nic: MadeNic::new(&request.name, &request.from, request.owner.as_deref()),
+            phase: Phase::Check,
+            nic,
             observer,
         }
     }
 
     /// All phases.
-    pub(super) fn run(&mut self, request: &NicRequest) -> Result<(), Failure> {
+    pub(super) fn run(&mut self, request: &NicRequest) -> Result<(), NicError> {
         let plan = self.phase(Phase::Check, &request.from, |making| making.check(request))?;
         match plan {
             Plan::MgmtDevice(mgmtdev) => {
@@ -93,7 +59,8 @@ impl<'a> Making<'a> {
             }
         }
         self.nic.set_state(State::Made);
-        self.keep().map_err(Failure::of(Phase::Connect))
+        self.phase = Phase::Connect;
+        self.persist()
     }
 
     /// Whether it can be done, as far as that can be known before anything is touched.
@@ -146,51 +113,29 @@ impl<'a> Making<'a> {
         phase: Phase,
         what: &str,
         act: impl FnOnce(&mut Self) -> Result<T, NicError>,
-    ) -> Result<T, Failure> {
-        self.begin(phase, what)
-            .and_then(|()| act(self))
-            .and_then(|done| {
-                self.fault(Moment::After(phase))?;
-                Ok(done)
-            })
-            .map_err(Failure::of(phase))
+    ) -> Result<T, NicError> {
+        self.tell(Activity::Begin(phase, what))?;
+        let done = act(self)?;
+        self.tell(Activity::End(phase))?;
+        Ok(done)
     }
 
     /// A phase that is a step.
     pub(super) fn step<T>(
         &mut self,
-        phase: Phase,
-        what: &str,
         step: Step,
-        act: impl FnOnce(&Nics) -> Outcome<T>,
-    ) -> Result<T, Failure> {
-        let failure = Failure::of(phase);
-        self.nic.push(step);
-        self.keep()
-            .and_then(|()| self.begin(phase, what))
-            .map_err(&failure)?;
-        let done = match act(self.nics) {
-            Outcome::Done(done) => done,
-            Outcome::NotDone(source) => {
-                self.nic.pop();
-                return Err(failure(source));
-            }
-            Outcome::Unknown(source) => return Err(failure(source)),
-        };
-        self.fault(Moment::After(phase)).map_err(failure)?;
-        Ok(done)
-    }
-
-    /// A step that another NIC's making did, and that is this one's to undo as well.
-    pub(super) fn share(&mut self, step: Step) -> Result<(), NicError> {
-        self.nic.push(step);
-        self.keep()
+        act: impl FnOnce(&Nics) -> Outcome<T, NicError>,
+    ) -> Result<T, NicError> {
+        let nics = self.nics;
+        self.phase = step.phase().0;
+        Journal::step(self, step, || act(nics))
     }
 
     /// Says more about the step that was done last.
     pub(super) fn replace_last(&mut self, step: Step) -> Result<(), NicError> {
-        self.nic.pop();
-        self.share(step)
+        self.steps().pop();
+        self.steps().push(step);
+        self.persist()
     }
 
     /// Connects at a place: a step whose record grows while it is done.
@@ -199,34 +144,21 @@ impl<'a> Making<'a> {
         wanted: &Connectivity,
         links: &Links,
         place: &Place,
-    ) -> Result<(), Failure> {
-        let phase = Phase::Connect;
+    ) -> Result<(), NicError> {
         let what = match place {
             Place::Link(link) => link.name.clone(),
             Place::VirtualFunction { physical, number } => {
                 format!("virtual function {number} of {physical}")
             }
         };
-        self.begin(phase, &what).map_err(Failure::of(phase))?;
-        let Self { nic, observer, .. } = self;
-        let is_begun = |nic: &MadeNic| matches!(nic.last(), Some(Step::Connect { .. }));
-        let attached = wanted.attach_noting(links, place, &mut |attached| {
-            if is_begun(nic) {
-                nic.pop();
-            }
-            nic.push(Step::Connect {
-                attached: attached.clone(),
-            });
-            observer.keep(nic)
-        });
-        if let Err(error) = attached {
-            // All others have undone it themselves.
-            if !matches!(error, ConnectivityError::NotTakenBack { .. }) && is_begun(&self.nic) {
-                self.nic.pop();
-            }
-            return Err(Failure::of(phase)(error));
-        }
-        self.fault(Moment::After(phase)).map_err(Failure::of(phase))
+        self.phase(Phase::Connect, &what, |making| {
+            let Self { nic, observer, .. } = making;
+            wanted.attach_noting(links, place, &mut |attached| {
+                nic.set_connection(attached);
+                observer.keep(nic)
+            })?;
+            Ok(())
+        })
     }
 
     /// Waits for something that the kernel does.
@@ -251,42 +183,92 @@ impl<'a> Making<'a> {
         )
     }
 
-    fn begin(&mut self, phase: Phase, what: &str) -> Result<(), NicError> {
-        let activity = Activity::Begin(phase, what);
+    fn say(&mut self, activity: Activity<'_>) {
+        if let Activity::Begin(phase, _) = activity {
+            self.phase = phase;
+        }
         let name = self.nic.name();
         self.observer.progress(&Progress { name, activity });
-        if self.observer.interrupted() {
-            return Err(NicError::Interrupted);
+    }
+
+    /// Says what goes on, and fails if somebody interrupts it.
+    fn tell(&mut self, activity: Activity<'_>) -> Result<(), NicError> {
+        self.say(activity);
+        match self.observer.interrupted() {
+            true => Err(NicError::Interrupted),
+            false => Ok(()),
         }
-        self.fault(Moment::Before(phase))
-    }
-
-    fn fault(&mut self, moment: Moment) -> Result<(), NicError> {
-        self.observer.fault(moment).map_err(NicError::Fault)
-    }
-
-    fn keep(&mut self) -> Result<(), NicError> {
-        let kept: io::Result<()> = self.observer.keep(&self.nic);
-        kept.map_err(NicError::Record)
     }
 
     pub(super) fn last_step(&self) -> Option<&Step> {
-        self.nic.last()
+        self.nic.steps().last()
     }
 
     pub(super) fn into_nic(self) -> MadeNic {
         self.nic
     }
 
-    /// Undoes what was done.
-    pub(super) fn roll_back(mut self, failure: Failure) -> MakeError {
-        self.nic.set_state(State::Removing);
-        let not_undone = undo::all(self.nics, &mut self.nic, self.observer);
+    /// Undoes what was done before this error.
+    pub(super) fn roll_back_after(mut self, error: NicError) -> MakeError {
         MakeError {
+            not_undone: self.remove(),
             name: self.nic.name().to_owned(),
-            phase: failure.phase,
-            source: failure.source,
-            not_undone,
+            phase: self.phase,
+            source: Box::new(error),
         }
+    }
+
+    /// Undoes all steps. What could not be undone stays in the record.
+    pub(super) fn remove(&mut self) -> Vec<NotUndone> {
+        self.nic.set_state(State::Removing);
+        let not_undone = self.roll_back().into_iter();
+        let not_undone = not_undone.map(|(step, error)| NotUndone {
+            by_hand: step.by_hand(self.nic.name()),
+            step,
+            error,
+        });
+        not_undone.collect()
+    }
+}
+
+impl Journal for Making<'_> {
+    type Step = Step;
+    type Error = NicError;
+
+    fn name(&self) -> &str {
+        self.nic.name()
+    }
+
+    fn steps(&mut self) -> &mut Vec<Step> {
+        self.nic.steps_mut()
+    }
+
+    fn persist(&mut self) -> Result<(), NicError> {
+        self.observer.keep(&self.nic).map_err(NicError::Record)
+    }
+
+    fn watch(&mut self, moment: Moment, step: &Step) -> Result<(), NicError> {
+        let (phase, what) = step.phase();
+        match moment {
+            Moment::Begin => self.tell(Activity::Begin(phase, &what)),
+            Moment::Done => self.tell(Activity::End(phase)),
+            Moment::Undo => {
+                self.say(Activity::Undo(&step.to_string()));
+                Ok(())
+            }
+            Moment::Undone => Ok(()),
+        }
+    }
+
+    fn undo(&mut self, step: &Step) -> Result<(), NicError> {
+        if let Undone::Left(why) = self.nics.undo(self.nic.name(), step)? {
+            self.say(Activity::Leave(&why));
+        }
+        Ok(())
+    }
+
+    fn keeps_those_before(step: &Step) -> bool {
+        // A device that cannot be deleted keeps what it was made on, and so does a subfunction that is still active.
+        matches!(step, Step::AddDevice { .. } | Step::ActivatePort { .. })
     }
 }

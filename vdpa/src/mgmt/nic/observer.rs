@@ -65,6 +65,8 @@ impl fmt::Display for Phase {
 pub enum Activity<'a> {
     /// A phase begins: this is done, to or with the named thing.
     Begin(Phase, &'a str),
+    /// A phase is done.
+    End(Phase),
     /// The kernel is waited for.
     Wait(&'a str),
     /// A step is undone.
@@ -82,15 +84,6 @@ pub struct Progress<'a> {
     pub activity: Activity<'a>,
 }
 
-/// A place in a NIC's making, for tests that let something fail there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Moment {
-    /// The phase begins; its step, if it has one, is in the record and was not done.
-    Before(Phase),
-    /// It was done.
-    After(Phase),
-}
-
 /// Who watches.
 pub trait Observer {
     /// Keeps the record. It must be in a safe place when this returns: what comes next is not done
@@ -103,19 +96,10 @@ pub trait Observer {
     /// Hears what goes on.
     fn progress(&mut self, _progress: &Progress<'_>) {}
 
-    /// Whether to stop and undo what was done. It is asked before each phase and while something is
-    /// waited for; not while steps are undone.
+    /// Whether to stop and undo what was done. It is asked when a phase begins, when it is done, and
+    /// while something is waited for; not while steps are undone.
     fn interrupted(&mut self) -> bool {
         false
-    }
-
-    /// Makes something fail, for tests.
-    ///
-    /// # Errors
-    /// What is to fail.
-    #[doc(hidden)]
-    fn fault(&mut self, _moment: Moment) -> io::Result<()> {
-        Ok(())
     }
 }
 

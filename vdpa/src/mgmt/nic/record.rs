@@ -3,6 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::step::Step;
+use crate::mgmt::connectivity::Attached;
 use crate::mgmt::{InvalidDevice, MgmtDeviceName, NewDevice};
 
 /// The version of records that this program writes and reads.
@@ -93,20 +94,18 @@ impl MadeNic {
         self.state = state;
     }
 
-    pub(super) fn push(&mut self, step: Step) {
-        self.steps.push(step);
+    pub(super) fn steps_mut(&mut self) -> &mut Vec<Step> {
+        &mut self.steps
     }
 
-    pub(super) fn last(&self) -> Option<&Step> {
-        self.steps.last()
-    }
-
-    pub(super) fn pop(&mut self) -> Option<Step> {
-        self.steps.pop()
-    }
-
-    pub(super) fn set_steps(&mut self, steps: Vec<Step>) {
-        self.steps = steps;
+    /// It is connected so: a step, if anything was changed for that.
+    pub(super) fn set_connection(&mut self, attached: &Attached) {
+        self.steps
+            .retain(|step| !matches!(step, Step::Connect { .. }));
+        if !attached.changes().is_empty() {
+            let attached = attached.clone();
+            self.steps.push(Step::Connect { attached });
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::observer::Phase;
 use crate::mgmt::MgmtDeviceName;
 use crate::mgmt::connectivity::Attached;
 use crate::mgmt::devlink::{Handle, PortHandle};
@@ -146,10 +147,31 @@ impl Step {
         }
     }
 
-    /// Whether what was done before it must stay while it cannot be undone: a device that cannot be
-    /// deleted keeps what it was made on, and so does a subfunction that is still active.
-    pub(super) fn keeps_those_before(&self) -> bool {
-        matches!(self, Self::AddDevice { .. } | Self::ActivatePort { .. })
+    /// The phase that does it, and what that does it to or with.
+    pub(super) fn phase(&self) -> (Phase, String) {
+        match self {
+            Self::CountVirtualFunctions { physical, .. } => {
+                (Phase::CountVirtualFunctions, physical.to_string())
+            }
+            Self::SetVirtualFunction {
+                physical,
+                virtual_function,
+                ..
+            } => (
+                Phase::SetVirtualFunction,
+                format!("{virtual_function} of {physical}"),
+            ),
+            Self::BindFunction { function, .. } => (Phase::BindFunction, function.to_string()),
+            Self::AddPort { handle, sfnum, .. } => {
+                (Phase::AddPort, format!("{handle} sfnum {sfnum}"))
+            }
+            Self::ActivatePort { port } => (Phase::ActivatePort, port.to_string()),
+            Self::AddDevice { mgmtdev } => (Phase::AddDevice, mgmtdev.to_string()),
+            Self::Connect { attached } => {
+                let what = attached.interface().unwrap_or("the virtual function");
+                (Phase::Connect, what.to_owned())
+            }
+        }
     }
 }
 

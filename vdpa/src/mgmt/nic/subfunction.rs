@@ -8,7 +8,7 @@
 //! Address and rates go with the port, parameters with the subfunction, so only the port and its state are
 //! steps to undo.
 
-use super::making::{Failure, Making, Outcome};
+use super::making::Making;
 use super::observer::Phase;
 use super::origin::is_switchdev;
 use super::request::NicRequest;
@@ -19,6 +19,7 @@ use crate::mgmt::devlink::{
     Cmode, Devlink, DevlinkError, Flavour, FunctionOpstate, FunctionSettings, FunctionState,
     Handle, NewSubfunction, ParamValue, Port, PortHandle, RateObject, RateSettings, ReloadAction,
 };
+use crate::mgmt::journal::Outcome;
 
 /// The parameter of an instance that has it make vDPA devices (devlink-params.rst).
 const ENABLE_VNET: &str = "enable_vnet";
@@ -56,8 +57,9 @@ impl Making<'_> {
         request: &NicRequest,
         handle: &Handle,
         pfnum: u16,
-    ) -> Result<PortHandle, Failure> {
-        let devlink = Devlink::open().map_err(Failure::of(Phase::AddPort))?;
+    ) -> Result<PortHandle, NicError> {
+        self.phase = Phase::AddPort;
+        let devlink = Devlink::open()?;
         let port = self.add_port(&devlink, handle, pfnum)?;
         let name = port.to_string();
         self.phase(Phase::ConfigurePort, &name, |_| {
@@ -72,8 +74,7 @@ impl Making<'_> {
         let mgmtdev: MgmtDeviceName = instance
             .to_string()
             .parse()
-            .map_err(crate::mgmt::MgmtError::BadName)
-            .map_err(Failure::of(Phase::AwaitSubfunction))?;
+            .map_err(crate::mgmt::MgmtError::BadName)?;
         self.phase(
             Phase::EnableVnet,
             &instance.to_string(),
@@ -92,18 +93,15 @@ impl Making<'_> {
         devlink: &Devlink,
         handle: &Handle,
         pfnum: u16,
-    ) -> Result<PortHandle, Failure> {
+    ) -> Result<PortHandle, NicError> {
         let mut attempts = 0;
         loop {
-            let ports = devlink
-                .ports_of(handle)
-                .map_err(Failure::of(Phase::AddPort))?;
-            let sfnum = free_number(&ports, pfnum)
-                .ok_or_else(|| NicError::NoSfnum(handle.clone()))
-                .map_err(Failure::of(Phase::AddPort))?;
+            let ports = devlink.ports_of(handle)?;
+            let sfnum = free_number(&ports, pfnum);
+            let sfnum = sfnum.ok_or_else(|| NicError::NoSfnum(handle.clone()))?;
             attempts += 1;
             match self.add_numbered_port(devlink, handle, pfnum, sfnum) {
-                Err(failure) if attempts < ATTEMPTS && is_taken(failure.source()) => {}
+                Err(error) if attempts < ATTEMPTS && is_taken(&error) => {}
                 added => return added,
             }
         }
@@ -115,20 +113,19 @@ impl Making<'_> {
         handle: &Handle,
         pfnum: u16,
         sfnum: u32,
-    ) -> Result<PortHandle, Failure> {
+    ) -> Result<PortHandle, NicError> {
         let step = |port| Step::AddPort {
             handle: handle.clone(),
             pfnum,
             sfnum,
             port,
         };
-        let what = format!("{handle} sfnum {sfnum}");
         let subfunction = NewSubfunction {
             pfnum,
             sfnum: Some(sfnum),
             ..NewSubfunction::default()
         };
-        let done = self.step(Phase::AddPort, &what, step(None), |_| {
+        let done = self.step(step(None), |_| {
             match devlink.add_port(handle, &subfunction) {
                 Ok(port) => Outcome::Done(port.handle),
                 Err(
@@ -140,19 +137,16 @@ impl Making<'_> {
             }
         });
         let port = done?;
-        self.replace_last(step(Some(port.clone())))
-            .map_err(Failure::of(Phase::AddPort))?;
+        self.replace_last(step(Some(port.clone())))?;
         Ok(port)
     }
 
-    fn activate(&mut self, devlink: &Devlink, port: &PortHandle) -> Result<(), Failure> {
+    fn activate(&mut self, devlink: &Devlink, port: &PortHandle) -> Result<(), NicError> {
         let step = Step::ActivatePort { port: port.clone() };
-        self.step(Phase::ActivatePort, &port.to_string(), step, |_| {
-            match devlink.set_function(port, &state(FunctionState::Active)) {
-                Ok(()) => Outcome::Done(()),
-                // Being inactive twice does no harm.
-                Err(error) => Outcome::Unknown(error.into()),
-            }
+        self.step(step, |_| {
+            // Being inactive twice does no harm.
+            let active = devlink.set_function(port, &state(FunctionState::Active));
+            active.map_err(NicError::from).into()
         })
     }
 }

@@ -1,11 +1,9 @@
-//! Undoing steps, the last one first.
+//! Undoing one step.
 //!
 //! Each step may have been done, or not, or have been undone by somebody else, or have been changed since. So
 //! each looks first: what is not as this step made it is left alone.
 
-use super::error::{NicError, NotUndone};
-use super::observer::{Activity, Observer, Progress};
-use super::record::MadeNic;
+use super::error::NicError;
 use super::step::{Settings, Step};
 use super::subfunction::{sfnum_of, state};
 use super::{Nics, Taken, wait};
@@ -18,107 +16,53 @@ use crate::mgmt::sriov::Links;
 use crate::mgmt::{MgmtDeviceName, MgmtError};
 
 /// What undoing came to.
-enum Undone {
+pub(super) enum Undone {
     Yes,
     /// It is left as it is, and why.
     Left(String),
 }
 
-/// Undoes all steps. What could not be undone stays in the record, which is kept after each one.
-pub(super) fn all(nics: &Nics, nic: &mut MadeNic, observer: &mut dyn Observer) -> Vec<NotUndone> {
-    if nic.steps().is_empty() {
-        return Vec::new();
-    }
-    let name = nic.name().to_owned();
-    let mut not_undone: Vec<NotUndone> = Vec::new();
-    let mut stopped = false;
-    while let Some(step) = nic.pop() {
-        let mut failed = None;
-        if !stopped {
-            let what = step.to_string();
-            let mut tell = |activity| {
-                let name = &name;
-                observer.progress(&Progress { name, activity });
-            };
-            tell(Activity::Undo(&what));
-            match one(nics, &name, &step) {
-                Ok(Undone::Yes) => {}
-                Ok(Undone::Left(why)) => tell(Activity::Leave(&why)),
-                Err(error) => {
-                    stopped = step.keeps_those_before();
-                    failed = Some(error);
-                }
-            }
-            if failed.is_none() {
-                keep(nic, &not_undone, observer);
-                continue;
-            }
-        }
-        let by_hand = step.by_hand(&name);
-        not_undone.push(NotUndone {
-            step,
-            by_hand,
-            error: failed,
-        });
-    }
-    let left = not_undone.iter().rev().map(|one| one.step.clone());
-    nic.set_steps(left.collect());
-    keep(nic, &[], observer);
-    not_undone
-}
-
-/// Keeps what is still to be undone. An old record does no harm: it tells of steps that are
-/// undone, which changes nothing the second time.
-fn keep(nic: &MadeNic, not_undone: &[NotUndone], observer: &mut dyn Observer) {
-    let mut nic = nic.clone();
-    let steps = nic.steps().iter().cloned();
-    let left = not_undone.iter().rev().map(|one| one.step.clone());
-    nic.set_steps(steps.chain(left).collect());
-    if let Err(error) = observer.keep(&nic) {
-        tracing::warn!(name = nic.name(), %error, "the record is not up to date");
-    }
-}
-
-fn one(nics: &Nics, name: &str, step: &Step) -> Result<Undone, NicError> {
-    match step {
-        Step::CountVirtualFunctions { physical, count } => nics.uncount(*physical, *count),
-        Step::SetVirtualFunction {
-            physical,
-            virtual_function,
-            settings,
-            former,
-        } => nics.unset(*physical, *virtual_function, settings, former),
-        Step::BindFunction {
-            function,
-            driver,
-            former_driver,
-            former_override,
-        } => nics.unbind(
-            *function,
-            driver,
-            former_driver.as_deref(),
-            former_override.as_deref(),
-        ),
-        Step::AddPort {
-            handle,
-            pfnum,
-            sfnum,
-            port,
-        } => nics.delete_port(handle, *pfnum, *sfnum, port.as_ref()),
-        Step::ActivatePort { port } => nics.deactivate(port),
-        Step::AddDevice { mgmtdev } => nics.delete(name, mgmtdev),
-        Step::Connect { attached } => {
-            let left = attached.detach(&link::Links::open()?)?;
-            let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-            Ok(match left.is_empty() {
-                true => Undone::Yes,
-                false => Undone::Left(left.join("; ")),
-            })
-        }
-    }
-}
-
 impl Nics {
+    /// Undoes one step.
+    pub(super) fn undo(&self, name: &str, step: &Step) -> Result<Undone, NicError> {
+        match step {
+            Step::CountVirtualFunctions { physical, count } => self.uncount(*physical, *count),
+            Step::SetVirtualFunction {
+                physical,
+                virtual_function,
+                settings,
+                former,
+            } => self.unset(*physical, *virtual_function, settings, former),
+            Step::BindFunction {
+                function,
+                driver,
+                former_driver,
+                former_override,
+            } => self.unbind(
+                *function,
+                driver,
+                former_driver.as_deref(),
+                former_override.as_deref(),
+            ),
+            Step::AddPort {
+                handle,
+                pfnum,
+                sfnum,
+                port,
+            } => self.delete_port(handle, *pfnum, *sfnum, port.as_ref()),
+            Step::ActivatePort { port } => self.deactivate(port),
+            Step::AddDevice { mgmtdev } => self.delete(name, mgmtdev),
+            Step::Connect { attached } => {
+                let left = attached.detach(&link::Links::open()?)?;
+                let left: Vec<String> = left.iter().map(ToString::to_string).collect();
+                Ok(match left.is_empty() {
+                    true => Undone::Yes,
+                    false => Undone::Left(left.join("; ")),
+                })
+            }
+        }
+    }
+
     /// A function that is gone needs no undoing; the driver may let go of an active one a moment later.
     fn deactivate(&self, port: &PortHandle) -> Result<Undone, NicError> {
         let devlink = Devlink::open()?;

@@ -8,12 +8,13 @@
 //! ```
 
 use super::choose::Taken;
-use super::making::{Failure, Making, Outcome};
+use super::making::Making;
 use super::observer::Phase;
 use super::origin::has_representors;
 use super::request::NicRequest;
 use super::step::{Settings, Step};
 use super::{NicError, Nics};
+use crate::mgmt::journal::Outcome;
 use crate::mgmt::pci::{Address, Function, PciError};
 use crate::mgmt::sriov::{LinkError, Links, Setting};
 use crate::mgmt::{MgmtDeviceName, MgmtError};
@@ -86,25 +87,26 @@ impl Making<'_> {
         &mut self,
         request: &NicRequest,
         physical: Function,
-    ) -> Result<Address, Failure> {
+    ) -> Result<Address, NicError> {
         let physical = self.count(request, physical)?;
         let name = physical.address.to_string();
         let (number, function) = self.phase(Phase::ChooseVirtualFunction, &name, |making| {
             making.free(&physical)
         })?;
         let has_mac = self.set(request, &physical, number)?;
-        let parent = self.nics.parent(&function);
-        if let Some(driver) = parent.map_err(Failure::of(Phase::BindFunction))? {
+        self.phase = Phase::BindFunction;
+        if let Some(driver) = self.nics.parent(&function)? {
             self.bind(&function, driver)?;
         }
-        let mgmtdev = mgmtdev(&function).map_err(Failure::of(Phase::AwaitMgmtDevice))?;
+        self.phase = Phase::AwaitMgmtDevice;
+        let mgmtdev = mgmtdev(&function)?;
         self.await_mgmt_device(&mgmtdev)?;
         self.add_device_with_address(request, &mgmtdev, has_mac)?;
         Ok(function.address)
     }
 
     /// Virtual functions, if there are none.
-    fn count(&mut self, request: &NicRequest, physical: Function) -> Result<Function, Failure> {
+    fn count(&mut self, request: &NicRequest, physical: Function) -> Result<Function, NicError> {
         let address = physical.address;
         if !physical.virtual_functions.is_empty() {
             // Counted for another NIC of ours: the last one takes them away.
@@ -112,11 +114,7 @@ impl Making<'_> {
                 |step| matches!(step, Step::CountVirtualFunctions { physical, .. } if *physical == address),
             );
             if let Some(step) = step {
-                self.phase(
-                    Phase::CountVirtualFunctions,
-                    &address.to_string(),
-                    |making| making.share(step.clone()),
-                )?;
+                self.step(step.clone(), |_| Outcome::Done(()))?;
             }
             return Ok(physical);
         }
@@ -126,15 +124,12 @@ impl Making<'_> {
             physical: address,
             count,
         };
-        self.step(
-            Phase::CountVirtualFunctions,
-            &address.to_string(),
-            step,
-            |nics| match nics.pci.count_from_zero(address, count) {
+        self.step(step, |nics| {
+            match nics.pci.count_from_zero(address, count) {
                 Ok(function) => Outcome::Done(function),
                 Err(error) => Outcome::NotDone(error.into()),
-            },
-        )
+            }
+        })
     }
 
     /// A free virtual function. Their drivers may still be starting.
@@ -163,21 +158,16 @@ impl Making<'_> {
         request: &NicRequest,
         physical: &Function,
         number: u32,
-    ) -> Result<bool, Failure> {
-        let phase = Phase::SetVirtualFunction;
-        let what = format!("{} of {}", number, physical.address);
-        let failure = Failure::of(phase);
+    ) -> Result<bool, NicError> {
         let wanted = settings(request);
         if wanted.is_empty() {
             return Ok(false);
         }
-        let interface = physical
-            .netdevs
-            .first()
-            .ok_or(NicError::NoInterface(physical.address))
-            .map_err(failure)?;
-        let links = Links::open().map_err(Failure::of(phase))?;
-        let link = links.link(interface).map_err(Failure::of(phase))?;
+        self.phase = Phase::SetVirtualFunction;
+        let interface = physical.netdevs.first();
+        let interface = interface.ok_or(NicError::NoInterface(physical.address))?;
+        let links = Links::open()?;
+        let link = links.link(interface)?;
         let mut all = link.virtual_functions.iter();
         let now = all.find(|one| one.index == number);
         let step = Step::SetVirtualFunction {
@@ -188,21 +178,17 @@ impl Making<'_> {
                 .map(|now| Settings::former(&wanted, now))
                 .unwrap_or_default(),
         };
-        let set = self.step(phase, &what, step, |_| {
-            match links.set(interface, number, &wanted) {
-                Ok(()) => Outcome::Done(true),
-                Err(
-                    error
-                    @ (LinkError::NotTakenBack { .. } | LinkError::Timeout { sent: true, .. }),
-                ) => Outcome::Unknown(error.into()),
-                Err(error) => Outcome::NotDone(error.into()),
-            }
+        let set = self.step(step, |_| match links.set(interface, number, &wanted) {
+            Ok(()) => Outcome::Done(true),
+            Err(
+                error @ (LinkError::NotTakenBack { .. } | LinkError::Timeout { sent: true, .. }),
+            ) => Outcome::Unknown(error.into()),
+            Err(error) => Outcome::NotDone(error.into()),
         });
         match set {
             // The management device may take the address.
-            Err(failure)
-                if matches!(wanted.as_slice(), [Setting::Mac(_)])
-                    && matches!(failure.source(), NicError::Link(LinkError::NotTaken { .. })) =>
+            Err(NicError::Link(LinkError::NotTaken { .. }))
+                if matches!(wanted.as_slice(), [Setting::Mac(_)]) =>
             {
                 Ok(false)
             }
@@ -210,24 +196,19 @@ impl Making<'_> {
         }
     }
 
-    fn bind(&mut self, function: &Function, driver: &str) -> Result<(), Failure> {
+    fn bind(&mut self, function: &Function, driver: &str) -> Result<(), NicError> {
         let step = Step::BindFunction {
             function: function.address,
             driver: driver.to_owned(),
             former_driver: function.driver.clone(),
             former_override: function.driver_override.clone(),
         };
-        self.step(
-            Phase::BindFunction,
-            &function.address.to_string(),
-            step,
-            |nics| match nics.pci.bind(function.address, driver) {
-                Ok(_) => Outcome::Done(()),
-                // It has tried to put the old driver back, and may not have managed that.
-                Err(error @ PciError::Bind { .. }) => Outcome::Unknown(error.into()),
-                Err(error) => Outcome::NotDone(error.into()),
-            },
-        )
+        self.step(step, |nics| match nics.pci.bind(function.address, driver) {
+            Ok(_) => Outcome::Done(()),
+            // It has tried to put the old driver back, and may not have managed that.
+            Err(error @ PciError::Bind { .. }) => Outcome::Unknown(error.into()),
+            Err(error) => Outcome::NotDone(error.into()),
+        })
     }
 }
 

@@ -15,14 +15,15 @@ use vdpa::mgmt::nic::{self, Activity, LockedStore, MadeNic, NicRequest, Nics, St
 use vdpa::mgmt::{ClassConfig, DeviceConfig, NetConfig};
 use vmm::config::{VdpaConfig, VdpaSource};
 
-use super::RealHost;
+use crate::node::machines::Machines;
 use crate::node::machines::error::StepError;
 use crate::node::machines::spec::{NicSource, NicSpec, OWNER, VmName};
+use crate::node::machines::steps::Host as _;
 
 /// Keeps the record of a NIC, and shows its steps.
 struct NicSteps<'a> {
     store: LockedStore,
-    host: &'a RealHost,
+    machines: &'a Machines,
     vm: &'a VmName,
 }
 
@@ -35,21 +36,22 @@ impl nic::Observer for NicSteps<'_> {
         match progress.activity {
             Activity::Begin(phase, what) => {
                 tracing::debug!(nic = progress.name, "{phase} ({what})");
-                self.host
-                    .observe(self.vm, &format_args!("{} begin {phase:?}", progress.name));
+                self.machines
+                    .at(self.vm, &format_args!("{} begin {phase:?}", progress.name));
             }
             Activity::Undo(what) => {
                 tracing::debug!(nic = progress.name, "undoing {what}");
-                self.host
-                    .observe(self.vm, &format_args!("{} undo {what}", progress.name));
+                self.machines
+                    .at(self.vm, &format_args!("{} undo {what}", progress.name));
             }
             Activity::Leave(why) => tracing::warn!(nic = progress.name, "leaving {why}"),
             Activity::Wait(what) => tracing::debug!(nic = progress.name, "waiting for {what}"),
+            Activity::End(_) => {}
         }
     }
 }
 
-impl RealHost {
+impl Machines {
     /// What owns the character device that a NIC has, to tell whether two are the same.
     pub(crate) fn device_of(&self, vm: &VmName, nic: &NicSpec) -> PathBuf {
         let named = match nic.source() {
@@ -72,7 +74,10 @@ impl RealHost {
     }
 
     /// Takes back what was made for machines that there are not. `wanted` says which devices are some machine's.
-    pub(crate) fn remove_strays(&self, wanted: impl Fn(&str) -> bool) -> Result<(), StepError> {
+    pub(crate) fn remove_stray_devices(
+        &self,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<(), StepError> {
         let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
         let mut store = self.nic_store()?;
         let all = store
@@ -164,7 +169,7 @@ impl RealHost {
         nic: &NicSpec,
         number: u32,
     ) -> Result<(VdpaConfig, OwnedFd), StepError> {
-        let path = self.character_device(vm, nic)?;
+        let path = self.character_device_of(vm, nic)?;
         let mut options = fs::File::options();
         options.read(true).write(true);
         let device = match options.open(&path) {
@@ -183,7 +188,7 @@ impl RealHost {
     ) -> Result<Option<PathBuf>, StepError> {
         let stand_by = nic.on_stand_by(vm);
         stand_by
-            .map(|nic| self.character_device(vm, &nic))
+            .map(|nic| self.character_device_of(vm, &nic))
             .transpose()
     }
 
@@ -196,7 +201,7 @@ impl RealHost {
             .map_err(|error| StepError::NicStore(Box::new(error)))?;
         let mut steps = NicSteps {
             store,
-            host: self,
+            machines: self,
             vm,
         };
         let nics = open()?;
@@ -222,7 +227,7 @@ impl RealHost {
     }
 
     /// Takes back a device that was made for a NIC of this machine; does nothing if there is none, or it is another one's.
-    pub(super) fn take_back(&self, vm: &VmName, device: &str) -> Result<(), StepError> {
+    pub(super) fn take_device_back(&self, vm: &VmName, device: &str) -> Result<(), StepError> {
         let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
         let store = self.nic_store()?;
         let nic = match store.nic(device) {
@@ -235,7 +240,7 @@ impl RealHost {
         }
         let mut steps = NicSteps {
             store,
-            host: self,
+            machines: self,
             vm,
         };
         open()?
@@ -244,7 +249,7 @@ impl RealHost {
     }
 
     /// The character device of a NIC, as it is now.
-    pub(crate) fn character_device(
+    pub(crate) fn character_device_of(
         &self,
         vm: &VmName,
         nic: &NicSpec,

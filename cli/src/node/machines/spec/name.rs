@@ -45,6 +45,12 @@ impl VmName {
     }
 }
 
+/// Whose NIC a device with this owner was made for.
+pub(crate) fn owned_by(owner: &str) -> Option<(VmName, NicId)> {
+    let (vm, nic) = owner.strip_prefix(OWNER)?.split_once('/')?;
+    Some((vm.parse().ok()?, nic.parse().ok()?))
+}
+
 /// What the owner of each NIC that a node has made begins with.
 pub(crate) const OWNER: &str = "node:";
 

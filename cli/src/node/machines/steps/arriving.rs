@@ -13,10 +13,10 @@
 
 use super::super::arrival::{Arrival, AtEnd, Coming, at_end};
 use super::super::departure::Departure;
-use super::super::error::{LifeError, StepError};
-use super::super::record::{LastEnd, Record, Step};
+use super::super::error::LifeError;
+use super::super::record::{LastEnd, Record};
 use super::super::spec::VmSpec;
-use super::{Act, Life, Moment};
+use super::Life;
 
 impl Life<'_> {
     /// Makes all of a machine but its guest, and a process that waits for that. `former` is the one of its name that left this
@@ -35,34 +35,7 @@ impl Life<'_> {
         if let Some(former) = former {
             record.takes_place_of(former);
         }
-        self.make(record, |record| {
-            self.clear(record)?;
-            self.wait_steps(record)
-        })
-    }
-
-    /// Undoes what was made for another machine.
-    fn clear(&self, record: &mut Record) -> Result<(), StepError> {
-        while let Some(step) = record.last().cloned() {
-            self.keep(record)?;
-            let act = Act::of(&step);
-            self.tell(&Moment::Undo(act.clone()));
-            self.undo_one(&step)?;
-            self.tell(&Moment::Undone(act));
-            record.pop();
-        }
-        Ok(())
-    }
-
-    fn wait_steps(&self, record: &mut Record) -> Result<(), StepError> {
-        record.begin(Step::Directories);
-        self.keep(record)?;
-        self.act(Act::Directories, || self.host.make_directories(self.vm))?;
-        self.make_nics(record)?;
-        let identity = self.start_process(record)?;
-        self.act(Act::Await, || {
-            self.host.await_machine(self.vm, identity, record)
-        })
+        self.create(record)
     }
 
     /// Asks the process that waits whether the guest is here. Returns what it says.
@@ -90,7 +63,7 @@ impl Life<'_> {
         };
         match identity.filter(|_| boot == self.host.boot()) {
             Some(identity) => self
-                .act(Act::CallOff, || self.host.call_off(self.vm, identity))
+                .act("call off", || self.host.call_off(self.vm, identity))
                 .map_err(|source| LifeError::Stop(Box::new(source))),
             None => Ok(true),
         }

@@ -17,7 +17,7 @@ use super::super::error::{LifeError, StepError};
 use super::super::record::{EndedBecause, LastEnd, Record};
 use super::super::spec::Desired;
 use super::super::vmm::VmmError;
-use super::{Act, Life, Passed, SendRequest};
+use super::{Life, Passed, SendRequest};
 use crate::node::peers::Peer;
 
 impl Life<'_> {
@@ -42,7 +42,7 @@ impl Life<'_> {
             self.note(record);
             return Err(failed(error));
         }
-        let passed = self.act(Act::Send, || self.host.send(self.vm, request));
+        let passed = self.act("send", || self.host.send(self.vm, request));
         let answered = answered(&passed);
         let account = match answered {
             // It is not over yet.

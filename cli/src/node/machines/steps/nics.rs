@@ -16,7 +16,8 @@
 use super::super::error::{LifeError, StepError};
 use super::super::record::{Record, Step};
 use super::super::spec::{NicId, NicSource, NicSpec, VmSpec};
-use super::{Act, Life, Moment};
+use super::Life;
+use vdpa::mgmt::journal::{Journal as _, Outcome};
 
 impl Life<'_> {
     /// Devices for all NICs that need one made.
@@ -49,17 +50,16 @@ impl Life<'_> {
             true => self.vm.stand_by(nic.id()),
             false => self.vm.device(nic.id()),
         };
-        if !record.has_device(&device) {
-            record.begin(Step::Nic {
-                id: nic.id().clone(),
-                device,
-                stand_by,
-            });
-            self.keep(record)?;
-        }
-        self.act(Act::device(nic.id(), stand_by), || match stand_by {
-            true => self.host.make_stand_by(self.vm, nic),
-            false => self.host.make_nic(self.vm, nic),
+        let step = Step::Nic {
+            id: nic.id().clone(),
+            device,
+            stand_by,
+        };
+        self.steps(record).step(step, || {
+            Outcome::from(match stand_by {
+                true => self.host.make_stand_by(self.vm, nic),
+                false => self.host.make_nic(self.vm, nic),
+            })
         })
     }
 
@@ -113,16 +113,20 @@ impl Life<'_> {
         if record.process().is_none() {
             return Ok(());
         }
-        let id = nic.id().to_string();
         let now = record.nic_now(self.vm, nic);
-        self.act(Act::Plug(id.clone()), || self.host.plug(self.vm, &now))?;
+        let plug = format_args!("plug {}", nic.id());
+        self.act(plug, || self.host.plug(self.vm, &now))?;
         match now.source() {
             // It can have no other, unless it can come back from the one that stands by.
             NicSource::From(_) if nic.stand_by().is_none() => Ok(()),
-            NicSource::From(_) | NicSource::Path(_) | NicSource::Device(_) => {
-                self.act(Act::Swap(id), || self.host.swap(self.vm, &now))
-            }
+            NicSource::From(_) | NicSource::Path(_) | NicSource::Device(_) => self.swap(&now),
         }
+    }
+
+    /// Has the running machine's NIC be on this device.
+    fn swap(&self, nic: &NicSpec) -> Result<(), StepError> {
+        let swap = format_args!("swap {}", nic.id());
+        self.act(swap, || self.host.swap(self.vm, nic))
     }
 
     /// Moves a NIC to the device that stands by for it, or back to its own.
@@ -158,8 +162,7 @@ impl Life<'_> {
         if record.process().is_none() {
             return Ok(());
         }
-        let now = record.nic_now(self.vm, &nic);
-        self.act(Act::Swap(id.to_string()), || self.host.swap(self.vm, &now))
+        self.swap(&record.nic_now(self.vm, &nic))
     }
 
     /// Asks a running machine which of its NICs it has moved by itself to the device that stands by. Returns those of which that
@@ -208,9 +211,7 @@ impl Life<'_> {
         let Some(nic) = record.spec.nic(id).filter(|_| record.process().is_some()) else {
             return;
         };
-        let nic = record.nic_now(self.vm, nic);
-        let back = self.act(Act::Swap(id.to_string()), || self.host.swap(self.vm, &nic));
-        if let Err(error) = back {
+        if let Err(error) = self.swap(&record.nic_now(self.vm, nic)) {
             tracing::warn!(
                 vm = %self.vm,
                 nic = %id,
@@ -256,10 +257,8 @@ impl Life<'_> {
     /// Has the guest give a NIC up that it is not to have any more, and takes its device back.
     fn give_up(&self, record: &mut Record, id: &NicId) -> Result<bool, StepError> {
         if record.process().is_some() {
-            let gone = self.act(Act::Unplug(id.to_string()), || {
-                self.host.unplug(self.vm, id)
-            })?;
-            if !gone {
+            let unplug = format_args!("unplug {id}");
+            if !self.act(unplug, || self.host.unplug(self.vm, id))? {
                 return Ok(false);
             }
         }
@@ -293,15 +292,10 @@ impl Life<'_> {
 
     /// Takes back a device that nobody has any more.
     fn drop_device(&self, record: &mut Record, device: &str) -> Result<(), StepError> {
-        let Some(act) = record.step_of(device).map(Act::of) else {
-            return Ok(());
-        };
-        self.tell(&Moment::Undo(act.clone()));
-        self.host.remove_nic(self.vm, device)?;
-        self.tell(&Moment::Undone(act));
-        record.forget_device(device);
-        self.note(record);
-        Ok(())
+        match record.device_at(device) {
+            Some(place) => self.steps(record).undo_at(place),
+            None => Ok(()),
+        }
     }
 
     /// Takes back devices of NICs that the machine is not to have any more, or that are on another one. It does not run.

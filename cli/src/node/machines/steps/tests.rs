@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::*;
 use crate::node::machines::arrival::Arrival;
-use crate::node::machines::spec::{ExistingDevice, NicSource};
+use crate::node::machines::spec::{ExistingDevice, NicSource, VmSpec};
 use world::{Fake, Fault, Killed, World, device_of, devices_of};
 
 /// What a client, the guest or the host does.
@@ -173,7 +173,6 @@ impl<'a> Daemon<'a> {
     fn life(&self) -> Life<'_> {
         Life {
             host: self.fake,
-            keep: self.fake,
             vm: self.vm,
         }
     }
@@ -181,7 +180,6 @@ impl<'a> Daemon<'a> {
     fn does(&mut self, deed: Deed) {
         let life = Life {
             host: self.fake,
-            keep: self.fake,
             vm: self.vm,
         };
         match (deed, &mut self.record) {
@@ -193,9 +191,9 @@ impl<'a> Daemon<'a> {
                 },
                 None,
             ) => {
-                let made = life.create(spec(nics, stopped, restart));
+                let made = life.create(Record::new(spec(nics, stopped, restart)));
                 // What is left of it is in the store.
-                self.record = made.ok().or_else(|| self.fake.stored());
+                self.record = made.ok().or_else(|| self.fake.stored(self.vm));
             }
             (Deed::Start, Some(record)) if record.phase == Phase::Present => {
                 // Whoever starts what is known to be elsewhere wants two of it.
@@ -349,7 +347,7 @@ impl<'a> Daemon<'a> {
 
     /// What a daemon does when it starts, without a fault.
     fn settles(&mut self) -> Settled {
-        self.record = self.fake.stored();
+        self.record = self.fake.stored(self.vm);
         let Some(mut record) = self.record.take() else {
             return Settled::None;
         };
@@ -368,7 +366,7 @@ impl<'a> Daemon<'a> {
 
 /// What must be true whenever no step is under way: what there is, is in the store.
 fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
-    let stored = fake.stored();
+    let stored = fake.stored(vm);
     let world = fake.world().clone();
     prop_assert!(world.processes.len() <= 1, "two processes: {world:?}");
     let guests = world.processes.iter().filter(|one| one.has_guest());
@@ -488,7 +486,7 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
             if let Some(record) = daemon.record.as_ref().filter(|_| runs && certain) {
                 prop_assert_eq!(&record.departure, &None, "the mark stays");
             }
-            prop_assert_eq!(settled == Settled::None, fake.stored().is_none());
+            prop_assert_eq!(settled == Settled::None, fake.stored(&vm).is_none());
             // Twice is the same as once.
             let again = daemon.settles();
             prop_assert_eq!(again, settled);
@@ -498,7 +496,6 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
             {
                 let life = Life {
                     host: &fake,
-                    keep: &fake,
                     vm: &vm,
                 };
                 life.start(record).unwrap();
@@ -515,15 +512,14 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
         }
     }
     // In the end all of it can be taken back.
-    if let Some(mut record) = fake.stored() {
+    if let Some(mut record) = fake.stored(&vm) {
         let life = Life {
             host: &fake,
-            keep: &fake,
             vm: &vm,
         };
         life.delete(&mut record).unwrap();
     }
-    prop_assert!(fake.stored().is_none());
+    prop_assert!(fake.stored(&vm).is_none());
     holds(&fake, &vm)
 }
 
@@ -540,7 +536,9 @@ fn the_network_is_told_of_a_nic_that_has_moved_and_of_no_other() {
         let vm: VmName = "web".parse().unwrap();
         let daemon = Daemon::new(&fake, &vm);
         let life = daemon.life();
-        let mut record = life.create(spec(2, stopped, Restart::Never)).unwrap();
+        let mut record = life
+            .create(Record::new(spec(2, stopped, Restart::Never)))
+            .unwrap();
         assert!(fake.world().announced.is_empty(), "it was never elsewhere");
         let moved = nic(1).moved_to(ExistingDevice::Name("other".to_owned()));
         let after = record.spec.with_nic_replaced(&moved);
@@ -550,6 +548,27 @@ fn the_network_is_told_of_a_nic_that_has_moved_and_of_no_other() {
         assert_eq!(done.is_ok(), fault == Fault::None);
         assert_eq!(fake.world().announced, expected, "{fault:?} {stopped}");
     }
+}
+
+/// Their devices' own records tell of them, and end with the host's boot as they do.
+#[test]
+fn what_is_made_for_nics_is_recorded_once() {
+    let fake = Fake::default();
+    let vm: VmName = "web".parse().unwrap();
+    let record = Daemon::new(&fake, &vm)
+        .life()
+        .create(Record::new(spec(2, false, Restart::Never)))
+        .unwrap();
+    assert_eq!(record.nics_made().len(), 2);
+    let mut kept: serde_json::Value =
+        serde_json::from_str(fake.world().stored.as_ref().unwrap()).unwrap();
+    assert_eq!(kept["steps"].as_array().unwrap().len(), 2, "{kept}");
+    assert_eq!(fake.stored(&vm), Some(record.clone()));
+    // As programs of schema 3 and before have written it.
+    let device = json!({ "step": "Nic", "id": "net0", "device": vm.device(nic(0).id()) });
+    kept["steps"].as_array_mut().unwrap().insert(1, device);
+    fake.world().stored = Some(kept.to_string());
+    assert_eq!(fake.stored(&vm), Some(record));
 }
 
 /// Nothing else tells of it: no device was made for it.

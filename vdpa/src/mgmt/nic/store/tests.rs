@@ -31,11 +31,11 @@ impl Drop for Directory {
 
 fn nic(name: &str) -> MadeNic {
     let mut nic = MadeNic::new(name, "enp1s0", None);
-    nic.push(Step::CountVirtualFunctions {
+    nic.steps_mut().push(Step::CountVirtualFunctions {
         physical: "0000:01:00.0".parse().unwrap(),
         count: 4,
     });
-    nic.push(Step::SetVirtualFunction {
+    nic.steps_mut().push(Step::SetVirtualFunction {
         physical: "0000:01:00.0".parse().unwrap(),
         virtual_function: 1,
         settings: Settings {
@@ -44,22 +44,22 @@ fn nic(name: &str) -> MadeNic {
         },
         former: Settings::default(),
     });
-    nic.push(Step::BindFunction {
+    nic.steps_mut().push(Step::BindFunction {
         function: "0000:01:00.2".parse().unwrap(),
         driver: "vp-vdpa".to_owned(),
         former_driver: Some("virtio-pci".to_owned()),
         former_override: None,
     });
-    nic.push(Step::AddPort {
+    nic.steps_mut().push(Step::AddPort {
         handle: "pci/0000:01:00.0".parse().unwrap(),
         pfnum: 0,
         sfnum: 88,
         port: Some("pci/0000:01:00.0/32768".parse().unwrap()),
     });
-    nic.push(Step::ActivatePort {
+    nic.steps_mut().push(Step::ActivatePort {
         port: "pci/0000:01:00.0/32768".parse().unwrap(),
     });
-    nic.push(Step::AddDevice {
+    nic.steps_mut().push(Step::AddDevice {
         mgmtdev: "pci/0000:01:00.2".parse().unwrap(),
     });
     nic.set_state(State::Made);
@@ -79,11 +79,11 @@ fn what_is_kept_is_read_again_until_nothing_is_left() {
     assert_eq!(store.nics().unwrap(), ["a", "a.json", "b"].map(nic));
     let mut one = nic("b");
     assert_eq!(store.nic("b").unwrap(), one);
-    one.pop();
+    one.steps_mut().pop();
     one.set_state(State::Removing);
     store.keep(&one).unwrap();
     assert_eq!(store.nic("b").unwrap(), one);
-    one.set_steps(Vec::new());
+    one.steps_mut().clear();
     store.keep(&one).unwrap();
     store.keep(&one).unwrap();
     let gone = store.nic("b").unwrap_err();
@@ -194,7 +194,7 @@ fn an_owner_is_kept_and_checked() {
     let directory = Directory::new("owner");
     let mut store = directory.store().lock().unwrap();
     let mut owned = MadeNic::new("a", "enp1s0", Some("node:vm/net0"));
-    owned.set_steps(nic("a").steps().to_vec());
+    *owned.steps_mut() = nic("a").steps().to_vec();
     store.keep(&owned).unwrap();
     assert_eq!(store.nic("a").unwrap().owner(), Some("node:vm/net0"));
     let bad = serde_json::to_string(&owned)

@@ -71,7 +71,7 @@ fn a_machine_that_is_waited_for_is_taken_back_kept_or_left_open_by_what_its_proc
         let detail = String::new();
         let end = life.ends(&mut record, LastEnd { reason, detail }).unwrap();
         assert_eq!(end.is_some(), left, "{reason:?}");
-        assert_eq!(fake.stored().is_some(), left, "{reason:?}");
+        assert_eq!(fake.stored(&vm).is_some(), left, "{reason:?}");
         assert_eq!(fake.world().devices.len(), usize::from(left));
         // Nobody starts what may run where it came from.
         let open = [
@@ -136,7 +136,9 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
         let vm: VmName = "web".parse().unwrap();
         let daemon = Daemon::new(&fake, &vm);
         let life = daemon.life();
-        let mut record = life.create(spec(1, false, Restart::Always)).unwrap();
+        let mut record = life
+            .create(Record::new(spec(1, false, Restart::Always)))
+            .unwrap();
         let request = SendRequest {
             destination: peer.to_string(),
             body: Bytes::new(),
@@ -167,7 +169,7 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
             life.ends(&mut record, end).unwrap()
         };
         assert_eq!(end.is_none(), there);
-        assert_eq!(fake.stored().is_none(), there);
+        assert_eq!(fake.stored(&vm).is_none(), there);
         assert!(fake.world().devices.is_empty(), "its NIC stays");
         assert!(there || record.last_end.unwrap().reason == EndedBecause::Moved);
     }
@@ -175,7 +177,9 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
 
 /// A machine that left this node, and of which its record and a device are left.
 fn one_that_left(life: &Life<'_>) -> Record {
-    let mut record = life.create(spec(2, false, Restart::Always)).unwrap();
+    let mut record = life
+        .create(Record::new(spec(2, false, Restart::Always)))
+        .unwrap();
     life.stop(&mut record).unwrap();
     let end = LastEnd {
         reason: EndedBecause::Moved,
@@ -227,7 +231,7 @@ fn who_only_asks_whether_a_machine_could_come_back_leaves_what_is_remembered_of_
                 daemon.life().delete(&mut record).unwrap();
             }
             holds(&fake, &vm).unwrap();
-            let mut record = fake.stored().unwrap();
+            let mut record = fake.stored(&vm).unwrap();
             assert_eq!(
                 (&record.spec, &record.last_end, record.phase),
                 (&left.spec, &left.last_end, Phase::Present),
@@ -237,7 +241,7 @@ fn who_only_asks_whether_a_machine_could_come_back_leaves_what_is_remembered_of_
             // It can be started as before, and taken away as a whole.
             daemon.life().start(&mut record).unwrap();
             daemon.life().delete(&mut record).unwrap();
-            assert_eq!(fake.stored(), None);
+            assert_eq!(fake.stored(&vm), None);
             holds(&fake, &vm).unwrap();
         }
     }
@@ -255,6 +259,6 @@ fn a_machine_that_has_come_back_is_remembered_once() {
     fake.world().coming = Some(Coming::Arrived);
     assert_eq!(life.look_for_arrival(&mut record), Coming::Arrived);
     life.delete(&mut record).unwrap();
-    assert_eq!(fake.stored(), None);
+    assert_eq!(fake.stored(&vm), None);
     holds(&fake, &vm).unwrap();
 }

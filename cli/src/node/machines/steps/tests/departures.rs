@@ -114,7 +114,7 @@ fn a_request_to_leave_is_marked_before_it_is_passed_on() {
         if done.is_err() {
             // Whatever was done, the store knows of it.
             let asked = fake.world().processes[0].migration == Account::UnderWay;
-            let stored = fake.stored().unwrap().departure;
+            let stored = fake.stored(&vm).unwrap().departure;
             assert!(!asked || stored.is_some(), "{fault:?}");
             assert_eq!(daemon.settles(), Settled::Running);
         }
@@ -164,7 +164,7 @@ fn somebody_says_where_the_guest_is() {
         assert!(daemon.life().say_where(&mut record, here).is_err());
         assert!(record.may_be_elsewhere().is_some());
         daemon.life().say_where(&mut record, here).unwrap();
-        assert_eq!(fake.stored().unwrap(), record);
+        assert_eq!(fake.stored(&vm).unwrap(), record);
         assert_eq!(record.departure, None);
         assert_eq!(record.spec.state, state);
         assert_eq!(record.last_end.as_ref().unwrap().reason, reason);
@@ -180,7 +180,9 @@ fn a_machine_that_ends_unsettled_is_started_by_nobody_and_keeps_its_nics() {
         let vm: VmName = "web".parse().unwrap();
         let daemon = Daemon::new(&fake, &vm);
         let life = daemon.life();
-        let mut record = life.create(spec(1, false, Restart::Always)).unwrap();
+        let mut record = life
+            .create(Record::new(spec(1, false, Restart::Always)))
+            .unwrap();
         if marked {
             let request = SendRequest {
                 destination: "unix:/b".to_owned(),
@@ -201,7 +203,7 @@ fn a_machine_that_ends_unsettled_is_started_by_nobody_and_keeps_its_nics() {
         let reason = record.may_be_elsewhere().unwrap().reason();
         assert_eq!(reason.contains("unix:/b"), marked, "{reason}");
         assert!(!record.is_to_start());
-        assert_eq!(fake.stored().unwrap(), record);
+        assert_eq!(fake.stored(&vm).unwrap(), record);
         assert_eq!(fake.world().devices.len(), 1);
         // The next daemon has it so, too.
         assert_eq!(life.settle(&mut record).unwrap(), Settled::Stopped);

@@ -141,13 +141,29 @@ impl Fake {
         !made || self.world().devices.contains(&device)
     }
 
-    pub(super) fn stored(&self) -> Option<Record> {
-        let stored = self.world().stored.clone();
-        stored.map(|json| serde_json::from_str(&json).unwrap())
+    /// As a daemon that starts has it: with the devices that tell of themselves.
+    pub(super) fn stored(&self, vm: &VmName) -> Option<Record> {
+        let world = self.world();
+        let mut record: Record = serde_json::from_str(world.stored.as_ref()?).unwrap();
+        for device in &world.devices {
+            let (_, nic) = device.split_once('.').unwrap();
+            let id = nic.trim_end_matches('~').parse().unwrap();
+            record.finds_device(vm, id, device);
+        }
+        Some(record)
     }
 }
 
 impl Host for Fake {
+    fn keep(&self, _: &VmName, record: &Record) -> Result<(), StoreError> {
+        let json = serde_json::to_string(record).unwrap();
+        self.call(|world| world.stored = Some(json)).map_err(full)
+    }
+
+    fn forget(&self, _: &VmName) -> Result<(), StoreError> {
+        self.call(|world| world.stored = None).map_err(full)
+    }
+
     fn boot(&self) -> String {
         self.world().boot.to_string()
     }
@@ -348,17 +364,6 @@ impl Host for Fake {
             Some(running) if running.booted => Found::Runs,
             Some(_) => Found::NotBooted,
         }
-    }
-}
-
-impl Keep for Fake {
-    fn keep(&self, _: &VmName, record: &Record) -> Result<(), StoreError> {
-        let json = serde_json::to_string(record).unwrap();
-        self.call(|world| world.stored = Some(json)).map_err(full)
-    }
-
-    fn forget(&self, _: &VmName) -> Result<(), StoreError> {
-        self.call(|world| world.stored = None).map_err(full)
     }
 }
 
