@@ -538,12 +538,12 @@ fn no_position(scene: &mut Scene<'_>) {
 #[test]
 fn devices_without_ring_state_are_shadowed_by_a_reset() {
     let rounds = usize::try_from(endurance::cycles().unwrap().div_ceil(10)).unwrap();
-    for (first, (event_idx, chains, completion, apply)) in (0..).zip([
+    for (event_idx, chains, completion, apply) in [
         (true, Chains::Indirect, "immediate", "enable"),
         (false, Chains::Indirect, "delayed", "resume"),
         (true, Chains::Single, "delayed", "enable"),
         (false, Chains::Single, "immediate", "resume"),
-    ]) {
+    ] {
         let labnic = Labnic::load(&[
             ("ring_state", "none"),
             ("completion", completion),
@@ -562,8 +562,7 @@ fn devices_without_ring_state_are_shadowed_by_a_reset() {
         let options = scene::options(1, withhold, chains);
         scene::play(devices, &options, Loss::AllUnderWay, |scene| {
             no_position(scene);
-            scene::there_and_back(scene, rounds, first * rounds);
-            scene.shadow_often();
+            scene::shadow_rounds(scene, rounds);
             no_position(scene);
         });
     }

@@ -414,14 +414,6 @@ impl Machine {
         }
     }
 
-    pub(crate) fn hold_at_wrap(&mut self) {
-        self.set.hold_at_wrap();
-    }
-
-    pub(crate) fn is_held(&self) -> bool {
-        self.set.is_held()
-    }
-
     pub(crate) fn memory(&self) -> Arc<GuestMemory> {
         Arc::clone(&self.memory)
     }

@@ -10,6 +10,7 @@
 //!   Direct <----> Mediated <----> Shadowed      each arrow: RelaySet::change on a device that
 //!      ^------------------------------^         suspends, RelaySet::restart on any other
 //! ```
+//! A device that begins at the start of a ring only stays shadowed until its driver resets it.
 //! Split rings are mediated or shadowed. **A packed ring can only be shadowed**: its used
 //! descriptors lie in the ring itself, so there is no used ring to take away.
 //!

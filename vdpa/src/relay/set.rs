@@ -211,37 +211,6 @@ impl RelaySet {
         })
     }
 
-    /// Shadowed queues stop at the wrap, where a device that refuses a base can
-    /// take them over by [`RelaySet::restart`]. All queues of a device are reset at once,
-    /// so one that is there waits for the others, and **its traffic stands still meanwhile**: give
-    /// up with [`RelaySet::release`] after a time that the guest can bear.
-    pub fn hold_at_wrap(&mut self) {
-        for lane in &mut self.lanes {
-            if let Mode::Shadowed(queue) = &mut lane.mode {
-                queue.hold_at_wrap();
-            }
-        }
-    }
-
-    /// Lets queues that are held go on.
-    pub fn release(&mut self) {
-        for lane in &mut self.lanes {
-            if let Mode::Shadowed(queue) = &mut lane.mode {
-                queue.release();
-            }
-        }
-        self.pace = Pace::default();
-    }
-
-    /// Whether all queues are shadowed and stand at the start of their rings with nothing in flight.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.lanes.iter().all(|lane| match &lane.mode {
-            Mode::Shadowed(queue) => queue.is_held(),
-            Mode::Direct | Mode::Mediated(_) => false,
-        })
-    }
-
     /// With the device stopped: shows the guest what is left and says where each
     /// queue stands, by queue index. For migration.
     ///

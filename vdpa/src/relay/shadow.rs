@@ -9,16 +9,6 @@
 //! Payload is not touched: IOVA = guest-physical address. Indirect tables of
 //! the guest are resolved into the private ring, so the device never reads a descriptor that
 //! the guest can change, and every buffer lies in guest RAM, never in the private window.
-//!
-//! For devices that refuse to begin anywhere but at the start the shadow can stop at
-//! the wrap:
-//! ```text
-//!   forwarding --- hold_at_wrap ---> forwarding to the last entry ---> held: at the start
-//!       ^------------ release -------------+------------------------------'
-//! ```
-//! The start is index 0 of a split ring, after 65536 chains; of a packed ring entry 0 with wrap
-//! counter 1, after every second lap. A packed chain that runs over the last entry
-//! passes the start by; then the next one counts.
 
 mod guest;
 
@@ -61,7 +51,6 @@ pub struct ShadowQueue {
     /// Taken from the guest, and the private ring was full.
     waiting: Option<Chain>,
     forwarded: u64,
-    hold_at_wrap: bool,
     listening: Listening,
     /// Of the chains that the device has, those into which it writes.
     receiving: u16,
@@ -109,7 +98,6 @@ impl ShadowQueue {
                 .collect(),
             waiting: None,
             forwarded: 0,
-            hold_at_wrap: false,
             listening: Listening::No,
             receiving: 0,
             plenty,
@@ -127,24 +115,6 @@ impl ShadowQueue {
         Ok(())
     }
 
-    /// Forwards nothing past the wrap, so that a device can take the
-    /// guest's ring over at its start. Until [`ShadowQueue::release`] the queue stands
-    /// still once it is there.
-    pub fn hold_at_wrap(&mut self) {
-        self.hold_at_wrap = true;
-    }
-
-    /// Goes on over the wrap.
-    pub fn release(&mut self) {
-        self.hold_at_wrap = false;
-    }
-
-    /// Whether the queue stands at the start with nothing in flight.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.hold_at_wrap && self.waiting.is_none() && self.guest.is_at_start()
-    }
-
     /// Chains that the device has.
     #[must_use]
     pub fn outstanding(&self) -> u16 {
@@ -160,9 +130,6 @@ impl ShadowQueue {
     fn take(&mut self) -> Result<Option<Chain>, RelayError> {
         if let Some(chain) = self.waiting.take() {
             return Ok(Some(chain));
-        }
-        if self.hold_at_wrap && self.guest.takes_at_start() {
-            return Ok(None);
         }
         self.guest.pop()
     }
@@ -251,8 +218,8 @@ impl ShadowQueue {
     /// and one more when they are done. A guest that changes its mind is seen after the pause.
     fn used_can_wait(&self) -> Result<bool, RelayError> {
         let few = self.private.outstanding() < self.plenty / 2;
-        let held = self.hold_at_wrap || self.waiting.is_some();
-        Ok(self.receiving == 0 && few && !held && !self.guest.wants_interrupt()?)
+        let none_waits = self.waiting.is_none();
+        Ok(self.receiving == 0 && few && none_waits && !self.guest.wants_interrupt()?)
     }
 
     /// What would end a wait now.
@@ -282,8 +249,7 @@ impl ShadowQueue {
         let hungry = self.private.outstanding() < self.plenty;
         let from_guest = self.guest.set_notifications(idle && hungry)?;
         let from_device = self.private.set_interrupts(listening == Listening::Yes)?;
-        let held = self.hold_at_wrap && self.guest.takes_at_start();
-        Ok(idle && (from_device || (from_guest && !held && self.waiting.is_none())))
+        Ok(idle && (from_device || (from_guest && self.waiting.is_none())))
     }
 }
 

@@ -17,7 +17,7 @@
 //! the program that owns it (VHOST_SET_OWNER, linux/vhost.h), so that its descriptor is of no use to another.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Seek as _};
+use std::io::Seek as _;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ use super::saving::HeldFor;
 use super::snapshot::SnapshotError;
 use crate::config::VmConfig;
 use crate::snapshot::directory::STATE_FILE_MAX;
-use crate::snapshot::format::{Sections, Table, Writer};
+use crate::snapshot::format::Sections;
 
 /// A machine that stands still for another program.
 #[derive(Debug)]
@@ -67,8 +67,7 @@ impl HandedOver {
         failed: Option<String>,
     ) -> Result<Self, SnapshotError> {
         state.rewind().map_err(SnapshotError::Descriptor)?;
-        let table = Table::new(&SavedMachine::SECTIONS, STATE_FILE_MAX);
-        let mut sections = Sections::read_file(&mut BufReader::new(state), table)?;
+        let mut sections = Sections::read(&mut state, STATE_FILE_MAX)?;
         let mut machine = SavedMachine::take(&mut sections)?;
         sections.finish()?;
         if failed.is_none() {
@@ -128,7 +127,7 @@ impl Machine {
     ) -> Result<HandOver, SnapshotError> {
         let memfd = rustix::fs::memfd_create("machine-state", MemfdFlags::CLOEXEC);
         let state = File::from(memfd.map_err(|error| SnapshotError::Descriptor(error.into()))?);
-        saved.put(Writer::new(BufWriter::new(&state))?)?.finish()?;
+        saved.sections()?.write(&mut &state)?;
         let ram = self.ram.file().try_clone();
         Ok(HandOver {
             program: program.to_owned(),

@@ -2,7 +2,7 @@
 //!
 //! Owns the queue of requests, and gives out what the machine publishes (`board.rs`)
 //! of itself. Everything that is asked of a running machine comes this way: a variant of [`Request`],
-//! a method of [`Handle`], and an arm in `requests.rs`. It must not know how a request
+//! a method of [`Handle`], and an arm in `requests.rs`; of a migration, a closure. It must not know how a request
 //! is carried out.
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //!   Handle ── Request (at most 16 wait) ──> event loop ──> carried out
 //!      ^ <──────────── answer ────────────────────────────────┘  │
 //!      │                                                         │
-//!      └── status(), wait_change(), on_change() <── board <──────┘
+//!      └── status(), on_change() <── board <─────────────────────┘
 //! ```
 //! What takes long (opening a vDPA device pins all guest RAM) is done by the
 //! caller's thread, before the request is made; so the vmm thread never waits for
@@ -37,12 +37,11 @@ pub use self::swap::NicSwapped;
 pub(super) use self::swap::SwapAnswer;
 use super::board::{Board, DeviceStatus, MachineStatus, RunState, UpgradeStatus};
 use super::inventory::Device;
-use super::migration::MigrationRequest;
 use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
 use super::ring_watch::QueueAlarm;
 use super::saved::SavedMachine;
 use super::snapshot::{SnapshotWriter, Written};
-use super::{End, MachineError, Resources, devices as backends};
+use super::{End, Machine, MachineError, Resources, devices as backends};
 use crate::config::{DiskConfig, VdpaConfig};
 use crate::console::ConsoleLoss;
 use crate::memory::GuestRam;
@@ -118,8 +117,8 @@ pub(super) enum Request {
     GoOn {
         answer: Answer<Result<(), RequestError>>,
     },
-    /// Something for a migration.
-    Migration(MigrationRequest),
+    /// Carry out a step of a migration, which answers by itself.
+    Migration(Box<dyn FnOnce(&mut Machine) + Send>),
     /// Stand still for another program.
     HandOver {
         program: PathBuf,
@@ -430,33 +429,19 @@ impl Handle {
         status.disks.iter().find(|disk| disk.id == id).cloned()
     }
 
-    /// The status as soon as its generation is not `seen` any more, or as it is
-    /// after `limit`.
-    #[must_use]
-    pub fn wait_change(&self, seen: u64, limit: Duration) -> MachineStatus {
-        self.wait(limit, |status| status.generation != seen)
-    }
-
     /// Waits until this very NIC or disk is gone and its device or image free; `false` if it is
     /// still there after `limit`.
     #[must_use]
     pub fn wait_unplugged<C>(&self, device: &Pluggable<C>, limit: Duration) -> bool {
-        let gone = |status: &MachineStatus| !status.has_serial(device.serial);
-        gone(&self.wait(limit, gone))
-    }
-
-    fn wait(&self, limit: Duration, done: impl Fn(&MachineStatus) -> bool) -> MachineStatus {
-        let start = Instant::now();
-        let mut status = self.0.board.lock();
-        while !done(&status) && status.run != RunState::Ended {
-            let left = limit.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                break;
-            }
-            let waited = self.0.board.changed.wait_timeout(status, left);
-            status = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        status.clone()
+        let status = self.0.board.lock();
+        let there = |status: &mut MachineStatus| status.has_serial(device.serial);
+        let waited = self
+            .0
+            .board
+            .changed
+            .wait_timeout_while(status, limit, there);
+        let (status, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        !status.has_serial(device.serial)
     }
 
     /// Sends a request and waits for its answer.

@@ -102,7 +102,7 @@ impl Machine {
                     };
                     let _ = answer.send(went_on);
                 }
-                Request::Migration(request) => self.serve_migration(request),
+                Request::Migration(step) => step(self),
                 Request::HandOver { program, answer } => {
                     self.upgrade.error = None;
                     let prepared = self.prepare_hand_over(&program);

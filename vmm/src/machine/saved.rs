@@ -1,15 +1,15 @@
 //! What there is of a saved machine beside guest memory, and which sections it becomes.
 //!
-//! Owns names, versions, sizes and numbers of the sections. It must not know files, nor in which order a
+//! Owns names, versions and sizes of the sections. It must not know files, nor in which order a
 //! machine takes its parts.
 //!
-//! | section | instances | what |
-//! |---|---|---|
-//! | `config` | 1 | the configuration as JSON, as the API shows it; whether the vCPUs ran |
-//! | `vm` | 1 | interrupt controllers and kvmclock |
-//! | `vcpu` | one per vCPU, by their numbers | registers, local APIC, MSRs, CPUID |
-//! | `platform` | 1 | serial port, clock, power button, hot-plug, host bridge, PCI's configuration ports, generation ID |
-//! | `device` | one per device, in the order of their attachment | name, slot, registers, the backend's state |
+//! | section | content |
+//! |---|---|
+//! | `config` | the configuration as JSON, as the API shows it; whether the vCPUs ran |
+//! | `vm` | interrupt controllers and kvmclock |
+//! | `vcpu` | of each vCPU, by their numbers: registers, local APIC, MSRs, CPUID |
+//! | `platform` | serial port, clock, power button, hot-plug, host bridge, PCI's configuration ports, generation ID |
+//! | `device` | of each device, in the order of their attachment: name, slot, registers, the backend's state |
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ use super::generation::GenerationState;
 use super::snapshot::SnapshotError;
 use crate::config::{CpuCount, VmConfig};
 use crate::kvm::saved::VmState;
-use crate::snapshot::format::{Payload, PayloadError, Saved, SectionKind, Sections, Writer};
+use crate::snapshot::format::{Saved, Sections};
 use crate::vcpu::VcpuState;
 
 /// A configuration as JSON: it is made to be read by later versions, and postcard cannot hold it.
@@ -52,46 +52,6 @@ pub(super) struct SavedPlatform {
     pub(super) generation: Option<GenerationState>,
 }
 
-/// The platform before there was a generation ID: all fields but the last.
-#[derive(Debug, Deserialize)]
-struct SavedPlatformV1 {
-    serial: SerialState,
-    clock: ClockState,
-    button: AcpiEventState,
-    hotplug: PciHotplugState,
-    pci: PciBusState,
-    config_ports: ConfigPortsState,
-    power: PowerState,
-}
-
-impl Saved for SavedPlatform {
-    const NAME: &'static str = "platform";
-    const VERSION: u32 = 2;
-    const MAX_LEN: u64 = 1 << 16;
-
-    fn upgrade(previous: Payload<'_>) -> Result<Self, PayloadError> {
-        let SavedPlatformV1 {
-            serial,
-            clock,
-            button,
-            hotplug,
-            pci,
-            config_ports,
-            power,
-        } = previous.decode()?;
-        Ok(Self {
-            serial,
-            clock,
-            button,
-            hotplug,
-            pci,
-            config_ports,
-            power,
-            generation: None,
-        })
-    }
-}
-
 /// A device of a saved machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedDevice {
@@ -104,13 +64,14 @@ pub(super) struct SavedDevice {
     pub(super) state: VirtioPciState,
 }
 
-/// Implements [`Saved`]: name, version, the most bytes.
+/// Implements [`Saved`]: name, version, the most bytes, the most items.
 macro_rules! saved {
-    ($($type:ty: $name:literal, $version:literal, $max:expr;)*) => {$(
+    ($($type:ty: $name:literal, $version:literal, $max:expr $(, $items:expr)?;)*) => {$(
         impl Saved for $type {
             const NAME: &'static str = $name;
             const VERSION: u32 = $version;
             const MAX_LEN: u64 = $max;
+            $(const ITEMS_MAX: Option<u32> = Some($items);)?
         }
     )*};
 }
@@ -118,8 +79,9 @@ macro_rules! saved {
 saved! {
     SavedConfig: "config", 1, 1 << 20;
     VmState: "vm", 1, 4096;
-    VcpuState: "vcpu", 1, 1 << 20;
-    SavedDevice: "device", 1, 4 << 20;
+    Vec<VcpuState>: "vcpu", 1, (CpuCount::MAX as u64) << 20, CpuCount::MAX as u32;
+    SavedPlatform: "platform", 1, 1 << 16;
+    Vec<SavedDevice>: "device", 1, (SLOTS as u64) << 22, SLOTS as u32;
 }
 
 /// A saved machine without its memory.
@@ -140,16 +102,7 @@ pub(super) struct SavedMachine {
 }
 
 impl SavedMachine {
-    /// The sections that [`SavedMachine::take`] takes.
-    pub(super) const SECTIONS: [SectionKind; 5] = [
-        SectionKind::of::<SavedConfig>(1),
-        SectionKind::of::<VmState>(1),
-        SectionKind::of::<VcpuState>(CpuCount::MAX as u32),
-        SectionKind::of::<SavedPlatform>(1),
-        SectionKind::of::<SavedDevice>(SLOTS as u32),
-    ];
-
-    /// The versions of the sections that [`SavedMachine::put`] writes, by their names.
+    /// The versions of the sections that [`SavedMachine::sections`] gives, by their names.
     pub(super) fn versions() -> [(&'static str, u32); 5] {
         fn of<T: Saved>() -> (&'static str, u32) {
             (T::NAME, T::VERSION)
@@ -157,33 +110,29 @@ impl SavedMachine {
         [
             of::<SavedConfig>(),
             of::<VmState>(),
-            of::<VcpuState>(),
+            of::<Vec<VcpuState>>(),
             of::<SavedPlatform>(),
-            of::<SavedDevice>(),
+            of::<Vec<SavedDevice>>(),
         ]
     }
 
-    /// Writes all sections.
+    /// All of it as sections.
     ///
     /// # Errors
-    /// [`SnapshotError::Write`]: the destination fails, or a part has more bytes than can be read again.
-    pub(super) fn put<W: std::io::Write>(&self, to: Writer<W>) -> Result<Writer<W>, SnapshotError> {
+    /// [`SnapshotError::Write`]: a part has more bytes than can be read again.
+    pub(super) fn sections(&self) -> Result<Sections, SnapshotError> {
         let config = SavedConfig {
             json: serde_json::to_string(&self.config).map_err(SnapshotError::Config)?,
             ran: self.ran,
             upgrades: self.upgrades,
         };
-        let mut to = to
-            .put(0, &config)?
-            .put(0, &self.vm)?
-            .put(0, &self.platform)?;
-        for (number, vcpu) in (0..).zip(&self.vcpus) {
-            to = to.put(number, vcpu)?;
-        }
-        for (number, device) in (0..).zip(&self.devices) {
-            to = to.put(number, device)?;
-        }
-        Ok(to)
+        let mut sections = Sections::default();
+        sections.put(&config)?;
+        sections.put(&self.vm)?;
+        sections.put(&self.platform)?;
+        sections.put(&self.vcpus)?;
+        sections.put(&self.devices)?;
+        Ok(sections)
     }
 
     /// Takes a machine out of what was read. What a guest could not have brought about is found when the
@@ -196,13 +145,13 @@ impl SavedMachine {
             json,
             ran,
             upgrades,
-        } = from.take(0)?;
+        } = from.take()?;
         let this = Self {
             config: serde_json::from_str(&json).map_err(SnapshotError::Config)?,
-            vm: from.take(0)?,
-            vcpus: from.take_all()?,
-            platform: from.take(0)?,
-            devices: from.take_all()?,
+            vm: from.take()?,
+            vcpus: from.take()?,
+            platform: from.take()?,
+            devices: from.take()?,
             ran,
             upgrades,
         };
@@ -237,55 +186,5 @@ impl SavedMachine {
             }
         }
         Ok(slots)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io;
-    use std::sync::Arc;
-
-    use devices::bus::Bus;
-    use devices::legacy::clock::Clock;
-    use devices::legacy::power::PowerSignal;
-    use devices::legacy::serial::Serial;
-    use devices::pci::{ConfigPorts, MmioWindow, PciBus};
-    use vmm_sys_util::eventfd::EventFd;
-
-    use super::*;
-    use crate::snapshot::format::Section;
-
-    fn platform() -> SavedPlatform {
-        let window = MmioWindow::new(1 << 38, 1 << 30).unwrap();
-        let pci = Arc::new(PciBus::new(&Arc::new(Bus::new()), window));
-        let interrupt = Arc::new(EventFd::new(0).unwrap());
-        SavedPlatform {
-            serial: Serial::new(interrupt, Box::new(io::sink())).unwrap().save(),
-            clock: Clock::new().save(),
-            button: AcpiEventState { raised: true },
-            hotplug: PciHotplugState {
-                inserted: 1,
-                removal: 2,
-                ejectable: 3,
-                ejected: 0,
-            },
-            pci: pci.save(),
-            config_ports: ConfigPorts::new(pci.clone()).save(),
-            power: PowerSignal::new().unwrap().save(),
-            generation: None,
-        }
-    }
-
-    #[test]
-    fn a_platform_without_a_generation_id_is_read() {
-        let platform = platform();
-        let mut section = Section::encode(0, &platform).unwrap();
-        assert_eq!(section.decode::<SavedPlatform>().unwrap(), platform);
-        // The version before ended with the field before.
-        assert_eq!((section.version, section.payload.pop()), (2, Some(0)));
-        section.version = 1;
-        assert_eq!(section.decode::<SavedPlatform>().unwrap(), platform);
-        section.version = 2;
-        assert!(section.decode::<SavedPlatform>().is_err());
     }
 }

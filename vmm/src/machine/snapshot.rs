@@ -3,7 +3,6 @@
 //! Owns what belongs to a whole snapshot, and what may be different where it is restored. It must not know how a
 //! part of the machine is saved, nor how the files are laid out ([`crate::snapshot`]).
 
-use std::io::{BufReader, BufWriter};
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -22,7 +21,7 @@ use crate::memory::GuestRam;
 use crate::snapshot::directory::{
     CreateError, NewSnapshot, OpenError, STATE_FILE_MAX, Snapshot as Files,
 };
-use crate::snapshot::format::{ReadError, SectionKind, Sections, Table, WriteError, Writer};
+use crate::snapshot::format::{ReadError, Sections, WriteError};
 use crate::snapshot::memory_image::{self, MemoryDigest};
 
 /// Why a snapshot cannot be written, or a machine not be restored from one.
@@ -123,13 +122,6 @@ pub struct Written {
     pub paused: Duration,
 }
 
-/// All sections of a snapshot's state.
-const SECTIONS: [SectionKind; 6] = {
-    let [config, vm, vcpu, platform, device] = SavedMachine::SECTIONS;
-    let digest = SectionKind::of::<MemoryDigest>(1);
-    [config, vm, vcpu, platform, device, digest]
-};
-
 /// A snapshot before the machine stands still for it.
 pub(super) struct SnapshotWriter(NewSnapshot);
 
@@ -154,8 +146,9 @@ impl SnapshotWriter {
     ) -> Result<u64, SnapshotError> {
         let Self(files) = self;
         let digest = memory_image::save(ram, files.memory(), &mut |_| ControlFlow::Continue(()))?;
-        let writer = Writer::new(BufWriter::new(files.state()))?;
-        machine.put(writer)?.put(0, &digest)?.finish()?;
+        let mut sections = machine.sections()?;
+        sections.put(&digest)?;
+        sections.write(&mut files.state())?;
         let memory = files.memory().metadata();
         files.commit()?;
         // In blocks of 512 bytes, whatever the file system's are (stat(3type)).
@@ -179,10 +172,9 @@ impl Snapshot {
     /// [`SnapshotError`]: it is none, is damaged, or of a version that is not understood.
     pub fn open(path: &Path) -> Result<Self, SnapshotError> {
         let files = Files::open(path)?;
-        let table = Table::new(&SECTIONS, STATE_FILE_MAX);
-        let mut sections = Sections::read_file(&mut BufReader::new(files.state()), table)?;
+        let mut sections = Sections::read(&mut files.state(), STATE_FILE_MAX)?;
         let machine = SavedMachine::take(&mut sections)?;
-        let digest = sections.take(0)?;
+        let digest = sections.take()?;
         sections.finish()?;
         Ok(Self {
             files,

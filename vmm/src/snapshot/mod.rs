@@ -1,9 +1,9 @@
-//! What a machine is when it does not run: its state as a stream of sections, its memory as a
+//! What a machine is when it does not run: its state as named sections, its memory as a
 //! sparse file, and the directory that holds both.
 //!
 //! ```text
 //!   NAME/            0700, there only when it is whole      directory
-//!     state          a stream of sections                   format
+//!     state          named sections                         format
 //!     memory         guest RAM, holes where it is zero      memory_image
 //! ```
 //!

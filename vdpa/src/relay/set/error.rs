@@ -130,10 +130,7 @@ pub enum TransitionError {
         source: DeviceError,
     },
     /// The device begins nowhere but at the start of a ring.
-    #[error(
-        "queue {queue} stands at {base} and the device refuses to begin there: shadow it, and hold \
-         it at the index wrap before going direct"
-    )]
+    #[error("queue {queue} stands at {base} and the device refuses to begin there: shadow it")]
     Base {
         /// Its index.
         queue: u16,

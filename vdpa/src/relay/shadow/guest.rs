@@ -97,29 +97,6 @@ impl GuestQueue {
         })
     }
 
-    /// Whether the next chain is where one of a new ring would be.
-    pub(super) fn takes_at_start(&self) -> bool {
-        match self {
-            Self::Split(queue) => queue.next_avail() == 0,
-            Self::Packed(queue) => matches!(
-                queue.base(),
-                VringBase::Packed {
-                    available: 0,
-                    available_wrap: true,
-                    ..
-                }
-            ),
-        }
-    }
-
-    /// Whether the ring stands as a new one does, nothing in flight.
-    pub(super) fn is_at_start(&self) -> bool {
-        match self {
-            Self::Split(queue) => queue.next_avail() == 0 && queue.next_used() == 0,
-            Self::Packed(queue) => queue.base() == VringBase::initial(true),
-        }
-    }
-
     /// Writes what was popped and not given back where a device finds it that begins at
     /// the used position. `in_flight`: the chains in the order in which they were popped.
     pub(super) fn arrange(&self, in_flight: Vec<u16>) -> Result<Position, RelayError> {

@@ -35,7 +35,7 @@ use crate::migration::{
     self, DestinationMachine, MigrationError, Outcome, RamImage, ReceiveOptions,
 };
 use crate::snapshot::directory::STATE_FILE_MAX;
-use crate::snapshot::format::{SectionKind, Sections, Table};
+use crate::snapshot::format::Sections;
 use crate::snapshot::memory_image::{MemoryDigest, PageSums};
 
 /// A machine that is waited for.
@@ -299,16 +299,10 @@ impl DestinationMachine for Arrival<'_> {
         let Some((machine, config)) = &mut self.machine else {
             return Err("there is no machine to restore".into());
         };
-        let kinds = [
-            &SavedMachine::SECTIONS[..],
-            &[SectionKind::of::<MemoryDigest>(1)],
-        ]
-        .concat();
-        let table = Table::new(&kinds, STATE_FILE_MAX);
-        let mut sections = Sections::read_file(&mut state, table).map_err(SnapshotError::from)?;
+        let mut sections =
+            Sections::read(&mut state, STATE_FILE_MAX).map_err(SnapshotError::from)?;
         let saved = SavedMachine::take(&mut sections)?;
-        let digest: Option<MemoryDigest> =
-            sections.take_optional(0).map_err(SnapshotError::from)?;
+        let digest: Option<MemoryDigest> = sections.take_optional().map_err(SnapshotError::from)?;
         sections.finish().map_err(SnapshotError::from)?;
         let digested = digest.as_ref().map(MemoryDigest::size);
         if !compat::same_machine(&saved.config, config) {

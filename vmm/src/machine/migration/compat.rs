@@ -579,6 +579,8 @@ mod tests {
             ("virtio-vdpa", u32::MAX, false),
             ("virtio-vdpa", 1, false),
             ("virtio-pci", 1, false),
+            ("format", u32::MAX, false),
+            ("format", 1, false),
         ] {
             let mut document = machine(&["/theirs/vdpa"]);
             let version = document.state_versions.get_mut(part).unwrap();
@@ -592,7 +594,7 @@ mod tests {
                 }
             }
         }
-        // One of before the devices' versions were said.
+        // One that knows none of the devices.
         let mut document = machine(&["/theirs/vdpa"]);
         document
             .state_versions

@@ -2,7 +2,7 @@
 //!
 //! Owns the order in which the machine's parts log and stop. It must not know the protocol.
 
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use serde_json::Value;
 use vdpa::causes::in_one_line;
 
-use super::requests::{MigrationRequest, Offer, Stopped};
+use super::requests::{Offer, Stopped};
 use super::{Direction, Migration, MigrationEnd, SendConfig};
-use crate::machine::SnapshotError;
-use crate::machine::handle::{Answer, Handle, Request, RequestError};
+use crate::machine::handle::{Handle, Request, RequestError};
+use crate::machine::{Machine, SnapshotError};
 use crate::memory::RamSlot;
 use crate::migration::convergence::Limits;
 use crate::migration::dirty::{DirtyPages, DirtyTracker};
@@ -22,7 +22,6 @@ use crate::migration::{
     self, MachineError, Outcome, RamImage, SendOptions, SourceMachine, Timeouts,
 };
 use crate::snapshot::directory::STATE_FILE_MAX;
-use crate::snapshot::format::Writer;
 use crate::snapshot::memory_image::MemoryDigest;
 
 /// How long the other host may take to answer a connection.
@@ -59,7 +58,7 @@ impl Handle {
         if moved {
             // Before anybody hears of it: whoever ends the machine then has it end as one that is known to have moved. One
             // that has ended meanwhile has said that it is not settled.
-            let _ = self.ask_migration(|answer| MigrationRequest::Moved { answer });
+            let _ = self.on_vmm_thread(|machine| machine.leaving.moved());
         }
         migration.finish(end);
         if moved {
@@ -129,7 +128,7 @@ impl Handle {
         if !here {
             return self.depart();
         }
-        self.ask_migration(|answer| MigrationRequest::Stay { answer })??;
+        self.on_vmm_thread(Machine::stay)??;
         let moved = migration.direction() == Direction::Receive;
         migration.finish(if moved {
             MigrationEnd::Moved
@@ -142,19 +141,24 @@ impl Handle {
     }
 
     fn depart(&self) -> Result<(), RequestError> {
-        self.ask_migration(|answer| MigrationRequest::Depart { answer })?
+        self.on_vmm_thread(Machine::depart)?
     }
 
-    /// Waits also where many requests wait: a machine that stands still must not do so for ever because others ask a lot.
-    pub(super) fn ask_migration<T>(
+    /// Has the vmm thread carry out `step`. Waits also where many requests wait: a machine that stands still must not do so
+    /// for ever because others ask a lot.
+    pub(super) fn on_vmm_thread<T: Send + 'static>(
         &self,
-        request: impl FnOnce(Answer<T>) -> MigrationRequest,
+        step: impl FnOnce(&mut Machine) -> T + Send + 'static,
     ) -> Result<T, RequestError> {
-        self.ask_surely(|answer| Request::Migration(request(answer)))
-            .map_err(|error| match (error, self.status().end) {
-                (RequestError::Ended, Some(end)) => RequestError::EndedBy(end),
-                (error, _) => error,
-            })
+        self.ask_surely(|answer| {
+            Request::Migration(Box::new(move |machine| {
+                let _ = answer.send(step(machine));
+            }))
+        })
+        .map_err(|error| match (error, self.status().end) {
+            (RequestError::Ended, Some(end)) => RequestError::EndedBy(end),
+            (error, _) => error,
+        })
     }
 }
 
@@ -170,8 +174,7 @@ impl<'a> Departure<'a> {
         migration: &'a Migration,
         verify: bool,
     ) -> Result<Self, RequestError> {
-        let offer =
-            handle.ask_migration(|answer| MigrationRequest::Offer { send: true, answer })??;
+        let offer = handle.on_vmm_thread(|machine| machine.offer(true))??;
         Ok(Self {
             handle,
             migration,
@@ -185,14 +188,12 @@ impl<'a> Departure<'a> {
 
     fn log_devices(&self, on: bool) -> Result<(), RequestError> {
         self.handle
-            .ask_migration(|answer| MigrationRequest::DirtyLog { on, answer })?
+            .on_vmm_thread(move |machine| machine.inventory.log_dirty(on))?
     }
 
     /// The machine may change again. One that has ended needs not be told.
     fn stays(&mut self) {
-        let _ = self
-            .handle
-            .ask_migration(|answer| MigrationRequest::End { answer });
+        let _ = self.handle.on_vmm_thread(Machine::end_migration);
     }
 }
 
@@ -224,7 +225,7 @@ impl SourceMachine for Departure<'_> {
             Some(stopped) => stopped.always_dirty.clone(),
             None => self
                 .handle
-                .ask_migration(|answer| MigrationRequest::AlwaysDirty { answer })?,
+                .on_vmm_thread(|machine| machine.inventory.always_dirty())?,
         };
         let always = in_file(&always, self.offer.ram.slots());
         match &self.tracker {
@@ -236,16 +237,14 @@ impl SourceMachine for Departure<'_> {
     fn throttle(&mut self, percent: u8) {
         let asked = self
             .handle
-            .ask_migration(|answer| MigrationRequest::Throttle { percent, answer });
+            .on_vmm_thread(move |machine| machine.set_throttle(percent));
         if let Err(error) = asked {
             tracing::warn!(%error, "vCPUs cannot be held back");
         }
     }
 
     fn stop(&mut self) -> Result<(), MachineError> {
-        let stopped = self
-            .handle
-            .ask_migration(|answer| MigrationRequest::Stop { answer })??;
+        let stopped = self.handle.on_vmm_thread(Machine::stop_to_leave)??;
         self.migration.stopped(stopped.in_flight);
         self.stopped = Some(stopped);
         Ok(())
@@ -264,26 +263,21 @@ impl SourceMachine for Departure<'_> {
         let Some(stopped) = &self.stopped else {
             return Err("the machine runs".into());
         };
-        let writer = Writer::new(BufWriter::new(to)).map_err(SnapshotError::from)?;
-        let mut writer = stopped.saved.put(writer)?;
+        let mut sections = stopped.saved.sections()?;
         if let Some(digest) = &self.digest {
-            writer = writer.put(0, digest).map_err(SnapshotError::from)?;
+            sections.put(digest).map_err(SnapshotError::from)?;
         }
-        writer.finish().map_err(SnapshotError::from)?.flush()?;
-        Ok(())
+        Ok(sections.write(to).map_err(SnapshotError::from)?)
     }
 
     fn commit(&mut self) -> Result<(), MachineError> {
-        Ok(self
-            .handle
-            .ask_migration(|answer| MigrationRequest::Commit { answer })??)
+        Ok(self.handle.on_vmm_thread(Machine::commit)??)
     }
 
     fn resume(&mut self) -> Result<(), MachineError> {
         // A machine that could not be stopped runs already.
         if self.stopped.take().is_some() {
-            self.handle
-                .ask_migration(|answer| MigrationRequest::Resume { answer })??;
+            self.handle.on_vmm_thread(Machine::resume_after_stop)??;
         }
         Ok(())
     }

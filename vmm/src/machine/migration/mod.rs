@@ -2,13 +2,13 @@
 //!
 //! Joins the order of a migration ([`crate::migration`]), which knows no machine, with the machine, which knows no
 //! connection. Owns what both ends must have alike (`compat.rs`), how far a machine's leaving is (`leaving.rs`), whether it
-//! could leave (`trial.rs`), what is asked of the running machine meanwhile (`requests.rs`), and what is shown of a migration
+//! could leave (`trial.rs`), the steps of the running machine meanwhile (`requests.rs`), and what is shown of a migration
 //! ([`Migration`]). It must not know the API, nor how the state is saved.
 //!
 //! ```text
 //!   source                                             destination
 //!   Handle::migrate (a thread of its own)              Machine::bring_up(Origin::Migration) (the vmm thread)
-//!      │ Departure ── MigrationRequest ─> vmm thread      │ Arrival: builds the machine, fills its memory
+//!      │ Departure ── on_vmm_thread ────> vmm thread      │ Arrival: builds the machine, fills its memory
 //!      v                                                  v
 //!   Moved: Exit::Moved, the process ends               Moved: Machine::run
 //!   Stayed: as before                                  Stayed: no machine
@@ -35,7 +35,6 @@ use utoipa::ToSchema;
 pub use arrival::Arriving;
 pub use compat::NotMovable;
 pub(super) use leaving::Leaving;
-pub(super) use requests::MigrationRequest;
 pub(super) use throttle::Throttle;
 pub use trial::{Obstacle, Trial};
 

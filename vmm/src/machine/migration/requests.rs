@@ -1,4 +1,4 @@
-//! What a migration asks of the running machine, and how the vmm thread carries it out.
+//! The steps of a migration that the vmm thread of the running machine carries out.
 //!
 //! It must not know in which order: that is [`crate::migration`]'s.
 
@@ -10,7 +10,7 @@ use super::leaving::Leaving;
 use super::throttle::{Throttle, Turn};
 use crate::event_loop::Token;
 use crate::kvm::memory_slots::MemorySlots;
-use crate::machine::handle::{Answer, RequestError};
+use crate::machine::handle::RequestError;
 use crate::machine::ring_watch::InFlight;
 use crate::machine::saved::SavedMachine;
 use crate::machine::saving::HeldFor;
@@ -18,109 +18,23 @@ use crate::machine::{Machine, MachineError, RunState, state_versions};
 use crate::memory::GuestRam;
 
 /// What a machine that leaves gives to the thread that sends it.
-pub(in crate::machine) struct Offer {
+pub(super) struct Offer {
     pub(super) document: Document,
     pub(super) ram: Arc<GuestRam>,
     pub(super) slots: Arc<MemorySlots>,
 }
 
 /// A machine that stands still to be sent.
-pub(in crate::machine) struct Stopped {
+pub(super) struct Stopped {
     pub(super) saved: SavedMachine,
     /// Guest-physical address and length of what devices may have written without a mark.
     pub(super) always_dirty: Vec<(u64, u64)>,
     pub(super) in_flight: InFlight,
 }
 
-/// What a migration asks.
-pub(in crate::machine) enum MigrationRequest {
-    /// What is the machine made of? With `send` it is not to change from now on.
-    Offer {
-        send: bool,
-        answer: Answer<Result<Offer, RequestError>>,
-    },
-    /// It may change again.
-    End { answer: Answer<()> },
-    /// Record which pages devices write, or no longer.
-    DirtyLog {
-        on: bool,
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// What may devices write without a mark?
-    AlwaysDirty { answer: Answer<Vec<(u64, u64)>> },
-    /// Hold vCPUs back.
-    Throttle { percent: u8, answer: Answer<()> },
-    /// Park the vCPUs, stop the devices and give the state.
-    Stop {
-        answer: Answer<Result<Stopped, RequestError>>,
-    },
-    /// From now on the guest may run elsewhere, whatever is heard of it.
-    Commit {
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// It stands still, and GO was not sent: let everything go on as it was.
-    Resume {
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// It stands still, and its guest is here: let everything go on as it was.
-    Stay {
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// It stands still, and the destination has said that its guest runs there.
-    Moved {
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// It stands still, and its guest runs elsewhere: the run is over.
-    Depart {
-        answer: Answer<Result<(), RequestError>>,
-    },
-}
-
 impl Machine {
-    pub(in crate::machine) fn serve_migration(&mut self, request: MigrationRequest) {
-        // Nobody may be waiting for an answer any more.
-        match request {
-            MigrationRequest::Offer { send, answer } => {
-                let _ = answer.send(self.offer(send));
-            }
-            MigrationRequest::End { answer } => {
-                self.end_migration();
-                let _ = answer.send(());
-            }
-            MigrationRequest::DirtyLog { on, answer } => {
-                let _ = answer.send(self.inventory.log_dirty(on));
-            }
-            MigrationRequest::AlwaysDirty { answer } => {
-                let _ = answer.send(self.inventory.always_dirty());
-            }
-            MigrationRequest::Throttle { percent, answer } => {
-                self.set_throttle(percent);
-                let _ = answer.send(());
-            }
-            MigrationRequest::Stop { answer } => {
-                let _ = answer.send(self.stop_to_leave());
-            }
-            MigrationRequest::Commit { answer } => {
-                let held = self.is_held_for_migration();
-                let _ = answer.send(self.leaving.commit(held));
-            }
-            MigrationRequest::Resume { answer } => {
-                let _ = answer.send(self.resume_after_stop());
-            }
-            MigrationRequest::Stay { answer } => {
-                let _ = answer.send(self.stay());
-            }
-            MigrationRequest::Moved { answer } => {
-                let _ = answer.send(self.leaving.moved());
-            }
-            MigrationRequest::Depart { answer } => {
-                let held = self.is_held_for_migration();
-                let _ = answer.send(self.leaving.depart(held));
-            }
-        }
-    }
-
-    fn stop_to_leave(&mut self) -> Result<Stopped, RequestError> {
+    /// Parks the vCPUs, stops the devices and gives the state.
+    pub(super) fn stop_to_leave(&mut self) -> Result<Stopped, RequestError> {
         self.unless_held()?;
         // No vCPU starts a device between this look and its stop; `save` parks them again.
         let running = self.requests.run_state() == RunState::Running;
@@ -141,14 +55,16 @@ impl Machine {
         })
     }
 
-    fn resume_after_stop(&mut self) -> Result<(), RequestError> {
+    /// It stands still, and GO was not sent: everything resumes as it was.
+    pub(super) fn resume_after_stop(&mut self) -> Result<(), RequestError> {
         if !self.leaving.may_resume(self.is_held_for_migration()) {
             return Err(RequestError::Settled);
         }
         Ok(self.go_on()?)
     }
 
-    fn stay(&mut self) -> Result<(), RequestError> {
+    /// It stands still, and its guest is here: everything resumes as it was.
+    pub(super) fn stay(&mut self) -> Result<(), RequestError> {
         if !self.leaving.may_stay(self.is_held_for_migration()) {
             return Err(RequestError::Settled);
         }
@@ -159,8 +75,18 @@ impl Machine {
         Ok(())
     }
 
-    /// Everything that was done to send the machine is undone.
-    fn end_migration(&mut self) {
+    /// From now on the guest may run elsewhere, even if the connection fails.
+    pub(super) fn commit(&mut self) -> Result<(), RequestError> {
+        self.leaving.commit(self.is_held_for_migration())
+    }
+
+    /// It stands still, and its guest runs elsewhere: the run is over.
+    pub(super) fn depart(&mut self) -> Result<(), RequestError> {
+        self.leaving.depart(self.is_held_for_migration())
+    }
+
+    /// Undoes everything that was done to send the machine; it may change again.
+    pub(super) fn end_migration(&mut self) {
         self.set_throttle(0);
         if let Err(error) = self.inventory.stop_dirty_log() {
             tracing::error!(
@@ -171,7 +97,8 @@ impl Machine {
         self.leaving.end();
     }
 
-    fn offer(&mut self, send: bool) -> Result<Offer, RequestError> {
+    /// The parts of the machine. With `send` it does not change from now on.
+    pub(super) fn offer(&mut self, send: bool) -> Result<Offer, RequestError> {
         self.unless_held()?;
         self.unless_migrating()?;
         self.take_ejected();
@@ -231,7 +158,8 @@ impl Machine {
         Ok(())
     }
 
-    fn set_throttle(&mut self, percent: u8) {
+    /// Holds vCPUs back.
+    pub(super) fn set_throttle(&mut self, percent: u8) {
         if percent == 0 {
             if let Some(throttle) = self.throttle.take() {
                 if let Err(error) = self.events.remove(throttle.as_raw_fd()) {

@@ -8,7 +8,7 @@ use vdpa::causes::in_one_line;
 
 use super::compat::NotMovable;
 use super::departure::{CONNECT, SWITCH};
-use super::requests::{MigrationRequest, Offer};
+use super::requests::Offer;
 use super::{Endpoint, SendConfig};
 use crate::machine::handle::{Handle, RequestError};
 use crate::migration::protocol::Refusal;
@@ -59,10 +59,7 @@ impl Handle {
         tls: Option<&Tls>,
     ) -> Result<Trial, RequestError> {
         let mut obstacles = Vec::new();
-        let offer = match self.ask_migration(|answer| MigrationRequest::Offer {
-            send: false,
-            answer,
-        })? {
+        let offer = match self.on_vmm_thread(|machine| machine.offer(false))? {
             Ok(offer) => Some(offer),
             Err(RequestError::NotMovable(why)) => {
                 obstacles.push(Obstacle::here(&why));

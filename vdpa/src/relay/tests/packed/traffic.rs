@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::model::{SIZE, Shapes, World};
-use crate::device::VringBase;
 use crate::relay::{RelayError, Strategy as How};
 
 #[derive(Debug, Clone, Copy)]
@@ -149,60 +148,4 @@ fn a_device_that_holds_chains_is_refused() {
     }
     world.change(How::Shadowed).unwrap();
     world.settle();
-}
-
-/// For a device that begins at the start and nowhere else, as vp_vdpa.
-#[test]
-fn a_held_shadow_stands_at_the_start() {
-    for shapes in [Shapes::Single, Shapes::Mixed] {
-        for event_idx in [false, true] {
-            let mut world = World::new(event_idx, shapes, SIZE);
-            world.restart(How::Shadowed).unwrap();
-            for lap in 0..20 {
-                // Off the start, then to it.
-                for _ in 0..3 {
-                    world.add();
-                }
-                world.pass();
-                world.shadow.as_mut().unwrap().hold_at_wrap();
-                let mut steps = 0;
-                while !world.shadow.as_ref().unwrap().is_held() {
-                    world.add();
-                    world.pass();
-                    world.fetch(3);
-                    world.complete(steps);
-                    world.pass();
-                    world.take();
-                    steps += 1;
-                    assert!(steps < 500, "lap {lap}: never at the start");
-                }
-                // It stands still, and says so by sleeping.
-                world.add();
-                world.pass();
-                assert!(!world.pass());
-                assert!(world.shadow.as_ref().unwrap().is_held());
-                if lap % 4 == 3 {
-                    world.shadow.as_mut().unwrap().release();
-                    assert!(world.pass());
-                    continue;
-                }
-                let before = world.cut;
-                world.restart(How::Direct).unwrap();
-                assert_eq!(world.cut, before);
-                assert_eq!(world.device.base(), VringBase::initial(true));
-                world.fetch(2);
-                while !world.device.held.is_empty() {
-                    world.complete(0);
-                }
-                world.take();
-                // The ring's memory tells where it stands; with several descriptors to
-                // a chain only the device can.
-                match shapes {
-                    Shapes::Single => world.restart(How::Shadowed).unwrap(),
-                    Shapes::Mixed => world.change(How::Shadowed).unwrap(),
-                }
-            }
-            world.settle();
-        }
-    }
 }
