@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use vdpa::device::{VringAddresses, VringBase};
 use vdpa::memory::{GuestMemory, SharedBuffer};
 use vdpa::relay::{MediatedQueue, PASS_LIMIT, Relay, ShadowQueue};
-use vdpa::ring::guest::GuestRing;
+use vdpa::ring::split::GuestRing;
 use vdpa::ring::{PackedLayout, RingFormat, SplitLayout, packed};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -150,7 +150,7 @@ fn shadowed() -> Result<Duration> {
 /// A packed ring: both sides write all descriptors of one lap.
 fn shadowed_packed() -> Result<Duration> {
     let memory = Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), RAM)])?);
-    let ring = packed::GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES)?;
+    let ring = packed::GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES, false)?;
     let layout = PackedLayout::new(SIZE)?;
     let private = Arc::new(SharedBuffer::new(layout.size(), PRIVATE)?);
     let start = VringBase::initial(true);

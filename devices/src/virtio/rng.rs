@@ -17,10 +17,11 @@ use std::io;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use vdpa::ring::Chain;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use vm_memory::Bytes;
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backend::{
@@ -29,7 +30,7 @@ use super::backend::{
 };
 use super::saved_state;
 use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, SingleQueueError};
-use super::userspace_queue::{Chain, Kick, QueueError, UserspaceQueue};
+use super::userspace_queue::{Kick, QueueError, UserspaceQueue};
 
 /// Most random bytes given for one request.
 pub const MAX_BYTES: usize = 4096;
@@ -73,27 +74,31 @@ impl Rng {
 
 /// Serves one turn. `Ok(true)`: there is more to do.
 fn serve(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, QueueError> {
-    let mut more = true;
+    let answered = answer(queue, memory);
+    queue.signal_used()?;
+    answered
+}
+
+/// As [`serve`], without a signal.
+fn answer(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, QueueError> {
     for _ in 0..REQUESTS_PER_TURN {
         if let Some(chain) = queue.pop()? {
             let written = fill(&chain, memory);
-            queue.push_used(chain.head, written)?;
+            queue.push_used(chain.id, written)?;
         } else if !queue.arm()? {
-            more = false;
-            break;
+            return Ok(false);
         }
     }
-    queue.signal_used()?;
-    Ok(more)
+    Ok(true)
 }
 
 /// Fills the writable part of a chain and says with how many bytes.
 fn fill(chain: &Chain, memory: &SharedMemory) -> u32 {
     let mut entropy = [0u8; MAX_BYTES];
-    let wanted: usize = chain
-        .writable
+    let (_, writable) = chain.split();
+    let wanted: usize = writable
         .iter()
-        .map(|segment| usize::try_from(segment.len).unwrap_or(MAX_BYTES))
+        .map(|piece| usize::try_from(piece.len).unwrap_or(MAX_BYTES))
         .fold(0, usize::saturating_add)
         .min(MAX_BYTES);
     if let Err(error) = getrandom(&mut entropy[..wanted]) {
@@ -102,12 +107,12 @@ fn fill(chain: &Chain, memory: &SharedMemory) -> u32 {
     }
     let mut rest = &entropy[..wanted];
     let mut written = 0u32;
-    for segment in &chain.writable {
+    for piece in writable {
         let len = rest
             .len()
-            .min(usize::try_from(segment.len).unwrap_or(MAX_BYTES));
+            .min(usize::try_from(piece.len).unwrap_or(MAX_BYTES));
         let (now, later) = rest.split_at(len);
-        if memory.write_slice(now, segment.address).is_err() {
+        if memory.write_slice(now, GuestAddress(piece.iova)).is_err() {
             break;
         }
         written = written.saturating_add(u32::try_from(len).unwrap_or(0));

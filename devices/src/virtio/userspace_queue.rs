@@ -1,14 +1,8 @@
 //! One virtqueue served by this process, as the emulated devices use it.
 //!
-//! It owns the device side of the ring (a split one through `virtio-queue`, a
-//! packed one through `vdpa::ring::packed`), the checks on what the driver wrote
-//! there, and interrupt suppression. It must not know what the buffers mean.
-//!
-//! `virtio-queue` bounds every walk (a chain by the size of its table, the
-//! avail index by the ring size) but ends a malformed chain silently, so that
-//! it looks like a shorter valid one; it follows indirect tables of 65,535
-//! entries; it ignores VIRTQ_AVAIL_F_NO_INTERRUPT; and it takes rings that lie
-//! over each other. Those gaps are closed here.
+//! It owns a queue's eventfds and whether it is broken; the ring, with the checks on what
+//! the driver wrote there and interrupt suppression, is [`vdpa::ring::DeviceQueue`]. It must
+//! not know what the buffers mean.
 //!
 //! ```text
 //!            pop: malformed chain, avail index ahead by more than the size; set_broken
@@ -17,79 +11,22 @@
 //! A broken queue hands out nothing any more; only a device reset ends that
 //! (virtio 1.3, 2.1.2: DEVICE_NEEDS_RESET).
 
-use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use vdpa::device::VringBase;
-use vdpa::ring::RingFeatures;
-use vdpa::ring::packed::{DeviceQueue, DeviceQueueError};
-use virtio_queue::{Queue as SplitRing, QueueT};
-use vm_memory::GuestAddress;
+use vdpa::device::{VringAddresses, VringBase};
+use vdpa::ring::guest::GuestRingError;
+use vdpa::ring::{Chain, DeviceQueue, GuestRing, RingFeatures};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::backend::{Queue, SharedMemory};
+use super::backend::{Queue, QueueAddresses, SharedMemory};
 
 #[cfg(test)]
 pub(crate) mod driver;
-mod packed;
-mod split;
 #[cfg(test)]
 mod tests;
-
-/// Most descriptors taken from one chain. Virtio 1.3, 2.7.5.3.1 limits a chain
-/// to the queue size; drivers that use indirect tables sometimes go further,
-/// so that the bound is the largest ring offered here.
-pub(crate) const MAX_DESCRIPTORS: usize = 256;
-
-/// The three parts of a split virtqueue (virtio 1.3, 2.7).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RingPart {
-    /// Descriptor Area.
-    Descriptor,
-    /// Driver Area (avail ring).
-    Driver,
-    /// Device Area (used ring).
-    Device,
-}
-
-impl fmt::Display for RingPart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Descriptor => "descriptor area",
-            Self::Driver => "driver area",
-            Self::Device => "device area",
-        })
-    }
-}
-
-/// What is wrong with a descriptor chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChainFault {
-    /// It ends in the middle: a loop, an index at or above the table size, an
-    /// indirect table inside another, of a bad length or outside memory, or more
-    /// than 4 GiB in total.
-    Unfinished,
-    /// More than 256 descriptors.
-    TooLong,
-    /// A buffer is not, or not wholly, guest memory.
-    OutsideMemory,
-    /// A device-readable buffer follows a device-writable one.
-    Order,
-}
-
-impl fmt::Display for ChainFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unfinished => "it does not end properly",
-            Self::TooLong => "it has too many descriptors",
-            Self::OutsideMemory => "a buffer lies outside guest memory",
-            Self::Order => "a readable buffer follows a writable one",
-        })
-    }
-}
 
 /// Why a queue cannot be, or can no longer be, served.
 #[derive(Debug, thiserror::Error)]
@@ -104,48 +41,9 @@ pub enum QueueError {
         /// What was offered.
         max: u16,
     },
-    /// A part of the ring breaks its alignment (16, 2 and 4 bytes).
-    #[error("the {part} at {address:#x} is misaligned")]
-    Misaligned {
-        /// Which part.
-        part: RingPart,
-        /// Guest-physical address.
-        address: u64,
-    },
-    /// A part of the ring is not wholly in guest memory.
-    #[error("the {part} at {address:#x}, {len} bytes, lies outside guest memory")]
-    OutsideMemory {
-        /// Which part.
-        part: RingPart,
-        /// Guest-physical address.
-        address: u64,
-        /// Length in bytes.
-        len: u64,
-    },
-    /// The used ring, which the device writes, lies over another part.
-    #[error("the device area overlaps the {part}")]
-    Overlap {
-        /// The part that would be overwritten.
-        part: RingPart,
-    },
-    /// The driver made something available that is no valid chain.
-    #[error("the descriptor chain at index {head} is malformed: {fault}")]
-    Chain {
-        /// Descriptor index of the chain's head.
-        head: u16,
-        /// What is wrong.
-        fault: ChainFault,
-    },
-    /// The ring itself is not as it must be, such as an avail index that is
-    /// ahead by more than the queue size.
-    #[error("the ring is malformed")]
-    Ring(#[source] virtio_queue::Error),
-    /// A packed ring is not as it must be.
-    #[error("the packed ring cannot be served")]
-    Packed(#[from] DeviceQueueError),
-    /// A saved position of the other ring format.
-    #[error("the saved queue and the negotiated features have different ring formats")]
-    SavedFormat,
+    /// The ring lies where none can, or is not as it must be; or a saved position is none of it.
+    #[error("the ring cannot be served")]
+    Ring(#[from] GuestRingError),
     /// Saved indices that no drained queue can have.
     #[error(
         "saved queue indices {next_avail} and {next_used} differ although nothing is in flight"
@@ -159,29 +57,6 @@ pub enum QueueError {
     /// An eventfd could not be prepared.
     #[error("the eventfd of the queue cannot be used")]
     Event(#[source] io::Error),
-}
-
-/// A run of guest-physical memory that was inside guest memory when checked.
-/// Guest memory does not shrink while a device holds it, so that stays true.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Segment {
-    /// First address.
-    pub(crate) address: GuestAddress,
-    /// Length in bytes, never 0.
-    pub(crate) len: u32,
-}
-
-/// A descriptor chain, copied once out of guest memory: what the driver
-/// changes there afterwards has no effect.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Chain {
-    /// What names it in the used ring: the descriptor index of its head, or the
-    /// buffer id in a packed ring.
-    pub(crate) head: u16,
-    /// Buffers that the device reads, in order.
-    pub(crate) readable: Vec<Segment>,
-    /// Buffers that the device writes, in order.
-    pub(crate) writable: Vec<Segment>,
 }
 
 /// The state of a queue with nothing in flight.
@@ -198,11 +73,16 @@ enum SavedPosition {
     Packed { base: VringBase },
 }
 
-/// The device side of one ring.
-#[derive(Debug)]
-enum Ring {
-    Split(SplitRing),
-    Packed(DeviceQueue),
+impl From<VringBase> for SavedPosition {
+    fn from(base: VringBase) -> Self {
+        match base {
+            VringBase::Split { index } => Self::Split {
+                next_avail: index,
+                next_used: index,
+            },
+            VringBase::Packed { .. } => Self::Packed { base },
+        }
+    }
 }
 
 /// The kick eventfd of a queue, never blocking.
@@ -251,8 +131,7 @@ impl Kick {
 /// The device side of one virtqueue.
 #[derive(Debug)]
 pub(crate) struct UserspaceQueue {
-    ring: Ring,
-    memory: SharedMemory,
+    ring: DeviceQueue,
     kick: Kick,
     call: Option<Arc<EventFd>>,
     broken: bool,
@@ -271,7 +150,8 @@ impl UserspaceQueue {
         features: RingFeatures,
         memory: SharedMemory,
     ) -> Result<Self, QueueError> {
-        Self::start(queue, max_size, features, memory, None)
+        let base = VringBase::initial(features.packed);
+        Self::start(queue, max_size, features, memory, base)
     }
 
     fn start(
@@ -279,34 +159,26 @@ impl UserspaceQueue {
         max_size: u16,
         features: RingFeatures,
         memory: SharedMemory,
-        saved: Option<SavedPosition>,
+        base: VringBase,
     ) -> Result<Self, QueueError> {
-        let addresses = queue.addresses;
-        let ring = if features.packed {
-            let base = match saved {
-                None => VringBase::initial(true),
-                Some(SavedPosition::Packed { base }) => base,
-                Some(SavedPosition::Split { .. }) => return Err(QueueError::SavedFormat),
-            };
-            let ring = packed::new(&addresses, max_size, base, features, &memory)?;
-            Ring::Packed(ring)
-        } else {
-            let (next_avail, next_used) = match saved {
-                None => (0, 0),
-                Some(SavedPosition::Split {
-                    next_avail,
-                    next_used,
-                }) => (next_avail, next_used),
-                Some(SavedPosition::Packed { .. }) => return Err(QueueError::SavedFormat),
-            };
-            let mut ring = split::new(&addresses, max_size, features.event_idx, &memory)?;
-            ring.set_next_avail(next_avail);
-            ring.set_next_used(next_used);
-            Ring::Split(ring)
+        let QueueAddresses {
+            size,
+            descriptor,
+            driver,
+            device,
+        } = queue.addresses;
+        if size > max_size || !features.format().takes(size) {
+            let max = max_size;
+            return Err(QueueError::Size { size, max });
+        }
+        let areas = VringAddresses {
+            descriptor,
+            driver,
+            device,
         };
+        let ring = GuestRing::new(memory, size, areas, features)?;
         Ok(Self {
-            ring,
-            memory,
+            ring: DeviceQueue::new(ring, base, features)?,
             kick: Kick::new(queue.kick).map_err(QueueError::Event)?,
             call: queue.call,
             broken: false,
@@ -326,41 +198,33 @@ impl UserspaceQueue {
         features: RingFeatures,
         memory: SharedMemory,
     ) -> Result<Self, QueueError> {
-        let position = match saved.position {
+        let base = match saved.position {
+            // A broken queue is served no more, so its position may be any: a
+            // chain that was never given back may be in flight for ever.
+            _ if saved.broken => VringBase::initial(features.packed),
             SavedPosition::Split {
                 next_avail,
                 next_used,
-            } if next_avail != next_used && !saved.broken => {
+            } if next_avail != next_used => {
                 return Err(QueueError::SavedIndices {
                     next_avail,
                     next_used,
                 });
             }
-            // Nobody goes on in a broken queue, so its position may be any: a
-            // chain that was never given back may be in flight for ever.
-            SavedPosition::Packed { .. } if saved.broken => SavedPosition::Packed {
-                base: VringBase::initial(true),
-            },
-            position => position,
+            SavedPosition::Split { next_used, .. } => VringBase::Split { index: next_used },
+            SavedPosition::Packed { base } => base,
         };
-        let mut restored = Self::start(queue, max_size, features, memory, Some(position))?;
+        let mut restored = Self::start(queue, max_size, features, memory, base)?;
         restored.broken = saved.broken;
         restored.kick.again();
         restored.call_now();
         Ok(restored)
     }
 
-    /// The state to save. Every popped chain must have been given back.
+    /// The state to save. Every popped chain must have been given back, and signalled.
     pub(crate) fn save(&self) -> SavedQueue {
-        let position = match &self.ring {
-            Ring::Split(ring) => SavedPosition::Split {
-                next_avail: ring.next_avail(),
-                next_used: ring.next_used(),
-            },
-            Ring::Packed(ring) => SavedPosition::Packed { base: ring.base() },
-        };
         SavedQueue {
-            position,
+            position: self.ring.base().into(),
             broken: self.broken,
         }
     }
@@ -378,12 +242,9 @@ impl UserspaceQueue {
         if self.broken {
             return Ok(None);
         }
-        let popped = match &mut self.ring {
-            Ring::Split(ring) => split::pop(ring, &self.memory),
-            Ring::Packed(ring) => packed::pop(ring),
-        };
+        let popped = self.ring.pop();
         self.broken = popped.is_err();
-        popped
+        Ok(popped?)
     }
 
     /// Stops serving the queue: what the driver put into a chain makes no sense.
@@ -391,20 +252,16 @@ impl UserspaceQueue {
         self.broken = true;
     }
 
-    /// Gives the chain at `head` back; `len` is how many bytes were written to it.
-    /// The caller has made every write to its buffers, and marked it dirty, before.
+    /// Gives a chain back; `len` is how many bytes were written to it. The caller has made every
+    /// write to its buffers, and marked it dirty, before. The driver may see it only after
+    /// [`UserspaceQueue::signal_used`].
     ///
     /// # Errors
     /// The used ring cannot be written: the queue is broken from now on.
-    pub(crate) fn push_used(&mut self, head: u16, len: u32) -> Result<(), QueueError> {
-        let pushed = match &mut self.ring {
-            Ring::Split(ring) => ring
-                .add_used(&*self.memory, head, len)
-                .map_err(QueueError::Ring),
-            Ring::Packed(ring) => ring.push_used(head, len).map_err(QueueError::Packed),
-        };
+    pub(crate) fn push_used(&mut self, id: u16, len: u32) -> Result<(), QueueError> {
+        let pushed = self.ring.push_used(id, len);
         self.broken |= pushed.is_err();
-        pushed
+        Ok(pushed?)
     }
 
     /// Asks the driver to kick from now on; `true` when chains were made
@@ -413,28 +270,16 @@ impl UserspaceQueue {
     /// # Errors
     /// The ring cannot be accessed.
     pub(crate) fn arm(&mut self) -> Result<bool, QueueError> {
-        if self.broken {
-            return Ok(false);
-        }
-        match &mut self.ring {
-            Ring::Split(ring) => ring
-                .enable_notification(&*self.memory)
-                .map_err(QueueError::Ring),
-            Ring::Packed(ring) => ring.set_notifications(true).map_err(QueueError::Packed),
-        }
+        Ok(!self.broken && self.ring.set_notifications(true)?)
     }
 
-    /// Interrupts the driver for what [`UserspaceQueue::push_used`] published,
-    /// unless the driver suppressed that (virtio 1.3, 2.7.7, 2.7.10 and 2.8.10).
+    /// Shows the driver what [`UserspaceQueue::push_used`] gave back, and interrupts it,
+    /// unless it suppressed that (virtio 1.3, 2.7.7, 2.7.10 and 2.8.10).
     ///
     /// # Errors
     /// The ring cannot be accessed.
     pub(crate) fn signal_used(&mut self) -> Result<(), QueueError> {
-        let wanted = match &mut self.ring {
-            Ring::Split(ring) => split::wants_signal(ring, &self.memory)?,
-            Ring::Packed(ring) => ring.needs_signal()?,
-        };
-        if wanted {
+        if self.ring.publish()? {
             self.call_now();
         }
         Ok(())

@@ -26,7 +26,7 @@ use vdpa::device::VringAddresses;
 use vdpa::doorbell::Doorbell;
 use vdpa::memory::GuestMemory;
 use vdpa::relay::RelayedQueue;
-use vdpa::ring::guest::GuestRing;
+use vdpa::ring::split::GuestRing;
 use vm_memory::{Bytes, FileOffset, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 

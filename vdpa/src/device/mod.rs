@@ -82,6 +82,7 @@ use self::handle::Handle;
 pub use self::info::{DeviceInfo, QueueInfo};
 use self::info::{Identity, refused};
 pub use self::open::check_fd;
+pub(crate) use self::vring::check_areas;
 pub use self::vring::{RING_SIZE_MAX, VringAddresses, VringBase, VringConfig};
 use crate::doorbell::{Doorbell, DoorbellAnswer, NoDoorbell};
 use crate::iova::IovaRange;

@@ -180,6 +180,44 @@ fn areas(size: u16, packed: bool) -> [(&'static str, u64, u64); 3] {
     }
 }
 
+/// Checks that the areas of a ring are aligned, lie in `allowed` memory and apart from each other.
+pub(crate) fn check_areas(
+    size: u16,
+    addresses: VringAddresses,
+    packed: bool,
+    allowed: &[IovaRange],
+) -> Result<(), VringError> {
+    let VringAddresses {
+        descriptor,
+        driver,
+        device,
+    } = addresses;
+    let mut ranges: Vec<IovaRange> = Vec::with_capacity(3);
+    for ((area, alignment, len), address) in areas(size, packed)
+        .into_iter()
+        .zip([descriptor, driver, device])
+    {
+        if !address.is_multiple_of(alignment) {
+            return Err(VringError::Unaligned {
+                area,
+                address,
+                alignment,
+            });
+        }
+        let range = IovaRange::from_size(address, len)
+            .filter(|range| allowed.iter().any(|allowed| allowed.contains(range)))
+            .ok_or(VringError::Outside { area, address, len })?;
+        if let Some(&first) = ranges.iter().find(|other| other.overlaps(&range)) {
+            return Err(VringError::Overlap {
+                first,
+                second: range,
+            });
+        }
+        ranges.push(range);
+    }
+    Ok(())
+}
+
 impl VringConfig<'_> {
     /// Checks the description against the queue's maximum and the memory that
     /// rings may lie in.
@@ -198,35 +236,7 @@ impl VringConfig<'_> {
             return Err(VringError::Size { size, maximum });
         }
         self.check_base(packed)?;
-        let VringAddresses {
-            descriptor,
-            driver,
-            device,
-        } = self.addresses;
-        let mut ranges: Vec<IovaRange> = Vec::with_capacity(3);
-        for ((area, alignment, len), address) in areas(size, packed)
-            .into_iter()
-            .zip([descriptor, driver, device])
-        {
-            if !address.is_multiple_of(alignment) {
-                return Err(VringError::Unaligned {
-                    area,
-                    address,
-                    alignment,
-                });
-            }
-            let range = IovaRange::from_size(address, len)
-                .filter(|range| allowed.iter().any(|allowed| allowed.contains(range)))
-                .ok_or(VringError::Outside { area, address, len })?;
-            if let Some(&first) = ranges.iter().find(|other| other.overlaps(&range)) {
-                return Err(VringError::Overlap {
-                    first,
-                    second: range,
-                });
-            }
-            ranges.push(range);
-        }
-        Ok(())
+        check_areas(size, self.addresses, packed, allowed)
     }
 
     fn check_base(&self, packed: bool) -> Result<(), VringError> {

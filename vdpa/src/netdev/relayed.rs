@@ -17,7 +17,8 @@ use std::sync::Arc;
 use super::start::{Driver, Netdev};
 use crate::device::{Device, Negotiated, Owned, Running};
 use crate::memory::GuestMemory;
-use crate::relay::{RelaySet, RelaySetError, RelayedQueue, RelayedRing, Restart, RestartFailed};
+use crate::relay::{RelaySet, RelaySetError, RelayedQueue, Restart, RestartFailed};
+use crate::ring::{GuestRing, RingFeatures};
 
 impl Netdev<Running> {
     /// Makes all queues relayable, direct as they are: the private rings are allocated in the
@@ -47,15 +48,19 @@ impl Driver {
             .iter()
             .flat_map(|pair| [pair.receive.queue(), pair.transmit.queue()])
             .map(|queue| {
+                let index = queue.index();
+                let ring = GuestRing::new(
+                    Arc::clone(memory),
+                    queue.size(),
+                    queue.addresses(),
+                    RingFeatures::of(features),
+                );
                 Ok(RelayedQueue {
-                    index: queue.index(),
-                    ring: RelayedRing::new(
-                        queue.index(),
-                        Arc::clone(memory),
-                        queue.size(),
-                        queue.addresses(),
-                        features,
-                    )?,
+                    index,
+                    ring: ring.map_err(|source| RelaySetError::Guest {
+                        queue: index,
+                        source,
+                    })?,
                     kick: Arc::clone(queue.kick_event()),
                     call: Arc::clone(queue.call_event()),
                 })

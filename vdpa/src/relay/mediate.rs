@@ -28,7 +28,8 @@ use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, RelayError, Strategy};
 use crate::device::VringAddresses;
 use crate::iova::PAGE_SIZE;
 use crate::memory::SharedBuffer;
-use crate::ring::guest::{GuestRing, GuestViolation, Suppression};
+use crate::ring::guest::GuestViolation;
+use crate::ring::split::{GuestRing, Suppression, USED_F_NO_NOTIFY};
 use crate::ring::{Direction, Piece, Violation};
 
 /// One step of a pass.
@@ -67,7 +68,7 @@ pub(super) fn recheck_kicks(wish: Suppression, event_idx: bool, size: u16, avail
         // The index has passed the event: by 1 to `size` entries.
         (Wrapping(avail) - Wrapping(wish.event) - Wrapping(1)).0 < size
     } else {
-        wish.flags & crate::ring::guest::USED_F_NO_NOTIFY == 0
+        wish.flags & USED_F_NO_NOTIFY == 0
     }
 }
 

@@ -44,7 +44,6 @@ pub use self::choice::{Reason, choose};
 pub use self::dirty::Dirty;
 pub use self::mediate::MediatedQueue;
 pub use self::pace::{Pace, Pause, Signals};
-pub use self::ring::RelayedRing;
 pub use self::set::{
     ChangeFailed, Halted, Progress, QueueFailed, RelaySet, RelaySetError, RelayedQueue, Restart,
     RestartFailed, TransitionError,
@@ -53,8 +52,8 @@ pub use self::shadow::ShadowQueue;
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBufferError;
 use crate::ring::guest::GuestRingError;
-use crate::ring::packed::{DeviceQueueError, StandingError};
-use crate::ring::{OrderError, QueueError, RingFormat, Violation};
+use crate::ring::packed::StandingError;
+use crate::ring::{OrderError, QueueError, Violation};
 
 /// Most elements that one pass relays in each direction.
 pub const PASS_LIMIT: u16 = 256;
@@ -152,27 +151,12 @@ pub enum RelayError {
         #[source]
         source: GuestRingError,
     },
-    /// The guest's packed ring.
-    #[error("the guest's packed ring cannot be relayed")]
-    GuestPacked {
-        /// What is wrong with it.
-        #[source]
-        source: DeviceQueueError,
-    },
     /// Only its memory could say where the guest's packed ring stands, and it doesn't.
     #[error("where the guest's packed ring stands is not known: its driver must reset the device")]
     Standing {
         /// Why.
         #[source]
         source: StandingError,
-    },
-    /// A position of a ring of the other format.
-    #[error("a {format} ring cannot stand at {base}")]
-    Format {
-        /// The ring's format.
-        format: RingFormat,
-        /// The position.
-        base: VringBase,
     },
     /// The private ring.
     #[error("the private ring failed")]
@@ -252,12 +236,6 @@ impl From<OrderError> for RelayError {
             OrderError::OutOfOrder => Self::OutOfOrder,
             OrderError::Ring(source) => Self::Guest { source },
         }
-    }
-}
-
-impl From<DeviceQueueError> for RelayError {
-    fn from(source: DeviceQueueError) -> Self {
-        Self::GuestPacked { source }
     }
 }
 

@@ -1,99 +1,11 @@
 //! A guest's ring in whichever format was negotiated, as far as a relay must
-//! tell them apart: where it lies and where it stands.
+//! tell them apart: where it stands.
 
-use std::sync::Arc;
+use super::{Position, RelayError};
+use crate::device::VringBase;
+use crate::ring::GuestRing;
 
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
-
-use super::{Position, RelayError, RelaySetError};
-use crate::device::{VringAddresses, VringBase};
-use crate::memory::GuestMemory;
-use crate::ring::guest::GuestRing;
-use crate::ring::{RingFeatures, RingFormat, packed};
-
-/// A ring of the guest's.
-#[derive(Debug, Clone)]
-pub enum RelayedRing {
-    /// A split ring.
-    Split(GuestRing),
-    /// A packed ring.
-    Packed(packed::GuestRing),
-}
-
-impl From<GuestRing> for RelayedRing {
-    fn from(ring: GuestRing) -> Self {
-        Self::Split(ring)
-    }
-}
-
-impl From<packed::GuestRing> for RelayedRing {
-    fn from(ring: packed::GuestRing) -> Self {
-        Self::Packed(ring)
-    }
-}
-
-impl RelayedRing {
-    /// The ring of `queue` with `size` entries at `addresses` of `memory`, in the format that is
-    /// among `features`, the negotiated ones.
-    ///
-    /// # Errors
-    /// [`RelaySetError::Guest`] or [`RelaySetError::GuestPacked`]: no ring can lie there.
-    pub fn new(
-        queue: u16,
-        memory: Arc<GuestMemory>,
-        size: u16,
-        addresses: VringAddresses,
-        features: u64,
-    ) -> Result<Self, RelaySetError> {
-        match RingFeatures::of(features).format() {
-            RingFormat::Split => {
-                let indirect = features & (1 << VIRTIO_RING_F_INDIRECT_DESC) != 0;
-                GuestRing::new(memory, size, addresses, indirect)
-                    .map(Self::Split)
-                    .map_err(|source| RelaySetError::Guest { queue, source })
-            }
-            RingFormat::Packed => packed::GuestRing::new(memory, size, addresses)
-                .map(Self::Packed)
-                .map_err(|source| RelaySetError::GuestPacked { queue, source }),
-        }
-    }
-
-    /// Its format.
-    #[must_use]
-    pub fn format(&self) -> RingFormat {
-        match self {
-            Self::Split(_) => RingFormat::Split,
-            Self::Packed(_) => RingFormat::Packed,
-        }
-    }
-
-    /// Entries.
-    #[must_use]
-    pub fn size(&self) -> u16 {
-        match self {
-            Self::Split(ring) => ring.size(),
-            Self::Packed(ring) => ring.size(),
-        }
-    }
-
-    /// Where its areas are.
-    #[must_use]
-    pub fn addresses(&self) -> VringAddresses {
-        match self {
-            Self::Split(ring) => ring.addresses(),
-            Self::Packed(ring) => ring.addresses(),
-        }
-    }
-
-    /// The memory it lies in.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<GuestMemory> {
-        match self {
-            Self::Split(ring) => ring.memory(),
-            Self::Packed(ring) => ring.memory(),
-        }
-    }
-
+impl GuestRing {
     /// Where the ring of a stopped device stands, by its memory alone; what is in flight is
     /// taken as the ring names it, which is right for a device that completes in order.
     ///
@@ -124,7 +36,7 @@ impl RelayedRing {
         }
     }
 
-    /// Whether [`RelayedRing::position`] will be right, as far as the ring tells, to be asked while
+    /// Whether [`GuestRing::position`] will be right, as far as the ring tells, to be asked while
     /// the device can still go on. `in_order`: IN_ORDER was negotiated.
     ///
     /// # Errors
@@ -144,7 +56,7 @@ impl RelayedRing {
     /// Where a device that takes the ring over is to begin, by the ring's memory alone.
     ///
     /// # Errors
-    /// As [`RelayedRing::position`].
+    /// As [`GuestRing::position`].
     pub(super) fn used(&self) -> Result<VringBase, RelayError> {
         match self {
             Self::Split(ring) => Ok(VringBase::Split {

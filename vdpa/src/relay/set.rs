@@ -14,7 +14,7 @@
 //! **What the device had taken and not used.** A device that suspends keeps it
 //! when only its used ring changes. When the ring changes as a whole the device is told to
 //! begin at the guest's used index, and the avail entries from there on name what is in flight
-//! ([`arrange`](crate::ring::guest::GuestRing::arrange)). A mediation counts it. Coming from [`Strategy::Direct`]
+//! ([`arrange`](crate::ring::split::GuestRing::arrange)). A mediation counts it. Coming from [`Strategy::Direct`]
 //! nobody counted: a suspended device must hold nothing (its base is the used index), else
 //! the change is refused and the way leads over [`Strategy::Mediated`]. After a reset nothing can be
 //! asked, so the entries are taken as they are, which is right for a device that completes in
@@ -55,12 +55,12 @@ pub use self::error::{
 };
 use self::lane::{Features, Lane, Mode, signal};
 use super::ring::begin_at_used;
-use super::{Dirty, Pace, Pause, Position, RelayedRing, Signals, Strategy};
+use super::{Dirty, Pace, Pause, Position, Signals, Strategy};
 use crate::device::{
     Device, DeviceError, DeviceInfo, Negotiated, Owned, Running, Suspended, VringBase,
 };
 use crate::iotlb::Iotlb;
-use crate::ring::RingFeatures;
+use crate::ring::{GuestRing, RingFeatures};
 use crate::window::PrivateWindow;
 
 /// A queue of the guest's that can be relayed.
@@ -69,7 +69,7 @@ pub struct RelayedQueue {
     /// Index of the queue on the device.
     pub index: u16,
     /// The guest's ring; all of a device have the same format.
-    pub ring: RelayedRing,
+    pub ring: GuestRing,
     /// Signalled by the guest. While shadowed the device does not hear it: who waits
     /// on [`RelaySet::hints`] does. A guest with a doorbell must be given this instead.
     pub kick: Arc<EventFd>,

@@ -3,22 +3,22 @@
 //!
 //! ```text
 //!   guest's ring                 id map (private memory)             private ring
-//!   avail --> GuestQueue::pop --> in_flight[head] = chain --> DriverQueue::add  --> device
+//!   avail --> DeviceQueue::pop -> in_flight[head] = chain --> DriverQueue::add  --> device
 //!   used  <-- push_used <-- mark what it may write <-- pop_used <------------------- device
 //! ```
 //! Payload is not touched: IOVA = guest-physical address. Indirect tables of
 //! the guest are resolved into the private ring, so the device never reads a descriptor that
 //! the guest can change, and every buffer lies in guest RAM, never in the private window.
 
-mod guest;
-
 use std::sync::Arc;
 
-use self::guest::{Chain, GuestQueue};
-use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, RelayError, RelayedRing, Signals, Strategy};
+use super::ring::begin_at_used;
+use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, RelayError, Signals, Strategy};
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
-use crate::ring::{Direction, DriverQueue, QueueError, RingFeatures, RingFormat};
+use crate::ring::{
+    Chain, DeviceQueue, Direction, DriverQueue, GuestRing, QueueError, RingFeatures, RingFormat,
+};
 
 /// A chain that the device has.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ enum Listening {
 /// One shadowed queue.
 #[derive(Debug)]
 pub struct ShadowQueue {
-    guest: GuestQueue,
+    guest: DeviceQueue,
     private: DriverQueue,
     /// By head in the private ring.
     in_flight: Vec<Option<InFlight>>,
@@ -70,7 +70,7 @@ impl ShadowQueue {
     /// The private ring is smaller than the guest's, does not fit its memory, or
     /// a position is not one of such a ring.
     pub fn new(
-        ring: RelayedRing,
+        ring: GuestRing,
         stands: VringBase,
         private: Arc<SharedBuffer>,
         entries: u16,
@@ -88,10 +88,10 @@ impl ShadowQueue {
         let features = RingFeatures {
             packed: ring.format() == RingFormat::Packed,
             event_idx,
-            in_order: false,
+            ..RingFeatures::default()
         };
         Ok(Self {
-            guest: GuestQueue::new(ring, event_idx, stands)?,
+            guest: DeviceQueue::new(ring, begin_at_used(stands), features)?,
             private: DriverQueue::with_base(private, entries, offset, features, base)?,
             in_flight: std::iter::repeat_with(|| None)
                 .take(usize::from(entries))
@@ -131,7 +131,7 @@ impl ShadowQueue {
         if let Some(chain) = self.waiting.take() {
             return Ok(Some(chain));
         }
-        self.guest.pop()
+        Ok(self.guest.pop()?)
     }
 
     /// Gives the device what the guest has, as far as it fits.
@@ -193,7 +193,7 @@ impl ShadowQueue {
                     dirty.mark(piece.iova, piece.len);
                 }
             }
-            self.guest.push_used(chain.name, element.written)?;
+            self.guest.push_used(chain.id, element.written)?;
             used += 1;
         }
         Ok(used)
@@ -303,12 +303,26 @@ impl Relay for ShadowQueue {
     fn settle(&mut self) -> Result<Position, RelayError> {
         let mut flying: Vec<&InFlight> = self.in_flight.iter().flatten().collect();
         flying.sort_by_key(|flying| flying.number);
-        let in_flight: Vec<u16> = flying
+        let in_flight = flying
             .iter()
-            .map(|flying| flying.chain.name)
-            .chain(self.waiting.as_ref().map(|chain| chain.name))
-            .collect();
-        let position = self.guest.arrange(in_flight)?;
+            .map(|flying| flying.chain.id)
+            .chain(self.waiting.as_ref().map(|chain| chain.id))
+            .collect::<Vec<u16>>();
+        let position = match &self.guest {
+            DeviceQueue::Split(queue) => {
+                let (available, used) = queue.positions();
+                queue.ring().arrange(used, &in_flight)?;
+                Position::Split {
+                    used,
+                    available,
+                    in_flight,
+                }
+            }
+            DeviceQueue::Packed(queue) => Position::Packed {
+                in_flight: queue.arrange()?,
+                stands: queue.base(),
+            },
+        };
         // Whoever takes over finds the guest with kicks on.
         self.guest.set_notifications(true)?;
         self.listening = Listening::No;

@@ -1,32 +1,33 @@
-//! A split ring that lies in guest memory: checked access to its fields, and
-//! the walk over a descriptor chain.
+//! Rings that lie in guest memory: what both formats have in common.
 //!
-//! Owns where the areas are. It keeps no positions and draws no conclusions:
-//! the device's side ([`super::split::DeviceQueue`]) and the relay do. The
-//! guest writes all of it at any moment, so nothing read twice is the same
-//! thing, and every walk is bounded by the ring's size (virtio 1.3, 2.7.5:
-//! no chain is longer than the ring, indirect table included).
+//! Owns where the areas are, which is checked once, and the checks of every chain. It keeps no
+//! positions and draws no conclusions: the device's side ([`super::DeviceQueue`]) and the relay do.
+//! The guest writes all of it at any moment, so nothing read twice is the same thing, and every
+//! walk is bounded.
 
-use std::num::Wrapping;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-use super::{Direction, Piece};
-use crate::device::{VringAddresses, VringBase, VringConfig, VringError};
+use super::{Direction, Piece, RingFeatures, RingFormat, packed, split};
+use crate::device::{RING_SIZE_MAX, VringAddresses, VringBase, VringError, check_areas};
 use crate::iova::IovaRange;
 use crate::memory::GuestMemory;
 
+/// Flags of a descriptor in both formats (virtio 1.3, 2.7.5 and 2.8.13).
 pub(crate) const DESCRIPTOR_F_NEXT: u16 = 1;
-pub(crate) const DESCRIPTOR_F_WRITE: u16 = 2;
-pub(crate) const DESCRIPTOR_F_INDIRECT: u16 = 4;
-pub(crate) const AVAIL_F_NO_INTERRUPT: u16 = 1;
-pub(crate) const USED_F_NO_NOTIFY: u16 = 1;
-/// Bytes of a descriptor.
-const DESCRIPTOR: u64 = 16;
+pub(crate) const DESCRIPTOR_F_WRITE: u16 = 1 << 1;
+pub(crate) const DESCRIPTOR_F_INDIRECT: u16 = 1 << 2;
+/// Bytes of a descriptor, in a ring and in an indirect table.
+pub(super) const DESCRIPTOR_SIZE: u64 = 16;
 
-/// What a guest's driver did that no driver may do (virtio 1.3, 2.7).
+/// Descriptors that a chain may have even if the ring is smaller: virtio limits
+/// it to the ring's size, but drivers with indirect tables go further.
+const CHAIN_MIN_LIMIT: u16 = 256;
+
+/// What a guest's driver did that no driver may do (virtio 1.3, 2.7 and 2.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum GuestViolation {
     /// A head or a next field is not an entry of its table.
@@ -37,9 +38,18 @@ pub enum GuestViolation {
         /// Entries of the table.
         size: u32,
     },
-    /// A chain has more descriptors than the ring has entries, or a loop.
+    /// A chain has more descriptors than the ring has entries (256 in a smaller ring), or a loop.
     #[error("a descriptor chain is longer than the ring or loops")]
     ChainTooLong,
+    /// A chain in a packed ring runs into descriptors that the device has already.
+    #[error("a descriptor chain runs into descriptors that are in use")]
+    Overrun,
+    /// The buffer id of a chain in a packed ring is that of a chain which the device has.
+    #[error("buffer id {id} is in use already")]
+    DuplicateId {
+        /// The id.
+        id: u16,
+    },
     /// A table in a table, an indirect descriptor with a successor, a table whose
     /// length is 0 or no multiple of 16, or without the feature.
     #[error("an indirect descriptor is malformed")]
@@ -78,6 +88,17 @@ pub enum GuestRingError {
         #[source]
         source: VringError,
     },
+    /// A position of a ring of the other format, outside the ring, or one with chains in flight:
+    /// those cannot be found again, for used descriptors may have taken their places.
+    #[error("a {format} ring of {size} entries cannot go on at {base}")]
+    Base {
+        /// The ring's format.
+        format: RingFormat,
+        /// Entries of the ring.
+        size: u16,
+        /// The position.
+        base: VringBase,
+    },
     /// Guest memory refused an access that had been checked.
     #[error("the ring in guest memory cannot be accessed at {address:#x}")]
     Access {
@@ -94,6 +115,12 @@ pub enum GuestRingError {
         #[source]
         source: GuestViolation,
     },
+    /// The caller gives a chain back that is not in flight, or, with IN_ORDER, not the oldest one.
+    #[error("buffer id {id} cannot be used now")]
+    NotInFlight {
+        /// The id.
+        id: u16,
+    },
 }
 
 impl From<GuestViolation> for GuestRingError {
@@ -102,83 +129,38 @@ impl From<GuestViolation> for GuestRingError {
     }
 }
 
-/// One descriptor as it was at one moment. Little-endian in memory: u64
-/// address, u32 length, u16 flags, u16 next.
-#[derive(Debug, Clone, Copy)]
-struct Descriptor {
-    address: u64,
-    len: u32,
-    flags: u16,
-    next: u16,
-}
-
-impl Descriptor {
-    fn has(self, flag: u16) -> bool {
-        self.flags & flag != 0
-    }
-}
-
-/// The event fields and flags that one side tells the other to be left alone by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Suppression {
-    /// `flags` of the avail ring (NO_INTERRUPT) or of the used ring (NO_NOTIFY).
-    pub flags: u16,
-    /// `used_event` of the avail ring or `avail_event` of the used ring.
-    pub event: u16,
-}
-
-impl Suppression {
-    /// Whether a side that asks so wants to hear of the move from `old` to
-    /// `new` (virtio 1.3, 2.7.7 and 2.7.10; `vring_need_event` in
-    /// `include/uapi/linux/virtio_ring.h`).
-    #[must_use]
-    pub fn wants(self, event_idx: bool, old: u16, new: u16) -> bool {
-        if event_idx {
-            let (old, new) = (Wrapping(old), Wrapping(new));
-            new - Wrapping(self.event) - Wrapping(1) < new - old
-        } else {
-            // NO_INTERRUPT and NO_NOTIFY are the same bit.
-            old != new && self.flags & AVAIL_F_NO_INTERRUPT == 0
-        }
-    }
-}
-
-/// A split ring in guest memory; IOVA = guest-physical address.
+/// Where a ring lies in guest memory; IOVA = guest-physical address.
 #[derive(Debug, Clone)]
-pub struct GuestRing {
-    memory: Arc<GuestMemory>,
-    size: u16,
-    addresses: VringAddresses,
-    indirect: bool,
+pub struct Areas {
+    pub(super) memory: Arc<GuestMemory>,
+    pub(super) size: u16,
+    pub(super) addresses: VringAddresses,
+    format: RingFormat,
+    /// Whether INDIRECT_DESC was negotiated.
+    pub(super) indirect: bool,
 }
 
-impl GuestRing {
-    /// The ring of `size` entries that the guest put at `addresses`.
-    /// `indirect`: whether INDIRECT_DESC was negotiated.
-    ///
-    /// # Errors
-    /// [`GuestRingError::Place`]: an area is not aligned, not in guest memory or
-    /// overlaps another, or the size is no power of two up to 32768.
-    pub fn new(
+impl Areas {
+    /// Those of the ring of `size` entries that the guest put at `addresses`.
+    pub(super) fn new(
         memory: Arc<GuestMemory>,
         size: u16,
         addresses: VringAddresses,
+        format: RingFormat,
         indirect: bool,
     ) -> Result<Self, GuestRingError> {
-        let config = VringConfig {
-            size,
-            addresses,
-            base: VringBase::initial(false),
-            kick: None,
-            call: None,
-        };
-        config
-            .check(crate::device::RING_SIZE_MAX, false, &ram(&memory))
-            .map_err(|source| GuestRingError::Place { source })?;
+        let place = |source| GuestRingError::Place { source };
+        if !format.takes(size) {
+            let maximum = RING_SIZE_MAX;
+            return Err(place(VringError::Size { size, maximum }));
+        }
+        let packed = format == RingFormat::Packed;
+        check_areas(size, addresses, packed, &ram(&memory)).map_err(place)?;
         Ok(Self {
             memory,
             size,
             addresses,
+            format,
             indirect,
         })
     }
@@ -189,261 +171,217 @@ impl GuestRing {
         self.size
     }
 
-    /// Where its areas are.
+    /// Where the areas are.
     #[must_use]
     pub fn addresses(&self) -> VringAddresses {
         self.addresses
     }
 
-    /// The memory it lies in.
+    /// The memory they lie in.
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// The avail index. Acquire: entries and descriptors are read after it.
-    ///
-    /// # Errors
-    /// [`GuestRingError::Access`], as for all fields.
-    pub fn avail_index(&self) -> Result<u16, GuestRingError> {
-        self.load(self.addresses.driver + 2, Ordering::Acquire)
+    /// The ring's format.
+    #[must_use]
+    pub fn format(&self) -> RingFormat {
+        self.format
     }
 
-    /// The head in the avail entry for `position` (free-running).
-    ///
-    /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn avail_entry(&self, position: u16) -> Result<u16, GuestRingError> {
-        self.load(self.avail_slot(position), Ordering::Relaxed)
+    /// The error for a position where this ring cannot go on.
+    pub(crate) fn cannot_begin(&self, base: VringBase) -> GuestRingError {
+        let (format, size) = (self.format, self.size);
+        GuestRingError::Base { format, size, base }
     }
 
-    /// Writes an avail entry. Only for entries that the device owns and with the
-    /// device stopped: see [`GuestRing::arrange`].
-    fn set_avail_entry(&self, position: u16, head: u16) -> Result<(), GuestRingError> {
-        self.store(self.avail_slot(position), head, Ordering::Relaxed)
+    /// The descriptor at a guest-physical address, as it was at one moment: address, length, and
+    /// its last two fields. Little-endian in memory.
+    pub(super) fn descriptor(&self, at: u64) -> Result<(u64, u32, u16, u16), GuestRingError> {
+        let [address, rest]: [u64; 2] =
+            self.memory.read_obj(GuestAddress(at)).map_err(access(at))?;
+        let [l0, l1, l2, l3, x0, x1, y0, y1] = rest.to_ne_bytes();
+        Ok((
+            u64::from_le(address),
+            u32::from_le_bytes([l0, l1, l2, l3]),
+            u16::from_le_bytes([x0, x1]),
+            u16::from_le_bytes([y0, y1]),
+        ))
     }
 
-    /// How the driver wants interrupts.
-    ///
-    /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn driver_suppression(&self) -> Result<Suppression, GuestRingError> {
-        let driver = self.addresses.driver;
-        Ok(Suppression {
-            flags: self.load(driver, Ordering::Relaxed)?,
-            event: self.load(driver + 4 + 2 * u64::from(self.size), Ordering::Relaxed)?,
-        })
-    }
-
-    /// How the device's side wants kicks, as the guest sees it.
-    ///
-    /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn device_suppression(&self) -> Result<Suppression, GuestRingError> {
-        let device = self.addresses.device;
-        Ok(Suppression {
-            flags: self.load(device, Ordering::Relaxed)?,
-            event: self.load(device + 4 + 8 * u64::from(self.size), Ordering::Relaxed)?,
-        })
-    }
-
-    /// Tells the guest how the device's side wants kicks.
-    ///
-    /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn set_device_suppression(&self, value: Suppression) -> Result<(), GuestRingError> {
-        let device = self.addresses.device;
-        let event = device + 4 + 8 * u64::from(self.size);
-        self.store(event, value.event, Ordering::Relaxed)?;
-        self.store(device, value.flags, Ordering::Relaxed)
-    }
-
-    /// The used index as the guest sees it. The guest can write it too.
-    ///
-    /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn used_index(&self) -> Result<u16, GuestRingError> {
-        self.load(self.addresses.device + 2, Ordering::Relaxed)
-    }
-
-    /// Publishes the used index. Release: elements and dirty marks before it.
-    ///
-    /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn set_used_index(&self, index: u16) -> Result<(), GuestRingError> {
-        self.store(self.addresses.device + 2, index, Ordering::Release)
-    }
-
-    /// Writes the used element for `position` (free-running).
-    ///
-    /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn set_used_element(
-        &self,
-        position: u16,
-        id: u32,
-        written: u32,
-    ) -> Result<(), GuestRingError> {
-        let address = self.addresses.device + 4 + 8 * u64::from(position % self.size);
-        let mut element = [0; 8];
-        element[..4].copy_from_slice(&id.to_le_bytes());
-        element[4..].copy_from_slice(&written.to_le_bytes());
+    pub(super) fn load(&self, address: u64, ordering: Ordering) -> Result<u16, GuestRingError> {
         self.memory
-            .write_slice(&element, GuestAddress(address))
-            .map_err(|source| GuestRingError::Access { address, source })
+            .load(GuestAddress(address), ordering)
+            .map(u16::from_le)
+            .map_err(access(address))
     }
 
-    /// Collects the pieces of the chain that begins at `head`; `pieces` is
-    /// cleared first. Empty pieces are left out. Gives the bytes that the
-    /// device may write.
-    ///
-    /// Every address is read once, so what is checked is what is given.
-    ///
-    /// # Errors
-    /// [`GuestRingError::Guest`] with what the guest did.
-    pub fn chain(&self, head: u16, pieces: &mut Vec<Piece>) -> Result<u32, GuestRingError> {
+    pub(super) fn store(
+        &self,
+        address: u64,
+        value: u16,
+        ordering: Ordering,
+    ) -> Result<(), GuestRingError> {
+        self.memory
+            .store(value.to_le(), GuestAddress(address), ordering)
+            .map_err(access(address))
+    }
+
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), GuestRingError> {
+        self.memory
+            .write_slice(bytes, GuestAddress(address))
+            .map_err(access(address))
+    }
+
+    fn check_inside(&self, address: u64, len: u32) -> Result<(), GuestViolation> {
+        let outside = GuestViolation::Outside { address, len };
+        let count = usize::try_from(len).map_err(|_| outside)?;
+        let fits = IovaRange::from_size(address, u64::from(len)).is_some()
+            && self.memory.check_range(GuestAddress(address), count);
+        if fits { Ok(()) } else { Err(outside) }
+    }
+}
+
+/// Guest memory failed at `address`.
+pub(super) fn access(address: u64) -> impl FnOnce(vm_memory::GuestMemoryError) -> GuestRingError {
+    move |source| GuestRingError::Access { address, source }
+}
+
+/// The pieces of a chain while it is read. Each descriptor is read once, so what is checked is
+/// what is given.
+#[derive(Debug)]
+pub(super) struct ChainReader<'a> {
+    areas: &'a Areas,
+    pieces: &'a mut Vec<Piece>,
+    /// Descriptors that it may still have.
+    left: u16,
+    total: u32,
+    writable: u32,
+}
+
+impl<'a> ChainReader<'a> {
+    /// Reads a chain of the ring at `areas` into `pieces`, which is cleared first.
+    pub(super) fn new(areas: &'a Areas, pieces: &'a mut Vec<Piece>) -> Self {
         pieces.clear();
-        let (mut table, mut entries) = (self.addresses.descriptor, u32::from(self.size));
-        let (mut index, mut inside) = (head, false);
-        let (mut total, mut writable) = (0u32, 0u32);
-        // An indirect descriptor is no piece of the chain.
-        let mut left = u32::from(self.size) + 1;
-        loop {
-            left = left.checked_sub(1).ok_or(GuestViolation::ChainTooLong)?;
-            if u32::from(index) >= entries {
-                let size = entries;
-                return Err(GuestViolation::NoDescriptor { index, size }.into());
-            }
-            let descriptor = self.descriptor(table + DESCRIPTOR * u64::from(index))?;
-            if descriptor.has(DESCRIPTOR_F_INDIRECT) {
-                let len = u64::from(descriptor.len);
-                let malformed = inside
-                    || !self.indirect
-                    || !pieces.is_empty()
-                    || descriptor.has(DESCRIPTOR_F_NEXT)
-                    || len == 0
-                    || !len.is_multiple_of(DESCRIPTOR);
-                if malformed {
-                    return Err(GuestViolation::Indirect.into());
-                }
-                self.inside(descriptor.address, descriptor.len)?;
-                (table, entries) = (descriptor.address, descriptor.len / 16);
-                (index, inside) = (0, true);
-                continue;
-            }
-            if !inside && left == 0 {
-                return Err(GuestViolation::ChainTooLong.into());
-            }
-            let Descriptor { address, len, .. } = descriptor;
-            total = total.checked_add(len).ok_or(GuestViolation::Length)?;
-            let direction = if descriptor.has(DESCRIPTOR_F_WRITE) {
-                writable += len;
-                Direction::DeviceWrites
-            } else if writable > 0 {
-                return Err(GuestViolation::Order.into());
-            } else {
-                Direction::DeviceReads
-            };
-            if len > 0 {
-                self.inside(address, len)?;
-                pieces.push(Piece {
-                    iova: address,
-                    len,
-                    direction,
-                });
-            }
-            if !descriptor.has(DESCRIPTOR_F_NEXT) {
-                break;
-            }
-            index = descriptor.next;
+        Self {
+            areas,
+            pieces,
+            left: areas.size.max(CHAIN_MIN_LIMIT),
+            total: 0,
+            writable: 0,
         }
-        if pieces.is_empty() {
-            return Err(GuestViolation::Length.into());
-        }
-        Ok(writable)
     }
 
-    /// Makes the avail entries `from .. from + heads.len()` name `heads`, each
-    /// of which the device had taken and not used. Without it a device that
-    /// completes out of order and then begins anew at `from` would take chains
-    /// twice and others never.
-    ///
-    /// The driver does not see it: from `from` to its index the entries belong
-    /// to the device, and it writes none of them until they are used. No device
-    /// may work on the ring meanwhile.
-    ///
-    /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn arrange(&self, from: u16, heads: &[u16]) -> Result<(), GuestRingError> {
-        for (offset, &head) in (0..self.size).zip(heads) {
-            let position = from.wrapping_add(offset);
-            if self.avail_entry(position)? != head {
-                self.set_avail_entry(position, head)?;
-            }
+    /// Adds a buffer; an empty one is left out.
+    pub(super) fn take(
+        &mut self,
+        address: u64,
+        len: u32,
+        flags: u16,
+    ) -> Result<(), GuestViolation> {
+        let left = self.left.checked_sub(1);
+        self.left = left.ok_or(GuestViolation::ChainTooLong)?;
+        let total = self.total.checked_add(len);
+        self.total = total.ok_or(GuestViolation::Length)?;
+        let direction = if flags & DESCRIPTOR_F_WRITE != 0 {
+            self.writable += len;
+            Direction::DeviceWrites
+        } else if self.writable > 0 {
+            return Err(GuestViolation::Order);
+        } else {
+            Direction::DeviceReads
+        };
+        if len > 0 {
+            self.areas.check_inside(address, len)?;
+            self.pieces.push(Piece {
+                iova: address,
+                len,
+                direction,
+            });
         }
         Ok(())
     }
 
-    fn descriptor(&self, address: u64) -> Result<Descriptor, GuestRingError> {
-        let mut bytes = [0; 16];
-        self.memory
-            .read_slice(&mut bytes, GuestAddress(address))
-            .map_err(|source| GuestRingError::Access { address, source })?;
-        let [
-            a0,
-            a1,
-            a2,
-            a3,
-            a4,
-            a5,
-            a6,
-            a7,
-            l0,
-            l1,
-            l2,
-            l3,
-            f0,
-            f1,
-            n0,
-            n1,
-        ] = bytes;
-        Ok(Descriptor {
-            address: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
-            len: u32::from_le_bytes([l0, l1, l2, l3]),
-            flags: u16::from_le_bytes([f0, f1]),
-            next: u16::from_le_bytes([n0, n1]),
+    /// Checks the descriptor of an indirect table, the last of the chain in the ring; gives the
+    /// table's entries.
+    pub(super) fn table(&self, address: u64, len: u32, flags: u16) -> Result<u32, GuestViolation> {
+        let malformed = !self.areas.indirect
+            || flags & DESCRIPTOR_F_NEXT != 0
+            || len == 0
+            || !u64::from(len).is_multiple_of(DESCRIPTOR_SIZE);
+        if malformed {
+            return Err(GuestViolation::Indirect);
+        }
+        self.areas.check_inside(address, len)?;
+        Ok(len / 16)
+    }
+
+    /// The end of the chain; gives the bytes that the device may write.
+    pub(super) fn finish(self) -> Result<u32, GuestViolation> {
+        if self.total == 0 {
+            return Err(GuestViolation::Length);
+        }
+        Ok(self.writable)
+    }
+}
+
+/// A ring of a guest's, in whichever format was negotiated.
+#[derive(Debug, Clone)]
+pub enum GuestRing {
+    /// A split ring.
+    Split(split::GuestRing),
+    /// A packed ring.
+    Packed(packed::GuestRing),
+}
+
+impl GuestRing {
+    /// The ring of `size` entries that the guest put at `addresses`. `features` as negotiated.
+    ///
+    /// # Errors
+    /// [`GuestRingError::Place`]: an area is not aligned, not in guest memory or overlaps
+    /// another, or no ring of that format can have that size.
+    pub fn new(
+        memory: Arc<GuestMemory>,
+        size: u16,
+        addresses: VringAddresses,
+        features: RingFeatures,
+    ) -> Result<Self, GuestRingError> {
+        let RingFeatures {
+            packed, indirect, ..
+        } = features;
+        Ok(if packed {
+            Self::Packed(packed::GuestRing::new(memory, size, addresses, indirect)?)
+        } else {
+            Self::Split(split::GuestRing::new(memory, size, addresses, indirect)?)
         })
     }
+}
 
-    fn inside(&self, address: u64, len: u32) -> Result<(), GuestRingError> {
-        let outside = GuestViolation::Outside { address, len };
-        let count = usize::try_from(len).map_err(|_| outside)?;
-        let fits = GuestAddress(address).checked_add(u64::from(len)).is_some()
-            && GuestMemoryBackend::check_range(&*self.memory, GuestAddress(address), count);
-        if fits { Ok(()) } else { Err(outside.into()) }
+impl Deref for GuestRing {
+    type Target = Areas;
+
+    fn deref(&self) -> &Areas {
+        match self {
+            Self::Split(ring) => ring,
+            Self::Packed(ring) => ring,
+        }
     }
+}
 
-    fn avail_slot(&self, position: u16) -> u64 {
-        self.addresses.driver + 4 + 2 * u64::from(position % self.size)
+impl From<split::GuestRing> for GuestRing {
+    fn from(ring: split::GuestRing) -> Self {
+        Self::Split(ring)
     }
+}
 
-    fn load(&self, address: u64, ordering: Ordering) -> Result<u16, GuestRingError> {
-        self.memory
-            .load::<u16>(GuestAddress(address), ordering)
-            .map(u16::from_le)
-            .map_err(|source| GuestRingError::Access { address, source })
-    }
-
-    fn store(&self, address: u64, value: u16, ordering: Ordering) -> Result<(), GuestRingError> {
-        self.memory
-            .store(value.to_le(), GuestAddress(address), ordering)
-            .map_err(|source| GuestRingError::Access { address, source })
+impl From<packed::GuestRing> for GuestRing {
+    fn from(ring: packed::GuestRing) -> Self {
+        Self::Packed(ring)
     }
 }
 
 /// Guest RAM as ranges, neighbours joined.
 pub(crate) fn ram(memory: &GuestMemory) -> Vec<IovaRange> {
-    use vm_memory::GuestMemoryRegion;
     let mut ranges: Vec<IovaRange> = Vec::new();
     for region in memory.iter() {
         let (first, last) = (region.start_addr().0, region.last_addr().0);

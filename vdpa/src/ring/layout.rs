@@ -3,12 +3,10 @@
 //! What the device writes has pages of its own, so that the rest can be mapped
 //! read-only for it. Owns the arithmetic; must not know how a ring is used.
 
+use super::guest::DESCRIPTOR_SIZE;
 use super::{QueueError, RingFormat};
-use crate::device::RING_SIZE_MAX;
 use crate::iova::PAGE_SIZE;
 
-/// Bytes of a descriptor, in both formats (virtio 1.3, 2.7.5 and 2.8.13).
-const DESCRIPTOR: u64 = 16;
 /// Bytes of an event suppression structure (virtio 1.3, 2.8.14).
 const EVENT: u64 = 4;
 
@@ -34,13 +32,9 @@ impl SplitLayout {
     /// # Errors
     /// [`QueueError::Size`].
     pub fn new(size: u16) -> Result<Self, QueueError> {
-        // Not zero and, in 16 bits, never above 32768.
-        if !size.is_power_of_two() {
-            let format = RingFormat::Split;
-            return Err(QueueError::Size { size, format });
-        }
+        RingFormat::Split.check(size)?;
         let entries = u64::from(size);
-        let avail_offset = DESCRIPTOR * entries;
+        let avail_offset = DESCRIPTOR_SIZE * entries;
         let used_offset = (avail_offset + 6 + 2 * entries).next_multiple_of(PAGE_SIZE);
         let total = (used_offset + 6 + 8 * entries).next_multiple_of(PAGE_SIZE);
         Ok(Self {
@@ -94,12 +88,9 @@ impl PackedLayout {
     /// # Errors
     /// [`QueueError::Size`].
     pub fn new(size: u16) -> Result<Self, QueueError> {
-        if size == 0 || size > RING_SIZE_MAX {
-            let format = RingFormat::Packed;
-            return Err(QueueError::Size { size, format });
-        }
+        RingFormat::Packed.check(size)?;
         let descriptor_offset = PAGE_SIZE;
-        let device_offset = descriptor_offset + DESCRIPTOR * u64::from(size);
+        let device_offset = descriptor_offset + DESCRIPTOR_SIZE * u64::from(size);
         Ok(Self {
             size,
             descriptor_offset,

@@ -1,16 +1,17 @@
 //! Rings that the VMM itself works on: what all formats have in common.
 //!
 //! A driver-side queue owns its ring's memory and the bookkeeping of what it
-//! gave to the device; a device-side queue works on a ring in guest memory. Neither
-//! must know what the buffers are for.
+//! gave to the device; a device-side queue works on a ring in guest memory, a [`GuestRing`].
+//! Neither must know what the buffers are for.
 //!
 //! ```text
-//!   features --RingFeatures--> DriverQueue --+--> split::DriverQueue     virtio 1.3, 2.7
-//!                                            +--> packed::DriverQueue    virtio 1.3, 2.8
+//!                                split (virtio 1.3, 2.7)    packed (virtio 1.3, 2.8)
+//!   DriverQueue, one of          split::DriverQueue         packed::DriverQueue
+//!   DeviceQueue, one of          split::DeviceQueue         packed::DeviceQueue
+//!   GuestRing, one of            split::GuestRing           packed::GuestRing
 //! ```
-//! The other side, for a ring that a guest drives: [`split::DeviceQueue`] and
-//! [`packed::DeviceQueue`].
 
+mod device;
 mod driver;
 pub mod guest;
 mod in_order;
@@ -22,12 +23,14 @@ pub mod split;
 use std::fmt;
 
 use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED};
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
+pub use self::device::{Chain, DeviceQueue};
 pub use self::driver::DriverQueue;
+pub use self::guest::GuestRing;
 pub use self::layout::{PackedLayout, RingLayout, SplitLayout};
 pub use self::order::OrderError;
-use crate::device::VringBase;
+use crate::device::{RING_SIZE_MAX, VringBase};
 use crate::iova::PAGE_SIZE;
 use crate::memory::{SharedBuffer, SharedBufferError};
 
@@ -38,6 +41,26 @@ pub enum RingFormat {
     Split,
     /// One ring that both sides write, VIRTIO_F_RING_PACKED (virtio 1.3, 2.8).
     Packed,
+}
+
+impl RingFormat {
+    /// Whether a ring can have `size` entries.
+    #[must_use]
+    pub const fn takes(self, size: u16) -> bool {
+        match self {
+            // Not zero and, in 16 bits, never above 32768.
+            Self::Split => size.is_power_of_two(),
+            Self::Packed => size > 0 && size <= RING_SIZE_MAX,
+        }
+    }
+
+    fn check(self, size: u16) -> Result<(), QueueError> {
+        if self.takes(size) {
+            Ok(())
+        } else {
+            Err(QueueError::Size { size, format: self })
+        }
+    }
 }
 
 impl fmt::Display for RingFormat {
@@ -58,6 +81,8 @@ pub struct RingFeatures {
     pub event_idx: bool,
     /// VIRTIO_F_IN_ORDER.
     pub in_order: bool,
+    /// VIRTIO_F_INDIRECT_DESC.
+    pub indirect: bool,
 }
 
 impl RingFeatures {
@@ -71,6 +96,7 @@ impl RingFeatures {
             packed: has(features, VIRTIO_F_RING_PACKED),
             event_idx: has(features, VIRTIO_RING_F_EVENT_IDX),
             in_order: has(features, VIRTIO_F_IN_ORDER),
+            indirect: has(features, VIRTIO_RING_F_INDIRECT_DESC),
         }
     }
 

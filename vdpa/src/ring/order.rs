@@ -32,7 +32,8 @@ use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::guest::{GuestRing, GuestRingError, GuestViolation};
+use super::guest::{GuestRingError, GuestViolation, access};
+use super::split::GuestRing;
 
 /// How often a ring is looked at, and how long its driver gets in between.
 const LOOKS: u32 = 32;
@@ -84,8 +85,7 @@ impl Fields for GuestRing {
         let id = self.memory().read_obj::<u32>(GuestAddress(address));
         // The entry of the avail ring is read after it: see `Look::take`.
         fence(Ordering::SeqCst);
-        id.map(u32::from_le)
-            .map_err(|source| GuestRingError::Access { address, source })
+        id.map(u32::from_le).map_err(access(address))
     }
 }
 

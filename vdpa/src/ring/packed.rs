@@ -19,27 +19,21 @@
 
 mod device;
 mod driver;
-mod error;
 mod guest;
 mod standing;
 
 use std::num::Wrapping;
 
-pub use self::device::{Chain, DeviceQueue};
+pub use self::device::DeviceQueue;
 pub use self::driver::DriverQueue;
-pub use self::error::{ChainFault, DeviceQueueError, RingArea};
 pub use self::guest::GuestRing;
 pub use self::standing::StandingError;
 use crate::device::VringBase;
 
-const DESCRIPTOR_F_NEXT: u16 = 1;
-const DESCRIPTOR_F_WRITE: u16 = 1 << 1;
-const DESCRIPTOR_F_INDIRECT: u16 = 1 << 2;
 const DESCRIPTOR_F_AVAIL: u16 = 1 << 7;
 const DESCRIPTOR_F_USED: u16 = 1 << 15;
 
-/// Bytes of a descriptor, and where its parts are.
-const DESCRIPTOR_SIZE: u64 = 16;
+/// Where the parts of a descriptor are.
 const DESCRIPTOR_LENGTH: u64 = 8;
 const DESCRIPTOR_FLAGS: u64 = 14;
 

@@ -19,18 +19,17 @@
 //!   working --- violation seen in pop_used ---> broken (every call fails)
 //! ```
 
-mod device_queue;
+mod device;
+mod guest;
 
 use std::collections::VecDeque;
 use std::num::Wrapping;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-pub use self::device_queue::{DeviceQueue, GuestChain};
-use super::guest::{
-    AVAIL_F_NO_INTERRUPT, DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE,
-    USED_F_NO_NOTIFY,
-};
+pub use self::device::DeviceQueue;
+pub use self::guest::{GuestRing, Suppression};
+use super::guest::{DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE};
 use super::in_order::InOrder;
 use super::{
     Direction, Piece, QueueError, RingFeatures, SplitLayout, Used, Violation, check_chain, prepare,
@@ -38,6 +37,9 @@ use super::{
 };
 use crate::device::VringAddresses;
 use crate::memory::{SharedBuffer, SharedBufferError};
+
+const AVAIL_F_NO_INTERRUPT: u16 = 1;
+pub(crate) const USED_F_NO_NOTIFY: u16 = 1;
 
 /// A chain that the device has, filed under its first descriptor.
 #[derive(Debug, Clone)]

@@ -23,12 +23,12 @@ use std::time::Duration;
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 use vdpa::memory::GuestMemory;
+use vdpa::ring::Piece;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestAddress, GuestMemory as _, GuestMemoryError, Permissions};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::backend::SharedMemory;
-use super::super::userspace_queue::Segment;
 use super::disk::Disk;
 use super::request::{Io, Transfer};
 
@@ -104,16 +104,13 @@ impl fmt::Debug for Vectors {
 
 impl Vectors {
     /// The memory of `data` after its first `skip` bytes.
-    fn new(
-        memory: &GuestMemory,
-        data: &[Segment],
-        mut skip: u64,
-    ) -> Result<Self, GuestMemoryError> {
+    fn new(memory: &GuestMemory, data: &[Piece], mut skip: u64) -> Result<Self, GuestMemoryError> {
         let mut vectors = Vec::with_capacity(data.len());
-        for segment in data {
-            let len = usize::try_from(segment.len)
-                .map_err(|_| GuestMemoryError::InvalidGuestAddress(segment.address))?;
-            for slice in memory.get_slices(segment.address, len, Permissions::ReadWrite)? {
+        for piece in data {
+            let address = GuestAddress(piece.iova);
+            let len = usize::try_from(piece.len)
+                .map_err(|_| GuestMemoryError::InvalidGuestAddress(address))?;
+            for slice in memory.get_slices(address, len, Permissions::ReadWrite)? {
                 let slice = slice?;
                 let len = slice.len();
                 let passed = usize::try_from(skip).unwrap_or(len).min(len);
@@ -468,12 +465,13 @@ fn judge(slot: &mut Slot, result: i32, may_go_on: bool) -> Progress {
 }
 
 /// Marks what the kernel wrote past the bitmap's sight.
-fn mark_dirty(memory: &GuestMemory, data: &[Segment]) {
-    for segment in data {
-        let Ok(len) = usize::try_from(segment.len) else {
+fn mark_dirty(memory: &GuestMemory, data: &[Piece]) {
+    for piece in data {
+        let Ok(len) = usize::try_from(piece.len) else {
             continue;
         };
-        let Ok(slices) = memory.get_slices(segment.address, len, Permissions::Write) else {
+        let address = GuestAddress(piece.iova);
+        let Ok(slices) = memory.get_slices(address, len, Permissions::Write) else {
             continue;
         };
         for slice in slices.flatten() {

@@ -30,6 +30,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use vdpa::memory::GuestMemory;
+use vdpa::ring::Piece;
+use vdpa::ring::guest::GuestRingError;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
     VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
@@ -37,7 +39,7 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use vm_memory::Bytes;
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backend::{
@@ -46,7 +48,7 @@ use super::backend::{
 };
 use super::saved_state;
 use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, SingleQueueError};
-use super::userspace_queue::{Kick, QueueError, Segment, UserspaceQueue};
+use super::userspace_queue::{Kick, QueueError, UserspaceQueue};
 use disk::{Disk, SECTOR};
 use engine::{Done, Engine, EngineError, Ticket};
 use request::{Limits, Malformed, Operation, Request, Status};
@@ -215,7 +217,7 @@ fn next_request(
 ) -> Result<Option<Request>, Broken> {
     for _ in 0..2 {
         if let Some(chain) = queue.pop()? {
-            return Ok(Some(request::parse(memory, chain, limits)?));
+            return Ok(Some(request::parse(memory, &chain, limits)?));
         }
         if !queue.arm()? {
             return Ok(None);
@@ -258,13 +260,13 @@ fn begin(
 fn write_id(
     memory: &GuestMemory,
     id: &[u8; ID_LEN],
-    data: &[Segment],
+    data: &[Piece],
 ) -> Result<u64, vm_memory::GuestMemoryError> {
     let mut rest = &id[..];
-    for segment in data {
-        let len = usize::try_from(segment.len).unwrap_or(ID_LEN);
+    for piece in data {
+        let len = usize::try_from(piece.len).unwrap_or(ID_LEN);
         let (now, later) = rest.split_at(rest.len().min(len));
-        memory.write_slice(now, segment.address)?;
+        memory.write_slice(now, GuestAddress(piece.iova))?;
         rest = later;
     }
     Ok(u64::try_from(ID_LEN - rest.len()).unwrap_or(0))
@@ -287,9 +289,10 @@ fn answer(
     status: Status,
     written: u64,
 ) -> Result<(), QueueError> {
+    let address = ticket.status.0;
     memory
         .write_obj(status.byte(), ticket.status)
-        .map_err(|error| QueueError::Ring(virtio_queue::Error::GuestMemory(error)))?;
+        .map_err(|source| GuestRingError::Access { address, source })?;
     // No overflow: a request is bounded by SEG_MAX * SIZE_MAX.
     let len = u32::try_from(written.saturating_add(1)).unwrap_or(u32::MAX);
     queue.push_used(ticket.head, len)

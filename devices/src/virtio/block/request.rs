@@ -13,13 +13,13 @@
 //! Where descriptors begin and end inside that has no meaning (2.7.4).
 
 use vdpa::memory::GuestMemory;
+use vdpa::ring::{Chain, Piece};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH,
     VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
 };
 use vm_memory::{Bytes, GuestAddress};
 
-use super::super::userspace_queue::{Chain, Segment};
 use super::disk::SECTOR;
 
 const HEADER: usize = 16;
@@ -56,7 +56,7 @@ pub(crate) struct Transfer {
     /// Length in bytes, a multiple of 512 and not 0.
     pub(crate) len: u64,
     /// Guest memory, `len` bytes together.
-    pub(crate) data: Vec<Segment>,
+    pub(crate) data: Vec<Piece>,
 }
 
 /// What needs the disk.
@@ -78,7 +78,7 @@ pub(crate) enum Operation {
     /// Give the 20-byte identification string.
     GetId {
         /// Guest memory for it.
-        data: Vec<Segment>,
+        data: Vec<Piece>,
     },
     /// Nothing but to report this.
     Finished(Status),
@@ -120,13 +120,14 @@ pub(crate) struct Malformed {
 /// [`Malformed`]; every other fault of a request becomes its status.
 pub(crate) fn parse(
     memory: &GuestMemory,
-    chain: Chain,
+    chain: &Chain,
     limits: &Limits,
 ) -> Result<Request, Malformed> {
-    let head = chain.head;
+    let head = chain.id;
     let malformed = Malformed { head };
-    let (header, to_device) = take_header(memory, chain.readable).ok_or(malformed)?;
-    let (from_device, status) = take_status(chain.writable).ok_or(malformed)?;
+    let (readable, writable) = chain.split();
+    let (header, to_device) = take_header(memory, readable).ok_or(malformed)?;
+    let (from_device, status) = take_status(writable.to_vec()).ok_or(malformed)?;
     let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
     let sector = u64::from_le_bytes(sector);
     let operation = match u32::from_le_bytes([t0, t1, t2, t3]) {
@@ -146,23 +147,21 @@ pub(crate) fn parse(
 }
 
 /// Reads the header and gives what of the readable part comes after it.
-fn take_header(
-    memory: &GuestMemory,
-    readable: Vec<Segment>,
-) -> Option<([u8; HEADER], Vec<Segment>)> {
+fn take_header(memory: &GuestMemory, readable: &[Piece]) -> Option<([u8; HEADER], Vec<Piece>)> {
     let mut header = [0; HEADER];
     let mut missing = &mut header[..];
     let mut rest = Vec::with_capacity(readable.len());
-    for segment in readable {
-        let len = missing.len().min(usize::try_from(segment.len).ok()?);
+    for piece in readable {
+        let len = missing.len().min(usize::try_from(piece.len).ok()?);
         let (now, later) = missing.split_at_mut(len);
-        memory.read_slice(now, segment.address).ok()?;
+        memory.read_slice(now, GuestAddress(piece.iova)).ok()?;
         missing = later;
         let taken = u32::try_from(len).ok()?;
-        if segment.len > taken {
-            rest.push(Segment {
-                address: GuestAddress(segment.address.0.checked_add(u64::from(taken))?),
-                len: segment.len - taken,
+        if piece.len > taken {
+            rest.push(Piece {
+                iova: piece.iova.checked_add(u64::from(taken))?,
+                len: piece.len - taken,
+                ..*piece
             });
         }
     }
@@ -170,10 +169,10 @@ fn take_header(
 }
 
 /// Takes the last writable byte away.
-fn take_status(mut writable: Vec<Segment>) -> Option<(Vec<Segment>, GuestAddress)> {
+fn take_status(mut writable: Vec<Piece>) -> Option<(Vec<Piece>, GuestAddress)> {
     let last = writable.last_mut()?;
     let before = last.len.checked_sub(1)?;
-    let status = GuestAddress(last.address.0.checked_add(u64::from(before))?);
+    let status = GuestAddress(last.iova.checked_add(u64::from(before))?);
     last.len = before;
     if before == 0 {
         writable.pop();
@@ -184,12 +183,12 @@ fn take_status(mut writable: Vec<Segment>) -> Option<(Vec<Segment>, GuestAddress
 /// Checks the place and length of a read or write.
 fn transfer(
     sector: u64,
-    data: Vec<Segment>,
+    data: Vec<Piece>,
     limits: &Limits,
     direction: fn(Transfer) -> Io,
 ) -> Operation {
-    // No overflow: at most 256 segments of 32-bit length.
-    let len: u64 = data.iter().map(|segment| u64::from(segment.len)).sum();
+    // No overflow: all of a chain has a 32-bit length.
+    let len: u64 = data.iter().map(|piece| u64::from(piece.len)).sum();
     let fits = len.is_multiple_of(SECTOR)
         && len <= limits.max_bytes
         && sector
@@ -205,6 +204,7 @@ fn transfer(
 #[cfg(test)]
 mod tests {
     use proptest::prelude::{any, prop_assert, prop_assert_eq, prop_oneof, proptest};
+    use vdpa::ring::Direction;
 
     use super::super::super::userspace_queue::driver::{BUFFERS, RAM, memory};
     use super::*;
@@ -215,10 +215,19 @@ mod tests {
         max_bytes: 64 * 512,
     };
 
-    fn segment(address: u64, len: u32) -> Segment {
-        Segment {
-            address: GuestAddress(address),
+    fn reads(iova: u64, len: u32) -> Piece {
+        Piece {
+            iova,
             len,
+            direction: Direction::DeviceReads,
+        }
+    }
+
+    fn writes(iova: u64, len: u32) -> Piece {
+        Piece {
+            iova,
+            len,
+            direction: Direction::DeviceWrites,
         }
     }
 
@@ -235,11 +244,13 @@ mod tests {
             .write_slice(&header(kind, sector), GuestAddress(BUFFERS))
             .unwrap();
         let chain = Chain {
-            head: 3,
-            readable: vec![segment(BUFFERS, 16 + readable)],
-            writable: vec![segment(BUFFERS + 0x1000, writable)],
+            id: 3,
+            pieces: vec![
+                reads(BUFFERS, 16 + readable),
+                writes(BUFFERS + 0x1000, writable),
+            ],
         };
-        parse(&memory, chain, limits).unwrap().operation
+        parse(&memory, &chain, limits).unwrap().operation
     }
 
     #[test]
@@ -268,7 +279,7 @@ mod tests {
                     Operation::Io(Io::Read(Transfer {
                         offset,
                         len: len.into(),
-                        data: vec![segment(BUFFERS + 0x1000, len)],
+                        data: vec![writes(BUFFERS + 0x1000, len)],
                     }))
                 );
                 assert_eq!(
@@ -276,7 +287,7 @@ mod tests {
                     Operation::Io(Io::Write(Transfer {
                         offset,
                         len: len.into(),
-                        data: vec![segment(BUFFERS + 16, len)],
+                        data: vec![reads(BUFFERS + 16, len)],
                     }))
                 );
             } else {
@@ -319,27 +330,20 @@ mod tests {
                 .write_obj(byte, GuestAddress(BUFFERS + 0x100 - index))
                 .unwrap();
         }
+        let header = (0..16).map(|index| reads(BUFFERS + 0x100 - index, 1));
+        let rest = [writes(BUFFERS + 0x1000, 12), writes(BUFFERS + 0x2000, 501)];
         let chain = Chain {
-            head: 0,
-            readable: (0..16)
-                .map(|index| segment(BUFFERS + 0x100 - index, 1))
-                .collect(),
-            writable: vec![
-                segment(BUFFERS + 0x1000, 12),
-                segment(BUFFERS + 0x2000, 501),
-            ],
+            id: 0,
+            pieces: header.chain(rest).collect(),
         };
-        let request = parse(&memory, chain, &LIMITS).unwrap();
+        let request = parse(&memory, &chain, &LIMITS).unwrap();
         assert_eq!(request.status, GuestAddress(BUFFERS + 0x2000 + 500));
         assert_eq!(
             request.operation,
             Operation::Io(Io::Read(Transfer {
                 offset: 5 * 512,
                 len: 512,
-                data: vec![
-                    segment(BUFFERS + 0x1000, 12),
-                    segment(BUFFERS + 0x2000, 500)
-                ],
+                data: vec![writes(BUFFERS + 0x1000, 12), writes(BUFFERS + 0x2000, 500)],
             }))
         );
     }
@@ -347,17 +351,13 @@ mod tests {
     #[test]
     fn without_header_or_status_there_is_no_request() {
         let memory = memory();
-        for (readable, writable) in [
-            (vec![], vec![segment(BUFFERS, 1)]),
-            (vec![segment(BUFFERS, 15)], vec![segment(BUFFERS, 1)]),
-            (vec![segment(BUFFERS, 16)], vec![]),
+        for pieces in [
+            vec![writes(BUFFERS, 1)],
+            vec![reads(BUFFERS, 15), writes(BUFFERS, 1)],
+            vec![reads(BUFFERS, 16)],
         ] {
-            let chain = Chain {
-                head: 9,
-                readable,
-                writable,
-            };
-            assert_eq!(parse(&memory, chain, &LIMITS), Err(Malformed { head: 9 }));
+            let chain = Chain { id: 9, pieces };
+            assert_eq!(parse(&memory, &chain, &LIMITS), Err(Malformed { head: 9 }));
         }
     }
 
@@ -371,12 +371,11 @@ mod tests {
         ) {
             let memory = memory();
             memory.write_slice(&header(kind, sector), GuestAddress(BUFFERS)).unwrap();
-            let mut readable = vec![segment(BUFFERS, 16)];
-            readable.extend(lens.iter().map(|&len| segment(BUFFERS + 0x1000, len)));
-            let mut writable: Vec<_> = lens.iter().map(|&len| segment(BUFFERS, len)).collect();
-            writable.push(segment(BUFFERS, status_len));
-            let chain = Chain { head: 0, readable, writable };
-            let request = parse(&memory, chain, &LIMITS).unwrap();
+            let mut pieces = vec![reads(BUFFERS, 16)];
+            pieces.extend(lens.iter().map(|&len| reads(BUFFERS + 0x1000, len)));
+            pieces.extend(lens.iter().map(|&len| writes(BUFFERS, len)));
+            pieces.push(writes(BUFFERS, status_len));
+            let request = parse(&memory, &Chain { id: 0, pieces }, &LIMITS).unwrap();
             prop_assert!(request.status.0 < RAM as u64);
             if let Operation::Io(
                 Io::Read(Transfer { offset, len, data }) | Io::Write(Transfer { offset, len, data }),

@@ -28,10 +28,10 @@ use vdpa::control_queue::queue::ANSWER_TIMEOUT;
 use vdpa::control_queue::{Answer, Command, ControlQueue, ControlState, Limits, Placement};
 use vdpa::device::{Device, Negotiated};
 use vdpa::iotlb::Iotlb;
-use vdpa::ring::RingFeatures;
+use vdpa::ring::{Chain, Piece, RingFeatures};
 use vdpa::window::PrivateWindow;
 use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
-use vm_memory::Bytes;
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::timerfd::TimerFd;
@@ -39,7 +39,7 @@ use vmm_sys_util::timerfd::TimerFd;
 use super::error::VdpaError;
 use super::saved::SavedControl;
 use crate::virtio::backend::{Queue, SharedMemory};
-use crate::virtio::userspace_queue::{Chain, SavedQueue, Segment, UserspaceQueue};
+use crate::virtio::userspace_queue::{SavedQueue, UserspaceQueue};
 
 /// How often a caller that cannot go on without an answer looks for it.
 const ANSWER_POLL: Duration = Duration::from_micros(100);
@@ -70,8 +70,8 @@ pub(super) struct Done {
 #[derive(Debug)]
 struct Forwarded {
     /// Of the guest's chain.
-    head: u16,
-    ack: Option<Segment>,
+    id: u16,
+    ack: Option<Piece>,
     command: Command,
     /// When to stop waiting for the answer.
     deadline: Instant,
@@ -311,7 +311,7 @@ impl Control {
             }
             Ok(None) => {
                 self.disarm();
-                self.answer(forwarded.head, forwarded.ack, Answer::Err)?;
+                self.answer(forwarded.id, forwarded.ack, Answer::Err)?;
                 self.broken = true;
                 tracing::error!(
                     command = ?forwarded.command,
@@ -321,7 +321,7 @@ impl Control {
             }
             Ok(Some(answer)) => {
                 self.disarm();
-                self.answer(forwarded.head, forwarded.ack, answer)?;
+                self.answer(forwarded.id, forwarded.ack, answer)?;
                 if answer == Answer::Ok {
                     self.state.acknowledge(&forwarded.command);
                     done.commands.push(forwarded.command);
@@ -330,7 +330,7 @@ impl Control {
             }
             Err(error) => {
                 self.disarm();
-                self.answer(forwarded.head, forwarded.ack, Answer::Err)?;
+                self.answer(forwarded.id, forwarded.ack, Answer::Err)?;
                 Err(error.into())
             }
         }
@@ -345,7 +345,7 @@ impl Control {
         let _ = self.queue.call().read();
         let forwarded = self.guest.as_mut().and_then(|guest| guest.forwarded.take());
         match forwarded {
-            Some(forwarded) => self.answer(forwarded.head, forwarded.ack, Answer::Err),
+            Some(forwarded) => self.answer(forwarded.id, forwarded.ack, Answer::Err),
             None => Ok(()),
         }
     }
@@ -358,7 +358,7 @@ impl Control {
         let Some(chain) = guest.queue.pop()? else {
             return Ok(guest.queue.arm()?);
         };
-        let ack = chain.writable.first().copied();
+        let ack = chain.split().1.first().copied();
         let command = self.limits.and_then(|limits| {
             let bytes = read_command(&chain, &guest.memory)?;
             match Command::parse(&bytes, &limits) {
@@ -370,16 +370,16 @@ impl Control {
             }
         });
         match command {
-            _ if self.broken => self.answer(chain.head, ack, Answer::Err)?,
-            None => self.answer(chain.head, ack, Answer::Err)?,
+            _ if self.broken => self.answer(chain.id, ack, Answer::Err)?,
+            None => self.answer(chain.id, ack, Answer::Err)?,
             // The VMM's own: nothing goes to the device.
             Some(Command::AnnounceAck) => {
                 done.commands.push(Command::AnnounceAck);
-                self.answer(chain.head, ack, Answer::Ok)?;
+                self.answer(chain.id, ack, Answer::Ok)?;
             }
             Some(command) => {
                 guest.forwarded = Some(Forwarded {
-                    head: chain.head,
+                    id: chain.id,
                     ack,
                     command: command.clone(),
                     deadline: Instant::now() + ANSWER_TIMEOUT,
@@ -394,7 +394,7 @@ impl Control {
     }
 
     /// Gives the guest's chain back with an ack, and interrupts.
-    fn answer(&mut self, head: u16, ack: Option<Segment>, answer: Answer) -> Result<(), VdpaError> {
+    fn answer(&mut self, id: u16, ack: Option<Piece>, answer: Answer) -> Result<(), VdpaError> {
         let Some(guest) = &mut self.guest else {
             return Ok(());
         };
@@ -403,8 +403,11 @@ impl Control {
             Answer::Err => VIRTIO_NET_ERR,
         };
         let [byte, ..] = byte.to_le_bytes();
-        let written = ack.is_some_and(|ack| guest.memory.write_obj(byte, ack.address).is_ok());
-        guest.queue.push_used(head, u32::from(written))?;
+        let written = ack.is_some_and(|ack| {
+            let ack = GuestAddress(ack.iova);
+            guest.memory.write_obj(byte, ack).is_ok()
+        });
+        guest.queue.push_used(id, u32::from(written))?;
         guest.queue.signal_used()?;
         Ok(())
     }
@@ -443,15 +446,15 @@ impl AsRawFd for Control {
 /// The bytes of a command; `None` if it is longer than any can be.
 fn read_command(chain: &Chain, memory: &SharedMemory) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    for segment in &chain.readable {
-        let len = usize::try_from(segment.len).ok()?;
+    for piece in chain.split().0 {
+        let len = usize::try_from(piece.len).ok()?;
         let start = bytes.len();
         let end = start
             .checked_add(len)
             .filter(|&end| end <= COMMAND_LEN_MAX)?;
         bytes.resize(end, 0);
         memory
-            .read_slice(&mut bytes[start..], segment.address)
+            .read_slice(&mut bytes[start..], GuestAddress(piece.iova))
             .ok()?;
     }
     Some(bytes)

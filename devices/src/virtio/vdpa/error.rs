@@ -275,7 +275,6 @@ impl VdpaError {
                     RelayError::Guest {
                         source: GuestRingError::Guest { .. },
                     }
-                    | RelayError::GuestPacked { .. }
                     | RelayError::ChainTooLong { .. },
             }) => Some(*queue),
             _ => None,

@@ -35,9 +35,10 @@ use std::time::Duration;
 use vdpa::control_queue::Command;
 use vdpa::device::{Device, Owned, Running};
 use vdpa::relay::{
-    ChangeFailed, Halted, RelayError, RelaySet, RelayedQueue, RelayedRing, Strategy,
+    ChangeFailed, Halted, RelayError, RelaySet, RelaySetError, RelayedQueue, Strategy,
     TransitionError, choose,
 };
+use vdpa::ring::{GuestRing, RingFeatures};
 use vdpa::uapi::BackendFeatures;
 
 use super::bring_up::BringUp;
@@ -207,15 +208,16 @@ impl VdpaBackend {
             kick,
             call,
         } = queue;
+        let ring = GuestRing::new(
+            Arc::clone(&self.memory),
+            addresses.size,
+            vring_addresses(addresses),
+            RingFeatures::of(features),
+        );
+        let queue = *index;
         Ok(RelayedQueue {
-            index: *index,
-            ring: RelayedRing::new(
-                *index,
-                Arc::clone(&self.memory),
-                addresses.size,
-                vring_addresses(addresses),
-                features,
-            )?,
+            index: queue,
+            ring: ring.map_err(|source| RelaySetError::Guest { queue, source })?,
             kick: Arc::clone(kick),
             call: Arc::clone(call.as_ref().unwrap_or(&self.unrouted)),
         })

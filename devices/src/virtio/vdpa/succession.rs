@@ -36,8 +36,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use vdpa::device::VringBase;
 use vdpa::memory::GuestMemory;
-use vdpa::ring::guest::{GuestRing, GuestViolation};
-use vdpa::ring::{OrderError, RingFeatures, packed};
+use vdpa::ring::guest::GuestViolation;
+use vdpa::ring::{OrderError, RingFeatures, packed, split};
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
@@ -414,7 +414,7 @@ fn packed_used(
     since: Option<VringBase>,
 ) -> Result<VringBase, VdpaError> {
     let vring = vring_addresses(addresses);
-    let ring = packed::GuestRing::new(Arc::clone(memory), addresses.size, vring)
+    let ring = packed::GuestRing::new(Arc::clone(memory), addresses.size, vring, false)
         .map_err(|_| VdpaError::RingOutsideMemory { queue })?;
     let standing = |source| VdpaError::Standing { queue, source };
     if let Some(since) = since
@@ -471,7 +471,7 @@ fn check_jump(
 }
 
 /// Looks whether what the device of a split ring has taken and not completed are the entries
-/// behind its used index: see [`GuestRing::check_order`]. `since`: only what was completed from there on.
+/// behind its used index: see [`split::GuestRing::check_order`]. `since`: only what was completed from there on.
 fn check_order(
     memory: &SharedMemory,
     queue: u16,
@@ -479,7 +479,8 @@ fn check_order(
     since: Option<u16>,
 ) -> Result<(), VdpaError> {
     let memory = Arc::clone(memory);
-    let ring = GuestRing::new(memory, addresses.size, vring_addresses(addresses), false)
+    let vring = vring_addresses(addresses);
+    let ring = split::GuestRing::new(memory, addresses.size, vring, false)
         .map_err(|_| VdpaError::RingOutsideMemory { queue })?;
     let order = match since {
         Some(begin) => ring.check_order_since(begin),

@@ -149,6 +149,7 @@ fn commands_go_through_a_packed_ring_after_a_restart() {
             packed: true,
             event_idx,
             in_order,
+            indirect: false,
         };
         queue.restart(features).unwrap();
         let config = queue.vring_config();

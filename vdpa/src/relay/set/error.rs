@@ -11,7 +11,6 @@ use crate::iotlb::IotlbError;
 use crate::memory::SharedBufferError;
 use crate::relay::RelayError;
 use crate::ring::guest::GuestRingError;
-use crate::ring::packed::DeviceQueueError;
 use crate::ring::{QueueError, RingFormat};
 use crate::window::WindowError;
 
@@ -71,15 +70,6 @@ pub enum RelaySetError {
         /// Why.
         #[source]
         source: GuestRingError,
-    },
-    /// The guest's packed ring is not where a ring can be.
-    #[error("queue {queue}: the guest's packed ring cannot be relayed")]
-    GuestPacked {
-        /// Its index.
-        queue: u16,
-        /// Why.
-        #[source]
-        source: DeviceQueueError,
     },
     /// No eventfd.
     #[error("no eventfd can be made")]

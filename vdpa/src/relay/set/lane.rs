@@ -11,9 +11,9 @@ use crate::iotlb::{Access, Iotlb, Mapping};
 use crate::iova::IovaRange;
 use crate::memory::SharedBuffer;
 use crate::relay::ring::begin_at_used;
-use crate::relay::{Dirty, MediatedQueue, Relay, RelayError, RelayedRing, ShadowQueue, Strategy};
+use crate::relay::{Dirty, MediatedQueue, Relay, RelayError, ShadowQueue, Strategy};
 use crate::ring::guest::ram;
-use crate::ring::{RingFormat, RingLayout};
+use crate::ring::{GuestRing, RingFormat, RingLayout};
 use crate::window::PrivateWindow;
 
 /// Largest private ring. More entries than the guest's ring has are of use
@@ -77,8 +77,8 @@ impl Lane {
         let layout = RingLayout::new(queue.ring.format(), entries)
             .map_err(|source| RelaySetError::Ring { source })?;
         let size = match queue.ring {
-            RelayedRing::Split(_) => layout.size() + MediatedQueue::memory_size(guest),
-            RelayedRing::Packed(_) => layout.size(),
+            GuestRing::Split(_) => layout.size() + MediatedQueue::memory_size(guest),
+            GuestRing::Packed(_) => layout.size(),
         };
         let iova = window
             .allocate(size)
@@ -160,7 +160,7 @@ impl Lane {
         Ok(match strategy {
             Strategy::Direct => Mode::Direct,
             Strategy::Mediated => match (&self.queue.ring, base) {
-                (RelayedRing::Split(ring), VringBase::Split { index }) => {
+                (GuestRing::Split(ring), VringBase::Split { index }) => {
                     Mode::Mediated(MediatedQueue::new(
                         ring.clone(),
                         private,
@@ -170,10 +170,7 @@ impl Lane {
                         index,
                     )?)
                 }
-                (ring, _) => {
-                    let format = ring.format();
-                    return Err(RelayError::Format { format, base });
-                }
+                (ring, _) => return Err(ring.cannot_begin(base).into()),
             },
             Strategy::Shadowed => {
                 let mut queue = ShadowQueue::new(
@@ -248,7 +245,7 @@ impl Lane {
     /// After [`Lane::settle`] or [`Lane::take_over`] failed with `error`: where the next device begins so that it takes again
     /// what this one has taken and not used, if only that was not known and the guest's ring tells.
     pub(super) fn taken_again(&self, error: TransitionError) -> Result<VringBase, TransitionError> {
-        let RelayedRing::Split(ring) = &self.queue.ring else {
+        let GuestRing::Split(ring) = &self.queue.ring else {
             return Err(error);
         };
         let uncounted = matches!(

@@ -23,7 +23,7 @@
 use std::collections::HashSet;
 
 use crate::relay::mediate::{PASS, Step, recheck_kicks};
-use crate::ring::guest::Suppression;
+use crate::ring::split::Suppression;
 
 const CHAINS: u8 = 2;
 const SIZE: u16 = 4;

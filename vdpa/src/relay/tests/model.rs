@@ -12,7 +12,7 @@ use super::super::{Dirty, MediatedQueue, Relay, RelayError, ShadowQueue, Signals
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::{GuestMemory, SharedBuffer};
 use crate::ring::SplitLayout;
-use crate::ring::guest::{GuestRing, Suppression};
+use crate::ring::split::{GuestRing, Suppression};
 
 pub(super) const SIZE: u16 = 8;
 const RAM: usize = 1 << 20;

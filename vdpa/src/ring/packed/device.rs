@@ -1,46 +1,23 @@
 //! The device's side of a packed virtqueue that lies in guest memory.
 //!
-//! ```text
-//!   guest's ring --pop--> Chain (copied once, checked) --push_used--> guest's ring
-//! ```
-//! Everything the driver writes is hostile. A chain is copied out once and
-//! checked whole: its pieces are guest memory, readable ones come first, it has
-//! an end, and its buffer id names no chain that is out. Owns positions and what
-//! is in flight; must not know what the buffers are for, nor who is signalled.
-//! A fault changes nothing here: that the queue is served no longer is up to
-//! the caller.
+//! A chain's buffer id must name no chain that is out. Owns positions and what is in flight.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::super::{Direction, Piece, RingFeatures};
-use super::error::{ChainFault, DeviceQueueError};
-use super::guest::{Descriptor, GuestRing, inside};
+use super::super::guest::{
+    ChainReader, DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, DESCRIPTOR_SIZE,
+    GuestRingError, GuestViolation, access,
+};
+use super::super::{Chain, RingFeatures};
+use super::guest::{Descriptor, GuestRing};
 use super::{
-    DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_USED,
-    DESCRIPTOR_F_WRITE, DESCRIPTOR_FLAGS, DESCRIPTOR_SIZE, EVENT_FLAGS, EVENT_FLAGS_DESC,
+    DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, DESCRIPTOR_FLAGS, EVENT_FLAGS, EVENT_FLAGS_DESC,
     EVENT_FLAGS_DISABLE, EVENT_FLAGS_ENABLE, Position, base_of, event_wanted,
 };
-use crate::device::{VringAddresses, VringBase};
-use crate::memory::GuestMemory;
-
-/// Descriptors that a chain may have even if the ring is smaller: virtio limits
-/// it to the ring's size, but drivers with indirect tables go further.
-const CHAIN_MIN_LIMIT: usize = 256;
-
-/// A chain, copied once out of guest memory: what the driver changes there
-/// afterwards has no effect.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chain {
-    /// Buffer id, to be given back by [`DeviceQueue::push_used`].
-    pub id: u16,
-    /// The pieces, guest-physical addresses, those that the device reads first;
-    /// empty pieces are left out. Each was inside guest memory when checked.
-    pub pieces: Vec<Piece>,
-}
+use crate::device::VringBase;
 
 /// What is known of a chain in flight.
 #[derive(Debug, Clone)]
@@ -54,49 +31,8 @@ struct InFlight {
     sequence: u64,
 }
 
-/// The pieces of a chain while it is read.
-#[derive(Debug)]
-struct Pieces<'a> {
-    memory: &'a GuestMemory,
-    limit: usize,
-    taken: usize,
-    total: u32,
-    pieces: Vec<Piece>,
-}
-
-impl Pieces<'_> {
-    fn take(&mut self, descriptor: &Descriptor) -> Result<(), ChainFault> {
-        if self.taken == self.limit {
-            return Err(ChainFault::TooLong);
-        }
-        self.taken += 1;
-        let direction = if descriptor.has(DESCRIPTOR_F_WRITE) {
-            Direction::DeviceWrites
-        } else {
-            Direction::DeviceReads
-        };
-        let last = self.pieces.last().map(|piece| piece.direction);
-        if (last, direction) == (Some(Direction::DeviceWrites), Direction::DeviceReads) {
-            return Err(ChainFault::Order);
-        }
-        let total = self.total.checked_add(descriptor.len);
-        self.total = total.ok_or(ChainFault::TooLarge)?;
-        if descriptor.len == 0 {
-            return Ok(());
-        }
-        if !inside(self.memory, descriptor.address, u64::from(descriptor.len)) {
-            return Err(ChainFault::OutsideMemory);
-        }
-        self.pieces.push(Piece {
-            iova: descriptor.address,
-            len: descriptor.len,
-            direction,
-        });
-        Ok(())
-    }
-}
-
-/// The device's side of a packed virtqueue in guest memory.
+/// The device's side of a packed virtqueue in guest memory. What each method does is said at
+/// [`DeviceQueue`](super::super::DeviceQueue), unless it is said here.
 #[derive(Debug)]
 pub struct DeviceQueue {
     ring: GuestRing,
@@ -118,36 +54,19 @@ pub struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Takes over a ring of `size` entries, 1 to 32768, at guest-physical
-    /// `addresses`, with nothing in flight. `base` is [`VringBase::initial`] or
-    /// what [`DeviceQueue::base`] said. `features` as negotiated.
+    /// Takes a ring over at `base`, with nothing in flight. `features` as negotiated.
     ///
     /// # Errors
-    /// The size, alignment or place of the ring, or the position, is not acceptable.
-    pub fn new(
-        memory: Arc<GuestMemory>,
-        size: u16,
-        addresses: VringAddresses,
-        base: VringBase,
-        features: RingFeatures,
-    ) -> Result<Self, DeviceQueueError> {
-        Self::of(GuestRing::new(memory, size, addresses)?, base, features)
-    }
-
-    /// As [`DeviceQueue::new`], for a ring whose place was checked. To take
-    /// chains once more that another device had taken, `base` names its used position twice.
-    ///
-    /// # Errors
-    /// [`DeviceQueueError::Base`].
-    pub fn of(
+    /// [`GuestRingError::Base`].
+    pub(crate) fn new(
         ring: GuestRing,
         base: VringBase,
         features: RingFeatures,
-    ) -> Result<Self, DeviceQueueError> {
+    ) -> Result<Self, GuestRingError> {
         let size = ring.size();
         let position = match Position::of(base) {
             Some((available, used)) if available == used && used.index < size => used,
-            _ => return Err(DeviceQueueError::Base { base, size }),
+            _ => return Err(ring.cannot_begin(base)),
         };
         Ok(Self {
             ring,
@@ -164,16 +83,13 @@ impl DeviceQueue {
         })
     }
 
-    /// Entries of the ring.
-    #[must_use]
-    pub fn size(&self) -> u16 {
-        self.size
+    /// Where the device stands now.
+    pub(crate) fn base(&self) -> VringBase {
+        base_of(self.next_avail, self.next_used)
     }
 
-    /// Where the device stands now.
-    #[must_use]
-    pub fn base(&self) -> VringBase {
-        base_of(self.next_avail, self.next_used)
+    pub(crate) fn positions(&self) -> (u16, u16) {
+        (self.next_avail.off_wrap(), self.next_used.off_wrap())
     }
 
     /// Chains that were popped and not given back.
@@ -182,45 +98,28 @@ impl DeviceQueue {
         self.in_flight.len()
     }
 
-    /// Takes the next available chain, if there is one.
-    ///
-    /// # Errors
-    /// [`DeviceQueueError::Chain`]: the driver wrote something malformed;
-    /// nothing was taken.
-    pub fn pop(&mut self) -> Result<Option<Chain>, DeviceQueueError> {
-        let index = self.next_avail.index;
-        let fault = |fault| DeviceQueueError::Chain { index, fault };
+    pub(crate) fn pop(&mut self) -> Result<Option<Chain>, GuestRingError> {
         // Acquire: the chain must not be read before the flags that make it ours.
         if !self.is_available(Ordering::Acquire)? {
             return Ok(None);
         }
         let room = self.size - self.entries_in_flight;
-        let mut pieces = Pieces {
-            memory: self.ring.memory(),
-            limit: CHAIN_MIN_LIMIT.max(usize::from(self.size)),
-            taken: 0,
-            total: 0,
-            pieces: Vec::new(),
-        };
+        let mut pieces = Vec::new();
+        let mut reader = ChainReader::new(&self.ring, &mut pieces);
         let mut position = self.next_avail;
         let mut descriptors = 0;
         let (mut first, mut rest) = (None, Vec::new());
         let (first, id) = loop {
             if descriptors == room {
-                return Err(fault(ChainFault::Overrun));
+                return Err(GuestViolation::Overrun.into());
             }
             descriptors += 1;
-            let descriptor = self.ring.read_entry(position.index);
-            let descriptor = descriptor.map_err(DeviceQueueError::Memory)?;
+            let descriptor = self.ring.read_entry(position.index)?;
             position = position.advance(1, self.size);
-            let more = descriptor.has(DESCRIPTOR_F_NEXT);
             if descriptor.has(DESCRIPTOR_F_INDIRECT) {
-                if more {
-                    return Err(fault(ChainFault::Indirect));
-                }
-                self.take_table(&descriptor, &mut pieces, index)?;
+                self.take_table(&descriptor, &mut reader)?;
             } else {
-                pieces.take(&descriptor).map_err(fault)?;
+                reader.take(descriptor.address, descriptor.len, descriptor.flags)?;
             }
             let first = match first {
                 None => *first.insert(descriptor),
@@ -229,14 +128,14 @@ impl DeviceQueue {
                     first
                 }
             };
-            if !more {
+            if !descriptor.has(DESCRIPTOR_F_NEXT) {
                 // Only the last one's id counts (virtio 1.3, 2.8.6).
                 break (first, descriptor.id);
             }
         };
-        let pieces = pieces.pieces;
+        reader.finish()?;
         if self.in_flight.contains_key(&id) {
-            return Err(fault(ChainFault::DuplicateId));
+            return Err(GuestViolation::DuplicateId { id }.into());
         }
         let sequence = self.popped;
         self.popped += 1;
@@ -259,39 +158,25 @@ impl DeviceQueue {
     fn take_table(
         &self,
         table: &Descriptor,
-        pieces: &mut Pieces<'_>,
-        index: u16,
-    ) -> Result<(), DeviceQueueError> {
-        let fault = |fault| DeviceQueueError::Chain { index, fault };
-        let len = u64::from(table.len);
-        if len == 0 || !len.is_multiple_of(DESCRIPTOR_SIZE) {
-            return Err(fault(ChainFault::Indirect));
-        }
-        if !inside(self.ring.memory(), table.address, len) {
-            return Err(fault(ChainFault::OutsideMemory));
-        }
-        for number in 0..len / DESCRIPTOR_SIZE {
+        reader: &mut ChainReader<'_>,
+    ) -> Result<(), GuestRingError> {
+        let entries = reader.table(table.address, table.len, table.flags)?;
+        for number in 0..u64::from(entries) {
             // Inside memory, so no wrap.
-            let descriptor = self.ring.read(table.address + DESCRIPTOR_SIZE * number);
-            let descriptor = descriptor.map_err(DeviceQueueError::Memory)?;
-            if descriptor.has(DESCRIPTOR_F_INDIRECT) {
-                return Err(fault(ChainFault::Indirect));
+            let at = table.address + DESCRIPTOR_SIZE * number;
+            let (address, len, _, flags) = self.ring.descriptor(at)?;
+            if flags & DESCRIPTOR_F_INDIRECT != 0 {
+                return Err(GuestViolation::Indirect.into());
             }
-            pieces.take(&descriptor).map_err(fault)?;
+            reader.take(address, len, flags)?;
         }
         Ok(())
     }
 
-    /// Gives a chain back, by its buffer id; `written` is how many bytes were
-    /// written into it. The caller has made every write to its buffers before.
-    ///
-    /// # Errors
-    /// [`DeviceQueueError::NotInFlight`], or guest memory cannot be written.
-    pub fn push_used(&mut self, id: u16, written: u32) -> Result<(), DeviceQueueError> {
-        let not_in_flight = DeviceQueueError::NotInFlight { id };
+    pub(crate) fn push_used(&mut self, id: u16, written: u32) -> Result<(), GuestRingError> {
         let descriptors = match self.in_flight.get(&id) {
             Some(chain) if !self.in_order || chain.sequence == self.pushed => chain.descriptors,
-            _ => return Err(not_in_flight),
+            _ => return Err(GuestRingError::NotInFlight { id }),
         };
         let mut flags = self.next_used.used_flags();
         if written > 0 {
@@ -299,8 +184,7 @@ impl DeviceQueue {
             flags |= DESCRIPTOR_F_WRITE;
         }
         self.ring
-            .write_result(self.next_used.index, written, id, flags)
-            .map_err(DeviceQueueError::Memory)?;
+            .write_result(self.next_used.index, written, id, flags)?;
         self.in_flight.remove(&id);
         self.entries_in_flight -= descriptors;
         self.pushed += 1;
@@ -310,12 +194,7 @@ impl DeviceQueue {
         Ok(())
     }
 
-    /// Whether the driver wants an interrupt for what was given back since the
-    /// last call.
-    ///
-    /// # Errors
-    /// Guest memory cannot be read.
-    pub fn needs_signal(&mut self) -> Result<bool, DeviceQueueError> {
+    pub(crate) fn publish(&mut self) -> Result<bool, GuestRingError> {
         let moved = std::mem::take(&mut self.unsignalled);
         if moved == 0 {
             return Ok(false);
@@ -326,12 +205,7 @@ impl DeviceQueue {
         self.is_wanted(self.next_used, moved)
     }
 
-    /// Whether the driver, as it wishes just now, is to be interrupted for any of the chains
-    /// that were popped and not given back. It may change its wish at any time.
-    ///
-    /// # Errors
-    /// Guest memory cannot be read.
-    pub fn wants_signal(&self) -> Result<bool, DeviceQueueError> {
+    pub(crate) fn wants_interrupt(&self) -> Result<bool, GuestRingError> {
         let in_flight = self.entries_in_flight;
         if in_flight == 0 {
             return Ok(false);
@@ -341,25 +215,18 @@ impl DeviceQueue {
     }
 
     /// Whether the driver wants to hear of the last `moved` entries before `now`.
-    fn is_wanted(&self, now: Position, moved: u32) -> Result<bool, DeviceQueueError> {
+    fn is_wanted(&self, now: Position, moved: u32) -> Result<bool, GuestRingError> {
+        let at = self.ring.addresses().driver;
         let event: u32 = self
             .ring
             .memory()
-            .load(
-                GuestAddress(self.ring.addresses().driver),
-                Ordering::Relaxed,
-            )
+            .load(GuestAddress(at), Ordering::Relaxed)
             .map(u32::from_le)
-            .map_err(DeviceQueueError::Memory)?;
+            .map_err(access(at))?;
         Ok(event_wanted(event, now, moved, self.size, self.event_idx))
     }
 
-    /// Asks the driver to kick, or not to; it may do so anyway. `true`: a chain
-    /// is available already, which perhaps no kick will announce.
-    ///
-    /// # Errors
-    /// Guest memory cannot be accessed.
-    pub fn set_notifications(&mut self, enabled: bool) -> Result<bool, DeviceQueueError> {
+    pub(crate) fn set_notifications(&mut self, enabled: bool) -> Result<bool, GuestRingError> {
         let area = self.ring.addresses().device;
         let flags = match enabled {
             false => EVENT_FLAGS_DISABLE,
@@ -368,10 +235,11 @@ impl DeviceQueue {
         };
         if flags == EVENT_FLAGS_DESC {
             let off_wrap = self.next_avail.off_wrap();
-            self.store(area, off_wrap, Ordering::Relaxed)?;
+            self.ring.store(area, off_wrap, Ordering::Relaxed)?;
         }
         // Release: the flags make the offset valid.
-        self.store(area + EVENT_FLAGS, flags, Ordering::Release)?;
+        self.ring
+            .store(area + EVENT_FLAGS, flags, Ordering::Release)?;
         // Full fence: our wish must be visible before the ring is read, or a
         // chain made available in between is missed.
         fence(Ordering::SeqCst);
@@ -389,7 +257,7 @@ impl DeviceQueue {
     ///
     /// # Errors
     /// Guest memory cannot be written.
-    pub fn arrange(&self) -> Result<Vec<u16>, DeviceQueueError> {
+    pub(crate) fn arrange(&self) -> Result<Vec<u16>, GuestRingError> {
         let mut chains: Vec<(&u16, &InFlight)> = self.in_flight.iter().collect();
         chains.sort_unstable_by_key(|(_, chain)| chain.sequence);
         let mut position = self.next_used;
@@ -404,24 +272,14 @@ impl DeviceQueue {
         for (position, mut descriptor) in entries.into_iter().rev() {
             descriptor.flags &= !(DESCRIPTOR_F_AVAIL | DESCRIPTOR_F_USED);
             descriptor.flags |= position.available_flags();
-            self.ring
-                .write_entry(position.index, &descriptor)
-                .map_err(DeviceQueueError::Memory)?;
+            self.ring.write_entry(position.index, &descriptor)?;
         }
         Ok(chains.into_iter().map(|(&id, _)| id).collect())
     }
 
-    fn is_available(&self, ordering: Ordering) -> Result<bool, DeviceQueueError> {
+    fn is_available(&self, ordering: Ordering) -> Result<bool, GuestRingError> {
         let address = self.ring.entry(self.next_avail.index) + DESCRIPTOR_FLAGS;
-        self.ring
-            .load(address, ordering)
-            .map(|flags| self.next_avail.is_available(flags))
-            .map_err(DeviceQueueError::Memory)
-    }
-
-    fn store(&self, address: u64, value: u16, ordering: Ordering) -> Result<(), DeviceQueueError> {
-        self.ring
-            .store(address, value, ordering)
-            .map_err(DeviceQueueError::Memory)
+        let flags = self.ring.load(address, ordering)?;
+        Ok(self.next_avail.is_available(flags))
     }
 }

@@ -13,14 +13,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use super::super::guest::{
+    DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, DESCRIPTOR_SIZE,
+};
 use super::super::in_order::InOrder;
 use super::super::{
     Direction, PackedLayout, Piece, QueueError, RingFeatures, Used, Violation, check_chain,
     prepare, write_table,
 };
 use super::{
-    DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, DESCRIPTOR_FLAGS,
-    DESCRIPTOR_LENGTH, DESCRIPTOR_SIZE, EVENT_FLAGS, EVENT_FLAGS_DESC, EVENT_FLAGS_DISABLE,
+    DESCRIPTOR_FLAGS, DESCRIPTOR_LENGTH, EVENT_FLAGS, EVENT_FLAGS_DESC, EVENT_FLAGS_DISABLE,
     EVENT_FLAGS_ENABLE, Position, event_wanted,
 };
 use crate::device::{VringAddresses, VringBase};

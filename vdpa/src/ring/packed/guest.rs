@@ -4,19 +4,17 @@
 //! Owns where the areas are, which is checked once; keeps no position. The guest writes all of it
 //! at any moment, so nothing read twice is the same thing.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use vm_memory::{Bytes, GuestAddress, GuestMemory as _, GuestMemoryError, Permissions};
-
-use super::error::{DeviceQueueError, RingArea};
+use super::super::RingFormat;
+use super::super::guest::{Areas, DESCRIPTOR_F_WRITE, DESCRIPTOR_SIZE, GuestRingError};
 use super::standing::{StandingError, standing};
 use super::{
-    DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, DESCRIPTOR_F_WRITE, DESCRIPTOR_FLAGS, DESCRIPTOR_LENGTH,
-    DESCRIPTOR_SIZE, Position, base_of,
+    DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, DESCRIPTOR_FLAGS, DESCRIPTOR_LENGTH, Position, base_of,
 };
-use crate::device::{RING_SIZE_MAX, VringAddresses, VringBase};
-use crate::iova::IovaRange;
+use crate::device::{VringAddresses, VringBase};
 use crate::memory::GuestMemory;
 
 /// A descriptor as it stands in guest memory.
@@ -29,33 +27,6 @@ pub(super) struct Descriptor {
 }
 
 impl Descriptor {
-    fn parse(bytes: [u8; 16]) -> Self {
-        let [
-            a0,
-            a1,
-            a2,
-            a3,
-            a4,
-            a5,
-            a6,
-            a7,
-            l0,
-            l1,
-            l2,
-            l3,
-            i0,
-            i1,
-            f0,
-            f1,
-        ] = bytes;
-        Self {
-            address: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
-            len: u32::from_le_bytes([l0, l1, l2, l3]),
-            id: u16::from_le_bytes([i0, i1]),
-            flags: u16::from_le_bytes([f0, f1]),
-        }
-    }
-
     pub(super) fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
@@ -64,49 +35,32 @@ impl Descriptor {
 /// How often a ring that moves is read before what it says is believed.
 const READINGS: u32 = 64;
 
-/// A packed ring in guest memory; IOVA = guest-physical address.
+/// A packed ring in guest memory.
 #[derive(Debug, Clone)]
-pub struct GuestRing {
-    memory: Arc<GuestMemory>,
-    size: u16,
-    addresses: VringAddresses,
+pub struct GuestRing(Areas);
+
+impl Deref for GuestRing {
+    type Target = Areas;
+
+    fn deref(&self) -> &Areas {
+        &self.0
+    }
 }
 
 impl GuestRing {
     /// The ring of `size` entries, 1 to 32768, that the guest put at `addresses`.
+    /// `indirect`: whether INDIRECT_DESC was negotiated.
     ///
     /// # Errors
-    /// [`DeviceQueueError::Size`], or an area is not aligned, not in guest memory or
+    /// [`GuestRingError::Place`]: the size, or an area is not aligned, not in guest memory or
     /// overlaps another.
     pub fn new(
         memory: Arc<GuestMemory>,
         size: u16,
         addresses: VringAddresses,
-    ) -> Result<Self, DeviceQueueError> {
-        check_areas(&memory, size, &addresses)?;
-        Ok(Self {
-            memory,
-            size,
-            addresses,
-        })
-    }
-
-    /// Entries.
-    #[must_use]
-    pub fn size(&self) -> u16 {
-        self.size
-    }
-
-    /// Where its areas are.
-    #[must_use]
-    pub fn addresses(&self) -> VringAddresses {
-        self.addresses
-    }
-
-    /// The memory it lies in.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
+        indirect: bool,
+    ) -> Result<Self, GuestRingError> {
+        Areas::new(memory, size, addresses, RingFormat::Packed, indirect).map(Self)
     }
 
     /// Where driver and device stand, by the flags in the ring: for a device that was
@@ -136,14 +90,13 @@ impl GuestRing {
                 let address = self.entry(index) + DESCRIPTOR_FLAGS;
                 self.load(address, Ordering::Acquire)
             })
-            .collect::<Result<Vec<u16>, _>>()
-            .map_err(StandingError::Memory)?;
+            .collect::<Result<Vec<u16>, _>>()?;
         let (available, used) = standing(&flags)?;
         if available != used {
             let index = used.index;
             let before = index.checked_sub(1).unwrap_or(self.size - 1);
-            let first = self.read_entry(index).map_err(StandingError::Memory)?;
-            let last = self.read_entry(before).map_err(StandingError::Memory)?;
+            let first = self.read_entry(index)?;
+            let last = self.read_entry(before)?;
             let lap = Position {
                 index: before,
                 wrap: used.wrap ^ (index == 0),
@@ -168,7 +121,7 @@ impl GuestRing {
         let Some((_, used)) = known else {
             return Ok(false);
         };
-        let entry = self.read_entry(used.index).map_err(StandingError::Memory)?;
+        let entry = self.read_entry(used.index)?;
         let next_lap = Position {
             wrap: !used.wrap,
             ..used
@@ -192,8 +145,7 @@ impl GuestRing {
             if position == available || position.index >= self.size {
                 break;
             }
-            let entry = self.read_entry(position.index);
-            ids.push(entry.map_err(StandingError::Memory)?.id);
+            ids.push(self.read_entry(position.index)?.id);
             position = position.advance(1, self.size);
         }
         Ok(ids)
@@ -204,15 +156,14 @@ impl GuestRing {
         self.addresses.descriptor + DESCRIPTOR_SIZE * u64::from(index)
     }
 
-    pub(super) fn read_entry(&self, index: u16) -> Result<Descriptor, GuestMemoryError> {
-        self.read(self.entry(index))
-    }
-
-    /// The descriptor at a guest-physical address.
-    pub(super) fn read(&self, address: u64) -> Result<Descriptor, GuestMemoryError> {
-        let mut bytes = [0; 16];
-        self.memory.read_slice(&mut bytes, GuestAddress(address))?;
-        Ok(Descriptor::parse(bytes))
+    pub(super) fn read_entry(&self, index: u16) -> Result<Descriptor, GuestRingError> {
+        let (address, len, id, flags) = self.descriptor(self.entry(index))?;
+        Ok(Descriptor {
+            address,
+            len,
+            id,
+            flags,
+        })
     }
 
     /// Writes a whole descriptor, flags last.
@@ -220,10 +171,8 @@ impl GuestRing {
         &self,
         index: u16,
         descriptor: &Descriptor,
-    ) -> Result<(), GuestMemoryError> {
-        let place = self.entry(index);
-        self.memory
-            .write_slice(&descriptor.address.to_le_bytes(), GuestAddress(place))?;
+    ) -> Result<(), GuestRingError> {
+        self.write(self.entry(index), &descriptor.address.to_le_bytes())?;
         self.write_result(index, descriptor.len, descriptor.id, descriptor.flags)
     }
 
@@ -234,66 +183,13 @@ impl GuestRing {
         len: u32,
         id: u16,
         flags: u16,
-    ) -> Result<(), GuestMemoryError> {
+    ) -> Result<(), GuestRingError> {
         let place = self.entry(index);
         let mut body = [0; 6];
         body[..4].copy_from_slice(&len.to_le_bytes());
         body[4..].copy_from_slice(&id.to_le_bytes());
-        self.memory
-            .write_slice(&body, GuestAddress(place + DESCRIPTOR_LENGTH))?;
+        self.write(place + DESCRIPTOR_LENGTH, &body)?;
         // Release: the flags make all of it the other side's.
         self.store(place + DESCRIPTOR_FLAGS, flags, Ordering::Release)
     }
-
-    pub(super) fn load(&self, address: u64, ordering: Ordering) -> Result<u16, GuestMemoryError> {
-        self.memory
-            .load(GuestAddress(address), ordering)
-            .map(u16::from_le)
-    }
-
-    pub(super) fn store(
-        &self,
-        address: u64,
-        value: u16,
-        ordering: Ordering,
-    ) -> Result<(), GuestMemoryError> {
-        self.memory
-            .store(value.to_le(), GuestAddress(address), ordering)
-    }
-}
-
-pub(super) fn inside(memory: &GuestMemory, address: u64, len: u64) -> bool {
-    IovaRange::from_size(address, len).is_some()
-        && usize::try_from(len)
-            .is_ok_and(|len| memory.check_range(GuestAddress(address), len, Permissions::ReadWrite))
-}
-
-/// Checks everything about a ring that does not change while it is in use.
-fn check_areas(
-    memory: &GuestMemory,
-    size: u16,
-    addresses: &VringAddresses,
-) -> Result<(), DeviceQueueError> {
-    if size == 0 || size > RING_SIZE_MAX {
-        return Err(DeviceQueueError::Size { size });
-    }
-    let entries = DESCRIPTOR_SIZE * u64::from(size);
-    let mut checked: Vec<(RingArea, IovaRange)> = Vec::with_capacity(3);
-    for (area, address, align, len) in [
-        (RingArea::Descriptor, addresses.descriptor, 16, entries),
-        (RingArea::Driver, addresses.driver, 4, 4),
-        (RingArea::Device, addresses.device, 4, 4),
-    ] {
-        if !address.is_multiple_of(align) {
-            return Err(DeviceQueueError::Misaligned { area, address });
-        }
-        let range = IovaRange::from_size(address, len).filter(|_| inside(memory, address, len));
-        let range = range.ok_or(DeviceQueueError::OutsideMemory { area, address, len })?;
-        if let Some(&(first, _)) = checked.iter().find(|(_, other)| other.overlaps(&range)) {
-            let second = area;
-            return Err(DeviceQueueError::Overlap { first, second });
-        }
-        checked.push((area, range));
-    }
-    Ok(())
 }

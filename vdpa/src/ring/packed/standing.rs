@@ -21,9 +21,8 @@
 //!
 //! Pure: must not know where the flags come from.
 
-use vm_memory::GuestMemoryError;
-
-use super::{DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_USED, Position};
+use super::super::guest::{DESCRIPTOR_F_NEXT, GuestRingError};
+use super::{DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, Position};
 
 /// Why a packed ring does not tell where it stands.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +51,7 @@ pub enum StandingError {
     },
     /// Guest memory cannot be read.
     #[error("the packed ring cannot be read")]
-    Memory(#[source] GuestMemoryError),
+    Memory(#[from] GuestRingError),
 }
 
 /// What an entry is: used or available, in a lap with this wrap counter.

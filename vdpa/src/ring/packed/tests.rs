@@ -8,7 +8,12 @@ use std::sync::atomic::Ordering;
 use proptest::prelude::*;
 use vm_memory::{Bytes, FileOffset, GuestAddress};
 
-use super::super::{Direction, PackedLayout, Piece, QueueError, RingFeatures, Used, Violation};
+use super::super::guest::{
+    DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, GuestRingError, GuestViolation,
+};
+use super::super::{
+    Chain, Direction, PackedLayout, Piece, QueueError, RingFeatures, Used, Violation,
+};
 use super::*;
 use crate::device::VringAddresses;
 use crate::memory::{GuestMemory, SharedBuffer};
@@ -27,6 +32,7 @@ fn features(event_idx: bool, in_order: bool) -> RingFeatures {
         packed: true,
         event_idx,
         in_order,
+        indirect: true,
     }
 }
 
@@ -70,8 +76,8 @@ impl Pair {
         let driver = DriverQueue::new(Arc::clone(&buffer), layout, 0, features).unwrap();
         let ram = ram();
         let base = VringBase::initial(true);
-        let addresses = driver.addresses();
-        let device = DeviceQueue::new(Arc::clone(&ram), size, addresses, base, features).unwrap();
+        let ring = GuestRing::new(Arc::clone(&ram), size, driver.addresses(), true).unwrap();
+        let device = DeviceQueue::new(ring, base, features).unwrap();
         Self {
             driver,
             device,
@@ -225,7 +231,7 @@ proptest! {
                 prop_assert!(expected.insert(id, written).is_none());
                 used += 1;
             }
-            let signal = pair.device(DeviceQueue::needs_signal).unwrap();
+            let signal = pair.device(DeviceQueue::publish).unwrap();
             prop_assert_eq!(signal, used > 0);
             while let Some(Used { head, written }) = pair.driver(DriverQueue::pop_used).unwrap() {
                 prop_assert_eq!(expected.remove(&head), Some(written));

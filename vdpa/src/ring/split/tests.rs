@@ -276,6 +276,7 @@ const IN_ORDER: RingFeatures = RingFeatures {
     packed: false,
     event_idx: false,
     in_order: true,
+    indirect: false,
 };
 
 #[test]
@@ -346,7 +347,7 @@ proptest! {
             1..40),
         garbage in prop::collection::vec((0u64..4096, any::<u8>()), 0..8),
     ) {
-        let features = RingFeatures { packed: false, event_idx, in_order };
+        let features = RingFeatures { event_idx, in_order, ..RingFeatures::default() };
         let (mut queue, mut model) = with(8, features);
         let mut out = std::collections::BTreeSet::new();
         for (pieces, id, length, moved, scribble) in steps {

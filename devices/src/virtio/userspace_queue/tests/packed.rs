@@ -8,6 +8,7 @@ const PACKED: RingFeatures = RingFeatures {
     packed: true,
     event_idx: false,
     in_order: true,
+    indirect: true,
 };
 /// VIRTQ_DESC_F_AVAIL and VIRTQ_DESC_F_USED.
 const AVAIL: u16 = 1 << 7;
@@ -47,13 +48,10 @@ fn gives_chains_and_takes_them_back_over_laps() {
         offer(&driver, number, 3, WRITE);
         assert!(queue.arm().unwrap());
         let chain = queue.pop().unwrap().unwrap();
-        let segment = Segment {
-            address: GuestAddress(BUFFERS + 0x100 * u64::from(number)),
-            len: 8,
-        };
-        assert_eq!((chain.head, chain.readable.len()), (3, 0));
-        assert_eq!(chain.writable, [segment]);
-        queue.push_used(chain.head, 5).unwrap();
+        let at = BUFFERS + 0x100 * u64::from(number);
+        assert_eq!(chain.id, 3);
+        assert_eq!(chain.pieces, [piece(at, 8, Direction::DeviceWrites)]);
+        queue.push_used(chain.id, 5).unwrap();
         queue.signal_used().unwrap();
         assert!(driver.interrupted());
         let at = driver.addresses.descriptor + 16 * u64::from(number % SIZE);
@@ -82,7 +80,7 @@ fn a_fault_breaks_the_queue() {
     let driver = driver();
     let mut broken = queue(&driver);
     offer(&driver, 0, 0, INDIRECT | NEXT);
-    assert!(matches!(broken.pop(), Err(QueueError::Packed(_))));
+    assert_eq!(violation(broken.pop()), GuestViolation::Indirect);
     offer(&driver, 0, 0, WRITE);
     assert_eq!(broken.pop().unwrap(), None);
     assert!(!broken.arm().unwrap());
@@ -112,7 +110,7 @@ fn restores_where_it_was_saved() {
     for number in 0..SIZE + 2 {
         offer(&driver, number, number % 4, WRITE);
         let chain = before.pop().unwrap().unwrap();
-        before.push_used(chain.head, 1).unwrap();
+        before.push_used(chain.id, 1).unwrap();
     }
     let saved = before.save();
     let bytes = postcard::to_stdvec(&saved).unwrap();
@@ -124,12 +122,12 @@ fn restores_where_it_was_saved() {
     let mut after = restore(saved, PACKED).unwrap();
     assert!(driver.interrupted());
     offer(&driver, SIZE + 2, 1, WRITE);
-    assert_eq!(after.pop().unwrap().unwrap().head, 1);
+    assert_eq!(after.pop().unwrap().unwrap().id, 1);
 
     // Neither format goes on with the other's position, nor from nowhere.
     assert!(matches!(
         restore(saved, SPLIT),
-        Err(QueueError::SavedFormat)
+        Err(QueueError::Ring(GuestRingError::Base { .. }))
     ));
     let split = SavedQueue {
         position: SavedPosition::Split {
@@ -140,7 +138,7 @@ fn restores_where_it_was_saved() {
     };
     assert!(matches!(
         restore(split, PACKED),
-        Err(QueueError::SavedFormat)
+        Err(QueueError::Ring(GuestRingError::Base { .. }))
     ));
     for number in [0x8006_8006, 0x8001_8002, 0x0001_8001] {
         let base = VringBase::from_kernel(number, true).unwrap();
@@ -150,7 +148,7 @@ fn restores_where_it_was_saved() {
         };
         assert!(matches!(
             restore(hostile, PACKED),
-            Err(QueueError::Packed(_))
+            Err(QueueError::Ring(GuestRingError::Base { .. }))
         ));
         // What is broken stays so, wherever it stood.
         let broken = SavedQueue {

@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use super::model::{SIZE, Shapes, TABLES, WINDOW, World};
 use crate::device::VringBase;
 use crate::memory::GuestMemory;
-use crate::relay::{Dirty, Relay, RelayError, RelayedRing, ShadowQueue, Strategy as How};
-use crate::ring::packed::{ChainFault, DeviceQueueError};
-use crate::ring::{Direction, PackedLayout, Piece, QueueError, Violation};
+use crate::relay::{Dirty, Relay, RelayError, ShadowQueue, Strategy as How};
+use crate::ring::guest::{GuestRingError, GuestViolation};
+use crate::ring::{Direction, GuestRing, PackedLayout, Piece, QueueError, Violation};
 
 /// A world with four chains taken by the device.
 fn four() -> World {
@@ -67,18 +67,15 @@ fn a_guest_names_each_chain_once() {
     let at = world.guest.ring.addresses().descriptor + 16 * 4;
     world.space.descriptor(at, 0x2_0000, 64, 0, 2 | 1 << 7);
     let error = world.try_pass().unwrap_err();
-    let RelayError::GuestPacked { source } = &error else {
-        panic!("{error:?}");
-    };
-    let fault = ChainFault::DuplicateId;
     assert!(matches!(
-        source,
-        DeviceQueueError::Chain { index: 4, fault: found } if *found == fault
+        error,
+        RelayError::Guest {
+            source: GuestRingError::Guest {
+                source: GuestViolation::DuplicateId { id: 0 }
+            }
+        }
     ));
-    assert_eq!(
-        error.to_string(),
-        "the guest's packed ring cannot be relayed"
-    );
+    assert_eq!(error.to_string(), "the guest's ring cannot be relayed");
     assert!(error.source().is_some());
 }
 
@@ -90,10 +87,12 @@ fn a_guest_cannot_name_private_memory() {
     world.space.descriptor(at, WINDOW, 64, 7, 2 | 1 << 7);
     assert!(matches!(
         world.try_pass().unwrap_err(),
-        RelayError::GuestPacked {
-            source: DeviceQueueError::Chain {
-                fault: ChainFault::OutsideMemory,
-                ..
+        RelayError::Guest {
+            source: GuestRingError::Guest {
+                source: GuestViolation::Outside {
+                    address: WINDOW,
+                    len: 64
+                }
             }
         }
     ));
@@ -142,12 +141,14 @@ fn rings_and_positions_must_fit() {
     ));
     assert!(matches!(
         new(split, SIZE, start),
-        Err(RelayError::Format { .. })
+        Err(RelayError::Guest {
+            source: GuestRingError::Base { .. }
+        })
     ));
     assert!(matches!(
         new(at(SIZE), SIZE, start),
-        Err(RelayError::GuestPacked {
-            source: DeviceQueueError::Base { .. }
+        Err(RelayError::Guest {
+            source: GuestRingError::Base { .. }
         })
     ));
     for base in [split, at(SIZE)] {
@@ -273,7 +274,7 @@ proptest! {
     ) {
         let world = World::new(false, Shapes::Single, SIZE);
         world.space.write(world.guest.ring.addresses().descriptor, &bytes);
-        let RelayedRing::Packed(ring) = world.ring() else {
+        let GuestRing::Packed(ring) = world.ring() else {
             panic!("split");
         };
         if let Ok(stands) = ring.standing() {

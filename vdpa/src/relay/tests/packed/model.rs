@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::super::super::{Pass, Relay, RelayError, RelayedRing, ShadowQueue, Strategy};
+use super::super::super::{Pass, Relay, RelayError, ShadowQueue, Strategy};
 use super::super::model::{Log, Space};
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
 use crate::ring::packed::{DriverQueue, GuestRing};
-use crate::ring::{Direction, PackedLayout, Piece, RingFeatures, Used};
+use crate::ring::{self, Direction, PackedLayout, Piece, RingFeatures, Used};
 
 pub(super) const SIZE: u16 = 8;
 const RAM: u64 = 1 << 20;
@@ -295,6 +295,7 @@ impl World {
             packed: true,
             event_idx,
             in_order: false,
+            indirect: true,
         };
         let layout = PackedLayout::new(SIZE).unwrap();
         let ring = DriverQueue::new(buffer, layout, 0, features).unwrap();
@@ -329,9 +330,9 @@ impl World {
         }
     }
 
-    pub(super) fn ring(&self) -> RelayedRing {
+    pub(super) fn ring(&self) -> ring::GuestRing {
         let memory = Arc::clone(&self.space.guest);
-        let ring = GuestRing::new(memory, SIZE, self.guest.ring.addresses());
+        let ring = GuestRing::new(memory, SIZE, self.guest.ring.addresses(), true);
         ring.unwrap().into()
     }
 

@@ -38,9 +38,9 @@ proptest! {
             }
             let left: Vec<u16> = held.iter().map(|chain| chain.id).collect();
             prop_assert_eq!(pair.device(|device| device.arrange()).unwrap(), left);
-            let ring = GuestRing::new(Arc::clone(&pair.ram), size, pair.driver.addresses());
+            let ring = GuestRing::new(Arc::clone(&pair.ram), size, pair.driver.addresses(), true);
             let (_, used) = Position::of(pair.device.base()).unwrap();
-            let mut other = DeviceQueue::of(ring.unwrap(), base_of(used, used), features).unwrap();
+            let mut other = DeviceQueue::new(ring.unwrap(), base_of(used, used), features).unwrap();
             for chain in &held {
                 let popped = other.pop().unwrap();
                 prop_assert_eq!(popped.as_ref(), Some(chain));

@@ -4,6 +4,7 @@ use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::*;
+use crate::device::VringError;
 
 const RING: VringAddresses = VringAddresses {
     descriptor: 0x1000,
@@ -21,8 +22,8 @@ const INDIRECT: u16 = DESCRIPTOR_F_INDIRECT;
 type Raw = (u64, u32, u16, u16);
 
 fn queue(ram: &Arc<GuestMemory>, features: RingFeatures) -> DeviceQueue {
-    let base = VringBase::initial(true);
-    DeviceQueue::new(Arc::clone(ram), SIZE, RING, base, features).unwrap()
+    let ring = GuestRing::new(Arc::clone(ram), SIZE, RING, true).unwrap();
+    DeviceQueue::new(ring, VringBase::initial(true), features).unwrap()
 }
 
 fn put(ram: &GuestMemory, table: u64, index: u16, (address, len, id, flags): Raw) {
@@ -41,9 +42,9 @@ fn available(ram: &GuestMemory, index: u16, (address, len, id, flags): Raw) {
     put(ram, RING.descriptor, index, raw);
 }
 
-fn fault(result: Result<Option<Chain>, DeviceQueueError>) -> ChainFault {
+fn fault(result: Result<Option<Chain>, GuestRingError>) -> GuestViolation {
     match result {
-        Err(DeviceQueueError::Chain { fault, .. }) => fault,
+        Err(GuestRingError::Guest { source }) => source,
         other => panic!("expected a fault, got {other:?}"),
     }
 }
@@ -52,18 +53,17 @@ fn fault(result: Result<Option<Chain>, DeviceQueueError>) -> ChainFault {
 fn rings_must_lie_in_memory_apart_from_each_other() {
     let ram = ram();
     let attempt = |size, addresses| {
-        let base = VringBase::initial(true);
-        let features = features(false, false);
-        DeviceQueue::new(Arc::clone(&ram), size, addresses, base, features).map(drop)
+        let ring = GuestRing::new(Arc::clone(&ram), size, addresses, true);
+        ring.map(drop).map_err(|error| match error {
+            GuestRingError::Place { source } => source,
+            other => panic!("{other:?}"),
+        })
     };
     for size in [1, 3, 8, 257, 700] {
         attempt(size, RING).unwrap();
     }
     for size in [0, 32769, u16::MAX] {
-        assert!(matches!(
-            attempt(size, RING),
-            Err(DeviceQueueError::Size { .. })
-        ));
+        assert!(matches!(attempt(size, RING), Err(VringError::Size { .. })));
     }
     let end = RAM as u64;
     for (descriptor, driver, device, good) in [
@@ -83,7 +83,7 @@ fn rings_must_lie_in_memory_apart_from_each_other() {
             },
         );
         assert_eq!(result.is_ok(), good, "{result:?}");
-        assert!(good || matches!(result, Err(DeviceQueueError::OutsideMemory { .. })));
+        assert!(good || matches!(result, Err(VringError::Outside { .. })));
     }
     for (descriptor, driver, device) in [(8, 256, 512), (0, 258, 512), (0, 256, 514)] {
         let addresses = VringAddresses {
@@ -93,7 +93,7 @@ fn rings_must_lie_in_memory_apart_from_each_other() {
         };
         assert!(matches!(
             attempt(8, addresses),
-            Err(DeviceQueueError::Misaligned { .. })
+            Err(VringError::Unaligned { .. })
         ));
     }
     for (descriptor, driver, device) in [(0, 124, 512), (0, 512, 0), (0, 512, 512)] {
@@ -104,7 +104,7 @@ fn rings_must_lie_in_memory_apart_from_each_other() {
         };
         assert!(matches!(
             attempt(8, addresses),
-            Err(DeviceQueueError::Overlap { .. })
+            Err(VringError::Overlap { .. })
         ));
     }
 }
@@ -117,12 +117,12 @@ fn goes_on_where_it_stood_but_not_with_chains_in_flight() {
     available(&ram, 1, (0x9000, 4, 5, 0));
     queue.pop().unwrap().unwrap();
     let again = |base| {
-        let features = features(false, false);
-        DeviceQueue::new(Arc::clone(&ram), SIZE, RING, base, features)
+        let ring = GuestRing::new(Arc::clone(&ram), SIZE, RING, true).unwrap();
+        DeviceQueue::new(ring, base, features(false, false))
     };
     assert!(matches!(
         again(queue.base()),
-        Err(DeviceQueueError::Base { .. })
+        Err(GuestRingError::Base { .. })
     ));
     queue.push_used(5, 0).unwrap();
     let mut queue = again(queue.base()).unwrap();
@@ -133,7 +133,7 @@ fn goes_on_where_it_stood_but_not_with_chains_in_flight() {
         VringBase::from_kernel(0x8008_8008, true).unwrap(),
         VringBase::from_kernel(0x8000_0000, true).unwrap(),
     ] {
-        assert!(matches!(again(base), Err(DeviceQueueError::Base { .. })));
+        assert!(matches!(again(base), Err(GuestRingError::Base { .. })));
     }
 }
 
@@ -147,7 +147,7 @@ fn what_is_given_back_must_be_out_and_in_order_if_so_negotiated() {
         (0..2).for_each(|_| drop(queue.pop().unwrap().unwrap()));
         assert!(matches!(
             queue.push_used(3, 0),
-            Err(DeviceQueueError::NotInFlight { id: 3 })
+            Err(GuestRingError::NotInFlight { id: 3 })
         ));
         assert_eq!(queue.push_used(2, 0).is_err(), in_order);
         queue.push_used(1, 4).unwrap();
@@ -183,72 +183,81 @@ fn publishing_marks_the_ring_dirty() {
 #[test]
 fn malformed_chains_are_refused() {
     let ram_end = RAM as u64;
-    let cases: &[(&str, &[Raw], &[Raw], ChainFault)] = &[
+    let cases: &[(&str, &[Raw], &[Raw], GuestViolation)] = &[
         (
             "endless",
             &[(0x8000, 4, 0, NEXT); 8],
             &[],
-            ChainFault::Overrun,
+            GuestViolation::Overrun,
         ),
         (
             "outside memory",
             &[(ram_end - 4, 8, 0, WRITE)],
             &[],
-            ChainFault::OutsideMemory,
+            GuestViolation::Outside {
+                address: ram_end - 4,
+                len: 8,
+            },
         ),
         (
             "wrapping",
             &[(u64::MAX - 3, 8, 0, 0)],
             &[],
-            ChainFault::OutsideMemory,
+            GuestViolation::Outside {
+                address: u64::MAX - 3,
+                len: 8,
+            },
         ),
         (
             "over 4 GiB",
             &[(0, 0x20_0000, 0, NEXT), (0, u32::MAX, 0, 0)],
             &[],
-            ChainFault::TooLarge,
+            GuestViolation::Length,
         ),
         (
             "readable after writable",
             &[(0x8000, 4, 0, WRITE | NEXT), (0x8000, 4, 0, 0)],
             &[],
-            ChainFault::Order,
+            GuestViolation::Order,
         ),
         (
             "indirect of length 0",
             &[(TABLE, 0, 0, INDIRECT)],
             &[],
-            ChainFault::Indirect,
+            GuestViolation::Indirect,
         ),
         (
             "indirect of odd length",
             &[(TABLE, 17, 0, INDIRECT)],
             &[],
-            ChainFault::Indirect,
+            GuestViolation::Indirect,
         ),
         (
             "indirect with a successor",
             &[(TABLE, 16, 0, INDIRECT | NEXT)],
             &[],
-            ChainFault::Indirect,
+            GuestViolation::Indirect,
         ),
         (
             "indirect outside memory",
             &[(u64::MAX - 15, 16, 0, INDIRECT)],
             &[],
-            ChainFault::OutsideMemory,
+            GuestViolation::Outside {
+                address: u64::MAX - 15,
+                len: 16,
+            },
         ),
         (
             "indirect of 65536",
             &[(0x10_0000, 16 * 65536, 0, INDIRECT)],
             &[],
-            ChainFault::TooLong,
+            GuestViolation::ChainTooLong,
         ),
         (
             "indirect in indirect",
             &[(TABLE, 32, 0, INDIRECT)],
             &[(0x8000, 4, 0, 0), (TABLE, 16, 0, INDIRECT)],
-            ChainFault::Indirect,
+            GuestViolation::Indirect,
         ),
     ];
     for &(name, ring, table, expected) in cases {
@@ -273,7 +282,7 @@ fn ids_and_entries_in_flight_are_not_taken_twice() {
     available(&ram, 0, (0x8000, 4, 7, 0));
     available(&ram, 1, (0x8000, 4, 7, 0));
     queue.pop().unwrap().unwrap();
-    assert_eq!(fault(queue.pop()), ChainFault::DuplicateId);
+    assert_eq!(fault(queue.pop()), GuestViolation::DuplicateId { id: 7 });
     // A whole lap is out, and the driver says that there is more.
     for index in 1..8 {
         available(&ram, index, (0x8000, 4, index + 20, 0));
@@ -281,7 +290,7 @@ fn ids_and_entries_in_flight_are_not_taken_twice() {
     }
     assert_eq!(queue.pop().unwrap(), None);
     put(&ram, RING.descriptor, 0, (0x8000, 4, 9, DESCRIPTOR_F_USED));
-    assert_eq!(fault(queue.pop()), ChainFault::Overrun);
+    assert_eq!(fault(queue.pop()), GuestViolation::Overrun);
 }
 
 #[test]
@@ -299,7 +308,7 @@ fn indirect_tables_give_all_their_pieces() {
             assert_eq!(chain.id, 3);
             assert_eq!(chain.pieces, vec![reads(0x8000, 1); usize::from(len)]);
         } else {
-            assert_eq!(fault(queue.pop()), ChainFault::TooLong);
+            assert_eq!(fault(queue.pop()), GuestViolation::ChainTooLong);
         }
     }
 }
@@ -320,14 +329,14 @@ fn notifications_and_signals() {
     // The driver wants to hear of the entry behind the first.
     ram.write_obj(0x0002_8001u32, GuestAddress(RING.driver))
         .unwrap();
-    assert!(!queue.needs_signal().unwrap());
+    assert!(!queue.publish().unwrap());
     queue.push_used(0, 0).unwrap();
-    assert!(!queue.needs_signal().unwrap());
+    assert!(!queue.publish().unwrap());
     available(&ram, 1, (0x8000, 4, 0, 0));
     queue.pop().unwrap().unwrap();
     queue.push_used(0, 0).unwrap();
-    assert!(queue.needs_signal().unwrap());
-    assert!(!queue.needs_signal().unwrap());
+    assert!(queue.publish().unwrap());
+    assert!(!queue.publish().unwrap());
 }
 
 proptest! {
@@ -373,7 +382,7 @@ proptest! {
         for id in out {
             queue.push_used(id, 0).unwrap();
         }
-        queue.needs_signal().unwrap();
+        queue.publish().unwrap();
         queue.set_notifications(true).unwrap();
         prop_assert_eq!(queue.in_flight(), 0);
     }
@@ -385,7 +394,7 @@ const CHAIN_LIMIT: usize = 256;
 #[test]
 fn what_was_used_since_a_position_shows_in_its_entry() {
     let ram = ram();
-    let ring = GuestRing::new(Arc::clone(&ram), SIZE, RING).unwrap();
+    let ring = GuestRing::new(Arc::clone(&ram), SIZE, RING, true).unwrap();
     let base = VringBase::initial(true);
     let (avail, used) = (DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED);
     for (flags, since) in [

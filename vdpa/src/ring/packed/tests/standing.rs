@@ -138,7 +138,8 @@ fn what_is_left_of_a_chain_of_two_is_not_given_to_a_device_to_write() {
                 give_back(&[writes(0x3000, 1)]);
             }
             give_back(&pieces);
-            let ring = GuestRing::new(Arc::clone(&pair.ram), 8, pair.driver.addresses()).unwrap();
+            let ring =
+                GuestRing::new(Arc::clone(&pair.ram), 8, pair.driver.addresses(), true).unwrap();
             match ring.standing() {
                 Err(StandingError::Leftover { index }) => {
                     assert!(refused);
@@ -166,7 +167,8 @@ fn a_ring_of_single_descriptors_is_told_with_its_ids() {
             let ids: Vec<u16> = (0..fill)
                 .map(|_| pair.driver(|driver| driver.add(&[writes(0, 1)])).unwrap())
                 .collect();
-            let ring = GuestRing::new(Arc::clone(&pair.ram), 8, pair.driver.addresses()).unwrap();
+            let ring =
+                GuestRing::new(Arc::clone(&pair.ram), 8, pair.driver.addresses(), true).unwrap();
             let base = ring.standing().unwrap();
             let (used, fill) = (u32::from(used), u32::from(fill));
             assert_eq!(base, base_of(position(used + fill, 8), position(used, 8)));

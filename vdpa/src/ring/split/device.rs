@@ -1,0 +1,128 @@
+//! The device's side of a split virtqueue (virtio 1.3, section 2.7) in guest
+//! memory, for a VMM that answers in the device's place.
+//!
+//! ```text
+//!   guest's avail ring -- pop --> Chain -- (the device works) -- push_used --> guest's used ring
+//!        position: next_avail                                      position: next_used
+//! ```
+//! It owns the two positions. Each chain popped is pushed once; a caller that
+//! doesn't can only hurt the guest whose ring it is.
+
+use std::num::Wrapping;
+use std::sync::atomic::{Ordering, fence};
+
+use super::super::Chain;
+use super::super::guest::{GuestRingError, GuestViolation};
+use super::USED_F_NO_NOTIFY;
+use super::guest::{GuestRing, Suppression};
+
+/// The device's side of one of the guest's split rings. What each method does is said at
+/// [`DeviceQueue`](super::super::DeviceQueue).
+#[derive(Debug)]
+pub struct DeviceQueue {
+    ring: GuestRing,
+    event_idx: bool,
+    next_avail: Wrapping<u16>,
+    next_used: Wrapping<u16>,
+    /// What the guest was last shown of `next_used`.
+    published: Wrapping<u16>,
+    /// `next_used` at the last decision about an interrupt.
+    signalled: Wrapping<u16>,
+}
+
+impl DeviceQueue {
+    /// Goes on at `index` (free-running) with nothing in flight. `event_idx`: whether that
+    /// feature was negotiated.
+    pub(crate) fn new(ring: GuestRing, event_idx: bool, index: u16) -> Self {
+        let index = Wrapping(index);
+        Self {
+            ring,
+            event_idx,
+            next_avail: index,
+            next_used: index,
+            published: index,
+            signalled: index,
+        }
+    }
+
+    /// The ring.
+    pub(crate) fn ring(&self) -> &GuestRing {
+        &self.ring
+    }
+
+    /// Indices of the next avail entry to take and of the next used entry to write, free-running.
+    pub(crate) fn positions(&self) -> (u16, u16) {
+        (self.next_avail.0, self.next_used.0)
+    }
+
+    pub(crate) fn pop(&mut self) -> Result<Option<Chain>, GuestRingError> {
+        let avail = Wrapping(self.ring.avail_index()?);
+        if avail == self.next_avail {
+            return Ok(None);
+        }
+        // Chains that the guest has not got back count too: a driver never has
+        // more than the ring's size under way (virtio 1.3, 2.7.13.3.1).
+        let ahead = (avail - self.next_used).0;
+        let taken = (self.next_avail - self.next_used).0;
+        let size = self.ring.size();
+        if ahead > size || ahead < taken {
+            return Err(GuestViolation::AvailJump { ahead, size }.into());
+        }
+        let id = self.ring.avail_entry(self.next_avail.0)?;
+        let mut pieces = Vec::new();
+        self.ring.chain(id, &mut pieces)?;
+        self.next_avail += 1;
+        Ok(Some(Chain { id, pieces }))
+    }
+
+    pub(crate) fn push_used(&mut self, id: u16, written: u32) -> Result<(), GuestRingError> {
+        self.ring
+            .set_used_element(self.next_used.0, u32::from(id), written)?;
+        self.next_used += 1;
+        Ok(())
+    }
+
+    pub(crate) fn publish(&mut self) -> Result<bool, GuestRingError> {
+        if self.published != self.next_used {
+            self.ring.set_used_index(self.next_used.0)?;
+            self.published = self.next_used;
+        }
+        // Full fence: the index must be visible before the guest's wish is
+        // read, or both sides go to sleep (virtio 1.3, 2.7.7.2).
+        fence(Ordering::SeqCst);
+        let wish = self.ring.driver_suppression()?;
+        let wanted = wish.wants(self.event_idx, self.signalled.0, self.next_used.0);
+        self.signalled = self.next_used;
+        Ok(wanted)
+    }
+
+    pub(crate) fn set_notifications(&mut self, enabled: bool) -> Result<bool, GuestRingError> {
+        // With event-idx an event that lies behind is as good as none.
+        let event = if enabled {
+            self.next_avail
+        } else {
+            self.next_avail - Wrapping(1)
+        };
+        // With event-idx the flags must be 0 (virtio 1.3, 2.7.10).
+        let flags = if enabled || self.event_idx {
+            0
+        } else {
+            USED_F_NO_NOTIFY
+        };
+        self.ring.set_device_suppression(Suppression {
+            flags,
+            event: event.0,
+        })?;
+        if !enabled {
+            return Ok(false);
+        }
+        // Full fence: the wish must be visible before the index is read.
+        fence(Ordering::SeqCst);
+        Ok(self.ring.avail_index()? != self.next_avail.0)
+    }
+
+    pub(crate) fn wants_interrupt(&self) -> Result<bool, GuestRingError> {
+        let wish = self.ring.driver_suppression()?;
+        Ok(wish.wants(self.event_idx, self.next_used.0, self.next_avail.0))
+    }
+}

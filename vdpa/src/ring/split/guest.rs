@@ -1,0 +1,220 @@
+//! A split ring that lies in guest memory: checked access to its fields, and
+//! the walk over a descriptor chain. Keeps no positions.
+
+use std::num::Wrapping;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::guest::{
+    Areas, ChainReader, DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_SIZE, GuestRingError,
+    GuestViolation,
+};
+use super::super::{Piece, RingFormat};
+use super::AVAIL_F_NO_INTERRUPT;
+use crate::device::VringAddresses;
+use crate::memory::GuestMemory;
+
+/// The event fields and flags that one side tells the other to be left alone by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Suppression {
+    /// `flags` of the avail ring (NO_INTERRUPT) or of the used ring (NO_NOTIFY).
+    pub flags: u16,
+    /// `used_event` of the avail ring or `avail_event` of the used ring.
+    pub event: u16,
+}
+
+impl Suppression {
+    /// Whether a side that asks so wants to hear of the move from `old` to
+    /// `new` (virtio 1.3, 2.7.7 and 2.7.10; `vring_need_event` in
+    /// `include/uapi/linux/virtio_ring.h`).
+    #[must_use]
+    pub fn wants(self, event_idx: bool, old: u16, new: u16) -> bool {
+        if event_idx {
+            let (old, new) = (Wrapping(old), Wrapping(new));
+            new - Wrapping(self.event) - Wrapping(1) < new - old
+        } else {
+            // NO_INTERRUPT and NO_NOTIFY are the same bit.
+            old != new && self.flags & AVAIL_F_NO_INTERRUPT == 0
+        }
+    }
+}
+
+/// A split ring in guest memory.
+#[derive(Debug, Clone)]
+pub struct GuestRing(Areas);
+
+impl Deref for GuestRing {
+    type Target = Areas;
+
+    fn deref(&self) -> &Areas {
+        &self.0
+    }
+}
+
+impl GuestRing {
+    /// The ring of `size` entries that the guest put at `addresses`.
+    /// `indirect`: whether INDIRECT_DESC was negotiated.
+    ///
+    /// # Errors
+    /// [`GuestRingError::Place`]: an area is not aligned, not in guest memory or
+    /// overlaps another, or the size is no power of two up to 32768.
+    pub fn new(
+        memory: Arc<GuestMemory>,
+        size: u16,
+        addresses: VringAddresses,
+        indirect: bool,
+    ) -> Result<Self, GuestRingError> {
+        Areas::new(memory, size, addresses, RingFormat::Split, indirect).map(Self)
+    }
+
+    /// The avail index. Acquire: entries and descriptors are read after it.
+    ///
+    /// # Errors
+    /// [`GuestRingError::Access`], as for all fields.
+    pub fn avail_index(&self) -> Result<u16, GuestRingError> {
+        self.load(self.addresses.driver + 2, Ordering::Acquire)
+    }
+
+    /// The head in the avail entry for `position` (free-running).
+    ///
+    /// # Errors
+    /// [`GuestRingError::Access`].
+    pub fn avail_entry(&self, position: u16) -> Result<u16, GuestRingError> {
+        self.load(self.avail_slot(position), Ordering::Relaxed)
+    }
+
+    /// Writes an avail entry. Only for entries that the device owns and with the
+    /// device stopped: see [`GuestRing::arrange`].
+    fn set_avail_entry(&self, position: u16, head: u16) -> Result<(), GuestRingError> {
+        self.store(self.avail_slot(position), head, Ordering::Relaxed)
+    }
+
+    /// How the driver wants interrupts.
+    ///
+    /// # Errors
+    /// [`GuestRingError::Access`].
+    pub fn driver_suppression(&self) -> Result<Suppression, GuestRingError> {
+        let driver = self.addresses.driver;
+        Ok(Suppression {
+            flags: self.load(driver, Ordering::Relaxed)?,
+            event: self.load(driver + 4 + 2 * u64::from(self.size), Ordering::Relaxed)?,
+        })
+    }
+
+    /// How the device's side wants kicks, as the guest sees it.
+    ///
+    /// # Errors
+    /// [`GuestRingError::Access`].
+    pub fn device_suppression(&self) -> Result<Suppression, GuestRingError> {
+        let device = self.addresses.device;
+        Ok(Suppression {
+            flags: self.load(device, Ordering::Relaxed)?,
+            event: self.load(device + 4 + 8 * u64::from(self.size), Ordering::Relaxed)?,
+        })
+    }
+
+    /// Tells the guest how the device's side wants kicks.
+    ///
+    /// # Errors
+    /// [`GuestRingError::Access`].
+    pub fn set_device_suppression(&self, value: Suppression) -> Result<(), GuestRingError> {
+        let device = self.addresses.device;
+        let event = device + 4 + 8 * u64::from(self.size);
+        self.store(event, value.event, Ordering::Relaxed)?;
+        self.store(device, value.flags, Ordering::Relaxed)
+    }
+
+    /// The used index as the guest sees it. The guest can write it too.
+    ///
+    /// # Errors
+    /// [`GuestRingError::Access`].
+    pub fn used_index(&self) -> Result<u16, GuestRingError> {
+        self.load(self.addresses.device + 2, Ordering::Relaxed)
+    }
+
+    /// Publishes the used index. Release: elements and dirty marks before it.
+    ///
+    /// # Errors
+    /// [`GuestRingError::Access`].
+    pub fn set_used_index(&self, index: u16) -> Result<(), GuestRingError> {
+        self.store(self.addresses.device + 2, index, Ordering::Release)
+    }
+
+    /// Writes the used element for `position` (free-running).
+    ///
+    /// # Errors
+    /// [`GuestRingError::Access`].
+    pub fn set_used_element(
+        &self,
+        position: u16,
+        id: u32,
+        written: u32,
+    ) -> Result<(), GuestRingError> {
+        let address = self.addresses.device + 4 + 8 * u64::from(position % self.size);
+        let mut element = [0; 8];
+        element[..4].copy_from_slice(&id.to_le_bytes());
+        element[4..].copy_from_slice(&written.to_le_bytes());
+        self.write(address, &element)
+    }
+
+    /// Collects the pieces of the chain that begins at `head`; `pieces` is
+    /// cleared first. Empty pieces are left out. Gives the bytes that the
+    /// device may write.
+    ///
+    /// Every address is read once, so what is checked is what is given.
+    ///
+    /// # Errors
+    /// [`GuestRingError::Guest`] with what the guest did.
+    pub fn chain(&self, head: u16, pieces: &mut Vec<Piece>) -> Result<u32, GuestRingError> {
+        let mut chain = ChainReader::new(self, pieces);
+        let (mut table, mut entries) = (self.addresses.descriptor, u32::from(self.size));
+        let (mut index, mut inside) = (head, false);
+        loop {
+            if u32::from(index) >= entries {
+                let size = entries;
+                return Err(GuestViolation::NoDescriptor { index, size }.into());
+            }
+            let at = table + DESCRIPTOR_SIZE * u64::from(index);
+            let (address, len, flags, next) = self.descriptor(at)?;
+            if flags & DESCRIPTOR_F_INDIRECT != 0 {
+                if inside {
+                    return Err(GuestViolation::Indirect.into());
+                }
+                entries = chain.table(address, len, flags)?;
+                (table, index, inside) = (address, 0, true);
+                continue;
+            }
+            chain.take(address, len, flags)?;
+            if flags & DESCRIPTOR_F_NEXT == 0 {
+                return Ok(chain.finish()?);
+            }
+            index = next;
+        }
+    }
+
+    /// Makes the avail entries `from .. from + heads.len()` name `heads`, each
+    /// of which the device had taken and not used. Without it a device that
+    /// completes out of order and then begins anew at `from` would take chains
+    /// twice and others never.
+    ///
+    /// The driver does not see it: from `from` to its index the entries belong
+    /// to the device, and it writes none of them until they are used. No device
+    /// may work on the ring meanwhile.
+    ///
+    /// # Errors
+    /// [`GuestRingError::Access`].
+    pub fn arrange(&self, from: u16, heads: &[u16]) -> Result<(), GuestRingError> {
+        for (offset, &head) in (0..self.size).zip(heads) {
+            let position = from.wrapping_add(offset);
+            if self.avail_entry(position)? != head {
+                self.set_avail_entry(position, head)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn avail_slot(&self, position: u16) -> u64 {
+        self.addresses.driver + 4 + 2 * u64::from(position % self.size)
+    }
+}
