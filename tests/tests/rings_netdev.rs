@@ -93,14 +93,14 @@ fn a_suspended_device_goes_on_where_it_was() {
     flow.count = 300;
     for _ in 0..10 {
         loopback(&mut netdev, &flow);
-        let suspended = netdev.suspend().unwrap();
-        let queue = suspended.driver.pairs[0].transmit.queue();
+        netdev.suspend().unwrap();
+        let queue = netdev.driver.pairs[0].transmit.queue();
         let (available, used) = queue.positions();
         assert_eq!(available, used);
-        let base = suspended.device.vring_base(1).unwrap();
+        let base = netdev.device.vring_base(1).unwrap();
         let expected = vdpa::device::VringBase::Split { index: available };
         assert_eq!(base, expected);
-        netdev = suspended.resume().unwrap();
+        netdev.resume().unwrap();
     }
 }
 
@@ -169,7 +169,7 @@ fn rings_are_relayed_under_a_driver_that_notices_nothing() {
             relayed += relay(&mut set, Duration::from_millis(10));
             let (receive, transmit) = (all[step % 3], all[step / 3 % 3]);
             let targets = [(0, receive), (1, transmit)];
-            device = set.change(device, &targets, &*memory).unwrap();
+            set.change(&mut device, &targets, &*memory).unwrap();
         }
         assert!(relayed > 0);
         drop(stopped);

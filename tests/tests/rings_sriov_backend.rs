@@ -11,7 +11,7 @@ mod logging;
 #[path = "skeleton_vdpa/support/mod.rs"]
 mod support;
 
-use devices::virtio::backend::Backend as _;
+use devices::virtio::backend::{Backend as _, Hardware as _};
 use devices::virtio::vdpa::{DoorbellMode, VdpaOptions};
 
 use lab::rig::FIRST_PACKED_FUNCTION;
@@ -139,7 +139,7 @@ fn a_saved_device_goes_on_shadowed() {
     send(&mut a, &mut b, macs[1]);
     for round in 0..4 {
         if round % 2 == 1 {
-            b.backend.start_dirty_log().unwrap();
+            b.backend.log_writes(true).unwrap();
             assert!(b.backend.doorbell(0).is_none());
         }
         let state = b.backend.save().unwrap();
@@ -152,11 +152,11 @@ fn a_saved_device_goes_on_shadowed() {
         // Shadowed as it is, a log needs no more.
         let memory = std::sync::Arc::clone(&b.memory);
         memory.iter().for_each(|region| (**region).bitmap().reset());
-        b.backend.start_dirty_log().unwrap();
+        b.backend.log_writes(true).unwrap();
         send(&mut a, &mut b, macs[1]);
         assert_eq!(marked(&b), 16, "round {round}");
         assert_eq!(b.backend.always_dirty(), []);
-        b.backend.stop_dirty_log().unwrap();
+        b.backend.log_writes(false).unwrap();
     }
     b.backend.reset();
     b.start();

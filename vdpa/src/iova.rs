@@ -17,6 +17,12 @@ pub struct IovaRange {
 }
 
 impl IovaRange {
+    /// All addresses.
+    pub const ALL: Self = Self {
+        first: 0,
+        last: u64::MAX,
+    };
+
     /// The range `first..=last`; `None` if `last` is before `first`.
     #[must_use]
     pub const fn new(first: u64, last: u64) -> Option<Self> {

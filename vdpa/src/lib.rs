@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   device::Device ---- ioctls ----+
-//!     typestate of one NIC         |      /dev/vhost-vdpa-N
+//!     states of one NIC            |      /dev/vhost-vdpa-N
 //!   iotlb::Iotlb ---- messages ----+----> (kernel, parent driver)
 //!     what memory it reaches       |
 //!   ring, control_queue            |
@@ -24,7 +24,7 @@
 //! use vmm_sys_util::eventfd::EventFd;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let (device, mut iotlb) = Device::open("/dev/vhost-vdpa-0")?.own()?;
+//! let (mut device, mut iotlb) = Device::open("/dev/vhost-vdpa-0")?.own()?;
 //!
 //! // Memory for one ring and one frame, seen by the device at IOVA 1 MiB.
 //! let features = device.info().features & 1 << 32; // VERSION_1
@@ -34,7 +34,7 @@
 //! let mapping = Mapping { region: memory.clone(), offset: 0, access: Access::ReadWrite };
 //! iotlb.map(0, 0x10_0000, ring_bytes + 4096, mapping)?;
 //!
-//! let mut device = device.negotiate(features)?;
+//! device.negotiate(features)?;
 //! let mut transmit = DriverQueue::new(memory.clone(), 16, 0, ring)?;
 //! let (kick, call) = (EventFd::new(0)?, EventFd::new(0)?);
 //! let config = VringConfig {
@@ -46,7 +46,7 @@
 //! };
 //! device.set_vring(1, &config, &[memory.range()])?;
 //! device.enable_vring(1)?;
-//! let device = device.start()?;
+//! device.start()?;
 //!
 //! // A frame of 60 bytes behind the 12 bytes of `struct virtio_net_hdr_v1`.
 //! let frame = Piece {

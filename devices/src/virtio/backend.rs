@@ -29,7 +29,7 @@ use crate::hypervisor::DoorbellPage;
 pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A ring of the running device that its driver, or the device, has broken: nobody can go on with it. From
-/// [`Backend::save`] and [`Backend::start_dirty_log`] it says that the device as it is cannot be saved or recorded, nor ever
+/// [`Backend::save`] and [`Hardware::log_writes`] it says that the device as it is cannot be saved or recorded, nor ever
 /// will be, but need not be either: until its driver resets it, it is of no use.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -150,7 +150,7 @@ pub struct SavedState {
 /// guest's driver goes on with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Predecessor {
-    /// What [`Backend::identity`] of the predecessor gave.
+    /// What [`Hardware::identity`] of the predecessor gave.
     pub identity: SavedState,
     /// What the guest's driver relies on: the features that it negotiated, or all that it is
     /// offered while it makes its choice. 0: no driver is there.
@@ -216,62 +216,8 @@ pub trait Backend: Send + fmt::Debug {
     /// returns, nothing touches guest memory any more.
     fn reset(&mut self);
 
-    /// The device's own doorbell for `queue`, an enabled queue of the active
-    /// device, if the guest may store there instead of signalling the kick
-    /// eventfd. Asked after each activation and restore, and let go before
-    /// [`Backend::reset`]. The kick eventfd must work all the same: the guest may
-    /// be sent back to it at any time.
-    ///
-    /// None for queues that are served in userspace.
-    fn doorbell(&self, _queue: u16) -> Option<Arc<dyn DoorbellPage>> {
-        None
-    }
-
-    /// Asks the guest to announce itself on its network, because it came to
-    /// another place there (virtio 1.3, 5.1.6.5.4, GUEST_ANNOUNCE). The outcome says
-    /// `config_changed` if it can be asked: a network device, started by a driver
-    /// that understands it. Asking again before the driver answered changes nothing.
-    fn announce(&mut self) -> Outcome {
-        Outcome::default()
-    }
-
     /// One of the descriptors of [`Backend::events`] became readable.
     fn process(&mut self, token: u16) -> Outcome;
-
-    /// Whether the device itself, and no ring of its driver's, is why [`Outcome::needs_reset`] was said: another
-    /// device in its place would work. Until it is reset.
-    fn has_failed(&self) -> bool {
-        false
-    }
-
-    /// From when this returns until [`Backend::stop_dirty_log`] or [`Backend::save`] every page that the device writes
-    /// is marked in the bitmap of guest memory, save those of [`Backend::always_dirty`]; what it wrote before is not.
-    /// Resets and starts by the driver in between change nothing about that. The guest keeps its device meanwhile.
-    /// [`Backend::doorbell`] is to be asked again afterwards, and is let go before. A backend whose every write
-    /// goes through guest memory, which marks by itself, has nothing to do.
-    ///
-    /// # Errors
-    /// Says why it can't be done, with the device as before; [`BrokenRing`] if only a reset would help. If that could not
-    /// be kept either, the device asks for a reset by its driver ([`Outcome::needs_reset`]).
-    fn start_dirty_log(&mut self) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    /// Ends what [`Backend::start_dirty_log`] began, and does nothing if nothing did. For [`Backend::doorbell`] the
-    /// same holds.
-    ///
-    /// # Errors
-    /// The device could not be brought back to what it was; nothing is recorded any more.
-    fn stop_dirty_log(&mut self) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    /// While pages are recorded: guest-physical address and length in bytes of what the device may write at any
-    /// moment without a mark, to be copied once more when it has stopped. Asked again after each
-    /// change by the driver, and before [`Backend::save`].
-    fn always_dirty(&self) -> Vec<(u64, u64)> {
-        Vec::new()
-    }
 
     /// Stops the device and gives its state, rings included. The device
     /// stays stopped until [`Backend::restore`] or [`Backend::reset`].
@@ -281,46 +227,8 @@ pub trait Backend: Send + fmt::Debug {
     /// would help.
     fn save(&mut self) -> Result<SavedState, BackendError>;
 
-    /// As [`Backend::save`], but for a device that takes this one's place: in the state no
-    /// chain is left with this device, and a device that cannot be suspended may be reset for it. One that
-    /// [has failed](Backend::has_failed) is reset, and asked nothing.
-    ///
-    /// # Errors
-    /// Says why the place cannot be handed over now; the device goes on then, or is as broken as it was.
-    fn hand_over(&mut self) -> Result<SavedState, BackendError> {
-        self.save()
-    }
-
-    /// What the guest was told of this device, whatever its driver negotiated, and takes for
-    /// unchanging: for [`Backend::succeed`] of the device that takes its place.
-    ///
-    /// # Errors
-    /// Devices of this kind are not replaced.
-    fn identity(&mut self) -> Result<SavedState, BackendError> {
-        Err("devices of this kind cannot be replaced while the machine runs".into())
-    }
-
-    /// Makes this device, which nobody has used yet, look like its predecessor, or says why
-    /// it cannot. The predecessor goes on meanwhile.
-    ///
-    /// # Errors
-    /// What the guest would lose.
-    fn succeed(&mut self, _predecessor: &Predecessor) -> Result<(), BackendError> {
-        Err("devices of this kind take no other's place while the machine runs".into())
-    }
-
-    /// Whether a driver that relies on `features` by now (as [`Predecessor::features`]) can go on with this device: it may have
-    /// relied on less when this one [took its predecessor's place](Backend::succeed). A device that has taken none has nothing
-    /// to say.
-    ///
-    /// # Errors
-    /// As [`Backend::succeed`]: what the guest would lose.
-    fn check_succession(&self, _features: u64) -> Result<(), BackendError> {
-        Ok(())
-    }
-
     /// Starts an inactive device, or one that is stopped by [`Backend::save`] or
-    /// [`Backend::hand_over`], from a saved state. `activation` is what the restored transport
+    /// [`Hardware::hand_over`], from a saved state. `activation` is what the restored transport
     /// holds; its features may have been negotiated just before.
     ///
     /// # Errors
@@ -334,18 +242,90 @@ pub trait Backend: Send + fmt::Debug {
     /// As [`Backend::restore`] for such.
     fn check_state(&self, state: &SavedState) -> Result<(), BackendError>;
 
+    /// What a backend can do besides that has a device of the host behind it. `None`: the VMM is
+    /// the device itself. Its every write goes through guest memory, which marks by itself.
+    fn hardware(&mut self) -> Option<&mut dyn Hardware> {
+        None
+    }
+}
+
+/// A backend behind which a device of the host works on the guest's rings: it kicks by doorbells,
+/// fails, is replaced by another one, and writes unseen. The transport asks for it by
+/// [`Backend::hardware`].
+pub trait Hardware {
+    /// The device's own doorbell for `queue`, an enabled queue of the active
+    /// device, if the guest may store there instead of signalling the kick
+    /// eventfd. Asked after each activation and restore, and let go before
+    /// [`Backend::reset`]. The kick eventfd must work all the same: the guest may
+    /// be sent back to it at any time.
+    ///
+    /// None for queues that are served in userspace.
+    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>>;
+
+    /// Asks the guest to announce itself on its network, because it came to
+    /// another place there (virtio 1.3, 5.1.6.5.4, GUEST_ANNOUNCE). The outcome says
+    /// `config_changed` if it can be asked: a network device, started by a driver
+    /// that understands it. Asking again before the driver answered changes nothing.
+    fn announce(&mut self) -> Outcome;
+
+    /// Whether the device itself, and no ring of its driver's, is why [`Outcome::needs_reset`] was said: another
+    /// device in its place would work. Until it is reset.
+    fn has_failed(&self) -> bool;
+
+    /// `on`: from when this returns until it is called again with `false`, or [`Backend::save`], every page that the
+    /// device writes is marked in the bitmap of guest memory, save those of [`Hardware::always_dirty`]; what it wrote
+    /// before is not. Resets and starts by the driver in between change nothing about that. The guest keeps its device
+    /// meanwhile. [`Hardware::doorbell`] is to be asked again afterwards, and is let go before. `false` without a
+    /// record does nothing.
+    ///
+    /// # Errors
+    /// Says why it can't be done, with the device as before; [`BrokenRing`] if only a reset would help. If that could not
+    /// be kept either, the device asks for a reset by its driver ([`Outcome::needs_reset`]). At the end of a record: the
+    /// device could not be brought back to what it was; nothing is recorded any more.
+    fn log_writes(&mut self, on: bool) -> Result<(), BackendError>;
+
+    /// While pages are recorded: guest-physical address and length in bytes of what the device may write at any
+    /// moment without a mark, to be copied once more when it has stopped. Asked again after each
+    /// change by the driver, and before [`Backend::save`].
+    fn always_dirty(&self) -> Vec<(u64, u64)>;
+
+    /// What the guest was told of this device, whatever its driver negotiated, and takes for
+    /// unchanging: for [`Hardware::succeed`] of the device that takes its place.
+    ///
+    /// # Errors
+    /// Devices of this kind are not replaced.
+    fn identity(&mut self) -> Result<SavedState, BackendError>;
+
+    /// Makes this device, which is unused yet, look like its predecessor, or says why
+    /// it cannot. The predecessor goes on meanwhile.
+    ///
+    /// # Errors
+    /// What the guest would lose.
+    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), BackendError>;
+
+    /// Whether a driver that relies on `features` by now (as [`Predecessor::features`]) can go on with this device: it may have
+    /// relied on less when this one [took its predecessor's place](Hardware::succeed). A device that has taken none has nothing
+    /// to say.
+    ///
+    /// # Errors
+    /// As [`Hardware::succeed`]: what the guest would lose.
+    fn check_succession(&self, features: u64) -> Result<(), BackendError>;
+
+    /// As [`Backend::save`], but for a device that takes this one's place: in the state no
+    /// chain is left with this device, and a device that cannot be suspended may be reset for it. One that
+    /// [has failed](Hardware::has_failed) is reset, and asked nothing.
+    ///
+    /// # Errors
+    /// Says why the place cannot be handed over now; the device goes on then, or is as broken as it was.
+    fn hand_over(&mut self) -> Result<SavedState, BackendError>;
+
     /// As [`Backend::restore`], after a device that was to go on from this state failed, this one or another. It is reset,
     /// but may have worked on the rings before: where they stand is looked up again.
     ///
     /// # Errors
     /// As [`Backend::restore`], or it is not known what that one has done.
-    fn take_back(
-        &mut self,
-        state: &SavedState,
-        activation: Activation,
-    ) -> Result<(), BackendError> {
-        self.restore(state, activation)
-    }
+    fn take_back(&mut self, state: &SavedState, activation: Activation)
+    -> Result<(), BackendError>;
 }
 
 /// How the backends that touch guest memory hold it.

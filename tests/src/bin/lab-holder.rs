@@ -82,7 +82,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args_os()
         .nth(1)
         .ok_or("usage: lab-holder /dev/vhost-vdpa-N")?;
-    let (device, mut iotlb) = Device::open(path)?.own()?;
+    let (mut device, mut iotlb) = Device::open(path)?.own()?;
     let info = device.info();
     let features = pass_through(info.features, info.device_id, Policy::default()).features;
     let ring = RingFeatures::of(features);
@@ -97,7 +97,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     iotlb.map(0, IOVA, size, mapping)?;
     let (mut receive, mut transmit) = (queue(&memory, 0, ring)?, queue(&memory, 1, ring)?);
 
-    let mut device = device.negotiate(features)?;
+    device.negotiate(features)?;
     for (index, queue) in [(0, &receive), (1, &transmit)] {
         let config = VringConfig {
             size: SIZE,
@@ -109,7 +109,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         device.set_vring(index, &config, &[memory.range()])?;
         device.enable_vring(index)?;
     }
-    let _device = device.start()?;
+    device.start()?;
     let mut said = false;
     loop {
         receive.give()?;

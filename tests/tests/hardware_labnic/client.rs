@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use lab::sim::SimDevice;
 use vdpa::control_queue::{self, Answer, Command, ControlQueue, Placement};
-use vdpa::device::{Device, Owned, Running, VringAddresses, VringBase, VringConfig};
+use vdpa::device::{Device, VringAddresses, VringBase, VringConfig};
 use vdpa::iotlb::{Access, Iotlb, Mapping};
 use vdpa::iova::IovaRange;
 use vdpa::memory::SharedBuffer;
@@ -251,7 +251,7 @@ pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T 
 
 #[derive(Debug)]
 pub(crate) struct Client {
-    device: Option<Device<Running>>,
+    device: Device,
     pub(crate) iotlb: Iotlb,
     pub(crate) queues: Vec<Queue>,
     pub(crate) control: Option<ControlQueue>,
@@ -264,26 +264,26 @@ impl Client {
     }
 
     pub(crate) fn with(device: &SimDevice, setup: &Setup) -> Self {
-        let (file, owned, iotlb) = open(device.path());
-        Self::run(file, owned, iotlb, setup, None)
+        let (file, device, iotlb) = open(device.path());
+        Self::run(file, device, iotlb, setup, None)
     }
 
     /// Negotiates, maps (unless `queues` of before a reset are still mapped) and starts.
     fn run(
         file: File,
-        mut owned: Device<Owned>,
+        mut device: Device,
         mut iotlb: Iotlb,
         setup: &Setup,
         mapped: Option<Vec<Queue>>,
     ) -> Self {
-        let features = owned.info().features & !setup.without;
+        let features = device.info().features & !setup.without;
         let ring = RingFeatures::of(features);
-        let max_pairs = max_pairs(&owned);
+        let max_pairs = max_pairs(&device);
         if setup.rings_asid != 0 {
-            let group = owned.info().queue(0).unwrap().descriptor_group.unwrap();
-            owned.set_group_asid(group, setup.rings_asid).unwrap();
+            let group = device.info().queue(0).unwrap().descriptor_group.unwrap();
+            device.set_group_asid(group, setup.rings_asid).unwrap();
         }
-        let mut device = owned.negotiate(features).unwrap();
+        device.negotiate(features).unwrap();
         let again = mapped.is_some();
         let mut queues: Vec<Queue> =
             mapped.unwrap_or_else(|| (0..2 * max_pairs).map(|i| Queue::new(i, ring)).collect());
@@ -320,12 +320,12 @@ impl Client {
             device.enable_vring(index).unwrap();
             control
         });
-        let device = device.start().unwrap();
+        device.start().unwrap();
         for queue in queues.iter_mut().step_by(2) {
             queue.kick();
         }
         Self {
-            device: Some(device),
+            device,
             iotlb,
             queues,
             control,
@@ -336,7 +336,7 @@ impl Client {
     /// Resets the device and starts it again, with new rings in the mapped
     /// memory and without a control queue; maps nothing.
     pub(crate) fn restart_without_mapping(mut self) -> Self {
-        let owned = self.device.take().unwrap().reset().unwrap();
+        self.device.reset().unwrap();
         let layout = SplitLayout::new(RING_SIZE).unwrap();
         let features = RingFeatures {
             event_idx: true,
@@ -349,11 +349,12 @@ impl Client {
             queue.free = (0..u64::from(RING_SIZE)).rev().collect();
         }
         let setup = Setup::default();
-        Self::run(self.file, owned, self.iotlb, &setup, Some(self.queues))
+        let queues = Some(self.queues);
+        Self::run(self.file, self.device, self.iotlb, &setup, queues)
     }
 
-    pub(crate) fn device(&self) -> &Device<Running> {
-        self.device.as_ref().unwrap()
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Enables a queue by the plain ioctl, whatever was acknowledged.
@@ -369,18 +370,16 @@ impl Client {
     }
 
     /// Suspends, lets the caller work on the suspended device, resumes.
-    pub(crate) fn suspended<T>(
-        &mut self,
-        work: impl FnOnce(&mut Device<vdpa::device::Suspended>, &mut [Queue]) -> T,
-    ) -> T {
-        let mut device = self.device.take().unwrap().suspend().unwrap();
-        let result = work(&mut device, &mut self.queues);
-        self.device = Some(device.resume().unwrap());
+    pub(crate) fn suspended<T>(&mut self, work: impl FnOnce(&mut Device, &mut [Queue]) -> T) -> T {
+        self.device.suspend().unwrap();
+        let result = work(&mut self.device, &mut self.queues);
+        self.device.resume().unwrap();
         result
     }
 
-    pub(crate) fn suspend(mut self) -> (Device<vdpa::device::Suspended>, Vec<Queue>) {
-        (self.device.take().unwrap().suspend().unwrap(), self.queues)
+    pub(crate) fn suspend(mut self) -> (Device, Vec<Queue>) {
+        self.device.suspend().unwrap();
+        (self.device, self.queues)
     }
 
     pub(crate) fn send(&mut self, pair: usize, frame: &[u8]) {
@@ -433,18 +432,18 @@ impl Client {
 }
 
 /// Opens a device; the file is a second descriptor of the same description.
-pub(crate) fn open(path: &Path) -> (File, Device<Owned>, Iotlb) {
+pub(crate) fn open(path: &Path) -> (File, Device, Iotlb) {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .open(path)
         .unwrap();
     let second = file.try_clone().unwrap();
-    let (owned, iotlb) = Device::from_fd(file.into()).unwrap().own().unwrap();
-    (second, owned, iotlb)
+    let (device, iotlb) = Device::from_fd(file.into()).unwrap().own().unwrap();
+    (second, device, iotlb)
 }
 
-fn max_pairs(device: &Device<Owned>) -> u16 {
+fn max_pairs(device: &Device) -> u16 {
     let mut pairs = [0; 2];
     device.read_config(8, &mut pairs).unwrap();
     u16::from_le_bytes(pairs).max(1)

@@ -182,12 +182,12 @@ fn what_the_lab_nic_refuses_is_told() {
         &["cannot add lab-x on labnic"],
     );
     let nic = labnic.add("bad", &["max_vqp", "2"]).unwrap();
-    let (driver, _iotlb) = vdpa::device::Device::open(nic.path())
+    let (mut driver, _iotlb) = vdpa::device::Device::open(nic.path())
         .unwrap()
         .own()
         .unwrap();
     let features = driver.info().features;
-    let _driver = driver.negotiate(features).unwrap();
+    driver.negotiate(features).unwrap();
     refused(
         &format!("dev vstats show {} qidx 5", nic.name()),
         &["queue 5 of lab-bad", "labnic: there is no such queue"],

@@ -137,7 +137,7 @@ fn a_device_in_use_is_not_deleted_and_blocks_nothing() {
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// The kernel closes a dead process's files after it has been waited for, too.
-fn open_soon(device: &SimDevice) -> Device<vdpa::device::Opened> {
+fn open_soon(device: &SimDevice) -> Device {
     let begin = Instant::now();
     loop {
         match Device::open(device.path()) {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use vdpa::device::{Device, Negotiated};
+use vdpa::device::Device;
 use vdpa::iotlb::Iotlb;
 
 use super::support::{bellhop, iproute2, printed};
@@ -31,8 +31,9 @@ pub(crate) fn same(arguments: &[&str]) {
 
 /// A device whose driver negotiated everything and does nothing. The memory comes along: its end
 /// resets the device.
-pub(crate) fn negotiated(device: &Path) -> (Device<Negotiated>, Iotlb) {
-    let (device, iotlb) = Device::open(device).unwrap().own().unwrap();
+pub(crate) fn negotiated(device: &Path) -> (Device, Iotlb) {
+    let (mut device, iotlb) = Device::open(device).unwrap().own().unwrap();
     let features = device.info().features;
-    (device.negotiate(features).unwrap(), iotlb)
+    device.negotiate(features).unwrap();
+    (device, iotlb)
 }

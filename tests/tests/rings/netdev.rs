@@ -23,10 +23,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vdpa::device::{Device, Owned, Running};
+use vdpa::device::{Device, State};
 use vdpa::memory::GuestMemory;
 use vdpa::netdev::{Chains, Driver as NetDriver, Netdev, Options, QueuePair, Virtqueue};
-use vdpa::relay::{ChangeFailed, Halted, Pause, RelaySet, Strategy, TransitionError};
+use vdpa::relay::{Pause, RelaySet, Strategy, TransitionError};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::frame::{self, HEADER, Mac};
@@ -341,7 +341,7 @@ pub(crate) struct Window {
 #[derive(Debug)]
 pub(crate) struct Relayed {
     name: &'static str,
-    device: Option<Device<Running>>,
+    device: Device,
     set: RelaySet,
     driver: NetDriver,
     memory: Arc<GuestMemory>,
@@ -373,7 +373,7 @@ impl Relayed {
             .collect();
         let relayed = Self {
             name,
-            device: Some(device),
+            device,
             set,
             driver,
             memory,
@@ -386,8 +386,8 @@ impl Relayed {
         (relayed, pairs)
     }
 
-    pub(crate) fn device(&self) -> &Device<Running> {
-        self.device.as_ref().unwrap()
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     pub(crate) fn set(&mut self) -> &mut RelaySet {
@@ -410,15 +410,14 @@ impl Relayed {
     /// then, is reset and runs as before.
     pub(crate) fn change(&mut self, targets: &[Strategy]) -> TransitionError {
         let (before, wanted) = (self.strategies(), self.targets(targets));
-        let device = self.device.take().unwrap();
-        let failed = self.set.change(device, &wanted, &*self.memory);
-        let ChangeFailed { device, error } = failed.unwrap_err();
-        match device {
-            Halted::Running(device) => self.device = Some(device),
-            Halted::Suspended(device) => {
+        let failed = (self.set).change(&mut self.device, &wanted, &*self.memory);
+        let error = failed.unwrap_err();
+        match self.device.state() {
+            State::Running => {}
+            State::Suspended => {
                 let due = self.due();
-                let device = device.reset().unwrap();
-                self.bring_up(device, &before).unwrap();
+                self.device.reset().unwrap();
+                self.bring_up(&before).unwrap();
                 self.count_window(&due);
             }
             gone => panic!("{}: {gone:?}, {error:?}", self.name),
@@ -431,20 +430,18 @@ impl Relayed {
     pub(crate) fn restart(&mut self, targets: &[Strategy]) -> Result<(), TransitionError> {
         let (before, due) = (self.strategies(), self.due());
         let begin = Instant::now();
-        let device = self.device.take().unwrap();
         // One that can suspend completes first what it has sent.
-        let device = if device.can_suspend() {
-            device.suspend().unwrap().reset()
-        } else {
-            device.reset()
-        };
-        let result = match self.bring_up(device.unwrap(), targets) {
+        if self.device.can_suspend() {
+            self.device.suspend().unwrap();
+        }
+        self.device.reset().unwrap();
+        let result = match self.bring_up(targets) {
             Ok(()) => {
                 self.times.push(begin.elapsed());
                 Ok(())
             }
-            Err((device, error)) => {
-                let again = self.bring_up(device, &before);
+            Err(error) => {
+                let again = self.bring_up(&before);
                 assert!(again.is_ok(), "{}: {error:?}, then {again:?}", self.name);
                 Err(error)
             }
@@ -453,24 +450,16 @@ impl Relayed {
         result
     }
 
-    fn bring_up(
-        &mut self,
-        device: Device<Owned>,
-        targets: &[Strategy],
-    ) -> Result<(), (Device<Owned>, TransitionError)> {
+    fn bring_up(&mut self, targets: &[Strategy]) -> Result<(), TransitionError> {
         self.resets += 1;
         let targets = self.targets(targets);
-        match (self.set).restart(device, &targets, &*self.memory, &mut self.driver) {
-            Ok(device) => {
-                self.device = Some(device);
-                Ok(())
-            }
-            Err(ChangeFailed {
-                device: Halted::Reset(device),
-                error,
-            }) => Err((device, error)),
-            Err(failed) => panic!("{}: {failed:?}", self.name),
+        let (device, set) = (&mut self.device, &mut self.set);
+        let started = (self.driver).start_relayed(device, set, &targets, &*self.memory);
+        if let Err(error) = &started {
+            let state = self.device.state();
+            assert_eq!(state, State::Owned, "{}: {error:?}", self.name);
         }
+        started
     }
 
     fn due(&self) -> Vec<u32> {

@@ -10,14 +10,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vdpa::control_queue::{Answer, Command, ControlQueue, Placement, RxMode, queue_index};
-use vdpa::device::{Device, Negotiated, Owned, Running, VringBase, VringConfig};
+use vdpa::device::{Device, State, VringBase, VringConfig};
 use vdpa::doorbell::{Doorbell, DoorbellAnswer};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::GuestMemory;
 use vdpa::relay::{
-    ChangeFailed, Dirty, Halted, Pause, Reason, RelaySet, RelayedQueue, Restart, RestartFailed,
-    Strategy, TransitionError, choose,
+    Dirty, Pause, Reason, RelaySet, RelayedQueue, Strategy, TransitionError, choose,
 };
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
@@ -66,7 +65,7 @@ pub(crate) struct Port {
     doorbell: Option<Doorbell>,
 }
 
-/// What a caller of [`RelaySet::restart`] does.
+/// What a caller of [`RelaySet::start`] does.
 #[derive(Debug)]
 struct Again {
     iotlb: Iotlb,
@@ -77,7 +76,7 @@ struct Again {
 
 impl Again {
     /// Sets the control queue up.
-    fn prepare(&mut self, device: &mut Device<Negotiated>) {
+    fn prepare(&mut self, device: &mut Device) {
         let Some((control, index)) = &mut self.control else {
             return;
         };
@@ -91,17 +90,8 @@ impl Again {
             .unwrap();
         device.enable_vring(*index).unwrap();
     }
-}
 
-impl Restart for Again {
-    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, RestartFailed> {
-        self.iotlb.remap_after_reset().unwrap();
-        let mut device = device.negotiate(self.features)?;
-        self.prepare(&mut device);
-        Ok(device)
-    }
-
-    fn replay(&mut self, _: &mut Device<Running>) -> Result<(), Box<dyn Error + Send + Sync>> {
+    fn replay(&mut self) -> Result<(), Box<dyn Error + Send + Sync>> {
         // Also for one pair, as Linux does it: the device need not begin with one.
         if let Some((control, _)) = &mut self.control
             && self.features & (1 << MQ) != 0
@@ -120,7 +110,7 @@ pub(crate) type Refused = TransitionError;
 #[derive(Debug)]
 pub(crate) struct Machine {
     name: &'static str,
-    device: Option<Device<Running>>,
+    device: Device,
     set: RelaySet,
     again: Again,
     pub(crate) ports: Vec<Port>,
@@ -139,7 +129,7 @@ impl Machine {
     /// A device whose queues are all direct, running.
     pub(crate) fn start(name: &'static str, path: &Path, guest: &Guest, setup: Setup) -> Self {
         let wanted = BackendFeatures::all() - setup.without;
-        let (device, mut iotlb) = Device::open(path).unwrap().own_with(wanted).unwrap();
+        let (mut device, mut iotlb) = Device::open(path).unwrap().own_with(wanted).unwrap();
         iotlb.map_guest_memory(0, &guest.memory).unwrap();
         let mut features = device.info().features & (DATA | CONTROL);
         for (bit, keep) in [(EVENT_IDX, setup.event_idx), (INDIRECT, setup.indirect)] {
@@ -176,16 +166,18 @@ impl Machine {
                 queue.map(&mut iotlb, placement.asid()).unwrap();
                 (queue, index)
             });
+        let again = Again {
+            iotlb,
+            features,
+            pairs: setup.pairs,
+            control,
+        };
+        device.negotiate(features).unwrap();
         let mut machine = Self {
             name,
-            device: None,
+            device,
             set: set.unwrap(),
-            again: Again {
-                iotlb,
-                features,
-                pairs: setup.pairs,
-                control,
-            },
+            again,
             ports: guest
                 .rings()
                 .zip(queues)
@@ -202,24 +194,23 @@ impl Machine {
             history: VecDeque::new(),
             times: Vec::new(),
         };
-        let device = machine.start_direct(device, setup.start);
+        machine.start_direct(setup.start);
         if setup.doorbells {
             for port in &mut machine.ports {
-                let answer = device.map_doorbell(port.view.queue).unwrap();
+                let answer = machine.device.map_doorbell(port.view.queue).unwrap();
                 let DoorbellAnswer::Mapped(doorbell) = answer else {
                     panic!("queue {} has no doorbell", port.view.queue);
                 };
                 port.doorbell = Some(doorbell);
             }
         }
-        machine.device = Some(device);
         machine.grant_doorbells();
         machine
     }
 
-    fn start_direct(&mut self, device: Device<Owned>, start: u16) -> Device<Running> {
-        let mut device = device.negotiate(self.again.features).unwrap();
-        self.again.prepare(&mut device);
+    fn start_direct(&mut self, start: u16) {
+        let device = &mut self.device;
+        self.again.prepare(device);
         let ram = [IovaRange::from_size(0, RAM).unwrap()];
         for Port { queue, .. } in &self.ports {
             let config = VringConfig {
@@ -232,12 +223,11 @@ impl Machine {
             device.set_vring(queue.index, &config, &ram).unwrap();
             device.enable_vring(queue.index).unwrap();
         }
-        let mut device = device.start().unwrap();
-        self.again.replay(&mut device).unwrap();
+        device.start().unwrap();
+        self.again.replay().unwrap();
         for port in &self.ports {
             port.queue.kick.write(1).unwrap();
         }
-        device
     }
 
     /// All queues of the guest's, each to be reached so.
@@ -248,7 +238,7 @@ impl Machine {
 
     /// How receive queues are to be relayed, and why.
     pub(crate) fn chosen(&self) -> (Strategy, Reason) {
-        let device = self.device.as_ref().unwrap();
+        let device = &self.device;
         choose(device.info(), device.backend_features(), device.features())
     }
 
@@ -298,22 +288,15 @@ impl Machine {
             self.history.pop_front();
         }
         let before = Instant::now();
-        let changed = self.set.change(self.device.take().unwrap(), targets, dirty);
+        let changed = self.set.change(&mut self.device, targets, dirty);
         let took = before.elapsed();
         let result = match changed {
-            Ok(device) => {
-                self.device = Some(device);
+            Ok(()) => {
                 self.times.push(took);
                 Ok(())
             }
-            Err(ChangeFailed {
-                device: Halted::Running(device),
-                error,
-            }) => {
-                self.device = Some(device);
-                Err(error)
-            }
-            Err(failed) => panic!("{}: {failed}; {:?}", self.name, failed.error),
+            Err(error) if self.device.state() == State::Running => Err(error),
+            Err(error) => panic!("{}: {error}; {error:?}", self.name),
         };
         self.grant_doorbells();
         result
@@ -322,23 +305,24 @@ impl Machine {
     /// Resets the device and starts it again with its rings changed.
     pub(crate) fn restart(&mut self, targets: &[(u16, Strategy)], dirty: &dyn Dirty) {
         self.withdraw_doorbells(targets);
-        let device = self.device.take().unwrap();
-        let device = if device.can_suspend() {
-            device.suspend().unwrap().reset()
-        } else {
-            device.reset()
-        };
-        let device = self
-            .set
-            .restart(device.unwrap(), targets, dirty, &mut self.again)
-            .unwrap();
-        self.device = Some(device);
+        let device = &mut self.device;
+        if device.can_suspend() {
+            device.suspend().unwrap();
+        }
+        device.reset().unwrap();
+        let rings = self.set.prepare_start(targets, &[], dirty).unwrap();
+        self.again.iotlb.remap_after_reset().unwrap();
+        device.negotiate(self.again.features).unwrap();
+        self.again.prepare(device);
+        let started = self.set.start(device, rings, || self.again.replay());
+        started.unwrap();
         self.grant_doorbells();
     }
 
     /// Suspends and resumes; per queue how many chains the device held, if it says so.
     pub(crate) fn held(&mut self) -> Vec<(u16, Option<u16>)> {
-        let device = self.device.take().unwrap().suspend().unwrap();
+        let device = &mut self.device;
+        device.suspend().unwrap();
         let held = self
             .ports
             .iter()
@@ -352,7 +336,7 @@ impl Machine {
                 (port.view.queue, held)
             })
             .collect();
-        self.device = Some(device.resume().unwrap());
+        device.resume().unwrap();
         self.nudge();
         held
     }
@@ -421,15 +405,12 @@ impl Machine {
     /// Which index stands where: the guest's rings, the device's base.
     pub(crate) fn stands(&mut self) -> String {
         let mut text = String::new();
-        let bases: Vec<String> = match self.device.take().map(Device::suspend) {
-            Some(Ok(device)) => self
-                .ports
-                .iter()
-                .map(|port| format!("{:?}", device.vring_base(port.view.queue)))
-                .collect(),
-            other => vec![format!("{other:?}"); self.ports.len()],
-        };
-        for (port, base) in self.ports.iter().zip(bases) {
+        let suspended = self.device.suspend();
+        for port in &self.ports {
+            let base = match &suspended {
+                Ok(()) => format!("{:?}", self.device.vring_base(port.view.queue)),
+                Err(error) => format!("{error:?}"),
+            };
             let strategy = self.set.strategy(port.view.queue);
             let (view, kicks) = (port.view.stands(), port.notifier.counts());
             let _ = writeln!(

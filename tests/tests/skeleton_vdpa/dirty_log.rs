@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use devices::virtio::backend::{Backend as _, QueueChange};
+use devices::virtio::backend::{Backend as _, Hardware as _, QueueChange};
 use lab::sim::SimDevice;
 use vdpa::memory::GuestMemory;
 use vm_memory::bitmap::Bitmap as _;
@@ -106,8 +106,8 @@ fn begins_and_ends(net: &SimDevice) {
         for sequence in 0..4 {
             machine.nic.send(&packet(sequence, 590, MAC));
         }
-        machine.backend.start_dirty_log().unwrap();
-        machine.backend.start_dirty_log().unwrap();
+        machine.backend.log_writes(true).unwrap();
+        machine.backend.log_writes(true).unwrap();
         for sequence in 0..4 {
             let got = machine.nic.receive().unwrap();
             assert_eq!(got[12..], packet(sequence, 590, MAC)[12..], "{round}");
@@ -117,8 +117,8 @@ fn begins_and_ends(net: &SimDevice) {
         compare(&mut machine, 16, |machine| {
             exchange(&mut machine.nic, 40, &[MAC]);
         });
-        machine.backend.stop_dirty_log().unwrap();
-        machine.backend.stop_dirty_log().unwrap();
+        machine.backend.log_writes(false).unwrap();
+        machine.backend.log_writes(false).unwrap();
         assert_eq!(machine.backend.always_dirty(), []);
         relay_threads_are(0);
         assert_eq!(has(&machine), before, "round {round}");
@@ -139,7 +139,7 @@ fn a_log_outlives_resets_by_the_driver() {
     let mut machine = Machine::new(&net);
     let bytes = machine.backend.mapped_bytes();
     // Before there is a driver at all.
-    machine.backend.start_dirty_log().unwrap();
+    machine.backend.log_writes(true).unwrap();
     for round in 0..10 {
         compare(&mut machine, 16, |machine| {
             machine.start();
@@ -157,7 +157,7 @@ fn a_log_outlives_resets_by_the_driver() {
             assert!(machine.backend.mapped_bytes() >= bytes);
         }
     }
-    machine.backend.stop_dirty_log().unwrap();
+    machine.backend.log_writes(false).unwrap();
     machine.start();
     relay_threads_are(0);
     exchange(&mut machine.nic, 20, &[MAC]);
@@ -168,7 +168,7 @@ fn the_guest_does_what_it_likes_meanwhile() {
     let net = net(SHARED);
     let mut machine = Machine::new(&net);
     machine.start();
-    machine.backend.start_dirty_log().unwrap();
+    machine.backend.log_writes(true).unwrap();
     compare(&mut machine, 16, |machine| {
         for _ in 0..5 {
             exchange(&mut machine.nic, 10, &[MAC]);
@@ -207,7 +207,7 @@ fn the_guest_does_what_it_likes_meanwhile() {
         }
         exchange(&mut machine.nic, 20, &[MAC]);
     });
-    machine.backend.stop_dirty_log().unwrap();
+    machine.backend.log_writes(false).unwrap();
     exchange(&mut machine.nic, 20, &[MAC]);
 }
 
@@ -218,7 +218,7 @@ fn a_device_is_saved_while_its_writes_are_recorded() {
     let mut source = Machine::new(&first);
     source.start();
     for round in 0..5 {
-        source.backend.start_dirty_log().unwrap();
+        source.backend.log_writes(true).unwrap();
         exchange(&mut source.nic, 20, &[MAC]);
         let late = packet(round, 590, MAC);
         source.nic.send(&late);
@@ -257,7 +257,7 @@ fn a_guest_that_breaks_a_relayed_ring_is_told_to_reset() {
     let net = net(SHARED);
     let mut machine = Machine::new(&net);
     machine.start();
-    machine.backend.start_dirty_log().unwrap();
+    machine.backend.log_writes(true).unwrap();
     exchange(&mut machine.nic, 5, &[MAC]);
     let available = GuestAddress(machine.nic.receive.addresses.driver + 2);
     machine

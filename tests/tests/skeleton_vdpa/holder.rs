@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use vdpa::device::{Device, OpenError, Opened};
+use vdpa::device::{Device, OpenError};
 
 use super::support::frames::exchange;
 use super::support::nic::Rig;
@@ -58,7 +58,7 @@ fn busy(path: &Path) -> (String, Vec<u32>) {
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// The kernel closes a dead process's files after it has been waited for, too.
-fn open_soon(path: &Path) -> Device<Opened> {
+fn open_soon(path: &Path) -> Device {
     let begin = Instant::now();
     loop {
         match Device::open(path) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use devices::virtio::vdpa::{VdpaBackend, VdpaError};
 use lab::sim::SimDevice;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vdpa::device::{Device, Owned, VringAddresses, VringBase, VringConfig};
+use vdpa::device::{Device, VringAddresses, VringBase, VringConfig};
 use vdpa::iotlb::{Access, Iotlb, IotlbError, MapError, Mapping};
 use vdpa::memory::{GuestRegion, SharedBuffer};
 use vdpa::uapi::BackendFeatures;
@@ -35,7 +35,7 @@ impl Drop for LowMemlock {
     }
 }
 
-fn opened(net: &SimDevice, wanted: BackendFeatures) -> (Device<Owned>, Iotlb) {
+fn opened(net: &SimDevice, wanted: BackendFeatures) -> (Device, Iotlb) {
     own(net.path(), wanted)
 }
 
@@ -43,7 +43,7 @@ fn opened(net: &SimDevice, wanted: BackendFeatures) -> (Device<Owned>, Iotlb) {
 fn guest_memory_in_two_regions_carries_frames() {
     for mapping in lab::sim::Mapping::ALL {
         let net = net(mapping);
-        let (device, mut iotlb) = opened(&net, BackendFeatures::all());
+        let (mut device, mut iotlb) = opened(&net, BackendFeatures::all());
         let memory = guest::memory();
         iotlb.map_guest_memory(0, &memory).unwrap();
         assert_eq!(iotlb.mapped_bytes(), 2 * REGION);
@@ -55,7 +55,7 @@ fn guest_memory_in_two_regions_carries_frames() {
             .collect();
         let mut nic = GuestNic::new(&memory);
         let features = features(&device);
-        let mut device = device.negotiate(features).unwrap();
+        device.negotiate(features).unwrap();
         for (index, ring) in [(RECEIVE, &nic.receive), (TRANSMIT, &nic.transmit)] {
             let config = VringConfig {
                 size: ring.addresses.size,
@@ -71,7 +71,7 @@ fn guest_memory_in_two_regions_carries_frames() {
             device.set_vring(index, &config, &ram).unwrap();
             device.enable_vring(index).unwrap();
         }
-        let device = device.start().unwrap();
+        device.start().unwrap();
         exchange(&mut nic, 100, &[MAC, BROADCAST]);
         is_not_delivered(&mut nic, FOREIGN, MAC);
         drop((device, iotlb));

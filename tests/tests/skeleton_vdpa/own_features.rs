@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use devices::virtio::backend::{Backend as _, QueueChange};
+use devices::virtio::backend::{Backend as _, Hardware as _, QueueChange};
 use lab::sim::SimDevice;
 use vdpa::window::{HIGHEST_END, WINDOW_SIZE};
 use vm_memory::{Bytes as _, GuestAddress};

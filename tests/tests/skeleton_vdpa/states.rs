@@ -1,8 +1,8 @@
-//! The typestate, step by step against what the kernel shows.
+//! The device's states, step by step against what the kernel shows.
 
 use std::fs::File;
 
-use vdpa::device::{Device, DeviceError, VringBase, VringConfig, VringError};
+use vdpa::device::{Device, DeviceError, State, VringBase, VringConfig, VringError};
 use vdpa::uapi::BackendFeatures;
 
 use super::support::frames::{Loopback as _, exchange, packet};
@@ -20,49 +20,46 @@ fn each_state_is_the_status_that_the_kernel_shows() {
     let net = net(SHARED);
     let device = Device::open(net.path()).unwrap();
     assert_eq!(device.status().unwrap(), 0);
-    let (device, iotlb) = device.own().unwrap();
+    let (mut device, iotlb) = device.own().unwrap();
     assert_eq!(device.status().unwrap(), 0);
     let features = features(&device);
-    let device = device.negotiate(features).unwrap();
+    device.negotiate(features).unwrap();
     assert_eq!(device.status().unwrap(), ACKNOWLEDGE | DRIVER | FEATURES_OK);
-    let device = device.start().unwrap();
+    device.start().unwrap();
     assert_eq!(device.status().unwrap(), RUNNING);
-    let device = device.suspend().unwrap();
-    let device = device.resume().unwrap();
+    device.suspend().unwrap();
+    device.resume().unwrap();
     assert_eq!(device.status().unwrap(), RUNNING);
-    let device = device.suspend().unwrap().reset().unwrap();
+    device.suspend().unwrap();
+    device.reset().unwrap();
     assert_eq!(device.status().unwrap(), 0);
+    assert_eq!(device.state(), State::Owned);
     drop((device, iotlb));
 }
 
 #[test]
 fn features_that_the_device_lacks_are_refused_and_it_stays_usable() {
     let net = net(SHARED);
-    let (device, mut iotlb) = own(net.path(), BackendFeatures::all());
+    let (mut device, mut iotlb) = own(net.path(), BackendFeatures::all());
     let offered = features(&device);
     let lacking = !device.info().features & (1 << 22 | 1 << 34);
     assert_ne!(lacking, 0);
-    let failed = device.negotiate(offered | lacking).unwrap_err();
+    let error = device.negotiate(offered | lacking).unwrap_err();
     assert!(
-        matches!(failed.error, DeviceError::NotOffered { missing } if missing == lacking),
-        "{failed}"
+        matches!(error, DeviceError::NotOffered { missing } if missing == lacking),
+        "{error}"
     );
-    let device = failed.device.unwrap();
-    let failed = device.negotiate(offered & !(1 << 32)).unwrap_err();
-    assert!(
-        matches!(failed.error, DeviceError::Needed { .. }),
-        "{failed}"
-    );
-    let device = failed.device.unwrap();
+    let error = device.negotiate(offered & !(1 << 32)).unwrap_err();
+    assert!(matches!(error, DeviceError::Needed { .. }), "{error}");
     assert_eq!(device.status().unwrap(), 0);
 
     let mut nic = Nic::new();
     nic.map(&mut iotlb);
-    let mut device = device.negotiate(offered).unwrap();
+    device.negotiate(offered).unwrap();
     nic.set_up(&mut device);
     device.enable_vring(RECEIVE).unwrap();
     device.enable_vring(TRANSMIT).unwrap();
-    let device = device.start().unwrap();
+    device.start().unwrap();
     exchange(&mut nic, 10, &[MAC]);
     drop(device);
 }
@@ -70,10 +67,10 @@ fn features_that_the_device_lacks_are_refused_and_it_stays_usable() {
 #[test]
 fn rings_that_the_device_cannot_have_are_refused_by_us() {
     let net = net(SHARED);
-    let (device, _iotlb) = own(net.path(), BackendFeatures::all());
+    let (mut device, _iotlb) = own(net.path(), BackendFeatures::all());
     let maximum = device.info().queues[0].max_size;
     let features = features(&device);
-    let mut device = device.negotiate(features).unwrap();
+    device.negotiate(features).unwrap();
     let nic = Nic::new();
     let allowed = [nic.memory.range()];
     let good = nic.receive.config();
@@ -111,28 +108,27 @@ fn rings_that_the_device_cannot_have_are_refused_by_us() {
 fn switches_rings(wanted: BackendFeatures) {
     let net = net(SHARED);
     let Rig {
-        device,
+        mut device,
         iotlb,
         mut nic,
         control,
         ..
     } = Rig::start(&net, wanted);
     exchange(&mut nic, 5, &[MAC]);
-    let device = device.suspend().unwrap();
+    device.suspend().unwrap();
     for queue in [RECEIVE, TRANSMIT] {
         let base = device.vring_base(queue).unwrap();
         assert_eq!(base, VringBase::Split { index: 5 }, "queue {queue}");
     }
     nic.reap();
-    let mut device = device;
     nic.switch(&mut device);
     let late = packet(77, 590, MAC);
     nic.send(&late);
     assert!(nic.receive.ring.pop_used().unwrap().is_none());
-    let device = device.resume().unwrap();
+    device.resume().unwrap();
     assert_eq!(nic.receive().unwrap()[12..], late[12..]);
     exchange(&mut nic, 50, &[MAC]);
-    let device = device.suspend().unwrap();
+    device.suspend().unwrap();
     // Counted from the start of the new rings.
     let base = device.vring_base(RECEIVE).unwrap();
     assert_eq!(base, VringBase::Split { index: 51 });
@@ -157,15 +153,11 @@ fn abilities_that_were_not_acknowledged_are_not_used() {
     let mut rig = Rig::start(&net, without);
     let error = rig.device.enable_vring(RECEIVE).unwrap_err();
     assert!(matches!(error, DeviceError::Unable { .. }), "{error}");
-    let failed = rig.device.suspend().unwrap_err();
-    assert!(
-        matches!(failed.error, DeviceError::Unable { .. }),
-        "{failed}"
-    );
+    let error = rig.device.suspend().unwrap_err();
+    assert!(matches!(error, DeviceError::Unable { .. }), "{error}");
     // It runs on.
-    let device = failed.device.unwrap();
+    assert_eq!(rig.device.state(), State::Running);
     exchange(&mut rig.nic, 5, &[MAC]);
-    drop(device);
 }
 
 #[test]
@@ -181,7 +173,7 @@ fn a_reset_device_works_again_whether_its_mappings_survive_or_not() {
             let mapped = rig.iotlb.mapped_bytes();
             for _ in 0..3 {
                 exchange(&mut rig.nic, 10, &[MAC]);
-                rig = rig.reset();
+                rig.reset();
                 assert_eq!(rig.iotlb.mapped_bytes(), mapped);
             }
             exchange(&mut rig.nic, 10, &[MAC]);
@@ -193,13 +185,13 @@ fn a_reset_device_works_again_whether_its_mappings_survive_or_not() {
 #[test]
 fn queues_can_be_enabled_while_the_device_runs() {
     let net = net(SHARED);
-    let (device, mut iotlb) = own(net.path(), BackendFeatures::all());
+    let (mut device, mut iotlb) = own(net.path(), BackendFeatures::all());
     let mut nic = Nic::new();
     nic.map(&mut iotlb);
     let features = features(&device);
-    let mut device = device.negotiate(features).unwrap();
+    device.negotiate(features).unwrap();
     nic.set_up(&mut device);
-    let mut device = device.start().unwrap();
+    device.start().unwrap();
     device.enable_vring(RECEIVE).unwrap();
     device.enable_vring(TRANSMIT).unwrap();
     exchange(&mut nic, 50, &[MAC]);
@@ -212,16 +204,13 @@ fn a_descriptor_that_somebody_opened_is_reset_and_has_one_owner() {
     let file = File::options().read(true).write(true).open(net.path());
     let file = file.unwrap();
     let first = Device::from_fd(file.try_clone().unwrap().into()).unwrap();
-    let (first, iotlb) = first.own().unwrap();
+    let (mut first, iotlb) = first.own().unwrap();
     let features = features(&first);
-    let first = first.negotiate(features).unwrap();
+    first.negotiate(features).unwrap();
     assert_ne!(first.status().unwrap(), 0);
     let second = Device::from_fd(file.into()).unwrap();
     assert_eq!(second.status().unwrap(), 0);
-    let failed = second.own().unwrap_err();
-    assert!(
-        matches!(failed.error, DeviceError::Owned { .. }),
-        "{failed}"
-    );
+    let error = second.own().unwrap_err();
+    assert!(matches!(error, DeviceError::Owned { .. }), "{error}");
     drop((first, iotlb));
 }

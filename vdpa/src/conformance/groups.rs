@@ -67,11 +67,11 @@ fn no_such_group(subject: &Subject<'_>) -> Attempt {
 }
 
 fn running(subject: &Subject<'_>) -> Attempt {
-    let (device, _iotlb) = subject.negotiate()?;
+    let (mut device, _iotlb) = subject.negotiate()?;
     if device.info().address_spaces < 2 {
         return Ok(skipped("the device has one address space"));
     }
-    let device = device.start()?;
+    device.start()?;
     let set = device.raw().set_vring_state(uapi::set_group_asid(), 0, 1);
     Ok(if set.is_ok() {
         quirk("it can: Linux before 7.1 does not look at the status")

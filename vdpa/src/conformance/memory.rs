@@ -60,14 +60,14 @@ fn unbatched(subject: &Subject<'_>) -> Attempt {
 }
 
 fn persist(subject: &Subject<'_>) -> Attempt {
-    let netdev = match subject.working(3)? {
+    let mut netdev = match subject.working(3)? {
         Ok(netdev) => netdev,
         Err(verdict) => return Ok(verdict),
     };
     if !netdev.driver.iotlb.survives_reset() {
         return Ok(skipped("IOTLB_PERSIST is not offered"));
     }
-    let mut netdev = netdev.restart(|_| Ok(()))?;
+    netdev.restart(|_| Ok(()))?;
     Ok(match exercise(&mut netdev, 3) {
         Moved::All => pass(),
         _ => fail("after a reset the device does nothing with its rings"),
@@ -83,7 +83,7 @@ fn remap(subject: &Subject<'_>) -> Attempt {
     if !matches!(exercise(&mut netdev, 3), Moved::All) {
         return Ok(skipped("the device moves no frames: see memory.reach"));
     }
-    let mut netdev = netdev.restart(Iotlb::remap_after_reset)?;
+    netdev.restart(Iotlb::remap_after_reset)?;
     Ok(match exercise(&mut netdev, 3) {
         Moved::All => noted("unmapped and mapped once more"),
         _ => fail("after a reset and new mappings the device does nothing with its rings"),

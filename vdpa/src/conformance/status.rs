@@ -62,9 +62,10 @@ fn no_clearing(subject: &Subject<'_>) -> Attempt {
 }
 
 fn reset(subject: &Subject<'_>) -> Attempt {
-    let (device, _iotlb) = subject.negotiate()?;
+    let (mut device, _iotlb) = subject.negotiate()?;
     let features = device.features();
-    let device = device.start()?.reset()?;
+    device.start()?;
+    device.reset()?;
     device.negotiate(features)?;
     Ok(pass())
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
 use super::{Verdict, skipped};
-use crate::device::{Device, Negotiated, Owned};
+use crate::device::Device;
 use crate::iotlb::Iotlb;
 use crate::netdev::{Kick, Netdev, Options, TxQueue};
 use crate::probe::send_one;
@@ -54,19 +54,20 @@ impl<'a> Subject<'a> {
         self.path
     }
 
-    pub(super) fn own(&self) -> Fallible<(Device<Owned>, Iotlb)> {
+    pub(super) fn own(&self) -> Fallible<(Device, Iotlb)> {
         Ok(Device::open(self.path)?.own()?)
     }
 
     /// With all features that the library's own driver takes.
-    pub(super) fn negotiate(&self) -> Fallible<(Device<Negotiated>, Iotlb)> {
-        let (device, iotlb) = self.own()?;
+    pub(super) fn negotiate(&self) -> Fallible<(Device, Iotlb)> {
+        let (mut device, iotlb) = self.own()?;
         let offered = device.info().features;
         let features = match self.device_id {
             VIRTIO_ID_NET => Options::default().features(offered),
             _ => offered & (1 << 32),
         };
-        Ok((device.negotiate(features)?, iotlb))
+        device.negotiate(features)?;
+        Ok((device, iotlb))
     }
 
     /// Why frames can't be moved; `None`: they can.

@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::subject::{Moved, PATIENCE, Subject, drain, exercise};
 use super::{Attempt, Rule, Verdict, fail, noted, pass, quirk, skipped};
 use crate::causes::in_one_line;
-use crate::device::Suspended;
 use crate::netdev::Netdev;
 use crate::probe::{expected_base, send_one};
 use crate::uapi::{self, BackendFeatures};
@@ -49,20 +48,16 @@ const WATCH: Duration = Duration::from_millis(200);
 const FRAMES: usize = 37;
 
 /// A device that has sent frames and was suspended.
-fn suspended(
-    subject: &Subject<'_>,
-) -> Result<Result<Netdev<Suspended>, Verdict>, Box<dyn std::error::Error>> {
-    let netdev = match subject.working(FRAMES)? {
+fn suspended(subject: &Subject<'_>) -> Result<Result<Netdev, Verdict>, Box<dyn std::error::Error>> {
+    let mut netdev = match subject.working(FRAMES)? {
         Ok(netdev) => netdev,
         Err(verdict) => return Ok(Err(verdict)),
     };
     if !netdev.device.can_suspend() {
         return Ok(Err(skipped("SUSPEND is not offered")));
     }
-    match netdev.suspend() {
-        Ok(suspended) => Ok(Ok(suspended)),
-        Err(failed) => Err(failed.error.into()),
-    }
+    netdev.suspend()?;
+    Ok(Ok(netdev))
 }
 
 fn stops(subject: &Subject<'_>) -> Attempt {
@@ -143,7 +138,7 @@ fn resume(subject: &Subject<'_>) -> Attempt {
     if let Some(pair) = netdev.driver.pairs.first_mut() {
         send_one(&mut pair.transmit)?;
     }
-    let mut netdev = netdev.resume().map_err(|failed| failed.error)?;
+    netdev.resume()?;
     if let Some(pair) = netdev.driver.pairs.first_mut()
         && !drain(&mut pair.transmit, PATIENCE)?
     {

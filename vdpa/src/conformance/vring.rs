@@ -2,7 +2,7 @@
 
 use super::subject::Subject;
 use super::{Attempt, Rule, Verdict, fail, noted, pass, quirk, skipped};
-use crate::device::{Device, Negotiated};
+use crate::device::Device;
 use crate::uapi::{self, vhost_vring_addr};
 
 pub(super) const RULES: &[Rule] = &[
@@ -56,7 +56,7 @@ fn maximum(subject: &Subject<'_>) -> Attempt {
 }
 
 /// Whether the device takes this size.
-fn takes(device: &Device<Negotiated>, queue: u32, size: u32) -> bool {
+fn takes(device: &Device, queue: u32, size: u32) -> bool {
     device
         .raw()
         .set_vring_state(uapi::set_vring_num(), queue, size)

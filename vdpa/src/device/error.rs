@@ -1,11 +1,8 @@
-//! What can go wrong with a device, and how a failed transition gives it back.
+//! What can go wrong with a device.
 
-use std::error::Error;
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use super::Device;
 use super::holder::{Holder, sentence};
 use crate::iova::IovaRange;
 
@@ -173,7 +170,7 @@ pub enum DeviceError {
         /// Its name.
         feature: &'static str,
     },
-    /// An ability that was not acknowledged.
+    /// An ability that was not acknowledged, or that the device's state does not allow.
     #[error("the device cannot {ability}")]
     Unable {
         /// What it can't do.
@@ -279,42 +276,4 @@ pub enum VringError {
         /// Entries of the ring.
         size: u16,
     },
-}
-
-/// A transition that failed, with the device in a state that is true.
-pub struct Failed<S> {
-    /// The device as it is now. `None`: its state could not be made known, so
-    /// this half of it was closed; the kernel resets it when the IOTLB is
-    /// dropped too.
-    pub device: Option<Device<S>>,
-    /// Why.
-    pub error: DeviceError,
-}
-
-impl<S> fmt::Debug for Failed<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failed")
-            .field("device_given_back", &self.device.is_some())
-            .field("error", &self.error)
-            .finish()
-    }
-}
-
-impl<S> fmt::Display for Failed<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<S> Error for Failed<S> {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        // Display shows `error` itself, so the chain goes on behind it.
-        self.error.source()
-    }
-}
-
-impl<S> From<Failed<S>> for DeviceError {
-    fn from(failed: Failed<S>) -> Self {
-        failed.error
-    }
 }

@@ -1,4 +1,4 @@
-//! What a device is and can do, asked once it has an owner.
+//! What a device is and can do, asked when it gets an owner.
 //!
 //! Nothing in an answer is taken on trust: numbers are bounded, so that a
 //! broken parent makes an error here and not an overflow elsewhere.
@@ -67,9 +67,28 @@ impl DeviceInfo {
             .ok_or(DeviceError::NoSuchQueue { queue, count })
     }
 
+    /// What is known of a device without an owner: its type and the size of its configuration.
+    pub(super) fn of_opened(handle: &Handle, device_id: u32) -> Result<Self, DeviceError> {
+        let size = refused(
+            "VHOST_VDPA_GET_CONFIG_SIZE",
+            handle.read(uapi::get_config_size(), 0),
+        )?;
+        Ok(Self {
+            device_id,
+            features: 0,
+            backend_features: BackendFeatures::empty(),
+            queues: Vec::new(),
+            groups: 0,
+            address_spaces: 0,
+            config_size: bounded("bytes of configuration", size, CONFIG_SIZE_MAX)?,
+            iova_range: IovaRange::ALL,
+        })
+    }
+
+    /// All of it, from a device with an owner.
     pub(super) fn query(
+        &self,
         handle: &Handle,
-        identity: Identity,
         acked: BackendFeatures,
         offered: BackendFeatures,
     ) -> Result<Self, DeviceError> {
@@ -117,13 +136,13 @@ impl DeviceInfo {
             .map(|queue| query_queue(handle, queue, common, groups, acked))
             .collect::<Result<_, _>>()?;
         Ok(Self {
-            device_id: identity.device_id,
+            device_id: self.device_id,
             features,
             backend_features: offered,
             queues,
             groups,
             address_spaces,
-            config_size: identity.config_size,
+            config_size: self.config_size,
             iova_range,
         })
     }
@@ -189,26 +208,6 @@ fn unsupported(error: &io::Error) -> bool {
         // ENOTTY, and what older kernels give for an ioctl number they don't know.
         Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::EINVAL)
     )
-}
-
-/// What can be asked of a device without owning it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity {
-    pub(super) device_id: u32,
-    pub(super) config_size: u32,
-}
-
-impl Identity {
-    pub(super) fn query(handle: &Handle, device_id: u32) -> Result<Self, DeviceError> {
-        let size = refused(
-            "VHOST_VDPA_GET_CONFIG_SIZE",
-            handle.read(uapi::get_config_size(), 0),
-        )?;
-        Ok(Self {
-            device_id,
-            config_size: bounded("bytes of configuration", size, CONFIG_SIZE_MAX)?,
-        })
-    }
 }
 
 fn bounded(what: &'static str, value: u32, maximum: u32) -> Result<u32, DeviceError> {

@@ -5,61 +5,50 @@
 
 use super::info::{query_group, refused};
 use super::{
-    ACCESS_PLATFORM, ACKNOWLEDGE, DRIVER, Device, DeviceError, DeviceInfo, FEATURES_OK, Failed,
-    Negotiated, Opened, Owned, VERSION_1,
+    ACCESS_PLATFORM, ACKNOWLEDGE, DRIVER, Device, DeviceError, FEATURES_OK, Operation, VERSION_1,
 };
 use crate::iotlb::{DeviceSink, Iotlb, IotlbLimits};
 use crate::uapi::{self, BackendFeatures};
 
-impl Device<Opened> {
+impl Device {
     /// Makes this process the owner and asks the device what it can do. All
     /// backend features that this crate knows are acknowledged.
     ///
     /// # Errors
-    /// Whatever the device refuses.
-    pub fn own(self) -> Result<(Device<Owned>, Iotlb), Failed<Opened>> {
+    /// As [`Device::own_with`].
+    pub fn own(self) -> Result<(Self, Iotlb), DeviceError> {
         self.own_with(BackendFeatures::all())
     }
 
     /// As [`Device::own`], but acknowledges no backend feature outside `wanted`.
     ///
     /// # Errors
-    /// Whatever the device refuses. The device comes back only if it did not
-    /// get its owner: there is no way to give ownership up but to close.
-    pub fn own_with(
-        self,
-        wanted: BackendFeatures,
-    ) -> Result<(Device<Owned>, Iotlb), Failed<Opened>> {
-        if let Err(source) = self.handle.call(uapi::set_owner()) {
-            let error = match source.raw_os_error() {
-                Some(libc::EBUSY) => DeviceError::Owned { source },
-                _ => DeviceError::Refused {
-                    operation: "VHOST_SET_OWNER",
-                    source,
-                },
-            };
-            return Err(self.failed(error));
-        }
-        match self.introduce(wanted) {
-            Ok(owned) => {
-                let limits = IotlbLimits {
-                    range: owned.info.iova_range,
-                    address_spaces: owned.info.address_spaces,
-                    features: owned.acked,
-                };
-                let sink = DeviceSink {
-                    handle: self.handle.clone(),
-                };
-                Ok((self.with_state(|_| owned), Iotlb::new(sink, limits)))
-            }
-            Err(error) => Err(Failed {
-                device: None,
-                error,
-            }),
-        }
+    /// Whatever the device refuses. It is closed then: there is no other way to give
+    /// ownership up.
+    pub fn own_with(mut self, wanted: BackendFeatures) -> Result<(Self, Iotlb), DeviceError> {
+        self.perform(Operation::Own, |device| device.take_ownership(wanted))?;
+        let limits = IotlbLimits {
+            range: self.info.iova_range,
+            address_spaces: self.info.address_spaces,
+            features: self.acked,
+        };
+        let sink = DeviceSink {
+            handle: self.handle.clone(),
+        };
+        Ok((self, Iotlb::new(sink, limits)))
     }
 
-    fn introduce(&self, wanted: BackendFeatures) -> Result<Owned, DeviceError> {
+    fn take_ownership(&mut self, wanted: BackendFeatures) -> Result<(), DeviceError> {
+        self.handle.call(uapi::set_owner()).map_err(|source| {
+            if source.raw_os_error() == Some(libc::EBUSY) {
+                DeviceError::Owned { source }
+            } else {
+                DeviceError::Refused {
+                    operation: "VHOST_SET_OWNER",
+                    source,
+                }
+            }
+        })?;
         let offered = refused(
             "VHOST_GET_BACKEND_FEATURES",
             self.handle.read(uapi::get_backend_features(), 0),
@@ -82,21 +71,20 @@ impl Device<Opened> {
             self.handle
                 .write(uapi::set_backend_features(), &acked.bits()),
         )?;
-        let info = DeviceInfo::query(&self.handle, self.identity, acked, offered)?;
-        Ok(Owned {
-            info: Box::new(info),
-            acked,
-        })
+        self.info = self.info.query(&self.handle, acked, offered)?;
+        self.acked = acked;
+        Ok(())
     }
-}
 
-impl Device<Owned> {
     /// Whether the device tells and takes positions in its rings: it is asked for that of
-    /// queue 0, whose rings nobody has set up yet.
-    #[must_use]
-    pub fn keeps_ring_positions(&self) -> bool {
+    /// queue 0, whose rings are not set up yet.
+    ///
+    /// # Errors
+    /// The device is not in [`State::Owned`](super::State::Owned).
+    pub fn keeps_ring_positions(&self) -> Result<bool, DeviceError> {
+        self.check(Operation::Probe)?;
         let position = self.handle.vring_state(uapi::get_vring_base(), 0);
-        position.is_ok()
+        Ok(position.is_ok())
     }
 
     /// Puts a queue group into an address space. Lasts until the next reset.
@@ -104,7 +92,24 @@ impl Device<Owned> {
     /// # Errors
     /// [`DeviceError::NoSuchGroup`], or whatever the device refuses.
     pub fn set_group_asid(&mut self, group: u32, asid: u32) -> Result<(), DeviceError> {
-        self.group_asid(group, asid)
+        self.check(Operation::AssignGroup)?;
+        let address_spaces = if self.acked.contains(BackendFeatures::IOTLB_ASID) {
+            self.info.address_spaces
+        } else {
+            1
+        };
+        if group >= self.info.groups || asid >= address_spaces {
+            return Err(DeviceError::NoSuchGroup {
+                group,
+                asid,
+                groups: self.info.groups,
+                address_spaces,
+            });
+        }
+        let set = self
+            .handle
+            .set_vring_state(uapi::set_group_asid(), group, asid);
+        refused("VHOST_VDPA_SET_GROUP_ASID", set)
     }
 
     /// Walks the status to FEATURES_OK with `features` (virtio 1.3, 3.1.1).
@@ -115,24 +120,23 @@ impl Device<Owned> {
     /// and so its group, depends on the features on some parents (mlx5).
     ///
     /// # Errors
-    /// The device refused, and was reset.
-    pub fn negotiate(self, features: u64) -> Result<Device<Negotiated>, Failed<Owned>> {
-        let offered = self.info().features;
+    /// Features that are not possible; or the device refused, and was reset.
+    pub fn negotiate(&mut self, features: u64) -> Result<(), DeviceError> {
+        self.check(Operation::Negotiate)?;
+        let offered = self.info.features;
         let features = features | (offered & ACCESS_PLATFORM);
         if features & !offered != 0 {
             let missing = features & !offered;
-            return Err(self.failed(DeviceError::NotOffered { missing }));
+            return Err(DeviceError::NotOffered { missing });
         }
         if features & VERSION_1 == 0 {
-            return Err(self.failed(DeviceError::Needed {
+            return Err(DeviceError::Needed {
                 feature: "the feature VIRTIO_F_VERSION_1",
-            }));
+            });
         }
-        let mut device = self;
-        match device.walk_to_features_ok(features) {
-            Ok(()) => Ok(device.with_state(|owned| Negotiated { owned, features })),
-            Err(error) => Err(device.fall_back(error)),
-        }
+        self.perform(Operation::Negotiate, |device| {
+            device.walk_to_features_ok(features)
+        })
     }
 
     fn walk_to_features_ok(&mut self, features: u64) -> Result<(), DeviceError> {
@@ -148,15 +152,16 @@ impl Device<Owned> {
             }
             other => other,
         })?;
-        let Owned { info, acked } = &mut self.state;
-        for (index, queue) in (0..=u16::MAX).zip(&mut info.queues) {
+        let groups = self.info.groups;
+        for (index, queue) in (0..=u16::MAX).zip(&mut self.info.queues) {
             let group = uapi::get_vring_group();
-            queue.group = query_group(&self.handle, group, index, info.groups)?;
-            if acked.contains(BackendFeatures::DESC_ASID) {
+            queue.group = query_group(&self.handle, group, index, groups)?;
+            if self.acked.contains(BackendFeatures::DESC_ASID) {
                 let group = uapi::get_vring_desc_group();
-                queue.descriptor_group = query_group(&self.handle, group, index, info.groups)?;
+                queue.descriptor_group = query_group(&self.handle, group, index, groups)?;
             }
         }
+        self.features = features;
         Ok(())
     }
 }

@@ -12,15 +12,14 @@ use rustix::fs::OFlags;
 use super::error::OpenError;
 use super::handle::Handle;
 use super::holder::holders;
-use super::info::Identity;
-use super::{Device, Opened};
-use crate::uapi;
+use super::{Device, DeviceInfo, State};
+use crate::uapi::{self, BackendFeatures};
 
 /// The kernel's own "not supported" (`linux/errno.h`), which is not meant for
 /// users and has no name there.
 const ENOTSUPP: i32 = 524;
 
-impl Device<Opened> {
+impl Device {
     /// Opens a vhost-vdpa device by its path. Only one process at a time can;
     /// opening resets the device.
     ///
@@ -52,9 +51,9 @@ impl Device<Opened> {
     /// See [`OpenError`].
     pub fn from_fd(fd: OwnedFd) -> Result<Self, OpenError> {
         let path = check_fd(fd.as_fd())?;
-        let device = Self::from_file(File::from(fd), path.clone())?;
+        let mut device = Self::from_file(File::from(fd), path.clone())?;
         // Whoever had it may have left it in any state.
-        match device.reset_to_zero() {
+        match device.reset() {
             Ok(()) => Ok(device),
             Err(source) => Err(OpenError::Device { path, source }),
         }
@@ -63,11 +62,13 @@ impl Device<Opened> {
     fn from_file(file: File, path: PathBuf) -> Result<Self, OpenError> {
         // Again, on what was really opened: the path may have changed hands.
         let (handle, device_id) = identify(file, &path)?;
-        match Identity::query(&handle, device_id) {
-            Ok(identity) => Ok(Self {
+        match DeviceInfo::of_opened(&handle, device_id) {
+            Ok(info) => Ok(Self {
                 handle,
-                identity,
-                state: Opened(()),
+                state: State::Opened,
+                info,
+                acked: BackendFeatures::empty(),
+                features: 0,
             }),
             Err(source) => Err(OpenError::Device { path, source }),
         }

@@ -8,21 +8,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::info::refused;
 use super::{
-    DRIVER_OK, Device, DeviceError, Failed, Negotiated, Owned, Running, Suspended, VringBase,
-    VringConfig, queue_refused,
+    DRIVER_OK, Device, DeviceError, Operation, State, VringBase, VringConfig, queue_refused,
 };
 use crate::iova::IovaRange;
-use crate::uapi::{self, BackendFeatures};
+use crate::uapi::{self, BackendFeatures, vhost_vring_addr};
 
-impl Device<Negotiated> {
-    /// Puts a queue group into an address space. Lasts until the next reset.
-    ///
-    /// # Errors
-    /// [`DeviceError::NoSuchGroup`], or whatever the device refuses.
-    pub fn set_group_asid(&mut self, group: u32, asid: u32) -> Result<(), DeviceError> {
-        self.group_asid(group, asid)
-    }
-
+impl Device {
     /// Sets a queue up. Its areas must lie inside `allowed`: guest RAM for a
     /// ring of the guest's, the private window for one of our own.
     ///
@@ -35,58 +26,21 @@ impl Device<Negotiated> {
         config: &VringConfig<'_>,
         allowed: &[IovaRange],
     ) -> Result<(), DeviceError> {
-        self.write_vring(queue, config, allowed)
+        self.check(Operation::SetUp)?;
+        self.check_vring(queue, config, allowed)?;
+        self.write_vring(queue, config)
     }
 
-    /// Enables a queue, which virtio asks to be done before DRIVER_OK.
+    /// Enables a queue. Virtio asks for this to be done before DRIVER_OK; afterwards it takes
+    /// the backend feature ENABLE_AFTER_DRIVER_OK, and a queue that was set up before.
     ///
     /// # Errors
-    /// No such queue, or whatever the device refuses.
+    /// [`DeviceError::Unable`] if the device runs and has not that feature, no such queue, or
+    /// whatever the device refuses.
     pub fn enable_vring(&mut self, queue: u16) -> Result<(), DeviceError> {
-        self.vring_enable(queue, true)
-    }
-
-    /// Sets DRIVER_OK: the device begins to work.
-    ///
-    /// # Errors
-    /// The device refused, and was reset.
-    pub fn start(self) -> Result<Device<Running>, Failed<Owned>> {
-        match self.add_status(DRIVER_OK) {
-            Ok(()) => Ok(self.with_state(Running)),
-            Err(error) => Err(self.fall_back(error)),
-        }
-    }
-}
-
-impl Device<Running> {
-    /// Re-binds or unbinds the eventfd that the device signals. Give one
-    /// spurious signal to the new one: a call may have gone to the old one.
-    ///
-    /// # Errors
-    /// No such queue, or whatever the device refuses.
-    pub fn set_call(&self, queue: u16, call: Option<&EventFd>) -> Result<(), DeviceError> {
-        self.bind_call(queue, call)
-    }
-
-    /// Re-binds or unbinds the eventfd by which the driver kicks. Give one
-    /// spurious kick to the new one.
-    ///
-    /// # Errors
-    /// No such queue, or whatever the device refuses.
-    pub fn set_kick(&self, queue: u16, kick: Option<&EventFd>) -> Result<(), DeviceError> {
-        self.bind_kick(queue, kick)
-    }
-
-    /// Enables a queue that was set up before DRIVER_OK.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unable`] if ENABLE_AFTER_DRIVER_OK was not acknowledged,
-    /// else whatever the device refuses.
-    pub fn enable_vring(&mut self, queue: u16) -> Result<(), DeviceError> {
-        if !self
-            .backend_features()
-            .contains(BackendFeatures::ENABLE_AFTER_DRIVER_OK)
-        {
+        self.check(Operation::Enable)?;
+        let late = BackendFeatures::ENABLE_AFTER_DRIVER_OK;
+        if self.state == State::Running && !self.acked.contains(late) {
             return Err(DeviceError::Unable {
                 ability: "enable a queue while it runs",
             });
@@ -94,34 +48,74 @@ impl Device<Running> {
         self.vring_enable(queue, true)
     }
 
+    /// Sets DRIVER_OK: the device begins to work.
+    ///
+    /// # Errors
+    /// The device refused, and was reset.
+    pub fn start(&mut self) -> Result<(), DeviceError> {
+        self.perform(Operation::Start, |device| device.add_status(DRIVER_OK))
+    }
+
+    /// Re-binds or unbinds the eventfd that the running device signals. Give one
+    /// spurious signal to the new one: a call may have gone to the old one.
+    ///
+    /// # Errors
+    /// No such queue, or whatever the device refuses.
+    pub fn set_call(&self, queue: u16, call: Option<&EventFd>) -> Result<(), DeviceError> {
+        self.check(Operation::Rebind)?;
+        self.bind_call(queue, call)
+    }
+
+    /// Re-binds or unbinds the eventfd by which the driver kicks the running device. Give
+    /// one spurious kick to the new one.
+    ///
+    /// # Errors
+    /// No such queue, or whatever the device refuses.
+    pub fn set_kick(&self, queue: u16, kick: Option<&EventFd>) -> Result<(), DeviceError> {
+        self.check(Operation::Rebind)?;
+        self.bind_kick(queue, kick)
+    }
+
     /// Whether [`Device::suspend`] can work.
     #[must_use]
     pub fn can_suspend(&self) -> bool {
-        self.backend_features().contains(BackendFeatures::SUSPEND)
+        self.acked.contains(BackendFeatures::SUSPEND)
     }
 
     /// Stops the device; its ring state stays and can be read.
     ///
     /// # Errors
     /// The device can't, or refused; it runs on.
-    pub fn suspend(self) -> Result<Device<Suspended>, Failed<Running>> {
-        if !self.can_suspend() {
-            return Err(self.failed(DeviceError::Unable { ability: "suspend" }));
-        }
-        match refused("VHOST_VDPA_SUSPEND", self.handle.call(uapi::suspend())) {
-            Ok(()) => Ok(self.with_state(|Running(state)| Suspended(state))),
-            Err(error) => Err(self.failed(error)),
-        }
+    pub fn suspend(&mut self) -> Result<(), DeviceError> {
+        self.perform(Operation::Suspend, |device| {
+            if !device.can_suspend() {
+                return Err(DeviceError::Unable { ability: "suspend" });
+            }
+            refused("VHOST_VDPA_SUSPEND", device.handle.call(uapi::suspend()))
+        })
     }
-}
 
-impl Device<Suspended> {
-    /// Where the device stopped in a ring.
+    /// Lets the suspended device go on.
+    ///
+    /// # Errors
+    /// The device can't (not every one that suspends can), or refused; it
+    /// stays suspended.
+    pub fn resume(&mut self) -> Result<(), DeviceError> {
+        self.perform(Operation::Resume, |device| {
+            if !device.acked.contains(BackendFeatures::RESUME) {
+                return Err(DeviceError::Unable { ability: "resume" });
+            }
+            refused("VHOST_VDPA_RESUME", device.handle.call(uapi::resume()))
+        })
+    }
+
+    /// Where the suspended device stopped in a ring.
     ///
     /// # Errors
     /// No such queue, no ring state on this parent, or nonsense.
     pub fn vring_base(&self, queue: u16) -> Result<VringBase, DeviceError> {
-        self.info().queue(queue)?;
+        self.check(Operation::Switch)?;
+        self.info.queue(queue)?;
         let number = self
             .handle
             .vring_state(uapi::get_vring_base(), queue)
@@ -132,32 +126,34 @@ impl Device<Suspended> {
         })
     }
 
-    /// Unbinds both eventfds of a queue, for another device that is to have them: the
-    /// kernel gives the hardware interrupt that goes past it (irq bypass) to one device per eventfd.
+    /// Unbinds both eventfds of a suspended device's queue, for another device that is to have
+    /// them: the kernel gives the hardware interrupt that goes past it (irq bypass) to one
+    /// device per eventfd.
     ///
     /// # Errors
     /// No such queue, or whatever the device refuses.
     pub fn release_eventfds(&mut self, queue: u16) -> Result<(), DeviceError> {
-        self.info().queue(queue)?;
+        self.check(Operation::Switch)?;
         self.bind_kick(queue, None)?;
         self.bind_call(queue, None)
     }
 
-    /// Takes a queue out of work, in place: disabled, without eventfds. After
-    /// [`Device::resume`] the device no longer touches its rings and buffers;
+    /// Takes a queue of a suspended device out of work, in place: disabled, without eventfds.
+    /// After [`Device::resume`] the device no longer touches its rings and buffers;
     /// [`Device::switch_vring`] brings it back.
     ///
     /// # Errors
     /// No such queue, or whatever the device refuses.
     pub fn park_vring(&mut self, queue: u16) -> Result<(), DeviceError> {
+        self.check(Operation::Switch)?;
         // Safe here only: see `switch_vring`.
         self.vring_enable(queue, false)?;
         self.bind_kick(queue, None)?;
         self.bind_call(queue, None)
     }
 
-    /// Gives a queue another ring, or the same one with other addresses, in
-    /// place: disabled, set up anew, enabled; applied by [`Device::resume`].
+    /// Gives a queue of a suspended device another ring, or the same one with other addresses,
+    /// in place: disabled, set up anew, enabled; applied by [`Device::resume`].
     ///
     /// # Errors
     /// [`DeviceError::Vring`] before anything is written, or whatever the
@@ -169,26 +165,70 @@ impl Device<Suspended> {
         config: &VringConfig<'_>,
         allowed: &[IovaRange],
     ) -> Result<(), DeviceError> {
+        self.check(Operation::Switch)?;
         self.check_vring(queue, config, allowed)?;
         // Safe here only: a parent without SUSPEND takes the 0 for a broken
         // driver, and the state Suspended proves that this one has SUSPEND.
         self.vring_enable(queue, false)?;
-        self.write_vring(queue, config, allowed)?;
+        self.write_vring(queue, config)?;
         self.vring_enable(queue, true)
     }
 
-    /// Lets the device go on.
-    ///
-    /// # Errors
-    /// The device can't (not every one that suspends can), or refused; it
-    /// stays suspended.
-    pub fn resume(self) -> Result<Device<Running>, Failed<Suspended>> {
-        if !self.backend_features().contains(BackendFeatures::RESUME) {
-            return Err(self.failed(DeviceError::Unable { ability: "resume" }));
-        }
-        match refused("VHOST_VDPA_RESUME", self.handle.call(uapi::resume())) {
-            Ok(()) => Ok(self.with_state(|Suspended(state)| Running(state))),
-            Err(error) => Err(self.failed(error)),
-        }
+    fn check_vring(
+        &self,
+        queue: u16,
+        config: &VringConfig<'_>,
+        allowed: &[IovaRange],
+    ) -> Result<(), DeviceError> {
+        let maximum = self.info.queue(queue)?.max_size;
+        config
+            .check(maximum, self.is_packed(), allowed)
+            .map_err(|source| DeviceError::Vring { queue, source })
+    }
+
+    fn write_vring(&self, queue: u16, config: &VringConfig<'_>) -> Result<(), DeviceError> {
+        let handle = &self.handle;
+        let index = u32::from(queue);
+        handle
+            .set_vring_state(uapi::set_vring_num(), index, u32::from(config.size))
+            .map_err(queue_refused(queue, "VHOST_SET_VRING_NUM"))?;
+        handle
+            .set_vring_state(uapi::set_vring_base(), index, config.base.to_kernel())
+            .map_err(queue_refused(queue, "VHOST_SET_VRING_BASE"))?;
+        let addresses = vhost_vring_addr {
+            index,
+            flags: 0,
+            desc_user_addr: config.addresses.descriptor,
+            used_user_addr: config.addresses.device,
+            avail_user_addr: config.addresses.driver,
+            log_guest_addr: 0,
+        };
+        handle
+            .write(uapi::set_vring_addr(), &addresses)
+            .map_err(queue_refused(queue, "VHOST_SET_VRING_ADDR"))?;
+        self.bind_kick(queue, config.kick)?;
+        self.bind_call(queue, config.call)
+    }
+
+    fn vring_enable(&self, queue: u16, enable: bool) -> Result<(), DeviceError> {
+        self.info.queue(queue)?;
+        let (index, num) = (u32::from(queue), u32::from(enable));
+        self.handle
+            .set_vring_state(uapi::set_vring_enable(), index, num)
+            .map_err(queue_refused(queue, "VHOST_VDPA_SET_VRING_ENABLE"))
+    }
+
+    fn bind_kick(&self, queue: u16, kick: Option<&EventFd>) -> Result<(), DeviceError> {
+        self.info.queue(queue)?;
+        self.handle
+            .set_vring_file(uapi::set_vring_kick(), queue, kick)
+            .map_err(queue_refused(queue, "VHOST_SET_VRING_KICK"))
+    }
+
+    fn bind_call(&self, queue: u16, call: Option<&EventFd>) -> Result<(), DeviceError> {
+        self.info.queue(queue)?;
+        self.handle
+            .set_vring_file(uapi::set_vring_call(), queue, call)
+            .map_err(queue_refused(queue, "VHOST_SET_VRING_CALL"))
     }
 }

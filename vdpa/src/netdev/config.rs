@@ -34,7 +34,7 @@ impl NetConfig {
     /// # Errors
     /// As [`Device::read_config`]; a configuration too short for a field reads as
     /// zeroes there.
-    pub fn read<S>(device: &Device<S>, features: u64) -> Result<Self, DeviceError> {
+    pub fn read(device: &Device, features: u64) -> Result<Self, DeviceError> {
         let mut bytes = [0; LEN];
         let size = usize::try_from(device.config_size()).unwrap_or(usize::MAX);
         device.read_config(0, &mut bytes[..size.min(LEN)])?;

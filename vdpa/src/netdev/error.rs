@@ -1,8 +1,5 @@
 //! What can go wrong with a network driver in userspace.
 
-use std::fmt;
-
-use super::start::Netdev;
 use crate::control_queue::{Answer, ControlQueueError};
 use crate::device::DeviceError;
 use crate::iotlb::IotlbError;
@@ -115,26 +112,6 @@ pub enum NetdevError {
         /// Bytes of the largest one.
         maximum: u32,
     },
-}
-
-/// A transition that failed, with everything as it is then.
-#[derive(thiserror::Error)]
-#[error("the network device cannot change its state")]
-pub struct TransitionFailed<S> {
-    /// The device as it was; `None` if its state is not known and it was closed.
-    pub netdev: Option<Box<Netdev<S>>>,
-    /// Why.
-    #[source]
-    pub error: DeviceError,
-}
-
-impl<S> fmt::Debug for TransitionFailed<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransitionFailed")
-            .field("netdev_given_back", &self.netdev.is_some())
-            .field("error", &self.error)
-            .finish()
-    }
 }
 
 impl From<QueueError> for NetdevError {

@@ -2,11 +2,11 @@
 //! DPDK's virtio-user is to C.
 //!
 //! ```text
-//!             Netdev::start                     suspend
-//!   Device<Owned> ----------> Netdev<Running> ---------> Netdev<Suspended>
-//!    + Iotlb                    |  ^                         |
-//!                        pairs: |  +-------- resume ---------+
-//!                   RxQueue, TxQueue
+//!          Netdev::start              suspend
+//!   Device --------------> running ---------------> suspended
+//!    + Iotlb                |  ^                        |
+//!                    pairs: |  +-------- resume --------+
+//!               RxQueue, TxQueue
 //! ```
 //! Queues exist only of a device that was started, so nothing can be sent before
 //! that. They are values of their own and may go to threads of their own;
@@ -19,8 +19,8 @@
 //! bytes as a guest's memory, so that whatever works on a guest's rings works on these.
 //!
 //! **As a guest.** [`Netdev::relay_set`] gives the queues to a [`RelaySet`](crate::relay::RelaySet), which
-//! then changes how they reach the device; the driver notices nothing. [`Driver`] is the
-//! [`Restart`](crate::relay::Restart) of devices that have to be reset for that.
+//! then changes how they reach the device; the driver notices nothing. [`Driver::start_relayed`]
+//! brings devices up again that have to be reset for that.
 //!
 //! **Two ways to use it.** Polling: [`RxQueue::poll`] and [`TxQueue::send`] make no system
 //! call but a kick where there is no doorbell, and allocate nothing. Asynchronous:
@@ -44,7 +44,7 @@ mod start;
 mod transmit;
 
 pub use self::config::NetConfig;
-pub use self::error::{NetdevError, StartError, TransitionFailed};
+pub use self::error::{NetdevError, StartError};
 pub use self::features::{Chains, Kick, Options};
 pub use self::queue::{Counters, Virtqueue};
 pub use self::receive::{Received, RxQueue};

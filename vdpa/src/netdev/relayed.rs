@@ -2,25 +2,24 @@
 //! those of a virtual machine are.
 //!
 //! ```text
-//!   RxQueue, TxQueue --- rings in Driver::guest_memory --- RelaySet --- Device<Running>
+//!   RxQueue, TxQueue --- rings in Driver::guest_memory --- RelaySet --- Device
 //!   (any thread)         kick and call eventfds            (any thread)
-//!                                                            | restart
+//!                                                            | start
 //!                                   Driver: negotiate, then set_pairs
 //! ```
 //! A relay hears kicks by eventfd only: a queue that has a doorbell must be switched by
 //! [`Virtqueue::set_kick_by`](super::Virtqueue::set_kick_by) before it is shadowed, and
 //! may be switched back afterwards. This module must not know how queues are relayed.
 
-use std::error::Error;
 use std::sync::Arc;
 
 use super::start::{Driver, Netdev};
-use crate::device::{Device, Negotiated, Owned, Running};
+use crate::device::{Device, State};
 use crate::memory::GuestMemory;
-use crate::relay::{RelaySet, RelaySetError, RelayedQueue, Restart, RestartFailed};
+use crate::relay::{Dirty, RelaySet, RelaySetError, RelayedQueue, Strategy, TransitionError};
 use crate::ring::{GuestRing, RingFeatures};
 
-impl Netdev<Running> {
+impl Netdev {
     /// Makes all queues relayable, direct as they are: the private rings are allocated in the
     /// driver's window and mapped. `memory` is what [`Driver::guest_memory`] gave, and
     /// learns of what relays write. The queues may go elsewhere afterwards
@@ -67,29 +66,32 @@ impl Driver {
             })
             .collect()
     }
-}
 
-/// Brings the device up as the driver left it: its memory, its features, its control
-/// queue and the number of its pairs. What else was set by commands is the caller's.
-impl Restart for Driver {
-    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, RestartFailed> {
-        if let Err(error) = self.iotlb.remap_after_reset() {
-            return Err(RestartFailed {
-                device: Some(device),
-                source: Box::new(error),
-            });
+    /// Brings a device up that was reset, as the driver left it and with `targets` changed: its
+    /// memory, its features, its control queue and the number of its pairs. What else was set by
+    /// commands is the caller's.
+    ///
+    /// # Errors
+    /// [`TransitionError`]; the device is reset, or lost where that fails.
+    pub fn start_relayed(
+        &mut self,
+        device: &mut Device,
+        set: &mut RelaySet,
+        targets: &[(u16, Strategy)],
+        dirty: &dyn Dirty,
+    ) -> Result<(), TransitionError> {
+        let rings = set.prepare_start(targets, &[], dirty)?;
+        let negotiated = match self.iotlb.remap_after_reset() {
+            Ok(()) => self.negotiate(device),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = negotiated {
+            if device.state() == State::Negotiated {
+                let _ = device.reset();
+            }
+            let source = Box::new(error);
+            return Err(TransitionError::Negotiate { source });
         }
-        let mut device = device.negotiate(self.features())?;
-        match self.set_up_control(&mut device) {
-            Ok(()) => Ok(device),
-            Err(error) => Err(RestartFailed {
-                device: device.reset().ok(),
-                source: Box::new(error),
-            }),
-        }
-    }
-
-    fn replay(&mut self, _: &mut Device<Running>) -> Result<(), Box<dyn Error + Send + Sync>> {
-        Ok(self.set_pairs()?)
+        set.start(device, rings, || Ok(self.set_pairs()?))
     }
 }

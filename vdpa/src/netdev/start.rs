@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use super::HEADER_LEN;
 use super::config::NetConfig;
-use super::error::{NetdevError, StartError, TransitionFailed};
+use super::error::{NetdevError, StartError};
 use super::features::{Chains, Kick, Options};
 use super::queue::{Parts, Virtqueue};
 use super::receive::RxQueue;
 use super::transmit::TxQueue;
 use crate::control_queue::queue::ANSWER_TIMEOUT;
 use crate::control_queue::{self, Answer, Command, ControlQueue, Placement};
-use crate::device::{Device, DeviceError, Failed, Negotiated, Owned, Running, Suspended};
+use crate::device::{Device, DeviceError};
 use crate::doorbell::DoorbellAnswer;
 use crate::iotlb::{Access, Iotlb, IotlbError, Mapping};
 use crate::iova::IovaRange;
@@ -37,15 +37,15 @@ pub struct QueuePair {
     pub transmit: TxQueue,
 }
 
-/// A network device that this process drives: the device in one of its states, and all
-/// that a driver has beside it. Both parts together keep the device running.
+/// A network device that this process drives: the device, and all that a driver has beside
+/// it. Both parts together keep the device running.
 ///
-/// They are public so that somebody else may lead the device through its states for a
+/// They are public so that others may lead the device through its states for a
 /// while, as a relay does that changes the rings of a running device.
 #[derive(Debug)]
-pub struct Netdev<S = Running> {
+pub struct Netdev {
     /// The device.
-    pub device: Device<S>,
+    pub device: Device,
     /// The driver.
     pub driver: Driver,
 }
@@ -76,14 +76,14 @@ struct Plan {
     parts: Vec<Parts>,
 }
 
-impl Netdev<Running> {
+impl Netdev {
     /// Brings a device up: maps memory, negotiates, fills the receive rings, starts, and sets
     /// the number of queue pairs. Nothing else may be mapped yet.
     ///
     /// # Errors
     /// See [`StartError`].
     pub fn start(
-        device: Device<Owned>,
+        mut device: Device,
         mut iotlb: Iotlb,
         options: &Options,
     ) -> Result<Self, StartError> {
@@ -125,8 +125,8 @@ impl Netdev<Running> {
             memory,
             plan,
         };
-        let device = driver.negotiate(device)?;
-        driver.bring_up(device)
+        driver.bring_up(&mut device)?;
+        Ok(Self { device, driver })
     }
 
     /// Resets the device and starts it again as it was, with empty rings in the same memory;
@@ -136,50 +136,30 @@ impl Netdev<Running> {
     /// # Errors
     /// See [`StartError`].
     pub fn restart(
-        self,
+        &mut self,
         remap: impl FnOnce(&mut Iotlb) -> Result<(), IotlbError>,
-    ) -> Result<Self, StartError> {
-        let Self { device, mut driver } = self;
-        let device = device.reset().map_err(DeviceError::from)?;
-        remap(&mut driver.iotlb)?;
-        let device = driver.negotiate(device)?;
-        driver.bring_up(device)
+    ) -> Result<(), StartError> {
+        self.device.reset()?;
+        remap(&mut self.driver.iotlb)?;
+        self.driver.bring_up(&mut self.device)
     }
 
     /// Stops the device; what queues do waits.
     ///
     /// # Errors
-    /// As [`Device::suspend`]; everything comes back as it was.
-    pub fn suspend(self) -> Result<Netdev<Suspended>, TransitionFailed<Running>> {
-        self.transition(Device::suspend)
+    /// As [`Device::suspend`].
+    pub fn suspend(&mut self) -> Result<(), DeviceError> {
+        self.device.suspend()
     }
-}
 
-impl Netdev<Suspended> {
-    /// Lets the device go on. Each queue is kicked, for it may have waited.
+    /// Lets the suspended device go on. Each queue is kicked, for it may have waited.
     ///
     /// # Errors
-    /// As [`Device::resume`]; everything comes back as it was.
-    pub fn resume(self) -> Result<Netdev<Running>, TransitionFailed<Suspended>> {
-        let mut netdev = self.transition(Device::resume)?;
-        netdev.driver.kick_all();
-        Ok(netdev)
-    }
-}
-
-impl<S> Netdev<S> {
-    fn transition<T>(
-        self,
-        change: impl FnOnce(Device<S>) -> Result<Device<T>, Failed<S>>,
-    ) -> Result<Netdev<T>, TransitionFailed<S>> {
-        let Self { device, driver } = self;
-        match change(device) {
-            Ok(device) => Ok(Netdev { device, driver }),
-            Err(Failed { device, error }) => Err(TransitionFailed {
-                netdev: device.map(|device| Box::new(Self { device, driver })),
-                error,
-            }),
-        }
+    /// As [`Device::resume`].
+    pub fn resume(&mut self) -> Result<(), DeviceError> {
+        self.device.resume()?;
+        self.driver.kick_all();
+        Ok(())
     }
 }
 
@@ -210,25 +190,11 @@ impl Driver {
     ///
     /// # Errors
     /// See [`StartError`].
-    pub fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, StartError> {
+    pub fn negotiate(&mut self, device: &mut Device) -> Result<(), StartError> {
         let features = self.plan.features;
-        let mut device = device.negotiate(features).map_err(DeviceError::from)?;
-        self.set_up_control(&mut device)?;
-        Ok(device)
-    }
-
-    /// Negotiated features, without those that the device adds by itself.
-    pub(super) fn features(&self) -> u64 {
-        self.plan.features
-    }
-
-    /// Gives the device the control queue, empty, where there is one.
-    pub(super) fn set_up_control(
-        &mut self,
-        device: &mut Device<Negotiated>,
-    ) -> Result<(), StartError> {
+        device.negotiate(features)?;
         if let (Some(index), Some(control)) = (self.plan.control_index, &mut self.control) {
-            control.restart(RingFeatures::of(self.plan.features))?;
+            control.restart(RingFeatures::of(features))?;
             set_control(device, index, control, &mut self.iotlb)?;
         }
         Ok(())
@@ -261,32 +227,22 @@ impl Driver {
         }
     }
 
-    /// New queues, and go.
-    fn bring_up(mut self, mut device: Device<Negotiated>) -> Result<Netdev, StartError> {
+    /// Negotiates, makes new queues, and starts.
+    fn bring_up(&mut self, device: &mut Device) -> Result<(), StartError> {
+        self.negotiate(device)?;
         // Their rings are zeroed when new ones take their place.
         self.pairs.clear();
-        self.pairs = queues(
-            &mut device,
-            &self.plan.options,
-            &self.memory,
-            &self.plan.parts,
-        )?;
-        let device = device.start().map_err(DeviceError::from)?;
+        self.pairs = queues(device, &self.plan.options, &self.memory, &self.plan.parts)?;
+        device.start()?;
         for pair in &mut self.pairs {
             pair.receive.queue_mut().force_kick()?;
         }
-        self.set_pairs()?;
-        let driver = self;
-        Ok(Netdev { device, driver })
+        self.set_pairs()
     }
 }
 
 /// Where the control queue is, checked.
-fn control_index(
-    device: &Device<Owned>,
-    features: u64,
-    pairs: u16,
-) -> Result<Option<u16>, StartError> {
+fn control_index(device: &Device, features: u64, pairs: u16) -> Result<Option<u16>, StartError> {
     let queues = device.info().queue_count();
     let data = pairs.checked_mul(2).filter(|&data| data <= queues);
     let wrong = StartError::ControlQueue { pairs, queues };
@@ -304,7 +260,7 @@ fn control_index(
 
 /// Where each queue's parts go, by queue index.
 fn layout(
-    device: &Device<Owned>,
+    device: &Device,
     options: &Options,
     ring: RingFeatures,
     config: &NetConfig,
@@ -360,7 +316,7 @@ fn map(iotlb: &mut Iotlb, memory: &Arc<SharedBuffer>) -> Result<(), StartError> 
 }
 
 fn set_control(
-    device: &mut Device<Negotiated>,
+    device: &mut Device,
     index: u16,
     control: &ControlQueue,
     iotlb: &mut Iotlb,
@@ -382,7 +338,7 @@ fn set_control(
 }
 
 fn queues(
-    device: &mut Device<Negotiated>,
+    device: &mut Device,
     options: &Options,
     memory: &Arc<SharedBuffer>,
     parts: &[Parts],

@@ -9,10 +9,10 @@ use super::echo::{self, FRAMES};
 use super::{Identity, ProbeOptions};
 use crate::causes::in_one_line;
 use crate::control_queue::MacAddress;
-use crate::device::{Device, Owned, Running, Suspended, VringBase};
+use crate::device::{Device, VringBase};
 use crate::doorbell::NoDoorbell;
 use crate::iotlb::Iotlb;
-use crate::netdev::{Kick, Netdev, NetdevError, Options, TransitionFailed, TxQueue};
+use crate::netdev::{Kick, Netdev, NetdevError, Options, TxQueue};
 
 /// How long a device may take for one frame.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -91,7 +91,7 @@ impl Runner<'_> {
 
 /// All checks of a network device; of another one only that it is none.
 pub(super) fn all(
-    device: Device<Owned>,
+    device: Device,
     iotlb: Iotlb,
     identity: &Identity,
     options: &ProbeOptions,
@@ -277,7 +277,7 @@ pub(crate) fn wait(transmit: &TxQueue, limit: Duration) -> std::result::Result<b
 }
 
 fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
-    let mut suspended = None;
+    let mut suspended = false;
     runner.check("suspend", || {
         if !netdev.device.can_suspend() {
             return not_offered("the backend feature SUSPEND is not there");
@@ -285,22 +285,23 @@ fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
         if let Some(pair) = netdev.driver.pairs.first_mut() {
             drained(&mut pair.transmit)?;
         }
-        suspended = Some(netdev.suspend().map_err(plain::<Running>)?);
+        netdev.suspend()?;
+        suspended = true;
         ok("")
     });
-    let Some(suspended) = suspended else {
+    if !suspended {
         return;
-    };
-    runner.check("ring state", || ring_state(&suspended));
+    }
+    runner.check("ring state", || ring_state(&netdev));
     runner.check("resume", || {
-        if !suspended
+        if !netdev
             .device
             .backend_features()
             .contains(crate::uapi::BackendFeatures::RESUME)
         {
             return not_offered("the backend feature RESUME is not there");
         }
-        let mut netdev = suspended.resume().map_err(plain::<Suspended>)?;
+        netdev.resume()?;
         let Some(pair) = netdev.driver.pairs.first_mut() else {
             return failed("there is no queue pair");
         };
@@ -312,12 +313,7 @@ fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
     });
 }
 
-/// The failure without the device, which the caller has no use for.
-fn plain<S: std::fmt::Debug>(failed: TransitionFailed<S>) -> crate::device::DeviceError {
-    failed.error
-}
-
-fn ring_state(netdev: &Netdev<Suspended>) -> Result {
+fn ring_state(netdev: &Netdev) -> Result {
     let Some(queue) = netdev
         .driver
         .pairs

@@ -77,7 +77,7 @@ pub fn probe(
 ) -> Result<Report, ProbeError> {
     let device = Device::open(path)?;
     let ask = |source| ProbeError::Ask { source };
-    let (device, iotlb) = device.own().map_err(|failed| ask(failed.error))?;
+    let (device, iotlb) = device.own().map_err(ask)?;
     let identity = Identity::of(path, &device).map_err(ask)?;
     let checks = checks::all(device, iotlb, &identity, options, progress);
     Ok(Report { identity, checks })

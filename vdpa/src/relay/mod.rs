@@ -8,7 +8,7 @@
 //!   Shadowed     guest ring <--> ShadowQueue <--> private ring ===== device
 //!
 //!   Direct <----> Mediated <----> Shadowed      each arrow: RelaySet::change on a device that
-//!      ^------------------------------^         suspends, RelaySet::restart on any other
+//!      ^------------------------------^         suspends, RelaySet::start on any other
 //! ```
 //! A device that begins at the start of a ring only stays shadowed until its driver resets it.
 //! Split rings are mediated or shadowed. **A packed ring can only be shadowed**: its used
@@ -45,8 +45,7 @@ pub use self::dirty::Dirty;
 pub use self::mediate::MediatedQueue;
 pub use self::pace::{Pace, Pause, Signals};
 pub use self::set::{
-    ChangeFailed, Halted, Progress, QueueFailed, RelaySet, RelaySetError, RelayedQueue, Restart,
-    RestartFailed, TransitionError,
+    Prepared, Progress, QueueFailed, RelaySet, RelaySetError, RelayedQueue, TransitionError,
 };
 pub use self::shadow::ShadowQueue;
 use crate::device::{VringAddresses, VringBase};

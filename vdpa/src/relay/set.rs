@@ -5,8 +5,8 @@
 //!   change:   Running --suspend--> drain, prepare --switch_vring--> resume --> Running
 //!                                        |                             |
 //!                                     failed: resumed as it was     failed: Suspended
-//!   restart:  Owned (after reset) --> drain, settle --> Restart::negotiate --> set_vring, enable
-//!                    --> start --> Restart::replay --> Running
+//!   start:    Owned (after a reset) --> prepare_start: drain, settle --> the caller negotiates
+//!                    --> start: set_vring, enable --> DRIVER_OK --> replay --> Running
 //! ```
 //! Each transition is followed by one spurious kick and one spurious interrupt
 //! per queue: either may have been on its way to an eventfd that nobody reads now.
@@ -50,15 +50,11 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
-pub use self::error::{
-    ChangeFailed, Halted, QueueFailed, RelaySetError, RestartFailed, TransitionError,
-};
+pub use self::error::{QueueFailed, RelaySetError, TransitionError};
 use self::lane::{Features, Lane, Mode, signal};
 use super::ring::begin_at_used;
 use super::{Dirty, Pace, Pause, Position, Signals, Strategy};
-use crate::device::{
-    Device, DeviceError, DeviceInfo, Negotiated, Owned, Running, Suspended, VringBase,
-};
+use crate::device::{Device, DeviceError, DeviceInfo, State, VringBase};
 use crate::iotlb::Iotlb;
 use crate::ring::{GuestRing, RingFeatures};
 use crate::window::PrivateWindow;
@@ -77,22 +73,9 @@ pub struct RelayedQueue {
     pub call: Arc<EventFd>,
 }
 
-/// What a caller does to bring a device up again after a reset.
-pub trait Restart {
-    /// Maps memory again ([`Iotlb::remap_after_reset`]), puts groups into their
-    /// address spaces, negotiates the features that the guest has, and sets up
-    /// and enables all queues that are not in the set.
-    ///
-    /// # Errors
-    /// The device can't be brought up; see [`RestartFailed`].
-    fn negotiate(&mut self, device: Device<Owned>) -> Result<Device<Negotiated>, RestartFailed>;
-
-    /// After DRIVER_OK: replays what the guest had set by its control queue.
-    ///
-    /// # Errors
-    /// Whatever the caller makes of it; the device is reset then.
-    fn replay(&mut self, device: &mut Device<Running>) -> Result<(), Box<dyn Error + Send + Sync>>;
-}
+/// What each queue becomes when its device starts: see [`RelaySet::prepare_start`].
+#[derive(Debug)]
+pub struct Prepared(Vec<(usize, Mode, VringBase)>);
 
 /// What a poll did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -235,62 +218,41 @@ impl RelaySet {
             .collect()
     }
 
-    /// Changes how `targets` reach the device, in place. The guest notices nothing but a
+    /// Changes how `targets` reach the running device, in place. The guest notices nothing but a
     /// pause of some hundred microseconds and a spurious interrupt. Works for devices
     /// that suspend and resume.
     ///
     /// # Errors
-    /// [`ChangeFailed`] with the device as it is then.
+    /// [`TransitionError`]. [`Device::state`] says what is left: a running device works as before;
+    /// a suspended one perhaps has some of the new rings: reset it and [`RelaySet::start`] it.
     pub fn change(
         &mut self,
-        device: Device<Running>,
+        device: &mut Device,
         targets: &[(u16, Strategy)],
         dirty: &dyn Dirty,
-    ) -> Result<Device<Running>, ChangeFailed> {
-        let wanted = match self.check(targets) {
-            Ok(wanted) => wanted,
-            Err(error) => {
-                let device = Halted::Running(device);
-                return Err(ChangeFailed { device, error });
-            }
-        };
-        let device = device.suspend().map_err(|failed| ChangeFailed {
-            device: failed.device.map_or(Halted::Gone, Halted::Running),
-            error: TransitionError::Device {
-                source: failed.error,
-            },
-        })?;
-        let prepared = match self.prepare(&device, &wanted, dirty) {
+    ) -> Result<(), TransitionError> {
+        let refused = |source| TransitionError::Device { source };
+        let wanted = self.check(targets)?;
+        device.suspend().map_err(refused)?;
+        let prepared = match self.prepare(device, &wanted, dirty) {
             Ok(prepared) => prepared,
             Err(error) => {
                 // Old rings, old modes: it goes on as it was.
-                let device = match device.resume() {
-                    Ok(device) => Halted::Running(device),
-                    Err(failed) => failed.device.map_or(Halted::Gone, Halted::Suspended),
-                };
+                let _ = device.resume();
                 for lane in &self.lanes {
                     let _ = lane.nudge();
                 }
-                return Err(ChangeFailed { device, error });
+                return Err(error);
             }
         };
-        let mut device = device;
         for (lane, mode, base) in prepared {
-            if let Err(error) = self.switch(&mut device, lane, mode, base) {
-                let device = Halted::Suspended(device);
-                return Err(ChangeFailed { device, error });
-            }
+            self.switch(device, lane, mode, base)?;
         }
-        let device = device.resume().map_err(|failed| ChangeFailed {
-            device: failed.device.map_or(Halted::Gone, Halted::Suspended),
-            error: TransitionError::Device {
-                source: failed.error,
-            },
-        })?;
-        self.nudge(device)
+        device.resume().map_err(refused)?;
+        self.nudge()
     }
 
-    /// Whether [`RelaySet::restart`] will know where all rings stand and what is in flight, to be asked **before the
+    /// Whether [`RelaySet::prepare_start`] will know where all rings stand and what is in flight, to be asked **before the
     /// device is reset**: after it a queue of which that is not known is lost to the guest, or the device
     /// would write to chains that are not its own. Only direct rings may not tell. The device and the guest's driver may
     /// go on; it takes some milliseconds to refuse.
@@ -308,93 +270,79 @@ impl RelaySet {
         Ok(())
     }
 
-    /// Brings a device that was reset up again, with `targets` changed and all
-    /// other queues as they were. Works for every device; what is in flight is given to it again.
+    /// First half of a start: what each queue becomes, `targets` changed and all others as they
+    /// were. The device does not work yet, or was reset; what is in flight is given to it again.
+    /// `known` says where packed rings stand that no device of this set has used; a split ring
+    /// says it itself.
     ///
     /// # Errors
-    /// [`ChangeFailed`] with the device as it is then.
-    pub fn restart(
+    /// [`TransitionError`]; the set is as before.
+    pub fn prepare_start(
         &mut self,
-        device: Device<Owned>,
-        targets: &[(u16, Strategy)],
-        dirty: &dyn Dirty,
-        driver: &mut dyn Restart,
-    ) -> Result<Device<Running>, ChangeFailed> {
-        let prepared = self
-            .check(targets)
-            .and_then(|wanted| self.prepare_restart(&wanted, &[], dirty));
-        let prepared = match prepared {
-            Ok(prepared) => prepared,
-            Err(error) => {
-                let device = Halted::Reset(device);
-                return Err(ChangeFailed { device, error });
-            }
-        };
-        let device = driver.negotiate(device).map_err(|failed| ChangeFailed {
-            device: failed.device.map_or(Halted::Gone, Halted::Reset),
-            error: TransitionError::Negotiate {
-                source: failed.source,
-            },
-        })?;
-        self.bring_up(device, prepared, driver)
-    }
-
-    /// Starts a device for the first time, with `targets` relayed before it writes anything. What
-    /// is not in the set has been set up by the caller, so [`Restart::negotiate`] is not called.
-    /// `known` says where packed rings stand; a split ring says it itself.
-    ///
-    /// # Errors
-    /// [`ChangeFailed`] with the device as it is then.
-    pub fn start(
-        &mut self,
-        device: Device<Negotiated>,
         targets: &[(u16, Strategy)],
         known: &[(u16, VringBase)],
         dirty: &dyn Dirty,
-        driver: &mut dyn Restart,
-    ) -> Result<Device<Running>, ChangeFailed> {
-        let prepared = self
-            .check(targets)
-            .and_then(|wanted| self.prepare_restart(&wanted, known, dirty));
-        match prepared {
-            Ok(prepared) => self.bring_up(device, prepared, driver),
-            Err(error) => {
-                let device = error::back_to_reset(device);
-                Err(ChangeFailed { device, error })
-            }
+    ) -> Result<Prepared, TransitionError> {
+        let wanted = self.check(targets)?;
+        let features = self.features;
+        let mut prepared = Vec::with_capacity(self.lanes.len());
+        for (position, lane) in self.lanes.iter_mut().enumerate() {
+            let target = wanted.iter().find(|(lane, _)| *lane == position);
+            let strategy = target.map_or(lane.mode.strategy(), |&(_, strategy)| strategy);
+            let known = known.iter().find(|(queue, _)| *queue == lane.queue.index);
+            let used = match known {
+                Some(&(_, stands)) if lane.is_packed() => begin_at_used(stands),
+                _ => lane.settle(dirty)?,
+            };
+            // A fresh private ring begins at its start, which every device takes.
+            let base = if strategy == Strategy::Shadowed {
+                lane.initial_base()
+            } else {
+                used
+            };
+            let mode = lane.make(strategy, features, used, base);
+            let mode = mode.map_err(|source| lane.failed(source))?;
+            prepared.push((position, mode, base));
         }
+        Ok(Prepared(prepared))
     }
 
-    /// From the rings to the first interrupt.
-    fn bring_up(
+    /// Second half of a start, from the rings to the first interrupt. Works for every device. The
+    /// caller has negotiated the features that the guest has and has set up all queues that are not
+    /// in the set. `replay` gives the running device what the guest had set by its control queue.
+    ///
+    /// # Errors
+    /// [`TransitionError`]; the device is reset, or lost where that fails. One that runs
+    /// ([`TransitionError::Signal`]) goes on.
+    pub fn start(
         &mut self,
-        mut device: Device<Negotiated>,
-        prepared: Vec<(usize, Mode, VringBase)>,
-        driver: &mut dyn Restart,
-    ) -> Result<Device<Running>, ChangeFailed> {
-        for (lane, mode, base) in prepared {
-            if let Err(error) = self.set_up(&mut device, lane, mode, base) {
-                let device = error::back_to_reset(device);
-                return Err(ChangeFailed { device, error });
+        device: &mut Device,
+        prepared: Prepared,
+        replay: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
+    ) -> Result<(), TransitionError> {
+        if let Err(error) = self.begin(device, prepared, replay) {
+            // Without what its driver had set it would work in another way than the driver
+            // believes, unnoticed: filters that are gone, queue pairs that are silent.
+            if device.state() != State::Owned {
+                let _ = device.reset();
             }
+            return Err(error);
         }
-        let mut device = device.start().map_err(|failed| ChangeFailed {
-            device: failed.device.map_or(Halted::Gone, Halted::Reset),
-            error: TransitionError::Device {
-                source: failed.error,
-            },
-        })?;
-        if let Err(source) = driver.replay(&mut device) {
-            // Without what its driver had set it would work in another way than the driver believes, and nobody
-            // would notice: filters that are gone, queue pairs that are silent.
-            let device = match device.reset() {
-                Ok(device) => Halted::Reset(device),
-                Err(failed) => failed.device.map_or(Halted::Gone, Halted::Reset),
-            };
-            let error = TransitionError::Replay { source };
-            return Err(ChangeFailed { device, error });
+        self.nudge()
+    }
+
+    fn begin(
+        &mut self,
+        device: &mut Device,
+        prepared: Prepared,
+        replay: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
+    ) -> Result<(), TransitionError> {
+        for (lane, mode, base) in prepared.0 {
+            self.set_up(device, lane, mode, base)?;
         }
-        self.nudge(device)
+        let started = device.start();
+        started.map_err(|source| TransitionError::Device { source })?;
+        replay().map_err(|source| TransitionError::Replay { source })
     }
 
     /// Positions in `lanes` of what is to change, without what is so already.
@@ -420,7 +368,7 @@ impl RelaySet {
 
     fn prepare(
         &mut self,
-        device: &Device<Suspended>,
+        device: &Device,
         wanted: &[(usize, Strategy)],
         dirty: &dyn Dirty,
     ) -> Result<Vec<(usize, Mode, VringBase)>, TransitionError> {
@@ -455,38 +403,9 @@ impl RelaySet {
         Ok(prepared)
     }
 
-    fn prepare_restart(
-        &mut self,
-        wanted: &[(usize, Strategy)],
-        known: &[(u16, VringBase)],
-        dirty: &dyn Dirty,
-    ) -> Result<Vec<(usize, Mode, VringBase)>, TransitionError> {
-        let features = self.features;
-        let mut prepared = Vec::with_capacity(self.lanes.len());
-        for (position, lane) in self.lanes.iter_mut().enumerate() {
-            let target = wanted.iter().find(|(lane, _)| *lane == position);
-            let strategy = target.map_or(lane.mode.strategy(), |&(_, strategy)| strategy);
-            let known = known.iter().find(|(queue, _)| *queue == lane.queue.index);
-            let used = match known {
-                Some(&(_, stands)) if lane.is_packed() => begin_at_used(stands),
-                _ => lane.settle(dirty)?,
-            };
-            // A fresh private ring begins at its start, which every device takes.
-            let base = if strategy == Strategy::Shadowed {
-                lane.initial_base()
-            } else {
-                used
-            };
-            let mode = lane.make(strategy, features, used, base);
-            let mode = mode.map_err(|source| lane.failed(source))?;
-            prepared.push((position, mode, base));
-        }
-        Ok(prepared)
-    }
-
     fn switch(
         &mut self,
-        device: &mut Device<Suspended>,
+        device: &mut Device,
         position: usize,
         mut mode: Mode,
         base: VringBase,
@@ -504,7 +423,7 @@ impl RelaySet {
 
     fn set_up(
         &mut self,
-        device: &mut Device<Negotiated>,
+        device: &mut Device,
         position: usize,
         mut mode: Mode,
         base: VringBase,
@@ -530,14 +449,8 @@ impl RelaySet {
         Ok(())
     }
 
-    fn nudge(&mut self, device: Device<Running>) -> Result<Device<Running>, ChangeFailed> {
+    fn nudge(&mut self) -> Result<(), TransitionError> {
         self.pace = Pace::default();
-        for lane in &self.lanes {
-            if let Err(error) = lane.nudge() {
-                let device = Halted::Running(device);
-                return Err(ChangeFailed { device, error });
-            }
-        }
-        Ok(device)
+        self.lanes.iter().try_for_each(Lane::nudge)
     }
 }

@@ -294,19 +294,24 @@ impl Inventory {
         entries.find(|entry| entry.id == id)?.status()
     }
 
-    /// Pages that devices write are marked in guest memory from when this returns, for all devices or none.
+    /// Pages that devices write are marked in guest memory from when this returns, for all devices or none; or, with
+    /// `on` false, no longer.
     ///
     /// # Errors
-    /// Which device can't, and why.
-    pub(super) fn start_dirty_log(&self) -> Result<(), RequestError> {
+    /// Which device can't, and why; at the end of a record, the first one that could not be brought back to what it was.
+    pub(super) fn log_writes(&self, on: bool) -> Result<(), RequestError> {
+        let mut result = Ok(());
         for entry in self.entries.values() {
-            if let Err(source) = entry.device.start_dirty_log() {
+            let logged = entry.device.log_writes(on);
+            let logged = logged.map_err(|source| RequestError::dirty_log(&entry.id, source));
+            if on && logged.is_err() {
                 // What fails here is in the log, and the first error says why.
-                let _ = self.stop_dirty_log();
-                return Err(RequestError::dirty_log(&entry.id, source));
+                let _ = self.log_writes(false);
+                return logged;
             }
+            result = result.and(logged);
         }
-        Ok(())
+        result
     }
 
     /// What devices may write without a mark meanwhile: guest-physical addresses and lengths in bytes.
@@ -324,29 +329,6 @@ impl Inventory {
             in_flight.add(&entry.device, memory);
         }
         in_flight
-    }
-
-    /// [`Inventory::start_dirty_log`] or [`Inventory::stop_dirty_log`].
-    pub(super) fn log_dirty(&self, on: bool) -> Result<(), RequestError> {
-        if on {
-            self.start_dirty_log()
-        } else {
-            self.stop_dirty_log()
-        }
-    }
-
-    /// Ends that, for all devices.
-    ///
-    /// # Errors
-    /// The first device that could not be brought back to what it was.
-    pub(super) fn stop_dirty_log(&self) -> Result<(), RequestError> {
-        let mut result = Ok(());
-        for entry in self.entries.values() {
-            let stopped = entry.device.stop_dirty_log();
-            result =
-                result.and(stopped.map_err(|source| RequestError::dirty_log(&entry.id, source)));
-        }
-        result
     }
 
     /// All devices as they are now, in the order of their attachment as long as numbers do

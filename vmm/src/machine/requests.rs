@@ -63,7 +63,7 @@ impl Machine {
                 }
                 Request::DirtyLog { on, answer } => {
                     let allowed = self.unless_held().and_then(|()| self.unless_migrating());
-                    let _ = answer.send(allowed.and_then(|()| self.inventory.log_dirty(on)));
+                    let _ = answer.send(allowed.and_then(|()| self.inventory.log_writes(on)));
                 }
                 Request::Resources { answer } => {
                     let _ = answer.send(self.resources());

@@ -230,7 +230,7 @@ impl VirtioPciDevice {
         self.transport().process(token)
     }
 
-    /// Says whether another device stands by. If the present one [fails](Backend::has_failed) from now on while its driver
+    /// Says whether another device stands by. If the present one [fails](super::backend::Hardware::has_failed) from now on while its driver
     /// works with it, the driver is not told at once (DEVICE_NEEDS_RESET): see [`VirtioPciDevice::process`].
     pub fn set_failover(&self, on: bool) {
         self.transport().set_failover(on);
@@ -242,32 +242,24 @@ impl VirtioPciDevice {
         self.transport().give_up();
     }
 
-    /// Asks the guest to announce itself on its network: see [`Backend::announce`].
+    /// Asks the guest to announce itself on its network: see [`Hardware::announce`](super::backend::Hardware::announce).
     /// `false`: it is no running network device, or its driver does not know how.
     pub fn announce(&self) -> bool {
         self.transport().announce()
     }
 
-    /// From now on pages that the device writes are marked in guest memory: see
-    /// [`Backend::start_dirty_log`]. An inactive device is marked from when its driver starts it; one that is broken
-    /// is stopped until then.
+    /// From now on pages that the device writes are marked in guest memory, or no longer: see
+    /// [`Hardware::log_writes`](super::backend::Hardware::log_writes). An inactive device is marked
+    /// from when its driver starts it; one that is broken is stopped until then.
     ///
     /// # Errors
-    /// As [`Backend::start_dirty_log`].
-    pub fn start_dirty_log(&self) -> Result<(), BackendError> {
-        self.transport().start_dirty_log()
+    /// As for that.
+    pub fn log_writes(&self, on: bool) -> Result<(), BackendError> {
+        self.transport().log_writes(on)
     }
 
-    /// Ends it: see [`Backend::stop_dirty_log`].
-    ///
-    /// # Errors
-    /// As [`Backend::stop_dirty_log`].
-    pub fn stop_dirty_log(&self) -> Result<(), BackendError> {
-        self.transport()
-            .change_way(|backend| backend.stop_dirty_log())
-    }
-
-    /// What the device writes without a mark: see [`Backend::always_dirty`].
+    /// What the device writes without a mark: see
+    /// [`Hardware::always_dirty`](super::backend::Hardware::always_dirty).
     #[must_use]
     pub fn always_dirty(&self) -> Vec<(u64, u64)> {
         self.transport().always_dirty()

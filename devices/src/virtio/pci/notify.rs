@@ -160,7 +160,10 @@ impl NotifyDoorbells {
     }
 
     /// The device runs; its queues have the doorbells that `doorbell_of` gives.
-    pub(super) fn run(&mut self, doorbell_of: impl Fn(u16) -> Option<Arc<dyn DoorbellPage>>) {
+    pub(super) fn run(
+        &mut self,
+        mut doorbell_of: impl FnMut(u16) -> Option<Arc<dyn DoorbellPage>>,
+    ) {
         for (queue, page) in (0..=u16::MAX).zip(&mut self.pages) {
             page.doorbell = doorbell_of(queue);
         }

@@ -180,6 +180,17 @@ pub enum SwapError {
     },
 }
 
+const NOT_REPLACEABLE: &str = "devices of this kind cannot be replaced while the machine runs";
+const NO_SUCCESSOR: &str = "devices of this kind take no other's place while the machine runs";
+
+/// See [`Hardware::identity`](crate::virtio::backend::Hardware::identity).
+fn identity(backend: &mut dyn Backend) -> Result<SavedState, BackendError> {
+    match backend.hardware() {
+        Some(hardware) => hardware.identity(),
+        None => Err(NOT_REPLACEABLE.into()),
+    }
+}
+
 impl Relied {
     /// Makes a backend that nobody has used look like this, or says why it cannot.
     fn fits(&self, successor: &mut dyn Backend) -> Result<(), SwapError> {
@@ -188,11 +199,14 @@ impl Relied {
             return Err(SwapError::DeviceType { needs, has });
         }
         let succeeded = match &self.identity {
-            Some(identity) => successor.succeed(&Predecessor {
-                identity: identity.clone(),
-                features: self.features,
-                running: self.running,
-            }),
+            Some(identity) => match successor.hardware() {
+                Some(successor) => successor.succeed(&Predecessor {
+                    identity: identity.clone(),
+                    features: self.features,
+                    running: self.running,
+                }),
+                None => Err(NO_SUCCESSOR.into()),
+            },
             None => Ok(()),
         };
         // The features first: their names say most. What is offered may depend on the succession.
@@ -282,7 +296,7 @@ impl Transport {
     /// What the guest relies on, for a device at another host.
     pub(super) fn relied_elsewhere(&mut self) -> Relied {
         // A device that cannot be replaced in place may well be like any other: the random number generator.
-        let identity = self.backend.identity().ok();
+        let identity = identity(&mut *self.backend).ok();
         self.relied(identity)
     }
 
@@ -307,7 +321,7 @@ impl Transport {
         if needs != has {
             return Err(SwapError::DeviceType { needs, has });
         }
-        let identity = self.backend.identity().map_err(SwapError::Refused)?;
+        let identity = identity(&mut *self.backend).map_err(SwapError::Refused)?;
         self.relied(Some(identity)).fits(successor)?;
         match self.phase {
             Phase::Agreed | Phase::Active | Phase::Failing => successor
@@ -323,7 +337,11 @@ impl Transport {
         self.doorbells.stop();
         let stopped = Instant::now();
         let failed = self.phase == Phase::Failing;
-        let state = match self.backend.hand_over() {
+        let handed_over = match self.backend.hardware() {
+            Some(hardware) => hardware.hand_over(),
+            None => Err(NOT_REPLACEABLE.into()),
+        };
+        let state = match handed_over {
             Ok(state) => state,
             Err(error) if failed => {
                 self.needs_reset();
@@ -352,7 +370,11 @@ impl Transport {
     /// Starts the old device again, where both have left the rings.
     fn roll_back(&mut self, state: &SavedState, error: BackendError) -> SwapError {
         let activation = self.activation(&self.common);
-        match self.backend.take_back(state, activation) {
+        let taken_back = match self.backend.hardware() {
+            Some(hardware) => hardware.take_back(state, activation),
+            None => Err(NOT_REPLACEABLE.into()),
+        };
+        match taken_back {
             Ok(()) => {
                 self.go_on();
                 SwapError::Start(error)

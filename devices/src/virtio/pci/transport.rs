@@ -305,7 +305,9 @@ impl Transport {
         match self.backend.change(QueueChange::Enable(queue)) {
             Ok(()) => {
                 self.starts = self.starts.wrapping_add(1);
-                self.doorbells.set(index, self.backend.doorbell(index));
+                let hardware = self.backend.hardware();
+                let doorbell = hardware.and_then(|hardware| hardware.doorbell(index));
+                self.doorbells.set(index, doorbell);
             }
             Err(error) => {
                 error!(
@@ -388,7 +390,8 @@ impl Transport {
         } = self;
         doorbells.run(|queue| {
             let enabled = common.enabled_queue_vector(queue).is_some();
-            enabled.then(|| backend.doorbell(queue)).flatten()
+            let hardware = backend.hardware().filter(|_| enabled)?;
+            hardware.doorbell(queue)
         });
     }
 
@@ -433,34 +436,27 @@ impl Transport {
         }
     }
 
-    /// Lets the backend change how the device reaches the guest's rings: its doorbells are let go before, and
-    /// those that are left are shown again.
-    pub(super) fn change_way(
-        &mut self,
-        change: impl FnOnce(&mut dyn Backend) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
+    /// See [`Hardware::log_writes`](crate::virtio::backend::Hardware::log_writes): doorbells are let go before, and those that are left are shown again.
+    pub(super) fn log_writes(&mut self, on: bool) -> Result<(), BackendError> {
+        if on {
+            self.give_up();
+            if self.phase == Phase::Broken {
+                // It may still write, and is of no use until its driver resets it.
+                self.backend.reset();
+            }
+        }
         self.doorbells.stop();
-        let changed = change(&mut *self.backend);
+        let logged = log_writes(&mut *self.backend, on);
         if self.phase == Phase::Active {
             self.show_doorbells();
         }
-        changed
-    }
-
-    /// See [`Backend::start_dirty_log`].
-    pub(super) fn start_dirty_log(&mut self) -> Result<(), BackendError> {
-        self.give_up();
-        if self.phase == Phase::Broken {
-            // It may still write, and is of no use until its driver resets it.
-            self.backend.reset();
-        }
-        match self.change_way(|backend| backend.start_dirty_log()) {
-            Err(error) if error.is::<BrokenRing>() => {
+        match logged {
+            Err(error) if on && error.is::<BrokenRing>() => {
                 self.ring_broke(&error);
                 // From its driver's next start on.
-                self.backend.start_dirty_log()
+                log_writes(&mut *self.backend, on)
             }
-            started => started,
+            logged => logged,
         }
     }
 
@@ -475,8 +471,9 @@ impl Transport {
         self.needs_reset();
     }
 
-    pub(super) fn always_dirty(&self) -> Vec<(u64, u64)> {
-        self.backend.always_dirty()
+    pub(super) fn always_dirty(&mut self) -> Vec<(u64, u64)> {
+        let hardware = self.backend.hardware();
+        hardware.map_or_else(Vec::new, |hardware| hardware.always_dirty())
     }
 
     /// Asks the guest to announce itself; `false`: there is nobody who would.
@@ -484,7 +481,8 @@ impl Transport {
         if self.phase != Phase::Active {
             return false;
         }
-        let outcome = self.backend.announce();
+        let hardware = self.backend.hardware();
+        let outcome = hardware.map_or_else(Outcome::default, |hardware| hardware.announce());
         self.take(outcome);
         outcome.config_changed
     }
@@ -497,7 +495,9 @@ impl Transport {
         if !outcome.needs_reset || self.is_broken() || self.phase == Phase::Failing {
             return;
         }
-        if self.failover && self.phase == Phase::Active && self.backend.has_failed() {
+        let hardware = self.backend.hardware();
+        let awaits = self.failover && self.phase == Phase::Active;
+        if awaits && hardware.is_some_and(|hardware| hardware.has_failed()) {
             warn!("the device has failed: another one is to take its place");
             self.enter(Phase::Failing);
             return;
@@ -584,6 +584,14 @@ pub(super) fn relied_on(common: &CommonConfig, phase: Phase) -> u64 {
         common.driver_features()
     } else {
         common.offer()
+    }
+}
+
+/// See [`Hardware::log_writes`](crate::virtio::backend::Hardware::log_writes).
+fn log_writes(backend: &mut dyn Backend, on: bool) -> Result<(), BackendError> {
+    match backend.hardware() {
+        Some(hardware) => hardware.log_writes(on),
+        None => Ok(()),
     }
 }
 

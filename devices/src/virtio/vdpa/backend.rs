@@ -11,11 +11,12 @@ use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET, VIRTIO_ID_RNG}
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::rings::Rings;
 use super::{STATE_NAME, STATE_VERSION, VdpaBackend, VdpaError, succession};
 use crate::hypervisor::DoorbellPage;
 use crate::virtio::backend::{
-    Activation, Backend, BackendError, Event, Outcome, Predecessor, QueueChange, QueueRole,
-    SavedState,
+    Activation, Backend, BackendError, Event, Hardware, Outcome, Predecessor, QueueChange,
+    QueueRole, SavedState,
 };
 use crate::virtio::saved_state;
 
@@ -25,7 +26,7 @@ const TOKEN_RELAY: u16 = 2;
 
 impl Backend for VdpaBackend {
     fn device_type(&self) -> u32 {
-        self.info.device_id
+        self.rings.device.device_id()
     }
 
     fn queue_max_sizes(&self) -> &[u16] {
@@ -33,14 +34,14 @@ impl Backend for VdpaBackend {
     }
 
     fn features(&self) -> u64 {
-        self.offer.all()
+        self.net.offer.all()
     }
 
     fn queue_role(&self, queue: u16) -> QueueRole {
         let control_queue = self
             .negotiation
             .and_then(|negotiation| negotiation.control_queue);
-        match self.info.device_id {
+        match self.rings.device.device_id() {
             _ if control_queue == Some(queue) => QueueRole::Request,
             // receiveq1, transmitq1, receiveq2, … (virtio 1.3, 5.1.2).
             VIRTIO_ID_NET if queue.is_multiple_of(2) => QueueRole::Receive,
@@ -50,25 +51,20 @@ impl Backend for VdpaBackend {
     }
 
     fn config_len(&self) -> u32 {
-        self.info.config_size
+        self.rings.device.config_size()
     }
 
     fn read_config(&mut self, offset: u32, data: &mut [u8]) {
-        if let Err(error) = self.link.read_config(offset, data) {
-            tracing::warn!(device = %self.id, %error, "configuration cannot be read");
+        if let Err(error) = self.rings.device.read_config(offset, data) {
+            tracing::warn!(device = %self.rings.id, %error, "configuration cannot be read");
             data.fill(0);
         }
-        if let Some(mac) = &self.mac {
-            mac.cover(offset, data);
-        }
-        if self.offer.has(VIRTIO_NET_F_GUEST_ANNOUNCE) {
-            self.announcement.cover(offset, data);
-        }
+        self.net.cover(offset, data);
     }
 
     fn write_config(&mut self, offset: u32, data: &[u8]) {
-        if let Err(error) = self.link.write_config(offset, data) {
-            tracing::warn!(device = %self.id, %error, "configuration cannot be written");
+        if let Err(error) = self.rings.device.write_config(offset, data) {
+            tracing::warn!(device = %self.rings.id, %error, "configuration cannot be written");
         }
     }
 
@@ -79,7 +75,7 @@ impl Backend for VdpaBackend {
                 token: TOKEN_CONFIG,
             },
             Event {
-                fd: self.relay_failed.as_raw_fd(),
+                fd: self.log.failed.as_raw_fd(),
                 token: TOKEN_RELAY,
             },
         ];
@@ -97,7 +93,7 @@ impl Backend for VdpaBackend {
         let negotiation = self.or_stop(negotiated)?;
         self.negotiation = Some(negotiation);
         // From here on it is this device that its driver knows.
-        self.predecessor = None;
+        self.net.predecessor = None;
         Ok(())
     }
 
@@ -136,43 +132,11 @@ impl Backend for VdpaBackend {
         // The same after every reset, whatever the guest did: the lab's leak
         // tests compare these lines.
         tracing::debug!(
-            device = %self.id,
-            iotlb_ranges = self.iotlb.mapped_ranges(),
-            iotlb_bytes = self.iotlb.mapped_bytes(),
+            device = %self.rings.id,
+            iotlb_ranges = self.rings.iotlb.mapped_ranges(),
+            iotlb_bytes = self.rings.iotlb.mapped_bytes(),
             "vDPA device reset"
         );
-    }
-
-    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
-        // Without a negotiation no queue is the guest's; and the control queue
-        // never is: the guest kicks us there.
-        let negotiation = self.negotiation?;
-        if negotiation.control_queue == Some(queue) {
-            return None;
-        }
-        // A store would reach the device before its ring has what the guest made available.
-        let strategy = self
-            .poller
-            .as_ref()
-            .and_then(|poller| poller.strategy(queue));
-        if strategy == Some(Strategy::Shadowed) {
-            return None;
-        }
-        self.doorbells.get(queue).map(|doorbell| doorbell as _)
-    }
-
-    fn announce(&mut self) -> Outcome {
-        let able = self
-            .negotiation
-            .is_some_and(|negotiation| negotiation.has(VIRTIO_NET_F_GUEST_ANNOUNCE))
-            && !self.data_queues.is_empty();
-        if able {
-            self.announcement.set(true);
-        }
-        Outcome {
-            config_changed: able,
-            needs_reset: false,
-        }
     }
 
     fn process(&mut self, token: u16) -> Outcome {
@@ -181,12 +145,13 @@ impl Backend for VdpaBackend {
                 // Only "nothing is pending" can fail.
                 let _ = self.config_changed.read();
                 let needs_reset = self
-                    .link
+                    .rings
+                    .device
                     .status()
                     .is_ok_and(|status| u32::from(status) & VIRTIO_CONFIG_S_NEEDS_RESET != 0);
                 if needs_reset && !self.needs_reset {
                     tracing::warn!(
-                        device = %self.id,
+                        device = %self.rings.id,
                         "the device says that it needs a reset (DEVICE_NEEDS_RESET): it is of no \
                          use until the guest's driver resets it, as unbind and bind do, or another one takes its place"
                     );
@@ -203,7 +168,7 @@ impl Backend for VdpaBackend {
             TOKEN_RELAY => Outcome {
                 config_changed: false,
                 // Only "nothing is pending" can fail: it was reset meanwhile.
-                needs_reset: self.relay_failed.read().is_ok(),
+                needs_reset: self.log.failed.read().is_ok(),
             },
             _ => {
                 let Some(control) = &mut self.control else {
@@ -219,43 +184,9 @@ impl Backend for VdpaBackend {
         }
     }
 
-    fn has_failed(&self) -> bool {
-        self.needs_reset
-    }
-
-    fn start_dirty_log(&mut self) -> Result<(), BackendError> {
-        self.begin_dirty_log().map_err(VdpaError::into_backend)
-    }
-
-    fn stop_dirty_log(&mut self) -> Result<(), BackendError> {
-        Ok(self.end_dirty_log()?)
-    }
-
-    fn always_dirty(&self) -> Vec<(u64, u64)> {
-        self.unseen()
-    }
-
     fn save(&mut self) -> Result<SavedState, BackendError> {
         let saved = self.save_rings().map_err(VdpaError::into_backend)?;
         Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
-    }
-
-    fn hand_over(&mut self) -> Result<SavedState, BackendError> {
-        let saved = self.hand_over_rings()?;
-        Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
-    }
-
-    fn identity(&mut self) -> Result<SavedState, BackendError> {
-        Ok(succession::encode(&self.identify()?)?)
-    }
-
-    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), BackendError> {
-        let identity = succession::decode(&predecessor.identity)?;
-        Ok(self.take_place(&identity, predecessor)?)
-    }
-
-    fn check_succession(&self, features: u64) -> Result<(), BackendError> {
-        Ok(self.check_predecessor(features)?)
     }
 
     fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {
@@ -269,6 +200,79 @@ impl Backend for VdpaBackend {
         Ok(self.or_stop(started)?)
     }
 
+    fn hardware(&mut self) -> Option<&mut dyn Hardware> {
+        Some(self)
+    }
+}
+
+impl Hardware for VdpaBackend {
+    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
+        // Without a negotiation no queue is the guest's; and the control queue
+        // never is: the guest kicks us there.
+        let negotiation = self.negotiation?;
+        if negotiation.control_queue == Some(queue) {
+            return None;
+        }
+        // A store would reach the device before its ring has what the guest made available.
+        if self.log.strategy(queue) == Some(Strategy::Shadowed) {
+            return None;
+        }
+        self.rings
+            .doorbells
+            .get(queue)
+            .map(|doorbell| doorbell as _)
+    }
+
+    fn announce(&mut self) -> Outcome {
+        let able = self
+            .negotiation
+            .is_some_and(|negotiation| negotiation.has(VIRTIO_NET_F_GUEST_ANNOUNCE))
+            && !self.rings.queues.is_empty();
+        if able {
+            self.net.announcement.set(true);
+        }
+        Outcome {
+            config_changed: able,
+            needs_reset: false,
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.needs_reset
+    }
+
+    fn log_writes(&mut self, on: bool) -> Result<(), BackendError> {
+        if on {
+            self.relay_all().map_err(VdpaError::into_backend)
+        } else {
+            Ok(self.end_relaying()?)
+        }
+    }
+
+    fn always_dirty(&self) -> Vec<(u64, u64)> {
+        self.log.unseen(&self.rings, self.packed())
+    }
+
+    fn hand_over(&mut self) -> Result<SavedState, BackendError> {
+        let saved = self.hand_over_rings()?;
+        Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
+    }
+
+    fn identity(&mut self) -> Result<SavedState, BackendError> {
+        let identity = self.net.identify(&self.rings.device, self.needs_reset)?;
+        Ok(succession::encode(&identity)?)
+    }
+
+    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), BackendError> {
+        let identity = succession::decode(&predecessor.identity)?;
+        let Rings { device, id, .. } = &self.rings;
+        Ok(self.net.take_place(device, id, &identity, predecessor)?)
+    }
+
+    fn check_succession(&self, features: u64) -> Result<(), BackendError> {
+        Ok(self.net.check_predecessor(&self.rings.device, features)?)
+    }
+
     fn take_back(
         &mut self,
         state: &SavedState,
@@ -276,6 +280,7 @@ impl Backend for VdpaBackend {
     ) -> Result<(), BackendError> {
         let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
         let started = self
+            .rings
             .taken_back(saved, &activation)
             .and_then(|saved| self.restore_rings(saved, activation));
         Ok(self.or_stop(started)?)

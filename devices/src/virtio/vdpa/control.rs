@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use vdpa::control_queue::command::COMMAND_LEN_MAX;
 use vdpa::control_queue::queue::ANSWER_TIMEOUT;
 use vdpa::control_queue::{Answer, Command, ControlQueue, ControlState, Limits, Placement};
-use vdpa::device::{Device, Negotiated};
+use vdpa::device::Device;
 use vdpa::iotlb::Iotlb;
 use vdpa::ring::{Chain, Piece, RingFeatures};
 use vdpa::window::PrivateWindow;
@@ -49,7 +49,7 @@ const COMMANDS_PER_TURN: usize = 32;
 
 /// What [`Control::start`] works on.
 pub(super) struct Setup<'a> {
-    pub(super) device: &'a mut Device<Negotiated>,
+    pub(super) device: &'a mut Device,
     pub(super) iotlb: &'a mut Iotlb,
     /// Index of the control queue.
     pub(super) index: u16,

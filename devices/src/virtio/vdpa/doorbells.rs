@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use vdpa::device::{Device, DeviceError, Negotiated, Owned};
+use vdpa::device::{Device, DeviceError};
 use vdpa::doorbell::{Doorbell, DoorbellAnswer};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
@@ -52,7 +52,7 @@ impl DeviceDoorbells {
     ///
     /// # Errors
     /// [`VdpaError::NoDoorbell`] with [`DoorbellMode::On`] only.
-    pub(super) fn new(device: &Device<Owned>, mode: DoorbellMode) -> Result<Self, VdpaError> {
+    pub(super) fn new(device: &Device, mode: DoorbellMode) -> Result<Self, VdpaError> {
         let count = device.info().queue_count();
         if mode == DoorbellMode::On {
             let is_net = device.info().device_id == VIRTIO_ID_NET;
@@ -75,7 +75,7 @@ impl DeviceDoorbells {
     /// As [`DeviceDoorbells::new`].
     pub(super) fn prepare(
         &mut self,
-        device: &Device<Negotiated>,
+        device: &Device,
         id: &str,
         queue: u16,
     ) -> Result<(), VdpaError> {

@@ -5,13 +5,13 @@
 //!   transport (what the guest programmed)
 //!       |  negotiate, activate, change, reset
 //!       v
-//!   VdpaBackend --+--> Link      the device's typestate: status, rings, eventfds
-//!                 +--> Iotlb     guest RAM at IOVA = guest-physical address, for the VM's life
-//!                 +--> Control   the control queue, which belongs to the VMM
-//!                 +--> Offer     the features the guest gets, the VMM's own among them
-//!                 +--> MacOverlay, Announcement  what the VMM lays over the configuration
-//!                 +--> DeviceDoorbells  pages in which the guest's store is a kick
-//!                 +--> Poller    the thread of relayed queues, while there are any
+//!   VdpaBackend --+--> Rings       the device, what it reaches (guest RAM at IOVA = guest-physical
+//!                 |                address, for the VM's life), its queues and doorbells
+//!                 +--> NetOverlay  the features the guest gets, the VMM's own among them; what the
+//!                 |                VMM lays over the configuration: MAC address, announcement
+//!                 +--> WriteLog    the record of what the device writes; the thread of relayed
+//!                 |                queues, while there are any
+//!                 +--> Control     the control queue, which belongs to the VMM
 //!
 //!   data queues: kick eventfd -> vhost worker -> device -> call eventfd -> guest
 //!            or: the device's own doorbell ---> device
@@ -22,52 +22,42 @@
 
 mod announce;
 mod backend;
-mod bring_up;
 mod control;
 mod doorbells;
 mod error;
-mod link;
 mod mac;
 mod offer;
+mod overlay;
 mod poller;
 mod relays;
 mod reset_queue;
 mod restore;
+mod rings;
 mod saved;
 mod start;
 mod succession;
+mod write_log;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use vdpa::control_queue::{Command, Limits, queue_index};
-use vdpa::device::{Device, DeviceInfo, Opened, VringAddresses};
-use vdpa::iotlb::Iotlb;
-use vdpa::iova::IovaRange;
-use vdpa::memory::GuestRegion;
+use vdpa::device::Device;
 use vdpa::ring::RingFeatures;
-use vdpa::uapi::BackendFeatures;
-use vdpa::window::PrivateWindow;
-use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
-use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MAC,
-};
+use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub use self::doorbells::DoorbellMode;
 pub use self::error::VdpaError;
 
-use self::announce::Announcement;
 use self::control::Control;
-use self::doorbells::DeviceDoorbells;
-use self::link::Link;
-use self::mac::MacOverlay;
-use self::offer::Offer;
+use self::overlay::NetOverlay;
 use self::poller::Poller;
-use self::succession::Identity;
+use self::rings::Rings;
 pub(super) use self::succession::{IDENTITY_NAME, IDENTITY_VERSION};
-use super::backend::{QueueAddresses, SharedMemory};
+use self::write_log::WriteLog;
+use super::backend::SharedMemory;
 
 /// Name and version of the saved state.
 pub(super) const STATE_NAME: &str = "virtio-vdpa";
@@ -97,15 +87,6 @@ struct Negotiation {
     limits: Limits,
 }
 
-/// A data queue of a started device.
-#[derive(Debug)]
-struct DataQueue {
-    index: u16,
-    addresses: QueueAddresses,
-    kick: Arc<EventFd>,
-    call: Option<Arc<EventFd>>,
-}
-
 impl Negotiation {
     fn has(&self, bit: u32) -> bool {
         self.features & (1 << bit) != 0
@@ -120,48 +101,16 @@ impl Negotiation {
 /// A vhost-vdpa device behind a virtio transport. See the module.
 #[derive(Debug)]
 pub struct VdpaBackend {
-    id: String,
-    link: Link,
-    /// Behind `link`, so that the device is closed only after its mappings are gone.
-    iotlb: Iotlb,
-    /// Addresses for the rings of relayed queues.
-    window: PrivateWindow,
-    memory: SharedMemory,
-    /// Where a guest's rings may lie: guest RAM, and nothing of ours.
-    ram: Vec<IovaRange>,
-    info: DeviceInfo,
-    /// The acknowledged ones.
-    backend_features: BackendFeatures,
-    /// The device begins and stops anywhere in a ring.
-    keeps_positions: bool,
-    max_sizes: Vec<u16>,
-    /// They hold the device open: see [`vdpa::doorbell`].
-    doorbells: DeviceDoorbells,
-    offer: Offer,
-    config_changed: EventFd,
-    /// The call of queues for which the guest has no vector at DRIVER_OK:
-    /// nobody reads it, but vp_vdpa gives a queue an interrupt only if it has a
-    /// call then, and the guest may route the queue later.
-    unrouted: Arc<EventFd>,
+    rings: Rings,
+    net: NetOverlay,
+    log: WriteLog,
     /// The device's control queue, if it offers one.
     control: Option<Control>,
-    mac: Option<MacOverlay>,
-    announcement: Announcement,
+    negotiation: Option<Negotiation>,
+    max_sizes: Vec<u16>,
+    config_changed: EventFd,
     /// The device said that it needs a reset, and its driver has made none since.
     needs_reset: bool,
-    /// What the guest was told by the device that it has negotiated with: one that has failed may say anything.
-    told: Option<[u8; succession::CONFIG_LEN]>,
-    /// What the guest was told by the device whose place this one has taken, until its driver goes on or begins here.
-    predecessor: Option<Identity>,
-    negotiation: Option<Negotiation>,
-    /// The queues that were enabled at the last start.
-    data_queues: Vec<DataQueue>,
-    /// What the device writes is to be known.
-    dirty_log: bool,
-    /// While queues are relayed.
-    poller: Option<Poller>,
-    /// A relayed queue is broken, or the device could not be brought up again.
-    relay_failed: Arc<EventFd>,
 }
 
 impl VdpaBackend {
@@ -194,93 +143,64 @@ impl VdpaBackend {
     }
 
     fn new(
-        device: Device<Opened>,
+        device: Device,
         options: &VdpaOptions,
         memory: SharedMemory,
         ram_end: u64,
     ) -> Result<Self, VdpaError> {
-        let (device, mut iotlb) = device.own().map_err(|failed| failed.error)?;
-        let info = device.info().clone();
-        let has = info.queue_count();
+        let (device, iotlb) = device.own()?;
+        let has = device.info().queue_count();
         if let Some(expected) = options.num_queues.filter(|&expected| expected != has) {
             return Err(VdpaError::QueueCount { expected, has });
         }
-        let id = options.id.clone();
-        let offer = Offer::new(&device, &id, options.mac.is_some());
-        let backend_features = device.backend_features();
-        let keeps_positions = device.keeps_ring_positions();
-        let mac = configured_mac(&device, &info, offer, options.mac)?;
-
-        let mut window =
-            PrivateWindow::new(info.iova_range, ram_end).map_err(VdpaError::PrivateWindow)?;
-        iotlb
-            .map_guest_memory(0, &memory)
-            .map_err(VdpaError::MapMemory)?;
-        let is_net = info.device_id == VIRTIO_ID_NET;
-        let control = (is_net && offer.passes(VIRTIO_NET_F_CTRL_VQ))
-            .then(|| Control::new(&mut window))
+        let max_sizes = device.info().queues.iter().map(|queue| queue.max_size);
+        let max_sizes = max_sizes.collect();
+        let net = NetOverlay::new(&device, &options.id, options.mac)?;
+        let mut rings = Rings::new(device, iotlb, options, memory, ram_end)?;
+        let control = (rings.is_net() && net.offer.passes(VIRTIO_NET_F_CTRL_VQ))
+            .then(|| Control::new(&mut rings.window))
             .transpose()?;
-
-        let doorbells = DeviceDoorbells::new(&device, options.doorbell)?;
-        let eventfd = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd);
-        let config_changed = eventfd()?;
-        let ram = GuestRegion::all(&memory)
-            .iter()
-            .filter_map(|region| {
-                use vdpa::memory::DmaRegion;
-                IovaRange::from_size(region.base(), region.size())
-            })
-            .collect();
         Ok(Self {
-            id,
-            link: Link::Owned(device),
-            iotlb,
-            memory,
-            ram,
-            max_sizes: info.queues.iter().map(|queue| queue.max_size).collect(),
-            doorbells,
-            offer,
-            info,
-            backend_features,
-            keeps_positions,
-            window,
-            config_changed,
-            unrouted: Arc::new(eventfd()?),
-            relay_failed: Arc::new(eventfd()?),
-            dirty_log: false,
-            poller: None,
+            rings,
+            net,
+            log: WriteLog {
+                on: false,
+                poller: None,
+                failed: Arc::new(new_eventfd()?),
+            },
             control,
-            mac,
-            announcement: Announcement::default(),
-            needs_reset: false,
-            told: None,
-            predecessor: None,
             negotiation: None,
-            data_queues: Vec::new(),
+            max_sizes,
+            config_changed: new_eventfd()?,
+            needs_reset: false,
         })
     }
 
     /// Bytes that are mapped for the device now, in all address spaces.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
-        self.iotlb.mapped_bytes()
+        self.rings.iotlb.mapped_bytes()
     }
 
     fn negotiate_features(&mut self, features: u64) -> Result<Negotiation, VdpaError> {
-        if self.info.device_id == VIRTIO_ID_NET {
-            self.told = Some(self.tells()?);
+        if self.rings.is_net() {
+            self.net.told = Some(succession::tells(&self.rings.device)?);
         }
-        let limits = self.limits(features, self.told);
-        self.link.negotiate(self.offer.for_device(features))?;
+        let limits = self.limits(features, self.net.told);
+        self.rings
+            .device
+            .negotiate(self.net.offer.for_device(features))?;
         // Some parents forget it at each reset (ifcvf), others keep it.
-        self.link.set_config_call(&self.config_changed)?;
+        self.rings
+            .device
+            .set_config_call(Some(&self.config_changed))?;
         let control_queue = if features & (1 << VIRTIO_NET_F_CTRL_VQ) != 0 && self.control.is_some()
         {
             let index = queue_index(features, limits.max_virtqueue_pairs);
-            let known = index.filter(|&index| index < self.info.queue_count());
+            let known = index.filter(|&index| index < self.rings.device.info().queue_count());
             Some(known.ok_or(VdpaError::ControlQueueIndex {
                 max_virtqueue_pairs: limits.max_virtqueue_pairs,
-                has: self.info.queue_count(),
+                has: self.rings.device.info().queue_count(),
             })?)
         } else {
             None
@@ -314,12 +234,12 @@ impl VdpaBackend {
 
     /// The guest has another interrupt for a data queue, or none.
     fn set_call(&mut self, index: u16, call: Option<Arc<EventFd>>) -> Result<(), VdpaError> {
-        let mut known = self.data_queues.iter_mut();
+        let mut known = self.rings.queues.iter_mut();
         if let Some(queue) = known.find(|queue| queue.index == index) {
             queue.call.clone_from(&call);
         }
         if !self.set_relayed_call(index, call.as_ref())? {
-            self.link.running()?.set_call(index, call.as_deref())?;
+            self.rings.device.set_call(index, call.as_deref())?;
         }
         if let Some(call) = &call {
             signal(call);
@@ -332,12 +252,15 @@ impl VdpaBackend {
         // The driver sees it answered only after this call: it holds the lock of the
         // transport, which a read of the configuration needs.
         if done.contains(&Command::AnnounceAck) {
-            tracing::info!(device = %self.id, "the guest has announced itself");
-            self.announcement.set(false);
+            tracing::info!(device = %self.rings.id, "the guest has announced itself");
         }
-        if let Some(mac) = &mut self.mac {
-            done.iter().for_each(|command| mac.note(command));
-        }
+        done.iter().for_each(|command| self.net.note(command));
+    }
+
+    /// Whether rings are packed.
+    fn packed(&self) -> bool {
+        self.negotiation
+            .is_some_and(|negotiation| negotiation.ring().packed)
     }
 
     /// After a failure the device is stopped and its memory mapped again, so
@@ -351,34 +274,31 @@ impl VdpaBackend {
 
     fn stop(&mut self) {
         // A record goes on when the driver does not, and nobody is told of these queues any more.
-        let mut unseen = self.unseen();
+        let mut unseen = self.log.unseen(&self.rings, self.packed());
         self.negotiation = None;
         self.needs_reset = false;
-        self.announcement.set(false);
-        self.data_queues.clear();
+        self.net.reset();
+        self.rings.queues.clear();
         // Nobody polls from here on.
-        let relays = self.poller.take().map(Poller::end);
-        if self.dirty_log && matches!(relays, Some(None)) {
+        let relays = self.log.poller.take().map(Poller::end);
+        if self.log.on && matches!(relays, Some(None)) {
             // Lost, and with them what they knew of the device.
-            unseen = self.all_memory();
+            unseen = write_log::all(&self.rings.ram);
         }
-        let _ = self.relay_failed.read();
+        let _ = self.log.failed.read();
         if let Some(control) = &mut self.control {
             control.stop();
         }
-        if let Some(mac) = &mut self.mac {
-            mac.reset();
-        }
-        if let Err(error) = self.link.reset() {
-            tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "reset failed");
-        } else if let Err(error) = self.iotlb.remap_after_reset() {
-            tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "memory cannot be mapped again after a reset");
-            self.link = Link::Lost;
+        if let Err(error) = self.rings.device.reset() {
+            tracing::error!(device = %self.rings.id, error = &error as &dyn std::error::Error, "reset failed");
+        } else if let Err(error) = self.rings.iotlb.remap_after_reset() {
+            tracing::error!(device = %self.rings.id, error = &error as &dyn std::error::Error, "memory cannot be mapped again after a reset");
+            self.rings.device.give_up();
         }
         if let Some(relays) = relays.flatten() {
-            self.end_relays(relays);
+            self.rings.end_relays(relays);
         }
-        self.mark(&unseen);
+        write_log::mark(&self.rings.memory, &unseen);
     }
 }
 
@@ -387,43 +307,16 @@ fn signal(event: &EventFd) {
     let _ = event.write(1);
 }
 
-fn vring_addresses(addresses: &QueueAddresses) -> VringAddresses {
-    VringAddresses {
-        descriptor: addresses.descriptor,
-        driver: addresses.driver,
-        device: addresses.device,
-    }
-}
-
-/// The address for the guest, if this is a network device with one.
-fn configured_mac<S>(
-    device: &Device<S>,
-    info: &DeviceInfo,
-    offer: Offer,
-    wanted: Option<[u8; 6]>,
-) -> Result<Option<MacOverlay>, VdpaError> {
-    if info.device_id != VIRTIO_ID_NET || !offer.has(VIRTIO_NET_F_MAC) {
-        return match wanted {
-            Some(_) => Err(VdpaError::NoMac),
-            None => Ok(None),
-        };
-    }
-    let mut own = [0u8; 6];
-    device.read_config(0, &mut own)?;
-    match wanted {
-        Some(wanted) if wanted != own && !offer.passes(VIRTIO_NET_F_CTRL_MAC_ADDR) => {
-            Err(VdpaError::FixedMac)
-        }
-        wanted => Ok(Some(MacOverlay::new(wanted.unwrap_or(own)))),
-    }
+fn new_eventfd() -> Result<EventFd, VdpaError> {
+    EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd)
 }
 
 impl Drop for VdpaBackend {
     /// Stops the device before its memory goes.
     fn drop(&mut self) {
-        self.poller = None;
-        if let Err(error) = self.link.reset() {
-            tracing::warn!(device = %self.id, %error, "reset failed; closing the device resets it");
+        self.log.poller = None;
+        if let Err(error) = self.rings.device.reset() {
+            tracing::warn!(device = %self.rings.id, %error, "reset failed; closing the device resets it");
         }
     }
 }

@@ -11,7 +11,7 @@
 //! bit or not. This file owns the decision and its log lines. It must not know how the
 //! features are carried out.
 
-use vdpa::device::{Device, DeviceInfo, Owned};
+use vdpa::device::{Device, DeviceError, DeviceInfo};
 use vdpa::features::{self, Policy};
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_RESET;
@@ -41,12 +41,15 @@ struct Abilities {
 
 impl Offer {
     /// Decides, and logs each bit that is withheld or added, with its reason.
-    pub(super) fn new(device: &Device<Owned>, id: &str, mac_given: bool) -> Self {
+    ///
+    /// # Errors
+    /// The device was not reset.
+    pub(super) fn new(device: &Device, id: &str, mac_given: bool) -> Result<Self, DeviceError> {
         let info = device.info();
         let needed = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
         let abilities = Abilities {
-            resets_queues: device.backend_features().contains(needed)
-                && device.keeps_ring_positions(),
+            resets_queues: device.keeps_ring_positions()?
+                && device.backend_features().contains(needed),
             mac_given,
         };
         let (offer, withheld) = Self::decide(info, abilities);
@@ -56,7 +59,7 @@ impl Offer {
         }
         let own = features::describe(offer.own, info.device_id);
         tracing::info!(device = %id, features = %own, "features that the VMM offers on its own");
-        offer
+        Ok(offer)
     }
 
     fn decide(info: &DeviceInfo, abilities: Abilities) -> (Self, Vec<(u32, features::Reason)>) {

@@ -16,35 +16,29 @@
 //!
 //! All queues of a device that is no network device count as receive queues. What cannot be
 //! relayed is refused, with the reason. A direct queue's used elements are written unseen: where they
-//! are says [`VdpaBackend::unseen`], always, instead of marking at each harvest: whoever copies knows
+//! are says [`WriteLog::unseen`](super::write_log::WriteLog::unseen), always, instead of marking at each harvest: whoever copies knows
 //! best when it looks.
 //!
 //! While a log is on it outlives the driver: one that resets the device and starts it again finds its queues
 //! relayed before the device writes anything. This file owns the decisions and their order. It must not
 //! know who copies memory.
 
-mod guest;
 mod start;
 mod stop;
-mod unseen;
 
+use std::error::Error;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use vdpa::control_queue::Command;
-use vdpa::device::{Device, Owned, Running};
-use vdpa::relay::{
-    ChangeFailed, Halted, RelayError, RelaySet, RelaySetError, RelayedQueue, Strategy,
-    TransitionError, choose,
-};
-use vdpa::ring::{GuestRing, RingFeatures};
+use vdpa::device::State;
+use vdpa::relay::{Prepared, RelayError, RelaySet, Strategy, TransitionError, choose};
 use vdpa::uapi::BackendFeatures;
+use vmm_sys_util::eventfd::EventFd;
 
-use super::bring_up::BringUp;
-use super::link::Link;
 use super::poller::Poller;
-use super::{DataQueue, VdpaBackend, VdpaError, signal, vring_addresses};
+use super::{VdpaBackend, VdpaError, signal};
 
 /// How often a change is tried while the device holds chains of which nobody knows which they are, and
 /// how long it gets to use them in between. Under traffic the first try is enough nearly always.
@@ -71,21 +65,22 @@ pub(super) struct Plan {
 }
 
 impl VdpaBackend {
-    /// From when this returns until [`VdpaBackend::end_dirty_log`] each page that the device writes is
-    /// marked in guest memory's bitmap before the guest can know of it, but for [`VdpaBackend::unseen`].
+    /// From when this returns until [`VdpaBackend::end_relaying`] each page that the device writes
+    /// is marked in guest memory's bitmap before the guest can know of it, but for
+    /// [`WriteLog::unseen`](super::write_log::WriteLog::unseen).
     ///
     /// # Errors
     /// This device can't be relayed, or not now. It goes on as before, or, if it does not even do
     /// that, needs a reset by its driver.
-    pub(super) fn begin_dirty_log(&mut self) -> Result<(), VdpaError> {
+    pub(super) fn relay_all(&mut self) -> Result<(), VdpaError> {
         // Before the queues are changed: relays that have nothing to do yet are kept for what the guest does next.
-        let before = std::mem::replace(&mut self.dirty_log, true);
-        if !self.link.is_running() {
+        let before = std::mem::replace(&mut self.log.on, true);
+        if !self.rings.is_running() {
             return Ok(());
         }
         let relayed = self.relay();
         if relayed.is_err() {
-            self.dirty_log = before;
+            self.log.on = before;
             // Relays that were made for this go. If the device does not run any more its driver hears of it, and
             // the first error says more.
             let _ = self.with_poller(|_, _| Ok(()));
@@ -97,16 +92,16 @@ impl VdpaBackend {
     /// middle of a ring; else its queues stay shadowed until its driver resets it.
     ///
     /// # Errors
-    /// As [`VdpaBackend::begin_dirty_log`]. Nothing is recorded any more.
-    pub(super) fn end_dirty_log(&mut self) -> Result<(), VdpaError> {
-        self.dirty_log = false;
-        if self.poller.is_none() || !self.link.is_running() {
+    /// As [`VdpaBackend::relay_all`]. Nothing is recorded any more.
+    pub(super) fn end_relaying(&mut self) -> Result<(), VdpaError> {
+        self.log.on = false;
+        if self.log.poller.is_none() || !self.rings.is_running() {
             return Ok(());
         }
         let way = self.plan()?.way;
-        if way == Way::Restart && !self.keeps_positions {
+        if way == Way::Restart && !self.rings.keeps_positions {
             tracing::info!(
-                device = %self.id,
+                device = %self.rings.id,
                 "the device begins at the start of rings only: its queues stay shadowed until its \
                  driver resets it"
             );
@@ -121,16 +116,17 @@ impl VdpaBackend {
     }
 
     /// How all that the device writes can be known.
-    fn plan(&self) -> Result<Plan, VdpaError> {
+    pub(super) fn plan(&self) -> Result<Plan, VdpaError> {
         let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
         let in_place = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
-        let acknowledged = if self.keeps_positions {
-            self.backend_features
+        let acknowledged = if self.rings.keeps_positions {
+            self.rings.device.backend_features()
         } else {
             // In place the device is told where to go on.
-            self.backend_features - in_place
+            self.rings.device.backend_features() - in_place
         };
-        let (strategy, reason) = choose(&self.info, acknowledged, negotiation.features);
+        let (strategy, reason) =
+            choose(self.rings.device.info(), acknowledged, negotiation.features);
         match (strategy, acknowledged.contains(in_place)) {
             (Strategy::Direct, _) => Err(VdpaError::NotRelayable { reason }),
             (_, true) => Ok(Plan {
@@ -143,8 +139,8 @@ impl VdpaBackend {
     }
 
     /// What a queue becomes.
-    fn strategy_of(&self, queue: u16, plan: &Plan) -> Strategy {
-        if self.transmits(queue) {
+    pub(super) fn strategy_of(&self, queue: u16, plan: &Plan) -> Strategy {
+        if self.rings.transmits(queue) {
             plan.transmit
         } else {
             plan.receive
@@ -152,7 +148,7 @@ impl VdpaBackend {
     }
 
     fn targets(&self, plan: &Plan) -> Vec<(u16, Strategy)> {
-        let queues = self.data_queues.iter();
+        let queues = self.rings.queues.iter();
         queues
             .map(|queue| (queue.index, self.strategy_of(queue.index, plan)))
             .collect()
@@ -161,7 +157,7 @@ impl VdpaBackend {
     /// Relays what must be relayed of a running device.
     fn relay(&mut self) -> Result<(), VdpaError> {
         let plan = self.plan()?;
-        let met = self.poller.as_ref().is_some_and(|poller| {
+        let met = self.log.poller.as_ref().is_some_and(|poller| {
             let mut targets = self.targets(&plan).into_iter();
             targets.all(|(queue, wanted)| match poller.strategy(queue) {
                 None | Some(Strategy::Direct) => wanted == Strategy::Direct,
@@ -171,8 +167,8 @@ impl VdpaBackend {
         if met {
             return Ok(());
         }
-        if self.poller.is_none() {
-            self.poller = Some(self.new_poller()?);
+        if self.log.poller.is_none() {
+            self.log.poller = Some(self.new_poller()?);
         }
         self.with_poller(|backend, poller| {
             for _ in 1..TRIES {
@@ -189,37 +185,10 @@ impl VdpaBackend {
     /// All data queues as relays see them, direct, and a thread that may poll them.
     fn new_poller(&mut self) -> Result<Poller, VdpaError> {
         let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
-        let queues = self.data_queues.iter();
-        let queues = queues
-            .map(|queue| self.relayed_queue(queue, negotiation.features))
-            .collect::<Result<_, _>>()?;
-        let Self { iotlb, window, .. } = self;
-        let set = RelaySet::new(&self.info, negotiation.features, queues, iotlb, window)?;
-        Poller::new(set, &self.memory, &self.relay_failed).map_err(|(set, error)| {
-            self.end_relays(set);
+        let set = self.rings.relay_set(negotiation.features)?;
+        Poller::new(set, &self.rings.memory, &self.log.failed).map_err(|(set, error)| {
+            self.rings.end_relays(set);
             error
-        })
-    }
-
-    fn relayed_queue(&self, queue: &DataQueue, features: u64) -> Result<RelayedQueue, VdpaError> {
-        let DataQueue {
-            index,
-            addresses,
-            kick,
-            call,
-        } = queue;
-        let ring = GuestRing::new(
-            Arc::clone(&self.memory),
-            addresses.size,
-            vring_addresses(addresses),
-            RingFeatures::of(features),
-        );
-        let queue = *index;
-        Ok(RelayedQueue {
-            index: queue,
-            ring: ring.map_err(|source| RelaySetError::Guest { queue, source })?,
-            kick: Arc::clone(kick),
-            call: Arc::clone(call.as_ref().unwrap_or(&self.unrouted)),
         })
     }
 
@@ -229,7 +198,7 @@ impl VdpaBackend {
         &mut self,
         work: impl FnOnce(&mut Self, &mut Poller) -> Result<(), VdpaError>,
     ) -> Result<(), VdpaError> {
-        let Some(mut poller) = self.poller.take() else {
+        let Some(mut poller) = self.log.poller.take() else {
             return Ok(());
         };
         let result = work(self, &mut poller);
@@ -237,16 +206,38 @@ impl VdpaBackend {
         result.and(kept)
     }
 
+    /// The guest has another interrupt for a queue, or none. `false`: the queue is not relayed.
+    ///
+    /// # Errors
+    /// The device refuses it.
+    pub(super) fn set_relayed_call(
+        &mut self,
+        queue: u16,
+        call: Option<&Arc<EventFd>>,
+    ) -> Result<bool, VdpaError> {
+        if self.log.poller.is_none() {
+            return Ok(false);
+        }
+        let call = Arc::clone(call.unwrap_or(&self.rings.unrouted));
+        let mut relayed = false;
+        self.with_poller(|_, poller| {
+            let strategy = poller.park()?.set_call(queue, call);
+            relayed = !matches!(strategy, None | Some(Strategy::Direct));
+            Ok(())
+        })?;
+        Ok(relayed)
+    }
+
     fn resume_polling(&mut self, mut poller: Poller) -> Result<(), VdpaError> {
         let going = match poller.park() {
-            Ok(set) if self.link.is_running() => {
+            Ok(set) if self.rings.is_running() => {
                 let direct = set
                     .strategies()
                     .all(|(_, strategy)| strategy == Strategy::Direct);
                 // While there is a record a queue that the guest enables next may need them.
-                if direct && !self.dirty_log {
+                if direct && !self.log.on {
                     if let Some(set) = poller.end() {
-                        self.end_relays(set);
+                        self.rings.end_relays(set);
                     }
                     return Ok(());
                 }
@@ -255,26 +246,13 @@ impl VdpaBackend {
             Ok(_) => Err(VdpaError::RelaysLost),
             Err(error) => Err(error),
         };
-        self.poller = Some(poller);
+        self.log.poller = Some(poller);
         if going.is_err() {
-            tracing::error!(device = %self.id, "the device does not work any more: its driver must reset it");
+            tracing::error!(device = %self.rings.id, "the device does not work any more: its driver must reset it");
             self.stop();
-            signal(&self.relay_failed);
+            signal(&self.log.failed);
         }
         going
-    }
-
-    /// Gives the relays' memory back; the device does not know it any more.
-    pub(super) fn end_relays(&mut self, set: RelaySet) {
-        let Self {
-            memory,
-            iotlb,
-            window,
-            ..
-        } = self;
-        if let Err(error) = set.finish(&**memory, iotlb, window) {
-            tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "memory of relays stays mapped for the device");
-        }
     }
 
     /// Changes how queues reach the running device.
@@ -286,106 +264,120 @@ impl VdpaBackend {
         let set = poller.park()?;
         let before: Vec<(u16, Strategy)> = set.strategies().collect();
         let changed = match plan.way {
-            Way::InPlace => {
-                let device = self.link.take_running()?;
-                set.change(device, &targets, &*self.memory)
-            }
+            Way::InPlace => set.change(&mut self.rings.device, &targets, &*self.rings.memory),
             Way::Restart => {
                 set.can_restart()?;
-                let device = self.reset_for_restart()?;
-                self.bring_up(set, device, &targets)
+                self.reset_for_restart()?;
+                self.bring_up(set, &targets)
             }
         };
-        let ChangeFailed { device, error } = match changed {
-            Ok(device) => {
-                self.runs_again(device);
-                return Ok(());
-            }
-            Err(failed) => failed,
+        let Err(error) = changed else {
+            self.nudge_control();
+            return Ok(());
         };
-        let reset = match device {
-            Halted::Running(device) => {
-                self.runs_again(device);
-                return Err(error.into());
-            }
-            // It was not to be reset, so nobody has asked yet whether it can be.
-            Halted::Suspended(device) => match set.can_restart() {
-                Ok(()) => device.reset().ok(),
-                Err(error) => {
-                    let device = Halted::Suspended(device);
-                    self.halted(ChangeFailed { device, error });
-                    None
+        if self.rings.device.state() == State::Suspended {
+            // It was not to be reset, so it must be known first whether it can be.
+            match set.can_restart() {
+                Ok(()) => {
+                    let _ = self.rings.device.reset();
                 }
-            },
-            Halted::Reset(device) => Some(device),
-            Halted::Gone => None,
-        };
-        // Half changed: once more, as it was, or in the only way in which it can begin there.
-        if let Some(device) = reset {
-            let again = if self.keeps_positions {
-                before
-            } else {
-                targets
-            };
-            match self.bring_up(set, device, &again) {
-                Ok(device) => self.runs_again(device),
-                Err(again) => self.halted(again),
+                Err(error) => self.halted(&error),
             }
+        }
+        match self.rings.device.state() {
+            State::Running => self.nudge_control(),
+            // Half changed: once more, as it was, or in the only way in which it can begin there.
+            State::Owned => {
+                let again = if self.rings.keeps_positions {
+                    before
+                } else {
+                    targets
+                };
+                self.bring_up_again(set, &again);
+            }
+            _ => {}
         }
         Err(error.into())
     }
 
-    fn runs_again(&mut self, device: Device<Running>) {
-        self.link = Link::Running(device);
+    /// A device that was suspended may have missed the kick of a command.
+    pub(super) fn nudge_control(&self) {
         if let Some(control) = &self.control {
             control.nudge_device();
         }
     }
 
-    fn halted(&mut self, failed: ChangeFailed) {
-        tracing::error!(device = %self.id, error = &failed as &dyn std::error::Error, "the device cannot be brought up again");
-        self.link = failed.device.into();
+    fn halted(&self, error: &TransitionError) {
+        tracing::error!(
+            device = %self.rings.id,
+            error = error as &dyn Error,
+            "the device cannot be brought up again"
+        );
     }
 
     /// Resets the device under a driver that is not to notice.
-    pub(super) fn reset_for_restart(&mut self) -> Result<Device<Owned>, VdpaError> {
+    pub(super) fn reset_for_restart(&mut self) -> Result<(), VdpaError> {
         self.finish_commands()?;
         if !self.needs_reset {
             // One that can suspend completes first what it has sent; if it refuses it is reset all the same.
-            let _ = self.link.suspend();
+            let _ = self.rings.device.suspend();
         }
-        self.link.reset()?;
-        Ok(self.link.take_owned()?)
+        Ok(self.rings.device.reset()?)
     }
 
+    /// As [`VdpaBackend::bring_up`]; a failure is in the log.
+    fn bring_up_again(&mut self, set: &mut RelaySet, targets: &[(u16, Strategy)]) {
+        match self.bring_up(set, targets) {
+            Ok(()) => self.nudge_control(),
+            Err(error) => self.halted(&error),
+        }
+    }
+
+    /// Brings a device up that was reset, under a driver that notices nothing:
+    ///
+    /// ```text
+    ///   memory mapped -> FEATURES_OK -> control queue -> rings, DRIVER_OK -> commands again
+    /// ```
     fn bring_up(
         &mut self,
         set: &mut RelaySet,
-        device: Device<Owned>,
         targets: &[(u16, Strategy)],
-    ) -> Result<Device<Running>, ChangeFailed> {
-        let memory = Arc::clone(&self.memory);
-        let replay = self.commands_again();
-        match self.restarter(replay) {
-            Some(mut restarter) => set.restart(device, targets, &*memory, &mut restarter),
-            None => Err(ChangeFailed {
-                device: Halted::Reset(device),
-                error: TransitionError::Negotiate {
-                    source: Box::new(VdpaError::NotNegotiated),
-                },
-            }),
+    ) -> Result<(), TransitionError> {
+        let rings = set.prepare_start(targets, &[], &*self.rings.memory)?;
+        if let Err(source) = self.negotiate_again() {
+            if self.rings.device.state() == State::Negotiated {
+                let _ = self.rings.device.reset();
+            }
+            return Err(TransitionError::Negotiate { source });
         }
+        self.start_set(set, rings, &self.commands_again())
     }
 
-    fn restarter(&mut self, replay: Vec<Command>) -> Option<BringUp<'_>> {
-        let negotiation = self.negotiation?;
-        Some(BringUp {
-            iotlb: &mut self.iotlb,
-            control: self.control.as_mut(),
-            negotiation,
-            device_features: self.offer.for_device(negotiation.features),
-            config_changed: &self.config_changed,
-            replay,
+    /// What a reset took from the device and is not in its data queues.
+    fn negotiate_again(&mut self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+        self.rings.iotlb.remap_after_reset()?;
+        let features = self.net.offer.for_device(negotiation.features);
+        self.rings.device.negotiate(features)?;
+        let called = self
+            .rings
+            .device
+            .set_config_call(Some(&self.config_changed));
+        called.map_err(VdpaError::from)?;
+        Ok(self.start_control(&negotiation)?)
+    }
+
+    /// Starts the negotiated device with relayed queues.
+    fn start_set(
+        &mut self,
+        set: &mut RelaySet,
+        rings: Prepared,
+        replay: &[Command],
+    ) -> Result<(), TransitionError> {
+        let control = self.control.as_mut();
+        set.start(&mut self.rings.device, rings, || match control {
+            Some(control) => Ok(control.replay(replay)?),
+            None => Ok(()),
         })
     }
 
@@ -395,7 +387,7 @@ impl VdpaBackend {
             return Vec::new();
         };
         // Whether the device still has the address is not known, and telling it again does no harm.
-        let mac = self.settable_mac(&negotiation).map(Command::MacAddrSet);
+        let mac = self.net.settable_mac(&negotiation).map(Command::MacAddrSet);
         let control = self.control.as_ref();
         let set = control.filter(|_| negotiation.control_queue.is_some());
         mac.into_iter()

@@ -13,9 +13,11 @@
 //! only to a parent with SUSPEND. A queue that is relayed comes and goes with its relay. The control queue is the VMM's, so there only
 //! the guest's side is reset. Owns the order. It must not know who programs the queue.
 
-use vdpa::device::{VringBase, VringConfig};
+use vdpa::device::VringBase;
 
-use super::{DataQueue, VdpaBackend, VdpaError, vring_addresses};
+use super::rings::DataQueue;
+use super::write_log::mark;
+use super::{VdpaBackend, VdpaError};
 use crate::virtio::backend::Queue;
 
 impl VdpaBackend {
@@ -33,19 +35,20 @@ impl VdpaBackend {
             self.note(&done);
             return Ok(());
         }
-        if !self.data_queues.iter().any(|queue| queue.index == index) {
+        if self.rings.queue(index).is_none() {
             return Err(VdpaError::NotEnabled { index });
         }
-        let unseen = self.unseen_of(index);
-        self.park_relays()?;
-        self.link.suspend()?;
-        self.park_queue(index)?;
-        self.mark(&unseen);
-        self.link.resume()?;
-        self.data_queues.retain(|queue| queue.index != index);
-        self.poll_again()?;
+        let packed = negotiation.ring().packed;
+        let unseen = self.log.unseen_of(&self.rings, packed, index);
+        self.log.park()?;
+        self.rings.device.suspend()?;
+        self.log.park_queue(&mut self.rings, index)?;
+        mark(&self.rings.memory, &unseen);
+        self.rings.device.resume()?;
+        self.rings.queues.retain(|queue| queue.index != index);
+        self.log.go()?;
         self.after_resume();
-        tracing::debug!(device = %self.id, queue = index, "queue reset");
+        tracing::debug!(device = %self.rings.id, queue = index, "queue reset");
         Ok(())
     }
 
@@ -62,48 +65,46 @@ impl VdpaBackend {
             if let Some(control) = &mut self.control {
                 let kick = std::sync::Arc::clone(&queue.kick);
                 let max_size = max_size.unwrap_or(0);
-                control.serve_guest(queue, None, max_size, negotiation.ring(), &self.memory)?;
+                control.serve_guest(
+                    queue,
+                    None,
+                    max_size,
+                    negotiation.ring(),
+                    &self.rings.memory,
+                )?;
                 // The driver may have made commands available before.
                 super::signal(&kick);
             }
             return Ok(());
         }
-        if self.data_queues.iter().any(|known| known.index == index) {
+        if self.rings.queue(index).is_some() {
             return Err(VdpaError::AlreadyEnabled { index });
         }
-        let queue = DataQueue {
-            index,
-            addresses: queue.addresses,
-            kick: queue.kick,
-            call: queue.call,
-        };
-        self.park_relays()?;
-        self.link.suspend()?;
-        if !self.add_relayed(&queue)? {
-            let config = VringConfig {
-                size: queue.addresses.size,
-                addresses: vring_addresses(&queue.addresses),
-                base: VringBase::initial(negotiation.ring().packed),
-                kick: Some(&queue.kick),
-                call: Some(queue.call.as_ref().unwrap_or(&self.unrouted)),
-            };
-            let device = self.link.suspended()?;
-            device.switch_vring(index, &config, &self.ram)?;
+        let queue = DataQueue::from(queue);
+        self.log.park()?;
+        self.rings.device.suspend()?;
+        if self.log.poller.is_some() {
+            let strategy = self.strategy_of(index, &self.plan()?);
+            let relayed = self.rings.relayed_queue(&queue, negotiation.features)?;
+            self.log.add_queue(&mut self.rings, relayed, strategy)?;
+        } else {
+            let base = VringBase::initial(negotiation.ring().packed);
+            let config = queue.config(base, &self.rings.unrouted);
+            let device = &mut self.rings.device;
+            device.switch_vring(index, &config, &self.rings.ram)?;
         }
-        self.link.resume()?;
-        self.poll_again()?;
-        self.data_queues.push(queue);
-        self.data_queues.sort_by_key(|queue| queue.index);
+        self.rings.device.resume()?;
+        self.log.go()?;
+        self.rings.queues.push(queue);
+        self.rings.queues.sort_by_key(|queue| queue.index);
         self.after_resume();
-        tracing::debug!(device = %self.id, queue = index, "queue enabled again");
+        tracing::debug!(device = %self.rings.id, queue = index, "queue enabled again");
         Ok(())
     }
 
     /// A device that was suspended may have missed kicks, and its driver calls.
     fn after_resume(&self) {
-        self.signal_all();
-        if let Some(control) = &self.control {
-            control.nudge_device();
-        }
+        self.rings.signal_all();
+        self.nudge_control();
     }
 }

@@ -16,33 +16,32 @@
 use std::collections::BTreeMap;
 
 use vdpa::control_queue::Command;
-use vdpa::device::VringBase;
+use vdpa::device::{Operation, State, VringBase};
+use vdpa::memory::GuestMemory;
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::mac::MacOverlay;
 use super::saved::{Saved, SavedRing};
+use super::succession::tells;
 use super::{Negotiation, VdpaBackend, VdpaError, signal};
 use crate::virtio::backend::{Activation, Queue, QueueAddresses};
 
 impl VdpaBackend {
     pub(super) fn save_rings(&mut self) -> Result<Saved, VdpaError> {
-        let packed = self
-            .negotiation
-            .is_some_and(|negotiation| negotiation.ring().packed);
         // One that suspends for good must be known to be right before: by its split rings, or by relays.
-        let needed = if packed {
+        let needed = if self.packed() {
             BackendFeatures::SUSPEND | BackendFeatures::RESUME
         } else {
             BackendFeatures::SUSPEND
         };
-        if self.poller.is_some() || !self.link.can(needed) {
+        if self.log.poller.is_some() || !self.rings.can(needed) {
             return self.save_relayed();
         }
         match self.suspend_and_save() {
-            Err(VdpaError::InFlightUnknown { queue }) if self.link.is_running() => {
-                tracing::debug!(device = %self.id, queue, "what is in flight is counted, to save the device");
+            Err(VdpaError::InFlightUnknown { queue }) if self.rings.is_running() => {
+                tracing::debug!(device = %self.rings.id, queue, "what is in flight is counted, to save the device");
                 self.save_relayed()
             }
             saved => saved,
@@ -52,7 +51,7 @@ impl VdpaBackend {
     /// As [`VdpaBackend::save_rings`], with the positions that relays give.
     pub(super) fn save_relayed(&mut self) -> Result<Saved, VdpaError> {
         let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
-        self.link.running()?;
+        self.rings.device.check(Operation::Rebind)?;
         self.finish_commands()?;
         let bases = self.stop_relayed()?.into_iter();
         let rings = bases
@@ -67,13 +66,13 @@ impl VdpaBackend {
         let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
         self.finish_commands()?;
         // One that cannot resume is asked before: afterwards it would be too late to refuse.
-        let asked = !self.link.can(BackendFeatures::RESUME);
+        let asked = !self.rings.can(BackendFeatures::RESUME);
         if asked {
-            self.check_orders()?;
+            self.rings.check_orders(negotiation.ring().in_order)?;
         }
-        self.link.suspend()?;
-        let rings = self.suspended_rings();
-        match rings.and_then(|rings| self.taken_again(rings, asked)) {
+        self.rings.device.suspend()?;
+        let in_order = asked || negotiation.ring().in_order;
+        match self.rings.suspended_bases(in_order) {
             Ok(rings) => Ok(self.saved(&negotiation, rings)),
             Err(error) => {
                 // A state that cannot be had must not cost the guest its device.
@@ -94,126 +93,46 @@ impl VdpaBackend {
 
     /// All that is to be saved of a device that has stopped. The guest's commands wait from here on.
     pub(super) fn saved(&mut self, negotiation: &Negotiation, rings: Vec<SavedRing>) -> Saved {
-        self.dirty_log = false;
+        self.log.on = false;
         let control = self.control.as_mut().map(|control| {
             let saved = control.save();
             control.release_guest();
             saved
         });
         Saved {
-            device_type: self.info.device_id,
+            device_type: self.rings.device.device_id(),
             features: negotiation.features,
             rings,
-            mac: self.mac.as_ref().map(MacOverlay::current),
-            announce: self.announcement.is_pending(),
+            mac: self.net.mac.as_ref().map(MacOverlay::current),
+            announce: self.net.announcement.is_pending(),
             control,
-        }
-    }
-
-    fn suspended_rings(&mut self) -> Result<Vec<SavedRing>, VdpaError> {
-        let device = self.link.suspended()?;
-        self.data_queues
-            .iter()
-            .map(|queue| {
-                let base = device.vring_base(queue.index)?;
-                Ok(SavedRing {
-                    index: queue.index,
-                    base,
-                })
-            })
-            .collect()
-    }
-
-    /// The position of every enabled data queue, checked against the guest's rings.
-    fn saved_bases(
-        &self,
-        rings: &[SavedRing],
-        negotiation: &Negotiation,
-        activation: &Activation,
-    ) -> Result<BTreeMap<u16, VringBase>, VdpaError> {
-        let data_queues = activation
-            .queues
-            .iter()
-            .filter(|queue| Some(queue.index) != negotiation.control_queue);
-        let mut bases = BTreeMap::new();
-        for &Queue {
-            index, addresses, ..
-        } in data_queues
-        {
-            let saved = rings.iter().find(|ring| ring.index == index);
-            let base = saved.ok_or(VdpaError::NoSavedRing { index })?.base;
-            match base {
-                VringBase::Split { index: position } => {
-                    self.check_position(index, position, &addresses)?;
-                }
-                VringBase::Packed { .. } => check_packed_base(index, base, addresses.size)?,
-            }
-            bases.insert(index, base);
-        }
-        Ok(bases)
-    }
-
-    /// A device that starts further from the guest's avail index than the ring
-    /// is long would take buffers that the guest has not given it.
-    fn check_position(
-        &self,
-        queue: u16,
-        position: u16,
-        addresses: &QueueAddresses,
-    ) -> Result<(), VdpaError> {
-        let available: u16 = addresses
-            .driver
-            .checked_add(2)
-            .and_then(|address| self.memory.read_obj(GuestAddress(address)).ok())
-            .map(u16::from_le)
-            .ok_or(VdpaError::RingOutsideMemory { queue })?;
-        if available.wrapping_sub(position) <= addresses.size {
-            Ok(())
-        } else {
-            Err(VdpaError::SavedPosition {
-                queue,
-                position,
-                available,
-            })
         }
     }
 
     /// Lets a suspended device work again, after a state that cannot be had.
     pub(super) fn go_on(&mut self) {
-        if let Err(error) = self.link.resume() {
+        if let Err(error) = self.rings.device.resume() {
             tracing::error!(
-                device = %self.id,
+                device = %self.rings.id,
                 error = &error as &dyn std::error::Error,
                 "the device stays suspended: its driver must reset it"
             );
             self.stop();
-            signal(&self.relay_failed);
+            signal(&self.log.failed);
             return;
         }
-        self.signal_all();
-        if let Some(control) = &self.control {
-            control.nudge_device();
-        }
-    }
-
-    /// One spurious kick and call for every data queue: a real one may have been lost.
-    pub(super) fn signal_all(&self) {
-        for queue in &self.data_queues {
-            signal(&queue.kick);
-            if let Some(call) = &queue.call {
-                signal(call);
-            }
-        }
+        self.rings.signal_all();
+        self.nudge_control();
     }
 
     fn check_kind(&self, saved: &Saved) -> Result<(), VdpaError> {
-        if saved.device_type != self.info.device_id {
+        if saved.device_type != self.rings.device.device_id() {
             return Err(VdpaError::OtherDevice {
                 saved: saved.device_type,
-                has: self.info.device_id,
+                has: self.rings.device.device_id(),
             });
         }
-        match saved.features & !self.offer.all() {
+        match saved.features & !self.net.offer.all() {
             0 => Ok(()),
             _ => Err(self.other_features(saved)),
         }
@@ -222,7 +141,7 @@ impl VdpaBackend {
     fn other_features(&self, saved: &Saved) -> VdpaError {
         VdpaError::OtherFeatures {
             saved: saved.features,
-            offered: self.offer.all(),
+            offered: self.net.offer.all(),
         }
     }
 
@@ -230,8 +149,8 @@ impl VdpaBackend {
     /// only where it comes from another device: this one has acknowledged it itself, and may have failed since.
     pub(super) fn check_saved(&self, saved: &Saved) -> Result<(), VdpaError> {
         self.check_kind(saved)?;
-        if let (Some(_), Some(control)) = (&self.predecessor, &saved.control) {
-            let limits = self.limits(saved.features, Some(self.tells()?));
+        if let (Some(_), Some(control)) = (&self.net.predecessor, &saved.control) {
+            let limits = self.limits(saved.features, Some(tells(&self.rings.device)?));
             control.state.validate(&limits)?;
         }
         Ok(())
@@ -244,9 +163,9 @@ impl VdpaBackend {
     ) -> Result<(), VdpaError> {
         // A device that was negotiated with for this, and nothing else, has its memory mapped:
         // it may take long to do that again.
-        let prepared = self
-            .negotiation
-            .filter(|known| known.features == saved.features && self.link.is_negotiated());
+        let prepared = self.negotiation.filter(|known| {
+            known.features == saved.features && self.rings.device.state() == State::Negotiated
+        });
         if prepared.is_none() {
             self.stop();
         }
@@ -259,10 +178,11 @@ impl VdpaBackend {
             None => self.negotiate_features(saved.features)?,
         };
         self.negotiation = Some(negotiation);
-        if let (Some(mac), Some(current)) = (&mut self.mac, saved.mac) {
+        if let (Some(mac), Some(current)) = (&mut self.net.mac, saved.mac) {
             mac.restore(current);
         }
-        self.announcement
+        self.net
+            .announcement
             .set(saved.announce && negotiation.has(VIRTIO_NET_F_GUEST_ANNOUNCE));
         let mut replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
         let mut guest_queue = None;
@@ -274,13 +194,67 @@ impl VdpaBackend {
             }
             guest_queue = control.guest;
         }
-        let bases = self.saved_bases(&saved.rings, &negotiation, &activation)?;
+        let bases = saved_bases(&self.rings.memory, &saved.rings, &negotiation, &activation)?;
         let initial = VringBase::initial(negotiation.ring().packed);
         let base_of = |index| bases.get(&index).copied().unwrap_or(initial);
         self.start(activation, base_of, &replay, guest_queue)?;
-        self.predecessor = None;
-        self.signal_all();
+        self.net.predecessor = None;
+        self.rings.signal_all();
         Ok(())
+    }
+}
+
+/// The position of every enabled data queue, checked against the guest's rings.
+fn saved_bases(
+    memory: &GuestMemory,
+    rings: &[SavedRing],
+    negotiation: &Negotiation,
+    activation: &Activation,
+) -> Result<BTreeMap<u16, VringBase>, VdpaError> {
+    let data_queues = activation
+        .queues
+        .iter()
+        .filter(|queue| Some(queue.index) != negotiation.control_queue);
+    let mut bases = BTreeMap::new();
+    for &Queue {
+        index, addresses, ..
+    } in data_queues
+    {
+        let saved = rings.iter().find(|ring| ring.index == index);
+        let base = saved.ok_or(VdpaError::NoSavedRing { index })?.base;
+        match base {
+            VringBase::Split { index: position } => {
+                check_position(memory, index, position, &addresses)?;
+            }
+            VringBase::Packed { .. } => check_packed_base(index, base, addresses.size)?,
+        }
+        bases.insert(index, base);
+    }
+    Ok(bases)
+}
+
+/// A device that starts further from the guest's avail index than the ring
+/// is long would take buffers that the guest has not given it.
+fn check_position(
+    memory: &GuestMemory,
+    queue: u16,
+    position: u16,
+    addresses: &QueueAddresses,
+) -> Result<(), VdpaError> {
+    let available: u16 = addresses
+        .driver
+        .checked_add(2)
+        .and_then(|address| memory.read_obj(GuestAddress(address)).ok())
+        .map(u16::from_le)
+        .ok_or(VdpaError::RingOutsideMemory { queue })?;
+    if available.wrapping_sub(position) <= addresses.size {
+        Ok(())
+    } else {
+        Err(VdpaError::SavedPosition {
+            queue,
+            position,
+            available,
+        })
     }
 }
 

@@ -7,12 +7,12 @@
 //! It must not know where positions and commands come from.
 
 use vdpa::control_queue::Command;
-use vdpa::device::{VringBase, VringConfig};
+use vdpa::device::{Operation, VringBase};
 use vdpa::uapi::BackendFeatures;
-use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_MAC};
 
 use super::control::Setup;
-use super::{DataQueue, Negotiation, VdpaBackend, VdpaError, signal, vring_addresses};
+use super::rings::{DataQueue, Rings};
+use super::{Negotiation, VdpaBackend, VdpaError, signal};
 use crate::virtio::backend::Activation;
 use crate::virtio::userspace_queue::SavedQueue;
 
@@ -36,7 +36,7 @@ impl VdpaBackend {
             .map(|index| (index, base_of(index)))
             .collect();
         let relayed = self.plan_start(known.iter().any(|(_, base)| *base != initial))?;
-        let device = self.link.negotiated()?;
+        self.rings.device.check(Operation::SetUp)?;
         let mut data_queues = Vec::with_capacity(queues.len());
         let mut control_queue = None;
         for queue in queues {
@@ -44,35 +44,13 @@ impl VdpaBackend {
                 control_queue = Some(queue);
                 continue;
             }
-            let config = VringConfig {
-                size: queue.addresses.size,
-                addresses: vring_addresses(&queue.addresses),
-                base: base_of(queue.index),
-                kick: Some(&queue.kick),
-                call: Some(queue.call.as_deref().unwrap_or(&self.unrouted)),
-            };
-            if relayed.is_none() {
-                device.set_vring(queue.index, &config, &self.ram)?;
-            }
-            self.doorbells.prepare(device, &self.id, queue.index)?;
-            data_queues.push(DataQueue {
-                index: queue.index,
-                addresses: queue.addresses,
-                kick: queue.kick,
-                call: queue.call,
-            });
+            let queue = DataQueue::from(queue);
+            self.rings
+                .prepare(&queue, base_of(queue.index), relayed.is_none())?;
+            data_queues.push(queue);
         }
-        if let (Some(control), Some(index)) = (&mut self.control, negotiation.control_queue) {
-            control.start(Setup {
-                device,
-                iotlb: &mut self.iotlb,
-                index,
-                ring: negotiation.ring(),
-                limits: negotiation.limits,
-            })?;
-            device.enable_vring(index)?;
-        }
-        self.data_queues = data_queues;
+        self.start_control(&negotiation)?;
+        self.rings.queues = data_queues;
         match relayed {
             Some(plan) => self.start_relayed(&plan, &known, replay)?,
             None => self.start_direct(replay)?,
@@ -84,8 +62,23 @@ impl VdpaBackend {
                 guest_control_queue,
                 max_size.unwrap_or(0),
                 negotiation.ring(),
-                &self.memory,
+                &self.rings.memory,
             )?;
+        }
+        Ok(())
+    }
+
+    /// Gives the negotiated device its control queue, if the guest negotiated one.
+    pub(super) fn start_control(&mut self, negotiation: &Negotiation) -> Result<(), VdpaError> {
+        if let (Some(control), Some(index)) = (&mut self.control, negotiation.control_queue) {
+            control.start(Setup {
+                device: &mut self.rings.device,
+                iotlb: &mut self.rings.iotlb,
+                index,
+                ring: negotiation.ring(),
+                limits: negotiation.limits,
+            })?;
+            self.rings.device.enable_vring(index)?;
         }
         Ok(())
     }
@@ -95,23 +88,22 @@ impl VdpaBackend {
         // Virtio wants queues enabled before DRIVER_OK. But a device must not
         // receive by an outdated filter: so, if there is anything to replay and the
         // device can wait, its data queues come after that.
-        let device = self.link.negotiated()?;
+        let device = &mut self.rings.device;
         let late = !replay.is_empty()
             && device
                 .backend_features()
                 .contains(BackendFeatures::ENABLE_AFTER_DRIVER_OK);
         if !late {
-            for queue in &self.data_queues {
+            for queue in &self.rings.queues {
                 device.enable_vring(queue.index)?;
             }
         }
-        self.link.start()?;
+        device.start()?;
         if let Some(control) = &mut self.control {
             control.replay(replay)?;
         }
         if late {
-            let device = self.link.running()?;
-            for queue in &self.data_queues {
+            for queue in &self.rings.queues {
                 device.enable_vring(queue.index)?;
                 // The driver may kick as soon as DRIVER_OK is set, and a kick
                 // of a queue that is not enabled is lost.
@@ -121,38 +113,13 @@ impl VdpaBackend {
         Ok(())
     }
 
-    /// The command that gives the device the address that the guest sees, if
-    /// the device has another one now.
+    /// See [`NetOverlay::mac_command`](super::NetOverlay::mac_command).
     pub(super) fn mac_command(
         &self,
         negotiation: &Negotiation,
     ) -> Result<Option<Command>, VdpaError> {
-        let Some(mac) = &self.mac else {
-            return Ok(None);
-        };
-        let mut shown = [0u8; 6];
-        self.link.read_config(0, &mut shown)?;
-        // Without the feature MAC the field means nothing (virtio 1.3, 5.1.4).
-        if self.offer.passes(VIRTIO_NET_F_MAC) && shown == mac.current() {
-            return Ok(None);
-        }
-        let settable = self.settable_mac(negotiation);
-        if settable.is_none() {
-            tracing::warn!(
-                device = %self.id,
-                "the guest's driver does not negotiate CTRL_MAC_ADDR, so the device keeps another \
-                 MAC address than the guest sees and may filter its unicast frames"
-            );
-        }
-        Ok(settable.map(Command::MacAddrSet))
-    }
-
-    /// The address that the guest sees, if the device takes it.
-    pub(super) fn settable_mac(&self, negotiation: &Negotiation) -> Option<[u8; 6]> {
-        let able =
-            negotiation.control_queue.is_some() && negotiation.has(VIRTIO_NET_F_CTRL_MAC_ADDR);
-        let mac = self.mac.as_ref().filter(|_| able)?;
-        Some(mac.current())
+        let Rings { device, id, .. } = &self.rings;
+        self.net.mac_command(device, id, negotiation)
     }
 
     /// Starts the device as after a reset.

@@ -34,7 +34,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use vdpa::device::VringBase;
+use vdpa::device::{Device, Operation, VringBase};
 use vdpa::memory::GuestMemory;
 use vdpa::ring::guest::GuestViolation;
 use vdpa::ring::{OrderError, RingFeatures, packed, split};
@@ -48,8 +48,10 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::mac::MacOverlay;
 use super::offer::Offer;
+use super::overlay::{NetOverlay, configured_mac};
+use super::rings::{DataQueue, Rings, vring_addresses};
 use super::saved::{Saved, SavedRing};
-use super::{VdpaBackend, VdpaError, configured_mac, vring_addresses};
+use super::{VdpaBackend, VdpaError};
 use crate::virtio::backend::{Activation, Predecessor, QueueAddresses, SavedState, SharedMemory};
 use crate::virtio::saved_state::{self, SavedStateError};
 
@@ -167,92 +169,110 @@ impl Identity {
     }
 }
 
-impl VdpaBackend {
-    /// The beginning of the device configuration as the device says it now.
-    pub(super) fn tells(&self) -> Result<[u8; CONFIG_LEN], VdpaError> {
-        let mut config = [0; CONFIG_LEN];
-        let len = usize::try_from(self.info.config_size)
-            .unwrap_or(CONFIG_LEN)
-            .min(CONFIG_LEN);
-        self.link.read_config(0, &mut config[..len])?;
-        Ok(config)
-    }
+/// The beginning of the device configuration as the device says it now.
+pub(super) fn tells(device: &Device) -> Result<[u8; CONFIG_LEN], VdpaError> {
+    let mut config = [0; CONFIG_LEN];
+    let len = usize::try_from(device.config_size())
+        .unwrap_or(CONFIG_LEN)
+        .min(CONFIG_LEN);
+    device.read_config(0, &mut config[..len])?;
+    Ok(config)
+}
 
-    pub(super) fn identify(&self) -> Result<Identity, VdpaError> {
-        if self.info.device_id != VIRTIO_ID_NET {
+impl NetOverlay {
+    /// What the guest knows of `device`; `failed`: it may say anything by now.
+    pub(super) fn identify(&self, device: &Device, failed: bool) -> Result<Identity, VdpaError> {
+        if device.device_id() != VIRTIO_ID_NET {
             return Err(VdpaError::NotReplaceable);
         }
         Ok(Identity {
             mac: self.mac.as_ref().map(MacOverlay::configured),
             config: match self.told {
-                Some(told) if self.needs_reset => told,
-                _ => self.tells()?,
+                Some(told) if failed => told,
+                _ => tells(device)?,
             },
         })
     }
 
-    /// See [`Backend::succeed`](crate::virtio::backend::Backend::succeed).
+    /// See [`Hardware::succeed`](crate::virtio::backend::Hardware::succeed).
     pub(super) fn take_place(
         &mut self,
+        device: &Device,
+        id: &str,
         identity: &Identity,
         predecessor: &Predecessor,
     ) -> Result<(), VdpaError> {
-        let device = self.link.owned()?;
-        if self.info.device_id != VIRTIO_ID_NET {
+        device.check(Operation::Probe)?;
+        if device.device_id() != VIRTIO_ID_NET {
             return Err(VdpaError::NotReplaceable);
         }
-        let config = self.tells()?;
+        let config = tells(device)?;
         // An address that is the VMM's to give changes what can be offered.
-        let offer = Offer::new(device, &self.id, identity.mac.is_some());
+        let offer = Offer::new(device, id, identity.mac.is_some())?;
         identity.check(config, offer.passes(VIRTIO_NET_F_MAC), predecessor.features)?;
-        let mac = configured_mac(device, &self.info, offer, identity.mac)?;
+        self.mac = configured_mac(device, offer, identity.mac)?;
         self.offer = offer;
-        self.mac = mac;
         self.predecessor = Some(identity.clone());
         Ok(())
     }
 
-    /// See [`Backend::check_succession`](crate::virtio::backend::Backend::check_succession).
-    pub(super) fn check_predecessor(&self, features: u64) -> Result<(), VdpaError> {
+    /// See [`Hardware::check_succession`](crate::virtio::backend::Hardware::check_succession).
+    pub(super) fn check_predecessor(
+        &self,
+        device: &Device,
+        features: u64,
+    ) -> Result<(), VdpaError> {
         match &self.predecessor {
             Some(identity) => {
                 let addressed = self.offer.passes(VIRTIO_NET_F_MAC);
-                identity.check(self.tells()?, addressed, features)
+                identity.check(tells(device)?, addressed, features)
             }
             None => Ok(()),
         }
     }
+}
 
-    /// See [`Backend::hand_over`](crate::virtio::backend::Backend::hand_over).
+impl VdpaBackend {
+    /// See [`Hardware::hand_over`](crate::virtio::backend::Hardware::hand_over).
     pub(super) fn hand_over_rings(&mut self) -> Result<Saved, VdpaError> {
         let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
-        if self.info.device_id != VIRTIO_ID_NET {
+        if !self.rings.is_net() {
             return Err(VdpaError::NotReplaceable);
         }
-        if self.poller.is_some() {
+        if self.log.poller.is_some() {
             // Relays leave nothing in flight.
             return self.save_relayed();
         }
         if !self.needs_reset
             && self
-                .link
+                .rings
                 .can(BackendFeatures::SUSPEND | BackendFeatures::RESUME)
         {
             let saved = self.suspend_and_save()?;
-            self.release_eventfds();
+            self.rings.release_eventfds();
             return Ok(saved);
         }
-        let packed = negotiation.ring().packed;
+        let RingFeatures {
+            packed, in_order, ..
+        } = negotiation.ring();
         if packed && !self.needs_reset {
             return Err(VdpaError::NoSuspendPacked);
         }
         // Nobody waits for one that has failed: the command under way was refused.
         self.finish_commands()?;
         if !packed {
-            self.check_orders()?;
+            self.rings.check_orders(in_order)?;
         }
-        self.link.reset()?;
-        let rings = self.data_queues.iter().map(|queue| {
+        self.rings.device.reset()?;
+        let rings = self.rings.bases_after_reset(packed)?;
+        Ok(self.saved(&negotiation, rings))
+    }
+}
+
+impl Rings {
+    /// Where the next device begins in the rings of one that was reset.
+    fn bases_after_reset(&self, packed: bool) -> Result<Vec<SavedRing>, VdpaError> {
+        let base = |queue: &DataQueue| {
             let (index, addresses) = (queue.index, &queue.addresses);
             let base = if packed {
                 packed_used(&self.memory, index, addresses, None)?
@@ -261,17 +281,15 @@ impl VdpaBackend {
                 VringBase::Split { index }
             };
             Ok(SavedRing { index, base })
-        });
-        let rings = rings.collect::<Result<Vec<_>, VdpaError>>()?;
-        Ok(self.saved(&negotiation, rings))
+        };
+        self.queues.iter().map(base).collect()
     }
 
     /// The next device gets the eventfds. It works without this, too, but its interrupts may
     /// take the longer way.
     fn release_eventfds(&mut self) {
-        for queue in &self.data_queues {
-            let device = self.link.suspended();
-            if let Err(error) = device.and_then(|device| device.release_eventfds(queue.index)) {
+        for queue in &self.queues {
+            if let Err(error) = self.device.release_eventfds(queue.index) {
                 tracing::warn!(
                     device = %self.id,
                     queue = queue.index,
@@ -282,40 +300,35 @@ impl VdpaBackend {
         }
     }
 
-    /// The positions with which the next device takes what the suspended one has not completed. `asked`: whether
-    /// it works in order, just before.
-    pub(super) fn taken_again(
-        &self,
-        rings: Vec<SavedRing>,
-        asked: bool,
-    ) -> Result<Vec<SavedRing>, VdpaError> {
-        let negotiated = self
-            .negotiation
-            .is_some_and(|negotiation| negotiation.ring().in_order);
-        let in_order = asked || negotiated;
-        let again = |ring: SavedRing| {
+    /// The positions with which the next device takes what the suspended one has not completed. `in_order`: it
+    /// works in order, as was negotiated or looked at just before.
+    pub(super) fn suspended_bases(&self, in_order: bool) -> Result<Vec<SavedRing>, VdpaError> {
+        let stopped = |queue: &DataQueue| {
+            let base = self.device.vring_base(queue.index)?;
+            Ok(Ring {
+                index: queue.index,
+                addresses: queue.addresses,
+                base,
+            })
+        };
+        // All of them first: the device may have none.
+        let rings = self.queues.iter().map(stopped);
+        let rings = rings.collect::<Result<Vec<_>, VdpaError>>()?.into_iter();
+        let again = |ring: Ring| {
             let index = ring.index;
-            let mut known = self.data_queues.iter();
-            let queue = known.find(|queue| queue.index == index);
-            let ring = Ring {
-                index,
-                addresses: queue.ok_or(VdpaError::NoSavedRing { index })?.addresses,
-                base: ring.base,
-            };
             let base = ring.taken_again(&self.memory, in_order)?;
             Ok(SavedRing { index, base })
         };
-        rings.into_iter().map(again).collect()
+        rings.map(again).collect()
     }
 
     /// Whether a device that is about to be reset works in order on its rings, as far as they tell. To be asked while
-    /// it works: once it is stopped it would be too late to refuse.
-    pub(super) fn check_orders(&self) -> Result<(), VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
-        if negotiation.ring().in_order {
+    /// it works: once it is stopped it would be too late to refuse. `in_order`: it was negotiated.
+    pub(super) fn check_orders(&self, in_order: bool) -> Result<(), VdpaError> {
+        if in_order {
             return Ok(());
         }
-        self.data_queues
+        self.queues
             .iter()
             .try_for_each(|queue| check_order(&self.memory, queue.index, &queue.addresses, None))
     }

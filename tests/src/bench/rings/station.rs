@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::{ClockId, clock_gettime};
 use vdpa::control_queue::MacAddress;
-use vdpa::device::{Device, Running};
+use vdpa::device::Device;
 use vdpa::memory::GuestMemory;
 use vdpa::netdev::{Driver, Kick, Netdev, Options, QueuePair};
 use vdpa::relay::{Pause, RelaySet, Strategy};
@@ -98,7 +98,7 @@ impl Station {
         let (requests, asked) = mpsc::channel();
         let (answer, answers) = mpsc::channel();
         let relays = Relays {
-            device: Some(device),
+            device,
             signals: signals(&set, &wake)?,
             set,
             memory,
@@ -183,8 +183,7 @@ impl Drop for Station {
 /// What the thread owns.
 #[derive(Debug)]
 struct Relays {
-    /// `None` after a change that failed.
-    device: Option<Device<Running>>,
+    device: Device,
     set: RelaySet,
     /// What may be waited for now.
     signals: Epoll,
@@ -226,8 +225,6 @@ impl Relays {
                 Duration::try_from(time).map_err(|_| Error::invalid("the clock", "it is negative"))
             }
             Request::Change(how) => {
-                let device = self.device.take();
-                let device = device.ok_or_else(|| Error::invalid("the device", "it is gone"))?;
                 // Into a transmit ring the device writes no more than its own part of the
                 // ring, so nobody mediates one.
                 let transmit = match how {
@@ -236,11 +233,9 @@ impl Relays {
                 };
                 let targets = [(self.receive, *how), (self.transmit, transmit)];
                 let begin = Instant::now();
-                let changed = self.set.change(device, &targets, &*self.memory);
+                let changed = (self.set).change(&mut self.device, &targets, &*self.memory);
                 let took = begin.elapsed();
-                // The part that failed names the cause, the whole only that it did.
-                let changed = changed.map_err(|failure| failed("change the rings")(failure.error));
-                self.device = Some(changed?);
+                changed.map_err(failed("change the rings"))?;
                 self.signals = signals(&self.set, &self.wake)?;
                 Ok(took)
             }

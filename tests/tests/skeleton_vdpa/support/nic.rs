@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use lab::sim::SimDevice;
 use vdpa::control_queue::{ControlQueue, Placement};
-use vdpa::device::{Device, Negotiated, Owned, Running, Suspended, VringBase, VringConfig};
+use vdpa::device::{Device, VringBase, VringConfig};
 use vdpa::features::{Policy, pass_through};
 use vdpa::iotlb::{Access, Iotlb, Mapping};
 use vdpa::memory::SharedBuffer;
@@ -154,7 +154,7 @@ impl Nic {
             .unwrap();
     }
 
-    pub(crate) fn set_up(&self, device: &mut Device<Negotiated>) {
+    pub(crate) fn set_up(&self, device: &mut Device) {
         let allowed = [self.memory.range()];
         for (index, queue) in [(RECEIVE, &self.receive), (TRANSMIT, &self.transmit)] {
             device.set_vring(index, &queue.config(), &allowed).unwrap();
@@ -163,7 +163,7 @@ impl Nic {
 
     /// Moves both queues of a suspended device to the second pair of rings,
     /// the buffers that the device has included.
-    pub(crate) fn switch(&mut self, device: &mut Device<Suspended>) {
+    pub(crate) fn switch(&mut self, device: &mut Device) {
         let allowed = [self.memory.range()];
         self.receive.ring = ring(&self.memory, 2);
         self.transmit.ring = ring(&self.memory, 3);
@@ -229,19 +229,19 @@ pub(crate) fn reduced() -> BackendFeatures {
 }
 
 /// Opens a device and becomes its owner.
-pub(crate) fn own(path: &Path, wanted: BackendFeatures) -> (Device<Owned>, Iotlb) {
+pub(crate) fn own(path: &Path, wanted: BackendFeatures) -> (Device, Iotlb) {
     Device::open(path).unwrap().own_with(wanted).unwrap()
 }
 
 /// What a guest would be offered.
-pub(crate) fn features(device: &Device<Owned>) -> u64 {
+pub(crate) fn features(device: &Device) -> u64 {
     let info = device.info();
     pass_through(info.features, info.device_id, Policy::default()).features
 }
 
 /// A running device with its driver.
 pub(crate) struct Rig {
-    pub(crate) device: Device<Running>,
+    pub(crate) device: Device,
     pub(crate) iotlb: Iotlb,
     pub(crate) nic: Nic,
     pub(crate) control: ControlQueue,
@@ -250,7 +250,7 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn start(net: &SimDevice, wanted: BackendFeatures) -> Self {
-        let (device, mut iotlb) = own(net.path(), wanted);
+        let (mut device, mut iotlb) = own(net.path(), wanted);
         let nic = Nic::new();
         nic.map(&mut iotlb);
         let mut window = PrivateWindow::new(device.info().iova_range, 1 << 40).unwrap();
@@ -260,7 +260,7 @@ impl Rig {
         let control = ControlQueue::new(iova, RingFeatures::default()).unwrap();
         let placement = Placement::choose(device.info(), device.backend_features(), CONTROL);
         control.map(&mut iotlb, placement.asid()).unwrap();
-        let device = start(device, &nic, &control, placement);
+        start(&mut device, &nic, &control, placement);
         Self {
             device,
             iotlb,
@@ -271,42 +271,23 @@ impl Rig {
     }
 
     /// Resets the device and starts it again with empty rings.
-    pub(crate) fn reset(self) -> Self {
-        let Self {
-            device,
-            mut iotlb,
-            mut nic,
-            mut control,
-            placement,
-        } = self;
-        let device = device.reset().unwrap();
-        assert_eq!(device.status().unwrap(), 0);
-        iotlb.remap_after_reset().unwrap();
-        nic.restart();
-        control.restart(RingFeatures::default()).unwrap();
-        let device = start(device, &nic, &control, placement);
-        Self {
-            device,
-            iotlb,
-            nic,
-            control,
-            placement,
-        }
+    pub(crate) fn reset(&mut self) {
+        self.device.reset().unwrap();
+        assert_eq!(self.device.status().unwrap(), 0);
+        self.iotlb.remap_after_reset().unwrap();
+        self.nic.restart();
+        self.control.restart(RingFeatures::default()).unwrap();
+        start(&mut self.device, &self.nic, &self.control, self.placement);
     }
 }
 
-fn start(
-    device: Device<Owned>,
-    nic: &Nic,
-    control: &ControlQueue,
-    placement: Placement,
-) -> Device<Running> {
-    let features = features(&device);
-    let mut device = device.negotiate(features).unwrap();
+fn start(device: &mut Device, nic: &Nic, control: &ControlQueue, placement: Placement) {
+    let features = features(device);
+    device.negotiate(features).unwrap();
     if let Placement::OwnAddressSpace { group, asid } = placement {
         device.set_group_asid(group, asid).unwrap();
     }
-    nic.set_up(&mut device);
+    nic.set_up(device);
     let allowed = [control.range()];
     device
         .set_vring(CONTROL, &control.vring_config(), &allowed)
@@ -314,5 +295,5 @@ fn start(
     for queue in [RECEIVE, TRANSMIT, CONTROL] {
         device.enable_vring(queue).unwrap();
     }
-    device.start().unwrap()
+    device.start().unwrap();
 }

@@ -1,12 +1,9 @@
-//! What can go wrong with relayed queues, and in what state the device is then.
+//! What can go wrong with relayed queues.
 
 use std::error::Error;
-use std::fmt;
 use std::io;
 
-use crate::device::{
-    Device, DeviceError, Failed, Negotiated, Owned, Running, Suspended, VringBase,
-};
+use crate::device::{DeviceError, VringBase};
 use crate::iotlb::IotlbError;
 use crate::memory::SharedBufferError;
 use crate::relay::RelayError;
@@ -130,14 +127,14 @@ pub enum TransitionError {
         #[source]
         source: DeviceError,
     },
-    /// [`Restart::negotiate`](super::Restart::negotiate) failed.
+    /// The caller could not bring the device up until its rings.
     #[error("the device cannot be brought up again after its reset")]
     Negotiate {
         /// Why.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// [`Restart::replay`](super::Restart::replay) failed.
+    /// The caller could not replay what the guest had set.
     #[error("the control state cannot be replayed")]
     Replay {
         /// Why.
@@ -160,80 +157,6 @@ pub enum TransitionError {
         #[source]
         source: io::Error,
     },
-}
-
-/// The device after a failed transition.
-#[derive(Debug)]
-pub enum Halted {
-    /// It runs as before the transition.
-    Running(Device<Running>),
-    /// It is suspended and perhaps has some of the new rings: reset it and
-    /// [`RelaySet::restart`](super::RelaySet::restart).
-    Suspended(Device<Suspended>),
-    /// It is reset.
-    Reset(Device<Owned>),
-    /// It was closed, because its state could not be made known.
-    Gone,
-}
-
-/// Resets a device that could not be brought up.
-pub(super) fn back_to_reset(device: Device<Negotiated>) -> Halted {
-    match device.reset() {
-        Ok(device) => Halted::Reset(device),
-        Err(failed) => failed.device.map_or(Halted::Gone, Halted::Reset),
-    }
-}
-
-/// A transition that failed.
-#[derive(Debug)]
-pub struct ChangeFailed {
-    /// The device as it is now.
-    pub device: Halted,
-    /// Why.
-    pub error: TransitionError,
-}
-
-impl fmt::Display for ChangeFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl Error for ChangeFailed {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.error.source()
-    }
-}
-
-/// A device that could not be brought up to the point where its rings are set.
-#[derive(Debug)]
-pub struct RestartFailed {
-    /// The device, reset; `None` if its state could not be made known and it was closed.
-    pub device: Option<Device<Owned>>,
-    /// Why.
-    pub source: Box<dyn Error + Send + Sync>,
-}
-
-impl fmt::Display for RestartFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.source.fmt(f)
-    }
-}
-
-impl Error for RestartFailed {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        // Display shows `source` itself, so the chain goes on behind it.
-        self.source.source()
-    }
-}
-
-impl From<Failed<Owned>> for RestartFailed {
-    fn from(failed: Failed<Owned>) -> Self {
-        Self {
-            device: failed.device,
-            source: Box::new(failed.error),
-        }
-    }
 }
 
 /// A queue that is broken.

@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::lane::{Lane, Mode};
 use super::{RelaySet, RelaySetError, RelayedQueue, TransitionError};
-use crate::device::{Device, DeviceInfo, Suspended, VringBase};
+use crate::device::{Device, DeviceInfo, State, VringBase};
 use crate::iotlb::Iotlb;
 use crate::relay::{Dirty, Strategy};
 use crate::window::PrivateWindow;
@@ -34,7 +34,7 @@ impl RelaySet {
     }
 
     /// Where a device is to begin in each ring that takes all of them over, by queue index. `device` is
-    /// the suspended device; `None`: it was reset. What relays have is shown to the guest first.
+    /// suspended, or was reset. What relays have is shown to the guest first.
     /// Where nobody has counted what the device holds, as in a queue in which it took buffers in advance and that has no traffic,
     /// the guest's split ring has to show that it works in order, and the next device takes them again.
     ///
@@ -43,7 +43,7 @@ impl RelaySet {
     /// [`Relay::settle`](crate::relay::Relay::settle). The relays can go on.
     pub fn bases(
         &mut self,
-        device: Option<&Device<Suspended>>,
+        device: &Device,
         dirty: &dyn Dirty,
     ) -> Result<Vec<(u16, VringBase)>, TransitionError> {
         let in_order = self.features.in_order;
@@ -51,12 +51,12 @@ impl RelaySet {
         lanes
             .map(|lane| {
                 let index = lane.queue.index;
-                let base = match device {
-                    // With IN_ORDER the entries from the used index on name what it holds.
-                    Some(device) if matches!(lane.mode, Mode::Direct) && !in_order => {
-                        lane.take_over(device.vring_base(index))
-                    }
-                    _ => lane.settle(dirty),
+                // With IN_ORDER the entries from the used index on name what it holds.
+                let asked = device.state() == State::Suspended && !in_order;
+                let base = if asked && matches!(lane.mode, Mode::Direct) {
+                    lane.take_over(device.vring_base(index))
+                } else {
+                    lane.settle(dirty)
                 };
                 Ok((index, base.or_else(|error| lane.taken_again(error))?))
             })
@@ -70,7 +70,7 @@ impl RelaySet {
     pub fn remove(
         &mut self,
         queue: u16,
-        device: &mut Device<Suspended>,
+        device: &mut Device,
         dirty: &dyn Dirty,
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
@@ -97,7 +97,7 @@ impl RelaySet {
         &mut self,
         queue: RelayedQueue,
         strategy: Strategy,
-        device: &mut Device<Suspended>,
+        device: &mut Device,
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
     ) -> Result<(), TransitionError> {

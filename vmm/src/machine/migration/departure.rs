@@ -186,9 +186,10 @@ impl<'a> Departure<'a> {
         })
     }
 
-    fn log_devices(&self, on: bool) -> Result<(), RequestError> {
+    /// Has devices record which pages they write, or no longer.
+    fn log_writes(&self, on: bool) -> Result<(), RequestError> {
         self.handle
-            .on_vmm_thread(move |machine| machine.inventory.log_dirty(on))?
+            .on_vmm_thread(move |machine| machine.inventory.log_writes(on))?
     }
 
     /// The machine may change again. One that has ended needs not be told.
@@ -206,7 +207,7 @@ impl SourceMachine for Departure<'_> {
     }
 
     fn start_logging(&mut self) -> Result<(), MachineError> {
-        self.log_devices(true)?;
+        self.log_writes(true)?;
         let ram = &self.offer.ram;
         match DirtyTracker::start(Arc::clone(&self.offer.slots), ram.memory(), ram.slots()) {
             Ok(tracker) => {
@@ -284,7 +285,7 @@ impl SourceMachine for Departure<'_> {
 
     fn stop_logging(&mut self) {
         self.tracker = None;
-        match self.log_devices(false) {
+        match self.log_writes(false) {
             Ok(()) | Err(RequestError::Ended | RequestError::EndedBy(_)) => {}
             Err(error) => tracing::error!(
                 error = &error as &dyn std::error::Error,

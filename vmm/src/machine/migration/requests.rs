@@ -88,7 +88,7 @@ impl Machine {
     /// Undoes everything that was done to send the machine; it may change again.
     pub(super) fn end_migration(&mut self) {
         self.set_throttle(0);
-        if let Err(error) = self.inventory.stop_dirty_log() {
+        if let Err(error) = self.inventory.log_writes(false) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
                 "a device was not brought back to what it was"

@@ -153,6 +153,6 @@ fn what_cannot_wait_for_another_device_tells_its_driver() {
 
     let rig = protected(Shape::default(), VERSION_1);
     assert!(rig.fail());
-    rig.device.start_dirty_log().unwrap();
+    rig.device.log_writes(true).unwrap();
     assert_eq!(rig.status(), 15 | NEEDS_RESET);
 }

@@ -9,8 +9,8 @@ use crate::hypervisor::DoorbellPage;
 use crate::pci::{Ecam, MmioWindow, PciBus, PciFunction, Slot};
 use crate::testing::{FakeDoorbells, FakePage, FakeVectors};
 use crate::virtio::backend::{
-    Activation, Backend, BackendError, BrokenRing, Event, Outcome, Predecessor, QueueChange,
-    SavedState,
+    Activation, Backend, BackendError, BrokenRing, Event, Hardware, Outcome, Predecessor,
+    QueueChange, SavedState,
 };
 use crate::virtio::pci::VirtioPciDevice;
 
@@ -255,30 +255,10 @@ impl Backend for Model {
         seen.failed = false;
         seen.resets += 1;
     }
-    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
-        let seen = self.seen.lock().unwrap();
-        assert_eq!(seen.stage, Stage::Active, "doorbell");
-        let activation = seen.activation.as_ref().unwrap();
-        let enabled = activation.queues.iter().any(|one| one.index == queue);
-        assert!(enabled, "the doorbell of a queue that is not enabled");
-        let has = seen.doorbells.contains(&queue);
-        has.then(|| Arc::new(FakePage(queue)) as _)
-    }
-    fn announce(&mut self) -> Outcome {
-        let seen = self.seen.lock().unwrap();
-        assert_eq!(seen.stage, Stage::Active, "announce");
-        Outcome {
-            config_changed: true,
-            needs_reset: false,
-        }
-    }
     fn process(&mut self, token: u16) -> Outcome {
         let mut seen = self.seen.lock().unwrap();
         seen.tokens.push(token);
         std::mem::take(&mut seen.outcome)
-    }
-    fn has_failed(&self) -> bool {
-        self.seen.lock().unwrap().failed
     }
     fn save(&mut self) -> Result<SavedState, BackendError> {
         let mut seen = self.seen.lock().unwrap();
@@ -298,6 +278,61 @@ impl Backend for Model {
             version: 1,
             payload: vec![1, 2, 3],
         })
+    }
+    fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {
+        match state.name.as_str() {
+            "model" => Ok(()),
+            _ => Err("of another device".into()),
+        }
+    }
+    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
+        let mut seen = self.seen.lock().unwrap();
+        assert!(
+            matches!(
+                seen.stage,
+                Stage::Inactive | Stage::Negotiated | Stage::Saved
+            ),
+            "restore"
+        );
+        check(&activation);
+        if seen.fails_next_restore {
+            return Err("cannot now".into());
+        }
+        if (state.version, state.payload.as_slice()) != (1, &[1, 2, 3]) {
+            return Err("not mine".into());
+        }
+        if activation.features & FAIL_RESTORE != 0 {
+            return Err("cannot".into());
+        }
+        seen.stage = Stage::Active;
+        seen.activation = Some(activation);
+        Ok(())
+    }
+    fn hardware(&mut self) -> Option<&mut dyn Hardware> {
+        Some(self)
+    }
+}
+
+impl Hardware for Model {
+    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
+        let seen = self.seen.lock().unwrap();
+        assert_eq!(seen.stage, Stage::Active, "doorbell");
+        let activation = seen.activation.as_ref().unwrap();
+        let enabled = activation.queues.iter().any(|one| one.index == queue);
+        assert!(enabled, "the doorbell of a queue that is not enabled");
+        let has = seen.doorbells.contains(&queue);
+        has.then(|| Arc::new(FakePage(queue)) as _)
+    }
+    fn announce(&mut self) -> Outcome {
+        let seen = self.seen.lock().unwrap();
+        assert_eq!(seen.stage, Stage::Active, "announce");
+        Outcome {
+            config_changed: true,
+            needs_reset: false,
+        }
+    }
+    fn has_failed(&self) -> bool {
+        self.seen.lock().unwrap().failed
     }
     fn hand_over(&mut self) -> Result<SavedState, BackendError> {
         if self.shape.keeps_place {
@@ -329,35 +364,6 @@ impl Backend for Model {
             _ => Err("smaller than the guest was told".into()),
         }
     }
-    fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {
-        match state.name.as_str() {
-            "model" => Ok(()),
-            _ => Err("of another device".into()),
-        }
-    }
-    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
-        let mut seen = self.seen.lock().unwrap();
-        assert!(
-            matches!(
-                seen.stage,
-                Stage::Inactive | Stage::Negotiated | Stage::Saved
-            ),
-            "restore"
-        );
-        check(&activation);
-        if seen.fails_next_restore {
-            return Err("cannot now".into());
-        }
-        if (state.version, state.payload.as_slice()) != (1, &[1, 2, 3]) {
-            return Err("not mine".into());
-        }
-        if activation.features & FAIL_RESTORE != 0 {
-            return Err("cannot".into());
-        }
-        seen.stage = Stage::Active;
-        seen.activation = Some(activation);
-        Ok(())
-    }
     fn take_back(
         &mut self,
         state: &SavedState,
@@ -368,9 +374,13 @@ impl Backend for Model {
         self.seen.lock().unwrap().taken_back += 1;
         self.restore(state, activation)
     }
-    fn start_dirty_log(&mut self) -> Result<(), BackendError> {
+    fn always_dirty(&self) -> Vec<(u64, u64)> {
+        Vec::new()
+    }
+    fn log_writes(&mut self, on: bool) -> Result<(), BackendError> {
         let seen = self.seen.lock().unwrap();
         match seen.stage {
+            _ if !on => Ok(()),
             Stage::Failed => Err("it does not even stop".into()),
             Stage::Active if seen.broken_ring => Err(broken_ring()),
             _ => Ok(()),

@@ -196,7 +196,7 @@ fn a_broken_device_keeps_nobody_from_recording() {
     let rig = Rig::new();
     rig.start(VERSION_1);
     rig.seen.lock().unwrap().broken_ring = true;
-    rig.device.start_dirty_log().unwrap();
+    rig.device.log_writes(true).unwrap();
     assert_eq!((rig.status(), rig.stage()), (15 | 64, Stage::Inactive));
     // One that said so before, and would refuse.
     rig.start(VERSION_1);
@@ -205,7 +205,7 @@ fn a_broken_device_keeps_nobody_from_recording() {
         needs_reset: true,
     });
     rig.seen.lock().unwrap().stage = Stage::Failed;
-    rig.device.start_dirty_log().unwrap();
+    rig.device.log_writes(true).unwrap();
     assert_eq!((rig.status(), rig.stage()), (15 | 64, Stage::Inactive));
 }
 

@@ -63,13 +63,13 @@ impl Transport {
         }
     }
 
-    pub(in super::super) fn check(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
+    pub(in super::super) fn check(&mut self, state: &VirtioPciState) -> Result<(), RestoreError> {
         self.checked(state).map(drop)
     }
 
     /// What a state makes of the registers, if all that a guest could see is possible.
     fn checked(
-        &self,
+        &mut self,
         state: &VirtioPciState,
     ) -> Result<(ConfigSpace, CommonConfig, Phase), RestoreError> {
         let untouched = self.phase == Phase::Inactive
@@ -96,9 +96,11 @@ impl Transport {
         if (phase == Phase::Active) != state.backend.is_some() {
             return Err(RestoreError::BackendState(common.status().bits()));
         }
-        self.backend
-            .check_succession(relied_on(&common, phase))
-            .map_err(RestoreError::Succession)?;
+        if let Some(hardware) = self.backend.hardware() {
+            hardware
+                .check_succession(relied_on(&common, phase))
+                .map_err(RestoreError::Succession)?;
+        }
         if let Some(backend) = &state.backend {
             self.backend
                 .check_state(backend)
@@ -136,9 +138,9 @@ impl Transport {
     ) -> Result<(), RestoreError> {
         let activation = self.activation(common);
         let started = match (phase, &state.backend) {
-            (Phase::Active, Some(backend)) => match attempt {
-                Attempt::First => self.backend.restore(backend, activation),
-                Attempt::Again => self.backend.take_back(backend, activation),
+            (Phase::Active, Some(backend)) => match (attempt, self.backend.hardware()) {
+                (Attempt::Again, Some(hardware)) => hardware.take_back(backend, activation),
+                _ => self.backend.restore(backend, activation),
             },
             (Phase::Agreed, _) => self.backend.negotiate(activation.features),
             _ => Ok(()),

@@ -2,11 +2,9 @@
 //!
 //! It must not know why they are relayed.
 
-use std::sync::Arc;
-
 use vdpa::control_queue::Command;
 use vdpa::device::VringBase;
-use vdpa::relay::{ChangeFailed, Strategy};
+use vdpa::relay::Strategy;
 
 use super::super::poller::Poller;
 use super::super::{VdpaBackend, VdpaError};
@@ -22,10 +20,10 @@ impl VdpaBackend {
         &self,
         anywhere: bool,
     ) -> Result<Option<Plan>, VdpaError> {
-        if anywhere && !self.keeps_positions {
+        if anywhere && !self.rings.keeps_positions {
             return self.plan().map(Some);
         }
-        if !self.dirty_log {
+        if !self.log.on {
             return Ok(None);
         }
         match self.plan() {
@@ -33,7 +31,7 @@ impl VdpaBackend {
             Err(error) => {
                 // The guest's network is worth more than the log; see `unseen`.
                 tracing::warn!(
-                    device = %self.id,
+                    device = %self.rings.id,
                     error = &error as &dyn std::error::Error,
                     "what the device writes cannot be recorded: all memory counts as written"
                 );
@@ -53,9 +51,9 @@ impl VdpaBackend {
         let targets = self.targets(plan);
         let mut poller = self.new_poller()?;
         let started = self.start_with(&mut poller, &targets, known, replay);
-        self.poller = Some(poller);
+        self.log.poller = Some(poller);
         started?;
-        match &mut self.poller {
+        match &mut self.log.poller {
             Some(poller) => poller.go(),
             None => Ok(()),
         }
@@ -69,20 +67,9 @@ impl VdpaBackend {
         replay: &[Command],
     ) -> Result<(), VdpaError> {
         let set = poller.park()?;
-        let memory = Arc::clone(&self.memory);
-        let device = self.link.take_negotiated()?;
-        let Some(mut restarter) = self.restarter(replay.to_vec()) else {
-            return Err(VdpaError::NotNegotiated);
-        };
-        match set.start(device, targets, known, &*memory, &mut restarter) {
-            Ok(device) => {
-                self.runs_again(device);
-                Ok(())
-            }
-            Err(ChangeFailed { device, error }) => {
-                self.link = device.into();
-                Err(error.into())
-            }
-        }
+        let rings = set.prepare_start(targets, known, &*self.rings.memory)?;
+        self.start_set(set, rings, replay)?;
+        self.nudge_control();
+        Ok(())
     }
 }

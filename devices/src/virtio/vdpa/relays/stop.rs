@@ -19,7 +19,6 @@ use vdpa::device::VringBase;
 use vdpa::relay::Strategy;
 use vdpa::uapi::BackendFeatures;
 
-use super::super::link::Link;
 use super::super::poller::Poller;
 use super::super::{VdpaBackend, VdpaError};
 use super::{BETWEEN_TRIES, Plan, TRIES, Way};
@@ -33,14 +32,18 @@ impl VdpaBackend {
     pub(in crate::virtio::vdpa) fn stop_relayed(
         &mut self,
     ) -> Result<Vec<(u16, VringBase)>, VdpaError> {
-        if self.poller.is_none() {
-            self.poller = Some(self.new_poller()?);
+        if self.log.poller.is_none() {
+            self.log.poller = Some(self.new_poller()?);
         }
-        let Some(mut poller) = self.poller.take() else {
+        let Some(mut poller) = self.log.poller.take() else {
             return Err(VdpaError::RelaysLost);
         };
         let before = poller.strategies();
-        let suspends = self.backend_features.contains(BackendFeatures::SUSPEND);
+        let suspends = self
+            .rings
+            .device
+            .backend_features()
+            .contains(BackendFeatures::SUSPEND);
         let bases = if suspends && !self.needs_reset {
             self.suspended_bases(&mut poller)
         } else {
@@ -49,7 +52,7 @@ impl VdpaBackend {
         match bases {
             Ok(_) => {
                 // Its memory is given back when the device is reset.
-                self.poller = Some(poller);
+                self.log.poller = Some(poller);
             }
             Err(_) => self.relay_as_before(poller, &before),
         }
@@ -59,15 +62,15 @@ impl VdpaBackend {
     /// After a stop that failed half-way. What goes wrong here is in the log and shown to the driver; the reason for
     /// the stop's failure says more.
     fn relay_as_before(&mut self, mut poller: Poller, before: &[(u16, Strategy)]) {
-        if !self.link.is_running() {
+        if !self.rings.is_running() {
             self.start_again(&mut poller, before);
         }
         // Without a record nobody needs what was relayed to count it.
         if self.resume_polling(poller).is_ok()
-            && !self.dirty_log
-            && let Err(error) = self.end_dirty_log()
+            && !self.log.on
+            && let Err(error) = self.end_relaying()
         {
-            tracing::warn!(device = %self.id, error = &error as &dyn std::error::Error, "queues stay relayed");
+            tracing::warn!(device = %self.rings.id, error = &error as &dyn std::error::Error, "queues stay relayed");
         }
     }
 
@@ -77,24 +80,26 @@ impl VdpaBackend {
         let planned = self.plan().map(|plan| self.targets(&plan));
         let targets = match planned {
             // It begins in the middle of a ring only if it is shadowed.
-            Ok(targets) if !self.keeps_positions => targets,
+            Ok(targets) if !self.rings.keeps_positions => targets,
             _ => before.to_vec(),
         };
         let Ok(set) = poller.park() else {
             return;
         };
-        let reset = self.link.reset().and_then(|()| self.link.take_owned());
-        match reset.map(|device| self.bring_up(set, device, &targets)) {
-            Ok(Ok(device)) => self.runs_again(device),
-            Ok(Err(failed)) => self.halted(failed),
+        match self.rings.device.reset() {
+            Ok(()) => self.bring_up_again(set, &targets),
             Err(error) => {
-                tracing::error!(device = %self.id, error = &error as &dyn std::error::Error, "the device cannot be reset");
+                tracing::error!(device = %self.rings.id, error = &error as &dyn std::error::Error, "the device cannot be reset");
             }
         }
     }
 
     fn suspended_bases(&mut self, poller: &mut Poller) -> Result<Vec<(u16, VringBase)>, VdpaError> {
-        let resumes = self.backend_features.contains(BackendFeatures::RESUME);
+        let resumes = self
+            .rings
+            .device
+            .backend_features()
+            .contains(BackendFeatures::RESUME);
         let mediated = Plan {
             way: Way::InPlace,
             receive: Strategy::Mediated,
@@ -109,8 +114,8 @@ impl VdpaBackend {
                 // It is reset if it cannot be stopped for good.
                 set.can_restart()?;
             }
-            self.link.suspend()?;
-            let error = match set.bases(Some(self.link.suspended()?), &*self.memory) {
+            self.rings.device.suspend()?;
+            let error = match set.bases(&self.rings.device, &*self.rings.memory) {
                 Ok(bases) => return Ok(bases),
                 Err(error) => VdpaError::from(error),
             };
@@ -118,7 +123,7 @@ impl VdpaBackend {
                 return Err(error);
             }
             self.go_on();
-            if turn == TRIES || !error.device_holds_chains() || !self.link.is_running() {
+            if turn == TRIES || !error.device_holds_chains() || !self.rings.is_running() {
                 return Err(error);
             }
             if turn == 1 && can_mediate {
@@ -135,8 +140,7 @@ impl VdpaBackend {
         self.plan()?;
         let set = poller.park()?;
         set.can_restart()?;
-        let device = self.reset_for_restart()?;
-        self.link = Link::Owned(device);
-        Ok(set.bases(None, &*self.memory)?)
+        self.reset_for_restart()?;
+        Ok(set.bases(&self.rings.device, &*self.rings.memory)?)
     }
 }

@@ -1,0 +1,130 @@
+//! What the VMM lays over a network device: the features, the MAC address and the configuration
+//! that the guest sees.
+//!
+//! It must not know rings, nor how a command reaches the device.
+
+use vdpa::control_queue::Command;
+use vdpa::device::Device;
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
+};
+
+use super::announce::Announcement;
+use super::mac::MacOverlay;
+use super::offer::Offer;
+use super::succession::{CONFIG_LEN, Identity};
+use super::{Negotiation, VdpaError};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct NetOverlay {
+    pub(super) offer: Offer,
+    pub(super) mac: Option<MacOverlay>,
+    pub(super) announcement: Announcement,
+    /// What the device said when its driver negotiated: one that has failed may say anything.
+    pub(super) told: Option<[u8; CONFIG_LEN]>,
+    /// What the guest was told by the device whose place this one has taken, until its driver
+    /// continues or begins here.
+    pub(super) predecessor: Option<Identity>,
+}
+
+impl NetOverlay {
+    /// Of a device that was reset, with the address that is wanted for the guest.
+    pub(super) fn new(device: &Device, id: &str, mac: Option<[u8; 6]>) -> Result<Self, VdpaError> {
+        let offer = Offer::new(device, id, mac.is_some())?;
+        Ok(Self {
+            offer,
+            mac: configured_mac(device, offer, mac)?,
+            announcement: Announcement::default(),
+            told: None,
+            predecessor: None,
+        })
+    }
+
+    /// After a reset by the driver.
+    pub(super) fn reset(&mut self) {
+        self.announcement.set(false);
+        if let Some(mac) = &mut self.mac {
+            mac.reset();
+        }
+    }
+
+    /// Lays the VMM's fields over what was read from device configuration at `offset`.
+    pub(super) fn cover(&self, offset: u32, data: &mut [u8]) {
+        if let Some(mac) = &self.mac {
+            mac.cover(offset, data);
+        }
+        if self.offer.has(VIRTIO_NET_F_GUEST_ANNOUNCE) {
+            self.announcement.cover(offset, data);
+        }
+    }
+
+    /// Takes note of a command that was carried out.
+    pub(super) fn note(&mut self, command: &Command) {
+        if *command == Command::AnnounceAck {
+            self.announcement.set(false);
+        }
+        if let Some(mac) = &mut self.mac {
+            mac.note(command);
+        }
+    }
+
+    /// The command that gives the device the address that the guest sees, if
+    /// the device has another one now.
+    pub(super) fn mac_command(
+        &self,
+        device: &Device,
+        id: &str,
+        negotiation: &Negotiation,
+    ) -> Result<Option<Command>, VdpaError> {
+        let Some(mac) = &self.mac else {
+            return Ok(None);
+        };
+        let mut shown = [0u8; 6];
+        device.read_config(0, &mut shown)?;
+        // Without the feature MAC the field means nothing (virtio 1.3, 5.1.4).
+        if self.offer.passes(VIRTIO_NET_F_MAC) && shown == mac.current() {
+            return Ok(None);
+        }
+        let settable = self.settable_mac(negotiation);
+        if settable.is_none() {
+            tracing::warn!(
+                device = %id,
+                "the guest's driver does not negotiate CTRL_MAC_ADDR, so the device keeps another \
+                 MAC address than the guest sees and may filter its unicast frames"
+            );
+        }
+        Ok(settable.map(Command::MacAddrSet))
+    }
+
+    /// The address that the guest sees, if the device takes it.
+    pub(super) fn settable_mac(&self, negotiation: &Negotiation) -> Option<[u8; 6]> {
+        let able =
+            negotiation.control_queue.is_some() && negotiation.has(VIRTIO_NET_F_CTRL_MAC_ADDR);
+        let mac = self.mac.as_ref().filter(|_| able)?;
+        Some(mac.current())
+    }
+}
+
+/// The address for the guest, if this is a network device with one.
+pub(super) fn configured_mac(
+    device: &Device,
+    offer: Offer,
+    wanted: Option<[u8; 6]>,
+) -> Result<Option<MacOverlay>, VdpaError> {
+    if device.device_id() != VIRTIO_ID_NET || !offer.has(VIRTIO_NET_F_MAC) {
+        return match wanted {
+            Some(_) => Err(VdpaError::NoMac),
+            None => Ok(None),
+        };
+    }
+    let mut own = [0u8; 6];
+    device.read_config(0, &mut own)?;
+    match wanted {
+        Some(wanted) if wanted != own && !offer.passes(VIRTIO_NET_F_CTRL_MAC_ADDR) => {
+            Err(VdpaError::FixedMac)
+        }
+        wanted => Ok(Some(MacOverlay::new(wanted.unwrap_or(own)))),
+    }
+}

@@ -1,0 +1,218 @@
+//! The device with what it reaches, and the guest's data queues on it.
+//!
+//! Owns the device, its mappings and the list of its queues. It must not know what a queue is
+//! used for in a network, nor when queues are relayed.
+
+use std::sync::Arc;
+
+use vdpa::device::{Device, State, VringAddresses, VringBase, VringConfig};
+use vdpa::iotlb::Iotlb;
+use vdpa::iova::IovaRange;
+use vdpa::memory::{DmaRegion as _, GuestRegion};
+use vdpa::relay::{RelaySet, RelaySetError, RelayedQueue};
+use vdpa::ring::{GuestRing, RingFeatures};
+use vdpa::uapi::BackendFeatures;
+use vdpa::window::PrivateWindow;
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::doorbells::DeviceDoorbells;
+use super::{VdpaError, VdpaOptions, new_eventfd, signal};
+use crate::virtio::backend::{Queue, QueueAddresses, SharedMemory};
+
+/// A data queue of a started device.
+#[derive(Debug)]
+pub(super) struct DataQueue {
+    pub(super) index: u16,
+    pub(super) addresses: QueueAddresses,
+    pub(super) kick: Arc<EventFd>,
+    pub(super) call: Option<Arc<EventFd>>,
+}
+
+impl DataQueue {
+    /// What the device is to have when it works on the guest's ring itself. `unrouted` is its
+    /// call where the guest has none.
+    pub(super) fn config<'a>(
+        &'a self,
+        base: VringBase,
+        unrouted: &'a Arc<EventFd>,
+    ) -> VringConfig<'a> {
+        VringConfig {
+            size: self.addresses.size,
+            addresses: vring_addresses(&self.addresses),
+            base,
+            kick: Some(&self.kick),
+            call: Some(self.call.as_ref().unwrap_or(unrouted)),
+        }
+    }
+}
+
+impl From<Queue> for DataQueue {
+    fn from(queue: Queue) -> Self {
+        Self {
+            index: queue.index,
+            addresses: queue.addresses,
+            kick: queue.kick,
+            call: queue.call,
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Rings {
+    /// Name of the device for messages.
+    pub(super) id: String,
+    pub(super) device: Device,
+    /// Behind `device`, so that the device is closed only after its mappings are gone.
+    pub(super) iotlb: Iotlb,
+    /// Addresses for the rings of relayed queues.
+    pub(super) window: PrivateWindow,
+    pub(super) memory: SharedMemory,
+    /// Where a guest's rings may lie: guest RAM, and nothing of ours.
+    pub(super) ram: Vec<IovaRange>,
+    /// The device begins and stops anywhere in a ring.
+    pub(super) keeps_positions: bool,
+    /// They hold the device open: see [`vdpa::doorbell`].
+    pub(super) doorbells: DeviceDoorbells,
+    /// The call of queues for which the guest has no vector at DRIVER_OK:
+    /// it is never read, but vp_vdpa gives a queue an interrupt only if it has a
+    /// call then, and the guest may route the queue later.
+    pub(super) unrouted: Arc<EventFd>,
+    /// The queues that are enabled, since the last start.
+    pub(super) queues: Vec<DataQueue>,
+}
+
+impl Rings {
+    /// Maps guest RAM for an owned device.
+    pub(super) fn new(
+        device: Device,
+        mut iotlb: Iotlb,
+        options: &VdpaOptions,
+        memory: SharedMemory,
+        ram_end: u64,
+    ) -> Result<Self, VdpaError> {
+        let window = PrivateWindow::new(device.info().iova_range, ram_end)
+            .map_err(VdpaError::PrivateWindow)?;
+        iotlb
+            .map_guest_memory(0, &memory)
+            .map_err(VdpaError::MapMemory)?;
+        let regions = GuestRegion::all(&memory).into_iter();
+        let ram = regions.filter_map(|region| IovaRange::from_size(region.base(), region.size()));
+        Ok(Self {
+            id: options.id.clone(),
+            ram: ram.collect(),
+            keeps_positions: device.keeps_ring_positions()?,
+            doorbells: DeviceDoorbells::new(&device, options.doorbell)?,
+            unrouted: Arc::new(new_eventfd()?),
+            queues: Vec::new(),
+            device,
+            iotlb,
+            window,
+            memory,
+        })
+    }
+
+    pub(super) fn is_net(&self) -> bool {
+        self.device.device_id() == VIRTIO_ID_NET
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.device.state() == State::Running
+    }
+
+    /// Whether the running device has all of these abilities.
+    pub(super) fn can(&self, abilities: BackendFeatures) -> bool {
+        self.is_running() && self.device.backend_features().contains(abilities)
+    }
+
+    pub(super) fn queue(&self, index: u16) -> Option<&DataQueue> {
+        self.queues.iter().find(|queue| queue.index == index)
+    }
+
+    /// Prepares a data queue of the negotiated device: its doorbell and, if the device is to
+    /// work on the guest's ring itself, its ring.
+    pub(super) fn prepare(
+        &mut self,
+        queue: &DataQueue,
+        base: VringBase,
+        direct: bool,
+    ) -> Result<(), VdpaError> {
+        let Self { device, id, .. } = self;
+        if direct {
+            let config = queue.config(base, &self.unrouted);
+            device.set_vring(queue.index, &config, &self.ram)?;
+        }
+        self.doorbells.prepare(device, id, queue.index)
+    }
+
+    /// One spurious kick and call for every data queue: a real one may have been lost.
+    pub(super) fn signal_all(&self) {
+        for queue in &self.queues {
+            signal(&queue.kick);
+            if let Some(call) = &queue.call {
+                signal(call);
+            }
+        }
+    }
+
+    /// Whether the device only reads a queue's buffers.
+    pub(super) fn transmits(&self, queue: u16) -> bool {
+        // receiveq1, transmitq1, receiveq2, … (virtio 1.3, 5.1.2).
+        self.is_net() && !queue.is_multiple_of(2)
+    }
+
+    /// All data queues as relays see them, direct.
+    pub(super) fn relay_set(&mut self, features: u64) -> Result<RelaySet, VdpaError> {
+        let queues = self.queues.iter();
+        let queues = queues
+            .map(|queue| self.relayed_queue(queue, features))
+            .collect::<Result<_, _>>()?;
+        let (iotlb, window) = (&mut self.iotlb, &mut self.window);
+        let set = RelaySet::new(self.device.info(), features, queues, iotlb, window);
+        Ok(set?)
+    }
+
+    pub(super) fn relayed_queue(
+        &self,
+        queue: &DataQueue,
+        features: u64,
+    ) -> Result<RelayedQueue, VdpaError> {
+        let index = queue.index;
+        let ring = GuestRing::new(
+            Arc::clone(&self.memory),
+            queue.addresses.size,
+            vring_addresses(&queue.addresses),
+            RingFeatures::of(features),
+        );
+        let not_guests = |source| RelaySetError::Guest {
+            queue: index,
+            source,
+        };
+        Ok(RelayedQueue {
+            index,
+            ring: ring.map_err(not_guests)?,
+            kick: Arc::clone(&queue.kick),
+            call: Arc::clone(queue.call.as_ref().unwrap_or(&self.unrouted)),
+        })
+    }
+
+    /// Gives the relays' memory back; the device does not know it any more.
+    pub(super) fn end_relays(&mut self, set: RelaySet) {
+        if let Err(error) = set.finish(&*self.memory, &mut self.iotlb, &mut self.window) {
+            tracing::error!(
+                device = %self.id,
+                error = &error as &dyn std::error::Error,
+                "memory of relays stays mapped for the device"
+            );
+        }
+    }
+}
+
+pub(super) fn vring_addresses(addresses: &QueueAddresses) -> VringAddresses {
+    VringAddresses {
+        descriptor: addresses.descriptor,
+        driver: addresses.driver,
+        device: addresses.device,
+    }
+}

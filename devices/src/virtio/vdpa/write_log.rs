@@ -1,0 +1,236 @@
+//! The record of what the device writes: whether it is on, the relays that keep it, and what
+//! escapes them.
+//!
+//! ```text
+//!   how a queue reaches the device      unseen until it is copied once more
+//!   relayed                             nothing: its relay marks before the guest can know
+//!   directly, the device only reads     its used elements
+//!   directly, else                      all memory: the guest could not be kept from starting it so
+//! ```
+//! The copier of memory asks for it at each look, so it need not be marked at each write. But bytes
+//! that were written **since the last look** have to be marked when a queue goes: they are not asked
+//! for afterwards. Buffers that the device has written and never returned need no tracking: the
+//! driver must not rely on them.
+//!
+//! It must not know when memory is copied.
+
+use std::sync::Arc;
+
+use vdpa::iova::IovaRange;
+use vdpa::memory::GuestMemory;
+use vdpa::relay::{Dirty, RelayedQueue, Strategy};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::VdpaError;
+use super::poller::Poller;
+use super::rings::Rings;
+use crate::virtio::backend::QueueAddresses;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct WriteLog {
+    /// What the device writes is to be known.
+    pub(super) on: bool,
+    /// While queues are relayed.
+    pub(super) poller: Option<Poller>,
+    /// A relayed queue is broken, or the device could not be brought up again.
+    pub(super) failed: Arc<EventFd>,
+}
+
+/// How a queue reaches the device, as far as it says what is unseen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    Relayed,
+    /// Directly, and the device reads its buffers.
+    Sends,
+    /// Directly, and the device may write its buffers.
+    Receives,
+}
+
+impl WriteLog {
+    /// How a queue reaches the device; `None`: it is not relayed.
+    pub(super) fn strategy(&self, queue: u16) -> Option<Strategy> {
+        self.poller.as_ref()?.strategy(queue)
+    }
+
+    /// Relays are not polled from here on, until [`WriteLog::go`].
+    pub(super) fn park(&mut self) -> Result<(), VdpaError> {
+        if let Some(poller) = &mut self.poller {
+            poller.park()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn go(&mut self) -> Result<(), VdpaError> {
+        match &mut self.poller {
+            Some(poller) => poller.go(),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a queue from the suspended device, and from the relays if there are any.
+    pub(super) fn park_queue(&mut self, rings: &mut Rings, index: u16) -> Result<(), VdpaError> {
+        let Some(poller) = &mut self.poller else {
+            return Ok(rings.device.park_vring(index)?);
+        };
+        let set = poller.park()?;
+        let Rings {
+            device,
+            iotlb,
+            window,
+            memory,
+            ..
+        } = rings;
+        Ok(set.remove(index, device, &**memory, iotlb, window)?)
+    }
+
+    /// Gives the suspended device a queue that was reset, with its relay.
+    pub(super) fn add_queue(
+        &mut self,
+        rings: &mut Rings,
+        queue: RelayedQueue,
+        strategy: Strategy,
+    ) -> Result<(), VdpaError> {
+        let poller = self.poller.as_mut().ok_or(VdpaError::RelaysLost)?;
+        let (device, iotlb, window) = (&mut rings.device, &mut rings.iotlb, &mut rings.window);
+        let set = poller.park()?;
+        Ok(set.add(queue, strategy, device, iotlb, window)?)
+    }
+
+    /// What the device may write at any moment without a mark: guest-physical address and length
+    /// in bytes. `packed` says how its rings are.
+    pub(super) fn unseen(&self, rings: &Rings, packed: bool) -> Vec<(u64, u64)> {
+        self.unseen_where(rings, packed, |_| true)
+    }
+
+    /// As [`WriteLog::unseen`], of one queue.
+    pub(super) fn unseen_of(&self, rings: &Rings, packed: bool, queue: u16) -> Vec<(u64, u64)> {
+        self.unseen_where(rings, packed, |index| index == queue)
+    }
+
+    fn unseen_where(
+        &self,
+        rings: &Rings,
+        packed: bool,
+        wanted: impl Fn(u16) -> bool,
+    ) -> Vec<(u64, u64)> {
+        if !self.on {
+            return Vec::new();
+        }
+        let queues = rings.queues.iter();
+        let queues = queues
+            .filter(|queue| wanted(queue.index))
+            .map(|queue| (queue.addresses, self.reach(rings, queue.index)));
+        areas(queues, packed, &rings.ram)
+    }
+
+    fn reach(&self, rings: &Rings, queue: u16) -> Reach {
+        match self.strategy(queue) {
+            Some(Strategy::Mediated | Strategy::Shadowed) => Reach::Relayed,
+            Some(Strategy::Direct) if rings.transmits(queue) => Reach::Sends,
+            // Without a relay: it could not be relayed when its driver started it.
+            Some(Strategy::Direct) | None => Reach::Receives,
+        }
+    }
+}
+
+/// All that a device can write to.
+pub(super) fn all(ram: &[IovaRange]) -> Vec<(u64, u64)> {
+    let ranges = ram.iter();
+    ranges
+        .filter_map(|range| Some((range.first(), range.size()?)))
+        .collect()
+}
+
+fn areas(
+    queues: impl Iterator<Item = (QueueAddresses, Reach)>,
+    packed: bool,
+    ram: &[IovaRange],
+) -> Vec<(u64, u64)> {
+    let mut areas = Vec::new();
+    for (addresses, reach) in queues {
+        let entries = u64::from(addresses.size);
+        match reach {
+            Reach::Relayed => {}
+            Reach::Receives => return all(ram),
+            Reach::Sends if packed => {
+                areas.push((addresses.descriptor, 16 * entries));
+                areas.push((addresses.device, 4));
+            }
+            Reach::Sends => areas.push((addresses.device, 6 + 8 * entries)),
+        }
+    }
+    areas
+}
+
+/// Marks what was unseen, of queues that the device does not have any more.
+pub(super) fn mark(memory: &GuestMemory, areas: &[(u64, u64)]) {
+    for &(address, len) in areas {
+        let end = address.saturating_add(len);
+        let mut at = address;
+        // A mark is of less than 4 GiB.
+        while let Some(left) = end.checked_sub(at).filter(|&left| left > 0) {
+            let part = u32::try_from(left).unwrap_or(u32::MAX);
+            memory.mark(at, part);
+            at = at.saturating_add(u64::from(part));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::bitmap::Bitmap;
+    use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+
+    use super::*;
+
+    const RING: QueueAddresses = QueueAddresses {
+        size: 256,
+        descriptor: 0x1000,
+        driver: 0x2000,
+        device: 0x3ffe,
+    };
+
+    fn of(reaches: &[Reach], packed: bool) -> Vec<(u64, u64)> {
+        let ram = [
+            IovaRange::from_size(0, 0x8000).unwrap(),
+            IovaRange::from_size(1 << 32, 0x4000).unwrap(),
+        ];
+        areas(reaches.iter().map(|&reach| (RING, reach)), packed, &ram)
+    }
+
+    #[test]
+    fn a_queue_is_seen_as_far_as_it_is_relayed() {
+        use Reach::{Receives, Relayed, Sends};
+        let everything = [(0, 0x8000), (1 << 32, 0x4000)];
+        for packed in [false, true] {
+            assert_eq!(of(&[], packed), []);
+            assert_eq!(of(&[Relayed, Relayed], packed), []);
+            assert_eq!(of(&[Relayed, Sends, Receives], packed), everything);
+        }
+        assert_eq!(of(&[Relayed, Sends], false), [(0x3ffe, 6 + 8 * 256)]);
+        assert_eq!(
+            of(&[Sends, Relayed], true),
+            [(0x1000, 16 * 256), (0x3ffe, 4)]
+        );
+    }
+
+    #[test]
+    fn each_page_of_an_area_is_marked() {
+        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 0x8000)]).unwrap();
+        let dirty = || -> Vec<bool> {
+            let region = memory.iter().next().unwrap();
+            let pages = (0..8).map(|page| region.bitmap().dirty_at(page * 0x1000));
+            pages.collect()
+        };
+        mark(&memory, &of(&[Reach::Sends], false));
+        let (no, yes) = (false, true);
+        assert_eq!(dirty(), [no, no, no, yes, yes, no, no, no]);
+        // More than a mark can be of, and what is not there.
+        mark(
+            &memory,
+            &[(0x6000, 1 << 40), (u64::MAX - 1, u64::MAX), (0, 0)],
+        );
+        assert_eq!(dirty(), [no, no, no, yes, yes, no, yes, yes]);
+    }
+}
