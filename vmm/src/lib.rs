@@ -4,12 +4,10 @@ pub mod acpi;
 pub mod api;
 pub mod boot;
 mod byte_count;
-pub mod config;
 pub mod console;
 pub mod credentials;
 pub mod event_loop;
 pub mod host;
-pub mod host_port;
 pub mod http;
 pub mod kvm;
 pub mod layout;
@@ -18,3 +16,5 @@ pub mod memory;
 pub mod migration;
 pub mod snapshot;
 pub mod vcpu;
+
+pub use bellhop_api::config;

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
+use bellhop_api::ErrorBody;
 use hyper::StatusCode;
-use serde::Deserialize;
 
 use super::{Answer, TlsError};
 use crate::exit::{Code, Report};
@@ -30,19 +30,12 @@ pub(crate) enum ClientError {
         "the node daemon's answer is not understood; is it of another version? `bellhop report` tells"
     )]
     Answer(#[source] serde_json::Error),
-    #[error("{}", .0.message)]
+    #[error("{}", .0.body.message)]
     Refused(Box<Refusal>),
     #[error("cannot talk HTTP to the node daemon")]
     Start(#[source] io::Error),
     #[error(transparent)]
     Tls(#[from] TlsError),
-}
-
-impl ClientError {
-    /// What was answered is not what was expected.
-    pub(crate) fn from_answer(error: serde_json::Error) -> Self {
-        Self::Answer(error)
-    }
 }
 
 impl From<Refusal> for ClientError {
@@ -55,62 +48,35 @@ impl From<Refusal> for ClientError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
-    /// A word for programs.
-    pub(crate) code: String,
-    message: String,
-    pub(super) causes: Vec<String>,
-    hint: Option<String>,
-    request_id: Option<String>,
-}
-
-/// The body of such an answer, of this version or another one.
-#[derive(Deserialize)]
-struct Body {
-    code: String,
-    message: String,
-    #[serde(default)]
-    causes: Vec<String>,
-    #[serde(default)]
-    hint: Option<String>,
-    #[serde(default)]
-    request_id: Option<String>,
+    pub(crate) body: ErrorBody,
 }
 
 impl Refusal {
     pub(super) fn of(answer: &Answer) -> Self {
         let status = answer.status;
-        match serde_json::from_slice::<Body>(&answer.body) {
-            Ok(body) => Self {
-                status,
-                code: body.code,
-                message: body.message,
-                causes: body.causes,
-                hint: body.hint,
-                request_id: body.request_id.filter(|id| !id.is_empty()),
-            },
-            // Something between us and it, or nothing of ours at all.
-            Err(_) => {
-                let shown = answer.body.get(..SHOWN).unwrap_or(&answer.body);
-                let text = String::from_utf8_lossy(shown);
-                Self {
-                    status,
-                    code: String::new(),
-                    message: format!("the node daemon answers {status}"),
-                    causes: Some(text.trim().to_owned())
-                        .filter(|text| !text.is_empty())
-                        .into_iter()
-                        .collect(),
-                    hint: None,
-                    request_id: None,
-                }
+        let body = serde_json::from_slice(&answer.body);
+        // Something between us and it, or nothing of ours at all.
+        let body = body.unwrap_or_else(|_| {
+            let shown = answer.body.get(..SHOWN).unwrap_or(&answer.body);
+            let text = String::from_utf8_lossy(shown).trim().to_owned();
+            ErrorBody {
+                code: String::new(),
+                message: format!("the node daemon answers {status}"),
+                causes: Some(text)
+                    .filter(|text| !text.is_empty())
+                    .into_iter()
+                    .collect(),
+                hint: None,
+                request_id: String::new(),
             }
-        }
+        });
+        Self { status, body }
     }
 
     /// Why, with its causes.
     pub(crate) fn reason(&self) -> String {
-        let mut reason = self.message.clone();
-        for cause in &self.causes {
+        let mut reason = self.body.message.clone();
+        for cause in &self.body.causes {
             reason.push_str(": ");
             reason.push_str(cause);
         }
@@ -119,13 +85,13 @@ impl Refusal {
 
     /// What helps, in its words.
     pub(crate) fn hint(&self) -> Option<&str> {
-        self.hint.as_deref()
+        self.body.hint.as_deref()
     }
 
     /// Whether what was named is not there, as opposed to a path that a daemon of another version does not
     /// have.
     pub(crate) fn is_not_there(&self) -> bool {
-        self.status == StatusCode::NOT_FOUND && self.code != "no_such_path"
+        self.status == StatusCode::NOT_FOUND && self.body.code != "no_such_path"
     }
 }
 
@@ -140,17 +106,17 @@ impl ClientError {
     pub(crate) fn in_words(&self) -> Report {
         match self {
             Self::Refused(refusal) => {
-                let causes = refusal.causes.iter().cloned();
-                let messages = std::iter::once(refusal.message.clone()).chain(causes);
-                let report = Report::from_messages(messages);
-                let report = match &refusal.hint {
-                    Some(hint) => report.hint(hint),
-                    None => report,
-                };
-                match &refusal.request_id {
-                    Some(id) => report.request_id(id),
-                    None => report,
+                let body = &refusal.body;
+                let causes = body.causes.iter().cloned();
+                let messages = std::iter::once(body.message.clone()).chain(causes);
+                let mut report = Report::from_messages(messages);
+                if let Some(hint) = &body.hint {
+                    report = report.hint(hint);
                 }
+                if !body.request_id.is_empty() {
+                    report = report.request_id(&body.request_id);
+                }
+                report
             }
             Self::Connect { source, .. } => {
                 let report = Report::of(self);

@@ -8,7 +8,6 @@
 //!   command ──> Node (JSON, errors) ──> Transport ──> Unix socket, or TLS with certificate and token
 //! ```
 
-mod address;
 mod arguments;
 mod error;
 mod http;
@@ -22,8 +21,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub(crate) use address::Address;
 pub(crate) use arguments::NodeArguments;
+pub(crate) use bellhop_api::address::Address;
 pub(crate) use error::{ClientError, Refusal};
 pub(crate) use http::Http;
 pub(crate) use tls::{Credentials, TlsError};

@@ -42,7 +42,7 @@ fn what_is_no_refusal_of_ours_is_shown_as_far_as_it_fits() {
     let ClientError::Refused(refusal) = refused(500, &Value::Null) else {
         panic!("a refusal");
     };
-    assert!(refusal.causes.is_empty());
+    assert!(refusal.body.causes.is_empty());
 }
 
 #[test]

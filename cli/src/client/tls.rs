@@ -10,6 +10,7 @@ use hyper::header::{HeaderValue, InvalidHeaderValue};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::{self, ClientConfig};
 use vmm::credentials::{self, FileError, Holder, PemError, Secrecy};
+use vmm::http::client::Tls;
 
 /// Where the files are.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
@@ -62,20 +63,6 @@ pub(crate) enum TlsError {
     },
     #[error("{0} has no token")]
     NoToken(PathBuf),
-}
-
-/// What connections to a daemon begin with.
-#[derive(Clone)]
-pub(super) struct Tls {
-    pub(super) connector: TlsConnector,
-    /// The value of the header `authorization`.
-    pub(super) authorization: HeaderValue,
-}
-
-impl std::fmt::Debug for Tls {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tls").finish_non_exhaustive()
-    }
 }
 
 impl Credentials {

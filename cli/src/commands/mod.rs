@@ -4,6 +4,7 @@ mod bind;
 mod completions;
 pub(crate) mod dev;
 mod doctor;
+mod machine_arguments;
 mod man;
 pub(crate) mod mgmtdev;
 mod migration_tls;

@@ -8,10 +8,7 @@ use std::path::PathBuf;
 
 use vdpa::causes::in_one_line;
 use vmm::api::{Server, ServerError, StartRequest, Starts};
-use vmm::config::{
-    CpuAffinity, CpuBaseline, CpuCount, DEFAULT_CMDLINE, DescriptorError, DiskConfig, HugePageSize,
-    MemoryConfig, MemorySize, RingWatch, VdpaConfig, VmConfig,
-};
+use vmm::config::{DescriptorError, HugePageSize, MemorySize, RingWatch, VdpaConfig, VmConfig};
 use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
 use vmm::machine::{
     Arriving, Exit, Machine, MachineError, Origin, ReceiveConfig, Snapshot, SnapshotError,
@@ -21,6 +18,7 @@ use vmm::migration::endpoint::{Endpoint, EndpointError};
 
 use hand_over::{HandOverError, Taken};
 
+use crate::commands::machine_arguments::MachineArguments;
 use crate::commands::migration_tls::TlsArguments;
 use crate::config_file::{self, ConfigFileError};
 use crate::exit::Code;
@@ -31,7 +29,13 @@ use crate::terminal::Terminal;
 ///
 /// Ctrl-A X leaves the console and stops the machine; Ctrl-A Ctrl-A sends one Ctrl-A.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("machine").multiple(true))]
+#[command(
+    group = clap::ArgGroup::new("machine").multiple(true).arg("kernel"),
+    mut_arg("kernel", |kernel| {
+        kernel.required_unless_present_any(["config", "api_socket", "restore", "receive"])
+    }),
+    mut_arg("cpu_affinity", |affinity| affinity.requires("machine")),
+)]
 #[command(after_long_help = "\
 Examples:
   A guest whose NIC is a vDPA device:
@@ -64,40 +68,8 @@ Examples:
 
 SIGUSR1 logs what KVM has counted so far, exits of the guest among it (with --log-level info).")]
 pub(crate) struct Arguments {
-    /// Kernel: an ELF with a PVH note (vmlinux) or a bzImage (vmlinuz)
-    #[arg(long, value_name = "PATH", required_unless_present_any = ["config", "api_socket", "restore", "receive"], group = "machine")]
-    kernel: Option<PathBuf>,
-
-    /// Initial RAM file system
-    #[arg(long, value_name = "PATH", requires = "kernel")]
-    initramfs: Option<PathBuf>,
-
-    /// Kernel command line
-    #[arg(long, value_name = "STRING", default_value = DEFAULT_CMDLINE, requires = "kernel")]
-    cmdline: String,
-
-    /// Number of vCPUs, 1 to 32
-    #[arg(long, value_name = "N", default_value = "1", requires = "kernel")]
-    cpus: CpuCount,
-
-    /// Processor that the guest is shown: host, or x86-64-v2, x86-64-v3, x86-64-v4 for a guest that is to move between
-    /// hosts of one vendor that differ and all reach that level
-    #[arg(long, value_name = "NAME", default_value_t, requires = "kernel")]
-    cpu: CpuBaseline,
-
-    /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2 (vCPU 0 on CPUs 0 and
-    /// 1, vCPU 1 on CPU 2)
-    #[arg(long, value_name = "LISTS", requires = "machine")]
-    cpu_affinity: Option<CpuAffinity>,
-
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "512M",
-        requires = "kernel",
-        help = "Guest memory: 512M, 4G, or size=4G[,hugepages=2M|1G][,host_numa_node=N] (only from that NUMA node)"
-    )]
-    memory: MemoryConfig,
+    #[command(flatten)]
+    machine: MachineArguments,
 
     // `help` and not a doc comment: rustdoc takes brackets for links.
     #[arg(
@@ -107,14 +79,6 @@ pub(crate) struct Arguments {
         help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME], or an inherited descriptor of one: fd=N,id=NAME; both with [,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,rescue=on][,failover=/dev/vhost-vdpa-1] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
-
-    #[arg(
-        long = "disk",
-        value_name = "OPTIONS",
-        requires = "kernel",
-        help = "A disk, raw: path=FILE[,id=NAME][,readonly=on][,rescue=on] (may be repeated)"
-    )]
-    disks: Vec<DiskConfig>,
 
     /// After how many seconds a queue that hangs is logged and shown by the API (and, with
     /// rescue=on, kicked and its driver interrupted once); off: never look
@@ -231,12 +195,12 @@ impl Arguments {
             let arriving = Arriving::new(ReceiveConfig {
                 listen,
                 vdpa: self.vdpa,
-                kernel: self.kernel,
-                initramfs: self.initramfs,
+                kernel: self.machine.kernel,
+                initramfs: self.machine.initramfs,
                 max_memory: self.max_memory,
                 hugepages: self.hugepages,
                 host_numa_node: self.host_numa_node,
-                cpu_affinity: self.cpu_affinity.unwrap_or_default(),
+                cpu_affinity: self.machine.cpu_affinity.unwrap_or_default(),
                 tls: self.tls.files(),
                 plaintext: self.tls.plaintext,
             })?;
@@ -253,20 +217,11 @@ impl Arguments {
         if let Some(path) = self.config {
             return Ok(Some(config_file::read(&path)?));
         }
-        let Some(kernel) = self.kernel else {
-            return Ok(None);
-        };
-        Ok(Some(VmConfig {
-            kernel,
-            initramfs: self.initramfs,
-            cmdline: self.cmdline,
-            cpus: self.cpus,
-            cpu: self.cpu,
-            cpu_affinity: self.cpu_affinity.unwrap_or_default(),
-            memory: self.memory,
+        let config = self.machine.config();
+        Ok(config.map(|config| VmConfig {
             vdpa: self.vdpa,
-            disks: self.disks,
             ring_watch: self.ring_watch,
+            ..config
         }))
     }
 }
@@ -460,8 +415,8 @@ mod tests {
             "{here} --kernel k --initramfs i --vdpa id=n,path=/dev/v"
         ))
         .unwrap();
-        assert_eq!(run.kernel.as_deref(), Some("k".as_ref()));
-        assert_eq!(run.initramfs.as_deref(), Some("i".as_ref()));
+        assert_eq!(run.machine.kernel.as_deref(), Some("k".as_ref()));
+        assert_eq!(run.machine.initramfs.as_deref(), Some("i".as_ref()));
         parse(&format!("{here} --vdpa id=n,path=/dev/v")).unwrap();
         for more in [
             "--kernel k --cmdline x",

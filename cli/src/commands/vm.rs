@@ -23,15 +23,17 @@ mod watch;
 use std::io;
 use std::time::Duration;
 
+use bellhop_api::machine::{VmChange, WantedState};
+use bellhop_api::node::{VmInfo, VmPhase};
 use hyper::Method;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::Value;
 
 use crate::client::{ClientError, Node, NodeArguments, path};
 use crate::exit::{self, Code};
 use crate::listing::Format;
 
-pub(crate) use arguments::{NicArgument, SpecError, absolute, free_nic_id};
-pub(crate) use view::VmView;
+pub(crate) use arguments::{SpecError, absolute, free_nic_id, nic_body};
 
 /// How long making or starting a machine may take: NICs are made, devices opened, all memory pinned.
 pub(crate) const MAKING: Duration = Duration::from_secs(600);
@@ -95,7 +97,7 @@ pub(crate) enum CommandError {
     #[error(transparent)]
     Console(#[from] console::ConsoleError),
     #[error("the VM {name} is not paused, it is {phase}: `bellhop vm start {name}` starts it")]
-    NotPaused { name: String, phase: String },
+    NotPaused { name: String, phase: VmPhase },
     #[error(
         "the guest of {name} cannot power off while it is paused: `bellhop vm resume {name}` lets it go on, and \
          `bellhop vm stop --force {name}` does not ask it"
@@ -180,19 +182,24 @@ fn of_vm(name: &str) -> String {
 }
 
 /// A machine as the daemon sees it now.
-fn vm(node: &Node, name: &str) -> Result<(VmView, Value), ClientError> {
+fn vm(node: &Node, name: &str) -> Result<(VmInfo, Value), ClientError> {
     let answer: Value = node.get(&of_vm(name))?;
-    Ok((VmView::read(&answer)?, answer))
+    Ok((read(&answer)?, answer))
+}
+
+/// What the daemon has answered, if it is that.
+fn read<'a, T: Deserialize<'a>>(answer: &'a Value) -> Result<T, ClientError> {
+    T::deserialize(answer).map_err(ClientError::Answer)
 }
 
 /// Has a machine do something, and shows it.
 fn change_state(
     node: &Node,
     name: &str,
-    state: &str,
+    state: WantedState,
     format: Format,
 ) -> Result<Code, CommandError> {
-    let wanted = json!({ "state": state });
+    let wanted = VmChange { state };
     let (_, answer) = node.send(Method::PATCH, &of_vm(name), &wanted, MAKING)?;
     say(&answer, format)?;
     Ok(Code::Success)
@@ -203,8 +210,8 @@ fn say(answer: &Value, format: Format) -> Result<(), CommandError> {
     if answer.is_null() {
         return Ok(());
     }
-    let view = VmView::read(answer)?;
-    let printed = format.print(answer, || format!("{}\n", view.line()));
+    let vm: VmInfo = read(answer)?;
+    let printed = format.print(answer, || format!("{}\n", view::line(&vm)));
     printed.map_err(CommandError::Output)
 }
 

@@ -14,29 +14,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
+use bellhop_api::node::Event;
 use tokio::sync::watch;
-use utoipa::ToSchema;
 
 /// Events that are kept.
 const HISTORY: usize = 1024;
-
-/// Something happened.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-pub(super) struct Event {
-    /// Grows with each event, also from one daemon to the next: it begins with the microseconds since 1970 at
-    /// the daemon's start.
-    pub(super) generation: u64,
-    /// When, in milliseconds since 1970.
-    pub(super) time_ms: u64,
-    /// What it happened to, as its path in the API: `/v1/vms/web`.
-    pub(super) subject: String,
-    /// What happened, a word: `created`.
-    pub(super) change: String,
-    /// More about it, a sentence.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) detail: Option<String>,
-}
 
 /// What a reader gets.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,12 +13,13 @@
 use std::net::TcpListener;
 use std::path::Path;
 
+use bellhop_api::node::{Awaited, VmInfo, VmPhase};
 use hyper::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 use vmm::migration::tls::TlsFiles;
 
-use super::machines::spec::{VmName, VmSpec};
+use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode, VmName, VmSpec};
 use crate::client::{self, Address, ClientError, Credentials, Http};
 
 /// What a socket's path begins with where a daemon on this host is meant.
@@ -46,19 +47,6 @@ impl std::fmt::Display for Peer {
 /// Whether this names a node's daemon, and not a process that waits.
 pub(crate) fn is_node(destination: &str) -> bool {
     destination.starts_with(LOCAL) || destination.starts_with("https:")
-}
-
-/// What another node is asked to receive.
-#[derive(Debug, Serialize)]
-pub(crate) struct ToReceive {
-    /// The machine as it is to be there.
-    pub(crate) spec: VmSpec,
-}
-
-/// Where it waits.
-#[derive(Debug, Deserialize)]
-struct Waits {
-    listen: String,
 }
 
 /// Why another node does not take a machine.
@@ -200,7 +188,7 @@ impl Peers {
     ///
     /// # Errors
     /// [`PeerError`]; nothing is left there then, or goes by itself.
-    pub(crate) fn receive(&self, peer: &Peer, wanted: &ToReceive) -> Result<Endpoint, PeerError> {
+    pub(crate) fn receive(&self, peer: &Peer, spec: VmSpec) -> Result<Endpoint, PeerError> {
         let address = address(&peer.node)?;
         let far = matches!(address, Address::Https { .. });
         if far && self.road.is_none() {
@@ -208,12 +196,13 @@ impl Peers {
         }
         let failed = |error| failed(peer, error);
         let node = self.connect(&address).map_err(failed)?;
-        let body = serde_json::json!({ "receive": wanted });
+        let wanted = ReceiveFromNode { spec };
+        let body = NodeMigrationRequest::Receive(Box::new(wanted));
         let sent = node.send(Method::POST, &migration_of(peer), &body, MAKING);
         let (_, answer) = sent.map_err(failed)?;
-        let waits =
-            Waits::deserialize(&answer).map_err(|error| failed(ClientError::from_answer(error)))?;
-        believed(peer, far, &waits.listen)
+        let awaited =
+            Awaited::deserialize(&answer).map_err(|error| failed(ClientError::Answer(error)))?;
+        believed(peer, far, &awaited.listen)
     }
 
     /// Tells another node that a machine does not come. Blocks.
@@ -242,7 +231,11 @@ impl Peers {
         let path = client::path(["v1", "vms", &peer.name]);
         match node.change_within(Method::GET, &path, SOON) {
             // One that still waits for it does not have it.
-            Ok((_, machine)) => Ok(machine["phase"] != "Receiving"),
+            Ok((_, machine)) => {
+                let machine = VmInfo::deserialize(&machine);
+                let machine = machine.map_err(|error| failed(peer, ClientError::Answer(error)))?;
+                Ok(machine.phase != VmPhase::Receiving)
+            }
             Err(ClientError::Refused(refusal)) if refusal.is_not_there() => Ok(false),
             Err(error) => Err(failed(peer, error)),
         }
@@ -366,7 +359,7 @@ mod tests {
         assert!(matches!(peers.place(Some(socket)), Ok(Endpoint::Unix(_))));
         assert!(matches!(peers.place(None), Err(PeerError::NoCertificates)));
         let spec = serde_json::from_value(serde_json::json!({ "kernel": "/k" })).unwrap();
-        let refused = peers.receive(&peer(), &ToReceive { spec }).unwrap_err();
+        let refused = peers.receive(&peer(), spec).unwrap_err();
         assert!(matches!(refused, PeerError::NoCertificates), "{refused}");
         assert!(refused.obstacle().is_some());
     }

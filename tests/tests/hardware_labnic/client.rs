@@ -19,8 +19,7 @@ use vdpa::device::{Device, VringAddresses, VringBase, VringConfig};
 use vdpa::iotlb::{Access, Iotlb, Mapping};
 use vdpa::iova::IovaRange;
 use vdpa::memory::SharedBuffer;
-use vdpa::ring::split::DriverQueue;
-use vdpa::ring::{Direction, Piece, RingFeatures, SplitLayout, Used};
+use vdpa::ring::{Direction, DriverQueue, Piece, RingFeatures, SplitLayout, Used};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub(crate) const RING_SIZE: u16 = 64;
@@ -100,7 +99,7 @@ impl Queue {
         let size = BUFFER * u64::from(RING_SIZE);
         let buffers = SharedBuffer::new(size, BUFFERS + u64::from(index) * size).unwrap();
         Self {
-            ring: DriverQueue::new(Arc::clone(&ring_memory), layout, 0, features).unwrap(),
+            ring: DriverQueue::new(Arc::clone(&ring_memory), RING_SIZE, 0, features).unwrap(),
             ring_memory,
             buffers: Arc::new(buffers),
             kick: eventfd(),
@@ -337,14 +336,13 @@ impl Client {
     /// memory and without a control queue; maps nothing.
     pub(crate) fn restart_without_mapping(mut self) -> Self {
         self.device.reset().unwrap();
-        let layout = SplitLayout::new(RING_SIZE).unwrap();
         let features = RingFeatures {
             event_idx: true,
             ..RingFeatures::default()
         };
         for queue in &mut self.queues {
             let memory = Arc::clone(&queue.ring_memory);
-            queue.ring = DriverQueue::new(memory, layout, 0, features).unwrap();
+            queue.ring = DriverQueue::new(memory, RING_SIZE, 0, features).unwrap();
             queue.chains.clear();
             queue.free = (0..u64::from(RING_SIZE)).rev().collect();
         }

@@ -1,30 +1,104 @@
-//! The driver's side of a ring in whichever format was negotiated.
+//! The driver's side of a ring, in whichever format was negotiated.
 //!
-//! Owns the choice and nothing else: every method is that of the format's own
-//! queue.
+//! Everything the device can write is hostile, and on a parent without an IOMMU that is all of
+//! the ring: so which chains the device has, and how many descriptors and bytes each has, is kept
+//! in private memory and never read back. Owns that; how a ring is written and read is the
+//! format's own: [`split`], [`packed`].
+//!
+//! After a [`Violation`] the queue is broken for good:
+//! ```text
+//!   working --- violation seen in pop_used ---> broken (every call fails)
+//! ```
 
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
-use super::{Piece, QueueError, RingFeatures, RingLayout, Used, packed, split};
+use super::guest::DESCRIPTOR_F_INDIRECT;
+use super::in_order::InOrder;
+use super::{
+    Piece, QueueError, RingFeatures, RingLayout, Used, Violation, check_chain, packed, prepare,
+    split, write_table,
+};
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
 
-/// A virtqueue driven by this process.
+/// The memory of a ring; places are offsets from where the ring begins.
 #[derive(Debug)]
-pub enum DriverQueue {
-    /// A split ring.
-    Split(split::DriverQueue),
-    /// A packed ring.
-    Packed(packed::DriverQueue),
+pub(crate) struct RingMemory {
+    buffer: Arc<SharedBuffer>,
+    offset: u64,
+    /// Whether EVENT_IDX was negotiated.
+    pub(crate) event_idx: bool,
+}
+
+impl RingMemory {
+    pub(crate) fn load(&self, at: u64, ordering: Ordering) -> Result<u16, QueueError> {
+        Ok(self.buffer.load_u16(self.offset + at, ordering)?)
+    }
+
+    pub(crate) fn load_u32(&self, at: u64, ordering: Ordering) -> Result<u32, QueueError> {
+        Ok(self.buffer.load_u32(self.offset + at, ordering)?)
+    }
+
+    pub(crate) fn store(&self, at: u64, value: u16, ordering: Ordering) -> Result<(), QueueError> {
+        Ok(self.buffer.store_u16(value, self.offset + at, ordering)?)
+    }
+
+    pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), QueueError> {
+        Ok(self.buffer.read(self.offset + at, bytes)?)
+    }
+
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), QueueError> {
+        Ok(self.buffer.write(self.offset + at, bytes)?)
+    }
+}
+
+/// A chain that the device has.
+#[derive(Debug, Clone, Copy)]
+struct Chain {
+    descriptors: u16,
+    /// Bytes the device may write.
+    writable: u32,
+}
+
+/// What the device says of a chain that it is done with.
+#[derive(Debug)]
+pub(crate) struct Element {
+    pub(crate) id: u32,
+    pub(crate) written: u32,
+    /// The most chains that it may stand for.
+    pub(crate) moved: u16,
+}
+
+#[derive(Debug)]
+enum Ring {
+    Split(split::Driver),
+    Packed(packed::Driver),
 }
 
 macro_rules! each {
-    ($self:expr, $queue:ident => $call:expr) => {
+    ($self:expr, $ring:ident => $call:expr) => {
         match $self {
-            DriverQueue::Split($queue) => $call,
-            DriverQueue::Packed($queue) => $call,
+            Ring::Split($ring) => $call,
+            Ring::Packed($ring) => $call,
         }
     };
+}
+
+/// A virtqueue driven by this process.
+#[derive(Debug)]
+pub struct DriverQueue {
+    memory: RingMemory,
+    addresses: VringAddresses,
+    size: u16,
+    ring: Ring,
+    /// With IN_ORDER.
+    in_order: Option<InOrder>,
+    /// By head.
+    outstanding: Vec<Option<Chain>>,
+    outstanding_count: u16,
+    interrupts: bool,
+    broken: Option<Violation>,
 }
 
 impl DriverQueue {
@@ -40,17 +114,12 @@ impl DriverQueue {
         offset: u64,
         features: RingFeatures,
     ) -> Result<Self, QueueError> {
-        Self::with_base(
-            buffer,
-            size,
-            offset,
-            features,
-            VringBase::initial(features.packed),
-        )
+        let base = VringBase::initial(features.packed);
+        Self::with_base(buffer, size, offset, features, base)
     }
 
-    /// As [`DriverQueue::new`], but both sides begin at `base`: for a device that is told to go
-    /// on there.
+    /// As [`DriverQueue::new`], but both sides begin at `base`, with nothing in flight: for a
+    /// device that is told to go on there.
     ///
     /// # Errors
     /// As [`DriverQueue::new`]; [`QueueError::Base`].
@@ -62,45 +131,70 @@ impl DriverQueue {
         base: VringBase,
     ) -> Result<Self, QueueError> {
         let layout = RingLayout::new(features.format(), size)?;
-        Ok(match (layout, base) {
-            (RingLayout::Split(layout), VringBase::Split { index }) => Self::Split(
-                split::DriverQueue::with_base(buffer, layout, offset, features, index)?,
+        let start = prepare(&buffer, offset, layout.size())?;
+        let memory = RingMemory {
+            buffer,
+            offset,
+            event_idx: features.event_idx,
+        };
+        let ring = match (layout, base) {
+            (RingLayout::Split(layout), VringBase::Split { index }) => Ring::Split(
+                split::Driver::new(&memory, layout, index, features.in_order)?,
             ),
-            (RingLayout::Packed(layout), VringBase::Packed { .. }) => Self::Packed(
-                packed::DriverQueue::with_base(buffer, layout, offset, features, base)?,
-            ),
+            (RingLayout::Packed(layout), _) => {
+                Ring::Packed(packed::Driver::new(&memory, layout, base)?)
+            }
             _ => return Err(QueueError::Base { base }),
+        };
+        Ok(Self {
+            memory,
+            addresses: layout.addresses(start),
+            size,
+            ring,
+            in_order: features.in_order.then(InOrder::default),
+            outstanding: vec![None; usize::from(size)],
+            outstanding_count: 0,
+            interrupts: true,
+            broken: None,
         })
     }
 
     /// The ring's areas as the device sees them.
     #[must_use]
     pub fn addresses(&self) -> VringAddresses {
-        each!(self, queue => queue.addresses())
+        self.addresses
     }
 
     /// Where a device begins in a new ring of this format.
     #[must_use]
     pub fn initial_base(&self) -> VringBase {
-        VringBase::initial(matches!(self, Self::Packed(_)))
+        VringBase::initial(matches!(self.ring, Ring::Packed(_)))
     }
 
     /// Entries of the ring.
     #[must_use]
     pub fn size(&self) -> u16 {
-        each!(self, queue => queue.size())
+        self.size
     }
 
     /// Descriptors that are free.
     #[must_use]
     pub fn free(&self) -> u16 {
-        each!(self, queue => queue.free())
+        each!(&self.ring, ring => ring.free())
     }
 
     /// Chains that the device has.
     #[must_use]
     pub fn outstanding(&self) -> u16 {
-        each!(self, queue => queue.outstanding())
+        self.outstanding_count
+    }
+
+    /// Where the driver makes the next chain available, and where it looks for the
+    /// next used one. Split: free-running indices; packed: offsets with their wrap
+    /// counters in bit 15 (virtio 1.3, 2.8.10).
+    #[must_use]
+    pub fn positions(&self) -> (u16, u16) {
+        each!(&self.ring, ring => ring.positions())
     }
 
     /// Gives the device a chain; what it gives back names the chain in
@@ -110,7 +204,9 @@ impl DriverQueue {
     /// [`QueueError::Chain`] or [`QueueError::Full`], with nothing changed;
     /// [`QueueError::Broken`].
     pub fn add(&mut self, chain: &[Piece]) -> Result<u16, QueueError> {
-        each!(self, queue => queue.add(chain))
+        self.working()?;
+        let writable = check_chain(chain)?;
+        self.make_available(chain, writable, 0)
     }
 
     /// As [`DriverQueue::add`], with the chain in an indirect table at `table` of the
@@ -120,15 +216,39 @@ impl DriverQueue {
     /// # Errors
     /// As [`DriverQueue::add`]; [`QueueError::Memory`] for a table that does not fit.
     pub fn add_indirect(&mut self, chain: &[Piece], table: u64) -> Result<u16, QueueError> {
-        each!(self, queue => queue.add_indirect(chain, table))
+        self.working()?;
+        let writable = check_chain(chain)?;
+        let encode = match self.ring {
+            Ring::Split(_) => split::table_entry,
+            Ring::Packed(_) => packed::table_entry,
+        };
+        let table = write_table(&self.memory.buffer, table, chain, encode)?;
+        self.make_available(&[table], writable, DESCRIPTOR_F_INDIRECT)
     }
 
-    /// Where the driver makes the next chain available, and where it looks for the
-    /// next used one. Split: free-running indices; packed: offsets with their wrap
-    /// counters in bit 15 (virtio 1.3, 2.8.10).
-    #[must_use]
-    pub fn positions(&self) -> (u16, u16) {
-        each!(self, queue => queue.positions())
+    /// Makes checked pieces available; `flags` are added to each descriptor.
+    fn make_available(
+        &mut self,
+        chain: &[Piece],
+        writable: u32,
+        flags: u16,
+    ) -> Result<u16, QueueError> {
+        let (free, wanted) = (self.free(), chain.len());
+        let descriptors = u16::try_from(wanted).ok().filter(|&wanted| wanted <= free);
+        let descriptors = descriptors.ok_or(QueueError::Full { free, wanted })?;
+        let memory = &self.memory;
+        let head = each!(&mut self.ring, ring => ring.make_available(memory, chain, flags))?;
+        if let Some(place) = self.outstanding.get_mut(usize::from(head)) {
+            *place = Some(Chain {
+                descriptors,
+                writable,
+            });
+        }
+        self.outstanding_count += 1;
+        if let Some(in_order) = &mut self.in_order {
+            in_order.made_available(head);
+        }
+        Ok(head)
     }
 
     /// Whether the device wants a kick for what was added since the last call.
@@ -136,15 +256,72 @@ impl DriverQueue {
     /// # Errors
     /// [`QueueError::Broken`].
     pub fn needs_kick(&mut self) -> Result<bool, QueueError> {
-        each!(self, queue => queue.needs_kick())
+        self.working()?;
+        each!(&mut self.ring, ring => ring.needs_kick(&self.memory))
     }
 
-    /// Takes back one chain that the device is done with.
+    /// Takes back one chain that the device is done with. With IN_ORDER, chains
+    /// without a used element of their own count as written completely.
     ///
     /// # Errors
     /// [`QueueError::Broken`] if the device broke a rule, now or before.
     pub fn pop_used(&mut self) -> Result<Option<Used>, QueueError> {
-        each!(self, queue => queue.pop_used())
+        self.working()?;
+        let popped = self.take_used();
+        if let Err(QueueError::Broken { source }) = popped {
+            self.broken = Some(source);
+        }
+        popped
+    }
+
+    fn take_used(&mut self) -> Result<Option<Used>, QueueError> {
+        let of_batch = self.in_order.as_mut().and_then(InOrder::take);
+        let next = match of_batch {
+            Some(next) => Some(next),
+            None => self.take_element()?,
+        };
+        let Some((head, written)) = next else {
+            return Ok(None);
+        };
+        let place = self.outstanding.get_mut(usize::from(head));
+        let chain = place.and_then(Option::take);
+        let id = u32::from(head);
+        let chain = chain.ok_or(Violation::NotOutstanding { id })?;
+        self.outstanding_count -= 1;
+        each!(&mut self.ring, ring => ring.take_back(head, chain.descriptors));
+        if self.memory.event_idx && self.interrupts {
+            each!(&self.ring, ring => ring.ask_for_next(&self.memory))?;
+        }
+        Ok(Some(Used {
+            head,
+            written: written.unwrap_or(chain.writable),
+        }))
+    }
+
+    /// Reads and checks the next used element; with IN_ORDER the oldest chain
+    /// that it stands for. The length is that of the element's own chain.
+    fn take_element(&mut self) -> Result<Option<(u16, Option<u32>)>, QueueError> {
+        let outstanding = self.outstanding_count;
+        let element = each!(&self.ring, ring => ring.element(&self.memory, outstanding))?;
+        let Some(Element { id, written, moved }) = element else {
+            return Ok(None);
+        };
+        let unknown = Violation::NotOutstanding { id };
+        let head = u16::try_from(id).map_err(|_| unknown)?;
+        let chain = self.outstanding.get(usize::from(head)).copied().flatten();
+        let offered = chain.ok_or(unknown)?.writable;
+        if written > offered {
+            return Err(Violation::TooLong { written, offered }.into());
+        }
+        let Some(in_order) = &mut self.in_order else {
+            return Ok(Some((head, Some(written))));
+        };
+        let batch = in_order.batch_len(head).ok_or(unknown)?;
+        if batch > usize::from(moved) {
+            return Err(Violation::Batch { id, batch, moved }.into());
+        }
+        in_order.begin(head, written);
+        Ok(in_order.take())
     }
 
     /// Asks the device to signal used chains, or not to; it may do so anyway.
@@ -153,6 +330,20 @@ impl DriverQueue {
     /// # Errors
     /// [`QueueError::Broken`].
     pub fn set_interrupts(&mut self, enabled: bool) -> Result<bool, QueueError> {
-        each!(self, queue => queue.set_interrupts(enabled))
+        self.working()?;
+        self.interrupts = enabled;
+        each!(&self.ring, ring => ring.set_interrupts(&self.memory, enabled))?;
+        // Full fence: our wish must be visible before the ring is read, or a
+        // chain used in between is missed (virtio 1.3, 2.7.7.1).
+        fence(Ordering::SeqCst);
+        let of_batch = self.in_order.as_ref().is_some_and(InOrder::is_pending);
+        Ok(of_batch || each!(&self.ring, ring => ring.is_used(&self.memory))?)
+    }
+
+    fn working(&self) -> Result<(), QueueError> {
+        match self.broken {
+            None => Ok(()),
+            Some(source) => Err(QueueError::Broken { source }),
+        }
     }
 }

@@ -5,6 +5,7 @@
 
 use super::guest::DESCRIPTOR_SIZE;
 use super::{QueueError, RingFormat};
+use crate::device::VringAddresses;
 use crate::iova::PAGE_SIZE;
 
 /// Bytes of an event suppression structure (virtio 1.3, 2.8.14).
@@ -154,6 +155,19 @@ impl RingLayout {
         match self {
             Self::Split(layout) => layout.entries(),
             Self::Packed(layout) => layout.entries(),
+        }
+    }
+
+    /// Where the areas of a ring are that begins at `start`.
+    pub(super) fn addresses(&self, start: u64) -> VringAddresses {
+        let (descriptor, driver, device) = match self {
+            Self::Split(layout) => (0, layout.avail_offset, layout.used_offset),
+            Self::Packed(layout) => (layout.descriptor_offset, 0, layout.device_offset),
+        };
+        VringAddresses {
+            descriptor: start + descriptor,
+            driver: start + driver,
+            device: start + device,
         }
     }
 

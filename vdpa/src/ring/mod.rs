@@ -5,10 +5,10 @@
 //! Neither must know what the buffers are for.
 //!
 //! ```text
-//!                                split (virtio 1.3, 2.7)    packed (virtio 1.3, 2.8)
-//!   DriverQueue, one of          split::DriverQueue         packed::DriverQueue
-//!   DeviceQueue, one of          split::DeviceQueue         packed::DeviceQueue
-//!   GuestRing, one of            split::GuestRing           packed::GuestRing
+//!                        split (virtio 1.3, 2.7)    packed (virtio 1.3, 2.8)
+//!   DriverQueue has      split::Driver         or   packed::Driver
+//!   DeviceQueue is       split::DeviceQueue    or   packed::DeviceQueue
+//!   GuestRing is         split::GuestRing      or   packed::GuestRing
 //! ```
 
 mod device;
@@ -174,14 +174,14 @@ pub enum QueueError {
     #[error("the device broke the ring")]
     Broken {
         /// What it did.
-        #[source]
+        #[from]
         source: Violation,
     },
     /// The ring does not fit the memory it was given.
     #[error("the ring does not fit its memory")]
     Memory {
         /// The access that failed.
-        #[source]
+        #[from]
         source: SharedBufferError,
     },
 }
@@ -247,39 +247,32 @@ fn check_chain(chain: &[Piece]) -> Result<u32, QueueError> {
 /// Where a ring of `total` bytes begins as the device sees it, zeroed: a ring
 /// in used memory would begin with old indices.
 fn prepare(buffer: &SharedBuffer, offset: u64, total: u64) -> Result<u64, QueueError> {
-    let memory = |source| QueueError::Memory { source };
-    let start = buffer.iova(offset, total).map_err(memory)?;
+    let start = buffer.iova(offset, total)?;
     if !offset.is_multiple_of(PAGE_SIZE) {
-        return Err(memory(SharedBufferError::Shape {
-            iova: start,
-            size: total,
-        }));
+        let (iova, size) = (start, total);
+        return Err(SharedBufferError::Shape { iova, size }.into());
     }
     let page = [0; 4096];
     for at in (0..total).step_by(page.len()) {
-        buffer.write(offset + at, &page).map_err(memory)?;
+        buffer.write(offset + at, &page)?;
     }
     Ok(start)
 }
 
 /// Writes a chain into an indirect table at `offset` of a ring's buffer; gives
-/// the one piece that stands for it. `encode` is given index, piece and zeroes.
+/// the one piece that stands for it. `encode` is given a piece and the index of the next one.
 fn write_table(
     buffer: &SharedBuffer,
     offset: u64,
     chain: &[Piece],
-    encode: impl Fn(u16, &Piece, &mut [u8; 16]),
+    encode: impl Fn(&Piece, Option<u16>) -> [u8; 16],
 ) -> Result<Piece, QueueError> {
-    let memory = |source| QueueError::Memory { source };
     let entries = u16::try_from(chain.len()).map_err(|_| QueueError::Chain)?;
     let len = 16 * u32::from(entries);
-    let iova = buffer.iova(offset, u64::from(len)).map_err(memory)?;
-    for (index, piece) in (0..entries).zip(chain) {
-        let mut bytes = [0; 16];
-        encode(index, piece, &mut bytes);
-        buffer
-            .write(offset + 16 * u64::from(index), &bytes)
-            .map_err(memory)?;
+    let iova = buffer.iova(offset, u64::from(len))?;
+    for (next, piece) in (1..=entries).zip(chain) {
+        let bytes = encode(piece, Some(next).filter(|&next| next < entries));
+        buffer.write(offset + 16 * u64::from(next - 1), &bytes)?;
     }
     Ok(Piece {
         iova,

@@ -13,9 +13,7 @@
 //! descriptors; its used descriptor takes the place of the first one there is,
 //! and skips as many. All fields are little-endian.
 //!
-//! [`DriverQueue`] is for rings of the VMM's own, [`DeviceQueue`] for rings in
-//! guest memory, where a [`GuestRing`] is. This module owns the arithmetic of positions and events, which
-//! is the same on both sides.
+//! This module owns the arithmetic of positions and events, which is the same on both sides.
 
 mod device;
 mod driver;
@@ -25,7 +23,7 @@ mod standing;
 use std::num::Wrapping;
 
 pub use self::device::DeviceQueue;
-pub use self::driver::DriverQueue;
+pub(crate) use self::driver::{Driver, table_entry};
 pub use self::guest::GuestRing;
 pub use self::standing::StandingError;
 use crate::device::VringBase;
@@ -131,6 +129,16 @@ fn base_of(available: Position, used: Position) -> VringBase {
         available_wrap: available.wrap,
         used: used.index,
         used_wrap: used.wrap,
+    }
+}
+
+/// The flags of an event suppression structure whose owner wants to hear of the next entry, or
+/// of none.
+fn event_flags(enabled: bool, event_idx: bool) -> u16 {
+    match (enabled, event_idx) {
+        (false, _) => EVENT_FLAGS_DISABLE,
+        (true, true) => EVENT_FLAGS_DESC,
+        (true, false) => EVENT_FLAGS_ENABLE,
     }
 }
 

@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serde::{Deserialize, Serialize};
+use bellhop_api::machine::VmState;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
-use utoipa::ToSchema;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::error::ApiError;
@@ -20,40 +19,13 @@ use crate::http::HttpError;
 use crate::machine::{
     Arriving, Direction, DiskStatus, End, EndReason, Handle, MachineStatus, Migration,
     MigrationEnd, NicStatus, Origin, QueueAlarm, RequestError, RunState, SendConfig, Snapshot,
-    StopHandle, UpgradeStatus,
+    StopHandle, UpgradeStatus, stopped,
 };
 use crate::migration::endpoint::Endpoint;
 use crate::migration::tls::Tls;
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
 pub(super) const WATCHERS_MAX: usize = 32;
-
-/// What the machine does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub(super) enum VmState {
-    /// There is no machine yet: it can be configured, then started.
-    NotStarted,
-    /// It is being built and booted.
-    Starting,
-    /// Its vCPUs run.
-    Running,
-    /// Its vCPUs are parked; devices go on.
-    Paused,
-    /// It has ended, and with it this process, soon.
-    Stopped,
-}
-
-impl fmt::Display for VmState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NotStarted => "not started",
-            Self::Starting => "starting",
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::Stopped => "stopped",
-        })
-    }
-}
 
 /// What clients watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -446,7 +418,7 @@ impl Controller {
     /// The end of a machine or process that was asked for it.
     fn stopped(&self) -> End {
         let by_a_client = self.stop_asked.load(Ordering::Relaxed);
-        End::stopped(if by_a_client {
+        stopped(if by_a_client {
             "a client of the API asked it to stop"
         } else {
             "a signal or the console's user asked it to stop"

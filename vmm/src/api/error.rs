@@ -6,9 +6,10 @@ use std::io::ErrorKind;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use bellhop_api::machine::VmState;
 use devices::virtio::pci::SwapError;
 
-use super::controller::{VmState, WATCHERS_MAX};
+use super::controller::WATCHERS_MAX;
 use crate::config::DescriptorError;
 use crate::http::{HttpError, Problem};
 use crate::machine::{DeviceKind, MachineError, RequestError, SnapshotError};

@@ -20,7 +20,7 @@ use super::start::Starts;
 use crate::http;
 use crate::http::descriptors::DescriptorListener;
 use crate::http::socket::{self, SocketError, SocketFile};
-use crate::machine::{End, Origin, StopHandle};
+use crate::machine::{Origin, StopHandle, failed};
 
 const WORKERS_MAX: usize = 4;
 const WORKER_IDLE: Duration = Duration::from_secs(1);
@@ -106,7 +106,7 @@ impl Server {
     /// Ends the server because the process cannot go on: clients are told that instead of
     /// [`Stopped`](crate::machine::EndReason::Stopped), unless the machine has said why it is over.
     pub fn end_with(self, error: &dyn Error) {
-        self.controller.ended(Some(End::failed(error)));
+        self.controller.ended(Some(failed(error)));
     }
 }
 

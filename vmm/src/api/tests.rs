@@ -337,7 +337,7 @@ fn every_error_has_a_status() {
         (HttpError::Receive(axum::Error::new(io())).into(), 400),
         (
             ApiError::WrongState {
-                state: controller::VmState::Paused,
+                state: bellhop_api::machine::VmState::Paused,
                 remedy: "",
             },
             409,

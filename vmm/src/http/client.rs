@@ -1,4 +1,4 @@
-//! A client of an API on a Unix socket: of a machine's, of the node daemon's.
+//! The client of an API: of a machine's on its Unix socket, of a node daemon's on its socket or over TLS.
 //!
 //! Owns one connection for each request, with limits in time and size. It must not know what is asked.
 //!
@@ -9,17 +9,24 @@
 //! A connection for each request, because descriptors belong to no request but the one that is under way on
 //! their connection, and because a Unix socket connects in microseconds.
 
+use std::fmt;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::http::header::{CONTENT_TYPE, HOST};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use axum::http::{HeaderValue, Request, Response};
+use bellhop_api::address::Address;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::body::{Body, Incoming};
 use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::Instant;
+use tokio_rustls::TlsConnector;
 
 use super::descriptors::{DESCRIPTORS_MAX, DescriptorStream, TooManyDescriptors};
 
@@ -28,15 +35,17 @@ pub const ANSWER_MAX: usize = 4 * 1024 * 1024;
 /// How long a request may take where no other limit is set: longer than any watch.
 pub const TIME: Duration = Duration::from_secs(90);
 
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody listens there.
-    #[error("cannot connect to {socket}")]
+    #[error("cannot connect to {server}")]
     Connect {
-        /// The socket.
-        socket: PathBuf,
-        /// What the kernel said.
+        /// The server.
+        server: Address,
+        /// What the kernel, or the library for TLS, said.
         #[source]
         source: io::Error,
     },
@@ -47,58 +56,93 @@ pub enum ClientError {
     #[error("cannot pass a descriptor")]
     Descriptor(#[source] io::Error),
     /// The connection ended early, or what came is no HTTP.
-    #[error("{socket} did not answer")]
+    #[error("{server} did not answer")]
     Http {
-        /// The socket.
-        socket: PathBuf,
+        /// The server.
+        server: Address,
         /// What is wrong.
         #[source]
         source: hyper::Error,
     },
     /// The answer's body ended early.
-    #[error("the answer of {socket} ended early")]
+    #[error("the answer of {server} ended early")]
     Body {
-        /// The socket.
-        socket: PathBuf,
+        /// The server.
+        server: Address,
         /// What is wrong.
         #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: BoxError,
     },
     /// It took too long.
-    #[error("{socket} did not answer within {} s", limit.as_secs())]
+    #[error("{server} did not answer within {} s", limit.as_secs())]
     TooSlow {
-        /// The socket.
-        socket: PathBuf,
+        /// The server.
+        server: Address,
         /// How long it could take.
         limit: Duration,
     },
     /// It is too large.
-    #[error("the answer of {socket} has more than {limit} bytes")]
+    #[error("the answer of {server} has more than {limit} bytes")]
     TooLarge {
-        /// The socket.
-        socket: PathBuf,
+        /// The server.
+        server: Address,
         /// How large it could be.
         limit: usize,
     },
 }
 
+/// What a server on another host is shown.
+#[derive(Clone)]
+pub struct Tls {
+    /// With the client's certificate.
+    pub connector: TlsConnector,
+    /// The value of the header `authorization`.
+    pub authorization: HeaderValue,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
+}
+
 /// See the module.
 #[derive(Debug, Clone)]
 pub struct Client {
-    socket: PathBuf,
+    server: Address,
+    tls: Option<Tls>,
     time: Duration,
     answer_max: usize,
 }
+
+/// A connection of any kind.
+trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<C: AsyncRead + AsyncWrite + Send + Unpin> Connection for C {}
 
 impl Client {
     /// For the API on `socket`, which need not be there yet.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
+        Self::of(Address::Socket(socket.to_owned()))
+    }
+
+    /// For the API at `server`; one on another host needs [`Client::tls`].
+    #[must_use]
+    pub fn of(server: Address) -> Self {
         Self {
-            socket: socket.to_owned(),
+            server,
+            tls: None,
             time: TIME,
             answer_max: ANSWER_MAX,
         }
+    }
+
+    /// With what a server on another host is shown.
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
     }
 
     /// With another limit for the whole of a request and its answer.
@@ -115,12 +159,6 @@ impl Client {
         self
     }
 
-    /// The socket.
-    #[must_use]
-    pub fn socket(&self) -> &Path {
-        &self.socket
-    }
-
     /// Sends a request, and `descriptors` with its first byte: their indices in `fd` are those of this list.
     /// The other side gets duplicates; it may have taken them also if this fails. Any status is an answer.
     ///
@@ -131,71 +169,156 @@ impl Client {
         request: Request<Bytes>,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<Response<Bytes>, ClientError> {
-        let too_slow = || ClientError::TooSlow {
-            socket: self.socket.clone(),
-            limit: self.time,
-        };
-        let answer = tokio::time::timeout(self.time, self.exchange(request, descriptors));
-        answer.await.map_err(|_| too_slow())?
-    }
-
-    async fn exchange(
-        &self,
-        request: Request<Bytes>,
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Result<Response<Bytes>, ClientError> {
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(TooManyDescriptors.into());
         }
-        let duplicates: io::Result<Vec<OwnedFd>> = descriptors
-            .iter()
-            .map(BorrowedFd::try_clone_to_owned)
-            .collect();
+        let duplicates = descriptors.iter().map(BorrowedFd::try_clone_to_owned);
+        let duplicates = duplicates.collect::<io::Result<_>>();
         let duplicates = duplicates.map_err(ClientError::Descriptor)?;
-        let stream = UnixStream::connect(&self.socket).await;
-        let stream = stream.map_err(|source| ClientError::Connect {
-            socket: self.socket.clone(),
-            source,
-        })?;
-        let stream = DescriptorStream::sending(stream, duplicates);
+        self.in_time(async {
+            let answer = self.begin(with_type(request), duplicates).await?;
+            self.whole(answer).await
+        })
+        .await
+    }
+
+    /// Sends a request whose answer has no end: what comes of it within `time`. One that refuses is whole.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn listen(
+        &self,
+        request: Request<Bytes>,
+        time: Duration,
+    ) -> Result<Response<Bytes>, ClientError> {
+        self.in_time(async {
+            let answer = self.begin(with_type(request), Vec::new()).await?;
+            if !answer.status().is_success() {
+                return self.whole(answer).await;
+            }
+            let (head, mut body) = answer.into_parts();
+            let end = Instant::now() + time;
+            let mut heard = Vec::new();
+            while let Ok(Some(frame)) = tokio::time::timeout_at(end, body.frame()).await {
+                let frame = frame.map_err(|error| self.body(error.into()))?;
+                if let Some(data) = frame.data_ref() {
+                    heard.extend_from_slice(data);
+                }
+                if heard.len() > self.answer_max {
+                    return Err(self.too_large());
+                }
+            }
+            Ok(Response::from_parts(head, heard.into()))
+        })
+        .await
+    }
+
+    /// Sends a request as it is; the answer's body is still to be read. No limits hold but the caller's.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn open<B>(&self, request: Request<B>) -> Result<Response<Incoming>, ClientError>
+    where
+        B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+    {
+        self.begin(request, Vec::new()).await
+    }
+
+    async fn in_time<T>(
+        &self,
+        exchange: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        let answer = tokio::time::timeout(self.time, exchange).await;
+        answer.unwrap_or_else(|_| {
+            Err(ClientError::TooSlow {
+                server: self.server.clone(),
+                limit: self.time,
+            })
+        })
+    }
+
+    async fn begin<B>(
+        &self,
+        mut request: Request<B>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Response<Incoming>, ClientError>
+    where
+        B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+    {
         let http = |source| ClientError::Http {
-            socket: self.socket.clone(),
+            server: self.server.clone(),
             source,
         };
-        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
-        let (mut sender, connection) = handshake.await.map_err(http)?;
-        let exchange = async {
-            let answer = sender.send_request(prepared(request)).await.map_err(http)?;
-            let (head, body) = answer.into_parts();
-            let limit = self.answer_max;
-            match Limited::new(body, limit).collect().await {
-                Ok(collected) => Ok(Response::from_parts(head, collected.to_bytes())),
-                Err(source) if source.is::<LengthLimitError>() => Err(ClientError::TooLarge {
-                    socket: self.socket.clone(),
-                    limit,
-                }),
-                Err(source) => Err(ClientError::Body {
-                    socket: self.socket.clone(),
-                    source,
-                }),
+        let failed = |source| ClientError::Connect {
+            server: self.server.clone(),
+            source,
+        };
+        let stream = self.connect(descriptors).await.map_err(failed)?;
+        let host = match &self.server {
+            Address::Socket(_) => HeaderValue::from_static("bellhop"),
+            Address::Https { .. } => {
+                let authority = self.server.to_string();
+                let authority = authority.trim_start_matches("https://");
+                HeaderValue::from_str(authority)
+                    .map_err(io::Error::other)
+                    .map_err(failed)?
             }
         };
-        // The connection works only while it is polled. When it ends, the exchange has what it gets.
-        let mut exchange = std::pin::pin!(exchange);
-        tokio::select! {
-            biased;
-            answer = exchange.as_mut() => answer,
-            _ = connection => exchange.await,
+        let headers = request.headers_mut();
+        headers.entry(HOST).or_insert(host);
+        if let Some(tls) = &self.tls {
+            headers.insert(AUTHORIZATION, tls.authorization.clone());
+        }
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
+        let (mut sender, connection) = handshake.await.map_err(http)?;
+        // It ends with the answer's body, or when nobody wants that any more. How, the exchange gets to know.
+        tokio::spawn(connection);
+        sender.send_request(request).await.map_err(http)
+    }
+
+    async fn connect(&self, descriptors: Vec<OwnedFd>) -> io::Result<Box<dyn Connection>> {
+        match (&self.server, &self.tls) {
+            (Address::Socket(path), _) => {
+                let stream = UnixStream::connect(path).await?;
+                Ok(Box::new(DescriptorStream::sending(stream, descriptors)))
+            }
+            (Address::Https { host, port }, Some(tls)) => {
+                let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                Ok(Box::new(tls.connector.connect(name, stream).await?))
+            }
+            (Address::Https { .. }, None) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// The whole answer.
+    async fn whole(&self, answer: Response<Incoming>) -> Result<Response<Bytes>, ClientError> {
+        let (head, body) = answer.into_parts();
+        match Limited::new(body, self.answer_max).collect().await {
+            Ok(collected) => Ok(Response::from_parts(head, collected.to_bytes())),
+            Err(source) if source.is::<LengthLimitError>() => Err(self.too_large()),
+            Err(source) => Err(self.body(source)),
+        }
+    }
+
+    fn body(&self, source: BoxError) -> ClientError {
+        ClientError::Body {
+            server: self.server.clone(),
+            source,
+        }
+    }
+
+    fn too_large(&self) -> ClientError {
+        ClientError::TooLarge {
+            server: self.server.clone(),
+            limit: self.answer_max,
         }
     }
 }
 
-/// What HTTP wants beside what the caller says.
-fn prepared(request: Request<Bytes>) -> Request<Full<Bytes>> {
+/// A body is JSON if its sender does not say otherwise.
+fn with_type(request: Request<Bytes>) -> Request<Full<Bytes>> {
     let (mut head, body) = request.into_parts();
-    head.headers
-        .entry(HOST)
-        .or_insert(HeaderValue::from_static("bellhop"));
     if !body.is_empty() {
         head.headers
             .entry(CONTENT_TYPE)

@@ -26,7 +26,8 @@ use axum::Router;
 use axum::extract::Request;
 use axum::middleware;
 
-pub use problem::{ErrorBody, HttpError, Problem};
+pub use bellhop_api::ErrorBody;
+pub use problem::{HttpError, Problem};
 pub use worker::on_worker;
 
 /// `router` with what surrounds the endpoints of every API: a name for each request, and answers

@@ -5,26 +5,9 @@
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use bellhop_api::ErrorBody;
 
 use super::body::{BODY_MAX, BODY_TIME};
-
-/// What went wrong.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct ErrorBody {
-    /// A word for programs, such as `wrong_state`.
-    pub code: String,
-    /// A sentence for people.
-    pub message: String,
-    /// Why, from the outermost cause to the innermost.
-    pub causes: Vec<String>,
-    /// What can be done about it, where the message does not say it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hint: Option<String>,
-    /// The request's name, as in the header `x-request-id` and in the log.
-    pub request_id: String,
-}
 
 /// An error that is answered to a client.
 pub trait Problem: std::error::Error {

@@ -11,7 +11,7 @@ use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use super::problem::ErrorBody;
+use super::ErrorBody;
 
 /// The header with the name.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -4,54 +4,25 @@
 
 use std::error::Error;
 
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+pub use bellhop_api::machine::{End, EndReason};
 use vdpa::causes::in_one_line;
 
 use super::{Exit, MachineError};
 
-/// The kind of an end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum EndReason {
-    /// The guest switched the power off.
-    PoweredOff,
-    /// Somebody outside the guest asked for it.
-    Stopped,
-    /// Its guest runs elsewhere.
-    Moved,
-    /// Its guest may run elsewhere, or nowhere: it ended before it knew whether the process that it was sent to has it.
-    Unsettled,
-    /// A vCPU could not go on.
-    Crashed,
-    /// The host could not go on: a vDPA device or KVM failed, or the kernel's file was gone at a reset.
-    Failed,
-}
-
-/// Why a machine is over.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct End {
-    /// For programs.
-    pub reason: EndReason,
-    /// For people: a sentence with the cause, in which nothing is to be searched.
-    pub detail: String,
-}
-
-impl End {
-    /// Somebody asked for it, as `detail` says.
-    pub(crate) fn stopped(detail: &str) -> Self {
-        Self {
-            reason: EndReason::Stopped,
-            detail: detail.to_owned(),
-        }
+/// The end of a machine that was asked for it, as `detail` says.
+pub(crate) fn stopped(detail: &str) -> End {
+    End {
+        reason: EndReason::Stopped,
+        detail: detail.to_owned(),
     }
+}
 
-    /// The machine could not be built, or could not go on.
-    #[must_use]
-    pub fn failed(error: &dyn Error) -> Self {
-        Self {
-            reason: EndReason::Failed,
-            detail: in_one_line(error),
-        }
+/// The end of a machine that could not be built, or could not go on.
+#[must_use]
+pub fn failed(error: &dyn Error) -> End {
+    End {
+        reason: EndReason::Failed,
+        detail: in_one_line(error),
     }
 }
 
@@ -62,7 +33,7 @@ impl From<&Exit> for End {
                 reason: EndReason::PoweredOff,
                 detail: "the guest switched the power off".to_owned(),
             },
-            Exit::Stopped => Self::stopped("it was asked to stop"),
+            Exit::Stopped => stopped("it was asked to stop"),
             Exit::Moved => Self {
                 reason: EndReason::Moved,
                 detail: "it has moved: its guest runs elsewhere".to_owned(),
@@ -72,7 +43,7 @@ impl From<&Exit> for End {
                 detail: "it ended while it was not settled where its guest is: the guest runs where it was sent, or nowhere"
                     .to_owned(),
             },
-            Exit::HandedOver => Self::stopped("another program goes on with it"),
+            Exit::HandedOver => stopped("another program goes on with it"),
             Exit::Crashed(report) => Self {
                 reason: EndReason::Crashed,
                 detail: format!("the guest crashed: {report}"),
@@ -81,12 +52,11 @@ impl From<&Exit> for End {
     }
 }
 
-impl From<&Result<Exit, MachineError>> for End {
-    fn from(run: &Result<Exit, MachineError>) -> Self {
-        match run {
-            Ok(exit) => Self::from(exit),
-            Err(error) => Self::failed(error),
-        }
+/// Why a machine's run is over.
+pub(super) fn of_run(run: &Result<Exit, MachineError>) -> End {
+    match run {
+        Ok(exit) => End::from(exit),
+        Err(error) => failed(error),
     }
 }
 
@@ -118,7 +88,7 @@ mod tests {
                 "epoll_wait failed: Bad file",
             ),
         ] {
-            let end = End::from(&run);
+            let end = of_run(&run);
             assert_eq!(end.reason, reason);
             assert!(end.detail.contains(words), "{}", end.detail);
         }

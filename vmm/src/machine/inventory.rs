@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bellhop_api::machine::InFlight;
 use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, Slot};
 use devices::virtio::backend::{Backend, Event};
@@ -30,7 +31,7 @@ pub(super) use self::exchange::Exchanged;
 use super::board::DeviceStatus;
 use super::failover::Failover;
 use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
-use super::ring_watch::{DeviceWatch, InFlight, QueueAlarm};
+use super::ring_watch::{DeviceWatch, QueueAlarm, in_flight};
 use super::{MachineError, RequestError};
 use crate::config::{RingWatch, VdpaConfig};
 use crate::event_loop::{EventLoop, Token};
@@ -324,11 +325,11 @@ impl Inventory {
 
     /// What NICs have been given and have not used; of saved ones, when they were.
     pub(super) fn in_flight(&self, memory: &GuestMemory) -> InFlight {
-        let mut in_flight = InFlight::default();
+        let mut count = InFlight::default();
         for entry in self.entries.values() {
-            in_flight.add(&entry.device, memory);
+            in_flight::add(&mut count, &entry.device, memory);
         }
-        in_flight
+        count
     }
 
     /// All devices as they are now, in the order of their attachment as long as numbers do

@@ -89,18 +89,19 @@ use self::ring_watch::WatchTimer;
 use self::saving::Held;
 
 pub use board::{DeviceStatus, MachineStatus, RunState, UpgradeStatus};
-pub use end::{End, EndReason};
+pub(crate) use end::stopped;
+pub use end::{End, EndReason, failed};
 pub use error::MachineError;
 pub use failover::{Failover, FailoverState};
 pub use hand_over::{HandOver, HandedOver};
 pub use handle::{BackendFailed, Handle, NicSwapped, RequestError};
 pub use migration::{
-    Arriving, Direction, Migration, MigrationEnd, NotMovable, Obstacle, ReceiveConfig, SendConfig,
-    Trial,
+    Arriving, Direction, InFlight, Migration, MigrationEnd, NotMovable, ReceiveConfig, SendConfig,
+    Trial, load_tls,
 };
 pub use pluggable::{DeviceKind, DiskStatus, NicStatus, PlugState, Pluggable};
 pub use program::{ProgramError, STATE_VERSIONS_COMMAND, check_program, state_versions};
-pub use ring_watch::{Alarm, InFlight, QueueAlarm, WatchState, WatchStatus};
+pub use ring_watch::{Alarm, QueueAlarm, WatchState, WatchStatus};
 pub use snapshot::{Origin, Snapshot, SnapshotError, Written};
 
 /// How a machine's run ended.

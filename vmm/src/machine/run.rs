@@ -4,7 +4,7 @@ use devices::legacy::power::PowerRequest;
 use devices::legacy::serial::Serial;
 
 use super::migration::Leaving;
-use super::{End, Exit, Machine, MachineError, RunState};
+use super::{Exit, Machine, MachineError, RunState, end};
 use crate::acpi;
 use crate::boot::{self, BootRegisters, BootSource};
 use crate::console::{Pumped, Receiver};
@@ -46,7 +46,7 @@ impl Machine {
         // The console first: who is told of the end may look at it.
         self.screen
             .finish(&self.serial, &mut self.input, &self.events);
-        self.requests.publish_end(End::from(&result));
+        self.requests.publish_end(end::of_run(&result));
         result
     }
 

@@ -5,103 +5,27 @@
 //!
 //! ```text
 //!   destination   Listener::bind ──> accept, again and again: WouldBlock when nobody came for a moment
-//!   source        Endpoint::connect
+//!   source        connect
 //! ```
 
-use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
-
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::{Deserialize, Serialize};
 
 use super::channel::Connection;
 use super::tls::{Tls, TlsError, TlsStream};
-use crate::host_port;
 use crate::http::socket::{self, SocketError, SocketFile};
+pub use bellhop_api::endpoint::{BadEndpoint, Endpoint};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How long [`Listener::accept`] waits.
 const MOMENT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
-
-/// An address.
-///
-/// As text: `unix:PATH`, `tcp:HOST:PORT`; an IPv6 address stands in brackets.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Endpoint {
-    /// The socket with this absolute path.
-    Unix(PathBuf),
-    /// This port of a host.
-    Tcp {
-        /// A name or an IP address without brackets.
-        host: String,
-        /// The port, not 0.
-        port: u16,
-    },
-}
-
-/// What is no address.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no address of a migration; say unix:/PATH or tcp:HOST:PORT")]
-pub struct BadEndpoint(String);
-
-impl FromStr for Endpoint {
-    type Err = BadEndpoint;
-
-    fn from_str(text: &str) -> Result<Self, BadEndpoint> {
-        let bad = || BadEndpoint(text.to_owned());
-        let (scheme, rest) = text.split_once(':').ok_or_else(bad)?;
-        match scheme {
-            "unix" => {
-                // `unix:///path` as well, which others write.
-                let path = match rest.strip_prefix("//") {
-                    Some(path) if path.starts_with('/') => path,
-                    _ => rest,
-                };
-                let fits = path.starts_with('/') && !path.contains('\0');
-                fits.then(|| Self::Unix(path.into())).ok_or_else(bad)
-            }
-            "tcp" => {
-                let rest = rest.strip_prefix("//").unwrap_or(rest);
-                let (host, port) = host_port::parse(rest).ok_or_else(bad)?;
-                Ok(Self::Tcp { host, port })
-            }
-            _ => Err(bad()),
-        }
-    }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
-        }
-    }
-}
-
-impl TryFrom<String> for Endpoint {
-    type Error = BadEndpoint;
-
-    fn try_from(text: String) -> Result<Self, BadEndpoint> {
-        text.parse()
-    }
-}
-
-impl From<Endpoint> for String {
-    fn from(endpoint: Endpoint) -> Self {
-        endpoint.to_string()
-    }
-}
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -143,29 +67,31 @@ pub enum EndpointError {
     Tls(#[from] TlsError),
 }
 
-impl Endpoint {
-    /// Connects; a host that does not answer is waited for `patience` per address of it.
-    ///
-    /// With `tls`, the first read or write of the stream begins the handshake, and fails unless the host has
-    /// a certificate that is for it.
-    ///
-    /// # Errors
-    /// [`EndpointError::Connect`], [`EndpointError::TlsOnUnix`], [`EndpointError::Tls`].
-    pub fn connect(&self, patience: Duration, tls: Option<&Tls>) -> Result<Stream, EndpointError> {
-        let failed = |source| EndpointError::Connect {
-            endpoint: self.clone(),
-            source,
-        };
-        match (self, tls) {
-            (Self::Unix(path), None) => UnixStream::connect(path).map(Stream::Unix).map_err(failed),
-            (Self::Unix(path), Some(_)) => Err(EndpointError::TlsOnUnix(path.clone())),
-            (Self::Tcp { host, port }, tls) => {
-                let socket = connect_tcp(host, *port, patience).map_err(failed)?;
-                Ok(match tls {
-                    Some(tls) => Stream::Tls(Box::new(tls.connect(host, socket)?)),
-                    None => Stream::Tcp(socket),
-                })
-            }
+/// Connects to `endpoint`; a host that does not answer is waited for `patience` per address of it.
+///
+/// With `tls`, the first read or write of the stream begins the handshake, and fails unless the host has
+/// a certificate that is for it.
+///
+/// # Errors
+/// [`EndpointError::Connect`], [`EndpointError::TlsOnUnix`], [`EndpointError::Tls`].
+pub fn connect(
+    endpoint: &Endpoint,
+    patience: Duration,
+    tls: Option<&Tls>,
+) -> Result<Stream, EndpointError> {
+    let failed = |source| EndpointError::Connect {
+        endpoint: endpoint.clone(),
+        source,
+    };
+    match (endpoint, tls) {
+        (Endpoint::Unix(path), None) => UnixStream::connect(path).map(Stream::Unix).map_err(failed),
+        (Endpoint::Unix(path), Some(_)) => Err(EndpointError::TlsOnUnix(path.clone())),
+        (Endpoint::Tcp { host, port }, tls) => {
+            let socket = connect_tcp(host, *port, patience).map_err(failed)?;
+            Ok(match tls {
+                Some(tls) => Stream::Tls(Box::new(tls.connect(host, socket)?)),
+                None => Stream::Tcp(socket),
+            })
         }
     }
 }
@@ -377,38 +303,9 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_as_they_are_written() {
-        for text in ["unix:/run/m.socket", "tcp:node2:7444", "tcp:[::1]:7444"] {
-            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
-        }
-        for (text, plain) in [
-            ("unix:///run/m.socket", "unix:/run/m.socket"),
-            ("tcp://10.0.0.2:1", "tcp:10.0.0.2:1"),
-        ] {
-            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), plain);
-        }
-        for bad in [
-            "",
-            "node2:7444",
-            "unix:",
-            "unix:relative",
-            "tcp:node2",
-            "tcp::7444",
-            "tcp:node2:0",
-            "tcp:node2:+1",
-            "tcp:node2:65536",
-            "tcp:::1:1",
-            "tcp:a b:1",
-            "http://node2:1",
-        ] {
-            assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
     fn nobody_there_is_an_error_that_says_where() {
         let nowhere: Endpoint = "unix:/nonexistent/socket".parse().unwrap();
-        let error = nowhere.connect(Duration::from_secs(1), None).unwrap_err();
+        let error = connect(&nowhere, Duration::from_secs(1), None).unwrap_err();
         assert!(error.to_string().contains("unix:/nonexistent/socket"));
         assert!(Listener::bind(&nowhere, None).is_err());
     }
@@ -419,7 +316,7 @@ mod tests {
         let endpoint = Endpoint::Unix(path.clone());
         let listener = Listener::bind(&endpoint, None).unwrap();
         assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
-        let mut source = endpoint.connect(Duration::from_secs(1), None).unwrap();
+        let mut source = connect(&endpoint, Duration::from_secs(1), None).unwrap();
         let mut arrived = listener.accept().unwrap();
         source.write_all(b"hello").unwrap();
         let mut read = [0; 5];

@@ -59,7 +59,7 @@ pub const MAGIC: [u8; 8] = *b"BELLMIGR";
 /// The version of the protocol that is spoken here. Another one is refused: both hosts must know all that is said.
 pub const VERSION: u32 = 1;
 /// Most connections of one migration.
-pub const CONNECTIONS_MAX: u16 = 16;
+pub use bellhop_api::machine::CONNECTIONS_MAX;
 /// The number of a connection that has not said JOIN.
 pub const CONNECTION_UNKNOWN: u16 = u16::MAX;
 /// Most ranges of RAM in a HELLO.

@@ -17,12 +17,11 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub use bellhop_api::machine::TlsFiles;
 use rustls::client::Resumption;
 use rustls::pki_types::{InvalidDnsNameError, ServerName};
 use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::credentials::{self, Holder, PemError};
 
@@ -31,23 +30,6 @@ pub use stream::{SessionError, TlsStream};
 /// What is spoken inside (RFC 7301), so that a certificate's other uses, such as the daemon's API, are not
 /// taken for this one.
 const PROTOCOL: &[u8] = b"bellhop-migration";
-
-/// The certificates of a migration over TCP. Both hosts have such files, with certificates of the same authority.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TlsFiles {
-    /// This host's certificate, then those between it and its authority (PEM). At the destination it is
-    /// for the name or the IP address that the source is told to go to. If it has extended key usages,
-    /// then for clients at the source, for servers at the destination.
-    #[schema(value_type = String)]
-    pub certificate: PathBuf,
-    /// Its private key (PEM), which nobody but its owner may read.
-    #[schema(value_type = String)]
-    pub key: PathBuf,
-    /// The authorities whose certificate the other host may have (PEM).
-    #[schema(value_type = String)]
-    pub authority: PathBuf,
-}
 
 /// Why there is no TLS.
 #[derive(Debug, thiserror::Error)]

@@ -1,11 +1,12 @@
 //! `bellhop nic add`: a NIC for a VM of the node daemon.
 
+use bellhop_api::node::{NicSettings, VmInfo};
 use hyper::Method;
 use serde_json::Value;
 
 use super::CommandError;
 use crate::client::{Node, NodeArguments, path};
-use crate::commands::vm::{MAKING, NicArgument, VmView, free_nic_id};
+use crate::commands::vm::{MAKING, free_nic_id, nic_body};
 use crate::exit::Code;
 use crate::listing::{Format, printable};
 
@@ -32,7 +33,7 @@ pub(crate) struct Arguments {
 
     /// What it is made of, and how
     #[arg(value_name = "OPTIONS")]
-    nic: NicArgument,
+    nic: NicSettings,
 
     #[command(flatten)]
     node: NodeArguments,
@@ -49,14 +50,14 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Com
 fn add(arguments: &Arguments, node: &Node) -> Result<(String, Value), CommandError> {
     let vm = arguments.vm.as_str();
     let id = match &arguments.nic.id {
-        Some(id) => id.clone(),
+        Some(id) => id.to_string(),
         None => {
-            let view: VmView = node.get(&path(["v1", "vms", vm]))?;
+            let view: VmInfo = node.get(&path(["v1", "vms", vm]))?;
             let taken: Vec<String> = view.nics.into_iter().map(|nic| nic.id).collect();
             free_nic_id(&taken)
         }
     };
-    let body = arguments.nic.body(&id, arguments.node.address())?;
+    let body = nic_body(&arguments.nic, &id, arguments.node.address())?;
     let at = path(["v1", "vms", vm, "nics", &id]);
     let (_, answer) = node.send(Method::PUT, &at, &body, MAKING)?;
     Ok((id, answer))
@@ -68,7 +69,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::client::made_up::MadeUp;
+    use crate::client::made_up::{self, MadeUp};
 
     #[derive(Parser)]
     struct Line {
@@ -80,8 +81,7 @@ mod tests {
     fn the_first_free_name_is_taken() {
         let line = ["add", "--vm", "web", "from=pci/0000:01:00.0,vlan=100"];
         let line = Line::try_parse_from(line).unwrap();
-        let vm =
-            json!({"name": "web", "phase": "Running", "nics": [{"id": "net0"}, {"id": "net2"}]});
+        let vm = made_up::vm(&json!({"nics": [{"id": "net0"}, {"id": "net2"}]}));
         let made_up = MadeUp::default().answer(200, &vm).answer(201, &json!(null));
         let (id, _) = add(&line.arguments, &made_up.node()).unwrap();
         assert_eq!(id, "net1");

@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bellhop_api::node::VmInfo;
 use hyper::{Method, StatusCode};
 use vdpa::mgmt::nic::{Nics, Store, StoreError};
 use vdpa::mgmt::{Connection, MgmtError};
@@ -10,7 +11,7 @@ use vdpa::mgmt::{Connection, MgmtError};
 use super::CommandError;
 use super::watch::Watch;
 use crate::client::{Node, NodeArguments, path};
-use crate::commands::vm::{MAKING, VmView};
+use crate::commands::vm::MAKING;
 use crate::exit::{Code, Report};
 
 /// How long a guest may take to give a NIC up.
@@ -73,7 +74,7 @@ fn of_vm(node: &Node, vm: &str, id: &str, patience: Duration) -> Result<Code, Co
     }
     let start = Instant::now();
     loop {
-        let view: VmView = node.get(&path(["v1", "vms", vm]))?;
+        let view: VmInfo = node.get(&path(["v1", "vms", vm]))?;
         if view.nics.iter().all(|nic| nic.id != id) {
             return Ok(Code::Success);
         }
@@ -106,10 +107,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::client::made_up::MadeUp;
+    use crate::client::made_up::{self, MadeUp};
 
     fn vm(nics: &Value) -> Value {
-        json!({"name": "web", "phase": "Running", "nics": nics})
+        made_up::vm(&json!({"nics": nics}))
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use bellhop_api::node::NicMove;
 use hyper::Method;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::CommandError;
 use crate::client::{Node, NodeArguments, path};
@@ -56,12 +57,12 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     /// The request's body.
-    fn body(&self) -> Result<Value, CommandError> {
+    fn body(&self) -> Result<NicMove, CommandError> {
         let path = self.path.as_deref();
         let path = path.map(|path: &Path| absolute(path, self.node.address()));
-        Ok(match path.transpose()? {
-            Some(path) => json!({ "path": path }),
-            None => json!({ "device": self.device }),
+        Ok(NicMove {
+            path: path.transpose()?,
+            device: self.device.clone(),
         })
     }
 }
@@ -85,6 +86,7 @@ fn swap(arguments: &Arguments, node: &Node) -> Result<Value, CommandError> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use serde_json::json;
 
     use super::*;
     use crate::client::ClientError;
@@ -145,7 +147,7 @@ mod tests {
         let CommandError::Client(ClientError::Refused(refused)) = error else {
             panic!("{error}");
         };
-        assert_eq!(refused.code, "incompatible");
+        assert_eq!(refused.body.code, "incompatible");
         let said = format!("{:?}", ClientError::Refused(refused).in_words());
         for words in ["net1 cannot be moved", "STATUS", "make one with"] {
             assert!(said.contains(words), "{said}");

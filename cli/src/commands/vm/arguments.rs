@@ -2,13 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::ser::{SerializeMap as _, Serializer};
-use serde::{Deserialize, Serialize};
+use bellhop_api::node::{Desired, NicId, NicSettings, Restart};
 use serde_json::{Map, Value, json};
-use vmm::config::{
-    DEFAULT_CMDLINE, DiskConfig, DoorbellMode, KeyValueError, MacAddress, MemoryConfig,
-    from_key_value,
-};
 
 use super::create::Arguments;
 use crate::client::Address;
@@ -45,112 +40,15 @@ impl SpecError {
     }
 }
 
-/// A NIC as an option says it; keys are those of the file and of the API.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct NicArgument {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) id: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    from: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    path: Option<PathBuf>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    device: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    kind: Option<KindWord>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    bridge: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    vlan: Option<u16>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    mac: Option<MacAddress>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    mtu: Option<u16>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    queue_pairs: Option<u16>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    max_tx_rate: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    min_tx_rate: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    virtual_functions: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    doorbell: Option<DoorbellMode>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    rescue: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    failover: Option<StandByArgument>,
-}
-
-/// What stands by for a NIC: a path is a device that is there, all else what one is made of.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(from = "String")]
-enum StandByArgument {
-    Path(PathBuf),
-    From(String),
-}
-
-impl From<String> for StandByArgument {
-    fn from(text: String) -> Self {
-        match text.starts_with('/') {
-            true => Self::Path(text.into()),
-            false => Self::From(text),
-        }
+/// The body that asks for a NIC, under this name.
+pub(crate) fn nic_body(nic: &NicSettings, id: &str, node: &Address) -> Result<Value, SpecError> {
+    let mut nic = nic.clone();
+    if let Some(path) = &mut nic.path {
+        *path = absolute(path, node)?;
     }
-}
-
-impl Serialize for StandByArgument {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(1))?;
-        match self {
-            Self::Path(path) => map.serialize_entry("path", path)?,
-            Self::From(from) => map.serialize_entry("from", from)?,
-        }
-        map.end()
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum KindWord {
-    Auto,
-    Vf,
-    Sf,
-}
-
-/// Why an option is no NIC.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NicArgumentError {
-    #[error(transparent)]
-    KeyValue(#[from] KeyValueError),
-    #[error("say one of from=NIC, path=/dev/vhost-vdpa-N and device=NAME")]
-    Source,
-}
-
-impl std::str::FromStr for NicArgument {
-    type Err = NicArgumentError;
-
-    fn from_str(text: &str) -> Result<Self, NicArgumentError> {
-        let nic: Self = from_key_value(text)?;
-        let given = [nic.from.is_some(), nic.path.is_some(), nic.device.is_some()];
-        match given.into_iter().filter(|given| *given).count() {
-            1 => Ok(nic),
-            _ => Err(NicArgumentError::Source),
-        }
-    }
-}
-
-impl NicArgument {
-    /// The body that asks for it, under this name.
-    pub(crate) fn body(&self, id: &str, node: &Address) -> Result<Value, SpecError> {
-        let mut nic = self.clone();
-        nic.id = Some(id.to_owned());
-        if let Some(path) = &mut nic.path {
-            *path = absolute(path, node)?;
-        }
-        Ok(serde_json::to_value(nic)?)
-    }
+    let mut body = serde_json::to_value(nic)?;
+    body["id"] = id.into();
+    Ok(body)
 }
 
 /// The first of `net0`, `net1`, … that is not among these.
@@ -172,10 +70,10 @@ pub(super) fn body(arguments: &Arguments, node: &Address) -> Result<Value, SpecE
         None => of_options(arguments, node)?,
     };
     if arguments.stopped {
-        body.insert("state".to_owned(), json!("Stopped"));
+        body.insert("state".to_owned(), json!(Desired::Stopped));
     }
     if let Some(restart) = arguments.restart {
-        body.insert("restart".to_owned(), json!(restart.word()));
+        body.insert("restart".to_owned(), json!(Restart::from(restart)));
     }
     Ok(Value::Object(body))
 }
@@ -201,28 +99,27 @@ fn of_file(file: &Path, node: &Address) -> Result<Map<String, Value>, SpecError>
 }
 
 fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value>, SpecError> {
-    let kernel = arguments.kernel.as_ref().ok_or(SpecError::NoKernel)?;
-    let mut body = Map::new();
-    body.insert("kernel".to_owned(), text(&absolute(kernel, node)?)?);
-    if let Some(initramfs) = &arguments.initramfs {
-        body.insert("initramfs".to_owned(), text(&absolute(initramfs, node)?)?);
+    let config = arguments.machine.config();
+    let mut config = config.ok_or(SpecError::NoKernel)?;
+    for path in std::iter::once(&mut config.kernel).chain(&mut config.initramfs) {
+        *path = absolute(path, node)?;
+        text(path)?;
     }
-    let cmdline = arguments.cmdline.as_deref().unwrap_or(DEFAULT_CMDLINE);
-    body.insert("cmdline".to_owned(), json!(cmdline));
-    body.insert("cpus".to_owned(), serde_json::to_value(arguments.cpus)?);
-    if !arguments.cpu.is_host() {
-        body.insert("cpu".to_owned(), serde_json::to_value(arguments.cpu)?);
+    for disk in &mut config.disks {
+        disk.path = absolute(&disk.path, node)?;
     }
-    if let Some(affinity) = &arguments.cpu_affinity {
-        body.insert("cpu_affinity".to_owned(), serde_json::to_value(affinity)?);
-    }
-    let memory: MemoryConfig = arguments.memory;
-    body.insert("memory".to_owned(), serde_json::to_value(memory)?);
-    let disks = arguments.disks.iter().map(|disk| disk_of(disk, node));
-    let disks: Vec<Value> = disks.collect::<Result<_, _>>()?;
-    body.insert("disks".to_owned(), disks.into());
+    let Value::Object(mut body) = serde_json::to_value(config)? else {
+        return Err(SpecError::NotATable);
+    };
+    // The daemon has NICs instead, and this command no option.
+    body.remove("vdpa");
+    body.remove("ring_watch");
     let mut taken: Vec<String> = Vec::new();
-    for id in arguments.nics.iter().filter_map(|nic| nic.id.clone()) {
+    for id in arguments
+        .nics
+        .iter()
+        .filter_map(|nic| nic.id.as_ref().map(NicId::to_string))
+    {
         if taken.contains(&id) {
             return Err(SpecError::TwoNics(id));
         }
@@ -230,21 +127,15 @@ fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value
     }
     let mut nics = Vec::new();
     for nic in &arguments.nics {
-        let id = nic.id.clone().unwrap_or_else(|| {
+        let id = nic.id.as_ref().map(NicId::to_string).unwrap_or_else(|| {
             let id = free_nic_id(&taken);
             taken.push(id.clone());
             id
         });
-        nics.push(nic.body(&id, node)?);
+        nics.push(nic_body(nic, &id, node)?);
     }
     body.insert("nics".to_owned(), nics.into());
     Ok(body)
-}
-
-fn disk_of(disk: &DiskConfig, node: &Address) -> Result<Value, SpecError> {
-    let mut disk = disk.clone();
-    disk.path = absolute(&disk.path, node)?;
-    Ok(serde_json::to_value(disk)?)
 }
 
 fn make_absolute(value: &mut Value, node: &Address) -> Result<(), SpecError> {

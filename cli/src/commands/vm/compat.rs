@@ -1,8 +1,9 @@
 //! `bellhop vm compat`.
 
-use serde_json::json;
+use bellhop_api::machine::{CONNECTIONS, DOWNTIME_MS, TIMEOUT_S};
+use bellhop_api::node::SendToNode;
 
-use super::migrate::{Destination, There, trial};
+use super::migrate::{Destination, There, Wanted, trial};
 use super::{CommandError, of_vm};
 use crate::client::Node;
 use crate::exit::Code;
@@ -48,10 +49,17 @@ pub(super) fn execute(
     format: Format,
 ) -> Result<Code, CommandError> {
     let at = format!("{}/migration", of_vm(&arguments.name));
-    let mut wanted =
-        json!({ "send": { "destination": arguments.to.to_string(), "dry_run": true } });
-    arguments.there.add_to(&mut wanted["send"]);
-    trial::execute(node, &at, &wanted, format)
+    let wanted = SendToNode {
+        destination: arguments.to.to_string(),
+        name: arguments.there.name_there.clone(),
+        from: arguments.there.from.clone(),
+        downtime_ms: DOWNTIME_MS,
+        timeout_s: TIMEOUT_S,
+        connections: CONNECTIONS,
+        verify_memory: false,
+        dry_run: true,
+    };
+    trial::execute(node, &at, &Wanted::Send(wanted), format)
 }
 
 #[cfg(test)]

@@ -46,8 +46,6 @@ pub(crate) struct Arguments {
 pub(crate) enum ConsoleError {
     #[error("the VM {0} does not run; `bellhop vm start {0}` starts it")]
     NotRunning(String),
-    #[error("the console of {0} is not on a socket: its process is of another version")]
-    NoSocket(String),
     #[error(
         "consoles are on the node itself: run this there, for example with `ssh -t NODE bellhop vm console {0}`"
     )]
@@ -70,11 +68,10 @@ pub(super) fn execute(
         return Err(ConsoleError::Elsewhere(name.clone()).into());
     }
     let (view, _) = vm(node, name)?;
-    if !view.runs() {
+    if view.pid.is_none() {
         return Err(ConsoleError::NotRunning(name.clone()).into());
     }
-    let socket = view.console.and_then(|console| console.socket);
-    let path = PathBuf::from(socket.ok_or_else(|| ConsoleError::NoSocket(name.clone()))?);
+    let path = view.console.socket;
     let stream =
         UnixStream::connect(&path).map_err(|source| ConsoleError::Connect { path, source })?;
     let terminal = Terminal::attach().map_err(ConsoleError::Terminal)?;

@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
+use bellhop_api::node::{NicSettings, Restart};
 use hyper::{Method, StatusCode};
-use vmm::config::{CpuAffinity, CpuBaseline, CpuCount, DiskConfig, MemoryConfig};
 
-use super::arguments::{self, NicArgument};
+use super::arguments;
 use super::watch::Watch;
 use super::{CommandError, MAKING, of_vm, say};
 use crate::client::{Node, NodeArguments};
+use crate::commands::machine_arguments::MachineArguments;
 use crate::exit::Code;
 use crate::listing::Format;
 
@@ -16,43 +17,17 @@ use crate::listing::Format;
 ///
 /// If a step fails, those before it are undone. The same command again changes nothing.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = HELP)]
+#[command(
+    after_long_help = HELP,
+    mut_arg("kernel", |kernel| kernel.required_unless_present("file")),
+)]
 pub(crate) struct Arguments {
     /// Its name: 1 to 63 of a-z, 0-9 and -, not - first
     #[arg(value_name = "NAME")]
     pub(super) name: String,
 
-    /// Kernel: an ELF with a PVH note (vmlinux) or a bzImage (vmlinuz)
-    #[arg(long, value_name = "PATH", required_unless_present = "file")]
-    pub(super) kernel: Option<PathBuf>,
-
-    /// Initial RAM file system
-    #[arg(long, value_name = "PATH")]
-    pub(super) initramfs: Option<PathBuf>,
-
-    /// Kernel command line (default: console=ttyS0)
-    #[arg(long, value_name = "STRING")]
-    pub(super) cmdline: Option<String>,
-
-    /// Number of vCPUs, 1 to 32
-    #[arg(long, value_name = "N", default_value = "1")]
-    pub(super) cpus: CpuCount,
-
-    /// Processor that the guest is shown: host, or x86-64-v2, x86-64-v3, x86-64-v4 to move between hosts that differ
-    #[arg(long, value_name = "NAME", default_value_t)]
-    pub(super) cpu: CpuBaseline,
-
-    /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2
-    #[arg(long, value_name = "LISTS")]
-    pub(super) cpu_affinity: Option<CpuAffinity>,
-
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "512M",
-        help = "Guest memory: 512M, 4G, or size=4G[,hugepages=2M|1G][,host_numa_node=N]"
-    )]
-    pub(super) memory: MemoryConfig,
+    #[command(flatten)]
+    pub(super) machine: MachineArguments,
 
     // `help` and not a doc comment: rustdoc takes brackets for links.
     #[arg(
@@ -60,14 +35,7 @@ pub(crate) struct Arguments {
         value_name = "OPTIONS",
         help = "A NIC: from=NIC[,bridge=NAME][,vlan=N][,mac=MAC]…, path=/dev/vhost-vdpa-N or device=NAME (may be repeated)"
     )]
-    pub(super) nics: Vec<NicArgument>,
-
-    #[arg(
-        long = "disk",
-        value_name = "OPTIONS",
-        help = "A disk, raw: path=FILE[,id=NAME][,readonly=on] (may be repeated)"
-    )]
-    pub(super) disks: Vec<DiskConfig>,
+    pub(super) nics: Vec<NicSettings>,
 
     /// Take everything from this TOML or JSON file instead
     #[arg(
@@ -96,13 +64,12 @@ pub(super) enum RestartWord {
     Always,
 }
 
-impl RestartWord {
-    /// As the API has it.
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Self::Never => "Never",
-            Self::OnFailure => "OnFailure",
-            Self::Always => "Always",
+impl From<RestartWord> for Restart {
+    fn from(word: RestartWord) -> Self {
+        match word {
+            RestartWord::Never => Self::Never,
+            RestartWord::OnFailure => Self::OnFailure,
+            RestartWord::Always => Self::Always,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `bellhop vm delete`.
 
+use bellhop_api::node::VmPhase;
 use hyper::Method;
 
 use super::{CommandError, MAKING, of_vm, vm};
@@ -34,7 +35,12 @@ pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, Comman
     if !arguments.force {
         let (view, _) = vm(node, name)?;
         // One that is half made, or half taken away, is to go without more questions.
-        if view.runs() && matches!(view.phase.as_str(), "Running" | "Paused" | "Unknown") {
+        if view.pid.is_some()
+            && matches!(
+                view.phase,
+                VmPhase::Running | VmPhase::Paused | VmPhase::Unknown
+            )
+        {
             return Err(CommandError::Runs { name: name.clone() });
         }
     }

@@ -1,8 +1,10 @@
 //! `bellhop vm list`.
 
+use bellhop_api::node::VmInfo;
 use serde_json::Value;
 
-use super::{CommandError, VmView, of_vm};
+use super::view::uptime;
+use super::{CommandError, of_vm, read};
 use crate::client::{ClientError, Node, path};
 use crate::columns;
 use crate::exit::Code;
@@ -25,52 +27,59 @@ Examples:
   bellhop vm list -o json | jq -r '.[] | select(.phase == \"Stopped\") | .name'")]
 pub(crate) struct Arguments {}
 
+/// A machine, and what of it the list does not tell: what it was asked to be.
+#[derive(Debug)]
+pub(super) struct Row {
+    vm: VmInfo,
+    cpus: Option<u64>,
+    memory: Option<String>,
+}
+
 pub(super) fn execute(node: &Node, format: Format) -> Result<Code, CommandError> {
     let answer: Value = node.get("/v1/vms")?;
-    let vms = answer.as_array().map(Vec::as_slice).unwrap_or_default();
-    let mut views = Vec::new();
-    for vm in vms {
-        let mut view = VmView::read(vm)?;
-        if !format.is_json() && (view.cpus.is_none() || view.memory.is_none()) {
-            fill(&mut view, node)?;
-        }
-        views.push(view);
-    }
+    let vms: Vec<VmInfo> = read(&answer)?;
+    let rows = if format.is_json() {
+        Vec::new()
+    } else {
+        let rows = vms.into_iter().map(|vm| row(vm, node));
+        rows.collect::<Result<_, _>>()?
+    };
     format
-        .print(&answer, || table(&views))
+        .print(&answer, || table(&rows))
         .map_err(CommandError::Output)?;
     Ok(Code::Success)
 }
 
-/// Takes what the list does not tell from what the machine was asked to be.
-fn fill(view: &mut VmView, node: &Node) -> Result<(), CommandError> {
-    let spec = format!("{}{}", of_vm(&view.name), path(["spec"]));
+pub(super) fn row(vm: VmInfo, node: &Node) -> Result<Row, CommandError> {
+    let spec = format!("{}{}", of_vm(&vm.name), path(["spec"]));
     let spec: Value = match node.get(&spec) {
         Ok(spec) => spec,
         // It went away meanwhile.
-        Err(ClientError::Refused(_)) => return Ok(()),
+        Err(ClientError::Refused(_)) => Value::Null,
         Err(error) => return Err(error.into()),
     };
     let memory = spec.get("memory");
     let memory = memory.and_then(|memory| memory.get("size").unwrap_or(memory).as_str());
-    view.cpus = view.cpus.or_else(|| spec.get("cpus")?.as_u64());
-    view.memory = view.memory.take().or_else(|| memory.map(str::to_owned));
-    Ok(())
+    Ok(Row {
+        cpus: spec.get("cpus").and_then(Value::as_u64),
+        memory: memory.map(str::to_owned),
+        vm,
+    })
 }
 
-pub(super) fn table(vms: &[VmView]) -> String {
+pub(super) fn table(rows: &[Row]) -> String {
     let unknown = || "-".to_owned();
-    let rows: Vec<_> = vms
+    let rows: Vec<_> = rows
         .iter()
-        .map(|vm| {
+        .map(|Row { vm, cpus, memory }| {
             [
                 vm.name.clone(),
-                vm.phase.clone(),
+                vm.phase.to_string(),
                 vm.pid.map_or_else(unknown, |pid| pid.to_string()),
-                vm.cpus.map_or_else(unknown, |cpus| cpus.to_string()),
-                vm.memory.clone().unwrap_or_else(unknown),
+                cpus.map_or_else(unknown, |cpus| cpus.to_string()),
+                memory.clone().unwrap_or_else(unknown),
                 vm.nics.len().to_string(),
-                vm.uptime().unwrap_or_else(unknown),
+                uptime(vm).unwrap_or_else(unknown),
                 vm.restarts.to_string(),
             ]
         })
@@ -79,11 +88,4 @@ pub(super) fn table(vms: &[VmView]) -> String {
         "NAME", "STATE", "PID", "VCPUS", "MEMORY", "NICS", "UPTIME", "RESTARTS",
     ];
     columns::draw(heading, &rows)
-}
-
-#[cfg(test)]
-pub(super) fn filled(vm: &Value, node: &Node) -> Result<VmView, CommandError> {
-    let mut view = VmView::read(vm)?;
-    fill(&mut view, node)?;
-    Ok(view)
 }

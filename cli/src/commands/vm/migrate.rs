@@ -7,12 +7,17 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use bellhop_api::machine::{
+    CONNECTIONS, DOWNTIME_MS, DowntimeParts, EndReason, MigrationPhase, MigrationStatus, Place,
+    SendConfig, SettleRequest, TIMEOUT_S,
+};
+use bellhop_api::node::SendToNode;
 use hyper::Method;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
-use super::{CommandError, MAKING, absolute, of_vm, vm};
+use super::{CommandError, MAKING, absolute, of_vm, read, vm};
 use crate::client::{ClientError, Node, NodeArguments};
 use crate::commands::migration_tls::TlsArguments;
 use crate::exit::Code;
@@ -73,13 +78,13 @@ pub(crate) struct Arguments {
     #[arg(
         long,
         value_name = "MILLISECONDS",
-        default_value_t = 300,
+        default_value_t = DOWNTIME_MS,
         requires = "to"
     )]
     downtime: u32,
 
     /// When to give up, from the beginning, on a guest that writes faster than its memory goes over
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "to")]
+    #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT_S, requires = "to")]
     timeout: u32,
 
     /// Compare all memory at both ends before the guest runs there, by checksums: it stays if a byte differs, and stands still
@@ -88,7 +93,7 @@ pub(crate) struct Arguments {
     verify_memory: bool,
 
     /// Connections that carry memory, 1 to 16
-    #[arg(long, value_name = "N", default_value_t = 2, requires = "to", value_parser = clap::value_parser!(u16).range(1..=16))]
+    #[arg(long, value_name = "N", default_value_t = CONNECTIONS, requires = "to", value_parser = clap::value_parser!(u16).range(1..=16))]
     connections: u16,
 
     /// Only ask whether the destination would take it, and what that would cost
@@ -104,7 +109,7 @@ pub(crate) struct Arguments {
 
     /// Say where the guest is, after a migration that is not settled
     #[arg(long, value_name = "WHERE", group = "what")]
-    settle: Option<Place>,
+    settle: Option<Whereabouts>,
 }
 
 /// Where a VM goes.
@@ -150,80 +155,48 @@ pub(super) struct There {
     /// To another node: what all of the VM's NICs are made of there, also those on devices that are there already; without it
     /// each is made of, or found under, the same name as here
     #[arg(long, value_name = "NIC", requires = "to")]
-    from: Option<String>,
+    pub(super) from: Option<String>,
 
     /// To another node: the VM's name there, if another than here; needed with node:/PATH, where both daemons would call
     /// devices the same
     #[arg(long = "as", value_name = "NAME", requires = "to")]
-    name_there: Option<String>,
-}
-
-impl There {
-    /// Puts it into what is asked for.
-    pub(super) fn add_to(&self, send: &mut Value) {
-        for (field, value) in [("from", &self.from), ("name", &self.name_there)] {
-            if let Some(value) = value {
-                send[field] = value.as_str().into();
-            }
-        }
-    }
+    pub(super) name_there: Option<String>,
 }
 
 /// Which host has a guest.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Place {
+enum Whereabouts {
     /// This one: it goes on, or may be started again
     Here,
     /// The other one: the VM here ends
     There,
 }
 
-/// What of a migration is shown.
-#[derive(Debug, Deserialize)]
-struct Status {
-    phase: String,
-    rounds: u32,
-    elapsed_ms: u64,
-    ram_bytes: u64,
-    sent_bytes: u64,
-    pages: u64,
-    zero_pages: u64,
-    left_bytes: u64,
-    bytes_per_second: u64,
-    dirty_bytes_per_second: u64,
-    throttle_percent: u8,
-    forecast_downtime_ms: Option<u64>,
-    downtime_ms: Option<f64>,
-    #[serde(default)]
-    downtime_parts_ms: Parts,
-    error: Option<String>,
+/// What of the downtime took how long, in a line: `stop 1.2, memory 30.1, …`.
+fn parts_line(parts: &DowntimeParts) -> String {
+    let parts = [
+        ("stop", parts.stop),
+        ("memory", parts.memory),
+        ("state", parts.state),
+        ("restored", parts.ready),
+        ("started", parts.go),
+    ];
+    let known = parts
+        .iter()
+        .filter_map(|(name, time)| Some(format!("{name} {:.1}", (*time)?)));
+    known.collect::<Vec<_>>().join(", ")
 }
 
-/// What of the downtime took how long.
-#[derive(Debug, Default, Deserialize)]
-struct Parts {
-    stop: Option<f64>,
-    memory: Option<f64>,
-    state: Option<f64>,
-    ready: Option<f64>,
-    go: Option<f64>,
+/// What a daemon is asked: to send a VM to another node, or to a process that waits.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Wanted<T> {
+    Send(T),
 }
 
-impl Parts {
-    /// In a line: `stop 1.2, memory 30.1, …`.
-    fn line(&self) -> String {
-        let parts = [
-            ("stop", self.stop),
-            ("memory", self.memory),
-            ("state", self.state),
-            ("restored", self.ready),
-            ("started", self.go),
-        ];
-        let known = parts
-            .iter()
-            .filter_map(|(name, time)| Some(format!("{name} {:.1}", (*time)?)));
-        known.collect::<Vec<_>>().join(", ")
-    }
+/// Where the migration of a VM is.
+fn at(name: &str) -> String {
+    format!("{}/migration", of_vm(name))
 }
 
 pub(super) fn execute(
@@ -233,50 +206,71 @@ pub(super) fn execute(
     format: Format,
 ) -> Result<Code, CommandError> {
     let name = &arguments.name;
-    let at = format!("{}/migration", of_vm(name));
+    let at = at(name);
     if arguments.cancel {
         node.change(Method::DELETE, &at)?;
         return Ok(Code::Success);
     }
     if let Some(place) = arguments.settle {
-        let place = match place {
-            Place::Here => "Here",
-            Place::There => "There",
+        let settle = match place {
+            Whereabouts::Here => Place::Here,
+            Whereabouts::There => Place::There,
         };
-        node.send(Method::PATCH, &at, &json!({ "settle": place }), MAKING)?;
+        node.send(Method::PATCH, &at, &SettleRequest { settle }, MAKING)?;
         return Ok(Code::Success);
     }
     let Some(destination) = &arguments.to else {
         // clap demands one of the three.
         return Err(CommandError::NoMigration(name.clone()));
     };
-    let mut wanted = json!({ "send": {
-        "destination": destination.to_string(),
-        "downtime_ms": arguments.downtime,
-        "timeout_s": arguments.timeout,
-        "connections": arguments.connections,
-    } });
-    if arguments.verify_memory {
-        // Only then: a machine's process of before does not know it.
-        wanted["send"]["verify_memory"] = true.into();
-    }
     match destination {
-        Destination::Node(_) if arguments.tls.is_given() => return Err(CommandError::TlsOfDaemons),
-        Destination::Endpoint(_) if arguments.there != There::default() => {
-            return Err(CommandError::NoNode);
+        Destination::Node(_) if arguments.tls.is_given() => Err(CommandError::TlsOfDaemons),
+        Destination::Node(to) => {
+            let wanted = SendToNode {
+                destination: to.clone(),
+                name: arguments.there.name_there.clone(),
+                from: arguments.there.from.clone(),
+                downtime_ms: arguments.downtime,
+                timeout_s: arguments.timeout,
+                connections: arguments.connections,
+                verify_memory: arguments.verify_memory,
+                dry_run: arguments.dry_run,
+            };
+            migrate(arguments, destination, &wanted, node, format)
         }
-        Destination::Node(_) => arguments.there.add_to(&mut wanted["send"]),
-        Destination::Endpoint(_) => {
+        Destination::Endpoint(_) if arguments.there != There::default() => {
+            Err(CommandError::NoNode)
+        }
+        Destination::Endpoint(endpoint) => {
             // The machine's process has another working directory.
             let tls = arguments.tls.clone();
             let tls = tls.map_paths(|path| absolute(path, which.address()))?;
-            wanted["send"]["tls"] = json!(tls.files());
-            wanted["send"]["plaintext"] = tls.plaintext.into();
+            let wanted = SendConfig {
+                destination: endpoint.clone(),
+                downtime_ms: arguments.downtime,
+                timeout_s: arguments.timeout,
+                connections: arguments.connections,
+                tls: tls.files(),
+                plaintext: tls.plaintext,
+                verify_memory: arguments.verify_memory,
+                dry_run: arguments.dry_run,
+            };
+            migrate(arguments, destination, &wanted, node, format)
         }
     }
+}
+
+/// Asks for the migration, or whether it could be, and follows it to its end.
+fn migrate(
+    arguments: &Arguments,
+    destination: &Destination,
+    wanted: &impl Serialize,
+    node: &Node,
+    format: Format,
+) -> Result<Code, CommandError> {
+    let (name, at) = (&arguments.name, at(&arguments.name));
+    let wanted = Wanted::Send(wanted);
     if arguments.dry_run {
-        // Only then: a machine's process of before does not know it, and must not take it for a migration.
-        wanted["send"]["dry_run"] = true.into();
         return trial::execute(node, &at, &wanted, format);
     }
     node.send(Method::POST, &at, &wanted, MAKING)?;
@@ -286,15 +280,15 @@ pub(super) fn execute(
         }
         answer => answer?,
     };
-    let status = read(&answer)?;
-    match status.phase.as_str() {
-        "Moved" => {
+    let status: MigrationStatus = read(&answer)?;
+    match status.phase {
+        MigrationPhase::Moved => {
             format
                 .print(&answer, || summary(name, &destination.to_string(), &status))
                 .map_err(CommandError::Output)?;
             Ok(Code::Success)
         }
-        "Unsettled" => Err(CommandError::Unsettled {
+        MigrationPhase::Unsettled => Err(CommandError::Unsettled {
             name: name.clone(),
             why: why(&status),
         }),
@@ -323,7 +317,7 @@ fn gone(
             }
             view => view?.0,
         };
-        if !view.runs() || start.elapsed() >= ENDING {
+        if view.pid.is_none() || start.elapsed() >= ENDING {
             break view;
         }
         std::thread::sleep(PERIOD);
@@ -334,7 +328,10 @@ fn gone(
             why: printable(&format!("{}; {}", departure.reason, departure.remedy)),
         });
     }
-    let moved = !view.runs() && view.last_end.is_some_and(|end| end.reason == "Moved");
+    let moved = view.pid.is_none()
+        && view
+            .last_end
+            .is_some_and(|end| end.reason == EndReason::Moved);
     if !moved {
         return Err(error.into());
     }
@@ -353,13 +350,9 @@ fn say_moved(name: &str, destination: &Destination) -> Result<Code, CommandError
     Ok(Code::Success)
 }
 
-fn why(status: &Status) -> String {
+fn why(status: &MigrationStatus) -> String {
     let why = status.error.as_deref().unwrap_or("no reason is given");
     printable(why)
-}
-
-fn read(answer: &Value) -> Result<Status, ClientError> {
-    Status::deserialize(answer).map_err(ClientError::from_answer)
 }
 
 /// Looks until it is over, and shows how far it is where somebody can see it.
@@ -368,12 +361,15 @@ fn follow(node: &Node, at: &str, name: &str) -> Result<Value, CommandError> {
     loop {
         let started = Instant::now();
         let answer: Value = node.get(at)?;
-        let status = read(&answer)?;
+        let status: MigrationStatus = read(&answer)?;
         if shown {
             // A terminal that went away must not end what is under way.
             let _ = write!(io::stderr(), "\r\x1b[K{}", line(name, &status));
         }
-        if matches!(status.phase.as_str(), "Moved" | "Stayed" | "Unsettled") {
+        if matches!(
+            status.phase,
+            MigrationPhase::Moved | MigrationPhase::Stayed | MigrationPhase::Unsettled
+        ) {
             if shown {
                 let _ = write!(io::stderr(), "\r\x1b[K");
             }
@@ -384,10 +380,10 @@ fn follow(node: &Node, at: &str, name: &str) -> Result<Value, CommandError> {
 }
 
 /// One line: a bar over the memory of this round.
-fn line(name: &str, status: &Status) -> String {
+fn line(name: &str, status: &MigrationStatus) -> String {
     let name = printable(name);
-    if status.phase != "Copy" || status.ram_bytes == 0 {
-        return format!("{name}: {}", printable(&status.phase));
+    if status.phase != MigrationPhase::Copy || status.ram_bytes == 0 {
+        return format!("{name}: {}", status.phase);
     }
     let left = status.left_bytes.min(status.ram_bytes);
     let done = (status.ram_bytes - left).saturating_mul(BAR) / status.ram_bytes;
@@ -410,13 +406,13 @@ fn line(name: &str, status: &Status) -> String {
     line
 }
 
-fn summary(name: &str, destination: &str, status: &Status) -> String {
+fn summary(name: &str, destination: &str, status: &MigrationStatus) -> String {
     format!(
         "{} runs at {} now: it stood still for {:.1} ms ({}); {} rounds, {} MiB on the wire, {} of {} pages zero, {:.1} s in all\n",
         printable(name),
         printable(destination),
         status.downtime_ms.unwrap_or(0.0),
-        status.downtime_parts_ms.line(),
+        parts_line(&status.downtime_parts_ms),
         status.rounds,
         status.sent_bytes >> 20,
         status.zero_pages,
@@ -427,15 +423,17 @@ fn summary(name: &str, destination: &str, status: &Status) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn status() -> Status {
+    fn status() -> MigrationStatus {
         let answer = json!({
             "phase": "Copy", "rounds": 2, "elapsed_ms": 1500, "ram_bytes": 256_u64 << 20, "sent_bytes": 64 << 20,
             "pages": 100, "zero_pages": 900, "left_bytes": 64 << 20, "bytes_per_second": 50 << 20,
             "dirty_bytes_per_second": 3 << 20, "throttle_percent": 20, "forecast_downtime_ms": 400,
             "downtime_ms": 12.3, "downtime_parts_ms": { "stop": 1.5, "memory": 8.0, "state": null },
-            "error": null, "direction": "Send",
+            "error": null, "direction": "Send", "peer": "tcp:b:1",
         });
         read(&answer).unwrap()
     }

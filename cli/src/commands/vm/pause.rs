@@ -1,5 +1,7 @@
 //! `bellhop vm pause`.
 
+use bellhop_api::machine::WantedState;
+
 use super::{CommandError, change_state};
 use crate::client::Node;
 use crate::exit::Code;
@@ -24,5 +26,5 @@ pub(super) fn execute(
     node: &Node,
     format: Format,
 ) -> Result<Code, CommandError> {
-    change_state(node, &arguments.name, "Paused", format)
+    change_state(node, &arguments.name, WantedState::Paused, format)
 }

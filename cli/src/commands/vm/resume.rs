@@ -1,5 +1,7 @@
 //! `bellhop vm resume`.
 
+use bellhop_api::machine::WantedState;
+
 use super::{CommandError, change_state, vm};
 use crate::client::Node;
 use crate::exit::Code;
@@ -25,11 +27,11 @@ pub(super) fn execute(
 ) -> Result<Code, CommandError> {
     let name = &arguments.name;
     let (view, _) = vm(node, name)?;
-    if !view.runs() {
+    if view.pid.is_none() {
         return Err(CommandError::NotPaused {
             name: name.clone(),
             phase: view.phase,
         });
     }
-    change_state(node, name, "Running", format)
+    change_state(node, name, WantedState::Running, format)
 }

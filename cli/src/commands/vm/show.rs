@@ -1,8 +1,11 @@
 //! `bellhop vm show`.
 
+use bellhop_api::machine::WatchPhase;
+use bellhop_api::node::{Desired, VmInfo, VmNic, VmPhase};
+use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
-use super::view::{NicView, VmView};
+use super::view::uptime;
 use super::{CommandError, of_vm, vm};
 use crate::client::{ClientError, Node, path};
 use crate::exit::Code;
@@ -46,9 +49,9 @@ pub(super) fn execute(
 
 /// A machine with what its process says of its devices.
 struct All {
-    view: VmView,
+    view: VmInfo,
     spec: Value,
-    nics: Vec<(NicView, Value)>,
+    nics: Vec<(VmNic, Value)>,
     disks: Value,
     json: Value,
 }
@@ -62,9 +65,10 @@ fn look(node: &Node, name: &str) -> Result<All, CommandError> {
         let details = if_it_says(node.get(&below(&["nics", &nic.id])))?;
         nics.push((nic.clone(), details));
     }
-    let disks = match view.runs() {
-        true => if_it_says(node.get(&below(&["disks"])))?,
-        false => Value::Null,
+    let disks = if view.pid.is_some() {
+        if_it_says(node.get(&below(&["disks"])))?
+    } else {
+        Value::Null
     };
     let json = json!({
         "vm": answer,
@@ -98,7 +102,7 @@ fn tree(all: &All) -> Branch {
         children.push(Branch::new(departure.reason.clone()).with(vec![remedy]));
     }
     children.push(Branch::new(machine(spec)));
-    let mut policy = format!("restart {}", view.restart.as_deref().unwrap_or("unknown"));
+    let mut policy = format!("restart {}", view.restart);
     if view.restarts > 0 {
         policy.push_str(&format!(", started again {} times", view.restarts));
     }
@@ -116,28 +120,19 @@ fn tree(all: &All) -> Branch {
         let devices = queues(disk);
         children.push(Branch::new(format!("disk {id}: {file} {state}")).with(devices));
     }
-    if let Some(console) = &view.console {
-        let parts = [
-            console
-                .socket
-                .as_ref()
-                .map(|socket| format!("socket {socket}")),
-            console.log.as_ref().map(|log| format!("log {log}")),
-        ];
-        let parts: Vec<String> = parts.into_iter().flatten().collect();
-        children.push(Branch::new(format!("console: {}", parts.join(", "))));
-    }
-    if let Some(log) = &view.log {
-        children.push(Branch::new(format!("messages: log {log}")));
-    }
-    let wanted = match &view.state {
-        Some(state) if *state != view.phase => format!(" (to be {state})"),
-        _ => String::new(),
+    let (socket, log) = (view.console.socket.display(), view.console.log.display());
+    children.push(Branch::new(format!("console: socket {socket}, log {log}")));
+    children.push(Branch::new(format!("messages: log {}", view.log.display())));
+    let wanted = match (view.state, view.phase) {
+        (Desired::Running, VmPhase::Running) | (Desired::Stopped, VmPhase::Stopped) => {
+            String::new()
+        }
+        (state, _) => format!(" (to be {state})"),
     };
     Branch::new(format!("{}: {}{wanted}", view.name, view.phase)).with(children)
 }
 
-fn process(view: &VmView) -> String {
+fn process(view: &VmInfo) -> String {
     let Some(pid) = view.pid else {
         return "no process".to_owned();
     };
@@ -145,7 +140,7 @@ fn process(view: &VmView) -> String {
     if let Some(version) = &view.version {
         text.push_str(&format!(", bellhop {version}"));
     }
-    if let Some(uptime) = view.uptime() {
+    if let Some(uptime) = uptime(view) {
         text.push_str(&format!(", up {uptime}"));
     }
     if view.adopted {
@@ -166,10 +161,10 @@ fn machine(spec: &Value) -> String {
     format!("{cpus} {vcpus}, {}, {kernel}", memory.unwrap_or_default())
 }
 
-fn nic_branch(nic: &NicView, details: &Value, spec: &Value) -> Branch {
+fn nic_branch(nic: &VmNic, details: &Value, spec: &Value) -> Branch {
     let mut text = format!("nic {}:", nic.id);
     match &nic.path {
-        Some(path) => text.push_str(&format!(" {path}")),
+        Some(path) => text.push_str(&format!(" {}", path.display())),
         None => text.push_str(" no device"),
     }
     if let Some(device) = &nic.device {
@@ -178,7 +173,7 @@ fn nic_branch(nic: &NicView, details: &Value, spec: &Value) -> Branch {
     if nic.failed_over {
         text.push_str(", which stood by: its own has failed");
     } else if let Some(failover) = &nic.failover {
-        text.push_str(&format!(", {failover} stands by"));
+        text.push_str(&format!(", {} stands by", failover.display()));
     }
     if let Some(address) = word(details, "address") {
         text.push_str(&format!(" at {address} in the guest"));
@@ -235,11 +230,16 @@ fn queue_line(queue: &Value) -> String {
         return text;
     };
     let state = word(watch, "state").unwrap_or_default();
-    let state = match state {
-        "Stuck" | "DriverStalled" | "Inconsistent" => state.to_uppercase(),
-        state => state.to_owned(),
-    };
-    text.push_str(&format!(", {state}"));
+    let is_alarm = matches!(
+        WatchPhase::deserialize(&watch["state"]),
+        Ok(WatchPhase::Stuck | WatchPhase::DriverStalled | WatchPhase::Inconsistent)
+    );
+    text.push_str(", ");
+    text.push_str(&if is_alarm {
+        state.to_uppercase()
+    } else {
+        state.to_owned()
+    });
     for (key, unit) in [
         ("in_flight", "in flight"),
         ("posted_per_s", "posted/s"),

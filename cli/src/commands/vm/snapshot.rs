@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bellhop_api::machine::{SnapshotInfo, SnapshotRequest};
 use hyper::Method;
-use serde_json::json;
 
-use super::{CommandError, of_vm};
+use super::{CommandError, of_vm, read};
 use crate::client::Node;
 use crate::exit::Code;
 use crate::listing::{Format, printable};
@@ -44,14 +44,17 @@ pub(super) fn execute(
     format: Format,
 ) -> Result<Code, CommandError> {
     let at = format!("{}/snapshot", of_vm(&arguments.name));
-    let body = json!({ "path": arguments.directory });
+    let body = SnapshotRequest {
+        path: arguments.directory.clone(),
+    };
     let (_, answer) = node.send(Method::POST, &at, &body, WRITING)?;
+    let written: SnapshotInfo = read(&answer)?;
     let text = || {
         format!(
             "{}: {} MiB of memory; the VM stood still for {} ms\n",
             printable(&arguments.directory.to_string_lossy()),
-            answer["memory_bytes"].as_u64().unwrap_or(0) >> 20,
-            answer["paused_ms"].as_u64().unwrap_or(0),
+            written.memory_bytes >> 20,
+            written.paused_ms,
         )
     };
     format.print(&answer, text).map_err(CommandError::Output)?;

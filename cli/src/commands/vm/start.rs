@@ -1,5 +1,7 @@
 //! `bellhop vm start`.
 
+use bellhop_api::machine::WantedState;
+
 use super::{CommandError, change_state};
 use crate::client::Node;
 use crate::exit::Code;
@@ -26,5 +28,5 @@ pub(super) fn execute(
     node: &Node,
     format: Format,
 ) -> Result<Code, CommandError> {
-    change_state(node, &arguments.name, "Running", format)
+    change_state(node, &arguments.name, WantedState::Running, format)
 }

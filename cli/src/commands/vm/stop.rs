@@ -3,9 +3,11 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bellhop_api::machine::WantedState;
+use bellhop_api::node::{VmInfo, VmPhase};
 use hyper::Method;
 
-use super::{CommandError, VmView, change_state, of_vm, vm};
+use super::{CommandError, change_state, of_vm, vm};
 use crate::client::{Node, path};
 use crate::exit::{Code, Report};
 use crate::listing::Format;
@@ -46,10 +48,10 @@ pub(super) fn execute(
     let name = &arguments.name;
     if !arguments.force {
         let (before, _) = vm(node, name)?;
-        if before.phase == "Paused" {
+        if before.phase == VmPhase::Paused {
             return Err(CommandError::Paused { name: name.clone() });
         }
-        if before.runs() {
+        if before.pid.is_some() {
             let button = format!("{}{}", of_vm(name), path(["power-button"]));
             node.change(Method::POST, &button)?;
             if !wait(
@@ -69,15 +71,15 @@ pub(super) fn execute(
         }
     }
     // Also if it has ended by itself: it is not to be started again.
-    change_state(node, name, "Stopped", format)
+    change_state(node, name, WantedState::Stopped, format)
 }
 
 /// Whether the process that ran it is gone in time. One that a restart policy has put in its place is not it.
-fn wait(node: &Node, name: &str, before: &VmView, limit: Duration) -> Result<bool, CommandError> {
+fn wait(node: &Node, name: &str, before: &VmInfo, limit: Duration) -> Result<bool, CommandError> {
     let start = Instant::now();
     loop {
         let (now, _) = vm(node, name)?;
-        if now.pid != before.pid || now.phase == "Stopped" {
+        if now.pid != before.pid || now.phase == VmPhase::Stopped {
             return Ok(true);
         }
         if start.elapsed() >= limit {

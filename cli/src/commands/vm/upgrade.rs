@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bellhop_api::machine::{UpgradeRequest, VmStatus};
 use hyper::Method;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{CommandError, MAKING, absolute, of_vm, vm};
 use crate::client::{Address, ClientError, Node, NodeArguments, path};
@@ -41,17 +41,6 @@ pub(crate) struct Arguments {
     time_limit: u64,
 }
 
-/// What of a machine's own account is looked at.
-#[derive(Debug, Deserialize)]
-struct Status {
-    version: String,
-    upgrades: u64,
-    upgrade_error: Option<String>,
-    /// Programs before this one do not say it.
-    #[serde(default)]
-    upgrade_downtime_ms: Option<f64>,
-}
-
 pub(super) fn execute(
     arguments: &Arguments,
     which: &NodeArguments,
@@ -62,7 +51,7 @@ pub(super) fn execute(
     let program = program(arguments.program.clone(), which.address())?;
     let before = look(node, name)?;
     let at = format!("{}{}", of_vm(name), path(["upgrade"]));
-    node.send(Method::POST, &at, &json!({ "program": program }), MAKING)?;
+    node.send(Method::POST, &at, &UpgradeRequest { program }, MAKING)?;
     let limit = Duration::from_secs(arguments.time_limit);
     let Some(after) = follow(node, name, &before, limit)? else {
         let message = format!(
@@ -101,24 +90,23 @@ fn program(given: Option<PathBuf>, node: &Address) -> Result<PathBuf, CommandErr
 }
 
 /// The machine by its own account.
-fn look(node: &Node, name: &str) -> Result<Status, ClientError> {
+fn look(node: &Node, name: &str) -> Result<VmStatus, ClientError> {
     let at = format!("{}{}?since=0&timeout_s=0", of_vm(name), path(["watch"]));
-    let answer: Value = node.get(&at)?;
-    Status::deserialize(&answer).map_err(ClientError::from_answer)
+    node.get(&at)
 }
 
 /// Looks until another program runs it, at most so long. Its API is away while it is taken over.
 fn follow(
     node: &Node,
     name: &str,
-    before: &Status,
+    before: &VmStatus,
     limit: Duration,
-) -> Result<Option<Status>, CommandError> {
+) -> Result<Option<VmStatus>, CommandError> {
     let start = Instant::now();
     loop {
         match look(node, name) {
             Ok(now) if now.upgrades > before.upgrades => return Ok(Some(now)),
-            Ok(Status {
+            Ok(VmStatus {
                 upgrade_error: Some(why),
                 ..
             }) => {
@@ -131,7 +119,7 @@ fn follow(
             Ok(_) => {}
             Err(ClientError::Refused(refusal)) => {
                 let (now, _) = vm(node, name)?;
-                if !now.runs() {
+                if now.pid.is_none() {
                     return Err(ClientError::Refused(refusal).into());
                 }
             }

@@ -8,7 +8,9 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{VmView, of_vm};
+use bellhop_api::node::VmInfo;
+
+use super::of_vm;
 use crate::client::{Node, NodeArguments};
 use crate::listing::printable;
 
@@ -68,7 +70,7 @@ impl Drop for Watch {
 /// How far it is, as far as the daemon can say.
 fn line(node: &Node, name: &str, since: Duration) -> String {
     let seconds = since.as_secs();
-    let view = node.get::<VmView>(&of_vm(name));
-    let phase = view.map_or_else(|_| "waiting".to_owned(), |view| printable(&view.phase));
+    let view = node.get::<VmInfo>(&of_vm(name));
+    let phase = view.map_or_else(|_| "waiting".to_owned(), |vm| vm.phase.to_string());
     format!("{}: {phase} … {seconds} s", printable(name))
 }

@@ -29,13 +29,14 @@ use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use bellhop_api::node::Event;
 use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use vmm::http::server::Closing;
 use vmm::http::{ErrorBody, HttpError, Problem};
 
 use super::Api;
-use crate::node::events::{Event, Events, Read};
+use crate::node::events::{Events, Read};
 
 /// Readers at a time: of the server's connections some are left for requests.
 const READERS_MAX: usize = 32;

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use bellhop_api::responses::{BodyErrors, KernelErrors};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use vdpa::mgmt::nic::{MadeNic, Step, Store};
@@ -18,9 +19,8 @@ use crate::listing::Listing;
 /// PCI functions that can have virtual functions, and these
 #[utoipa::path(get, path = "/v1/functions", operation_id = "list_functions", responses(
     (status = 200, description = "As `bellhop vf show -j`: `{\"vf\": {\"pci/ADDRESS\": …}}`", body = serde_json::Value),
+    KernelErrors,
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementError> {
     Ok(Json(node.turns.run(vf::all).await?))
@@ -31,11 +31,10 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementEr
         ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$", description = "Its address, such as `0000:01:00.0`"),
     ), responses(
     (status = 200, description = "As `bellhop vf show pci/ADDRESS -j`", body = serde_json::Value),
+    KernelErrors,
     (status = 400, description = "It is no address", body = ErrorBody),
     (status = 404, description = "There is no such function", body = ErrorBody),
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn show(
     State(node): Api,
@@ -61,14 +60,11 @@ pub(super) struct FunctionChange {
         ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$", description = "The address of the physical function, such as `0000:01:00.0`"),
     ), request_body = FunctionChange, responses(
     (status = 200, description = "The function and its virtual ones, as they are now", body = serde_json::Value),
+    BodyErrors, KernelErrors,
     (status = 400, description = "It is no address, or the body is not JSON", body = ErrorBody),
     (status = 404, description = "There is no such function", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "One of them is used, the function cannot have virtual ones, its driver refuses, or the daemon may not do it", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "It cannot have so many", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(node): Api,

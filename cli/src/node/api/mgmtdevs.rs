@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::Json;
 use axum::extract::State;
+use bellhop_api::responses::KernelErrors;
 use utoipa::ToSchema;
 use vdpa::mgmt::Connection;
 use vmm::http::ErrorBody;
@@ -46,9 +47,8 @@ pub(super) struct MgmtdevInfo {
 /// Without the kernel's vDPA management (`modprobe vdpa`) there is none.
 #[utoipa::path(get, path = "/v1/mgmtdevs", operation_id = "list_mgmtdevs", responses(
     (status = 200, description = "All management devices", body = MgmtdevListing),
+    KernelErrors,
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementError> {
     let devices = node

@@ -9,10 +9,12 @@ use axum::extract::{Extension, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
+use bellhop_api::machine::{MigrationStatus, Place, SettleRequest};
+use bellhop_api::node::Awaited;
+use bellhop_api::responses::{NamedBodyErrors, ProcessErrors};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use serde_json::Value;
-use utoipa::ToSchema;
 use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 use vmm::http::request_id::RequestId;
@@ -21,51 +23,15 @@ use vmm::http::server::UnixPeer;
 use super::Api;
 use super::proxy;
 use super::vm_error::{ApiError, VmPath};
-use crate::node::machines::departure::{Account, MigrationView};
+use crate::node::machines::departure::Account;
 use crate::node::machines::error::VmError;
-use crate::node::machines::pairing::{Awaited, SendToNode};
-use crate::node::machines::spec::VmSpec;
+use crate::node::machines::spec::NodeMigrationRequest;
 use crate::node::machines::steps::SendRequest;
 use crate::node::machines::vmm::VmmError;
 use crate::node::peers;
 
 /// The longest account of a migration that is read, in bytes.
 const ACCOUNT_MAX: usize = 1 << 20;
-
-/// Where the guest of a migration that is not settled is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-pub(super) enum Whereabouts {
-    /// At this node: it goes on, or may be started again.
-    Here,
-    /// Elsewhere: the machine here has ended, or ends.
-    There,
-}
-
-/// What is to be settled.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct MigrationChange {
-    /// Where the guest is.
-    settle: Whereabouts,
-}
-
-/// The machine as it is to be here.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ReceiveFromNode {
-    /// As for `PUT /v1/vms/{name}`. Its boot files are this host's, and its NICs are made here; it runs when it has come.
-    spec: VmSpec,
-}
-
-/// Which way a machine is to go.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum NodeMigrationRequest {
-    /// Send it to another node.
-    Send(SendToNode),
-    /// Wait for it: what another node's daemon asks for.
-    Receive(Box<ReceiveFromNode>),
-}
 
 /// What is asked for, of this daemon or of the machine.
 #[derive(Debug)]
@@ -103,16 +69,11 @@ impl<'de> Deserialize<'de> for Wanted {
     (status = 200, description = "With `dry_run`: whether it could move, as the machine's own API describes it; without sizes and times if the other node does not even wait for it"),
     (status = 201, description = "It is waited for", body = Awaited),
     (status = 202, description = "It is under way, as the machine's own API describes it"),
-    (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
+    NamedBodyErrors, ProcessErrors,
     (status = 404, description = "There is no such virtual machine; or a device of it is not there", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "It does not run, or is leaving or coming already; or the other node does not take it; or there is one of this name here, or a device is another one's; or this daemon has no certificates for machines that move", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field or a wrong value, named; or something that it names cannot be used", body = ErrorBody),
-    (status = 500, description = "The host failed at it", body = ErrorBody),
     (status = 502, description = "The other node, or the machine's process, does not answer", body = ErrorBody),
-    (status = 503, description = "This daemon ends, or the machine's process does", body = ErrorBody),
-    (status = 504, description = "The machine's process does not answer in time", body = ErrorBody),
 ))]
 pub(super) async fn begin(
     State(node): Api,
@@ -161,13 +122,11 @@ pub(super) async fn begin(
     params(VmPath), responses(
     (status = 202, description = "It ends: GET says how"),
     (status = 204, description = "What was made for a machine that does not come is gone"),
+    ProcessErrors,
     (status = 400, description = "Not a name", body = ErrorBody),
     (status = 404, description = "There is no such virtual machine, or no migration", body = ErrorBody),
     (status = 409, description = "It is over; or the machine does not run; or the one that was waited for has come, or may have", body = ErrorBody),
     (status = 500, description = "Something could not be undone: the machine is still there, and can be deleted", body = ErrorBody),
-    (status = 502, description = "The machine's process does not answer", body = ErrorBody),
-    (status = 503, description = "This daemon ends, or the machine's process does", body = ErrorBody),
-    (status = 504, description = "The machine's process does not answer in time", body = ErrorBody),
 ))]
 pub(super) async fn cancel(
     api: Api,
@@ -188,9 +147,9 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
     let (head, body) = answer.into_parts();
     let body = to_bytes(body, ACCOUNT_MAX).await;
     let body = body.map_err(|error| VmError::Vmm(VmmError::Cut(error)))?;
-    if let Ok(view) = serde_json::from_slice::<MigrationView>(&body) {
+    if let Ok(status) = serde_json::from_slice::<MigrationStatus>(&body) {
         machines
-            .hears_migration(&name, asked, Account::from(&view))
+            .hears_migration(&name, asked, Account::from(&status))
             .await;
     }
     Ok(Response::from_parts(head, Body::from(body)))
@@ -203,25 +162,19 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
 /// started again, which is done at once if it is to run; There ends it. Who says Here on both sides has the guest twice. How far
 /// a migration is (`GET`), the machine's own API describes.
 #[utoipa::path(patch, path = "/v1/vms/{name}/migration", operation_id = "resolve_vm_migration",
-    params(VmPath), request_body = MigrationChange, responses(
+    params(VmPath), request_body = SettleRequest, responses(
     (status = 204, description = "It is settled"),
-    (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
+    NamedBodyErrors, ProcessErrors,
     (status = 404, description = "There is no such virtual machine, or it has not been migrated", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "It is settled, or still under way; or the machine is being deleted", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field or a wrong value, named; or the machine cannot go on", body = ErrorBody),
-    (status = 500, description = "The host failed at it", body = ErrorBody),
-    (status = 502, description = "The machine's process does not answer", body = ErrorBody),
-    (status = 503, description = "This daemon ends, or the machine's process does", body = ErrorBody),
-    (status = 504, description = "The machine's process does not answer in time", body = ErrorBody),
 ))]
 pub(super) async fn settle(
     State(node): Api,
     VmPath { name }: VmPath,
-    JsonBody(change): JsonBody<MigrationChange>,
+    JsonBody(change): JsonBody<SettleRequest>,
 ) -> Result<StatusCode, ApiError> {
-    let here = change.settle == Whereabouts::Here;
+    let here = change.settle == Place::Here;
     node.machines.say_where(&name, here).await?;
     Ok(StatusCode::NO_CONTENT)
 }

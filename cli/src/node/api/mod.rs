@@ -30,7 +30,7 @@ use vmm::http::{self, ErrorBody};
 
 use super::access::{self, Access};
 use super::context::Node;
-use super::events::Event;
+use bellhop_api::node::Event;
 
 pub(super) use events::Readers;
 pub(super) use management::Turns;

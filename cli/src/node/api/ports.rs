@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
+use bellhop_api::responses::KernelErrors;
 use vdpa::mgmt::devlink::{Devlink, DevlinkError, Handle};
 use vmm::http::{ErrorBody, HttpError};
 
@@ -15,9 +16,8 @@ use crate::listing::Listing;
 /// Without devlink there is none.
 #[utoipa::path(get, path = "/v1/ports", operation_id = "list_ports", responses(
     (status = 200, description = "As `bellhop port show -j`: `{\"port\": {HANDLE: …}}`", body = serde_json::Value),
+    KernelErrors,
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementError> {
     let ports = node.turns.run(|| {
@@ -35,11 +35,10 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementEr
         ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
     ), responses(
     (status = 200, description = "As `bellhop port show BUS/DEVICE -j`", body = serde_json::Value),
+    KernelErrors,
     (status = 400, description = "No such instance can be", body = ErrorBody),
     (status = 404, description = "There is no such instance", body = ErrorBody),
     (status = 409, description = "No devlink on this host, or the daemon may not ask", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn of_instance(
     State(node): Api,
@@ -59,11 +58,10 @@ pub(super) async fn of_instance(
         ("index" = u32, Path, description = "The port's number"),
     ), responses(
     (status = 200, description = "As `bellhop port show BUS/DEVICE/INDEX -j`", body = serde_json::Value),
+    KernelErrors,
     (status = 400, description = "No such port can be", body = ErrorBody),
     (status = 404, description = "There is no such port", body = ErrorBody),
     (status = 409, description = "No devlink on this host, or the daemon may not ask", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn show(
     State(node): Api,

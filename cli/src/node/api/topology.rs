@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use bellhop_api::responses::KernelErrors;
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 use vdpa::mgmt::pci::Address;
@@ -34,11 +35,10 @@ pub(super) struct Whole {
 /// Nothing is changed and no device is opened, so it may be asked at any time.
 #[utoipa::path(get, path = "/v1/topology", operation_id = "get_topology", params(Part), responses(
     (status = 200, description = "As `bellhop topology -j`: `{\"topology\": …}`", body = serde_json::Value),
+    KernelErrors,
     (status = 400, description = "It is no address", body = ErrorBody),
     (status = 404, description = "There is no such function", body = ErrorBody),
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn show(
     State(node): Api,

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use bellhop_api::responses::{BodyErrors, KernelErrors};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use vdpa::mgmt::nic::{Store, StoreError};
@@ -145,11 +146,10 @@ fn shown(connection: &Connection, name: &str) -> Result<Shown, MgmtError> {
     params(("name" = String, Path, description = "The device's name")),
     responses(
     (status = 200, description = "The device: `{\"dev\": {NAME: …}, \"config\": {NAME: …}}`", body = serde_json::Value),
+    KernelErrors,
     (status = 400, description = "No such name can be", body = ErrorBody),
     (status = 404, description = "There is no such device", body = ErrorBody),
     (status = 409, description = "No vDPA on this host, or the daemon may not ask", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn show(
     State(node): Api,
@@ -168,13 +168,10 @@ pub(super) async fn show(
     responses(
     (status = 200, description = "It is there already, as asked for", body = serde_json::Value),
     (status = 201, description = "It is made", body = serde_json::Value),
+    BodyErrors, KernelErrors,
     (status = 400, description = "No such name can be, or the body is not JSON", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "Another device has the name, the management device has no room or refuses, no vDPA on this host, or the daemon may not do it", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "No device can be made so", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(node): Api,
@@ -215,14 +212,11 @@ pub(super) async fn put(
     request_body = VdpaDeviceChange,
     responses(
     (status = 200, description = "The device as it is now", body = serde_json::Value),
+    BodyErrors, KernelErrors,
     (status = 400, description = "No such name can be, or the body is not JSON", body = ErrorBody),
     (status = 404, description = "There is no such device", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "The device or the kernel cannot, no vDPA on this host, or the daemon may not do it", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "No device can have this address", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(node): Api,
@@ -248,11 +242,10 @@ pub(super) async fn change(
     params(("name" = String, Path, description = "The device's name")),
     responses(
     (status = 204, description = "It is gone"),
+    KernelErrors,
     (status = 400, description = "No such name can be", body = ErrorBody),
     (status = 404, description = "There is no such device", body = ErrorBody),
     (status = 409, description = "Somebody has it open, it belongs to a NIC, no vDPA on this host, or the daemon may not do it", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn remove(
     State(node): Api,

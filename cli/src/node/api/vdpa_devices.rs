@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::Json;
 use axum::extract::State;
+use bellhop_api::responses::KernelErrors;
 use utoipa::ToSchema;
 use vdpa::mgmt::Connection;
 use vmm::http::ErrorBody;
@@ -52,9 +53,8 @@ pub(super) struct VdpaDeviceInfo {
 /// Without the kernel's vDPA management (`modprobe vdpa`) there is none.
 #[utoipa::path(get, path = "/v1/vdpa-devices", operation_id = "list_vdpa_devices", responses(
     (status = 200, description = "All vDPA devices", body = VdpaDeviceListing),
+    KernelErrors,
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
-    (status = 500, description = "The kernel's answer makes no sense", body = ErrorBody),
-    (status = 503, description = "The kernel does not answer, or too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementError> {
     let devices = node

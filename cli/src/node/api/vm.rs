@@ -4,39 +4,31 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use serde::Deserialize;
-use utoipa::ToSchema;
+use bellhop_api::machine::VmChange;
+use bellhop_api::node::VmInfo;
+use bellhop_api::responses::{NameErrors, NamedBodyErrors, ProcessErrors};
 use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 
 use super::Api;
 use super::vm_error::{ApiError, VmPath};
-use super::vms::VmInfo;
+use super::vms;
 use crate::node::context::Node;
+use crate::node::machines::Put;
 use crate::node::machines::error::VmError;
 use crate::node::machines::spec::{VmName, VmSpec};
-use crate::node::machines::{Put, Wanted};
-
-/// A change of a virtual machine.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct VmChange {
-    /// What it is to do.
-    state: Wanted,
-}
 
 /// It as it is now.
 pub(super) fn info(node: &Node, name: &VmName) -> Result<Json<VmInfo>, ApiError> {
     let view = node.machines.show(name)?;
-    let info = VmInfo::new(node, name, view);
+    let info = vms::info(node, name, view);
     Ok(Json(info.ok_or_else(|| VmError::NoVm(name.clone()))?))
 }
 
 /// A virtual machine
 #[utoipa::path(get, path = "/v1/vms/{name}", operation_id = "get_vm", params(VmPath), responses(
     (status = 200, description = "The virtual machine", body = VmInfo),
-    (status = 400, description = "Not a name", body = ErrorBody),
-    (status = 404, description = "There is none of this name", body = ErrorBody),
+    NameErrors,
 ))]
 pub(super) async fn show(
     State(node): Api,
@@ -49,8 +41,7 @@ pub(super) async fn show(
 #[utoipa::path(get, path = "/v1/vms/{name}/spec", operation_id = "get_vm_spec",
     params(VmPath), responses(
     (status = 200, description = "As it was asked for, with what was changed since", body = VmSpec),
-    (status = 400, description = "Not a name", body = ErrorBody),
-    (status = 404, description = "There is none of this name", body = ErrorBody),
+    NameErrors,
 ))]
 pub(super) async fn spec(
     State(node): Api,
@@ -68,16 +59,10 @@ pub(super) async fn spec(
     params(VmPath), request_body = VmSpec, responses(
     (status = 200, description = "It was there already; or was stopped, and is replaced", body = VmInfo),
     (status = 201, description = "It is made, and runs if it is to", body = VmInfo),
-    (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
+    NamedBodyErrors, ProcessErrors,
     (status = 404, description = "Somebody took it away meanwhile; or a device of it is not there", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "Another one of this name runs; or a device is another one's, or there is none left", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field or a wrong value, named; or something that it names cannot be used", body = ErrorBody),
-    (status = 500, description = "The host failed at it", body = ErrorBody),
-    (status = 502, description = "Its process does not answer", body = ErrorBody),
-    (status = 503, description = "This daemon ends, or the machine's process does", body = ErrorBody),
-    (status = 504, description = "Its process does not answer in time", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(node): Api,
@@ -95,16 +80,10 @@ pub(super) async fn put(
 #[utoipa::path(patch, path = "/v1/vms/{name}", operation_id = "patch_vm",
     params(VmPath), request_body = VmChange, responses(
     (status = 200, description = "It does so", body = VmInfo),
-    (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
+    NamedBodyErrors, ProcessErrors,
     (status = 404, description = "There is none of this name; or a device of it is not there", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "Not from the state that it is in", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field or state; or something that it names cannot be used", body = ErrorBody),
-    (status = 500, description = "The host failed at it", body = ErrorBody),
-    (status = 502, description = "Its process does not answer", body = ErrorBody),
-    (status = 503, description = "This daemon ends, or the machine's process does", body = ErrorBody),
-    (status = 504, description = "Its process does not answer in time", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(node): Api,
@@ -119,8 +98,7 @@ pub(super) async fn change(
 #[utoipa::path(delete, path = "/v1/vms/{name}", operation_id = "delete_vm",
     params(VmPath), responses(
     (status = 204, description = "It is gone"),
-    (status = 400, description = "Not a name", body = ErrorBody),
-    (status = 404, description = "There is none of this name", body = ErrorBody),
+    NameErrors,
     (status = 500, description = "Something could not be undone: it is still there, and can be deleted again", body = ErrorBody),
     (status = 503, description = "This daemon ends", body = ErrorBody),
 ))]

@@ -3,22 +3,21 @@
 //! The device is made, handed to the machine, and remembered; so it is there again after a restart. How the
 //! guest uses it, the machine itself says (`GET`, passed on).
 
-use std::path::PathBuf;
-
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
+use bellhop_api::node::{NicMove, VmInfo};
+use bellhop_api::responses::{NamedBodyErrors, ProcessErrors};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use utoipa::{IntoParams, ToSchema};
+use utoipa::IntoParams;
 use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 
 use super::Api;
 use super::vm::info;
 use super::vm_error::{ApiError, VmPath};
-use super::vms::VmInfo;
 use crate::node::machines::error::VmError;
 use crate::node::machines::spec::{
     BadNicId, BadSpec, BadVmName, ExistingDevice, NicId, NicSpec, VmName,
@@ -82,16 +81,10 @@ fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, VmError>
     params(NicPath), request_body = NicSpec, responses(
     (status = 200, description = "It was there already", body = VmInfo),
     (status = 201, description = "It is there now", body = VmInfo),
-    (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
+    NamedBodyErrors, ProcessErrors,
     (status = 404, description = "There is no such virtual machine", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "The machine has another NIC of this name, or no room, or is being deleted; or the device is another one's, or there is none left", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field or a wrong value, named; or something that it names cannot be used", body = ErrorBody),
-    (status = 500, description = "The host failed at it", body = ErrorBody),
-    (status = 502, description = "The machine's process does not answer", body = ErrorBody),
-    (status = 503, description = "This daemon ends, or the machine's process does", body = ErrorBody),
-    (status = 504, description = "The machine's process does not answer in time", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(node): Api,
@@ -106,19 +99,6 @@ pub(super) async fn put(
     Ok((status, info(&node, &name)?).into_response())
 }
 
-/// The vDPA device that a NIC is to be on: `path` or `device`.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct NicMove {
-    /// A vhost-vdpa character device that is there already.
-    #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    path: Option<PathBuf>,
-    /// A vDPA device that is there already, by its name.
-    #[serde(default)]
-    device: Option<String>,
-}
-
 /// Move a NIC of a virtual machine to another vDPA device
 ///
 /// While the machine runs its guest goes on with it: same PCI function, MAC address, control state and rings. The device
@@ -127,16 +107,10 @@ pub(super) struct NicMove {
 #[utoipa::path(patch, path = "/v1/vms/{name}/nics/{id}", operation_id = "patch_vm_nic",
     params(NicPath), request_body = NicMove, responses(
     (status = 200, description = "It is on that device now", body = VmInfo),
-    (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
+    NamedBodyErrors, ProcessErrors,
     (status = 404, description = "There is no such virtual machine, or no such NIC", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "The device is another one's; or the machine is being deleted or just starts, or the old device cannot hand over now", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field or a wrong value, named; or the device cannot be used, or does not fit (what is missing is named)", body = ErrorBody),
-    (status = 500, description = "The host failed at it", body = ErrorBody),
-    (status = 502, description = "The machine's process does not answer", body = ErrorBody),
-    (status = 503, description = "This daemon ends, or the machine's process does", body = ErrorBody),
-    (status = 504, description = "The machine's process does not answer in time", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(node): Api,
@@ -160,13 +134,10 @@ pub(super) async fn change(
     params(NicPath), responses(
     (status = 202, description = "The guest is asked, and has not given it up yet", body = VmInfo),
     (status = 204, description = "It is gone"),
+    ProcessErrors,
     (status = 400, description = "Not a name", body = ErrorBody),
     (status = 404, description = "There is no such virtual machine, or no such NIC", body = ErrorBody),
     (status = 409, description = "Not while it is being deleted, or just starts", body = ErrorBody),
-    (status = 500, description = "The host failed at it", body = ErrorBody),
-    (status = 502, description = "The machine's process does not answer", body = ErrorBody),
-    (status = 503, description = "This daemon ends, or the machine's process does", body = ErrorBody),
-    (status = 504, description = "The machine's process does not answer in time", body = ErrorBody),
 ))]
 pub(super) async fn remove(
     State(node): Api,

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use serde::Deserialize;
+use bellhop_api::machine::DeviceInfo;
 use vdpa::mgmt::announce::{AnnounceError, Announcement};
 use vdpa::mgmt::bus::Bus;
 use vmm::config::MacAddress;
@@ -33,28 +33,11 @@ const BETWEEN: Duration = Duration::from_millis(70);
 /// The feature of drivers that announce their NIC when they are asked to (VIRTIO_NET_F_GUEST_ANNOUNCE).
 const GUEST_ANNOUNCE: &str = "GUEST_ANNOUNCE";
 
-/// What a machine says of one of its NICs, as far as it is needed here.
-#[derive(Debug, Clone, Deserialize)]
-struct NicView {
-    #[serde(default)]
-    device: Option<DeviceView>,
-}
-
-/// What the guest's driver made of it.
-#[derive(Debug, Clone, Deserialize)]
-struct DeviceView {
-    driver_ok: bool,
-    #[serde(default)]
-    features_negotiated: Option<Vec<String>>,
-}
-
-impl NicView {
-    /// Whether a driver runs it that does not announce it.
-    fn is_mute(&self) -> bool {
-        let running = self.device.as_ref().filter(|device| device.driver_ok);
-        let negotiated = running.and_then(|device| device.features_negotiated.as_ref());
-        negotiated.is_some_and(|names| names.iter().all(|name| name != GUEST_ANNOUNCE))
-    }
+/// Whether a driver runs a device that does not announce it.
+fn is_mute(device: Option<&DeviceInfo>) -> bool {
+    let running = device.filter(|device| device.driver_ok);
+    let negotiated = running.and_then(|device| device.features_negotiated.as_ref());
+    negotiated.is_some_and(|names| names.iter().all(|name| name != GUEST_ANNOUNCE))
 }
 
 /// Why nothing is said of a NIC.
@@ -112,8 +95,8 @@ impl Machines {
 
     /// What is to be said of a NIC, if anything.
     fn announcement(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<Announcement>, Unsaid> {
-        let view: NicView = self.runtime.block_on(self.api_of(vm).nic(nic.id()))?;
-        if !view.is_mute() {
+        let info = self.runtime.block_on(self.api_of(vm).nic(nic.id()))?;
+        if !is_mute(info.device.as_ref()) {
             return Ok(None);
         }
         let device = match nic.source() {
@@ -159,30 +142,26 @@ mod tests {
 
     #[test]
     fn only_a_driver_that_runs_and_did_not_agree_to_announce_is_spoken_for() {
-        for (device, mute) in [
-            ("null", false),
-            (r#"{ "driver_ok": false }"#, false),
-            (r#"{ "driver_ok": true }"#, false),
-            (
-                r#"{ "driver_ok": false, "features_negotiated": ["MAC"] }"#,
-                false,
-            ),
-            (
-                r#"{ "driver_ok": true, "features_negotiated": ["MAC", "CTRL_VQ"], "status": 15 }"#,
-                true,
-            ),
-            (r#"{ "driver_ok": true, "features_negotiated": [] }"#, true),
-            (
-                r#"{ "driver_ok": true, "features_negotiated": ["CTRL_VQ", "GUEST_ANNOUNCE"] }"#,
-                false,
-            ),
+        for (driver_ok, negotiated, mute) in [
+            (false, None, false),
+            (true, None, false),
+            (false, Some(&["MAC"][..]), false),
+            (true, Some(&["MAC", "CTRL_VQ"]), true),
+            (true, Some(&[]), true),
+            (true, Some(&["CTRL_VQ", "GUEST_ANNOUNCE"]), false),
         ] {
-            let text = format!(r#"{{ "id": "net0", "device": {device} }}"#);
-            let view: NicView = serde_json::from_str(&text).unwrap();
-            assert_eq!(view.is_mute(), mute, "{device}");
+            let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+            let device = DeviceInfo {
+                status: 15,
+                driver_ok,
+                broken: false,
+                features_offered: Vec::new(),
+                features_negotiated: negotiated.map(names),
+                queues: Vec::new(),
+            };
+            assert_eq!(is_mute(Some(&device)), mute, "{device:?}");
         }
-        let unbuilt: NicView = serde_json::from_str(r#"{ "id": "net0" }"#).unwrap();
-        assert!(!unbuilt.is_mute());
+        assert!(!is_mute(None));
     }
 
     /// The names by which a machine tells features are the library's.

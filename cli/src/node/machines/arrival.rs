@@ -17,10 +17,8 @@
 
 use std::time::Duration;
 
+use bellhop_api::machine::{Direction, EndReason, MigrationPhase, MigrationStatus};
 use serde::{Deserialize, Serialize};
-
-use super::departure::MigrationView;
-use super::record::EndedBecause;
 
 /// How long a source may take to come: it does so at once, and then opens devices and pins memory, some GiB in a second.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -56,16 +54,18 @@ impl Coming {
     }
 }
 
-impl From<&MigrationView> for Coming {
-    fn from(view: &MigrationView) -> Self {
-        match (view.direction.as_str(), view.phase.as_str()) {
-            ("Receive", "Offer") => Self::Waits(Duration::from_millis(view.elapsed_ms)),
-            ("Receive", "Moved") => Self::Arrived,
+impl From<&MigrationStatus> for Coming {
+    fn from(status: &MigrationStatus) -> Self {
+        match (status.direction, status.phase) {
+            (Direction::Receive, MigrationPhase::Offer) => {
+                Self::Waits(Duration::from_millis(status.elapsed_ms))
+            }
+            (Direction::Receive, MigrationPhase::Moved) => Self::Arrived,
             // It leaves again already.
-            ("Send", _) => Self::Arrived,
-            ("Receive", "Stayed") => Self::Stayed,
-            (_, "Unsettled") => Self::Unsettled,
-            _ => Self::UnderWay,
+            (Direction::Send, _) => Self::Arrived,
+            (Direction::Receive, MigrationPhase::Stayed) => Self::Stayed,
+            (Direction::Receive, MigrationPhase::Unsettled) => Self::Unsettled,
+            (Direction::Receive, _) => Self::UnderWay,
         }
     }
 }
@@ -82,28 +82,27 @@ pub(crate) enum AtEnd {
 }
 
 /// What this end of such a process comes to.
-pub(crate) fn at_end(because: EndedBecause) -> AtEnd {
+pub(crate) fn at_end(because: EndReason) -> AtEnd {
     match because {
-        EndedBecause::Moved => AtEnd::TakeBack,
-        EndedBecause::PoweredOff | EndedBecause::Crashed => AtEnd::WasHere,
+        EndReason::Moved => AtEnd::TakeBack,
+        EndReason::PoweredOff | EndReason::Crashed => AtEnd::WasHere,
         // It fails only once there is a machine: one that does not come is said, and the process lives. Who calls it off
         // takes all back at once.
-        EndedBecause::Stopped
-        | EndedBecause::Unsettled
-        | EndedBecause::Failed
-        | EndedBecause::Killed
-        | EndedBecause::HostRebooted => AtEnd::Open,
+        EndReason::Stopped
+        | EndReason::Unsettled
+        | EndReason::Failed
+        | EndReason::Killed
+        | EndReason::HostRebooted => AtEnd::Open,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::departure::migration_status;
     use super::*;
 
     fn coming(direction: &str, phase: &str, elapsed_ms: u64) -> Coming {
-        let view =
-            serde_json::json!({ "direction": direction, "phase": phase, "elapsed_ms": elapsed_ms });
-        Coming::from(&serde_json::from_value::<MigrationView>(view).unwrap())
+        Coming::from(&migration_status(direction, phase, elapsed_ms))
     }
 
     #[test]

@@ -2,9 +2,8 @@
 //!
 //! Owns those words. It must not know how anything of it is done.
 
-use super::record::LastEnd;
-use super::spec::NicId;
-use super::vmm::VmmState;
+use bellhop_api::machine::{End, VmState};
+use bellhop_api::node::NicId;
 
 /// What became of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,9 +15,9 @@ pub(crate) enum Change {
     /// It was found running by this daemon.
     Adopted,
     /// What it does has changed, by its own account.
-    State(VmmState),
+    State(VmState),
     /// It has ended.
-    Ended(LastEnd),
+    Ended(End),
     /// Its process is gone, and its guest may run elsewhere: why.
     MayBeElsewhere(String),
     /// Somebody has said where its guest is.
@@ -55,9 +54,9 @@ impl Change {
             Self::Created => Some(("created", None)),
             Self::Started => Some(("started", None)),
             Self::Adopted => Some(("adopted", None)),
-            Self::State(VmmState::Paused) => Some(("paused", None)),
-            Self::State(VmmState::Running) => Some(("running", None)),
-            Self::State(VmmState::NotStarted | VmmState::Starting | VmmState::Stopped) => None,
+            Self::State(VmState::Paused) => Some(("paused", None)),
+            Self::State(VmState::Running) => Some(("running", None)),
+            Self::State(VmState::NotStarted | VmState::Starting | VmState::Stopped) => None,
             Self::Ended(end) => Some(("ended", Some(end.detail.clone()))),
             Self::MayBeElsewhere(why) => Some(("may_be_elsewhere", Some(why.clone()))),
             Self::Settled { here: true } => Some(("settled", Some("its guest is here".to_owned()))),
@@ -103,15 +102,4 @@ pub(crate) enum Removed {
     Gone,
     /// The guest was asked to give it up, and has not yet.
     Asked,
-}
-
-/// What a machine can be told to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, utoipa::ToSchema)]
-pub(crate) enum Wanted {
-    /// Run, or go on.
-    Running,
-    /// Park its vCPUs. Devices go on.
-    Paused,
-    /// End. Its guest is not asked.
-    Stopped,
 }

@@ -17,9 +17,9 @@
 //! ```
 //! Owns that table. It must not know how a process is asked, nor what follows from the answer.
 
+use bellhop_api::machine::{Direction, EndReason, MigrationPhase, MigrationStatus};
 use serde::{Deserialize, Serialize};
 
-use super::record::EndedBecause;
 use crate::node::peers::Peer;
 
 /// The longest name of a destination that is remembered, in characters.
@@ -112,22 +112,13 @@ pub(crate) enum Account {
     Silent,
 }
 
-/// A migration in the machine's words. What a later version may say beside these is taken for one that is not over.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct MigrationView {
-    pub(super) direction: String,
-    pub(super) phase: String,
-    /// For how long.
-    #[serde(default)]
-    pub(super) elapsed_ms: u64,
-}
-
-impl From<&MigrationView> for Account {
-    fn from(view: &MigrationView) -> Self {
-        match (view.direction.as_str(), view.phase.as_str()) {
-            ("Send", "Stayed") | ("Receive", "Moved") => Self::Here,
-            ("Send", "Moved") => Self::There,
-            (_, "Unsettled") => Self::Unsettled,
+impl From<&MigrationStatus> for Account {
+    fn from(status: &MigrationStatus) -> Self {
+        match (status.direction, status.phase) {
+            (Direction::Send, MigrationPhase::Stayed)
+            | (Direction::Receive, MigrationPhase::Moved) => Self::Here,
+            (Direction::Send, MigrationPhase::Moved) => Self::There,
+            (_, MigrationPhase::Unsettled) => Self::Unsettled,
             _ => Self::UnderWay,
         }
     }
@@ -138,34 +129,8 @@ impl From<&MigrationView> for Account {
 pub(crate) enum Process {
     /// It is there, and says this.
     Lives(Account),
-    /// It is gone, with this as its last word or exit code.
-    Gone(LastWord),
-}
-
-/// What a process that is gone has said of where its guest is, as it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LastWord {
-    /// It has moved.
-    Moved,
-    /// It was being sent, and does not know whether it has moved.
-    Unsettled,
-    /// Nothing of that, or nobody has heard it.
-    Other,
-}
-
-impl From<EndedBecause> for LastWord {
-    fn from(reason: EndedBecause) -> Self {
-        match reason {
-            EndedBecause::Moved => Self::Moved,
-            EndedBecause::Unsettled => Self::Unsettled,
-            EndedBecause::PoweredOff
-            | EndedBecause::Stopped
-            | EndedBecause::Crashed
-            | EndedBecause::Failed
-            | EndedBecause::Killed
-            | EndedBecause::HostRebooted => Self::Other,
-        }
-    }
+    /// It is gone, with this as its last word or exit code, if anybody has heard it.
+    Gone(EndReason),
 }
 
 /// Where a guest is.
@@ -182,14 +147,14 @@ pub(crate) enum Verdict {
 /// Where the guest of a machine is that has this mark.
 pub(crate) fn judge(mark: Option<&Departure>, process: Process) -> Verdict {
     match (mark, process) {
-        (_, Process::Gone(LastWord::Moved) | Process::Lives(Account::There)) => Verdict::There,
-        (None, Process::Gone(LastWord::Unsettled)) => Verdict::Open,
-        (None, Process::Gone(LastWord::Other) | Process::Lives(_)) => Verdict::Here,
+        (_, Process::Gone(EndReason::Moved) | Process::Lives(Account::There)) => Verdict::There,
+        (None, Process::Gone(EndReason::Unsettled)) => Verdict::Open,
+        (None, Process::Gone(_) | Process::Lives(_)) => Verdict::Here,
         (Some(_), Process::Lives(Account::None | Account::Here)) => Verdict::Here,
         (Some(_), Process::Lives(Account::UnderWay | Account::Unsettled | Account::Silent)) => {
             Verdict::Open
         }
-        (Some(mark), Process::Gone(LastWord::Unsettled | LastWord::Other)) => match mark.moved {
+        (Some(mark), Process::Gone(_)) => match mark.moved {
             true => Verdict::There,
             false => Verdict::Open,
         },
@@ -230,6 +195,17 @@ pub(crate) fn after_request(
     }
 }
 
+/// A migration by a machine's account, which may be a later version's.
+#[cfg(test)]
+pub(super) fn migration_status(direction: &str, phase: &str, elapsed_ms: u64) -> MigrationStatus {
+    let status = serde_json::json!({
+        "direction": direction, "peer": "unix:/b", "phase": phase, "rounds": 1, "elapsed_ms": elapsed_ms,
+        "ram_bytes": 1, "sent_bytes": 1, "pages": 1, "zero_pages": 1, "left_bytes": 1, "bytes_per_second": 1,
+        "dirty_bytes_per_second": 1, "throttle_percent": 0, "of a later version": 1,
+    });
+    serde_json::from_value(status).unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -251,7 +227,7 @@ mod tests {
     #[test]
     fn the_table_of_marks_processes_and_what_they_say() {
         use Verdict::{Here, Open, There};
-        let words = [LastWord::Other, LastWord::Unsettled, LastWord::Moved];
+        let words = [EndReason::Killed, EndReason::Unsettled, EndReason::Moved];
         // In the order of ACCOUNTS, then gone for an unknown or other reason, with code 8, and with code 7.
         for (mark, verdicts) in [
             (
@@ -319,14 +295,9 @@ mod tests {
             ("Receive", "Stayed", Account::UnderWay),
             ("Receive", "Unsettled", Account::Unsettled),
             ("Send", "of a later version", Account::UnderWay),
-            ("", "", Account::UnderWay),
         ] {
-            let view = MigrationView {
-                direction: direction.to_owned(),
-                phase: phase.to_owned(),
-                elapsed_ms: 0,
-            };
-            assert_eq!(Account::from(&view), account, "{direction} {phase}");
+            let status = migration_status(direction, phase, 0);
+            assert_eq!(Account::from(&status), account, "{direction} {phase}");
         }
     }
 

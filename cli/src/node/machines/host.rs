@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use axum::http::{Method, StatusCode};
-use serde::Serialize;
+use bellhop_api::machine::{
+    MigrationRequest, NicChange, ReceiveConfig, VmState, VmStatus, WantedState,
+};
 use vmm::config::{VdpaSource, VmConfig};
 use vmm::migration::endpoint::Endpoint;
 
@@ -25,7 +27,7 @@ use super::process::{self, Identity, Process, Start};
 use super::record::Record;
 use super::spec::{NicId, NicSpec, VmName};
 use super::steps::{Found, Host, Passed, SendRequest};
-use super::vmm::{MIGRATION, SOON, START, Vmm, VmmError, VmmStandBy, VmmState, VmmStatus};
+use super::vmm::{MIGRATION, SOON, START, Vmm, VmmError};
 use crate::node::peers::Peer;
 use crate::node::store::StoreError;
 
@@ -81,7 +83,7 @@ impl Machines {
     }
 
     /// Waits until the process answers.
-    fn await_listening(&self, vm: &VmName, process: &Process) -> Result<VmmStatus, StepError> {
+    fn await_listening(&self, vm: &VmName, process: &Process) -> Result<VmStatus, StepError> {
         let start = Instant::now();
         loop {
             match self.runtime.block_on(self.api_of(vm).status()) {
@@ -286,7 +288,7 @@ impl Host for Machines {
                 .await?;
             // From here on they are the machine's alone: they are free when it ends.
             drop(devices);
-            vmm.want(VmmState::Running).await
+            vmm.want(WantedState::Running).await
         })?;
         Ok(())
     }
@@ -307,28 +309,26 @@ impl Host for Machines {
     }
 
     fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
-        #[derive(Serialize)]
-        struct Change {
-            #[serde(skip_serializing_if = "Option::is_none")]
-            fd: Option<u32>,
-            // A process of before does not know it.
-            #[serde(skip_serializing_if = "Option::is_none")]
-            failover: Option<Option<PathBuf>>,
-        }
         let vmm = self.api_of(vm);
         let stand_by = self.stands_by(vm, nic)?;
-        let there: VmmStandBy = self.runtime.block_on(vmm.nic(nic.id()))?;
+        let there = self.runtime.block_on(vmm.nic(nic.id()))?;
+        let there = there.failover.map(PathBuf::from);
         // A device opens once: what has it already cannot be given it again.
         let (fd, devices) = match self.is_on(vm, nic) {
             true => (None, Vec::new()),
             false => (Some(0), vec![self.vdpa(vm, nic, 0)?.1]),
         };
-        let failover = (there.failover != stand_by).then_some(stand_by);
+        // A process of before does not know `failover`.
+        let failover = (there != stand_by).then_some(stand_by);
         if fd.is_none() && failover.is_none() {
             return Ok(());
         }
         let path = format!("/v1/vm/nics/{}", nic.id());
-        let change = Change { fd, failover };
+        let change = NicChange {
+            fd,
+            failover,
+            ..NicChange::default()
+        };
         let swapped = vmm.hand_over(Method::PATCH, &path, Some(&change), START, &devices);
         self.runtime.block_on(swapped)?;
         Ok(())
@@ -405,19 +405,20 @@ impl Host for Machines {
             vdpa.push(nic.vdpa(VdpaSource::Path(path), failover));
         }
         let listen: Endpoint = arrival.listen.parse().map_err(StepError::Place)?;
-        let tls = self.peers.tls(&listen);
+        let tls = self.peers.tls(&listen).cloned();
         let machine = record.spec.machine();
-        let wanted = serde_json::json!({ "receive": {
-            "listen": listen,
-            "vdpa": vdpa,
-            "kernel": machine.kernel,
-            "initramfs": machine.initramfs,
-            "max_memory": machine.memory.size,
-            "hugepages": machine.memory.hugepages,
-            "host_numa_node": machine.memory.host_numa_node,
-            "cpu_affinity": machine.cpu_affinity,
-            "tls": tls,
-        } });
+        let wanted = MigrationRequest::Receive(ReceiveConfig {
+            listen,
+            vdpa,
+            kernel: Some(machine.kernel.clone()),
+            initramfs: machine.initramfs.clone(),
+            max_memory: Some(machine.memory.size),
+            hugepages: machine.memory.hugepages,
+            host_numa_node: machine.memory.host_numa_node,
+            cpu_affinity: machine.cpu_affinity.clone(),
+            tls,
+            plaintext: false,
+        });
         let vmm = self.api_of(vm);
         self.runtime
             .block_on(vmm.ask(Method::POST, MIGRATION, Some(&wanted), SOON))?;
@@ -454,7 +455,7 @@ impl Host for Machines {
             match self.coming(vm, identity) {
                 // It could be given another machine now: there is none.
                 Coming::Stayed => {
-                    self.runtime.block_on(vmm.want(VmmState::Stopped))?;
+                    self.runtime.block_on(vmm.want(WantedState::Stopped))?;
                     return process.wait(GRACE).map_err(StepError::End);
                 }
                 Coming::Arrived | Coming::Unsettled => return Ok(false),
@@ -516,9 +517,9 @@ impl Host for Machines {
         }
         let status = self.runtime.block_on(self.api_of(vm).status());
         match status.map(|status| status.state) {
-            Ok(VmmState::Running | VmmState::Paused) => Found::Runs,
-            Ok(VmmState::NotStarted | VmmState::Starting) => Found::NotBooted,
-            Ok(VmmState::Stopped) | Err(_) => {
+            Ok(VmState::Running | VmState::Paused) => Found::Runs,
+            Ok(VmState::NotStarted | VmState::Starting) => Found::NotBooted,
+            Ok(VmState::Stopped) | Err(_) => {
                 let _ = process.wait(SOON);
                 gone_or(&process, Found::Unknown)
             }

@@ -55,9 +55,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::vmm::api::API_LEVEL;
+use bellhop_api::machine::WantedState;
 use tokio::runtime::Handle;
 
-pub(crate) use self::change::{Change, Put, Removed, Wanted};
+pub(crate) use self::change::{Change, Put, Removed};
 use self::departure::Account;
 use self::error::VmError;
 use self::observer::StepObserver;
@@ -344,7 +345,7 @@ impl Machines {
     pub(crate) async fn change(
         self: &Arc<Self>,
         vm: &VmName,
-        wanted: Wanted,
+        wanted: WantedState,
     ) -> Result<(), VmError> {
         let work = move |machines: &Self, slot: &Slot| machines.change_now(slot, wanted);
         self.request(self.find(vm)?, work).await

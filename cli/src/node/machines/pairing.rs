@@ -13,119 +13,57 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use utoipa::ToSchema;
+use bellhop_api::machine::{
+    EndReason, MigrationObstacle, MigrationRequest, MigrationTrial, SendConfig, TlsFiles,
+};
+use bellhop_api::node::{Awaited, SendToNode};
+use serde_json::Value;
 use vmm::migration::endpoint::Endpoint;
 
 use super::arrival::{Arrival, Coming};
 use super::error::VmError;
-use super::record::{EndedBecause, Phase, Record};
+use super::record::{Phase, Record};
 use super::slot::Slot;
 use super::spec::{Desired, VmName, VmSpec};
 use super::steps::{Host as _, Passed, SendRequest};
+use super::vmm::VmmError;
 use super::{Change, Machines};
-use crate::node::peers::{Peer, ToReceive, check, name_there};
+use crate::node::peers::{Peer, check, name_there};
 
-const fn default_downtime_ms() -> u32 {
-    300
-}
-
-const fn default_timeout_s() -> u32 {
-    600
-}
-
-const fn default_connections() -> u16 {
-    2
-}
-
-/// To which node a machine is sent, and how.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SendToNode {
-    /// The other node's daemon: `https://HOST:PORT`, or `node:/PATH` of its socket on this host. For a process that waits
-    /// (`unix:/PATH`, `tcp:HOST:PORT`) this is as the machine's own API describes it.
-    pub(crate) destination: String,
-    /// The machine's name there; its name here if none is given.
-    #[serde(default)]
-    #[schema(value_type = Option<String>, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
-    pub(crate) name: Option<String>,
-    /// What all of its NICs are made of there, as `from` of a NIC, also those on devices that are there already; without it each
-    /// is made of, or found under, the same name as here.
-    #[serde(default)]
-    pub(crate) from: Option<String>,
-    /// How long the guest may stand still, in milliseconds; 300 if not given.
-    #[serde(default = "default_downtime_ms")]
-    pub(crate) downtime_ms: u32,
-    /// After how many seconds it is given up if the guest writes faster than memory goes over; 600 if not
-    /// given.
-    #[serde(default = "default_timeout_s")]
-    pub(crate) timeout_s: u32,
-    /// Connections that carry memory, 1 to 16; 2 if not given.
-    #[serde(default = "default_connections")]
-    #[schema(minimum = 1, maximum = 16)]
-    pub(crate) connections: u16,
-    /// Compare all of the guest's memory at both ends before it runs there, by checksums: if a byte differs it stays. It
-    /// stands still meanwhile, for longer than `downtime_ms`.
-    #[serde(default)]
-    pub(crate) verify_memory: bool,
-    /// Only find out whether the other node would take it, and what it would cost. What is made there for that goes again.
-    #[serde(default)]
-    pub(crate) dry_run: bool,
-}
-
-/// Where a machine is waited for.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-pub(crate) struct Awaited {
-    /// `unix:/PATH` or `tcp:HOST:PORT`.
-    listen: String,
-}
-
-impl SendToNode {
-    /// As the machine's own API takes it.
-    fn for_machine(&self, endpoint: &Endpoint, tls: Value) -> Bytes {
-        let mut wanted = json!({ "send": {
-            "destination": endpoint,
-            "downtime_ms": self.downtime_ms,
-            "timeout_s": self.timeout_s,
-            "connections": self.connections,
-            "tls": tls,
-        } });
-        // Only then: a machine's process of before knows neither, and must not take a question for a migration.
-        if self.verify_memory {
-            wanted["send"]["verify_memory"] = true.into();
-        }
-        if self.dry_run {
-            wanted["send"]["dry_run"] = true.into();
-        }
-        Bytes::from(wanted.to_string())
+/// What the machine's own API is asked for a move to another node, whose process waits at `endpoint`.
+fn for_machine(wanted: &SendToNode, endpoint: Endpoint, tls: Option<TlsFiles>) -> SendConfig {
+    SendConfig {
+        destination: endpoint,
+        downtime_ms: wanted.downtime_ms,
+        timeout_s: wanted.timeout_s,
+        connections: wanted.connections,
+        tls,
+        plaintext: false,
+        verify_memory: wanted.verify_memory,
+        dry_run: wanted.dry_run,
     }
 }
 
-/// The answer to who only asks, where the other node does not even wait for the machine.
-fn not_movable(peer: &Peer, reason: &str, remedy: Option<&str>) -> Passed {
-    let answer = json!({
-        "destination": peer.to_string(),
-        "movable": false,
-        "obstacles": [{ "reason": reason, "remedy": remedy }],
-    });
-    Passed {
+/// An answer of this node's.
+fn passed(answer: &MigrationTrial) -> Result<Passed, VmError> {
+    let body = serde_json::to_vec(answer).map_err(VmmError::Malformed)?;
+    Ok(Passed {
         status: StatusCode::OK,
-        body: Bytes::from(answer.to_string()),
-    }
+        body: body.into(),
+    })
 }
 
-/// The same answer about this node instead of the process there, which is gone again.
-fn about(peer: &Peer, passed: Passed) -> Passed {
-    match serde_json::from_slice::<Value>(&passed.body) {
-        Ok(Value::Object(mut answer)) if passed.status == StatusCode::OK => {
+/// The answer about this node instead of the process there, which is gone again.
+fn about(peer: &Peer, answered: Passed) -> Passed {
+    match serde_json::from_slice::<Value>(&answered.body) {
+        Ok(Value::Object(mut answer)) if answered.status == StatusCode::OK => {
             answer.insert("destination".to_owned(), peer.to_string().into());
             Passed {
                 body: Bytes::from(Value::Object(answer).to_string()),
-                ..passed
+                ..answered
             }
         }
-        _ => passed,
+        _ => answered,
     }
 }
 
@@ -203,7 +141,7 @@ impl Machines {
         let spec = record.spec.elsewhere(wanted.from.as_deref(), |nic| {
             self.net_config(vm, &record.nic_now(vm, nic))
         })?;
-        let endpoint = match self.peers.receive(&peer, &ToReceive { spec }) {
+        let endpoint = match self.peers.receive(&peer, spec) {
             Ok(endpoint) => endpoint,
             Err(error) => {
                 if error.may_have_been_heard() {
@@ -211,17 +149,22 @@ impl Machines {
                     self.withdraw(vm, &peer);
                 }
                 return match error.obstacle() {
-                    Some((reason, remedy)) if wanted.dry_run => {
-                        Ok(not_movable(&peer, &reason, remedy.as_deref()))
-                    }
+                    Some((reason, remedy)) if wanted.dry_run => passed(&MigrationTrial {
+                        destination: peer.to_string(),
+                        movable: false,
+                        obstacles: vec![MigrationObstacle { reason, remedy }],
+                        forecast: None,
+                    }),
                     _ => Err(error.into()),
                 };
             }
         };
-        let tls = json!(self.peers.tls(&endpoint));
+        let tls = self.peers.tls(&endpoint).cloned();
+        let wanted_of_machine = MigrationRequest::Send(for_machine(wanted, endpoint, tls));
+        let body = serde_json::to_vec(&wanted_of_machine).map_err(VmmError::Malformed)?;
         let request = SendRequest {
             destination: peer.to_string(),
-            body: wanted.for_machine(&endpoint, tls),
+            body: body.into(),
             request_id,
             peer: (!wanted.dry_run).then(|| peer.clone()),
         };
@@ -332,7 +275,7 @@ fn is_done_with(record: &Record) -> bool {
     let left = record
         .last_end
         .as_ref()
-        .is_some_and(|end| end.reason == EndedBecause::Moved);
+        .is_some_and(|end| end.reason == EndReason::Moved);
     record.phase != Phase::Present
         || (left && record.process().is_none() && record.departure.is_none())
 }

@@ -12,8 +12,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use bellhop_api::machine::End;
 use serde::{Deserialize, Serialize, Serializer};
-use utoipa::ToSchema;
 
 use super::arrival::Arrival;
 use super::departure::Departure;
@@ -84,36 +84,6 @@ impl fmt::Display for Step {
     }
 }
 
-/// How a machine ended the last time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub(crate) struct LastEnd {
-    /// Why, for programs.
-    pub(crate) reason: EndedBecause,
-    /// A sentence for people.
-    pub(crate) detail: String,
-}
-
-/// Why a machine ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub(crate) enum EndedBecause {
-    /// The guest powered off.
-    PoweredOff,
-    /// It was told to stop.
-    Stopped,
-    /// It was sent to another process: the guest runs there.
-    Moved,
-    /// It was being sent to another process, and ended before it knew whether that has its guest: it runs there or nowhere.
-    Unsettled,
-    /// The guest crashed.
-    Crashed,
-    /// The process that ran it failed.
-    Failed,
-    /// The process that ran it was killed, or ended without a word.
-    Killed,
-    /// The host was rebooted.
-    HostRebooted,
-}
-
 /// What the node remembers of a virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
@@ -128,7 +98,7 @@ pub(crate) struct Record {
     /// How often it was started again by the node.
     pub(crate) restarts: u64,
     /// How it ended the last time.
-    pub(crate) last_end: Option<LastEnd>,
+    pub(crate) last_end: Option<End>,
     /// It was asked to leave, and has not said since that its guest is here. Without a process nobody starts it.
     #[serde(default)]
     pub(crate) departure: Option<Departure>,

@@ -3,14 +3,15 @@
 //! Owns which request is possible when. It must not know who holds the lock, nor who watches
 //! processes.
 
+use bellhop_api::machine::WantedState;
+
 use super::error::VmError;
 use super::process::Identity;
 use super::record::{Phase, Record};
 use super::slot::{Live, Slot};
 use super::spec::{Desired, ExistingDevice, NicId, NicSpec, VmName, VmSpec};
 use super::steps::{Passed, SendRequest};
-use super::vmm::VmmState;
-use super::{Change, Machines, Put, Removed, Wanted, speaks};
+use super::{Change, Machines, Put, Removed, speaks};
 
 impl Machines {
     pub(super) fn check_level(&self, vm: &VmName, live: &Live) -> Result<(), VmError> {
@@ -38,8 +39,8 @@ impl Machines {
                 if spec.is_same_machine(&record.spec) {
                     let wanted = match spec.state {
                         Desired::Running if record.process().is_some() => return Ok(Put::Same),
-                        Desired::Running => Wanted::Running,
-                        Desired::Stopped => Wanted::Stopped,
+                        Desired::Running => WantedState::Running,
+                        Desired::Stopped => WantedState::Stopped,
                     };
                     return self.change_now(slot, wanted).map(|()| Put::Same);
                 }
@@ -69,7 +70,7 @@ impl Machines {
         Ok(())
     }
 
-    pub(super) fn change_now(&self, slot: &Slot, wanted: Wanted) -> Result<(), VmError> {
+    pub(super) fn change_now(&self, slot: &Slot, wanted: WantedState) -> Result<(), VmError> {
         let vm = slot.name();
         let mut record = slot.record().ok_or_else(|| VmError::NoVm(vm.clone()))?;
         if record.phase != Phase::Present {
@@ -78,18 +79,14 @@ impl Machines {
         check_here(vm, &record)?;
         let runs = record.process().is_some();
         match wanted {
-            Wanted::Running | Wanted::Paused if runs => {
+            WantedState::Running | WantedState::Paused if runs => {
                 if let Some(live) = &slot.view().live {
                     self.check_level(vm, live)?;
                 }
-                let state = match wanted {
-                    Wanted::Paused => VmmState::Paused,
-                    _ => VmmState::Running,
-                };
-                Ok(self.runtime.block_on(self.api_of(vm).want(state))?)
+                Ok(self.runtime.block_on(self.api_of(vm).want(wanted))?)
             }
-            Wanted::Paused => Err(VmError::NotRunning(vm.clone())),
-            Wanted::Running => {
+            WantedState::Paused => Err(VmError::NotRunning(vm.clone())),
+            WantedState::Running => {
                 check_whereabouts(vm, &record)?;
                 record.spec.state = Desired::Running;
                 let started = self.life(slot).start(&mut record);
@@ -100,7 +97,7 @@ impl Machines {
                 }
                 Ok(started?)
             }
-            Wanted::Stopped => {
+            WantedState::Stopped => {
                 // Before: it is not to come back if this daemon ends now.
                 self.life(slot).wants_stopped(&mut record)?;
                 // Afterwards nobody can be asked any more.

@@ -6,12 +6,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use bellhop_api::machine::VmState;
 use tokio::sync::Notify;
 
 use super::process::Identity;
 use super::record::Record;
 use super::spec::{VmName, VmSpec};
-use super::vmm::VmmState;
 
 /// What is known of a machine's process.
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ pub(crate) struct Live {
     /// The level of its API.
     pub(crate) api: Option<u32>,
     /// What it does; none while it does not say.
-    pub(crate) state: Option<VmmState>,
+    pub(crate) state: Option<VmState>,
 }
 
 impl Live {

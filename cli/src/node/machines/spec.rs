@@ -10,6 +10,8 @@ mod nic;
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use bellhop_api::node::SendToNode;
+pub(crate) use bellhop_api::node::{BadNicId, Desired, NicId, Restart};
 use serde::de::{self, DeserializeOwned, Deserializer};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
@@ -20,33 +22,11 @@ use utoipa::{PartialSchema, ToSchema};
 use vdpa::mgmt::NetConfig;
 use vmm::config::VmConfig;
 
-pub(crate) use self::name::{BadNicId, BadVmName, NicId, OWNER, VmName, owned_by};
+pub(crate) use self::name::{BadVmName, OWNER, VmName, owned_by};
 pub(crate) use self::nic::{ExistingDevice, NicSource, NicSpec};
 
 /// The longest name of a vDPA device, in bytes.
 const DEVICE_NAME_MAX: usize = 63;
-
-/// Whether a machine should run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub(crate) enum Desired {
-    /// It runs, also after the host's reboot.
-    #[default]
-    Running,
-    /// It is there with its NICs, and does not run.
-    Stopped,
-}
-
-/// What happens when a machine ends without having been told to.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub(crate) enum Restart {
-    /// It stays stopped.
-    Never,
-    /// It is started again if it crashed; not if its guest powered off.
-    #[default]
-    OnFailure,
-    /// It is started again in any case.
-    Always,
-}
 
 /// A virtual machine as it is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +38,24 @@ pub(crate) struct VmSpec {
     pub(crate) state: Desired,
     /// What happens when it ends by itself.
     pub(crate) restart: Restart,
+}
+
+/// The machine as it is to be here.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReceiveFromNode {
+    /// As for `PUT /v1/vms/{name}`. Its boot files are this host's, and its NICs are made here; it runs when it has come.
+    pub(crate) spec: VmSpec,
+}
+
+/// Which way a machine is to go.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum NodeMigrationRequest {
+    /// Send it to another node.
+    Send(SendToNode),
+    /// Wait for it: what another node's daemon asks for.
+    Receive(Box<ReceiveFromNode>),
 }
 
 /// What is wrong with a specification as a whole.

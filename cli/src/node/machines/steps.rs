@@ -22,13 +22,14 @@ use std::fmt;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
+use bellhop_api::machine::{End, EndReason};
 use vdpa::mgmt::journal::{Journal, Moment};
 
 use super::arrival::{AtEnd, Coming};
 use super::departure::{Account, Departure};
 use super::error::{LifeError, NotUndone, StepError};
 use super::process::Identity;
-use super::record::{EndedBecause, LastEnd, Phase, Record, Step};
+use super::record::{Phase, Record, Step};
 use super::spec::{Desired, NicId, NicSpec, Restart, VmName};
 use crate::node::peers::Peer;
 use crate::node::store::StoreError;
@@ -363,8 +364,8 @@ impl Life<'_> {
             record.forget_process();
             // Their own devices are made again.
             record.leave_stand_by();
-            let end = LastEnd {
-                reason: EndedBecause::HostRebooted,
+            let end = End {
+                reason: EndReason::HostRebooted,
                 detail: "the host was rebooted".to_owned(),
             };
             self.waited(record, &end);
@@ -395,8 +396,8 @@ impl Life<'_> {
             }
             (Found::Gone, _) => {
                 self.stop(record)?;
-                let end = LastEnd {
-                    reason: EndedBecause::Killed,
+                let end = End {
+                    reason: EndReason::Killed,
                     detail: "its process ended while no daemon looked".to_owned(),
                 };
                 if self.ends(record, end)?.is_none() {
@@ -412,11 +413,7 @@ impl Life<'_> {
     ///
     /// # Errors
     /// What of those could not be undone; it stays in the record.
-    pub(crate) fn ends(
-        &self,
-        record: &mut Record,
-        end: LastEnd,
-    ) -> Result<Option<LastEnd>, LifeError> {
+    pub(crate) fn ends(&self, record: &mut Record, end: End) -> Result<Option<End>, LifeError> {
         if record.arrival.is_some() && self.waited(record, &end) == AtEnd::TakeBack {
             self.delete(record)?;
             return Ok(None);
@@ -428,7 +425,7 @@ impl Life<'_> {
 
     /// The machine's process has ended: why, and by the restart policy whether it is to run again. Returns what its end
     /// comes to.
-    pub(crate) fn ended(&self, record: &mut Record, end: LastEnd) -> LastEnd {
+    pub(crate) fn ended(&self, record: &mut Record, end: End) -> End {
         record.forget_process();
         let end = leaving::account_of(record, end);
         if !again(record.spec.restart, end.reason) {
@@ -444,9 +441,9 @@ impl Life<'_> {
     ///
     /// # Errors
     /// As [`Self::ends`].
-    pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<LastEnd>, LifeError> {
-        let end = LastEnd {
-            reason: EndedBecause::Stopped,
+    pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<End>, LifeError> {
+        let end = End {
+            reason: EndReason::Stopped,
             detail: "it was told to stop".to_owned(),
         };
         let peer = record.peer();
@@ -490,15 +487,15 @@ impl Life<'_> {
 
 /// Whether a machine that ended so is to be started again. One that was stopped, but not through the node, has
 /// failed as far as the node knows: the host may be shutting down, and should bring it back.
-fn again(restart: Restart, because: EndedBecause) -> bool {
+fn again(restart: Restart, because: EndReason) -> bool {
     // The guest would be there twice.
-    if because == EndedBecause::Moved {
+    if because == EndReason::Moved {
         return false;
     }
     match restart {
         Restart::Never => false,
         Restart::Always => true,
-        Restart::OnFailure => because != EndedBecause::PoweredOff,
+        Restart::OnFailure => because != EndReason::PoweredOff,
     }
 }
 

@@ -26,15 +26,15 @@ use std::time::{Duration, Instant};
 use std::os::fd::AsFd as _;
 use std::os::unix::process::ExitStatusExt as _;
 
+use bellhop_api::machine::{End, EndReason, NicSummary};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use vdpa::causes::in_one_line;
 
 use super::process::{Identity, Process};
-use super::record::{EndedBecause, LastEnd, Phase};
+use super::record::Phase;
 use super::slot::{Live, Slot};
 use super::spec::NicSpec;
-use super::vmm::VmmNic;
 use super::{Change, Machines, speaks};
 
 /// The first wait before a machine is started again.
@@ -103,7 +103,7 @@ async fn run(machines: &Arc<Machines>, slot: &Arc<Slot>, mut process: Option<Ide
 }
 
 /// A process has ended: it goes out of the record, unless somebody else has seen to that.
-fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: LastEnd) -> Next {
+fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next {
     let Some(mut record) = slot.record() else {
         return Next::Over;
     };
@@ -184,9 +184,9 @@ impl AsRawFd for Watched {
 }
 
 /// Waits for the end of a process, and says why it ended.
-async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> LastEnd {
-    let killed = |detail: &str| LastEnd {
-        reason: EndedBecause::Killed,
+async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> End {
+    let killed = |detail: &str| End {
+        reason: EndReason::Killed,
         detail: detail.to_owned(),
     };
     let gone = || killed("its process ended without a word");
@@ -238,7 +238,7 @@ fn unwatched(slot: &Slot, error: &io::Error) -> String {
 }
 
 /// Listens to what a machine says of itself, until it says why it is over.
-async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> LastEnd {
+async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> End {
     let vmm = machines.api_of(slot.name());
     let mut last = None;
     loop {
@@ -274,10 +274,7 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
                 given_up(machines, slot, &status.nics).await;
                 failed_over(machines, slot, &status.nics).await;
                 if let Some(end) = status.end {
-                    return LastEnd {
-                        reason: end.reason.into(),
-                        detail: end.detail,
-                    };
+                    return end;
                 }
                 status.generation
             }
@@ -329,7 +326,7 @@ async fn attend(machines: &Arc<Machines>, slot: &Arc<Slot>) -> Infallible {
 }
 
 /// Takes back devices of NICs that the guest has given up since it was asked to.
-async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[VmmNic]) {
+async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[NicSummary]) {
     let unwanted = slot.record().map(|record| record.unwanted());
     let mut gone = unwanted.into_iter().flatten();
     if !gone.any(|id| there.iter().all(|nic| nic.id != id.as_str())) {
@@ -351,7 +348,7 @@ async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[VmmNic]) 
 }
 
 /// Notes which NICs the machine has moved by itself to the device that stands by.
-async fn failed_over(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[VmmNic]) {
+async fn failed_over(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[NicSummary]) {
     let Some(record) = slot.record() else {
         return;
     };
@@ -365,7 +362,9 @@ async fn failed_over(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[VmmNic
         .filter(|nic| !record.is_on_stand_by(nic.id()))
         .any(|nic| {
             let says = there.iter().find(|one| one.id == nic.id().as_str());
-            says.is_some_and(|says| stand_by(nic).is_some_and(|path| path == says.path))
+            says.is_some_and(|says| {
+                stand_by(nic).is_some_and(|path| path.as_os_str() == says.path.as_str())
+            })
         });
     if news {
         // If this daemon ends the next one does it.
@@ -374,28 +373,28 @@ async fn failed_over(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[VmmNic
 }
 
 /// Why a process of ours ended that did not say it. See `bellhop --help` for the codes.
-fn from_status(status: ExitStatus) -> LastEnd {
+fn from_status(status: ExitStatus) -> End {
     let (reason, detail) = match (status.code(), status.signal()) {
-        (Some(0), _) => (EndedBecause::PoweredOff, "its process ended".to_owned()),
+        (Some(0), _) => (EndReason::PoweredOff, "its process ended".to_owned()),
         (Some(7), _) => (
-            EndedBecause::Moved,
+            EndReason::Moved,
             "it was sent to another process".to_owned(),
         ),
         (Some(8), _) => (
-            EndedBecause::Unsettled,
+            EndReason::Unsettled,
             "it was being sent to another process, and nobody knows whether its guest runs there"
                 .to_owned(),
         ),
-        (Some(3), _) => (EndedBecause::Crashed, "its guest crashed".to_owned()),
+        (Some(3), _) => (EndReason::Crashed, "its guest crashed".to_owned()),
         (Some(code), _) => (
-            EndedBecause::Failed,
+            EndReason::Failed,
             format!("its process ended with code {code}"),
         ),
         (None, Some(signal)) => (
-            EndedBecause::Killed,
+            EndReason::Killed,
             format!("its process was killed by signal {signal}"),
         ),
-        (None, None) => (EndedBecause::Killed, "its process ended".to_owned()),
+        (None, None) => (EndReason::Killed, "its process ended".to_owned()),
     };
-    LastEnd { reason, detail }
+    End { reason, detail }
 }

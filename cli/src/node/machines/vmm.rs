@@ -11,18 +11,18 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use bellhop_api::address::Address;
+use bellhop_api::machine::{
+    Handshake, MigrationStatus, NicInfo, Place, SettleRequest, VmChange, VmStatus, WantedState,
+};
 use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
-use tokio::net::UnixStream;
 use vmm::http::ErrorBody;
 use vmm::http::client::{Client, ClientError};
 use vmm::http::request_id::REQUEST_ID;
 
 use super::arrival::Coming;
-use super::departure::{Account, MigrationView};
-use super::record::EndedBecause;
+use super::departure::Account;
 use super::spec::NicId;
 use super::steps::{Passed, SendRequest};
 
@@ -43,10 +43,10 @@ const WATCH_SECONDS: u64 = 30;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VmmError {
     /// Nobody listens.
-    #[error("the machine's process does not listen on {}", path.display())]
+    #[error("the machine's process does not listen on {server}")]
     Connect {
-        /// The socket.
-        path: PathBuf,
+        /// Its socket.
+        server: Address,
         /// What the kernel said.
         #[source]
         source: std::io::Error,
@@ -77,10 +77,7 @@ pub(crate) enum VmmError {
 impl From<ClientError> for VmmError {
     fn from(error: ClientError) -> Self {
         match error {
-            ClientError::Connect { socket, source } => Self::Connect {
-                path: socket,
-                source,
-            },
+            ClientError::Connect { server, source } => Self::Connect { server, source },
             ClientError::TooSlow { limit, .. } => Self::NotInTime(limit),
             error => Self::Client(Box::new(error)),
         }
@@ -110,93 +107,6 @@ impl Cause {
     }
 }
 
-/// What a machine does, by its own account.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum VmmState {
-    NotStarted,
-    Starting,
-    Running,
-    Paused,
-    Stopped,
-}
-
-/// A machine at one moment, by its own account. Fields that this program does not know are ignored: a
-/// later program may run it.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct VmmStatus {
-    pub(crate) state: VmmState,
-    pub(crate) generation: u64,
-    pub(crate) pid: u32,
-    #[serde(default)]
-    pub(crate) nics: Vec<VmmNic>,
-    #[serde(default)]
-    pub(crate) end: Option<VmmEnd>,
-}
-
-/// Why a machine is over, by its own account.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct VmmEnd {
-    pub(crate) reason: VmmEndReason,
-    pub(crate) detail: String,
-}
-
-/// The kind of an end, by the machine's account.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-pub(crate) enum VmmEndReason {
-    PoweredOff,
-    Stopped,
-    Moved,
-    Unsettled,
-    Crashed,
-    /// And what later versions may say.
-    #[serde(other)]
-    Failed,
-}
-
-impl From<VmmEndReason> for EndedBecause {
-    fn from(reason: VmmEndReason) -> Self {
-        match reason {
-            VmmEndReason::PoweredOff => Self::PoweredOff,
-            VmmEndReason::Stopped => Self::Stopped,
-            VmmEndReason::Moved => Self::Moved,
-            VmmEndReason::Unsettled => Self::Unsettled,
-            VmmEndReason::Crashed => Self::Crashed,
-            VmmEndReason::Failed => Self::Failed,
-        }
-    }
-}
-
-/// A NIC of a machine, by its own account.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct VmmNic {
-    pub(crate) id: String,
-    /// The character device that it is on.
-    #[serde(default)]
-    pub(crate) path: PathBuf,
-}
-
-/// What stands by for a NIC, by the machine's account.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct VmmStandBy {
-    /// The character device that stands by for it.
-    #[serde(default)]
-    pub(crate) failover: Option<PathBuf>,
-}
-
-/// Which API a process has, and nothing else: what all levels have in common.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Handshake {
-    pub(crate) pid: u32,
-    pub(crate) version: String,
-    /// The first programs did not say it.
-    #[serde(default = "first_level")]
-    pub(crate) api: u32,
-}
-
-fn first_level() -> u32 {
-    1
-}
-
 /// The API on one socket.
 #[derive(Debug, Clone)]
 pub(crate) struct Vmm {
@@ -216,19 +126,11 @@ impl Vmm {
         &self,
         request: Request<Body>,
     ) -> Result<Response<Incoming>, VmmError> {
-        let stream =
-            UnixStream::connect(&self.socket)
-                .await
-                .map_err(|source| VmmError::Connect {
-                    path: self.socket.clone(),
-                    source,
-                })?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(VmmError::Http)?;
-        // It ends with the answer's body, or when nobody wants that any more.
-        tokio::spawn(connection);
-        sender.send_request(request).await.map_err(VmmError::Http)
+        let answer = self.client(ANSWER).open(request).await;
+        answer.map_err(|error| match error {
+            ClientError::Http { source, .. } => VmmError::Http(source),
+            error => error.into(),
+        })
     }
 
     /// Asks the machine to leave for another process; what it answers, whatever that is.
@@ -252,8 +154,8 @@ impl Vmm {
 
     /// What the machine says of its last migration. A machine that has moved may end once it was asked.
     pub(crate) async fn migration(&self) -> Account {
-        match self.get::<MigrationView>(MIGRATION, SOON).await {
-            Ok(view) => Account::from(&view),
+        match self.get::<MigrationStatus>(MIGRATION, SOON).await {
+            Ok(status) => Account::from(&status),
             Err(VmmError::Refused(StatusCode::NOT_FOUND, ..)) => Account::None,
             Err(_) => Account::Silent,
         }
@@ -261,8 +163,8 @@ impl Vmm {
 
     /// What the machine's process says that waits for it to come.
     pub(crate) async fn coming(&self) -> Coming {
-        match self.get::<MigrationView>(MIGRATION, SOON).await {
-            Ok(view) => Coming::from(&view),
+        match self.get::<MigrationStatus>(MIGRATION, SOON).await {
+            Ok(status) => Coming::from(&status),
             Err(_) => Coming::Silent,
         }
     }
@@ -329,20 +231,17 @@ impl Vmm {
     }
 
     /// What it does.
-    pub(crate) async fn status(&self) -> Result<VmmStatus, VmmError> {
+    pub(crate) async fn status(&self) -> Result<VmStatus, VmmError> {
         self.get("/v1/vm", SOON).await
     }
 
-    /// What is of interest of one of its NICs.
-    pub(super) async fn nic<T: for<'de> Deserialize<'de>>(
-        &self,
-        id: &NicId,
-    ) -> Result<T, VmmError> {
+    /// One of its NICs.
+    pub(super) async fn nic(&self, id: &NicId) -> Result<NicInfo, VmmError> {
         self.get(&format!("/v1/vm/nics/{id}"), SOON).await
     }
 
     /// What it does once that is not what it did in generation `since`, or after a while.
-    pub(crate) async fn watch(&self, since: u64) -> Result<VmmStatus, VmmError> {
+    pub(crate) async fn watch(&self, since: u64) -> Result<VmStatus, VmmError> {
         let path = format!("/v1/vm/watch?since={since}&timeout_s={WATCH_SECONDS}");
         let limit = Duration::from_secs(WATCH_SECONDS).saturating_add(SOON);
         self.get(&path, limit).await
@@ -350,23 +249,16 @@ impl Vmm {
 
     /// Says where the guest is of a migration that is not settled.
     pub(crate) async fn settle(&self, here: bool) -> Result<(), VmmError> {
-        #[derive(Serialize)]
-        struct Settle {
-            settle: &'static str,
-        }
-        let settle = if here { "Here" } else { "There" };
-        self.ask(Method::PATCH, MIGRATION, Some(&Settle { settle }), START)
+        let settle = if here { Place::Here } else { Place::There };
+        let change = SettleRequest { settle };
+        self.ask(Method::PATCH, MIGRATION, Some(&change), START)
             .await
             .map(drop)
     }
 
     /// Tells it what to do.
-    pub(crate) async fn want(&self, state: VmmState) -> Result<(), VmmError> {
-        #[derive(Serialize)]
-        struct Change {
-            state: VmmState,
-        }
-        let change = Change { state };
+    pub(crate) async fn want(&self, state: WantedState) -> Result<(), VmmError> {
+        let change = VmChange { state };
         self.ask(Method::PATCH, "/v1/vm", Some(&change), START)
             .await
             .map(drop)

@@ -3,7 +3,7 @@ use vdpa::device::VringError;
 use vdpa::ring::guest::GuestViolation;
 use vdpa::ring::{Direction, Piece};
 
-use super::driver::{BUFFERS, Driver, INDIRECT, NEXT, RAM, WRITE, memory, readable, writable};
+use super::driver::{BUFFERS, Driver, INDIRECT, NEXT, RAM, memory, readable, writable};
 use super::*;
 
 mod packed;

@@ -17,8 +17,7 @@ use vdpa::device::{Device, VringBase, VringConfig};
 use vdpa::features::{Policy, pass_through};
 use vdpa::iotlb::{Access, Iotlb, Mapping};
 use vdpa::memory::SharedBuffer;
-use vdpa::ring::split::DriverQueue;
-use vdpa::ring::{Direction, Piece, RingFeatures, SplitLayout};
+use vdpa::ring::{Direction, DriverQueue, Piece, RingFeatures, SplitLayout};
 use vdpa::uapi::BackendFeatures;
 use vdpa::window::PrivateWindow;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -94,10 +93,10 @@ impl Queue {
 }
 
 fn ring(memory: &Arc<SharedBuffer>, number: u64) -> DriverQueue {
-    let layout = layout();
+    let offset = number * layout().size();
     // The simulator has none of the features that a ring can have.
     let features = RingFeatures::default();
-    DriverQueue::new(Arc::clone(memory), layout, number * layout.size(), features).unwrap()
+    DriverQueue::new(Arc::clone(memory), SIZE, offset, features).unwrap()
 }
 
 /// The driver's memory and queues; lives through the device's states.

@@ -15,7 +15,7 @@ use super::super::{Chain, RingFeatures};
 use super::guest::{Descriptor, GuestRing};
 use super::{
     DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, DESCRIPTOR_FLAGS, EVENT_FLAGS, EVENT_FLAGS_DESC,
-    EVENT_FLAGS_DISABLE, EVENT_FLAGS_ENABLE, Position, base_of, event_wanted,
+    Position, base_of, event_flags, event_wanted,
 };
 use crate::device::VringBase;
 
@@ -228,11 +228,7 @@ impl DeviceQueue {
 
     pub(crate) fn set_notifications(&mut self, enabled: bool) -> Result<bool, GuestRingError> {
         let area = self.ring.addresses().device;
-        let flags = match enabled {
-            false => EVENT_FLAGS_DISABLE,
-            true if self.event_idx => EVENT_FLAGS_DESC,
-            true => EVENT_FLAGS_ENABLE,
-        };
+        let flags = event_flags(enabled, self.event_idx);
         if flags == EVENT_FLAGS_DESC {
             let off_wrap = self.next_avail.off_wrap();
             self.ring.store(area, off_wrap, Ordering::Relaxed)?;

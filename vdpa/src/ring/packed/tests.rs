@@ -12,7 +12,7 @@ use super::super::guest::{
     DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, GuestRingError, GuestViolation,
 };
 use super::super::{
-    Chain, Direction, PackedLayout, Piece, QueueError, RingFeatures, Used, Violation,
+    Chain, Direction, DriverQueue, PackedLayout, Piece, QueueError, RingFeatures, Used, Violation,
 };
 use super::*;
 use crate::device::VringAddresses;
@@ -73,7 +73,7 @@ impl Pair {
     fn new(size: u16, features: RingFeatures) -> Self {
         let layout = PackedLayout::new(size).unwrap();
         let buffer = Arc::new(SharedBuffer::new(layout.size(), 0).unwrap());
-        let driver = DriverQueue::new(Arc::clone(&buffer), layout, 0, features).unwrap();
+        let driver = DriverQueue::new(Arc::clone(&buffer), size, 0, features).unwrap();
         let ram = ram();
         let base = VringBase::initial(true);
         let ring = GuestRing::new(Arc::clone(&ram), size, driver.addresses(), true).unwrap();

@@ -1,8 +1,17 @@
 //! The queue against a model device, honest and hostile.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use proptest::prelude::*;
 
+use super::super::guest::{DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE};
+use super::super::{
+    Direction, DriverQueue, Piece, QueueError, RingFeatures, SplitLayout, Used, Violation,
+};
 use super::*;
+use crate::device::VringBase;
+use crate::memory::SharedBuffer;
 
 const BASE: u64 = 0x7000_0000;
 
@@ -87,7 +96,7 @@ fn pair(size: u16, event_idx: bool) -> (DriverQueue, Model) {
 fn with(size: u16, features: RingFeatures) -> (DriverQueue, Model) {
     let layout = SplitLayout::new(size).unwrap();
     let memory = Arc::new(SharedBuffer::new(layout.size(), BASE).unwrap());
-    let queue = DriverQueue::new(memory.clone(), layout, 0, features).unwrap();
+    let queue = DriverQueue::new(memory.clone(), layout.size, 0, features).unwrap();
     let model = Model {
         memory,
         layout,
@@ -382,7 +391,8 @@ fn a_ring_begins_where_the_device_is_told_to() {
             event_idx,
             ..RingFeatures::default()
         };
-        let mut queue = DriverQueue::with_base(memory.clone(), layout, 0, features, base).unwrap();
+        let at = VringBase::Split { index: base };
+        let mut queue = DriverQueue::with_base(memory.clone(), 4, 0, features, at).unwrap();
         let mut model = Model {
             memory,
             layout,
@@ -409,7 +419,7 @@ fn an_indirect_table_takes_one_descriptor() {
     let size = layout.size() + 4096;
     let memory = Arc::new(SharedBuffer::new(size, BASE).unwrap());
     let features = RingFeatures::default();
-    let mut queue = DriverQueue::new(memory.clone(), layout, 0, features).unwrap();
+    let mut queue = DriverQueue::new(memory.clone(), layout.size, 0, features).unwrap();
     let table = layout.size();
     let chain = [reads(0x100, 12), reads(0x200, 60), writes(0x300, 4)];
     let head = queue.add_indirect(&chain, table).unwrap();

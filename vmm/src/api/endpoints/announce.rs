@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use bellhop_api::responses::NameErrors;
 
 use super::Api;
 use crate::api::error::ApiError;
@@ -15,8 +16,7 @@ use crate::http::{ErrorBody, on_worker};
 #[utoipa::path(post, path = "/v1/vm/nics/{id}/announce", operation_id = "announce_nic",
     params(("id" = String, Path, description = "The NIC's name")), responses(
     (status = 204, description = "The guest is asked"),
-    (status = 400, description = "Not a name", body = ErrorBody),
-    (status = 404, description = "There is none of this name", body = ErrorBody),
+    NameErrors,
     (status = 409, description = "There is no machine that runs or is paused; or the guest's driver cannot announce", body = ErrorBody),
     (status = 503, description = "Too many requests wait", body = ErrorBody),
 ))]

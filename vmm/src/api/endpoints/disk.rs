@@ -1,16 +1,13 @@
 //! `/v1/vm/disks/{id}`: one disk, which comes and goes also while the machine runs; see
 //! `pluggable.rs`.
 
-use std::path::PathBuf;
-
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use serde::Deserialize;
-use utoipa::ToSchema;
+use bellhop_api::machine::{DiskChange, DiskInfo};
+use bellhop_api::responses::{HostErrors, NameErrors, NamedBodyErrors};
 
-use super::disks::DiskInfo;
 use super::{Api, pluggable};
 use crate::api::error::ApiError;
 use crate::config::DiskConfig;
@@ -18,23 +15,11 @@ use crate::http::ErrorBody;
 use crate::http::body::JsonBody;
 use crate::http::parameters::DeviceName;
 
-/// What of a disk can be changed before the machine starts; what is absent stays.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct DiskChange {
-    /// The image: a regular file or a block device.
-    #[schema(value_type = Option<String>)]
-    path: Option<PathBuf>,
-    /// Whether writes are refused.
-    readonly: Option<bool>,
-}
-
 /// A disk in full
 #[utoipa::path(get, path = "/v1/vm/disks/{id}", operation_id = "get_disk",
     params(("id" = String, Path, description = "The disk's name")), responses(
     (status = 200, description = "The disk", body = DiskInfo),
-    (status = 400, description = "Not a name", body = ErrorBody),
-    (status = 404, description = "There is none of this name", body = ErrorBody),
+    NameErrors,
     (status = 409, description = "The machine has no configuration yet, or has ended", body = ErrorBody),
     (status = 503, description = "Too many requests wait", body = ErrorBody),
 ))]
@@ -56,13 +41,9 @@ pub(super) async fn show(
     params(("id" = String, Path, description = "The disk's name")), request_body = DiskConfig, responses(
     (status = 200, description = "There was one of this name: before the machine starts it is replaced, later it is the same", body = DiskInfo),
     (status = 201, description = "It is there now", body = DiskInfo),
-    (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    NamedBodyErrors, HostErrors,
     (status = 409, description = "The machine has another device of this name, no free slot, no configuration yet, or just starts", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field or a wrong value, named; or the image cannot be used: it is missing, in use, or no file", body = ErrorBody),
-    (status = 500, description = "The host cannot do it", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(api): Api,
@@ -77,12 +58,9 @@ pub(super) async fn put(
 #[utoipa::path(patch, path = "/v1/vm/disks/{id}", operation_id = "patch_disk",
     params(("id" = String, Path, description = "The disk's name")), request_body = DiskChange, responses(
     (status = 200, description = "The disk as it is now", body = DiskInfo),
-    (status = 400, description = "Not a name, or the body is not JSON", body = ErrorBody),
+    NamedBodyErrors,
     (status = 404, description = "There is none of this name", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
     (status = 409, description = "The machine is built, or has no configuration yet", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(api): Api,
@@ -108,8 +86,7 @@ pub(super) async fn change(
     params(("id" = String, Path, description = "The disk's name")), responses(
     (status = 202, description = "The guest is asked: watch it go", body = DiskInfo),
     (status = 204, description = "It is gone"),
-    (status = 400, description = "Not a name", body = ErrorBody),
-    (status = 404, description = "There is none of this name", body = ErrorBody),
+    NameErrors,
     (status = 409, description = "It is another device than a disk; or the machine has no configuration yet, or just starts", body = ErrorBody),
     (status = 503, description = "Too many requests wait", body = ErrorBody),
 ))]

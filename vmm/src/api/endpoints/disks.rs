@@ -2,64 +2,34 @@
 
 use axum::Json;
 use axum::extract::State;
-use serde::Serialize;
-use utoipa::ToSchema;
+use bellhop_api::machine::{DeviceInfo, DiskInfo, DiskSummary, PlugPhase};
 
 use super::Api;
-use super::device::DeviceInfo;
-use super::pluggable::{Known, PlugPhase};
+use super::pluggable::Known;
 use crate::api::error::ApiError;
 use crate::config::DiskConfig;
 use crate::http::{ErrorBody, on_worker};
 use crate::machine::DiskStatus;
-
-/// A disk in short.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct DiskSummary {
-    /// Its name.
-    id: String,
-    /// Where it is in its life.
-    state: PlugPhase,
-    /// Its image.
-    path: String,
-    /// Whether writes are refused.
-    readonly: bool,
-    /// Whether a queue that hangs is kicked and its driver interrupted.
-    rescue: bool,
-    /// Where the guest sees it, once the machine is built.
-    address: Option<String>,
-}
 
 impl From<&DiskStatus> for DiskSummary {
     fn from(disk: &DiskStatus) -> Self {
         Self {
             state: disk.state.into(),
             address: Some(disk.address.to_string()),
-            ..Self::configured(disk.id.clone(), &disk.config)
+            ..configured(disk.id.clone(), &disk.config)
         }
     }
 }
 
-impl DiskSummary {
-    fn configured(id: String, config: &DiskConfig) -> Self {
-        Self {
-            id,
-            state: PlugPhase::Configured,
-            path: config.path.to_string_lossy().into_owned(),
-            readonly: config.readonly,
-            rescue: config.rescue,
-            address: None,
-        }
+fn configured(id: String, config: &DiskConfig) -> DiskSummary {
+    DiskSummary {
+        id,
+        state: PlugPhase::Configured,
+        path: config.path.to_string_lossy().into_owned(),
+        readonly: config.readonly,
+        rescue: config.rescue,
+        address: None,
     }
-}
-
-/// A disk with all there is to say about it.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct DiskInfo {
-    #[serde(flatten)]
-    summary: DiskSummary,
-    /// What the guest made of it, once the machine is built.
-    device: Option<DeviceInfo>,
 }
 
 impl From<Known<DiskConfig>> for DiskInfo {
@@ -68,7 +38,7 @@ impl From<Known<DiskConfig>> for DiskInfo {
             Known::Configured(config) => {
                 let id = config.id.clone().unwrap_or_default();
                 Self {
-                    summary: DiskSummary::configured(id, &config),
+                    summary: configured(id, &config),
                     device: None,
                 }
             }
@@ -90,7 +60,7 @@ pub(super) async fn list(State(api): Api) -> Result<Json<Vec<DiskInfo>>, ApiErro
     if !api.is_built() {
         let disks = api.config()?.disks;
         let info = |(number, disk): (usize, &DiskConfig)| DiskInfo {
-            summary: DiskSummary::configured(disk.name(number), disk),
+            summary: configured(disk.name(number), disk),
             device: None,
         };
         return Ok(Json(disks.iter().enumerate().map(info).collect()));

@@ -8,11 +8,12 @@ use std::fmt::Write as _;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
+use bellhop_api::machine::VmState;
 use devices::virtio::pci::KickPath;
 use devices::virtio::status::DRIVER_OK;
 
 use super::Api;
-use crate::api::controller::{View, VmState};
+use crate::api::controller::View;
 use crate::api::error::ApiError;
 use crate::console::ConsoleLoss;
 use crate::http::{ErrorBody, on_worker};

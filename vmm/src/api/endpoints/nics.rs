@@ -2,28 +2,12 @@
 
 use axum::Json;
 use axum::extract::State;
-use serde::Serialize;
-use utoipa::ToSchema;
+use bellhop_api::machine::NicSummary;
 
 use super::Api;
-use super::pluggable::PlugPhase;
 use crate::api::error::ApiError;
-use crate::config::VdpaConfig;
 use crate::http::ErrorBody;
 use crate::machine::NicStatus;
-
-/// A NIC in a list.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct NicSummary {
-    /// Its name.
-    pub(super) id: String,
-    /// Where it is in its life.
-    pub(super) state: PlugPhase,
-    /// Its vhost-vdpa character device.
-    pub(super) path: String,
-    /// Where the guest sees it, once the machine is built.
-    pub(super) address: Option<String>,
-}
 
 impl From<&NicStatus> for NicSummary {
     fn from(nic: &NicStatus) -> Self {
@@ -32,17 +16,6 @@ impl From<&NicStatus> for NicSummary {
             state: nic.state.into(),
             path: nic.config.shown_path().into_owned(),
             address: Some(nic.address.to_string()),
-        }
-    }
-}
-
-impl From<&VdpaConfig> for NicSummary {
-    fn from(config: &VdpaConfig) -> Self {
-        Self {
-            id: config.name(),
-            state: PlugPhase::Configured,
-            path: config.shown_path().into_owned(),
-            address: None,
         }
     }
 }

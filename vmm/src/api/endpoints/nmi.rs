@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use bellhop_api::responses::HostErrors;
 
 use super::Api;
 use crate::api::error::ApiError;
@@ -13,9 +14,8 @@ use crate::http::{ErrorBody, on_worker};
 /// guest that hangs. A paused one gets it when it goes on.
 #[utoipa::path(post, path = "/v1/vm/nmi", operation_id = "send_nmi", responses(
     (status = 204, description = "It is sent"),
+    HostErrors,
     (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
-    (status = 500, description = "The host cannot do it", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn send(State(api): Api) -> Result<StatusCode, ApiError> {
     let machine = api.running()?;

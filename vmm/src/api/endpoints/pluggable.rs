@@ -8,26 +8,13 @@
 use std::sync::Arc;
 
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use bellhop_api::machine::{DeviceInfo, PlugPhase};
 
-use super::device::DeviceInfo;
 use crate::api::controller::Controller;
 use crate::api::error::ApiError;
 use crate::config::{DiskConfig, VdpaConfig, VmConfig};
 use crate::http::{HttpError, on_worker};
 use crate::machine::{DiskStatus, Handle, NicStatus, PlugState, Pluggable, RequestError};
-
-/// Where a device is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub(super) enum PlugPhase {
-    /// It comes when the machine starts.
-    Configured,
-    /// The guest has it, or finds it when it looks.
-    Plugged,
-    /// The guest was asked to give it up and has not done so yet.
-    UnplugRequested,
-}
 
 impl From<PlugState> for PlugPhase {
     fn from(state: PlugState) -> Self {

@@ -1,20 +1,8 @@
 //! What the watch of rings says of a queue: a part of what is said of devices and of the machine.
 
-use serde::Serialize;
-use utoipa::ToSchema;
+use bellhop_api::machine::{AlarmInfo, AlarmKind, WatchInfo, WatchPhase};
 
 use crate::machine::{Alarm, QueueAlarm, WatchState, WatchStatus};
-
-/// What is wrong with a queue.
-#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
-pub(super) enum AlarmKind {
-    /// Buffers wait for the device, and it uses none.
-    Stuck,
-    /// The device has used all receive buffers, and the driver posts no others.
-    DriverStalled,
-    /// The avail index is further ahead of the used index than the ring has entries.
-    Inconsistent,
-}
 
 impl From<Alarm> for AlarmKind {
     fn from(alarm: Alarm) -> Self {
@@ -26,17 +14,6 @@ impl From<Alarm> for AlarmKind {
     }
 }
 
-/// A queue that something is wrong with.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct AlarmInfo {
-    /// The device.
-    device: String,
-    /// The queue's index.
-    queue: u16,
-    /// What is wrong.
-    alarm: AlarmKind,
-}
-
 impl From<&QueueAlarm> for AlarmInfo {
     fn from(alarm: &QueueAlarm) -> Self {
         Self {
@@ -45,29 +22,6 @@ impl From<&QueueAlarm> for AlarmInfo {
             alarm: alarm.alarm.into(),
         }
     }
-}
-
-/// What was seen of a queue last.
-#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
-pub(super) enum WatchPhase {
-    /// It does not run, or was not looked at yet.
-    NotRunning,
-    /// It runs, but a packed ring has no indices in memory to look at.
-    NotWatchedPacked,
-    /// It runs, but its ring is not in guest memory.
-    Unreadable,
-    /// Nothing happened, and nothing had to.
-    Idle,
-    /// Buffers were posted or used.
-    Moving,
-    /// Nothing happens that should, for less than `ring_watch`'s time.
-    Waiting,
-    /// Buffers wait for the device, and it uses none.
-    Stuck,
-    /// The device has used all receive buffers, and the driver posts no others.
-    DriverStalled,
-    /// The avail index is further ahead of the used index than the ring has entries.
-    Inconsistent,
 }
 
 impl From<WatchState> for WatchPhase {
@@ -84,26 +38,6 @@ impl From<WatchState> for WatchPhase {
             WatchState::Alarm(Alarm::Inconsistent) => Self::Inconsistent,
         }
     }
-}
-
-/// The ring of a queue as its indices in guest memory show it, looked at once a second.
-///
-/// Indices have 16 bits: a queue that moves by 65,536 buffers or more within a second is counted
-/// without the multiples of that.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct WatchInfo {
-    /// What was seen last.
-    state: WatchPhase,
-    /// Buffers that the device has and has not used; none where it cannot be told.
-    in_flight: Option<u16>,
-    /// Buffers per second that the driver posted.
-    posted_per_s: u32,
-    /// Buffers per second that the device used.
-    completed_per_s: u32,
-    /// For how many seconds the queue has hung.
-    stuck_for_s: u64,
-    /// How often it was kicked and its driver interrupted because of that (`rescue`).
-    rescues: u64,
 }
 
 impl From<&WatchStatus> for WatchInfo {

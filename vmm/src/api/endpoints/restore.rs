@@ -1,36 +1,17 @@
 //! `/v1/vm/restore`: a machine from a snapshot.
 
-use std::path::PathBuf;
-
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::Deserialize;
-use utoipa::ToSchema;
+use bellhop_api::machine::RestoreRequest;
+use bellhop_api::responses::BodyErrors;
 
 use super::Api;
 use super::descriptors::Descriptors;
 use crate::api::error::ApiError;
-use crate::config::VdpaConfig;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::{ErrorBody, on_worker};
 use crate::machine::Snapshot;
-
-/// Which snapshot, and what is different here.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RestoreRequest {
-    /// The snapshot's directory.
-    #[schema(value_type = String)]
-    path: PathBuf,
-    /// vDPA devices that go by other paths or descriptors here, each with the `id` of the NIC that it
-    /// is to be.
-    #[serde(default)]
-    vdpa: Vec<VdpaConfig>,
-    /// Leave the vCPUs parked.
-    #[serde(default)]
-    paused: bool,
-}
 
 /// Restore the machine from a snapshot, instead of starting it
 ///
@@ -40,10 +21,8 @@ pub(super) struct RestoreRequest {
 #[utoipa::path(put, path = "/v1/vm/restore", operation_id = "restore_vm",
     request_body = RestoreRequest, responses(
     (status = 204, description = "It goes on, or is paused as was asked"),
-    (status = 400, description = "The body is not JSON", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    BodyErrors,
     (status = 409, description = "The machine is started already", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field; the snapshot is none, damaged, or of another version; or it cannot be restored here", body = ErrorBody),
     (status = 500, description = "The host cannot run the machine", body = ErrorBody),
     (status = 503, description = "This process ends", body = ErrorBody),

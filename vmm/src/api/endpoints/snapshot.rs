@@ -1,38 +1,15 @@
 //! `/v1/vm/snapshot`: the whole machine into a directory.
 
-use std::path::PathBuf;
-
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use bellhop_api::machine::{SnapshotInfo, SnapshotRequest};
+use bellhop_api::responses::BodyErrors;
 
 use super::Api;
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
 use crate::http::{ErrorBody, on_worker};
-
-/// Where a snapshot is to be.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct SnapshotRequest {
-    /// A directory that does not exist yet, as an absolute path.
-    #[schema(value_type = String)]
-    path: PathBuf,
-}
-
-/// A snapshot that was written.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct SnapshotInfo {
-    /// Its directory.
-    #[schema(value_type = String)]
-    path: PathBuf,
-    /// Bytes of guest memory that were written: what was not zero.
-    memory_bytes: u64,
-    /// For how many milliseconds the guest stood still.
-    paused_ms: u64,
-}
 
 /// Write a snapshot of the machine
 ///
@@ -43,10 +20,8 @@ pub(super) struct SnapshotInfo {
 #[utoipa::path(post, path = "/v1/vm/snapshot", operation_id = "create_snapshot",
     request_body = SnapshotRequest, responses(
     (status = 201, description = "It is there, whole", body = SnapshotInfo),
-    (status = 400, description = "The body is not JSON", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    BodyErrors,
     (status = 409, description = "There is no machine that runs or is paused, one of its devices cannot be saved, or another snapshot is being written", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field; or the directory cannot be made: it exists, is no absolute path, …", body = ErrorBody),
     (status = 500, description = "The host cannot do it: the disk is full, …", body = ErrorBody),
     (status = 503, description = "Too many requests wait", body = ErrorBody),

@@ -1,12 +1,11 @@
 //! `/v1/vm/upgrade`: another program goes on with the machine.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::Deserialize;
-use utoipa::ToSchema;
+use bellhop_api::machine::UpgradeRequest;
+use bellhop_api::responses::BodyErrors;
 
 use super::Api;
 use crate::api::error::ApiError;
@@ -15,15 +14,6 @@ use crate::http::{ErrorBody, on_worker};
 
 /// What the answer needs to get to the client: the program that sends it is not there any more afterwards.
 const ANSWER: Duration = Duration::from_millis(100);
-
-/// Which program.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct UpgradeRequest {
-    /// The `bellhop` that is to go on with the machine, as an absolute path.
-    #[schema(value_type = String)]
-    program: PathBuf,
-}
 
 /// Have another version of Bellhop go on with the machine
 ///
@@ -34,10 +24,8 @@ pub(super) struct UpgradeRequest {
 #[utoipa::path(post, path = "/v1/vm/upgrade", operation_id = "upgrade_vm",
     request_body = UpgradeRequest, responses(
     (status = 202, description = "It begins: watch `upgrades` and `upgrade_error`"),
-    (status = 400, description = "The body is not JSON", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    BodyErrors,
     (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field; or the program is none, or does not read what this one saves", body = ErrorBody),
 ))]
 pub(super) async fn upgrade(

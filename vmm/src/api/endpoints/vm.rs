@@ -3,59 +3,18 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use bellhop_api::machine::{AlarmInfo, DiskSummary, NicSummary, VmChange, VmStatus, WantedState};
+use bellhop_api::responses::BodyErrors;
 
 use super::descriptors::Descriptors;
-use super::disks::DiskSummary;
-use super::nics::NicSummary;
-use super::queue_watch::AlarmInfo;
 use super::{Api, exactly};
 use crate::api::API_LEVEL;
-use crate::api::controller::{View, VmState};
+use crate::api::controller::View;
 use crate::api::error::ApiError;
 use crate::config::VmConfig;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::{ErrorBody, on_worker};
-use crate::machine::End;
-
-/// The machine at one moment.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct VmStatus {
-    /// What it does.
-    state: VmState,
-    /// Grows with each change: for `GET /v1/vm/watch`.
-    generation: u64,
-    /// How often it was powered on: 1 after the first boot, one more after each reset.
-    boots: u64,
-    /// The process that runs it.
-    pid: u32,
-    /// The version of Bellhop that runs it.
-    version: String,
-    /// The level of this API: it grows when something changes that a client has to know of. What is only
-    /// added leaves it. A node daemon talks to machines of its own level and of the one before.
-    #[schema(minimum = 1)]
-    api: u32,
-    /// Its NICs, once it is built.
-    nics: Vec<NicSummary>,
-    /// Why it is over: in the state Stopped, and then always; null in all others.
-    #[schema(required)]
-    end: Option<End>,
-    /// Its disks, once it is built.
-    disks: Vec<DiskSummary>,
-    /// Queues of its devices that hang: what is wrong now, for `ring_watch`'s time already.
-    alarms: Vec<AlarmInfo>,
-    /// How often another program has gone on with the machine: `POST /v1/vm/upgrade`.
-    upgrades: u64,
-    /// Why the last program that was to go on with it did not; null once another upgrade is asked for.
-    #[schema(required)]
-    upgrade_error: Option<String>,
-    /// For how many milliseconds the guest stood still for the last program that went on with it, from when its state was saved
-    /// until its vCPUs ran; null if none has, or the machine was paused.
-    #[schema(required)]
-    upgrade_downtime_ms: Option<f64>,
-}
 
 impl From<&View> for VmStatus {
     fn from(view: &View) -> Self {
@@ -77,26 +36,6 @@ impl From<&View> for VmStatus {
     }
 }
 
-/// What the machine can be told to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-pub(super) enum WantedState {
-    /// From NotStarted: build it and boot it. From Paused: let its vCPUs go on.
-    Running,
-    /// Park its vCPUs. Devices go on with what they have to do; interrupts wait.
-    Paused,
-    /// End the machine, and with it this process. Its guest is not asked: that is what
-    /// `POST /v1/vm/power-button` does.
-    Stopped,
-}
-
-/// A change of state.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct VmChange {
-    /// What it is to do.
-    state: WantedState,
-}
-
 /// The machine's state
 #[utoipa::path(get, path = "/v1/vm", operation_id = "get_vm",
     responses((status = 200, description = "The state", body = VmStatus)))]
@@ -112,10 +51,8 @@ pub(super) async fn show(State(api): Api) -> Json<VmStatus> {
 /// opened it closes its own descriptor after the answer.
 #[utoipa::path(put, path = "/v1/vm", operation_id = "put_vm", request_body = VmConfig, responses(
     (status = 204, description = "The machine has this configuration"),
-    (status = 400, description = "The body is not JSON", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    BodyErrors,
     (status = 409, description = "The machine is started already", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field or a wrong value, named; or a descriptor that did not come along or is no vDPA device", body = ErrorBody),
 ))]
 pub(super) async fn configure(
@@ -133,10 +70,8 @@ pub(super) async fn configure(
 #[utoipa::path(patch, path = "/v1/vm", operation_id = "patch_vm",
     request_body = VmChange, responses(
     (status = 204, description = "Done; for Stopped: this process ends now"),
-    (status = 400, description = "The body is not JSON", body = ErrorBody),
-    (status = 408, description = "The body did not come in time", body = ErrorBody),
+    BodyErrors,
     (status = 409, description = "Not from the state that the machine is in", body = ErrorBody),
-    (status = 413, description = "The body is too large", body = ErrorBody),
     (status = 422, description = "An unknown field or state; or the configuration names what cannot be used, such as a device that is busy", body = ErrorBody),
     (status = 500, description = "The host cannot run the machine", body = ErrorBody),
     (status = 503, description = "Too many requests wait, or this process ends", body = ErrorBody),

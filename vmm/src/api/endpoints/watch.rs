@@ -4,12 +4,9 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use serde::Deserialize;
-use utoipa::IntoParams;
+use bellhop_api::machine::{VmState, VmStatus, Watch};
 
 use super::Api;
-use super::vm::VmStatus;
-use crate::api::controller::VmState;
 use crate::api::error::ApiError;
 use crate::http::parameters::Parameters;
 use crate::http::{ErrorBody, HttpError};
@@ -18,18 +15,6 @@ use crate::http::{ErrorBody, HttpError};
 const TIMEOUT_MAX: u64 = 60;
 /// The wait where none is given, in seconds.
 const TIMEOUT: u64 = 30;
-
-/// What is waited for.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct Watch {
-    /// The generation that the client has seen; without, the answer comes at once.
-    since: Option<u64>,
-    /// How long to wait, in seconds: 30 where it is not given, at most 60.
-    #[param(maximum = 60)]
-    timeout_s: Option<u64>,
-}
 
 /// Wait for a change
 ///

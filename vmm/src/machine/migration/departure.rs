@@ -17,6 +17,7 @@ use crate::machine::{Machine, SnapshotError};
 use crate::memory::RamSlot;
 use crate::migration::convergence::Limits;
 use crate::migration::dirty::{DirtyPages, DirtyTracker};
+use crate::migration::endpoint::connect;
 use crate::migration::tls::Tls;
 use crate::migration::{
     self, MachineError, Outcome, RamImage, SendOptions, SourceMachine, Timeouts,
@@ -49,7 +50,7 @@ impl Handle {
     /// Sends the machine to where a process waits for it ([`Machine::bring_up`](super::super::Machine::bring_up) with
     /// [`Origin::Migration`](super::super::Origin)). It runs meanwhile. Returns when it is over, with the result in `migration`; if the
     /// machine has moved, this one ends with [`Exit::Moved`](super::super::Exit::Moved). `tls` is what
-    /// [`SendConfig::load_tls`] gave.
+    /// [`load_tls`](super::load_tls) gave.
     ///
     /// Blocks for as long as it takes: give it a thread.
     pub fn migrate(&self, migration: &Migration, config: &SendConfig, tls: Option<&Tls>) {
@@ -69,7 +70,7 @@ impl Handle {
     }
 
     fn send(&self, migration: &Migration, config: &SendConfig, tls: Option<&Tls>) -> MigrationEnd {
-        let connect = || config.destination.connect(CONNECT, tls);
+        let connect = || connect(&config.destination, CONNECT, tls);
         let first = match connect() {
             Ok(first) => first,
             Err(error) => return stayed(&error),

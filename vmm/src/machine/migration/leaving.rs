@@ -11,7 +11,7 @@
 //! ```
 
 use crate::machine::handle::RequestError;
-use crate::machine::{End, Exit, MachineError};
+use crate::machine::{Exit, MachineError, end};
 
 /// See the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -103,7 +103,7 @@ impl Leaving {
         match (self, &run) {
             (Self::No | Self::Sending, _) | (_, Ok(Exit::Moved | Exit::HandedOver)) => run,
             (Self::Committed, _) => {
-                let how = End::from(&run).detail;
+                let how = end::of_run(&run).detail;
                 tracing::error!(
                     how,
                     "the machine ends while it is not settled where its guest is: look at the other host"
@@ -111,7 +111,7 @@ impl Leaving {
                 Ok(Exit::Unsettled)
             }
             (Self::Moved | Self::Departed, _) => {
-                let how = End::from(&run).detail;
+                let how = end::of_run(&run).detail;
                 tracing::warn!(
                     how,
                     "the machine ends after its guest has moved: it counts as moved"

@@ -5,13 +5,14 @@
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
+use bellhop_api::machine::InFlight;
+
 use super::compat::{self, Document, DocumentDevice, NotMovable};
 use super::leaving::Leaving;
 use super::throttle::{Throttle, Turn};
 use crate::event_loop::Token;
 use crate::kvm::memory_slots::MemorySlots;
 use crate::machine::handle::RequestError;
-use crate::machine::ring_watch::InFlight;
 use crate::machine::saved::SavedMachine;
 use crate::machine::saving::HeldFor;
 use crate::machine::{Machine, MachineError, RunState, state_versions};

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use bellhop_api::machine::MigrationObstacle;
 use vdpa::causes::in_one_line;
 
 use super::compat::NotMovable;
@@ -11,6 +12,7 @@ use super::departure::{CONNECT, SWITCH};
 use super::requests::Offer;
 use super::{Endpoint, SendConfig};
 use crate::machine::handle::{Handle, RequestError};
+use crate::migration::endpoint::connect;
 use crate::migration::protocol::Refusal;
 use crate::migration::tls::Tls;
 use crate::migration::{self, MigrationError, RamImage, Timeouts};
@@ -19,20 +21,11 @@ use crate::migration::{self, MigrationError, RamImage, Timeouts};
 /// API waits (the node daemon: 90 s), and than a migration does.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Why a machine cannot leave.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Obstacle {
-    /// What is in the way, in a sentence.
-    pub reason: String,
-    /// What helps, a command where there is one; `None`: nothing is known.
-    pub remedy: Option<String>,
-}
-
 /// What a machine's move would be like.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trial {
     /// All that is in its way; it can move if there is nothing.
-    pub obstacles: Vec<Obstacle>,
+    pub obstacles: Vec<MigrationObstacle>,
     /// Bytes of guest RAM.
     pub ram_bytes: u64,
     /// Bytes of it that hold data: what the first round sends at most.
@@ -47,7 +40,7 @@ pub struct Trial {
 impl Handle {
     /// Asks whoever waits at the destination whether it would take the machine, which runs on: the vCPUs rest for a moment,
     /// since they say only then which CPU the guest was told that it has. The destination builds the machine to find out, with
-    /// its devices, and waits on. `tls` is what [`SendConfig::load_tls`] gave.
+    /// its devices, and waits on. `tls` is what [`load_tls`](super::load_tls) gave.
     ///
     /// Blocks: give it a thread.
     ///
@@ -62,7 +55,7 @@ impl Handle {
         let offer = match self.on_vmm_thread(|machine| machine.offer(false))? {
             Ok(offer) => Some(offer),
             Err(RequestError::NotMovable(why)) => {
-                obstacles.push(Obstacle::here(&why));
+                obstacles.push(here(&why));
                 None
             }
             Err(error) => return Err(error),
@@ -96,17 +89,17 @@ fn ask(
     tls: Option<&Tls>,
     offer: &Offer,
     ram: &RamImage,
-) -> Result<Result<Duration, Vec<Obstacle>>, RequestError> {
+) -> Result<Result<Duration, Vec<MigrationObstacle>>, RequestError> {
     let compat = match serde_json::to_value(&offer.document) {
         Ok(compat) => compat,
-        Err(error) => return Ok(Err(vec![Obstacle::plain(&error)])),
+        Err(error) => return Ok(Err(vec![plain(&error)])),
     };
-    let stream = match config.destination.connect(CONNECT, tls) {
+    let stream = match connect(&config.destination, CONNECT, tls) {
         Ok(stream) => stream,
         Err(error) => {
-            return Ok(Err(vec![Obstacle {
+            return Ok(Err(vec![MigrationObstacle {
                 remedy: Some(waiting_at(&config.destination)),
-                ..Obstacle::plain(&error)
+                ..plain(&error)
             }]));
         }
     };
@@ -118,9 +111,9 @@ fn ask(
     Ok(match migration::try_out(compat, ram, stream, &timeouts) {
         Ok(()) => Ok(asked.elapsed()),
         Err(MigrationError::Refused { reasons }) => {
-            Err(reasons.into_iter().map(Obstacle::from).collect())
+            Err(reasons.into_iter().map(MigrationObstacle::from).collect())
         }
-        Err(error) => Err(vec![Obstacle::plain(&error)]),
+        Err(error) => Err(vec![plain(&error)]),
     })
 }
 
@@ -138,9 +131,9 @@ fn waiting_at(destination: &Endpoint) -> String {
 }
 
 /// A guest that may stand still only for less than devices and state take is never stopped.
-fn too_short(downtime_ms: u32) -> Option<Obstacle> {
+fn too_short(downtime_ms: u32) -> Option<MigrationObstacle> {
     let needed = SWITCH.as_millis();
-    (u128::from(downtime_ms) < needed).then(|| Obstacle {
+    (u128::from(downtime_ms) < needed).then(|| MigrationObstacle {
         reason: format!(
             "the guest may stand still for {downtime_ms} ms, and devices and state alone are taken to need {needed} ms"
         ),
@@ -148,23 +141,21 @@ fn too_short(downtime_ms: u32) -> Option<Obstacle> {
     })
 }
 
-impl Obstacle {
-    fn plain(error: &dyn std::error::Error) -> Self {
-        Self {
-            reason: in_one_line(error),
-            remedy: None,
-        }
-    }
-
-    fn here(why: &NotMovable) -> Self {
-        Self {
-            remedy: Some(why.remedy()),
-            ..Self::plain(why)
-        }
+fn plain(error: &dyn std::error::Error) -> MigrationObstacle {
+    MigrationObstacle {
+        reason: in_one_line(error),
+        remedy: None,
     }
 }
 
-impl From<Refusal> for Obstacle {
+fn here(why: &NotMovable) -> MigrationObstacle {
+    MigrationObstacle {
+        remedy: Some(why.remedy()),
+        ..plain(why)
+    }
+}
+
+impl From<Refusal> for MigrationObstacle {
     fn from(refusal: Refusal) -> Self {
         let Refusal {
             what,
@@ -191,15 +182,15 @@ mod tests {
             destination: "another one: no feature MRG_RXBUF".to_owned(),
             remedy: "bellhop dev add".to_owned(),
         };
-        let obstacle = Obstacle::from(refusal);
+        let obstacle = MigrationObstacle::from(refusal);
         assert_eq!(
             obstacle.reason,
             "device net0 is what the guest relies on here and another one: no feature MRG_RXBUF there"
         );
         assert_eq!(obstacle.remedy.as_deref(), Some("bellhop dev add"));
-        assert_eq!(Obstacle::from(Refusal::default()).remedy, None);
+        assert_eq!(MigrationObstacle::from(Refusal::default()).remedy, None);
 
-        let disk = Obstacle::here(&NotMovable::Disk("data".to_owned()));
+        let disk = here(&NotMovable::Disk("data".to_owned()));
         assert!(disk.reason.contains("data"), "{}", disk.reason);
         assert!(disk.remedy.unwrap().contains("/v1/vm/disks/data"));
     }

@@ -21,7 +21,7 @@
 //! say where the driver is, but a device skips those of a chain that it uses, so they do not say
 //! what is in flight. Those are not watched, and the state says so.
 
-mod in_flight;
+pub(super) mod in_flight;
 mod queue;
 
 use std::io;
@@ -39,7 +39,6 @@ use vm_memory::{Address as _, Bytes as _, GuestAddress};
 
 use self::queue::{Event, QueueWatch};
 
-pub use self::in_flight::InFlight;
 pub use self::queue::{Alarm, WatchState, WatchStatus};
 
 /// Time between two samples.

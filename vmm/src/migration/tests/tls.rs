@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::migration::endpoint::{Endpoint, Listener, Stream};
+use crate::migration::endpoint::{Endpoint, Listener, Stream, connect};
 use crate::migration::tls::Tls;
 use crate::migration::tls::tests::{both_hosts, listen};
 
@@ -45,11 +45,7 @@ fn migrate_by_tls(
             let first = first(listener);
             receive(destination, first, &mut accept, receive_options, &monitor)
         });
-        let connect = || {
-            endpoint
-                .connect(PATIENCE, Some(tls))
-                .map_err(io::Error::other)
-        };
+        let connect = || connect(endpoint, PATIENCE, Some(tls)).map_err(io::Error::other);
         let first = connect().unwrap();
         let mut number = 0;
         let mut connect = || {
@@ -183,7 +179,7 @@ fn strangers_at_the_door_do_not_end_it() {
     let (mut source, mut destination) = (full_guest(), Guest::new());
     let mut strangers = Vec::new();
     let mut knock = |number| {
-        let mut plain = endpoint.connect(PATIENCE, None).unwrap();
+        let mut plain = connect(&endpoint, PATIENCE, None).unwrap();
         match number {
             // Says nothing.
             1 => {}
@@ -191,7 +187,7 @@ fn strangers_at_the_door_do_not_end_it() {
             // Hangs up.
             3 => return,
             _ => {
-                let mut other = endpoint.connect(PATIENCE, Some(&stranger)).unwrap();
+                let mut other = connect(&endpoint, PATIENCE, Some(&stranger)).unwrap();
                 other.set_timeout(Duration::from_millis(1)).unwrap();
                 // As far as the first words of the handshake; if those are answered at once, as far as the certificate, which
                 // it does not know.
@@ -227,7 +223,7 @@ fn many_silent_strangers_use_up_nothing_of_the_source() {
     let mut knock = |number| {
         // More than were once put up with: those who say nothing first, then those who hang up.
         for _ in 0..18 {
-            let stranger = endpoint.connect(PATIENCE, None).unwrap();
+            let stranger = connect(&endpoint, PATIENCE, None).unwrap();
             if number == 1 {
                 strangers.push(stranger);
             }
@@ -255,9 +251,9 @@ fn a_source_is_heard_among_those_who_came_first_and_say_nothing() {
     let (listener, endpoint) = listen(Some(far));
     let (mut source, mut destination) = (full_guest(), Guest::new());
     let silent: Vec<Stream> = (0..20)
-        .map(|_| endpoint.connect(PATIENCE, None).unwrap())
+        .map(|_| connect(&endpoint, PATIENCE, None).unwrap())
         .collect();
-    let mut unknown = endpoint.connect(PATIENCE, Some(&stranger)).unwrap();
+    let mut unknown = connect(&endpoint, PATIENCE, Some(&stranger)).unwrap();
     unknown.set_timeout(Duration::from_millis(1)).unwrap();
     let error = unknown.write(b"HELLO").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WouldBlock);
@@ -269,11 +265,7 @@ fn a_source_is_heard_among_those_who_came_first_and_say_nothing() {
             let visitor = greet(&mut accept, &options, &monitor).unwrap();
             receive_from(&mut destination, visitor, &mut accept, &options, &monitor)
         });
-        let connect = || {
-            endpoint
-                .connect(PATIENCE, Some(&near))
-                .map_err(io::Error::other)
-        };
+        let connect = || connect(&endpoint, PATIENCE, Some(&near)).map_err(io::Error::other);
         let (ram, first) = (source.image(), connect().unwrap());
         let monitor = Monitor::default();
         let options = send_options(2);
@@ -298,7 +290,7 @@ fn a_source_is_heard_among_those_who_came_first_and_say_nothing() {
 fn nobody_is_greeted_any_more_once_it_is_cancelled() {
     let (_, far) = both_hosts();
     let (listener, endpoint) = listen(Some(far));
-    let _silent = endpoint.connect(PATIENCE, None).unwrap();
+    let _silent = connect(&endpoint, PATIENCE, None).unwrap();
     let monitor = Monitor::default();
     monitor.cancel.cancel();
     let greeted = greet(&mut || listener.accept(), &receive_options(), &monitor);
@@ -326,26 +318,15 @@ fn silence_instead_of_a_handshake_ends_in_time_on_either_side() {
         ..send_options(1)
     };
     let (ram, monitor) = (source.image(), Monitor::default());
-    let connect = || {
-        endpoint
-            .connect(PATIENCE, Some(&near))
-            .map_err(io::Error::other)
-    };
-    let first = connect().unwrap();
-    let left = send(
-        &mut source,
-        &ram,
-        first,
-        &mut || connect(),
-        &options,
-        &monitor,
-    );
+    let dial = || connect(&endpoint, PATIENCE, Some(&near)).map_err(io::Error::other);
+    let first = dial().unwrap();
+    let left = send(&mut source, &ram, first, &mut || dial(), &options, &monitor);
     assert!(chain(&left).contains("silent"), "{left:?}");
     assert!(source.runs());
 
     // A source that does so.
     let (listener, endpoint) = listen(Some(far));
-    let _silent = endpoint.connect(PATIENCE, None).unwrap();
+    let _silent = connect(&endpoint, PATIENCE, None).unwrap();
     let mut destination = Guest::new();
     let options = ReceiveOptions {
         timeouts: patience,

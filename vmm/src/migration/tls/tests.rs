@@ -20,7 +20,7 @@ use rustls::pki_types::CertificateDer;
 use super::*;
 use crate::credentials::FileError;
 use crate::migration::Connection as _;
-use crate::migration::endpoint::{Endpoint, EndpointError, Listener, Stream};
+use crate::migration::endpoint::{Endpoint, EndpointError, Listener, Stream, connect};
 use certificates::{Identity, Validity};
 
 const HOST: &str = "127.0.0.1";
@@ -95,7 +95,7 @@ fn accept(listener: &Listener) -> Stream {
 /// Both ends of a connection: the source's, the destination's.
 fn connected(source: &Tls, destination: &Tls) -> (Stream, Stream) {
     let (listener, endpoint) = listen(Some(destination.clone()));
-    let mut near = endpoint.connect(PATIENCE, Some(source)).unwrap();
+    let mut near = connect(&endpoint, PATIENCE, Some(source)).unwrap();
     near.set_timeout(SLICE).unwrap();
     (near, accept(&listener))
 }
@@ -257,7 +257,7 @@ fn the_destination_must_be_the_host_that_was_dialled() {
         let mut word = [0; 5];
         hear(&mut accept(&listener), &mut word).map(|()| word)
     });
-    let mut near = localhost.connect(PATIENCE, Some(&source)).unwrap();
+    let mut near = connect(&localhost, PATIENCE, Some(&source)).unwrap();
     near.set_timeout(SLICE).unwrap();
     say(&mut near, b"HELLO").unwrap();
     assert_eq!(&there.join().unwrap().unwrap(), b"HELLO");
@@ -344,7 +344,7 @@ fn garbage_instead_of_a_handshake_ends_it_for_good() {
     let garbage: [&[u8]; 4] = [b"GET / HTTP/1.1\r\n\r\n", &record, &huge, &[0; 100_000]];
     for bytes in garbage {
         let (listener, endpoint) = listen(Some(destination.clone()));
-        let mut stranger = endpoint.connect(PATIENCE, None).unwrap();
+        let mut stranger = connect(&endpoint, PATIENCE, None).unwrap();
         let mut arrived = accept(&listener);
         let sender = {
             let bytes = bytes.to_vec();
@@ -367,7 +367,7 @@ fn garbage_instead_of_a_handshake_ends_it_for_good() {
 
     // The destination speaks no TLS.
     let (listener, endpoint) = listen(None);
-    let mut near = endpoint.connect(PATIENCE, Some(&source)).unwrap();
+    let mut near = connect(&endpoint, PATIENCE, Some(&source)).unwrap();
     near.set_timeout(SLICE).unwrap();
     let mut far = accept(&listener);
     say(&mut far, b"these are frames without TLS").unwrap();
@@ -380,7 +380,7 @@ fn garbage_instead_of_a_handshake_ends_it_for_good() {
 fn silence_and_dribble_hold_no_call_for_long() {
     let (source, destination) = both_hosts();
     let (listener, endpoint) = listen(Some(destination));
-    let mut stranger = endpoint.connect(PATIENCE, None).unwrap();
+    let mut stranger = connect(&endpoint, PATIENCE, None).unwrap();
     let mut arrived = accept(&listener);
     let mut byte = [0];
     let in_time = |call: &mut dyn FnMut() -> io::Result<usize>| {
@@ -423,8 +423,8 @@ fn silence_and_dribble_hold_no_call_for_long() {
     dribble.join().unwrap();
 
     // Others are not kept waiting by it.
-    let _silent = endpoint.connect(PATIENCE, None).unwrap();
-    let mut good = endpoint.connect(PATIENCE, Some(&source)).unwrap();
+    let _silent = connect(&endpoint, PATIENCE, None).unwrap();
+    let mut good = connect(&endpoint, PATIENCE, Some(&source)).unwrap();
     good.set_timeout(SLICE).unwrap();
     let there = thread::spawn(move || {
         let mut word = [0; 5];
@@ -540,7 +540,7 @@ fn a_unix_socket_takes_no_certificates() {
     let (tls, _) = both_hosts();
     let unix = Endpoint::Unix("/nonexistent/socket".into());
     for error in [
-        unix.connect(PATIENCE, Some(&tls)).unwrap_err(),
+        connect(&unix, PATIENCE, Some(&tls)).unwrap_err(),
         Listener::bind(&unix, Some(tls)).unwrap_err(),
     ] {
         assert!(

@@ -1,55 +1,25 @@
 //! `bellhop vm migrate --dry-run`, `bellhop vm compat`: whether a VM could move, and what that would cost.
 
+use bellhop_api::machine::{Forecast, MigrationObstacle, MigrationTrial};
 use hyper::Method;
-use serde::Deserialize;
-use serde_json::Value;
+use serde::Serialize;
 
-use super::super::{CommandError, MAKING};
-use crate::client::{ClientError, Node};
+use super::super::{CommandError, MAKING, read};
+use crate::client::Node;
 use crate::exit::Code;
 use crate::listing::{Format, printable};
-
-/// What the machine has found out.
-#[derive(Debug, Deserialize)]
-struct Trial {
-    destination: String,
-    movable: bool,
-    obstacles: Vec<Obstacle>,
-    /// None if the other node does not even wait for the machine, so that it was not asked.
-    #[serde(flatten)]
-    forecast: Option<Forecast>,
-}
-
-/// What it would cost.
-#[derive(Debug, Deserialize)]
-struct Forecast {
-    ram_bytes: u64,
-    data_bytes: u64,
-    bytes_per_second: Option<u64>,
-    copy_ms: Option<u64>,
-    /// A VMM of before does not say it.
-    prepare_ms: Option<u64>,
-    downtime_min_ms: u64,
-    downtime_max_ms: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Obstacle {
-    reason: String,
-    remedy: Option<String>,
-}
 
 /// Asks, shows the answer, and ends with it.
 pub(in crate::commands::vm) fn execute(
     node: &Node,
     at: &str,
-    wanted: &Value,
+    wanted: &impl Serialize,
     format: Format,
 ) -> Result<Code, CommandError> {
     let (_, answer) = node.send(Method::POST, at, wanted, MAKING)?;
-    let trial = Trial::deserialize(&answer).map_err(ClientError::from_answer)?;
+    let trial = read::<MigrationTrial>(&answer)?;
     format
-        .print(&answer, || trial.text())
+        .print(&answer, || text(&trial))
         .map_err(CommandError::Output)?;
     Ok(if trial.movable {
         Code::Success
@@ -63,54 +33,51 @@ fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-impl Trial {
-    fn text(&self) -> String {
-        let answer = if self.movable { "yes" } else { "no" };
-        let mut text = format!("movable to {}: {answer}\n", printable(&self.destination));
-        for Obstacle { reason, remedy } in &self.obstacles {
-            text.push_str(&format!("  {}\n", printable(reason)));
-            if let Some(remedy) = remedy {
-                text.push_str(&format!("    what helps: {}\n", printable(remedy)));
-            }
+fn text(trial: &MigrationTrial) -> String {
+    let answer = if trial.movable { "yes" } else { "no" };
+    let mut text = format!("movable to {}: {answer}\n", printable(&trial.destination));
+    for MigrationObstacle { reason, remedy } in &trial.obstacles {
+        text.push_str(&format!("  {}\n", printable(reason)));
+        if let Some(remedy) = remedy {
+            text.push_str(&format!("    what helps: {}\n", printable(remedy)));
         }
-        if let Some(forecast) = &self.forecast {
-            forecast.add_to(&mut text);
-        }
-        text
     }
+    if let Some(forecast) = &trial.forecast {
+        add_to(&mut text, forecast);
+    }
+    text
 }
 
-impl Forecast {
-    fn add_to(&self, text: &mut String) {
+fn add_to(text: &mut String, forecast: &Forecast) {
+    text.push_str(&format!(
+        "memory: {} MiB, of which {} MiB hold data\n",
+        mib(forecast.ram_bytes),
+        mib(forecast.data_bytes)
+    ));
+    text.push_str(&match (forecast.bytes_per_second, forecast.copy_ms) {
+        (Some(rate), Some(time)) => format!(
+            "rate: {} MiB/s when it was last sent there, so {:.1} s for all of that once\n",
+            mib(rate),
+            std::time::Duration::from_millis(time).as_secs_f64()
+        ),
+        _ => "rate: not known, it has not been sent there yet\n".to_owned(),
+    });
+    if let Some(time) = forecast.prepare_ms {
         text.push_str(&format!(
-            "memory: {} MiB, of which {} MiB hold data\n",
-            mib(self.ram_bytes),
-            mib(self.data_bytes)
-        ));
-        text.push_str(&match (self.bytes_per_second, self.copy_ms) {
-            (Some(rate), Some(time)) => format!(
-                "rate: {} MiB/s when it was last sent there, so {:.1} s for all of that once\n",
-                mib(rate),
-                std::time::Duration::from_millis(time).as_secs_f64()
-            ),
-            _ => "rate: not known, it has not been sent there yet\n".to_owned(),
-        });
-        if let Some(time) = self.prepare_ms {
-            text.push_str(&format!(
-                "beforehand: {time} ms there to open devices and map all memory for them (measured just now)\n"
-            ));
-        }
-        text.push_str(&format!(
-            "downtime: about {} ms if the guest writes nothing meanwhile (an assumption), {} ms at most are allowed\n",
-            self.downtime_min_ms, self.downtime_max_ms
+            "beforehand: {time} ms there to open devices and map all memory for them (measured just now)\n"
         ));
     }
+    text.push_str(&format!(
+        "downtime: about {} ms if the guest writes nothing meanwhile (an assumption), {} ms at most are allowed\n",
+        forecast.downtime_min_ms, forecast.downtime_max_ms
+    ));
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
-    use serde_json::json;
 
     fn answer(movable: bool) -> Value {
         let obstacles = if movable {
@@ -131,8 +98,7 @@ mod tests {
     #[test]
     fn what_can_move_has_a_forecast() {
         let mut answer = answer(true);
-        let trial = Trial::deserialize(&answer).unwrap();
-        let text = trial.text();
+        let said = text(&read(&answer).unwrap());
         for part in [
             "movable to tcp:b:7444: yes\n",
             "1024 MiB, of which 101 MiB",
@@ -140,12 +106,12 @@ mod tests {
             "25 ms",
             "300 ms",
         ] {
-            assert!(text.contains(part), "{text}");
+            assert!(said.contains(part), "{said}");
         }
         answer["bytes_per_second"] = (50 << 20).into();
         answer["copy_ms"] = 2020.into();
         answer["prepare_ms"] = 170.into();
-        let text = Trial::deserialize(&answer).unwrap().text();
+        let text = text(&read(&answer).unwrap());
         assert!(
             text.contains("50 MiB/s") && text.contains("2.0 s") && text.contains("170 ms there"),
             "{text}"
@@ -156,7 +122,7 @@ mod tests {
     fn a_node_that_does_not_even_wait_says_why_without_a_forecast() {
         let answer = json!({ "destination": "https://b:1 (as web)", "movable": false,
             "obstacles": [{ "reason": "its kernel /k is not on this host: copy it there", "remedy": null }] });
-        let text = Trial::deserialize(&answer).unwrap().text();
+        let text = text(&read(&answer).unwrap());
         assert!(
             text.starts_with("movable to https://b:1 (as web): no\n  its kernel"),
             "{text}"
@@ -166,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_cannot_says_why_and_what_helps() {
-        let text = Trial::deserialize(&answer(false)).unwrap().text();
+        let text = text(&read(&answer(false)).unwrap());
         assert!(
             text.starts_with("movable to tcp:b:7444: no\n  device net0"),
             "{text}"

@@ -1,15 +1,13 @@
-//! The names of virtual machines and of their NICs, and the names that follow from them.
+//! The names of virtual machines, and the names that follow from them and from those of their NICs.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use bellhop_api::node::NicId;
+use serde::Serialize;
 
 /// The longest name of a virtual machine, in bytes.
 const VM_NAME_MAX: usize = 63;
-/// The longest name of a NIC, in bytes: what the machine's own API takes.
-const NIC_ID_MAX: usize = 64;
 
 /// The name of a virtual machine: 1 to 63 of `a-z`, `0-9` and `-`, not `-` first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -31,7 +29,7 @@ impl VmName {
     /// The name of the vDPA device that is made for a NIC of this machine. No other machine's can have it:
     /// a machine's name has no dot.
     pub(crate) fn device(&self, nic: &NicId) -> String {
-        format!("{}.{}", self.0, nic.0)
+        format!("{}.{}", self.0, nic)
     }
 
     /// The name of the vDPA device that is made to stand by for that one. No other NIC's can have it: a NIC's name has no tilde.
@@ -41,7 +39,7 @@ impl VmName {
 
     /// What the record of such a device says about whose it is.
     pub(crate) fn owner(&self, nic: &NicId) -> String {
-        format!("{OWNER}{}/{}", self.0, nic.0)
+        format!("{OWNER}{}/{}", self.0, nic)
     }
 }
 
@@ -68,48 +66,6 @@ impl FromStr for VmName {
 }
 
 impl fmt::Display for VmName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// The name of a NIC: 1 to 64 letters, digits, `.`, `_`, `:` or `-`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Cow<'_, str>")]
-pub(crate) struct NicId(String);
-
-/// What cannot name a NIC.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a NIC's name has 1 to {NIC_ID_MAX} letters, digits, dots, underscores, colons or hyphens")]
-pub(crate) struct BadNicId;
-
-impl NicId {
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for NicId {
-    type Err = BadNicId;
-
-    fn from_str(text: &str) -> Result<Self, BadNicId> {
-        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-        match (1..=NIC_ID_MAX).contains(&text.len()) && text.bytes().all(known) {
-            true => Ok(Self(text.to_owned())),
-            false => Err(BadNicId),
-        }
-    }
-}
-
-impl TryFrom<Cow<'_, str>> for NicId {
-    type Error = BadNicId;
-
-    fn try_from(text: Cow<'_, str>) -> Result<Self, BadNicId> {
-        text.parse()
-    }
-}
-
-impl fmt::Display for NicId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

@@ -7,6 +7,7 @@ mod stand_by;
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use bellhop_api::node::{NicKind, NicSettings, NicStandBy};
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
@@ -16,92 +17,10 @@ use vdpa::mgmt::connectivity::Connectivity;
 use vdpa::mgmt::link::VlanId;
 use vdpa::mgmt::nic::{Kind, NicRequest};
 use vdpa::mgmt::sriov::Rates;
-use vmm::config::{DoorbellMode, MacAddress, VdpaConfig, VdpaSource};
+use vmm::config::{MacAddress, VdpaConfig, VdpaSource};
 
-use self::stand_by::NicStandBy;
+use self::stand_by::{has_as, keeps_stand_by, stand_by_source};
 use super::{BadSpec, NicId, VmName};
-
-/// What of a NIC a vDPA device is made on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum NicKind {
-    /// A management device as it is, a subfunction in switchdev mode, else a virtual function.
-    #[default]
-    Auto,
-    /// A virtual function.
-    Vf,
-    /// A subfunction.
-    Sf,
-}
-
-/// A NIC of a virtual machine: made from a NIC of the host (`from`), or a vDPA device that is there already (`path` or
-/// `device`).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct RawNic {
-    /// Its name in this machine.
-    #[schema(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
-    id: NicId,
-    /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a management device such as
-    /// `vdpasim_net`. It is taken back when the machine goes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    from: Option<String>,
-    /// A vhost-vdpa character device that is there already.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    path: Option<PathBuf>,
-    /// A vDPA device that is there already, by its name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    device: Option<String>,
-    /// What of the NIC it is made on.
-    #[serde(default, skip_serializing_if = "is_default")]
-    kind: NicKind,
-    /// The bridge that it is connected with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    bridge: Option<String>,
-    /// The VLAN that it is in, without seeing tags.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 4094)]
-    vlan: Option<u16>,
-    /// The MAC address that the guest sees.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
-    mac: Option<MacAddress>,
-    /// Its MTU, in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 68)]
-    mtu: Option<u16>,
-    /// Its queue pairs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 32768)]
-    queue_pairs: Option<u16>,
-    /// What it sends at most, in Mbit/s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
-    max_tx_rate: Option<u32>,
-    /// What it can always send, in Mbit/s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
-    min_tx_rate: Option<u32>,
-    /// How many virtual functions the host's NIC gets if it has none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
-    virtual_functions: Option<u32>,
-    /// Whether the guest kicks by stores in the device's own doorbell pages.
-    #[serde(default, skip_serializing_if = "is_default")]
-    #[schema(value_type = String, pattern = "^(auto|on|off)$", default = "auto")]
-    doorbell: DoorbellMode,
-    /// Kick the device and interrupt the driver, once, when a queue hangs.
-    #[serde(default, skip_serializing_if = "is_default")]
-    rescue: bool,
-    /// The device that stands by for it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    failover: Option<NicStandBy>,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
-}
 
 /// Where a NIC's device comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,12 +44,12 @@ pub(crate) enum ExistingDevice {
 
 /// A NIC of a virtual machine, checked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "RawNic", into = "RawNic")]
+#[serde(try_from = "NicSettings", into = "NicSettings")]
 pub(crate) struct NicSpec {
     id: NicId,
     source: NicSource,
     stand_by: Option<NicSource>,
-    raw: RawNic,
+    raw: NicSettings,
 }
 
 impl NicSpec {
@@ -151,29 +70,23 @@ impl NicSpec {
     /// it if that is this device, or made.
     pub(crate) fn moved_to(&self, device: ExistingDevice) -> Self {
         let stands_by = self.raw.failover.as_ref();
-        let failover = stands_by.and_then(|stands_by| stands_by.of_moved(&device));
+        let failover = stands_by
+            .filter(|stands_by| keeps_stand_by(stands_by, &device))
+            .cloned();
         let stand_by = self.stand_by.clone().filter(|_| failover.is_some());
         let (source, path, name) = match device {
             ExistingDevice::Path(path) => (NicSource::Path(path.clone()), Some(path), None),
             ExistingDevice::Name(name) => (NicSource::Device(name.clone()), None, Some(name)),
         };
-        let raw = RawNic {
-            id: self.id.clone(),
-            from: None,
+        let raw = NicSettings {
+            id: Some(self.id.clone()),
             path,
             device: name,
-            kind: NicKind::default(),
-            bridge: None,
-            vlan: None,
             mac: self.raw.mac,
-            mtu: None,
-            queue_pairs: None,
-            max_tx_rate: None,
-            min_tx_rate: None,
-            virtual_functions: None,
             doorbell: self.raw.doorbell,
             rescue: self.raw.rescue,
             failover,
+            ..NicSettings::default()
         };
         Self {
             id: self.id.clone(),
@@ -217,7 +130,7 @@ impl NicSpec {
             raw.failover = raw.failover.map(|_| NicStandBy::made_of(from));
         }
         if raw.from.is_some() {
-            raw.has_as(device);
+            has_as(&mut raw, device);
         }
         Self::try_from(raw).map_err(|error| BadSpec::Nic(error.to_string()))
     }
@@ -235,7 +148,7 @@ impl NicSpec {
     }
 }
 
-impl From<NicSpec> for RawNic {
+impl From<NicSpec> for NicSettings {
     fn from(nic: NicSpec) -> Self {
         nic.raw
     }
@@ -244,7 +157,7 @@ impl From<NicSpec> for RawNic {
 // The names of fields are all that a client needs to see of it.
 impl PartialSchema for NicSpec {
     fn schema() -> RefOr<Schema> {
-        RawNic::schema()
+        NicSettings::schema()
     }
 }
 
@@ -254,13 +167,16 @@ impl ToSchema for NicSpec {
     }
 
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        <RawNic as ToSchema>::schemas(schemas);
+        <NicSettings as ToSchema>::schemas(schemas);
     }
 }
 
 /// What is wrong with a NIC.
 #[derive(Debug, thiserror::Error)]
-enum BadNic {
+pub(crate) enum BadNic {
+    // As serde says it of a field that is not optional.
+    #[error("missing field `id`")]
+    NoId,
     #[error("{id} has {count} of from, path and device: give one", id = .id)]
     Source { id: NicId, count: usize },
     #[error("{id} has {what}, which is for devices that are made (`from`): leave it out")]
@@ -273,13 +189,13 @@ enum BadNic {
     Value { id: NicId, why: String },
 }
 
-impl TryFrom<RawNic> for NicSpec {
+impl TryFrom<NicSettings> for NicSpec {
     type Error = BadNic;
 
-    fn try_from(raw: RawNic) -> Result<Self, BadNic> {
-        let id = raw.id.clone();
+    fn try_from(raw: NicSettings) -> Result<Self, BadNic> {
+        let id = raw.id.clone().ok_or(BadNic::NoId)?;
         let source = match (&raw.from, &raw.path, &raw.device) {
-            (Some(from), None, None) => NicSource::From(Box::new(request(&raw, from)?)),
+            (Some(from), None, None) => NicSource::From(Box::new(request(&id, &raw, from)?)),
             (None, Some(path), None) => NicSource::Path(path.clone()),
             (None, None, Some(device)) => NicSource::Device(device.clone()),
             (from, path, device) => {
@@ -306,7 +222,7 @@ impl TryFrom<RawNic> for NicSpec {
         let stand_by = raw
             .failover
             .as_ref()
-            .map(|stand_by| stand_by.source(&raw, &source))
+            .map(|stand_by| stand_by_source(stand_by, &id, &raw, &source))
             .transpose()?;
         Ok(Self {
             id,
@@ -318,9 +234,9 @@ impl TryFrom<RawNic> for NicSpec {
 }
 
 /// What is to be made, without name and owner.
-fn request(raw: &RawNic, from: &str) -> Result<NicRequest, BadNic> {
+fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, BadNic> {
     let wrong = |why: String| BadNic::Value {
-        id: raw.id.clone(),
+        id: id.clone(),
         why,
     };
     let rates = match (raw.min_tx_rate, raw.max_tx_rate) {

@@ -11,10 +11,12 @@
 //! The source hears where the process waits only when the record says that it is there. So what a daemon finds half made was
 //! never sent anything, and what it finds waiting may have got the guest meanwhile: [`super::super::arrival`] is the table.
 
+use bellhop_api::machine::End;
+
 use super::super::arrival::{Arrival, AtEnd, Coming, at_end};
 use super::super::departure::Departure;
 use super::super::error::LifeError;
-use super::super::record::{LastEnd, Record};
+use super::super::record::Record;
 use super::super::spec::VmSpec;
 use super::Life;
 
@@ -71,7 +73,7 @@ impl Life<'_> {
 
     /// The process that waited has ended so. What that comes to is in the record, but for [`AtEnd::TakeBack`]: all that there
     /// is of the machine is to be taken back then.
-    pub(crate) fn waited(&self, record: &mut Record, end: &LastEnd) -> AtEnd {
+    pub(crate) fn waited(&self, record: &mut Record, end: &End) -> AtEnd {
         let Some(arrival) = &record.arrival else {
             return AtEnd::WasHere;
         };

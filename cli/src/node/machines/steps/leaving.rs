@@ -9,12 +9,13 @@
 //! that the guest may be elsewhere; what it knows beyond that is in [`super::super::departure`].
 
 use axum::http::StatusCode;
+use bellhop_api::machine::{End, EndReason};
 
 use super::super::departure::{
     Account, Answered, Departure, Process, Verdict, after_request, judge,
 };
 use super::super::error::{LifeError, StepError};
-use super::super::record::{EndedBecause, LastEnd, Record};
+use super::super::record::Record;
 use super::super::spec::Desired;
 use super::super::vmm::VmmError;
 use super::{Life, Passed, SendRequest};
@@ -103,9 +104,9 @@ impl Life<'_> {
         &self,
         record: &mut Record,
         peer: Option<Peer>,
-        end: LastEnd,
-    ) -> Result<Option<LastEnd>, LifeError> {
-        match peer.filter(|_| end.reason == EndedBecause::Moved) {
+        end: End,
+    ) -> Result<Option<End>, LifeError> {
+        match peer.filter(|_| end.reason == EndReason::Moved) {
             Some(peer) if self.leaves_to(record, &peer)? => Ok(None),
             _ => Ok(Some(end)),
         }
@@ -140,8 +141,8 @@ impl Life<'_> {
         } else {
             after.arrival = None;
             after.spec.state = Desired::Stopped;
-            after.last_end = Some(LastEnd {
-                reason: EndedBecause::Moved,
+            after.last_end = Some(End {
+                reason: EndReason::Moved,
                 detail: "somebody said that its guest runs elsewhere".to_owned(),
             });
         }
@@ -153,9 +154,9 @@ impl Life<'_> {
 }
 
 /// What the end of a machine's process comes to: it may have moved, although nobody has said so at its end.
-pub(super) fn account_of(record: &mut Record, end: LastEnd) -> LastEnd {
-    let moved = end.reason == EndedBecause::Moved;
-    match judge(record.departure.as_ref(), Process::Gone(end.reason.into())) {
+pub(super) fn account_of(record: &mut Record, end: End) -> End {
+    let moved = end.reason == EndReason::Moved;
+    match judge(record.departure.as_ref(), Process::Gone(end.reason)) {
         Verdict::Here => end,
         Verdict::Open => {
             record.departure.get_or_insert_with(Departure::unknown);
@@ -166,8 +167,8 @@ pub(super) fn account_of(record: &mut Record, end: LastEnd) -> LastEnd {
             record.spec.state = Desired::Stopped;
             match moved {
                 true => end,
-                false => LastEnd {
-                    reason: EndedBecause::Moved,
+                false => End {
+                    reason: EndReason::Moved,
                     detail: format!("it was sent to another process; then {}", end.detail),
                 },
             }

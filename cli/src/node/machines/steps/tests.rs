@@ -253,12 +253,12 @@ impl<'a> Daemon<'a> {
                     if life.stop(record).is_ok() {
                         let reason = match deed {
                             // It has said so at its end.
-                            _ if said == Some(Account::There) => EndedBecause::Moved,
-                            Deed::Crash => EndedBecause::Crashed,
-                            _ => EndedBecause::PoweredOff,
+                            _ if said == Some(Account::There) => EndReason::Moved,
+                            Deed::Crash => EndReason::Crashed,
+                            _ => EndReason::PoweredOff,
                         };
                         let detail = String::new();
-                        life.ended(record, LastEnd { reason, detail });
+                        life.ended(record, End { reason, detail });
                     }
                 }
             }
@@ -641,16 +641,16 @@ fn a_kill_at_each_step_of_creation_and_deletion_leaves_a_machine_or_nothing() {
 #[test]
 fn the_policy_decides_who_comes_back() {
     for (restart, because, back) in [
-        (Restart::Never, EndedBecause::Crashed, false),
-        (Restart::OnFailure, EndedBecause::Crashed, true),
-        (Restart::OnFailure, EndedBecause::Killed, true),
-        (Restart::OnFailure, EndedBecause::PoweredOff, false),
-        (Restart::Always, EndedBecause::PoweredOff, true),
-        (Restart::Always, EndedBecause::Moved, false),
-        (Restart::Always, EndedBecause::Stopped, true),
+        (Restart::Never, EndReason::Crashed, false),
+        (Restart::OnFailure, EndReason::Crashed, true),
+        (Restart::OnFailure, EndReason::Killed, true),
+        (Restart::OnFailure, EndReason::PoweredOff, false),
+        (Restart::Always, EndReason::PoweredOff, true),
+        (Restart::Always, EndReason::Moved, false),
+        (Restart::Always, EndReason::Stopped, true),
         // Once somebody has said that the guest is here.
-        (Restart::OnFailure, EndedBecause::Unsettled, true),
-        (Restart::Never, EndedBecause::Unsettled, false),
+        (Restart::OnFailure, EndReason::Unsettled, true),
+        (Restart::Never, EndReason::Unsettled, false),
     ] {
         assert_eq!(again(restart, because), back, "{restart:?} {because:?}");
     }

@@ -115,9 +115,16 @@ fn restores_where_it_was_saved() {
     let saved = before.save();
     let bytes = postcard::to_stdvec(&saved).unwrap();
     let saved: SavedQueue = postcard::from_bytes(&bytes).unwrap();
-    let restore = |saved, features| {
-        let memory = Arc::clone(&driver.memory);
-        UserspaceQueue::restore(driver.queue(), saved, 256, features, memory)
+<<<<<<< ours
+    let restore = |saved: SavedQueue, features: RingFeatures| {
+=======
+    let restore = |saved, features: RingFeatures| {
+>>>>>>> theirs
+        let mut queue = driver.queue();
+        if !features.packed {
+            queue.addresses.size = 8;
+        }
+        UserspaceQueue::restore(queue, saved, 256, features, Arc::clone(&driver.memory))
     };
     let mut after = restore(saved, PACKED).unwrap();
     assert!(driver.interrupted());

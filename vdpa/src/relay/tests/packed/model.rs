@@ -8,8 +8,8 @@ use super::super::super::{Pass, Relay, RelayError, ShadowQueue, Strategy};
 use super::super::model::{Log, Space};
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
-use crate::ring::packed::{DriverQueue, GuestRing};
-use crate::ring::{self, Direction, PackedLayout, Piece, RingFeatures, Used};
+use crate::ring::packed::GuestRing;
+use crate::ring::{self, Direction, DriverQueue, PackedLayout, Piece, RingFeatures, Used};
 
 pub(super) const SIZE: u16 = 8;
 const RAM: u64 = 1 << 20;
@@ -297,8 +297,7 @@ impl World {
             in_order: false,
             indirect: true,
         };
-        let layout = PackedLayout::new(SIZE).unwrap();
-        let ring = DriverQueue::new(buffer, layout, 0, features).unwrap();
+        let ring = DriverQueue::new(buffer, SIZE, 0, features).unwrap();
         Self {
             device: Device {
                 space: space.clone(),

@@ -6,7 +6,7 @@ use super::*;
 fn queue(features: RingFeatures) -> (DriverQueue, Arc<SharedBuffer>, PackedLayout) {
     let layout = PackedLayout::new(8).unwrap();
     let buffer = Arc::new(SharedBuffer::new(layout.size(), 0x7000_0000).unwrap());
-    let queue = DriverQueue::new(Arc::clone(&buffer), layout, 0, features).unwrap();
+    let queue = DriverQueue::new(Arc::clone(&buffer), 8, 0, features).unwrap();
     (queue, buffer, layout)
 }
 
@@ -32,7 +32,7 @@ fn addresses_are_those_of_the_layout() {
     assert_eq!(queue.addresses(), expected);
     assert_eq!((queue.size(), layout.size()), (8, 8192));
     let small = Arc::new(SharedBuffer::new(4096, 0).unwrap());
-    assert!(DriverQueue::new(small, layout, 0, features(false, false)).is_err());
+    assert!(DriverQueue::new(small, 8, 0, features(false, false)).is_err());
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn an_indirect_table_takes_one_descriptor() {
     let size = layout.size() + 4096;
     let buffer = Arc::new(SharedBuffer::new(size, 0x7000_0000).unwrap());
     let features = features(false, false);
-    let mut queue = DriverQueue::new(Arc::clone(&buffer), layout, 0, features).unwrap();
+    let mut queue = DriverQueue::new(Arc::clone(&buffer), 8, 0, features).unwrap();
     let chain = [reads(0x100, 12), writes(0x300, 4)];
     queue.add_indirect(&chain, layout.size()).unwrap();
     assert_eq!(

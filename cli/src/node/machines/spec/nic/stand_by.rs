@@ -3,15 +3,14 @@
 //! One that is made (`from`) is as the NIC's own: address, MTU, queue pairs, what it is connected with, rates. So it can only
 //! stand by for one that is made, too. Owns how that is said. It must not know when a device has failed.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use bellhop_api::node::{NicId, NicSettings, NicStandBy};
 use vdpa::mgmt::NetConfig;
 use vdpa::mgmt::nic::NicRequest;
 use vmm::config::MacAddress;
 
-use super::{BadNic, ExistingDevice, NicSource, NicSpec, RawNic, VmName, request};
+use super::{BadNic, ExistingDevice, NicSource, NicSpec, VmName, request};
 
 /// The MTU of Ethernet, in bytes.
 const MTU: u16 = 1500;
@@ -21,70 +20,47 @@ fn mac_address(bytes: [u8; 6]) -> Option<MacAddress> {
     text.parse().ok()
 }
 
-/// The vDPA device that takes the place of a NIC's own when that says that it needs a reset, or devlink that what it is part of
-/// is in error; once. The guest's driver goes on. One of `from`, `path` and `device`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct NicStandBy {
-    /// It is made of this when the NIC is, like the NIC's own (`from`), and taken back with it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    from: Option<String>,
-    /// A vhost-vdpa character device that is there already.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    path: Option<PathBuf>,
-    /// A vDPA device that is there already, by its name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    device: Option<String>,
-}
-
 /// What to say of one that is made for a NIC that is not.
 const MADE: &str = "failover.from";
 
-impl NicStandBy {
-    /// Made of this.
-    pub(super) fn made_of(from: &str) -> Self {
-        Self {
-            from: Some(from.to_owned()),
-            path: None,
-            device: None,
-        }
-    }
+/// Whether a NIC that moves to a device that is there already keeps what stands by for it.
+pub(super) fn keeps_stand_by(stand_by: &NicStandBy, to: &ExistingDevice) -> bool {
+    let is_itself = match to {
+        ExistingDevice::Path(path) => stand_by.path.as_ref() == Some(path),
+        ExistingDevice::Name(name) => stand_by.device.as_ref() == Some(name),
+    };
+    stand_by.from.is_none() && !is_itself
+}
 
-    /// What of it a NIC keeps that moves to a device that is there already.
-    pub(super) fn of_moved(&self, to: &ExistingDevice) -> Option<Self> {
-        let is_itself = match to {
-            ExistingDevice::Path(path) => self.path.as_ref() == Some(path),
-            ExistingDevice::Name(name) => self.device.as_ref() == Some(name),
-        };
-        (self.from.is_none() && !is_itself).then(|| self.clone())
-    }
-
-    /// Where it comes from, for a NIC that is `raw` and comes from `own`.
-    pub(super) fn source(&self, raw: &RawNic, own: &NicSource) -> Result<NicSource, BadNic> {
-        let id = || raw.id.clone();
-        let source = match (&self.from, &self.path, &self.device) {
-            (Some(from), None, None) => NicSource::From(Box::new(request(raw, from)?)),
-            (None, Some(path), None) => NicSource::Path(path.clone()),
-            (None, None, Some(device)) => NicSource::Device(device.clone()),
-            (from, path, device) => {
-                let given = [from.is_some(), path.is_some(), device.is_some()];
-                let count = given.into_iter().filter(|given| *given).count();
-                return Err(BadNic::StandBySource { id: id(), count });
-            }
-        };
-        match (&source, own) {
-            (NicSource::From(_), NicSource::Path(_) | NicSource::Device(_)) => {
-                Err(BadNic::OnlyFrom {
-                    id: id(),
-                    what: MADE,
-                })
-            }
-            (NicSource::Path(_) | NicSource::Device(_), own) if source == *own => {
-                Err(BadNic::OwnStandBy { id: id() })
-            }
-            _ => Ok(source),
+/// Where it comes from, for the NIC `id` that is `raw` and comes from `own`.
+pub(super) fn stand_by_source(
+    stand_by: &NicStandBy,
+    id: &NicId,
+    raw: &NicSettings,
+    own: &NicSource,
+) -> Result<NicSource, BadNic> {
+    let source = match (&stand_by.from, &stand_by.path, &stand_by.device) {
+        (Some(from), None, None) => NicSource::From(Box::new(request(id, raw, from)?)),
+        (None, Some(path), None) => NicSource::Path(path.clone()),
+        (None, None, Some(device)) => NicSource::Device(device.clone()),
+        (from, path, device) => {
+            let given = [from.is_some(), path.is_some(), device.is_some()];
+            let count = given.into_iter().filter(|given| *given).count();
+            return Err(BadNic::StandBySource {
+                id: id.clone(),
+                count,
+            });
         }
+    };
+    match (&source, own) {
+        (NicSource::From(_), NicSource::Path(_) | NicSource::Device(_)) => Err(BadNic::OnlyFrom {
+            id: id.clone(),
+            what: MADE,
+        }),
+        (NicSource::Path(_) | NicSource::Device(_), own) if source == *own => {
+            Err(BadNic::OwnStandBy { id: id.clone() })
+        }
+        _ => Ok(source),
     }
 }
 
@@ -127,7 +103,7 @@ impl NicSpec {
             return None;
         };
         let mut raw = self.raw.clone();
-        raw.has_as(own);
+        has_as(&mut raw, own);
         Some(NicRequest {
             name: vm.stand_by(&self.id),
             owner: Some(vm.owner(&self.id)),
@@ -157,18 +133,16 @@ impl NicSpec {
     }
 }
 
-impl RawNic {
-    /// Asks for what its device has without having been asked for.
-    pub(super) fn has_as(&mut self, device: Option<&NetConfig>) {
-        let Some(device) = device else {
-            return;
-        };
-        let mac = device.mac.filter(|mac| *mac != [0; 6]);
-        self.mac = self.mac.or_else(|| mac.and_then(mac_address));
-        // What every device has need not be asked for: not all take the request.
-        self.mtu = self.mtu.or(device.mtu.filter(|mtu| *mtu != MTU));
-        self.queue_pairs = self
-            .queue_pairs
-            .or(device.max_vq_pairs.filter(|pairs| *pairs > 1));
-    }
+/// Has a NIC ask for what its device has without having been asked for.
+pub(super) fn has_as(nic: &mut NicSettings, device: Option<&NetConfig>) {
+    let Some(device) = device else {
+        return;
+    };
+    let mac = device.mac.filter(|mac| *mac != [0; 6]);
+    nic.mac = nic.mac.or_else(|| mac.and_then(mac_address));
+    // What every device has need not be asked for: not all take the request.
+    nic.mtu = nic.mtu.or(device.mtu.filter(|mtu| *mtu != MTU));
+    nic.queue_pairs = nic
+        .queue_pairs
+        .or(device.max_vq_pairs.filter(|pairs| *pairs > 1));
 }

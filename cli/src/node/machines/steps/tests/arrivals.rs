@@ -49,14 +49,14 @@ fn what_waits_for_a_machine_is_there_as_a_whole_or_not_at_all() {
 
 #[test]
 fn a_machine_that_is_waited_for_is_taken_back_kept_or_left_open_by_what_its_process_says() {
-    let killed = EndedBecause::Killed;
+    let killed = EndReason::Killed;
     for (reason, left) in [
-        (EndedBecause::Moved, false),
-        (EndedBecause::Failed, true),
-        (EndedBecause::Stopped, true),
-        (EndedBecause::Unsettled, true),
-        (EndedBecause::PoweredOff, true),
-        (EndedBecause::Crashed, true),
+        (EndReason::Moved, false),
+        (EndReason::Failed, true),
+        (EndReason::Stopped, true),
+        (EndReason::Unsettled, true),
+        (EndReason::PoweredOff, true),
+        (EndReason::Crashed, true),
         (killed, true),
     ] {
         let fake = Fake::default();
@@ -69,16 +69,16 @@ fn a_machine_that_is_waited_for_is_taken_back_kept_or_left_open_by_what_its_proc
         fake.world().processes.clear();
         life.stop(&mut record).unwrap();
         let detail = String::new();
-        let end = life.ends(&mut record, LastEnd { reason, detail }).unwrap();
+        let end = life.ends(&mut record, End { reason, detail }).unwrap();
         assert_eq!(end.is_some(), left, "{reason:?}");
         assert_eq!(fake.stored(&vm).is_some(), left, "{reason:?}");
         assert_eq!(fake.world().devices.len(), usize::from(left));
         // Nobody starts what may run where it came from.
         let open = [
             killed,
-            EndedBecause::Failed,
-            EndedBecause::Stopped,
-            EndedBecause::Unsettled,
+            EndReason::Failed,
+            EndReason::Stopped,
+            EndReason::Unsettled,
         ]
         .contains(&reason);
         assert_eq!(record.may_be_elsewhere().is_some(), open, "{reason:?}");
@@ -162,8 +162,8 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
         } else {
             fake.world().processes.clear();
             life.stop(&mut record).unwrap();
-            let end = LastEnd {
-                reason: EndedBecause::Killed,
+            let end = End {
+                reason: EndReason::Killed,
                 detail: String::new(),
             };
             life.ends(&mut record, end).unwrap()
@@ -171,7 +171,7 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
         assert_eq!(end.is_none(), there);
         assert_eq!(fake.stored(&vm).is_none(), there);
         assert!(fake.world().devices.is_empty(), "its NIC stays");
-        assert!(there || record.last_end.unwrap().reason == EndedBecause::Moved);
+        assert!(there || record.last_end.unwrap().reason == EndReason::Moved);
     }
 }
 
@@ -181,8 +181,8 @@ fn one_that_left(life: &Life<'_>) -> Record {
         .create(Record::new(spec(2, false, Restart::Always)))
         .unwrap();
     life.stop(&mut record).unwrap();
-    let end = LastEnd {
-        reason: EndedBecause::Moved,
+    let end = End {
+        reason: EndReason::Moved,
         detail: "it was sent to another process".to_owned(),
     };
     life.ended(&mut record, end);

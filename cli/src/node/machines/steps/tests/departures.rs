@@ -142,8 +142,8 @@ fn a_record_without_the_mark_is_read() {
 #[test]
 fn somebody_says_where_the_guest_is() {
     for (here, state, reason) in [
-        (true, Desired::Running, EndedBecause::Killed),
-        (false, Desired::Stopped, EndedBecause::Moved),
+        (true, Desired::Running, EndReason::Killed),
+        (false, Desired::Stopped, EndReason::Moved),
     ] {
         let fake = Fake::default();
         let vm: VmName = "web".parse().unwrap();
@@ -194,12 +194,12 @@ fn a_machine_that_ends_unsettled_is_started_by_nobody_and_keeps_its_nics() {
         }
         fake.world().processes.clear();
         life.stop(&mut record).unwrap();
-        let end = LastEnd {
-            reason: EndedBecause::Unsettled,
+        let end = End {
+            reason: EndReason::Unsettled,
             detail: String::new(),
         };
         let end = life.ends(&mut record, end).unwrap().unwrap();
-        assert_eq!(end.reason, EndedBecause::Unsettled);
+        assert_eq!(end.reason, EndReason::Unsettled);
         let reason = record.may_be_elsewhere().unwrap().reason();
         assert_eq!(reason.contains("unix:/b"), marked, "{reason}");
         assert!(!record.is_to_start());

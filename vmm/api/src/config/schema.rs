@@ -26,7 +26,7 @@ fn size() -> ObjectBuilder {
 }
 
 /// [`MacAddress`](super::MacAddress), or null as if it were not given.
-pub(crate) fn mac() -> Object {
+pub fn mac() -> Object {
     text()
         .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
         .pattern(Some(MAC_PATTERN))
@@ -38,7 +38,7 @@ pub(crate) fn mac() -> Object {
 }
 
 /// [`MemorySize`](super::MemorySize), or null as if it were not given.
-pub(crate) fn memory_max() -> Object {
+pub fn memory_max() -> Object {
     size()
         .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
         .description(Some(
@@ -49,7 +49,7 @@ pub(crate) fn memory_max() -> Object {
 }
 
 /// [`HugePageSize`](super::HugePageSize), or null as if it were not given.
-pub(crate) fn hugepages() -> Object {
+pub fn hugepages() -> Object {
     let sizes = ["2M", "1G"].map(serde_json::Value::from);
     text()
         .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
@@ -61,7 +61,7 @@ pub(crate) fn hugepages() -> Object {
 }
 
 /// [`MemoryConfig`](super::MemoryConfig).
-pub(crate) fn memory() -> Schema {
+pub fn memory() -> Schema {
     let full = ObjectBuilder::new()
         .schema_type(SchemaType::new(Type::Object))
         .property("size", size().build())
@@ -89,7 +89,7 @@ pub(crate) fn memory() -> Schema {
 }
 
 /// [`CpuAffinity`](super::CpuAffinity).
-pub(crate) fn cpu_affinity() -> Array {
+pub fn cpu_affinity() -> Array {
     let cpu = ObjectBuilder::new()
         .schema_type(SchemaType::new(Type::Integer))
         .minimum(Some(0))
@@ -109,7 +109,7 @@ pub(crate) fn cpu_affinity() -> Array {
 }
 
 /// [`DoorbellMode`](super::DoorbellMode).
-pub(crate) fn doorbell() -> Object {
+pub fn doorbell() -> Object {
     text()
         .enum_values(Some(["auto", "on", "off"]))
         .description(Some(
@@ -120,7 +120,7 @@ pub(crate) fn doorbell() -> Object {
 }
 
 /// A change of it: null leaves it as it is.
-pub(crate) fn doorbell_change() -> Object {
+pub fn doorbell_change() -> Object {
     let modes = ["auto", "on", "off"].map(serde_json::Value::from);
     text()
         .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
@@ -132,7 +132,7 @@ pub(crate) fn doorbell_change() -> Object {
 }
 
 /// [`RingWatch`](super::RingWatch).
-pub(crate) fn ring_watch() -> Schema {
+pub fn ring_watch() -> Schema {
     let seconds = ObjectBuilder::new()
         .schema_type(SchemaType::new(Type::Integer))
         .minimum(Some(1))

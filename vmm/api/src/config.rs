@@ -11,7 +11,7 @@ mod cpu_baseline;
 mod key_value;
 mod mac;
 mod ring_watch;
-pub(crate) mod schema;
+pub mod schema;
 mod size;
 mod vdpa;
 
@@ -24,10 +24,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use cpu_affinity::{CpuAffinity, CpuAffinityError, HostCpus};
-pub(crate) use cpu_affinity::{parse_list, show_list};
+pub use cpu_affinity::{parse_list, show_list};
 pub use cpu_baseline::{CpuBaseline, CpuBaselineError};
 pub use devices::virtio::vdpa::DoorbellMode;
-pub use key_value::{KeyValueError, from_key_value};
+pub use key_value::{KeyValueError, from_key_value, from_key_value_but};
 pub use mac::{MacAddress, MacAddressError};
 pub use ring_watch::{RingWatch, RingWatchError};
 pub use size::{MemorySize, MemorySizeError};

@@ -92,7 +92,7 @@ impl fmt::Display for HostCpus {
 
 /// Numbers in the kernel's list format (`0-3,8`), as its files have them; `None` if the text is
 /// anything else. Not more numbers are taken than [`HostCpus::MAX`] in one range.
-pub(crate) fn parse_list(text: &str) -> Option<BTreeSet<u64>> {
+pub fn parse_list(text: &str) -> Option<BTreeSet<u64>> {
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         digits.then(|| text.parse::<u64>().ok()).flatten()
@@ -110,7 +110,7 @@ pub(crate) fn parse_list(text: &str) -> Option<BTreeSet<u64>> {
 }
 
 /// Ascending numbers in the kernel's list format.
-pub(crate) fn show_list(numbers: impl IntoIterator<Item = u16>) -> String {
+pub fn show_list(numbers: impl IntoIterator<Item = u16>) -> String {
     let mut ranges: Vec<(u16, u16)> = Vec::new();
     for number in numbers {
         match ranges.last_mut() {

@@ -26,6 +26,28 @@ impl de::Error for KeyValueError {
 /// # Errors
 /// Malformed text, an unknown or duplicate key, a missing key, a value of the wrong kind.
 pub fn from_key_value<T: DeserializeOwned>(text: &str) -> Result<T, KeyValueError> {
+    read(pairs(text)?)
+}
+
+/// The same but for one `key`, whose value is returned beside it as it is.
+///
+/// # Errors
+/// As [`from_key_value`].
+pub fn from_key_value_but<T: DeserializeOwned>(
+    text: &str,
+    key: &str,
+) -> Result<(T, Option<String>), KeyValueError> {
+    let mut pairs = pairs(text)?;
+    let at = pairs.iter().position(|(name, _)| name == key);
+    let value = at.map(|at| pairs.remove(at).1.text);
+    Ok((read(pairs)?, value))
+}
+
+fn read<T: DeserializeOwned>(pairs: Vec<(String, Value)>) -> Result<T, KeyValueError> {
+    T::deserialize(MapDeserializer::new(pairs.into_iter()))
+}
+
+fn pairs(text: &str) -> Result<Vec<(String, Value)>, KeyValueError> {
     let mut pairs: Vec<(String, Value)> = Vec::new();
     for option in split(text) {
         let Some((key, value)) = option.split_once('=') else {
@@ -42,7 +64,7 @@ pub fn from_key_value<T: DeserializeOwned>(text: &str) -> Result<T, KeyValueErro
         };
         pairs.push((key.to_owned(), value));
     }
-    T::deserialize(MapDeserializer::new(pairs.into_iter()))
+    Ok(pairs)
 }
 
 /// Splits at single commas; doubled ones become one.

@@ -1,29 +1,38 @@
-//! Where a node's daemon is.
+//! Where a server of one of these APIs is.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use vmm::host_port;
+use crate::host_port;
 
-/// A daemon's address.
+/// A server's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Address {
-    /// Its Unix socket: the daemon of this machine.
+pub enum Address {
+    /// Its Unix socket, on this host.
     Socket(PathBuf),
     /// A host, a name or an IP address without brackets, and a port, over TLS.
-    Https { host: String, port: u16 },
+    Https {
+        /// The host.
+        host: String,
+        /// The port, not 0.
+        port: u16,
+    },
 }
 
 /// What is no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadAddress {
+pub enum BadAddress {
+    /// Nothing at all.
     #[error("nothing is given; say the path of the daemon's socket, or https://HOST:PORT")]
     Empty,
+    /// HTTP over a network.
     #[error("the daemon is not asked over the network without TLS; say https://HOST:PORT")]
     NoTls,
+    /// Another scheme.
     #[error("{0:?} is not known; say the path of the daemon's socket, or https://HOST:PORT")]
     Scheme(String),
+    /// No port, or no host.
     #[error("{0:?} is not HOST:PORT")]
     HostAndPort(String),
 }

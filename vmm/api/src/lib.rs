@@ -1,0 +1,20 @@
+//! The records of Bellhop's APIs: of one machine's ([`machine`]) and of the node daemon's
+//! ([`node`]).
+//!
+//! Each request and each answer is defined here once. Servers, the node daemon as a client of its
+//! machines, the command line and tests use these types, and both OpenAPI documents are generated
+//! from them. Requests refuse unknown fields. Answers ignore them, and take words of a later version
+//! for `Unknown`, so a client understands a server of another version.
+//!
+//! Owns names and forms. It must not know how a request is carried out, nor how it travels.
+
+pub mod address;
+pub mod config;
+pub mod endpoint;
+mod error;
+pub mod host_port;
+pub mod machine;
+pub mod node;
+pub mod responses;
+
+pub use error::ErrorBody;

@@ -1,0 +1,21 @@
+//! The API of one machine.
+
+mod device;
+mod disk;
+pub(crate) mod migration;
+mod nic;
+mod snapshot;
+mod vm;
+
+pub use device::{
+    AlarmInfo, AlarmKind, DeviceInfo, Kick, PlugPhase, QueueInfo, WatchInfo, WatchPhase,
+};
+pub use disk::{DiskChange, DiskInfo, DiskSummary};
+pub use migration::{
+    CONNECTIONS, CONNECTIONS_MAX, DOWNTIME_MS, Direction, DowntimeParts, Forecast, InFlight,
+    MigrationObstacle, MigrationPhase, MigrationRequest, MigrationStatus, MigrationTrial, Place,
+    ReceiveConfig, SendConfig, SettleRequest, TIMEOUT_S, TlsFiles,
+};
+pub use nic::{FailoverInfo, FailoverPhase, NicChange, NicInfo, NicSummary};
+pub use snapshot::{RestoreRequest, SnapshotInfo, SnapshotRequest, UpgradeRequest};
+pub use vm::{End, EndReason, Handshake, VmChange, VmState, VmStatus, WantedState, Watch};

@@ -1,0 +1,48 @@
+//! Disks.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{DeviceInfo, PlugPhase};
+
+/// What of a disk can be changed before the machine starts; what is absent stays.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskChange {
+    /// The image: a regular file or a block device.
+    #[schema(value_type = Option<String>)]
+    pub path: Option<PathBuf>,
+    /// Whether writes are refused.
+    pub readonly: Option<bool>,
+}
+
+/// A disk in short.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct DiskSummary {
+    /// Its name.
+    pub id: String,
+    /// Where it is in its life.
+    pub state: PlugPhase,
+    /// Its image.
+    pub path: String,
+    /// Whether writes are refused.
+    pub readonly: bool,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    #[serde(default)]
+    #[schema(required)]
+    pub rescue: bool,
+    /// Where the guest sees it, once the machine is built.
+    pub address: Option<String>,
+}
+
+/// A disk with all there is to say about it.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct DiskInfo {
+    /// In short.
+    #[serde(flatten)]
+    pub summary: DiskSummary,
+    /// What the guest made of it, once the machine is built.
+    pub device: Option<DeviceInfo>,
+}

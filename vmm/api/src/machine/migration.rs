@@ -1,0 +1,375 @@
+//! A machine that leaves for another process, or comes from one.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::config::{CpuAffinity, HugePageSize, MemorySize, VdpaConfig, schema};
+use crate::endpoint::Endpoint;
+
+/// The most connections that carry a guest's memory.
+pub const CONNECTIONS_MAX: u16 = 16;
+
+/// Which way a machine goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum Direction {
+    /// It leaves.
+    Send,
+    /// It comes.
+    Receive,
+}
+
+/// How long a guest that is sent may stand still if nothing else is said, in milliseconds.
+pub const DOWNTIME_MS: u32 = 300;
+/// After how many seconds a migration is given up if nothing else is said.
+pub const TIMEOUT_S: u32 = 600;
+/// Connections that carry memory if nothing else is said.
+pub const CONNECTIONS: u16 = 2;
+
+pub(crate) const fn downtime_ms() -> u32 {
+    DOWNTIME_MS
+}
+
+pub(crate) const fn timeout_s() -> u32 {
+    TIMEOUT_S
+}
+
+pub(crate) const fn connections() -> u16 {
+    CONNECTIONS
+}
+
+/// A request to send a machine: the fields of its own, then those that all such requests have. serde's `flatten` would
+/// not refuse unknown fields.
+macro_rules! send_request {
+    ($(#[$meta:meta])* $name:ident { $($own:tt)* }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            $($own)*
+            /// How long the guest may stand still, in milliseconds; 300 if not given.
+            #[serde(default = "crate::machine::migration::downtime_ms")]
+            pub downtime_ms: u32,
+            /// After how many seconds it is given up if the guest writes faster than memory goes over; 600 if not
+            /// given.
+            #[serde(default = "crate::machine::migration::timeout_s")]
+            pub timeout_s: u32,
+            /// Connections that carry memory, 1 to 16; 2 if not given.
+            #[serde(default = "crate::machine::migration::connections")]
+            #[schema(minimum = 1, maximum = 16)]
+            pub connections: u16,
+            /// Compare all of the guest's memory at both ends before it runs there, by checksums: if a byte differs it stays. The
+            /// source reads all of its memory while the guest stands still, for longer than `downtime_ms`; the destination reads back
+            /// each page as it comes. For who does not trust a device's log of what it has written.
+            // Not said where it is not asked for: a machine's process of before knows neither this nor the next.
+            #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+            pub verify_memory: bool,
+            /// Only ask whether the destination would take it, and what it would cost: nothing changes, there or here.
+            #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+            pub dry_run: bool,
+        }
+    };
+}
+pub(crate) use send_request;
+
+send_request! {
+    /// How a machine is to leave.
+    SendConfig {
+        /// Where the destination waits: `unix:/PATH` or `tcp:HOST:PORT`.
+        #[schema(value_type = String)]
+        pub destination: Endpoint,
+        /// The certificates, over TCP.
+        #[serde(default)]
+        pub tls: Option<TlsFiles>,
+        /// Over TCP without TLS: whoever is on the way can read and change the guest.
+        #[serde(default)]
+        pub plaintext: bool,
+    }
+}
+
+impl SendConfig {
+    /// To `destination`, with the defaults: 300 ms, 600 s, two connections.
+    #[must_use]
+    pub fn new(destination: Endpoint) -> Self {
+        Self {
+            destination,
+            downtime_ms: DOWNTIME_MS,
+            timeout_s: TIMEOUT_S,
+            connections: CONNECTIONS,
+            tls: None,
+            plaintext: false,
+            verify_memory: false,
+            dry_run: false,
+        }
+    }
+
+    /// Whether [`SendConfig::connections`] is possible.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        (1..=CONNECTIONS_MAX).contains(&self.connections)
+    }
+}
+
+/// How a machine is to come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReceiveConfig {
+    /// Where to wait for the source: `unix:/PATH` or `tcp:HOST:PORT`.
+    #[schema(value_type = String)]
+    pub listen: Endpoint,
+    /// The vDPA devices here, each with the `id` of the NIC that it is to be: one for each NIC of the machine.
+    #[serde(default)]
+    pub vdpa: Vec<VdpaConfig>,
+    /// The kernel that the guest boots from at its next reboot. No path that the source names is opened for another host, so it
+    /// is required over TCP; over a Unix socket, which only this user's processes can use, it is the source's where none is
+    /// given.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub kernel: Option<PathBuf>,
+    /// The initial RAM file system of that; required over TCP where the machine has one.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub initramfs: Option<PathBuf>,
+    /// The most guest memory that a source may bring; without it, what this host has free when one comes (of the NUMA node and
+    /// the huge pages, if those are named).
+    #[serde(default)]
+    #[schema(schema_with = schema::memory_max)]
+    pub max_memory: Option<MemorySize>,
+    /// The guest's memory is made of these huge pages here, whatever it was made of at the source.
+    #[serde(default)]
+    #[schema(schema_with = schema::hugepages)]
+    pub hugepages: Option<HugePageSize>,
+    /// It comes from this NUMA node here; from any where none is given, whatever the source said of its own.
+    #[serde(default)]
+    #[schema(maximum = 65535)]
+    pub host_numa_node: Option<u16>,
+    /// Which CPUs of this host each vCPU may run on; anywhere where none is given, whatever the source said of its own.
+    #[serde(default)]
+    #[schema(schema_with = schema::cpu_affinity)]
+    pub cpu_affinity: CpuAffinity,
+    /// The certificates, over TCP.
+    #[serde(default)]
+    pub tls: Option<TlsFiles>,
+    /// Over TCP without TLS: whoever reaches the port can send a guest.
+    #[serde(default)]
+    pub plaintext: bool,
+}
+
+/// The certificates of a migration over TCP. Both hosts have such files, with certificates of the same authority.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// This host's certificate, then those between it and its authority (PEM). At the destination it is
+    /// for the name or the IP address that the source is told to go to. If it has extended key usages,
+    /// then for clients at the source, for servers at the destination.
+    #[schema(value_type = String)]
+    pub certificate: PathBuf,
+    /// Its private key (PEM), which nobody but its owner may read.
+    #[schema(value_type = String)]
+    pub key: PathBuf,
+    /// The authorities whose certificate the other host may have (PEM).
+    #[schema(value_type = String)]
+    pub authority: PathBuf,
+}
+
+/// Which way the machine is to go.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum MigrationRequest {
+    /// Send it.
+    Send(SendConfig),
+    /// Wait for it.
+    Receive(ReceiveConfig),
+}
+
+/// What a migration does, or how it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum MigrationPhase {
+    /// The other host is waited for, or asked whether it takes the machine.
+    Offer,
+    /// It takes it; further connections are made.
+    Join,
+    /// Memory goes over while the guest runs.
+    Copy,
+    /// The guest stands still; what is left goes over.
+    Stop,
+    /// The destination restores the state.
+    Ready,
+    /// The guest is handed over.
+    Go,
+    /// The destination's guest is to run.
+    Done,
+    /// Over: the guest runs at the destination.
+    Moved,
+    /// Over: the guest stayed at the source; `error` says why.
+    Stayed,
+    /// Over, but it cannot be known from here which host has the guest, so it stands still here: say it with
+    /// `PATCH /v1/vm/migration`.
+    Unsettled,
+    /// A word of a later version: it is not over.
+    #[serde(other, skip_serializing)]
+    Unknown,
+}
+
+impl fmt::Display for MigrationPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("Unknown"),
+            phase => phase.serialize(f),
+        }
+    }
+}
+
+/// How far a migration is.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct MigrationStatus {
+    /// Which way.
+    pub direction: Direction,
+    /// Where the destination is, or where the source is waited for.
+    pub peer: String,
+    /// What it does.
+    pub phase: MigrationPhase,
+    /// Rounds over memory so far.
+    pub rounds: u32,
+    /// Milliseconds since it began; at a destination since it began to wait for the source, which may be long before
+    /// one came.
+    pub elapsed_ms: u64,
+    /// Bytes of guest memory.
+    pub ram_bytes: u64,
+    /// Bytes on the wire; at the destination, of pages.
+    pub sent_bytes: u64,
+    /// Pages that went over with their content, all rounds.
+    pub pages: u64,
+    /// Pages of which only was said that they are zero.
+    pub zero_pages: u64,
+    /// Bytes of memory that this round has still to send.
+    pub left_bytes: u64,
+    /// Bytes per second on the wire.
+    pub bytes_per_second: u64,
+    /// Bytes of memory per second that guest and devices write, a page counting as a whole.
+    pub dirty_bytes_per_second: u64,
+    /// Share of their time that vCPUs are held back, in per cent.
+    pub throttle_percent: u8,
+    /// How long the guest would stand still if it were stopped now, in milliseconds; null before the first round ended.
+    #[schema(required)]
+    pub forecast_downtime_ms: Option<u64>,
+    /// Rounds until it can be stopped; null if that is not known, or never.
+    #[schema(required)]
+    pub forecast_rounds: Option<u32>,
+    /// How long the guest has stood still, in milliseconds; null before it did.
+    #[schema(required)]
+    pub downtime_ms: Option<f64>,
+    /// What NICs had been given and had not used when the guest was stopped; null before, and at the destination.
+    #[schema(required)]
+    pub in_flight: Option<InFlight>,
+    /// How long it took to have all writes logged, NICs' among them, in milliseconds; null before that is done, and at the
+    /// destination.
+    #[schema(required)]
+    pub mediation_ms: Option<f64>,
+    /// What of `downtime_ms` took how long, as the source sees it.
+    #[serde(default)]
+    #[schema(required)]
+    pub downtime_parts_ms: DowntimeParts,
+    /// Why it did not move, or is not settled; null in all other cases.
+    #[schema(required)]
+    pub error: Option<String>,
+}
+
+/// Where the time went that the guest stood still, in milliseconds; null: that is not done yet.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
+pub struct DowntimeParts {
+    /// vCPUs were parked, devices stopped.
+    #[schema(required)]
+    pub stop: Option<f64>,
+    /// The last pages went over.
+    #[schema(required)]
+    pub memory: Option<f64>,
+    /// The state of vCPUs and devices went over.
+    #[schema(required)]
+    pub state: Option<f64>,
+    /// The destination restored it.
+    #[schema(required)]
+    pub ready: Option<f64>,
+    /// The destination was told to run, started its devices and said that it runs.
+    #[schema(required)]
+    pub go: Option<f64>,
+}
+
+/// Buffers that NICs had been given and had not used when the guest was stopped, by what the queues are for. Packed rings do
+/// not tell it, and are not counted.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InFlight {
+    /// Receive buffers that were not filled.
+    pub rx: u32,
+    /// Frames that were not sent.
+    pub tx: u32,
+    /// Commands on control queues that were not answered.
+    pub cvq: u32,
+}
+
+/// Whether the machine could be sent, and what that would cost. Nothing has changed, there or here.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct MigrationTrial {
+    /// Where it would go.
+    pub destination: String,
+    /// Whether the destination would take it now.
+    pub movable: bool,
+    /// Why not: all that is in the way.
+    pub obstacles: Vec<MigrationObstacle>,
+    /// What it would cost. The node daemon does not say it of a node that does not even wait for the machine.
+    #[serde(flatten)]
+    #[schema(value_type = Forecast)]
+    pub forecast: Option<Forecast>,
+}
+
+/// What sending a machine would cost.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Forecast {
+    /// Bytes of guest memory.
+    pub ram_bytes: u64,
+    /// Bytes of it that hold data, of which at most all go over at first; those that the guest writes meanwhile go once more.
+    pub data_bytes: u64,
+    /// Bytes per second on the wire when the machine was last sent there; null if it never was, or not for long enough.
+    #[schema(required)]
+    pub bytes_per_second: Option<u64>,
+    /// How long `data_bytes` take at that rate, in milliseconds; null where it is not known.
+    #[schema(required)]
+    pub copy_ms: Option<u64>,
+    /// How long the destination took just now to open its devices and map all guest memory for them, which most NICs pin, in
+    /// milliseconds; null if it refused, did not answer, or was not asked. It does that once more before memory is sent, while the guest runs.
+    #[schema(required)]
+    pub prepare_ms: Option<u64>,
+    /// How long a guest would stand still that writes nothing, in milliseconds: an assumption, for devices and state.
+    pub downtime_min_ms: u64,
+    /// How long it may stand still, in milliseconds: it is stopped only when what is left is expected to fit.
+    pub downtime_max_ms: u64,
+}
+
+/// What is in the way of a migration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MigrationObstacle {
+    /// What it is, with how it is here and there.
+    pub reason: String,
+    /// What helps, a command where there is one; null if nothing is known.
+    #[schema(required)]
+    pub remedy: Option<String>,
+}
+
+/// Where the guest of a migration that is not settled is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum Place {
+    /// At this host: it goes on.
+    Here,
+    /// At the other host: this machine ends.
+    There,
+}
+
+/// What is to be settled.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SettleRequest {
+    /// Which host has the guest.
+    pub settle: Place,
+}

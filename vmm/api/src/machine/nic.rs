@@ -1,0 +1,137 @@
+//! NICs.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
+
+use super::{DeviceInfo, PlugPhase};
+use crate::config::{DoorbellMode, MacAddress, VdpaConfig, schema};
+
+/// A NIC in a list.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct NicSummary {
+    /// Its name.
+    pub id: String,
+    /// Where it is in its life.
+    pub state: PlugPhase,
+    /// Its vhost-vdpa character device.
+    #[serde(default)]
+    #[schema(required)]
+    pub path: String,
+    /// Where the guest sees it, once the machine is built.
+    pub address: Option<String>,
+}
+
+impl From<&VdpaConfig> for NicSummary {
+    fn from(config: &VdpaConfig) -> Self {
+        Self {
+            id: config.name(),
+            state: PlugPhase::Configured,
+            path: config.shown_path().into_owned(),
+            address: None,
+        }
+    }
+}
+
+/// A NIC with all there is to say about it.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct NicInfo {
+    /// In short.
+    #[serde(flatten)]
+    pub summary: NicSummary,
+    /// The MAC address that was asked for; none: the device's own.
+    pub mac: Option<String>,
+    /// The number of queues that was asked for, control queue included.
+    pub num_queues: Option<u16>,
+    /// Whether doorbells were asked for.
+    #[schema(schema_with = schema::doorbell)]
+    pub doorbell: DoorbellMode,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    #[serde(default)]
+    #[schema(required)]
+    pub rescue: bool,
+    /// The vhost-vdpa character device to which it moves, once, if its own says that it needs a reset.
+    pub failover: Option<String>,
+    /// What came of it when its device said so, until somebody moves it.
+    pub last_failover: Option<FailoverInfo>,
+    /// The NUMA node of the host that it hangs on, once the machine is built and where the
+    /// host says so.
+    pub numa_node: Option<u16>,
+    /// Said where guest memory is bound to another node.
+    pub numa_warning: Option<String>,
+    /// What the guest made of it, once the machine is built.
+    pub device: Option<DeviceInfo>,
+}
+
+/// How far a failover is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum FailoverPhase {
+    /// The other device is being opened; the guest's driver has not been told that its own has failed.
+    UnderWay,
+    /// The NIC is on the other device.
+    Done,
+    /// The NIC is on the device that has failed, and needs a reset by the guest's driver.
+    Failed,
+    /// A word of a later version.
+    #[serde(other, skip_serializing)]
+    Unknown,
+}
+
+/// A failover of a NIC.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct FailoverInfo {
+    /// How far it is.
+    pub state: FailoverPhase,
+    /// The device that has failed.
+    pub from: String,
+    /// The device that was to take its place.
+    pub to: String,
+    /// For how long neither device worked, in microseconds, as the machine saw it: from when the other one was open. None
+    /// if no driver was using the NIC by then.
+    pub gap_us: Option<u64>,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// What of a NIC can be changed; what is absent stays. While the machine runs it is its devices alone: `path` or `fd`, and
+/// `failover`.
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NicChange {
+    /// The vhost-vdpa character device. Either this or `fd`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub path: Option<PathBuf>,
+    /// The vhost-vdpa device as a descriptor, open for reading and writing: the index, from 0, among those
+    /// that came with the request (SCM_RIGHTS).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fd: Option<u32>,
+    /// The MAC address that the guest sees.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::mac)]
+    pub mac: Option<MacAddress>,
+    /// Number of virtqueues, control virtqueue included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_queues: Option<u16>,
+    /// Whether the guest gets the device's doorbells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::doorbell_change)]
+    pub doorbell: Option<DoorbellMode>,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rescue: Option<bool>,
+    /// The vhost-vdpa character device to which the NIC moves, once, if its own says that it needs a reset; null: none.
+    #[serde(
+        default,
+        deserialize_with = "given",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<String>)]
+    pub failover: Option<Option<PathBuf>>,
+}
+
+/// A field that is there, also if it is null.
+fn given<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Option<PathBuf>>, D::Error> {
+    Option::deserialize(field).map(Some)
+}

@@ -1,0 +1,54 @@
+//! The whole machine in a directory, and another program in its place.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::config::VdpaConfig;
+
+/// Where a snapshot is to be.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotRequest {
+    /// A directory that does not exist yet, as an absolute path.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+}
+
+/// A snapshot that was written.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotInfo {
+    /// Its directory.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// Bytes of guest memory that were written: what was not zero.
+    pub memory_bytes: u64,
+    /// For how many milliseconds the guest stood still.
+    pub paused_ms: u64,
+}
+
+/// Which snapshot, and what is different here.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RestoreRequest {
+    /// The snapshot's directory.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// vDPA devices that go by other paths or descriptors here, each with the `id` of the NIC that it
+    /// is to be.
+    #[serde(default)]
+    pub vdpa: Vec<VdpaConfig>,
+    /// Leave the vCPUs parked.
+    #[serde(default)]
+    pub paused: bool,
+}
+
+/// Which program.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UpgradeRequest {
+    /// The `bellhop` that is to go on with the machine, as an absolute path.
+    #[schema(value_type = String)]
+    pub program: PathBuf,
+}

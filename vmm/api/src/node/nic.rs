@@ -1,0 +1,223 @@
+//! A NIC of a virtual machine, as clients say it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::config::{DoorbellMode, KeyValueError, MacAddress, from_key_value_but};
+
+/// The longest name of a NIC, in bytes: what the machine's own API takes.
+const NIC_ID_MAX: usize = 64;
+
+/// The name of a NIC: 1 to 64 letters, digits, `.`, `_`, `:` or `-`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Cow<'_, str>")]
+pub struct NicId(String);
+
+/// What cannot name a NIC.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a NIC's name has 1 to {NIC_ID_MAX} letters, digits, dots, underscores, colons or hyphens")]
+pub struct BadNicId;
+
+impl NicId {
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for NicId {
+    type Err = BadNicId;
+
+    fn from_str(text: &str) -> Result<Self, BadNicId> {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
+        match (1..=NIC_ID_MAX).contains(&text.len()) && text.bytes().all(known) {
+            true => Ok(Self(text.to_owned())),
+            false => Err(BadNicId),
+        }
+    }
+}
+
+impl TryFrom<Cow<'_, str>> for NicId {
+    type Error = BadNicId;
+
+    fn try_from(text: Cow<'_, str>) -> Result<Self, BadNicId> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for NicId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What of a NIC a vDPA device is made on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NicKind {
+    /// A management device as it is, a subfunction in switchdev mode, else a virtual function.
+    #[default]
+    Auto,
+    /// A virtual function.
+    Vf,
+    /// A subfunction.
+    Sf,
+}
+
+/// A NIC of a virtual machine: made from a NIC of the host (`from`), or a vDPA device that is there already (`path` or
+/// `device`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NicSettings {
+    /// Its name in this machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(required, value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
+    pub id: Option<NicId>,
+    /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a management device such as
+    /// `vdpasim_net`. It is taken back when the machine goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// A vhost-vdpa character device that is there already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub path: Option<PathBuf>,
+    /// A vDPA device that is there already, by its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// What of the NIC it is made on.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub kind: NicKind,
+    /// The bridge that it is connected with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<String>,
+    /// The VLAN that it is in, without seeing tags.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 4094)]
+    pub vlan: Option<u16>,
+    /// The MAC address that the guest sees.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
+    pub mac: Option<MacAddress>,
+    /// Its MTU, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 68)]
+    pub mtu: Option<u16>,
+    /// Its queue pairs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 32768)]
+    pub queue_pairs: Option<u16>,
+    /// What it sends at most, in Mbit/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub max_tx_rate: Option<u32>,
+    /// What it can always send, in Mbit/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub min_tx_rate: Option<u32>,
+    /// How many virtual functions the host's NIC gets if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub virtual_functions: Option<u32>,
+    /// Whether the guest kicks by stores in the device's own doorbell pages.
+    #[serde(default, skip_serializing_if = "is_default")]
+    #[schema(value_type = String, pattern = "^(auto|on|off)$", default = "auto")]
+    pub doorbell: DoorbellMode,
+    /// Kick the device and interrupt the driver, once, when a queue hangs.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub rescue: bool,
+    /// The device that stands by for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failover: Option<NicStandBy>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// The vDPA device that takes the place of a NIC's own when that says that it needs a reset, or devlink that what it is part of
+/// is in error; once. The guest's driver goes on. One of `from`, `path` and `device`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NicStandBy {
+    /// It is made of this when the NIC is, like the NIC's own (`from`), and taken back with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// A vhost-vdpa character device that is there already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub path: Option<PathBuf>,
+    /// A vDPA device that is there already, by its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+}
+
+impl NicStandBy {
+    /// Made of this.
+    #[must_use]
+    pub fn made_of(from: &str) -> Self {
+        Self {
+            from: Some(from.to_owned()),
+            path: None,
+            device: None,
+        }
+    }
+}
+
+impl From<String> for NicStandBy {
+    /// As an option says it: a path is a device that is there, all else what one is made of.
+    fn from(text: String) -> Self {
+        if text.starts_with('/') {
+            Self {
+                from: None,
+                path: Some(text.into()),
+                device: None,
+            }
+        } else {
+            Self::made_of(&text)
+        }
+    }
+}
+
+/// Why an option is no NIC.
+#[derive(Debug, thiserror::Error)]
+pub enum NicSettingsError {
+    /// A key or a value.
+    #[error(transparent)]
+    KeyValue(#[from] KeyValueError),
+    /// Not exactly one of the three.
+    #[error("say one of from=NIC, path=/dev/vhost-vdpa-N and device=NAME")]
+    Source,
+}
+
+impl FromStr for NicSettings {
+    type Err = NicSettingsError;
+
+    fn from_str(text: &str) -> Result<Self, NicSettingsError> {
+        let (mut nic, failover): (Self, _) = from_key_value_but(text, "failover")?;
+        nic.failover = failover.map(NicStandBy::from);
+        let given = [nic.from.is_some(), nic.path.is_some(), nic.device.is_some()];
+        match given.into_iter().filter(|given| *given).count() {
+            1 => Ok(nic),
+            _ => Err(NicSettingsError::Source),
+        }
+    }
+}
+
+/// The vDPA device that a NIC is to be on: `path` or `device`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NicMove {
+    /// A vhost-vdpa character device that is there already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub path: Option<PathBuf>,
+    /// A vDPA device that is there already, by its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+}
