@@ -115,11 +115,7 @@ fn restores_where_it_was_saved() {
     let saved = before.save();
     let bytes = postcard::to_stdvec(&saved).unwrap();
     let saved: SavedQueue = postcard::from_bytes(&bytes).unwrap();
-<<<<<<< ours
-    let restore = |saved: SavedQueue, features: RingFeatures| {
-=======
     let restore = |saved, features: RingFeatures| {
->>>>>>> theirs
         let mut queue = driver.queue();
         if !features.packed {
             queue.addresses.size = 8;
