@@ -96,29 +96,33 @@ pub fn test(arguments: &TestArguments) -> Result<u8> {
 pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) -> Result<u8> {
     let repository = setup::repository()?;
     let filter = Filter::of(filter, &repository)?;
-    let mut summary = Summary::default();
-    let lab = Lab::prepare(&Needs {
-        profile: Profile::Dev,
-        tests: &filter.cargo_words(&repository)?,
-        guest_kernel: true,
-    })?;
-    summary.phase("setup and build");
+    let all_files = test_names(&repository)?;
     let gate = match filter {
         Filter::All if !effort.soak => Some(Gate::read(&repository)?),
         _ => None,
     };
+    let files = filter.lab_tests(gate.as_ref(), &all_files);
+    let mut summary = Summary::default();
+    let lab = Lab::prepare(&Needs {
+        profile: Profile::Dev,
+        tests: &filter.cargo_words(&files),
+        guest_kernel: true,
+    })?;
+    summary.phase("setup and build");
     let listed = listed(&lab.built, &filter)?;
     if let Some(gate) = &gate {
         gate.check(&listed.lab)?;
     }
-    let mut left_out = 0;
+    if gate.is_some() {
+        summary.files_left_out = all_files.len() - files.len();
+    }
     let mut harnesses = Vec::new();
     let programs = lab.programs();
     for (built, mut tests) in listed.lab {
         if let Some(gate) = &gate {
             let all = tests.len();
             tests.retain(|test| gate.has(&built.name, test));
-            left_out += all - tests.len();
+            summary.tests_left_out += all - tests.len();
         }
         if !tests.is_empty() {
             harnesses.push(Harness {
@@ -164,7 +168,6 @@ pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) 
         in_lanes(&lab, harnesses, place, &mut summary)?;
         summary.phase("lab tests");
     }
-    summary.left_out = left_out;
     Ok(summary.end(effort))
 }
 
@@ -196,22 +199,29 @@ impl Filter {
         })
     }
 
-    /// What cargo is to build beside the programs.
-    fn cargo_words(&self, repository: &Path) -> Result<Vec<String>> {
-        let files = match self {
-            Self::File(name) => vec![name.clone()],
-            Self::Area(area) => area.lab_tests(repository)?,
-            Self::All | Self::Part(_) => test_names(repository)?,
-        };
+    /// The files of lab tests that may have such tests. Only these are built.
+    fn lab_tests(&self, gate: Option<&Gate>, all: &[String]) -> Vec<String> {
+        let mut files = all.to_vec();
+        files.retain(|file| match self {
+            Self::All => gate.is_none_or(|gate| gate.has_file(file)),
+            Self::Area(area) => Area::of_test(file) == Some(*area),
+            Self::File(name) => file == name,
+            Self::Part(_) => true,
+        });
+        files
+    }
+
+    /// What cargo builds beside the programs.
+    fn cargo_words(&self, files: &[String]) -> Vec<String> {
         let mut words: Vec<String> = match self {
             // Unit tests of libraries and programs; lab tests have `test = false`.
             Self::All | Self::Part(_) => vec!["--lib".into(), "--bins".into()],
             Self::Area(_) | Self::File(_) => Vec::new(),
         };
         for file in files {
-            words.extend(["--test".into(), file]);
+            words.extend(["--test".into(), file.clone()]);
         }
-        Ok(words)
+        words
     }
 
     fn includes(&self, file: &str, test: &str) -> bool {
@@ -351,10 +361,15 @@ mod tests {
         let file = filter(Some("skeleton_boot"));
         assert_eq!(file, Filter::File("skeleton_boot".into()));
         assert!(file.includes("skeleton_boot", "x") && !file.includes("skeleton_net", "x"));
-        let words = file.cargo_words(&repository).unwrap();
+        let all = test_names(&repository).unwrap();
+        let words = file.cargo_words(&file.lab_tests(None, &all));
         assert_eq!(words, ["--test", "skeleton_boot"]);
         let part = filter(Some("reboot"));
         assert!(part.includes("any", "a_reboot") && !part.includes("reboot", "other"));
-        assert_eq!(part.cargo_words(&repository).unwrap()[0], "--lib");
+        assert_eq!(part.lab_tests(None, &all), all);
+        assert_eq!(part.cargo_words(&[])[0], "--lib");
+        let gate = Gate::read(&repository).unwrap();
+        let gated = filter(None).lab_tests(Some(&gate), &all);
+        assert!(gated.contains(&"skeleton_lab".into()) && gated.len() < all.len());
     }
 }

@@ -21,7 +21,7 @@ impl Gate {
     /// Reads the list.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::Invalid`] for a name that stands there twice.
+    /// [`Error::File`]; [`Error::Invalid`] for a line that occurs twice.
     pub(super) fn read(repository: &Path) -> Result<Self> {
         Self::parse(&files::read_text(&repository.join(PLACE))?)
     }
@@ -49,6 +49,11 @@ impl Gate {
             }
         }
         Ok(Self(gate))
+    }
+
+    /// Whether tests of a file belong to it.
+    pub(super) fn has_file(&self, file: &str) -> bool {
+        self.0.contains_key(file)
     }
 
     /// Whether a test belongs to it.

@@ -19,8 +19,10 @@ const RETRIES_MAX: usize = 4;
 #[derive(Debug)]
 pub(super) struct Summary {
     pub(super) tally: Tally,
-    /// Lab tests that the gate leaves out.
-    pub(super) left_out: usize,
+    /// Files of lab tests that the gate leaves out.
+    pub(super) files_left_out: usize,
+    /// Tests of the other files that it leaves out.
+    pub(super) tests_left_out: usize,
     ended: Ended,
     phases: Vec<(&'static str, Duration)>,
     last: Instant,
@@ -30,7 +32,8 @@ impl Default for Summary {
     fn default() -> Self {
         Self {
             tally: Tally::default(),
-            left_out: 0,
+            files_left_out: 0,
+            tests_left_out: 0,
             ended: Ended::default(),
             phases: Vec::new(),
             last: Instant::now(),
@@ -97,8 +100,9 @@ impl Summary {
         }
         println!("{} passed, {} failed", self.tally.passed, self.tally.failed);
         println!(
-            "lab: {retries} retries, {thinned} claims thinned, {} lab tests left to `cargo lab soak`",
-            self.left_out
+            "lab: {retries} retries, {thinned} claims thinned, {} files and {} tests of other files \
+             left to `cargo lab soak`",
+            self.files_left_out, self.tests_left_out
         );
         u8::from(self.tally.failed > 0)
     }
