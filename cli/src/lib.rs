@@ -1,0 +1,121 @@
+//! The `bellhop` command, as a library: cargo compiles it while `vmm` still generates code, which it
+//! does not do for a program.
+//!
+//! Each subcommand is one file under [`commands`]; adding one is a file there
+//! and a variant of [`commands::Command`]. Knows the terminal, files and
+//! signals; must not know ring layouts or KVM.
+
+mod client;
+mod colour;
+mod columns;
+mod commands;
+mod config_file;
+mod doctor;
+mod exit;
+mod groups;
+mod listing;
+mod logging;
+mod manual;
+mod node;
+mod report;
+mod signals;
+mod terminal;
+mod tree;
+mod virtio_names;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Virtual machines whose NICs are vDPA devices of the host kernel.
+///
+/// A guest gets an ordinary virtio device; its data path goes straight to the
+/// device behind /dev/vhost-vdpa-N, and Bellhop touches no packet.
+#[derive(Debug, Parser)]
+#[command(name = "bellhop", version, after_help = exit::help(), styles = colour::STYLES)]
+struct Arguments {
+    #[command(flatten)]
+    logs: Logs,
+
+    #[command(subcommand)]
+    command: commands::Command,
+}
+
+#[derive(Debug, clap::Args)]
+struct Logs {
+    /// How much to log to standard error: error, warn, info, debug or trace
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        default_value = "warn",
+        env = "BELLHOP_LOG"
+    )]
+    log_level: logging::Level,
+
+    /// How log lines look: text or json
+    #[arg(
+        long,
+        global = true,
+        value_name = "FORMAT",
+        default_value = "text",
+        env = "BELLHOP_LOG_FORMAT",
+        hide_possible_values = true
+    )]
+    log_format: logging::LogFormat,
+}
+
+/// The same command line where another program's machine is gone on with: a guest stands still, and all the other subcommands
+/// take a while to describe.
+#[derive(Debug, Parser)]
+struct HandedOver {
+    #[command(flatten)]
+    logs: Logs,
+
+    #[command(subcommand)]
+    command: commands::GoesOn,
+}
+
+impl Arguments {
+    /// Those of this process.
+    fn read() -> Result<Self, clap::Error> {
+        if commands::is_handed_over()
+            && let Ok(HandedOver { logs, command }) = HandedOver::try_parse()
+        {
+            let command = command.into();
+            return Ok(Self { logs, command });
+        }
+        // With an error for people, if it is wrong.
+        Self::try_parse()
+    }
+}
+
+/// Makes each panic end the process, as in a release build. Cargo's profile for tests cannot: the
+/// test harness needs to unwind.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+}
+
+/// Runs the command line of this process and returns its exit code.
+pub fn main() -> ExitCode {
+    if cfg!(panic = "unwind") {
+        abort_on_panic();
+    }
+    let arguments = Arguments::read().unwrap_or_else(|error| {
+        // A command line of another version may not be one of this.
+        commands::refuse_hand_over(&error);
+        error.exit()
+    });
+    logging::start(arguments.logs.log_level, arguments.logs.log_format);
+    match arguments.command.execute() {
+        Ok(code) => code.into(),
+        Err(error) => {
+            exit::report(error.as_ref());
+            exit::Code::Failed.into()
+        }
+    }
+}
