@@ -3,7 +3,7 @@
 //! know; so do we, because scripts compare them. `bellhop probe` has all names.
 
 use vdpa::features;
-use vdpa::mgmt::MgmtDevice;
+use vdpa_mgmt::MgmtDevice;
 
 use crate::listing::{Item, Value};
 

@@ -1,4 +1,4 @@
-//! `vdpa::mgmt`, `bellhop mgmtdev` and `bellhop dev` on real vDPA parents, beside iproute2's `vdpa`.
+//! `vdpa_mgmt`, `bellhop mgmtdev` and `bellhop dev` on real vDPA parents, beside iproute2's `vdpa`.
 
 #![expect(
     clippy::unwrap_used,

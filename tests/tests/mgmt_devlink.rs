@@ -1,4 +1,4 @@
-//! `vdpa::mgmt::devlink` and `bellhop port` on netdevsim, beside iproute2's `devlink`.
+//! `vdpa_mgmt::devlink` and `bellhop port` on netdevsim, beside iproute2's `devlink`.
 
 #![expect(
     clippy::unwrap_used,

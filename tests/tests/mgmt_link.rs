@@ -1,4 +1,4 @@
-//! `vdpa::mgmt::link` and `vdpa::mgmt::connectivity`: on real bridges, veths and namespaces, and on netdevsim's
+//! `vdpa_mgmt::link` and `vdpa_mgmt::connectivity`: on real bridges, veths and namespaces, and on netdevsim's
 //! representors, beside iproute2's `ip` and `bridge`.
 
 #![expect(

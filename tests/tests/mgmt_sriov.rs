@@ -1,4 +1,4 @@
-//! `vdpa::mgmt::pci`, `vdpa::mgmt::sriov`, `bellhop vf` and `bellhop bind` of PCI functions: on the SR-IOV
+//! `vdpa_mgmt::pci`, `vdpa_mgmt::sriov`, `bellhop vf` and `bellhop bind` of PCI functions: on the SR-IOV
 //! rig's NIC, and the settings of virtual functions on netdevsim, beside iproute2's `ip`.
 
 #![expect(

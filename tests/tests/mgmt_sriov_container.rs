@@ -1,4 +1,4 @@
-//! `vdpa::mgmt::container` and `bellhop bind … --netns`: virtual functions of the SR-IOV rig's NIC, which are on one switch,
+//! `vdpa_mgmt::container` and `bellhop bind … --netns`: virtual functions of the SR-IOV rig's NIC, which are on one switch,
 //! as interfaces of two containers, and back for programs.
 
 #![expect(
@@ -28,10 +28,10 @@ use support::{bellhop, complaint, complaint_with, printed};
 use traffic::{Flow, both_ways, start};
 use udp::echoed;
 use vdpa::device::Device;
-use vdpa::mgmt::bus::{Bus, Netdev};
-use vdpa::mgmt::container::{ContainerError, Settings, give};
-use vdpa::mgmt::link::{Link, Links};
 use vdpa::netdev::Options;
+use vdpa_mgmt::bus::{Bus, Netdev};
+use vdpa_mgmt::container::{ContainerError, Settings, give};
+use vdpa_mgmt::link::{Link, Links};
 
 const CYCLES: u32 = 20;
 

@@ -14,7 +14,7 @@ mod support;
 use lab::sriov::{SriovNic, VfDevice};
 use same::{negotiated, same};
 use support::{MAC, bellhop, complaint, listed, printed};
-use vdpa::mgmt::Connection;
+use vdpa_mgmt::Connection;
 
 #[test]
 fn virtual_functions_are_shown_as_iproute2_shows_them() {

@@ -10,7 +10,7 @@ mod examples;
 use examples::{Desk, Place};
 use lab::sim::require_lab;
 use std::time::{Duration, Instant};
-use vdpa::mgmt::pci::Pci;
+use vdpa_mgmt::pci::Pci;
 
 /// The network interface of the NIC, once its driver is ready.
 fn interface() -> String {

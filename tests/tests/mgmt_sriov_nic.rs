@@ -1,4 +1,4 @@
-//! `vdpa::mgmt::nic` and `bellhop nic` on virtual functions: made, used, removed; each step failing, interrupted and
+//! `vdpa_mgmt::nic` and `bellhop nic` on virtual functions: made, used, removed; each step failing, interrupted and
 //! killed; the lab host afterwards as before.
 
 #![expect(

@@ -17,8 +17,8 @@ use lab::sriov::{SriovNic, VfDevice};
 use lab::threads::StopOnDrop;
 use serde_json::Value;
 use support::{bellhop, complaint, printed, program};
-use vdpa::mgmt::pci::Pci;
-use vdpa::mgmt::topology::{self, Doorbell, PostedInterrupt};
+use vdpa_mgmt::pci::Pci;
+use vdpa_mgmt::topology::{self, Doorbell, PostedInterrupt};
 
 /// The tree as text, with lines that every terminal has.
 fn ascii(arguments: &[&str]) -> String {

@@ -1,4 +1,4 @@
-//! `vdpa::mgmt::topology` and `bellhop topology` on the simulator: who uses what, a virtual machine among them.
+//! `vdpa_mgmt::topology` and `bellhop topology` on the simulator: who uses what, a virtual machine among them.
 
 #![expect(
     clippy::unwrap_used,
@@ -25,11 +25,11 @@ use lab::sim::{SimDevice, require_lab};
 use lab::threads::StopOnDrop;
 use serde_json::Value;
 use support::{MAC, bellhop, complaint, complaint_with, iproute2, listed, printed, program};
-use vdpa::mgmt::bus::Bus;
-use vdpa::mgmt::topology::{
+use vdpa_mgmt::bus::Bus;
+use vdpa_mgmt::topology::{
     self, Class, Device, Doorbell, ManagementState, PostingObstacle, Topology,
 };
-use vdpa::mgmt::{Connection, NewDevice};
+use vdpa_mgmt::{Connection, NewDevice};
 
 fn device<'a>(tree: &'a Topology, name: &str) -> &'a Device {
     tree.devices().find(|one| one.name == name).unwrap()

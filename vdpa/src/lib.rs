@@ -76,8 +76,6 @@ pub mod features;
 pub mod iotlb;
 pub mod iova;
 pub mod memory;
-#[cfg(feature = "mgmt")]
-pub mod mgmt;
 pub mod netdev;
 pub mod probe;
 pub mod relay;

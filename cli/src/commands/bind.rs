@@ -4,8 +4,8 @@ mod netns;
 
 use std::io;
 
-use vdpa::mgmt::bus::{Bus, BusDevice, BusError};
-use vdpa::mgmt::pci::{Address, BadAddress, Function, Pci, PciError};
+use vdpa_mgmt::bus::{Bus, BusDevice, BusError};
+use vdpa_mgmt::pci::{Address, BadAddress, Function, Pci, PciError};
 
 use super::vf::function_entry;
 use crate::exit::{self, Code};

@@ -4,7 +4,7 @@ mod describe;
 
 use std::io;
 
-use vdpa::mgmt::{Connection, DeviceConfig, InvalidDevice, MgmtError, NewDevice, VdpaDevice};
+use vdpa_mgmt::{Connection, DeviceConfig, InvalidDevice, MgmtError, NewDevice, VdpaDevice};
 
 use super::words::{self, WordError, Words};
 use crate::exit::{self, Code};

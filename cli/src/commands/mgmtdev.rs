@@ -2,7 +2,7 @@
 
 use std::io;
 
-use vdpa::mgmt::{Connection, MgmtDevice, MgmtDeviceName, MgmtError};
+use vdpa_mgmt::{Connection, MgmtDevice, MgmtDeviceName, MgmtError};
 
 use crate::exit::Code;
 use crate::listing::{Entry, Format, Layout, Listing};

@@ -9,8 +9,8 @@ mod watch;
 
 use std::io;
 
-use vdpa::mgmt::nic::{MadeNic, MakeError, NicError, RemoveError, State, Step, StoreError};
-use vdpa::mgmt::{ClassConfig, Connection, MgmtError};
+use vdpa_mgmt::nic::{MadeNic, MakeError, NicError, RemoveError, State, Step, StoreError};
+use vdpa_mgmt::{ClassConfig, Connection, MgmtError};
 
 use super::vm::SpecError;
 use super::words::WordError;
@@ -173,7 +173,7 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
     if !device.is_ok_and(|device| device.mgmtdev == *mgmtdev) {
         return entry.with_flag("exists", Some(false));
     }
-    if let Ok(device) = vdpa::mgmt::bus::Bus::default().device(nic.name()) {
+    if let Ok(device) = vdpa_mgmt::bus::Bus::default().device(nic.name()) {
         entry = match device.path() {
             Some(path) => entry.with_text("path", path.display().to_string()),
             None => entry.with_text("bus_driver", device.driver.as_deref().unwrap_or("none")),

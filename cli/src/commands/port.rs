@@ -6,7 +6,7 @@ mod rate;
 
 use std::io;
 
-use vdpa::mgmt::devlink::{
+use vdpa_mgmt::devlink::{
     BadHandle, Devlink, DevlinkError, Handle, NewSubfunction, Port, PortHandle,
 };
 

@@ -5,8 +5,8 @@ mod describe;
 use std::io;
 
 use serde::Serialize;
-use vdpa::mgmt::pci::{Address, BadAddress, Pci, PciError};
-use vdpa::mgmt::topology::{self, Topology, TopologyError};
+use vdpa_mgmt::pci::{Address, BadAddress, Pci, PciError};
+use vdpa_mgmt::topology::{self, Topology, TopologyError};
 
 use crate::exit::{self, Code};
 use crate::listing::Format;

@@ -5,8 +5,8 @@ mod settings;
 
 use std::io;
 
-use vdpa::mgmt::pci::{Address, BadAddress, Function, Pci, PciError};
-use vdpa::mgmt::sriov::{InvalidSetting, Link, LinkError, Links};
+use vdpa_mgmt::pci::{Address, BadAddress, Function, Pci, PciError};
+use vdpa_mgmt::sriov::{InvalidSetting, Link, LinkError, Links};
 
 use super::words::WordError;
 use crate::exit::{self, Code};

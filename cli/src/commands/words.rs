@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use vdpa::mgmt::{BadName, MgmtDeviceName};
+use vdpa_mgmt::{BadName, MgmtDeviceName};
 use vmm::config::{MacAddress, MacAddressError};
 
 /// Why the words make no sense.

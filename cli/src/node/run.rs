@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use vdpa::mgmt::devlink::Notice;
+use vdpa_mgmt::devlink::Notice;
 use vmm::http::server;
 use vmm::http::socket::{self, SocketError};
 

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use vdpa::mgmt::devlink::{self, Handle, HealthReporter, HealthState, RateObject};
-use vdpa::mgmt::uevent::{self, Action, Uevent, Uevents};
+use vdpa_mgmt::devlink::{self, Handle, HealthReporter, HealthState, RateObject};
+use vdpa_mgmt::uevent::{self, Action, Uevent, Uevents};
 
 use super::events::Events;
 

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use vdpa::mgmt::topology;
+use vdpa_mgmt::topology;
 
 use super::{Bundle, Context};
 use crate::commands::{dev, mgmtdev};

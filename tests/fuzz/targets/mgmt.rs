@@ -1,5 +1,5 @@
-//! Every decoder of `vdpa::mgmt`, with what the kernel and other processes could send.
+//! Every decoder of `vdpa_mgmt`, with what the kernel and other processes could send.
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| vdpa::mgmt::decode_anything(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| vdpa_mgmt::decode_anything(input));

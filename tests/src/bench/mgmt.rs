@@ -2,11 +2,11 @@
 //!
 //! The same three times on the kernel's simulator, each device by its name:
 //!
-//! * `vdpa::mgmt` through one connection, as the node daemon uses it;
+//! * `vdpa_mgmt` through one connection, as the node daemon uses it;
 //! * a loop over iproute2's `vdpa`, a process for each step;
 //! * a small C program with one socket (`mgmt_floor.c`): what the kernel itself takes.
 //!
-//! Deleting with `vdpa::mgmt` includes its look at who has the device open.
+//! Deleting with `vdpa_mgmt` includes its look at who has the device open.
 
 use super::print_json;
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use vdpa::mgmt::{Connection, MgmtError, NewDevice};
+use vdpa_mgmt::{Connection, MgmtError, NewDevice};
 
 const MGMTDEV: &str = "vdpasim_net";
 
@@ -39,7 +39,7 @@ pub(super) fn measure(arguments: &MgmtArguments) -> Result<()> {
         count: arguments.devices,
     };
     let floor_program = compile_floor()?;
-    let bellhop = timed("vdpa::mgmt", || with_library(&names))?;
+    let bellhop = timed("vdpa_mgmt", || with_library(&names))?;
     let iproute2 = timed("iproute2", || with_iproute2(&names))?;
     timed("C, one socket", || {
         let prefix = format!("{PREFIX}bench-");
@@ -100,7 +100,7 @@ impl Drop for Names {
 }
 
 fn with_library(names: &Names) -> Result<()> {
-    let failed = |error: MgmtError| Error::invalid("vdpa::mgmt", crate::error::report(&error));
+    let failed = |error: MgmtError| Error::invalid("vdpa_mgmt", crate::error::report(&error));
     let connection = Connection::open().map_err(failed)?;
     for name in names.iter() {
         let mgmtdev = MGMTDEV

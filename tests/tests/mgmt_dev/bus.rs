@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use lab::process::output;
 use lab::sim::{SimDevice, require_lab};
-use vdpa::mgmt::bus::{Bus, BusError};
-use vdpa::mgmt::uevent::{Action, Notice, Uevents};
+use vdpa_mgmt::bus::{Bus, BusError};
+use vdpa_mgmt::uevent::{Action, Notice, Uevents};
 
 use super::holder::Holder;
 use super::support::{MAC, bellhop, complaint, printed};

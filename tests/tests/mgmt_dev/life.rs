@@ -11,7 +11,7 @@ use lab::notice;
 use lab::sim::{self, Mapping, SimDevice, device_file, require_lab};
 use lab::threads::StopOnDrop;
 use vdpa::device::Device;
-use vdpa::mgmt::{ClassConfig, Connection, MgmtError, NewDevice, QueueType};
+use vdpa_mgmt::{ClassConfig, Connection, MgmtError, NewDevice, QueueType};
 
 use super::holder::Holder;
 use super::support::{MAC, bellhop, complaint, iproute2, listed, printed};

@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use lab::sim::SimDevice;
-use vdpa::mgmt::{ClassConfig, Connection, MgmtError, NewDevice};
+use vdpa_mgmt::{ClassConfig, Connection, MgmtError, NewDevice};
 
 use super::same::{negotiated, same};
 use super::support::{bellhop, complaint, iproute2, listed, printed};

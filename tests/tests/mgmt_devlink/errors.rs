@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
 use lab::netdevsim::Netdevsim;
-use vdpa::mgmt::devlink::{Cmode, Devlink, DevlinkError, ParamValue, ReloadAction};
+use vdpa_mgmt::devlink::{Cmode, Devlink, DevlinkError, ParamValue, ReloadAction};
 
 use super::support::{complaint, complaint_with, printed, program};
 use super::tool::{devlink, handle, ours, switchdev};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lab::netdevsim::Netdevsim;
-use vdpa::mgmt::devlink::{Devlink, Event, Events, Handle, HealthState, Notice};
+use vdpa_mgmt::devlink::{Devlink, Event, Events, Handle, HealthState, Notice};
 
 use super::support::printed;
 use super::tool::{devlink, handle};

@@ -2,7 +2,7 @@
 
 use lab::netdevsim::Netdevsim;
 use serde_json::json;
-use vdpa::mgmt::devlink::{
+use vdpa_mgmt::devlink::{
     Cmode, Devlink, Eswitch, EswitchMode, Flavour, NodeName, ParamValue, RateObject, RateParent,
     RateSettings, ReloadAction,
 };
@@ -43,7 +43,7 @@ fn a_parameter_is_in_force_after_a_reload() {
     assert_eq!(param.value(Cmode::Driverinit), Some(&ParamValue::U32(17)));
     // The same ports, made anew.
     let after = connection.ports_of(&handle).unwrap();
-    let handles = |ports: &[vdpa::mgmt::devlink::Port]| {
+    let handles = |ports: &[vdpa_mgmt::devlink::Port]| {
         ports
             .iter()
             .map(|port| port.handle.clone())

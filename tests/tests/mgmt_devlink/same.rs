@@ -2,7 +2,7 @@
 
 use lab::netdevsim::Netdevsim;
 use serde_json::{Value, json};
-use vdpa::mgmt::devlink::{
+use vdpa_mgmt::devlink::{
     Devlink, EncapMode, Eswitch, EswitchMode, HealthReporter, HealthState, InlineMode, Instance,
     Param, ParamValue, Rate, RateObject, ReloadLimit, ReloadStat,
 };

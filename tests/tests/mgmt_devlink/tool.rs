@@ -4,7 +4,7 @@ use std::process::{Command, Output, Stdio};
 
 use lab::netdevsim::Netdevsim;
 use serde_json::Value;
-use vdpa::mgmt::devlink::Handle;
+use vdpa_mgmt::devlink::Handle;
 
 use super::support::{bellhop, printed};
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use lab::netlink_tap::{NetlinkTap, Request};
-use vdpa::mgmt::devlink::{
+use vdpa_mgmt::devlink::{
     Cmode, Devlink, EncapMode, Eswitch, EswitchMode, InlineMode, ParamValue, ReloadAction,
 };
 

@@ -6,8 +6,8 @@ use lab::labnic::Labnic;
 use lab::labnic::sf::{Subfunction, set_eswitch_mode};
 use lab::sim::SimDevice;
 use serde_json::Value;
-use vdpa::mgmt::announce::Announcement;
 use vdpa::netdev::{Netdev, Options};
+use vdpa_mgmt::announce::Announcement;
 
 use crate::support::{Bridge, ip, kernel_is_well, run};
 use crate::traffic::{Flow, Mode, both_ways, frame, start};

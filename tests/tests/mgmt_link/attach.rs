@@ -1,9 +1,9 @@
 //! A port is connected and taken back; if that fails, everything is as before.
 
-use vdpa::mgmt::connectivity::{
+use vdpa_mgmt::connectivity::{
     Attached, Change, Connectivity, ConnectivityError, LeftAlone, Place,
 };
-use vdpa::mgmt::link::{Links, PortVlan};
+use vdpa_mgmt::link::{Links, PortVlan};
 
 use super::namespace::Netns;
 use super::udp::echoed;

@@ -5,7 +5,7 @@ use std::process::Command;
 use lab::process::output;
 use lab::sim::require_lab;
 use serde_json::Value;
-use vdpa::mgmt::link::{Links, Namespace};
+use vdpa_mgmt::link::{Links, Namespace};
 
 /// A namespace of `ip netns`, gone when it is dropped.
 pub(crate) struct Netns(String);

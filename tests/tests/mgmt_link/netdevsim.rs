@@ -5,9 +5,9 @@ use std::process::Command;
 use lab::netdevsim::Netdevsim;
 use lab::process::output;
 use serde_json::Value;
-use vdpa::mgmt::connectivity::{Connectivity, ConnectivityError, Place, representor};
-use vdpa::mgmt::link::Links;
-use vdpa::mgmt::sriov;
+use vdpa_mgmt::connectivity::{Connectivity, ConnectivityError, Place, representor};
+use vdpa_mgmt::link::Links;
+use vdpa_mgmt::sriov;
 
 /// A simulated NIC with two virtual functions, and its interface.
 fn simulated(number: u32) -> (Netdevsim, String) {

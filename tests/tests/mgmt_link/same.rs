@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use vdpa::mgmt::link::{Link, LinkError, Links, Namespace, PortVlan, VlanId};
+use vdpa_mgmt::link::{Link, LinkError, Links, Namespace, PortVlan, VlanId};
 
 use super::namespace::Netns;
 

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use lab::endurance::{cycles, soak};
 use lab::notice::{Kind, notice};
-use vdpa::mgmt::nic::{
+use vdpa_mgmt::nic::{
     Activity, MadeNic, NicRequest, Nics, Observer, Phase, Progress, State, Store,
 };
 

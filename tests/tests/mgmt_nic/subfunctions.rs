@@ -11,8 +11,8 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::labnic::sf::{NIC, devlink_json, set_eswitch_mode};
 use lab::labnic::trouble;
 use serde_json::Value;
-use vdpa::mgmt::nic::{NicRequest, Phase};
 use vdpa::netdev::{Netdev, Options};
+use vdpa_mgmt::nic::{NicRequest, Phase};
 
 use super::bridge::{BRIDGE, Host, UPLINK, bridge_is_up, run};
 use super::faults::{be_killed, each_death_is_undone, each_end_is_undone, moments};

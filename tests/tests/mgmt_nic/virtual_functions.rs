@@ -15,9 +15,9 @@ use lab::rig::{VIRTUAL_FUNCTIONS, vf_mac};
 use lab::sim::require_lab;
 use rustix::process::Signal;
 use serde_json::Value;
-use vdpa::mgmt::nic::{MadeNic, NicRequest, Nics, Observer, Phase, Silent, Step};
-use vdpa::mgmt::pci::{Function, Pci};
 use vdpa::netdev::Options;
+use vdpa_mgmt::nic::{MadeNic, NicRequest, Nics, Observer, Phase, Silent, Step};
+use vdpa_mgmt::pci::{Function, Pci};
 
 use super::faults::{be_killed, each_death_is_undone, each_end_is_undone, moments, signalled};
 use super::host::{NAMES, Traces, clean_up, made, record};
@@ -320,8 +320,8 @@ impl Observer for Notes {
         Ok(())
     }
 
-    fn progress(&mut self, progress: &vdpa::mgmt::nic::Progress<'_>) {
-        if let vdpa::mgmt::nic::Activity::Leave(why) = progress.activity {
+    fn progress(&mut self, progress: &vdpa_mgmt::nic::Progress<'_>) {
+        if let vdpa_mgmt::nic::Activity::Leave(why) = progress.activity {
             self.0.push(why.to_owned());
         }
     }

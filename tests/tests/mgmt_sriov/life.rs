@@ -13,8 +13,8 @@ use lab::endurance::cycles;
 use lab::process::output;
 use lab::rig::VIRTUAL_FUNCTIONS;
 use serde_json::Value;
-use vdpa::mgmt::bus::Bus;
-use vdpa::mgmt::pci::{Function, Pci};
+use vdpa_mgmt::bus::Bus;
+use vdpa_mgmt::pci::{Function, Pci};
 
 use super::support::{bellhop, complaint, complaint_with, printed, program};
 

@@ -5,7 +5,7 @@ use std::process::Command;
 use lab::netdevsim::Netdevsim;
 use lab::process::output;
 use serde_json::Value;
-use vdpa::mgmt::sriov::{LinkError, Links, Setting, Vlan, VlanProtocol};
+use vdpa_mgmt::sriov::{LinkError, Links, Setting, Vlan, VlanProtocol};
 
 use super::support::{bellhop, complaint, printed};
 

@@ -71,7 +71,7 @@ pub fn process_name(process: &Path) -> String {
 }
 
 /// The list as part of a sentence; empty if nobody is visible.
-pub(crate) fn sentence(holders: &[Holder]) -> String {
+pub fn sentence(holders: &[Holder]) -> String {
     if holders.is_empty() {
         return "a process that is not visible from here (try as root)".to_owned();
     }

@@ -1,8 +1,8 @@
 //! `bellhop bind DEV virtio_vdpa --netns NETNS`: a vDPA device as a container's network interface.
 
-use vdpa::mgmt::bus::{Bus, BusDevice};
-use vdpa::mgmt::container::{ContainerError, Settings, VIRTIO_VDPA, give};
-use vdpa::mgmt::link::{Link, Namespace, NamespaceError};
+use vdpa_mgmt::bus::{Bus, BusDevice};
+use vdpa_mgmt::container::{ContainerError, Settings, VIRTIO_VDPA, give};
+use vdpa_mgmt::link::{Link, Namespace, NamespaceError};
 
 use crate::listing::Entry;
 

@@ -1,6 +1,6 @@
 //! Devices as entries of a listing, with iproute2's keys in its order.
 
-use vdpa::mgmt::{
+use vdpa_mgmt::{
     BlkConfig, ClassConfig, DeviceConfig, NetConfig, QueueType, VdpaDevice, VendorStats,
 };
 

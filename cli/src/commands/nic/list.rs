@@ -1,6 +1,6 @@
 //! `bellhop nic list`.
 
-use vdpa::mgmt::nic::Store;
+use vdpa_mgmt::nic::Store;
 
 use super::{CommandError, listing};
 use crate::exit::Code;

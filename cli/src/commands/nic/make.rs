@@ -2,9 +2,9 @@
 
 use std::io::{self, Write as _};
 
-use vdpa::mgmt::connectivity::Connectivity;
-use vdpa::mgmt::nic::{Kind, NicError, NicRequest, Nics, Store};
-use vdpa::mgmt::sriov::Rates;
+use vdpa_mgmt::connectivity::Connectivity;
+use vdpa_mgmt::nic::{Kind, NicError, NicRequest, Nics, Store};
+use vdpa_mgmt::sriov::Rates;
 
 use super::watch::Watch;
 use super::{CommandError, listing};

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use bellhop_api::node::VmInfo;
 use hyper::{Method, StatusCode};
-use vdpa::mgmt::nic::{Nics, Store, StoreError};
-use vdpa::mgmt::{Connection, MgmtError};
+use vdpa_mgmt::nic::{Nics, Store, StoreError};
+use vdpa_mgmt::{Connection, MgmtError};
 
 use super::CommandError;
 use super::watch::Watch;

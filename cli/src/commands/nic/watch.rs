@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use vdpa::mgmt::nic::{Activity, LockedStore, MadeNic, Observer, Progress};
+use vdpa_mgmt::nic::{Activity, LockedStore, MadeNic, Observer, Progress};
 
 use super::CommandError;
 

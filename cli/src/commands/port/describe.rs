@@ -1,6 +1,6 @@
 //! Ports and rates as entries of a listing, with the keys of iproute2's `devlink`.
 
-use vdpa::mgmt::devlink::{
+use vdpa_mgmt::devlink::{
     Flavour, FrontPanel, FunctionOpstate, FunctionState, NestedDevlink, PciNumbers, Port,
     PortFunction, PortType, Rate, RateObject,
 };

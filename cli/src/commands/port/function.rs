@@ -1,6 +1,6 @@
 //! `bellhop port function`: what the function behind a port is to be.
 
-use vdpa::mgmt::devlink::{Capabilities, Devlink, FunctionSettings, FunctionState};
+use vdpa_mgmt::devlink::{Capabilities, Devlink, FunctionSettings, FunctionState};
 
 use super::{CommandError, find, rate};
 use crate::commands::words::{self, WordError, Words};

@@ -1,6 +1,6 @@
 //! `bellhop port function rate`: what functions may send, each by itself and in groups.
 
-use vdpa::mgmt::devlink::{BadHandle, Devlink, NodeName, RateObject, RateParent, RateSettings};
+use vdpa_mgmt::devlink::{BadHandle, Devlink, NodeName, RateObject, RateParent, RateSettings};
 
 use super::{CommandError, by_interface, describe};
 use crate::commands::words::{self, WordError, Words};

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write as _};
 
-use vdpa::mgmt::topology::{
+use vdpa_mgmt::topology::{
     Device, DeviceHolder, Doorbell, ManagementDevice, ManagementState, PciFunction,
     PhysicalFunction, PostingObstacle, Representor, Subfunction, Topology, VirtualFunction,
 };

@@ -1,7 +1,7 @@
 //! Physical and virtual functions as entries of a listing.
 
-use vdpa::mgmt::pci::{Function, Pci, PciError};
-use vdpa::mgmt::sriov::{Link, VirtualFunction};
+use vdpa_mgmt::pci::{Function, Pci, PciError};
+use vdpa_mgmt::sriov::{Link, VirtualFunction};
 
 use crate::listing::Entry;
 

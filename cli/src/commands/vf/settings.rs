@@ -1,6 +1,6 @@
 //! The words of `bellhop vf set`.
 
-use vdpa::mgmt::sriov::{LinkState, Links, Rates, Setting, Vlan, VlanProtocol};
+use vdpa_mgmt::sriov::{LinkState, Links, Rates, Setting, Vlan, VlanProtocol};
 
 use super::CommandError;
 use crate::commands::words::{self, WordError, Words};

@@ -16,11 +16,11 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use tokio::sync::Semaphore;
-use vdpa::mgmt::MgmtError;
-use vdpa::mgmt::devlink::DevlinkError;
-use vdpa::mgmt::nic::StoreError;
-use vdpa::mgmt::pci::{Address, BadAddress, PciError};
-use vdpa::mgmt::topology::TopologyError;
+use vdpa_mgmt::MgmtError;
+use vdpa_mgmt::devlink::DevlinkError;
+use vdpa_mgmt::nic::StoreError;
+use vdpa_mgmt::pci::{Address, BadAddress, PciError};
+use vdpa_mgmt::topology::TopologyError;
 use vmm::http::{HttpError, Problem, on_worker};
 
 use crate::commands::vf;
@@ -177,7 +177,7 @@ fn pci(error: &PciError) -> Kind {
 }
 
 fn functions(error: &vf::CommandError) -> Kind {
-    use vdpa::mgmt::sriov::LinkError;
+    use vdpa_mgmt::sriov::LinkError;
     match error {
         vf::CommandError::Pci(error) => pci(error),
         vf::CommandError::Address(_) => (StatusCode::BAD_REQUEST, "bad_parameter"),

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use bellhop_api::responses::KernelErrors;
 use utoipa::ToSchema;
-use vdpa::mgmt::Connection;
+use vdpa_mgmt::Connection;
 use vmm::http::ErrorBody;
 
 use super::Api;
@@ -66,7 +66,7 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vdpa::mgmt::MgmtDevice;
+    use vdpa_mgmt::MgmtDevice;
 
     #[test]
     fn what_is_described_is_what_is_written() {

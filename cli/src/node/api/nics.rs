@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use vdpa::mgmt::nic::Store;
+use vdpa_mgmt::nic::Store;
 use vmm::http::ErrorBody;
 
 use super::Api;

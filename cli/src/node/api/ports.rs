@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use bellhop_api::responses::KernelErrors;
-use vdpa::mgmt::devlink::{Devlink, DevlinkError, Handle};
+use vdpa_mgmt::devlink::{Devlink, DevlinkError, Handle};
 use vmm::http::{ErrorBody, HttpError};
 
 use super::Api;

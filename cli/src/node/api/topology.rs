@@ -5,8 +5,8 @@ use axum::extract::State;
 use bellhop_api::responses::KernelErrors;
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
-use vdpa::mgmt::pci::Address;
-use vdpa::mgmt::topology::{self, Topology};
+use vdpa_mgmt::pci::Address;
+use vdpa_mgmt::topology::{self, Topology};
 use vmm::http::ErrorBody;
 use vmm::http::parameters::Parameters;
 

@@ -6,8 +6,8 @@ use axum::http::StatusCode;
 use bellhop_api::responses::{BodyErrors, KernelErrors};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use vdpa::mgmt::nic::{Store, StoreError};
-use vdpa::mgmt::{
+use vdpa_mgmt::nic::{Store, StoreError};
+use vdpa_mgmt::{
     ClassConfig, Connection, DeviceConfig, MgmtDeviceName, MgmtError, NewDevice, VdpaDevice,
 };
 use vmm::config::MacAddress;
@@ -276,7 +276,7 @@ pub(super) async fn remove(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vdpa::mgmt::NetConfig;
+    use vdpa_mgmt::NetConfig;
 
     fn spec(text: &str) -> VdpaDeviceSpec {
         serde_json::from_str(text).unwrap()

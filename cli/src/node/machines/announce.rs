@@ -3,7 +3,7 @@
 //! ```text
 //!   arrived, or a NIC moved to another device ─> each NIC: did its driver agree on GUEST_ANNOUNCE?
 //!     yes, or no driver runs it   the machine has asked the driver; or there is nobody to be found
-//!     no                          this host tells the bridge and the network (`vdpa::mgmt::announce`)
+//!     no                          this host tells the bridge and the network (`vdpa_mgmt::announce`)
 //! ```
 //!
 //! The address is the one that the NIC was given by this node, or its device's own: not one that the guest has chosen, for the host
@@ -18,8 +18,8 @@ use std::thread;
 use std::time::Duration;
 
 use bellhop_api::machine::DeviceInfo;
-use vdpa::mgmt::announce::{AnnounceError, Announcement};
-use vdpa::mgmt::bus::Bus;
+use vdpa_mgmt::announce::{AnnounceError, Announcement};
+use vdpa_mgmt::bus::Bus;
 use vmm::config::MacAddress;
 
 use super::Machines;

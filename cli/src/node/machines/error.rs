@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use axum::http::StatusCode;
 use vdpa::causes::in_one_line;
-use vdpa::mgmt::bus::BusError;
-use vdpa::mgmt::nic::{self, MakeError, NicError, RemoveError};
+use vdpa_mgmt::bus::BusError;
+use vdpa_mgmt::nic::{self, MakeError, NicError, RemoveError};
 use vmm::migration::endpoint::BadEndpoint;
 
 use super::departure::remedy;

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
 use vdpa::causes::in_one_line;
-use vdpa::mgmt::devlink::{Event, HealthReporter, Notice};
-use vdpa::mgmt::nic::MadeNic;
+use vdpa_mgmt::devlink::{Event, HealthReporter, Notice};
+use vdpa_mgmt::nic::MadeNic;
 
 use super::error::VmError;
 use super::health::{InError, Place, Verdict, judge, reason};

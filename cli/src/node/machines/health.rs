@@ -17,8 +17,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use vdpa::mgmt::devlink::{Handle, HealthReporter, HealthState, PortHandle};
-use vdpa::mgmt::nic::{MadeNic, Step};
+use vdpa_mgmt::devlink::{Handle, HealthReporter, HealthState, PortHandle};
+use vdpa_mgmt::nic::{MadeNic, Step};
 
 /// More directories than there are between a device and the root of sysfs.
 const DEPTH_MAX: usize = 32;

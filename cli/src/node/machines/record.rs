@@ -91,7 +91,7 @@ pub(crate) struct Record {
     pub(crate) spec: VmSpec,
     /// How far it is.
     pub(crate) phase: Phase,
-    /// Devices of NICs have records of their own (`vdpa::mgmt::nic`), which end with the host's boot as they do:
+    /// Devices of NICs have records of their own (`vdpa_mgmt::nic`), which end with the host's boot as they do:
     /// see [`Self::finds_device`].
     #[serde(serialize_with = "without_devices")]
     steps: Vec<Step>,

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
 use utoipa::{PartialSchema, ToSchema};
-use vdpa::mgmt::NetConfig;
+use vdpa_mgmt::NetConfig;
 use vmm::config::VmConfig;
 
 pub(crate) use self::name::{BadVmName, OWNER, VmName, owned_by};

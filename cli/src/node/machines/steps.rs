@@ -23,7 +23,7 @@ use std::fmt;
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use bellhop_api::machine::{End, EndReason};
-use vdpa::mgmt::journal::{Journal, Moment};
+use vdpa_mgmt::journal::{Journal, Moment};
 
 use super::arrival::{AtEnd, Coming};
 use super::departure::{Account, Departure};

@@ -15,7 +15,15 @@ use std::process::{Command, Stdio};
 
 /// All packages. Each build names all of them: cargo chooses the features of shared dependencies
 /// by the packages of a build, and would build them again for another choice.
-pub const PACKAGES: [&str; 6] = ["vdpa", "devices", "vmm", "bellhop", "lab", "launcher"];
+pub const PACKAGES: [&str; 7] = [
+    "vdpa",
+    "vdpa-mgmt",
+    "devices",
+    "vmm",
+    "bellhop",
+    "lab",
+    "launcher",
+];
 
 /// A small test target of each package with integration tests. Cargo counts the features of a
 /// package's development dependencies where it builds a test of it: with these among the targets

@@ -1,5 +1,5 @@
 use super::*;
-use vdpa::mgmt::topology::{BellhopRun, Class, PostedInterrupt, Queue};
+use vdpa_mgmt::topology::{BellhopRun, Class, PostedInterrupt, Queue};
 
 fn empty() -> Topology {
     Topology {

@@ -9,10 +9,10 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::PoisonError;
 
-use vdpa::mgmt::Connection;
-use vdpa::mgmt::bus::Bus;
-use vdpa::mgmt::nic::{self, Activity, LockedStore, MadeNic, NicRequest, Nics, State};
-use vdpa::mgmt::{ClassConfig, DeviceConfig, NetConfig};
+use vdpa_mgmt::Connection;
+use vdpa_mgmt::bus::Bus;
+use vdpa_mgmt::nic::{self, Activity, LockedStore, MadeNic, NicRequest, Nics, State};
+use vdpa_mgmt::{ClassConfig, DeviceConfig, NetConfig};
 use vmm::config::{VdpaConfig, VdpaSource};
 
 use crate::node::machines::Machines;

@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
-use vdpa::mgmt::NetConfig;
-use vdpa::mgmt::connectivity::Connectivity;
-use vdpa::mgmt::link::VlanId;
-use vdpa::mgmt::nic::{Kind, NicRequest};
-use vdpa::mgmt::sriov::Rates;
+use vdpa_mgmt::NetConfig;
+use vdpa_mgmt::connectivity::Connectivity;
+use vdpa_mgmt::link::VlanId;
+use vdpa_mgmt::nic::{Kind, NicRequest};
+use vdpa_mgmt::sriov::Rates;
 use vmm::config::{MacAddress, VdpaConfig, VdpaSource};
 
 use self::stand_by::{has_as, keeps_stand_by, stand_by_source};

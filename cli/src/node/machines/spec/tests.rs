@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use serde_json::json;
-use vdpa::mgmt::nic::NicRequest;
+use vdpa_mgmt::nic::NicRequest;
 
 use super::*;
 

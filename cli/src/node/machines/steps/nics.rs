@@ -17,7 +17,7 @@ use super::super::error::{LifeError, StepError};
 use super::super::record::{Record, Step};
 use super::super::spec::{NicId, NicSource, NicSpec, VmSpec};
 use super::Life;
-use vdpa::mgmt::journal::{Journal as _, Outcome};
+use vdpa_mgmt::journal::{Journal as _, Outcome};
 
 impl Life<'_> {
     /// Devices for all NICs that need one made.

@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use bellhop_api::node::{NicId, NicSettings, NicStandBy};
-use vdpa::mgmt::NetConfig;
-use vdpa::mgmt::nic::NicRequest;
+use vdpa_mgmt::NetConfig;
+use vdpa_mgmt::nic::NicRequest;
 use vmm::config::MacAddress;
 
 use super::{BadNic, ExistingDevice, NicSource, NicSpec, VmName, request};

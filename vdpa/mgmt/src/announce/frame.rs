@@ -1,0 +1,106 @@
+//! The frame: a request of Reverse ARP (RFC 903), which asks nobody for anything that anybody would answer. Switches learn from
+//! its sender address, which is all that it is for; QEMU sends the same (`announce_self`).
+
+use crate::link::VlanId;
+use crate::sriov::{Vlan, VlanProtocol};
+
+/// The shortest frame without its checksum, in bytes (IEEE 802.3).
+const FRAME_MIN: usize = 60;
+
+const ETH_P_RARP: u16 = 0x8035;
+const ETH_P_IP: u16 = 0x0800;
+/// Ethernet, as ARP numbers hardware (RFC 826).
+const ARPHRD_ETHER: u16 = 1;
+/// "request reverse" (RFC 903).
+const REQUEST_REVERSE: u16 = 3;
+
+/// A tag of a VLAN (IEEE 802.1Q).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tag {
+    ether_type: u16,
+    /// Priority and number.
+    control: u16,
+}
+
+impl Tag {
+    /// As a bridge puts it on.
+    pub(super) fn of(vlan: VlanId) -> Self {
+        Self {
+            ether_type: VlanProtocol::Dot1Q.ether_type(),
+            control: vlan.get(),
+        }
+    }
+
+    /// As a NIC puts it on a virtual function's frames; none if it puts on none.
+    pub(super) fn of_function(vlan: Vlan) -> Option<Self> {
+        (vlan.id() != 0).then(|| Self {
+            ether_type: vlan.protocol().ether_type(),
+            control: u16::from(vlan.qos()) << 13 | vlan.id(),
+        })
+    }
+}
+
+/// Who asks for the protocol address of `mac`, and is it: to all, with this tag.
+pub(super) fn reverse_arp(mac: [u8; 6], tag: Option<Tag>) -> Vec<u8> {
+    let mut frame = vec![0xff; 6];
+    frame.extend(mac);
+    if let Some(tag) = tag {
+        frame.extend(tag.ether_type.to_be_bytes());
+        frame.extend(tag.control.to_be_bytes());
+    }
+    for word in [ETH_P_RARP, ARPHRD_ETHER, ETH_P_IP] {
+        frame.extend(word.to_be_bytes());
+    }
+    // The lengths of the addresses of both kinds.
+    frame.extend([6, 4]);
+    frame.extend(REQUEST_REVERSE.to_be_bytes());
+    // Sender and target; the protocol addresses are what nobody knows.
+    for _ in 0..2 {
+        frame.extend(mac);
+        frame.extend([0; 4]);
+    }
+    frame.resize(FRAME_MIN.max(frame.len()), 0);
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    const MAC: [u8; 6] = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
+
+    #[test]
+    fn a_frame_is_what_rfc_903_says() {
+        #[rustfmt::skip]
+        let expected = [
+            // Ethernet: to all, from the guest, Reverse ARP.
+            0xff, 0xff, 0xff, 0xff, 0xff, 0xff,  0x52, 0x54, 0, 0x12, 0x34, 0x56,  0x80, 0x35,
+            // ar$hrd, ar$pro, ar$hln, ar$pln, ar$op.
+            0, 1,  8, 0,  6,  4,  0, 3,
+            // ar$sha, ar$spa, ar$tha, ar$tpa.
+            0x52, 0x54, 0, 0x12, 0x34, 0x56,  0, 0, 0, 0,
+            0x52, 0x54, 0, 0x12, 0x34, 0x56,  0, 0, 0, 0,
+        ];
+        let frame = reverse_arp(MAC, None);
+        assert_eq!(frame[..42], expected);
+        assert_eq!(frame[42..], [0; 18]);
+    }
+
+    #[test]
+    fn a_tag_stands_before_the_type() {
+        let plain = reverse_arp(MAC, None);
+        let vlan = Vlan::new(100, 5, VlanProtocol::Dot1Ad).unwrap();
+        for (tag, bytes) in [
+            (Tag::of(VlanId::try_from(100).unwrap()), [0x81, 0, 0, 100]),
+            (Tag::of_function(vlan).unwrap(), [0x88, 0xa8, 0xa0, 100]),
+        ] {
+            let tagged = reverse_arp(MAC, Some(tag));
+            assert_eq!(tagged[..12], plain[..12]);
+            assert_eq!(tagged[12..16], bytes);
+            assert_eq!(tagged[16..46], plain[12..42]);
+            assert_eq!(tagged.len(), 60);
+        }
+        assert_eq!(Tag::of_function(Vlan::NONE), None);
+    }
+}

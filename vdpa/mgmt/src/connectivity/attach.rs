@@ -1,0 +1,238 @@
+//! The steps that connect a function, each in the record before it is made.
+
+use super::Connectivity;
+use super::detach::{Attaching, Note};
+use super::error::ConnectivityError;
+use super::kernel::Kernel;
+use super::place::Place;
+use super::record::{Attached, Change, FunctionVlan, Subject};
+use crate::journal::Journal as _;
+use crate::link::{Link, Links, PortVlan, VlanId};
+use crate::sriov::{self, Vlan, VlanProtocol};
+
+impl Connectivity {
+    /// Connects what is at this place. What is so already is left as it is; the record has the rest.
+    ///
+    /// A representor that was up already is in the bridge's default VLAN for a moment: one that was just made is down.
+    ///
+    /// # Errors
+    /// Before anything is changed: [`ConnectivityError::NoBridge`], [`ConnectivityError::NotABridge`],
+    /// [`ConnectivityError::BridgeDown`], [`ConnectivityError::NoVlanFiltering`],
+    /// [`ConnectivityError::OtherMaster`], [`ConnectivityError::VlanWithoutBridge`],
+    /// [`ConnectivityError::LegacyMode`]. If a step fails, those before it are undone and its error
+    /// is returned, below [`ConnectivityError::NotTakenBack`] if the undoing fails.
+    pub fn attach(&self, links: &Links, place: &Place) -> Result<Attached, ConnectivityError> {
+        attach(links, self, place, &mut |_| Ok(()))
+    }
+
+    /// As [`Self::attach`], and hands the record to `note` each time before something is changed that is
+    /// new in it, so that another process can undo what this one was killed in; and after something was
+    /// undone.
+    ///
+    /// # Errors
+    /// As [`Self::attach`], and [`ConnectivityError::NotNoted`] if `note` fails, which nothing is changed after.
+    pub(crate) fn attach_noting(
+        &self,
+        links: &Links,
+        place: &Place,
+        note: Note<'_>,
+    ) -> Result<Attached, ConnectivityError> {
+        attach(links, self, place, note)
+    }
+
+    /// Whether there is such a bridge, fit for that; nothing is changed.
+    ///
+    /// # Errors
+    /// As [`Self::attach`] for bridges.
+    pub fn check(&self, links: &Links) -> Result<(), ConnectivityError> {
+        fit(links, self).map(drop)
+    }
+}
+
+pub(super) fn attach(
+    kernel: &impl Kernel,
+    wanted: &Connectivity,
+    place: &Place,
+    note: Note<'_>,
+) -> Result<Attached, ConnectivityError> {
+    let mut attaching;
+    let outcome = match place {
+        Place::Link(link) => {
+            // As it is now.
+            let link = kernel.link_at(link.index)?;
+            let bridge = bridge(kernel, wanted, &link)?;
+            attaching = Attaching::new(kernel, Attached::of(Subject::of(&link)), note);
+            attaching.connect(wanted, &link, bridge.as_ref())
+        }
+        Place::VirtualFunction { physical, number } => {
+            let refused = |what| ConnectivityError::LegacyMode {
+                physical: physical.clone(),
+                number: *number,
+                what,
+            };
+            if wanted.bridge.is_some() {
+                return Err(refused("bridge"));
+            }
+            if wanted.mtu.is_some() {
+                return Err(refused("mtu"));
+            }
+            let subject = Subject::VirtualFunction {
+                physical: physical.clone(),
+                number: *number,
+            };
+            attaching = Attaching::new(kernel, Attached::of(subject), note);
+            match wanted.vlan {
+                Some(vlan) => attaching.connect_function(physical, *number, vlan),
+                None => Ok(()),
+            }
+        }
+    };
+    match outcome {
+        Ok(()) => Ok(attaching.attached),
+        Err(error) => Err(attaching.roll_back_after(error)),
+    }
+}
+
+/// The bridge that is asked for, if it is fit for that link.
+fn bridge(
+    kernel: &impl Kernel,
+    wanted: &Connectivity,
+    link: &Link,
+) -> Result<Option<Link>, ConnectivityError> {
+    let Some(bridge) = fit(kernel, wanted)? else {
+        return match wanted.vlan {
+            Some(vlan) => Err(ConnectivityError::VlanWithoutBridge {
+                link: link.name.clone(),
+                vlan,
+            }),
+            None => Ok(None),
+        };
+    };
+    if let Some(master) = link.master
+        && master != bridge.index
+    {
+        let name = kernel.link_at(master).map(|master| master.name);
+        return Err(ConnectivityError::OtherMaster {
+            link: link.name.clone(),
+            master: name.unwrap_or_else(|_| format!("another interface (index {master})")),
+        });
+    }
+    Ok(Some(bridge))
+}
+
+/// The bridge that is asked for, if it is one, up, and looks at VLANs where one is asked for.
+fn fit(kernel: &impl Kernel, wanted: &Connectivity) -> Result<Option<Link>, ConnectivityError> {
+    let Some(name) = &wanted.bridge else {
+        return Ok(None);
+    };
+    let bridge = match kernel.link(name) {
+        Err(error) if error.is_missing() => return Err(ConnectivityError::NoBridge(name.clone())),
+        found => found?,
+    };
+    if !bridge.is_bridge() {
+        return Err(ConnectivityError::NotABridge {
+            name: bridge.name,
+            kind: bridge.kind,
+        });
+    }
+    if let (Some(vlan), false) = (wanted.vlan, bridge.vlan_filtering == Some(true)) {
+        return Err(ConnectivityError::NoVlanFiltering {
+            bridge: bridge.name,
+            vlan,
+        });
+    }
+    if !bridge.up {
+        return Err(ConnectivityError::BridgeDown(bridge.name));
+    }
+    Ok(Some(bridge))
+}
+
+impl<K: Kernel> Attaching<'_, K> {
+    fn change<E: Into<ConnectivityError>>(
+        &mut self,
+        change: Change,
+        make: impl FnOnce(&K) -> Result<(), E>,
+    ) -> Result<(), ConnectivityError> {
+        let kernel = self.kernel;
+        self.step(change, || make(kernel).map_err(E::into).into())
+    }
+
+    fn connect(
+        &mut self,
+        wanted: &Connectivity,
+        link: &Link,
+        bridge: Option<&Link>,
+    ) -> Result<(), ConnectivityError> {
+        if let Some(after) = wanted.mtu
+            && after != link.mtu
+        {
+            let before = link.mtu;
+            self.change(Change::Mtu { before, after }, |kernel| {
+                kernel.set_mtu(link, after)
+            })?;
+        }
+        if let Some(bridge) = bridge {
+            let index = bridge.index;
+            if link.master.is_none() {
+                self.change(Change::Bridge { index }, |kernel| {
+                    kernel.set_master(link, bridge)
+                })?;
+            }
+            if let Some(vlan) = wanted.vlan {
+                self.enter_vlan(link, index, vlan)?;
+            }
+        }
+        if link.up {
+            return Ok(());
+        }
+        self.change(Change::Up, |kernel| kernel.set_up(link))
+    }
+
+    /// Puts a port into this VLAN, and takes it out of all others: mostly the bridge's default one.
+    fn enter_vlan(
+        &mut self,
+        link: &Link,
+        bridge: u32,
+        vlan: VlanId,
+    ) -> Result<(), ConnectivityError> {
+        let now = self.kernel.vlans(link)?;
+        let after = PortVlan::access(vlan);
+        let before = now.iter().copied().find(|one| one.vlan == vlan);
+        if before != Some(after) {
+            let added = Change::VlanAdded {
+                bridge,
+                before,
+                after,
+                former_pvid: now.iter().copied().find(|one| one.pvid && one.vlan != vlan),
+            };
+            self.change(added, |kernel| kernel.add_vlan(link, after))?;
+        }
+        for before in now.into_iter().filter(|one| one.vlan != vlan) {
+            self.change(Change::VlanRemoved { bridge, before }, |kernel| {
+                kernel.remove_vlan(link, before.vlan)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn connect_function(
+        &mut self,
+        physical: &str,
+        number: u32,
+        vlan: VlanId,
+    ) -> Result<(), ConnectivityError> {
+        let after =
+            Vlan::new(vlan.get(), 0, VlanProtocol::Dot1Q).map_err(sriov::LinkError::from)?;
+        let before = self.kernel.function_vlan(physical, number)?;
+        if before == Some(after) {
+            return Ok(());
+        }
+        let change = Change::FunctionVlan {
+            before: before.map(FunctionVlan::from),
+            after: after.into(),
+        };
+        self.change(change, |kernel| {
+            kernel.set_function_vlan(physical, number, after)
+        })
+    }
+}

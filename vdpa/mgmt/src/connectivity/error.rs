@@ -1,0 +1,131 @@
+//! What can go wrong with connecting a function, and what the user can do about it.
+
+use crate::link::{LinkError, VlanId};
+use crate::pci::{Address, PciError};
+use crate::sriov;
+
+/// Why a function could not be connected, or its connection not taken back.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectivityError {
+    /// There is no such bridge here.
+    #[error("there is no bridge {0}; `ip link add {0} type bridge` makes it")]
+    NoBridge(String),
+    /// The interface of that name is no bridge of Linux.
+    #[error("{name} is no bridge of Linux (it is {}); `ip link show type bridge` lists them", kind.as_deref().unwrap_or("a NIC's interface"))]
+    NotABridge {
+        /// Its name.
+        name: String,
+        /// What it is.
+        kind: Option<String>,
+    },
+    /// Nothing passes a bridge that is down.
+    #[error("the bridge {0} is down, so nothing would pass it; `ip link set {0} up`")]
+    BridgeDown(String),
+    /// The bridge does not look at VLANs.
+    #[error(
+        "the bridge {bridge} ignores VLANs, so VLAN {vlan} would be no limit; `ip link set {bridge} type bridge vlan_filtering 1` mends that"
+    )]
+    NoVlanFiltering {
+        /// The bridge.
+        bridge: String,
+        /// The VLAN that was asked for.
+        vlan: VlanId,
+    },
+    /// The interface belongs to something else.
+    #[error(
+        "{link} is a port of {master} already; if nobody needs that, `ip link set {link} nomaster`"
+    )]
+    OtherMaster {
+        /// The interface.
+        link: String,
+        /// What it is a port of.
+        master: String,
+    },
+    /// A VLAN of a representor is one of its bridge.
+    #[error("{link} can be in VLAN {vlan} only as a port of a bridge: give `bridge=NAME` too")]
+    VlanWithoutBridge {
+        /// The interface.
+        link: String,
+        /// The VLAN that was asked for.
+        vlan: VlanId,
+    },
+    /// There is no representor that could be a port of a bridge.
+    #[error(
+        "virtual function {number} of {physical} has no representor, so it can have no {what}: the NIC's own switch connects it (legacy mode). `devlink dev eswitch set pci/ADDRESS mode switchdev` makes representors, if the NIC can do that; without, leave {what} out"
+    )]
+    LegacyMode {
+        /// The interface of the physical function.
+        physical: String,
+        /// The virtual function's number.
+        number: u32,
+        /// What was asked for: `bridge` or `mtu`.
+        what: &'static str,
+    },
+    /// The interface is on no switch.
+    #[error(
+        "{interface} is no port of a NIC's switch, so nothing represents its functions: `devlink dev eswitch show` tells the NIC's mode, which must be switchdev"
+    )]
+    NotSwitchdev {
+        /// The interface.
+        interface: String,
+    },
+    /// No interface represents the port.
+    #[error(
+        "no network interface here represents the port {port} of {interface}; `ip -d link` shows those that are there (portname), and the representor may be in another network namespace"
+    )]
+    NoRepresentor {
+        /// The interface.
+        interface: String,
+        /// The port's name.
+        port: String,
+    },
+    /// Two interfaces represent the port.
+    #[error("both {one} and {other} say that they represent the port {port}; name one of them")]
+    Ambiguous {
+        /// The port's name.
+        port: String,
+        /// An interface.
+        one: String,
+        /// Another one.
+        other: String,
+    },
+    /// The function is no virtual one.
+    #[error("{0} is no virtual function; `bellhop vf show` lists them")]
+    NotVirtual(Address),
+    /// The physical function has no interface.
+    #[error(
+        "the physical function {0} has no network interface in this network namespace: bind it to its NIC's driver, or run this in the interface's namespace"
+    )]
+    NoInterface(Address),
+    /// A request about interfaces failed.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A request about a virtual function failed.
+    #[error(transparent)]
+    VirtualFunction(#[from] sriov::LinkError),
+    /// sysfs could not be read.
+    #[error(transparent)]
+    Pci(#[from] PciError),
+    /// The record of what is about to be done could not be kept.
+    #[error("cannot keep the record of what is changed")]
+    NotNoted(#[source] std::io::Error),
+    /// It failed, and what was done before could not be undone.
+    #[error("{link} is not as it was before: {problems}")]
+    NotTakenBack {
+        /// The interface.
+        link: String,
+        /// What failed of the undoing.
+        problems: String,
+        /// Why it was to be undone.
+        #[source]
+        source: Box<ConnectivityError>,
+    },
+    /// Some of it could not be undone. The record still describes it: it can be tried again.
+    #[error("not all that was changed of {link} could be undone: {problems}")]
+    NotUndone {
+        /// The interface.
+        link: String,
+        /// What failed.
+        problems: String,
+    },
+}

@@ -1,0 +1,149 @@
+//! What happens to instances, as the kernel tells everybody (multicast group `config`).
+//!
+//! The queue is the socket's receive buffer, so it is bounded by the kernel (net.core.rmem_default);
+//! what does not fit is lost, and said to be.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use super::connection::{Devlink, malformed};
+use super::error::{DevlinkError, DevlinkOperation};
+use super::handle::{Handle, PortHandle};
+use super::health::HealthReporter;
+use super::instance::Instance;
+use super::param::Param;
+use super::port::Port;
+use super::rate::Rate;
+use super::uapi::{
+    DEVLINK_CMD_DEL, DEVLINK_CMD_HEALTH_REPORTER_RECOVER, DEVLINK_CMD_NEW, DEVLINK_CMD_PARAM_DEL,
+    DEVLINK_CMD_PARAM_NEW, DEVLINK_CMD_PORT_DEL, DEVLINK_CMD_PORT_NEW, DEVLINK_CMD_RATE_DEL,
+    DEVLINK_CMD_RATE_NEW, DEVLINK_GENL_MCGRP_CONFIG_NAME, DEVLINK_GENL_NAME,
+};
+use crate::netlink::attributes::Attributes;
+use crate::netlink::exchange::{self, Malformed};
+use crate::netlink::family;
+use crate::netlink::message::{Message, Protocol};
+use crate::netlink::socket::Socket;
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// An instance came, or changed.
+    Instance(Instance),
+    /// An instance went.
+    InstanceGone(Handle),
+    /// A port came, or it or its function changed.
+    Port(Box<Port>),
+    /// A port went.
+    PortGone(PortHandle),
+    /// A parameter came, or its value changed.
+    Param(Param),
+    /// A parameter went.
+    ParamGone(Param),
+    /// A rate came, or changed.
+    Rate(Rate),
+    /// A rate went.
+    RateGone(Rate),
+    /// What a health reporter watches failed, or was mended.
+    Health(HealthReporter),
+}
+
+impl Event {
+    /// None for what is not told here: regions, traps, line cards and what newer kernels have.
+    pub(super) fn of(message: &Message) -> Result<Option<Self>, Malformed> {
+        let attributes = || Attributes::parse(&message.attributes);
+        Ok(Some(match message.command() {
+            DEVLINK_CMD_NEW => Self::Instance(Instance::of(message)?),
+            DEVLINK_CMD_DEL => Self::InstanceGone(Handle::of(&attributes()?)?),
+            DEVLINK_CMD_PORT_NEW => Self::Port(Box::new(Port::of(message)?)),
+            DEVLINK_CMD_PORT_DEL => Self::PortGone(PortHandle::of(&attributes()?)?),
+            DEVLINK_CMD_PARAM_NEW => Self::Param(Param::of(message)?),
+            DEVLINK_CMD_PARAM_DEL => Self::ParamGone(Param::of(message)?),
+            DEVLINK_CMD_RATE_NEW => Self::Rate(Rate::of(message)?),
+            DEVLINK_CMD_RATE_DEL => Self::RateGone(Rate::of(message)?),
+            DEVLINK_CMD_HEALTH_REPORTER_RECOVER => Self::Health(HealthReporter::of(message)?),
+            _ => return Ok(None),
+        }))
+    }
+}
+
+/// What comes out of the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// Something happened.
+    Event(Event),
+    /// More happened than fits into the socket: list again what is of interest.
+    Lost,
+}
+
+/// The stream of events since it was opened, of the instances of this network namespace.
+#[derive(Debug)]
+pub struct Events {
+    socket: Socket,
+    family: u16,
+    /// The rest of the datagram that was read last.
+    pending: VecDeque<Message>,
+}
+
+impl Events {
+    /// Opens the stream. It needs no right.
+    ///
+    /// # Errors
+    /// As [`Devlink::open`].
+    pub fn open() -> Result<Self, DevlinkError> {
+        let operation = DevlinkOperation::Connect;
+        let devlink = Devlink::open()?;
+        let description = devlink.resolve(&operation)?.messages;
+        let group = DEVLINK_GENL_MCGRP_CONFIG_NAME;
+        let group = family::group(&description, DEVLINK_GENL_NAME, group);
+        let group = group.map_err(malformed(&operation))?;
+        let socket = Socket::listen(Protocol::Generic, group).map_err(DevlinkError::Socket)?;
+        Ok(Self {
+            socket,
+            family: devlink.family(),
+            pending: VecDeque::new(),
+        })
+    }
+
+    /// Waits for the next event. `None` when nothing of any kind came for this long; `None` as the limit
+    /// waits forever.
+    ///
+    /// # Errors
+    /// [`DevlinkError::Malformed`] for an event that makes no sense (the stream goes on after it),
+    /// [`DevlinkError::Socket`].
+    pub fn next(&mut self, limit: Option<Duration>) -> Result<Option<Notice>, DevlinkError> {
+        let malformed = malformed(&DevlinkOperation::List("events"));
+        self.socket
+            .set_patience(limit)
+            .map_err(DevlinkError::Socket)?;
+        loop {
+            while let Some(message) = self.pending.pop_front() {
+                if message.message_type == self.family
+                    && let Some(event) = Event::of(&message).map_err(&malformed)?
+                {
+                    return Ok(Some(Notice::Event(event)));
+                }
+            }
+            let datagram = match self.socket.receive() {
+                Ok(datagram) => datagram,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    return Ok(Some(Notice::Lost));
+                }
+                Err(error) => return Err(DevlinkError::Socket(error)),
+            };
+            let messages = exchange::notifications(datagram, Protocol::Generic);
+            self.pending = messages.map_err(&malformed)?.into();
+        }
+    }
+}
+
+impl AsFd for Events {
+    /// For waiting together with other things: readable when a message is there. Call [`Self::next`] with
+    /// a limit of zero until there is none: one datagram may hold several.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,269 @@
+//! What devlink calls things: an instance is a device on its bus, a port a number in an instance.
+
+use std::fmt;
+use std::str::FromStr;
+
+use netlink_packet_core::DefaultNla;
+use serde::{Deserialize, Serialize};
+
+use super::uapi::{
+    DEVLINK_ATTR_BUS_NAME, DEVLINK_ATTR_DEV_NAME, DEVLINK_ATTR_NETNS_ID, DEVLINK_ATTR_PORT_INDEX,
+};
+use crate::name::is_name;
+use crate::netlink::attributes::Attributes;
+use crate::netlink::exchange::Malformed;
+use crate::netlink::message::{string, value};
+
+/// Text that names nothing that devlink has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadHandle {
+    /// It is not the name of an instance.
+    #[error(
+        "{0:?} does not name a devlink instance: write it as BUS/DEVICE, such as pci/0000:06:00.0"
+    )]
+    Instance(String),
+    /// It is not the name of a port.
+    #[error(
+        "{0:?} does not name a devlink port: write it as BUS/DEVICE/INDEX, such as pci/0000:06:00.0/1"
+    )]
+    Port(String),
+    /// It is not the name of a rate node.
+    #[error(
+        "{0:?} does not name a rate node: names have 1 to 255 bytes, without slashes and control \
+         characters, and are no number"
+    )]
+    Node(String),
+    /// It is neither a port's nor a node's name.
+    #[error(
+        "{0:?} names neither a port nor a rate node: write it as BUS/DEVICE/INDEX or BUS/DEVICE/NODE"
+    )]
+    Rate(String),
+}
+
+/// A devlink instance: `pci/0000:06:00.0`, `auxiliary/mlx5_core.sf.4`, `netdevsim/netdevsim10`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Handle {
+    bus: Box<str>,
+    device: Box<str>,
+}
+
+impl Handle {
+    /// The device called `device` on this bus of sysfs.
+    ///
+    /// # Errors
+    /// [`BadHandle::Instance`] for what no directory of sysfs can be called.
+    pub fn new(bus: &str, device: &str) -> Result<Self, BadHandle> {
+        if !is_name(bus) || !is_name(device) {
+            return Err(BadHandle::Instance(format!("{bus}/{device}")));
+        }
+        Ok(Self {
+            bus: bus.into(),
+            device: device.into(),
+        })
+    }
+
+    /// The bus, such as `pci`.
+    #[must_use]
+    pub fn bus(&self) -> &str {
+        &self.bus
+    }
+
+    /// The device on that bus, such as `0000:06:00.0`.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// One of its ports.
+    #[must_use]
+    pub fn port(&self, index: u32) -> PortHandle {
+        PortHandle {
+            handle: self.clone(),
+            index,
+        }
+    }
+
+    pub(super) fn of(attributes: &Attributes<'_>) -> Result<Self, Malformed> {
+        let bus = attributes.needed_string(DEVLINK_ATTR_BUS_NAME)?;
+        let device = attributes.needed_string(DEVLINK_ATTR_DEV_NAME)?;
+        Self::new(&bus, &device).map_err(|error| Malformed::new("handle", error.to_string()))
+    }
+
+    pub(super) fn attributes(&self) -> Vec<DefaultNla> {
+        vec![
+            string(DEVLINK_ATTR_BUS_NAME, &self.bus),
+            string(DEVLINK_ATTR_DEV_NAME, &self.device),
+        ]
+    }
+}
+
+impl TryFrom<String> for Handle {
+    type Error = BadHandle;
+
+    fn try_from(text: String) -> Result<Self, BadHandle> {
+        text.parse()
+    }
+}
+
+impl From<Handle> for String {
+    fn from(handle: Handle) -> Self {
+        handle.to_string()
+    }
+}
+
+impl FromStr for Handle {
+    type Err = BadHandle;
+
+    fn from_str(text: &str) -> Result<Self, BadHandle> {
+        let (bus, device) = text.split_once('/').unwrap_or_default();
+        Self::new(bus, device).map_err(|_| BadHandle::Instance(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.bus, self.device)
+    }
+}
+
+/// A port of an instance: `pci/0000:06:00.0/32768`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PortHandle {
+    handle: Handle,
+    index: u32,
+}
+
+impl PortHandle {
+    /// The instance that has it.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Its number in the instance, chosen by the driver.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    pub(super) fn of(attributes: &Attributes<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            handle: Handle::of(attributes)?,
+            index: attributes.needed_u32(DEVLINK_ATTR_PORT_INDEX)?,
+        })
+    }
+
+    pub(super) fn attributes(&self) -> Vec<DefaultNla> {
+        let mut attributes = self.handle.attributes();
+        attributes.push(value(DEVLINK_ATTR_PORT_INDEX, &self.index.to_ne_bytes()));
+        attributes
+    }
+}
+
+impl TryFrom<String> for PortHandle {
+    type Error = BadHandle;
+
+    fn try_from(text: String) -> Result<Self, BadHandle> {
+        text.parse()
+    }
+}
+
+impl From<PortHandle> for String {
+    fn from(handle: PortHandle) -> Self {
+        handle.to_string()
+    }
+}
+
+impl FromStr for PortHandle {
+    type Err = BadHandle;
+
+    fn from_str(text: &str) -> Result<Self, BadHandle> {
+        let read = || {
+            let (handle, index) = text.rsplit_once('/')?;
+            Some(Self {
+                handle: handle.parse().ok()?,
+                index: port_index(index)?,
+            })
+        };
+        read().ok_or_else(|| BadHandle::Port(text.to_owned()))
+    }
+}
+
+impl fmt::Display for PortHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.handle, self.index)
+    }
+}
+
+/// A port's number in decimal. `parse` alone would take a sign.
+pub(super) fn port_index(text: &str) -> Option<u32> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok())?
+}
+
+/// An instance that belongs to another one: a subfunction's, to its port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NestedDevlink {
+    /// The instance.
+    pub handle: Handle,
+    /// The network namespace that it is in, by this one's number for it; None if it is this one. −1 for
+    /// one that this namespace has no number for.
+    pub namespace: Option<i32>,
+}
+
+impl NestedDevlink {
+    pub(super) fn of(attributes: &Attributes<'_>) -> Result<Self, Malformed> {
+        let namespace = attributes.u32(DEVLINK_ATTR_NETNS_ID)?;
+        Ok(Self {
+            handle: Handle::of(attributes)?,
+            namespace: namespace.map(u32::cast_signed),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_are_read_and_written() {
+        for (text, bus, device) in [
+            ("pci/0000:06:00.0", "pci", "0000:06:00.0"),
+            ("auxiliary/mlx5_core.sf.4", "auxiliary", "mlx5_core.sf.4"),
+            ("netdevsim/netdevsim10", "netdevsim", "netdevsim10"),
+        ] {
+            let handle: Handle = text.parse().unwrap();
+            assert_eq!((handle.bus(), handle.device()), (bus, device));
+            assert_eq!(handle.to_string(), text);
+            let port: PortHandle = format!("{text}/4294967295").parse().unwrap();
+            assert_eq!((port.handle(), port.index()), (&handle, u32::MAX));
+            assert_eq!(port, handle.port(u32::MAX));
+            assert_eq!(port.to_string(), format!("{text}/4294967295"));
+        }
+    }
+
+    #[test]
+    fn what_is_no_handle_is_refused() {
+        let long = format!("pci/{}", "x".repeat(256));
+        for text in [
+            "", "/", "pci", "pci/", "/x", "pci/..", "../x", "a/b/c", "a\0/b", "pci/a\n", &long,
+        ] {
+            assert!(text.parse::<Handle>().is_err(), "{text:?}");
+        }
+        for text in [
+            "",
+            "1",
+            "pci/0000:06:00.0",
+            "pci/0000:06:00.0/",
+            "pci/0000:06:00.0/+1",
+            "pci/0000:06:00.0/-1",
+            "pci/0000:06:00.0/4294967296",
+            "pci/0000:06:00.0/x",
+            "pci/a/b/1",
+        ] {
+            assert!(text.parse::<PortHandle>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Health reporters: parts of a driver that watch a part of the device, and mend it.
+
+use super::connection::Devlink;
+use super::error::{DevlinkError, DevlinkOperation, InvalidRequest};
+use super::handle::Handle;
+use super::uapi::{
+    DEVLINK_ATTR_HEALTH_REPORTER, DEVLINK_ATTR_HEALTH_REPORTER_AUTO_DUMP,
+    DEVLINK_ATTR_HEALTH_REPORTER_AUTO_RECOVER, DEVLINK_ATTR_HEALTH_REPORTER_DUMP_TS_NS,
+    DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT, DEVLINK_ATTR_HEALTH_REPORTER_GRACEFUL_PERIOD,
+    DEVLINK_ATTR_HEALTH_REPORTER_NAME, DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT,
+    DEVLINK_ATTR_HEALTH_REPORTER_STATE, DEVLINK_ATTR_PORT_INDEX, DEVLINK_CMD_HEALTH_REPORTER_GET,
+    DEVLINK_CMD_HEALTH_REPORTER_RECOVER,
+};
+use crate::name::is_name;
+use crate::netlink::attributes::Attributes;
+use crate::netlink::exchange::Malformed;
+use crate::netlink::message::{Message, Mode, string, value};
+
+/// How something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HealthState {
+    /// It works.
+    Healthy,
+    /// It failed, and is not mended.
+    Error,
+    /// A state of a newer kernel.
+    Other(u8),
+}
+
+impl HealthState {
+    fn of(number: u8) -> Self {
+        match number {
+            0 => Self::Healthy,
+            1 => Self::Error,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// A health reporter (`DEVLINK_CMD_HEALTH_REPORTER_GET`). None is what it does not have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthReporter {
+    /// The instance that has it.
+    pub handle: Handle,
+    /// The port that it watches, if it is one port's.
+    pub port_index: Option<u32>,
+    /// Its name, such as `fw_fatal`, `tx`, `vnic`.
+    pub name: String,
+    /// How what it watches is.
+    pub state: HealthState,
+    /// How often that failed.
+    pub error_count: u64,
+    /// How often it was mended.
+    pub recover_count: u64,
+    /// How long after a recovery the next one begins by itself at the earliest, in milliseconds.
+    pub graceful_period: Option<u64>,
+    /// Whether it is mended without being asked.
+    pub auto_recover: Option<bool>,
+    /// Whether the device's state is kept at the first failure.
+    pub auto_dump: Option<bool>,
+    /// When that was, in nanoseconds since 1970.
+    pub dump_time: Option<u64>,
+}
+
+impl HealthReporter {
+    pub(super) fn of(message: &Message) -> Result<Self, Malformed> {
+        let attributes = Attributes::parse(&message.attributes)?;
+        let reporter = attributes.needed_nested(DEVLINK_ATTR_HEALTH_REPORTER)?;
+        let flag = |kind| Ok(reporter.u8(kind)?.map(|flag| flag != 0));
+        let count = |kind| Ok(reporter.u64(kind)?.unwrap_or(0));
+        Ok(Self {
+            handle: Handle::of(&attributes)?,
+            port_index: attributes.u32(DEVLINK_ATTR_PORT_INDEX)?,
+            name: reporter.needed_string(DEVLINK_ATTR_HEALTH_REPORTER_NAME)?,
+            state: HealthState::of(reporter.needed_u8(DEVLINK_ATTR_HEALTH_REPORTER_STATE)?),
+            error_count: count(DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT)?,
+            recover_count: count(DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT)?,
+            graceful_period: reporter.u64(DEVLINK_ATTR_HEALTH_REPORTER_GRACEFUL_PERIOD)?,
+            auto_recover: flag(DEVLINK_ATTR_HEALTH_REPORTER_AUTO_RECOVER)?,
+            auto_dump: flag(DEVLINK_ATTR_HEALTH_REPORTER_AUTO_DUMP)?,
+            dump_time: reporter.u64(DEVLINK_ATTR_HEALTH_REPORTER_DUMP_TS_NS)?,
+        })
+    }
+}
+
+/// What is asked with, and what answers.
+const GET: (u8, u8) = (
+    DEVLINK_CMD_HEALTH_REPORTER_GET,
+    DEVLINK_CMD_HEALTH_REPORTER_GET,
+);
+
+impl Devlink {
+    /// All health reporters of all instances and ports, in the kernel's order.
+    ///
+    /// # Errors
+    /// [`DevlinkError`].
+    pub fn health_reporters(&self) -> Result<Vec<HealthReporter>, DevlinkError> {
+        let operation = DevlinkOperation::List("health reporters");
+        self.dump(&operation, GET, Vec::new(), HealthReporter::of)
+    }
+
+    /// Has a reporter mend what it watches. What works already is left alone.
+    ///
+    /// # Errors
+    /// [`DevlinkError::NotSupported`] if the reporter can't, [`DevlinkError::NotPermitted`],
+    /// [`DevlinkError::NoInstance`], or another one.
+    pub fn recover(
+        &self,
+        handle: &Handle,
+        port_index: Option<u32>,
+        reporter: &str,
+    ) -> Result<(), DevlinkError> {
+        if !is_name(reporter) {
+            return Err(InvalidRequest::ReporterName(reporter.to_owned()).into());
+        }
+        let operation = DevlinkOperation::Recover {
+            handle: handle.clone(),
+            reporter: reporter.to_owned(),
+        };
+        let mut attributes = handle.attributes();
+        attributes
+            .extend(port_index.map(|port| value(DEVLINK_ATTR_PORT_INDEX, &port.to_ne_bytes())));
+        attributes.push(string(DEVLINK_ATTR_HEALTH_REPORTER_NAME, reporter));
+        let command = DEVLINK_CMD_HEALTH_REPORTER_RECOVER;
+        self.call(&operation, command, Mode::Do, attributes)
+            .map(drop)
+    }
+}

@@ -1,0 +1,145 @@
+//! Instances: a NIC's function or a subfunction, with what its driver says of itself.
+
+use super::connection::Devlink;
+use super::error::{DevlinkError, DevlinkOperation};
+use super::handle::{Handle, NestedDevlink};
+use super::reload::{ReloadStat, reload_stats};
+use super::uapi::{
+    DEVLINK_ATTR_DEV_STATS, DEVLINK_ATTR_INFO_BOARD_SERIAL_NUMBER, DEVLINK_ATTR_INFO_DRIVER_NAME,
+    DEVLINK_ATTR_INFO_SERIAL_NUMBER, DEVLINK_ATTR_INFO_VERSION_FIXED,
+    DEVLINK_ATTR_INFO_VERSION_NAME, DEVLINK_ATTR_INFO_VERSION_RUNNING,
+    DEVLINK_ATTR_INFO_VERSION_STORED, DEVLINK_ATTR_INFO_VERSION_VALUE, DEVLINK_ATTR_NESTED_DEVLINK,
+    DEVLINK_ATTR_RELOAD_FAILED, DEVLINK_ATTR_RELOAD_STATS, DEVLINK_ATTR_REMOTE_RELOAD_STATS,
+    DEVLINK_CMD_GET, DEVLINK_CMD_INFO_GET, DEVLINK_CMD_NEW,
+};
+use crate::netlink::attributes::Attributes;
+use crate::netlink::exchange::Malformed;
+use crate::netlink::message::Message;
+
+/// A devlink instance (`DEVLINK_CMD_GET`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// Its name.
+    pub handle: Handle,
+    /// Whether its last reload failed, which leaves it without ports and most else.
+    pub reload_failed: bool,
+    /// How often it was reloaded from here.
+    pub reloads: Vec<ReloadStat>,
+    /// How often it was reloaded by another host that shares the NIC.
+    pub remote_reloads: Vec<ReloadStat>,
+    /// Instances that belong to it.
+    pub nested: Vec<NestedDevlink>,
+}
+
+impl Instance {
+    pub(super) fn of(message: &Message) -> Result<Self, Malformed> {
+        let attributes = Attributes::parse(&message.attributes)?;
+        let stats = attributes.nested(DEVLINK_ATTR_DEV_STATS)?;
+        let of = |kind| match &stats {
+            Some(stats) => reload_stats(stats, kind),
+            None => Ok(Vec::new()),
+        };
+        let mut nested = Vec::new();
+        for (kind, value) in attributes.iter() {
+            if kind == DEVLINK_ATTR_NESTED_DEVLINK {
+                nested.push(NestedDevlink::of(&Attributes::parse(value)?)?);
+            }
+        }
+        Ok(Self {
+            handle: Handle::of(&attributes)?,
+            reload_failed: attributes.u8(DEVLINK_ATTR_RELOAD_FAILED)?.unwrap_or(0) != 0,
+            reloads: of(DEVLINK_ATTR_RELOAD_STATS)?,
+            remote_reloads: of(DEVLINK_ATTR_REMOTE_RELOAD_STATS)?,
+            nested,
+        })
+    }
+}
+
+/// What a driver says of its device (`DEVLINK_CMD_INFO_GET`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Info {
+    /// The instance.
+    pub handle: Handle,
+    /// The driver.
+    pub driver: Option<String>,
+    /// The device's serial number.
+    pub serial_number: Option<String>,
+    /// The board's serial number.
+    pub board_serial_number: Option<String>,
+    /// What can't change: `board.id`, `asic.rev`, …: name and value, in the driver's order.
+    pub fixed: Vec<(String, String)>,
+    /// Versions that run: `fw`, `fw.mgmt`, ….
+    pub running: Vec<(String, String)>,
+    /// Versions on flash, which run after the next activation.
+    pub stored: Vec<(String, String)>,
+}
+
+impl Info {
+    pub(super) fn of(message: &Message) -> Result<Self, Malformed> {
+        let attributes = Attributes::parse(&message.attributes)?;
+        let versions = |wanted| {
+            let mut found = Vec::new();
+            for (kind, value) in attributes.iter() {
+                if kind != wanted {
+                    continue;
+                }
+                let version = Attributes::parse(value)?;
+                found.push((
+                    version.needed_string(DEVLINK_ATTR_INFO_VERSION_NAME)?,
+                    version
+                        .string(DEVLINK_ATTR_INFO_VERSION_VALUE)
+                        .unwrap_or_default(),
+                ));
+            }
+            Ok(found)
+        };
+        Ok(Self {
+            handle: Handle::of(&attributes)?,
+            driver: attributes.string(DEVLINK_ATTR_INFO_DRIVER_NAME),
+            serial_number: attributes.string(DEVLINK_ATTR_INFO_SERIAL_NUMBER),
+            board_serial_number: attributes.string(DEVLINK_ATTR_INFO_BOARD_SERIAL_NUMBER),
+            fixed: versions(DEVLINK_ATTR_INFO_VERSION_FIXED)?,
+            running: versions(DEVLINK_ATTR_INFO_VERSION_RUNNING)?,
+            stored: versions(DEVLINK_ATTR_INFO_VERSION_STORED)?,
+        })
+    }
+}
+
+/// What is asked with, and what answers.
+const GET: (u8, u8) = (DEVLINK_CMD_GET, DEVLINK_CMD_NEW);
+const INFO: (u8, u8) = (DEVLINK_CMD_INFO_GET, DEVLINK_CMD_INFO_GET);
+
+impl Devlink {
+    /// All instances of this network namespace, in the kernel's order.
+    ///
+    /// # Errors
+    /// [`DevlinkError`].
+    pub fn instances(&self) -> Result<Vec<Instance>, DevlinkError> {
+        let operation = DevlinkOperation::List("instances");
+        self.dump(&operation, GET, Vec::new(), Instance::of)
+    }
+
+    /// One instance.
+    ///
+    /// # Errors
+    /// [`DevlinkError::NoInstance`], or another one.
+    pub fn instance(&self, handle: &Handle) -> Result<Instance, DevlinkError> {
+        let operation = DevlinkOperation::Show {
+            what: "instance",
+            handle: handle.clone(),
+        };
+        self.get(&operation, GET, handle.attributes(), Instance::of)
+    }
+
+    /// What the driver of an instance says of it.
+    ///
+    /// # Errors
+    /// [`DevlinkError::NoInstance`], or another one.
+    pub fn info(&self, handle: &Handle) -> Result<Info, DevlinkError> {
+        let operation = DevlinkOperation::Show {
+            what: "information",
+            handle: handle.clone(),
+        };
+        self.get(&operation, INFO, handle.attributes(), Info::of)
+    }
+}

@@ -1,0 +1,308 @@
+//! Parameters of instances: `enable_vnet`, `max_macs`, …, each of a type of its own and with values
+//! in one or more configuration modes.
+
+use std::fmt;
+
+use netlink_packet_core::DefaultNla;
+
+use super::connection::Devlink;
+use super::error::{DevlinkError, DevlinkOperation, InvalidRequest};
+use super::handle::Handle;
+use super::uapi::{
+    DEVLINK_ATTR_PARAM, DEVLINK_ATTR_PARAM_GENERIC, DEVLINK_ATTR_PARAM_NAME,
+    DEVLINK_ATTR_PARAM_TYPE, DEVLINK_ATTR_PARAM_VALUE, DEVLINK_ATTR_PARAM_VALUE_CMODE,
+    DEVLINK_ATTR_PARAM_VALUE_DATA, DEVLINK_ATTR_PARAM_VALUES_LIST, DEVLINK_CMD_PARAM_GET,
+    DEVLINK_CMD_PARAM_SET, DEVLINK_PARAM_MAX_STRING_VALUE, NLA_FLAG, NLA_STRING, NLA_U8, NLA_U16,
+    NLA_U32, NLA_U64,
+};
+use crate::netlink::attributes::Attributes;
+use crate::netlink::exchange::Malformed;
+use crate::netlink::message::{Message, Mode, string, value};
+
+/// When a value comes into force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cmode {
+    /// At once.
+    Runtime,
+    /// At the next reload.
+    Driverinit,
+    /// After the next start of the NIC; it is kept in its own memory.
+    Permanent,
+    /// A mode of a newer kernel.
+    Other(u8),
+}
+
+impl Cmode {
+    fn of(number: u8) -> Self {
+        match number {
+            0 => Self::Runtime,
+            1 => Self::Driverinit,
+            2 => Self::Permanent,
+            other => Self::Other(other),
+        }
+    }
+
+    fn number(self) -> u8 {
+        match self {
+            Self::Runtime => 0,
+            Self::Driverinit => 1,
+            Self::Permanent => 2,
+            Self::Other(other) => other,
+        }
+    }
+}
+
+impl fmt::Display for Cmode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Runtime => f.write_str("runtime"),
+            Self::Driverinit => f.write_str("driverinit"),
+            Self::Permanent => f.write_str("permanent"),
+            Self::Other(other) => write!(f, "mode {other}"),
+        }
+    }
+}
+
+/// A parameter's value, with its type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ParamValue {
+    /// 8 bits.
+    U8(u8),
+    /// 16 bits.
+    U16(u16),
+    /// 32 bits.
+    U32(u32),
+    /// 64 bits.
+    U64(u64),
+    /// Text of at most 31 bytes.
+    String(String),
+    /// On or off.
+    Flag(bool),
+    /// A type of a newer kernel.
+    Other {
+        /// The type's number.
+        kind: u8,
+        /// The value as it came.
+        value: Vec<u8>,
+    },
+}
+
+impl ParamValue {
+    fn of(kind: u8, attributes: &Attributes<'_>) -> Result<Self, Malformed> {
+        let data = DEVLINK_ATTR_PARAM_VALUE_DATA;
+        let missing = || Malformed::attribute(data, "it is missing");
+        Ok(match kind {
+            NLA_U8 => Self::U8(attributes.needed_u8(data)?),
+            NLA_U16 => Self::U16(attributes.needed_u16(data)?),
+            NLA_U32 => Self::U32(attributes.needed_u32(data)?),
+            NLA_U64 => Self::U64(attributes.u64(data)?.ok_or_else(missing)?),
+            NLA_STRING => Self::String(attributes.string(data).ok_or_else(missing)?),
+            NLA_FLAG => Self::Flag(attributes.has(data)),
+            kind => Self::Other {
+                kind,
+                value: attributes.bytes(data).unwrap_or_default().to_vec(),
+            },
+        })
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            Self::U8(_) => NLA_U8,
+            Self::U16(_) => NLA_U16,
+            Self::U32(_) => NLA_U32,
+            Self::U64(_) => NLA_U64,
+            Self::String(_) => NLA_STRING,
+            Self::Flag(_) => NLA_FLAG,
+            Self::Other { kind, .. } => *kind,
+        }
+    }
+
+    /// DEVLINK_ATTR_PARAM_VALUE_DATA. A flag that is off has none.
+    fn attribute(&self) -> Result<Option<DefaultNla>, InvalidRequest> {
+        let data = DEVLINK_ATTR_PARAM_VALUE_DATA;
+        Ok(Some(match self {
+            Self::U8(number) => value(data, &[*number]),
+            Self::U16(number) => value(data, &number.to_ne_bytes()),
+            Self::U32(number) => value(data, &number.to_ne_bytes()),
+            Self::U64(number) => value(data, &number.to_ne_bytes()),
+            Self::String(text) => {
+                if text.len() >= DEVLINK_PARAM_MAX_STRING_VALUE || text.contains('\0') {
+                    return Err(InvalidRequest::LongText);
+                }
+                string(data, text)
+            }
+            Self::Flag(true) => value(data, &[]),
+            Self::Flag(false) => return Ok(None),
+            Self::Other { value: bytes, .. } => {
+                if bytes.len() > DEVLINK_PARAM_MAX_STRING_VALUE {
+                    return Err(InvalidRequest::LongText);
+                }
+                value(data, bytes)
+            }
+        }))
+    }
+}
+
+impl fmt::Display for ParamValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::U8(number) => write!(f, "{number}"),
+            Self::U16(number) => write!(f, "{number}"),
+            Self::U32(number) => write!(f, "{number}"),
+            Self::U64(number) => write!(f, "{number}"),
+            Self::String(text) => write!(f, "{text:?}"),
+            Self::Flag(flag) => write!(f, "{flag}"),
+            Self::Other { kind, .. } => write!(f, "a value of type {kind}"),
+        }
+    }
+}
+
+/// What values of a type are, as part of a sentence.
+fn name_of_type(kind: u8) -> &'static str {
+    match kind {
+        NLA_U8 => "a u8",
+        NLA_U16 => "a u16",
+        NLA_U32 => "a u32",
+        NLA_U64 => "a u64",
+        NLA_STRING => "a string",
+        NLA_FLAG => "a flag",
+        _ => "of a type that is not known here",
+    }
+}
+
+/// A parameter (`DEVLINK_CMD_PARAM_GET`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Param {
+    /// The instance that has it.
+    pub handle: Handle,
+    /// Its name.
+    pub name: String,
+    /// Whether all drivers call it so.
+    pub generic: bool,
+    /// The number of its type (`NLA_U8`, …).
+    kind: u8,
+    /// Its values, by configuration mode.
+    pub values: Vec<(Cmode, ParamValue)>,
+}
+
+impl Param {
+    pub(super) fn of(message: &Message) -> Result<Self, Malformed> {
+        let attributes = Attributes::parse(&message.attributes)?;
+        let param = attributes.needed_nested(DEVLINK_ATTR_PARAM)?;
+        let kind = param.needed_u8(DEVLINK_ATTR_PARAM_TYPE)?;
+        let mut values = Vec::new();
+        let list = param.needed_nested(DEVLINK_ATTR_PARAM_VALUES_LIST)?;
+        for (attribute, value) in list.iter() {
+            if attribute == DEVLINK_ATTR_PARAM_VALUE {
+                let value = Attributes::parse(value)?;
+                let cmode = value.needed_u8(DEVLINK_ATTR_PARAM_VALUE_CMODE)?;
+                values.push((Cmode::of(cmode), ParamValue::of(kind, &value)?));
+            }
+        }
+        Ok(Self {
+            handle: Handle::of(&attributes)?,
+            name: param.needed_string(DEVLINK_ATTR_PARAM_NAME)?,
+            generic: param.has(DEVLINK_ATTR_PARAM_GENERIC),
+            kind,
+            values,
+        })
+    }
+
+    /// Its value of this configuration mode.
+    #[must_use]
+    pub fn value(&self, cmode: Cmode) -> Option<&ParamValue> {
+        let mut values = self.values.iter();
+        values.find(|one| one.0 == cmode).map(|one| &one.1)
+    }
+
+    /// Fails if it can't have this value.
+    pub(super) fn check(&self, cmode: Cmode, value: &ParamValue) -> Result<(), DevlinkError> {
+        if value.kind() != self.kind {
+            return Err(DevlinkError::ParamType {
+                handle: self.handle.clone(),
+                name: self.name.clone(),
+                expected: name_of_type(self.kind),
+                given: name_of_type(value.kind()),
+            });
+        }
+        if self.value(cmode).is_none() {
+            return Err(DevlinkError::ParamMode {
+                handle: self.handle.clone(),
+                name: self.name.clone(),
+                cmode,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What is asked with, and what answers.
+const GET: (u8, u8) = (DEVLINK_CMD_PARAM_GET, DEVLINK_CMD_PARAM_GET);
+
+impl Devlink {
+    /// All parameters of all instances, in the kernel's order.
+    ///
+    /// # Errors
+    /// [`DevlinkError`].
+    pub fn params(&self) -> Result<Vec<Param>, DevlinkError> {
+        let operation = DevlinkOperation::List("parameters");
+        self.dump(&operation, GET, Vec::new(), Param::of)
+    }
+
+    /// One parameter.
+    ///
+    /// # Errors
+    /// [`DevlinkError::NoParam`] if the driver has no such one, [`DevlinkError::NoInstance`], or another one.
+    pub fn param(&self, handle: &Handle, name: &str) -> Result<Param, DevlinkError> {
+        let operation = DevlinkOperation::ShowParam {
+            handle: handle.clone(),
+            name: name.to_owned(),
+        };
+        self.get(&operation, GET, named(handle, name)?, Param::of)
+    }
+
+    /// Sets a parameter. Its type is asked for first: the kernel would take a number of another size
+    /// for a mistake that it does not explain.
+    ///
+    /// # Errors
+    /// [`DevlinkError::ParamType`], [`DevlinkError::ParamMode`], [`DevlinkError::Invalid`] before it is
+    /// sent; [`DevlinkError::NoParam`], [`DevlinkError::NotPermitted`], [`DevlinkError::NoInstance`], or
+    /// another one.
+    pub fn set_param(
+        &self,
+        handle: &Handle,
+        name: &str,
+        cmode: Cmode,
+        value: &ParamValue,
+    ) -> Result<(), DevlinkError> {
+        self.param(handle, name)?.check(cmode, value)?;
+        let operation = DevlinkOperation::SetParam {
+            handle: handle.clone(),
+            name: name.to_owned(),
+        };
+        let mut attributes = named(handle, name)?;
+        attributes.extend(setting(cmode, value)?);
+        self.call(&operation, DEVLINK_CMD_PARAM_SET, Mode::Do, attributes)
+            .map(drop)
+    }
+}
+
+/// The attributes that name a parameter.
+fn named(handle: &Handle, name: &str) -> Result<Vec<DefaultNla>, InvalidRequest> {
+    if !crate::name::is_name(name) {
+        return Err(InvalidRequest::ParamName(name.to_owned()));
+    }
+    let mut attributes = handle.attributes();
+    attributes.push(string(DEVLINK_ATTR_PARAM_NAME, name));
+    Ok(attributes)
+}
+
+/// The attributes that set it.
+pub(super) fn setting(
+    cmode: Cmode,
+    new: &ParamValue,
+) -> Result<impl Iterator<Item = DefaultNla>, InvalidRequest> {
+    let cmode = value(DEVLINK_ATTR_PARAM_VALUE_CMODE, &[cmode.number()]);
+    let kind = value(DEVLINK_ATTR_PARAM_TYPE, &[new.kind()]);
+    Ok([cmode, kind].into_iter().chain(new.attribute()?))
+}

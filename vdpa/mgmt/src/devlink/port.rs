@@ -1,0 +1,358 @@
+//! Ports: what faces a cable, or a PCI function of the host or of another one.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::handle::{NestedDevlink, PortHandle};
+use super::uapi::{
+    DEVLINK_ATTR_PORT_CONTROLLER_NUMBER, DEVLINK_ATTR_PORT_DESIRED_TYPE,
+    DEVLINK_ATTR_PORT_EXTERNAL, DEVLINK_ATTR_PORT_FLAVOUR, DEVLINK_ATTR_PORT_FUNCTION,
+    DEVLINK_ATTR_PORT_IBDEV_NAME, DEVLINK_ATTR_PORT_LANES, DEVLINK_ATTR_PORT_NETDEV_IFINDEX,
+    DEVLINK_ATTR_PORT_NETDEV_NAME, DEVLINK_ATTR_PORT_NUMBER, DEVLINK_ATTR_PORT_PCI_PF_NUMBER,
+    DEVLINK_ATTR_PORT_PCI_SF_NUMBER, DEVLINK_ATTR_PORT_PCI_VF_NUMBER,
+    DEVLINK_ATTR_PORT_SPLIT_GROUP, DEVLINK_ATTR_PORT_SPLIT_SUBPORT_NUMBER,
+    DEVLINK_ATTR_PORT_SPLITTABLE, DEVLINK_ATTR_PORT_TYPE, DEVLINK_PORT_FLAVOUR_CPU,
+    DEVLINK_PORT_FLAVOUR_DSA, DEVLINK_PORT_FLAVOUR_PCI_PF, DEVLINK_PORT_FLAVOUR_PCI_SF,
+    DEVLINK_PORT_FLAVOUR_PCI_VF, DEVLINK_PORT_FLAVOUR_PHYSICAL, DEVLINK_PORT_FLAVOUR_UNUSED,
+    DEVLINK_PORT_FLAVOUR_VIRTUAL, DEVLINK_PORT_FN_ATTR_CAPS, DEVLINK_PORT_FN_ATTR_DEVLINK,
+    DEVLINK_PORT_FN_ATTR_MAX_IO_EQS, DEVLINK_PORT_FN_ATTR_OPSTATE, DEVLINK_PORT_FN_ATTR_STATE,
+    DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, MAX_ADDR_LEN,
+};
+use crate::netlink::attributes::{Attributes, Bitfield32};
+use crate::netlink::exchange::Malformed;
+use crate::netlink::message::Message;
+
+/// A port (`DEVLINK_CMD_PORT_GET`). None is what the driver does not tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// Its name.
+    pub handle: PortHandle,
+    /// What it carries.
+    pub port_type: Option<PortType>,
+    /// What it is to carry after the next change, if it is another one.
+    pub desired_type: Option<PortType>,
+    /// Its network interface in this network namespace: of an eswitch port, the representor.
+    pub netdev: Option<Netdev>,
+    /// Its InfiniBand device.
+    pub ibdev: Option<String>,
+    /// What it is.
+    pub flavour: Option<Flavour>,
+    /// Whether its lanes can become ports of their own.
+    pub splittable: Option<bool>,
+    /// Its lanes.
+    pub lanes: Option<u32>,
+    /// The function that it leads to.
+    pub function: Option<PortFunction>,
+}
+
+/// A port's network interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Netdev {
+    /// Its index, if the kernel tells.
+    pub index: Option<u32>,
+    /// Its name.
+    pub name: String,
+}
+
+/// What a port carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortType {
+    /// Nothing yet.
+    NotSet,
+    /// What it finds.
+    Auto,
+    /// Ethernet.
+    Ethernet,
+    /// InfiniBand.
+    InfiniBand,
+    /// A type of a newer kernel.
+    Other(u16),
+}
+
+impl PortType {
+    fn of(number: u16) -> Self {
+        match number {
+            0 => Self::NotSet,
+            1 => Self::Auto,
+            2 => Self::Ethernet,
+            3 => Self::InfiniBand,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// What a port is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// It has a cable.
+    Physical(FrontPanel),
+    /// It leads to the processor that runs the switch.
+    Cpu(FrontPanel),
+    /// It leads to another switch of the same tree.
+    Dsa(FrontPanel),
+    /// It leads to a physical function.
+    PciPf(PciNumbers),
+    /// It leads to a virtual function.
+    PciVf {
+        /// Where that is.
+        pci: PciNumbers,
+        /// Its number.
+        vfnum: u16,
+    },
+    /// It leads to a subfunction.
+    PciSf {
+        /// Where that is.
+        pci: PciNumbers,
+        /// Its number.
+        sfnum: u32,
+    },
+    /// It is no device's.
+    Virtual,
+    /// It is in the switch, and not used.
+    Unused,
+    /// A flavour of a newer kernel.
+    Other(u16),
+}
+
+/// The place of a port on the outside. None is what the driver does not tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FrontPanel {
+    /// Its number.
+    pub number: Option<u32>,
+    /// The port that it is a part of.
+    pub split_group: Option<u32>,
+    /// Which part.
+    pub split_subport: Option<u32>,
+}
+
+/// Where a PCI function is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PciNumbers {
+    /// The number of the PCI controller; 0 is the host that has the eswitch. None with kernels before 5.10.
+    pub controller: Option<u32>,
+    /// The number of the physical function.
+    pub pfnum: u16,
+    /// Whether it is another host's. None for subfunctions with kernels that do not tell.
+    pub external: Option<bool>,
+}
+
+/// What a port leads to. None is what the driver does not tell.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PortFunction {
+    /// Its address, of at most 32 bytes; zero if it has none yet.
+    pub hw_addr: Option<Vec<u8>>,
+    /// What was asked for.
+    pub state: Option<FunctionState>,
+    /// What it is.
+    pub opstate: Option<FunctionOpstate>,
+    /// What it may do.
+    pub capabilities: Capabilities,
+    /// How many event queues it may have.
+    pub max_io_eqs: Option<u32>,
+    /// Its own instance.
+    pub devlink: Option<NestedDevlink>,
+}
+
+/// Whether a function is to be in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FunctionState {
+    /// It is being set up.
+    Inactive,
+    /// Its driver may have it.
+    Active,
+    /// A state of a newer kernel.
+    Other(u8),
+}
+
+/// A word that is no state.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no state of a function: they are active and inactive")]
+pub struct BadFunctionState(String);
+
+impl FromStr for FunctionState {
+    type Err = BadFunctionState;
+
+    fn from_str(text: &str) -> Result<Self, BadFunctionState> {
+        match text {
+            "inactive" => Ok(Self::Inactive),
+            "active" => Ok(Self::Active),
+            _ => Err(BadFunctionState(text.to_owned())),
+        }
+    }
+}
+
+impl FunctionState {
+    fn of(number: u8) -> Self {
+        match number {
+            0 => Self::Inactive,
+            1 => Self::Active,
+            other => Self::Other(other),
+        }
+    }
+
+    pub(super) fn number(self) -> u8 {
+        match self {
+            Self::Inactive => 0,
+            Self::Active => 1,
+            Self::Other(other) => other,
+        }
+    }
+}
+
+impl fmt::Display for FunctionState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inactive => f.write_str("inactive"),
+            Self::Active => f.write_str("active"),
+            Self::Other(other) => write!(f, "state {other}"),
+        }
+    }
+}
+
+/// Whether a driver has a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FunctionOpstate {
+    /// No driver has it: it can be deleted.
+    Detached,
+    /// A driver has it.
+    Attached,
+    /// A state of a newer kernel.
+    Other(u8),
+}
+
+impl FunctionOpstate {
+    fn of(number: u8) -> Self {
+        match number {
+            0 => Self::Detached,
+            1 => Self::Attached,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// What a function may do: as it is, where None is what its driver does not have; and as it is to be,
+/// where None is left as it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// RDMA over Converged Ethernet, for which the NIC keeps memory.
+    pub roce: Option<bool>,
+    /// Migration to another host; virtual functions only.
+    pub migratable: Option<bool>,
+    /// Encryption of IPsec; virtual functions only.
+    pub ipsec_crypto: Option<bool>,
+    /// All of IPsec; virtual functions only.
+    pub ipsec_packet: Option<bool>,
+}
+
+impl Capabilities {
+    fn of(flags: Bitfield32) -> Self {
+        let flag =
+            |bit: u32| (flags.selector & 1 << bit != 0).then_some(flags.value & 1 << bit != 0);
+        Self {
+            roce: flag(0),
+            migratable: flag(1),
+            ipsec_crypto: flag(2),
+            ipsec_packet: flag(3),
+        }
+    }
+
+    /// None if there is nothing to set.
+    pub(super) fn flags(self) -> Option<Bitfield32> {
+        let all = [
+            self.roce,
+            self.migratable,
+            self.ipsec_crypto,
+            self.ipsec_packet,
+        ];
+        let (mut value, mut selector) = (0, 0);
+        for (flag, bit) in all.into_iter().zip([1, 2, 4, 8]) {
+            selector |= if flag.is_some() { bit } else { 0 };
+            value |= if flag == Some(true) { bit } else { 0 };
+        }
+        (selector != 0).then_some(Bitfield32 { value, selector })
+    }
+}
+
+impl Port {
+    pub(super) fn of(message: &Message) -> Result<Self, Malformed> {
+        let attributes = Attributes::parse(&message.attributes)?;
+        let port_type = |kind| Ok(attributes.u16(kind)?.map(PortType::of));
+        let index = attributes.u32(DEVLINK_ATTR_PORT_NETDEV_IFINDEX)?;
+        let name = attributes.string(DEVLINK_ATTR_PORT_NETDEV_NAME);
+        let function = attributes.nested(DEVLINK_ATTR_PORT_FUNCTION)?;
+        let splittable = attributes.u8(DEVLINK_ATTR_PORT_SPLITTABLE)?;
+        Ok(Self {
+            handle: PortHandle::of(&attributes)?,
+            port_type: port_type(DEVLINK_ATTR_PORT_TYPE)?,
+            desired_type: port_type(DEVLINK_ATTR_PORT_DESIRED_TYPE)?,
+            netdev: name.map(|name| Netdev { index, name }),
+            ibdev: attributes.string(DEVLINK_ATTR_PORT_IBDEV_NAME),
+            flavour: Flavour::of(&attributes)?,
+            splittable: splittable.map(|flag| flag != 0),
+            lanes: attributes.u32(DEVLINK_ATTR_PORT_LANES)?,
+            function: function.as_ref().map(PortFunction::of).transpose()?,
+        })
+    }
+}
+
+impl Flavour {
+    fn of(attributes: &Attributes<'_>) -> Result<Option<Self>, Malformed> {
+        let Some(number) = attributes.u16(DEVLINK_ATTR_PORT_FLAVOUR)? else {
+            return Ok(None);
+        };
+        let front_panel = || -> Result<FrontPanel, Malformed> {
+            Ok(FrontPanel {
+                number: attributes.u32(DEVLINK_ATTR_PORT_NUMBER)?,
+                split_group: attributes.u32(DEVLINK_ATTR_PORT_SPLIT_GROUP)?,
+                split_subport: attributes.u32(DEVLINK_ATTR_PORT_SPLIT_SUBPORT_NUMBER)?,
+            })
+        };
+        let pci = || -> Result<PciNumbers, Malformed> {
+            let external = attributes.u8(DEVLINK_ATTR_PORT_EXTERNAL)?;
+            Ok(PciNumbers {
+                controller: attributes.u32(DEVLINK_ATTR_PORT_CONTROLLER_NUMBER)?,
+                pfnum: attributes.needed_u16(DEVLINK_ATTR_PORT_PCI_PF_NUMBER)?,
+                external: external.map(|flag| flag != 0),
+            })
+        };
+        Ok(Some(match number {
+            DEVLINK_PORT_FLAVOUR_PHYSICAL => Self::Physical(front_panel()?),
+            DEVLINK_PORT_FLAVOUR_CPU => Self::Cpu(front_panel()?),
+            DEVLINK_PORT_FLAVOUR_DSA => Self::Dsa(front_panel()?),
+            DEVLINK_PORT_FLAVOUR_PCI_PF => Self::PciPf(pci()?),
+            DEVLINK_PORT_FLAVOUR_PCI_VF => Self::PciVf {
+                pci: pci()?,
+                vfnum: attributes.needed_u16(DEVLINK_ATTR_PORT_PCI_VF_NUMBER)?,
+            },
+            DEVLINK_PORT_FLAVOUR_PCI_SF => Self::PciSf {
+                pci: pci()?,
+                sfnum: attributes.needed_u32(DEVLINK_ATTR_PORT_PCI_SF_NUMBER)?,
+            },
+            DEVLINK_PORT_FLAVOUR_VIRTUAL => Self::Virtual,
+            DEVLINK_PORT_FLAVOUR_UNUSED => Self::Unused,
+            other => Self::Other(other),
+        }))
+    }
+}
+
+impl PortFunction {
+    fn of(attributes: &Attributes<'_>) -> Result<Self, Malformed> {
+        let hw_addr = attributes.bytes(DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR);
+        if hw_addr.is_some_and(|address| address.len() > MAX_ADDR_LEN) {
+            let kind = DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR;
+            return Err(Malformed::attribute(kind, "the address is too long"));
+        }
+        let state = attributes.u8(DEVLINK_PORT_FN_ATTR_STATE)?;
+        let opstate = attributes.u8(DEVLINK_PORT_FN_ATTR_OPSTATE)?;
+        let flags = attributes.bitfield32(DEVLINK_PORT_FN_ATTR_CAPS)?;
+        let devlink = attributes.nested(DEVLINK_PORT_FN_ATTR_DEVLINK)?;
+        Ok(Self {
+            hw_addr: hw_addr.map(<[u8]>::to_vec),
+            state: state.map(FunctionState::of),
+            opstate: opstate.map(FunctionOpstate::of),
+            capabilities: flags.map(Capabilities::of).unwrap_or_default(),
+            max_io_eqs: attributes.u32(DEVLINK_PORT_FN_ATTR_MAX_IO_EQS)?,
+            devlink: devlink.as_ref().map(NestedDevlink::of).transpose()?,
+        })
+    }
+}

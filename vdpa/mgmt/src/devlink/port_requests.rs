@@ -1,0 +1,205 @@
+//! Requests about ports: shown, added, deleted, and what their functions are to be.
+//!
+//! The life of a subfunction, of which the first two arrows are requests of this file:
+//!
+//! ```text
+//!   (none) ── add ──> inactive, detached ── active ──> active, detached ──(its driver)──> active, attached
+//!     ^                     │    ^                                                             │
+//!     └────── delete ───────┘    └──────────────────────── inactive ───────────────────────────┘
+//! ```
+
+use netlink_packet_core::DefaultNla;
+
+use super::connection::Devlink;
+use super::error::{DevlinkError, DevlinkOperation, InvalidRequest};
+use super::handle::{Handle, PortHandle};
+use super::port::{Capabilities, FunctionState, Port};
+use super::uapi::{
+    DEVLINK_ATTR_PORT_CONTROLLER_NUMBER, DEVLINK_ATTR_PORT_FLAVOUR, DEVLINK_ATTR_PORT_FUNCTION,
+    DEVLINK_ATTR_PORT_INDEX, DEVLINK_ATTR_PORT_PCI_PF_NUMBER, DEVLINK_ATTR_PORT_PCI_SF_NUMBER,
+    DEVLINK_CMD_PORT_DEL, DEVLINK_CMD_PORT_GET, DEVLINK_CMD_PORT_NEW, DEVLINK_CMD_PORT_SET,
+    DEVLINK_PORT_FLAVOUR_PCI_SF, DEVLINK_PORT_FN_ATTR_CAPS, DEVLINK_PORT_FN_ATTR_MAX_IO_EQS,
+    DEVLINK_PORT_FN_ATTR_STATE, DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR,
+};
+use crate::netlink::message::{Mode, nested_flagged, value};
+
+/// A subfunction's port, to be added (`flavour pcisf`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NewSubfunction {
+    /// The physical function that it is a part of: of pci/0000:06:00.0 it is 0.
+    pub pfnum: u16,
+    /// Its number, which the user chooses. Drivers that choose one themselves take none; mlx5 needs it.
+    pub sfnum: Option<u32>,
+    /// The PCI controller, where the eswitch serves several hosts.
+    pub controller: Option<u32>,
+    /// The new port's index. Drivers choose it themselves.
+    pub port_index: Option<u32>,
+}
+
+impl NewSubfunction {
+    pub(super) fn attributes(&self) -> Vec<DefaultNla> {
+        let number =
+            |kind, number: Option<u32>| number.map(|number| value(kind, &number.to_ne_bytes()));
+        let flavour = DEVLINK_PORT_FLAVOUR_PCI_SF.to_ne_bytes();
+        let pfnum = self.pfnum.to_ne_bytes();
+        [
+            number(DEVLINK_ATTR_PORT_INDEX, self.port_index),
+            Some(value(DEVLINK_ATTR_PORT_FLAVOUR, &flavour)),
+            Some(value(DEVLINK_ATTR_PORT_PCI_PF_NUMBER, &pfnum)),
+            number(DEVLINK_ATTR_PORT_PCI_SF_NUMBER, self.sfnum),
+            number(DEVLINK_ATTR_PORT_CONTROLLER_NUMBER, self.controller),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}
+
+/// What a port's function is to be. None is left as it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FunctionSettings {
+    /// Its address.
+    pub hw_addr: Option<[u8; 6]>,
+    /// What it may do.
+    pub capabilities: Capabilities,
+    /// How many event queues it may have.
+    pub max_io_eqs: Option<u32>,
+    /// Whether it is to be in use.
+    pub state: Option<FunctionState>,
+}
+
+impl FunctionSettings {
+    /// The requests that make it, one after the other: what each is about, and the attributes in
+    /// DEVLINK_ATTR_PORT_FUNCTION. A driver may refuse settings of a function that is active, so the state
+    /// comes last, by itself.
+    pub(super) fn requests(&self) -> Result<Vec<(&'static str, Vec<DefaultNla>)>, InvalidRequest> {
+        let mut settings = Vec::new();
+        let mut names = Vec::new();
+        if let Some(address) = self.hw_addr {
+            if address[0] & 1 != 0 || address == [0; 6] {
+                return Err(InvalidRequest::NotUnicast { address });
+            }
+            settings.push(value(DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, &address));
+            names.push("hw_addr");
+        }
+        if let Some(flags) = self.capabilities.flags() {
+            settings.push(value(DEVLINK_PORT_FN_ATTR_CAPS, &flags.bytes()));
+            names.push("capabilities");
+        }
+        if let Some(number) = self.max_io_eqs {
+            settings.push(value(
+                DEVLINK_PORT_FN_ATTR_MAX_IO_EQS,
+                &number.to_ne_bytes(),
+            ));
+            names.push("max_io_eqs");
+        }
+        let mut requests = Vec::new();
+        match names.as_slice() {
+            [] => {}
+            [name] => requests.push((*name, settings)),
+            _ => requests.push(("settings", settings)),
+        }
+        if let Some(state) = self.state {
+            let state = value(DEVLINK_PORT_FN_ATTR_STATE, &[state.number()]);
+            requests.push(("state", vec![state]));
+        }
+        match requests.is_empty() {
+            true => Err(InvalidRequest::Nothing),
+            false => Ok(requests),
+        }
+    }
+}
+
+/// What is asked with, and what answers.
+const GET: (u8, u8) = (DEVLINK_CMD_PORT_GET, DEVLINK_CMD_PORT_NEW);
+const NEW: (u8, u8) = (DEVLINK_CMD_PORT_NEW, DEVLINK_CMD_PORT_NEW);
+
+impl Devlink {
+    /// All ports of all instances, in the kernel's order.
+    ///
+    /// # Errors
+    /// [`DevlinkError`].
+    pub fn ports(&self) -> Result<Vec<Port>, DevlinkError> {
+        let operation = DevlinkOperation::List("ports");
+        self.dump(&operation, GET, Vec::new(), Port::of)
+    }
+
+    /// All ports of one instance.
+    ///
+    /// # Errors
+    /// [`DevlinkError::NoInstance`], or another one.
+    pub fn ports_of(&self, handle: &Handle) -> Result<Vec<Port>, DevlinkError> {
+        // Kernels before 6.6 do not choose, and none says that there is no such instance.
+        self.instance(handle)?;
+        let operation = DevlinkOperation::Show {
+            what: "ports",
+            handle: handle.clone(),
+        };
+        let mut ports = self.dump(&operation, GET, handle.attributes(), Port::of)?;
+        ports.retain(|port| port.handle.handle() == handle);
+        Ok(ports)
+    }
+
+    /// One port.
+    ///
+    /// # Errors
+    /// [`DevlinkError::NoPort`], [`DevlinkError::NoInstance`], or another one.
+    pub fn port(&self, port: &PortHandle) -> Result<Port, DevlinkError> {
+        let operation = DevlinkOperation::ShowPort(port.clone());
+        self.get(&operation, GET, port.attributes(), Port::of)
+    }
+
+    /// Adds the port of a new subfunction, which is inactive, and returns it.
+    ///
+    /// # Errors
+    /// [`DevlinkError::SfnumTaken`], [`DevlinkError::NotSwitchdev`], [`DevlinkError::NotSupported`],
+    /// [`DevlinkError::NotPermitted`], [`DevlinkError::NoInstance`], or another one. After
+    /// [`DevlinkError::Timeout`] with `sent` and after [`DevlinkError::Malformed`] it may exist all the same.
+    pub fn add_port(
+        &self,
+        handle: &Handle,
+        subfunction: &NewSubfunction,
+    ) -> Result<Port, DevlinkError> {
+        let operation = DevlinkOperation::AddPort {
+            handle: handle.clone(),
+            sfnum: subfunction.sfnum,
+        };
+        let attributes = [handle.attributes(), subfunction.attributes()].concat();
+        self.get(&operation, NEW, attributes, Port::of)
+    }
+
+    /// Deletes a port that was added, and its subfunction. A driver that has it loses it first.
+    ///
+    /// # Errors
+    /// [`DevlinkError::NoPort`], [`DevlinkError::NotSupported`], [`DevlinkError::NotPermitted`], or another
+    /// one.
+    pub fn delete_port(&self, port: &PortHandle) -> Result<(), DevlinkError> {
+        let operation = DevlinkOperation::DeletePort(port.clone());
+        let command = DEVLINK_CMD_PORT_DEL;
+        self.call(&operation, command, Mode::Do, port.attributes())
+            .map(drop)
+    }
+
+    /// Sets what a port's function is to be: first everything else, then its state. If the state is
+    /// refused, the other settings stay.
+    ///
+    /// # Errors
+    /// [`DevlinkError::Invalid`] before anything is sent; [`DevlinkError::NotSupported`],
+    /// [`DevlinkError::NotPermitted`], [`DevlinkError::NoPort`], or another one.
+    pub fn set_function(
+        &self,
+        port: &PortHandle,
+        settings: &FunctionSettings,
+    ) -> Result<(), DevlinkError> {
+        for (setting, function) in settings.requests()? {
+            let operation = DevlinkOperation::SetFunction {
+                port: port.clone(),
+                setting,
+            };
+            let mut attributes = port.attributes();
+            attributes.push(nested_flagged(DEVLINK_ATTR_PORT_FUNCTION, &function));
+            self.call(&operation, DEVLINK_CMD_PORT_SET, Mode::Do, attributes)?;
+        }
+        Ok(())
+    }
+}

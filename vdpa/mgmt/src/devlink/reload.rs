@@ -1,0 +1,150 @@
+//! Reloading: a driver takes all of its instance down and makes it anew, with parameters of the
+//! configuration mode driverinit as they were set meanwhile.
+
+use std::fmt;
+
+use super::connection::Devlink;
+use super::error::{DevlinkError, DevlinkOperation};
+use super::handle::Handle;
+use super::uapi::{
+    DEVLINK_ATTR_RELOAD_ACTION, DEVLINK_ATTR_RELOAD_ACTION_INFO, DEVLINK_ATTR_RELOAD_ACTION_STATS,
+    DEVLINK_ATTR_RELOAD_ACTIONS_PERFORMED, DEVLINK_ATTR_RELOAD_STATS_ENTRY,
+    DEVLINK_ATTR_RELOAD_STATS_LIMIT, DEVLINK_ATTR_RELOAD_STATS_VALUE, DEVLINK_CMD_RELOAD,
+};
+use crate::netlink::attributes::Attributes;
+use crate::netlink::exchange::Malformed;
+use crate::netlink::message::{Message, value};
+
+/// What a reload does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReloadAction {
+    /// The driver's own part is made anew.
+    DriverReinit,
+    /// Firmware that was stored comes into force.
+    FwActivate,
+    /// An action of a newer kernel.
+    Other(u8),
+}
+
+impl ReloadAction {
+    fn of(number: u8) -> Self {
+        match number {
+            1 => Self::DriverReinit,
+            2 => Self::FwActivate,
+            other => Self::Other(other),
+        }
+    }
+
+    fn number(self) -> u8 {
+        match self {
+            Self::DriverReinit => 1,
+            Self::FwActivate => 2,
+            Self::Other(other) => other,
+        }
+    }
+}
+
+impl fmt::Display for ReloadAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DriverReinit => f.write_str("driver_reinit"),
+            Self::FwActivate => f.write_str("fw_activate"),
+            Self::Other(other) => write!(f, "action {other}"),
+        }
+    }
+}
+
+/// How far a reload may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReloadLimit {
+    /// As far as it takes.
+    Unspecified,
+    /// No reset, and links stay up.
+    NoReset,
+    /// A limit of a newer kernel.
+    Other(u8),
+}
+
+impl ReloadLimit {
+    fn of(number: u8) -> Self {
+        match number {
+            0 => Self::Unspecified,
+            1 => Self::NoReset,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// How often an action was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReloadStat {
+    /// The action.
+    pub action: ReloadAction,
+    /// How far it was allowed to go.
+    pub limit: ReloadLimit,
+    /// How often.
+    pub count: u32,
+}
+
+/// The counters in an attribute of DEVLINK_ATTR_DEV_STATS: for each action a list of entries.
+pub(super) fn reload_stats(
+    stats: &Attributes<'_>,
+    kind: u16,
+) -> Result<Vec<ReloadStat>, Malformed> {
+    let mut found = Vec::new();
+    let Some(actions) = stats.nested(kind)? else {
+        return Ok(found);
+    };
+    for (kind, value) in actions.iter() {
+        if kind != DEVLINK_ATTR_RELOAD_ACTION_INFO {
+            continue;
+        }
+        let info = Attributes::parse(value)?;
+        let action = info.needed_u8(DEVLINK_ATTR_RELOAD_ACTION)?;
+        let entries = info.needed_nested(DEVLINK_ATTR_RELOAD_ACTION_STATS)?;
+        for (kind, value) in entries.iter() {
+            if kind != DEVLINK_ATTR_RELOAD_STATS_ENTRY {
+                continue;
+            }
+            let entry = Attributes::parse(value)?;
+            let limit = entry.needed_u8(DEVLINK_ATTR_RELOAD_STATS_LIMIT)?;
+            found.push(ReloadStat {
+                action: ReloadAction::of(action),
+                limit: ReloadLimit::of(limit),
+                count: entry.needed_u32(DEVLINK_ATTR_RELOAD_STATS_VALUE)?,
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// The actions that a reload did: a bit for each, in struct nla_bitfield32 (u32 value, u32 selector).
+pub(super) fn performed(message: &Message) -> Result<Vec<ReloadAction>, Malformed> {
+    let attributes = Attributes::parse(&message.attributes)?;
+    let Some(actions) = attributes.bitfield32(DEVLINK_ATTR_RELOAD_ACTIONS_PERFORMED)? else {
+        return Ok(Vec::new());
+    };
+    let done = actions.value & actions.selector;
+    let numbers = (0_u8..32).filter(|&bit| done & 1 << bit != 0);
+    Ok(numbers.map(ReloadAction::of).collect())
+}
+
+impl Devlink {
+    /// Reloads an instance, and returns all actions that the driver did for it.
+    ///
+    /// # Errors
+    /// [`DevlinkError::NotSupported`], [`DevlinkError::NotPermitted`], [`DevlinkError::NoInstance`], or
+    /// another one. After a failure the instance may be down: [`Instance::reload_failed`](super::Instance)
+    /// tells.
+    pub fn reload(
+        &self,
+        handle: &Handle,
+        action: ReloadAction,
+    ) -> Result<Vec<ReloadAction>, DevlinkError> {
+        let operation = DevlinkOperation::Reload(handle.clone());
+        let mut attributes = handle.attributes();
+        attributes.push(value(DEVLINK_ATTR_RELOAD_ACTION, &[action.number()]));
+        let commands = (DEVLINK_CMD_RELOAD, DEVLINK_CMD_RELOAD);
+        self.get(&operation, commands, attributes, performed)
+    }
+}

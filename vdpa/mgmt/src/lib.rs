@@ -1,0 +1,77 @@
+//! Management of vDPA devices: which there are on this machine, how they are made,
+//! described and taken away.
+//!
+//! ```text
+//!   Connection ── requests of the family "vdpa" ──> netlink (a thread) ──> kernel
+//!     MgmtDevice, VdpaDevice, DeviceConfig, VendorStats <── attributes, checked
+//!   bus::Bus ──> /sys/bus/vdpa: name, driver, /dev/vhost-vdpa-N; binding
+//!   uevent::Uevents <── what comes, goes and is bound
+//!   pci::Pci ──> /sys/bus/pci: a function's driver, IOMMU group, virtual functions; binding
+//!   link::Links ──> network interfaces, bridges, namespaces (rtnetlink)
+//!   connectivity ──> a function's representor on a bridge, in a VLAN, and back
+//!   announce ──> where a guest's address is, said by the host: the bridge's knowledge, a frame to the network
+//!   container ──> a device as network interface of a container's namespace (virtio_vdpa), and back
+//!   devlink::Devlink ── requests of the family "devlink" ──> netlink ──> ports, subfunctions, eswitch, rates
+//!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
+//!   nic ──> all of these in one call: from a NIC to a vDPA device and back, with records
+//!   journal ──> how steps get into a record before they are done, and are undone from it
+//!   topology ──> all of it as one tree, with who uses what (/proc)
+//! ```
+//!
+//! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink families
+//! of include/uapi/linux/vdpa.h and devlink.h, the vdpa bus in sysfs, and PCI functions and virtual functions
+//! that such devices are made on. Must not know what a device is used
+//! for, nor rings or guest memory. A VMM does not depend on this crate: it needs no right to manage
+//! devices, so it has no code for it.
+//!
+//! ```no_run
+//! use vdpa_mgmt::{Connection, NewDevice};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let connection = Connection::open()?;
+//! let device = NewDevice::new("nic0", "vdpasim_net".parse()?)?
+//!     .mac([0x52, 0x54, 0, 0x12, 0x34, 0x56])?
+//!     .mtu(1500)?;
+//! connection.add(&device)?;
+//! println!("{:?}", connection.config("nic0")?);
+//! connection.delete("nic0")?;
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod announce;
+pub mod bus;
+mod config;
+mod connection;
+pub mod connectivity;
+pub mod container;
+mod device;
+pub mod devlink;
+mod error;
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
+mod in_use;
+pub mod journal;
+pub mod link;
+mod name;
+mod netlink;
+mod new_device;
+pub mod nic;
+pub mod pci;
+pub mod sriov;
+pub mod topology;
+mod uapi;
+pub mod uevent;
+mod vendor_stats;
+
+pub use config::{BlkConfig, ClassConfig, DeviceConfig, NetConfig};
+pub use connection::{Connection, DEFAULT_PATIENCE};
+pub use device::{MgmtDevice, VdpaDevice};
+pub use error::{MgmtError, Operation};
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::decode_anything;
+pub use in_use::InUse;
+pub use name::{BadName, MgmtDeviceName};
+pub use netlink::exchange::{Malformed, Refusal};
+pub use new_device::{InvalidDevice, NewDevice};
+pub use vendor_stats::{QueueType, VendorStats};

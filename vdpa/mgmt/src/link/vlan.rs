@@ -1,0 +1,161 @@
+//! VLANs of a bridge's ports (net/bridge/br_vlan.c, br_netlink.c).
+
+use std::fmt;
+use std::str::FromStr;
+
+use netlink_packet_core::DefaultNla;
+use serde::{Deserialize, Serialize};
+
+use super::uapi::{
+    BRIDGE_VLAN_INFO_PVID, BRIDGE_VLAN_INFO_RANGE_BEGIN, BRIDGE_VLAN_INFO_RANGE_END,
+    BRIDGE_VLAN_INFO_UNTAGGED, IFLA_AF_SPEC, IFLA_BRIDGE_VLAN_INFO,
+};
+use crate::netlink::attributes::Attributes;
+use crate::netlink::exchange::Malformed;
+use crate::netlink::message::{nested, value};
+
+/// The number of a VLAN, 1 to 4094 (IEEE 802.1Q: 0 is none, 4095 is reserved).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u16", into = "u16")]
+pub struct VlanId(u16);
+
+/// What is no VLAN.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is no VLAN: they are 1 to {max}", max = VlanId::MAX)]
+pub struct BadVlan(String);
+
+impl VlanId {
+    /// The largest number.
+    pub const MAX: u16 = 4094;
+
+    /// The number.
+    #[must_use]
+    pub fn get(self) -> u16 {
+        self.0
+    }
+}
+
+impl TryFrom<u16> for VlanId {
+    type Error = BadVlan;
+
+    fn try_from(number: u16) -> Result<Self, BadVlan> {
+        match (1..=Self::MAX).contains(&number) {
+            true => Ok(Self(number)),
+            false => Err(BadVlan(number.to_string())),
+        }
+    }
+}
+
+impl From<VlanId> for u16 {
+    fn from(vlan: VlanId) -> Self {
+        vlan.0
+    }
+}
+
+impl FromStr for VlanId {
+    type Err = BadVlan;
+
+    fn from_str(text: &str) -> Result<Self, BadVlan> {
+        let number = text.parse::<u16>().ok();
+        number
+            .and_then(|number| Self::try_from(number).ok())
+            .ok_or_else(|| BadVlan(format!("{text:?}")))
+    }
+}
+
+impl fmt::Display for VlanId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A VLAN that a port of a bridge is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortVlan {
+    /// Its number.
+    pub vlan: VlanId,
+    /// Whether frames that come without a tag are in this VLAN. At most one of a port is that.
+    pub pvid: bool,
+    /// Whether frames leave without a tag.
+    pub untagged: bool,
+}
+
+impl PortVlan {
+    /// The only VLAN of a port whose neighbour knows nothing of VLANs.
+    #[must_use]
+    pub fn access(vlan: VlanId) -> Self {
+        Self {
+            vlan,
+            pvid: true,
+            untagged: true,
+        }
+    }
+
+    fn of(vlan: VlanId, flags: u16) -> Self {
+        Self {
+            vlan,
+            pvid: flags & BRIDGE_VLAN_INFO_PVID != 0,
+            untagged: flags & BRIDGE_VLAN_INFO_UNTAGGED != 0,
+        }
+    }
+
+    /// The attribute that puts a port into it, or takes it out.
+    pub(super) fn attribute(self) -> DefaultNla {
+        let flags = if self.pvid { BRIDGE_VLAN_INFO_PVID } else { 0 }
+            | if self.untagged {
+                BRIDGE_VLAN_INFO_UNTAGGED
+            } else {
+                0
+            };
+        let mut bytes = flags.to_ne_bytes().to_vec();
+        bytes.extend(self.vlan.get().to_ne_bytes());
+        nested(IFLA_AF_SPEC, &[value(IFLA_BRIDGE_VLAN_INFO, &bytes)])
+    }
+}
+
+/// Reads the VLANs of one message of AF_BRIDGE, where neighbours with equal flags may be told as the first and the
+/// last of a range.
+pub(super) fn of_message(attributes: &[u8]) -> Result<Vec<PortVlan>, Malformed> {
+    let mut found: Vec<PortVlan> = Vec::new();
+    for (kind, list) in Attributes::parse(attributes)?.iter() {
+        if kind != IFLA_AF_SPEC {
+            continue;
+        }
+        let mut begun: Option<(u16, u16)> = None;
+        // Ranges of all VLANs are at most 4094 attributes of 8 bytes; Attributes has its own limit.
+        for (kind, bytes) in Attributes::parse(list)?.iter() {
+            if kind != IFLA_BRIDGE_VLAN_INFO {
+                continue;
+            }
+            let (flags, number) = match bytes {
+                [a, b, c, d, ..] => (u16::from_ne_bytes([*a, *b]), u16::from_ne_bytes([*c, *d])),
+                _ => return Err(Malformed::attribute(kind, "it is too short")),
+            };
+            let bad = |_| Malformed::attribute(kind, format!("{number} is no VLAN"));
+            let vlan = VlanId::try_from(number).map_err(bad)?;
+            if flags & BRIDGE_VLAN_INFO_RANGE_BEGIN != 0 {
+                begun = Some((number, flags));
+                continue;
+            }
+            let (first, flags) = match begun.take() {
+                Some((first, flags_of_range)) if flags & BRIDGE_VLAN_INFO_RANGE_END != 0 => {
+                    (first, flags_of_range)
+                }
+                None if flags & BRIDGE_VLAN_INFO_RANGE_END == 0 => (vlan.get(), flags),
+                _ => return Err(Malformed::attribute(kind, "a range has one end only")),
+            };
+            if first > vlan.get() {
+                return Err(Malformed::attribute(kind, "a range ends before it begins"));
+            }
+            if found.last().is_some_and(|last| last.vlan.get() >= first) {
+                return Err(Malformed::attribute(kind, "VLANs are out of order"));
+            }
+            let range = (first..=vlan.get()).filter_map(|number| VlanId::try_from(number).ok());
+            found.extend(range.map(|vlan| PortVlan::of(vlan, flags)));
+        }
+        if begun.is_some() {
+            return Err(Malformed::new("VLANs", "a range has one end only"));
+        }
+    }
+    Ok(found)
+}

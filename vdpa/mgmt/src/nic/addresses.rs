@@ -1,0 +1,70 @@
+//! Which network interfaces have an IP address.
+//!
+//! ```text
+//!   RTM_GETADDR, dump of all families ──> RTM_NEWADDR: struct ifaddrmsg (8 bytes: family u8, prefix
+//!                                         length u8, flags u8, scope u8, index u32), attributes
+//! ```
+//!
+//! Only the index is looked at. The header of links is 16 bytes long, so the first attribute, which
+//! each address has, is read as a part of the header.
+
+use std::collections::HashSet;
+use std::io;
+use std::time::Duration;
+
+use crate::netlink::message::{Message, Mode, Protocol, Request};
+use crate::netlink::worker::{CallError, Worker};
+
+/// include/uapi/linux/rtnetlink.h
+const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
+
+/// Indexes of the interfaces in this network namespace that have an address.
+pub(super) fn interfaces_with_one(patience: Duration) -> io::Result<HashSet<u32>> {
+    let worker = Worker::start(Protocol::Route, patience)?;
+    let request = Request {
+        message_type: RTM_GETADDR,
+        header: vec![0; Protocol::Route.header_length()],
+        mode: Mode::Dump,
+        attributes: Vec::new(),
+    };
+    let answer = worker.call(request).map_err(|error| match error {
+        CallError::Socket(error) => error,
+        error => io::Error::other(error),
+    })?;
+    Ok(answer.messages.iter().filter_map(index).collect())
+}
+
+fn index(message: &Message) -> Option<u32> {
+    if message.message_type != RTM_NEWADDR {
+        return None;
+    }
+    let bytes = message.header.get(4..8)?;
+    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_has_one_or_there_is_none() {
+        // Index 0 is no interface's. What there is depends on the machine.
+        let found = interfaces_with_one(Duration::from_secs(10)).unwrap();
+        assert!(!found.contains(&0));
+    }
+
+    #[test]
+    fn other_messages_and_short_ones_say_nothing() {
+        let mut message = Message {
+            message_type: RTM_NEWADDR,
+            header: vec![2, 24, 0, 0, 7, 0, 0, 0, 8, 0, 1, 0, 10, 0, 0, 1],
+            attributes: Vec::new(),
+        };
+        assert_eq!(index(&message), Some(u32::from_ne_bytes([7, 0, 0, 0])));
+        message.header.truncate(7);
+        assert_eq!(index(&message), None);
+        message.message_type = RTM_GETADDR;
+        assert_eq!(index(&message), None);
+    }
+}

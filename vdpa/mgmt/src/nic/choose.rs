@@ -1,0 +1,167 @@
+//! Which virtual function nobody uses.
+//!
+//! Free is one without a vDPA device, that no program has through vfio-pci, and whose network interface
+//! is here, down, without an address and in no bridge or bond. One whose driver shows no interface here
+//! may have it in another network namespace, so it is not free.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use super::{NicError, Nics, addresses};
+use crate::pci::{Address, Function, PciError};
+
+/// Where network interfaces are in sysfs.
+const INTERFACES: &str = "/sys/class/net";
+
+/// The flag of an interface that is up (IFF_UP).
+const IFF_UP: u32 = 1;
+
+/// Drivers that leave a function without a network interface.
+const WITHOUT_INTERFACE: [&str; 2] = ["vp-vdpa", "vfio-pci"];
+
+/// A virtual function that is not free.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken {
+    /// Its number.
+    pub virtual_function: u32,
+    /// Its address.
+    pub address: Address,
+    /// Why it is not.
+    pub because: TakenBecause,
+}
+
+/// Why a virtual function is not free.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TakenBecause {
+    /// It has a vDPA device.
+    VdpaDevice(String),
+    /// It is given to programs.
+    Vfio,
+    /// Its interface is up.
+    Up(String),
+    /// Its interface has an address.
+    Address(String),
+    /// Its interface belongs to a bridge or bond.
+    Member(String),
+    /// Its driver shows no interface in this network namespace.
+    Hidden(String),
+}
+
+impl Taken {
+    /// Whether that may change by itself, moments after the function has come.
+    pub(super) fn may_be_starting(&self) -> bool {
+        matches!(self.because, TakenBecause::Hidden(_))
+    }
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}) ", self.virtual_function, self.address)?;
+        match &self.because {
+            TakenBecause::VdpaDevice(name) => write!(f, "has the vDPA device {name}"),
+            TakenBecause::Vfio => f.write_str("is bound to vfio-pci"),
+            TakenBecause::Up(interface) => write!(f, "has the interface {interface}, which is up"),
+            TakenBecause::Address(interface) => {
+                write!(f, "has the interface {interface}, which has an address")
+            }
+            TakenBecause::Member(interface) => write!(
+                f,
+                "has the interface {interface}, which is in a bridge or bond"
+            ),
+            TakenBecause::Hidden(driver) => write!(
+                f,
+                "has the driver {driver} and no interface here (it may be in another network namespace)"
+            ),
+        }
+    }
+}
+
+impl Nics {
+    /// The first virtual function of `physical` that nobody uses, by number.
+    ///
+    /// # Errors
+    /// [`NicError::NoneFree`] with a reason for each, or what the kernel says.
+    pub(super) fn choose(&self, physical: &Function) -> Result<(u32, Function), NicError> {
+        let mut taken = Vec::new();
+        for &(number, address) in &physical.virtual_functions {
+            let function = match self.pci.function(address) {
+                Ok(function) => function,
+                // Gone meanwhile.
+                Err(PciError::NoFunction(_)) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            match self.taken(&function)? {
+                None => return Ok((number, function)),
+                Some(because) => taken.push(Taken {
+                    virtual_function: number,
+                    address,
+                    because,
+                }),
+            }
+        }
+        Err(NicError::NoneFree {
+            physical: physical.address,
+            taken,
+        })
+    }
+
+    /// A virtual function of `physical` that somebody uses, if there is one.
+    pub(super) fn used(&self, physical: &Function) -> Result<Option<Taken>, NicError> {
+        for &(number, address) in &physical.virtual_functions {
+            let function = match self.pci.function(address) {
+                Ok(function) => function,
+                Err(PciError::NoFunction(_)) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            if let Some(because) = self.taken(&function)? {
+                return Ok(Some(Taken {
+                    virtual_function: number,
+                    address,
+                    because,
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Why a function is not free; none if it is.
+    fn taken(&self, function: &Function) -> Result<Option<TakenBecause>, NicError> {
+        if let Some(name) = function.vdpa_devices.first() {
+            return Ok(Some(TakenBecause::VdpaDevice(name.clone())));
+        }
+        let Some(driver) = &function.driver else {
+            return Ok(None);
+        };
+        if driver == "vfio-pci" {
+            return Ok(Some(TakenBecause::Vfio));
+        }
+        if function.netdevs.is_empty() && !WITHOUT_INTERFACE.contains(&driver.as_str()) {
+            return Ok(Some(TakenBecause::Hidden(driver.clone())));
+        }
+        let addressed =
+            addresses::interfaces_with_one(self.patience).map_err(crate::MgmtError::Socket)?;
+        for interface in &function.netdevs {
+            let directory = Path::new(INTERFACES).join(interface);
+            // An interface that is gone meanwhile has none of these.
+            let flags = text(&directory, "flags");
+            let flags = flags.strip_prefix("0x").unwrap_or_default();
+            if u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & IFF_UP != 0) {
+                return Ok(Some(TakenBecause::Up(interface.clone())));
+            }
+            if directory.join("master").exists() {
+                return Ok(Some(TakenBecause::Member(interface.clone())));
+            }
+            let index = text(&directory, "ifindex").parse();
+            if index.is_ok_and(|index: u32| addressed.contains(&index)) {
+                return Ok(Some(TakenBecause::Address(interface.clone())));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn text(directory: &Path, file: &str) -> String {
+    let text = fs::read_to_string(directory.join(file)).unwrap_or_default();
+    text.trim().to_owned()
+}

@@ -1,0 +1,110 @@
+//! From a management device to `/dev/vhost-vdpa-N`.
+
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+
+use super::making::Making;
+use super::observer::Phase;
+use super::request::NicRequest;
+use super::step::Step;
+use super::{NicError, Nics, VHOST_DRIVER};
+use crate::journal::Outcome;
+use crate::{MgmtDeviceName, MgmtError, NewDevice};
+
+impl Nics {
+    /// Fails for a management device that does not make network devices.
+    pub(super) fn check_network(&self, name: &MgmtDeviceName) -> Result<(), NicError> {
+        let mgmtdev = self.connection.mgmt_device(name)?;
+        match mgmtdev.supports(VIRTIO_ID_NET) {
+            true => Ok(()),
+            false => Err(NicError::NotNetwork(name.to_string())),
+        }
+    }
+
+    /// Whether there is such a management device.
+    pub(super) fn has_mgmt_device(&self, name: &MgmtDeviceName) -> Result<bool, NicError> {
+        match self.connection.mgmt_device(name) {
+            Ok(_) => Ok(true),
+            Err(MgmtError::NoMgmtDevice { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Making<'_> {
+    /// Waits for a management device, which its driver makes by itself.
+    pub(super) fn await_mgmt_device(&mut self, name: &MgmtDeviceName) -> Result<(), NicError> {
+        let what = name.to_string();
+        self.phase(Phase::AwaitMgmtDevice, &what, |making| {
+            let nics = making.nics;
+            making.wait(&format!("the management device {what}"), || {
+                Ok(nics.has_mgmt_device(name)?.then_some(()))
+            })?;
+            nics.check_network(name)
+        })
+    }
+
+    /// Adds the device that is asked for, and waits for its character device. If the function `has_address` already, it
+    /// is added without one where the management device takes none.
+    pub(super) fn add_device_with_address(
+        &mut self,
+        request: &NicRequest,
+        mgmtdev: &MgmtDeviceName,
+        has_address: bool,
+    ) -> Result<(), NicError> {
+        self.phase = Phase::AddDevice;
+        let mut devices = vec![request.device(mgmtdev.clone())?];
+        if has_address {
+            let request = NicRequest {
+                mac: None,
+                ..request.clone()
+            };
+            devices.push(request.device(mgmtdev.clone())?);
+        }
+        self.add_device(&devices)
+    }
+
+    /// Adds the first of these devices that the management device takes. The next one is tried only if the management device
+    /// does not take an address.
+    fn add_device(&mut self, devices: &[NewDevice]) -> Result<(), NicError> {
+        let mut devices = devices.iter().peekable();
+        while let Some(device) = devices.next() {
+            match self.add(device) {
+                Err(error) if devices.peek().is_some() && takes_no_mac(&error) => {}
+                Err(error) => return Err(error),
+                Ok(()) => return self.await_character_device(device.name()),
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, device: &NewDevice) -> Result<(), NicError> {
+        let step = Step::AddDevice {
+            mgmtdev: device.mgmtdev().clone(),
+        };
+        self.step(step, |nics| match nics.connection.add(device) {
+            Ok(()) => Outcome::Done(()),
+            Err(error @ MgmtError::Timeout { sent: true, .. }) => Outcome::Unknown(error.into()),
+            Err(error) => Outcome::NotDone(error.into()),
+        })
+    }
+
+    /// Another bus driver may have been quicker; the device is for guests.
+    fn await_character_device(&mut self, name: &str) -> Result<(), NicError> {
+        self.phase(Phase::AwaitCharacterDevice, name, |making| {
+            let nics = making.nics;
+            if nics.bus.device(name)?.driver.as_deref() != Some(VHOST_DRIVER) {
+                nics.bus.bind(name, VHOST_DRIVER)?;
+            }
+            making.wait(&format!("the character device of {name}"), || {
+                let path = nics.bus.device(name)?.path();
+                Ok(path.filter(|path| path.exists()))
+            })?;
+            Ok(())
+        })
+    }
+}
+
+/// Whether all that is wrong is that the management device takes no address.
+fn takes_no_mac(error: &NicError) -> bool {
+    matches!(error, NicError::Mgmt(MgmtError::NotTaken { attributes, .. }) if attributes == "mac")
+}

@@ -1,0 +1,259 @@
+//! What can go wrong with a NIC's making and removal, and what the user can do about it.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use super::choose::Taken;
+use super::observer::Phase;
+use super::record::BadOwner;
+use super::step::Step;
+use crate::bus::BusError;
+use crate::connectivity::ConnectivityError;
+use crate::devlink::{DevlinkError, Handle, PortHandle};
+use crate::link;
+use crate::pci::{Address, PciError};
+use crate::sriov::{InvalidSetting, LinkError};
+use crate::{InUse, InvalidDevice, MgmtError};
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+pub enum NicError {
+    /// The vDPA management.
+    #[error(transparent)]
+    Mgmt(#[from] MgmtError),
+    /// The vdpa bus.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// A PCI function.
+    #[error(transparent)]
+    Pci(#[from] PciError),
+    /// Settings of a virtual function.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A network interface.
+    #[error(transparent)]
+    Interface(Box<link::LinkError>),
+    /// devlink.
+    #[error(transparent)]
+    Devlink(#[from] DevlinkError),
+    /// A connection.
+    #[error(transparent)]
+    Connectivity(Box<ConnectivityError>),
+    /// A device that cannot be made.
+    #[error(transparent)]
+    InvalidDevice(#[from] InvalidDevice),
+    /// A virtual function that cannot be so.
+    #[error(transparent)]
+    InvalidSetting(#[from] InvalidSetting),
+    /// An owner that no record can hold.
+    #[error(transparent)]
+    Owner(#[from] BadOwner),
+    /// What it is to be made of is not there.
+    #[error(
+        "{0:?} is neither a network interface, nor a PCI function, nor a devlink instance, nor a management device: \
+         `ip link`, `bellhop vf show`, `bellhop port show` and `bellhop mgmtdev show` list what there is"
+    )]
+    NoOrigin(String),
+    /// An interface that is on no PCI function.
+    #[error(
+        "{0} is no interface of a NIC with virtual functions or subfunctions; name one, or a management device \
+         (`bellhop mgmtdev show`)"
+    )]
+    NotPci(String),
+    /// The name is taken.
+    #[error("there is a vDPA device {0} already; `bellhop dev show {0}` shows what it is")]
+    NameTaken(String),
+    /// There is a record of that name.
+    #[error(
+        "there is a NIC {0} already; `bellhop nic list` shows it, `bellhop nic remove {0}` takes it away"
+    )]
+    RecordTaken(String),
+    /// The physical function shows no interface.
+    #[error(
+        "{0} has no network interface in this network namespace: bind it to its NIC's driver, or run this in the \
+         interface's namespace"
+    )]
+    NoInterface(Address),
+    /// A function was asked for, of something that has none of that kind.
+    #[error("{0} has no {1}: leave the kind out, or name a NIC that has")]
+    NoSuchKind(String, &'static str),
+    /// Something that only a NIC with virtual functions can do.
+    #[error("{from} makes devices that have no {what} to be set: leave that out")]
+    NoSettings {
+        /// What the NIC was to be made of.
+        from: String,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// Subfunctions are made in switchdev mode only. The mode is not changed here, for links of
+    /// virtual functions go down meanwhile.
+    #[error(
+        "{0} makes subfunctions only in switchdev mode: `devlink dev eswitch set {0} mode switchdev` (links of its functions go down \
+         meanwhile), or ask for a virtual function"
+    )]
+    NotSwitchdev(Handle),
+    /// Without switchdev mode there is no representor.
+    #[error(
+        "virtual functions of {0} have no representor, so they can have no bridge and no mtu there: the NIC's own switch connects them \
+         (legacy mode). `devlink dev eswitch set pci/{0} mode switchdev` makes representors, if the NIC can do that; without, leave \
+         `bridge` and `mtu` out"
+    )]
+    LegacyMode(Address),
+    /// All numbers of subfunctions are taken.
+    #[error("{0} has no number left for a subfunction")]
+    NoSfnum(Handle),
+    /// The answer about a port tells nothing of its subfunction.
+    #[error(
+        "the port {0} has no subfunction any more; somebody else changes this NIC at the same time"
+    )]
+    NoSubfunction(PortHandle),
+    /// A subfunction whose device is elsewhere.
+    #[error("the device of the port {0} is in another network namespace")]
+    Elsewhere(PortHandle),
+    /// It cannot make network devices.
+    #[error("{0} does not make network devices; `bellhop mgmtdev show` tells what each makes")]
+    NotNetwork(String),
+    /// All virtual functions are used.
+    #[error("no virtual function of {physical} is free{}", list(taken))]
+    NoneFree {
+        /// The physical function.
+        physical: Address,
+        /// Why each is not.
+        taken: Vec<Taken>,
+    },
+    /// Zero virtual functions were asked for.
+    #[error("0 virtual functions are too few to choose one of")]
+    NoCount,
+    /// No vDPA driver is known for a function.
+    #[error(
+        "{function} is no virtio device, and its driver {} makes no vDPA devices of it: load that NIC's vDPA \
+         driver (such as `modprobe mlx5_vdpa`)",
+        driver.as_deref().unwrap_or("(none)")
+    )]
+    NoParent {
+        /// The function.
+        function: Address,
+        /// Its driver.
+        driver: Option<String>,
+    },
+    /// A bus driver other than vhost_vdpa has the device.
+    #[error("{0} has no character device; `bellhop bind {0} vhost_vdpa` gives it one")]
+    NoCharacterDevice(String),
+    /// Something that the kernel does by itself was not done in time.
+    #[error("{what} did not come in {} s; the kernel's log (`dmesg`) may say why", patience.as_secs())]
+    NotInTime {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        patience: Duration,
+    },
+    /// Whoever watches wants it to end.
+    #[error("interrupted")]
+    Interrupted,
+    /// The record could not be kept.
+    #[error("cannot keep the record of what was done")]
+    Record(#[source] io::Error),
+}
+
+// Boxed, so that errors are small enough to return by value.
+impl From<link::LinkError> for NicError {
+    fn from(error: link::LinkError) -> Self {
+        Self::Interface(Box::new(error))
+    }
+}
+
+impl From<ConnectivityError> for NicError {
+    fn from(error: ConnectivityError) -> Self {
+        Self::Connectivity(Box::new(error))
+    }
+}
+
+fn list(taken: &[Taken]) -> String {
+    let all: Vec<String> = taken.iter().map(ToString::to_string).collect();
+    match all.is_empty() {
+        true => String::new(),
+        false => format!(": {}", all.join("; ")),
+    }
+}
+
+/// A step that could not be undone.
+#[derive(Debug)]
+pub struct NotUndone {
+    /// The step.
+    pub step: Step,
+    /// The command that undoes it by hand.
+    pub by_hand: String,
+    /// Why it was not; none if that was not tried, because a later one must be undone first.
+    pub error: Option<NicError>,
+}
+
+impl fmt::Display for NotUndone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (by hand: `{}`", self.step, self.by_hand)?;
+        if let Some(error) = &self.error {
+            write!(f, "; {}", vdpa::causes::in_one_line(error))?;
+        }
+        f.write_str(")")
+    }
+}
+
+fn remains(not_undone: &[NotUndone]) -> String {
+    let all: Vec<String> = not_undone.iter().map(ToString::to_string).collect();
+    all.join("; ")
+}
+
+/// Why a NIC was not made.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot make {name}: it was not possible to {phase}{}",
+    rolled_back(not_undone)
+)]
+pub struct MakeError {
+    /// The NIC.
+    pub name: String,
+    /// What failed.
+    pub phase: Phase,
+    /// Why.
+    #[source]
+    pub source: Box<NicError>,
+    /// What was done before and could not be undone, the last step first.
+    pub not_undone: Vec<NotUndone>,
+}
+
+fn rolled_back(not_undone: &[NotUndone]) -> String {
+    match not_undone.is_empty() {
+        true => String::new(),
+        false => format!(". Not undone: {}", remains(not_undone)),
+    }
+}
+
+/// Why a NIC was not removed.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoveError {
+    /// Somebody has it open; nothing was touched.
+    #[error(transparent)]
+    InUse(#[from] InUse),
+    /// It was given to this machine or a container; nothing was touched.
+    #[error(
+        "{name} is bound to {driver}, so this machine or a container uses it: \
+         `bellhop bind {name} vhost_vdpa` takes it back"
+    )]
+    NotForGuests {
+        /// The NIC.
+        name: String,
+        /// The bus driver that has its device.
+        driver: String,
+    },
+    /// Something could not be undone. It is still in the record.
+    #[error(
+        "{name} is not removed completely. Not undone: {}",
+        remains(not_undone)
+    )]
+    Incomplete {
+        /// The NIC.
+        name: String,
+        /// What could not be undone, the last step first.
+        not_undone: Vec<NotUndone>,
+    },
+}

@@ -1,0 +1,274 @@
+//! A NIC that is being made or removed: phases in order, each step in the journal before it is done, and the way back.
+
+use super::connect::Subject;
+use super::error::{MakeError, NicError, NotUndone};
+use super::observer::{Activity, Observer, Phase, Progress};
+use super::origin::Plan;
+use super::record::{MadeNic, State, check_owner};
+use super::request::NicRequest;
+use super::step::Step;
+use super::undo::Undone;
+use super::{Nics, VHOST_DRIVER, wait};
+use crate::MgmtError;
+use crate::bus::BusError;
+use crate::connectivity::{Connectivity, Place};
+use crate::journal::{Journal, Moment, Outcome};
+use crate::link::Links;
+
+/// A NIC that is being made or removed.
+pub(super) struct Making<'a> {
+    pub(super) nics: &'a Nics,
+    pub(super) others: &'a [MadeNic],
+    /// The phase that is under way: what fails, fails in it.
+    pub(super) phase: Phase,
+    nic: MadeNic,
+    observer: &'a mut dyn Observer,
+}
+
+impl<'a> Making<'a> {
+    pub(super) fn new(
+        nics: &'a Nics,
+        nic: MadeNic,
+        others: &'a [MadeNic],
+        observer: &'a mut dyn Observer,
+    ) -> Self {
+        Self {
+            nics,
+            others,
+            phase: Phase::Check,
+            nic,
+            observer,
+        }
+    }
+
+    /// All phases.
+    pub(super) fn run(&mut self, request: &NicRequest) -> Result<(), NicError> {
+        let plan = self.phase(Phase::Check, &request.from, |making| making.check(request))?;
+        match plan {
+            Plan::MgmtDevice(mgmtdev) => {
+                self.add_device_with_address(request, &mgmtdev, false)?;
+            }
+            Plan::VirtualFunction(physical) => {
+                let function = self.virtual_function(request, *physical)?;
+                let subject = Subject::VirtualFunction(function);
+                self.connect(request.connectivity.as_ref(), &subject)?;
+            }
+            Plan::Subfunction { handle, pfnum } => {
+                let port = self.subfunction(request, &handle, pfnum)?;
+                self.connect(request.connectivity.as_ref(), &Subject::Port(port))?;
+            }
+        }
+        self.nic.set_state(State::Made);
+        self.phase = Phase::Connect;
+        self.persist()
+    }
+
+    /// Whether it can be done, as far as that can be known before anything is touched.
+    fn check(&self, request: &NicRequest) -> Result<Plan, NicError> {
+        let nics = self.nics;
+        // Values that no device can have, whatever it is made on.
+        if let Ok(any) = "any".parse() {
+            request.device(any)?;
+        }
+        if let Some(owner) = &request.owner {
+            check_owner(owner)?;
+        }
+        if self.others.iter().any(|nic| nic.name() == request.name) {
+            return Err(NicError::RecordTaken(request.name.clone()));
+        }
+        match nics.connection.device(&request.name) {
+            Err(MgmtError::NoDevice { .. }) => {}
+            Ok(_) => return Err(NicError::NameTaken(request.name.clone())),
+            Err(error) => return Err(error.into()),
+        }
+        if !nics.bus.has_driver(VHOST_DRIVER) {
+            return Err(BusError::NoDriver(VHOST_DRIVER.to_owned()).into());
+        }
+        let plan = nics.plan(nics.find(&request.from)?, &request.from, request.kind)?;
+        match &plan {
+            Plan::MgmtDevice(name) => {
+                let settings = [
+                    (request.connectivity.is_some(), "connection"),
+                    (request.rates.is_some(), "rates"),
+                    (request.virtual_functions.is_some(), "virtual functions"),
+                ];
+                if let Some(&(_, what)) = settings.iter().find(|one| one.0) {
+                    let from = request.from.clone();
+                    return Err(NicError::NoSettings { from, what });
+                }
+                nics.check_network(name)?;
+            }
+            Plan::VirtualFunction(physical) => nics.check_virtual_function(request, physical)?,
+            Plan::Subfunction { handle, .. } => nics.check_subfunction(request, handle)?,
+        }
+        if let Some(wanted) = &request.connectivity {
+            nics.check_connectivity(wanted)?;
+        }
+        Ok(plan)
+    }
+
+    /// A phase without a step.
+    pub(super) fn phase<T>(
+        &mut self,
+        phase: Phase,
+        what: &str,
+        act: impl FnOnce(&mut Self) -> Result<T, NicError>,
+    ) -> Result<T, NicError> {
+        self.tell(Activity::Begin(phase, what))?;
+        let done = act(self)?;
+        self.tell(Activity::End(phase))?;
+        Ok(done)
+    }
+
+    /// A phase that is a step.
+    pub(super) fn step<T>(
+        &mut self,
+        step: Step,
+        act: impl FnOnce(&Nics) -> Outcome<T, NicError>,
+    ) -> Result<T, NicError> {
+        let nics = self.nics;
+        self.phase = step.phase().0;
+        Journal::step(self, step, || act(nics))
+    }
+
+    /// Says more about the step that was done last.
+    pub(super) fn replace_last(&mut self, step: Step) -> Result<(), NicError> {
+        self.steps().pop();
+        self.steps().push(step);
+        self.persist()
+    }
+
+    /// Connects at a place: a step whose record grows while it is done.
+    pub(super) fn connect_at(
+        &mut self,
+        wanted: &Connectivity,
+        links: &Links,
+        place: &Place,
+    ) -> Result<(), NicError> {
+        let what = match place {
+            Place::Link(link) => link.name.clone(),
+            Place::VirtualFunction { physical, number } => {
+                format!("virtual function {number} of {physical}")
+            }
+        };
+        self.phase(Phase::Connect, &what, |making| {
+            let Self { nic, observer, .. } = making;
+            wanted.attach_noting(links, place, &mut |attached| {
+                nic.set_connection(attached);
+                observer.keep(nic)
+            })?;
+            Ok(())
+        })
+    }
+
+    /// Waits for something that the kernel does.
+    pub(super) fn wait<T>(
+        &mut self,
+        what: &str,
+        look: impl FnMut() -> Result<Option<T>, NicError>,
+    ) -> Result<T, NicError> {
+        let (name, observer) = (
+            self.nic.name(),
+            std::cell::RefCell::new(&mut *self.observer),
+        );
+        wait::until(
+            what,
+            self.nics.patience,
+            || observer.borrow_mut().interrupted(),
+            || {
+                let activity = Activity::Wait(what);
+                observer.borrow_mut().progress(&Progress { name, activity });
+            },
+            look,
+        )
+    }
+
+    fn say(&mut self, activity: Activity<'_>) {
+        if let Activity::Begin(phase, _) = activity {
+            self.phase = phase;
+        }
+        let name = self.nic.name();
+        self.observer.progress(&Progress { name, activity });
+    }
+
+    /// Says what goes on, and fails if somebody interrupts it.
+    fn tell(&mut self, activity: Activity<'_>) -> Result<(), NicError> {
+        self.say(activity);
+        match self.observer.interrupted() {
+            true => Err(NicError::Interrupted),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn last_step(&self) -> Option<&Step> {
+        self.nic.steps().last()
+    }
+
+    pub(super) fn into_nic(self) -> MadeNic {
+        self.nic
+    }
+
+    /// Undoes what was done before this error.
+    pub(super) fn roll_back_after(mut self, error: NicError) -> MakeError {
+        MakeError {
+            not_undone: self.remove(),
+            name: self.nic.name().to_owned(),
+            phase: self.phase,
+            source: Box::new(error),
+        }
+    }
+
+    /// Undoes all steps. What could not be undone stays in the record.
+    pub(super) fn remove(&mut self) -> Vec<NotUndone> {
+        self.nic.set_state(State::Removing);
+        let not_undone = self.roll_back().into_iter();
+        let not_undone = not_undone.map(|(step, error)| NotUndone {
+            by_hand: step.by_hand(self.nic.name()),
+            step,
+            error,
+        });
+        not_undone.collect()
+    }
+}
+
+impl Journal for Making<'_> {
+    type Step = Step;
+    type Error = NicError;
+
+    fn name(&self) -> &str {
+        self.nic.name()
+    }
+
+    fn steps(&mut self) -> &mut Vec<Step> {
+        self.nic.steps_mut()
+    }
+
+    fn persist(&mut self) -> Result<(), NicError> {
+        self.observer.keep(&self.nic).map_err(NicError::Record)
+    }
+
+    fn watch(&mut self, moment: Moment, step: &Step) -> Result<(), NicError> {
+        let (phase, what) = step.phase();
+        match moment {
+            Moment::Begin => self.tell(Activity::Begin(phase, &what)),
+            Moment::Done => self.tell(Activity::End(phase)),
+            Moment::Undo => {
+                self.say(Activity::Undo(&step.to_string()));
+                Ok(())
+            }
+            Moment::Undone => Ok(()),
+        }
+    }
+
+    fn undo(&mut self, step: &Step) -> Result<(), NicError> {
+        if let Undone::Left(why) = self.nics.undo(self.nic.name(), step)? {
+            self.say(Activity::Leave(&why));
+        }
+        Ok(())
+    }
+
+    fn keeps_those_before(step: &Step) -> bool {
+        // A device that cannot be deleted keeps what it was made on, and so does a subfunction that is still active.
+        matches!(step, Step::AddDevice { .. } | Step::ActivatePort { .. })
+    }
+}

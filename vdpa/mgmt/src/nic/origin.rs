@@ -1,0 +1,163 @@
+//! What a NIC is made of, found by what a user calls it.
+
+use super::{Kind, NicError, Nics};
+use crate::devlink::{Devlink, DevlinkError, EswitchMode, Handle};
+use crate::link::Links;
+use crate::pci::{Address, Function, PciError};
+use crate::{MgmtDeviceName, MgmtError};
+
+/// What a NIC is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// A management device, which makes devices itself.
+    MgmtDevice(MgmtDeviceName),
+    /// A physical function of the PCI bus. It may have a devlink instance, too.
+    Physical(Box<Function>),
+    /// A NIC that is known by its devlink instance only.
+    Instance(Handle),
+}
+
+/// What is to be made on what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Plan {
+    MgmtDevice(MgmtDeviceName),
+    VirtualFunction(Box<Function>),
+    Subfunction { handle: Handle, pfnum: u16 },
+}
+
+impl Nics {
+    /// Finds what a text names: `pci/0000:01:00.0` or that address alone, a network interface, a management
+    /// device, or a devlink instance such as `pci/0000:01:00.0`.
+    ///
+    /// A physical function that can have virtual ones is taken for that, even if it is a management
+    /// device as well; a virtual function only if it is one.
+    ///
+    /// # Errors
+    /// [`NicError::NoOrigin`], [`NicError::NotPci`], or what the kernel says.
+    pub fn find(&self, text: &str) -> Result<Origin, NicError> {
+        if let Ok(address) = text.parse::<Address>() {
+            return self.physical(address);
+        }
+        if let Some(mgmtdev) = self.mgmt_device(text)? {
+            return Ok(Origin::MgmtDevice(mgmtdev));
+        }
+        if let Ok(handle) = text.parse::<Handle>() {
+            return match has_instance(&handle)? {
+                true => Ok(Origin::Instance(handle)),
+                false => Err(NicError::NoOrigin(text.to_owned())),
+            };
+        }
+        match self.pci.behind(text) {
+            Ok(Some(address)) => self.physical(address),
+            Ok(None) => {
+                let parent = Links::open()?.link(text)?.parent;
+                let handle = parent.and_then(|(bus, device)| Handle::new(&bus, &device).ok());
+                match handle {
+                    Some(handle) if has_instance(&handle)? => Ok(Origin::Instance(handle)),
+                    _ => Err(NicError::NotPci(text.to_owned())),
+                }
+            }
+            Err(PciError::NoInterface(_)) => Err(NicError::NoOrigin(text.to_owned())),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn physical(&self, address: Address) -> Result<Origin, NicError> {
+        let function = self.pci.function(address)?;
+        if function.total_vfs.is_none()
+            && let Some(mgmtdev) = self.mgmt_device(&format!("pci/{address}"))?
+        {
+            return Ok(Origin::MgmtDevice(mgmtdev));
+        }
+        if let Some(physical) = function.physical_function {
+            return Err(PciError::Virtual {
+                function: address,
+                physical,
+            }
+            .into());
+        }
+        Ok(Origin::Physical(Box::new(function)))
+    }
+
+    /// What of an origin a NIC is to be made on.
+    pub(super) fn plan(&self, origin: Origin, text: &str, kind: Kind) -> Result<Plan, NicError> {
+        let none = |what| Err(NicError::NoSuchKind(text.to_owned(), what));
+        match (origin, kind) {
+            (Origin::MgmtDevice(mgmtdev), Kind::Auto) => Ok(Plan::MgmtDevice(mgmtdev)),
+            (Origin::MgmtDevice(_) | Origin::Instance(_), Kind::VirtualFunction) => {
+                none("virtual functions")
+            }
+            (Origin::MgmtDevice(_), Kind::Subfunction) => none("subfunctions"),
+            (Origin::Instance(handle), Kind::Auto | Kind::Subfunction) => {
+                Ok(Plan::Subfunction { handle, pfnum: 0 })
+            }
+            (Origin::Physical(function), kind) => {
+                let handle = instance_of(function.address);
+                let subfunction = match kind {
+                    Kind::Auto => match &handle {
+                        Some(handle) => is_switchdev(handle)?,
+                        None => false,
+                    },
+                    Kind::VirtualFunction => false,
+                    Kind::Subfunction => true,
+                };
+                match handle {
+                    Some(handle) if subfunction => Ok(Plan::Subfunction {
+                        handle,
+                        pfnum: u16::from(function.address.function()),
+                    }),
+                    _ if subfunction => none("subfunctions"),
+                    _ => Ok(Plan::VirtualFunction(function)),
+                }
+            }
+        }
+    }
+
+    /// The management device of that name, if there is one.
+    fn mgmt_device(&self, text: &str) -> Result<Option<MgmtDeviceName>, NicError> {
+        let Ok(name) = text.parse() else {
+            return Ok(None);
+        };
+        match self.connection.mgmt_device(&name) {
+            Ok(_) => Ok(Some(name)),
+            Err(MgmtError::NoMgmtDevice { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Whether there is such a devlink instance here.
+fn has_instance(handle: &Handle) -> Result<bool, DevlinkError> {
+    let devlink = match Devlink::open() {
+        Err(DevlinkError::NoFamily) => return Ok(false),
+        devlink => devlink?,
+    };
+    match devlink.instance(handle) {
+        Ok(_) => Ok(true),
+        Err(DevlinkError::NoInstance { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a function's devlink instance is called.
+fn instance_of(address: Address) -> Option<Handle> {
+    Handle::new("pci", &address.to_string()).ok()
+}
+
+/// Whether a NIC's switch has representors. What has no devlink, or no such switch, has not.
+pub(super) fn is_switchdev(handle: &Handle) -> Result<bool, DevlinkError> {
+    let devlink = match Devlink::open() {
+        Err(DevlinkError::NoFamily) => return Ok(false),
+        devlink => devlink?,
+    };
+    match devlink.eswitch(handle) {
+        Ok(eswitch) => Ok(eswitch.mode == Some(EswitchMode::Switchdev)),
+        Err(DevlinkError::NoInstance { .. } | DevlinkError::NotSupported { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a function's NIC has representors.
+pub(super) fn has_representors(address: Address) -> Result<bool, DevlinkError> {
+    instance_of(address).map_or(Ok(false), |handle| is_switchdev(&handle))
+}

@@ -1,0 +1,271 @@
+//! From a NIC in switchdev mode to a management device on a new subfunction.
+//!
+//! ```text
+//!   port added (pcisf) ──> address, rates ──> active ──> its device comes (nested devlink)
+//!        ──> is it a management device? ──no──> enable_vnet, reload ──> it becomes one
+//! ```
+//!
+//! Address and rates go with the port, parameters with the subfunction, so only the port and its state are
+//! steps to undo.
+
+use super::making::Making;
+use super::observer::Phase;
+use super::origin::is_switchdev;
+use super::request::NicRequest;
+use super::step::Step;
+use super::{NicError, Nics};
+use crate::MgmtDeviceName;
+use crate::devlink::{
+    Cmode, Devlink, DevlinkError, Flavour, FunctionOpstate, FunctionSettings, FunctionState,
+    Handle, NewSubfunction, ParamValue, Port, PortHandle, RateObject, RateSettings, ReloadAction,
+};
+use crate::journal::Outcome;
+
+/// The parameter of an instance that has it make vDPA devices (devlink-params.rst).
+const ENABLE_VNET: &str = "enable_vnet";
+
+/// Bytes per second of 1 Mbit/s.
+const BYTES_PER_MBIT: u64 = 125_000;
+
+/// How often another number is tried when somebody else was faster.
+const ATTEMPTS: u32 = 8;
+
+impl Nics {
+    /// Whether a subfunction can be made, as far as that can be known before anything is touched.
+    pub(super) fn check_subfunction(
+        &self,
+        request: &NicRequest,
+        handle: &Handle,
+    ) -> Result<(), NicError> {
+        if request.virtual_functions.is_some() {
+            return Err(NicError::NoSuchKind(
+                handle.to_string(),
+                "virtual functions to count",
+            ));
+        }
+        match is_switchdev(handle)? {
+            true => Ok(()),
+            false => Err(NicError::NotSwitchdev(handle.clone())),
+        }
+    }
+}
+
+impl Making<'_> {
+    /// All phases from a NIC to a vDPA device on a subfunction. Returns its port.
+    pub(super) fn subfunction(
+        &mut self,
+        request: &NicRequest,
+        handle: &Handle,
+        pfnum: u16,
+    ) -> Result<PortHandle, NicError> {
+        self.phase = Phase::AddPort;
+        let devlink = Devlink::open()?;
+        let port = self.add_port(&devlink, handle, pfnum)?;
+        let name = port.to_string();
+        self.phase(Phase::ConfigurePort, &name, |_| {
+            configure(&devlink, &port, request)
+        })?;
+        self.activate(&devlink, &port)?;
+        let instance = self.phase(Phase::AwaitSubfunction, &name, |making| {
+            making.wait(&format!("the device of the port {port}"), || {
+                attached(&devlink.port(&port)?)
+            })
+        })?;
+        let mgmtdev: MgmtDeviceName = instance
+            .to_string()
+            .parse()
+            .map_err(crate::MgmtError::BadName)?;
+        self.phase(
+            Phase::EnableVnet,
+            &instance.to_string(),
+            |making| match making.nics.has_mgmt_device(&mgmtdev)? {
+                true => Ok(()),
+                false => enable_vnet(&devlink, &instance),
+            },
+        )?;
+        self.await_mgmt_device(&mgmtdev)?;
+        self.add_device_with_address(request, &mgmtdev, request.mac.is_some())?;
+        Ok(port)
+    }
+
+    fn add_port(
+        &mut self,
+        devlink: &Devlink,
+        handle: &Handle,
+        pfnum: u16,
+    ) -> Result<PortHandle, NicError> {
+        let mut attempts = 0;
+        loop {
+            let ports = devlink.ports_of(handle)?;
+            let sfnum = free_number(&ports, pfnum);
+            let sfnum = sfnum.ok_or_else(|| NicError::NoSfnum(handle.clone()))?;
+            attempts += 1;
+            match self.add_numbered_port(devlink, handle, pfnum, sfnum) {
+                Err(error) if attempts < ATTEMPTS && is_taken(&error) => {}
+                added => return added,
+            }
+        }
+    }
+
+    fn add_numbered_port(
+        &mut self,
+        devlink: &Devlink,
+        handle: &Handle,
+        pfnum: u16,
+        sfnum: u32,
+    ) -> Result<PortHandle, NicError> {
+        let step = |port| Step::AddPort {
+            handle: handle.clone(),
+            pfnum,
+            sfnum,
+            port,
+        };
+        let subfunction = NewSubfunction {
+            pfnum,
+            sfnum: Some(sfnum),
+            ..NewSubfunction::default()
+        };
+        let done = self.step(step(None), |_| {
+            match devlink.add_port(handle, &subfunction) {
+                Ok(port) => Outcome::Done(port.handle),
+                Err(
+                    error @ (DevlinkError::Timeout { sent: true, .. }
+                    | DevlinkError::Malformed { .. }
+                    | DevlinkError::Socket(_)),
+                ) => Outcome::Unknown(error.into()),
+                Err(error) => Outcome::NotDone(error.into()),
+            }
+        });
+        let port = done?;
+        self.replace_last(step(Some(port.clone())))?;
+        Ok(port)
+    }
+
+    fn activate(&mut self, devlink: &Devlink, port: &PortHandle) -> Result<(), NicError> {
+        let step = Step::ActivatePort { port: port.clone() };
+        self.step(step, |_| {
+            // Being inactive twice does no harm.
+            let active = devlink.set_function(port, &state(FunctionState::Active));
+            active.map_err(NicError::from).into()
+        })
+    }
+}
+
+/// Only the state of a function.
+pub(super) fn state(state: FunctionState) -> FunctionSettings {
+    FunctionSettings {
+        state: Some(state),
+        ..FunctionSettings::default()
+    }
+}
+
+/// The number of a port's subfunction, if it has one of this physical function.
+pub(super) fn sfnum_of(port: &Port, of: u16) -> Option<u32> {
+    match &port.flavour {
+        Some(Flavour::PciSf { pci, sfnum }) if pci.pfnum == of => Some(*sfnum),
+        _ => None,
+    }
+}
+
+/// The lowest number that no subfunction has.
+fn free_number(ports: &[Port], pfnum: u16) -> Option<u32> {
+    let taken: std::collections::BTreeSet<u32> = ports
+        .iter()
+        .filter_map(|port| sfnum_of(port, pfnum))
+        .collect();
+    (1..=u32::MAX).find(|number| !taken.contains(number))
+}
+
+fn is_taken(error: &NicError) -> bool {
+    matches!(error, NicError::Devlink(DevlinkError::SfnumTaken { .. }))
+}
+
+fn configure(devlink: &Devlink, port: &PortHandle, request: &NicRequest) -> Result<(), NicError> {
+    if request.mac.is_some() {
+        let settings = FunctionSettings {
+            hw_addr: request.mac,
+            ..FunctionSettings::default()
+        };
+        devlink.set_function(port, &settings)?;
+    }
+    if let Some(rates) = request.rates {
+        let settings = RateSettings {
+            tx_share: Some(u64::from(rates.min) * BYTES_PER_MBIT),
+            tx_max: Some(u64::from(rates.max) * BYTES_PER_MBIT),
+            ..RateSettings::default()
+        };
+        devlink.set_rate(&RateObject::Leaf(port.clone()), &settings)?;
+    }
+    Ok(())
+}
+
+/// The instance of a port's function, once its driver has it.
+fn attached(port: &Port) -> Result<Option<Handle>, NicError> {
+    let Some(function) = &port.function else {
+        return Err(NicError::NoSubfunction(port.handle.clone()));
+    };
+    if function.opstate != Some(FunctionOpstate::Attached) {
+        return Ok(None);
+    }
+    match &function.devlink {
+        Some(nested) if nested.namespace.is_some() => Err(NicError::Elsewhere(port.handle.clone())),
+        Some(nested) => Ok(Some(nested.handle.clone())),
+        None => Ok(None),
+    }
+}
+
+/// Has an instance make vDPA devices. One without the parameter does without being asked.
+fn enable_vnet(devlink: &Devlink, instance: &Handle) -> Result<(), NicError> {
+    let on = ParamValue::Flag(true);
+    match devlink.param(instance, ENABLE_VNET) {
+        Err(DevlinkError::NoParam { .. } | DevlinkError::NotSupported { .. }) => return Ok(()),
+        asked => asked?,
+    };
+    devlink.set_param(instance, ENABLE_VNET, Cmode::Driverinit, &on)?;
+    devlink.reload(instance, ReloadAction::DriverReinit)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devlink::PciNumbers;
+
+    fn port(index: u32, pfnum: u16, sfnum: u32) -> Port {
+        let handle: Handle = "pci/0000:06:00.0".parse().unwrap();
+        Port {
+            handle: handle.port(index),
+            port_type: None,
+            desired_type: None,
+            netdev: None,
+            ibdev: None,
+            flavour: Some(Flavour::PciSf {
+                pci: PciNumbers {
+                    controller: None,
+                    pfnum,
+                    external: None,
+                },
+                sfnum,
+            }),
+            splittable: None,
+            lanes: None,
+            function: None,
+        }
+    }
+
+    #[test]
+    fn the_lowest_free_number_is_chosen() {
+        assert_eq!(free_number(&[], 0), Some(1));
+        let ports = [port(1, 0, 1), port(2, 0, 3), port(3, 1, 2)];
+        assert_eq!(free_number(&ports, 0), Some(2));
+        assert_eq!(free_number(&ports, 1), Some(1));
+    }
+
+    #[test]
+    fn a_port_without_a_function_is_not_waited_for() {
+        assert!(matches!(
+            attached(&port(1, 0, 1)),
+            Err(NicError::NoSubfunction(_))
+        ));
+    }
+}

@@ -1,0 +1,226 @@
+//! Undoing one step.
+//!
+//! Each step may have been done, or not, or have been undone by somebody else, or have been changed since. So
+//! each looks first: what is not as this step made it is left alone.
+
+use super::error::NicError;
+use super::step::{Settings, Step};
+use super::subfunction::{sfnum_of, state};
+use super::{Nics, Taken, wait};
+use crate::devlink::{Devlink, DevlinkError, FunctionOpstate, FunctionState, Handle, PortHandle};
+use crate::link;
+use crate::pci::{Address, PciError};
+use crate::sriov::Links;
+use crate::{MgmtDeviceName, MgmtError};
+
+/// What undoing came to.
+pub(super) enum Undone {
+    Yes,
+    /// It is left as it is, and why.
+    Left(String),
+}
+
+impl Nics {
+    /// Undoes one step.
+    pub(super) fn undo(&self, name: &str, step: &Step) -> Result<Undone, NicError> {
+        match step {
+            Step::CountVirtualFunctions { physical, count } => self.uncount(*physical, *count),
+            Step::SetVirtualFunction {
+                physical,
+                virtual_function,
+                settings,
+                former,
+            } => self.unset(*physical, *virtual_function, settings, former),
+            Step::BindFunction {
+                function,
+                driver,
+                former_driver,
+                former_override,
+            } => self.unbind(
+                *function,
+                driver,
+                former_driver.as_deref(),
+                former_override.as_deref(),
+            ),
+            Step::AddPort {
+                handle,
+                pfnum,
+                sfnum,
+                port,
+            } => self.delete_port(handle, *pfnum, *sfnum, port.as_ref()),
+            Step::ActivatePort { port } => self.deactivate(port),
+            Step::AddDevice { mgmtdev } => self.delete(name, mgmtdev),
+            Step::Connect { attached } => {
+                let left = attached.detach(&link::Links::open()?)?;
+                let left: Vec<String> = left.iter().map(ToString::to_string).collect();
+                Ok(match left.is_empty() {
+                    true => Undone::Yes,
+                    false => Undone::Left(left.join("; ")),
+                })
+            }
+        }
+    }
+
+    /// A function that is gone needs no undoing; the driver may let go of an active one a moment later.
+    fn deactivate(&self, port: &PortHandle) -> Result<Undone, NicError> {
+        let devlink = Devlink::open()?;
+        let now = || match devlink.port(port) {
+            Err(DevlinkError::NoPort { .. } | DevlinkError::NoInstance { .. }) => Ok(None),
+            port => Ok(port?.function),
+        };
+        let Some(function) = now().map_err(NicError::Devlink)? else {
+            return Ok(Undone::Yes);
+        };
+        if function.state != Some(FunctionState::Inactive) {
+            devlink.set_function(port, &state(FunctionState::Inactive))?;
+        }
+        let what = format!("the end of the device of the port {port}");
+        wait::until(
+            &what,
+            self.patience,
+            || false,
+            || (),
+            || {
+                let function = now().map_err(NicError::Devlink)?;
+                let attached =
+                    function.is_some_and(|one| one.opstate == Some(FunctionOpstate::Attached));
+                Ok((!attached).then_some(()))
+            },
+        )?;
+        Ok(Undone::Yes)
+    }
+
+    fn delete_port(
+        &self,
+        handle: &Handle,
+        pfnum: u16,
+        sfnum: u32,
+        port: Option<&PortHandle>,
+    ) -> Result<Undone, NicError> {
+        let devlink = Devlink::open()?;
+        let ports = match devlink.ports_of(handle) {
+            Err(DevlinkError::NoInstance { .. }) => return Ok(Undone::Yes),
+            ports => ports?,
+        };
+        let mut ours = ports
+            .iter()
+            .filter(|one| sfnum_of(one, pfnum) == Some(sfnum))
+            .filter(|one| port.is_none_or(|port| one.handle == *port));
+        let Some(found) = ours.next() else {
+            return Ok(Undone::Yes);
+        };
+        match devlink.delete_port(&found.handle) {
+            Ok(()) | Err(DevlinkError::NoPort { .. }) => Ok(Undone::Yes),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn delete(&self, name: &str, mgmtdev: &MgmtDeviceName) -> Result<Undone, NicError> {
+        match self.connection.device(name) {
+            Err(MgmtError::NoDevice { .. }) => return Ok(Undone::Yes),
+            Err(error) => return Err(error.into()),
+            Ok(device) if device.mgmtdev != *mgmtdev => {
+                let other = device.mgmtdev;
+                return Ok(Undone::Left(format!(
+                    "the device {name} is another one, on {other}"
+                )));
+            }
+            Ok(_) => {}
+        }
+        match self.connection.delete(name) {
+            Ok(()) | Err(MgmtError::NoDevice { .. }) => Ok(Undone::Yes),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn unbind(
+        &self,
+        address: Address,
+        driver: &str,
+        former_driver: Option<&str>,
+        former_override: Option<&str>,
+    ) -> Result<Undone, NicError> {
+        let function = match self.pci.function(address) {
+            Err(PciError::NoFunction(_)) => return Ok(Undone::Yes),
+            function => function?,
+        };
+        let now = function.driver.as_deref();
+        if let Some(now) = now.filter(|&now| now != driver && Some(now) != former_driver) {
+            return Ok(Undone::Left(format!(
+                "{address} has the driver {now} meanwhile"
+            )));
+        }
+        if let Some(device) = function.vdpa_devices.first() {
+            return Ok(Undone::Left(format!(
+                "{address} has the vDPA device {device}, which is not this NIC's"
+            )));
+        }
+        self.pci
+            .restore(&function, driver, former_driver, former_override)?;
+        Ok(Undone::Yes)
+    }
+
+    fn unset(
+        &self,
+        physical: Address,
+        virtual_function: u32,
+        settings: &Settings,
+        former: &Settings,
+    ) -> Result<Undone, NicError> {
+        let function = match self.pci.function(physical) {
+            Err(PciError::NoFunction(_)) => return Ok(Undone::Yes),
+            function => function?,
+        };
+        let there = function.virtual_functions.iter();
+        if !there.clone().any(|one| one.0 == virtual_function) {
+            return Ok(Undone::Yes);
+        }
+        let interface = function
+            .netdevs
+            .first()
+            .ok_or(NicError::NoInterface(physical))?;
+        let links = Links::open()?;
+        let link = links.link(interface)?;
+        let mut all = link.virtual_functions.iter();
+        let Some(now) = all.find(|one| one.index == virtual_function) else {
+            return Ok(Undone::Left(format!(
+                "the driver of {physical} does not tell the settings of its virtual functions"
+            )));
+        };
+        let now = Settings::former(&settings.list()?, now);
+        let (back, changed) = former.where_still(&now, settings);
+        links.set(interface, virtual_function, &back.list()?)?;
+        Ok(match changed {
+            false => Undone::Yes,
+            true => Undone::Left(format!(
+                "settings of virtual function {virtual_function} of {physical} that were changed \
+                 meanwhile"
+            )),
+        })
+    }
+
+    fn uncount(&self, physical: Address, count: u32) -> Result<Undone, NicError> {
+        let function = match self.pci.function(physical) {
+            Err(PciError::NoFunction(_)) => return Ok(Undone::Yes),
+            function => function?,
+        };
+        let there = function.virtual_functions.len();
+        if there == 0 {
+            return Ok(Undone::Yes);
+        }
+        if u32::try_from(there) != Ok(count) {
+            return Ok(Undone::Left(format!(
+                "{physical} has {there} virtual functions meanwhile, not {count}"
+            )));
+        }
+        if let Some(taken) = self.used(&function)? {
+            return Ok(Undone::Left(in_use(physical, &taken)));
+        }
+        self.pci.set_virtual_functions(physical, 0)?;
+        Ok(Undone::Yes)
+    }
+}
+
+fn in_use(physical: Address, taken: &Taken) -> String {
+    format!("the virtual functions of {physical}, because others use them: {taken}")
+}

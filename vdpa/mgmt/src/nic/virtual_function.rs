@@ -1,0 +1,227 @@
+//! From a physical function to a management device on one of its virtual functions.
+//!
+//! ```text
+//!   none there ──> sriov_numvfs: 0 ──> n      a number that is there is never changed
+//!   free one ──> address, rates through the physical function's interface
+//!            ──> is it a management device already (its driver is a vDPA parent)? ──> as it is
+//!                virtio device ──> vp-vdpa
+//! ```
+
+use super::choose::Taken;
+use super::making::Making;
+use super::observer::Phase;
+use super::origin::has_representors;
+use super::request::NicRequest;
+use super::step::{Settings, Step};
+use super::{NicError, Nics};
+use crate::journal::Outcome;
+use crate::pci::{Address, Function, PciError};
+use crate::sriov::{LinkError, Links, Setting};
+use crate::{MgmtDeviceName, MgmtError};
+
+/// The driver that makes vDPA devices of virtio functions.
+const VIRTIO_PARENT: &str = "vp-vdpa";
+
+/// Vendor of virtio devices (virtio 1.3, 4.1.2).
+const VIRTIO_VENDOR: u32 = 0x1af4;
+
+/// How many virtual functions a NIC gets if nobody says.
+const COUNT: u32 = 8;
+
+impl Nics {
+    /// Whether a virtual function can become what is asked for, as far as that can be known before anything is
+    /// touched.
+    pub(super) fn check_virtual_function(
+        &self,
+        request: &NicRequest,
+        physical: &Function,
+    ) -> Result<(), NicError> {
+        if let Some(wanted) = &request.connectivity
+            && (wanted.bridge.is_some() || wanted.mtu.is_some())
+            && !has_representors(physical.address)?
+        {
+            return Err(NicError::LegacyMode(physical.address));
+        }
+        if physical.virtual_functions.is_empty() {
+            let total = physical.total_vfs.unwrap_or_default();
+            return match request.virtual_functions {
+                Some(0) => Err(NicError::NoCount),
+                Some(count) if count > total => Err(PciError::TooMany {
+                    function: physical.address,
+                    count,
+                    total,
+                }
+                .into()),
+                _ if total == 0 => Err(PciError::NoSriov(physical.address).into()),
+                _ => Ok(()),
+            };
+        }
+        let (_, function) = self.choose(physical)?;
+        self.parent(&function).map(drop)
+    }
+
+    /// The driver that makes a management device of a function; none if it is one as it is.
+    fn parent(&self, function: &Function) -> Result<Option<&'static str>, NicError> {
+        if self.has_mgmt_device(&mgmtdev(function)?)? {
+            return Ok(None);
+        }
+        if self.pci.vendor(function.address)? != Some(VIRTIO_VENDOR) {
+            return Err(NicError::NoParent {
+                function: function.address,
+                driver: function.driver.clone(),
+            });
+        }
+        if !self.pci.has_driver(VIRTIO_PARENT) {
+            return Err(PciError::NoDriver {
+                driver: VIRTIO_PARENT.to_owned(),
+            }
+            .into());
+        }
+        Ok(Some(VIRTIO_PARENT))
+    }
+}
+
+impl Making<'_> {
+    /// All phases from a physical function to a vDPA device. Returns the virtual function.
+    pub(super) fn virtual_function(
+        &mut self,
+        request: &NicRequest,
+        physical: Function,
+    ) -> Result<Address, NicError> {
+        let physical = self.count(request, physical)?;
+        let name = physical.address.to_string();
+        let (number, function) = self.phase(Phase::ChooseVirtualFunction, &name, |making| {
+            making.free(&physical)
+        })?;
+        let has_mac = self.set(request, &physical, number)?;
+        self.phase = Phase::BindFunction;
+        if let Some(driver) = self.nics.parent(&function)? {
+            self.bind(&function, driver)?;
+        }
+        self.phase = Phase::AwaitMgmtDevice;
+        let mgmtdev = mgmtdev(&function)?;
+        self.await_mgmt_device(&mgmtdev)?;
+        self.add_device_with_address(request, &mgmtdev, has_mac)?;
+        Ok(function.address)
+    }
+
+    /// Virtual functions, if there are none.
+    fn count(&mut self, request: &NicRequest, physical: Function) -> Result<Function, NicError> {
+        let address = physical.address;
+        if !physical.virtual_functions.is_empty() {
+            // Counted for another NIC of ours: the last one takes them away.
+            let step = self.others.iter().flat_map(super::MadeNic::steps).find(
+                |step| matches!(step, Step::CountVirtualFunctions { physical, .. } if *physical == address),
+            );
+            if let Some(step) = step {
+                self.step(step.clone(), |_| Outcome::Done(()))?;
+            }
+            return Ok(physical);
+        }
+        let most = physical.total_vfs.unwrap_or_default();
+        let count = request.virtual_functions.unwrap_or(COUNT.min(most));
+        let step = Step::CountVirtualFunctions {
+            physical: address,
+            count,
+        };
+        self.step(step, |nics| {
+            match nics.pci.count_from_zero(address, count) {
+                Ok(function) => Outcome::Done(function),
+                Err(error) => Outcome::NotDone(error.into()),
+            }
+        })
+    }
+
+    /// A free virtual function. Their drivers may still be starting.
+    fn free(&mut self, physical: &Function) -> Result<(u32, Function), NicError> {
+        let nics = self.nics;
+        let counted = matches!(self.last_step(), Some(Step::CountVirtualFunctions { .. }));
+        if !counted {
+            return nics.choose(physical);
+        }
+        self.wait("a virtual function that is ready", || {
+            match nics.choose(physical) {
+                Ok(found) => Ok(Some(found)),
+                Err(NicError::NoneFree { taken, .. })
+                    if taken.iter().any(Taken::may_be_starting) =>
+                {
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// Settings through the physical function. Returns whether the address is set that way.
+    fn set(
+        &mut self,
+        request: &NicRequest,
+        physical: &Function,
+        number: u32,
+    ) -> Result<bool, NicError> {
+        let wanted = settings(request);
+        if wanted.is_empty() {
+            return Ok(false);
+        }
+        self.phase = Phase::SetVirtualFunction;
+        let interface = physical.netdevs.first();
+        let interface = interface.ok_or(NicError::NoInterface(physical.address))?;
+        let links = Links::open()?;
+        let link = links.link(interface)?;
+        let mut all = link.virtual_functions.iter();
+        let now = all.find(|one| one.index == number);
+        let step = Step::SetVirtualFunction {
+            physical: physical.address,
+            virtual_function: number,
+            settings: Settings::of(&wanted),
+            former: now
+                .map(|now| Settings::former(&wanted, now))
+                .unwrap_or_default(),
+        };
+        let set = self.step(step, |_| match links.set(interface, number, &wanted) {
+            Ok(()) => Outcome::Done(true),
+            Err(
+                error @ (LinkError::NotTakenBack { .. } | LinkError::Timeout { sent: true, .. }),
+            ) => Outcome::Unknown(error.into()),
+            Err(error) => Outcome::NotDone(error.into()),
+        });
+        match set {
+            // The management device may take the address.
+            Err(NicError::Link(LinkError::NotTaken { .. }))
+                if matches!(wanted.as_slice(), [Setting::Mac(_)]) =>
+            {
+                Ok(false)
+            }
+            set => set,
+        }
+    }
+
+    fn bind(&mut self, function: &Function, driver: &str) -> Result<(), NicError> {
+        let step = Step::BindFunction {
+            function: function.address,
+            driver: driver.to_owned(),
+            former_driver: function.driver.clone(),
+            former_override: function.driver_override.clone(),
+        };
+        self.step(step, |nics| match nics.pci.bind(function.address, driver) {
+            Ok(_) => Outcome::Done(()),
+            // It has tried to put the old driver back, and may not have managed that.
+            Err(error @ PciError::Bind { .. }) => Outcome::Unknown(error.into()),
+            Err(error) => Outcome::NotDone(error.into()),
+        })
+    }
+}
+
+/// The management device that a function is, or becomes.
+fn mgmtdev(function: &Function) -> Result<MgmtDeviceName, NicError> {
+    let name = format!("pci/{}", function.address).parse();
+    Ok(name.map_err(MgmtError::BadName)?)
+}
+
+/// What a virtual function is to be told.
+fn settings(request: &NicRequest) -> Vec<Setting> {
+    let mac = request.mac.map(Setting::Mac);
+    mac.into_iter()
+        .chain(request.rates.map(Setting::Rates))
+        .collect()
+}

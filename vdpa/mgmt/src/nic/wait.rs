@@ -1,0 +1,83 @@
+//! Waiting for what the kernel does by itself: woken by its messages, and looked at again in between,
+//! because not everything that is waited for is announced.
+
+use std::time::{Duration, Instant};
+
+use super::NicError;
+use crate::uevent::Uevents;
+
+/// How long to wait for a message before looking again.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Waits until `look` finds something. `interrupted` is asked each time before it is waited; `begin` is called
+/// once if it must be waited at all.
+///
+/// # Errors
+/// Those of `look`; [`NicError::NotInTime`], [`NicError::Interrupted`].
+pub(super) fn until<T>(
+    what: &str,
+    patience: Duration,
+    mut interrupted: impl FnMut() -> bool,
+    begin: impl FnOnce(),
+    mut look: impl FnMut() -> Result<Option<T>, NicError>,
+) -> Result<T, NicError> {
+    // Before the first look, so that nothing is missed. Without messages the looking is enough.
+    let mut messages = Uevents::open().ok();
+    if let Some(found) = look()? {
+        return Ok(found);
+    }
+    begin();
+    let started = Instant::now();
+    loop {
+        if interrupted() {
+            return Err(NicError::Interrupted);
+        }
+        let heard = messages.as_mut().map(|messages| messages.any(LOOK_AGAIN));
+        if !matches!(heard, Some(Ok(_))) {
+            messages = None;
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        if started.elapsed() >= patience {
+            return Err(NicError::NotInTime {
+                what: what.to_owned(),
+                patience,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_not_waited_for() {
+        let never = || panic!("waited");
+        let found = until("it", Duration::ZERO, || true, never, || Ok(Some(7)));
+        assert_eq!(found.unwrap(), 7);
+    }
+
+    #[test]
+    fn it_ends_when_it_comes_and_when_it_does_not() {
+        let mut looks = 0;
+        let found = until(
+            "it",
+            Duration::from_secs(60),
+            || false,
+            || (),
+            || {
+                looks += 1;
+                Ok((looks == 3).then_some(looks))
+            },
+        );
+        assert_eq!(found.unwrap(), 3);
+        let none = || -> Result<Option<()>, NicError> { Ok(None) };
+        let late = until("it", Duration::ZERO, || false, || (), none);
+        assert!(matches!(late, Err(NicError::NotInTime { .. })), "{late:?}");
+        let ended = until("it", Duration::from_secs(60), || true, || (), none);
+        assert!(matches!(ended, Err(NicError::Interrupted)), "{ended:?}");
+    }
+}

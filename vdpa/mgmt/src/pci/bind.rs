@@ -1,0 +1,166 @@
+//! From one driver of a PCI function to another.
+//!
+//! A driver takes the functions that its table of ids has. Others are given to it by
+//! `driver_override`, the name of the only driver that may take the function. So a driver is tried
+//! without an override first, which leaves none behind where none is needed: not after the
+//! way back to the NIC's own driver, for one.
+//!
+//! ```text
+//!   unused ──> unbind ──> no override, bind ──> bound
+//!                              └─ENODEV──> override, bind ──> bound
+//!                  any failure after the unbind: old override ──> old driver
+//! ```
+
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use super::{Address, Function, Pci, PciError};
+use crate::name::is_name;
+
+impl Pci {
+    /// Gives the function at `address` to the driver `driver`, and returns it as it is then. Nothing
+    /// happens if it has that driver. vDPA devices on the function go, and so do
+    /// virtual functions if its driver takes them away.
+    ///
+    /// # Errors
+    /// [`PciError::VdpaInUse`] or [`PciError::VfioInUse`] with the holders,
+    /// [`PciError::NoDriver`], [`PciError::NotPermitted`]; [`PciError::Bind`] when the old driver was tried
+    /// again; or as [`Pci::function`].
+    pub fn bind(&self, address: Address, driver: &str) -> Result<Function, PciError> {
+        let function = self.function(address)?;
+        if !self.has_driver(driver) {
+            return Err(PciError::NoDriver {
+                driver: driver.to_owned(),
+            });
+        }
+        if function.driver.as_deref() == Some(driver) {
+            return Ok(function);
+        }
+        self.check_unused(&function)?;
+        if let Some(old) = &function.driver {
+            self.tell(old, "unbind", address).map_err(|source| {
+                PciError::permission(address, source, |source| PciError::Unbind {
+                    function: address,
+                    driver: old.clone(),
+                    source,
+                })
+            })?;
+        }
+        if let Err(source) = self.take(address, driver) {
+            self.put_back(&function);
+            let now = self.function(address).ok().and_then(|one| one.driver);
+            return Err(PciError::permission(address, source, |source| {
+                PciError::Bind {
+                    function: address,
+                    driver: driver.to_owned(),
+                    now,
+                    source,
+                }
+            }));
+        }
+        self.function(address)
+    }
+
+    /// Whether the driver is loaded.
+    pub(crate) fn has_driver(&self, driver: &str) -> bool {
+        is_name(driver) && self.drivers.join(driver).is_dir()
+    }
+
+    /// Goes back to the driver and the override that the function had before it was bound to `driver`, also if that was
+    /// not finished.
+    ///
+    /// # Errors
+    /// As [`Pci::bind`].
+    pub(crate) fn restore(
+        &self,
+        function: &Function,
+        driver: &str,
+        former_driver: Option<&str>,
+        former_override: Option<&str>,
+    ) -> Result<(), PciError> {
+        let address = function.address;
+        match former_driver {
+            Some(former) => drop(self.bind(address, former)?),
+            None if function.driver.is_some() => {
+                self.check_unused(function)?;
+                self.tell(driver, "unbind", address).map_err(|source| {
+                    PciError::permission(address, source, |source| PciError::Unbind {
+                        function: address,
+                        driver: driver.to_owned(),
+                        source,
+                    })
+                })?;
+            }
+            None => {}
+        }
+        // What the former driver needs was found out by binding it; what was there before is put back.
+        let now = self.function(address)?.driver_override;
+        if now.as_deref() != former_override && (now.as_deref() == Some(driver) || now.is_none()) {
+            self.set_override(address, former_override.unwrap_or_default())
+                .map_err(|source| {
+                    PciError::permission(address, source, |source| PciError::Bind {
+                        function: address,
+                        driver: former_driver.unwrap_or(driver).to_owned(),
+                        now: former_driver.map(str::to_owned),
+                        source,
+                    })
+                })?;
+        }
+        Ok(())
+    }
+
+    /// Has a driver take a function that has none.
+    fn take(&self, address: Address, driver: &str) -> io::Result<()> {
+        self.set_override(address, "")?;
+        match self.tell(driver, "bind", address) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
+                self.set_override(address, driver)?;
+                self.tell(driver, "bind", address)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// The driver override and the driver that the function had.
+    fn put_back(&self, function: &Function) {
+        let address = function.address;
+        let former = function.driver_override.as_deref().unwrap_or_default();
+        if let Err(error) = self.set_override(address, former) {
+            tracing::warn!(%address, former, %error, "the driver override does not come back");
+        }
+        let Some(old) = &function.driver else {
+            return;
+        };
+        // An override that came after the driver would keep it from coming back.
+        let outcome = match self.tell(old, "bind", address) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => self
+                .set_override(address, old)
+                .and_then(|()| self.tell(old, "bind", address))
+                .and_then(|()| self.set_override(address, former)),
+            outcome => outcome,
+        };
+        if let Err(error) = outcome {
+            tracing::warn!(%address, driver = old, %error, "the old driver does not come back");
+        }
+    }
+
+    /// Only this driver may take the function; any if the name is empty.
+    fn set_override(&self, address: Address, driver: &str) -> io::Result<()> {
+        let path = self.directory(address).join("driver_override");
+        write(&path, &format!("{driver}\n"))
+    }
+
+    /// Writes the function's address to a driver's file.
+    fn tell(&self, driver: &str, file: &str, address: Address) -> io::Result<()> {
+        write(&self.drivers.join(driver).join(file), &address.to_string())
+    }
+}
+
+/// Writes to a file of sysfs in one piece. No file is made where there is none.
+pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
+    OpenOptions::new()
+        .write(true)
+        .open(path)?
+        .write_all(text.as_bytes())
+}

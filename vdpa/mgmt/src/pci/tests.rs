@@ -1,0 +1,217 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+const PF: &str = "0000:01:00.0";
+const VF: &str = "0000:01:00.1";
+
+/// A sysfs that notes what is written to it, and changes nothing else.
+pub(crate) struct Sysfs(pub(crate) PathBuf);
+
+impl Sysfs {
+    /// A physical function with one virtual one of four, on a bus with the drivers `nic` and
+    /// `vp-vdpa`.
+    pub(crate) fn new(test: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("bellhop-pci-{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let sysfs = Self(root);
+        for address in [PF, VF] {
+            sysfs.put(&format!("devices/{address}/driver_override"), "(null)\n");
+            sysfs.put(&format!("devices/{address}/numa_node"), "-1\n");
+            sysfs.link(
+                &format!("devices/{address}"),
+                &format!("bus/pci/devices/{address}"),
+            );
+            sysfs.link("bus/pci/drivers/nic", &format!("devices/{address}/driver"));
+        }
+        for driver in ["nic", "vp-vdpa"] {
+            sysfs.put(&format!("bus/pci/drivers/{driver}/bind"), "");
+            sysfs.put(&format!("bus/pci/drivers/{driver}/unbind"), "");
+        }
+        sysfs.put(&format!("devices/{PF}/sriov_totalvfs"), "4\n");
+        sysfs.put(&format!("devices/{PF}/sriov_numvfs"), "1\n");
+        sysfs.link(&format!("devices/{VF}"), &format!("devices/{PF}/virtfn0"));
+        sysfs.link(&format!("devices/{PF}"), &format!("devices/{VF}/physfn"));
+        sysfs
+    }
+
+    pub(crate) fn put(&self, file: &str, text: &str) {
+        let path = self.0.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn link(&self, target: &str, link: &str) {
+        let link = self.0.join(link);
+        fs::create_dir_all(link.parent().unwrap()).unwrap();
+        symlink(self.0.join(target), link).unwrap();
+    }
+
+    pub(crate) fn told(&self, file: &str) -> String {
+        fs::read_to_string(self.0.join(file)).unwrap()
+    }
+
+    pub(crate) fn pci(&self) -> Pci {
+        Pci::at(&self.0)
+    }
+}
+
+impl Drop for Sysfs {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn address(text: &str) -> Address {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_function_is_described_with_what_belongs_to_it() {
+    let sysfs = Sysfs::new("described");
+    sysfs.put(&format!("devices/{PF}/virtio3/net/enp1s0/mtu"), "1500\n");
+    // A virtual function's representor.
+    let representor = format!("devices/{PF}/virtio3/net/enp1s0r0/phys_port_name");
+    sysfs.put(&representor, "pf0vf0\n");
+    sysfs.put(&format!("devices/{PF}/numa_node"), "1\n");
+    sysfs.put("kernel/iommu_groups/7/devices/0000:02:00.0", "");
+    sysfs.put(&format!("kernel/iommu_groups/7/devices/{VF}"), "");
+    sysfs.link(
+        "kernel/iommu_groups/7",
+        &format!("devices/{VF}/iommu_group"),
+    );
+    sysfs.put(&format!("devices/{VF}/nic0/uevent"), "");
+    sysfs.link(&format!("devices/{VF}/nic0"), "bus/vdpa/devices/nic0");
+    sysfs.put("bus/vdpa/devices/elsewhere/uevent", "");
+    let pci = sysfs.pci();
+
+    let physical = pci.function(address(PF)).unwrap();
+    assert_eq!(physical.driver.as_deref(), Some("nic"));
+    assert_eq!(physical.driver_override, None);
+    assert_eq!(physical.virtual_functions, [(0, address(VF))]);
+    assert_eq!((physical.total_vfs, physical.numa_node), (Some(4), Some(1)));
+    assert_eq!(physical.netdevs, ["enp1s0"]);
+    assert_eq!(physical.vdpa_devices, Vec::<String>::new());
+    assert_eq!(pci.shares_group_with(&physical).unwrap(), []);
+
+    let virtual_one = pci.function(address(VF)).unwrap();
+    assert_eq!(virtual_one.physical_function, Some(address(PF)));
+    assert_eq!((virtual_one.total_vfs, virtual_one.numa_node), (None, None));
+    assert_eq!(virtual_one.vdpa_devices, ["nic0"]);
+    let others = pci.shares_group_with(&virtual_one).unwrap();
+    assert_eq!(others, [address("0000:02:00.0")]);
+    assert_eq!(pci.physical_functions().unwrap(), [physical]);
+}
+
+#[test]
+fn an_interface_leads_to_its_function() {
+    let sysfs = Sysfs::new("behind");
+    for (interface, device) in [
+        ("direct", format!("devices/{PF}")),
+        ("virtio", format!("devices/{PF}/virtio3")),
+        ("other", "devices/platform/x".to_owned()),
+    ] {
+        fs::create_dir_all(sysfs.0.join(&device)).unwrap();
+        sysfs.link(&device, &format!("class/net/{interface}/device"));
+    }
+    sysfs.put("class/net/lo/mtu", "65536\n");
+    let pci = sysfs.pci();
+    for interface in ["direct", "virtio"] {
+        assert_eq!(pci.behind(interface).unwrap(), Some(address(PF)));
+    }
+    assert_eq!(pci.behind("other").unwrap(), None);
+    assert_eq!(pci.behind("lo").unwrap(), None);
+    for none in ["", "..", "lo/..", "eth9"] {
+        let error = pci.behind(none).unwrap_err();
+        assert!(matches!(error, PciError::NoInterface(_)), "{none:?}");
+    }
+}
+
+#[test]
+fn a_sysfs_that_makes_no_sense_is_read_without_it() {
+    let sysfs = Sysfs::new("hostile");
+    sysfs.put(&format!("devices/{PF}/sriov_totalvfs"), "-4\n");
+    sysfs.put(&format!("devices/{PF}/numa_node"), "99999999999999\n");
+    sysfs.link("nowhere", &format!("devices/{PF}/virtfn1"));
+    sysfs.link(&format!("devices/{VF}"), &format!("devices/{PF}/virtfnX"));
+    sysfs.link("groups/x", &format!("devices/{PF}/iommu_group"));
+    sysfs.put("bus/pci/devices/rubbish/sriov_totalvfs", "1\n");
+    let path = sysfs.0.join(format!("devices/{PF}/driver_override"));
+    fs::write(path, [0xff, 0xfe, b'\n']).unwrap();
+    let pci = sysfs.pci();
+    let function = pci.function(address(PF)).unwrap();
+    assert_eq!((function.total_vfs, function.numa_node), (None, None));
+    assert_eq!(function.virtual_functions, [(0, address(VF))]);
+    assert_eq!(function.iommu_group, None);
+    assert_eq!(pci.physical_functions().unwrap(), [function]);
+    let error = pci.function(address("0000:01:00.7")).unwrap_err();
+    assert!(matches!(error, PciError::NoFunction(_)));
+    let nowhere = Pci::at(&sysfs.0.join("nowhere"));
+    assert_eq!(nowhere.physical_functions().unwrap(), []);
+}
+
+#[test]
+fn a_function_goes_from_driver_to_driver() {
+    let sysfs = Sysfs::new("bind");
+    let pci = sysfs.pci();
+    for driver in ["vfio-pci", "", "..", "a/b"] {
+        let error = pci.bind(address(VF), driver).unwrap_err();
+        assert!(matches!(error, PciError::NoDriver { .. }), "{driver:?}");
+    }
+    pci.bind(address(VF), "nic").unwrap();
+    assert_eq!(sysfs.told("bus/pci/drivers/nic/unbind"), "");
+    pci.bind(address(VF), "vp-vdpa").unwrap();
+    assert_eq!(sysfs.told("bus/pci/drivers/nic/unbind"), VF);
+    assert_eq!(sysfs.told("bus/pci/drivers/vp-vdpa/bind"), VF);
+    assert_eq!(sysfs.told("bus/pci/drivers/nic/bind"), "");
+}
+
+#[test]
+fn driver_and_override_come_back_when_the_new_driver_fails() {
+    let sysfs = Sysfs::new("back");
+    let file = format!("devices/{VF}/driver_override");
+    sysfs.put(&file, "nic\n");
+    fs::remove_file(sysfs.0.join("bus/pci/drivers/vp-vdpa/bind")).unwrap();
+    let error = sysfs.pci().bind(address(VF), "vp-vdpa").unwrap_err();
+    let PciError::Bind { now, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(now.as_deref(), Some("nic"));
+    assert_eq!(sysfs.told("bus/pci/drivers/nic/bind"), VF);
+    assert_eq!(sysfs.told(&file), "nic\n");
+}
+
+#[test]
+fn a_function_that_a_program_has_through_vfio_is_left_alone() {
+    let sysfs = Sysfs::new("vfio");
+    fs::remove_file(sysfs.0.join(format!("devices/{VF}/driver"))).unwrap();
+    sysfs.put("bus/pci/drivers/vfio-pci/unbind", "");
+    sysfs.link("bus/pci/drivers/vfio-pci", &format!("devices/{VF}/driver"));
+    sysfs.link(
+        "kernel/iommu_groups/7",
+        &format!("devices/{VF}/iommu_group"),
+    );
+    // A character device that this process has open.
+    fs::create_dir_all(sysfs.0.join("vfio")).unwrap();
+    symlink("/dev/null", sysfs.0.join("vfio/7")).unwrap();
+    let _open = fs::File::open("/dev/null").unwrap();
+    let mut pci = sysfs.pci();
+    pci.vfio = sysfs.0.join("vfio");
+    for error in [
+        pci.bind(address(VF), "nic").unwrap_err(),
+        pci.set_virtual_functions(address(PF), 0).unwrap_err(),
+    ] {
+        let PciError::VfioInUse { holders, .. } = &error else {
+            panic!("{error}")
+        };
+        assert!(
+            holders
+                .iter()
+                .any(|holder| holder.pid == std::process::id())
+        );
+        assert!(error.to_string().contains(VF), "{error}");
+    }
+    assert_eq!(sysfs.told("bus/pci/drivers/vfio-pci/unbind"), "");
+    assert_eq!(sysfs.told(&format!("devices/{PF}/sriov_numvfs")), "1\n");
+}

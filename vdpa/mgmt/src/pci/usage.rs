@@ -1,0 +1,103 @@
+//! Who uses a PCI function.
+//!
+//! Taking a function from its driver, or the virtual functions from a physical one, makes the kernel
+//! wait in a sleep that no signal ends: `vp-vdpa` and its like until `/dev/vhost-vdpa-N` is closed,
+//! `vfio-pci` until its file is. So this is asked first. Who opens a file between the
+//! question and the act is met by that wait.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use super::{Address, Function, Pci, PciError, names};
+use crate::bus::BusError;
+use crate::in_use;
+use vdpa::device::holder::holders;
+
+/// The driver that gives functions to programs.
+const VFIO: &str = "vfio-pci";
+
+impl Pci {
+    /// Fails if somebody uses the function, or one of its virtual functions.
+    ///
+    /// Asking opens vDPA devices for a moment, which resets those that nobody has open.
+    ///
+    /// # Errors
+    /// [`PciError::VdpaInUse`] or [`PciError::VfioInUse`] with the holders; [`PciError::Read`].
+    pub fn check_unused(&self, function: &Function) -> Result<(), PciError> {
+        self.check_virtual_functions_unused(function)?;
+        self.check_alone(function)
+    }
+
+    /// Fails if somebody uses a virtual function of this one.
+    pub(crate) fn check_virtual_functions_unused(
+        &self,
+        function: &Function,
+    ) -> Result<(), PciError> {
+        for &(_, address) in &function.virtual_functions {
+            match self.function(address) {
+                Ok(one) => self.check_alone(&one)?,
+                // Gone meanwhile.
+                Err(PciError::NoFunction(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_alone(&self, function: &Function) -> Result<(), PciError> {
+        for name in &function.vdpa_devices {
+            match self.vdpa.device(name) {
+                Ok(device) => in_use::check(&device).map_err(|source| PciError::VdpaInUse {
+                    function: function.address,
+                    source,
+                })?,
+                Err(BusError::NoDevice(_)) => {}
+                Err(error) => {
+                    tracing::debug!(%error, name, "who uses the device is not known");
+                }
+            }
+        }
+        if function.driver.as_deref() == Some(VFIO) {
+            for path in self.vfio_files(function)? {
+                let Ok(file) = fs::metadata(&path) else {
+                    continue;
+                };
+                let holders = holders(file.rdev());
+                if !holders.is_empty() {
+                    return Err(PciError::VfioInUse {
+                        function: function.address,
+                        path,
+                        holders,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The files through which programs have the function: its group's, and its own of newer kernels.
+    fn vfio_files(&self, function: &Function) -> Result<Vec<PathBuf>, PciError> {
+        let directory = self.directory(function.address).join("vfio-dev");
+        let own = names(&directory)?;
+        let group = function.iommu_group;
+        Ok(group
+            .map(|group| self.vfio.join(group.to_string()))
+            .into_iter()
+            .chain(own.iter().map(|name| self.vfio.join("devices").join(name)))
+            .collect())
+    }
+
+    /// The other functions of the function's IOMMU group.
+    ///
+    /// # Errors
+    /// [`PciError::Read`].
+    pub fn shares_group_with(&self, function: &Function) -> Result<Vec<Address>, PciError> {
+        let Some(group) = function.iommu_group else {
+            return Ok(Vec::new());
+        };
+        let mut members = self.group(group)?;
+        members.retain(|&address| address != function.address);
+        Ok(members)
+    }
+}

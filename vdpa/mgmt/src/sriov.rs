@@ -1,0 +1,169 @@
+//! SR-IOV: how many virtual functions a physical function has, and what the NIC lets each do.
+//!
+//! ```text
+//!   Pci::set_virtual_functions ──> sriov_numvfs:  n ──(nobody uses one)──> 0 ──> m
+//!                                                                └─fails──> n again
+//!   Links ── RTM_GETLINK with RTEXT_FILTER_VF ──> Link, its VirtualFunctions
+//!         ── RTM_SETLINK, one setting each ─────> the NIC's driver
+//!                     └─fails──> those before it as they were
+//! ```
+//!
+//! The settings (address, VLAN, spoof check, trust, rates, link state) belong to the network interface
+//! of the physical function, so they go through rtnetlink; `uapi` has its numbers. Owns both. Must
+//! not know which driver a virtual function has.
+//!
+//! ```no_run
+//! use vdpa_mgmt::pci::Pci;
+//! use vdpa_mgmt::sriov::{Links, Setting};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let pci = Pci::default();
+//! let physical = pci.set_virtual_functions("0000:01:00.0".parse()?, 4)?;
+//! let settings = [Setting::Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56]), Setting::Trust(false)];
+//! Links::open()?.set(&physical.netdevs[0], 0, &settings)?;
+//! pci.bind(physical.virtual_functions[0].1, "vp-vdpa")?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod decode;
+mod error;
+mod links;
+mod settings;
+mod uapi;
+
+pub use error::{LinkError, LinkOperation};
+pub use links::Links;
+pub use settings::{InvalidSetting, LinkState, Rates, Setting, Vlan, VlanProtocol};
+
+use super::pci::{Address, Function, Pci, PciError, write};
+
+/// A network interface, with what its NIC lets its virtual functions do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Its index in this network namespace.
+    pub index: i32,
+    /// Its name.
+    pub name: String,
+    /// Their settings, by number. Empty if the driver does not tell.
+    pub virtual_functions: Vec<VirtualFunction>,
+}
+
+/// The settings of a virtual function, as the driver of the physical one tells them. None is what it does
+/// not know.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VirtualFunction {
+    /// Its number, from 0.
+    pub index: u32,
+    /// Its address; zero if it chooses one itself.
+    pub mac: Option<[u8; 6]>,
+    /// The VLAN that the NIC puts its frames into.
+    pub vlan: Option<Vlan>,
+    /// Whether frames with a sender address that is not its own are dropped.
+    pub spoof_check: Option<bool>,
+    /// Whether it may change its address, or receive everything.
+    pub trust: Option<bool>,
+    /// Limits of what it sends.
+    pub rates: Option<Rates>,
+    /// Its end of the link.
+    pub link_state: Option<LinkState>,
+    /// Whether it may ask how receive queues are chosen.
+    pub query_rss: Option<bool>,
+}
+
+impl Pci {
+    /// Gives the physical function at `address` this many virtual functions, and returns it as
+    /// it is then. The kernel changes a number only to and from zero: all of them go first, so nobody
+    /// may be using one.
+    ///
+    /// # Errors
+    /// [`PciError::VdpaInUse`] or [`PciError::VfioInUse`] with the holders; [`PciError::NoSriov`],
+    /// [`PciError::Virtual`], [`PciError::TooMany`], [`PciError::NotPermitted`];
+    /// [`PciError::Count`] when the former number was tried again; or as [`Pci::function`].
+    pub fn set_virtual_functions(
+        &self,
+        address: Address,
+        count: u32,
+    ) -> Result<Function, PciError> {
+        let function = self.function(address)?;
+        if let Some(physical) = function.physical_function {
+            return Err(PciError::Virtual {
+                function: address,
+                physical,
+            });
+        }
+        let total = function.total_vfs.ok_or(PciError::NoSriov(address))?;
+        if count > total {
+            return Err(PciError::TooMany {
+                function: address,
+                count,
+                total,
+            });
+        }
+        let now = self.count(address)?;
+        if count == now {
+            return Ok(function);
+        }
+        if now != 0 {
+            self.check_virtual_functions_unused(&function)?;
+            self.write_count(address, 0)
+                .map_err(|source| self.count_error(address, count, source))?;
+        }
+        if count != 0
+            && let Err(source) = self.write_count(address, count)
+        {
+            if now != 0
+                && let Err(error) = self.write_count(address, now)
+            {
+                tracing::warn!(%address, now, %error, "the former virtual functions do not come back");
+            }
+            return Err(self.count_error(address, count, source));
+        }
+        self.function(address)
+    }
+
+    /// Gives a physical function that has no virtual functions this many. The kernel refuses if it has some, so
+    /// none is taken away.
+    ///
+    /// # Errors
+    /// [`PciError::NotPermitted`], [`PciError::Count`], or as [`Pci::function`].
+    pub(super) fn count_from_zero(
+        &self,
+        address: Address,
+        count: u32,
+    ) -> Result<Function, PciError> {
+        self.write_count(address, count)
+            .map_err(|source| self.count_error(address, count, source))?;
+        self.function(address)
+    }
+
+    /// How many virtual functions it has now.
+    fn count(&self, address: Address) -> Result<u32, PciError> {
+        let path = self.directory(address).join("sriov_numvfs");
+        super::pci::number(&path)?.ok_or(PciError::NoSriov(address))
+    }
+
+    fn write_count(&self, address: Address, count: u32) -> std::io::Result<()> {
+        let path = self.directory(address).join("sriov_numvfs");
+        write(&path, &count.to_string())
+    }
+
+    fn count_error(&self, function: Address, count: u32, source: std::io::Error) -> PciError {
+        let now = self.count(function).unwrap_or_default();
+        PciError::permission(function, source, |source| PciError::Count {
+            function,
+            count,
+            now,
+            source,
+        })
+    }
+}
+
+/// For the fuzz target.
+#[cfg(any(test, feature = "fuzz"))]
+pub(super) fn decode_anything(message: &super::netlink::message::Message) {
+    let _ = Link::of(message);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,288 @@
+//! What a virtual function can be told to be, checked before it is sent.
+
+use std::fmt;
+
+use netlink_packet_core::DefaultNla;
+
+use super::VirtualFunction;
+use super::uapi::{
+    ETH_P_8021AD, ETH_P_8021Q, IFLA_VF_LINK_STATE, IFLA_VF_MAC, IFLA_VF_RATE, IFLA_VF_SPOOFCHK,
+    IFLA_VF_TRUST, IFLA_VF_VLAN_INFO, IFLA_VF_VLAN_LIST, MAX_ADDR_LEN,
+};
+use crate::netlink::message::nested;
+
+/// The largest VLAN; 4095 is reserved (IEEE 802.1Q).
+const VLAN_MAX: u16 = 4094;
+
+/// The largest priority.
+const QOS_MAX: u8 = 7;
+
+/// A setting that no virtual function can have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidSetting {
+    /// The number is no VLAN's.
+    #[error("{0} is no VLAN: they are 1 to {VLAN_MAX}, and 0 for none")]
+    Vlan(u16),
+    /// The number is no priority.
+    #[error("{0} is no priority: qos is 0 to {QOS_MAX}")]
+    Qos(u8),
+    /// A priority or protocol of no VLAN.
+    #[error("without a VLAN there is neither qos nor proto: give `vlan` a number other than 0")]
+    NoVlan,
+    /// The least rate is above the greatest.
+    #[error("min_tx_rate {min} is above max_tx_rate {max} (Mbit/s; 0 is no limit)")]
+    Rates {
+        /// The least rate.
+        min: u32,
+        /// The greatest rate.
+        max: u32,
+    },
+    /// An address of a group.
+    #[error("a virtual function cannot have a multicast address")]
+    Multicast,
+}
+
+/// Which tag a VLAN's frames have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VlanProtocol {
+    /// 802.1Q, the usual one.
+    Dot1Q,
+    /// 802.1ad, the outer one of two.
+    Dot1Ad,
+    /// Another EtherType, which only a driver says.
+    Other(u16),
+}
+
+impl VlanProtocol {
+    pub(crate) fn of(ether_type: u16) -> Self {
+        match ether_type {
+            ETH_P_8021Q => Self::Dot1Q,
+            ETH_P_8021AD => Self::Dot1Ad,
+            other => Self::Other(other),
+        }
+    }
+
+    pub(crate) fn ether_type(self) -> u16 {
+        match self {
+            Self::Dot1Q => ETH_P_8021Q,
+            Self::Dot1Ad => ETH_P_8021AD,
+            Self::Other(other) => other,
+        }
+    }
+}
+
+impl fmt::Display for VlanProtocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dot1Q => f.write_str("802.1Q"),
+            Self::Dot1Ad => f.write_str("802.1ad"),
+            Self::Other(other) => write!(f, "{other:#06x}"),
+        }
+    }
+}
+
+/// The VLAN that a NIC puts a virtual function's frames into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vlan {
+    id: u16,
+    qos: u8,
+    protocol: VlanProtocol,
+}
+
+impl Vlan {
+    /// No VLAN.
+    pub const NONE: Self = Self {
+        id: 0,
+        qos: 0,
+        protocol: VlanProtocol::Dot1Q,
+    };
+
+    /// A VLAN of 1 to 4094, with a priority of 0 to 7; 0 and 0 are no VLAN.
+    ///
+    /// # Errors
+    /// [`InvalidSetting::Vlan`], [`InvalidSetting::Qos`], [`InvalidSetting::NoVlan`].
+    pub fn new(id: u16, qos: u8, protocol: VlanProtocol) -> Result<Self, InvalidSetting> {
+        if id > VLAN_MAX {
+            return Err(InvalidSetting::Vlan(id));
+        }
+        if qos > QOS_MAX {
+            return Err(InvalidSetting::Qos(qos));
+        }
+        if id == 0 && (qos != 0 || protocol != VlanProtocol::Dot1Q) {
+            return Err(InvalidSetting::NoVlan);
+        }
+        Ok(Self { id, qos, protocol })
+    }
+
+    /// What a driver says. None if it is out of range.
+    pub(crate) fn told(id: u32, qos: u32, ether_type: u16) -> Option<Self> {
+        Some(Self {
+            id: u16::try_from(id).ok().filter(|&id| id <= VLAN_MAX + 1)?,
+            qos: u8::try_from(qos).ok().filter(|&qos| qos <= QOS_MAX)?,
+            protocol: VlanProtocol::of(ether_type),
+        })
+    }
+
+    /// Its number; 0 if there is none.
+    #[must_use]
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// The priority of its frames.
+    #[must_use]
+    pub fn qos(&self) -> u8 {
+        self.qos
+    }
+
+    /// The tag of its frames.
+    #[must_use]
+    pub fn protocol(&self) -> VlanProtocol {
+        self.protocol
+    }
+}
+
+/// Limits of what a virtual function sends, in Mbit/s; 0 is none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// What it is sure to get.
+    pub min: u32,
+    /// What it gets at most.
+    pub max: u32,
+}
+
+impl Rates {
+    /// Limits that can be kept.
+    ///
+    /// # Errors
+    /// [`InvalidSetting::Rates`].
+    pub fn new(min: u32, max: u32) -> Result<Self, InvalidSetting> {
+        match max != 0 && min > max {
+            true => Err(InvalidSetting::Rates { min, max }),
+            false => Ok(Self { min, max }),
+        }
+    }
+}
+
+/// A virtual function's end of the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkState {
+    /// As the physical function's.
+    Auto,
+    /// Always up: virtual functions reach each other without a cable.
+    Enable,
+    /// Always down.
+    Disable,
+}
+
+impl LinkState {
+    pub(super) fn of(number: u32) -> Option<Self> {
+        match number {
+            0 => Some(Self::Auto),
+            1 => Some(Self::Enable),
+            2 => Some(Self::Disable),
+            _ => None,
+        }
+    }
+
+    fn number(self) -> u32 {
+        match self {
+            Self::Auto => 0,
+            Self::Enable => 1,
+            Self::Disable => 2,
+        }
+    }
+}
+
+impl fmt::Display for LinkState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Enable => "enable",
+            Self::Disable => "disable",
+        })
+    }
+}
+
+/// One setting of a virtual function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting {
+    /// Its address; zero lets it choose one.
+    Mac([u8; 6]),
+    /// Its VLAN.
+    Vlan(Vlan),
+    /// Its rates.
+    Rates(Rates),
+    /// Whether frames with a sender address that is not its own are dropped.
+    SpoofCheck(bool),
+    /// Its end of the link.
+    LinkState(LinkState),
+    /// Whether it may change its address, or receive everything.
+    Trust(bool),
+}
+
+impl Setting {
+    /// Fails for what no virtual function can have.
+    pub(super) fn check(&self) -> Result<(), InvalidSetting> {
+        match self {
+            Self::Mac([first, ..]) if first & 1 != 0 => Err(InvalidSetting::Multicast),
+            // Its fields are public.
+            Self::Rates(rates) => Rates::new(rates.min, rates.max).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same setting as it is now, if the driver tells.
+    pub(crate) fn former(&self, now: &VirtualFunction) -> Option<Self> {
+        match self {
+            Self::Mac(_) => now.mac.map(Self::Mac),
+            Self::Vlan(_) => now.vlan.map(Self::Vlan),
+            Self::Rates(_) => now.rates.map(Self::Rates),
+            Self::SpoofCheck(_) => now.spoof_check.map(Self::SpoofCheck),
+            Self::LinkState(_) => now.link_state.map(Self::LinkState),
+            Self::Trust(_) => now.trust.map(Self::Trust),
+        }
+    }
+
+    /// What it is, as part of a sentence.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Mac(_) => "MAC address",
+            Self::Vlan(_) => "VLAN",
+            Self::Rates(_) => "rates",
+            Self::SpoofCheck(_) => "spoof check",
+            Self::LinkState(_) => "link state",
+            Self::Trust(_) => "trust",
+        }
+    }
+
+    /// The attribute that sets it for a virtual function.
+    pub(super) fn attribute(&self, virtual_function: u32) -> DefaultNla {
+        let numbers = |kind, values: &[u32]| {
+            let values = std::iter::once(&virtual_function).chain(values);
+            let bytes: Vec<u8> = values.flat_map(|value| value.to_ne_bytes()).collect();
+            DefaultNla::new(kind, bytes)
+        };
+        match self {
+            Self::Mac(mac) => {
+                let mut bytes = virtual_function.to_ne_bytes().to_vec();
+                bytes.extend(mac);
+                bytes.resize(4 + MAX_ADDR_LEN, 0);
+                DefaultNla::new(IFLA_VF_MAC, bytes)
+            }
+            Self::Vlan(vlan) => {
+                let mut bytes = virtual_function.to_ne_bytes().to_vec();
+                bytes.extend(u32::from(vlan.id).to_ne_bytes());
+                bytes.extend(u32::from(vlan.qos).to_ne_bytes());
+                bytes.extend(vlan.protocol.ether_type().to_be_bytes());
+                bytes.extend([0; 2]);
+                let info = DefaultNla::new(IFLA_VF_VLAN_INFO, bytes);
+                nested(IFLA_VF_VLAN_LIST, &[info])
+            }
+            Self::Rates(rates) => numbers(IFLA_VF_RATE, &[rates.min, rates.max]),
+            Self::SpoofCheck(on) => numbers(IFLA_VF_SPOOFCHK, &[u32::from(*on)]),
+            Self::LinkState(state) => numbers(IFLA_VF_LINK_STATE, &[state.number()]),
+            Self::Trust(on) => numbers(IFLA_VF_TRUST, &[u32::from(*on)]),
+        }
+    }
+}

@@ -1,0 +1,276 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+use netlink_packet_core::{DefaultNla, Emitable};
+use proptest::prelude::*;
+
+use super::links::{only, refused};
+use super::uapi::*;
+use super::*;
+use crate::link::uapi::{IFLA_IFNAME, RTM_NEWLINK};
+use crate::netlink::exchange::{Answer, Refusal};
+use crate::netlink::message::{Message, nested, string};
+use crate::pci::tests::Sysfs;
+
+fn numbers(kind: u16, values: &[u32]) -> DefaultNla {
+    let bytes = values.iter().flat_map(|value| value.to_ne_bytes());
+    DefaultNla::new(kind, bytes.collect())
+}
+
+fn settings() -> Vec<Setting> {
+    vec![
+        Setting::Mac([2, 0, 0, 0, 0, 9]),
+        Setting::Vlan(Vlan::new(100, 3, VlanProtocol::Dot1Ad).unwrap()),
+        Setting::Rates(Rates::new(10, 20).unwrap()),
+        Setting::SpoofCheck(true),
+        Setting::LinkState(LinkState::Enable),
+        Setting::Trust(false),
+    ]
+}
+
+/// What a driver says of a virtual function with those settings.
+fn virtual_function(index: u32) -> DefaultNla {
+    let mut attributes: Vec<DefaultNla> = settings()
+        .iter()
+        .map(|setting| setting.attribute(index))
+        .collect();
+    attributes.extend([
+        numbers(IFLA_VF_VLAN, &[index, 100, 3]),
+        numbers(IFLA_VF_TX_RATE, &[index, 20]),
+        numbers(IFLA_VF_RSS_QUERY_EN, &[index, SETTING_UNKNOWN]),
+        // Of a kernel to come.
+        numbers(999, &[1]),
+    ]);
+    nested(IFLA_VF_INFO | 0x8000, &attributes)
+}
+
+fn message(attributes: &[DefaultNla]) -> Message {
+    let mut bytes = vec![0; attributes.buffer_len()];
+    attributes.emit(&mut bytes);
+    let mut header = vec![0; 16];
+    header[4..8].copy_from_slice(&7_i32.to_ne_bytes());
+    Message {
+        message_type: RTM_NEWLINK,
+        header,
+        attributes: bytes,
+    }
+}
+
+fn link() -> Message {
+    let list = [virtual_function(0), virtual_function(1)];
+    message(&[
+        string(IFLA_IFNAME, "enp1s0"),
+        nested(IFLA_VFINFO_LIST | 0x8000, &list),
+    ])
+}
+
+#[test]
+fn what_is_set_is_what_is_read() {
+    let link = Link::of(&link()).unwrap();
+    assert_eq!((link.index, link.name.as_str()), (7, "enp1s0"));
+    assert_eq!(link.virtual_functions.len(), 2);
+    let second = &link.virtual_functions[1];
+    assert_eq!(second.index, 1);
+    assert_eq!(second.query_rss, None);
+    for setting in settings() {
+        assert_eq!(setting.former(second), Some(setting));
+    }
+}
+
+#[test]
+fn attributes_are_laid_out_as_the_kernel_reads_them() {
+    let bytes = |setting: Setting| {
+        let attribute = setting.attribute(3);
+        let mut bytes = vec![0; attribute.buffer_len()];
+        attribute.emit(&mut bytes);
+        bytes
+    };
+    let mac = bytes(Setting::Mac([2, 0, 0, 0, 0, 9]));
+    assert_eq!(mac.len(), 4 + 4 + 32);
+    assert_eq!(mac[8..14], [2, 0, 0, 0, 0, 9]);
+    let vlan = bytes(Setting::Vlan(
+        Vlan::new(100, 3, VlanProtocol::Dot1Q).unwrap(),
+    ));
+    let mut expected = 24_u16.to_ne_bytes().to_vec();
+    expected.extend(IFLA_VF_VLAN_LIST.to_ne_bytes());
+    expected.extend(20_u16.to_ne_bytes());
+    expected.extend(IFLA_VF_VLAN_INFO.to_ne_bytes());
+    for number in [3_u32, 100, 3] {
+        expected.extend(number.to_ne_bytes());
+    }
+    expected.extend([0x81, 0x00, 0, 0]);
+    assert_eq!(vlan, expected);
+}
+
+#[test]
+fn an_old_kernel_says_less() {
+    let list = nested(
+        IFLA_VF_INFO,
+        &[
+            numbers(IFLA_VF_VLAN, &[0, 5, 1]),
+            numbers(IFLA_VF_TX_RATE, &[0, 40]),
+        ],
+    );
+    let link = message(&[string(IFLA_IFNAME, "a"), nested(IFLA_VFINFO_LIST, &[list])]);
+    let read = Link::of(&link).unwrap();
+    let vlan = Vlan::new(5, 1, VlanProtocol::Dot1Q).unwrap();
+    assert_eq!(read.virtual_functions[0].vlan, Some(vlan));
+    let rates = Rates { min: 0, max: 40 };
+    assert_eq!(read.virtual_functions[0].rates, Some(rates));
+    assert_eq!(read.virtual_functions[0].trust, None);
+}
+
+#[test]
+fn contradictions_and_gaps_are_malformed() {
+    let of = |attributes: &[DefaultNla]| {
+        let info = nested(IFLA_VF_INFO, attributes);
+        Link::of(&message(&[
+            string(IFLA_IFNAME, "a"),
+            nested(IFLA_VFINFO_LIST, &[info]),
+        ]))
+    };
+    // No number, two numbers, a structure that is too short.
+    assert!(of(&[]).is_err());
+    assert!(
+        of(&[
+            numbers(IFLA_VF_TRUST, &[0, 1]),
+            numbers(IFLA_VF_SPOOFCHK, &[1, 1])
+        ])
+        .is_err()
+    );
+    for kind in [
+        IFLA_VF_MAC,
+        IFLA_VF_VLAN,
+        IFLA_VF_TX_RATE,
+        IFLA_VF_SPOOFCHK,
+        IFLA_VF_LINK_STATE,
+        IFLA_VF_RATE,
+        IFLA_VF_RSS_QUERY_EN,
+        IFLA_VF_TRUST,
+    ] {
+        assert!(of(&[numbers(kind, &[0])]).is_err(), "{kind}");
+    }
+    // Out of range: not known.
+    let odd = of(&[
+        numbers(IFLA_VF_VLAN, &[0, 70_000, 0]),
+        numbers(IFLA_VF_LINK_STATE, &[0, 9]),
+    ]);
+    let odd = odd.unwrap().virtual_functions.remove(0);
+    assert_eq!((odd.vlan, odd.link_state), (None, None));
+    // No name, no index, no link, two links.
+    assert!(Link::of(&message(&[])).is_err());
+    let mut nameless = link();
+    nameless.header.fill(0);
+    assert!(Link::of(&nameless).is_err());
+    for messages in [vec![], vec![link(), link()]] {
+        let answer = Answer {
+            messages,
+            warning: None,
+        };
+        assert!(only(&answer).is_err());
+    }
+}
+
+#[test]
+fn an_answer_cut_anywhere_is_an_error_or_less() {
+    let whole = link();
+    for length in 0..whole.attributes.len() {
+        let cut = Message {
+            attributes: whole.attributes[..length].to_vec(),
+            ..whole.clone()
+        };
+        if let Ok(read) = Link::of(&cut) {
+            assert!(read.virtual_functions.is_empty(), "{length}");
+        }
+    }
+    for length in 0..8 {
+        let mut cut = whole.clone();
+        cut.header.truncate(length);
+        assert!(Link::of(&cut).is_err());
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_without_a_panic(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
+        let mut message = link();
+        for (position, byte) in changes {
+            let position = position.index(message.attributes.len());
+            message.attributes[position] = byte;
+        }
+        let _ = Link::of(&message);
+    }
+}
+
+#[test]
+fn refusals_become_remedies() {
+    let operation = || LinkOperation::Set {
+        interface: "enp1s0".to_owned(),
+        virtual_function: 3,
+        setting: "VLAN",
+    };
+    for (errno, words) in [
+        (libc::EPERM, "CAP_NET_ADMIN"),
+        (libc::EOPNOTSUPP, "its driver has no such setting"),
+        (libc::ENODEV, "no network interface enp1s0"),
+        (
+            libc::EINVAL,
+            "cannot set the VLAN of virtual function 3 of enp1s0",
+        ),
+    ] {
+        let kernel = Refusal::of(errno, Some("why"));
+        let error = refused(operation(), kernel.clone());
+        let text = error.to_string();
+        assert!(text.contains(words), "{text}");
+        // The kernel's words are the cause, and said once.
+        assert!(!text.contains("why"), "{text}");
+        let source = std::error::Error::source(&error).unwrap();
+        assert_eq!(source.to_string(), kernel.to_string());
+    }
+}
+
+#[test]
+fn what_no_virtual_function_can_have_is_refused() {
+    assert_eq!(Vlan::new(0, 0, VlanProtocol::Dot1Q), Ok(Vlan::NONE));
+    for (id, qos, protocol) in [
+        (4095, 0, VlanProtocol::Dot1Q),
+        (1, 8, VlanProtocol::Dot1Q),
+        (0, 1, VlanProtocol::Dot1Q),
+        (0, 0, VlanProtocol::Dot1Ad),
+    ] {
+        assert!(Vlan::new(id, qos, protocol).is_err());
+    }
+    assert!(Rates::new(5, 0).is_ok());
+    assert!(Rates::new(5, 4).is_err());
+    assert!(Setting::Mac([1, 0, 0, 0, 0, 0]).check().is_err());
+    assert!(Setting::Rates(Rates { min: 5, max: 4 }).check().is_err());
+}
+
+#[test]
+fn virtual_functions_are_counted() {
+    let physical = "0000:01:00.0".parse().unwrap();
+    let virtual_one = "0000:01:00.1".parse().unwrap();
+    let sysfs = Sysfs::new("count");
+    let file = "devices/0000:01:00.0/sriov_numvfs";
+    let pci = sysfs.pci();
+    assert!(matches!(
+        pci.set_virtual_functions(physical, 5),
+        Err(PciError::TooMany { total: 4, .. })
+    ));
+    assert!(matches!(
+        pci.set_virtual_functions(virtual_one, 1),
+        Err(PciError::Virtual { .. })
+    ));
+    // As many as there are: nothing is written.
+    pci.set_virtual_functions(physical, 1).unwrap();
+    assert_eq!(sysfs.told(file), "1\n");
+    pci.set_virtual_functions(physical, 3).unwrap();
+    assert_eq!(sysfs.told(file), "3\n");
+    pci.set_virtual_functions(physical, 0).unwrap();
+    assert_eq!(sysfs.told(file), "0\n");
+    std::fs::remove_file(sysfs.0.join("devices/0000:01:00.0/sriov_totalvfs")).unwrap();
+    assert!(matches!(
+        pci.set_virtual_functions(physical, 1),
+        Err(PciError::NoSriov(_))
+    ));
+}

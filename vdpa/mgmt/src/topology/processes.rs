@@ -1,0 +1,276 @@
+//! Who has character devices open, and which pages of them they mapped.
+//!
+//! Owns what is read below `/proc`: one look at all processes, however many devices there are. What other
+//! processes say of themselves (names, command lines) is material for display, sized and never obeyed. A process
+//! that ends meanwhile is left out.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata};
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use vdpa::device::holder;
+use vdpa::doorbell::DOORBELL_SIZE;
+
+/// Most bytes of a command line that are read.
+const COMMAND_LINE_MAX: u64 = 64 << 10;
+
+/// Most bytes of a memory map that are read.
+const MEMORY_MAP_MAX: u64 = 16 << 20;
+
+/// More queues than a device can have.
+const QUEUES_MAX: u64 = 1 << 16;
+
+/// The first PID namespace of a machine (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
+const FIRST_NAMESPACE: &str = "pid:[4026531836]";
+
+/// A process that has a device open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DeviceHolder {
+    /// Process id.
+    pub pid: u32,
+    /// Its name (`/proc/PID/comm`).
+    pub command: String,
+    /// Its executable (`/proc/PID/exe`), if this process may know it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executable: Option<PathBuf>,
+    /// The virtual machine, if it is `bellhop run`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bellhop: Option<BellhopRun>,
+}
+
+/// The virtual machine of a `bellhop run`, by its command line. A machine has no name of its own; these tell
+/// it from others.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct BellhopRun {
+    /// The file that it was configured with (`--config`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+    /// Its kernel (`--kernel`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<String>,
+    /// The name of this device in it (`id` of `--vdpa`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+}
+
+/// A process with a device, and the device's pages in its memory.
+#[derive(Debug, Clone)]
+pub(super) struct Opener {
+    pub(super) holder: DeviceHolder,
+    /// Queues whose doorbells it has mapped; none if that may not be read.
+    pub(super) doorbells: Option<BTreeSet<u32>>,
+}
+
+/// What all processes have open.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Processes {
+    /// By device number (`st_rdev`).
+    openers: HashMap<u64, Vec<Opener>>,
+    /// Whether no process was out of sight.
+    pub(super) all_seen: bool,
+}
+
+/// The character devices that are looked for: device number and name of the file.
+pub(super) type Wanted = HashMap<u64, String>;
+
+impl Processes {
+    /// Looks at all processes of the `/proc` at `directory`. A failure hides processes, no more.
+    pub(super) fn look(directory: &Path, wanted: &Wanted) -> Self {
+        if wanted.is_empty() {
+            // Nobody can be missed.
+            return Self {
+                openers: HashMap::new(),
+                all_seen: true,
+            };
+        }
+        let namespace = fs::read_link(directory.join("self/ns/pid"));
+        let mut processes = Self {
+            openers: HashMap::new(),
+            all_seen: namespace.is_ok_and(|name| name == Path::new(FIRST_NAMESPACE)),
+        };
+        let mut pids: Vec<u32> = fs::read_dir(directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect();
+        pids.sort_unstable();
+        // Without the first one /proc is mounted so that it hides others' processes.
+        processes.all_seen &= pids.first() == Some(&1);
+        for pid in pids {
+            processes.look_at(&directory.join(pid.to_string()), pid, wanted);
+        }
+        processes
+    }
+
+    fn look_at(&mut self, process: &Path, pid: u32, wanted: &Wanted) {
+        let entries = match fs::read_dir(process.join("fd")) {
+            Ok(entries) => entries,
+            Err(error) => {
+                self.all_seen &= error.kind() != ErrorKind::PermissionDenied;
+                return;
+            }
+        };
+        let mut seen = HashSet::new();
+        for entry in entries.flatten() {
+            // A stat of a file on a dead network file system would hang.
+            if !fs::read_link(entry.path()).is_ok_and(|target| may_be_device(&target)) {
+                continue;
+            }
+            let Ok(file) = fs::metadata(entry.path()) else {
+                continue;
+            };
+            let number = file.rdev();
+            if !file.file_type().is_char_device() || !seen.insert(number) {
+                continue;
+            }
+            if let Some(name) = wanted.get(&number) {
+                let opener = Opener {
+                    holder: describe(process, pid, name),
+                    doorbells: doorbells(process, &file),
+                };
+                self.openers.entry(number).or_default().push(opener);
+            }
+        }
+    }
+
+    /// Who has this device open, by PID.
+    pub(super) fn openers(&self, number: u64) -> &[Opener] {
+        self.openers.get(&number).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Whether a file is where device files are, or is called as these are: a jailed process may have its own
+/// directory of them.
+fn may_be_device(target: &Path) -> bool {
+    let name = target.file_name().and_then(OsStr::to_str);
+    target.starts_with("/dev") || name.is_some_and(|name| name.starts_with("vhost-vdpa-"))
+}
+
+fn describe(process: &Path, pid: u32, device: &str) -> DeviceHolder {
+    let executable = fs::read_link(process.join("exe")).ok();
+    let command = holder::process_name(process);
+    let program = match &executable {
+        Some(path) => path
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default(),
+        None => command.clone(),
+    };
+    // The kernel's mark of a program that was replaced since.
+    let program = program.strip_suffix(" (deleted)").unwrap_or(&program);
+    let bellhop = match program {
+        "bellhop" => read_capped(&process.join("cmdline"), COMMAND_LINE_MAX)
+            .and_then(|line| bellhop_run(&line, device)),
+        _ => None,
+    };
+    DeviceHolder {
+        pid,
+        command,
+        executable,
+        bellhop,
+    }
+}
+
+/// The machine of a command line, words with a NUL after each, if it is `bellhop [--option …] run …`.
+fn bellhop_run(line: &[u8], device: &str) -> Option<BellhopRun> {
+    let words: Vec<String> = line
+        .split(|&byte| byte == 0)
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect();
+    let mut words = words.iter().skip(1).map(String::as_str);
+    // Options before the subcommand: `--log-level LEVEL`, `--log-level=LEVEL`.
+    loop {
+        match words.next()? {
+            "run" => break,
+            "--log-level" => drop(words.next()),
+            option if option.starts_with("--") => {}
+            _ => return None,
+        }
+    }
+    let mut run = BellhopRun::default();
+    while let Some(word) = words.next() {
+        let (option, value) = match word.split_once('=') {
+            Some((option, value)) if option.starts_with("--") => (option, Some(value)),
+            _ if word.starts_with("--") => (word, words.next()),
+            _ => continue,
+        };
+        let value = value.map(str::to_owned);
+        match option {
+            "--config" => run.config = value,
+            "--kernel" => run.kernel = value,
+            "--vdpa" => run.id = run.id.or_else(|| id_of(&value?, device)),
+            _ => {}
+        }
+    }
+    Some(run)
+}
+
+/// The name that the options of `--vdpa` give to this device, if they are about it.
+fn id_of(options: &str, device: &str) -> Option<String> {
+    let value = |key: &str| {
+        let mut pairs = options.split(',').filter_map(|pair| pair.split_once('='));
+        pairs.find(|pair| pair.0 == key).map(|pair| pair.1)
+    };
+    let path = Path::new(value("path")?);
+    (path.file_name()?.to_str()? == device).then(|| value("id").map(str::to_owned))?
+}
+
+/// The pages of an open file that a process has mapped for stores: a page is the doorbell of the queue with
+/// its number.
+fn doorbells(process: &Path, file: &Metadata) -> Option<BTreeSet<u32>> {
+    let map = read_capped(&process.join("maps"), MEMORY_MAP_MAX)?;
+    let page = u64::try_from(DOORBELL_SIZE).ok()?;
+    let mut found = BTreeSet::new();
+    for line in String::from_utf8_lossy(&map).lines() {
+        if let Some((offset, len)) = mapping(line, file) {
+            let first = offset / page;
+            let pages = len.div_ceil(page).min(QUEUES_MAX);
+            let end = first.saturating_add(pages).min(QUEUES_MAX);
+            found.extend((first..end).filter_map(|queue| u32::try_from(queue).ok()));
+        }
+    }
+    Some(found)
+}
+
+/// Offset and length in bytes of a line of `/proc/PID/maps`, if it is a shared mapping of this file
+/// that can be stored to: `START-END PERMISSIONS OFFSET MAJOR:MINOR INODE PATH` (proc_pid_maps(5)).
+fn mapping(line: &str, file: &Metadata) -> Option<(u64, u64)> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let permissions = words.next()?.as_bytes();
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let (major, minor) = words.next()?.split_once(':')?;
+    let inode: u64 = words.next()?.parse().ok()?;
+    let device = (
+        u32::from_str_radix(major, 16).ok()?,
+        u32::from_str_radix(minor, 16).ok()?,
+    );
+    let of_file = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
+    if inode != file.ino()
+        || device != of_file
+        || permissions.get(1) != Some(&b'w')
+        || permissions.get(3) != Some(&b's')
+    {
+        return None;
+    }
+    let start = u64::from_str_radix(start, 16).ok()?;
+    let len = u64::from_str_radix(end, 16).ok()?.checked_sub(start)?;
+    Some((offset, len))
+}
+
+/// A file's content; none if it may not be read or is too long to be what it should be.
+fn read_capped(path: &Path, max: u64) -> Option<Vec<u8>> {
+    let mut content = Vec::new();
+    let file = File::open(path).ok()?;
+    file.take(max + 1).read_to_end(&mut content).ok()?;
+    (u64::try_from(content.len()).ok()? <= max).then_some(content)
+}
+
+#[cfg(test)]
+mod tests;

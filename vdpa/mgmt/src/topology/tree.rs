@@ -1,0 +1,329 @@
+//! The tree: what a topology consists of, and how it is written for programs.
+//!
+//! Knows no file. What is not known is left out of the written form; lists are always there.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Serialize, Serializer};
+use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
+
+use super::management::ManagementState;
+use super::processes::DeviceHolder;
+use crate::name::MgmtDeviceName;
+use crate::pci::Address;
+
+/// Everything about vDPA on a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Topology {
+    /// What the kernel's vDPA management said. Unless it is known, there are no management devices, and
+    /// vDPA devices hang where sysfs has them.
+    pub management: ManagementState,
+    /// Whether every process could be looked at. If not, a device without holders may have one.
+    pub all_processes_seen: bool,
+    /// NICs with SR-IOV, and functions that have something to do with vDPA; by address.
+    pub physical_functions: Vec<PhysicalFunction>,
+    /// Management devices that are on no PCI function: simulators, VDUSE, platform devices.
+    pub mgmtdevs: Vec<ManagementDevice>,
+    /// vDPA devices on no PCI function whose management device is not known.
+    pub vdpa_devices: Vec<Device>,
+}
+
+impl Topology {
+    /// Whether there is nothing at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.physical_functions.is_empty()
+            && self.mgmtdevs.is_empty()
+            && self.vdpa_devices.is_empty()
+    }
+
+    /// All vDPA devices, wherever they hang.
+    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+        let on_functions = self.physical_functions.iter().flat_map(|physical| {
+            let virtual_ones = physical.virtual_functions.iter();
+            let functions = virtual_ones
+                .map(|one| &one.function)
+                .chain([&physical.function]);
+            let subfunctions = physical.subfunctions.iter();
+            functions
+                .map(|one| (&one.mgmtdevs, &one.vdpa_devices))
+                .chain(subfunctions.map(|one| (&one.mgmtdevs, &one.vdpa_devices)))
+        });
+        on_functions
+            .chain([(&self.mgmtdevs, &self.vdpa_devices)])
+            .flat_map(|(mgmtdevs, devices)| {
+                let managed = mgmtdevs.iter().flat_map(|one| &one.vdpa_devices);
+                managed.chain(devices)
+            })
+    }
+}
+
+/// A function of the PCI bus with what is made on it. From sysfs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PciFunction {
+    /// Where it is, as `pci/0000:01:00.0`. A devlink instance of it has that name, too.
+    #[serde(rename = "function", serialize_with = "handle")]
+    pub address: Address,
+    /// Its driver; none if unbound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Its network interfaces in this network namespace, without representors.
+    pub netdevs: Vec<String>,
+    /// The NUMA node next to it, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
+    /// Its IOMMU group; none without an IOMMU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iommu_group: Option<u32>,
+    /// The management devices on it (one, or none).
+    pub mgmtdevs: Vec<ManagementDevice>,
+    /// vDPA devices on it whose management device is not known.
+    pub vdpa_devices: Vec<Device>,
+}
+
+/// A physical function with its virtual ones and its subfunctions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PhysicalFunction {
+    /// The function itself.
+    #[serde(flatten)]
+    pub function: PciFunction,
+    /// How many virtual functions it can have; none without SR-IOV, and for a virtual function whose
+    /// physical one is not on this machine (it was given to this virtual machine).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_vfs: Option<u32>,
+    /// The switch in the NIC, if its driver names one (`phys_switch_id`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub switch_id: Option<String>,
+    /// Its virtual functions, by number.
+    pub virtual_functions: Vec<VirtualFunction>,
+    /// Its subfunctions, by name.
+    pub subfunctions: Vec<Subfunction>,
+    /// Representors of what is not on this machine or not there yet.
+    pub representors: Vec<Representor>,
+}
+
+/// A virtual function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VirtualFunction {
+    /// Its number on its physical function, from 0.
+    #[serde(rename = "vf")]
+    pub index: u32,
+    /// The function itself.
+    #[serde(flatten)]
+    pub function: PciFunction,
+    /// Its port on the NIC's switch, in this network namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub representor: Option<Representor>,
+}
+
+/// A subfunction, or another device of the auxiliary bus on which vDPA devices are made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Subfunction {
+    /// Its name on the auxiliary bus, such as `mlx5_core.sf.2`.
+    #[serde(rename = "auxiliary")]
+    pub name: String,
+    /// The number that it was given when it was made, if its driver tells.
+    #[serde(rename = "sf", skip_serializing_if = "Option::is_none")]
+    pub number: Option<u32>,
+    /// Its driver; none if unbound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Its network interfaces in this network namespace.
+    pub netdevs: Vec<String>,
+    /// Its port on the NIC's switch, in this network namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub representor: Option<Representor>,
+    /// The management devices on it (one, or none).
+    pub mgmtdevs: Vec<ManagementDevice>,
+    /// vDPA devices on it whose management device is not known.
+    pub vdpa_devices: Vec<Device>,
+}
+
+/// A network interface that is the port of a virtual function or subfunction on a NIC's switch.
+/// From `/sys/class/net`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Representor {
+    /// Its name.
+    pub netdev: String,
+    /// The port's name as the driver has it: `pf0vf1`, `c1pf0sf88`.
+    pub port_name: String,
+    /// Its state (`operstate`): `up`, `down`, `lowerlayerdown`, …
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// The bridge or bond that it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub master: Option<String>,
+}
+
+/// A management device. From netlink.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ManagementDevice {
+    /// Its name.
+    #[serde(serialize_with = "text")]
+    pub name: MgmtDeviceName,
+    /// The classes of devices that can be made on it.
+    pub supported_classes: Vec<Class>,
+    /// The most queues that one device can have. VDUSE says 0 and means no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_supported_vqs: Option<u32>,
+    /// Its devices, by name.
+    pub vdpa_devices: Vec<Device>,
+}
+
+/// A vDPA device. Class, sizes and configuration are from netlink, the rest is from sysfs and `/proc`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Device {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub class: Option<Class>,
+    /// The number of its virtqueues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_vqs: Option<u32>,
+    /// The largest ring, in entries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_vq_size: Option<u16>,
+    /// A network device's address.
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "mac_address"
+    )]
+    pub mac: Option<[u8; 6]>,
+    /// A network device's largest payload, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
+    /// Its bus driver, `vhost_vdpa` or `virtio_vdpa`; none if unbound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// `/dev/vhost-vdpa-N`, while `vhost_vdpa` drives it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Its network interfaces in this network namespace, while `virtio_vdpa` drives it.
+    pub netdevs: Vec<String>,
+    /// Who has the character device open, by PID: one VMM, and whoever has a copy of its
+    /// descriptor.
+    pub holders: Vec<DeviceHolder>,
+    /// What of this host makes posted interrupts impossible for it; none if nothing is known
+    /// to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub posting_obstacle: Option<PostingObstacle>,
+    /// Its queues.
+    pub queues: Vec<Queue>,
+}
+
+/// A virtqueue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Queue {
+    /// Its index.
+    pub index: u32,
+    /// Whether its holder has its doorbell.
+    pub doorbell: Doorbell,
+    /// Whether its interrupts go to a guest's processor without this host.
+    pub posted_interrupt: PostedInterrupt,
+}
+
+/// Whether a queue's holder has mapped its doorbell, the page in which a store is a kick. Seen in
+/// the holder's memory map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Doorbell {
+    /// A holder has mapped it.
+    Mapped,
+    /// All holders are known, and none has.
+    NotMapped,
+    /// Nobody has the device, or a holder's memory map may not be read.
+    Unknown,
+}
+
+/// Whether a queue's interrupts are posted. Linux tells nobody that they are, so that is never said;
+/// only that they cannot be ([`PostingObstacle`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PostedInterrupt {
+    /// They cannot be.
+    No,
+    /// Nothing is known that would prevent it.
+    Unknown,
+}
+
+/// Why no interrupt of a device can be posted to a guest's processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PostingObstacle {
+    /// The device is on no PCI function: it has no interrupt of its own.
+    Software,
+    /// KVM does not use the processor's virtual interrupt controller
+    /// (`kvm_intel.enable_apicv=N`, `kvm_amd.avic=N`).
+    Kvm,
+    /// An IOMMU of this machine cannot post (VT-d: capability PI; AMD: GAMSup).
+    Iommu,
+    /// The kernel's command line says `intremap=off` or `intremap=nopost`.
+    CommandLine,
+}
+
+/// A class of devices by virtio device type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// A network device. Written as `network`.
+    Network,
+    /// A block device. Written as `block`.
+    Block,
+    /// Another device type. Written as its number.
+    Other(u32),
+}
+
+impl Class {
+    /// The class of a virtio device type.
+    #[must_use]
+    pub fn of(device_id: u32) -> Self {
+        match device_id {
+            VIRTIO_ID_NET => Self::Network,
+            VIRTIO_ID_BLOCK => Self::Block,
+            other => Self::Other(other),
+        }
+    }
+
+    /// The classes in a mask of virtio device types. Bit 0 is no device type.
+    pub(super) fn of_mask(mask: u64) -> Vec<Self> {
+        (1..u64::BITS)
+            .filter(|bit| mask & 1 << bit != 0)
+            .map(Self::of)
+            .collect()
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Network => f.write_str("network"),
+            Self::Block => f.write_str("block"),
+            Self::Other(device_id) => write!(f, "{device_id}"),
+        }
+    }
+}
+
+impl Serialize for Class {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Other(device_id) => serializer.serialize_u32(*device_id),
+            named => serializer.collect_str(named),
+        }
+    }
+}
+
+fn handle<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("pci/{address}"))
+}
+
+fn text<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+fn mac_address<S: Serializer>(mac: &Option<[u8; 6]>, serializer: S) -> Result<S::Ok, S::Error> {
+    match mac {
+        Some(mac) => serializer.serialize_str(&mac.map(|byte| format!("{byte:02x}")).join(":")),
+        None => serializer.serialize_none(),
+    }
+}
