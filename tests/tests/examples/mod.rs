@@ -32,6 +32,7 @@ const DOCUMENTS: &[&str] = &[
     "docs/nics.md",
     "docs/cli.md",
     "docs/compatibility.md",
+    "docs/injected-faults.md",
     "docs/migration.md",
     "docs/performance.md",
     "docs/production-host.md",
