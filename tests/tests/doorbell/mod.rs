@@ -38,12 +38,15 @@ pub(crate) fn send(guest: &mut Guest, count: u64) {
 }
 
 /// Frames whose exits are counted. The pause after each frame lets the device serve its kick, so
-/// each frame is a kick of its own.
+/// nearly each frame is a kick of its own.
 const COUNTED: u64 = 200;
 const PAUSE_US: u64 = 2000;
 
-/// Kicks that a doorbell makes stores without an exit: nearly all.
-const SAVED: u64 = 190;
+/// Fewer exits by eventfd would not show what a doorbell saves. A device that is late on a busy host
+/// serves two frames by one kick, so it is not nearly all.
+const BY_EVENTFD_MIN: u64 = COUNTED / 2;
+/// More exits than that with a doorbell are those of an eventfd.
+const MAPPED_MAX: u64 = COUNTED / 20;
 
 /// Exits to the NIC's notification addresses while the guest sends [`COUNTED`] frames.
 #[track_caller]
@@ -105,7 +108,7 @@ pub(crate) fn pages_save_exits_and_serve_every_driver(device: &Path) {
         format!("kick exits of {COUNTED} frames: {eventfd} by eventfd, {mapped} with a doorbell"),
     );
     assert!(
-        eventfd >= SAVED && mapped <= COUNTED - SAVED,
+        eventfd >= BY_EVENTFD_MIN && mapped <= MAPPED_MAX,
         "{eventfd} exits by eventfd, {mapped} with a doorbell"
     );
     assert!(guest.power_off().unwrap().success());
