@@ -316,7 +316,7 @@ pub trait Hardware {
     /// [has failed](Hardware::has_failed) is reset, and asked nothing.
     ///
     /// # Errors
-    /// Says why the place cannot be handed over now; the device goes on then, or is as broken as it was.
+    /// Says why the place cannot be handed over now; the device continues, or is as broken as before.
     fn hand_over(&mut self) -> Result<SavedState, BackendError>;
 
     /// As [`Backend::restore`], after a device that was to go on from this state failed, this one or another. It is reset,

@@ -313,7 +313,7 @@ impl RelaySet {
     ///
     /// # Errors
     /// [`TransitionError`]; the device is reset, or lost where that fails. One that runs
-    /// ([`TransitionError::Signal`]) goes on.
+    /// ([`TransitionError::Signal`]) continues.
     pub fn start(
         &mut self,
         device: &mut Device,

@@ -119,7 +119,7 @@ impl DriverQueue {
     }
 
     /// As [`DriverQueue::new`], but both sides begin at `base`, with nothing in flight: for a
-    /// device that is told to go on there.
+    /// device that resumes there.
     ///
     /// # Errors
     /// As [`DriverQueue::new`]; [`QueueError::Base`].

@@ -96,7 +96,7 @@ impl Slot {
         view.record = record.cloned();
     }
 
-    /// It was asked to leave: whoever asked for that asks how it goes.
+    /// It was asked to leave: that client polls the result.
     pub(super) fn is_sent(&self) {
         self.asks();
         self.migration.notify_one();

@@ -111,7 +111,7 @@ impl Events {
     /// waits forever.
     ///
     /// # Errors
-    /// [`DevlinkError::Malformed`] for an event that makes no sense (the stream goes on after it),
+    /// [`DevlinkError::Malformed`] for an event that makes no sense (the stream continues after it),
     /// [`DevlinkError::Socket`].
     pub fn next(&mut self, limit: Option<Duration>) -> Result<Option<Notice>, DevlinkError> {
         let malformed = malformed(&DevlinkOperation::List("events"));

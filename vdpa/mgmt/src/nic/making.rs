@@ -191,7 +191,7 @@ impl<'a> Making<'a> {
         self.observer.progress(&Progress { name, activity });
     }
 
-    /// Says what goes on, and fails if somebody interrupts it.
+    /// Reports the phase, and fails if the making is interrupted.
     fn tell(&mut self, activity: Activity<'_>) -> Result<(), NicError> {
         self.say(activity);
         match self.observer.interrupted() {

@@ -31,7 +31,7 @@ pub struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Goes on at `index` (free-running) with nothing in flight. `event_idx`: whether that
+    /// Resumes at `index` (free-running) with nothing in flight. `event_idx`: whether that
     /// feature was negotiated.
     pub(crate) fn new(ring: GuestRing, event_idx: bool, index: u16) -> Self {
         let index = Wrapping(index);
