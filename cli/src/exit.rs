@@ -9,6 +9,7 @@ use std::error::Error;
 use std::process::ExitCode;
 
 pub(crate) use report::Report;
+use vdpa_mgmt::ErrorKind;
 
 /// What each exit code says, as `--help` and the manual show it: the code, and its meaning on one line or more.
 const TABLE: [(&str, &str); 10] = [
@@ -130,6 +131,11 @@ pub(crate) fn wrong_command_line<E: Error + 'static>(
         }
         outcome => outcome,
     }
+}
+
+/// Whether a request failed because an argument names nothing, or has a value that nothing can have.
+pub(crate) fn is_wrong_argument(error: &vdpa_mgmt::Error) -> bool {
+    matches!(error.kind(), ErrorKind::BadName | ErrorKind::Invalid)
 }
 
 #[cfg(test)]

@@ -51,9 +51,10 @@ impl Format {
         value: &impl Serialize,
         text: impl FnOnce() -> String,
     ) -> io::Result<()> {
-        let text = match self.is_json() {
-            true => json(value, self.pretty)?,
-            false => text(),
+        let text = if self.is_json() {
+            json(value, self.pretty)?
+        } else {
+            text()
         };
         let mut output = io::stdout().lock();
         output.write_all(text.as_bytes())?;

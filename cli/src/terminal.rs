@@ -15,8 +15,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 
+use parking_lot::Mutex;
 use rustix::termios::{self, InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 use vmm::console::{ConsoleInput, ConsoleRead};
 
@@ -27,7 +28,7 @@ static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Puts the terminal back as it was, if it was changed.
 fn restore() {
-    let saved = SAVED.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let saved = SAVED.lock().take();
     if let Some(saved) = saved {
         // Nothing is left to do about a terminal that went away.
         let _ = termios::tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &saved);
@@ -76,7 +77,7 @@ impl Terminal {
                 previous(info);
             }));
         });
-        *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
+        *SAVED.lock() = Some(saved);
         let terminal = Self {
             escapes: Some(EscapeFilter::default()),
         };

@@ -43,9 +43,10 @@ impl Node {
         let [branch, last, beside, below] = lines.drawn();
         for (index, child) in self.children.iter().enumerate() {
             let is_last = index + 1 == self.children.len();
-            let (mark, indent) = match is_last {
-                true => (last, below),
-                false => (branch, beside),
+            let (mark, indent) = if is_last {
+                (last, below)
+            } else {
+                (branch, beside)
             };
             let first = format!("{rest}{mark}");
             child.draw_below(lines, &first, &format!("{rest}{indent}"), text);
@@ -74,9 +75,10 @@ impl Lines {
         let mut locales = locales.filter(|locale| !locale.is_empty());
         let locale = locales.next().unwrap_or_default();
         let locale = locale.to_string_lossy().to_lowercase();
-        match locale.contains("utf-8") || locale.contains("utf8") {
-            true => Self::Boxes,
-            false => Self::Ascii,
+        if locale.contains("utf-8") || locale.contains("utf8") {
+            Self::Boxes
+        } else {
+            Self::Ascii
         }
     }
 

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
 
 /// Something that answers accesses at offsets inside a range of a [`Bus`].
 ///
@@ -55,7 +57,7 @@ pub struct Bus {
 
 impl fmt::Debug for Bus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let ranges = self.ranges.read();
         f.debug_map()
             .entries(ranges.iter().map(|(base, range)| (base, range.len)))
             .finish()
@@ -79,7 +81,7 @@ impl Bus {
             .checked_sub(1)
             .and_then(|span| base.checked_add(span))
             .ok_or(BusError::BadRange { base, len })?;
-        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let mut ranges = self.ranges.write();
         if let Some((&other, range)) = ranges.range(..=last).next_back()
             && other + (range.len - 1) >= base
         {
@@ -91,13 +93,13 @@ impl Bus {
 
     /// Takes away the range that begins at `base`; `true` if there was one.
     pub fn remove(&self, base: u64) -> bool {
-        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let mut ranges = self.ranges.write();
         ranges.remove(&base).is_some()
     }
 
     /// The device that covers all of `address..address + len`, and the offset in it.
     fn find(&self, address: u64, len: usize) -> Option<(Arc<dyn BusDevice>, u64)> {
-        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let ranges = self.ranges.read();
         let (base, range) = ranges.range(..=address).next_back()?;
         let offset = address - base;
         let end = offset.checked_add(u64::try_from(len).ok()?)?;
@@ -124,7 +126,8 @@ impl Bus {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -133,11 +136,11 @@ mod tests {
 
     impl BusDevice for Recorder {
         fn read(&self, offset: u64, data: &mut [u8]) {
-            self.0.lock().unwrap().push((offset, data.len()));
+            self.0.lock().push((offset, data.len()));
             data.fill(0);
         }
         fn write(&self, offset: u64, data: &[u8]) {
-            self.0.lock().unwrap().push((offset, data.len()));
+            self.0.lock().push((offset, data.len()));
         }
     }
 
@@ -179,7 +182,7 @@ mod tests {
         bus.read(0x100e, &mut data);
         assert_eq!(data, [0xff; 4]);
         bus.write(u64::MAX, &data);
-        assert_eq!(*device.0.lock().unwrap(), [(0xc, 4)]);
+        assert_eq!(*device.0.lock(), [(0xc, 4)]);
         assert!(bus.remove(0x1000));
         assert!(!bus.remove(0x1000));
         bus.read(0x100c, &mut data);

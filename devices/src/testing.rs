@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::hypervisor::{
@@ -29,7 +30,7 @@ impl FakeVector {
     }
 
     pub(crate) fn route(&self) -> Option<MsiMessage> {
-        *self.route.lock().unwrap()
+        *self.route.lock()
     }
 
     /// What KVM would have injected since the last call.
@@ -39,10 +40,10 @@ impl FakeVector {
     }
 
     fn set(&self, route: Option<MsiMessage>) -> io::Result<()> {
-        if std::mem::take(&mut *self.fail.lock().unwrap()) {
+        if std::mem::take(&mut *self.fail.lock()) {
             return Err(io::Error::other("no route"));
         }
-        *self.route.lock().unwrap() = route;
+        *self.route.lock() = route;
         Ok(())
     }
 }
@@ -83,13 +84,13 @@ impl FakeVectors {
     }
 
     pub(crate) fn get(&self, vector: usize) -> Arc<FakeVector> {
-        Arc::clone(&self.given.lock().unwrap()[vector])
+        Arc::clone(&self.given.lock()[vector])
     }
 }
 
 impl MsiVectors for FakeVectors {
     fn allocate(&self) -> io::Result<Arc<dyn MsiVector>> {
-        let mut given = self.given.lock().unwrap();
+        let mut given = self.given.lock();
         if given.len() == self.limit {
             return Err(io::Error::other("no vector"));
         }
@@ -141,12 +142,12 @@ pub(crate) struct FakeDoorbells {
 impl FakeDoorbells {
     /// Addresses of the eventfds.
     pub(crate) fn addresses(&self) -> Vec<u64> {
-        self.attached.lock().unwrap().keys().copied().collect()
+        self.attached.lock().keys().copied().collect()
     }
 
     /// All that is there, by address.
     pub(crate) fn all(&self) -> Vec<Reached> {
-        let pages = self.mapped.lock().unwrap();
+        let pages = self.mapped.lock();
         let pages = pages
             .iter()
             .map(|(address, page)| Reached::Page(*address, page.host_address() / 4096));
@@ -160,27 +161,27 @@ impl FakeDoorbells {
 
     /// A guest write; `false` if it would exit to us.
     pub(crate) fn ring(&self, address: u64) -> bool {
-        let attached = self.attached.lock().unwrap();
+        let attached = self.attached.lock();
         let found = attached.get(&address);
         found.is_some_and(|eventfd| eventfd.write(1).is_ok())
     }
 
     fn check(&self, address: u64) -> io::Result<()> {
-        if *self.refused.lock().unwrap() == Some(address) {
+        if *self.refused.lock() == Some(address) {
             return Err(io::Error::other("refused"));
         }
         Ok(())
     }
 
     fn did(&self, operation: Operation) {
-        self.done.lock().unwrap().push(operation);
+        self.done.lock().push(operation);
     }
 }
 
 impl Doorbells for FakeDoorbells {
     fn attach(&self, address: u64, eventfd: &EventFd) -> io::Result<()> {
         self.check(address)?;
-        let mut attached = self.attached.lock().unwrap();
+        let mut attached = self.attached.lock();
         if attached.contains_key(&address) {
             return Err(io::Error::other("taken"));
         }
@@ -190,7 +191,7 @@ impl Doorbells for FakeDoorbells {
     }
 
     fn detach(&self, address: u64, _eventfd: &EventFd) -> io::Result<()> {
-        let removed = self.attached.lock().unwrap().remove(&address);
+        let removed = self.attached.lock().remove(&address);
         let removed = removed.map(drop);
         removed.ok_or_else(|| io::Error::other("not attached"))?;
         self.did(Operation::Detach(address));
@@ -200,7 +201,7 @@ impl Doorbells for FakeDoorbells {
     fn map(&self, address: u64, page: Arc<dyn DoorbellPage>) -> io::Result<()> {
         self.check(address)?;
         assert_eq!(address % 4096, 0);
-        let mut mapped = self.mapped.lock().unwrap();
+        let mut mapped = self.mapped.lock();
         if mapped.contains_key(&address) {
             return Err(io::Error::other("taken"));
         }
@@ -211,7 +212,7 @@ impl Doorbells for FakeDoorbells {
 
     fn unmap(&self, address: u64) -> io::Result<()> {
         self.check(address)?;
-        let removed = self.mapped.lock().unwrap().remove(&address);
+        let removed = self.mapped.lock().remove(&address);
         let removed = removed.map(drop);
         removed.ok_or_else(|| io::Error::other("not mapped"))?;
         self.did(Operation::Unmap(address));
@@ -225,7 +226,7 @@ pub(crate) struct FakeLevel(pub(crate) Arc<Mutex<bool>>);
 
 impl LevelInterrupt for FakeLevel {
     fn set(&self, asserted: bool) -> io::Result<()> {
-        *self.0.lock().unwrap() = asserted;
+        *self.0.lock() = asserted;
         Ok(())
     }
 }

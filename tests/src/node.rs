@@ -156,9 +156,10 @@ impl Node {
         let served = until("the daemon serves", || {
             self.api.get("/v1/version").is_ok() || self.has_ended()
         });
-        match self.has_ended() {
-            true => Err(Error::invalid("the daemon's start", self.said())),
-            false => served,
+        if self.has_ended() {
+            Err(Error::invalid("the daemon's start", self.said()))
+        } else {
+            served
         }
     }
 

@@ -30,7 +30,7 @@ use udp::echoed;
 use vdpa::device::Device;
 use vdpa::netdev::Options;
 use vdpa_mgmt::bus::{Bus, Netdev};
-use vdpa_mgmt::container::{ContainerError, Settings, give};
+use vdpa_mgmt::container::{Settings, give};
 use vdpa_mgmt::link::{Link, Links};
 
 const CYCLES: u32 = 20;
@@ -164,9 +164,10 @@ fn a_namespace_that_ends_gives_the_interface_back() {
         drop(netns);
         let link = come_back(name);
         assert!(!link.up);
-        match is_taken {
-            true => assert!(link.name.starts_with("dev"), "{}", link.name),
-            false => assert_eq!(link.name, link_name),
+        if is_taken {
+            assert!(link.name.starts_with("dev"), "{}", link.name)
+        } else {
+            assert_eq!(link.name, link_name)
         }
         let shown = printed(&bellhop(&["bind", name, "vhost_vdpa"]));
         assert!(
@@ -198,12 +199,12 @@ fn what_fails_leaves_the_device_as_it_was() {
         mtu: Some(1 << 20),
         ..Settings::default()
     };
-    for settings in [&wrong, &too_long] {
+    for (settings, words) in [
+        (&wrong, "has the address"),
+        (&too_long, "cannot set the MTU"),
+    ] {
         let error = give(&bus, name, &netns.open(), settings).unwrap_err();
-        assert!(
-            matches!(error, ContainerError::Mac { .. } | ContainerError::Link(_)),
-            "{error}"
-        );
+        assert!(error.to_string().contains(words), "{error}");
         assert_eq!(driver(name).as_deref(), Some("vhost_vdpa"));
         assert_eq!((here(), netns.state()), before);
     }

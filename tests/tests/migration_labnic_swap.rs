@@ -280,10 +280,11 @@ fn a_device_that_keeps_buffers_out_of_order_goes_on_until_it_has_none() {
     for _ in 0..SWAPS_MAX {
         std::thread::sleep(Duration::from_millis(200));
         let body = json!({ "path": there.path() });
-        match vm.is_refused(&body, 409, "cannot_hand_over", "unbind and bind") {
-            true => refused += 1,
+        if vm.is_refused(&body, 409, "cannot_hand_over", "unbind and bind") {
+            refused += 1
+        } else {
             // Its driver had not run for so long that all was complete.
-            false => std::mem::swap(&mut here, &mut there),
+            std::mem::swap(&mut here, &mut there)
         }
         if refused == REFUSED {
             break;

@@ -92,9 +92,10 @@ fn a_guest_moves_there_and_back_with_its_memory_its_clock_and_its_traffic() {
         // Now traffic that is verified as it comes, now frames that the device writes while memory is copied, and that
         // the guest first looks at when it is there.
         let kept = number % 2 == 1;
-        match kept {
-            false => guest.command(&flood_on()).unwrap(),
-            true => guest.command(KEPT).unwrap(),
+        if kept {
+            guest.command(KEPT).unwrap()
+        } else {
+            guest.command(&flood_on()).unwrap()
         };
         let before = uptime(&mut guest);
         let (moved, status) = move_guest(guest, &hosts[from], &hosts[to]);

@@ -35,9 +35,8 @@ mod log_file;
 mod screen;
 mod socket;
 
-pub use log_file::ConsoleLogError;
 pub(crate) use screen::{Attached, Screen};
-pub use socket::{ConsoleLoss, ConsoleSocket, ConsoleSocketError};
+pub use socket::{ConsoleLoss, ConsoleSocket};
 
 /// What a read from the terminal gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

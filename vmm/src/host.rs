@@ -5,58 +5,12 @@
 //! is placed there. Sysfs is read and nothing else is asked: a machine needs no netlink.
 
 use std::fs;
-use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use crate::Error;
 use crate::byte_count::ByteCount;
 use crate::config::{HostCpus, parse_list, show_list};
-
-/// Why a machine cannot be placed where it was asked to.
-#[derive(Debug, thiserror::Error)]
-pub enum PlacementError {
-    /// CPUs that are not there, or are switched off.
-    #[error("cpu_affinity: vCPU {vcpu} is to run on CPUs {wanted}, this host has {online} online")]
-    NoSuchCpu {
-        /// Which vCPU.
-        vcpu: u8,
-        /// What was asked for.
-        wanted: HostCpus,
-        /// What there is.
-        online: String,
-    },
-    /// A node that is not there, or has no memory.
-    #[error("memory: host_numa_node {node} has no memory, or is not there; this host has {nodes}")]
-    NoSuchNode {
-        /// What was asked for.
-        node: u16,
-        /// What there is.
-        nodes: String,
-    },
-    /// Less memory than the guest is to have.
-    #[error(
-        "memory: {} is more than the {} of host_numa_node {node}",
-        ByteCount(*size),
-        ByteCount(*total)
-    )]
-    BeyondNode {
-        /// Bytes asked for.
-        size: u64,
-        /// The node.
-        node: u16,
-        /// Bytes that it has.
-        total: u64,
-    },
-    /// The kernel does not say.
-    #[error("cannot read {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// The host, seen through its sysfs.
 #[derive(Debug)]
@@ -75,19 +29,19 @@ impl Host {
     /// Checks that the CPUs of all lists, one for each vCPU, are online.
     ///
     /// # Errors
-    /// [`PlacementError::NoSuchCpu`] or [`PlacementError::Read`].
-    pub(crate) fn check_cpus(&self, lists: &[HostCpus]) -> Result<(), PlacementError> {
+    /// A CPU is not there or not online.
+    pub(crate) fn check_cpus(&self, lists: &[HostCpus]) -> Result<(), Error> {
         if lists.is_empty() {
             return Ok(());
         }
         let online = self.list("devices/system/cpu/online")?;
         for (vcpu, wanted) in (0..).zip(lists) {
             if !wanted.iter().all(|cpu| online.contains(&cpu)) {
-                return Err(PlacementError::NoSuchCpu {
-                    vcpu,
-                    wanted: wanted.clone(),
-                    online: show_list(online),
-                });
+                let online = show_list(online);
+                return Err(Error::unusable(format!(
+                    "cpu_affinity: vCPU {vcpu} is to run on CPUs {wanted}, this host has {online} \
+                     online"
+                )));
             }
         }
         Ok(())
@@ -97,29 +51,31 @@ impl Host {
     /// bound to a node with less would be ended by the kernel once it touches too much.
     ///
     /// # Errors
-    /// [`PlacementError`], but for CPUs.
-    pub(crate) fn check_node(&self, node: u16, size: u64) -> Result<(), PlacementError> {
-        let nodes = match self.list("devices/system/node/has_memory") {
-            Err(PlacementError::Read { source, .. })
-                if source.kind() == io::ErrorKind::NotFound =>
-            {
-                Vec::new()
-            }
-            nodes => nodes?,
+    /// [`Error`].
+    pub(crate) fn check_node(&self, node: u16, size: u64) -> Result<(), Error> {
+        let path = "devices/system/node/has_memory";
+        let nodes = if matches!(self.sysfs.join(path).try_exists(), Ok(false)) {
+            Vec::new()
+        } else {
+            self.list(path)?
         };
         if !nodes.contains(&node) {
-            return Err(PlacementError::NoSuchNode {
-                node,
-                nodes: match nodes.len() {
-                    0 => "no NUMA nodes (a kernel without CONFIG_NUMA)".to_owned(),
-                    _ => format!("node {}", show_list(nodes)),
-                },
-            });
+            let nodes = match nodes.len() {
+                0 => "no NUMA nodes (a kernel without CONFIG_NUMA)".to_owned(),
+                _ => format!("node {}", show_list(nodes)),
+            };
+            return Err(Error::unusable(format!(
+                "memory: host_numa_node {node} has no memory, or is not there; this host has {nodes}"
+            )));
         }
         let path = format!("devices/system/node/node{node}/meminfo");
         let text = self.read(&path)?;
         match node_total(&text) {
-            Some(total) if size > total => Err(PlacementError::BeyondNode { size, node, total }),
+            Some(total) if size > total => Err(Error::unusable(format!(
+                "memory: {} is more than the {} of host_numa_node {node}",
+                ByteCount(size),
+                ByteCount(total)
+            ))),
             _ => Ok(()),
         }
     }
@@ -152,7 +108,7 @@ impl Host {
     }
 
     /// The numbers in a file that has a list in the kernel's format.
-    fn list(&self, path: &str) -> Result<Vec<u16>, PlacementError> {
+    fn list(&self, path: &str) -> Result<Vec<u16>, Error> {
         let text = self.read(path)?;
         let numbers = parse_list(text.trim()).unwrap_or_default();
         Ok(numbers
@@ -161,9 +117,11 @@ impl Host {
             .collect())
     }
 
-    fn read(&self, path: &str) -> Result<String, PlacementError> {
+    fn read(&self, path: &str) -> Result<String, Error> {
         let path = self.sysfs.join(path);
-        fs::read_to_string(&path).map_err(|source| PlacementError::Read { path, source })
+        fs::read_to_string(&path).map_err(|source| {
+            Error::unusable(format!("cannot read {}", path.display())).because(source)
+        })
     }
 }
 

@@ -32,6 +32,7 @@
 //!                  +-----------------------------------+
 //! ```
 
+use crate::Error;
 use crate::byte_count::ByteCount;
 
 /// Bytes in a page of the processor.
@@ -217,49 +218,6 @@ pub struct MemoryMapEntry {
     pub kind: MemoryKind,
 }
 
-/// Why no map can be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum LayoutError {
-    /// Less RAM than [`RAM_MIN`].
-    #[error(
-        "{} of memory is too small for a kernel: give the guest {} or more",
-        ByteCount(*size),
-        ByteCount(RAM_MIN)
-    )]
-    TooSmall {
-        /// Bytes asked for.
-        size: u64,
-    },
-    /// More RAM than fits below the 64-bit PCI window.
-    #[error(
-        "{} of memory is too much: {physical_bits}-bit guest-physical addresses leave room for {}",
-        ByteCount(*size),
-        ByteCount(*max)
-    )]
-    TooLarge {
-        /// Bytes asked for.
-        size: u64,
-        /// Bytes there is room for.
-        max: u64,
-        /// Width of guest-physical addresses.
-        physical_bits: u8,
-    },
-    /// Not whole pages.
-    #[error("memory of {size} bytes is not a multiple of the page size of {PAGE_SIZE} bytes")]
-    NotPageAligned {
-        /// Bytes asked for.
-        size: u64,
-    },
-    /// The processor reports a width that x86-64 does not have.
-    #[error(
-        "the processor reports {physical_bits}-bit physical addresses, which x86-64 does not have"
-    )]
-    PhysicalBits {
-        /// The width reported.
-        physical_bits: u8,
-    },
-}
-
 /// The map of one guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
@@ -273,24 +231,31 @@ impl Layout {
     /// guest sees it*).
     ///
     /// # Errors
-    /// [`LayoutError`] if the size is not between [`RAM_MIN`] and what fits,
-    /// not whole pages, or the width is out of 36..=52.
-    pub fn new(ram_size: u64, physical_bits: u8) -> Result<Self, LayoutError> {
+    /// If the size is not between [`RAM_MIN`] and what fits, not whole pages, or the width is out
+    /// of 36..=52.
+    pub fn new(ram_size: u64, physical_bits: u8) -> Result<Self, Error> {
         let mmio64 = mmio64_window(physical_bits)?;
         // The hole pushes the rest of RAM up by its own length.
         let max = RAM_MAX.min(mmio64.start - (HOLE_END - HOLE_START));
         if ram_size < RAM_MIN {
-            return Err(LayoutError::TooSmall { size: ram_size });
+            return Err(Error::unusable(format!(
+                "{} of memory is too small for a kernel: give the guest {} or more",
+                ByteCount(ram_size),
+                ByteCount(RAM_MIN)
+            )));
         }
         if ram_size > max {
-            return Err(LayoutError::TooLarge {
-                size: ram_size,
-                max,
-                physical_bits,
-            });
+            return Err(Error::unusable(format!(
+                "{} of memory is too much: {physical_bits}-bit guest-physical addresses leave room \
+                 for {}",
+                ByteCount(ram_size),
+                ByteCount(max)
+            )));
         }
         if !ram_size.is_multiple_of(PAGE_SIZE) {
-            return Err(LayoutError::NotPageAligned { size: ram_size });
+            return Err(Error::unusable(format!(
+                "memory of {ram_size} bytes is not a multiple of the page size of {PAGE_SIZE} bytes"
+            )));
         }
         Ok(Self { ram_size, mmio64 })
     }
@@ -382,9 +347,12 @@ pub fn common_physical_bits(ram_size: u64) -> u8 {
 /// Its place must not follow the size of RAM, or BARs would move when memory
 /// is added; and the upper quarter stays free, where AMD hosts reserve
 /// addresses for HyperTransport.
-fn mmio64_window(physical_bits: u8) -> Result<AddressRange, LayoutError> {
+fn mmio64_window(physical_bits: u8) -> Result<AddressRange, Error> {
     if !(PHYSICAL_BITS_MIN..=PHYSICAL_BITS_MAX).contains(&physical_bits) {
-        return Err(LayoutError::PhysicalBits { physical_bits });
+        return Err(Error::unusable(format!(
+            "the processor reports {physical_bits}-bit physical addresses, which x86-64 does not \
+             have"
+        )));
     }
     let bits = physical_bits.min(PHYSICAL_BITS_USED);
     Ok(AddressRange {
@@ -469,17 +437,14 @@ mod tests {
 
     #[test]
     fn refuses_sizes_and_widths() {
-        assert_eq!(Layout::new(0, 40), Err(LayoutError::TooSmall { size: 0 }));
-        let one_mib = Layout::new(1 << 20, 40).unwrap_err();
+        let refused = |size, bits| Layout::new(size, bits).unwrap_err().to_string();
+        assert!(refused(0, 40).contains("too small"));
         assert_eq!(
-            one_mib.to_string(),
+            refused(1 << 20, 40),
             "1 MiB of memory is too small for a kernel: give the guest 16 MiB or more"
         );
         assert!(Layout::new(RAM_MIN, 40).is_ok());
-        assert_eq!(
-            Layout::new(RAM_MIN + 1, 40),
-            Err(LayoutError::NotPageAligned { size: RAM_MIN + 1 })
-        );
+        assert!(refused(RAM_MIN + 1, 40).contains("not a multiple of the page size"));
         assert!(Layout::new(RAM_MAX, 46).is_ok());
         for (size, bits) in [
             (RAM_MAX + PAGE_SIZE, 46),
@@ -487,18 +452,10 @@ mod tests {
             (u64::MAX, 52),
             (1 << 36, 36),
         ] {
-            assert!(matches!(
-                Layout::new(size, bits),
-                Err(LayoutError::TooLarge { .. })
-            ));
+            assert!(refused(size, bits).contains("too much"));
         }
         for bits in [0, 35, 53, 255] {
-            assert_eq!(
-                Layout::new(RAM_MIN, bits),
-                Err(LayoutError::PhysicalBits {
-                    physical_bits: bits
-                })
-            );
+            assert!(refused(RAM_MIN, bits).contains("x86-64 does not have"));
         }
     }
 

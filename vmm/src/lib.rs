@@ -6,6 +6,7 @@ pub mod boot;
 mod byte_count;
 pub mod console;
 pub mod credentials;
+mod error;
 pub mod event_loop;
 pub mod host;
 pub mod http;
@@ -18,3 +19,4 @@ pub mod snapshot;
 pub mod vcpu;
 
 pub use bellhop_api::config;
+pub use error::{Error, ErrorKind};

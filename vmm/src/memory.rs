@@ -28,110 +28,12 @@ use vdpa::memory::GuestMemory;
 use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
 
+use crate::Error;
 use crate::byte_count::ByteCount;
 use crate::config::HugePageSize;
 use crate::layout::{AddressRange, Layout};
 
 pub(crate) use free::free;
-
-/// Why guest RAM could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum MemoryError {
-    /// More than the host has at all.
-    #[error(
-        "{} of guest memory is more than this host's {}",
-        ByteCount(*size),
-        ByteCount(*host)
-    )]
-    BeyondHost {
-        /// Bytes asked for.
-        size: u64,
-        /// Bytes of RAM that the host has.
-        host: u64,
-    },
-    /// The size is no multiple of the huge page size.
-    #[error(
-        "memory of {size} bytes is not a multiple of the huge page size of {}",
-        ByteCount(*page)
-    )]
-    NotHugePageAligned {
-        /// Bytes asked for.
-        size: u64,
-        /// Bytes in a huge page.
-        page: u64,
-    },
-    /// The kernel has no huge pages of this size.
-    #[error("this host's kernel or processor has no huge pages of {}", ByteCount(*page))]
-    NoHugePageSize {
-        /// Bytes in a huge page.
-        page: u64,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// Not enough huge pages are set aside.
-    #[error(
-        "not enough free huge pages: the guest needs {needed} of {size}; set aside more with \
-         `echo N > /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages`\
-         {sysctl}",
-        size = ByteCount(*page),
-        kib = page >> 10,
-        sysctl = if *page == HugePageSize::Size2M.bytes() { " (or sysctl vm.nr_hugepages)" } else { "" }
-    )]
-    NotEnoughHugePages {
-        /// How many pages the guest needs.
-        needed: u64,
-        /// Bytes in a huge page.
-        page: u64,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// The node has not enough huge pages, whatever others have.
-    #[error(
-        "NUMA node {node} has not enough free huge pages: the guest needs {needed} of {size}; set aside \
-         more with `echo N > /sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB/nr_hugepages`",
-        size = ByteCount(*page),
-        kib = page >> 10
-    )]
-    NotEnoughHugePagesOnNode {
-        /// How many pages the guest needs.
-        needed: u64,
-        /// Bytes in a huge page.
-        page: u64,
-        /// The node.
-        node: u16,
-    },
-    /// The kernel does not take memory from this node.
-    #[error(
-        "guest memory cannot be bound to NUMA node {node}; the cgroup of this process (cpuset.mems) may \
-         not have it"
-    )]
-    Bind {
-        /// The node.
-        node: u16,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// What was handed over is not this guest's memory.
-    #[error("the file is no sealed memory of {}", ByteCount(*size))]
-    OtherFile {
-        /// Bytes that it should have.
-        size: u64,
-    },
-    /// A step on the way failed.
-    #[error("cannot {step} guest memory of {}", ByteCount(*size))]
-    Os {
-        /// What was being done.
-        step: &'static str,
-        /// Bytes asked for.
-        size: u64,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// One contiguous piece of guest RAM, as KVM and the IOTLB want it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,8 +63,8 @@ impl GuestRam {
     /// size any more, so that no access to the mapping can fault.
     ///
     /// # Errors
-    /// [`MemoryError`]; nothing is left behind.
-    pub fn new(layout: &Layout, hugepages: Option<HugePageSize>) -> Result<Self, MemoryError> {
+    /// [`Error`]; nothing is left behind.
+    pub fn new(layout: &Layout, hugepages: Option<HugePageSize>) -> Result<Self, Error> {
         Self::on_node(layout, hugepages, None)
     }
 
@@ -170,12 +72,12 @@ impl GuestRam {
     /// their reservation says nothing about nodes. [`crate::host`] knows which nodes there are.
     ///
     /// # Errors
-    /// [`MemoryError`]; nothing is left behind.
+    /// [`Error`]; nothing is left behind.
     pub fn on_node(
         layout: &Layout,
         hugepages: Option<HugePageSize>,
         node: Option<u16>,
-    ) -> Result<Self, MemoryError> {
+    ) -> Result<Self, Error> {
         let size = layout.ram_size();
         let info = rustix::system::sysinfo();
         check_size(
@@ -192,19 +94,22 @@ impl GuestRam {
     /// they are, whatever node they come from.
     ///
     /// # Errors
-    /// [`MemoryError::OtherFile`]; [`MemoryError::Os`].
+    /// The file is none of guest memory, or cannot be mapped.
     pub fn adopt(
         layout: &Layout,
         file: File,
         hugepages: Option<HugePageSize>,
-    ) -> Result<Self, MemoryError> {
+    ) -> Result<Self, Error> {
         let size = layout.ram_size();
         // A file that could shrink would be a SIGBUS for whoever touches what is gone.
         let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let seals = rustix::fs::fcntl_get_seals(&file);
         let fits = file.metadata().is_ok_and(|metadata| metadata.len() == size);
         if !fits || !seals.is_ok_and(|seals| seals.contains(sealed)) {
-            return Err(MemoryError::OtherFile { size });
+            let size = ByteCount(size);
+            return Err(Error::unusable(format!(
+                "the file is no sealed memory of {size}"
+            )));
         }
         Self::map(layout, Arc::new(file), hugepages, None)
     }
@@ -215,7 +120,7 @@ impl GuestRam {
         file: Arc<File>,
         hugepages: Option<HugePageSize>,
         node: Option<u16>,
-    ) -> Result<Self, MemoryError> {
+    ) -> Result<Self, Error> {
         let size = layout.ram_size();
         let mut regions = Vec::new();
         let mut slots = Vec::new();
@@ -234,11 +139,8 @@ impl GuestRam {
             regions.push(region);
             file_offset += guest.len;
         }
-        let memory = GuestMemory::from_regions(regions).map_err(|source| MemoryError::Os {
-            step: "lay out",
-            size,
-            source: io::Error::other(source),
-        })?;
+        let memory = GuestMemory::from_regions(regions)
+            .map_err(|source| cannot("lay out", size)(io::Error::other(source)))?;
         Ok(Self {
             memory,
             file,
@@ -266,27 +168,25 @@ impl GuestRam {
 }
 
 /// Refuses what the kernel would grant now and regret later.
-fn check_size(size: u64, host: u64, hugepages: Option<HugePageSize>) -> Result<(), MemoryError> {
+fn check_size(size: u64, host: u64, hugepages: Option<HugePageSize>) -> Result<(), Error> {
     if size > host {
-        return Err(MemoryError::BeyondHost { size, host });
+        let (size, host) = (ByteCount(size), ByteCount(host));
+        return Err(Error::unusable(format!(
+            "{size} of guest memory is more than this host's {host}"
+        )));
     }
     match hugepages.map(HugePageSize::bytes) {
-        Some(page) if !size.is_multiple_of(page) => {
-            Err(MemoryError::NotHugePageAligned { size, page })
-        }
+        Some(page) if !size.is_multiple_of(page) => Err(Error::unusable(format!(
+            "memory of {size} bytes is not a multiple of the huge page size of {}",
+            ByteCount(page)
+        ))),
         _ => Ok(()),
     }
 }
 
 /// A sealed memfd of `size` bytes.
-fn make_file(size: u64, hugepages: Option<HugePageSize>) -> Result<File, MemoryError> {
-    let os = |step| {
-        move |source: rustix::io::Errno| MemoryError::Os {
-            step,
-            size,
-            source: source.into(),
-        }
-    };
+fn make_file(size: u64, hugepages: Option<HugePageSize>) -> Result<File, Error> {
+    let os = |step| move |source: rustix::io::Errno| cannot(step, size)(source.into());
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match hugepages {
         None => {}
@@ -301,10 +201,9 @@ fn make_file(size: u64, hugepages: Option<HugePageSize>) -> Result<File, MemoryE
                 rustix::io::Errno::NODEV | rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS
             ) =>
         {
-            return Err(MemoryError::NoHugePageSize {
-                page: huge.bytes(),
-                source: source.into(),
-            });
+            let page = ByteCount(huge.bytes());
+            let message = format!("this host's kernel or processor has no huge pages of {page}");
+            return Err(Error::unusable(message).because(io::Error::from(source)));
         }
         (Err(source), _) => return Err(os("create")(source)),
     };
@@ -321,8 +220,8 @@ fn map_region(
     guest: AddressRange,
     hugepages: Option<HugePageSize>,
     size: u64,
-) -> Result<GuestRegionMmap<AtomicBitmap>, MemoryError> {
-    let os = |step, source| MemoryError::Os { step, size, source };
+) -> Result<GuestRegionMmap<AtomicBitmap>, Error> {
+    let os = |step, source| cannot(step, size)(source);
     let len = usize::try_from(guest.len).map_err(|source| os("map", io::Error::other(source)))?;
     // Not MAP_NORESERVE, which the crate's own constructor sets: with huge
     // pages it would turn a short pool into SIGBUS in the middle of the run.
@@ -337,11 +236,7 @@ fn map_region(
         (vm_memory::mmap::MmapRegionError::Mmap(source), Some(huge))
             if source.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) =>
         {
-            MemoryError::NotEnoughHugePages {
-                needed: size / huge.bytes(),
-                page: huge.bytes(),
-                source,
-            }
+            not_enough_huge_pages(size, huge).because(source)
         }
         (vm_memory::mmap::MmapRegionError::Mmap(source), _) => os("map", source),
         (other, _) => os("map", io::Error::other(other)),
@@ -367,25 +262,54 @@ fn bind_region(
     node: u16,
     hugepages: Option<HugePageSize>,
     size: u64,
-) -> Result<(), MemoryError> {
+) -> Result<(), Error> {
     let (start, len) = (region.as_ptr(), region.size());
-    bind::to_node(start, len, node).map_err(|source| MemoryError::Bind { node, source })?;
+    bind::to_node(start, len, node).map_err(|source| {
+        Error::unusable(format!(
+            "guest memory cannot be bound to NUMA node {node}; the cgroup of this process \
+             (cpuset.mems) may not have it"
+        ))
+        .because(source)
+    })?;
     let Some(huge) = hugepages else {
         return Ok(());
     };
     match bind::fill(start, len) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(MemoryError::NotEnoughHugePagesOnNode {
-            needed: size / huge.bytes(),
-            page: huge.bytes(),
-            node,
-        }),
-        Err(source) => Err(MemoryError::Os {
-            step: "fill",
-            size,
-            source,
-        }),
+        Ok(false) => {
+            let page = huge.bytes();
+            Err(Error::unusable(format!(
+                "NUMA node {node} has not enough free huge pages: the guest needs {} of {}; set \
+                 aside more with `echo N > \
+                 /sys/devices/system/node/node{node}/hugepages/hugepages-{}kB/nr_hugepages`",
+                size / page,
+                ByteCount(page),
+                page >> 10
+            )))
+        }
+        Err(source) => Err(cannot("fill", size)(source)),
     }
+}
+
+/// A step on the way failed.
+fn cannot(step: &str, size: u64) -> impl FnOnce(io::Error) -> Error {
+    let message = format!("cannot {step} guest memory of {}", ByteCount(size));
+    move |source| Error::unusable(message).because(source)
+}
+
+fn not_enough_huge_pages(size: u64, huge: HugePageSize) -> Error {
+    let page = huge.bytes();
+    let sysctl = match huge {
+        HugePageSize::Size2M => " (or sysctl vm.nr_hugepages)",
+        HugePageSize::Size1G => "",
+    };
+    Error::unusable(format!(
+        "not enough free huge pages: the guest needs {} of {}; set aside more with `echo N > \
+         /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages`{sysctl}",
+        size / page,
+        ByteCount(page),
+        page >> 10
+    ))
 }
 
 #[cfg(test)]
@@ -504,11 +428,7 @@ mod tests {
 
     #[test]
     fn names_the_setting_when_huge_pages_run_out() {
-        let error = MemoryError::NotEnoughHugePages {
-            needed: 256,
-            page: 2 * MIB,
-            source: io::Error::from_raw_os_error(12),
-        };
+        let error = not_enough_huge_pages(512 * MIB, HugePageSize::Size2M);
         assert_eq!(
             error.to_string(),
             "not enough free huge pages: the guest needs 256 of 2 MiB; set aside more with \

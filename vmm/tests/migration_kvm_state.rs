@@ -11,7 +11,7 @@ use support::asm::{self, CLI, HALT_FOR_EVER, IRET, STI, join};
 use support::{CODE, MMIO, PORT, RAM_SIZE, Rig};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::kvm::saved::{ClockPolicy, VmState};
-use vmm::vcpu::{MsrState, VcpuError, VcpuState, VcpuStateError};
+use vmm::vcpu::{MsrState, VcpuState};
 
 const COUNTER: u64 = 0x500;
 const COMMAND: u64 = 0x510;
@@ -350,17 +350,19 @@ fn states_that_cannot_be_are_refused() {
     drop(rig);
 
     let rig = Rig::new(1, HALT_FOR_EVER);
-    assert!(matches!(
-        rig.vcpus.restore(&[]),
-        Err(VcpuError::Count { saved: 0, here: 1 })
-    ));
+    let error = rig.vcpus.restore(&[]).unwrap_err().to_string();
+    assert!(
+        error.starts_with("0 vCPUs were saved and this machine has 1"),
+        "{error}"
+    );
     let refused_before = |name: &str, change: &dyn Fn(&mut VcpuState)| {
         let mut states = good.clone();
         change(&mut states[0]);
         for result in [rig.vcpus.check(&states), rig.vcpus.restore(&states)] {
+            let error = result.unwrap_err().to_string();
             assert!(
-                matches!(result, Err(VcpuError::State { .. })),
-                "{name}: {result:?}"
+                error.starts_with("the saved state of vCPU"),
+                "{name}: {error}"
             );
         }
     };
@@ -469,15 +471,13 @@ fn vcpus_that_run_are_neither_saved_nor_restored() {
     let states = rig.vcpus.save().unwrap();
     rig.vcpus.resume();
     rig.wait_change(COUNTER, 0);
-    assert!(matches!(rig.vcpus.save(), Err(VcpuError::NotPaused(0))));
-    assert!(matches!(
+    for refused in [
+        rig.vcpus.save().map(drop),
         rig.vcpus.check(&states),
-        Err(VcpuError::NotPaused(0))
-    ));
-    assert!(matches!(
         rig.vcpus.restore(&states),
-        Err(VcpuError::NotPaused(0))
-    ));
+    ] {
+        assert_eq!(refused.unwrap_err().to_string(), "vCPU 0 is not paused");
+    }
 }
 
 #[test]
@@ -497,10 +497,7 @@ fn a_guest_keeps_the_processor_that_it_knows() {
     // The way back to the older one, and on to this one again.
     let rig = Rig::new(1, HALT_FOR_EVER);
     rig.vcpus.restore(&states).unwrap();
-    let error = VcpuStateError::Cpuid(
-        states[0]
-            .check_cpuid(&[])
-            .expect_err("no processor at all is enough"),
-    );
+    let error = states[0].check_cpuid(&[]);
+    let error = error.expect_err("no processor at all is enough");
     assert!(error.to_string().contains("processor"));
 }

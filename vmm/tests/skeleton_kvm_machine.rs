@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use vmm::ErrorKind;
 use vmm::config::{CpuBaseline, DiskConfig, RingWatch, VmConfig};
 use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
-use vmm::machine::{Exit, Machine, MachineError, Origin, Snapshot, StopHandle};
+use vmm::machine::{Exit, Machine, Origin, Snapshot, StopHandle};
 use vmm::vcpu::VcpuFailure;
 
 /// A file under the temporary directory that goes with its name.
@@ -351,7 +352,11 @@ fn bad_files_are_errors_with_nothing_left() {
     let not_a_kernel = Temporary::new("text", b"this is not a kernel");
     let (console, _output) = silent();
     let mut machine = machine(&config(&not_a_kernel, 1), console, &stop);
-    assert!(matches!(machine.run(), Err(MachineError::Boot(_))));
+    let error = machine.run().unwrap_err();
+    assert!(
+        error.to_string().starts_with("cannot boot the kernel"),
+        "{error}"
+    );
     // The file may be put right, and the machine runs.
     std::fs::write(&not_a_kernel.0, kernel(&asm::power_off())).unwrap();
     assert_eq!(machine.run().unwrap(), Exit::PoweredOff);
@@ -364,10 +369,8 @@ fn bad_files_are_errors_with_nothing_left() {
         rescue: false,
     });
     let (console, _output) = silent();
-    assert!(matches!(
-        Machine::new(&bad_disk, console, &stop),
-        Err(MachineError::Disk(_))
-    ));
+    let error = Machine::new(&bad_disk, console, &stop).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
 }
 
 /// Says its generation ID; when told that it has changed, takes note, says whether it is told still, and the ID again.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use support::asm::{self, CLI, HALT_FOR_EVER, join};
 use support::{MMIO, PATIENCE, PORT, Rig};
-use vmm::vcpu::{VcpuError, VcpuFailure};
+use vmm::vcpu::VcpuFailure;
 
 /// Word that guests count in.
 const COUNTER: u64 = 0x500;
@@ -196,7 +196,8 @@ fn a_running_vcpu_is_not_touched() {
     let rig = Rig::new(1, SPIN);
     rig.vcpus.resume();
     rig.wait_change(COUNTER, 0);
-    assert!(matches!(rig.vcpus.reset(), Err(VcpuError::NotPaused(0))));
+    let error = rig.vcpus.reset().unwrap_err();
+    assert_eq!(error.to_string(), "vCPU 0 is not paused");
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hyper::StatusCode;
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::{Answer, ClientError, Node, Request, Transport};
@@ -33,7 +34,7 @@ impl MadeUp {
             Value::String(text) => text.clone().into_bytes(),
             body => serde_json::to_vec(body).unwrap(),
         };
-        self.0.lock().unwrap().answers.push_back(Answer {
+        self.0.lock().answers.push_back(Answer {
             status: StatusCode::from_u16(status).unwrap(),
             body,
         });
@@ -46,7 +47,7 @@ impl MadeUp {
 
     /// What was asked: `METHOD PATH BODY`.
     pub(crate) fn asked(&self) -> Vec<String> {
-        let script = self.0.lock().unwrap();
+        let script = self.0.lock();
         let line = |request: &Request| {
             let body = request.body.as_deref().map(String::from_utf8_lossy);
             let line = format!(
@@ -63,7 +64,7 @@ impl MadeUp {
 
 impl Transport for MadeUp {
     fn exchange(&self, request: &Request) -> Result<Answer, ClientError> {
-        let mut script = self.0.lock().unwrap();
+        let mut script = self.0.lock();
         script.asked.push(request.clone());
         let asked = format!("{} {}", request.method, request.path);
         Ok(script.answers.pop_front().expect(&asked))

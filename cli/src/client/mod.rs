@@ -111,9 +111,10 @@ impl Node {
 
     fn ask(&self, request: &Request) -> Result<Answer, ClientError> {
         let answer = self.transport.exchange(request)?;
-        match answer.status.is_success() {
-            true => Ok(answer),
-            false => Err(Refusal::of(&answer).into()),
+        if answer.status.is_success() {
+            Ok(answer)
+        } else {
+            Err(Refusal::of(&answer).into())
         }
     }
 }

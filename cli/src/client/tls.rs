@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hyper::header::{HeaderValue, InvalidHeaderValue};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::{self, ClientConfig};
-use vmm::credentials::{self, FileError, Holder, PemError, Secrecy};
+use vmm::credentials::{self, Holder, Secrecy};
 use vmm::http::client::Tls;
 
 /// Where the files are.
@@ -45,9 +45,7 @@ pub(crate) enum TlsError {
     )]
     Missing(&'static str, &'static str),
     #[error(transparent)]
-    Pem(#[from] PemError),
-    #[error(transparent)]
-    File(#[from] FileError),
+    File(#[from] vmm::Error),
     #[error("the key {key} does not go with the certificate {certificate}")]
     Key {
         key: PathBuf,

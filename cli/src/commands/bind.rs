@@ -4,8 +4,9 @@ mod netns;
 
 use std::io;
 
-use vdpa_mgmt::bus::{Bus, BusDevice, BusError};
-use vdpa_mgmt::pci::{Address, BadAddress, Function, Pci, PciError};
+use vdpa_mgmt::Error;
+use vdpa_mgmt::bus::{Bus, BusDevice};
+use vdpa_mgmt::pci::{Address, Function, Pci};
 
 use super::vf::function_entry;
 use crate::exit::{self, Code};
@@ -58,13 +59,14 @@ pub(crate) struct Arguments {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     #[error(transparent)]
-    Bus(#[from] BusError),
+    Mgmt(#[from] Error),
     #[error(transparent)]
-    Pci(#[from] PciError),
-    #[error(transparent)]
-    Address(#[from] BadAddress),
-    #[error(transparent)]
-    Netns(#[from] netns::NetnsError),
+    Address(Error),
+    #[error(
+        "--netns needs a vDPA device and the driver virtio_vdpa, which makes a network interface of \
+         it: `bellhop bind DEV virtio_vdpa --netns NETNS`"
+    )]
+    NetnsDriver,
     #[error("no vDPA device is behind {0}; `bellhop dev show` lists them")]
     NotBehind(String),
     #[error("cannot write the result")]
@@ -74,10 +76,7 @@ pub(crate) enum CommandError {
 /// Binds if asked to, and prints how it is then.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
     exit::wrong_command_line(carry_out(arguments), |error| {
-        matches!(
-            error,
-            CommandError::Address(_) | CommandError::Netns(netns::NetnsError::Driver)
-        )
+        matches!(error, CommandError::Address(_) | CommandError::NetnsDriver)
     })
 }
 
@@ -85,7 +84,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
     let driver = arguments.driver.as_deref();
     let namespace = arguments.netns.namespace(&arguments.device, driver)?;
     let entry = match (arguments.device.strip_prefix("pci/"), namespace) {
-        (Some(address), _) => pci(address.parse()?, driver)?,
+        (Some(address), _) => pci(address.parse().map_err(CommandError::Address)?, driver)?,
         (None, Some(namespace)) => {
             let bus = Bus::default();
             let device = find(&bus, &arguments.device)?;

@@ -4,7 +4,7 @@ mod describe;
 
 use std::io;
 
-use vdpa_mgmt::{Connection, DeviceConfig, InvalidDevice, MgmtError, NewDevice, VdpaDevice};
+use vdpa_mgmt::{Connection, DeviceConfig, Error, NewDevice, VdpaDevice};
 
 use super::words::{self, WordError, Words};
 use crate::exit::{self, Code};
@@ -157,22 +157,17 @@ pub(crate) enum CommandError {
     #[error(transparent)]
     Words(#[from] WordError),
     #[error(transparent)]
-    Device(#[from] InvalidDevice),
-    #[error(transparent)]
-    Management(#[from] MgmtError),
+    Management(#[from] Error),
     #[error("cannot write the result")]
     Output(#[source] io::Error),
 }
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    exit::wrong_command_line(carry_out(arguments), |error| {
-        matches!(
-            error,
-            CommandError::Words(_)
-                | CommandError::Device(_)
-                | CommandError::Management(MgmtError::InvalidDevice(_) | MgmtError::BadName(_))
-        )
+    exit::wrong_command_line(carry_out(arguments), |error| match error {
+        CommandError::Words(_) => true,
+        CommandError::Management(error) => exit::is_wrong_argument(error),
+        CommandError::Output(_) => false,
     })
 }
 
@@ -225,12 +220,12 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
 }
 
 /// All of them, for reports.
-pub(crate) fn all() -> Result<Listing, MgmtError> {
+pub(crate) fn all() -> Result<Listing, Error> {
     Ok(listing(&Connection::open()?.devices()?))
 }
 
 /// The configurations of all of them, for reports.
-pub(crate) fn all_configs() -> Result<Listing, MgmtError> {
+pub(crate) fn all_configs() -> Result<Listing, Error> {
     Ok(config_listing(&Connection::open()?.configs()?))
 }
 

@@ -54,8 +54,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, DoctorError> {
         .write_all(text.as_bytes())
         .and_then(|()| output.flush())
         .map_err(DoctorError::Output)?;
-    Ok(match report.fit {
-        true => Code::Success,
-        false => Code::Failed,
+    Ok(if report.fit {
+        Code::Success
+    } else {
+        Code::Failed
     })
 }

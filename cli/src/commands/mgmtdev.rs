@@ -2,7 +2,7 @@
 
 use std::io;
 
-use vdpa_mgmt::{Connection, MgmtDevice, MgmtDeviceName, MgmtError};
+use vdpa_mgmt::{Connection, Error, MgmtDevice, MgmtDeviceName};
 
 use crate::exit::Code;
 use crate::listing::{Entry, Format, Layout, Listing};
@@ -48,7 +48,7 @@ Examples:
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     #[error(transparent)]
-    Management(#[from] MgmtError),
+    Management(#[from] Error),
     #[error("cannot write the result")]
     Output(#[source] io::Error),
 }
@@ -68,7 +68,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
 }
 
 /// All of them, for reports.
-pub(crate) fn all() -> Result<Listing, MgmtError> {
+pub(crate) fn all() -> Result<Listing, Error> {
     Ok(listing(&Connection::open()?.mgmt_devices()?))
 }
 

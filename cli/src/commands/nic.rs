@@ -10,7 +10,7 @@ mod watch;
 use std::io;
 
 use vdpa_mgmt::nic::{MadeNic, MakeError, NicError, RemoveError, State, Step, StoreError};
-use vdpa_mgmt::{ClassConfig, Connection, MgmtError};
+use vdpa_mgmt::{ClassConfig, Connection, Error, ErrorKind};
 
 use super::vm::SpecError;
 use super::words::WordError;
@@ -69,7 +69,7 @@ pub(crate) enum CommandError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
-    Mgmt(#[from] MgmtError),
+    Mgmt(#[from] Error),
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]
@@ -107,14 +107,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
 }
 
 fn is_wrong_command_line(error: &CommandError) -> bool {
-    let of_nic = |error: &NicError| {
-        matches!(
-            error,
-            NicError::InvalidDevice(_)
-                | NicError::InvalidSetting(_)
-                | NicError::NoCount
-                | NicError::NoOrigin(_)
-        )
+    let of_nic = |error: &NicError| match error {
+        NicError::Mgmt(error) => error.kind() == ErrorKind::Invalid,
+        NicError::NoCount | NicError::NoOrigin(_) => true,
+        _ => false,
     };
     match error {
         CommandError::Spec(error) => error.is_wrong_command_line(),
@@ -197,7 +193,7 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
 }
 
 /// NICs as they are shown.
-pub(crate) fn listing(nics: &[MadeNic]) -> Result<Listing, MgmtError> {
+pub(crate) fn listing(nics: &[MadeNic]) -> Result<Listing, Error> {
     let mut entries = Vec::new();
     if !nics.is_empty() {
         let connection = Connection::open()?;

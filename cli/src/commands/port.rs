@@ -6,9 +6,8 @@ mod rate;
 
 use std::io;
 
-use vdpa_mgmt::devlink::{
-    BadHandle, Devlink, DevlinkError, Handle, NewSubfunction, Port, PortHandle,
-};
+use vdpa_mgmt::Error;
+use vdpa_mgmt::devlink::{Devlink, Handle, NewSubfunction, Port, PortHandle};
 
 use super::words::{self, WordError, Words};
 use crate::exit::{self, Code};
@@ -122,28 +121,23 @@ Examples:
 pub(crate) enum CommandError {
     #[error(transparent)]
     Words(#[from] WordError),
-    #[error(transparent)]
-    Handle(#[from] BadHandle),
     #[error(
         "{0:?} names no port: write it as BUS/DEVICE/INDEX or as the name of its network interface; \
          `bellhop port show` lists both"
     )]
     NoPort(String),
     #[error(transparent)]
-    Devlink(#[from] DevlinkError),
+    Devlink(#[from] Error),
     #[error("cannot write the result")]
     Output(#[source] io::Error),
 }
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    exit::wrong_command_line(carry_out(arguments), |error| {
-        matches!(
-            error,
-            CommandError::Words(_)
-                | CommandError::Handle(_)
-                | CommandError::Devlink(DevlinkError::Invalid(_) | DevlinkError::BadHandle(_))
-        )
+    exit::wrong_command_line(carry_out(arguments), |error| match error {
+        CommandError::Words(_) => true,
+        CommandError::Devlink(error) => exit::is_wrong_argument(error),
+        _ => false,
     })
 }
 

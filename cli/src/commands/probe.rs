@@ -76,9 +76,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
     let mut progress = Progress::new();
     let (text, good) = if arguments.conformance {
         let report = conformance::report(&arguments.device, &mut |what| progress.show(what))?;
-        let text = match arguments.json {
-            true => json(&report)?,
-            false => table::conformance(&report),
+        let text = if arguments.json {
+            json(&report)?
+        } else {
+            table::conformance(&report)
         };
         (text, report.is_good())
     } else {
@@ -87,9 +88,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
             traffic: Duration::from_secs(arguments.seconds),
         };
         let report = probe::probe(&arguments.device, &options, &mut |what| progress.show(what))?;
-        let text = match arguments.json {
-            true => json(&report)?,
-            false => table::probe(&report),
+        let text = if arguments.json {
+            json(&report)?
+        } else {
+            table::probe(&report)
         };
         (text, report.is_good())
     };

@@ -9,12 +9,11 @@ use std::path::PathBuf;
 use vdpa::causes::in_one_line;
 use vmm::api::{Server, ServerError, StartRequest, Starts};
 use vmm::config::{DescriptorError, HugePageSize, MemorySize, RingWatch, VdpaConfig, VmConfig};
-use vmm::console::{Console, ConsoleSocket, ConsoleSocketError, TerminalConsole};
+use vmm::console::{Console, ConsoleSocket, TerminalConsole};
 use vmm::machine::{
-    Arriving, Exit, Machine, MachineError, Origin, ReceiveConfig, Snapshot, SnapshotError,
-    StopHandle,
+    Arriving, Exit, Machine, Origin, ReceiveConfig, Snapshot, SnapshotError, StopHandle,
 };
-use vmm::migration::endpoint::{Endpoint, EndpointError};
+use vmm::migration::endpoint::Endpoint;
 
 use hand_over::{HandOverError, Taken};
 
@@ -167,13 +166,9 @@ pub(crate) enum RunError {
     #[error(transparent)]
     Api(#[from] ServerError),
     #[error(transparent)]
-    Console(#[from] ConsoleSocketError),
-    #[error(transparent)]
-    Machine(#[from] MachineError),
+    Machine(#[from] vmm::Error),
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    #[error(transparent)]
-    Endpoint(#[from] EndpointError),
     #[error(transparent)]
     HandOver(#[from] HandOverError),
 }
@@ -348,7 +343,7 @@ fn wait_for_start(
     Ok(None)
 }
 
-fn answer_failure(request: StartRequest, error: MachineError) {
+fn answer_failure(request: StartRequest, error: vmm::Error) {
     tracing::warn!(
         error = &error as &dyn std::error::Error,
         "the machine cannot be started; the API may give it another configuration"

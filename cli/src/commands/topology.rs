@@ -5,8 +5,9 @@ mod describe;
 use std::io;
 
 use serde::Serialize;
-use vdpa_mgmt::pci::{Address, BadAddress, Pci, PciError};
-use vdpa_mgmt::topology::{self, Topology, TopologyError};
+use vdpa_mgmt::Error;
+use vdpa_mgmt::pci::{Address, Pci};
+use vdpa_mgmt::topology::{self, Topology};
 
 use crate::exit::{self, Code};
 use crate::listing::Format;
@@ -51,11 +52,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     #[error(transparent)]
-    Topology(#[from] TopologyError),
-    #[error(transparent)]
-    Pci(#[from] PciError),
-    #[error(transparent)]
-    Address(#[from] BadAddress),
+    Mgmt(#[from] Error),
     #[error("{0} is on no function of the PCI bus; without a name everything is shown")]
     NotPci(String),
     #[error("cannot write the result")]
@@ -64,9 +61,10 @@ pub(crate) enum CommandError {
 
 /// Looks and prints.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    exit::wrong_command_line(carry_out(arguments), |error| {
-        matches!(error, CommandError::Address(_))
-    })
+    exit::wrong_command_line(
+        carry_out(arguments),
+        |error| matches!(error, CommandError::Mgmt(error) if exit::is_wrong_argument(error)),
+    )
 }
 
 fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {

@@ -5,8 +5,9 @@ mod settings;
 
 use std::io;
 
-use vdpa_mgmt::pci::{Address, BadAddress, Function, Pci, PciError};
-use vdpa_mgmt::sriov::{InvalidSetting, Link, LinkError, Links};
+use vdpa_mgmt::Error;
+use vdpa_mgmt::pci::{Address, Function, Pci};
+use vdpa_mgmt::sriov::{Link, Links};
 
 use super::words::WordError;
 use crate::exit::{self, Code};
@@ -105,13 +106,7 @@ pub(crate) enum CommandError {
     #[error(transparent)]
     Words(#[from] WordError),
     #[error(transparent)]
-    Setting(#[from] InvalidSetting),
-    #[error(transparent)]
-    Address(#[from] BadAddress),
-    #[error(transparent)]
-    Pci(#[from] PciError),
-    #[error(transparent)]
-    Link(#[from] LinkError),
+    Mgmt(#[from] Error),
     #[error("{0} is no function of the PCI bus, so its virtual functions cannot be counted here")]
     NotPci(String),
     #[error(
@@ -124,14 +119,10 @@ pub(crate) enum CommandError {
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    exit::wrong_command_line(carry_out(arguments), |error| {
-        matches!(
-            error,
-            CommandError::Words(_)
-                | CommandError::Setting(_)
-                | CommandError::Address(_)
-                | CommandError::Link(LinkError::Invalid(_) | LinkError::BadName(_))
-        )
+    exit::wrong_command_line(carry_out(arguments), |error| match error {
+        CommandError::Words(_) => true,
+        CommandError::Mgmt(error) => exit::is_wrong_argument(error),
+        _ => false,
     })
 }
 
@@ -235,13 +226,7 @@ impl Physical {
 
 /// The interface of a physical function: what its virtual ones may do is asked there.
 fn physical_interface(function: Function) -> Result<String, CommandError> {
-    if let Some(physical) = function.physical_function {
-        return Err(PciError::Virtual {
-            function: function.address,
-            physical,
-        }
-        .into());
-    }
+    function.check_physical()?;
     let first = function.netdevs.into_iter().next();
     first.ok_or(CommandError::NoInterface(function.address))
 }
@@ -252,7 +237,7 @@ fn describe_function(pci: &Pci, function: &Function) -> Result<Vec<Entry>, Comma
         Some(interface) => match Links::open()?.link(interface) {
             Ok(link) => Some(link),
             // Gone, or named anew, since the function was looked at.
-            Err(LinkError::NoInterface { .. }) => None,
+            Err(error) if error.is_missing() => None,
             Err(error) => return Err(error.into()),
         },
         None => None,

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use vdpa_mgmt::{BadName, MgmtDeviceName};
+use vdpa_mgmt::{Error, MgmtDeviceName};
 use vmm::config::{MacAddress, MacAddressError};
 
 /// Why the words make no sense.
@@ -31,7 +31,7 @@ pub(crate) enum WordError {
     #[error(transparent)]
     Mac(#[from] MacAddressError),
     #[error(transparent)]
-    Name(#[from] BadName),
+    Name(#[from] Error),
 }
 
 /// Words with their values.

@@ -119,11 +119,12 @@ fn describe(host: &Host, device: &Device) -> Finding {
     let parent = parent.as_deref().unwrap_or("unknown");
     let Some(driver) = driver else {
         let finding = Finding::warning(name, format!("of {parent}, bound to no driver"));
-        return match is_plain(name) {
-            true => finding.mend(format!(
+        return if is_plain(name) {
+            finding.mend(format!(
                 "modprobe vhost_vdpa; echo {name} >/sys/bus/vdpa/drivers/vhost_vdpa/bind"
-            )),
-            false => finding,
+            ))
+        } else {
+            finding
         };
     };
     let about = format!("of {parent}, {driver}");
@@ -139,9 +140,10 @@ fn describe(host: &Host, device: &Device) -> Finding {
             let number = host.text(&format!("{VDPA}/{name}/vhost-vdpa-{number}/dev"));
             let holders = host.holders(number.as_deref().unwrap_or_default());
             let holders: Vec<String> = holders.iter().map(ToString::to_string).collect();
-            let state = match holders.is_empty() {
-                true => "can be opened, and nobody visible holds it".to_owned(),
-                false => format!("held by {}", holders.join(", ")),
+            let state = if holders.is_empty() {
+                "can be opened, and nobody visible holds it".to_owned()
+            } else {
+                format!("held by {}", holders.join(", "))
             };
             Finding::ok(name, format!("{about}, {path}: {state}"))
         }

@@ -227,9 +227,10 @@ impl Host {
     /// what is not in it.
     pub(crate) fn sysfs(&self) -> Result<(), Unread> {
         const ALWAYS: &str = "/sys/kernel";
-        match self.exists(ALWAYS) {
-            true => Ok(()),
-            false => Err(Unread::Absent(ALWAYS.to_owned())),
+        if self.exists(ALWAYS) {
+            Ok(())
+        } else {
+            Err(Unread::Absent(ALWAYS.to_owned()))
         }
     }
 

@@ -55,12 +55,13 @@ fn groups(host: &Host, needs_it: bool) -> Finding {
     if count > 0 {
         return Finding::ok(NAME, format!("the IOMMU is on, {count} groups"));
     }
-    let (state, who): (fn(&'static str, String) -> Finding, _) = match needs_it {
-        true => (Finding::missing, "a NIC of this host needs it"),
-        false => (
+    let (state, who): (fn(&'static str, String) -> Finding, _) = if needs_it {
+        (Finding::missing, "a NIC of this host needs it")
+    } else {
+        (
             Finding::warning,
             "all NICs but those of mlx5_core need it; simulators don't",
-        ),
+        )
     };
     state(NAME, format!("the IOMMU is off ({who})"))
         .mend("switch VT-d or AMD-Vi (IOMMU) on in the firmware's setup")

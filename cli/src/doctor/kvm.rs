@@ -140,9 +140,10 @@ fn describe(host: &Host, processor: &Processor) -> Finding {
             .mend("use a host, or a kind of VM, with hardware or nested virtualization");
         }
         let finding = Finding::missing(NAME, "neither vmx nor svm: no hardware virtualization");
-        return match nested {
-            true => finding.mend("switch nested virtualization on in the host of this VM"),
-            false => finding.mend("switch VT-x or AMD-V (SVM) on in the firmware's setup"),
+        return if nested {
+            finding.mend("switch nested virtualization on in the host of this VM")
+        } else {
+            finding.mend("switch VT-x or AMD-V (SVM) on in the firmware's setup")
         };
     };
     let name = extension.name();

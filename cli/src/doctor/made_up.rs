@@ -69,17 +69,23 @@ impl Tree {
 
     /// The host, whose devices can be opened if their files are there.
     pub(super) fn host(&self) -> Host {
-        Host::made_up(&self.0, |path| match path.exists() {
-            true => Ok(()),
-            false => Err(Errno::NOENT),
+        Host::made_up(&self.0, |path| {
+            if path.exists() {
+                Ok(())
+            } else {
+                Err(Errno::NOENT)
+            }
         })
     }
 
     /// The host as seen by somebody without rights.
     pub(super) fn host_without_rights(&self) -> Host {
-        Host::made_up(&self.0, |path| match path.exists() {
-            true => Err(Errno::ACCESS),
-            false => Err(Errno::NOENT),
+        Host::made_up(&self.0, |path| {
+            if path.exists() {
+                Err(Errno::ACCESS)
+            } else {
+                Err(Errno::NOENT)
+            }
         })
     }
 }

@@ -28,14 +28,16 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
         "{} KiB: a device that pins memory needs all of its guest's RAM below this limit, N \
          devices N times ({})",
         limit / 1024,
-        match pinned {
-            true => "there are such devices here",
-            false => "none is seen here",
+        if pinned {
+            "there are such devices here"
+        } else {
+            "none is seen here"
         }
     );
-    let finding = match pinned && limit < DEFAULT_MEMORY {
-        true => Finding::missing(NAME, found),
-        false => Finding::warning(NAME, found),
+    let finding = if pinned && limit < DEFAULT_MEMORY {
+        Finding::missing(NAME, found)
+    } else {
+        Finding::warning(NAME, found)
     };
     vec![
         finding

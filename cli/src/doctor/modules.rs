@@ -84,9 +84,10 @@ impl<'a> Modules<'a> {
         const RELEASE: &str = "/proc/sys/kernel/osrelease";
         let release = host.text(RELEASE).and_then(|release| {
             // It becomes part of paths.
-            match is_plain(&release) {
-                true => Ok(release),
-                false => Err(Unread::Odd(RELEASE.to_owned())),
+            if is_plain(&release) {
+                Ok(release)
+            } else {
+                Err(Unread::Odd(RELEASE.to_owned()))
             }
         });
         let list = |name: &str| match &release {

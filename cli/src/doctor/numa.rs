@@ -38,9 +38,10 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
                 .filter(|function| function.node == Some(*node))
                 .map(|function| function.address.as_str())
                 .collect();
-            let near = match near.is_empty() {
-                true => "no NIC".to_owned(),
-                false => near.join(" "),
+            let near = if near.is_empty() {
+                "no NIC".to_owned()
+            } else {
+                near.join(" ")
             };
             let found = format!("distances {distance}; {near}");
             Finding::ok(format!("node {node}"), found)

@@ -35,9 +35,10 @@ pub(crate) fn table(report: &Report, colours: bool) -> String {
         let group = if line.group == last { "" } else { line.group };
         last = line.group;
         let state = format!("{:<8}", word(finding.state));
-        let state = match colours {
-            true => format!("\x1b[{}m{state}\x1b[0m", colour(finding.state)),
-            false => state,
+        let state = if colours {
+            format!("\x1b[{}m{state}\x1b[0m", colour(finding.state))
+        } else {
+            state
         };
         // Writing to a String does not fail.
         let _ = writeln!(
@@ -59,13 +60,14 @@ pub(crate) fn table(report: &Report, colours: bool) -> String {
         counted(State::Warning, "warning", "warnings"),
         report.count(State::Unknown)
     );
-    let _ = match report.fit {
-        true => writeln!(text, "\nNothing that is needed is missing ({rest})."),
-        false => writeln!(
+    let _ = if report.fit {
+        writeln!(text, "\nNothing that is needed is missing ({rest}).")
+    } else {
+        writeln!(
             text,
             "\nNot fit for VMs on vDPA NICs: {} missing ({rest}).",
             counted(State::Missing, "thing is", "things are")
-        ),
+        )
     };
     text
 }

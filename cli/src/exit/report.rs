@@ -43,9 +43,10 @@ impl Report {
         // Some messages say it themselves.
         let said = |message: &String| message.contains("root") || message.contains("CAP_");
         let hint = denied && !rustix::process::geteuid().is_root();
-        match hint && !report.messages.iter().any(said) {
-            true => report.hint("run it as root, or as a user who has these rights"),
-            false => report,
+        if hint && !report.messages.iter().any(said) {
+            report.hint("run it as root, or as a user who has these rights")
+        } else {
+            report
         }
     }
 
@@ -96,9 +97,12 @@ impl Report {
 
     /// The lines, each with its end.
     fn text(&self, colours: bool) -> String {
-        let word = |style: Style, word: &str| match colours {
-            true => format!("{style}{word}{style:#}"),
-            false => word.to_owned(),
+        let word = |style: Style, word: &str| {
+            if colours {
+                format!("{style}{word}{style:#}")
+            } else {
+                word.to_owned()
+            }
         };
         let mut messages = self.messages.iter();
         let first = messages.next().map(String::as_str).unwrap_or_default();

@@ -11,10 +11,11 @@
 //! There is no queue for each reader, so a slow one costs nothing: it has lost what has left the history, and is told so.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bellhop_api::node::Event;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// Events that are kept.
@@ -55,7 +56,7 @@ impl Events {
     /// Tells everybody.
     pub(super) fn publish(&self, subject: &str, change: &str, detail: Option<String>) {
         tracing::info!(subject, change, detail, "event");
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut history = self.history.lock();
         let generation = self.newest.borrow().saturating_add(1);
         let time = since_1970().map(|since| since.as_millis());
         if history.len() >= HISTORY {
@@ -81,7 +82,7 @@ impl Events {
 
     /// At most `limit` events after the generation `after`.
     pub(super) fn read(&self, after: u64, limit: usize) -> Read {
-        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let history = self.history.lock();
         let newest = *self.newest.borrow();
         if after == newest {
             return Read::Events(Vec::new());

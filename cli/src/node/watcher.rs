@@ -10,6 +10,7 @@
 //!
 //! What devlink says is shown to a listener, too, which decides whose NIC has failed. Nothing piles up here: what waits, waits in the kernel's sockets, whose size is limited.
 
+use std::error::Error as _;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
+use vdpa_mgmt::ErrorKind;
 use vdpa_mgmt::devlink::{self, Handle, HealthReporter, HealthState, RateObject};
 use vdpa_mgmt::uevent::{self, Action, Uevent, Uevents};
 
@@ -161,8 +163,9 @@ fn take_devlink(events: &Events, listener: &Listener, source: &mut devlink::Even
                 listener(&notice);
             }
             Ok(None) => return true,
-            Err(devlink::DevlinkError::Malformed { source, .. }) => {
-                tracing::warn!(error = %source, "an event of devlink makes no sense");
+            Err(error) if error.kind() == ErrorKind::Malformed => {
+                let error = error.source().map(tracing::field::display);
+                tracing::warn!(error, "an event of devlink makes no sense");
             }
             Err(error) => {
                 tracing::warn!(%error, "events of devlink cannot be read; trying again");

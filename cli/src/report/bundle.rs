@@ -128,9 +128,10 @@ fn plain(segment: &str) -> String {
         .chars()
         .map(|c| if known(c) { c } else { '_' })
         .collect();
-    match text.starts_with('.') || text.is_empty() {
-        true => format!("_{text}"),
-        false => text,
+    if text.starts_with('.') || text.is_empty() {
+        format!("_{text}")
+    } else {
+        text
     }
 }
 

@@ -101,12 +101,13 @@ fn printed_by(program: &str, arguments: &[&str]) -> io::Result<Vec<u8>> {
     let gone = |_| io::Error::other("the thread that reads it is gone");
     let printed = output.join().map_err(gone)??;
     let said = errors.join().map_err(gone)??;
-    match status.success() {
-        true => Ok(printed),
-        false => Err(io::Error::other(format!(
+    if status.success() {
+        Ok(printed)
+    } else {
+        Err(io::Error::other(format!(
             "{program} failed ({status}): {}",
             String::from_utf8_lossy(&said).trim()
-        ))),
+        )))
     }
 }
 

@@ -10,11 +10,12 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::rustls::{
@@ -187,7 +188,7 @@ impl Daemon {
             for line in lines.lines() {
                 let line = line.unwrap();
                 let line = serde_json::from_str(&line).unwrap_or(Value::String(line));
-                into.lock().unwrap().push(line);
+                into.lock().push(line);
             }
         });
         let daemon = Self {
@@ -208,7 +209,7 @@ impl Daemon {
     pub(crate) fn logged(&self, is_it: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + PATIENCE;
         loop {
-            let log = self.log.lock().unwrap().clone();
+            let log = self.log.lock().clone();
             if let Some(line) = log.iter().rev().find(|line| is_it(line)) {
                 return line.clone();
             }

@@ -10,8 +10,9 @@
 mod saved;
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
 
 use crate::bus::BusDevice;
 
@@ -174,10 +175,7 @@ impl Clock {
 
 impl BusDevice for Clock {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        let registers = self
-            .registers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let registers = self.registers.lock();
         for (port, byte) in (offset..=u64::MAX).zip(data) {
             *byte = match port {
                 DATA => self.read_register(&registers),
@@ -188,10 +186,7 @@ impl BusDevice for Clock {
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        let mut registers = self
-            .registers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut registers = self.registers.lock();
         for (port, &value) in (offset..=u64::MAX).zip(data) {
             match port {
                 INDEX => registers.index = value & INDEX_MASK,

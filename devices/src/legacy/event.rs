@@ -17,7 +17,8 @@ mod saved;
 
 use std::fmt;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::bus::BusDevice;
 use crate::hypervisor::LevelInterrupt;
@@ -63,18 +64,14 @@ impl AcpiEvent {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// It happens. Once more before the guest took note changes nothing.
     pub fn raise(&self) {
-        self.set(&mut self.state(), true);
+        self.set(&mut self.state.lock(), true);
     }
 
     /// It is forgotten, for a guest that starts anew.
     pub fn reset(&self) {
-        self.set(&mut self.state(), false);
+        self.set(&mut self.state.lock(), false);
     }
 
     fn set(&self, state: &mut State, raised: bool) {
@@ -97,7 +94,7 @@ impl BusDevice for AcpiEvent {
     fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if let (0, [first, ..]) = (offset, data)
-            && self.state().raised
+            && self.state.lock().raised
         {
             *first = RAISED;
         }
@@ -105,7 +102,7 @@ impl BusDevice for AcpiEvent {
 
     fn write(&self, offset: u64, data: &[u8]) {
         if offset == 0 && data.first().is_some_and(|byte| byte & RAISED != 0) {
-            self.set(&mut self.state(), false);
+            self.set(&mut self.state.lock(), false);
         }
     }
 }

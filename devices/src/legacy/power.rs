@@ -12,8 +12,9 @@ mod saved;
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use vm_superio::{I8042Device, Trigger};
 use vmm_sys_util::eventfd::EventFd;
@@ -58,10 +59,7 @@ impl PowerSignal {
 
     /// Asks. Of several requests before the next [`PowerSignal::take`] the first one counts.
     pub fn request(&self, request: PowerRequest) {
-        self.request
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(request);
+        self.request.lock().get_or_insert(request);
         // The only failure is a counter at its maximum, which is readable too.
         let _ = self.event.write(1);
     }
@@ -74,8 +72,7 @@ impl PowerSignal {
 
     /// Signals the request again that was left, if there is one.
     pub fn release(&self) {
-        let request = self.request.lock();
-        if request.unwrap_or_else(PoisonError::into_inner).is_some() {
+        if self.request.lock().is_some() {
             // The only failure is a counter at its maximum, which is readable too.
             let _ = self.event.write(1);
         }
@@ -85,10 +82,7 @@ impl PowerSignal {
     pub fn take(&self) -> Option<PowerRequest> {
         // In this order a request in between is seen now or signalled again.
         let _ = self.event.read();
-        self.request
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        self.request.lock().take()
     }
 }
 
@@ -176,14 +170,14 @@ impl KeyboardController {
 
 impl BusDevice for KeyboardController {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        let mut device = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut device = self.0.lock();
         for (register, byte) in (offset..=u64::MAX).zip(data) {
             *byte = u8::try_from(register).map_or(0xff, |register| device.read(register));
         }
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        let mut device = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut device = self.0.lock();
         for (register, &value) in (offset..=u64::MAX).zip(data) {
             if let Ok(register) = u8::try_from(register) {
                 let Ok(()) = device.write(register, value);

@@ -26,8 +26,9 @@ mod saved;
 
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vm_superio::serial::SerialEvents;
 use vm_superio::{Serial as Uart, Trigger};
 use vmm_sys_util::eventfd::EventFd;
@@ -165,7 +166,7 @@ impl Serial {
     /// Gives input to the guest; how many bytes were taken. The others are to be
     /// offered again when [`Serial::input_space`] becomes readable.
     pub fn enqueue(&self, input: &[u8]) -> usize {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let room = inner.uart.fifo_capacity().min(input.len());
         let Some(taken) = input.get(..room).filter(|taken| !taken.is_empty()) else {
             return 0;
@@ -199,7 +200,7 @@ impl Serial {
     /// called once at the end, so that the last lines are not lost.
     pub fn write_out(&self) -> Pending {
         let _ = self.output_waits.read();
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.uart.writer_mut().write_out();
         inner.settle();
         if inner.uart.writer().is_empty() {
@@ -213,7 +214,7 @@ impl Serial {
     /// writer that failed.
     #[must_use]
     pub fn lost(&self) -> u64 {
-        self.lock().uart.writer().lost()
+        self.inner.lock().uart.writer().lost()
     }
 
     /// Back to the state after power-on; input that the guest has not read is
@@ -223,7 +224,7 @@ impl Serial {
         const MODEM_CONTROL: u8 = 4;
         const MODEM_CONTROL_DEFAULT: u8 = 8;
         const DATA_READY: u8 = 1;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         // Not through `Inner::write`, which would send an interrupt.
         for (register, value) in [
             (LINE_CONTROL, LINE_CONTROL_DEFAULT),
@@ -241,15 +242,11 @@ impl Serial {
         inner.uart.read(2);
         inner.owes_interrupt = false;
     }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl BusDevice for Serial {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         for (register, byte) in (offset..=u64::MAX).zip(data) {
             *byte = match u8::try_from(register) {
                 Ok(register) if u64::from(register) < SERIAL_LEN => inner.read(register),
@@ -259,7 +256,7 @@ impl BusDevice for Serial {
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let waited = !inner.uart.writer().is_empty();
         for (register, &value) in (offset..=u64::MAX).zip(data) {
             if let Ok(register) = u8::try_from(register)

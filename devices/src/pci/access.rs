@@ -5,7 +5,9 @@
 
 mod saved;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::{PciBus, Slot};
 use crate::bus::BusDevice;
@@ -99,7 +101,7 @@ impl ConfigPorts {
     }
 
     fn address(&self) -> u32 {
-        *self.address.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.address.lock()
     }
 
     /// What an access of `len` bytes at `offset` in the data port means.
@@ -137,7 +139,7 @@ impl BusDevice for ConfigPorts {
         if offset == 0
             && let Ok(value) = data.try_into()
         {
-            let mut address = self.address.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut address = self.address.lock();
             *address = u32::from_le_bytes(value) & ADDRESS_MASK;
             return;
         }

@@ -18,8 +18,9 @@
 //! wait are mapped. So two functions may swap addresses in any order of writes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
@@ -120,10 +121,6 @@ impl PciBus {
         }
     }
 
-    fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Puts `function` into `slot`, or into the first free one, and programs its
     /// BARs with free addresses. Decoding stays off until the guest wants it.
     ///
@@ -134,7 +131,7 @@ impl PciBus {
         slot: Option<Slot>,
         function: Arc<dyn PciFunction>,
     ) -> Result<Slot, PciError> {
-        let mut slots = self.slots();
+        let mut slots = self.slots.lock();
         let slot = match slot {
             Some(slot) if slots.occupants.contains_key(&slot) => {
                 return Err(PciError::SlotTaken(slot));
@@ -191,7 +188,7 @@ impl PciBus {
         if slot == Slot::HOST_BRIDGE {
             return None;
         }
-        let mut slots = self.slots();
+        let mut slots = self.slots.lock();
         if !wanted(&slots.occupants.get(&slot)?.function) {
             return None;
         }
@@ -208,7 +205,7 @@ impl PciBus {
     /// The functions on the bus by slot, the host bridge among them.
     #[must_use]
     pub fn functions(&self) -> Vec<(Slot, Arc<dyn PciFunction>)> {
-        let slots = self.slots();
+        let slots = self.slots.lock();
         let occupants = slots.occupants.iter();
         occupants
             .map(|(slot, occupant)| (*slot, Arc::clone(&occupant.function)))
@@ -218,7 +215,7 @@ impl PciBus {
     /// Resets every function and gives its BARs their first addresses again, as
     /// firmware would after the machine's reset.
     pub fn reset(&self) {
-        let mut slots = self.slots();
+        let mut slots = self.slots.lock();
         for occupant in slots.occupants.values() {
             occupant.function.reset();
             occupant.program_first_addresses();
@@ -230,7 +227,7 @@ impl PciBus {
     /// machine calls it after functions were restored from a saved state;
     /// writes through this bus do it by themselves.
     pub fn remap(&self) {
-        self.map_all(&mut self.slots());
+        self.map_all(&mut self.slots.lock());
     }
 
     /// See [`PciBusState`].
@@ -282,7 +279,7 @@ impl PciBus {
         }
         // Held over write and mapping: of two vCPUs that write at once, the
         // mapping of the second write must not be undone by the first's.
-        let mut slots = self.slots();
+        let mut slots = self.slots.lock();
         if let Some(occupant) = slots.occupants.get(&slot) {
             occupant.function.write_config(register, data);
             self.map_all(&mut slots);
@@ -290,7 +287,7 @@ impl PciBus {
     }
 
     fn function(&self, slot: Slot) -> Option<Arc<dyn PciFunction>> {
-        let slots = self.slots();
+        let slots = self.slots.lock();
         let occupant = slots.occupants.get(&slot)?;
         Some(Arc::clone(&occupant.function))
     }
@@ -353,7 +350,7 @@ impl PciBus {
 impl Drop for PciBus {
     /// The memory bus may live longer: it must not keep the functions alive.
     fn drop(&mut self) {
-        let slots: Vec<Slot> = self.slots().occupants.keys().copied().collect();
+        let slots: Vec<Slot> = self.slots.lock().occupants.keys().copied().collect();
         for slot in slots {
             self.remove(slot);
         }

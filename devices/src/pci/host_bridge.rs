@@ -4,7 +4,7 @@
 //! (`arch/x86/pci/direct.c`, `pci_sanity_check`). It has no BAR and no
 //! capability; it must not know the bus behind it.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use super::{Bar, ConfigSpace, ConfigSpaceError, ConfigSpaceState, Identity, PciFunction};
 
@@ -28,11 +28,11 @@ impl HostBridge {
     }
 
     pub(super) fn save(&self) -> ConfigSpaceState {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).save()
+        self.0.lock().save()
     }
 
     pub(super) fn restore(&self, state: &ConfigSpaceState) -> Result<(), ConfigSpaceError> {
-        let mut space = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut space = self.0.lock();
         *space = space.restored(state)?;
         Ok(())
     }
@@ -40,12 +40,12 @@ impl HostBridge {
 
 impl PciFunction for HostBridge {
     fn read_config(&self, offset: u16, data: &mut [u8]) {
-        let space = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let space = self.0.lock();
         space.read(offset, data);
     }
 
     fn write_config(&self, offset: u16, data: &[u8]) {
-        let mut space = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut space = self.0.lock();
         space.write(offset, data);
     }
 
@@ -62,7 +62,7 @@ impl PciFunction for HostBridge {
     fn bar_moved(&self, _bar: u8, _address: Option<u64>) {}
 
     fn reset(&self) {
-        let mut space = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut space = self.0.lock();
         space.reset();
     }
 }

@@ -37,8 +37,9 @@ mod saved;
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tracing::{debug, error};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -104,13 +105,9 @@ impl PciHotplug {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Tells the guest that there is a function in `slot`, which is on the bus already.
     pub fn announce(&self, slot: Slot) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.inserted |= bit(slot);
         self.settle(&mut state);
     }
@@ -118,7 +115,7 @@ impl PciHotplug {
     /// Asks the guest to eject `slot`; asking again tells it again. Nothing follows
     /// if the guest does not want to, or has just done so: that stays to be taken.
     pub fn request_removal(&self, slot: Slot) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // A question that is older than its answer would hit the slot's next function.
         if state.ejected & bit(slot) != 0 {
             return;
@@ -140,7 +137,7 @@ impl PciHotplug {
     pub fn take_ejected(&self) -> Vec<Slot> {
         // In this order an eject in between is seen now or signalled again.
         let _ = self.event.read();
-        let ejected = std::mem::take(&mut self.state().ejected);
+        let ejected = std::mem::take(&mut self.state.lock().ejected);
         (0..SLOTS)
             .filter_map(Slot::new)
             .filter(|slot| ejected & bit(*slot) != 0)
@@ -150,7 +147,7 @@ impl PciHotplug {
     /// Forgets what the guest was to be told and asked, for a guest that starts anew
     /// and looks at all slots by itself. What was ejected before stays to be taken.
     pub fn reset(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.inserted = 0;
         state.removal = 0;
         state.ejectable = 0;
@@ -207,7 +204,7 @@ impl BusDevice for PciHotplug {
             data.fill(0xff);
             return;
         };
-        let state = self.state();
+        let state = self.state.lock();
         let value = match offset {
             HOTPLUG_INSERTED => state.inserted,
             HOTPLUG_REMOVAL => state.removal,
@@ -222,7 +219,7 @@ impl BusDevice for PciHotplug {
             return;
         };
         let slots = u32::from_le_bytes(data);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match offset {
             HOTPLUG_INSERTED => state.inserted &= !slots,
             HOTPLUG_REMOVAL => state.removal &= !slots,

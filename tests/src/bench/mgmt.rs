@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use vdpa_mgmt::{Connection, MgmtError, NewDevice};
+use vdpa_mgmt::{Connection, NewDevice};
 
 const MGMTDEV: &str = "vdpasim_net";
 
@@ -100,13 +100,12 @@ impl Drop for Names {
 }
 
 fn with_library(names: &Names) -> Result<()> {
-    let failed = |error: MgmtError| Error::invalid("vdpa_mgmt", crate::error::report(&error));
+    let failed =
+        |error: vdpa_mgmt::Error| Error::invalid("vdpa_mgmt", crate::error::report(&error));
     let connection = Connection::open().map_err(failed)?;
     for name in names.iter() {
-        let mgmtdev = MGMTDEV
-            .parse()
-            .map_err(|error| failed(MgmtError::BadName(error)))?;
-        let device = NewDevice::new(&name, mgmtdev).map_err(|error| failed(error.into()))?;
+        let mgmtdev = MGMTDEV.parse().map_err(failed)?;
+        let device = NewDevice::new(&name, mgmtdev).map_err(failed)?;
         connection.add(&device).map_err(failed)?;
     }
     for name in names.iter() {

@@ -336,12 +336,11 @@ impl Builder<'_> {
             for name in &names {
                 let mut values = Vec::new();
                 for parameter in &operation.path {
-                    let value = match parameter.name == bad.name {
-                        true => (*name).to_owned(),
-                        false => {
-                            let mut maker = self.maker();
-                            encoded(&maker.parameter(&operation.template, parameter, Extent::Least))
-                        }
+                    let value = if parameter.name == bad.name {
+                        (*name).to_owned()
+                    } else {
+                        let mut maker = self.maker();
+                        encoded(&maker.parameter(&operation.template, parameter, Extent::Least))
                     };
                     values.push((parameter.name.clone(), value));
                 }

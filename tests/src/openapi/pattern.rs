@@ -42,9 +42,10 @@ impl Pattern {
             .ok_or_else(|| wrong("it is not for a whole text: ^…$"))?;
         let mut rest: Vec<char> = inner.chars().rev().collect();
         let node = either(&mut rest).map_err(wrong)?;
-        match rest.is_empty() {
-            true => Ok(Self(node)),
-            false => Err(wrong("a parenthesis too many")),
+        if rest.is_empty() {
+            Ok(Self(node))
+        } else {
+            Err(wrong("a parenthesis too many"))
         }
     }
 

@@ -160,11 +160,12 @@ pub fn conforms(whole: &Value, schema: &Value, value: &Value) -> std::result::Re
                     .zip(number.as_f64())
                     .is_some_and(|(limit, is)| wrong(is, limit))
             };
-            match outside("minimum", |is, limit| is < limit)
+            if outside("minimum", |is, limit| is < limit)
                 || outside("maximum", |is, limit| is > limit)
             {
-                true => Err(format!("{value} is out of range")),
-                false => Ok(()),
+                Err(format!("{value} is out of range"))
+            } else {
+                Ok(())
             }
         }
         Value::Array(items) if !has_room(schema, items.len()) => {
@@ -224,9 +225,10 @@ fn is_of_type(schema: &Value, value: &Value) -> std::result::Result<(), String> 
         "object" => value.is_object(),
         _ => false,
     };
-    match types.iter().any(is) {
-        true => Ok(()),
-        false => Err(format!("{value} is no {types:?}")),
+    if types.iter().any(is) {
+        Ok(())
+    } else {
+        Err(format!("{value} is no {types:?}"))
     }
 }
 
@@ -245,8 +247,9 @@ fn is_text(schema: &Value, text: &str) -> std::result::Result<(), String> {
         return Ok(());
     };
     let pattern = Pattern::new(pattern).map_err(|error| error.to_string())?;
-    match pattern.matches(text) {
-        true => Ok(()),
-        false => Err(format!("{text:?} is not as it must be")),
+    if pattern.matches(text) {
+        Ok(())
+    } else {
+        Err(format!("{text:?} is not as it must be"))
     }
 }

@@ -115,9 +115,10 @@ fn settled(pid: u32, wanted: Option<u64>) -> u64 {
 fn shown(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let start: String = text.chars().take(SHOWN).collect();
-    match start.len() < text.len() {
-        true => format!("{start:?}… ({} bytes)", bytes.len()),
-        false => format!("{start:?}"),
+    if start.len() < text.len() {
+        format!("{start:?}… ({} bytes)", bytes.len())
+    } else {
+        format!("{start:?}")
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lab::process::output;
 use lab::sim::{SimDevice, require_lab};
-use vdpa_mgmt::bus::{Bus, BusError};
+use vdpa_mgmt::bus::Bus;
 use vdpa_mgmt::uevent::{Action, Notice, Uevents};
 
 use super::holder::Holder;
@@ -78,10 +78,7 @@ fn a_wrong_device_or_driver_is_said() {
     let override_file = format!("/sys/bus/vdpa/devices/{}/driver_override", net.name());
     std::fs::write(override_file, "vhost_vdpa\n").unwrap();
     let error = Bus::default().bind(net.name(), "virtio_vdpa").unwrap_err();
-    let BusError::Bind { now, .. } = &error else {
-        panic!("{error}")
-    };
-    assert_eq!(now.as_deref(), Some("vhost_vdpa"));
+    assert!(error.to_string().contains("now has vhost_vdpa"), "{error}");
     assert!(
         Bus::default()
             .device(net.name())

@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use lab::sim::SimDevice;
-use vdpa_mgmt::{ClassConfig, Connection, MgmtError, NewDevice};
+use vdpa_mgmt::{ClassConfig, Connection, ErrorKind, NewDevice};
 
 use super::same::{negotiated, same};
 use super::support::{bellhop, complaint, iproute2, listed, printed};
@@ -98,7 +98,7 @@ fn the_library_and_the_command_make_and_delete_one() {
     };
     assert_eq!(net.mtu, Some(1500));
     let error = connection.add(&new).unwrap_err();
-    assert!(matches!(error, MgmtError::NameTaken { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::NameTaken, "{error}");
     connection.delete("lab-user").unwrap();
     printed(&bellhop(&[
         "dev", "add", "name", "lab-user", "mgmtdev", "vduse",

@@ -4,7 +4,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
 use lab::netdevsim::Netdevsim;
-use vdpa_mgmt::devlink::{Cmode, Devlink, DevlinkError, ParamValue, ReloadAction};
+use vdpa_mgmt::ErrorKind;
+use vdpa_mgmt::devlink::{Cmode, Devlink, ParamValue, ReloadAction};
 
 use super::support::{complaint, complaint_with, printed, program};
 use super::tool::{devlink, handle, ours, switchdev};
@@ -58,7 +59,7 @@ fn what_is_not_there() {
     }
     let connection = Devlink::open().unwrap();
     let error = connection.param(&handle(&nic), "none").unwrap_err();
-    assert!(matches!(error, DevlinkError::NoParam { .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::NoParam, "{error}");
 }
 
 #[test]
@@ -143,9 +144,9 @@ fn values_of_the_wrong_kind() {
         error.unwrap_err()
     };
     let error = set(Cmode::Driverinit, ParamValue::U16(1));
-    assert!(matches!(error, DevlinkError::ParamType { .. }), "{error}");
+    assert!(error.to_string().contains("is a u32, not a u16"), "{error}");
     let error = set(Cmode::Runtime, ParamValue::U32(1));
-    assert!(matches!(error, DevlinkError::ParamMode { .. }), "{error}");
+    assert!(error.to_string().contains("cannot be set as"), "{error}");
     // A reload that the driver refuses, in its words.
     let path = "/sys/kernel/debug/netdevsim/netdevsim102/fail_reload";
     std::fs::write(path, "Y").unwrap();

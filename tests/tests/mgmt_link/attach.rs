@@ -135,7 +135,7 @@ fn what_cannot_be_is_said_before() {
     netns.ip("link del d0");
     let error = wanted("bridge=br0").attach(&links, &gone).unwrap_err();
     assert!(
-        matches!(&error, ConnectivityError::Link(error) if error.is_missing()),
+        matches!(&error, ConnectivityError::Mgmt(error) if error.is_missing()),
         "{error}"
     );
 }

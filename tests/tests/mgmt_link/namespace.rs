@@ -39,9 +39,10 @@ impl Netns {
     fn json(&self, tool: &str, words: &[&str]) -> Value {
         let mut command = Command::new(tool);
         let text = output(command.args(["-n", &self.0, "-j"]).args(words)).unwrap();
-        match text.is_empty() {
-            true => Value::Array(Vec::new()),
-            false => serde_json::from_slice(&text).unwrap(),
+        if text.is_empty() {
+            Value::Array(Vec::new())
+        } else {
+            serde_json::from_slice(&text).unwrap()
         }
     }
 

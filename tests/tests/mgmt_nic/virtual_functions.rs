@@ -240,10 +240,11 @@ fn the_command_is_killed_and_interrupted() {
                 (Signal::KILL, None) => {
                     assert_eq!(output.status.signal(), Some(libc::SIGKILL));
                     let removed = bellhop(&["nic", "remove", NAMES[0]]);
-                    match removed.status.success() {
-                        true => String::new(),
+                    if removed.status.success() {
+                        String::new()
+                    } else {
                         // Nothing had been done.
-                        false => complaint(&removed, &["no NIC lab-nic0"]),
+                        complaint(&removed, &["no NIC lab-nic0"])
                     }
                 }
                 (Signal::INT, Some(130)) | (Signal::TERM, Some(143)) => {

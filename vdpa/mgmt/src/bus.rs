@@ -14,10 +14,11 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind as IoErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::in_use::{self, InUse};
+use super::error::{Error, ErrorKind};
+use super::in_use;
 use super::name::is_name;
 
 mod netdev;
@@ -25,74 +26,6 @@ mod netdev;
 pub use netdev::Netdev;
 
 const CHARACTER_DEVICE_PREFIX: &str = "vhost-vdpa-";
-
-/// Why the bus could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum BusError {
-    /// The kernel has no vdpa bus.
-    #[error("this kernel has no vdpa bus; load it with `modprobe vdpa`")]
-    NoBus,
-    /// The name cannot be that of a device (it is empty, or a path).
-    #[error("{0:?} does not name a vDPA device")]
-    BadName(String),
-    /// There is no device of that name.
-    #[error("there is no vDPA device {0}; `bellhop dev show` lists them")]
-    NoDevice(String),
-    /// There is no such driver.
-    #[error(
-        "there is no vdpa bus driver {0}; load it with `modprobe {0}` \
-         (vhost_vdpa for guests, virtio_vdpa for this machine)"
-    )]
-    NoDriver(String),
-    /// Somebody has the device open: unbinding would wait for that.
-    #[error(transparent)]
-    InUse(#[from] InUse),
-    /// The caller may not do that.
-    #[error("no permission to change the driver of {name}: run this as root")]
-    NotPermitted {
-        /// The device.
-        name: String,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// The old driver did not let go.
-    #[error("the driver {driver} does not let go of {name}")]
-    Unbind {
-        /// The device.
-        name: String,
-        /// Its driver.
-        driver: String,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// The new driver did not take the device, which has its old one again if it can.
-    #[error(
-        "the driver {driver} does not take {name}, which now has {}; `dmesg` may tell why",
-        now.as_deref().unwrap_or("no driver")
-    )]
-    Bind {
-        /// The device.
-        name: String,
-        /// The new driver.
-        driver: String,
-        /// The device's driver now.
-        now: Option<String>,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// sysfs could not be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// What was read.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// A device of the bus, as it was when it was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,13 +75,13 @@ impl Bus {
     /// All devices, by name. One that vanishes meanwhile is left out.
     ///
     /// # Errors
-    /// [`BusError::NoBus`] without the kernel module, else [`BusError::Read`].
-    pub fn devices(&self) -> Result<Vec<BusDevice>, BusError> {
+    /// `NoVdpa` without the kernel module, else `Failed`.
+    pub fn devices(&self) -> Result<Vec<BusDevice>, Error> {
         let mut devices = Vec::new();
         for name in self.names()? {
             match self.device(&name) {
                 Ok(device) => devices.push(device),
-                Err(BusError::NoDevice(_)) => {}
+                Err(error) if error.is_missing() => {}
                 Err(error) => return Err(error),
             }
         }
@@ -159,14 +92,14 @@ impl Bus {
     ///
     /// # Errors
     /// As [`Bus::devices`].
-    pub fn names(&self) -> Result<Vec<String>, BusError> {
+    pub fn names(&self) -> Result<Vec<String>, Error> {
         let entries = match fs::read_dir(&self.devices) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Err(BusError::NoBus),
-            entries => entries.map_err(|source| read_error(&self.devices, source))?,
+            Err(error) if error.kind() == IoErrorKind::NotFound => return Err(no_bus()),
+            entries => entries.map_err(Error::read(&self.devices))?,
         };
         let mut names = Vec::new();
         for entry in entries {
-            let entry = entry.map_err(|source| read_error(&self.devices, source))?;
+            let entry = entry.map_err(Error::read(&self.devices))?;
             names.push(entry.file_name().to_string_lossy().into_owned());
         }
         names.sort();
@@ -176,25 +109,28 @@ impl Bus {
     /// The device called `name`.
     ///
     /// # Errors
-    /// [`BusError::BadName`], [`BusError::NoDevice`], [`BusError::NoBus`] or
-    /// [`BusError::Read`].
-    pub fn device(&self, name: &str) -> Result<BusDevice, BusError> {
+    /// `BadName`, `NotFound`, `NoVdpa` or `Failed`.
+    pub fn device(&self, name: &str) -> Result<BusDevice, Error> {
         if !is_name(name) {
-            return Err(BusError::BadName(name.to_owned()));
+            let message = format!("{name:?} does not name a vDPA device");
+            return Err(Error::new(ErrorKind::BadName, message));
         }
         let directory = self.devices.join(name);
         let entries = match fs::read_dir(&directory) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(match self.devices.is_dir() {
-                    true => BusError::NoDevice(name.to_owned()),
-                    false => BusError::NoBus,
+            Err(error) if error.kind() == IoErrorKind::NotFound => {
+                return Err(if self.devices.is_dir() {
+                    let message =
+                        format!("there is no vDPA device {name}; `bellhop dev show` lists them");
+                    Error::new(ErrorKind::NotFound, message)
+                } else {
+                    no_bus()
                 });
             }
-            entries => entries.map_err(|source| read_error(&directory, source))?,
+            entries => entries.map_err(Error::read(&directory))?,
         };
         let mut character_device = None;
         for entry in entries {
-            let entry = entry.map_err(|source| read_error(&directory, source))?;
+            let entry = entry.map_err(Error::read(&directory))?;
             character_device = character_device.or(number_of(&entry.file_name()));
         }
         let link = directory.join("driver");
@@ -202,8 +138,8 @@ impl Bus {
             Ok(target) => target
                 .file_name()
                 .map(|name| name.to_string_lossy().into_owned()),
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(source) => return Err(read_error(&link, source)),
+            Err(error) if error.kind() == IoErrorKind::NotFound => None,
+            Err(source) => return Err(Error::read(&link)(source)),
         };
         Ok(BusDevice {
             name: name.to_owned(),
@@ -216,9 +152,18 @@ impl Bus {
     ///
     /// # Errors
     /// As [`Bus::devices`].
-    pub fn behind(&self, number: u32) -> Result<Option<BusDevice>, BusError> {
+    pub fn behind(&self, number: u32) -> Result<Option<BusDevice>, Error> {
         let mut devices = self.devices()?.into_iter();
         Ok(devices.find(|device| device.character_device == Some(number)))
+    }
+
+    /// The bus driver is not loaded.
+    pub(super) fn no_driver(driver: &str) -> Error {
+        let message = format!(
+            "there is no vdpa bus driver {driver}; load it with `modprobe {driver}` (vhost_vdpa for \
+             guests, virtio_vdpa for this machine)"
+        );
+        Error::new(ErrorKind::Unusable, message)
     }
 
     /// Whether the bus driver is loaded.
@@ -233,13 +178,12 @@ impl Bus {
     /// another driver makes this fail.
     ///
     /// # Errors
-    /// [`BusError::InUse`] with the holders, [`BusError::NoDriver`],
-    /// [`BusError::NotPermitted`]; [`BusError::Bind`] when the old driver was tried again; or
-    /// as [`Bus::device`].
-    pub fn bind(&self, name: &str, driver: &str) -> Result<BusDevice, BusError> {
+    /// `InUse` with the holders, `Unusable`, `NotPermitted`; `NotUndone` when the old driver was
+    /// tried again; or as [`Bus::device`].
+    pub fn bind(&self, name: &str, driver: &str) -> Result<BusDevice, Error> {
         let device = self.device(name)?;
         if !self.has_driver(driver) {
-            return Err(BusError::NoDriver(driver.to_owned()));
+            return Err(Self::no_driver(driver));
         }
         if device.driver.as_deref() == Some(driver) {
             return Ok(device);
@@ -252,12 +196,14 @@ impl Bus {
                 tracing::warn!(name, driver = old, %error, "the old driver does not come back");
             }
             let now = self.device(name).ok().and_then(|device| device.driver);
-            return Err(permission(name, source, |source| BusError::Bind {
-                name: name.to_owned(),
-                driver: driver.to_owned(),
-                now,
-                source,
-            }));
+            let now = now.as_deref().unwrap_or("no driver");
+            let message = |_: &_| {
+                format!(
+                    "the driver {driver} does not take {name}, which now has {now}; `dmesg` may \
+                     tell why"
+                )
+            };
+            return Err(write_error(name, source, ErrorKind::NotUndone, message));
         }
         self.device(name)
     }
@@ -265,26 +211,22 @@ impl Bus {
     /// Takes the device called `name` from its bus driver and returns it as it is then.
     ///
     /// # Errors
-    /// [`BusError::InUse`] with the holders, [`BusError::NotPermitted`], [`BusError::Unbind`]; or
-    /// as [`Bus::device`].
-    pub fn unbind(&self, name: &str) -> Result<BusDevice, BusError> {
+    /// `InUse` with the holders, `NotPermitted`, `Refused`; or as [`Bus::device`].
+    pub fn unbind(&self, name: &str) -> Result<BusDevice, Error> {
         self.let_go(&self.device(name)?)?;
         self.device(name)
     }
 
     /// Takes a device from its driver, unless somebody has it open.
-    fn let_go(&self, device: &BusDevice) -> Result<(), BusError> {
+    fn let_go(&self, device: &BusDevice) -> Result<(), Error> {
         in_use::check(device)?;
         let Some(driver) = &device.driver else {
             return Ok(());
         };
         let name = &device.name;
         self.tell(driver, "unbind", name).map_err(|source| {
-            permission(name, source, |source| BusError::Unbind {
-                name: name.clone(),
-                driver: driver.clone(),
-                source,
-            })
+            let message = |_: &_| format!("the driver {driver} does not let go of {name}");
+            write_error(name, source, ErrorKind::Refused, message)
         })
     }
 
@@ -298,18 +240,18 @@ impl Bus {
     }
 }
 
-fn permission(
+fn no_bus() -> Error {
+    let message = "this kernel has no vdpa bus; load it with `modprobe vdpa`";
+    Error::new(ErrorKind::NoVdpa, message)
+}
+
+fn write_error(
     name: &str,
     source: io::Error,
-    other: impl FnOnce(io::Error) -> BusError,
-) -> BusError {
-    match source.kind() {
-        ErrorKind::PermissionDenied => BusError::NotPermitted {
-            name: name.to_owned(),
-            source,
-        },
-        _ => other(source),
-    }
+    kind: ErrorKind,
+    message: impl FnOnce(&io::Error) -> String,
+) -> Error {
+    Error::write(&format!("the driver of {name}"), source, kind, message)
 }
 
 fn number_of(entry: &OsStr) -> Option<u32> {
@@ -317,13 +259,6 @@ fn number_of(entry: &OsStr) -> Option<u32> {
     let number: u32 = digits.parse().ok()?;
     // Only the kernel's own spelling: neither a sign nor leading zeros.
     (number.to_string() == digits).then_some(number)
-}
-
-fn read_error(path: &Path, source: io::Error) -> BusError {
-    BusError::Read {
-        path: path.to_owned(),
-        source,
-    }
 }
 
 #[cfg(test)]

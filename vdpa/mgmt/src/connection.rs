@@ -12,15 +12,16 @@
 //! is asked for by name.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use netlink_packet_core::DefaultNla;
 
-use super::bus::{Bus, BusError};
+use super::bus::Bus;
 use super::config::DeviceConfig;
 use super::device::{MgmtDevice, VdpaDevice};
-use super::error::{MgmtError, Operation};
+use super::error::{Error, ErrorKind, Texts};
 use super::in_use;
 use super::name::{self, MgmtDeviceName};
 use super::netlink::exchange::{Answer, Malformed, Refusal};
@@ -41,6 +42,12 @@ use super::vendor_stats::VendorStats;
 /// mlx5 take seconds to make a device.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(30);
 
+const TEXTS: Texts = Texts {
+    listed: "devices",
+    holder: "Something holds the kernel's vDPA lock, mostly a `dev del` of a device that is still \
+             open: `ls -l /proc/[0-9]*/fd | grep vhost-vdpa` as root finds it",
+};
+
 /// A connection to the kernel's vDPA management. All its requests go through one thread,
 /// one after the other.
 #[derive(Debug)]
@@ -55,9 +62,9 @@ impl Connection {
     /// Connects; answers are waited for [`DEFAULT_PATIENCE`].
     ///
     /// # Errors
-    /// [`MgmtError::NoFamily`] or [`MgmtError::OtherNamespace`] if the kernel has no vDPA to
-    /// manage here, [`MgmtError::Socket`] without netlink.
-    pub fn open() -> Result<Self, MgmtError> {
+    /// `NoVdpa` or `OtherNamespace` if the kernel has no vDPA to manage here, `Failed` without
+    /// netlink.
+    pub fn open() -> Result<Self, Error> {
         Self::with_patience(DEFAULT_PATIENCE)
     }
 
@@ -65,9 +72,9 @@ impl Connection {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn with_patience(patience: Duration) -> Result<Self, MgmtError> {
+    pub fn with_patience(patience: Duration) -> Result<Self, Error> {
         let connection = Self {
-            worker: Worker::start(Protocol::Generic, patience).map_err(MgmtError::Socket)?,
+            worker: Worker::start(Protocol::Generic, patience).map_err(Error::netlink)?,
             family: AtomicU16::new(0),
             bus: Bus::default(),
         };
@@ -78,8 +85,8 @@ impl Connection {
     /// All management devices, in the kernel's order.
     ///
     /// # Errors
-    /// [`MgmtError`].
-    pub fn mgmt_devices(&self) -> Result<Vec<MgmtDevice>, MgmtError> {
+    /// [`Error`].
+    pub fn mgmt_devices(&self) -> Result<Vec<MgmtDevice>, Error> {
         let operation = Operation::ListMgmtDevices;
         let answer = self.call(&operation, VDPA_CMD_MGMTDEV_GET, Mode::Dump, Vec::new())?;
         read(
@@ -93,8 +100,8 @@ impl Connection {
     /// One management device.
     ///
     /// # Errors
-    /// [`MgmtError::NoMgmtDevice`], or another one.
-    pub fn mgmt_device(&self, name: &MgmtDeviceName) -> Result<MgmtDevice, MgmtError> {
+    /// `NoMgmtDevice`, or another one.
+    pub fn mgmt_device(&self, name: &MgmtDeviceName) -> Result<MgmtDevice, Error> {
         let operation = Operation::ShowMgmtDevice(name.to_string());
         let answer = self.call(
             &operation,
@@ -114,8 +121,8 @@ impl Connection {
     /// device that exists during the whole call is in the list, once.
     ///
     /// # Errors
-    /// [`MgmtError`].
-    pub fn devices(&self) -> Result<Vec<VdpaDevice>, MgmtError> {
+    /// [`Error`].
+    pub fn devices(&self) -> Result<Vec<VdpaDevice>, Error> {
         let operation = Operation::ListDevices;
         let answer = self.call(&operation, VDPA_CMD_DEV_GET, Mode::Dump, Vec::new())?;
         let devices = read(
@@ -130,8 +137,8 @@ impl Connection {
     /// One vDPA device.
     ///
     /// # Errors
-    /// [`MgmtError::NoDevice`], [`MgmtError::BadName`], or another one.
-    pub fn device(&self, name: &str) -> Result<VdpaDevice, MgmtError> {
+    /// `NotFound`, `BadName`, or another one.
+    pub fn device(&self, name: &str) -> Result<VdpaDevice, Error> {
         let operation = Operation::ShowDevice(name.to_owned());
         let attributes = vec![device_name(name)?];
         let answer = self.call(&operation, VDPA_CMD_DEV_GET, Mode::Do, attributes)?;
@@ -146,10 +153,9 @@ impl Connection {
     /// Makes a device.
     ///
     /// # Errors
-    /// [`MgmtError::InvalidDevice`] before anything is sent; [`MgmtError::NameTaken`],
-    /// [`MgmtError::NoMgmtDevice`], [`MgmtError::NotTaken`], [`MgmtError::OneDeviceOnly`],
-    /// [`MgmtError::NotPermitted`], or another one. After [`MgmtError::Timeout`] with `sent` it may exist all the same.
-    pub fn add(&self, device: &NewDevice) -> Result<(), MgmtError> {
+    /// `Invalid` before anything is sent; `NameTaken`, `NoMgmtDevice`, `Unusable`, `NoRoom`,
+    /// `NotPermitted`, or another one. After `NoAnswer` with `sent` it may exist all the same.
+    pub fn add(&self, device: &NewDevice) -> Result<(), Error> {
         let operation = Operation::Add {
             name: device.name().to_owned(),
             mgmtdev: device.mgmtdev().to_string(),
@@ -167,9 +173,8 @@ impl Connection {
     /// kernel wait for them, holding the lock of all vDPA management.
     ///
     /// # Errors
-    /// [`MgmtError::InUse`] with the holders, [`MgmtError::NoDevice`],
-    /// [`MgmtError::NotPermitted`], or another one.
-    pub fn delete(&self, name: &str) -> Result<(), MgmtError> {
+    /// `InUse` with the holders, `NotFound`, `NotPermitted`, or another one.
+    pub fn delete(&self, name: &str) -> Result<(), Error> {
         let operation = Operation::Delete(name.to_owned());
         let attributes = vec![device_name(name)?];
         self.refuse_if_open(name)?;
@@ -180,9 +185,8 @@ impl Connection {
     /// A device's configuration.
     ///
     /// # Errors
-    /// [`MgmtError::NoDevice`]; [`MgmtError::Refused`] for a class that the kernel does not
-    /// describe; or another one.
-    pub fn config(&self, name: &str) -> Result<DeviceConfig, MgmtError> {
+    /// `NotFound`; `Refused` for a class that the kernel does not describe; or another one.
+    pub fn config(&self, name: &str) -> Result<DeviceConfig, Error> {
         let operation = Operation::ShowConfig(name.to_owned());
         let attributes = vec![device_name(name)?];
         let answer = self.call(&operation, VDPA_CMD_DEV_CONFIG_GET, Mode::Do, attributes)?;
@@ -198,8 +202,8 @@ impl Connection {
     /// as [`Self::devices`].
     ///
     /// # Errors
-    /// [`MgmtError`].
-    pub fn configs(&self) -> Result<Vec<DeviceConfig>, MgmtError> {
+    /// [`Error`].
+    pub fn configs(&self) -> Result<Vec<DeviceConfig>, Error> {
         let operation = Operation::ListConfigs;
         let command = VDPA_CMD_DEV_CONFIG_GET;
         let answer = self.call(&operation, command, Mode::Dump, Vec::new())?;
@@ -210,9 +214,8 @@ impl Connection {
     /// Counters of one queue of a network device that a driver uses.
     ///
     /// # Errors
-    /// [`MgmtError::NotNegotiated`] before FEATURES_OK, [`MgmtError::NoDevice`],
-    /// [`MgmtError::NotPermitted`], or another one.
-    pub fn vendor_stats(&self, name: &str, queue_index: u32) -> Result<VendorStats, MgmtError> {
+    /// `NotNegotiated` before FEATURES_OK, `NotFound`, `NotPermitted`, or another one.
+    pub fn vendor_stats(&self, name: &str, queue_index: u32) -> Result<VendorStats, Error> {
         let operation = Operation::ShowVendorStats {
             name: name.to_owned(),
             queue_index,
@@ -229,10 +232,9 @@ impl Connection {
     /// Gives an existing network device another address (kernel 6.12 and later).
     ///
     /// # Errors
-    /// [`MgmtError::InvalidDevice`] for one that is not unicast, [`MgmtError::NoDevice`],
-    /// [`MgmtError::NotPermitted`], [`MgmtError::Refused`] or [`MgmtError::NotDone`] if the
+    /// `Invalid` for one that is not unicast, `NotFound`, `NotPermitted`, or `Refused` if the
     /// device cannot, or another one.
-    pub fn set_mac(&self, name: &str, mac: [u8; 6]) -> Result<(), MgmtError> {
+    pub fn set_mac(&self, name: &str, mac: [u8; 6]) -> Result<(), Error> {
         let operation = Operation::Set(name.to_owned());
         let mac = value(VDPA_ATTR_DEV_NET_CFG_MACADDR, &unicast(mac)?);
         let attributes = vec![device_name(name)?, mac];
@@ -240,17 +242,17 @@ impl Connection {
         // Linux 6.12 reports success for a class without an address, and explains that
         // nothing was done.
         match answer.warning {
-            Some(explanation) => Err(MgmtError::NotDone {
-                operation,
-                explanation,
-            }),
+            Some(explanation) => {
+                let message = format!("cannot {operation}: the kernel says \"{explanation}\"");
+                Err(Error::new(ErrorKind::Refused, message))
+            }
             None => Ok(()),
         }
     }
 
     /// vp_vdpa of Linux 6.12 takes a second device on one function, keeps only the newer one
     /// in mind, and deleting both ends in a null pointer with the vDPA lock held.
-    fn refuse_second_on_vp_vdpa(&self, mgmtdev: &MgmtDeviceName) -> Result<(), MgmtError> {
+    fn refuse_second_on_vp_vdpa(&self, mgmtdev: &MgmtDeviceName) -> Result<(), Error> {
         if mgmtdev.bus() != Some("pci") {
             return Ok(());
         }
@@ -262,10 +264,14 @@ impl Connection {
         }
         let mut devices = self.devices()?.into_iter();
         match devices.find(|device| device.mgmtdev == *mgmtdev) {
-            Some(device) => Err(MgmtError::OneDeviceOnly {
-                mgmtdev: mgmtdev.to_string(),
-                device: device.name,
-            }),
+            Some(device) => Err(Error::new(
+                ErrorKind::NoRoom,
+                format!(
+                    "{mgmtdev} has the device {} already, and the kernel's vp_vdpa mixes up two: \
+                     delete it first, or use another function",
+                    device.name
+                ),
+            )),
             None => Ok(()),
         }
     }
@@ -275,8 +281,8 @@ impl Connection {
         &self,
         list: Vec<T>,
         name_of: fn(&T) -> &String,
-        get: impl Fn(&str) -> Result<T, MgmtError>,
-    ) -> Result<Vec<T>, MgmtError> {
+        get: impl Fn(&str) -> Result<T, Error>,
+    ) -> Result<Vec<T>, Error> {
         let mut seen = HashSet::new();
         let mut list: Vec<T> = list
             .into_iter()
@@ -295,22 +301,19 @@ impl Connection {
             }
             match get(&name) {
                 Ok(one) => list.push(one),
-                // Gone again.
-                Err(MgmtError::NoDevice { .. }) => {}
-                // Made without a management device, or without configuration.
-                Err(MgmtError::Refused { source, .. })
-                    if [libc::EINVAL, libc::EOPNOTSUPP].contains(&source.errno()) => {}
+                // Gone again; or made without a management device, or without configuration.
+                Err(error) if error.is_missing() || is_unknown(&error) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(list)
     }
 
-    fn refuse_if_open(&self, name: &str) -> Result<(), MgmtError> {
+    fn refuse_if_open(&self, name: &str) -> Result<(), Error> {
         match self.bus.device(name) {
-            Ok(device) => Ok(in_use::check(&device)?),
+            Ok(device) => in_use::check(&device),
             // The kernel says it better.
-            Err(BusError::NoDevice(_)) => Ok(()),
+            Err(error) if error.is_missing() => Ok(()),
             Err(error) => {
                 tracing::debug!(%error, name, "who uses the device is not known");
                 Ok(())
@@ -319,20 +322,26 @@ impl Connection {
     }
 
     /// Finds out the family's number.
-    fn resolve(&self, operation: &Operation) -> Result<u16, MgmtError> {
+    fn resolve(&self, operation: &Operation) -> Result<u16, Error> {
         let answer = match self.worker.call(family::request(VDPA_GENL_NAME)) {
             Ok(answer) => answer,
             Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENOENT => {
                 // The bus is in every namespace's sysfs.
-                return Err(match self.bus.names() {
-                    Ok(_) => MgmtError::OtherNamespace,
-                    Err(_) => MgmtError::NoFamily,
+                return Err(if self.bus.names().is_ok() {
+                    let message = "vDPA management exists in the initial network namespace only: \
+                                   run this with `nsenter --net=/proc/1/ns/net`";
+                    Error::new(ErrorKind::OtherNamespace, message)
+                } else {
+                    let message = "this kernel has no vDPA management: load it with \
+                                   `modprobe vdpa`, then a parent driver such as mlx5_vdpa, \
+                                   vp_vdpa or vdpa_sim_net";
+                    Error::new(ErrorKind::NoVdpa, message)
                 });
             }
             Err(error) => return Err(self.error(operation, error)),
         };
-        let number =
-            family::number(&answer.messages, VDPA_GENL_NAME).map_err(malformed(operation))?;
+        let number = family::number(&answer.messages, VDPA_GENL_NAME)
+            .map_err(Error::malformed(operation))?;
         self.family.store(number, Ordering::Relaxed);
         Ok(number)
     }
@@ -343,7 +352,7 @@ impl Connection {
         command: u8,
         mode: Mode,
         attributes: Vec<DefaultNla>,
-    ) -> Result<Answer, MgmtError> {
+    ) -> Result<Answer, Error> {
         let family = self.family.load(Ordering::Relaxed);
         let mut request = Request::generic(family, command, VDPA_GENL_VERSION, mode, attributes);
         let outcome = match self.worker.call(request.clone()) {
@@ -365,31 +374,50 @@ impl Connection {
         Ok(answer)
     }
 
-    fn error(&self, operation: &Operation, error: CallError) -> MgmtError {
-        let operation = operation.clone();
-        match error {
-            CallError::Refused(refusal) => refused(&operation, refusal),
-            CallError::Malformed(source) => MgmtError::Malformed { operation, source },
-            CallError::Socket(source) => MgmtError::Socket(source),
-            CallError::Interrupted => MgmtError::Interrupted { operation },
-            CallError::Timeout { sent } => MgmtError::Timeout {
-                operation,
-                patience: self.worker.patience(),
-                sent,
-            },
+    fn error(&self, operation: &Operation, error: CallError) -> Error {
+        let refused = |refusal| refused(operation, refusal);
+        TEXTS.explain(operation, error, self.worker.patience(), refused)
+    }
+}
+
+/// What was asked for, as part of a sentence: "cannot …".
+#[derive(Debug)]
+pub(super) enum Operation {
+    Connect,
+    ListMgmtDevices,
+    ShowMgmtDevice(String),
+    ListDevices,
+    ShowDevice(String),
+    ListConfigs,
+    ShowConfig(String),
+    ShowVendorStats { name: String, queue_index: u32 },
+    Add { name: String, mgmtdev: String },
+    Delete(String),
+    Set(String),
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect => f.write_str("find the kernel's vDPA management"),
+            Self::ListMgmtDevices => f.write_str("list management devices"),
+            Self::ShowMgmtDevice(name) => write!(f, "show the management device {name}"),
+            Self::ListDevices => f.write_str("list vDPA devices"),
+            Self::ShowDevice(name) => write!(f, "show {name}"),
+            Self::ListConfigs => f.write_str("list configurations of vDPA devices"),
+            Self::ShowConfig(name) => write!(f, "show the configuration of {name}"),
+            Self::ShowVendorStats { name, queue_index } => {
+                write!(f, "show the counters of queue {queue_index} of {name}")
+            }
+            Self::Add { name, mgmtdev } => write!(f, "add {name} on {mgmtdev}"),
+            Self::Delete(name) => write!(f, "delete {name}"),
+            Self::Set(name) => write!(f, "change {name}"),
         }
     }
 }
 
-fn device_name(name: &str) -> Result<DefaultNla, MgmtError> {
+fn device_name(name: &str) -> Result<DefaultNla, Error> {
     Ok(string(VDPA_ATTR_DEV_NAME, name::device(name)?))
-}
-
-fn malformed(operation: &Operation) -> impl Fn(Malformed) -> MgmtError {
-    move |source| MgmtError::Malformed {
-        operation: operation.clone(),
-        source,
-    }
 }
 
 /// All messages of an answer. Those with another command are not about this.
@@ -398,13 +426,13 @@ fn read<T>(
     answer: &[Message],
     command: u8,
     of: impl Fn(&Message) -> Result<T, Malformed>,
-) -> Result<Vec<T>, MgmtError> {
+) -> Result<Vec<T>, Error> {
     answer
         .iter()
         .filter(|message| message.command() == command)
         .map(of)
         .collect::<Result<_, _>>()
-        .map_err(malformed(operation))
+        .map_err(Error::malformed(operation))
 }
 
 /// The message of an answer that has one.
@@ -413,11 +441,11 @@ fn one<T>(
     answer: &[Message],
     command: u8,
     of: impl Fn(&Message) -> Result<T, Malformed>,
-) -> Result<T, MgmtError> {
+) -> Result<T, Error> {
     let mut all = read(operation, answer, command, of)?;
     match (all.pop(), all.is_empty()) {
         (Some(one), true) => Ok(one),
-        _ => Err(malformed(operation)(Malformed::new(
+        _ => Err(Error::malformed(operation)(Malformed::new(
             "answer",
             "it does not have exactly one entry",
         ))),
@@ -425,35 +453,68 @@ fn one<T>(
 }
 
 /// A refusal with its remedy.
-fn refused(operation: &Operation, source: Refusal) -> MgmtError {
-    let operation = operation.clone();
-    match (source.errno(), operation) {
-        (libc::EPERM | libc::EACCES, operation) => MgmtError::NotPermitted { operation, source },
-        (libc::ENODEV, Operation::ShowMgmtDevice(name) | Operation::Add { mgmtdev: name, .. }) => {
-            MgmtError::NoMgmtDevice { name, source }
-        }
+fn refused(operation: &Operation, source: Refusal) -> Error {
+    use ErrorKind as Kind;
+    use Operation as Of;
+    let (kind, message) = match (source.errno(), operation) {
+        (libc::EPERM | libc::EACCES, _) => (
+            Kind::NotPermitted,
+            format!(
+                "cannot {operation}: this needs CAP_NET_ADMIN in the initial user namespace; run \
+                 it as root"
+            ),
+        ),
+        (libc::ENODEV, Of::ShowMgmtDevice(name) | Of::Add { mgmtdev: name, .. }) => (
+            Kind::NoMgmtDevice,
+            format!(
+                "there is no management device {name}; `bellhop mgmtdev show` lists them (a NIC \
+                 has one once its vDPA driver is loaded)"
+            ),
+        ),
         (
             libc::ENODEV,
-            Operation::ShowDevice(name)
-            | Operation::ShowConfig(name)
-            | Operation::ShowVendorStats { name, .. }
-            | Operation::Delete(name)
-            | Operation::Set(name),
-        ) => MgmtError::NoDevice { name, source },
-        (libc::EEXIST, Operation::Add { name, .. }) => MgmtError::NameTaken { name, source },
-        (libc::EAGAIN, operation @ Operation::ShowVendorStats { .. }) => {
-            MgmtError::NotNegotiated { operation, source }
-        }
-        (libc::EOPNOTSUPP, operation @ Operation::Add { .. }) => match not_taken(&source) {
-            Some(attributes) => MgmtError::NotTaken {
-                operation,
-                attributes,
-                source,
-            },
-            None => MgmtError::Refused { operation, source },
+            Of::ShowDevice(name)
+            | Of::ShowConfig(name)
+            | Of::ShowVendorStats { name, .. }
+            | Of::Delete(name)
+            | Of::Set(name),
+        ) => (
+            Kind::NotFound,
+            format!("there is no vDPA device {name}; `bellhop dev show` lists them"),
+        ),
+        (libc::EEXIST, Of::Add { name, .. }) => (
+            Kind::NameTaken,
+            format!("the name {name} is taken; `bellhop dev show {name}` shows by what"),
+        ),
+        (libc::EAGAIN, Of::ShowVendorStats { .. }) => (
+            Kind::NotNegotiated,
+            format!(
+                "cannot {operation}: no driver uses the device yet (feature negotiation is not \
+                 complete)"
+            ),
+        ),
+        (libc::EOPNOTSUPP, Of::Add { .. }) => match not_taken(&source) {
+            Some(attributes) => (
+                Kind::Unusable,
+                format!("cannot {operation}: it does not take {attributes}; leave that out"),
+            ),
+            None => (Kind::Refused, format!("cannot {operation}")),
         },
-        (_, operation) => MgmtError::Refused { operation, source },
-    }
+        _ => (Kind::Refused, format!("cannot {operation}")),
+    };
+    Error::new(kind, message).because(source)
+}
+
+/// Whether the kernel knows nothing of the kind that was asked for of a device.
+fn is_unknown(error: &Error) -> bool {
+    let errno = error.refusal().map(Refusal::errno);
+    error.kind() == ErrorKind::Refused && matches!(errno, Some(libc::EINVAL | libc::EOPNOTSUPP))
+}
+
+/// Whether a management device refused to give a new device an address, and nothing else.
+pub(super) fn takes_no_mac(error: &Error) -> bool {
+    error.kind() == ErrorKind::Unusable
+        && error.refusal().and_then(not_taken).as_deref() == Some("mac")
 }
 
 /// Attributes by name from "Some provided attributes are not supported: 0x1000", a mask of

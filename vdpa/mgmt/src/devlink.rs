@@ -39,12 +39,12 @@
 //! ```
 
 mod connection;
-mod error;
 mod eswitch;
 mod events;
 mod handle;
 mod health;
 mod instance;
+mod operation;
 mod param;
 mod port;
 mod port_requests;
@@ -53,16 +53,15 @@ mod reload;
 mod uapi;
 
 pub use connection::{Devlink, PATIENCE};
-pub use error::{DevlinkError, DevlinkOperation, InvalidRequest};
-pub use eswitch::{BadEswitchMode, EncapMode, Eswitch, EswitchMode, InlineMode};
+pub use eswitch::{EncapMode, Eswitch, EswitchMode, InlineMode};
 pub use events::{Event, Events, Notice};
-pub use handle::{BadHandle, Handle, NestedDevlink, PortHandle};
+pub use handle::{Handle, NestedDevlink, PortHandle};
 pub use health::{HealthReporter, HealthState};
 pub use instance::{Info, Instance};
 pub use param::{Cmode, Param, ParamValue};
 pub use port::{
-    BadFunctionState, Capabilities, Flavour, FrontPanel, FunctionOpstate, FunctionState, Netdev,
-    PciNumbers, Port, PortFunction, PortType,
+    Capabilities, Flavour, FrontPanel, FunctionOpstate, FunctionState, Netdev, PciNumbers, Port,
+    PortFunction, PortType,
 };
 pub use port_requests::{FunctionSettings, NewSubfunction};
 pub use rate::{NodeName, Rate, RateObject, RateParent, RateSettings};

@@ -1,219 +1,219 @@
-//! What can go wrong with management, and what the user can do about it.
+//! What can go wrong with management, and what the user can do about it: one error for all of it.
 
+use std::error::Error as StdError;
 use std::fmt;
-use std::io;
+use std::io::{self, ErrorKind as IoErrorKind};
+use std::path::Path;
 use std::time::Duration;
 
-use super::in_use::InUse;
-use super::name::BadName;
 use super::netlink::exchange::{Malformed, Refusal};
-use super::new_device::InvalidDevice;
+use super::netlink::worker::CallError;
 
-/// What was asked for, as part of a sentence: "cannot …".
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Operation {
-    /// The kernel's vDPA management itself.
-    Connect,
-    /// All management devices.
-    ListMgmtDevices,
-    /// One management device.
-    ShowMgmtDevice(String),
-    /// All devices.
-    ListDevices,
-    /// One device.
-    ShowDevice(String),
-    /// All configurations.
-    ListConfigs,
-    /// One device's configuration.
-    ShowConfig(String),
-    /// A queue's counters.
-    ShowVendorStats {
-        /// The device.
-        name: String,
-        /// The queue.
-        queue_index: u32,
+/// What code decides on. All else is in the error's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The kernel has no vDPA, or its module is not loaded.
+    NoVdpa,
+    /// The kernel has vDPA, in the initial network namespace only.
+    OtherNamespace,
+    /// The kernel has no devlink.
+    NoDevlink,
+    /// Text that can name nothing.
+    BadName,
+    /// Values that nothing can have. Nothing was sent.
+    Invalid,
+    /// Values, or a driver, that this device or function cannot have.
+    Unusable,
+    /// No device, function, interface, port or namespace of that name.
+    NotFound,
+    /// No management device of that name.
+    NoMgmtDevice,
+    /// The devlink instance has no such parameter.
+    NoParam,
+    /// The function is virtual itself, or has no SR-IOV.
+    NoSriov,
+    /// The management device has room for one device only.
+    NoRoom,
+    /// Another object has the name or the number.
+    NameTaken,
+    /// A process has the device open: the kernel would wait for it, with its lock held.
+    InUse,
+    /// The caller lacks the right.
+    NotPermitted,
+    /// No driver has negotiated features yet.
+    NotNegotiated,
+    /// The driver has no such request or setting.
+    NotSupported,
+    /// The kernel or a driver refused for another reason.
+    Refused,
+    /// It failed, and what it changed before may not be as it was.
+    NotUndone,
+    /// A list changed each time that it was read.
+    Interrupted,
+    /// The kernel did not answer in time.
+    NoAnswer {
+        /// Whether the kernel has the request, and may still carry it out.
+        sent: bool,
     },
-    /// A new device.
-    Add {
-        /// Its name.
-        name: String,
-        /// What it was to be made on.
-        mgmtdev: String,
-    },
-    /// A device's end.
-    Delete(String),
-    /// A device's attributes.
-    Set(String),
+    /// The kernel's answer makes no sense.
+    Malformed,
+    /// The host failed: no netlink, or a file of sysfs that cannot be read.
+    Failed,
 }
 
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Connect => f.write_str("find the kernel's vDPA management"),
-            Self::ListMgmtDevices => f.write_str("list management devices"),
-            Self::ShowMgmtDevice(name) => write!(f, "show the management device {name}"),
-            Self::ListDevices => f.write_str("list vDPA devices"),
-            Self::ShowDevice(name) => write!(f, "show {name}"),
-            Self::ListConfigs => f.write_str("list configurations of vDPA devices"),
-            Self::ShowConfig(name) => write!(f, "show the configuration of {name}"),
-            Self::ShowVendorStats { name, queue_index } => {
-                write!(f, "show the counters of queue {queue_index} of {name}")
-            }
-            Self::Add { name, mgmtdev } => write!(f, "add {name} on {mgmtdev}"),
-            Self::Delete(name) => write!(f, "delete {name}"),
-            Self::Set(name) => write!(f, "change {name}"),
+/// Why a request about devices, NICs and their connections failed: a sentence that names the remedy.
+/// Its source is the kernel's answer.
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error without a source.
+    #[must_use]
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            message: message.into(),
+            source: None,
+        }))
+    }
+
+    /// The same error with its source.
+    #[must_use]
+    pub(super) fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// An error of another kind and text with the same source.
+    #[must_use]
+    pub(super) fn renamed(mut self, kind: ErrorKind, message: String) -> Self {
+        self.0.kind = kind;
+        self.0.message = message;
+        self
+    }
+
+    /// What code decides on.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Whether what was named is not there.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.kind() == ErrorKind::NotFound
+    }
+
+    /// The kernel's refusal, if a netlink request was refused.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&Refusal> {
+        self.0.source.as_ref()?.downcast_ref()
+    }
+
+    /// The answer of a system call.
+    pub(super) fn io(&self) -> Option<&io::Error> {
+        self.0.source.as_ref()?.downcast_ref()
+    }
+
+    /// There is no netlink.
+    pub(super) fn netlink(source: io::Error) -> Self {
+        let message = "cannot talk to the kernel through netlink";
+        Self::new(ErrorKind::Failed, message).because(source)
+    }
+
+    /// The kernel's answer to an operation makes no sense.
+    pub(super) fn malformed(operation: &impl fmt::Display) -> impl Fn(Malformed) -> Self {
+        move |source| {
+            let message = format!("cannot {operation}: the kernel's answer is malformed");
+            Self::new(ErrorKind::Malformed, message).because(source)
         }
+    }
+
+    /// A file of sysfs cannot be read.
+    pub(super) fn read(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |source| {
+            let message = format!("cannot read {}", path.display());
+            Self::new(ErrorKind::Failed, message).because(source)
+        }
+    }
+
+    /// A write to sysfs about `object` was refused: the right is missing, or it is this error.
+    pub(super) fn write(
+        object: &str,
+        source: io::Error,
+        kind: ErrorKind,
+        message: impl FnOnce(&io::Error) -> String,
+    ) -> Self {
+        let error = if source.kind() == IoErrorKind::PermissionDenied {
+            let message = format!("no permission to change {object}: run this as root");
+            Self::new(ErrorKind::NotPermitted, message)
+        } else {
+            Self::new(kind, message(&source))
+        };
+        error.because(source)
     }
 }
 
-/// Why a request to the kernel's vDPA management failed.
-#[derive(Debug, thiserror::Error)]
-pub enum MgmtError {
-    /// The kernel has no vDPA.
-    #[error(
-        "this kernel has no vDPA management: load it with `modprobe vdpa`, then a parent driver such as \
-         mlx5_vdpa, vp_vdpa or vdpa_sim_net"
-    )]
-    NoFamily,
-    /// The kernel has it, in another network namespace.
-    #[error(
-        "vDPA management exists in the initial network namespace only: run this with \
-         `nsenter --net=/proc/1/ns/net`"
-    )]
-    OtherNamespace,
-    /// The caller may not do that.
-    #[error(
-        "cannot {operation}: this needs CAP_NET_ADMIN in the initial user namespace; run it as root"
-    )]
-    NotPermitted {
-        /// What was asked for.
-        operation: Operation,
-        /// The kernel's answer.
-        #[source]
-        source: Refusal,
-    },
-    /// There is no such management device.
-    #[error(
-        "there is no management device {name}; `bellhop mgmtdev show` lists them \
-         (a NIC has one once its vDPA driver is loaded)"
-    )]
-    NoMgmtDevice {
-        /// Its name.
-        name: String,
-        /// The kernel's answer.
-        #[source]
-        source: Refusal,
-    },
-    /// There is no such vDPA device.
-    #[error("there is no vDPA device {name}; `bellhop dev show` lists them")]
-    NoDevice {
-        /// Its name.
-        name: String,
-        /// The kernel's answer.
-        #[source]
-        source: Refusal,
-    },
-    /// There is a device of that name already.
-    #[error("the name {name} is taken; `bellhop dev show {name}` shows by what")]
-    NameTaken {
-        /// The name.
-        name: String,
-        /// The kernel's answer.
-        #[source]
-        source: Refusal,
-    },
-    /// Somebody has the device open. Deleting it now would block all vDPA management of
-    /// this machine until it is closed.
-    #[error(transparent)]
-    InUse(#[from] InUse),
-    /// The management device takes no such attributes.
-    #[error("cannot {operation}: it does not take {attributes}; leave that out")]
-    NotTaken {
-        /// What was asked for.
-        operation: Operation,
-        /// The attributes by name.
-        attributes: String,
-        /// The kernel's answer.
-        #[source]
-        source: Refusal,
-    },
-    /// The kernel's driver would mix up two devices on this management device.
-    #[error(
-        "{mgmtdev} has the device {device} already, and the kernel's vp_vdpa mixes up two: delete \
-         it first, or use another function"
-    )]
-    OneDeviceOnly {
-        /// The management device.
-        mgmtdev: String,
-        /// The device that it has.
-        device: String,
-    },
-    /// No driver has negotiated features yet, so there is nothing to count.
-    #[error(
-        "cannot {operation}: no driver uses the device yet (feature negotiation is not complete)"
-    )]
-    NotNegotiated {
-        /// What was asked for.
-        operation: Operation,
-        /// The kernel's answer.
-        #[source]
-        source: Refusal,
-    },
-    /// The kernel refused for another reason.
-    #[error("cannot {operation}")]
-    Refused {
-        /// What was asked for.
-        operation: Operation,
-        /// The kernel's answer.
-        #[source]
-        source: Refusal,
-    },
-    /// The kernel says that it did it, and explains why not.
-    #[error("cannot {operation}: the kernel says \"{explanation}\"")]
-    NotDone {
-        /// What was asked for.
-        operation: Operation,
-        /// The kernel's words.
-        explanation: String,
-    },
-    /// A name that no device can have.
-    #[error(transparent)]
-    BadName(#[from] BadName),
-    /// A device that cannot be made.
-    #[error(transparent)]
-    InvalidDevice(#[from] InvalidDevice),
-    /// The kernel did not answer in time.
-    #[error(
-        "cannot {operation}: no answer in {} s; {}. Something holds the kernel's vDPA lock, mostly \
-         a `dev del` of a device that is still open: `ls -l /proc/[0-9]*/fd | grep vhost-vdpa` \
-         as root finds it",
-        patience.as_secs(),
-        if *sent { "it may still be done later" } else { "it will not be done" }
-    )]
-    Timeout {
-        /// What was asked for.
-        operation: Operation,
-        /// How long the answer was waited for.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// What the sentences about one netlink family say of its objects.
+pub(super) struct Texts {
+    /// What a list is of.
+    pub(super) listed: &'static str,
+    /// What keeps an answer from coming.
+    pub(super) holder: &'static str,
+}
+
+impl Texts {
+    /// What a call that failed means for an operation.
+    pub(super) fn explain(
+        &self,
+        operation: &impl fmt::Display,
+        error: CallError,
         patience: Duration,
-        /// Whether the kernel has the request.
-        sent: bool,
-    },
-    /// A list changed each time that it was read.
-    #[error("cannot {operation}: devices come and go too fast; try again")]
-    Interrupted {
-        /// What was asked for.
-        operation: Operation,
-    },
-    /// The kernel's answer makes no sense.
-    #[error("cannot {operation}: the kernel's answer is malformed")]
-    Malformed {
-        /// What was asked for.
-        operation: Operation,
-        /// What is wrong with it.
-        #[source]
-        source: Malformed,
-    },
-    /// There is no netlink to talk through.
-    #[error("cannot talk to the kernel through netlink")]
-    Socket(#[source] io::Error),
+        refused: impl FnOnce(Refusal) -> Error,
+    ) -> Error {
+        let (kind, problem) = match error {
+            CallError::Refused(refusal) => return refused(refusal),
+            CallError::Malformed(source) => return Error::malformed(operation)(source),
+            CallError::Socket(source) => return Error::netlink(source),
+            CallError::Interrupted => {
+                let problem = format!("{} come and go too fast; try again", self.listed);
+                (ErrorKind::Interrupted, problem)
+            }
+            CallError::Timeout { sent } => {
+                let outcome = if sent {
+                    "it may still be done later"
+                } else {
+                    "it will not be done"
+                };
+                let (seconds, holder) = (patience.as_secs(), self.holder);
+                let problem = format!("no answer in {seconds} s; {outcome}. {holder}");
+                (ErrorKind::NoAnswer { sent }, problem)
+            }
+        };
+        Error::new(kind, format!("cannot {operation}: {problem}"))
+    }
+}
+
+/// An Ethernet address as it is written.
+pub(super) fn mac(address: [u8; 6]) -> String {
+    address.map(|byte| format!("{byte:02x}")).join(":")
 }

@@ -5,27 +5,15 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 
 use super::bus::BusDevice;
-use vdpa::device::holder::{Holder, holders, sentence};
-
-/// Somebody has the device open.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{name} is in use by {} through {}: end that first", sentence(holders), path.display())]
-pub struct InUse {
-    /// The device.
-    pub name: String,
-    /// Its character device.
-    pub path: PathBuf,
-    /// The processes that have it open, as far as they are visible.
-    pub holders: Vec<Holder>,
-}
+use super::error::{Error, ErrorKind};
+use vdpa::device::holder::{holders, sentence};
 
 /// Fails if the device's character device is open. The file opens once, so a trial tells,
 /// also about processes that are not visible from here; only who may not open it must rely on
 /// what is visible. The trial resets the device, which is about to lose its driver anyway.
-pub(super) fn check(device: &BusDevice) -> Result<(), InUse> {
+pub(super) fn check(device: &BusDevice) -> Result<(), Error> {
     let Some(path) = device.path() else {
         return Ok(());
     };
@@ -39,9 +27,11 @@ pub(super) fn check(device: &BusDevice) -> Result<(), InUse> {
     if holders.is_empty() && error.raw_os_error() != Some(libc::EBUSY) {
         return Ok(());
     }
-    Err(InUse {
-        name: device.name.clone(),
-        path,
-        holders,
-    })
+    let message = format!(
+        "{} is in use by {} through {}: end that first",
+        device.name,
+        sentence(&holders),
+        path.display()
+    );
+    Err(Error::new(ErrorKind::InUse, message))
 }

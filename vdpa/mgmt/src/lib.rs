@@ -67,11 +67,10 @@ mod vendor_stats;
 pub use config::{BlkConfig, ClassConfig, DeviceConfig, NetConfig};
 pub use connection::{Connection, DEFAULT_PATIENCE};
 pub use device::{MgmtDevice, VdpaDevice};
-pub use error::{MgmtError, Operation};
+pub use error::{Error, ErrorKind};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::decode_anything;
-pub use in_use::InUse;
-pub use name::{BadName, MgmtDeviceName};
-pub use netlink::exchange::{Malformed, Refusal};
-pub use new_device::{InvalidDevice, NewDevice};
+pub use name::MgmtDeviceName;
+pub use netlink::exchange::Refusal;
+pub use new_device::NewDevice;
 pub use vendor_stats::{QueueType, VendorStats};

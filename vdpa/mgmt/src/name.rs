@@ -6,6 +6,7 @@ use std::str::FromStr;
 use netlink_packet_core::DefaultNla;
 use serde::{Deserialize, Serialize};
 
+use super::error::{Error, ErrorKind};
 use super::netlink::attributes::Attributes;
 use super::netlink::exchange::Malformed;
 use super::netlink::message::string;
@@ -13,23 +14,6 @@ use super::uapi::{VDPA_ATTR_MGMTDEV_BUS_NAME, VDPA_ATTR_MGMTDEV_DEV_NAME};
 
 /// The longest name of a directory in sysfs, in bytes (NAME_MAX).
 const NAME_MAX: usize = 255;
-
-/// Text that cannot name a device.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadName {
-    /// No management device can be called so.
-    #[error(
-        "{0:?} does not name a management device: write it as NAME or BUS/NAME, such as \
-         pci/0000:01:00.1"
-    )]
-    MgmtDevice(String),
-    /// No vDPA device can be called so.
-    #[error(
-        "{0:?} does not name a vDPA device: names have 1 to 255 bytes, without slashes and \
-         control characters"
-    )]
-    Device(String),
-}
 
 /// Whether sysfs can have a directory of this name.
 pub(super) fn is_name(text: &str) -> bool {
@@ -41,11 +25,15 @@ pub(super) fn is_name(text: &str) -> bool {
 }
 
 /// Checks the name of an existing vDPA device before it is sent.
-pub(super) fn device(text: &str) -> Result<&str, BadName> {
-    match is_name(text) {
-        true => Ok(text),
-        false => Err(BadName::Device(text.to_owned())),
+pub(super) fn device(text: &str) -> Result<&str, Error> {
+    if is_name(text) {
+        return Ok(text);
     }
+    let message = format!(
+        "{text:?} does not name a vDPA device: names have 1 to 255 bytes, without slashes and \
+         control characters"
+    );
+    Err(Error::new(ErrorKind::BadName, message))
 }
 
 /// The name of a management device, as iproute2 writes it: `vdpasim_net`, or with its bus
@@ -95,9 +83,9 @@ impl MgmtDeviceName {
 }
 
 impl TryFrom<String> for MgmtDeviceName {
-    type Error = BadName;
+    type Error = Error;
 
-    fn try_from(text: String) -> Result<Self, BadName> {
+    fn try_from(text: String) -> Result<Self, Error> {
         text.parse()
     }
 }
@@ -109,15 +97,19 @@ impl From<MgmtDeviceName> for String {
 }
 
 impl FromStr for MgmtDeviceName {
-    type Err = BadName;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, BadName> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         let (bus, name) = match text.split_once('/') {
             Some((bus, name)) => (Some(bus), name),
             None => (None, text),
         };
         if !is_name(name) || bus.is_some_and(|bus| !is_name(bus)) {
-            return Err(BadName::MgmtDevice(text.to_owned()));
+            let message = format!(
+                "{text:?} does not name a management device: write it as NAME or BUS/NAME, such as \
+                 pci/0000:01:00.1"
+            );
+            return Err(Error::new(ErrorKind::BadName, message));
         }
         Ok(Self {
             bus: bus.map(str::to_owned),

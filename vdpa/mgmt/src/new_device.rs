@@ -4,6 +4,7 @@
 use netlink_packet_core::DefaultNla;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU};
 
+use super::error::{self, Error, ErrorKind};
 use super::name::{MgmtDeviceName, is_name};
 use super::netlink::message::{string, value};
 use super::uapi::{
@@ -19,42 +20,6 @@ const MTU_MIN: u16 = 68;
 
 /// The most queue pairs (VIRTIO_NET_CTRL_MQ_VQ_PAIRS_MAX).
 const MAX_VQP_MAX: u16 = 0x8000;
-
-/// Why no device can be made so.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidDevice {
-    /// The name.
-    #[error(
-        "{0:?} is no name for a vDPA device: use 1 to 63 bytes without slashes, spaces and \
-         control characters"
-    )]
-    Name(String),
-    /// The address is a group's, or all zero.
-    #[error(
-        "mac {} is not a unicast address: the first byte must be even, and not all bytes zero",
-        .0.map(|byte| format!("{byte:02x}")).join(":")
-    )]
-    Mac([u8; 6]),
-    /// The MTU is too small.
-    #[error("mtu {0} is too small: virtio allows 68 to 65535 bytes")]
-    Mtu(u16),
-    /// Too few or too many queue pairs.
-    #[error("max_vqp {0} is not possible: virtio allows 1 to 32768 queue pairs")]
-    MaxVqp(u16),
-    /// An attribute needs a feature that the given features lack.
-    #[error(
-        "{attribute} needs the feature {feature} (bit {bit}), which device_features lacks: add {:#x}",
-        1_u64 << bit
-    )]
-    MissingFeature {
-        /// The attribute.
-        attribute: &'static str,
-        /// The feature's name.
-        feature: &'static str,
-        /// Its bit.
-        bit: u32,
-    },
-}
 
 /// A device to be added (`VDPA_CMD_DEV_NEW`).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,10 +37,10 @@ impl NewDevice {
     /// chooses.
     ///
     /// # Errors
-    /// [`InvalidDevice::Name`].
-    pub fn new(name: &str, mgmtdev: MgmtDeviceName) -> Result<Self, InvalidDevice> {
+    /// `Invalid`.
+    pub fn new(name: &str, mgmtdev: MgmtDeviceName) -> Result<Self, Error> {
         if !is_name(name) || name.len() > NAME_MAX || name.contains(char::is_whitespace) {
-            return Err(InvalidDevice::Name(name.to_owned()));
+            return Err(Self::bad_name(name));
         }
         Ok(Self {
             name: name.to_owned(),
@@ -87,11 +52,19 @@ impl NewDevice {
         })
     }
 
+    pub(super) fn bad_name(name: &str) -> Error {
+        let message = format!(
+            "{name:?} is no name for a vDPA device: use 1 to 63 bytes without slashes, spaces and \
+             control characters"
+        );
+        Error::new(ErrorKind::Invalid, message)
+    }
+
     /// Gives it an address.
     ///
     /// # Errors
-    /// [`InvalidDevice::Mac`] if it is not unicast.
-    pub fn mac(self, mac: [u8; 6]) -> Result<Self, InvalidDevice> {
+    /// `Invalid` if it is not unicast.
+    pub fn mac(self, mac: [u8; 6]) -> Result<Self, Error> {
         let mac = Some(unicast(mac)?);
         Ok(Self { mac, ..self })
     }
@@ -99,10 +72,11 @@ impl NewDevice {
     /// Gives it an MTU, in bytes.
     ///
     /// # Errors
-    /// [`InvalidDevice::Mtu`] below 68.
-    pub fn mtu(self, mtu: u16) -> Result<Self, InvalidDevice> {
+    /// `Invalid` below 68.
+    pub fn mtu(self, mtu: u16) -> Result<Self, Error> {
         if mtu < MTU_MIN {
-            return Err(InvalidDevice::Mtu(mtu));
+            let message = format!("mtu {mtu} is too small: virtio allows 68 to 65535 bytes");
+            return Err(Error::new(ErrorKind::Invalid, message));
         }
         let mtu = Some(mtu);
         Ok(Self { mtu, ..self })
@@ -111,10 +85,12 @@ impl NewDevice {
     /// Gives it this many queue pairs.
     ///
     /// # Errors
-    /// [`InvalidDevice::MaxVqp`] for 0 or more than 32768.
-    pub fn max_vqp(self, max_vqp: u16) -> Result<Self, InvalidDevice> {
+    /// `Invalid` for 0 or more than 32768.
+    pub fn max_vqp(self, max_vqp: u16) -> Result<Self, Error> {
         if !(1..=MAX_VQP_MAX).contains(&max_vqp) {
-            return Err(InvalidDevice::MaxVqp(max_vqp));
+            let message =
+                format!("max_vqp {max_vqp} is not possible: virtio allows 1 to 32768 queue pairs");
+            return Err(Error::new(ErrorKind::Invalid, message));
         }
         let max_vqp = Some(max_vqp);
         Ok(Self { max_vqp, ..self })
@@ -142,7 +118,7 @@ impl NewDevice {
     }
 
     /// The request's attributes.
-    pub(super) fn attributes(&self) -> Result<Vec<DefaultNla>, InvalidDevice> {
+    pub(super) fn attributes(&self) -> Result<Vec<DefaultNla>, Error> {
         self.check_features()?;
         let mut list = self.mgmtdev.attributes();
         list.push(string(VDPA_ATTR_DEV_NAME, &self.name));
@@ -159,7 +135,7 @@ impl NewDevice {
         Ok(list)
     }
 
-    fn check_features(&self) -> Result<(), InvalidDevice> {
+    fn check_features(&self) -> Result<(), Error> {
         let Some(features) = self.device_features else {
             return Ok(());
         };
@@ -170,11 +146,12 @@ impl NewDevice {
             (several, "max_vqp", "MQ", VIRTIO_NET_F_MQ),
         ] {
             if given && features & 1 << bit == 0 {
-                return Err(InvalidDevice::MissingFeature {
-                    attribute,
-                    feature,
-                    bit,
-                });
+                let message = format!(
+                    "{attribute} needs the feature {feature} (bit {bit}), which device_features \
+                     lacks: add {:#x}",
+                    1_u64 << bit
+                );
+                return Err(Error::new(ErrorKind::Invalid, message));
             }
         }
         Ok(())
@@ -182,10 +159,14 @@ impl NewDevice {
 }
 
 /// The address, if a NIC can have it.
-pub(super) fn unicast(mac: [u8; 6]) -> Result<[u8; 6], InvalidDevice> {
+pub(super) fn unicast(mac: [u8; 6]) -> Result<[u8; 6], Error> {
     let [first, ..] = mac;
     if first & 1 == 1 || mac == [0; 6] {
-        return Err(InvalidDevice::Mac(mac));
+        let message = format!(
+            "mac {} is not a unicast address: the first byte must be even, and not all bytes zero",
+            error::mac(mac)
+        );
+        return Err(Error::new(ErrorKind::Invalid, message));
     }
     Ok(mac)
 }
@@ -231,9 +212,9 @@ mod tests {
             let error = device().mac(mac).unwrap_err();
             assert!(error.to_string().contains("unicast"), "{error}");
         }
-        assert_eq!(device().mtu(67), Err(InvalidDevice::Mtu(67)));
+        assert!(device().mtu(67).is_err());
         assert!(device().mtu(68).is_ok());
-        assert_eq!(device().max_vqp(0), Err(InvalidDevice::MaxVqp(0)));
+        assert!(device().max_vqp(0).is_err());
         assert!(device().max_vqp(0x8001).is_err());
     }
 

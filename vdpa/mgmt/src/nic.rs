@@ -141,19 +141,20 @@ impl Nics {
     pub fn remove(&self, nic: &MadeNic, observer: &mut dyn Observer) -> Result<(), RemoveError> {
         self.check_removable(nic)?;
         let not_undone = Making::new(self, nic.clone(), &[], observer).remove();
-        match not_undone.is_empty() {
-            true => Ok(()),
-            false => Err(RemoveError::Incomplete {
+        if not_undone.is_empty() {
+            Ok(())
+        } else {
+            Err(RemoveError::Incomplete {
                 name: nic.name().to_owned(),
                 not_undone,
-            }),
+            })
         }
     }
 
     /// The NIC's `/dev/vhost-vdpa-N` as it is now; it changes when the device is bound anew.
     ///
     /// # Errors
-    /// [`NicError::Bus`]; [`NicError::NoCharacterDevice`] while another bus driver has it.
+    /// [`NicError::Mgmt`]; [`NicError::NoCharacterDevice`] while another bus driver has it.
     pub fn character_device(&self, nic: &MadeNic) -> Result<PathBuf, NicError> {
         let device = self.bus.device(nic.name())?;
         device
@@ -179,7 +180,7 @@ impl Nics {
         if shown.mgmtdev != *mgmtdev {
             return Ok(());
         }
-        in_use::check(&device)?;
+        in_use::check(&device).map_err(RemoveError::InUse)?;
         match device.driver {
             // It is only a few moments old then, and nobody has it yet.
             Some(driver) if driver != VHOST_DRIVER && nic.state() != State::Making => {

@@ -11,19 +11,18 @@
 
 mod address;
 mod bind;
-mod error;
 mod usage;
 
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind as IoErrorKind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-pub use address::{Address, BadAddress};
-pub(super) use bind::write;
-pub use error::PciError;
+pub use address::Address;
+pub(super) use bind::{no_driver, write};
 
 use super::bus::Bus;
+use super::error::{Error, ErrorKind};
 use super::name::is_name;
 
 /// More virtual functions than a physical one can have (NumVFs is a register of 16 bits).
@@ -53,6 +52,45 @@ pub struct Function {
     pub netdevs: Vec<String>,
     /// The vDPA devices on it, by name.
     pub vdpa_devices: Vec<String>,
+}
+
+impl Function {
+    /// Fails for a virtual function.
+    ///
+    /// # Errors
+    /// `NoSriov`, which names the physical function.
+    pub fn check_physical(&self) -> Result<(), Error> {
+        let Some(physical) = self.physical_function else {
+            return Ok(());
+        };
+        let message = format!(
+            "{} is a virtual function; name its physical function, pci/{physical}",
+            self.address
+        );
+        Err(Error::new(ErrorKind::NoSriov, message))
+    }
+
+    /// Fails if it cannot have this many virtual functions.
+    pub(super) fn check_count(&self, count: u32) -> Result<(), Error> {
+        let total = self.total_vfs.ok_or_else(|| no_sriov(self.address))?;
+        if count <= total {
+            return Ok(());
+        }
+        let message = format!(
+            "{} can have {total} virtual functions at most, not {count}",
+            self.address
+        );
+        Err(Error::new(ErrorKind::Unusable, message))
+    }
+}
+
+/// The function has no SR-IOV.
+pub(super) fn no_sriov(address: Address) -> Error {
+    let message = format!(
+        "{address} cannot have virtual functions; `bellhop vf show` lists what can (the firmware may \
+         have SR-IOV switched off)"
+    );
+    Error::new(ErrorKind::NoSriov, message)
 }
 
 /// The PCI bus.
@@ -92,11 +130,11 @@ impl Pci {
     /// The function at `address`.
     ///
     /// # Errors
-    /// [`PciError::NoFunction`] or [`PciError::Read`].
-    pub fn function(&self, address: Address) -> Result<Function, PciError> {
+    /// `NotFound` or `Failed`.
+    pub fn function(&self, address: Address) -> Result<Function, Error> {
         let directory = self.directory(address);
         if !directory.is_dir() {
-            return Err(PciError::NoFunction(address));
+            return Err(no_function(address));
         }
         Ok(Function {
             address,
@@ -119,8 +157,8 @@ impl Pci {
     /// All physical functions that can have virtual ones, by address.
     ///
     /// # Errors
-    /// [`PciError::Read`].
-    pub fn physical_functions(&self) -> Result<Vec<Function>, PciError> {
+    /// `Failed`.
+    pub fn physical_functions(&self) -> Result<Vec<Function>, Error> {
         let mut found = Vec::new();
         for name in names(&self.devices)? {
             let Ok(address) = name.parse() else { continue };
@@ -130,7 +168,7 @@ impl Pci {
             match self.function(address) {
                 Ok(function) => found.push(function),
                 // Gone meanwhile.
-                Err(PciError::NoFunction(_)) => {}
+                Err(error) if error.is_missing() => {}
                 Err(error) => return Err(error),
             }
         }
@@ -142,8 +180,8 @@ impl Pci {
     /// them belong to one user.
     ///
     /// # Errors
-    /// [`PciError::Read`].
-    pub fn group(&self, group: u32) -> Result<Vec<Address>, PciError> {
+    /// `Failed`.
+    pub fn group(&self, group: u32) -> Result<Vec<Address>, Error> {
         let directory = self.groups.join(group.to_string()).join("devices");
         let mut found: Vec<Address> = names(&directory)?
             .iter()
@@ -156,16 +194,20 @@ impl Pci {
     /// The function behind a network interface, if it is one of the PCI bus.
     ///
     /// # Errors
-    /// [`PciError::NoInterface`] or [`PciError::Read`].
-    pub fn behind(&self, netdev: &str) -> Result<Option<Address>, PciError> {
+    /// `NotFound` or `Failed`.
+    pub fn behind(&self, netdev: &str) -> Result<Option<Address>, Error> {
         let interface = self.interfaces.join(netdev);
         if !is_name(netdev) || !interface.exists() {
-            return Err(PciError::NoInterface(netdev.to_owned()));
+            let message = format!(
+                "there is no network interface {netdev} in this network namespace; `ip link` lists \
+                 them"
+            );
+            return Err(Error::new(ErrorKind::NotFound, message));
         }
         let device = interface.join("device");
         let path = match fs::canonicalize(&device) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            path => path.map_err(|source| read_error(&device, source))?,
+            Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(None),
+            path => path.map_err(Error::read(&device))?,
         };
         // A virtio device lies between the function and the interface.
         Ok(path
@@ -176,7 +218,7 @@ impl Pci {
     }
 
     /// The vendor of the function, as it says itself.
-    pub(super) fn vendor(&self, address: Address) -> Result<Option<u32>, PciError> {
+    pub(super) fn vendor(&self, address: Address) -> Result<Option<u32>, Error> {
         let text = attribute(&self.directory(address).join("vendor"))?;
         Ok(text.and_then(|text| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()))
     }
@@ -187,9 +229,8 @@ impl Pci {
 
     /// Names of the vDPA devices whose parent is in this directory, sorted. The parent is the function, or
     /// a device that its driver made.
-    fn vdpa_devices(&self, directory: &Path) -> Result<Vec<String>, PciError> {
-        let directory =
-            fs::canonicalize(directory).map_err(|source| read_error(directory, source))?;
+    fn vdpa_devices(&self, directory: &Path) -> Result<Vec<String>, Error> {
+        let directory = fs::canonicalize(directory).map_err(Error::read(directory))?;
         let mut found: Vec<String> = names(&self.vdpa_devices)?
             .into_iter()
             .filter(|name| {
@@ -203,7 +244,7 @@ impl Pci {
 }
 
 /// Its virtual functions: links `virtfnN`.
-fn virtual_functions(directory: &Path) -> Result<Vec<(u32, Address)>, PciError> {
+fn virtual_functions(directory: &Path) -> Result<Vec<(u32, Address)>, Error> {
     let mut found = Vec::new();
     for name in names(directory)? {
         let Some(index) = name.strip_prefix("virtfn") else {
@@ -222,7 +263,7 @@ fn virtual_functions(directory: &Path) -> Result<Vec<(u32, Address)>, PciError> 
 }
 
 /// Its network interfaces: below the function, or below the virtio device on it.
-fn netdevs(directory: &Path) -> Result<Vec<String>, PciError> {
+fn netdevs(directory: &Path) -> Result<Vec<String>, Error> {
     let mut parents = vec![directory.to_owned()];
     let devices = names(directory)?;
     parents.extend(
@@ -253,54 +294,61 @@ fn represents(interface: &Path) -> bool {
 }
 
 /// What is in a directory; nothing if it is not there.
-pub(super) fn names(directory: &Path) -> Result<Vec<String>, PciError> {
+pub(super) fn names(directory: &Path) -> Result<Vec<String>, Error> {
     let entries = match fs::read_dir(directory) {
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                IoErrorKind::NotFound | IoErrorKind::NotADirectory
+            ) =>
+        {
             return Ok(Vec::new());
         }
-        entries => entries.map_err(|source| read_error(directory, source))?,
+        entries => entries.map_err(Error::read(directory))?,
     };
     entries
         .map(|entry| {
-            let entry = entry.map_err(|source| read_error(directory, source))?;
+            let entry = entry.map_err(Error::read(directory))?;
             Ok(entry.file_name().to_string_lossy().into_owned())
         })
         .collect()
 }
 
 /// The name of what a link points to, if there is one.
-pub(super) fn link_name(link: &Path) -> Result<Option<String>, PciError> {
+pub(super) fn link_name(link: &Path) -> Result<Option<String>, Error> {
     match fs::read_link(link) {
         Ok(target) => Ok(target
             .file_name()
             .map(|name| name.to_string_lossy().into_owned())),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(read_error(link, source)),
+        Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::read(link)(source)),
     }
 }
 
 /// The text in a file of sysfs; none if it is empty or not there.
-pub(super) fn attribute(path: &Path) -> Result<Option<String>, PciError> {
+pub(super) fn attribute(path: &Path) -> Result<Option<String>, Error> {
     match fs::read(path) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes).trim().to_owned();
             Ok(Some(text).filter(|text| !text.is_empty()))
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(read_error(path, source)),
+        Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::read(path)(source)),
     }
 }
 
 /// The number in a file of sysfs, if there is one of the right size.
-pub(super) fn number<T: FromStr>(path: &Path) -> Result<Option<T>, PciError> {
+pub(super) fn number<T: FromStr>(path: &Path) -> Result<Option<T>, Error> {
     Ok(attribute(path)?.and_then(|text| text.parse().ok()))
 }
 
-fn read_error(path: &Path, source: io::Error) -> PciError {
-    PciError::Read {
-        path: path.to_owned(),
-        source,
-    }
+/// There is no such function.
+pub(super) fn no_function(address: Address) -> Error {
+    let message = format!(
+        "there is no PCI function {address}; `bellhop vf show` lists those with SR-IOV, `lspci -D` \
+         all"
+    );
+    Error::new(ErrorKind::NotFound, message)
 }
 
 #[cfg(test)]

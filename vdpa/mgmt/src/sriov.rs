@@ -27,16 +27,17 @@
 //! ```
 
 mod decode;
-mod error;
 mod links;
 mod settings;
 mod uapi;
 
-pub use error::{LinkError, LinkOperation};
 pub use links::Links;
-pub use settings::{InvalidSetting, LinkState, Rates, Setting, Vlan, VlanProtocol};
+pub use settings::{LinkState, Rates, Setting, Vlan, VlanProtocol};
 
-use super::pci::{Address, Function, Pci, PciError, write};
+use std::io;
+
+use super::error::{Error, ErrorKind};
+use super::pci::{Address, Function, Pci, no_sriov, write};
 
 /// A network interface, with what its NIC lets its virtual functions do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,29 +78,12 @@ impl Pci {
     /// may be using one.
     ///
     /// # Errors
-    /// [`PciError::VdpaInUse`] or [`PciError::VfioInUse`] with the holders; [`PciError::NoSriov`],
-    /// [`PciError::Virtual`], [`PciError::TooMany`], [`PciError::NotPermitted`];
-    /// [`PciError::Count`] when the former number was tried again; or as [`Pci::function`].
-    pub fn set_virtual_functions(
-        &self,
-        address: Address,
-        count: u32,
-    ) -> Result<Function, PciError> {
+    /// `InUse` with the holders; `NoSriov`, `Unusable`, `NotPermitted`; `Refused` when the former
+    /// number was tried again; or as [`Pci::function`].
+    pub fn set_virtual_functions(&self, address: Address, count: u32) -> Result<Function, Error> {
         let function = self.function(address)?;
-        if let Some(physical) = function.physical_function {
-            return Err(PciError::Virtual {
-                function: address,
-                physical,
-            });
-        }
-        let total = function.total_vfs.ok_or(PciError::NoSriov(address))?;
-        if count > total {
-            return Err(PciError::TooMany {
-                function: address,
-                count,
-                total,
-            });
-        }
+        function.check_physical()?;
+        function.check_count(count)?;
         let now = self.count(address)?;
         if count == now {
             return Ok(function);
@@ -126,36 +110,48 @@ impl Pci {
     /// none is taken away.
     ///
     /// # Errors
-    /// [`PciError::NotPermitted`], [`PciError::Count`], or as [`Pci::function`].
-    pub(super) fn count_from_zero(
-        &self,
-        address: Address,
-        count: u32,
-    ) -> Result<Function, PciError> {
+    /// `NotPermitted`, `Refused`, or as [`Pci::function`].
+    pub(super) fn count_from_zero(&self, address: Address, count: u32) -> Result<Function, Error> {
         self.write_count(address, count)
             .map_err(|source| self.count_error(address, count, source))?;
         self.function(address)
     }
 
     /// How many virtual functions it has now.
-    fn count(&self, address: Address) -> Result<u32, PciError> {
+    fn count(&self, address: Address) -> Result<u32, Error> {
         let path = self.directory(address).join("sriov_numvfs");
-        super::pci::number(&path)?.ok_or(PciError::NoSriov(address))
+        super::pci::number(&path)?.ok_or_else(|| no_sriov(address))
     }
 
-    fn write_count(&self, address: Address, count: u32) -> std::io::Result<()> {
+    fn write_count(&self, address: Address, count: u32) -> io::Result<()> {
         let path = self.directory(address).join("sriov_numvfs");
         write(&path, &count.to_string())
     }
 
-    fn count_error(&self, function: Address, count: u32, source: std::io::Error) -> PciError {
+    fn count_error(&self, function: Address, count: u32, source: io::Error) -> Error {
         let now = self.count(function).unwrap_or_default();
-        PciError::permission(function, source, |source| PciError::Count {
-            function,
-            count,
-            now,
-            source,
-        })
+        let message = |source: &io::Error| {
+            let remedy = remedy(source);
+            format!("cannot give {function} {count} virtual functions, it now has {now}{remedy}")
+        };
+        Error::write(&function.to_string(), source, ErrorKind::Refused, message)
+    }
+}
+
+/// What errno of `sriov_numvfs` mean (drivers/pci/pci-sysfs.c, drivers/pci/iov.c).
+fn remedy(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::ENOENT) => {
+            ": it has no driver, or one that knows no SR-IOV; bind it to its NIC driver first"
+        }
+        Some(libc::EBUSY) => {
+            ": its driver is not ready or has them in use; try again when its link is up"
+        }
+        Some(libc::ENOMEM) => {
+            ": the firmware of this machine left too few bus numbers or too little address space \
+             (try `pci=realloc`)"
+        }
+        _ => "",
     }
 }
 

@@ -28,7 +28,7 @@
 //!         println!("{} is virtual function {}", one.function.address, one.index);
 //!     }
 //! }
-//! # Ok::<(), vdpa_mgmt::topology::TopologyError>(())
+//! # Ok::<(), vdpa_mgmt::Error>(())
 //! ```
 
 mod assemble;
@@ -48,23 +48,8 @@ pub use tree::{
     PostingObstacle, Queue, Representor, Subfunction, Topology, VirtualFunction,
 };
 
-use super::bus::BusError;
-use super::error::MgmtError;
-use super::pci::{Address, PciError};
-
-/// Why the tree could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum TopologyError {
-    /// The kernel's vDPA management refused.
-    #[error(transparent)]
-    Management(#[from] MgmtError),
-    /// The vdpa bus could not be read.
-    #[error(transparent)]
-    Bus(#[from] BusError),
-    /// The PCI bus could not be read.
-    #[error(transparent)]
-    Pci(#[from] PciError),
-}
+use super::error::Error;
+use super::pci::Address;
 
 /// What is on this machine.
 ///
@@ -73,8 +58,8 @@ pub enum TopologyError {
 /// that this process may not see are missing; [`Topology::all_processes_seen`] says that.
 ///
 /// # Errors
-/// [`TopologyError`].
-pub fn read() -> Result<Topology, TopologyError> {
+/// [`Error`].
+pub fn read() -> Result<Topology, Error> {
     of(&Management::of_this_machine()?, Path::new("/"))
 }
 
@@ -82,8 +67,8 @@ pub fn read() -> Result<Topology, TopologyError> {
 /// one.
 ///
 /// # Errors
-/// [`TopologyError`]; with [`PciError::NoFunction`] if there is none.
-pub fn read_function(address: Address) -> Result<Topology, TopologyError> {
+/// [`Error`]; `NotFound` if there is none.
+pub fn read_function(address: Address) -> Result<Topology, Error> {
     function_of(&Management::of_this_machine()?, Path::new("/"), address)
 }
 
@@ -91,20 +76,20 @@ pub fn read_function(address: Address) -> Result<Topology, TopologyError> {
 /// are read below `sys` and `proc` there.
 ///
 /// # Errors
-/// [`TopologyError::Bus`] or [`TopologyError::Pci`].
-pub fn of(management: &Management, root: &Path) -> Result<Topology, TopologyError> {
+/// [`Error`].
+pub fn of(management: &Management, root: &Path) -> Result<Topology, Error> {
     assemble::Assembly::new(management, root)?.all()
 }
 
 /// The part of [`of`] that belongs to one physical function, or to that of a virtual one.
 ///
 /// # Errors
-/// As [`of`]; [`PciError::NoFunction`] if there is none.
+/// As [`of`]; `NotFound` if there is none.
 pub fn function_of(
     management: &Management,
     root: &Path,
     address: Address,
-) -> Result<Topology, TopologyError> {
+) -> Result<Topology, Error> {
     assemble::Assembly::new(management, root)?.one(address)
 }
 

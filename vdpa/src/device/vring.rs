@@ -131,15 +131,15 @@ impl VringBase {
         let bytes = number.to_le_bytes();
         let low = u16::from_le_bytes([bytes[0], bytes[1]]);
         let high = u16::from_le_bytes([bytes[2], bytes[3]]);
-        match packed {
-            true => Some(Self::Packed {
+        if packed {
+            Some(Self::Packed {
                 available: low & !WRAP,
                 available_wrap: low & WRAP != 0,
                 used: high & !WRAP,
                 used_wrap: high & WRAP != 0,
-            }),
-            false if high == 0 => Some(Self::Split { index: low }),
-            false => None,
+            })
+        } else {
+            (high == 0).then_some(Self::Split { index: low })
         }
     }
 }

@@ -1,19 +1,49 @@
-//! The network device's configuration, as far as this driver reads it.
-//!
-//! ```text
-//!   struct virtio_net_config (virtio 1.3, 5.1.4), little-endian:
-//!    0  u8 mac[6]   6  u16 status   8  u16 max_virtqueue_pairs   10  u16 mtu
-//! ```
+//! A network device's configuration: its fields, and what they say by the features.
 
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP,
 };
 
+use zerocopy::FromBytes;
+use zerocopy::little_endian::{U16, U32};
+
 use crate::control_queue::MacAddress;
 use crate::device::{Device, DeviceError};
 
-/// Bytes of the fields above.
-const LEN: usize = 12;
+/// `struct virtio_net_config` (virtio 1.3, 5.1.4) up to the hash types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes)]
+#[repr(C)]
+pub struct VirtioNetConfig {
+    /// The device's address.
+    pub mac: MacAddress,
+    /// Bits `VIRTIO_NET_S_*`.
+    pub status: U16,
+    /// Queue pairs it can have.
+    pub max_virtqueue_pairs: U16,
+    /// Largest packet in bytes, Ethernet header not counted.
+    pub mtu: U16,
+    /// In Mbit/s.
+    pub speed: U32,
+    /// 1 for full duplex.
+    pub duplex: u8,
+    /// In bytes.
+    pub rss_max_key_size: u8,
+    /// In entries.
+    pub rss_max_indirection_table_length: U16,
+    /// Bits `VIRTIO_NET_HASH_TYPE_*`.
+    pub supported_hash_types: U32,
+}
+
+impl VirtioNetConfig {
+    /// Its size in bytes.
+    pub const LEN: usize = size_of::<Self>();
+
+    /// The fields in the beginning of a device's configuration.
+    #[must_use]
+    pub fn of(bytes: [u8; Self::LEN]) -> Self {
+        zerocopy::transmute!(bytes)
+    }
+}
 
 /// What the device says of itself; `None` where it does not offer to say it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -35,26 +65,24 @@ impl NetConfig {
     /// As [`Device::read_config`]; a configuration too short for a field reads as
     /// zeroes there.
     pub fn read(device: &Device, features: u64) -> Result<Self, DeviceError> {
-        let mut bytes = [0; LEN];
+        let mut bytes = [0; VirtioNetConfig::LEN];
         let size = usize::try_from(device.config_size()).unwrap_or(usize::MAX);
-        device.read_config(0, &mut bytes[..size.min(LEN)])?;
-        Ok(Self::parse(bytes, features))
+        device.read_config(0, &mut bytes[..size.min(VirtioNetConfig::LEN)])?;
+        Ok(Self::offered(&VirtioNetConfig::of(bytes), features))
     }
 
-    fn parse(bytes: [u8; LEN], features: u64) -> Self {
-        let [m0, m1, m2, m3, m4, m5, s0, s1, p0, p1, t0, t1] = bytes;
+    fn offered(config: &VirtioNetConfig, features: u64) -> Self {
         let has = |bit: u32| features & (1 << bit) != 0;
-        let status = u32::from(u16::from_le_bytes([s0, s1]));
-        let pairs = u16::from_le_bytes([p0, p1]);
+        let link_up = u32::from(config.status.get()) & VIRTIO_NET_S_LINK_UP != 0;
         Self {
-            mac: has(VIRTIO_NET_F_MAC).then_some([m0, m1, m2, m3, m4, m5]),
-            link: has(VIRTIO_NET_F_STATUS).then_some(status & VIRTIO_NET_S_LINK_UP != 0),
+            mac: has(VIRTIO_NET_F_MAC).then_some(config.mac),
+            link: has(VIRTIO_NET_F_STATUS).then_some(link_up),
             max_virtqueue_pairs: if has(VIRTIO_NET_F_MQ) {
-                pairs.max(1)
+                config.max_virtqueue_pairs.get().max(1)
             } else {
                 1
             },
-            mtu: has(VIRTIO_NET_F_MTU).then_some(u16::from_le_bytes([t0, t1])),
+            mtu: has(VIRTIO_NET_F_MTU).then_some(config.mtu.get()),
         }
     }
 }
@@ -65,14 +93,34 @@ mod tests {
 
     #[test]
     fn only_what_is_offered_is_believed() {
-        let bytes = [2, 0, 0x5e, 0, 0x53, 1, 1, 0, 4, 0, 0xdc, 5];
-        let all = NetConfig::parse(bytes, u64::MAX);
+        let mut bytes = [0; VirtioNetConfig::LEN];
+        bytes[..12].copy_from_slice(&[2, 0, 0x5e, 0, 0x53, 1, 1, 0, 4, 0, 0xdc, 5]);
+        let config = VirtioNetConfig::of(bytes);
+        let all = NetConfig::offered(&config, u64::MAX);
         assert_eq!(all.mac, Some([2, 0, 0x5e, 0, 0x53, 1]));
         assert_eq!((all.link, all.mtu), (Some(true), Some(1500)));
         assert_eq!(all.max_virtqueue_pairs, 4);
-        let none = NetConfig::parse(bytes, 0);
+        let none = NetConfig::offered(&config, 0);
         assert_eq!((none.mac, none.link, none.mtu), (None, None, None));
         assert_eq!(none.max_virtqueue_pairs, 1);
-        assert_eq!(NetConfig::parse([0; 12], u64::MAX).max_virtqueue_pairs, 1);
+        let zeroes = VirtioNetConfig::of([0; VirtioNetConfig::LEN]);
+        assert_eq!(NetConfig::offered(&zeroes, u64::MAX).max_virtqueue_pairs, 1);
+    }
+
+    #[test]
+    fn fields_are_where_virtio_has_them() {
+        let config = VirtioNetConfig::of(std::array::from_fn(|at| u8::try_from(at).unwrap()));
+        let expected = VirtioNetConfig {
+            mac: [0, 1, 2, 3, 4, 5],
+            status: U16::new(0x0706),
+            max_virtqueue_pairs: U16::new(0x0908),
+            mtu: U16::new(0x0b0a),
+            speed: U32::new(0x0f0e_0d0c),
+            duplex: 16,
+            rss_max_key_size: 17,
+            rss_max_indirection_table_length: U16::new(0x1312),
+            supported_hash_types: U32::new(0x1716_1514),
+        };
+        assert_eq!(config, expected);
     }
 }

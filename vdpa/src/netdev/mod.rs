@@ -43,7 +43,7 @@ mod relayed;
 mod start;
 mod transmit;
 
-pub use self::config::NetConfig;
+pub use self::config::{NetConfig, VirtioNetConfig};
 pub use self::error::{NetdevError, StartError};
 pub use self::features::{Chains, Kick, Options};
 pub use self::queue::{Counters, Virtqueue};

@@ -237,10 +237,12 @@ impl ShadowQueue {
     /// While the device has plenty the guest is not asked: long before its chains run out the
     /// device signals.
     fn listen(&mut self, idle: bool) -> Result<bool, RelayError> {
-        let listening = match idle {
-            false => Listening::No,
-            true if self.used_can_wait()? => Listening::ExceptUsed,
-            true => Listening::Yes,
+        let listening = if !idle {
+            Listening::No
+        } else if self.used_can_wait()? {
+            Listening::ExceptUsed
+        } else {
+            Listening::Yes
         };
         if listening == self.listening {
             return Ok(false);

@@ -182,9 +182,10 @@ fn check(rings: &impl Fields, window: Window, mut wait: impl FnMut()) -> Result<
             find(rings, window, (used, available), &mut suspects)?;
         }
         if suspects.is_empty() {
-            return match repeats(rings, size)? {
-                false => Ok(()),
-                true => Err(OrderError::OutOfOrder),
+            return if repeats(rings, size)? {
+                Err(OrderError::OutOfOrder)
+            } else {
+                Ok(())
             };
         }
     }

@@ -28,8 +28,9 @@ use acpi_tables::rsdp::Rsdp;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
 use vdpa::memory::GuestMemory;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+use vm_memory::{Bytes, GuestAddress};
 
+use crate::Error;
 use crate::layout::{ACPI_TABLES, ACPI_TABLES_LEN, Layout};
 
 /// OEM ID of all tables.
@@ -41,40 +42,28 @@ const OEM_REVISION: u32 = 1;
 /// Tables begin at multiples of this many bytes.
 const TABLE_ALIGNMENT: usize = 16;
 
-/// Why the tables could not be written.
-#[derive(Debug, thiserror::Error)]
-pub enum AcpiError {
-    /// A machine without a processor can't be described.
-    #[error("a machine needs at least one processor")]
-    NoProcessor,
-    /// More than there is room for.
-    #[error("the ACPI tables have {len} bytes, there is room for {ACPI_TABLES_LEN}")]
-    TooLarge {
-        /// Bytes in all tables.
-        len: usize,
-    },
-    /// Guest memory refused a write inside its own layout.
-    #[error("cannot write the ACPI tables to guest memory")]
-    Memory(#[source] GuestMemoryError),
-}
-
 /// Writes the tables of a machine with `cpus` processors, whose APIC IDs are
 /// `0..cpus`, and returns the address of the RSDP (always [`ACPI_TABLES`]).
 ///
 /// # Errors
-/// [`AcpiError`]; `cpus` must not be 0.
-pub fn write(memory: &GuestMemory, layout: &Layout, cpus: u8) -> Result<u64, AcpiError> {
+/// [`Error`]; `cpus` must not be 0.
+pub fn write(memory: &GuestMemory, layout: &Layout, cpus: u8) -> Result<u64, Error> {
     if cpus == 0 {
-        return Err(AcpiError::NoProcessor);
+        return Err(Error::host("a machine needs at least one processor"));
     }
     let bytes = build(layout, cpus);
     // Lossless: usize is 64 bits wide on x86-64.
     if bytes.len() as u64 > ACPI_TABLES_LEN {
-        return Err(AcpiError::TooLarge { len: bytes.len() });
+        return Err(Error::host(format!(
+            "the ACPI tables have {} bytes, there is room for {ACPI_TABLES_LEN}",
+            bytes.len()
+        )));
     }
     memory
         .write_slice(&bytes, GuestAddress(ACPI_TABLES))
-        .map_err(AcpiError::Memory)?;
+        .map_err(|source| {
+            Error::host("cannot write the ACPI tables to guest memory").because(source)
+        })?;
     Ok(ACPI_TABLES)
 }
 

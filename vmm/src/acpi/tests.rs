@@ -198,10 +198,11 @@ fn written_where_the_guest_looks_and_again_on_reboot() {
             .write_slice(&[0xa5; 4096], GuestAddress(ACPI_TABLES))
             .unwrap();
     }
-    assert!(matches!(
-        write(ram.memory(), &layout, 0),
-        Err(AcpiError::NoProcessor)
-    ));
+    let error = write(ram.memory(), &layout, 0).unwrap_err();
+    assert!(
+        error.to_string().contains("at least one processor"),
+        "{error}"
+    );
 }
 
 proptest! {

@@ -4,11 +4,12 @@
 //! watch. It must not know HTTP.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bellhop_api::machine::VmState;
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -125,16 +126,12 @@ impl Controller {
             migration: Mutex::new(None),
         });
         if let Some(origin) = origin {
-            let mut phase = controller.lock();
+            let mut phase = controller.phase.lock();
             // There is room in the queue, and its other end lies below.
             let _ = controller.request_start(&mut phase, origin, None);
             drop(phase);
         }
         Ok((controller, Starts { queue, wake }))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Phase> {
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The state that there is now, and what to do about it.
@@ -169,7 +166,7 @@ impl Controller {
 
     /// The configuration, with the NICs and disks that there are now.
     pub(super) fn config(&self) -> Result<VmConfig, ApiError> {
-        match &*self.lock() {
+        match &*self.phase.lock() {
             Phase::BeforeBoot(before) => before.config.clone().ok_or(ApiError::NoConfig),
             Phase::Starting(config) => config.clone().ok_or(ApiError::NoConfig),
             Phase::Running(running) => {
@@ -187,7 +184,7 @@ impl Controller {
         &self,
         change: impl FnOnce(&mut VmConfig) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let mut phase = self.lock();
+        let mut phase = self.phase.lock();
         let Phase::BeforeBoot(before) = &mut *phase else {
             return Err(self.wrong_state("try again when it runs: GET /v1/vm/watch"));
         };
@@ -210,7 +207,7 @@ impl Controller {
             at: " at cpu_affinity".to_owned(),
             reason: error.to_string(),
         })?;
-        let mut phase = self.lock();
+        let mut phase = self.phase.lock();
         let Phase::BeforeBoot(before) = &mut *phase else {
             return Err(self.wrong_state(
                 "its configuration is given before it starts; NICs and disks of a running machine \
@@ -246,7 +243,7 @@ impl Controller {
     /// Has the machine come from where `arriving` waits for it; returns when that is under way.
     pub(super) fn receive(self: &Arc<Self>, arriving: Arriving) -> Result<Migration, ApiError> {
         let migration = arriving.migration().clone();
-        let mut phase = self.lock();
+        let mut phase = self.phase.lock();
         let Phase::BeforeBoot(_) = &*phase else {
             return Err(self.wrong_state("a machine can come only where none is"));
         };
@@ -257,7 +254,7 @@ impl Controller {
     /// Has the machine leave; returns when that is under way.
     pub(super) fn send(&self, config: SendConfig, tls: Option<Tls>) -> Result<Migration, ApiError> {
         let machine = self.running()?;
-        let mut last = self.lock_migration();
+        let mut last = self.migration.lock();
         if let Some(last) = &*last {
             match (last.end(), last.direction()) {
                 (None, _) => return Err(ApiError::MigrationRuns),
@@ -285,7 +282,7 @@ impl Controller {
     /// How fast memory went the last time that this machine was sent to where it would go now, in bytes per second on the
     /// wire; `None` if it is not known.
     pub(super) fn known_rate(&self, destination: &Endpoint) -> Option<u64> {
-        let last = self.lock_migration();
+        let last = self.migration.lock();
         let last = last.as_ref()?;
         if last.direction() != Direction::Send || last.peer() != destination {
             return None;
@@ -295,13 +292,7 @@ impl Controller {
 
     /// The last migration, or the one that is under way.
     pub(super) fn migration(&self) -> Result<Migration, ApiError> {
-        self.lock_migration().clone().ok_or(ApiError::NoMigration)
-    }
-
-    fn lock_migration(&self) -> MutexGuard<'_, Option<Migration>> {
-        self.migration
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.migration.lock().clone().ok_or(ApiError::NoMigration)
     }
 
     async fn start_from(
@@ -309,7 +300,7 @@ impl Controller {
         origin: impl FnOnce(&BeforeBoot) -> Result<Origin, ApiError>,
     ) -> Result<(), ApiError> {
         let answered = {
-            let mut phase = self.lock();
+            let mut phase = self.phase.lock();
             let Phase::BeforeBoot(before) = &*phase else {
                 return Err(self.wrong_state("wait until it runs: GET /v1/vm/watch"));
             };
@@ -329,7 +320,7 @@ impl Controller {
     ) -> Result<(), ApiError> {
         let config = origin.config().cloned();
         if let Some(migration) = origin.migration() {
-            self.lock_migration().replace(migration.clone());
+            self.migration.lock().replace(migration.clone());
         }
         let request = StartRequest {
             origin,
@@ -359,7 +350,7 @@ impl Controller {
         config.disks.clear();
         // The machine has what it was given.
         config.vdpa.iter_mut().for_each(VdpaConfig::release);
-        *self.lock() = Phase::Running(Running {
+        *self.phase.lock() = Phase::Running(Running {
             config,
             handle: handle.clone(),
         });
@@ -380,7 +371,7 @@ impl Controller {
         if let Some(config) = &mut config {
             config.vdpa.iter_mut().for_each(VdpaConfig::release);
         }
-        *self.lock() = Phase::BeforeBoot(BeforeBoot { config });
+        *self.phase.lock() = Phase::BeforeBoot(BeforeBoot { config });
         self.publish(|view| view.state = VmState::NotStarted);
     }
 
@@ -434,7 +425,7 @@ impl Controller {
 
     /// The handle of the machine, where there is one.
     pub(super) fn running(&self) -> Result<Handle, ApiError> {
-        match &*self.lock() {
+        match &*self.phase.lock() {
             Phase::BeforeBoot(_) => Err(self.wrong_state(
                 "start it first: PUT /v1/vm, then PATCH /v1/vm {\"state\": \"Running\"}",
             )),
@@ -445,7 +436,7 @@ impl Controller {
 
     /// Nothing, if there is no machine yet; else an error that says what to do.
     pub(super) fn before_boot(&self, remedy: &'static str) -> Result<(), ApiError> {
-        match &*self.lock() {
+        match &*self.phase.lock() {
             Phase::BeforeBoot(_) => Ok(()),
             Phase::Starting(_) | Phase::Running(_) => Err(self.wrong_state(remedy)),
         }
@@ -453,7 +444,7 @@ impl Controller {
 
     /// Whether the machine is built.
     pub(super) fn is_built(&self) -> bool {
-        matches!(&*self.lock(), Phase::Running(_))
+        matches!(&*self.phase.lock(), Phase::Running(_))
     }
 
     /// Asks the machine to stop, and the process to end with it.

@@ -2,8 +2,6 @@
 //!
 //! Owns the table. It must not know what was asked.
 
-use std::io::ErrorKind;
-
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bellhop_api::machine::VmState;
@@ -12,10 +10,8 @@ use devices::virtio::pci::SwapError;
 use super::controller::WATCHERS_MAX;
 use crate::config::DescriptorError;
 use crate::http::{HttpError, Problem};
-use crate::machine::{DeviceKind, MachineError, RequestError, SnapshotError};
-use crate::migration::endpoint::EndpointError;
-use crate::snapshot::directory::CreateError;
-use crate::vcpu::VcpuError;
+use crate::machine::{DeviceKind, RequestError};
+use crate::{Error, ErrorKind};
 
 /// Why a request was not carried out. The machine is as before.
 #[derive(Debug, thiserror::Error)]
@@ -39,16 +35,13 @@ pub(super) enum ApiError {
     NoConfig,
     /// The machine cannot be built or booted.
     #[error("the machine cannot be started")]
-    Start(#[source] Box<MachineError>),
-    /// The snapshot cannot be used.
-    #[error(transparent)]
-    Snapshot(SnapshotError),
+    Start(#[source] Error),
     /// The machine refuses.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// Nobody can come there.
+    /// What was named cannot be used, or the host failed.
     #[error(transparent)]
-    Endpoint(#[from] EndpointError),
+    Failed(#[from] Error),
     /// Nothing to show or to end.
     #[error("the machine has not been migrated, nor is it")]
     NoMigration,
@@ -76,8 +69,9 @@ impl Problem for ApiError {
             Self::Descriptor(_) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_descriptor"),
             Self::WrongState { .. } => (StatusCode::CONFLICT, "wrong_state"),
             Self::NoConfig => (StatusCode::CONFLICT, "no_configuration"),
-            Self::Start(error) => machine(error),
-            Self::Request(RequestError::Device(error)) => machine(error),
+            Self::Start(error)
+            | Self::Failed(error)
+            | Self::Request(RequestError::Device(error)) => machine(error.kind()),
             Self::Request(RequestError::Ended | RequestError::EndedBy(_)) => {
                 (StatusCode::CONFLICT, "ended")
             }
@@ -104,15 +98,6 @@ impl Problem for ApiError {
             }
             Self::Request(RequestError::Crashed(_)) => (StatusCode::CONFLICT, "crashed"),
             Self::Request(RequestError::NotMovable(_)) => (StatusCode::CONFLICT, "cannot_move"),
-            Self::Endpoint(EndpointError::Socket(_) | EndpointError::Listen { .. }) => {
-                (StatusCode::UNPROCESSABLE_ENTITY, "cannot_listen")
-            }
-            Self::Endpoint(EndpointError::Connect { .. }) => {
-                (StatusCode::BAD_GATEWAY, "no_destination")
-            }
-            Self::Endpoint(
-                EndpointError::TlsOnUnix(_) | EndpointError::Tls(_) | EndpointError::NoTls(_),
-            ) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_tls"),
             Self::NoMigration => (StatusCode::NOT_FOUND, "no_migration"),
             Self::MigrationRuns => (StatusCode::CONFLICT, "migrating"),
             Self::Settled | Self::Request(RequestError::Settled) => {
@@ -121,7 +106,7 @@ impl Problem for ApiError {
             Self::Thread(_) => (StatusCode::INTERNAL_SERVER_ERROR, "host_failed"),
             Self::Request(RequestError::Saving) => (StatusCode::CONFLICT, "saving"),
             Self::Request(RequestError::Save { .. }) => (StatusCode::CONFLICT, "cannot_be_saved"),
-            Self::Request(RequestError::Snapshot(error)) | Self::Snapshot(error) => snapshot(error),
+            Self::Request(RequestError::Snapshot(error)) => machine(error.kind()),
             Self::Request(RequestError::Swap { source, .. }) => swap(source),
             Self::Request(RequestError::Wake(_)) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
             Self::TooManyWatchers => (StatusCode::SERVICE_UNAVAILABLE, "too_many_watchers"),
@@ -160,53 +145,15 @@ fn swap(error: &SwapError) -> (StatusCode, &'static str) {
 }
 
 /// What of the machine's errors is the client's: what it named cannot be used.
-fn machine(error: &MachineError) -> (StatusCode, &'static str) {
-    match error {
-        MachineError::Baseline(_)
-        | MachineError::Layout(_)
-        | MachineError::Memory(_)
-        | MachineError::Affinity(_)
-        | MachineError::Placement(_)
-        | MachineError::Vcpu(VcpuError::Affinity { .. })
-        | MachineError::Boot(_)
-        | MachineError::Disk(_)
-        | MachineError::Block { .. }
-        | MachineError::Virtio { .. }
-        | MachineError::Descriptor { .. }
-        | MachineError::Vdpa { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
-        MachineError::Pci { .. }
-        | MachineError::DuplicateId(_)
-        | MachineError::TooManyDevices(_) => (StatusCode::CONFLICT, "no_room"),
-        MachineError::Snapshot(error) => snapshot(error),
-        MachineError::NotArrived(_) => (StatusCode::CONFLICT, "not_arrived"),
-        MachineError::Kvm(_)
-        | MachineError::MemorySlot(_)
-        | MachineError::Vcpu(_)
-        | MachineError::Acpi(_)
-        | MachineError::Bus(_)
-        | MachineError::PciWindow(_)
-        | MachineError::Host { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "host_failed"),
-    }
-}
-
-/// What a snapshot cannot be for; the rest is the host's fault.
-fn snapshot(error: &SnapshotError) -> (StatusCode, &'static str) {
-    match error {
-        SnapshotError::SaveMemory(_) | SnapshotError::Write(_) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, "host_failed")
-        }
-        SnapshotError::Create(CreateError::Io { source, .. })
-            if !matches!(
-                source.kind(),
-                ErrorKind::NotFound
-                    | ErrorKind::NotADirectory
-                    | ErrorKind::PermissionDenied
-                    | ErrorKind::ReadOnlyFilesystem
-            ) =>
-        {
-            (StatusCode::INTERNAL_SERVER_ERROR, "host_failed")
-        }
-        _ => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
+fn machine(kind: ErrorKind) -> (StatusCode, &'static str) {
+    match kind {
+        ErrorKind::Unusable => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
+        ErrorKind::NoRoom => (StatusCode::CONFLICT, "no_room"),
+        ErrorKind::NotArrived => (StatusCode::CONFLICT, "not_arrived"),
+        ErrorKind::CannotListen => (StatusCode::UNPROCESSABLE_ENTITY, "cannot_listen"),
+        ErrorKind::NoDestination => (StatusCode::BAD_GATEWAY, "no_destination"),
+        ErrorKind::BadTls => (StatusCode::UNPROCESSABLE_ENTITY, "bad_tls"),
+        ErrorKind::Host => (StatusCode::INTERNAL_SERVER_ERROR, "host_failed"),
     }
 }
 

@@ -13,9 +13,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::controller::Controller;
 use super::error::ApiError;
+use crate::Error;
 use crate::config::VmConfig;
 use crate::event_loop::{EventLoop, Ready, Token};
-use crate::machine::{Handle, MachineError, Origin, StopHandle};
+use crate::machine::{Handle, Origin, StopHandle};
 
 /// Where the requests to start arrive.
 #[derive(Debug)]
@@ -84,11 +85,11 @@ impl StartRequest {
 
     /// It cannot be built or powered on: the client gets to know why, and may try another
     /// configuration.
-    pub fn failed(self, error: MachineError) {
+    pub fn failed(self, error: Error) {
         self.controller.start_failed(self.origin.into_config());
         if let Some(answer) = self.answer {
             // The client may have gone.
-            let _ = answer.send(Err(ApiError::Start(Box::new(error))));
+            let _ = answer.send(Err(ApiError::Start(error)));
         }
     }
 }

@@ -19,7 +19,8 @@ use super::*;
 use crate::config::VmConfig;
 use crate::http::{HttpError, Problem as _, body};
 use crate::machine::pretend::PretendMachine;
-use crate::machine::{DeviceKind, MachineError, Origin, StopHandle};
+use crate::machine::{DeviceKind, Origin, StopHandle};
+use crate::{Error, ErrorKind};
 
 mod any_request;
 mod description;
@@ -110,6 +111,11 @@ impl Inside {
 }
 
 const CONFIG: &str = r#"{"kernel": "/nonexistent", "memory": "64M"}"#;
+
+fn two_devices() -> Error {
+    let message = "two devices are called nic; give one of them another id";
+    Error::new(ErrorKind::NoRoom, message)
+}
 
 #[test]
 fn a_machine_is_configured_before_it_starts() {
@@ -261,7 +267,7 @@ fn a_start_that_fails_leaves_the_machine_as_it_was() {
                 request.origin().config().unwrap().kernel,
                 PathBuf::from("/nonexistent")
             );
-            request.failed(MachineError::DuplicateId("nic".to_owned()));
+            request.failed(two_devices());
             starts
         }
     });
@@ -345,17 +351,8 @@ fn every_error_has_a_status() {
         (ApiError::NoConfig, 409),
         (ApiError::TooManyWatchers, 503),
         (ApiError::Ending, 503),
-        (
-            ApiError::Start(Box::new(MachineError::TooManyDevices(1))),
-            409,
-        ),
-        (
-            ApiError::Start(Box::new(MachineError::Host {
-                what: "eventfd",
-                source: io(),
-            })),
-            500,
-        ),
+        (ApiError::Start(two_devices()), 409),
+        (ApiError::Start(Error::failed("eventfd")(io())), 500),
         (Refused::Ended.into(), 409),
         (Refused::Busy.into(), 503),
         (Refused::IdInUse("x".into()).into(), 409),
@@ -370,10 +367,7 @@ fn every_error_has_a_status() {
         ),
         (Refused::NoAnnouncement("x".into()).into(), 409),
         (Refused::Wake(io()).into(), 500),
-        (
-            Refused::Device(Box::new(MachineError::DuplicateId("x".into()))).into(),
-            409,
-        ),
+        (Refused::Device(two_devices()).into(), 409),
     ];
     for (error, status) in errors {
         assert_eq!(error.kind().0.as_u16(), status, "{error}");
@@ -534,7 +528,7 @@ fn a_client_can_go_while_it_is_started_for() {
         .unwrap();
     let request = served.starts.wait(&served.stop).unwrap().unwrap();
     drop(stream);
-    request.failed(MachineError::TooManyDevices(1));
+    request.failed(two_devices());
     served.works();
 }
 
@@ -563,9 +557,7 @@ fn a_process_that_cannot_go_on_says_why() {
         .write_all(b"GET /v1/vm/watch?since=1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         .unwrap();
     std::thread::sleep(Duration::from_millis(500));
-    served
-        .server
-        .end_with(&MachineError::DuplicateId("nic".to_owned()));
+    served.server.end_with(&two_devices());
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.contains(r#""reason":"Failed""#), "{answer}");

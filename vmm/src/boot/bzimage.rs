@@ -14,8 +14,9 @@ use linux_loader::bootparam::{XLF_KERNEL_64, setup_header};
 use vdpa::memory::GuestMemory;
 use vm_memory::{ByteValued, ReadVolatile};
 
-use super::error::KernelError;
-use super::file::{self, CopyError, FileError};
+use super::error::{damaged, no_room, too_low, unreadable};
+use super::file::{self, CopyError};
+use crate::Error;
 use crate::layout::AddressRange;
 
 /// Offset of the setup header in the file and in the zero page.
@@ -51,7 +52,7 @@ impl BzImageKernel {
         reader: &mut R,
         len: u64,
         loadable: AddressRange,
-    ) -> Result<Self, KernelError> {
+    ) -> Result<Self, Error> {
         let header = read_header(reader, len)?;
         let version = header.version;
         let flags = header.xloadflags;
@@ -60,7 +61,10 @@ impl BzImageKernel {
             || header.loadflags & LOADED_HIGH == 0
         {
             let [minor, major] = version.to_le_bytes();
-            return Err(KernelError::No64BitEntry { major, minor });
+            return Err(Error::unusable(format!(
+                "it is a bzImage without a 64-bit entry point (boot protocol {major}.{minor:02}): a \
+                 64-bit kernel of version 3.8 or later is needed"
+            )));
         }
         let payload = find_payload(&header, len)?;
         let extent = place(&header, payload.len, loadable)?;
@@ -94,21 +98,21 @@ impl BzImageKernel {
     ) -> Result<(), CopyError> {
         reader
             .seek(SeekFrom::Start(self.payload.start))
-            .map_err(|error| CopyError::File(FileError::Read(error)))?;
+            .map_err(|error| CopyError::File(unreadable(error)))?;
         file::copy_to_guest(reader, memory, self.extent.start, self.payload.len)
     }
 }
 
 /// Reads the setup header; fields after the end that it states itself are zero.
-fn read_header<R: Read + Seek>(reader: &mut R, len: u64) -> Result<setup_header, KernelError> {
+fn read_header<R: Read + Seek>(reader: &mut R, len: u64) -> Result<setup_header, Error> {
     let mut header = setup_header::zeroed();
     file::check_inside(SETUP_HEADER, size_of::<setup_header>() as u64, len)?;
     reader
         .seek(SeekFrom::Start(SETUP_HEADER))
-        .map_err(FileError::Read)?;
+        .map_err(unreadable)?;
     reader
         .read_exact(header.as_mut_slice())
-        .map_err(FileError::Read)?;
+        .map_err(unreadable)?;
     // The second byte of the jump over the header is the distance.
     let [_, distance] = header.jump.to_le_bytes();
     let end = (SETUP_HEADER_JUMP + usize::from(distance))
@@ -120,7 +124,7 @@ fn read_header<R: Read + Seek>(reader: &mut R, len: u64) -> Result<setup_header,
 }
 
 /// Finds the protected-mode kernel behind the real-mode sectors.
-fn find_payload(header: &setup_header, len: u64) -> Result<AddressRange, KernelError> {
+fn find_payload(header: &setup_header, len: u64) -> Result<AddressRange, Error> {
     // 0 means 4, for kernels older than the field; the boot sector is not counted.
     let sectors = match header.setup_sects {
         0 => 4,
@@ -129,9 +133,7 @@ fn find_payload(header: &setup_header, len: u64) -> Result<AddressRange, KernelE
     let start = (sectors + 1) * SECTOR;
     let paragraphs = u64::from(header.syssize);
     if paragraphs * PARAGRAPH <= ENTRY_64 {
-        return Err(KernelError::Malformed(
-            "it has no room for a 64-bit entry point",
-        ));
+        return Err(damaged("it has no room for a 64-bit entry point"));
     }
     let stated = paragraphs * PARAGRAPH;
     // The last paragraph need not be whole, and signatures may follow it.
@@ -149,32 +151,26 @@ fn place(
     header: &setup_header,
     payload_len: u64,
     loadable: AddressRange,
-) -> Result<AddressRange, KernelError> {
+) -> Result<AddressRange, Error> {
     let start = header.pref_address;
     let alignment = u64::from(header.kernel_alignment);
     if header.relocatable_kernel != 0
         && (!alignment.is_power_of_two() || !start.is_multiple_of(alignment))
     {
-        return Err(KernelError::Malformed(
-            "its preferred address is not aligned",
-        ));
+        return Err(damaged("its preferred address is not aligned"));
     }
     if start < loadable.start {
-        return Err(KernelError::TooLow {
-            at: start,
-            start: loadable.start,
-        });
+        return Err(too_low(start, loadable.start));
     }
     // What the kernel needs from there on to unpack itself before it can look
     // at the memory map.
     let needed = u64::from(header.init_size).max(payload_len);
     match start.checked_add(needed) {
         Some(end) if end <= loadable.end() => Ok(AddressRange { start, len: needed }),
-        _ => Err(KernelError::NoRoom {
-            needed,
-            at: start,
-            available: loadable.end().saturating_sub(start),
-        }),
+        _ => {
+            let available = loadable.end().saturating_sub(start);
+            Err(no_room(needed, start, available))
+        }
     }
 }
 

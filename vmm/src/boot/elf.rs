@@ -16,8 +16,9 @@ use linux_loader::elf::{Elf64_Ehdr, Elf64_Phdr, PT_LOAD, PT_NOTE};
 use vdpa::memory::GuestMemory;
 use vm_memory::{ByteValued, ReadVolatile};
 
-use super::error::KernelError;
-use super::file::{self, CopyError, FileError};
+use super::error::{damaged, no_room, too_low, unreadable};
+use super::file::{self, CopyError};
+use crate::Error;
 use crate::layout::AddressRange;
 
 /// `e_ident[EI_CLASS]`: 64-bit objects.
@@ -59,7 +60,7 @@ impl ElfKernel {
         reader: &mut R,
         len: u64,
         loadable: AddressRange,
-    ) -> Result<Self, KernelError> {
+    ) -> Result<Self, Error> {
         let header: Elf64_Ehdr = read_at(reader, len, 0)?;
         check_header(&header)?;
 
@@ -70,9 +71,7 @@ impl ElfKernel {
             let offset = u64::from(index)
                 .checked_mul(size_of::<Elf64_Phdr>() as u64)
                 .and_then(|offset| header.e_phoff.checked_add(offset))
-                .ok_or(KernelError::Malformed(
-                    "its program headers lie outside any file",
-                ))?;
+                .ok_or_else(|| damaged("its program headers lie outside any file"))?;
             let program: Elf64_Phdr = read_at(reader, len, offset)?;
             match program.p_type {
                 PT_LOAD if program.p_memsz > 0 => {
@@ -87,15 +86,16 @@ impl ElfKernel {
                 _ => {}
             }
         }
-        let extent = extent(&segments).ok_or(KernelError::Malformed("it has nothing to load"))?;
+        let extent = extent(&segments).ok_or_else(|| damaged("it has nothing to load"))?;
         if total > loadable.len {
-            return Err(KernelError::NoRoom {
-                needed: total,
-                at: extent.start,
-                available: loadable.len,
-            });
+            return Err(no_room(total, extent.start, loadable.len));
         }
-        let entry = entry.ok_or(KernelError::NoPvhNote)?;
+        let entry = entry.ok_or_else(|| {
+            Error::unusable(
+                "it is an ELF file without a PVH note: build the kernel with CONFIG_PVH=y or use \
+                 its bzImage",
+            )
+        })?;
         let inside = |segment: &Segment| {
             segment.memory.overlaps(&AddressRange {
                 start: u64::from(entry),
@@ -103,9 +103,7 @@ impl ElfKernel {
             })
         };
         if !segments.iter().any(inside) {
-            return Err(KernelError::Malformed(
-                "its PVH entry point lies outside of it",
-            ));
+            return Err(damaged("its PVH entry point lies outside of it"));
         }
         Ok(Self {
             segments,
@@ -130,7 +128,7 @@ impl ElfKernel {
         for Segment { file, memory: to } in &self.segments {
             reader
                 .seek(SeekFrom::Start(file.start))
-                .map_err(|error| CopyError::File(FileError::Read(error)))?;
+                .map_err(|error| CopyError::File(unreadable(error)))?;
             file::copy_to_guest(reader, memory, to.start, file.len)?;
         }
         Ok(())
@@ -142,55 +140,35 @@ fn read_at<T: ByteValued, R: Read + Seek>(
     reader: &mut R,
     len: u64,
     offset: u64,
-) -> Result<T, KernelError> {
+) -> Result<T, Error> {
     let size = size_of::<T>() as u64;
     file::check_inside(offset, size, len)?;
-    reader
-        .seek(SeekFrom::Start(offset))
-        .map_err(FileError::Read)?;
-    Ok(T::read_exact_from(reader).map_err(FileError::Read)?)
+    reader.seek(SeekFrom::Start(offset)).map_err(unreadable)?;
+    T::read_exact_from(reader).map_err(unreadable)
 }
 
-fn check_header(header: &Elf64_Ehdr) -> Result<(), KernelError> {
-    if header.e_ident[4] != ELFCLASS64 || header.e_machine != EM_X86_64 {
-        return Err(KernelError::WrongMachine);
-    }
-    if header.e_ident[5] != ELFDATA2LSB {
-        return Err(KernelError::WrongMachine);
+fn check_header(header: &Elf64_Ehdr) -> Result<(), Error> {
+    let [_, _, _, _, class, order, ..] = header.e_ident;
+    if (class, order, header.e_machine) != (ELFCLASS64, ELFDATA2LSB, EM_X86_64) {
+        return Err(Error::unusable("it is an ELF file, but not for x86-64"));
     }
     if usize::from(header.e_phentsize) != size_of::<Elf64_Phdr>() {
-        return Err(KernelError::Malformed(
-            "its program headers have an unknown size",
-        ));
+        return Err(damaged("its program headers have an unknown size"));
     }
     if header.e_phnum > PROGRAM_HEADERS_MAX {
-        return Err(KernelError::Malformed("it has too many program headers"));
+        return Err(damaged("it has too many program headers"));
     }
     Ok(())
 }
 
 /// Checks one PT_LOAD against the file and the memory.
-fn check_segment(
-    program: &Elf64_Phdr,
-    len: u64,
-    loadable: AddressRange,
-) -> Result<Segment, KernelError> {
+fn check_segment(program: &Elf64_Phdr, len: u64, loadable: AddressRange) -> Result<Segment, Error> {
     if program.p_filesz > program.p_memsz {
-        return Err(KernelError::Malformed(
-            "a segment is longer in the file than in memory",
-        ));
+        return Err(damaged("a segment is longer in the file than in memory"));
     }
     file::check_inside(program.p_offset, program.p_filesz, len)?;
-    let no_room = KernelError::NoRoom {
-        needed: program.p_memsz,
-        at: program.p_paddr,
-        available: loadable.end().saturating_sub(program.p_paddr),
-    };
     if program.p_paddr < loadable.start {
-        return Err(KernelError::TooLow {
-            at: program.p_paddr,
-            start: loadable.start,
-        });
+        return Err(too_low(program.p_paddr, loadable.start));
     }
     match program.p_paddr.checked_add(program.p_memsz) {
         Some(end) if end <= loadable.end() => Ok(Segment {
@@ -203,7 +181,10 @@ fn check_segment(
                 len: program.p_memsz,
             },
         }),
-        _ => Err(no_room),
+        _ => {
+            let available = loadable.end().saturating_sub(program.p_paddr);
+            Err(no_room(program.p_memsz, program.p_paddr, available))
+        }
     }
 }
 
@@ -222,20 +203,20 @@ fn read_notes<R: Read + Seek>(
     reader: &mut R,
     len: u64,
     program: &Elf64_Phdr,
-) -> Result<Vec<u8>, KernelError> {
+) -> Result<Vec<u8>, Error> {
     file::check_inside(program.p_offset, program.p_filesz, len)?;
     if program.p_filesz > NOTES_MAX {
-        return Err(KernelError::Malformed("its notes are too long"));
+        return Err(damaged("its notes are too long"));
     }
     reader
         .seek(SeekFrom::Start(program.p_offset))
-        .map_err(FileError::Read)?;
+        .map_err(unreadable)?;
     let mut notes = Vec::new();
     reader
         .by_ref()
         .take(program.p_filesz)
         .read_to_end(&mut notes)
-        .map_err(FileError::Read)?;
+        .map_err(unreadable)?;
     Ok(notes)
 }
 
@@ -243,7 +224,7 @@ fn read_notes<R: Read + Seek>(
 /// words (name length, descriptor length, type), the name and the descriptor,
 /// both padded to `alignment` (4, or 8 where the program header says so).
 /// A note that runs over the end ends the search.
-fn find_pvh_note(notes: &[u8], alignment: u64) -> Result<Option<u32>, KernelError> {
+fn find_pvh_note(notes: &[u8], alignment: u64) -> Result<Option<u32>, Error> {
     let alignment = if alignment == 8 { 8_usize } else { 4 };
     let word = |at: usize| {
         let bytes = notes.get(at..at.checked_add(4)?)?;
@@ -278,9 +259,7 @@ fn find_pvh_note(notes: &[u8], alignment: u64) -> Result<Option<u32>, KernelErro
             };
             return match address {
                 Some(address) => Ok(Some(address)),
-                None => Err(KernelError::Malformed(
-                    "its PVH note holds no 32-bit address",
-                )),
+                None => Err(damaged("its PVH note holds no 32-bit address")),
             };
         }
     }

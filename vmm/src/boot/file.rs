@@ -13,39 +13,11 @@ use rustix::fs::OFlags;
 use vdpa::memory::GuestMemory;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, ReadVolatile};
 
-use super::BootError;
-
-/// What is wrong with a file before anything of its content is looked at.
-#[derive(Debug, thiserror::Error)]
-pub enum FileError {
-    /// The path can't be opened.
-    #[error("it cannot be opened")]
-    Open(#[source] io::Error),
-    /// The path is a directory.
-    #[error("it is a directory, not a file")]
-    Directory,
-    /// The path is a pipe, a socket or a device.
-    #[error("it is not a regular file; it must be readable again when the guest reboots")]
-    NotRegular,
-    /// The file has no content.
-    #[error("it is empty")]
-    Empty,
-    /// Reading failed.
-    #[error("it cannot be read")]
-    Read(#[source] io::Error),
-    /// The file ended before the size that it had when it was opened, or
-    /// before what its headers promise.
-    #[error("it is truncated: {needed} bytes are needed, the file has {len}")]
-    Truncated {
-        /// Bytes that must be there.
-        needed: u64,
-        /// Bytes that are there.
-        len: u64,
-    },
-}
+use super::error::{truncated, unreadable};
+use crate::Error;
 
 /// Opens a regular, non-empty file; returns it with its length in bytes.
-pub(super) fn open(path: &Path) -> Result<(File, u64), FileError> {
+pub(super) fn open(path: &Path) -> Result<(File, u64), Error> {
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let file = OpenOptions::new()
         .read(true)
@@ -53,26 +25,37 @@ pub(super) fn open(path: &Path) -> Result<(File, u64), FileError> {
         // they are refused below.
         .custom_flags(flags)
         .open(path)
-        .map_err(FileError::Open)?;
-    let metadata = file.metadata().map_err(FileError::Open)?;
+        .map_err(not_opened)?;
+    let metadata = file.metadata().map_err(not_opened)?;
     if metadata.is_dir() {
-        return Err(FileError::Directory);
+        return Err(Error::unusable("it is a directory, not a file"));
     }
     if !metadata.is_file() {
-        return Err(FileError::NotRegular);
+        return Err(Error::unusable(
+            "it is not a regular file; it must be readable again when the guest reboots",
+        ));
     }
     match metadata.len() {
-        0 => Err(FileError::Empty),
+        0 => Err(Error::unusable("it is empty")),
         len => Ok((file, len)),
     }
 }
 
+fn not_opened(source: io::Error) -> Error {
+    Error::unusable("it cannot be opened").because(source)
+}
+
+/// Guest memory refused a write inside its own layout.
+pub(super) fn not_written(source: GuestMemoryError) -> Error {
+    Error::unusable("cannot write to guest memory").because(source)
+}
+
 /// Checks that `size` bytes at `offset` lie inside a file of `len` bytes.
-pub(super) fn check_inside(offset: u64, size: u64, len: u64) -> Result<(), FileError> {
+pub(super) fn check_inside(offset: u64, size: u64, len: u64) -> Result<(), Error> {
     // An end beyond 2^64 is as far outside as can be said.
     let needed = offset.saturating_add(size);
     if needed > len || needed == u64::MAX {
-        return Err(FileError::Truncated { needed, len });
+        return Err(truncated(needed, len));
     }
     Ok(())
 }
@@ -81,17 +64,17 @@ pub(super) fn check_inside(offset: u64, size: u64, len: u64) -> Result<(), FileE
 #[derive(Debug)]
 pub(super) enum CopyError {
     /// The reader failed or ended early.
-    File(FileError),
+    File(Error),
     /// Guest memory refused: the range was not checked before.
     Memory(GuestMemoryError),
 }
 
 impl CopyError {
     /// Sorts the error into its place, given how to wrap one about the file.
-    pub(super) fn into_boot_error(self, wrap: impl FnOnce(FileError) -> BootError) -> BootError {
+    pub(super) fn into_error(self, wrap: impl FnOnce(Error) -> Error) -> Error {
         match self {
             Self::File(error) => wrap(error),
-            Self::Memory(error) => BootError::Memory(error),
+            Self::Memory(error) => not_written(error),
         }
     }
 }
@@ -114,17 +97,14 @@ pub(super) fn copy_to_guest<R: ReadVolatile>(
         let count = usize::try_from(len - done).unwrap_or(usize::MAX);
         match memory.read_volatile_from(GuestAddress(address + done), reader, count) {
             Ok(0) => {
-                return Err(CopyError::File(FileError::Truncated {
-                    needed: len,
-                    len: done,
-                }));
+                return Err(CopyError::File(truncated(len, done)));
             }
             // Lossless: usize is 64 bits wide on x86-64.
             Ok(read) => done += read as u64,
             Err(GuestMemoryError::IOError(error)) if error.kind() == io::ErrorKind::Interrupted => {
             }
             Err(GuestMemoryError::IOError(error)) => {
-                return Err(CopyError::File(FileError::Read(error)));
+                return Err(CopyError::File(unreadable(error)));
             }
             Err(error) => return Err(CopyError::Memory(error)),
         }

@@ -3,7 +3,8 @@
 //!
 //! Owns the choice of the address; knows nothing of what an initramfs holds.
 
-use super::error::InitramfsError;
+use crate::Error;
+use crate::byte_count::ByteCount;
 use crate::layout::{AddressRange, Layout, PAGE_SIZE};
 
 /// Chooses where `len` bytes (more than 0) go: page-aligned in the RAM below
@@ -13,7 +14,7 @@ pub(super) fn place(
     max: u64,
     kernel: AddressRange,
     layout: &Layout,
-) -> Result<AddressRange, InitramfsError> {
+) -> Result<AddressRange, Error> {
     let loadable = layout.loadable();
     let limit = loadable.end().min(max.saturating_add(1));
     let gaps = [
@@ -36,11 +37,13 @@ pub(super) fn place(
         .map(|(start, end)| end.saturating_sub(start.next_multiple_of(PAGE_SIZE)))
         .max()
         .unwrap_or(0);
-    Err(InitramfsError::NoRoom {
-        len,
-        ram: layout.ram_size(),
-        available,
-    })
+    Err(Error::unusable(format!(
+        "it does not fit: it has {}, and of the guest's {} of memory {} are free for it; give the \
+         guest more memory",
+        ByteCount(len),
+        ByteCount(layout.ram_size()),
+        ByteCount(available)
+    )))
 }
 
 #[cfg(test)]

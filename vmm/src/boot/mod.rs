@@ -8,7 +8,7 @@
 //! ```text
 //!   kernel file ── Magic ──┬── ELF ────── elf.rs ──── PVH: pvh.rs (start info)
 //!                          ├── bzImage ── bzimage.rs ─ Linux64: linux64.rs (zero page)
-//!                          └── else ───── KernelError::NotAKernel
+//!                          └── else ───── "it is not a kernel"
 //! ```
 //!
 //! A reboot calls [`load`] again on the same memory: everything that the
@@ -33,10 +33,10 @@ use vm_memory::{Bytes, GuestAddress, ReadVolatile};
 
 use self::bzimage::BzImageKernel;
 use self::elf::ElfKernel;
-pub use self::error::{BootError, InitramfsError, KernelError};
-pub use self::file::FileError;
+use self::error::unreadable;
 pub use self::image::Magic;
 pub use self::registers::BootRegisters;
+use crate::Error;
 use crate::layout::{
     AddressRange, BOOT_CMDLINE, BOOT_CMDLINE_LEN, BOOT_GDT, BOOT_PVH_START_INFO, BOOT_ZERO_PAGE,
     Layout,
@@ -103,23 +103,21 @@ enum KernelImage {
 
 impl KernelImage {
     /// Tells what the file is and checks its headers.
-    fn parse<R: Read + Seek>(
-        reader: &mut R,
-        len: u64,
-        layout: &Layout,
-    ) -> Result<Self, KernelError> {
+    fn parse<R: Read + Seek>(reader: &mut R, len: u64, layout: &Layout) -> Result<Self, Error> {
         let mut start = Vec::with_capacity(image::PROBE_LEN);
-        reader.rewind().map_err(FileError::Read)?;
+        reader.rewind().map_err(unreadable)?;
         reader
             .by_ref()
             .take(image::PROBE_LEN as u64)
             .read_to_end(&mut start)
-            .map_err(FileError::Read)?;
+            .map_err(unreadable)?;
         let loadable = layout.loadable();
         match Magic::of(&start) {
             Magic::Elf => Ok(Self::Elf(ElfKernel::parse(reader, len, loadable)?)),
             Magic::BzImage => Ok(Self::BzImage(BzImageKernel::parse(reader, len, loadable)?)),
-            found @ (Magic::Known(_) | Magic::Unknown(_)) => Err(KernelError::NotAKernel { found }),
+            found @ (Magic::Known(_) | Magic::Unknown(_)) => Err(Error::unusable(format!(
+                "it is not a kernel that can be booted (vmlinux or bzImage) but {found}"
+            ))),
         }
     }
 
@@ -176,18 +174,18 @@ impl KernelImage {
 /// file is reported in no time.
 ///
 /// # Errors
-/// [`BootError`]. The content of `memory` is undefined then, and calling
-/// again with better files is allowed.
+/// [`Error`]. The content of `memory` is undefined then, and calling again with better files is
+/// allowed.
 pub fn load(
     memory: &GuestMemory,
     layout: &Layout,
     source: &BootSource<'_>,
-) -> Result<BootedKernel, BootError> {
-    let kernel_error = |error: KernelError| BootError::Kernel {
-        path: source.kernel.to_owned(),
-        source: error,
+) -> Result<BootedKernel, Error> {
+    let kernel_error = |error: Error| {
+        let path = source.kernel.display();
+        Error::unusable(format!("cannot boot the kernel {path}")).because(error)
     };
-    let (mut file, len) = file::open(source.kernel).map_err(|error| kernel_error(error.into()))?;
+    let (mut file, len) = file::open(source.kernel).map_err(kernel_error)?;
     let image = KernelImage::parse(&mut file, len, layout).map_err(kernel_error)?;
     check_cmdline(source.cmdline, image.cmdline_max())?;
     let initramfs = source
@@ -197,7 +195,7 @@ pub fn load(
 
     image
         .load(&mut file, memory)
-        .map_err(|error| error.into_boot_error(|error| kernel_error(error.into())))?;
+        .map_err(|error| error.into_error(kernel_error))?;
     let initramfs = initramfs
         .map(|initramfs| initramfs.load(memory))
         .transpose()?;
@@ -206,7 +204,7 @@ pub fn load(
         kernel: image.extent(),
         initramfs,
     };
-    write_structures(memory, layout, source.cmdline, &image, &booted).map_err(BootError::Memory)?;
+    write_structures(memory, layout, source.cmdline, &image, &booted).map_err(file::not_written)?;
     Ok(booted)
 }
 
@@ -218,40 +216,39 @@ struct Initramfs<'a> {
 }
 
 impl<'a> Initramfs<'a> {
-    fn open(path: &'a Path, image: &KernelImage, layout: &Layout) -> Result<Self, BootError> {
-        let (file, len) = file::open(path).map_err(|error| Self::error(path, error.into()))?;
+    fn open(path: &'a Path, image: &KernelImage, layout: &Layout) -> Result<Self, Error> {
+        let (file, len) = file::open(path).map_err(|error| Self::error(path, error))?;
         let range = initramfs::place(len, image.initramfs_max(), image.extent(), layout)
             .map_err(|error| Self::error(path, error))?;
         Ok(Self { path, file, range })
     }
 
-    fn load(mut self, memory: &GuestMemory) -> Result<AddressRange, BootError> {
+    fn load(mut self, memory: &GuestMemory) -> Result<AddressRange, Error> {
         let AddressRange { start, len } = self.range;
         file::copy_to_guest(&mut self.file, memory, start, len)
-            .map_err(|error| error.into_boot_error(|error| Self::error(self.path, error.into())))?;
+            .map_err(|error| error.into_error(|error| Self::error(self.path, error)))?;
         Ok(self.range)
     }
 
-    fn error(path: &Path, source: InitramfsError) -> BootError {
-        BootError::Initramfs {
-            path: path.to_owned(),
-            source,
-        }
+    fn error(path: &Path, source: Error) -> Error {
+        Error::unusable(format!("cannot use the initramfs {}", path.display())).because(source)
     }
 }
 
 /// Checks the command line against the kernel's limit and our own room.
-fn check_cmdline(cmdline: &str, kernel_max: usize) -> Result<(), BootError> {
+fn check_cmdline(cmdline: &str, kernel_max: usize) -> Result<(), Error> {
     let room = usize::try_from(BOOT_CMDLINE_LEN - 1).unwrap_or(usize::MAX);
     let max = kernel_max.min(room);
     if cmdline.len() > max {
-        return Err(BootError::CmdlineTooLong {
-            len: cmdline.len(),
-            max,
-        });
+        return Err(Error::unusable(format!(
+            "the kernel command line has {} bytes, this kernel takes {max}",
+            cmdline.len()
+        )));
     }
     match cmdline.bytes().position(|byte| byte == 0) {
-        Some(at) => Err(BootError::CmdlineNul { at }),
+        Some(at) => Err(Error::unusable(format!(
+            "the kernel command line has a NUL byte at position {at}"
+        ))),
         None => Ok(()),
     }
 }

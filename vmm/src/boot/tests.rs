@@ -13,6 +13,22 @@ use vdpa::causes::in_one_line;
 
 pub(super) const MIB: u64 = 1 << 20;
 
+/// Why something was refused; nothing if it was not.
+pub(super) fn refused<T>(outcome: Result<T, Error>) -> String {
+    outcome
+        .err()
+        .map(|error| error.to_string())
+        .unwrap_or_default()
+}
+
+/// The same of a copy into memory.
+pub(super) fn copy_refused(outcome: Result<(), file::CopyError>) -> String {
+    match outcome {
+        Err(file::CopyError::File(error)) => error.to_string(),
+        other => format!("{other:?}"),
+    }
+}
+
 /// RAM of `size` bytes; what a boot touches is filled with `byte` first, as if
 /// another system had run before.
 pub(super) fn filled_ram(size: u64, byte: u8) -> (Layout, GuestRam) {

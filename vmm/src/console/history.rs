@@ -12,8 +12,9 @@
 //! it missed. The memory is reserved once and touched only as far as it is used.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// Bytes that are kept: what a reader may fall behind.
@@ -68,10 +69,6 @@ impl History {
         }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Readable when there is something new since [`History::acknowledge`].
     pub(super) fn written(&self) -> &EventFd {
         &self.written
@@ -80,7 +77,7 @@ impl History {
     /// To be called before the reading that an event asks for: what is written from now on signals
     /// anew.
     pub(super) fn acknowledge(&self) {
-        let mut ring = self.lock();
+        let mut ring = self.ring.lock();
         ring.awaited = true;
         // Only says that there is something, whatever the count.
         let _ = self.written.read();
@@ -93,12 +90,12 @@ impl History {
 
     /// Bytes ever written.
     pub(super) fn end(&self) -> u64 {
-        self.lock().end
+        self.ring.lock().end
     }
 
     /// Appends `bytes`, the oldest give way.
     pub(super) fn push(&self, bytes: &[u8]) {
-        let mut ring = self.lock();
+        let mut ring = self.ring.lock();
         let skipped = bytes.len().saturating_sub(CAPACITY);
         let mut rest = bytes.get(skipped..).unwrap_or_default();
         ring.end = ring.end.wrapping_add(skipped as u64);
@@ -119,7 +116,7 @@ impl History {
 
     /// Copies what there is from `position` on, as far as it fits.
     pub(super) fn read(&self, position: u64, buffer: &mut [u8]) -> Chunk {
-        let ring = self.lock();
+        let ring = self.ring.lock();
         let oldest = ring.end.saturating_sub(CAPACITY as u64);
         let from = position.clamp(oldest, ring.end);
         let at = place(from);

@@ -18,27 +18,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
+use crate::Error;
+
 /// The size of a log where none is given, in bytes.
 pub(super) const SIZE_MAX: u64 = 16 << 20;
 /// Who may read it: the user of this process. A guest may say secrets.
 const MODE: Mode = Mode::from_raw_mode(0o600);
-
-/// Why there is no log.
-#[derive(Debug, thiserror::Error)]
-pub enum ConsoleLogError {
-    /// It cannot be opened or made.
-    #[error("cannot open the console's log {path}")]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// A device, a FIFO, a socket, or somebody else's file.
-    #[error("{0} cannot be a console's log: it is no regular file of this user's")]
-    NotAFile(PathBuf),
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -70,23 +55,28 @@ impl LogFile {
     /// Opens `path` or makes it; what is in it stays. It grows to `limit` bytes.
     ///
     /// # Errors
-    /// See [`ConsoleLogError`].
-    pub(super) fn open(path: &Path, limit: u64) -> Result<Self, ConsoleLogError> {
-        let failed = |source| ConsoleLogError::Open {
-            path: path.to_owned(),
-            source,
+    /// The file cannot be opened, or is no regular file of this user.
+    pub(super) fn open(path: &Path, limit: u64) -> Result<Self, Error> {
+        let shown = path.display();
+        let failed = |source: io::Error| {
+            Error::host(format!("cannot open the console's log {shown}")).because(source)
+        };
+        let no_file = || {
+            Error::host(format!(
+                "{shown} cannot be a console's log: it is no regular file of this user's"
+            ))
         };
         let file = match open(path) {
             // A symbolic link; a socket, or a FIFO that nobody reads.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => {
-                return Err(ConsoleLogError::NotAFile(path.to_owned()));
+                return Err(no_file());
             }
             opened => opened.map_err(failed)?,
         };
         let metadata = file.metadata().map_err(failed)?;
         let ours = metadata.uid() == rustix::process::geteuid().as_raw();
         if !metadata.is_file() || !ours {
-            return Err(ConsoleLogError::NotAFile(path.to_owned()));
+            return Err(no_file());
         }
         // One that was there may be readable for others.
         rustix::fs::fchmod(&file, MODE).map_err(|error| failed(error.into()))?;
@@ -299,16 +289,15 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, MODE).unwrap();
         for path in [&link, &fifo, Path::new("/dev/null")] {
             let refused = LogFile::open(path, 100);
-            assert!(
-                matches!(refused, Err(ConsoleLogError::NotAFile(_))),
-                "{refused:?}"
-            );
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("no regular file"), "{error}");
         }
         for path in [directory.0.join("no/such"), directory.0.clone()] {
             let refused = LogFile::open(&path, 100);
+            let error = refused.unwrap_err().to_string();
             assert!(
-                matches!(refused, Err(ConsoleLogError::Open { .. })),
-                "{refused:?}"
+                error.starts_with("cannot open the console's log"),
+                "{error}"
             );
         }
     }

@@ -32,17 +32,19 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 
 use super::history::{History, HistoryWriter};
-use super::log_file::{ConsoleLogError, LogFile, SIZE_MAX};
+use super::log_file::{LogFile, SIZE_MAX};
 use super::{ConsoleInput, ConsoleRead, InputPump};
 use crate::event_loop::{EventLoop, Token};
-use crate::http::socket::{self, SocketError, SocketFile};
+use crate::http::socket::{self, SocketFile};
+use crate::{Error, ErrorKind};
 
 /// What a new client gets of what was said before, in bytes.
 const REPLAY: u64 = 64 * 1024;
@@ -50,20 +52,6 @@ const REPLAY: u64 = 64 * 1024;
 const CHUNK: usize = 4096;
 /// Chunks handed on before other events have their turn.
 const CHUNKS_MAX: usize = 64;
-
-/// Why there is no console socket.
-#[derive(Debug, thiserror::Error)]
-pub enum ConsoleSocketError {
-    /// No socket.
-    #[error(transparent)]
-    Socket(#[from] SocketError),
-    /// No log.
-    #[error(transparent)]
-    Log(#[from] ConsoleLogError),
-    /// No descriptor is left.
-    #[error("cannot make the console")]
-    Host(#[source] io::Error),
-}
 
 struct Inner {
     listener: UnixListener,
@@ -98,23 +86,25 @@ impl ConsoleSocket {
     /// older one beside it with `.1` behind its name. Both have mode 0600.
     ///
     /// # Errors
-    /// See [`ConsoleSocketError`]. A socket that somebody serves, and what is no socket or no
+    /// A socket that somebody serves, and what is no socket or no
     /// regular file, is left alone.
-    pub fn new(path: &Path, log: Option<&Path>) -> Result<Self, ConsoleSocketError> {
+    pub fn new(path: &Path, log: Option<&Path>) -> Result<Self, Error> {
         Self::with_limit(path, log, SIZE_MAX)
     }
 
-    fn with_limit(path: &Path, log: Option<&Path>, limit: u64) -> Result<Self, ConsoleSocketError> {
+    fn with_limit(path: &Path, log: Option<&Path>, limit: u64) -> Result<Self, Error> {
         let log = log
             .map(|path| LogFile::open(path, limit))
             .transpose()?
             .map(Mutex::new);
-        let (listener, file) = socket::listen(path)?;
+        let (listener, file) =
+            socket::listen(path).map_err(|source| Error::transparent(ErrorKind::Host, source))?;
         Ok(Self(Arc::new(Inner {
             listener,
             _file: file,
             log,
-            history: History::new().map_err(ConsoleSocketError::Host)?,
+            history: History::new()
+                .map_err(|source| Error::host("cannot make the console").because(source))?,
         })))
     }
 
@@ -124,8 +114,7 @@ impl ConsoleSocket {
     }
 
     fn log(&self) -> Option<MutexGuard<'_, LogFile>> {
-        let log = self.0.log.as_ref()?;
-        Some(log.lock().unwrap_or_else(PoisonError::into_inner))
+        self.0.log.as_ref().map(Mutex::lock)
     }
 }
 

@@ -5,9 +5,11 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
+
+use crate::Error;
 
 /// The largest file, in bytes: a bundle of certificates or a list of tokens.
 const SIZE_MAX: u64 = 1 << 20;
@@ -41,59 +43,13 @@ impl Holder {
     }
 }
 
-/// Why a file is not used.
-#[derive(Debug, thiserror::Error)]
-pub enum FileError {
-    /// It cannot be read.
-    #[error("cannot read {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// A directory, a device or a pipe.
-    #[error("{0} is no regular file")]
-    NotAFile(PathBuf),
-    /// Somebody else could have changed it.
-    #[error(
-        "{path} belongs to user {owner}, who is neither this process' user nor root: `chown root {path}`"
-    )]
-    Owner {
-        /// The file.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-    },
-    /// Others have rights to it.
-    #[error(
-        "others than its owner may {right} {path} (its mode is {mode:04o}): `chmod go-{letters} {path}`"
-    )]
-    Mode {
-        /// The file.
-        path: PathBuf,
-        /// Its mode.
-        mode: u32,
-        /// What they may do.
-        right: &'static str,
-        /// What is to be taken away.
-        letters: &'static str,
-    },
-    /// More than anybody needs.
-    #[error("{0} has more than {SIZE_MAX} bytes")]
-    TooLarge(PathBuf),
-}
-
 /// All of a file, of 1 MiB at most.
 ///
 /// # Errors
-/// See [`FileError`].
-pub fn read(path: &Path, secrecy: Secrecy, holder: Holder) -> Result<Vec<u8>, FileError> {
-    let failed = |source| FileError::Read {
-        path: path.to_owned(),
-        source,
-    };
+/// See [`Error`].
+pub fn read(path: &Path, secrecy: Secrecy, holder: Holder) -> Result<Vec<u8>, Error> {
+    let shown = path.display();
+    let failed = |source: io::Error| Error::tls(format!("cannot read {shown}")).because(source);
     // A pipe without a writer would block.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty());
@@ -101,14 +57,15 @@ pub fn read(path: &Path, secrecy: Secrecy, holder: Holder) -> Result<Vec<u8>, Fi
     // Of what is open, not of what has the name now.
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
-        return Err(FileError::NotAFile(path.to_owned()));
+        return Err(Error::tls(format!("{shown} is no regular file")));
     }
     let user = rustix::process::geteuid().as_raw();
     if holder == Holder::Service && ![0, user].contains(&metadata.uid()) {
-        return Err(FileError::Owner {
-            path: path.to_owned(),
-            owner: metadata.uid(),
-        });
+        return Err(Error::tls(format!(
+            "{shown} belongs to user {}, who is neither this process' user nor root: `chown root \
+             {shown}`",
+            metadata.uid()
+        )));
     }
     let mode = metadata.mode() & 0o7777;
     if mode & holder.forbidden(secrecy) != 0 {
@@ -116,19 +73,19 @@ pub fn read(path: &Path, secrecy: Secrecy, holder: Holder) -> Result<Vec<u8>, Fi
             Secrecy::Public => ("write", "w"),
             Secrecy::Secret => ("use", "rwx"),
         };
-        return Err(FileError::Mode {
-            path: path.to_owned(),
-            mode,
-            right,
-            letters,
-        });
+        return Err(Error::tls(format!(
+            "others than its owner may {right} {shown} (its mode is {mode:04o}): `chmod \
+             go-{letters} {shown}`"
+        )));
     }
     let mut bytes = Vec::new();
     let read = file.take(SIZE_MAX + 1).read_to_end(&mut bytes);
     let length = read.map_err(failed)?;
     match u64::try_from(length) {
         Ok(length) if length <= SIZE_MAX => Ok(bytes),
-        _ => Err(FileError::TooLarge(path.to_owned())),
+        _ => Err(Error::tls(format!(
+            "{shown} has more than {SIZE_MAX} bytes"
+        ))),
     }
 }
 
@@ -136,6 +93,7 @@ pub fn read(path: &Path, secrecy: Secrecy, holder: Holder) -> Result<Vec<u8>, Fi
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -176,21 +134,21 @@ mod tests {
     fn only_a_regular_file_of_a_sane_size_is_read() {
         let directory = std::env::temp_dir();
         let refused = read(&directory, Secrecy::Public, Holder::Service).unwrap_err();
-        assert!(matches!(refused, FileError::NotAFile(_)), "{refused}");
+        assert!(refused.to_string().contains("no regular file"), "{refused}");
         let zero = read(Path::new("/dev/zero"), Secrecy::Public, Holder::Service).unwrap_err();
-        assert!(matches!(zero, FileError::NotAFile(_)), "{zero}");
+        assert!(zero.to_string().contains("no regular file"), "{zero}");
         let missing = read(
             &directory.join("bellhop-none"),
             Secrecy::Public,
             Holder::Service,
         )
         .unwrap_err();
-        assert!(matches!(missing, FileError::Read { .. }), "{missing}");
+        assert!(missing.to_string().starts_with("cannot read"), "{missing}");
         let huge = with_mode("huge", 0o600);
         let file = File::options().write(true).open(&huge).unwrap();
         file.set_len(SIZE_MAX + 1).unwrap();
         let refused = read(&huge, Secrecy::Secret, Holder::Service).unwrap_err();
-        assert!(matches!(refused, FileError::TooLarge(_)), "{refused}");
+        assert!(refused.to_string().contains("has more than"), "{refused}");
         file.set_len(SIZE_MAX).unwrap();
         assert!(read(&huge, Secrecy::Secret, Holder::Service).is_ok());
         fs::remove_file(huge).unwrap();

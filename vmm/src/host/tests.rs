@@ -45,7 +45,7 @@ fn cpus_must_be_online() {
     let none = Tree::new(&[]);
     none.0.check_cpus(&[]).unwrap();
     let error = none.0.check_cpus(&cpus(&["0"])).unwrap_err();
-    assert!(matches!(error, PlacementError::Read { .. }), "{error}");
+    assert!(error.to_string().starts_with("cannot read"), "{error}");
     // A file that no kernel writes.
     let strange = Tree::new(&[("devices/system/cpu/online", "0-99999999\u{0}")]);
     assert!(strange.0.check_cpus(&cpus(&["0"])).is_err());
@@ -62,13 +62,7 @@ fn a_node_must_be_there_and_large_enough() {
     ]);
     tree.0.check_node(1, 1 << 30).unwrap();
     let error = tree.0.check_node(1, (1 << 30) + 1).unwrap_err();
-    assert!(matches!(
-        error,
-        PlacementError::BeyondNode {
-            total: 0x4000_0000,
-            ..
-        }
-    ));
+    assert!(error.to_string().contains("more than the 1 GiB"), "{error}");
     let error = tree.0.check_node(2, 1).unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -19,13 +19,14 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::Response;
+use parking_lot::Mutex;
 use rustix::cmsg_space;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -58,17 +59,13 @@ pub struct Received(Arc<Mutex<Waiting>>);
 pub struct TooManyDescriptors;
 
 impl Received {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// All of them, in the order in which they came. To be called when the body is there: they may come with
     /// its last byte.
     ///
     /// # Errors
     /// [`TooManyDescriptors`]; then all are closed.
     pub fn take(&self) -> Result<Vec<OwnedFd>, TooManyDescriptors> {
-        let waiting = std::mem::take(&mut *self.lock());
+        let waiting = std::mem::take(&mut *self.0.lock());
         if waiting.overflow {
             return Err(TooManyDescriptors);
         }
@@ -76,7 +73,7 @@ impl Received {
     }
 
     fn put(&self, descriptors: impl Iterator<Item = OwnedFd>) {
-        let mut waiting = self.lock();
+        let mut waiting = self.0.lock();
         for descriptor in descriptors {
             if waiting.descriptors.len() < DESCRIPTORS_MAX {
                 waiting.descriptors.push(descriptor);
@@ -102,7 +99,7 @@ pub async fn discard(received: Received, request: Request, next: Next) -> Respon
     struct Discard(Received);
     impl Drop for Discard {
         fn drop(&mut self) {
-            *self.0.lock() = Waiting::default();
+            *self.0.0.lock() = Waiting::default();
         }
     }
     let _discard = Discard(received);
@@ -189,7 +186,7 @@ impl DescriptorStream {
         }
         if message.flags.contains(ReturnFlags::CTRUNC) {
             // The kernel has closed what did not fit.
-            self.received.lock().overflow = true;
+            self.received.0.lock().overflow = true;
         }
         Ok(message.bytes)
     }

@@ -28,7 +28,8 @@ use kvm_bindings::{
 };
 use vmm_sys_util::ioctl::ioctl_with_ref;
 
-use super::memory_slots::{MemorySlotError, MemorySlots, SlotKind, SlotRange};
+use super::memory_slots::{MemorySlots, SlotKind, SlotRange};
+use crate::Error;
 
 /// The ioctl that `kvm-ioctls` has no method for.
 #[allow(
@@ -67,8 +68,8 @@ impl MemorySlots {
     /// nothing.
     ///
     /// # Errors
-    /// [`MemorySlotError::Ioctl`]; nothing is logged then.
-    pub fn start_dirty_log(&self) -> Result<(), MemorySlotError> {
+    /// The ioctl failed; nothing is logged then.
+    pub fn start_dirty_log(&self) -> Result<(), Error> {
         self.ask_for_manual_protection();
         if let Err(error) = self.switch_dirty_log(true) {
             if let Err(second) = self.switch_dirty_log(false) {
@@ -82,38 +83,38 @@ impl MemorySlots {
     /// Ends logging and throws away what is logged.
     ///
     /// # Errors
-    /// [`MemorySlotError::Ioctl`]; slots that come after the refused one are still being logged, which costs
+    /// The ioctl failed; slots that come after the refused one are still being logged, which costs
     /// the guest time and nothing else.
-    pub fn stop_dirty_log(&self) -> Result<(), MemorySlotError> {
+    pub fn stop_dirty_log(&self) -> Result<(), Error> {
         self.switch_dirty_log(false)
     }
 
     /// Whether writes of vCPUs to guest RAM are being logged.
     #[must_use]
     pub fn is_logging(&self) -> bool {
-        self.lock().values().any(|slot| slot.logging)
+        self.slots.lock().values().any(|slot| slot.logging)
     }
 
     /// Which pages vCPUs have written since the last call, by ascending number of the slot. When this
     /// returns, every later write is logged anew: read the pages after it and none is missed.
     ///
     /// # Errors
-    /// [`MemorySlotError::NotLogging`] before [`MemorySlots::start_dirty_log`]; [`MemorySlotError::Log`].
-    /// What was logged may be lost then: count every page as written.
-    pub fn take_dirty_log(&self) -> Result<Vec<SlotDirtyLog>, MemorySlotError> {
-        let slots = self.lock();
+    /// Before [`MemorySlots::start_dirty_log`], or an ioctl failed. What was logged may be lost
+    /// then: count every page as written.
+    pub fn take_dirty_log(&self) -> Result<Vec<SlotDirtyLog>, Error> {
+        let slots = self.slots.lock();
         let mut logs = Vec::new();
         for (&number, slot) in slots.iter().filter(|(_, slot)| slot.logging) {
             logs.push(self.take_of_slot(number, slot.range)?);
         }
         if logs.is_empty() {
-            return Err(MemorySlotError::NotLogging);
+            return Err(Error::host("writes to guest memory are not being logged"));
         }
         Ok(logs)
     }
 
-    fn switch_dirty_log(&self, on: bool) -> Result<(), MemorySlotError> {
-        let mut slots = self.lock();
+    fn switch_dirty_log(&self, on: bool) -> Result<(), Error> {
+        let mut slots = self.slots.lock();
         for (&number, slot) in slots.iter_mut() {
             if slot.kind == SlotKind::Ram && slot.logging != on {
                 self.set(number, slot.range, slot.range.len, on)?;
@@ -146,11 +147,13 @@ impl MemorySlots {
         }
     }
 
-    fn take_of_slot(&self, number: u32, range: SlotRange) -> Result<SlotDirtyLog, MemorySlotError> {
-        let failed = |ioctl, source| MemorySlotError::Log {
-            ioctl,
-            guest_address: range.guest_address,
-            source,
+    fn take_of_slot(&self, number: u32, range: SlotRange) -> Result<SlotDirtyLog, Error> {
+        let failed = |ioctl: &str, source: io::Error| {
+            let address = range.guest_address;
+            Error::host(format!(
+                "{ioctl} failed for the memory slot at {address:#x}"
+            ))
+            .because(source)
         };
         let get = |source| failed("KVM_GET_DIRTY_LOG", source);
         let len = usize::try_from(range.len).map_err(|error| get(io::Error::other(error)))?;

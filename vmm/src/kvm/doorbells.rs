@@ -19,11 +19,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use devices::hypervisor::{DoorbellPage, Doorbells};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::memory_slots::{MemorySlots, SlotRange};
@@ -57,24 +58,16 @@ impl KvmDoorbells {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, RawFd>> {
-        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn mapped(&self) -> MutexGuard<'_, BTreeMap<u64, u32>> {
-        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// How many eventfds are attached now; for leak tests and metrics.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.lock().len()
+        self.attached.lock().len()
     }
 
     /// How many doorbells are mapped now; for leak tests and metrics.
     #[must_use]
     pub fn mapped_count(&self) -> usize {
-        self.mapped().len()
+        self.mapped.lock().len()
     }
 
     /// How many times a doorbell was taken from the guest, ever. A memory fault
@@ -88,7 +81,7 @@ impl KvmDoorbells {
 
 impl Doorbells for KvmDoorbells {
     fn attach(&self, address: u64, eventfd: &EventFd) -> io::Result<()> {
-        let mut attached = self.lock();
+        let mut attached = self.attached.lock();
         if attached.contains_key(&address) {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
@@ -102,7 +95,7 @@ impl Doorbells for KvmDoorbells {
     }
 
     fn detach(&self, address: u64, eventfd: &EventFd) -> io::Result<()> {
-        let mut attached = self.lock();
+        let mut attached = self.attached.lock();
         if attached.get(&address) != Some(&eventfd.as_raw_fd()) {
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,
@@ -116,7 +109,7 @@ impl Doorbells for KvmDoorbells {
     }
 
     fn map(&self, address: u64, page: Arc<dyn DoorbellPage>) -> io::Result<()> {
-        let mut mapped = self.mapped();
+        let mut mapped = self.mapped.lock();
         if mapped.contains_key(&address) {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
@@ -138,7 +131,7 @@ impl Doorbells for KvmDoorbells {
     }
 
     fn unmap(&self, address: u64) -> io::Result<()> {
-        let mut mapped = self.mapped();
+        let mut mapped = self.mapped.lock();
         let number = *mapped.get(&address).ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::NotFound,

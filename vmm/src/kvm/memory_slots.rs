@@ -9,81 +9,21 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
+use parking_lot::Mutex;
 use vdpa::memory::GuestMemory;
 use vm_memory::{
     Address as _, GuestMemoryBackend as _, GuestMemoryRegion as _, MemoryRegionAddress,
 };
 
+use crate::Error;
+
 /// Smallest unit of a slot, in bytes.
 const PAGE_SIZE: u64 = 4096;
-
-/// Why a slot could not be changed.
-#[derive(Debug, thiserror::Error)]
-pub enum MemorySlotError {
-    /// Empty, not page-aligned, or past the end of the address space.
-    #[error("memory slot {guest_address:#x}+{len:#x} is empty, not page-aligned, or wraps")]
-    BadRange {
-        /// First guest-physical address.
-        guest_address: u64,
-        /// Length in bytes.
-        len: u64,
-    },
-    /// Another slot already shows something there.
-    #[error("memory slot {guest_address:#x}+{len:#x} overlaps the one at {other:#x}")]
-    Overlap {
-        /// First guest-physical address.
-        guest_address: u64,
-        /// Length in bytes.
-        len: u64,
-        /// First guest-physical address of the slot that was there before.
-        other: u64,
-    },
-    /// The host has no more slots (`KVM_CAP_NR_MEMSLOTS`).
-    #[error("all {limit} memory slots of the VM are in use")]
-    Exhausted {
-        /// How many there are.
-        limit: usize,
-    },
-    /// No such slot.
-    #[error("memory slot {0} does not exist")]
-    Unknown(u32),
-    /// Part of guest RAM has no host mapping.
-    #[error("guest RAM at {guest_address:#x} has no host mapping")]
-    Unmapped {
-        /// First guest-physical address of the region.
-        guest_address: u64,
-    },
-    /// Writes to guest RAM are not being logged.
-    #[error("writes to guest memory are not being logged")]
-    NotLogging,
-    /// The kernel refused to read or clear the log of a slot.
-    #[error("{ioctl} failed for the memory slot at {guest_address:#x}")]
-    Log {
-        /// Its name in the KVM uapi.
-        ioctl: &'static str,
-        /// First guest-physical address of the slot.
-        guest_address: u64,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// The kernel refused.
-    #[error("KVM_SET_USER_MEMORY_REGION failed for {guest_address:#x}+{len:#x}")]
-    Ioctl {
-        /// First guest-physical address.
-        guest_address: u64,
-        /// Length in bytes.
-        len: u64,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// What a slot shows, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,14 +63,15 @@ pub struct MemorySlots {
     limit: usize,
     /// `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2` is enabled: reading the log does not clear it.
     pub(super) manual_protection: AtomicBool,
-    slots: Mutex<BTreeMap<u32, Slot>>,
+    pub(super) slots: Mutex<BTreeMap<u32, Slot>>,
 }
 
 impl fmt::Debug for MemorySlots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map()
             .entries(
-                self.lock()
+                self.slots
+                    .lock()
                     .iter()
                     .map(|(number, slot)| (*number, slot.range)),
             )
@@ -155,15 +96,11 @@ impl MemorySlots {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Shows every region of `memory` to the guest at its own address.
     ///
     /// # Errors
     /// As [`MemorySlots::add`]; slots added before the failure stay.
-    pub fn add_ram(&self, memory: &GuestMemory) -> Result<(), MemorySlotError> {
+    pub fn add_ram(&self, memory: &GuestMemory) -> Result<(), Error> {
         let owner: Arc<dyn Any + Send + Sync> = Arc::new(memory.clone());
         for region in memory.iter() {
             let guest_address = region.start_addr().raw_value();
@@ -171,7 +108,11 @@ impl MemorySlots {
                 .get_host_address(MemoryRegionAddress(0))
                 .ok()
                 .and_then(|pointer| u64::try_from(pointer.addr()).ok())
-                .ok_or(MemorySlotError::Unmapped { guest_address })?;
+                .ok_or_else(|| {
+                    Error::host(format!(
+                        "guest RAM at {guest_address:#x} has no host mapping"
+                    ))
+                })?;
             let range = SlotRange {
                 guest_address,
                 len: region.len(),
@@ -194,14 +135,12 @@ impl MemorySlots {
     /// Rust reference: the guest reads and writes it at any time.
     ///
     /// # Errors
-    /// [`MemorySlotError::BadRange`], [`MemorySlotError::Overlap`],
-    /// [`MemorySlotError::Exhausted`] or [`MemorySlotError::Ioctl`]; nothing
-    /// has changed then.
+    /// A range that cannot be, or is taken; no slot is left; the ioctl failed. Nothing has changed then.
     pub unsafe fn add(
         &self,
         range: SlotRange,
         owner: Arc<dyn Any + Send + Sync>,
-    ) -> Result<u32, MemorySlotError> {
+    ) -> Result<u32, Error> {
         // SAFETY: needed because `add_kind` passes on what this function asks of its callers; so do they.
         unsafe { self.add_kind(range, SlotKind::Other, owner) }
     }
@@ -216,8 +155,8 @@ impl MemorySlots {
         range: SlotRange,
         kind: SlotKind,
         owner: Arc<dyn Any + Send + Sync>,
-    ) -> Result<u32, MemorySlotError> {
-        let mut slots = self.lock();
+    ) -> Result<u32, Error> {
+        let mut slots = self.slots.lock();
         let number = free_number(&slots, range, self.limit)?;
         let logging = kind == SlotKind::Ram && slots.values().any(|slot| slot.logging);
         self.set(number, range, range.len, logging)?;
@@ -236,12 +175,12 @@ impl MemorySlots {
     /// Takes a slot away and drops what kept its memory alive.
     ///
     /// # Errors
-    /// [`MemorySlotError::Unknown`] or [`MemorySlotError::Ioctl`].
-    pub fn remove(&self, number: u32) -> Result<(), MemorySlotError> {
-        let mut slots = self.lock();
+    /// No such slot, or the ioctl failed.
+    pub fn remove(&self, number: u32) -> Result<(), Error> {
+        let mut slots = self.slots.lock();
         let range = slots
             .get(&number)
-            .ok_or(MemorySlotError::Unknown(number))?
+            .ok_or_else(|| Error::host(format!("memory slot {number} does not exist")))?
             .range;
         self.set(number, range, 0, false)?;
         slots.remove(&number);
@@ -251,7 +190,7 @@ impl MemorySlots {
     /// How many slots there are now; for leak tests and metrics.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.lock().len()
+        self.slots.lock().len()
     }
 
     /// `memory_size` 0 removes the slot.
@@ -261,7 +200,7 @@ impl MemorySlots {
         range: SlotRange,
         memory_size: u64,
         logging: bool,
-    ) -> Result<(), MemorySlotError> {
+    ) -> Result<(), Error> {
         let readonly = if range.readonly { KVM_MEM_READONLY } else { 0 };
         let log = if logging { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
         let region = kvm_userspace_memory_region {
@@ -274,23 +213,25 @@ impl MemorySlots {
         // SAFETY: needed because the ioctl gives the guest access to host
         // memory. Callers of `add` vouch for the range, a removal only
         // takes access away, and other flags change nothing about it.
-        unsafe { self.vm.set_user_memory_region(region) }.map_err(|error| MemorySlotError::Ioctl {
-            guest_address: range.guest_address,
-            len: range.len,
-            source: error.into(),
+        unsafe { self.vm.set_user_memory_region(region) }.map_err(|error| {
+            Error::host(format!(
+                "KVM_SET_USER_MEMORY_REGION failed for {:#x}+{:#x}",
+                range.guest_address, range.len
+            ))
+            .because(io::Error::from(error))
         })
     }
 }
 
 impl Drop for MemorySlots {
     fn drop(&mut self) {
-        let numbers: Vec<u32> = self.lock().keys().copied().collect();
+        let numbers: Vec<u32> = self.slots.lock().keys().copied().collect();
         for number in numbers {
             if let Err(error) = self.remove(number) {
                 // Keep the memory mapped for ever rather than let the guest
                 // reach whatever would be mapped there next.
                 tracing::error!(number, %error, "memory slot could not be removed");
-                if let Some(slot) = self.lock().remove(&number) {
+                if let Some(slot) = self.slots.lock().remove(&number) {
                     std::mem::forget(slot);
                 }
             }
@@ -299,15 +240,12 @@ impl Drop for MemorySlots {
 }
 
 /// Checks `range` against the slots that exist and finds it a number.
-fn free_number(
-    slots: &BTreeMap<u32, Slot>,
-    range: SlotRange,
-    limit: usize,
-) -> Result<u32, MemorySlotError> {
+fn free_number(slots: &BTreeMap<u32, Slot>, range: SlotRange, limit: usize) -> Result<u32, Error> {
     let SlotRange {
         guest_address, len, ..
     } = range;
-    let bad = MemorySlotError::BadRange { guest_address, len };
+    let slot = format!("memory slot {guest_address:#x}+{len:#x}");
+    let bad = || Error::host(format!("{slot} is empty, not page-aligned, or wraps"));
     let aligned = [guest_address, len, range.host_address]
         .iter()
         .all(|value| value % PAGE_SIZE == 0);
@@ -316,26 +254,24 @@ fn free_number(
         .and_then(|n| guest_address.checked_add(n))
     {
         Some(last) if aligned => last,
-        _ => return Err(bad),
+        _ => return Err(bad()),
     };
     if range.host_address.checked_add(len).is_none() {
-        return Err(bad);
+        return Err(bad());
     }
-    for slot in slots.values() {
-        let other = slot.range.guest_address;
+    for taken in slots.values() {
+        let other = taken.range.guest_address;
         // No overflow: every range in the map has been through this function.
-        if other <= last && guest_address <= other + (slot.range.len - 1) {
-            return Err(MemorySlotError::Overlap {
-                guest_address,
-                len,
-                other,
-            });
+        if other <= last && guest_address <= other + (taken.range.len - 1) {
+            return Err(Error::host(format!(
+                "{slot} overlaps the one at {other:#x}"
+            )));
         }
     }
     (0..)
         .take(limit)
         .find(|number| !slots.contains_key(number))
-        .ok_or(MemorySlotError::Exhausted { limit })
+        .ok_or_else(|| Error::host(format!("all {limit} memory slots of the VM are in use")))
 }
 
 #[cfg(test)]
@@ -384,12 +320,10 @@ mod tests {
                 ..range(0, 0x1000)
             },
         ] {
+            let error = free_number(&none, bad, 32).unwrap_err().to_string();
             assert!(
-                matches!(
-                    free_number(&none, bad, 32),
-                    Err(MemorySlotError::BadRange { .. })
-                ),
-                "{bad:x?}"
+                error.contains("not page-aligned, or wraps"),
+                "{bad:x?}: {error}"
             );
         }
         // The last page of the address space is a range like any other.
@@ -403,16 +337,12 @@ mod tests {
     fn refuses_overlap_and_reuses_numbers() {
         let mut map = slots(&[(0, 0x10_000), (0x20_000, 0x10_000)]);
         for (address, len) in [(0xf000, 0x1000), (0x1f000, 0x2000), (0, 0x100_000)] {
-            assert!(matches!(
-                free_number(&map, range(address, len), 32),
-                Err(MemorySlotError::Overlap { .. })
-            ));
+            let error = free_number(&map, range(address, len), 32).unwrap_err();
+            assert!(error.to_string().contains("overlaps"), "{error}");
         }
         assert_eq!(free_number(&map, range(0x10_000, 0x10_000), 32).unwrap(), 2);
-        assert!(matches!(
-            free_number(&map, range(0x10_000, 0x1000), 2),
-            Err(MemorySlotError::Exhausted { limit: 2 })
-        ));
+        let error = free_number(&map, range(0x10_000, 0x1000), 2).unwrap_err();
+        assert!(error.to_string().contains("all 2 memory slots"), "{error}");
         map.remove(&0);
         assert_eq!(free_number(&map, range(0, 0x1000), 2).unwrap(), 0);
     }

@@ -40,70 +40,12 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
+use crate::Error;
+
 /// Where processors listen for message-signalled interrupts; the APIC id comes in bits 12 to 19.
 const MSI_ADDRESS: u32 = 0xfee0_0000;
 /// Delivery mode NMI in the message's data.
 const MSI_DELIVERY_NMI: u32 = 4 << 8;
-
-/// Why KVM can't be used.
-#[derive(Debug, thiserror::Error)]
-pub enum KvmError {
-    /// There is no `/dev/kvm`.
-    #[error(
-        "/dev/kvm does not exist: load the module kvm_intel or kvm_amd, and see that \
-         virtualization is enabled in the firmware (or, inside a virtual machine, nested \
-         virtualization in its host)"
-    )]
-    Missing(#[source] io::Error),
-    /// `/dev/kvm` may not be opened by this user.
-    #[error("no permission to open /dev/kvm: add the user to the group kvm, or run as root")]
-    Permission(#[source] io::Error),
-    /// Opening `/dev/kvm` failed in another way.
-    #[error("cannot open /dev/kvm")]
-    Open(#[source] io::Error),
-    /// `KVM_GET_API_VERSION` answered something that never was in a released kernel.
-    #[error("the host's KVM speaks API version {found}, not {KVM_API_VERSION}")]
-    ApiVersion {
-        /// What it answered.
-        found: i32,
-    },
-    /// Capabilities that every supported kernel has are absent.
-    #[error(
-        "the host's KVM lacks {}: a Linux 5.10 or later with in-kernel interrupt controllers is needed",
-        .missing.join(", ")
-    )]
-    Capabilities {
-        /// The missing ones, by their name in the KVM uapi without `KVM_CAP_`.
-        missing: Vec<&'static str>,
-    },
-    /// The host allows fewer vCPUs in a VM than asked for.
-    #[error("{wanted} vCPUs are more than the {allowed} that the host's KVM allows in one VM")]
-    TooManyVcpus {
-        /// What was asked for.
-        wanted: usize,
-        /// The host's limit.
-        allowed: usize,
-    },
-    /// An ioctl failed.
-    #[error("{ioctl} failed")]
-    Ioctl {
-        /// Its name in the KVM uapi.
-        ioctl: &'static str,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl KvmError {
-    /// Wraps what an ioctl of `kvm_ioctls` answered; for `map_err`.
-    pub(crate) fn ioctl(ioctl: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
-        move |error| Self::Ioctl {
-            ioctl,
-            source: error.into(),
-        }
-    }
-}
 
 /// What must be there, with the names of the uapi. All of it is older than
 /// vhost-vdpa itself (Linux 5.7), so no supported kernel lacks any.
@@ -135,18 +77,18 @@ impl Hypervisor {
     /// Opens `/dev/kvm` and checks the API version and capabilities.
     ///
     /// # Errors
-    /// [`KvmError::Missing`], [`KvmError::Permission`] or [`KvmError::Open`]
-    /// for the file; [`KvmError::ApiVersion`] or [`KvmError::Capabilities`]
-    /// for what is behind it (all missing capabilities at once).
-    pub fn open() -> Result<Self, KvmError> {
+    /// The file cannot be opened, or what is behind it cannot be used (all missing capabilities at once).
+    pub fn open() -> Result<Self, Error> {
         let kvm = Kvm::new().map_err(|error| open_error(error.into()))?;
         let found = kvm.get_api_version();
         if u32::try_from(found) != Ok(KVM_API_VERSION) {
-            return Err(KvmError::ApiVersion { found });
+            return Err(Error::host(format!(
+                "the host's KVM speaks API version {found}, not {KVM_API_VERSION}"
+            )));
         }
         let missing = missing_capabilities(|capability| kvm.check_extension(capability));
         if !missing.is_empty() {
-            return Err(KvmError::Capabilities { missing });
+            return Err(lacks(&missing));
         }
         Ok(Self { kvm })
     }
@@ -155,23 +97,23 @@ impl Hypervisor {
     /// (`KVM_GET_SUPPORTED_CPUID`), unsorted, as KVM gives them.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
-    pub fn supported_cpuid(&self) -> Result<Vec<kvm_cpuid_entry2>, KvmError> {
+    /// The ioctl failed.
+    pub fn supported_cpuid(&self) -> Result<Vec<kvm_cpuid_entry2>, Error> {
         self.kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map(|cpuid| cpuid.as_slice().to_vec())
-            .map_err(KvmError::ioctl("KVM_GET_SUPPORTED_CPUID"))
+            .map_err(Error::failed("KVM_GET_SUPPORTED_CPUID"))
     }
 
     /// The MSRs that make up a vCPU's state (`KVM_GET_MSR_INDEX_LIST`).
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
-    pub fn msr_indices(&self) -> Result<Vec<u32>, KvmError> {
+    /// The ioctl failed.
+    pub fn msr_indices(&self) -> Result<Vec<u32>, Error> {
         self.kvm
             .get_msr_index_list()
             .map(|list| list.as_slice().to_vec())
-            .map_err(KvmError::ioctl("KVM_GET_MSR_INDEX_LIST"))
+            .map_err(Error::failed("KVM_GET_MSR_INDEX_LIST"))
     }
 
     /// Makes a VM with in-kernel interrupt controllers and no memory.
@@ -180,32 +122,30 @@ impl Hypervisor {
     /// `vcpus` how many processors will be created.
     ///
     /// # Errors
-    /// [`KvmError::TooManyVcpus`] or [`KvmError::Ioctl`].
-    pub fn create_vm(&self, platform: PlatformAddresses, vcpus: u8) -> Result<Vm, KvmError> {
+    /// Too many vCPUs, or an ioctl failed.
+    pub fn create_vm(&self, platform: PlatformAddresses, vcpus: u8) -> Result<Vm, Error> {
         let allowed = self.kvm.get_max_vcpus();
         if usize::from(vcpus) > allowed {
-            return Err(KvmError::TooManyVcpus {
-                wanted: vcpus.into(),
-                allowed,
-            });
+            return Err(Error::host(format!(
+                "{vcpus} vCPUs are more than the {allowed} that the host's KVM allows in one VM"
+            )));
         }
         let fd = loop {
             // A signal may interrupt the creation (it waits for other CPUs).
             match self.kvm.create_vm() {
                 Err(error) if error.errno() == libc::EINTR => {}
-                other => break other.map_err(KvmError::ioctl("KVM_CREATE_VM"))?,
+                other => break other.map_err(Error::failed("KVM_CREATE_VM"))?,
             }
         };
-        let tss = usize::try_from(platform.tss).map_err(|error| KvmError::Ioctl {
-            ioctl: "KVM_SET_TSS_ADDR",
-            source: io::Error::new(io::ErrorKind::InvalidInput, error),
-        })?;
+        let tss = usize::try_from(platform.tss)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+            .map_err(Error::failed("KVM_SET_TSS_ADDR"))?;
         fd.set_identity_map_address(platform.identity_map)
-            .map_err(KvmError::ioctl("KVM_SET_IDENTITY_MAP_ADDR"))?;
+            .map_err(Error::failed("KVM_SET_IDENTITY_MAP_ADDR"))?;
         fd.set_tss_address(tss)
-            .map_err(KvmError::ioctl("KVM_SET_TSS_ADDR"))?;
+            .map_err(Error::failed("KVM_SET_TSS_ADDR"))?;
         fd.create_irq_chip()
-            .map_err(KvmError::ioctl("KVM_CREATE_IRQCHIP"))?;
+            .map_err(Error::failed("KVM_CREATE_IRQCHIP"))?;
         let initial_irqchips = [
             irqchip(&fd, KVM_IRQCHIP_PIC_MASTER)?,
             irqchip(&fd, KVM_IRQCHIP_PIC_SLAVE)?,
@@ -263,8 +203,8 @@ impl Vm {
     /// Sends a non-maskable interrupt to the vCPU with this APIC id, running or parked.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
-    pub fn send_nmi(&self, apic_id: u8) -> Result<(), KvmError> {
+    /// The ioctl failed.
+    pub fn send_nmi(&self, apic_id: u8) -> Result<(), Error> {
         // As a message-signalled interrupt (Intel SDM 3A, 11.11): unlike KVM_NMI it
         // does not wait for the vCPU to leave the guest.
         let message = kvm_msi {
@@ -275,40 +215,55 @@ impl Vm {
         self.fd
             .signal_msi(message)
             .map(drop)
-            .map_err(KvmError::ioctl("KVM_SIGNAL_MSI"))
+            .map_err(Error::failed("KVM_SIGNAL_MSI"))
     }
 
     /// Puts PICs and IOAPIC back into the state they had when the VM was
     /// made. For a reboot in place; no vCPU may be running.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
-    pub fn reset_irqchips(&self) -> Result<(), KvmError> {
+    /// The ioctl failed.
+    pub fn reset_irqchips(&self) -> Result<(), Error> {
         for chip in self.initial_irqchips.iter() {
             self.fd
                 .set_irqchip(chip)
-                .map_err(KvmError::ioctl("KVM_SET_IRQCHIP"))?;
+                .map_err(Error::failed("KVM_SET_IRQCHIP"))?;
         }
         Ok(())
     }
 }
 
-fn irqchip(fd: &VmFd, chip_id: u32) -> Result<kvm_irqchip, KvmError> {
+fn irqchip(fd: &VmFd, chip_id: u32) -> Result<kvm_irqchip, Error> {
     let mut chip = kvm_irqchip {
         chip_id,
         ..Default::default()
     };
     fd.get_irqchip(&mut chip)
-        .map_err(KvmError::ioctl("KVM_GET_IRQCHIP"))?;
+        .map_err(Error::failed("KVM_GET_IRQCHIP"))?;
     Ok(chip)
 }
 
-fn open_error(error: io::Error) -> KvmError {
-    match error.raw_os_error() {
-        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => KvmError::Missing(error),
-        Some(libc::EACCES | libc::EPERM) => KvmError::Permission(error),
-        _ => KvmError::Open(error),
-    }
+fn open_error(error: io::Error) -> Error {
+    let message = match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+            "/dev/kvm does not exist: load the module kvm_intel or kvm_amd, and see that \
+             virtualization is enabled in the firmware (or, inside a virtual machine, nested \
+             virtualization in its host)"
+        }
+        Some(libc::EACCES | libc::EPERM) => {
+            "no permission to open /dev/kvm: add the user to the group kvm, or run as root"
+        }
+        _ => "cannot open /dev/kvm",
+    };
+    Error::host(message).because(error)
+}
+
+fn lacks(missing: &[&str]) -> Error {
+    Error::host(format!(
+        "the host's KVM lacks {}: a Linux 5.10 or later with in-kernel interrupt controllers is \
+         needed",
+        missing.join(", ")
+    ))
 }
 
 fn missing_capabilities(has: impl Fn(Cap) -> bool) -> Vec<&'static str> {
@@ -336,7 +291,7 @@ mod tests {
         assert!(missing_capabilities(|_| true).is_empty());
         let missing = missing_capabilities(|cap| cap != Cap::Irqfd && cap != Cap::ImmediateExit);
         assert_eq!(missing, ["IRQFD", "IMMEDIATE_EXIT"]);
-        let text = KvmError::Capabilities { missing }.to_string();
+        let text = lacks(&missing).to_string();
         assert!(text.contains("lacks IRQFD, IMMEDIATE_EXIT"), "{text}");
         assert_eq!(missing_capabilities(|_| false).len(), REQUIRED.len());
     }

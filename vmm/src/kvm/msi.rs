@@ -15,11 +15,12 @@
 //! SRCU grace period: a mask and unmask with the same message costs no such wait.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use devices::hypervisor::{MsiMessage, MsiVector, MsiVectors};
 use kvm_bindings::KvmIrqRouting;
 use kvm_ioctls::VmFd;
+use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::routing::RoutingTable;
@@ -51,10 +52,6 @@ struct RouterState {
 }
 
 impl Router {
-    fn lock(&self) -> MutexGuard<'_, RouterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Hands the whole table to KVM.
     fn publish(&self, table: &RoutingTable) -> io::Result<()> {
         let routing = KvmIrqRouting::from_entries(&table.entries())
@@ -65,7 +62,7 @@ impl Router {
     /// Routes `gsi` to `message`. On failure the table is as before: one bad
     /// entry would make KVM refuse every later table too.
     fn route(&self, gsi: u32, message: MsiMessage) -> io::Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let before = state.table.get(gsi);
         if before == Some(message) {
             return Ok(());
@@ -108,7 +105,7 @@ impl KvmMsiVectors {
     /// What is in use now.
     #[must_use]
     pub fn counts(&self) -> MsiCounts {
-        let state = self.router.lock();
+        let state = self.router.state.lock();
         MsiCounts {
             vectors: state.table.allocated(),
             routes: state.table.routes(),
@@ -122,6 +119,7 @@ impl MsiVectors for KvmMsiVectors {
         let eventfd = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         let gsi = self
             .router
+            .state
             .lock()
             .table
             .allocate()
@@ -145,11 +143,7 @@ struct KvmMsiVector {
     assigned: Mutex<bool>,
 }
 
-impl KvmMsiVector {
-    fn assigned(&self) -> MutexGuard<'_, bool> {
-        self.assigned.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl KvmMsiVector {}
 
 impl MsiVector for KvmMsiVector {
     fn eventfd(&self) -> &EventFd {
@@ -157,14 +151,14 @@ impl MsiVector for KvmMsiVector {
     }
 
     fn unmask(&self, message: MsiMessage) -> io::Result<()> {
-        let mut assigned = self.assigned();
+        let mut assigned = self.assigned.lock();
         self.router.route(self.gsi, message)?;
         if *assigned {
             return Ok(());
         }
         self.router.vm.register_irqfd(&self.eventfd, self.gsi)?;
         *assigned = true;
-        self.router.lock().irqfds += 1;
+        self.router.state.lock().irqfds += 1;
         // KVM injects what was pending when the irqfd was assigned but leaves
         // it in the counter, where the next mask would find it and deliver
         // it a second time. New triggers are consumed by KVM at once, so
@@ -173,17 +167,17 @@ impl MsiVector for KvmMsiVector {
     }
 
     fn mask(&self) -> io::Result<()> {
-        let mut assigned = self.assigned();
+        let mut assigned = self.assigned.lock();
         if *assigned {
             self.router.vm.unregister_irqfd(&self.eventfd, self.gsi)?;
             *assigned = false;
-            self.router.lock().irqfds -= 1;
+            self.router.state.lock().irqfds -= 1;
         }
         Ok(())
     }
 
     fn pending(&self) -> bool {
-        !*self.assigned() && readable(&self.eventfd)
+        !*self.assigned.lock() && readable(&self.eventfd)
     }
 }
 
@@ -194,7 +188,7 @@ impl Drop for KvmMsiVector {
         }
         // KVM keeps the stale route until the next change of the table: without
         // its irqfd it leads nowhere, and dropping many vectors stays cheap.
-        self.router.lock().table.free(self.gsi);
+        self.router.state.lock().table.free(self.gsi);
     }
 }
 

@@ -17,7 +17,7 @@ use kvm_bindings::{KVM_CAP_PRE_FAULT_MEMORY, kvm_pre_fault_memory};
 use kvm_ioctls::{VcpuFd, VmFd};
 use vmm_sys_util::ioctl::ioctl_with_mut_ref;
 
-use super::KvmError;
+use crate::Error;
 
 /// The request, apart because the macro writes no documentation.
 mod request {
@@ -62,16 +62,13 @@ impl PreFault {
     /// A descriptor of a vCPU's own, for [`PreFault::new`].
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`]: no descriptor is left.
-    pub fn descriptor(vcpu: &VcpuFd) -> Result<OwnedFd, KvmError> {
+    /// An ioctl failed: no descriptor is left.
+    pub fn descriptor(vcpu: &VcpuFd) -> Result<OwnedFd, Error> {
         // SAFETY: needed because `VcpuFd` lends no `BorrowedFd`. It owns the descriptor, and lives longer than this call.
         let borrowed = unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) };
         borrowed
             .try_clone_to_owned()
-            .map_err(|source| KvmError::Ioctl {
-                ioctl: "F_DUPFD_CLOEXEC",
-                source,
-            })
+            .map_err(Error::failed("F_DUPFD_CLOEXEC"))
     }
 
     /// By these descriptors of vCPUs of one VM.

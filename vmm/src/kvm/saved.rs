@@ -24,7 +24,8 @@ use kvm_ioctls::VmFd;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{KvmError, Vm, irqchip, uapi_bytes};
+use super::{Vm, irqchip, uapi_bytes};
+use crate::Error;
 
 /// Pins of the I/O APIC.
 pub const IOAPIC_PINS: usize = 24;
@@ -115,10 +116,10 @@ impl KvmclockState {
 }
 
 /// The guest's kvmclock now, in nanoseconds.
-pub(crate) fn kvmclock_ns(fd: &VmFd) -> Result<u64, KvmError> {
+pub(crate) fn kvmclock_ns(fd: &VmFd) -> Result<u64, Error> {
     fd.get_clock()
         .map(|clock| clock.clock)
-        .map_err(KvmError::ioctl("KVM_GET_CLOCK"))
+        .map_err(Error::failed("KVM_GET_CLOCK"))
 }
 
 /// CLOCK_REALTIME in nanoseconds; 0 for a host that lives before 1970.
@@ -131,8 +132,8 @@ impl Vm {
     /// Reads the interrupt controllers and the clock. No vCPU may be running.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
-    pub fn save(&self) -> Result<VmState, KvmError> {
+    /// An ioctl failed.
+    pub fn save(&self) -> Result<VmState, Error> {
         let ioapic = part::<kvm_ioapic_state>(&irqchip(&self.fd, KVM_IRQCHIP_IOAPIC)?)?;
         let mut redirection = [0; IOAPIC_PINS];
         for (saved, entry) in redirection.iter_mut().zip(&ioapic.redirtbl) {
@@ -162,8 +163,8 @@ impl Vm {
     /// have written itself.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`].
-    pub fn restore(&self, state: &VmState, policy: ClockPolicy) -> Result<(), KvmError> {
+    /// An ioctl failed.
+    pub fn restore(&self, state: &VmState, policy: ClockPolicy) -> Result<(), Error> {
         let [_, _, initial] = &*self.initial_irqchips;
         let mut ioapic = part::<kvm_ioapic_state>(initial)?;
         ioapic.ioregsel = state.ioapic.ioregsel & IOREGSEL_MASK;
@@ -187,7 +188,7 @@ impl Vm {
             };
             self.fd
                 .set_irqchip(&chip)
-                .map_err(KvmError::ioctl("KVM_SET_IRQCHIP"))?;
+                .map_err(Error::failed("KVM_SET_IRQCHIP"))?;
         }
         // Last, and the moment looked up last: what took time before it does not count twice.
         let clock = kvm_clock_data {
@@ -196,18 +197,15 @@ impl Vm {
         };
         self.fd
             .set_clock(&clock)
-            .map_err(KvmError::ioctl("KVM_SET_CLOCK"))
+            .map_err(Error::failed("KVM_SET_CLOCK"))
     }
 }
 
 /// The part of the union that belongs to the chip.
-fn part<T: FromBytes>(chip: &kvm_irqchip) -> Result<T, KvmError> {
+fn part<T: FromBytes>(chip: &kvm_irqchip) -> Result<T, Error> {
     T::read_from_prefix(chip.chip.as_bytes())
         .map(|(part, _)| part)
-        .map_err(|_| KvmError::Ioctl {
-            ioctl: "KVM_GET_IRQCHIP",
-            source: std::io::ErrorKind::InvalidData.into(),
-        })
+        .map_err(|_| Error::failed("KVM_GET_IRQCHIP")(std::io::ErrorKind::InvalidData))
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use kvm_bindings::{
 };
 use vmm_sys_util::ioctl::ioctl;
 
-use super::KvmError;
+use crate::Error;
 
 /// The request, apart because the macro writes no documentation.
 mod request {
@@ -53,13 +53,10 @@ impl Statistics {
     /// that have none.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`]: no descriptor is left, or a format that is not the
+    /// An ioctl failed: no descriptor is left, or a format that is not the
     /// documented one.
-    pub fn open(vcpu: &impl AsRawFd) -> Result<Option<Self>, KvmError> {
-        let failed = |source| KvmError::Ioctl {
-            ioctl: "KVM_GET_STATS_FD",
-            source,
-        };
+    pub fn open(vcpu: &impl AsRawFd) -> Result<Option<Self>, Error> {
+        let failed = |source: io::Error| Error::failed("KVM_GET_STATS_FD")(source);
         // SAFETY: there is no safe interface to this ioctl. It takes no
         // argument, so the kernel touches no memory of ours.
         let fd = unsafe { ioctl(vcpu, KVM_GET_STATS_FD()) };
@@ -80,8 +77,8 @@ impl Statistics {
     /// All counters with their values now.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`] with what `read` said.
-    pub fn read(&self) -> Result<Vec<(String, u64)>, KvmError> {
+    /// An ioctl failed with what `read` said.
+    pub fn read(&self) -> Result<Vec<(String, u64)>, Error> {
         let value = |(name, position): &(String, u64)| {
             let mut bytes = [0; 8];
             self.file.read_exact_at(&mut bytes, *position)?;
@@ -91,10 +88,7 @@ impl Statistics {
             .iter()
             .map(value)
             .collect::<io::Result<_>>()
-            .map_err(|source| KvmError::Ioctl {
-                ioctl: "reading the vCPU's statistics",
-                source,
-            })
+            .map_err(Error::failed("reading the vCPU's statistics"))
     }
 }
 

@@ -4,11 +4,11 @@
 //! machine, nor who asks.
 
 use std::fmt;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use devices::pci::Slot;
 use devices::virtio::pci::DeviceDescription;
+use parking_lot::{Condvar, Mutex};
 
 use super::End;
 use super::pluggable::{DiskStatus, NicStatus};
@@ -94,9 +94,9 @@ pub(super) type Listener = Box<dyn Fn(&MachineStatus) + Send + Sync>;
 /// What the machine publishes.
 #[derive(Default)]
 pub(super) struct Board {
-    status: Mutex<MachineStatus>,
+    pub(super) status: Mutex<MachineStatus>,
     pub(super) changed: Condvar,
-    listeners: Mutex<Vec<Listener>>,
+    pub(super) listeners: Mutex<Vec<Listener>>,
 }
 
 impl fmt::Debug for Board {
@@ -108,24 +108,15 @@ impl fmt::Debug for Board {
 }
 
 impl Board {
-    pub(super) fn lock(&self) -> MutexGuard<'_, MachineStatus> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
-        let listeners = self.listeners.lock();
-        listeners.unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn update(&self, change: impl FnOnce(&mut MachineStatus)) {
-        let mut current = self.lock();
+        let mut current = self.status.lock();
         let before = current.clone();
         change(&mut current);
         if *current != before {
             current.generation = before.generation.wrapping_add(1);
             self.changed.notify_all();
             // With the status locked, so that they see all changes in their order.
-            for listener in self.listeners().iter() {
+            for listener in self.listeners.lock().iter() {
                 listener(&current);
             }
         }

@@ -21,9 +21,8 @@ use super::handle::Requests;
 use super::inventory::{Device, Inventory};
 use super::migration::Leaving;
 use super::ring_watch::WatchTimer;
-use super::{
-    Machine, MachineError, StatisticsHandle, StopHandle, UpgradeStatus, devices as backends,
-};
+use super::{Machine, StatisticsHandle, StopHandle, UpgradeStatus, devices as backends};
+use crate::Error;
 use crate::config::{VdpaConfig, VmConfig};
 use crate::console::{Attached, Console, Screen};
 use crate::event_loop::{EventLoop, Token};
@@ -56,12 +55,8 @@ impl Machine {
     /// mapped and registered, and its vCPUs parked. `stop` ends [`Machine::run`].
     ///
     /// # Errors
-    /// See [`MachineError`]; nothing is left behind.
-    pub fn new(
-        config: &VmConfig,
-        console: Console,
-        stop: &StopHandle,
-    ) -> Result<Self, MachineError> {
+    /// See [`Error`]; nothing is left behind.
+    pub fn new(config: &VmConfig, console: Console, stop: &StopHandle) -> Result<Self, Error> {
         Self::build(config, &Given::default(), console, stop)
     }
 
@@ -71,7 +66,7 @@ impl Machine {
         given: &Given<'_>,
         console: Console,
         stop: &StopHandle,
-    ) -> Result<Self, MachineError> {
+    ) -> Result<Self, Error> {
         let cpus = config.cpus.get();
 
         // Whether the host has the places that are asked for.
@@ -94,7 +89,7 @@ impl Machine {
             None => GuestRam::on_node(&layout, hugepages, node)?,
             Some(file) => {
                 let file = file.try_clone();
-                let file = file.map_err(MachineError::host("duplicating a descriptor"))?;
+                let file = file.map_err(Error::failed("duplicating a descriptor"))?;
                 GuestRam::adopt(&layout, file, hugepages)?
             }
         });
@@ -104,30 +99,31 @@ impl Machine {
         };
         let vm = hypervisor.create_vm(platform, cpus)?;
         let slots = Arc::new(MemorySlots::new(vm.fd().clone()));
-        slots.add_ram(ram.memory())?;
+        slots
+            .add_ram(ram.memory())
+            .map_err(|source| Error::host("cannot give the guest its memory").because(source))?;
         let msi = KvmMsiVectors::new(vm.fd().clone());
         let doorbells = Arc::new(KvmDoorbells::new(vm.fd().clone(), slots.clone()));
 
         // The buses, and what always sits on them.
         let io = Arc::new(Bus::new());
         let mmio = Arc::new(Bus::new());
-        let power = Arc::new(PowerSignal::new().map_err(MachineError::host("eventfd"))?);
-        let events = EventLoop::new().map_err(MachineError::host("epoll_create1"))?;
+        let power = Arc::new(PowerSignal::new().map_err(Error::failed("eventfd"))?);
+        let events = EventLoop::new().map_err(Error::failed("epoll_create1"))?;
         let Attached {
             screen,
             input,
             writer,
-        } = Screen::attach(console, &events)
-            .map_err(MachineError::host("waiting for the console"))?;
+        } = Screen::attach(console, &events).map_err(Error::failed("waiting for the console"))?;
         let interrupt = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)
             .map(Arc::new)
-            .map_err(MachineError::host("eventfd"))?;
+            .map_err(Error::failed("eventfd"))?;
         let serial_line =
             InterruptLine::new(vm.fd().clone(), &interrupt, u32::from(layout::SERIAL_IRQ))
-                .map_err(MachineError::host("KVM_IRQFD"))?;
+                .map_err(Error::failed("KVM_IRQFD"))?;
         let serial = Serial::new(interrupt, writer)
             .map(Arc::new)
-            .map_err(MachineError::host("eventfd"))?;
+            .map_err(Error::failed("eventfd"))?;
         let clock = Arc::new(Clock::new());
         let at_ports: [(u64, u64, Arc<dyn BusDevice>); 4] = [
             (
@@ -172,14 +168,14 @@ impl Machine {
         let line = LevelLine::new(vm.fd().clone(), u32::from(layout::HOTPLUG_IRQ));
         let hotplug = PciHotplug::new(pci.clone(), Box::new(line))
             .map(Arc::new)
-            .map_err(MachineError::host("eventfd"))?;
+            .map_err(Error::failed("eventfd"))?;
         io.insert(layout::HOTPLUG_PORT.into(), HOTPLUG_LEN, hotplug.clone())?;
 
         let event = |name, irq, port: u16| {
             let line = LevelLine::new(vm.fd().clone(), u32::from(irq));
             let event = Arc::new(AcpiEvent::new(name, Box::new(line)));
             io.insert(port.into(), ACPI_EVENT_LEN, event.clone())?;
-            Ok::<_, MachineError>(event)
+            Ok::<_, Error>(event)
         };
         let button = event(
             "power button",
@@ -213,10 +209,9 @@ impl Machine {
         }
 
         // What the vmm thread waits for.
-        let requests =
-            Requests::new(&memory, &ram, ram_end).map_err(MachineError::host("eventfd"))?;
+        let requests = Requests::new(&memory, &ram, ram_end).map_err(Error::failed("eventfd"))?;
         requests.publish_devices(inventory.pluggable(), inventory.pluggable());
-        let statistics = StatisticsHandle::new().map_err(MachineError::host("eventfd"))?;
+        let statistics = StatisticsHandle::new().map_err(Error::failed("eventfd"))?;
         for (eventfd, token) in [
             (stop.eventfd(), Token::Stop),
             (power.eventfd(), Token::Power),
@@ -228,18 +223,18 @@ impl Machine {
         ] {
             events
                 .add(eventfd.as_raw_fd(), token)
-                .map_err(MachineError::host("epoll_ctl"))?;
+                .map_err(Error::failed("epoll_ctl"))?;
         }
         let watch_timer = config
             .ring_watch
             .threshold()
             .map(|_| WatchTimer::new())
             .transpose()
-            .map_err(MachineError::host("timerfd_create"))?;
+            .map_err(Error::failed("timerfd_create"))?;
         if let Some(timer) = &watch_timer {
             events
                 .add(timer.as_raw_fd(), Token::RingWatch)
-                .map_err(MachineError::host("epoll_ctl"))?;
+                .map_err(Error::failed("epoll_ctl"))?;
         }
 
         // The processors, last: by now all that they can reach exists.
@@ -259,7 +254,7 @@ impl Machine {
         )?;
         events
             .add(vcpus.failure_event().as_raw_fd(), Token::VcpuFailed)
-            .map_err(MachineError::host("epoll_ctl"))?;
+            .map_err(Error::failed("epoll_ctl"))?;
 
         Ok(Self {
             vcpus,

@@ -11,9 +11,9 @@ use devices::virtio::block::disk::Disk;
 use devices::virtio::rng::Rng;
 use devices::virtio::vdpa::{VdpaBackend, VdpaError, VdpaOptions};
 
-use super::MachineError;
 use super::inventory::Device;
 use super::pluggable::DeviceConfig;
+use crate::Error;
 use crate::config::{DiskConfig, VdpaConfig, VdpaSource, VmConfig};
 use crate::host::Host;
 
@@ -28,7 +28,7 @@ pub(super) fn open(
     config: &VmConfig,
     memory: &SharedMemory,
     ram_end: u64,
-) -> Result<Vec<Device>, MachineError> {
+) -> Result<Vec<Device>, Error> {
     let mut devices = Vec::new();
     for vdpa in &config.vdpa {
         devices.push(open_vdpa(vdpa, memory, ram_end)?);
@@ -51,18 +51,21 @@ pub(super) fn open_vdpa(
     config: &VdpaConfig,
     memory: &SharedMemory,
     ram_end: u64,
-) -> Result<Device, MachineError> {
+) -> Result<Device, Error> {
     let id = config.name();
     let (path, fd) = match &config.source {
         VdpaSource::Path(path) => (path.clone(), None),
         VdpaSource::Descriptor(descriptor) => {
             let fd = descriptor.duplicate();
-            let fd = fd.map_err(MachineError::host("duplicating a descriptor"))?;
+            let fd = fd.map_err(Error::failed("duplicating a descriptor"))?;
             (descriptor.path().to_owned(), Some(fd))
         }
         VdpaSource::Number(number) => {
             let number = *number;
-            return Err(MachineError::Descriptor { id, number });
+            return Err(Error::unusable(format!(
+                "vDPA device {id}: there is no descriptor fd={number}; it goes with a request, or \
+                 is inherited"
+            )));
         }
     };
     let options = VdpaOptions {
@@ -78,8 +81,7 @@ pub(super) fn open_vdpa(
     };
     match opened {
         Ok(backend) if config.failover.is_some() && backend.device_type() != VIRTIO_ID_NET => {
-            let source = VdpaError::NotReplaceable;
-            Err(MachineError::Vdpa { id, source })
+            Err(cannot_be_used(&id, VdpaError::NotReplaceable))
         }
         Ok(backend) => Ok(Device {
             config: (backend.device_type() == VIRTIO_ID_NET).then(|| {
@@ -93,8 +95,12 @@ pub(super) fn open_vdpa(
             numa_node: node_of(&options.path),
             rescue: config.rescue,
         }),
-        Err(source) => Err(MachineError::Vdpa { id, source }),
+        Err(source) => Err(cannot_be_used(&id, source)),
     }
+}
+
+fn cannot_be_used(id: &str, source: VdpaError) -> Error {
+    Error::unusable(format!("vDPA device {id} cannot be used")).because(source)
 }
 
 /// The NUMA node that the device file at `path` hangs on, if it is one.
@@ -107,7 +113,7 @@ pub(super) fn open_disk(
     id: &str,
     config: &DiskConfig,
     memory: &SharedMemory,
-) -> Result<Device, MachineError> {
+) -> Result<Device, Error> {
     let id = id.to_owned();
     let disk = Disk::open(&config.path, config.readonly)?;
     match Block::new(disk, &id, memory.clone()) {
@@ -121,6 +127,6 @@ pub(super) fn open_disk(
             numa_node: node_of(&config.path),
             rescue: config.rescue,
         }),
-        Err(source) => Err(MachineError::Block { id, source }),
+        Err(source) => Err(Error::unusable(format!("disk {id}")).because(source)),
     }
 }

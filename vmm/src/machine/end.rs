@@ -2,12 +2,11 @@
 //!
 //! Owns the words. It must not know who is told.
 
-use std::error::Error;
-
 pub use bellhop_api::machine::{End, EndReason};
 use vdpa::causes::in_one_line;
 
-use super::{Exit, MachineError};
+use super::Exit;
+use crate::Error;
 
 /// The end of a machine that was asked for it, as `detail` says.
 pub(crate) fn stopped(detail: &str) -> End {
@@ -19,7 +18,7 @@ pub(crate) fn stopped(detail: &str) -> End {
 
 /// The end of a machine that could not be built, or could not go on.
 #[must_use]
-pub fn failed(error: &dyn Error) -> End {
+pub fn failed(error: &dyn std::error::Error) -> End {
     End {
         reason: EndReason::Failed,
         detail: in_one_line(error),
@@ -53,7 +52,7 @@ impl From<&Exit> for End {
 }
 
 /// Why a machine's run is over.
-pub(super) fn of_run(run: &Result<Exit, MachineError>) -> End {
+pub(super) fn of_run(run: &Result<Exit, Error>) -> End {
     match run {
         Ok(exit) => End::from(exit),
         Err(error) => failed(error),
@@ -72,10 +71,7 @@ mod tests {
             instruction_pointer: Some(0xfff0),
             failure: VcpuFailure::TripleFault,
         });
-        let failure = MachineError::Host {
-            what: "epoll_wait",
-            source: std::io::Error::from_raw_os_error(libc::EBADF),
-        };
+        let failure = Error::failed("epoll_wait")(std::io::Error::from_raw_os_error(libc::EBADF));
         for (run, reason, words) in [
             (Ok(Exit::PoweredOff), EndReason::PoweredOff, "power off"),
             (Ok(Exit::Stopped), EndReason::Stopped, "asked"),

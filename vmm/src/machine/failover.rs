@@ -23,7 +23,8 @@ use vdpa::causes::in_one_line;
 
 use super::handle::SwapAnswer;
 use super::inventory::Device;
-use super::{Machine, MachineError, RequestError};
+use super::{Machine, RequestError};
+use crate::Error;
 
 /// What came of a NIC's failover.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,10 +74,8 @@ impl Machine {
             let thread = thread::Builder::new().name("failover".to_owned());
             thread
                 .spawn(move || handle.fail_over(&id, serial, &config))
-                .map_err(|source| {
-                    let what = "starting a thread";
-                    MachineError::Host { what, source }.into()
-                })
+                .map_err(Error::failed("starting a thread"))
+                .map_err(RequestError::from)
         });
         if let Err(error) = started {
             // There is no device that would have to be closed.

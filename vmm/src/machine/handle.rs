@@ -25,7 +25,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use devices::virtio::backend::{Backend, SharedMemory};
@@ -41,7 +41,8 @@ use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggabl
 use super::ring_watch::QueueAlarm;
 use super::saved::SavedMachine;
 use super::snapshot::{SnapshotWriter, Written};
-use super::{End, Machine, MachineError, Resources, devices as backends};
+use super::{End, Machine, Resources, devices as backends};
+use crate::Error;
 use crate::config::{DiskConfig, VdpaConfig};
 use crate::console::ConsoleLoss;
 use crate::memory::GuestRam;
@@ -195,10 +196,10 @@ impl Handle {
     fn plug(
         &self,
         id: &str,
-        open: impl FnOnce(&SharedMemory) -> Result<Device, MachineError>,
+        open: impl FnOnce(&SharedMemory) -> Result<Device, Error>,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
         // Before all RAM is mapped for nothing. The machine itself decides.
-        if self.0.board.lock().has(id) {
+        if self.0.board.status.lock().has(id) {
             return Err(RequestError::IdInUse(id.to_owned()));
         }
         let memory: SharedMemory = self.0.memory.upgrade().ok_or(RequestError::Ended)?;
@@ -403,29 +404,29 @@ impl Handle {
     /// The machine as it is now. Does not wait for it.
     #[must_use]
     pub fn status(&self) -> MachineStatus {
-        self.0.board.lock().clone()
+        self.0.board.status.lock().clone()
     }
 
     /// Has `listener` called with the status now and after each change, in their order,
     /// until the machine and all its handles are gone. It is called on the vmm
     /// thread, so it must be quick and ask this machine nothing.
     pub fn on_change(&self, listener: impl Fn(&MachineStatus) + Send + Sync + 'static) {
-        let status = self.0.board.lock();
+        let status = self.0.board.status.lock();
         listener(&status);
-        self.0.board.listeners().push(Box::new(listener));
+        self.0.board.listeners.lock().push(Box::new(listener));
     }
 
     /// The NIC with this name, if there is one now.
     #[must_use]
     pub fn nic(&self, id: &str) -> Option<NicStatus> {
-        let status = self.0.board.lock();
+        let status = self.0.board.status.lock();
         status.nics.iter().find(|nic| nic.id == id).cloned()
     }
 
     /// The disk with this name, if there is one now.
     #[must_use]
     pub fn disk(&self, id: &str) -> Option<DiskStatus> {
-        let status = self.0.board.lock();
+        let status = self.0.board.status.lock();
         status.disks.iter().find(|disk| disk.id == id).cloned()
     }
 
@@ -433,14 +434,12 @@ impl Handle {
     /// still there after `limit`.
     #[must_use]
     pub fn wait_unplugged<C>(&self, device: &Pluggable<C>, limit: Duration) -> bool {
-        let status = self.0.board.lock();
+        let mut status = self.0.board.status.lock();
         let there = |status: &mut MachineStatus| status.has_serial(device.serial);
-        let waited = self
-            .0
+        self.0
             .board
             .changed
-            .wait_timeout_while(status, limit, there);
-        let (status, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            .wait_while_for(&mut status, there, limit);
         !status.has_serial(device.serial)
     }
 
@@ -538,7 +537,7 @@ impl Requests {
 
     /// What the machine was last said to do.
     pub(super) fn run_state(&self) -> RunState {
-        self.board.lock().run
+        self.board.status.lock().run
     }
 
     /// Shows which NICs and disks there are now.

@@ -28,16 +28,17 @@ use devices::virtio::pci::{Relied, VirtioPciDevice};
 use vdpa::memory::GuestMemory;
 
 pub(super) use self::exchange::Exchanged;
+use super::RequestError;
 use super::board::DeviceStatus;
 use super::failover::Failover;
 use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
 use super::ring_watch::{DeviceWatch, QueueAlarm, in_flight};
-use super::{MachineError, RequestError};
 use crate::config::{RingWatch, VdpaConfig};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::numa_warning;
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::msi::KvmMsiVectors;
+use crate::{Error, ErrorKind};
 
 /// How long a vCPU may take to leave a device that is off the bus already. It has
 /// one register access to finish.
@@ -144,7 +145,7 @@ impl Inventory {
         device: Device,
         slot: Option<Slot>,
         events: &EventLoop,
-    ) -> Result<Slot, MachineError> {
+    ) -> Result<Slot, Error> {
         let Device {
             id,
             backend,
@@ -153,21 +154,30 @@ impl Inventory {
             numa_node,
         } = device;
         if self.named(&id).is_some() {
-            return Err(MachineError::DuplicateId(id));
+            return Err(Error::new(
+                ErrorKind::NoRoom,
+                format!("two devices are called {id}; give one of them another id"),
+            ));
         }
         let number = self.free_number()?;
         let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
         let device = match VirtioPciDevice::new(backend, &self.msi, doorbells) {
             Ok(device) => Arc::new(device),
-            Err(source) => return Err(MachineError::Virtio { id, source }),
+            Err(source) => {
+                let message = format!("device {id} cannot be shown to the guest");
+                return Err(Error::unusable(message).because(source));
+            }
         };
         let slot = match self.pci.add(slot, device.clone()) {
             Ok(slot) => slot,
-            Err(source) => return Err(MachineError::Pci { id, source }),
+            Err(source) => {
+                let message = format!("device {id} cannot be plugged in");
+                return Err(Error::new(ErrorKind::NoRoom, message).because(source));
+            }
         };
         if let Err(error) = poll(events, number, &device.events()) {
             self.pci.remove(slot);
-            return Err(MachineError::host("epoll_ctl")(error));
+            return Err(Error::failed("epoll_ctl")(error));
         }
         tracing::debug!(%id, %slot, "device attached");
         let numa_warning = numa_warning(numa_node, self.memory_node);
@@ -202,11 +212,14 @@ impl Inventory {
         Ok(slot)
     }
 
-    fn free_number(&self) -> Result<u16, MachineError> {
+    fn free_number(&self) -> Result<u16, Error> {
         (0..=u16::MAX)
             .map(|step| self.next_number.wrapping_add(step))
             .find(|number| !self.entries.contains_key(number))
-            .ok_or(MachineError::TooManyDevices(self.entries.len()))
+            .ok_or_else(|| {
+                let message = format!("{} devices are too many", self.entries.len());
+                Error::new(ErrorKind::NoRoom, message)
+            })
     }
 
     /// Notes that the guest is to give a device up, and says where it is.

@@ -37,7 +37,6 @@ mod board;
 mod build;
 mod devices;
 mod end;
-mod error;
 mod failover;
 mod faults;
 mod generation;
@@ -91,7 +90,6 @@ use self::saving::Held;
 pub use board::{DeviceStatus, MachineStatus, RunState, UpgradeStatus};
 pub(crate) use end::stopped;
 pub use end::{End, EndReason, failed};
-pub use error::MachineError;
 pub use failover::{Failover, FailoverState};
 pub use hand_over::{HandOver, HandedOver};
 pub use handle::{BackendFailed, Handle, NicSwapped, RequestError};
@@ -100,7 +98,7 @@ pub use migration::{
     Trial, load_tls,
 };
 pub use pluggable::{DeviceKind, DiskStatus, NicStatus, PlugState, Pluggable};
-pub use program::{ProgramError, STATE_VERSIONS_COMMAND, check_program, state_versions};
+pub use program::{STATE_VERSIONS_COMMAND, check_program, state_versions};
 pub use ring_watch::{Alarm, QueueAlarm, WatchState, WatchStatus};
 pub use snapshot::{Origin, Snapshot, SnapshotError, Written};
 

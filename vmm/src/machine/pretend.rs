@@ -1,20 +1,22 @@
 //! What answers a [`Handle`] in tests where there is no KVM: a thread with made-up devices.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use devices::pci::Slot;
 use devices::virtio::backend::SharedMemory;
 use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
+use parking_lot::Mutex;
 
 use super::handle::{Request, Requests, SwapAnswer};
 use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
 use super::{
-    Alarm, DeviceStatus, DiskStatus, End, Handle, MachineError, NicStatus, PlugState, QueueAlarm,
-    RequestError, Resources, RunState, WatchState, WatchStatus,
+    Alarm, DeviceStatus, DiskStatus, End, Handle, NicStatus, PlugState, QueueAlarm, RequestError,
+    Resources, RunState, WatchState, WatchStatus,
 };
+use crate::Error;
 use crate::config::{DiskConfig, VdpaConfig};
 use crate::console::ConsoleLoss;
 use crate::kvm::msi::MsiCounts;
@@ -130,7 +132,7 @@ impl PretendMachine {
                     }
                     thread::sleep(Duration::from_millis(1));
                 }
-                if let Some(reason) = reason.lock().unwrap().take() {
+                if let Some(reason) = reason.lock().take() {
                     requests.publish_end(reason);
                 }
             }
@@ -147,7 +149,7 @@ impl PretendMachine {
 
     /// Has it say this when it is dropped.
     pub(crate) fn will_end(&self, end: End) {
-        *self.reason.lock().unwrap() = Some(end);
+        *self.reason.lock() = Some(end);
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -258,10 +260,8 @@ fn answer(requests: &Requests, request: Request) {
         Request::HandOver { answer, .. } => answer.send(Err(RequestError::Saving)).is_ok(),
         Request::GoOn { answer } => answer.send(Ok(())).is_ok(),
         Request::Nmi { answer } => {
-            let refused = MachineError::Host {
-                what: "KVM_SIGNAL_MSI",
-                source: std::io::Error::from_raw_os_error(libc::EINVAL),
-            };
+            let source = std::io::Error::from_raw_os_error(libc::EINVAL);
+            let refused = Error::failed("KVM_SIGNAL_MSI")(source);
             answer.send(Err(refused.into())).is_ok()
         }
         Request::ConsoleLoss { answer } => answer.send(ConsoleLoss { log: 7, clients: 0 }).is_ok(),

@@ -4,13 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::saved::SavedMachine;
-use super::snapshot::SnapshotError;
+use crate::Error;
 use crate::snapshot::format::FORMAT_VERSION;
 
 /// The name of the whole's version among those of its parts.
@@ -23,38 +23,6 @@ pub const STATE_VERSIONS_COMMAND: &str = "state-versions";
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Bytes that an answer may have.
 const ANSWER_MAX: u64 = 1 << 16;
-
-/// Why a program cannot go on with a machine.
-#[derive(Debug, thiserror::Error)]
-pub enum ProgramError {
-    /// The working directory is nobody's business.
-    #[error("{} is no absolute path", .0.display())]
-    Relative(PathBuf),
-    /// It cannot be executed.
-    #[error("{} cannot be executed", program.display())]
-    Execute {
-        /// The program.
-        program: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// It did not say which versions it reads.
-    #[error("{} does not say which versions of a saved machine it reads: is it Bellhop?", .0.display())]
-    NoAnswer(PathBuf),
-    /// It reads others.
-    #[error("{} does not read the state that this program saves: {section} has version {ours} here and {theirs} there", program.display())]
-    Version {
-        /// The program.
-        program: PathBuf,
-        /// The name of the section.
-        section: String,
-        /// What this program writes.
-        ours: u32,
-        /// What the other one writes.
-        theirs: String,
-    },
-}
 
 /// The versions of what this program saves, by the sections' and the devices' names; `format` is that of the whole. A
 /// program reads these, and of sections the ones before.
@@ -89,31 +57,32 @@ pub(super) fn reads(part: &str, reader: Option<u32>, writer: Option<u32>) -> boo
 /// Whether `program` reads what this one saves.
 ///
 /// # Errors
-/// [`SnapshotError::Program`].
-pub fn check_program(program: &Path) -> Result<(), SnapshotError> {
+/// It cannot be executed, is no Bellhop, or reads other versions.
+pub fn check_program(program: &Path) -> Result<(), Error> {
     if !program.is_absolute() {
-        return Err(ProgramError::Relative(program.to_owned()).into());
+        return Err(Error::unusable(format!(
+            "{} is no absolute path",
+            program.display()
+        )));
     }
     let theirs = ask(program)?;
     for (section, ours) in state_versions() {
         let version = theirs.get(&section).copied();
         if !reads(&section, version, Some(ours)) {
-            return Err(ProgramError::Version {
-                program: program.to_owned(),
-                section,
-                ours,
-                theirs: version.map_or_else(|| "none".to_owned(), |version| version.to_string()),
-            }
-            .into());
+            let theirs = version.map_or_else(|| "none".to_owned(), |version| version.to_string());
+            return Err(Error::unusable(format!(
+                "{} does not read the state that this program saves: {section} has version {ours} \
+                 here and {theirs} there",
+                program.display()
+            )));
         }
     }
     Ok(())
 }
 
-fn ask(program: &Path) -> Result<BTreeMap<String, u32>, ProgramError> {
-    let failed = |source| ProgramError::Execute {
-        program: program.to_owned(),
-        source,
+fn ask(program: &Path) -> Result<BTreeMap<String, u32>, Error> {
+    let failed = |source: io::Error| {
+        Error::unusable(format!("{} cannot be executed", program.display())).because(source)
     };
     let mut child = Command::new(program)
         .arg(STATE_VERSIONS_COMMAND)
@@ -133,7 +102,12 @@ fn ask(program: &Path) -> Result<BTreeMap<String, u32>, ProgramError> {
             .read_to_end(&mut answer)
             .map_err(failed)?;
     }
-    serde_json::from_slice(&answer).map_err(|_| ProgramError::NoAnswer(program.to_owned()))
+    serde_json::from_slice(&answer).map_err(|_| {
+        Error::unusable(format!(
+            "{} does not say which versions of a saved machine it reads: is it Bellhop?",
+            program.display()
+        ))
+    })
 }
 
 /// Whether the child ended well in time. What it says fits into a pipe, else it is none of ours.
@@ -152,6 +126,7 @@ fn wait(child: &mut Child) -> io::Result<bool> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::path::PathBuf;
 
     use super::*;
 

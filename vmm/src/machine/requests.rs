@@ -7,12 +7,12 @@ use devices::legacy::power::PowerRequest;
 use devices::virtio::pci::VirtioPciDevice;
 use vdpa::causes::in_one_line;
 
+use super::Machine;
 use super::board::RunState;
 use super::handle::{NicSwapped, Request, RequestError, SwapAnswer};
 use super::inventory::{Device, Exchanged};
 use super::pluggable::{DeviceConfig, DeviceKind, NicStatus, Pluggable};
 use super::saving::HeldFor;
-use super::{Machine, MachineError};
 
 /// APIC id of the first vCPU.
 const BOOT_PROCESSOR: u8 = 0;
@@ -73,7 +73,7 @@ impl Machine {
                 }
                 Request::Statistics { answer } => {
                     let counted = self.vcpus.statistics();
-                    let _ = answer.send(counted.map_err(|error| MachineError::from(error).into()));
+                    let _ = answer.send(counted.map_err(RequestError::from));
                 }
                 Request::PowerButton { answer } => {
                     let allowed = self.unless_on_the_way();
@@ -115,7 +115,7 @@ impl Machine {
                 Request::Nmi { answer } => {
                     let sent = self.unless_on_the_way().and_then(|()| {
                         let sent = self.vm.send_nmi(BOOT_PROCESSOR);
-                        sent.map_err(|error| MachineError::from(error).into())
+                        sent.map_err(RequestError::from)
                     });
                     let _ = answer.send(sent);
                 }
@@ -163,6 +163,9 @@ impl Machine {
         // What the guest has ejected already gives its name and slot free.
         self.take_ejected();
         let id = device.id.clone();
+        if self.inventory.named(&id).is_some() {
+            return Err(RequestError::IdInUse(id));
+        }
         let slot = self.inventory.attach(device, None, &self.events)?;
         self.hotplug.announce(slot);
         self.publish();

@@ -4,7 +4,8 @@ use devices::legacy::power::PowerRequest;
 use devices::legacy::serial::Serial;
 
 use super::migration::Leaving;
-use super::{Exit, Machine, MachineError, RunState, end};
+use super::{Exit, Machine, RunState, end};
+use crate::Error;
 use crate::acpi;
 use crate::boot::{self, BootRegisters, BootSource};
 use crate::console::{Pumped, Receiver};
@@ -30,8 +31,8 @@ impl Machine {
     /// parked; running again is the same as a reset.
     ///
     /// # Errors
-    /// The kernel cannot be loaded, or the host fails. See [`MachineError`].
-    pub fn run(&mut self) -> Result<Exit, MachineError> {
+    /// The kernel cannot be loaded, or the host fails. See [`Error`].
+    pub fn run(&mut self) -> Result<Exit, Error> {
         let run = self.power_on_and_serve();
         // Copied only now: how far it was on its way out when it ended.
         let result = self.leaving.ends(run);
@@ -50,7 +51,7 @@ impl Machine {
         result
     }
 
-    fn power_on_and_serve(&mut self) -> Result<Exit, MachineError> {
+    fn power_on_and_serve(&mut self) -> Result<Exit, Error> {
         loop {
             if !self.powered {
                 self.power_on()?;
@@ -69,7 +70,7 @@ impl Machine {
     ///
     /// # Errors
     /// As [`Machine::run`].
-    pub fn power_on(&mut self) -> Result<(), MachineError> {
+    pub fn power_on(&mut self) -> Result<(), Error> {
         if self.used {
             self.reset()?;
         }
@@ -83,7 +84,7 @@ impl Machine {
         acpi::write(self.ram.memory(), &self.layout, self.config.cpus.get())?;
         self.generation
             .power_on(self.ram.memory())
-            .map_err(MachineError::host("making a generation ID"))?;
+            .map_err(Error::failed("making a generation ID"))?;
         let registers = booted.registers();
         self.vcpus.set_msrs(&BootRegisters::MSRS)?;
         self.vcpus
@@ -101,7 +102,7 @@ impl Machine {
     }
 
     /// Everything back to power-on, memory aside.
-    fn reset(&mut self) -> Result<(), MachineError> {
+    fn reset(&mut self) -> Result<(), Error> {
         self.vcpus.pause();
         self.watch_rings(false);
         self.finish_unplugs();
@@ -120,7 +121,7 @@ impl Machine {
     }
 
     /// The vmm thread's loop.
-    fn serve(&mut self) -> Result<Served, MachineError> {
+    fn serve(&mut self) -> Result<Served, Error> {
         // A console that can't be waited for may have input already.
         if self.pump_input(false) == Pumped::Leave {
             return Ok(Served::Ended(Exit::Stopped));
@@ -129,7 +130,7 @@ impl Machine {
         loop {
             self.events
                 .wait(&mut ready)
-                .map_err(MachineError::host("epoll_wait"))?;
+                .map_err(Error::failed("epoll_wait"))?;
             for token in ready.tokens() {
                 if let Some(served) = self.dispatch(token)? {
                     return Ok(served);
@@ -138,7 +139,7 @@ impl Machine {
         }
     }
 
-    fn dispatch(&mut self, token: Token) -> Result<Option<Served>, MachineError> {
+    fn dispatch(&mut self, token: Token) -> Result<Option<Served>, Error> {
         match token {
             // Not read: the wish stays.
             Token::Stop => return Ok(Some(Served::Ended(Exit::Stopped))),
@@ -199,12 +200,12 @@ impl Machine {
             Token::ConsoleOutput => {
                 self.screen
                     .output(&self.serial, &mut self.input, &self.events)
-                    .map_err(MachineError::host("waiting for the console's output"))?;
+                    .map_err(Error::failed("waiting for the console's output"))?;
             }
             Token::ConsoleWritable => {
                 self.screen
                     .writable(&self.serial, &mut self.input, &self.events)
-                    .map_err(MachineError::host("epoll_ctl"))?;
+                    .map_err(Error::failed("epoll_ctl"))?;
             }
             Token::ConsoleConnection => {
                 self.screen.connection(&mut self.input, &self.events);

@@ -20,7 +20,8 @@ use super::handle::RequestError;
 use super::pluggable::{DiskStatus, NicStatus};
 use super::saved::{SavedDevice, SavedMachine, SavedPlatform};
 use super::snapshot::{Origin, SnapshotError};
-use super::{Machine, MachineError, StopHandle, UpgradeStatus};
+use super::{Machine, StopHandle, UpgradeStatus};
+use crate::Error;
 use crate::config::VmConfig;
 use crate::console::Console;
 use crate::kvm::saved::{ClockPolicy, VmState};
@@ -70,12 +71,8 @@ impl Machine {
     /// ready for [`Machine::run`].
     ///
     /// # Errors
-    /// See [`MachineError`]; nothing is left behind.
-    pub fn bring_up(
-        origin: &Origin,
-        console: Console,
-        stop: &StopHandle,
-    ) -> Result<Self, MachineError> {
+    /// See [`Error`]; nothing is left behind.
+    pub fn bring_up(origin: &Origin, console: Console, stop: &StopHandle) -> Result<Self, Error> {
         match origin {
             Origin::Boot(config) => {
                 let mut machine = Self::new(config, console, stop)?;
@@ -160,9 +157,9 @@ impl Machine {
     /// writes from here on until [`Machine::go_on`].
     ///
     /// # Errors
-    /// [`RequestError`]: it is saved already, or a device cannot be; it is as before. [`RequestError::Crashed`]: a vCPU has
-    /// failed, maybe just now. The guest is lost, so there is nothing to save, and nothing goes on: the machine ends as soon
-    /// as the vmm thread gets to it.
+    /// [`RequestError`]: it is saved already, or a device cannot be; it is as before.
+    /// [`RequestError::Crashed`]: a vCPU has failed, maybe just now. The guest is lost, so there is
+    /// nothing to save, and nothing goes on: the machine ends as soon as the vmm thread gets to it.
     pub(super) fn save(&mut self, held_for: HeldFor) -> Result<SavedMachine, RequestError> {
         self.unless_held()?;
         // What the guest has ejected is none of its devices any more.
@@ -217,7 +214,7 @@ impl Machine {
         }
     }
 
-    fn save_processors(&self) -> Result<(VmState, Vec<VcpuState>), MachineError> {
+    fn save_processors(&self) -> Result<(VmState, Vec<VcpuState>), Error> {
         Ok((self.vm.save()?, self.vcpus.save()?))
     }
 
@@ -239,8 +236,8 @@ impl Machine {
     /// Lets a saved machine be as it was before. Does nothing if it is.
     ///
     /// # Errors
-    /// [`SnapshotError`]: of one that comes from another host, a device does not take its state. It stands still as
-    /// before.
+    /// [`SnapshotError`]: of one that comes from another host, a device does not take its state. It
+    /// stands still as before.
     pub(super) fn go_on(&mut self) -> Result<(), SnapshotError> {
         let Some(held) = self.held.take() else {
             return Ok(());
@@ -274,12 +271,7 @@ impl Machine {
     }
 
     /// Puts a state into a machine that was built for it and has the memory already.
-    fn restore(
-        &mut self,
-        saved: &SavedMachine,
-        past: Past,
-        paused: bool,
-    ) -> Result<(), MachineError> {
+    fn restore(&mut self, saved: &SavedMachine, past: Past, paused: bool) -> Result<(), Error> {
         let clock_policy = match past {
             Past::Own | Past::Returned => ClockPolicy::Advance,
             Past::Shared => ClockPolicy::StandStill,
@@ -288,7 +280,7 @@ impl Machine {
         if past == Past::Shared {
             self.generation
                 .renew(self.ram.memory())
-                .map_err(MachineError::host("making a generation ID"))?;
+                .map_err(Error::failed("making a generation ID"))?;
         }
         self.restore_devices(&saved.devices, past == Past::Returned)?;
         self.requests.publish_boot(paused);
@@ -304,7 +296,7 @@ impl Machine {
         &mut self,
         saved: SavedMachine,
         clock_policy: ClockPolicy,
-    ) -> Result<(), MachineError> {
+    ) -> Result<(), Error> {
         self.inventory.check(&saved.devices)?;
         self.restore_board(&saved, clock_policy)?;
         self.requests.publish_boot(true);
@@ -322,7 +314,7 @@ impl Machine {
         &mut self,
         saved: &SavedMachine,
         clock_policy: ClockPolicy,
-    ) -> Result<(), MachineError> {
+    ) -> Result<(), Error> {
         self.used = true;
         self.vm.restore(&saved.vm, clock_policy)?;
         self.vcpus.restore(&saved.vcpus)?;

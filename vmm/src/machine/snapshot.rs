@@ -3,6 +3,7 @@
 //! Owns what belongs to a whole snapshot, and what may be different where it is restored. It must not know how a
 //! part of the machine is saved, nor how the files are laid out ([`crate::snapshot`]).
 
+use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,6 @@ use devices::virtio::pci::RestoreError;
 
 use super::hand_over::HandedOver;
 use super::migration::{Arriving, Migration};
-use super::program::ProgramError;
 use super::saved::SavedMachine;
 use crate::config::{NoSuchNic, VdpaConfig, VmConfig};
 use crate::memory::GuestRam;
@@ -23,6 +23,7 @@ use crate::snapshot::directory::{
 };
 use crate::snapshot::format::{ReadError, Sections, WriteError};
 use crate::snapshot::memory_image::{self, MemoryDigest};
+use crate::{Error, ErrorKind};
 
 /// Why a snapshot cannot be written, or a machine not be restored from one.
 #[derive(Debug, thiserror::Error)]
@@ -42,12 +43,9 @@ pub enum SnapshotError {
     /// The state is damaged, or of another version.
     #[error("the snapshot's state cannot be used")]
     Read(#[from] ReadError),
-    /// Another program cannot go on with the machine.
-    #[error(transparent)]
-    Program(#[from] ProgramError),
     /// A descriptor for the state cannot be made or read.
     #[error("cannot hand over the machine's state")]
-    Descriptor(#[source] std::io::Error),
+    Descriptor(#[source] io::Error),
     /// Guest memory cannot be written.
     #[error("the guest's memory cannot be saved")]
     SaveMemory(#[from] memory_image::SaveError),
@@ -104,6 +102,33 @@ pub enum SnapshotError {
         #[source]
         source: RestoreError,
     },
+}
+
+impl SnapshotError {
+    /// What a snapshot cannot be for; the rest is the host's fault.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::SaveMemory(_) | Self::Write(_) => ErrorKind::Host,
+            Self::Create(CreateError::Io { source, .. })
+                if !matches!(
+                    source.kind(),
+                    io::ErrorKind::NotFound
+                        | io::ErrorKind::NotADirectory
+                        | io::ErrorKind::PermissionDenied
+                        | io::ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                ErrorKind::Host
+            }
+            _ => ErrorKind::Unusable,
+        }
+    }
+}
+
+impl From<SnapshotError> for Error {
+    fn from(source: SnapshotError) -> Self {
+        Self::transparent(source.kind(), source)
+    }
 }
 
 fn known(names: &[String]) -> String {

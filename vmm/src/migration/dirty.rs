@@ -21,7 +21,7 @@ mod tests;
 
 use std::ops::Range;
 
-pub use tracker::{DirtyError, DirtyTracker};
+pub use tracker::DirtyTracker;
 
 /// Bytes in a page, here and on the wire.
 pub const PAGE_SIZE: u64 = 4096;

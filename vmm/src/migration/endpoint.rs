@@ -8,16 +8,17 @@
 //!   source        connect
 //! ```
 
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::io::{self, ErrorKind as IoErrorKind, IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use super::channel::Connection;
-use super::tls::{Tls, TlsError, TlsStream};
-use crate::http::socket::{self, SocketError, SocketFile};
+use super::tls::{Tls, TlsStream};
+use crate::http::socket::{self, SocketFile};
+use crate::{Error, ErrorKind};
 pub use bellhop_api::endpoint::{BadEndpoint, Endpoint};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -27,44 +28,13 @@ const MOMENT: Timespec = Timespec {
     tv_nsec: 50_000_000,
 };
 
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub enum EndpointError {
-    /// Nobody answers there.
-    #[error("cannot connect to {endpoint}; does a machine wait there for a migration?")]
-    Connect {
-        /// Where.
-        endpoint: Endpoint,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// The port cannot be had.
-    #[error("cannot listen on {endpoint}")]
-    Listen {
-        /// Where.
-        endpoint: Endpoint,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// The socket cannot be made.
-    #[error(transparent)]
-    Socket(#[from] SocketError),
-    /// Certificates for a socket whose mode says who may use it.
-    #[error(
-        "unix:{} does not leave this host, so there is no TLS: leave the certificates out, or say tcp:HOST:PORT",
-        .0.display()
-    )]
-    TlsOnUnix(PathBuf),
-    /// A network, and nothing that protects the guest on it.
-    #[error(
-        "{0} leaves this host: say which certificates protect the guest (certificate, key, authority), or that it is to go in plaintext"
-    )]
-    NoTls(Endpoint),
-    /// TLS cannot be begun.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
+/// Certificates for a socket whose mode says who may use it.
+fn no_tls_on_unix(path: &Path) -> Error {
+    Error::tls(format!(
+        "unix:{} does not leave this host, so there is no TLS: leave the certificates out, or say \
+         tcp:HOST:PORT",
+        path.display()
+    ))
 }
 
 /// Connects to `endpoint`; a host that does not answer is waited for `patience` per address of it.
@@ -73,19 +43,20 @@ pub enum EndpointError {
 /// a certificate that is for it.
 ///
 /// # Errors
-/// [`EndpointError::Connect`], [`EndpointError::TlsOnUnix`], [`EndpointError::Tls`].
+/// `NoDestination` or `BadTls`.
 pub fn connect(
     endpoint: &Endpoint,
     patience: Duration,
     tls: Option<&Tls>,
-) -> Result<Stream, EndpointError> {
-    let failed = |source| EndpointError::Connect {
-        endpoint: endpoint.clone(),
-        source,
+) -> Result<Stream, Error> {
+    let failed = |source: io::Error| {
+        let message =
+            format!("cannot connect to {endpoint}; does a machine wait there for a migration?");
+        Error::new(ErrorKind::NoDestination, message).because(source)
     };
     match (endpoint, tls) {
         (Endpoint::Unix(path), None) => UnixStream::connect(path).map(Stream::Unix).map_err(failed),
-        (Endpoint::Unix(path), Some(_)) => Err(EndpointError::TlsOnUnix(path.clone())),
+        (Endpoint::Unix(path), Some(_)) => Err(no_tls_on_unix(path)),
         (Endpoint::Tcp { host, port }, tls) => {
             let socket = connect_tcp(host, *port, patience).map_err(failed)?;
             Ok(match tls {
@@ -97,7 +68,7 @@ pub fn connect(
 }
 
 fn connect_tcp(host: &str, port: u16, patience: Duration) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(ErrorKind::NotFound, "the host has no address");
+    let mut last = io::Error::new(IoErrorKind::NotFound, "the host has no address");
     for address in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, patience) {
             Ok(stream) => return Ok(stream),
@@ -179,7 +150,7 @@ fn of_the_listener(error: io::Error) -> io::Error {
             | libc::EHOSTUNREACH
             | libc::EOPNOTSUPP
             | libc::ENETUNREACH,
-        ) => ErrorKind::WouldBlock.into(),
+        ) => IoErrorKind::WouldBlock.into(),
         _ => error,
     }
 }
@@ -204,14 +175,15 @@ impl Listener {
     /// Listens. A Unix socket has the mode 0600. With `tls`, whoever connects must show a certificate.
     ///
     /// # Errors
-    /// [`EndpointError::Listen`], [`EndpointError::Socket`], [`EndpointError::TlsOnUnix`].
-    pub fn bind(endpoint: &Endpoint, tls: Option<Tls>) -> Result<Self, EndpointError> {
+    /// `CannotListen` or `BadTls`.
+    pub fn bind(endpoint: &Endpoint, tls: Option<Tls>) -> Result<Self, Error> {
         Ok(Self(match endpoint {
             Endpoint::Unix(path) if tls.is_some() => {
-                return Err(EndpointError::TlsOnUnix(path.clone()));
+                return Err(no_tls_on_unix(path));
             }
             Endpoint::Unix(path) => {
-                let (listener, file) = socket::listen(path)?;
+                let (listener, file) = socket::listen(path)
+                    .map_err(|error| Error::transparent(ErrorKind::CannotListen, error))?;
                 Kind::Unix {
                     listener,
                     _file: file,
@@ -222,9 +194,9 @@ impl Listener {
                     listener.set_nonblocking(true)?;
                     Ok(listener)
                 });
-                let listener = listener.map_err(|source| EndpointError::Listen {
-                    endpoint: endpoint.clone(),
-                    source,
+                let listener = listener.map_err(|source| {
+                    let message = format!("cannot listen on {endpoint}");
+                    Error::new(ErrorKind::CannotListen, message).because(source)
                 })?;
                 Kind::Tcp { listener, tls }
             }
@@ -235,7 +207,7 @@ impl Listener {
     /// be anybody until a read has given a byte.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] if nobody came for 50 ms, or is gone again; what the kernel says.
+    /// [`IoErrorKind::WouldBlock`] if nobody came for 50 ms, or is gone again; what the kernel says.
     pub fn accept(&self) -> io::Result<Stream> {
         let fd: BorrowedFd<'_> = match &self.0 {
             Kind::Unix { listener, .. } => listener.as_fd(),
@@ -296,7 +268,7 @@ mod tests {
     fn a_connection_that_broke_before_it_was_accepted_ends_no_wait() {
         for errno in [libc::ECONNABORTED, libc::EPROTO, libc::ENETUNREACH] {
             let error = of_the_listener(io::Error::from_raw_os_error(errno));
-            assert_eq!(error.kind(), ErrorKind::WouldBlock, "{errno}");
+            assert_eq!(error.kind(), IoErrorKind::WouldBlock, "{errno}");
         }
         let error = of_the_listener(io::Error::from_raw_os_error(libc::EMFILE));
         assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
@@ -315,7 +287,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("bellhop-endpoint-{}", std::process::id()));
         let endpoint = Endpoint::Unix(path.clone());
         let listener = Listener::bind(&endpoint, None).unwrap();
-        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert_eq!(
+            listener.accept().unwrap_err().kind(),
+            IoErrorKind::WouldBlock
+        );
         let mut source = connect(&endpoint, Duration::from_secs(1), None).unwrap();
         let mut arrived = listener.accept().unwrap();
         source.write_all(b"hello").unwrap();

@@ -4,8 +4,9 @@
 //! for a copy. Knows nothing of connections.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::convergence::Forecast;
 use super::error::Phase;
@@ -136,7 +137,7 @@ impl Progress {
     }
 
     fn change(&self, change: impl FnOnce(&mut Slow)) {
-        change(&mut self.slow.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.slow.lock());
     }
 
     fn done_pages(&self) -> u64 {
@@ -148,7 +149,7 @@ impl Progress {
     /// Everything, at this moment.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let slow = *self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+        let slow = *self.slow.lock();
         let done = self.done_pages().saturating_sub(slow.pages_before);
         Snapshot {
             phase: slow.phase,

@@ -11,12 +11,13 @@ mod tls;
 use std::io::{self, ErrorKind, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use vdpa::memory::GuestMemory;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _};
@@ -125,7 +126,7 @@ impl Guest {
             let mut random = 1_u64;
             while !end.load(Ordering::Relaxed) {
                 {
-                    let _writing = writing.lock().unwrap();
+                    let _writing = writing.lock();
                     if running.load(Ordering::SeqCst) {
                         random = random
                             .wrapping_mul(6_364_136_223_846_793_005)
@@ -182,7 +183,7 @@ impl SourceMachine for Guest {
     }
 
     fn stop(&mut self) -> Result<(), MachineError> {
-        let _writing = self.writing.lock().unwrap();
+        let _writing = self.writing.lock();
         self.running.store(false, Ordering::SeqCst);
         self.step("stop")
     }

@@ -14,16 +14,16 @@ pub(super) mod tests;
 
 use std::fmt;
 use std::net::TcpStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use bellhop_api::machine::TlsFiles;
 use rustls::client::Resumption;
-use rustls::pki_types::{InvalidDnsNameError, ServerName};
-use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::pki_types::ServerName;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 
-use crate::credentials::{self, Holder, PemError};
+use crate::Error;
+use crate::credentials::{self, Holder};
 
 pub use stream::{SessionError, TlsStream};
 
@@ -31,44 +31,9 @@ pub use stream::{SessionError, TlsStream};
 /// taken for this one.
 const PROTOCOL: &[u8] = b"bellhop-migration";
 
-/// Why there is no TLS.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// A file cannot be used.
-    #[error(transparent)]
-    Pem(#[from] PemError),
-    /// The other host's certificate cannot be checked.
-    #[error("certificates cannot be checked against {path}")]
-    Verifier {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: VerifierBuilderError,
-    },
-    /// Key and certificate are not of one kind, or not of one another.
-    #[error("the key {key} does not go with the certificate {certificate}")]
-    Key {
-        /// The key's file.
-        key: PathBuf,
-        /// The certificate's file.
-        certificate: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: rustls::Error,
-    },
-    /// A host that no certificate can be for.
-    #[error("no certificate can be for a host named {host:?}")]
-    Name {
-        /// The host.
-        host: String,
-        /// What is wrong.
-        #[source]
-        source: InvalidDnsNameError,
-    },
-    /// The library cannot do it.
-    #[error("TLS 1.3 cannot be set up")]
-    Protocol(#[source] rustls::Error),
+/// The library cannot do it.
+fn no_tls(source: rustls::Error) -> Error {
+    Error::tls("TLS 1.3 cannot be set up").because(source)
 }
 
 /// Certificates, read. Clones share them.
@@ -88,23 +53,26 @@ impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`TlsError`]: a file that others could have changed, a key that others can read, and what is no
-    /// certificate, no key, or not of one another. Whether a certificate is valid now, the other host says.
-    pub fn load(files: &TlsFiles) -> Result<Self, TlsError> {
+    /// [`Error`]: a file that others could have changed, a key that others can read, and what is no
+    /// certificate, no key, or not of one another. Whether a certificate is valid now, the other
+    /// host says.
+    pub fn load(files: &TlsFiles) -> Result<Self, Error> {
         let chain = credentials::certificates(&files.certificate, Holder::Service)?;
         let key = credentials::private_key(&files.key, Holder::Service)?;
         let authorities = credentials::authorities(&files.authority, Holder::Service)?;
         let authorities = Arc::new(authorities);
-        let unmatched = |source| TlsError::Key {
-            key: files.key.clone(),
-            certificate: files.certificate.clone(),
-            source,
+        let unmatched = |source: rustls::Error| {
+            let (key, certificate) = (files.key.display(), files.certificate.display());
+            Error::tls(format!(
+                "the key {key} does not go with the certificate {certificate}"
+            ))
+            .because(source)
         };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
 
         let mut client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(TlsError::Protocol)?
+            .map_err(no_tls)?
             .with_root_certificates(authorities.clone())
             .with_client_auth_cert(chain.clone(), key.clone_key())
             .map_err(unmatched)?;
@@ -113,13 +81,13 @@ impl Tls {
 
         let verifier = WebPkiClientVerifier::builder_with_provider(authorities, provider.clone())
             .build()
-            .map_err(|source| TlsError::Verifier {
-                path: files.authority.clone(),
-                source,
+            .map_err(|source| {
+                let path = files.authority.display();
+                Error::tls(format!("certificates cannot be checked against {path}")).because(source)
             })?;
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(TlsError::Protocol)?
+            .map_err(no_tls)?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain, key)
             .map_err(unmatched)?;
@@ -136,24 +104,23 @@ impl Tls {
     /// sent yet.
     ///
     /// # Errors
-    /// [`TlsError::Name`], [`TlsError::Protocol`].
-    pub(super) fn connect(&self, host: &str, socket: TcpStream) -> Result<TlsStream, TlsError> {
-        let name = ServerName::try_from(host.to_owned()).map_err(|source| TlsError::Name {
-            host: host.to_owned(),
-            source,
+    /// No certificate can be for such a host, or there is no TLS 1.3.
+    pub(super) fn connect(&self, host: &str, socket: TcpStream) -> Result<TlsStream, Error> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|source| {
+            Error::tls(format!("no certificate can be for a host named {host:?}")).because(source)
         })?;
         let session = ClientConnection::new(self.client.clone(), name);
-        let session = Connection::Client(session.map_err(TlsError::Protocol)?);
+        let session = Connection::Client(session.map_err(no_tls)?);
         Ok(TlsStream::new(session, socket))
     }
 
     /// The destination's side of a connection. Nothing is read yet.
     ///
     /// # Errors
-    /// [`TlsError::Protocol`].
-    pub(super) fn accept(&self, socket: TcpStream) -> Result<TlsStream, TlsError> {
+    /// There is no TLS 1.3.
+    pub(super) fn accept(&self, socket: TcpStream) -> Result<TlsStream, Error> {
         let session = ServerConnection::new(self.server.clone());
-        let session = Connection::Server(session.map_err(TlsError::Protocol)?);
+        let session = Connection::Server(session.map_err(no_tls)?);
         Ok(TlsStream::new(session, socket))
     }
 }

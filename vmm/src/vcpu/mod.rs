@@ -46,26 +46,24 @@ mod xsave;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use devices::bus::Bus;
 use kvm_bindings::{CpuId, kvm_cpuid_entry2, kvm_msr_entry, kvm_regs, kvm_sregs};
 use kvm_ioctls::VmFd;
+use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use crate::Error;
 use crate::config::HostCpus;
 use crate::kvm::cpuid::{Processor, guest_cpuid};
 use crate::kvm::pre_fault::PreFault;
 use crate::kvm::statistics::Statistics;
-use crate::kvm::{Hypervisor, KvmError, Vm};
+use crate::kvm::{Hypervisor, Vm};
 use state::InitialState;
 use thread::{Vcpu, VcpuThread};
 
-pub use saved::{
-    CpuidError, CpuidLeaf, MsrError, MsrState, TscError, TscState, VcpuState, VcpuStateError,
-    XsaveError,
-};
+pub use saved::{CpuidLeaf, MsrState, TscState, VcpuState};
 
 /// The address spaces that a vCPU's exits go to.
 #[derive(Debug, Clone)]
@@ -100,71 +98,6 @@ impl FaultHandler for () {
     fn memory_fault(&self, _guest_address: Option<u64>) -> bool {
         false
     }
-}
-
-/// Why the vCPUs could not be made or steered.
-#[derive(Debug, thiserror::Error)]
-pub enum VcpuError {
-    /// KVM refused.
-    #[error("vCPU {index} cannot be set up")]
-    Kvm {
-        /// Which vCPU.
-        index: u8,
-        /// Which step failed.
-        #[source]
-        source: KvmError,
-    },
-    /// Something of the host around KVM refused.
-    #[error("vCPU {index}: {what} failed")]
-    Host {
-        /// Which vCPU.
-        index: u8,
-        /// Which step failed.
-        what: &'static str,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// Its thread cannot run where it was told to.
-    #[error(
-        "vCPU {index} cannot run on CPUs {cpus}; the cgroup of this process (cpuset.cpus) may not have \
-         all of them"
-    )]
-    Affinity {
-        /// Which vCPU.
-        index: u8,
-        /// Where it is to run.
-        cpus: HostCpus,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// More CPUID leaves than KVM takes.
-    #[error("the guest's CPUID has {0} leaves, more than KVM takes")]
-    CpuidSize(usize),
-    /// The vCPUs run (or one ended) and the request needs them parked.
-    #[error("vCPU {0} is not paused")]
-    NotPaused(u8),
-    /// A saved machine has another number of vCPUs.
-    #[error("{saved} vCPUs were saved and this machine has {here}: give it as many as it had")]
-    Count {
-        /// How many were saved.
-        saved: usize,
-        /// How many there are here.
-        here: usize,
-    },
-    /// A saved vCPU was refused.
-    #[error("the saved state of vCPU {index} is refused")]
-    State {
-        /// Which vCPU.
-        index: u8,
-        /// Why.
-        #[source]
-        source: Box<VcpuStateError>,
-    },
-    /// There are no vCPUs, so none can boot.
-    #[error("the machine has no vCPU")]
-    None,
 }
 
 /// Why a vCPU cannot go on. The guest is lost.
@@ -255,7 +188,7 @@ struct Reports {
 
 impl Reports {
     fn put(&self, report: VcpuReport) {
-        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut first = self.first.lock();
         if first.is_none() {
             *first = Some(report);
         } else {
@@ -265,6 +198,15 @@ impl Reports {
             tracing::error!(%error, "a vCPU's failure could not be announced");
         }
     }
+}
+
+/// KVM refused a step of setting a vCPU up.
+fn not_set_up(index: u8) -> impl FnOnce(Error) -> Error {
+    move |source| Error::host(format!("vCPU {index} cannot be set up")).because(source)
+}
+
+fn no_vcpu() -> Error {
+    Error::host("the machine has no vCPU")
 }
 
 /// All vCPUs of a machine. Dropping it ends and joins their threads.
@@ -286,8 +228,7 @@ impl Vcpus {
     /// `faults` is asked about memory faults of the guest.
     ///
     /// # Errors
-    /// [`VcpuError::Kvm`], [`VcpuError::Host`], [`VcpuError::Affinity`] or
-    /// [`VcpuError::CpuidSize`].
+    /// KVM or the host refuses, or the threads cannot run where they are to.
     pub fn new(
         hypervisor: &Hypervisor,
         vm: &Vm,
@@ -296,16 +237,11 @@ impl Vcpus {
         affinity: &[HostCpus],
         buses: &Buses,
         faults: &Arc<dyn FaultHandler>,
-    ) -> Result<Self, VcpuError> {
-        let shared = |source| VcpuError::Kvm { index: 0, source };
-        let mut msr_indices = msrs::all(hypervisor.msr_indices().map_err(shared)?);
+    ) -> Result<Self, Error> {
+        let mut msr_indices = msrs::all(hypervisor.msr_indices().map_err(not_set_up(0))?);
         msr_indices.retain(|&index| msrs::belongs(index, shown));
-        let event =
-            EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|source| VcpuError::Host {
-                index: 0,
-                what: "eventfd",
-                source,
-            })?;
+        let event = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)
+            .map_err(Error::failed("vCPU 0: eventfd"))?;
         let reports = Arc::new(Reports {
             first: Mutex::default(),
             event,
@@ -315,7 +251,6 @@ impl Vcpus {
         // made close together.
         let mut created = Vec::with_capacity(count.into());
         for index in 0..count {
-            let failed = |source| VcpuError::Kvm { index, source };
             let leaves = guest_cpuid(
                 shown,
                 Processor {
@@ -323,26 +258,28 @@ impl Vcpus {
                     count,
                 },
             );
-            let cpuid =
-                CpuId::from_entries(&leaves).map_err(|_| VcpuError::CpuidSize(leaves.len()))?;
+            let cpuid = CpuId::from_entries(&leaves).map_err(|_| {
+                let count = leaves.len();
+                Error::host(format!(
+                    "the guest's CPUID has {count} leaves, more than KVM takes"
+                ))
+            })?;
             let fd = vm
                 .fd()
                 .create_vcpu(index.into())
-                .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))
-                .map_err(failed)?;
+                .map_err(Error::failed("KVM_CREATE_VCPU"))
+                .map_err(not_set_up(index))?;
             fd.set_cpuid2(&cpuid)
-                .map_err(KvmError::ioctl("KVM_SET_CPUID2"))
-                .map_err(failed)?;
+                .map_err(Error::failed("KVM_SET_CPUID2"))
+                .map_err(not_set_up(index))?;
             created.push((fd, leaves));
         }
         let mut threads = Vec::with_capacity(created.len());
         let mut statistics = Vec::with_capacity(created.len());
         for (index, (fd, cpuid)) in (0..count).zip(created) {
             // Now or never: while a vCPU runs, its descriptor answers nothing.
-            statistics
-                .extend(Statistics::open(&fd).map_err(|source| VcpuError::Kvm { index, source })?);
-            let initial = InitialState::capture(&fd, &msr_indices)
-                .map_err(|source| VcpuError::Kvm { index, source })?;
+            statistics.extend(Statistics::open(&fd).map_err(not_set_up(index))?);
+            let initial = InitialState::capture(&fd, &msr_indices).map_err(not_set_up(index))?;
             threads.push(VcpuThread::spawn(
                 index,
                 affinity.get(usize::from(index)).cloned(),
@@ -383,8 +320,8 @@ impl Vcpus {
     /// (before Linux 6.11).
     ///
     /// # Errors
-    /// [`VcpuError::NotPaused`] or [`VcpuError::Kvm`]: no descriptor is left.
-    pub fn pre_fault(&self) -> Result<Option<PreFault>, VcpuError> {
+    /// A vCPU is not paused, or KVM refuses: no descriptor is left.
+    pub fn pre_fault(&self) -> Result<Option<PreFault>, Error> {
         if !PreFault::is_supported(&self.vm) {
             return Ok(None);
         }
@@ -400,8 +337,8 @@ impl Vcpus {
     /// failures are forgotten.
     ///
     /// # Errors
-    /// [`VcpuError::NotPaused`] or [`VcpuError::Kvm`].
-    pub fn reset(&self) -> Result<(), VcpuError> {
+    /// A vCPU is not paused, or KVM refuses.
+    pub fn reset(&self) -> Result<(), Error> {
         for thread in &self.threads {
             thread.with_parked(|fd, initial| initial.restore(fd))?;
         }
@@ -413,9 +350,9 @@ impl Vcpus {
     /// gives them (what firmware would have set).
     ///
     /// # Errors
-    /// [`VcpuError::NotPaused`] or [`VcpuError::Kvm`]. An MSR that the host does
+    /// A vCPU is not paused, or KVM refuses. An MSR that the host does
     /// not know is left out, with a line in the log.
-    pub fn set_msrs(&self, values: &[kvm_msr_entry]) -> Result<(), VcpuError> {
+    pub fn set_msrs(&self, values: &[kvm_msr_entry]) -> Result<(), Error> {
         for thread in &self.threads {
             thread.with_parked(|fd, _| msrs::write(fd, values))?;
         }
@@ -426,19 +363,19 @@ impl Vcpus {
     /// registers that power-on gave it.
     ///
     /// # Errors
-    /// [`VcpuError::None`], [`VcpuError::NotPaused`] or [`VcpuError::Kvm`].
+    /// There is no vCPU, it is not paused, or KVM refuses.
     pub fn set_entry(
         &self,
         regs: &kvm_regs,
         special: impl FnOnce(&mut kvm_sregs),
-    ) -> Result<(), VcpuError> {
-        let boot = self.threads.first().ok_or(VcpuError::None)?;
+    ) -> Result<(), Error> {
+        let boot = self.threads.first().ok_or_else(no_vcpu)?;
         boot.with_parked(|fd, _| {
-            let mut sregs = fd.get_sregs().map_err(KvmError::ioctl("KVM_GET_SREGS"))?;
+            let mut sregs = fd.get_sregs().map_err(Error::failed("KVM_GET_SREGS"))?;
             special(&mut sregs);
             fd.set_sregs(&sregs)
-                .map_err(KvmError::ioctl("KVM_SET_SREGS"))?;
-            fd.set_regs(regs).map_err(KvmError::ioctl("KVM_SET_REGS"))
+                .map_err(Error::failed("KVM_SET_SREGS"))?;
+            fd.set_regs(regs).map_err(Error::failed("KVM_SET_REGS"))
         })
     }
 
@@ -447,13 +384,11 @@ impl Vcpus {
     /// KVM_GET_STATS_FD). Works while they run. Empty on kernels before Linux 5.14.
     ///
     /// # Errors
-    /// [`VcpuError::Kvm`].
-    pub fn statistics(&self) -> Result<BTreeMap<String, u64>, VcpuError> {
+    /// KVM refuses.
+    pub fn statistics(&self) -> Result<BTreeMap<String, u64>, Error> {
         let mut sums = BTreeMap::new();
         for (index, statistics) in (0u8..).zip(&self.statistics) {
-            let values = statistics
-                .read()
-                .map_err(|source| VcpuError::Kvm { index, source })?;
+            let values = statistics.read().map_err(not_set_up(index))?;
             for (name, value) in values {
                 let sum: &mut u64 = sums.entry(name).or_default();
                 *sum = sum.saturating_add(value);
@@ -472,20 +407,12 @@ impl Vcpus {
     /// failed before it parks.
     #[must_use]
     pub fn failure(&self) -> Option<VcpuReport> {
-        self.reports
-            .first
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.reports.first.lock().clone()
     }
 
     /// Takes the first failure since the last call; later ones are in the log.
     pub fn take_report(&self) -> Option<VcpuReport> {
-        let mut first = self
-            .reports
-            .first
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut first = self.reports.first.lock();
         // Only says that there is something to take.
         let _ = self.reports.event.read();
         first.take()
@@ -545,6 +472,6 @@ mod tests {
             });
         }
         assert_eq!(reports.event.read().unwrap(), 2);
-        assert_eq!(reports.first.lock().unwrap().as_ref().unwrap().index, 1);
+        assert_eq!(reports.first.lock().as_ref().unwrap().index, 1);
     }
 }

@@ -15,7 +15,7 @@ use kvm_bindings::{KVM_MAX_MSR_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_msr_entry};
 use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
-use crate::kvm::KvmError;
+use crate::Error;
 use crate::kvm::cpuid::compatible::{self, Register};
 
 /// IA32_TIME_STAMP_COUNTER.
@@ -69,36 +69,6 @@ pub struct MsrState {
     pub value: u64,
 }
 
-/// Why saved MSRs were refused.
-#[derive(Debug, thiserror::Error)]
-pub enum MsrError {
-    /// No program of this kind saves that MSR.
-    #[error("MSR {0:#x} does not belong into a saved vCPU")]
-    NotState(u32),
-    /// This host's KVM has no such MSR.
-    #[error(
-        "MSR {index:#x} is {value:#x} and does not exist on this host: restore on the kind of host that \
-         it was saved on, or on a newer kernel"
-    )]
-    Unknown {
-        /// Its index.
-        index: u32,
-        /// The saved value.
-        value: u64,
-    },
-    /// This host's KVM does not take the value.
-    #[error("this host refuses the value {value:#x} of MSR {index:#x}")]
-    Refused {
-        /// Its index.
-        index: u32,
-        /// The saved value.
-        value: u64,
-    },
-    /// An ioctl failed.
-    #[error("the MSRs cannot be transferred")]
-    Kvm(#[source] KvmError),
-}
-
 /// All MSRs of a vCPU's power-on state: those that KVM lists, and those that it forgets.
 /// Which of them a host has shows when they are read.
 pub(super) fn all(listed: Vec<u32>) -> Vec<u32> {
@@ -135,7 +105,7 @@ fn is_state(index: u32) -> bool {
 }
 
 /// Reads what goes into a saved vCPU; `power_on` has the MSRs that this host knows.
-pub(super) fn save(fd: &VcpuFd, power_on: &[kvm_msr_entry]) -> Result<Vec<MsrState>, KvmError> {
+pub(super) fn save(fd: &VcpuFd, power_on: &[kvm_msr_entry]) -> Result<Vec<MsrState>, Error> {
     let wanted: Vec<kvm_msr_entry> = power_on
         .iter()
         .filter(|msr| is_state(msr.index))
@@ -152,17 +122,18 @@ pub(super) fn save(fd: &VcpuFd, power_on: &[kvm_msr_entry]) -> Result<Vec<MsrSta
 /// Which of the saved MSRs are to be written here, in the order in which they are written.
 ///
 /// # Errors
-/// [`MsrError::NotState`] and [`MsrError::Unknown`].
+/// An MSR that no program of this kind saves, or that does not exist here.
 pub(super) fn select(
     saved: &[MsrState],
     power_on: &[kvm_msr_entry],
-) -> Result<Vec<kvm_msr_entry>, MsrError> {
+) -> Result<Vec<kvm_msr_entry>, Error> {
     let mut known: Vec<u32> = power_on.iter().map(|msr| msr.index).collect();
     known.sort_unstable();
     let mut selected = Vec::with_capacity(saved.len());
     for &MsrState { index, value } in saved {
         if !is_state(index) {
-            return Err(MsrError::NotState(index));
+            let message = format!("MSR {index:#x} does not belong into a saved vCPU");
+            return Err(Error::host(message));
         }
         if known.binary_search(&index).is_ok() {
             selected.push(kvm_msr_entry {
@@ -171,7 +142,10 @@ pub(super) fn select(
                 ..Default::default()
             });
         } else if value != 0 && !DISPENSABLE.contains(&index) {
-            return Err(MsrError::Unknown { index, value });
+            return Err(Error::host(format!(
+                "MSR {index:#x} is {value:#x} and does not exist on this host: restore on the kind \
+                 of host that it was saved on, or on a newer kernel"
+            )));
         }
         // Else the guest has never used what a newer or older KVM would have here.
     }
@@ -183,28 +157,29 @@ pub(super) fn select(
 /// Writes what [`select`] gave, as far as it differs from what is there.
 ///
 /// # Errors
-/// [`MsrError::Refused`] and [`MsrError::Kvm`].
-pub(super) fn restore(fd: &VcpuFd, selected: &[kvm_msr_entry]) -> Result<(), MsrError> {
-    let changed = changed(fd, selected).map_err(MsrError::Kvm)?;
+/// The host does not take a value, or an ioctl failed.
+pub(super) fn restore(fd: &VcpuFd, selected: &[kvm_msr_entry]) -> Result<(), Error> {
+    let failed = |source| Error::host("the MSRs cannot be transferred").because(source);
+    let changed = changed(fd, selected).map_err(failed)?;
     let write = |batch: &mut Msrs| {
         fd.set_msrs(batch)
-            .map_err(KvmError::ioctl("KVM_SET_MSRS"))
-            .map_err(MsrError::Kvm)
+            .map_err(Error::failed("KVM_SET_MSRS"))
+            .map_err(failed)
     };
     each_batch(&changed, write, |msr| {
         if DISPENSABLE.contains(&msr.index) {
             log_left_out(msr);
             return Ok(());
         }
-        Err(MsrError::Refused {
-            index: msr.index,
-            value: msr.data,
-        })
+        Err(Error::host(format!(
+            "this host refuses the value {:#x} of MSR {:#x}",
+            msr.data, msr.index
+        )))
     })
 }
 
 /// Reads those of `indices` that can be read.
-pub(super) fn read(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, KvmError> {
+pub(super) fn read(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, Error> {
     let wanted: Vec<kvm_msr_entry> = indices
         .iter()
         .map(|&index| kvm_msr_entry {
@@ -216,24 +191,24 @@ pub(super) fn read(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, K
 }
 
 /// The value that one MSR has now; `None` if it can't be read.
-pub(super) fn read_one(fd: &VcpuFd, index: u32) -> Result<Option<u64>, KvmError> {
+pub(super) fn read_one(fd: &VcpuFd, index: u32) -> Result<Option<u64>, Error> {
     Ok(read(fd, &[index])?.first().map(|msr| msr.data))
 }
 
 /// Writes `msrs` in order; those that the host does not take are left out.
-pub(super) fn write(fd: &VcpuFd, msrs: &[kvm_msr_entry]) -> Result<(), KvmError> {
+pub(super) fn write(fd: &VcpuFd, msrs: &[kvm_msr_entry]) -> Result<(), Error> {
     each_batch(
         msrs,
-        |batch| fd.set_msrs(batch).map_err(KvmError::ioctl("KVM_SET_MSRS")),
+        |batch| fd.set_msrs(batch).map_err(Error::failed("KVM_SET_MSRS")),
         left_out,
     )
 }
 
 /// The values that the MSRs in `wanted` have now.
-fn current(fd: &VcpuFd, wanted: &[kvm_msr_entry]) -> Result<Vec<kvm_msr_entry>, KvmError> {
+fn current(fd: &VcpuFd, wanted: &[kvm_msr_entry]) -> Result<Vec<kvm_msr_entry>, Error> {
     let mut found = Vec::with_capacity(wanted.len());
     let transfer = |msrs: &mut Msrs| {
-        let done = fd.get_msrs(msrs).map_err(KvmError::ioctl("KVM_GET_MSRS"))?;
+        let done = fd.get_msrs(msrs).map_err(Error::failed("KVM_GET_MSRS"))?;
         found.extend(msrs.as_slice().iter().take(done));
         Ok(done)
     };
@@ -244,10 +219,7 @@ fn current(fd: &VcpuFd, wanted: &[kvm_msr_entry]) -> Result<Vec<kvm_msr_entry>, 
 /// Those of `wanted` that have another value now (the TSC always has). The others need no
 /// write, and some hosts complain in their log about a write even of the
 /// value that is there.
-pub(super) fn changed(
-    fd: &VcpuFd,
-    wanted: &[kvm_msr_entry],
-) -> Result<Vec<kvm_msr_entry>, KvmError> {
+pub(super) fn changed(fd: &VcpuFd, wanted: &[kvm_msr_entry]) -> Result<Vec<kvm_msr_entry>, Error> {
     let now = current(fd, wanted)?;
     Ok(differing(wanted, &now))
 }
@@ -270,7 +242,7 @@ fn log_left_out(msr: &kvm_msr_entry) {
     tracing::debug!(index = format_args!("{:#x}", msr.index), "MSR left out");
 }
 
-fn left_out<E>(msr: &kvm_msr_entry) -> Result<(), E> {
+fn left_out(msr: &kvm_msr_entry) -> Result<(), Error> {
     log_left_out(msr);
     Ok(())
 }
@@ -278,11 +250,11 @@ fn left_out<E>(msr: &kvm_msr_entry) -> Result<(), E> {
 /// Calls `transfer` until every entry was offered. KVM stops at the first MSR
 /// that it doesn't take (one that is read-only on this host, say): `refused` decides
 /// whether that one is left out and the rest goes on.
-fn each_batch<E>(
+fn each_batch(
     entries: &[kvm_msr_entry],
-    mut transfer: impl FnMut(&mut Msrs) -> Result<usize, E>,
-    mut refused: impl FnMut(&kvm_msr_entry) -> Result<(), E>,
-) -> Result<(), E> {
+    mut transfer: impl FnMut(&mut Msrs) -> Result<usize, Error>,
+    mut refused: impl FnMut(&kvm_msr_entry) -> Result<(), Error>,
+) -> Result<(), Error> {
     let mut rest = entries;
     while !rest.is_empty() {
         let batch = rest.get(..KVM_MAX_MSR_ENTRIES).unwrap_or(rest);
@@ -324,7 +296,7 @@ mod tests {
                 let good = msrs.as_slice().iter().take_while(|msr| msr.index % 7 != 3);
                 let before = taken.len();
                 taken.extend(good.map(|msr| msr.index));
-                Ok::<_, KvmError>(taken.len() - before)
+                Ok(taken.len() - before)
             };
             each_batch(&entries(count), transfer, left_out).unwrap();
             let expected: Vec<u32> = (0..count).filter(|index| index % 7 != 3).collect();
@@ -334,8 +306,9 @@ mod tests {
 
     #[test]
     fn a_refusal_can_end_the_transfer() {
-        let result = each_batch(&entries(5), |_| Ok(2), |msr| Err(msr.index));
-        assert_eq!(result, Err(2));
+        let refused = |msr: &kvm_msr_entry| Err(Error::host(msr.index.to_string()));
+        let error = each_batch(&entries(5), |_| Ok(2), refused).unwrap_err();
+        assert_eq!(error.to_string(), "2");
     }
 
     #[test]
@@ -360,7 +333,7 @@ mod tests {
 
     #[test]
     fn a_transfer_that_claims_too_much_ends() {
-        each_batch(&entries(300), |_| Ok::<_, KvmError>(usize::MAX), left_out).unwrap();
+        each_batch(&entries(300), |_| Ok(usize::MAX), left_out).unwrap();
     }
 
     #[test]
@@ -399,16 +372,20 @@ mod tests {
         let selected = select(&saved(&[(3, 7), (0x100, 0), (0x8b, 5), (1, 0)]), &here).unwrap();
         let selected: Vec<_> = selected.iter().map(|msr| (msr.index, msr.data)).collect();
         assert_eq!(selected, [(3, 7), (1, 0)]);
-        assert!(matches!(
-            select(&saved(&[(0x100, 1)]), &here),
-            Err(MsrError::Unknown {
-                index: 0x100,
-                value: 1
-            })
-        ));
+        let error = select(&saved(&[(0x100, 1)]), &here)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("MSR 0x100 is 0x1 and does not exist"),
+            "{error}"
+        );
         for index in [MSR_TSC, 0x11, 0x480, 0x4000_0000, 0x4b56_4d00] {
             let result = select(&saved(&[(index, 0)]), &entries(0x20));
-            assert!(matches!(result, Err(MsrError::NotState(found)) if found == index));
+            let error = result.unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("MSR {index:#x} does not belong")),
+                "{error}"
+            );
         }
         let with_deadline = [
             kvm_msr_entry {

@@ -9,7 +9,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
 use super::VcpuFailure;
-use crate::kvm::KvmError;
+use crate::Error;
 
 /// Where a processor begins after a reset (Intel SDM volume 3, 11.1.4; AMD APM volume 2, 14.1.3).
 const RESET_RIP: u64 = 0xfff0;
@@ -35,10 +35,10 @@ struct Registers {
 }
 
 impl Registers {
-    fn read(fd: &VcpuFd) -> Result<Self, KvmError> {
+    fn read(fd: &VcpuFd) -> Result<Self, Error> {
         Ok(Self {
-            general: fd.get_regs().map_err(KvmError::ioctl("KVM_GET_REGS"))?,
-            special: fd.get_sregs().map_err(KvmError::ioctl("KVM_GET_SREGS"))?,
+            general: fd.get_regs().map_err(Error::failed("KVM_GET_REGS"))?,
+            special: fd.get_sregs().map_err(Error::failed("KVM_GET_SREGS"))?,
         })
     }
 

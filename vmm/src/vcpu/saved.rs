@@ -49,14 +49,13 @@ use serde::{Deserialize, Serialize};
 
 use super::thread::Vcpu;
 use super::tsc::{self, Tscs};
-use super::{VcpuError, Vcpus, msrs, xsave};
+use super::{Vcpus, msrs, no_vcpu, not_set_up, xsave};
+use crate::Error;
 use crate::kvm::cpuid::{baseline, compatible};
-use crate::kvm::{KvmError, uapi_bytes};
+use crate::kvm::uapi_bytes;
 
-pub use super::msrs::{MsrError, MsrState};
-pub use super::tsc::{TscError, TscState};
-pub use super::xsave::XsaveError;
-pub use crate::kvm::cpuid::compatible::CpuidError;
+pub use super::msrs::MsrState;
+pub use super::tsc::TscState;
 
 /// More MSRs than any KVM has (about 300 with all machine-check banks).
 const MAX_MSRS: usize = 1024;
@@ -136,33 +135,12 @@ pub struct VcpuState {
     pub msrs: Vec<MsrState>,
 }
 
-/// Why a saved vCPU was refused. Nothing has been changed then, but for
-/// [`VcpuStateError::Msr`], which may come in the middle of a restore.
-#[derive(Debug, thiserror::Error)]
-pub enum VcpuStateError {
-    /// It was another processor.
-    #[error("the guest cannot run on this host's processor")]
-    Cpuid(#[source] CpuidError),
-    /// The XSAVE area does not fit.
-    #[error("the XSAVE area cannot be taken")]
-    Xsave(#[source] XsaveError),
-    /// The TSC does not fit.
-    #[error("the time stamp counter cannot be taken")]
-    Tsc(#[source] TscError),
-    /// More MSRs than there can be.
-    #[error("{0} MSRs: there are at most 1024")]
-    TooManyMsrs(usize),
-    /// An MSR cannot be had here.
-    #[error("the model-specific registers cannot be taken")]
-    Msr(#[source] MsrError),
-}
-
 impl VcpuState {
     /// Whether the guest can go on where it would be told `here`; see [`compatible::check`].
     ///
     /// # Errors
-    /// [`CpuidError`], naming what stands against it.
-    pub fn check_cpuid(&self, here: &[kvm_cpuid_entry2]) -> Result<(), CpuidError> {
+    /// [`Error`], naming what stands against it.
+    pub fn check_cpuid(&self, here: &[kvm_cpuid_entry2]) -> Result<(), Error> {
         compatible::check(&self.cpuid_entries(), here)
     }
 
@@ -171,16 +149,17 @@ impl VcpuState {
     }
 
     /// Everything that can be said before anything is changed.
-    fn check(&self, vcpu: &Vcpu, xsave_len: usize) -> Result<(), VcpuStateError> {
-        self.check_cpuid(&vcpu.cpuid)
-            .map_err(VcpuStateError::Cpuid)?;
-        xsave::check(&self.xsave, xsave_len).map_err(VcpuStateError::Xsave)?;
+    fn check(&self, vcpu: &Vcpu, xsave_len: usize) -> Result<(), Error> {
+        self.check_cpuid(&vcpu.cpuid).map_err(other_processor)?;
+        xsave::check(&self.xsave, xsave_len)
+            .map_err(|source| Error::host("the XSAVE area cannot be taken").because(source))?;
         if self.msrs.len() > MAX_MSRS {
-            return Err(VcpuStateError::TooManyMsrs(self.msrs.len()));
+            let message = format!("{} MSRs: there are at most {MAX_MSRS}", self.msrs.len());
+            return Err(Error::host(message));
         }
         msrs::select(&self.msrs, vcpu.initial.msrs())
             .map(drop)
-            .map_err(VcpuStateError::Msr)
+            .map_err(no_msrs)
     }
 }
 
@@ -190,14 +169,13 @@ impl Vcpus {
     /// Devices that may still raise interrupts should be at rest before: what they raise later is lost.
     ///
     /// # Errors
-    /// [`VcpuError::NotPaused`] or [`VcpuError::Kvm`].
-    pub fn save(&self) -> Result<Vec<VcpuState>, VcpuError> {
-        let kvm = |index| move |source| VcpuError::Kvm { index, source };
-        let xsave_len = xsave::len(&self.vm).map_err(kvm(0))?;
+    /// A vCPU is not paused, or KVM refuses.
+    pub fn save(&self) -> Result<Vec<VcpuState>, Error> {
+        let xsave_len = xsave::len(&self.vm).map_err(not_set_up(0))?;
         let mut states = Vec::with_capacity(self.threads.len());
         for (index, thread) in (0..).zip(&self.threads) {
             let state = thread.with_vcpu(|vcpu| save(vcpu, &self.vm, xsave_len))?;
-            states.push(state.map_err(kvm(index))?);
+            states.push(state.map_err(not_set_up(index))?);
         }
         Ok(states)
     }
@@ -205,59 +183,46 @@ impl Vcpus {
     /// What the guest was told of its first processor. The vCPUs are parked.
     ///
     /// # Errors
-    /// [`VcpuError::NotPaused`], [`VcpuError::None`].
-    pub fn cpuid(&self) -> Result<Vec<CpuidLeaf>, VcpuError> {
-        let first = self.threads.first().ok_or(VcpuError::None)?;
+    /// A vCPU is not paused, or there is none.
+    pub fn cpuid(&self) -> Result<Vec<CpuidLeaf>, Error> {
+        let first = self.threads.first().ok_or_else(no_vcpu)?;
         first.with_vcpu(|vcpu| vcpu.cpuid.iter().map(CpuidLeaf::from).collect())
     }
 
     /// Whether a guest that was told this of its first processor can go on here. The vCPUs are parked.
     ///
     /// # Errors
-    /// As [`Vcpus::cpuid`]; [`VcpuError::State`], naming what stands against it.
-    pub fn check_cpuid(&self, told: &[CpuidLeaf]) -> Result<(), VcpuError> {
-        let first = self.threads.first().ok_or(VcpuError::None)?;
+    /// As [`Vcpus::cpuid`]; or an error naming what stands against it.
+    pub fn check_cpuid(&self, told: &[CpuidLeaf]) -> Result<(), Error> {
+        let first = self.threads.first().ok_or_else(no_vcpu)?;
         let told: Vec<kvm_cpuid_entry2> = told.iter().map(kvm_cpuid_entry2::from).collect();
         let checked = first.with_vcpu(|vcpu| compatible::check(&told, &vcpu.cpuid))?;
-        checked.map_err(|source| VcpuError::State {
-            index: 0,
-            source: Box::new(VcpuStateError::Cpuid(source)),
-        })
+        checked.map_err(other_processor).map_err(refused(0))
     }
 
     /// Whether [`Vcpus::restore`] would take the states, as far as that can be said without
     /// changing anything: their number, the processor, lengths, MSRs, the TSC's frequency.
     ///
     /// # Errors
-    /// [`VcpuError::NotPaused`], [`VcpuError::Count`], [`VcpuError::State`] or [`VcpuError::Kvm`].
-    pub fn check(&self, states: &[VcpuState]) -> Result<(), VcpuError> {
+    /// A vCPU is not paused, a state is refused, or KVM refuses.
+    pub fn check(&self, states: &[VcpuState]) -> Result<(), Error> {
         self.checked(states).map(drop)
     }
 
-    fn checked(&self, states: &[VcpuState]) -> Result<Option<Tscs>, VcpuError> {
+    fn checked(&self, states: &[VcpuState]) -> Result<Option<Tscs>, Error> {
         if states.len() != self.threads.len() {
-            return Err(VcpuError::Count {
-                saved: states.len(),
-                here: self.threads.len(),
-            });
+            let (saved, here) = (states.len(), self.threads.len());
+            return Err(Error::host(format!(
+                "{saved} vCPUs were saved and this machine has {here}: give it as many as it had"
+            )));
         }
-        let xsave_len =
-            xsave::len(&self.vm).map_err(|source| VcpuError::Kvm { index: 0, source })?;
+        let xsave_len = xsave::len(&self.vm).map_err(not_set_up(0))?;
         let tscs: Vec<TscState> = states.iter().map(|state| state.tsc).collect();
-        let refused = |index| {
-            move |source| VcpuError::State {
-                index,
-                source: Box::new(source),
-            }
-        };
-        let tscs = Tscs::new(&tscs)
-            .map_err(VcpuStateError::Tsc)
-            .map_err(refused(0))?;
+        let tscs = Tscs::new(&tscs).map_err(no_tsc).map_err(refused(0))?;
         for ((index, thread), state) in (0..).zip(&self.threads).zip(states) {
             let checked = thread.with_vcpu(|vcpu| {
                 if let Some(tscs) = &tscs {
-                    tscs.check_frequency(&vcpu.fd, &self.vm)
-                        .map_err(VcpuStateError::Tsc)?;
+                    tscs.check_frequency(&vcpu.fd, &self.vm).map_err(no_tsc)?;
                 }
                 state.check(vcpu, xsave_len)
             })?;
@@ -272,20 +237,18 @@ impl Vcpus {
     /// guest keeps the processor that it knows, also on a newer one.
     ///
     /// # Errors
-    /// As [`Vcpus::check`], before anything is changed. After that [`VcpuError::Kvm`], if KVM
-    /// refuses what a register holds, and [`VcpuError::State`] for an MSR: then the vCPUs are
-    /// to be reset or dropped.
-    pub fn restore(&self, states: &[VcpuState]) -> Result<(), VcpuError> {
+    /// As [`Vcpus::check`], before anything is changed. After that if KVM refuses what a register
+    /// or an MSR holds: then the vCPUs are to be reset or dropped.
+    pub fn restore(&self, states: &[VcpuState]) -> Result<(), Error> {
         let tscs = self.checked(states)?;
-        let xsave_len =
-            xsave::len(&self.vm).map_err(|source| VcpuError::Kvm { index: 0, source })?;
+        let xsave_len = xsave::len(&self.vm).map_err(not_set_up(0))?;
         for ((index, thread), state) in (0..).zip(&self.threads).zip(states) {
             let done = thread.with_vcpu(|vcpu| {
                 set_cpuid(vcpu, state)?;
                 tscs.as_ref()
                     .map_or(Ok(()), |tscs| tscs.restore_frequency(&vcpu.fd))
             })?;
-            done.map_err(|source| VcpuError::Kvm { index, source })?;
+            done.map_err(not_set_up(index))?;
         }
         if let Some(tscs) = &tscs {
             self.restore_tscs(tscs)?;
@@ -296,7 +259,7 @@ impl Vcpus {
         Ok(())
     }
 
-    fn restore_tscs(&self, tscs: &Tscs) -> Result<(), VcpuError> {
+    fn restore_tscs(&self, tscs: &Tscs) -> Result<(), Error> {
         let mut offset = None;
         for (index, thread) in (0..).zip(&self.threads) {
             let done = thread.with_vcpu(|vcpu| {
@@ -305,57 +268,72 @@ impl Vcpus {
                 }
                 tscs.restore(&vcpu.fd, &self.vm, index.into(), offset)
             })?;
-            done.map_err(|source| VcpuError::Kvm { index, source })?;
+            done.map_err(not_set_up(index))?;
         }
         Ok(())
     }
 }
 
-fn save(vcpu: &Vcpu, vm: &VmFd, xsave_len: usize) -> Result<VcpuState, KvmError> {
+/// The saved state of a vCPU is refused.
+fn refused(index: u8) -> impl FnOnce(Error) -> Error {
+    move |source| Error::host(format!("the saved state of vCPU {index} is refused")).because(source)
+}
+
+fn other_processor(source: Error) -> Error {
+    Error::host("the guest cannot run on this host's processor").because(source)
+}
+
+fn no_tsc(source: Error) -> Error {
+    Error::host("the time stamp counter cannot be taken").because(source)
+}
+
+fn no_msrs(source: Error) -> Error {
+    Error::host("the model-specific registers cannot be taken").because(source)
+}
+
+fn save(vcpu: &Vcpu, vm: &VmFd, xsave_len: usize) -> Result<VcpuState, Error> {
     let fd = &vcpu.fd;
     let mp_state = fd
         .get_mp_state()
-        .map_err(KvmError::ioctl("KVM_GET_MP_STATE"))?
+        .map_err(Error::failed("KVM_GET_MP_STATE"))?
         .mp_state;
     let events = fd
         .get_vcpu_events()
-        .map_err(KvmError::ioctl("KVM_GET_VCPU_EVENTS"))?;
+        .map_err(Error::failed("KVM_GET_VCPU_EVENTS"))?;
     Ok(VcpuState {
         cpuid: vcpu.cpuid.iter().map(CpuidLeaf::from).collect(),
         mp_state,
         events,
-        regs: fd.get_regs().map_err(KvmError::ioctl("KVM_GET_REGS"))?,
-        sregs: fd.get_sregs().map_err(KvmError::ioctl("KVM_GET_SREGS"))?,
+        regs: fd.get_regs().map_err(Error::failed("KVM_GET_REGS"))?,
+        sregs: fd.get_sregs().map_err(Error::failed("KVM_GET_SREGS"))?,
         debug_regs: fd
             .get_debug_regs()
-            .map_err(KvmError::ioctl("KVM_GET_DEBUGREGS"))?,
-        xcrs: fd.get_xcrs().map_err(KvmError::ioctl("KVM_GET_XCRS"))?,
+            .map_err(Error::failed("KVM_GET_DEBUGREGS"))?,
+        xcrs: fd.get_xcrs().map_err(Error::failed("KVM_GET_XCRS"))?,
         xsave: xsave::within(xsave::read(fd, xsave_len)?, baseline::xcr0(&vcpu.cpuid)),
-        lapic: fd.get_lapic().map_err(KvmError::ioctl("KVM_GET_LAPIC"))?,
+        lapic: fd.get_lapic().map_err(Error::failed("KVM_GET_LAPIC"))?,
         tsc: tsc::save(fd, vm)?,
         msrs: msrs::save(fd, vcpu.initial.msrs())?,
     })
 }
 
 /// Gives the vCPU the CPUID that the guest knows, which [`VcpuState::check_cpuid`] has passed.
-fn set_cpuid(vcpu: &mut Vcpu, state: &VcpuState) -> Result<(), KvmError> {
+fn set_cpuid(vcpu: &mut Vcpu, state: &VcpuState) -> Result<(), Error> {
     let entries = state.cpuid_entries();
     if entries == vcpu.cpuid {
         // So also after the first run, when KVM takes no other one.
         return Ok(());
     }
-    let cpuid = CpuId::from_entries(&entries).map_err(|_| KvmError::Ioctl {
-        ioctl: "KVM_SET_CPUID2",
-        source: std::io::ErrorKind::InvalidInput.into(),
-    })?;
+    let cpuid = CpuId::from_entries(&entries)
+        .map_err(|_| Error::failed("KVM_SET_CPUID2")(std::io::ErrorKind::InvalidInput))?;
     vcpu.fd
         .set_cpuid2(&cpuid)
-        .map_err(KvmError::ioctl("KVM_SET_CPUID2"))?;
+        .map_err(Error::failed("KVM_SET_CPUID2"))?;
     vcpu.cpuid = entries;
     Ok(())
 }
 
-fn restore(vcpu: &Vcpu, state: &VcpuState, xsave_len: usize, index: u8) -> Result<(), VcpuError> {
+fn restore(vcpu: &Vcpu, state: &VcpuState, xsave_len: usize, index: u8) -> Result<(), Error> {
     tracing::debug!(
         index,
         rip = format_args!("{:#x}", state.regs.rip),
@@ -366,42 +344,39 @@ fn restore(vcpu: &Vcpu, state: &VcpuState, xsave_len: usize, index: u8) -> Resul
         events = ?state.events,
         "a vCPU gets its state"
     );
-    let kvm = |source| VcpuError::Kvm { index, source };
-    restore_registers(&vcpu.fd, state, xsave_len).map_err(kvm)?;
+    restore_registers(&vcpu.fd, state, xsave_len).map_err(not_set_up(index))?;
     msrs::select(&state.msrs, vcpu.initial.msrs())
         .and_then(|selected| msrs::restore(&vcpu.fd, &selected))
-        .map_err(|source| VcpuError::State {
-            index,
-            source: Box::new(VcpuStateError::Msr(source)),
-        })?;
-    restore_events(&vcpu.fd, state).map_err(kvm)
+        .map_err(no_msrs)
+        .map_err(refused(index))?;
+    restore_events(&vcpu.fd, state).map_err(not_set_up(index))
 }
 
-fn restore_registers(fd: &VcpuFd, state: &VcpuState, xsave_len: usize) -> Result<(), KvmError> {
+fn restore_registers(fd: &VcpuFd, state: &VcpuState, xsave_len: usize) -> Result<(), Error> {
     fd.set_sregs(&state.sregs)
-        .map_err(KvmError::ioctl("KVM_SET_SREGS"))?;
+        .map_err(Error::failed("KVM_SET_SREGS"))?;
     fd.set_regs(&state.regs)
-        .map_err(KvmError::ioctl("KVM_SET_REGS"))?;
+        .map_err(Error::failed("KVM_SET_REGS"))?;
     fd.set_xcrs(&state.xcrs)
-        .map_err(KvmError::ioctl("KVM_SET_XCRS"))?;
+        .map_err(Error::failed("KVM_SET_XCRS"))?;
     xsave::write(fd, &state.xsave, xsave_len)?;
     fd.set_debug_regs(&state.debug_regs)
-        .map_err(KvmError::ioctl("KVM_SET_DEBUGREGS"))?;
+        .map_err(Error::failed("KVM_SET_DEBUGREGS"))?;
     fd.set_lapic(&state.lapic)
-        .map_err(KvmError::ioctl("KVM_SET_LAPIC"))
+        .map_err(Error::failed("KVM_SET_LAPIC"))
 }
 
-fn restore_events(fd: &VcpuFd, state: &VcpuState) -> Result<(), KvmError> {
+fn restore_events(fd: &VcpuFd, state: &VcpuState) -> Result<(), Error> {
     fd.set_vcpu_events(&state.events)
-        .map_err(KvmError::ioctl("KVM_SET_VCPU_EVENTS"))?;
+        .map_err(Error::failed("KVM_SET_VCPU_EVENTS"))?;
     fd.set_mp_state(kvm_mp_state {
         mp_state: state.mp_state,
     })
-    .map_err(KvmError::ioctl("KVM_SET_MP_STATE"))?;
+    .map_err(Error::failed("KVM_SET_MP_STATE"))?;
     match fd.kvmclock_ctrl() {
         // The guest uses no kvmclock, so it has no watchdog on it either.
         Err(error) if error.errno() == libc::EINVAL => Ok(()),
-        result => result.map_err(KvmError::ioctl("KVM_KVMCLOCK_CTRL")),
+        result => result.map_err(Error::failed("KVM_KVMCLOCK_CTRL")),
     }
 }
 

@@ -11,7 +11,7 @@ use kvm_bindings::{
 use kvm_ioctls::VcpuFd;
 
 use super::msrs::{self, MSR_TSC};
-use crate::kvm::KvmError;
+use crate::Error;
 
 /// Everything that a guest can change about a vCPU, as KVM made it. Nested
 /// virtualization is not among it: the guest's CPUID does not offer it.
@@ -30,30 +30,30 @@ pub(super) struct InitialState {
 
 impl InitialState {
     /// Reads the state of a vCPU that has its CPUID and never ran.
-    pub(super) fn capture(fd: &VcpuFd, msr_indices: &[u32]) -> Result<Self, KvmError> {
+    pub(super) fn capture(fd: &VcpuFd, msr_indices: &[u32]) -> Result<Self, Error> {
         Ok(Self {
             mp_state: fd
                 .get_mp_state()
-                .map_err(KvmError::ioctl("KVM_GET_MP_STATE"))?,
-            regs: fd.get_regs().map_err(KvmError::ioctl("KVM_GET_REGS"))?,
-            sregs: fd.get_sregs().map_err(KvmError::ioctl("KVM_GET_SREGS"))?,
+                .map_err(Error::failed("KVM_GET_MP_STATE"))?,
+            regs: fd.get_regs().map_err(Error::failed("KVM_GET_REGS"))?,
+            sregs: fd.get_sregs().map_err(Error::failed("KVM_GET_SREGS"))?,
             debug_regs: fd
                 .get_debug_regs()
-                .map_err(KvmError::ioctl("KVM_GET_DEBUGREGS"))?,
+                .map_err(Error::failed("KVM_GET_DEBUGREGS"))?,
             events: fd
                 .get_vcpu_events()
-                .map_err(KvmError::ioctl("KVM_GET_VCPU_EVENTS"))?,
-            lapic: fd.get_lapic().map_err(KvmError::ioctl("KVM_GET_LAPIC"))?,
-            xcrs: fd.get_xcrs().map_err(KvmError::ioctl("KVM_GET_XCRS"))?,
-            xsave: Box::new(fd.get_xsave().map_err(KvmError::ioctl("KVM_GET_XSAVE"))?),
+                .map_err(Error::failed("KVM_GET_VCPU_EVENTS"))?,
+            lapic: fd.get_lapic().map_err(Error::failed("KVM_GET_LAPIC"))?,
+            xcrs: fd.get_xcrs().map_err(Error::failed("KVM_GET_XCRS"))?,
+            xsave: Box::new(fd.get_xsave().map_err(Error::failed("KVM_GET_XSAVE"))?),
             msrs: power_on_msrs(fd, msr_indices)?,
         })
     }
 
     /// Writes the state back. The vCPU must not be running.
-    pub(super) fn restore(&self, fd: &VcpuFd) -> Result<(), KvmError> {
+    pub(super) fn restore(&self, fd: &VcpuFd) -> Result<(), Error> {
         fd.set_regs(&self.regs)
-            .map_err(KvmError::ioctl("KVM_SET_REGS"))?;
+            .map_err(Error::failed("KVM_SET_REGS"))?;
         // SREGS turn SSE and AVX on or off in CR4; XCRS and XSAVE come after.
         // They are written twice, first with another CR3 (paging is off, so it
         // means nothing): on AMD hosts KVM wipes the VMCB at a triple fault,
@@ -64,26 +64,26 @@ impl InitialState {
         sregs.cr3 ^= 0x1000;
         for sregs in [&sregs, &self.sregs] {
             fd.set_sregs(sregs)
-                .map_err(KvmError::ioctl("KVM_SET_SREGS"))?;
+                .map_err(Error::failed("KVM_SET_SREGS"))?;
         }
         fd.set_xcrs(&self.xcrs)
-            .map_err(KvmError::ioctl("KVM_SET_XCRS"))?;
+            .map_err(Error::failed("KVM_SET_XCRS"))?;
         // SAFETY: needed because KVM may read more than the structure where
         // dynamic features (AMX) were enabled with arch_prctl. This process
         // never does that, and KVM_GET_XSAVE, which fails where the
         // structure is too small, filled this one.
-        unsafe { fd.set_xsave(&self.xsave) }.map_err(KvmError::ioctl("KVM_SET_XSAVE"))?;
+        unsafe { fd.set_xsave(&self.xsave) }.map_err(Error::failed("KVM_SET_XSAVE"))?;
         fd.set_debug_regs(&self.debug_regs)
-            .map_err(KvmError::ioctl("KVM_SET_DEBUGREGS"))?;
+            .map_err(Error::failed("KVM_SET_DEBUGREGS"))?;
         // The TSC-deadline MSR is only taken once the local APIC is back.
         fd.set_lapic(&self.lapic)
-            .map_err(KvmError::ioctl("KVM_SET_LAPIC"))?;
+            .map_err(Error::failed("KVM_SET_LAPIC"))?;
         msrs::write(fd, &msrs::changed(fd, &self.msrs)?)?;
         // After SREGS, which hold a pending interrupt too.
         fd.set_vcpu_events(&self.events)
-            .map_err(KvmError::ioctl("KVM_SET_VCPU_EVENTS"))?;
+            .map_err(Error::failed("KVM_SET_VCPU_EVENTS"))?;
         fd.set_mp_state(self.mp_state)
-            .map_err(KvmError::ioctl("KVM_SET_MP_STATE"))
+            .map_err(Error::failed("KVM_SET_MP_STATE"))
     }
 
     /// The MSRs that this host's KVM knows, with their values at power-on.
@@ -92,7 +92,7 @@ impl InitialState {
     }
 }
 
-fn power_on_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, KvmError> {
+fn power_on_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, Error> {
     let mut found = msrs::read(fd, indices)?;
     for msr in &mut found {
         if msr.index == MSR_TSC {

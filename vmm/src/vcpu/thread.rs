@@ -7,19 +7,20 @@
 use std::fmt;
 use std::io;
 use std::sync::mpsc;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, JoinHandle};
 
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::VcpuFd;
+use parking_lot::{Condvar, Mutex};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler, unblock_signal};
 
 use super::run_page::RunPage;
 use super::state::InitialState;
-use super::{Buses, FaultHandler, Reports, VcpuError, VcpuFailure, VcpuReport, exits, registers};
+use super::{Buses, FaultHandler, Reports, VcpuFailure, VcpuReport, exits, not_set_up, registers};
+use crate::Error;
 use crate::config::{HostCpus, show_list};
-use crate::kvm::KvmError;
 
 /// Stack of a vCPU thread in bytes. Device accesses run on it, the start of a
 /// vDPA device with its log lines being the deepest. The default of 2 MiB
@@ -49,12 +50,6 @@ struct Control {
     page: RunPage,
 }
 
-impl Control {
-    fn lock(&self) -> MutexGuard<'_, (Request, State)> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// What the thread runs; the handle may use it while the thread is parked.
 pub(super) struct Vcpu {
     pub(super) fd: VcpuFd,
@@ -75,7 +70,7 @@ impl fmt::Debug for VcpuThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VcpuThread")
             .field("index", &self.index)
-            .field("state", &*self.control.lock())
+            .field("state", &*self.control.inner.lock())
             .finish_non_exhaustive()
     }
 }
@@ -89,14 +84,8 @@ impl VcpuThread {
         buses: Buses,
         faults: Arc<dyn FaultHandler>,
         reports: Arc<Reports>,
-    ) -> Result<Self, VcpuError> {
-        let failed = |what| {
-            move |source| VcpuError::Host {
-                index,
-                what,
-                source,
-            }
-        };
+    ) -> Result<Self, Error> {
+        let failed = |what: &str| Error::failed::<io::Error>(format!("vCPU {index}: {what}"));
         install_handler().map_err(failed("installing the vCPU signal's handler"))?;
         let control = Arc::new(Control {
             inner: Mutex::new((Request::Park, State::Parked)),
@@ -131,11 +120,11 @@ impl VcpuThread {
             Ok(Ok(())) => {}
             Ok(Err(source)) => {
                 return Err(match cpus {
-                    Some(cpus) => VcpuError::Affinity {
-                        index,
-                        cpus,
-                        source,
-                    },
+                    Some(cpus) => Error::unusable(format!(
+                        "vCPU {index} cannot run on CPUs {cpus}; the cgroup of this process \
+                         (cpuset.cpus) may not have all of them"
+                    ))
+                    .because(source),
                     None => failed("starting the thread")(source),
                 });
             }
@@ -151,7 +140,7 @@ impl VcpuThread {
 
     /// Lets the vCPU run.
     pub(super) fn resume(&self) {
-        let mut inner = self.control.lock();
+        let mut inner = self.control.inner.lock();
         if inner.0 == Request::Park {
             self.control.page.set_immediate_exit(false);
             inner.0 = Request::Run;
@@ -170,7 +159,7 @@ impl VcpuThread {
     }
 
     fn request(&self, request: Request) {
-        let mut inner = self.control.lock();
+        let mut inner = self.control.inner.lock();
         if inner.0 == Request::End {
             return;
         }
@@ -187,35 +176,28 @@ impl VcpuThread {
 
     /// Waits until the vCPU is parked (or its thread has ended).
     pub(super) fn wait_parked(&self) {
-        let guard = self.control.lock();
-        drop(
-            self.control
-                .changed
-                .wait_while(guard, |inner| inner.1 == State::Running)
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let mut inner = self.control.inner.lock();
+        let changed = &self.control.changed;
+        changed.wait_while(&mut inner, |inner| inner.1 == State::Running);
     }
 
     /// Works on the parked vCPU.
     pub(super) fn with_parked<T>(
         &self,
-        work: impl FnOnce(&VcpuFd, &InitialState) -> Result<T, KvmError>,
-    ) -> Result<T, VcpuError> {
+        work: impl FnOnce(&VcpuFd, &InitialState) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         self.with_vcpu(|vcpu| work(&vcpu.fd, &vcpu.initial))?
-            .map_err(|source| VcpuError::Kvm {
-                index: self.index,
-                source,
-            })
+            .map_err(not_set_up(self.index))
     }
 
     /// As [`VcpuThread::with_parked`], with all of the vCPU and any result.
-    pub(super) fn with_vcpu<T>(&self, work: impl FnOnce(&mut Vcpu) -> T) -> Result<T, VcpuError> {
+    pub(super) fn with_vcpu<T>(&self, work: impl FnOnce(&mut Vcpu) -> T) -> Result<T, Error> {
         // Held over the work, so that nobody resumes the vCPU meanwhile.
-        let inner = self.control.lock();
+        let inner = self.control.inner.lock();
         if *inner != (Request::Park, State::Parked) {
-            return Err(VcpuError::NotPaused(self.index));
+            return Err(Error::host(format!("vCPU {} is not paused", self.index)));
         }
-        let mut vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut vcpu = self.vcpu.lock();
         Ok(work(&mut vcpu))
     }
 }
@@ -258,14 +240,11 @@ impl Body {
 
     /// Parks until there is something to do; `false`: end.
     fn wait_for_run(&self) -> bool {
-        let mut inner = self.control.lock();
+        let mut inner = self.control.inner.lock();
         inner.1 = State::Parked;
-        self.control.changed.notify_all();
-        let mut inner = self
-            .control
-            .changed
-            .wait_while(inner, |inner| inner.0 == Request::Park)
-            .unwrap_or_else(PoisonError::into_inner);
+        let changed = &self.control.changed;
+        changed.notify_all();
+        changed.wait_while(&mut inner, |inner| inner.0 == Request::Park);
         if inner.0 == Request::End {
             return false;
         }
@@ -275,11 +254,11 @@ impl Body {
 
     /// Runs until the request changes or the vCPU fails.
     fn run(&self) {
-        let mut vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut vcpu = self.vcpu.lock();
         loop {
             match exits::run(&mut vcpu.fd, &self.control.page, &self.buses, &*self.faults) {
                 // Some other signal of the process ended up on this thread.
-                Ok(()) if self.control.lock().0 == Request::Run => {}
+                Ok(()) if self.control.inner.lock().0 == Request::Run => {}
                 Ok(()) => return,
                 Err(failure) => {
                     registers::log(self.index, &vcpu.fd, &failure);
@@ -290,7 +269,7 @@ impl Body {
                     };
                     drop(vcpu);
                     // Park by itself, unless it is being ended.
-                    let mut inner = self.control.lock();
+                    let mut inner = self.control.inner.lock();
                     if inner.0 == Request::Run {
                         inner.0 = Request::Park;
                     }
@@ -303,7 +282,7 @@ impl Body {
     }
 
     fn finish(&self) {
-        self.control.lock().1 = State::Ended;
+        self.control.inner.lock().1 = State::Ended;
         self.control.changed.notify_all();
     }
 }

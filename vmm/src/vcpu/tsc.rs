@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
 
 use super::msrs::{self, MSR_TSC};
-use crate::kvm::KvmError;
+use crate::Error;
 use crate::kvm::saved::kvmclock_ns;
 
 /// The requests, apart because the macro writes no documentation. `kvm-ioctls` has them for
@@ -60,30 +60,6 @@ pub struct TscState {
     pub khz: u32,
 }
 
-/// Why saved TSCs were refused.
-#[derive(Debug, thiserror::Error)]
-pub enum TscError {
-    /// A VM has one frequency.
-    #[error("the saved vCPUs have TSCs of {first} and {other} kHz")]
-    Frequencies {
-        /// That of the first vCPU.
-        first: u32,
-        /// Another one.
-        other: u32,
-    },
-    /// The frequency cannot be had here.
-    #[error(
-        "the guest's TSC runs at {saved} kHz and this host's at {here} kHz, and its processor cannot \
-         scale: move the guest to a host with the same TSC frequency"
-    )]
-    Frequency {
-        /// In kHz.
-        saved: u32,
-        /// In kHz.
-        here: u32,
-    },
-}
-
 /// The frequency of a vCPU's TSC in kHz; 0 where the kernel does not know (a host whose TSC is
 /// not stable).
 pub(super) fn khz(fd: &VcpuFd) -> u32 {
@@ -91,7 +67,7 @@ pub(super) fn khz(fd: &VcpuFd) -> u32 {
 }
 
 /// Reads the TSC together with kvmclock.
-pub(super) fn save(fd: &VcpuFd, vm: &VmFd) -> Result<TscState, KvmError> {
+pub(super) fn save(fd: &VcpuFd, vm: &VmFd) -> Result<TscState, Error> {
     let (kvmclock_ns, value) = sample(fd, vm)?;
     Ok(TscState {
         value,
@@ -113,16 +89,16 @@ impl Tscs {
     /// `None`: there are no vCPUs.
     ///
     /// # Errors
-    /// [`TscError::Frequencies`].
-    pub(super) fn new(saved: &[TscState]) -> Result<Option<Self>, TscError> {
+    /// They have two frequencies: a VM has one.
+    pub(super) fn new(saved: &[TscState]) -> Result<Option<Self>, Error> {
         let Some(&first) = saved.first() else {
             return Ok(None);
         };
         if let Some(other) = saved.iter().find(|tsc| tsc.khz != first.khz) {
-            return Err(TscError::Frequencies {
-                first: first.khz,
-                other: other.khz,
-            });
+            return Err(Error::host(format!(
+                "the saved vCPUs have TSCs of {} and {} kHz",
+                first.khz, other.khz
+            )));
         }
         let ahead = saved.iter().map(|tsc| ahead(*tsc, first)).collect();
         Ok(Some(Self { first, ahead }))
@@ -131,30 +107,33 @@ impl Tscs {
     /// Whether this vCPU can have the frequency.
     ///
     /// # Errors
-    /// [`TscError::Frequency`].
-    pub(super) fn check_frequency(&self, fd: &VcpuFd, vm: &VmFd) -> Result<(), TscError> {
+    /// It cannot.
+    pub(super) fn check_frequency(&self, fd: &VcpuFd, vm: &VmFd) -> Result<(), Error> {
         let here = khz(fd);
         let saved = self.first.khz;
         let close = u64::from(here.abs_diff(saved)) * 1_000_000 <= u64::from(here) * TOLERANCE_PPM;
         if saved == 0 || here == 0 || close || vm.check_extension(Cap::TscControl) {
             return Ok(());
         }
-        Err(TscError::Frequency { saved, here })
+        Err(Error::host(format!(
+            "the guest's TSC runs at {saved} kHz and this host's at {here} kHz, and its processor \
+             cannot scale: move the guest to a host with the same TSC frequency"
+        )))
     }
 
     /// Gives a vCPU the frequency of its TSC. Before [`Tscs::restore`], for all.
-    pub(super) fn restore_frequency(&self, fd: &VcpuFd) -> Result<(), KvmError> {
+    pub(super) fn restore_frequency(&self, fd: &VcpuFd) -> Result<(), Error> {
         let here = khz(fd);
         if self.first.khz == 0 || here == 0 || here == self.first.khz {
             return Ok(());
         }
         fd.set_tsc_khz(self.first.khz)
-            .map_err(KvmError::ioctl("KVM_SET_TSC_KHZ"))
+            .map_err(Error::failed("KVM_SET_TSC_KHZ"))
     }
 
     /// The offset that the first vCPU must have for the TSCs to be right; `None` on
     /// kernels that don't take offsets.
-    pub(super) fn offset(&self, first: &VcpuFd, vm: &VmFd) -> Result<Option<u64>, KvmError> {
+    pub(super) fn offset(&self, first: &VcpuFd, vm: &VmFd) -> Result<Option<u64>, Error> {
         let Some(offset) = offset(first)? else {
             return Ok(None);
         };
@@ -170,7 +149,7 @@ impl Tscs {
         vm: &VmFd,
         index: usize,
         offset: Option<u64>,
-    ) -> Result<(), KvmError> {
+    ) -> Result<(), Error> {
         if let Some(offset) = offset {
             let wanted = offset.wrapping_add(self.ahead.get(index).copied().unwrap_or(0));
             set_offset(fd, wanted)?;
@@ -230,14 +209,13 @@ fn ticks(nanoseconds: i128, khz: u32) -> u64 {
 }
 
 /// kvmclock in nanoseconds and the TSC at (nearly) the same moment.
-fn sample(fd: &VcpuFd, vm: &VmFd) -> Result<(u64, u64), KvmError> {
+fn sample(fd: &VcpuFd, vm: &VmFd) -> Result<(u64, u64), Error> {
     let mut best = None;
     let mut before = kvmclock_ns(vm)?;
     for _ in 0..SAMPLES {
-        let tsc = msrs::read_one(fd, MSR_TSC)?.ok_or_else(|| KvmError::Ioctl {
-            ioctl: "KVM_GET_MSRS(MSR_IA32_TSC)",
-            source: io::ErrorKind::Unsupported.into(),
-        })?;
+        let tsc = msrs::read_one(fd, MSR_TSC)?
+            .ok_or(io::ErrorKind::Unsupported)
+            .map_err(Error::failed("KVM_GET_MSRS(MSR_IA32_TSC)"))?;
         let after = kvmclock_ns(vm)?;
         let width = after.saturating_sub(before);
         if best.is_none_or(|(least, _)| width < least) {
@@ -250,7 +228,7 @@ fn sample(fd: &VcpuFd, vm: &VmFd) -> Result<(u64, u64), KvmError> {
 }
 
 /// The vCPU's TSC offset; `None` on kernels that don't tell.
-fn offset(fd: &VcpuFd) -> Result<Option<u64>, KvmError> {
+fn offset(fd: &VcpuFd) -> Result<Option<u64>, Error> {
     let mut value = 0u64;
     let attribute = offset_attribute(&raw mut value);
     // SAFETY: needed because `kvm-ioctls` has it for other architectures only. The kernel
@@ -262,14 +240,13 @@ fn offset(fd: &VcpuFd) -> Result<Option<u64>, KvmError> {
     let source = io::Error::last_os_error();
     match source.raw_os_error() {
         Some(libc::ENOTTY | libc::EINVAL | libc::ENXIO) => Ok(None),
-        _ => Err(KvmError::Ioctl {
-            ioctl: "KVM_GET_DEVICE_ATTR(KVM_VCPU_TSC_OFFSET)",
+        _ => Err(Error::failed("KVM_GET_DEVICE_ATTR(KVM_VCPU_TSC_OFFSET)")(
             source,
-        }),
+        )),
     }
 }
 
-fn set_offset(fd: &VcpuFd, offset: u64) -> Result<(), KvmError> {
+fn set_offset(fd: &VcpuFd, offset: u64) -> Result<(), Error> {
     let mut value = offset;
     let mut attribute = offset_attribute(&raw mut value);
     // SAFETY: needed because `kvm-ioctls` has it for other architectures only. The kernel
@@ -278,10 +255,10 @@ fn set_offset(fd: &VcpuFd, offset: u64) -> Result<(), KvmError> {
     if result == 0 {
         return Ok(());
     }
-    Err(KvmError::Ioctl {
-        ioctl: "KVM_SET_DEVICE_ATTR(KVM_VCPU_TSC_OFFSET)",
-        source: io::Error::last_os_error(),
-    })
+    let source = io::Error::last_os_error();
+    Err(Error::failed("KVM_SET_DEVICE_ATTR(KVM_VCPU_TSC_OFFSET)")(
+        source,
+    ))
 }
 
 fn offset_attribute(value: *mut u64) -> kvm_device_attr {
@@ -359,13 +336,8 @@ mod tests {
         }
         let mut other = saved;
         other[1].khz = 1;
-        assert!(matches!(
-            Tscs::new(&other),
-            Err(TscError::Frequencies {
-                first: u32::MAX,
-                other: 1
-            })
-        ));
+        let error = Tscs::new(&other).unwrap_err().to_string();
+        assert!(error.ends_with("and 1 kHz"), "{error}");
         assert!(Tscs::new(&[]).unwrap().is_none());
     }
 }

@@ -7,7 +7,7 @@
 use kvm_bindings::Xsave;
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
-use crate::kvm::KvmError;
+use crate::Error;
 
 /// Bytes of an area on every host; `struct kvm_xsave` without its flexible end.
 pub(super) const MIN_LEN: usize = 4096;
@@ -20,63 +20,48 @@ const XSTATE_BV: std::ops::Range<usize> = 512..520;
 const X87_SSE: u64 = 3;
 
 /// How many bytes an area has on this host: a multiple of 4.
-pub(super) fn len(vm: &VmFd) -> Result<usize, KvmError> {
+pub(super) fn len(vm: &VmFd) -> Result<usize, Error> {
     let said = vm.check_extension_int(Cap::Xsave2);
     match usize::try_from(said).unwrap_or(0) {
         0 => Ok(MIN_LEN),
         len if len <= MAX_LEN => Ok(len.max(MIN_LEN).next_multiple_of(4)),
-        _ => Err(KvmError::Ioctl {
-            ioctl: "KVM_CHECK_EXTENSION(KVM_CAP_XSAVE2)",
-            source: std::io::Error::other(format!("an XSAVE area of {said} bytes")),
-        }),
+        _ => {
+            let source = std::io::Error::other(format!("an XSAVE area of {said} bytes"));
+            Err(Error::failed("KVM_CHECK_EXTENSION(KVM_CAP_XSAVE2)")(source))
+        }
     }
-}
-
-/// Why a saved area does not fit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum XsaveError {
-    /// No host has an area of that length.
-    #[error("an XSAVE area of {0} bytes: must be a multiple of 4 from 4096 to 65536")]
-    Length(usize),
-    /// The guest uses a part that this host does not have.
-    #[error(
-        "the guest uses an XSAVE area of {saved} bytes, and this host has {here}: its processor lacks \
-         a feature that the guest has used"
-    )]
-    TooLong {
-        /// Bytes saved, up to the last that is not zero.
-        saved: usize,
-        /// Bytes here.
-        here: usize,
-    },
 }
 
 /// Whether [`write`] can take the area on a host with areas of `here` bytes.
-pub(super) fn check(area: &[u8], here: usize) -> Result<(), XsaveError> {
+pub(super) fn check(area: &[u8], here: usize) -> Result<(), Error> {
     if !(MIN_LEN..=MAX_LEN).contains(&area.len()) || !area.len().is_multiple_of(4) {
-        return Err(XsaveError::Length(area.len()));
+        return Err(Error::host(format!(
+            "an XSAVE area of {} bytes: must be a multiple of 4 from 4096 to 65536",
+            area.len()
+        )));
     }
     match area.iter().rposition(|byte| *byte != 0) {
-        Some(last) if last >= here => Err(XsaveError::TooLong {
-            saved: last + 1,
-            here,
-        }),
+        Some(last) if last >= here => Err(Error::host(format!(
+            "the guest uses an XSAVE area of {} bytes, and this host has {here}: its processor \
+             lacks a feature that the guest has used",
+            last + 1
+        ))),
         _ => Ok(()),
     }
 }
 
 /// Reads the area, `len` bytes as [`len`] said.
-pub(super) fn read(fd: &VcpuFd, len: usize) -> Result<Vec<u8>, KvmError> {
+pub(super) fn read(fd: &VcpuFd, len: usize) -> Result<Vec<u8>, Error> {
     let mut area = buffer(&[], len)?;
     if len == MIN_LEN {
         // Fails where the area is longer, and works on kernels without KVM_GET_XSAVE2.
-        let short = fd.get_xsave().map_err(KvmError::ioctl("KVM_GET_XSAVE"))?;
+        let short = fd.get_xsave().map_err(Error::failed("KVM_GET_XSAVE"))?;
         return Ok(to_bytes(&short.region));
     }
     // SAFETY: needed because the kernel writes as much as it said for KVM_CAP_XSAVE2, which
     // the function cannot check. The buffer is that long, and this process never
     // enables what would lengthen it (AMX, by arch_prctl).
-    unsafe { fd.get_xsave2(&mut area) }.map_err(KvmError::ioctl("KVM_GET_XSAVE2"))?;
+    unsafe { fd.get_xsave2(&mut area) }.map_err(Error::failed("KVM_GET_XSAVE2"))?;
     let mut bytes = to_bytes(&area.as_fam_struct_ref().xsave.region);
     bytes.extend(to_bytes(area.as_slice()));
     Ok(bytes)
@@ -95,26 +80,25 @@ pub(super) fn within(mut area: Vec<u8>, xcr0: u64) -> Vec<u8> {
 }
 
 /// Writes an area that [`check`] has passed for `len`, with zeros behind it if it is shorter.
-pub(super) fn write(fd: &VcpuFd, area: &[u8], len: usize) -> Result<(), KvmError> {
+pub(super) fn write(fd: &VcpuFd, area: &[u8], len: usize) -> Result<(), Error> {
     let area = buffer(area, len)?;
     // SAFETY: needed because the kernel reads as much as it said for KVM_CAP_XSAVE2, which
     // the function cannot check. The buffer is that long, and this process never
     // enables what would lengthen it (AMX, by arch_prctl).
-    unsafe { fd.set_xsave2(&area) }.map_err(KvmError::ioctl("KVM_SET_XSAVE"))
+    unsafe { fd.set_xsave2(&area) }.map_err(Error::failed("KVM_SET_XSAVE"))
 }
 
 /// A structure of `len` bytes (and its length before them) that begins with `bytes`.
-fn buffer(bytes: &[u8], len: usize) -> Result<Xsave, KvmError> {
+fn buffer(bytes: &[u8], len: usize) -> Result<Xsave, Error> {
     let mut words = bytes.chunks_exact(4).map(|word| {
         let mut value = [0; 4];
         value.copy_from_slice(word);
         u32::from_le_bytes(value)
     });
     let extra = len.saturating_sub(MIN_LEN) / 4;
-    let mut area = Xsave::new(extra).map_err(|error| KvmError::Ioctl {
-        ioctl: "KVM_GET_XSAVE2",
-        source: std::io::Error::other(error),
-    })?;
+    let mut area = Xsave::new(extra)
+        .map_err(std::io::Error::other)
+        .map_err(Error::failed("KVM_GET_XSAVE2"))?;
     // SAFETY: needed because only so the fixed part can be written. The length of the flexible
     // part, which must not change, is another field.
     let fixed = unsafe { area.as_mut_fam_struct() };
@@ -138,22 +122,23 @@ mod tests {
     #[test]
     fn lengths_are_checked() {
         for length in [0, 1, 4095, 4097, 4098, MAX_LEN + 4] {
-            assert_eq!(
-                check(&vec![0; length], MIN_LEN),
-                Err(XsaveError::Length(length))
+            let error = check(&vec![0; length], MIN_LEN).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("of {length} bytes: must be")),
+                "{error}"
             );
         }
         let mut area = vec![0; MIN_LEN + 8];
-        assert_eq!(check(&area, MIN_LEN), Ok(()));
+        check(&area, MIN_LEN).unwrap();
         area[MIN_LEN - 1] = 1;
-        assert_eq!(check(&area, MIN_LEN), Ok(()));
+        check(&area, MIN_LEN).unwrap();
         area[MIN_LEN] = 1;
-        let error = XsaveError::TooLong {
-            saved: MIN_LEN + 1,
-            here: MIN_LEN,
-        };
-        assert_eq!(check(&area, MIN_LEN), Err(error));
-        assert_eq!(check(&area, MIN_LEN + 4), Ok(()));
+        let error = check(&area, MIN_LEN).unwrap_err().to_string();
+        assert!(
+            error.contains("of 4097 bytes, and this host has 4096"),
+            "{error}"
+        );
+        check(&area, MIN_LEN + 4).unwrap();
     }
 
     #[test]

@@ -2,11 +2,12 @@
 //! recorder on a port and on an address, and real-mode programs of a few bytes.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use devices::bus::{Bus, BusDevice};
 use kvm_bindings::{kvm_regs, kvm_sregs};
+use parking_lot::{Condvar, Mutex};
 use vdpa::memory::GuestMemory;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::kvm::memory_slots::MemorySlots;
@@ -36,7 +37,7 @@ impl BusDevice for Recorder {
         data.fill(0x5a);
     }
     fn write(&self, offset: u64, data: &[u8]) {
-        self.writes.lock().unwrap().push((offset, data.to_vec()));
+        self.writes.lock().push((offset, data.to_vec()));
         self.changed.notify_all();
     }
 }
@@ -44,11 +45,9 @@ impl BusDevice for Recorder {
 impl Recorder {
     /// Waits until there are `count` writes and takes all there are.
     pub(crate) fn take(&self, count: usize) -> Vec<(u64, Vec<u8>)> {
-        let writes = self.writes.lock().unwrap();
-        let (mut writes, result) = self
-            .changed
-            .wait_timeout_while(writes, PATIENCE, |writes| writes.len() < count)
-            .unwrap();
+        let mut writes = self.writes.lock();
+        let wanted = |writes: &mut Vec<_>| writes.len() < count;
+        let result = self.changed.wait_while_for(&mut writes, wanted, PATIENCE);
         assert!(
             !result.timed_out(),
             "{} of {count} writes came: {writes:x?}",
@@ -63,7 +62,7 @@ impl Recorder {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.writes.lock().unwrap().is_empty()
+        self.writes.lock().is_empty()
     }
 }
 

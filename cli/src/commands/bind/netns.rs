@@ -1,9 +1,10 @@
 //! `bellhop bind DEV virtio_vdpa --netns NETNS`: a vDPA device as a container's network interface.
 
 use vdpa_mgmt::bus::{Bus, BusDevice};
-use vdpa_mgmt::container::{ContainerError, Settings, VIRTIO_VDPA, give};
-use vdpa_mgmt::link::{Link, Namespace, NamespaceError};
+use vdpa_mgmt::container::{Settings, VIRTIO_VDPA, give};
+use vdpa_mgmt::link::{Link, Namespace};
 
+use super::CommandError;
 use crate::listing::Entry;
 
 /// Where the interface is to be.
@@ -19,31 +20,18 @@ pub(super) struct NetnsArguments {
     link_name: Option<String>,
 }
 
-/// Why it was not done.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NetnsError {
-    #[error(
-        "--netns needs a vDPA device and the driver virtio_vdpa, which makes a network interface of it: `bellhop bind DEV virtio_vdpa --netns NETNS`"
-    )]
-    Driver,
-    #[error(transparent)]
-    Namespace(#[from] NamespaceError),
-    #[error(transparent)]
-    Container(#[from] ContainerError),
-}
-
 impl NetnsArguments {
     /// The namespace, if one is asked for.
     pub(super) fn namespace(
         &self,
         device: &str,
         driver: Option<&str>,
-    ) -> Result<Option<Namespace>, NetnsError> {
+    ) -> Result<Option<Namespace>, CommandError> {
         let Some(netns) = &self.netns else {
             return Ok(None);
         };
         if driver != Some(VIRTIO_VDPA) || device.starts_with("pci/") {
-            return Err(NetnsError::Driver);
+            return Err(CommandError::NetnsDriver);
         }
         Ok(Some(Namespace::find(netns)?))
     }
@@ -54,7 +42,7 @@ impl NetnsArguments {
         bus: &Bus,
         device: &BusDevice,
         namespace: &Namespace,
-    ) -> Result<Link, NetnsError> {
+    ) -> Result<Link, CommandError> {
         let settings = Settings {
             link_name: self.link_name.clone(),
             ..Settings::default()

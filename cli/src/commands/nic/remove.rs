@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use bellhop_api::node::VmInfo;
 use hyper::{Method, StatusCode};
+use vdpa_mgmt::Connection;
 use vdpa_mgmt::nic::{Nics, Store, StoreError};
-use vdpa_mgmt::{Connection, MgmtError};
 
 use super::CommandError;
 use super::watch::Watch;
@@ -92,7 +92,7 @@ fn of_vm(node: &Node, vm: &str, id: &str, patience: Duration) -> Result<Code, Co
 fn without_record(name: &str, asked_for: bool) -> Result<Code, CommandError> {
     let connection = Connection::open()?;
     match connection.device(name) {
-        Err(MgmtError::NoDevice { .. }) => Err(CommandError::NoNic(name.to_owned())),
+        Err(error) if error.is_missing() => Err(CommandError::NoNic(name.to_owned())),
         Err(error) => Err(error.into()),
         Ok(_) if !asked_for => Err(CommandError::NoRecord(name.to_owned())),
         Ok(_) => {

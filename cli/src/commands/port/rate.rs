@@ -1,6 +1,6 @@
 //! `bellhop port function rate`: what functions may send, each by itself and in groups.
 
-use vdpa_mgmt::devlink::{BadHandle, Devlink, NodeName, RateObject, RateParent, RateSettings};
+use vdpa_mgmt::devlink::{Devlink, NodeName, RateObject, RateParent, RateSettings};
 
 use super::{CommandError, by_interface, describe};
 use crate::commands::words::{self, WordError, Words};
@@ -118,9 +118,7 @@ impl Command {
 fn find(devlink: &Devlink, text: &str) -> Result<RateObject, CommandError> {
     match text.parse() {
         Ok(object) => Ok(object),
-        Err(BadHandle::Rate(_)) if !text.contains('/') => {
-            Ok(RateObject::Leaf(by_interface(devlink, text)?.handle))
-        }
+        Err(_) if !text.contains('/') => Ok(RateObject::Leaf(by_interface(devlink, text)?.handle)),
         Err(error) => Err(error.into()),
     }
 }

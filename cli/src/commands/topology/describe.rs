@@ -174,9 +174,10 @@ fn doorbells(one: &Device) -> String {
     .filter(|(_, queues)| !queues.is_empty())
     .map(|(word, queues)| format!("{word} of {}", ranges(&queues)))
     .collect();
-    match parts.is_empty() {
-        true => "doorbells: unknown".to_owned(),
-        false => format!("doorbells: {}", parts.join(", ")),
+    if parts.is_empty() {
+        "doorbells: unknown".to_owned()
+    } else {
+        format!("doorbells: {}", parts.join(", "))
     }
 }
 
@@ -205,9 +206,12 @@ fn ranges(numbers: &[u32]) -> String {
     }
     let words: Vec<String> = found
         .into_iter()
-        .map(|(first, last)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
+        .map(|(first, last)| {
+            if first == last {
+                first.to_string()
+            } else {
+                format!("{first}-{last}")
+            }
         })
         .collect();
     words.join(",")

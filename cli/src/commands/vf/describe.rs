@@ -1,12 +1,13 @@
 //! Physical and virtual functions as entries of a listing.
 
-use vdpa_mgmt::pci::{Function, Pci, PciError};
+use vdpa_mgmt::Error;
+use vdpa_mgmt::pci::{Function, Pci};
 use vdpa_mgmt::sriov::{Link, VirtualFunction};
 
 use crate::listing::Entry;
 
 /// A function of the PCI bus: its interfaces, its driver, where it is, what is on it.
-pub(crate) fn function_entry(pci: &Pci, function: &Function) -> Result<Entry, PciError> {
+pub(crate) fn function_entry(pci: &Pci, function: &Function) -> Result<Entry, Error> {
     let entry = Entry::new(name(function));
     described(entry, pci, function)
 }
@@ -16,7 +17,7 @@ pub(super) fn function_and_virtual_ones(
     pci: &Pci,
     function: &Function,
     link: Option<&Link>,
-) -> Result<Vec<Entry>, PciError> {
+) -> Result<Vec<Entry>, Error> {
     let count = u64::try_from(function.virtual_functions.len()).unwrap_or(u64::MAX);
     let entry = Entry::new(name(function))
         .with_number("total_vfs", function.total_vfs)
@@ -26,7 +27,7 @@ pub(super) fn function_and_virtual_ones(
         let one = match pci.function(address) {
             Ok(one) => one,
             // Gone meanwhile.
-            Err(PciError::NoFunction(_)) => continue,
+            Err(error) if error.is_missing() => continue,
             Err(error) => return Err(error),
         };
         let entry = Entry::new(name(&one))
@@ -63,7 +64,7 @@ pub(super) fn name(function: &Function) -> String {
     format!("pci/{}", function.address)
 }
 
-fn described(entry: Entry, pci: &Pci, function: &Function) -> Result<Entry, PciError> {
+fn described(entry: Entry, pci: &Pci, function: &Function) -> Result<Entry, Error> {
     let shared: Vec<String> = pci
         .shares_group_with(function)?
         .iter()
@@ -117,8 +118,9 @@ fn with_some(entry: Entry, key: &str, text: Option<&str>) -> Entry {
 }
 
 fn with_list(entry: Entry, key: &str, list: &[String]) -> Entry {
-    match list.is_empty() {
-        true => entry,
-        false => entry.with_text(key, list.join(",")),
+    if list.is_empty() {
+        entry
+    } else {
+        entry.with_text(key, list.join(","))
     }
 }

@@ -153,9 +153,10 @@ fn wait<I: ConsoleInput + AsFd>(
     stream: &UnixStream,
     has_room: bool,
 ) -> io::Result<(bool, bool)> {
-    let wanted = match has_room {
-        true => PollFlags::IN,
-        false => PollFlags::IN | PollFlags::OUT,
+    let wanted = if has_room {
+        PollFlags::IN
+    } else {
+        PollFlags::IN | PollFlags::OUT
     };
     let listens = has_room || rustix::termios::isatty(rustix::stdio::stdin());
     let mut fds = vec![PollFd::new(stream, wanted)];

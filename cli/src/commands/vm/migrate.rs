@@ -125,17 +125,17 @@ impl FromStr for Destination {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match peers::is_node(text) {
-            true => match peers::check(text) {
+        if peers::is_node(text) {
+            match peers::check(text) {
                 Ok(()) => Ok(Self::Node(text.to_owned())),
                 Err(error) => Err(error.to_string()),
-            },
-            false => text
-                .parse()
+            }
+        } else {
+            text.parse()
                 .map(Self::Endpoint)
                 .map_err(|error: BadEndpoint| {
                     format!("{error}, or https://HOST:PORT or node:/PATH of a node's daemon")
-                }),
+                })
         }
     }
 }

@@ -420,10 +420,12 @@ impl AsFd for Typed {
 impl ConsoleInput for Typed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<ConsoleRead> {
         let count = (&self.0).read(buffer)?;
-        Ok(match buffer[..count].contains(&b'X') {
-            true => ConsoleRead::Leave,
-            false if count == 0 => ConsoleRead::Closed,
-            false => ConsoleRead::Bytes(count),
+        Ok(if buffer[..count].contains(&b'X') {
+            ConsoleRead::Leave
+        } else if count == 0 {
+            ConsoleRead::Closed
+        } else {
+            ConsoleRead::Bytes(count)
         })
     }
 }

@@ -161,13 +161,14 @@ impl Access {
 impl Caller {
     /// Whether this role is enough.
     pub(super) fn may(&self, needed: Role) -> Result<(), Refused> {
-        match self.role >= needed {
-            true => Ok(()),
-            false => Err(Refused::Role {
+        if self.role >= needed {
+            Ok(())
+        } else {
+            Err(Refused::Role {
                 name: self.token.clone().unwrap_or_default(),
                 has: self.role,
                 needed,
-            }),
+            })
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::server::{
     NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier,
 };
-use vmm::credentials::{self, Holder, PemError};
+use vmm::credentials::{self, Holder};
 
 /// Where the files are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(crate) struct CertificateFiles {
 pub(crate) enum CertificatesError {
     /// A file cannot be used.
     #[error(transparent)]
-    Pem(#[from] PemError),
+    Pem(#[from] vmm::Error),
     /// Clients' certificates cannot be checked.
     #[error("clients' certificates cannot be checked against {path}")]
     Verifier {

@@ -28,8 +28,9 @@ mod tokens;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use tokio_rustls::rustls::ServerConfig;
 
 pub(crate) use certificates::{CertificateFiles, CertificatesError};
@@ -115,14 +116,14 @@ impl Access {
     pub(crate) fn reload(&self) -> Result<(), AccessError> {
         if let Some((files, loaded)) = &self.remote {
             let new = Loaded::of(files)?;
-            *loaded.write().unwrap_or_else(PoisonError::into_inner) = new;
+            *loaded.write() = new;
         }
         Ok(())
     }
 
     fn loaded<T>(&self, look: impl FnOnce(&Loaded) -> T) -> Option<T> {
         let (_, loaded) = self.remote.as_ref()?;
-        Some(look(&loaded.read().unwrap_or_else(PoisonError::into_inner)))
+        Some(look(&loaded.read()))
     }
 
     fn tls_config(&self) -> Option<Arc<ServerConfig>> {

@@ -127,9 +127,10 @@ pub(super) fn fits(pattern: &str, path: &str) -> bool {
         let Some(segment) = segments.next() else {
             return false;
         };
-        let fits = match wanted.starts_with('{') {
-            true => !segment.is_empty(),
-            false => segment == wanted,
+        let fits = if wanted.starts_with('{') {
+            !segment.is_empty()
+        } else {
+            segment == wanted
         };
         if !fits {
             return false;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use ring::digest::{SHA256, digest};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
-use vmm::credentials::{self, FileError, Holder, Secrecy};
+use vmm::credentials::{self, Holder, Secrecy};
 
 use super::role::{Role, UnknownRole};
 
@@ -31,7 +31,7 @@ const DIGEST_SIZE: usize = 32;
 pub(crate) enum TokensError {
     /// The file cannot be used.
     #[error(transparent)]
-    File(#[from] FileError),
+    File(#[from] vmm::Error),
     /// A line makes no sense.
     #[error("line {line} of {path} is no token")]
     Line {
@@ -116,9 +116,10 @@ impl Tokens {
                 return Err(TokensError::TooMany(path.to_owned()));
             }
         }
-        match tokens.is_empty() {
-            true => Err(TokensError::Empty(path.to_owned())),
-            false => Ok(Self(tokens)),
+        if tokens.is_empty() {
+            Err(TokensError::Empty(path.to_owned()))
+        } else {
+            Ok(Self(tokens))
         }
     }
 

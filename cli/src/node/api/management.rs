@@ -16,11 +16,9 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use tokio::sync::Semaphore;
-use vdpa_mgmt::MgmtError;
-use vdpa_mgmt::devlink::DevlinkError;
 use vdpa_mgmt::nic::StoreError;
-use vdpa_mgmt::pci::{Address, BadAddress, PciError};
-use vdpa_mgmt::topology::TopologyError;
+use vdpa_mgmt::pci::Address;
+use vdpa_mgmt::{Error, ErrorKind};
 use vmm::http::{HttpError, Problem, on_worker};
 
 use crate::commands::vf;
@@ -35,19 +33,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub(in crate::node) enum ManagementError {
     #[error(transparent)]
-    Vdpa(#[from] MgmtError),
-    #[error(transparent)]
-    Devlink(#[from] DevlinkError),
-    #[error(transparent)]
-    Topology(#[from] TopologyError),
-    #[error(transparent)]
-    Pci(#[from] PciError),
+    Mgmt(#[from] Error),
     #[error(transparent)]
     Functions(#[from] vf::CommandError),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error(transparent)]
-    Address(#[from] BadAddress),
     #[error(transparent)]
     Http(#[from] HttpError),
     /// What is there has the name, but not the properties.
@@ -86,16 +76,11 @@ fn conflict(code: &'static str) -> Kind {
 impl Problem for ManagementError {
     fn kind(&self) -> Kind {
         match self {
-            Self::Vdpa(error) => vdpa(error),
-            Self::Devlink(error) => devlink(error),
-            Self::Topology(TopologyError::Management(error)) => vdpa(error),
-            Self::Topology(TopologyError::Pci(error)) | Self::Pci(error) => pci(error),
-            Self::Topology(TopologyError::Bus(_)) => HOST_FAILED,
+            Self::Mgmt(error) => mgmt(error),
             Self::Functions(error) => functions(error),
             Self::Store(StoreError::NotPermitted { .. }) => conflict("not_permitted"),
             Self::Store(StoreError::NoNic(_)) => NOT_FOUND,
             Self::Store(_) => HOST_FAILED,
-            Self::Address(_) => (StatusCode::BAD_REQUEST, "bad_parameter"),
             Self::Http(error) => error.kind(),
             Self::Differs { .. } => conflict("differs"),
             Self::PartOfNic(_) | Self::CarriesNic { .. } => conflict("part_of_nic"),
@@ -122,69 +107,31 @@ impl IntoResponse for ManagementError {
     }
 }
 
-fn vdpa(error: &MgmtError) -> Kind {
-    match error {
-        MgmtError::NoDevice { .. } => NOT_FOUND,
-        MgmtError::NoMgmtDevice { .. }
-        | MgmtError::NotTaken { .. }
-        | MgmtError::BadName(_)
-        | MgmtError::InvalidDevice(_) => UNUSABLE,
-        MgmtError::NoFamily | MgmtError::OtherNamespace => conflict("no_vdpa"),
-        MgmtError::NotPermitted { .. } => conflict("not_permitted"),
-        MgmtError::NameTaken { .. } => conflict("name_taken"),
-        MgmtError::InUse(_) => conflict("in_use"),
-        MgmtError::OneDeviceOnly { .. } => conflict("no_room"),
-        MgmtError::NotNegotiated { .. } => conflict("not_negotiated"),
-        MgmtError::Refused { .. } | MgmtError::NotDone { .. } => conflict("refused"),
-        MgmtError::Timeout { .. } | MgmtError::Interrupted { .. } => NO_ANSWER,
-        MgmtError::Malformed { .. } | MgmtError::Socket(_) => HOST_FAILED,
-    }
-}
-
-fn devlink(error: &DevlinkError) -> Kind {
-    match error {
-        DevlinkError::NoInstance { .. }
-        | DevlinkError::NoPort { .. }
-        | DevlinkError::NoRate { .. }
-        | DevlinkError::NoParam { .. } => NOT_FOUND,
-        DevlinkError::BadHandle(_) => (StatusCode::BAD_REQUEST, "bad_parameter"),
-        DevlinkError::Invalid(_)
-        | DevlinkError::ParamType { .. }
-        | DevlinkError::ParamMode { .. } => UNUSABLE,
-        DevlinkError::NoFamily => conflict("no_devlink"),
-        DevlinkError::NotPermitted { .. } => conflict("not_permitted"),
-        DevlinkError::SfnumTaken { .. } | DevlinkError::NodeTaken { .. } => conflict("name_taken"),
-        DevlinkError::NotSwitchdev { .. }
-        | DevlinkError::NotSupported { .. }
-        | DevlinkError::Refused { .. } => conflict("refused"),
-        DevlinkError::Timeout { .. } | DevlinkError::Interrupted { .. } => NO_ANSWER,
-        DevlinkError::Malformed { .. } | DevlinkError::Socket(_) => HOST_FAILED,
-    }
-}
-
-fn pci(error: &PciError) -> Kind {
-    match error {
-        PciError::NoFunction(_) | PciError::NoInterface(_) => NOT_FOUND,
-        PciError::NoDriver { .. } | PciError::TooMany { .. } => UNUSABLE,
-        PciError::VdpaInUse { .. } | PciError::VfioInUse { .. } => conflict("in_use"),
-        PciError::NotPermitted { .. } => conflict("not_permitted"),
-        PciError::NoSriov(_) | PciError::Virtual { .. } => conflict("no_sriov"),
-        PciError::Unbind { .. } | PciError::Bind { .. } | PciError::Count { .. } => {
-            conflict("refused")
-        }
-        PciError::Read { .. } => HOST_FAILED,
+fn mgmt(error: &Error) -> Kind {
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NoParam => NOT_FOUND,
+        ErrorKind::BadName => (StatusCode::BAD_REQUEST, "bad_parameter"),
+        ErrorKind::Invalid | ErrorKind::Unusable | ErrorKind::NoMgmtDevice => UNUSABLE,
+        ErrorKind::NoVdpa | ErrorKind::OtherNamespace => conflict("no_vdpa"),
+        ErrorKind::NoDevlink => conflict("no_devlink"),
+        ErrorKind::NotPermitted => conflict("not_permitted"),
+        ErrorKind::NameTaken => conflict("name_taken"),
+        ErrorKind::InUse => conflict("in_use"),
+        ErrorKind::NoRoom => conflict("no_room"),
+        ErrorKind::NoSriov => conflict("no_sriov"),
+        ErrorKind::NotNegotiated => conflict("not_negotiated"),
+        ErrorKind::NotSupported | ErrorKind::Refused | ErrorKind::NotUndone => conflict("refused"),
+        ErrorKind::NoAnswer { .. } | ErrorKind::Interrupted => NO_ANSWER,
+        ErrorKind::Malformed | ErrorKind::Failed => HOST_FAILED,
     }
 }
 
 fn functions(error: &vf::CommandError) -> Kind {
-    use vdpa_mgmt::sriov::LinkError;
     match error {
-        vf::CommandError::Pci(error) => pci(error),
-        vf::CommandError::Address(_) => (StatusCode::BAD_REQUEST, "bad_parameter"),
-        vf::CommandError::Link(LinkError::Timeout { .. }) => NO_ANSWER,
-        vf::CommandError::Words(_) | vf::CommandError::Setting(_) => UNUSABLE,
+        vf::CommandError::Mgmt(error) => mgmt(error),
+        vf::CommandError::Words(_) => UNUSABLE,
         vf::CommandError::NotPci(_) | vf::CommandError::NoInterface(_) => NOT_FOUND,
-        vf::CommandError::Link(_) | vf::CommandError::Output(_) => HOST_FAILED,
+        vf::CommandError::Output(_) => HOST_FAILED,
     }
 }
 
@@ -234,13 +181,13 @@ pub(super) fn or_none<T, E>(
 }
 
 /// Whether this host, as it is, has no vDPA management.
-pub(super) fn no_vdpa(error: &MgmtError) -> bool {
-    matches!(error, MgmtError::NoFamily | MgmtError::OtherNamespace)
+pub(super) fn no_vdpa(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NoVdpa | ErrorKind::OtherNamespace)
 }
 
 /// Whether this host, as it is, has no devlink.
-pub(super) fn no_devlink(error: &DevlinkError) -> bool {
-    matches!(error, DevlinkError::NoFamily)
+pub(super) fn no_devlink(error: &Error) -> bool {
+    error.kind() == ErrorKind::NoDevlink
 }
 
 #[cfg(test)]
@@ -251,14 +198,14 @@ mod tests {
     async fn requests_wait_for_their_turn() {
         let turns = Turns::default();
         let (release, wait) = std::sync::mpsc::channel::<()>();
-        let wait = Arc::new(std::sync::Mutex::new(wait));
+        let wait = Arc::new(parking_lot::Mutex::new(wait));
         let waiting: Vec<_> = (0..REQUESTS_MAX)
             .map(|_| {
                 let (turns, wait) = (turns.clone(), wait.clone());
                 tokio::spawn(async move {
                     let work = move || {
-                        let _ = wait.lock().unwrap().recv();
-                        Ok::<_, MgmtError>(())
+                        let _ = wait.lock().recv();
+                        Ok::<_, Error>(())
                     };
                     turns.run(work).await
                 })
@@ -275,22 +222,22 @@ mod tests {
         for waiting in waiting.into_iter().skip(1) {
             assert!(waiting.await.unwrap().is_ok());
         }
-        assert!(turns.run(|| Ok::<_, MgmtError>(1)).await.is_ok());
+        assert!(turns.run(|| Ok::<_, Error>(1)).await.is_ok());
     }
 
     #[test]
     fn a_host_without_the_modules_is_no_failure() {
-        let kind = |error: ManagementError| error.kind().0;
-        let none = or_none::<(), _>(Err(MgmtError::NoFamily), no_vdpa);
+        let error = |kind| Error::new(kind, "it failed");
+        let none = or_none::<(), _>(Err(error(ErrorKind::NoVdpa)), no_vdpa);
         assert!(none.unwrap().is_empty());
-        let none = or_none::<(), _>(Err(DevlinkError::NoFamily), no_devlink);
+        let none = or_none::<(), _>(Err(error(ErrorKind::NoDevlink)), no_devlink);
         assert!(none.unwrap().is_empty());
-        assert_eq!(kind(MgmtError::NoFamily.into()), StatusCode::CONFLICT);
-        assert_eq!(kind(DevlinkError::NoFamily.into()), StatusCode::CONFLICT);
-        let address = "0000:01:00.0".parse().unwrap();
-        assert_eq!(
-            kind(PciError::NoFunction(address).into()),
-            StatusCode::NOT_FOUND
-        );
+        for (kind, status) in [
+            (ErrorKind::NoVdpa, StatusCode::CONFLICT),
+            (ErrorKind::NoDevlink, StatusCode::CONFLICT),
+            (ErrorKind::NotFound, StatusCode::NOT_FOUND),
+        ] {
+            assert_eq!(ManagementError::from(error(kind)).kind().0, status);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use bellhop_api::responses::KernelErrors;
-use vdpa_mgmt::devlink::{Devlink, DevlinkError, Handle};
+use vdpa_mgmt::devlink::{Devlink, Handle};
 use vmm::http::{ErrorBody, HttpError};
 
 use super::Api;
@@ -45,7 +45,7 @@ pub(super) async fn of_instance(
     path: Result<Path<(String, String)>, axum::extract::rejection::PathRejection>,
 ) -> Result<Json<Listing>, ManagementError> {
     let Path((bus, device)) = path.map_err(|error| HttpError::Parameter(error.body_text()))?;
-    let handle = Handle::new(&bus, &device).map_err(DevlinkError::from)?;
+    let handle = Handle::new(&bus, &device)?;
     let ports = move || Devlink::open()?.ports_of(&handle);
     let ports = node.turns.run(ports).await?;
     Ok(Json(port::listing(&ports)))
@@ -69,7 +69,7 @@ pub(super) async fn show(
 ) -> Result<Json<Listing>, ManagementError> {
     let Path((bus, device, index)) =
         path.map_err(|error| HttpError::Parameter(error.body_text()))?;
-    let handle = Handle::new(&bus, &device).map_err(DevlinkError::from)?;
+    let handle = Handle::new(&bus, &device)?;
     let port = move || Devlink::open()?.port(&handle.port(index));
     let port = node.turns.run(port).await?;
     Ok(Json(port::listing(&[port])))

@@ -77,9 +77,10 @@ pub(super) async fn forward(
 /// The path in the machine's API, with what follows it. Nothing is decoded, so nothing can become another path.
 fn target(uri: &Uri) -> Option<String> {
     let (_, rest) = uri.path().strip_prefix("/v1/vms/")?.split_once('/')?;
-    let mut target = match BESIDE.contains(&rest) {
-        true => format!("/v1/{rest}"),
-        false => format!("/v1/vm/{rest}"),
+    let mut target = if BESIDE.contains(&rest) {
+        format!("/v1/{rest}")
+    } else {
+        format!("/v1/vm/{rest}")
     };
     if let Some(query) = uri.query() {
         target.push('?');

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use vdpa_mgmt::nic::{Store, StoreError};
 use vdpa_mgmt::{
-    ClassConfig, Connection, DeviceConfig, MgmtDeviceName, MgmtError, NewDevice, VdpaDevice,
+    ClassConfig, Connection, DeviceConfig, Error, ErrorKind, MgmtDeviceName, NewDevice, VdpaDevice,
 };
 use vmm::config::MacAddress;
 use vmm::http::ErrorBody;
@@ -57,7 +57,7 @@ pub(super) struct VdpaDeviceChange {
 }
 
 impl VdpaDeviceSpec {
-    fn named(&self, name: &str) -> Result<NewDevice, MgmtError> {
+    fn named(&self, name: &str) -> Result<NewDevice, Error> {
         let mut device = NewDevice::new(name, self.mgmtdev.clone())?;
         if let Some(mac) = self.mac {
             device = device.mac(mac.bytes())?;
@@ -121,16 +121,16 @@ impl VdpaDeviceSpec {
     }
 }
 
-fn config(connection: &Connection, name: &str) -> Result<Option<DeviceConfig>, MgmtError> {
+fn config(connection: &Connection, name: &str) -> Result<Option<DeviceConfig>, Error> {
     match connection.config(name) {
         Ok(config) => Ok(Some(config)),
         // A class that the kernel does not describe.
-        Err(MgmtError::Refused { .. }) => Ok(None),
+        Err(error) if error.kind() == ErrorKind::Refused => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-fn shown(connection: &Connection, name: &str) -> Result<Shown, MgmtError> {
+fn shown(connection: &Connection, name: &str) -> Result<Shown, Error> {
     let device = connection.device(name)?;
     let config = config(connection, name)?;
     Ok(Shown {
@@ -189,12 +189,14 @@ pub(super) async fn put(
                 own.events.publish(&subject, "created", Some(detail));
                 StatusCode::CREATED
             }
-            Err(error @ (MgmtError::NameTaken { .. } | MgmtError::OneDeviceOnly { .. })) => {
+            Err(error) if matches!(error.kind(), ErrorKind::NameTaken | ErrorKind::NoRoom) => {
                 // If there is none, the management device's only one has another name.
-                let device = connection.device(&name).map_err(|found| match found {
-                    MgmtError::NoDevice { .. } => error,
-                    found => found,
-                })?;
+                let device = connection
+                    .device(&name)
+                    .map_err(|found| match found.kind() {
+                        ErrorKind::NotFound => error,
+                        _ => found,
+                    })?;
                 spec.compare(&device, config(&connection, &name)?.as_ref())?;
                 StatusCode::OK
             }

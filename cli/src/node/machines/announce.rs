@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use bellhop_api::machine::DeviceInfo;
-use vdpa_mgmt::announce::{AnnounceError, Announcement};
+use vdpa_mgmt::announce::Announcement;
 use vdpa_mgmt::bus::Bus;
 use vmm::config::MacAddress;
 
@@ -50,13 +50,7 @@ enum Unsaid {
     #[error("it has no address that is known here")]
     NoAddress,
     #[error(transparent)]
-    Announce(Box<AnnounceError>),
-}
-
-impl From<AnnounceError> for Unsaid {
-    fn from(error: AnnounceError) -> Self {
-        Self::Announce(Box::new(error))
-    }
+    Announce(#[from] vdpa_mgmt::Error),
 }
 
 impl Machines {

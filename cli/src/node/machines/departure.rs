@@ -154,10 +154,13 @@ pub(crate) fn judge(mark: Option<&Departure>, process: Process) -> Verdict {
         (Some(_), Process::Lives(Account::UnderWay | Account::Unsettled | Account::Silent)) => {
             Verdict::Open
         }
-        (Some(mark), Process::Gone(_)) => match mark.moved {
-            true => Verdict::There,
-            false => Verdict::Open,
-        },
+        (Some(mark), Process::Gone(_)) => {
+            if mark.moved {
+                Verdict::There
+            } else {
+                Verdict::Open
+            }
+        }
     }
 }
 

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 
 use axum::http::StatusCode;
 use vdpa::causes::in_one_line;
-use vdpa_mgmt::bus::BusError;
 use vdpa_mgmt::nic::{self, MakeError, NicError, RemoveError};
 use vmm::migration::endpoint::BadEndpoint;
 
@@ -56,7 +55,7 @@ pub(crate) enum StepError {
     Remove(#[from] Box<RemoveError>),
     /// The vDPA device of a NIC.
     #[error(transparent)]
-    Device(#[from] Box<BusError>),
+    Device(#[from] vdpa_mgmt::Error),
     /// A vDPA device that guests cannot have.
     #[error("{0} has no character device; `bellhop bind {0} vhost_vdpa` gives it one")]
     NoCharacterDevice(String),
@@ -130,9 +129,10 @@ fn list(not_undone: &[NotUndone]) -> String {
 }
 
 fn rest(not_undone: &[NotUndone]) -> String {
-    match not_undone.is_empty() {
-        true => String::new(),
-        false => format!("; not undone: {}", list(not_undone)),
+    if not_undone.is_empty() {
+        String::new()
+    } else {
+        format!("; not undone: {}", list(not_undone))
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use vdpa::causes::in_one_line;
 use vdpa_mgmt::devlink::{Event, HealthReporter, Notice};
@@ -28,7 +28,7 @@ impl Machines {
     /// Hears what devlink says; NICs that it concerns are moved on workers. Reads sysfs and records of NICs.
     pub(crate) fn hears_devlink(self: &Arc<Self>, notice: &Notice) {
         let failed = {
-            let mut in_error = self.in_error.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut in_error = self.in_error.lock();
             match notice {
                 Notice::Event(Event::Health(reporter)) => {
                     in_error.hears(reporter).then_some(reporter)
@@ -136,4 +136,4 @@ impl Machines {
 }
 
 /// Where [`Machines`] remembers it.
-pub(super) type Reporters = std::sync::Mutex<InError>;
+pub(super) type Reporters = parking_lot::Mutex<InError>;

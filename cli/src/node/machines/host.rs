@@ -76,9 +76,10 @@ impl Machines {
             Ok(String::from_utf8_lossy(&end).into_owned())
         };
         let text = read().unwrap_or_default();
-        match text.trim().is_empty() {
-            true => "it said nothing".to_owned(),
-            false => text.trim().to_owned(),
+        if text.trim().is_empty() {
+            "it said nothing".to_owned()
+        } else {
+            text.trim().to_owned()
         }
     }
 
@@ -107,12 +108,13 @@ impl Machines {
             said: self.end_of_log(vm),
         })?;
         let status = self.await_listening(vm, &process)?;
-        match status.pid == identity.pid {
-            true => Ok(()),
-            false => Err(StepError::Stranger {
+        if status.pid == identity.pid {
+            Ok(())
+        } else {
+            Err(StepError::Stranger {
                 found: status.pid,
                 expected: identity.pid,
-            }),
+            })
         }
     }
 
@@ -314,9 +316,10 @@ impl Host for Machines {
         let there = self.runtime.block_on(vmm.nic(nic.id()))?;
         let there = there.failover.map(PathBuf::from);
         // A device opens once: what has it already cannot be given it again.
-        let (fd, devices) = match self.is_on(vm, nic) {
-            true => (None, Vec::new()),
-            false => (Some(0), vec![self.vdpa(vm, nic, 0)?.1]),
+        let (fd, devices) = if self.is_on(vm, nic) {
+            (None, Vec::new())
+        } else {
+            (Some(0), vec![self.vdpa(vm, nic, 0)?.1])
         };
         // A process of before does not know `failover`.
         let failover = (there != stand_by).then_some(stand_by);

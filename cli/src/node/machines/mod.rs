@@ -51,11 +51,12 @@ pub(crate) mod vmm;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::vmm::api::API_LEVEL;
 use bellhop_api::machine::WantedState;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 
 pub(crate) use self::change::{Change, Put, Removed};
@@ -116,7 +117,7 @@ impl std::fmt::Debug for Machines {
 
 impl Machines {
     fn slots(&self) -> MutexGuard<'_, BTreeMap<VmName, Arc<Slot>>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     fn tell(&self, vm: &VmName, change: Change) {
@@ -141,10 +142,7 @@ impl Machines {
     /// Fails if a device that `spec` names is another machine's, or is there twice. From now on it is this one's,
     /// until `pending` is taken away.
     fn reserve(&self, slot: &Slot, spec: &VmSpec) -> Result<(), VmError> {
-        let _one = self
-            .reserving
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _one = self.reserving.lock();
         let mut taken: Vec<(PathBuf, VmName)> = Vec::new();
         let others: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
         for other in others.iter().filter(|other| other.name() != slot.name()) {

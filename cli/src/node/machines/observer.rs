@@ -11,7 +11,8 @@ use std::fmt;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// Somebody who wants to see steps.
 #[derive(Debug)]
@@ -34,7 +35,7 @@ impl StepObserver {
 
     /// Shows where a machine's life is, and waits until it may go on.
     pub(crate) fn show(&self, vm: &dyn fmt::Display, place: &dyn fmt::Display) {
-        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = self.stream.lock();
         let Some(open) = stream.as_mut() else {
             return;
         };

@@ -264,9 +264,10 @@ impl Machines {
 
 /// Why another machine cannot take the name of this one.
 fn taken(vm: &VmName, record: &Record) -> VmError {
-    match record.arrival.is_some() {
-        true => VmError::Arriving(vm.clone()),
-        false => VmError::NameTaken(vm.clone()),
+    if record.arrival.is_some() {
+        VmError::Arriving(vm.clone())
+    } else {
+        VmError::NameTaken(vm.clone())
     }
 }
 

@@ -86,10 +86,7 @@ pub(crate) fn program() -> PathBuf {
     let name = path.as_os_str().as_bytes();
     let name = name.strip_suffix(DELETED).unwrap_or(name);
     let path = PathBuf::from(OsStr::from_bytes(name));
-    match path.is_file() {
-        true => path,
-        false => running,
-    }
+    if path.is_file() { path } else { running }
 }
 
 /// Starts a process of this program, in a session of its own, so that it outlives this one.
@@ -306,9 +303,10 @@ mod tests {
     use super::*;
 
     fn sleeper(mark: &Path, ignores: bool) -> std::process::Child {
-        let script = match ignores {
-            true => "trap '' TERM; while :; do sleep 1; done",
-            false => "exec sleep 60",
+        let script = if ignores {
+            "trap '' TERM; while :; do sleep 1; done"
+        } else {
+            "exec sleep 60"
         };
         Command::new("sh")
             .args(["-c", script])

@@ -244,9 +244,10 @@ impl Record {
 
     /// A NIC is to be on the device that stands by for it, or on its own.
     pub(crate) fn set_on_stand_by(&mut self, nic: &NicId, on_stand_by: bool) {
-        match on_stand_by {
-            true => self.on_stand_by.insert(nic.clone()),
-            false => self.on_stand_by.remove(nic),
+        if on_stand_by {
+            self.on_stand_by.insert(nic.clone())
+        } else {
+            self.on_stand_by.remove(nic)
         };
     }
 

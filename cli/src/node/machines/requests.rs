@@ -229,12 +229,13 @@ impl Machines {
         let vm = slot.name();
         let mut record = self.present(slot)?;
         if let Some(there) = record.spec.nic(nic.id()) {
-            return match there == nic {
-                true => Ok(Put::Same),
-                false => Err(VmError::OtherNic {
+            return if there == nic {
+                Ok(Put::Same)
+            } else {
+                Err(VmError::OtherNic {
                     vm: vm.clone(),
                     id: nic.id().clone(),
-                }),
+                })
             };
         }
         // The guest has not given up an earlier one of this name.
@@ -285,9 +286,10 @@ impl Machines {
         let stand_by = nic.on_stand_by(vm)?;
         let to = self.device_of(vm, moved);
         let is_there = |nic: &NicSpec| self.device_of(vm, nic) == to;
-        match is_there(&stand_by) {
-            true => Some(true),
-            false => is_there(nic).then_some(false),
+        if is_there(&stand_by) {
+            Some(true)
+        } else {
+            is_there(nic).then_some(false)
         }
     }
 
@@ -333,21 +335,21 @@ impl Machines {
             });
         }
         let gone = self.life(slot).remove_nic(&mut record, id)?;
-        match gone {
-            true => {
-                self.tell(vm, Change::NicRemoved(id.clone()));
-                Ok(Removed::Gone)
-            }
-            false => Ok(Removed::Asked),
+        if gone {
+            self.tell(vm, Change::NicRemoved(id.clone()));
+            Ok(Removed::Gone)
+        } else {
+            Ok(Removed::Asked)
         }
     }
 }
 
 /// Fails if the guest of a machine is still to come.
 fn check_here(vm: &VmName, record: &Record) -> Result<(), VmError> {
-    match record.arrival.is_some() && record.departure.is_none() {
-        true => Err(VmError::Arriving(vm.clone())),
-        false => Ok(()),
+    if record.arrival.is_some() && record.departure.is_none() {
+        Err(VmError::Arriving(vm.clone()))
+    } else {
+        Ok(())
     }
 }
 

@@ -3,10 +3,11 @@
 //! Owns the lock under which its steps are done, and what everybody may see of it meanwhile. It must not know
 //! what the steps are.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bellhop_api::machine::VmState;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::process::Identity;
@@ -84,7 +85,7 @@ impl Slot {
 
     /// What there is now. Never held while something is waited for.
     pub(crate) fn view(&self) -> MutexGuard<'_, View> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+        self.view.lock()
     }
 
     /// This is its record now.
@@ -119,7 +120,7 @@ impl Slot {
     }
 
     fn asked(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.asked.lock()
     }
 
     pub(crate) fn record(&self) -> Option<Record> {

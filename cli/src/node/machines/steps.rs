@@ -311,9 +311,10 @@ impl Life<'_> {
         self.keep(record)
             .map_err(|source| LifeError::Delete(Box::new(source)))?;
         let not_undone = self.undo(record);
-        match not_undone.is_empty() {
-            true => Ok(()),
-            false => Err(LifeError::Remains(not_undone)),
+        if not_undone.is_empty() {
+            Ok(())
+        } else {
+            Err(LifeError::Remains(not_undone))
         }
     }
 
@@ -516,9 +517,10 @@ pub(crate) enum Settled {
 
 impl Settled {
     fn stopped(record: &Record) -> Self {
-        match record.is_to_start() {
-            true => Self::ToStart,
-            false => Self::Stopped,
+        if record.is_to_start() {
+            Self::ToStart
+        } else {
+            Self::Stopped
         }
     }
 }

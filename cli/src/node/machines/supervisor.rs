@@ -138,9 +138,10 @@ fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next
     };
     machines.tell(slot.name(), Change::Ended(end));
     machines.tell_whereabouts(slot.name(), &record);
-    match record.is_to_start() {
-        true => Next::Again,
-        false => Next::Over,
+    if record.is_to_start() {
+        Next::Again
+    } else {
+        Next::Over
     }
 }
 

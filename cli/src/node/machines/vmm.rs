@@ -206,13 +206,12 @@ impl Vmm {
         let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
         let answer = self.client(limit).send(request, &descriptors).await?;
         let (status, body) = (answer.status(), answer.into_body());
-        match status.is_success() {
-            true => Ok(body),
-            false => {
-                let body: ErrorBody = serde_json::from_slice(&body).map_err(VmmError::Malformed)?;
-                let causes = Cause::chain(&body.causes);
-                Err(VmmError::Refused(status, Box::new(body), causes))
-            }
+        if status.is_success() {
+            Ok(body)
+        } else {
+            let body: ErrorBody = serde_json::from_slice(&body).map_err(VmmError::Malformed)?;
+            let causes = Cause::chain(&body.causes);
+            Err(VmmError::Refused(status, Box::new(body), causes))
         }
     }
 

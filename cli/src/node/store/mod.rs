@@ -17,8 +17,8 @@ use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use redb::backends::FileBackend;
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, TableError};
 use serde::Serialize;
@@ -129,7 +129,7 @@ impl Store {
             path: path.to_owned(),
             database: Mutex::new(None),
         };
-        store.reopen(&mut store.lock())?;
+        store.reopen(&mut store.database.lock())?;
         Ok(store)
     }
 
@@ -190,15 +190,11 @@ impl Store {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Database>> {
-        self.database.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn with<T>(
         &self,
         act: impl FnOnce(&Database) -> Result<T, redb::Error>,
     ) -> Result<T, StoreError> {
-        let mut database = self.lock();
+        let mut database = self.database.lock();
         if database.is_none() {
             self.reopen(&mut database)?;
         }

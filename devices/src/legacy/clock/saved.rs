@@ -1,6 +1,5 @@
 //! The clock's saved state. The time is not among it: a restored clock shows the host's.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -29,10 +28,7 @@ impl Clock {
     /// The registers.
     #[must_use]
     pub fn save(&self) -> ClockState {
-        let registers = self
-            .registers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let registers = self.registers.lock();
         ClockState {
             index: registers.index,
             register_a: registers.a,
@@ -59,10 +55,7 @@ impl Clock {
             DEVICE,
             "the time is held without SET, or SET without a time",
         )?;
-        let mut registers = self
-            .registers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut registers = self.registers.lock();
         *registers = Registers {
             index: state.index,
             a: state.register_a,

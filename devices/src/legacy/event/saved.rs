@@ -17,7 +17,7 @@ impl AcpiEvent {
     #[must_use]
     pub fn save(&self) -> AcpiEventState {
         AcpiEventState {
-            raised: self.state().raised,
+            raised: self.state.lock().raised,
         }
     }
 
@@ -26,7 +26,7 @@ impl AcpiEvent {
     /// # Errors
     /// [`DeviceStateError::Interrupt`].
     pub fn restore(&self, saved: &AcpiEventState) -> Result<(), DeviceStateError> {
-        self.try_set(&mut self.state(), saved.raised)
+        self.try_set(&mut self.state.lock(), saved.raised)
             .map_err(|source| DeviceStateError::Interrupt {
                 device: self.name,
                 source,

@@ -1,8 +1,6 @@
 //! The saved state of the power controls: what the guest has asked for and the machine
 //! has not done yet. The registers that it asks with hold nothing.
 
-use std::sync::PoisonError;
-
 use serde::{Deserialize, Serialize};
 
 use super::{PowerRequest, PowerSignal};
@@ -19,7 +17,7 @@ impl PowerSignal {
     #[must_use]
     pub fn save(&self) -> PowerState {
         PowerState {
-            request: *self.request.lock().unwrap_or_else(PoisonError::into_inner),
+            request: *self.request.lock(),
         }
     }
 

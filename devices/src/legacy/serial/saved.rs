@@ -49,7 +49,7 @@ impl Serial {
     /// The registers and what is in the receive FIFO.
     #[must_use]
     pub fn save(&self) -> SerialState {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let state = inner.uart.state();
         SerialState {
             divisor: u16::from_le_bytes([state.baud_divisor_low, state.baud_divisor_high]),
@@ -105,7 +105,7 @@ impl Serial {
             scratch: state.scratch,
             in_buffer: state.received.clone(),
         };
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let interrupt = Interrupt(inner.uart.interrupt_evt().0.clone());
         let events = Events {
             input_space: self.input_space.clone(),

@@ -18,7 +18,7 @@ impl Write for Slow {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         self.room.fetch_sub(count, Ordering::Relaxed);
-        self.written.lock().unwrap().extend(&data[..count]);
+        self.written.lock().extend(&data[..count]);
         Ok(count)
     }
 
@@ -51,7 +51,7 @@ fn output_passes_through() {
     for byte in b"hello" {
         serial.write(0, &[*byte]);
     }
-    assert_eq!(*writer.written.lock().unwrap(), b"hello");
+    assert_eq!(*writer.written.lock(), b"hello");
     assert!(!interrupted(&interrupt));
     assert!(serial.output_waits().read().is_err());
     serial.write(1, &[2]);
@@ -89,7 +89,7 @@ fn a_slow_writer_makes_the_port_busy_and_loses_nothing() {
 
     writer.room.store(usize::MAX, Ordering::Relaxed);
     assert_eq!(serial.write_out(), Pending::Nothing);
-    let written = writer.written.lock().unwrap();
+    let written = writer.written.lock();
     assert_eq!(written.len(), CAPACITY + 3);
     assert!(
         (0..)
@@ -154,7 +154,7 @@ fn odd_accesses_are_harmless() {
         serial.write(0, b"z");
     }
     assert_eq!(serial.enqueue(b"abc"), 0);
-    assert!(writer.written.lock().unwrap().is_empty());
+    assert!(writer.written.lock().is_empty());
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn reset_forgets_the_old_guest() {
     // What the old guest said is still to be written.
     writer.room.store(1, Ordering::Relaxed);
     assert_eq!(serial.write_out(), Pending::Nothing);
-    assert_eq!(*writer.written.lock().unwrap(), b"x");
+    assert_eq!(*writer.written.lock(), b"x");
     // A second reset finds nothing to do.
     serial.reset();
     assert!(!interrupted(&interrupt));
@@ -201,7 +201,7 @@ fn a_port_goes_on_elsewhere() {
     assert_eq!(typed, b"typed");
     assert!(destination.input_space().read().is_ok());
     destination.write(0, b"!");
-    assert_eq!(*writer.written.lock().unwrap(), b"!");
+    assert_eq!(*writer.written.lock(), b"!");
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! The saved state of the configuration ports.
 
-use std::sync::PoisonError;
-
 use serde::{Deserialize, Serialize};
 
 use super::{ADDRESS_MASK, ConfigPorts};
@@ -33,7 +31,7 @@ impl ConfigPorts {
             "PCI configuration port",
             "address bits that cannot be set",
         )?;
-        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = state.address;
+        *self.address.lock() = state.address;
         Ok(())
     }
 }

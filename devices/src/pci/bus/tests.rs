@@ -34,31 +34,31 @@ impl Recorder {
     }
 
     fn moves(&self) -> Vec<Option<u64>> {
-        std::mem::take(&mut self.moves.lock().unwrap())
+        std::mem::take(&mut self.moves.lock())
     }
 }
 
 impl PciFunction for Recorder {
     fn read_config(&self, offset: u16, data: &mut [u8]) {
-        self.space.lock().unwrap().read(offset, data);
+        self.space.lock().read(offset, data);
     }
     fn write_config(&self, offset: u16, data: &[u8]) {
-        self.space.lock().unwrap().write(offset, data);
+        self.space.lock().write(offset, data);
     }
     fn bars(&self) -> Vec<Bar> {
-        self.space.lock().unwrap().bars()
+        self.space.lock().bars()
     }
     fn read_bar(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
         data.fill(0x5a);
     }
     fn write_bar(&self, _bar: u8, offset: u64, data: &[u8]) {
-        self.writes.lock().unwrap().push((offset, data.len()));
+        self.writes.lock().push((offset, data.len()));
     }
     fn bar_moved(&self, _bar: u8, address: Option<u64>) {
-        self.moves.lock().unwrap().push(address);
+        self.moves.lock().push(address);
     }
     fn reset(&self) {
-        self.space.lock().unwrap().reset();
+        self.space.lock().reset();
     }
 }
 
@@ -208,14 +208,14 @@ fn two_bars_collide_and_swap() {
     assert_eq!(left.moves(), [None]);
     assert!(right.moves().is_empty(), "the first comer keeps answering");
     memory.write(there, &[0; 4]);
-    assert_eq!(*right.writes.lock().unwrap(), [(0, 4)]);
+    assert_eq!(*right.writes.lock(), [(0, 4)]);
     assert!(!answers(&memory, WINDOW));
 
     move_to(&pci, b, WINDOW);
     assert_eq!(left.moves(), [Some(there)]);
     assert_eq!(right.moves(), [None, Some(WINDOW)]);
     memory.write(there + 8, &[0; 2]);
-    assert_eq!(*left.writes.lock().unwrap(), [(8, 2)]);
+    assert_eq!(*left.writes.lock(), [(8, 2)]);
 
     // One that waits gets its place when the other goes.
     move_to(&pci, b, there);

@@ -25,7 +25,7 @@ impl PciHotplug {
     /// The registers.
     #[must_use]
     pub fn save(&self) -> PciHotplugState {
-        let state = self.state();
+        let state = self.state.lock();
         PciHotplugState {
             inserted: state.inserted,
             removal: state.removal,
@@ -69,7 +69,7 @@ impl PciHotplug {
             DEVICE,
             "the guest may eject an empty slot",
         )?;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         *state = State {
             inserted,
             removal,

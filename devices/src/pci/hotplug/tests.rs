@@ -30,13 +30,13 @@ impl Plain {
 
 impl PciFunction for Plain {
     fn read_config(&self, offset: u16, data: &mut [u8]) {
-        self.0.lock().unwrap().read(offset, data);
+        self.0.lock().read(offset, data);
     }
     fn write_config(&self, offset: u16, data: &[u8]) {
-        self.0.lock().unwrap().write(offset, data);
+        self.0.lock().write(offset, data);
     }
     fn bars(&self) -> Vec<Bar> {
-        self.0.lock().unwrap().bars()
+        self.0.lock().bars()
     }
     fn read_bar(&self, _: u8, _: u64, data: &mut [u8]) {
         data.fill(0x5a);
@@ -44,7 +44,7 @@ impl PciFunction for Plain {
     fn write_bar(&self, _: u8, _: u64, _: &[u8]) {}
     fn bar_moved(&self, _: u8, _: Option<u64>) {}
     fn reset(&self) {
-        self.0.lock().unwrap().reset();
+        self.0.lock().reset();
     }
 }
 
@@ -83,7 +83,7 @@ impl Rig {
     }
 
     fn asserted(&self) -> bool {
-        *self.level.0.lock().unwrap()
+        *self.level.0.lock()
     }
 
     /// Slots in use, as bits, without the host bridge.

@@ -34,8 +34,9 @@ mod swap;
 mod transport;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -164,21 +165,11 @@ impl VirtioPciDevice {
         })
     }
 
-    fn transport(&self) -> MutexGuard<'_, Transport> {
-        self.transport
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn events_of_backend(&self) -> MutexGuard<'_, Vec<Event>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Descriptors that the event loop polls for reading as long as the device
     /// lives, or until its backend is another one; for each that is readable it calls [`VirtioPciDevice::process`].
     #[must_use]
     pub fn events(&self) -> Vec<Event> {
-        self.events_of_backend().clone()
+        self.events.lock().clone()
     }
 
     /// Makes `backend` ready for [`VirtioPciDevice::swap`].
@@ -196,9 +187,9 @@ impl VirtioPciDevice {
     /// See [`SwapError`]: it is not possible, or failed, and the present backend stays.
     pub fn swap(&self, successor: Successor) -> Result<Swapped, SwapFailed> {
         let Successor { backend, events } = successor;
-        let mut transport = self.transport();
+        let mut transport = self.transport.lock();
         let (retired, gap) = transport.swap(backend)?;
-        let events = std::mem::replace(&mut *self.events_of_backend(), events);
+        let events = std::mem::replace(&mut *self.events.lock(), events);
         Ok(Swapped {
             events,
             retired,
@@ -209,7 +200,7 @@ impl VirtioPciDevice {
     /// What the guest relies on of this device, for [`VirtioPciDevice::take_place`] of one at another host.
     #[must_use]
     pub fn relied(&self) -> Relied {
-        self.transport().relied_elsewhere()
+        self.transport.lock().relied_elsewhere()
     }
 
     /// Makes this device, which no driver has used, look like one at another host whose state it is to be
@@ -218,7 +209,7 @@ impl VirtioPciDevice {
     /// # Errors
     /// See [`SwapError`]: what the guest relies on is not to be had here.
     pub fn take_place(&self, relied: &Relied) -> Result<(), SwapError> {
-        self.transport().take_place(relied)
+        self.transport.lock().take_place(relied)
     }
 
     /// Lets the backend handle an event, and tells the guest what came of it.
@@ -227,25 +218,25 @@ impl VirtioPciDevice {
     /// ([`VirtioPciDevice::set_failover`]). The caller is to [`VirtioPciDevice::swap`] the backend or, if it cannot, to
     /// [`VirtioPciDevice::give_up`].
     pub fn process(&self, token: u16) -> bool {
-        self.transport().process(token)
+        self.transport.lock().process(token)
     }
 
     /// Says whether another device stands by. If the present one [fails](super::backend::Hardware::has_failed) from now on while its driver
     /// works with it, the driver is not told at once (DEVICE_NEEDS_RESET): see [`VirtioPciDevice::process`].
     pub fn set_failover(&self, on: bool) {
-        self.transport().set_failover(on);
+        self.transport.lock().set_failover(on);
     }
 
     /// Tells the driver of a device that has failed that it needs a reset, because no other takes its place. Does
     /// nothing if it was told, or the device was reset or replaced meanwhile.
     pub fn give_up(&self) {
-        self.transport().give_up();
+        self.transport.lock().give_up();
     }
 
     /// Asks the guest to announce itself on its network: see [`Hardware::announce`](super::backend::Hardware::announce).
     /// `false`: it is no running network device, or its driver does not know how.
     pub fn announce(&self) -> bool {
-        self.transport().announce()
+        self.transport.lock().announce()
     }
 
     /// From now on pages that the device writes are marked in guest memory, or no longer: see
@@ -255,20 +246,20 @@ impl VirtioPciDevice {
     /// # Errors
     /// As for that.
     pub fn log_writes(&self, on: bool) -> Result<(), BackendError> {
-        self.transport().log_writes(on)
+        self.transport.lock().log_writes(on)
     }
 
     /// What the device writes without a mark: see
     /// [`Hardware::always_dirty`](super::backend::Hardware::always_dirty).
     #[must_use]
     pub fn always_dirty(&self) -> Vec<(u64, u64)> {
-        self.transport().always_dirty()
+        self.transport.lock().always_dirty()
     }
 
     /// The device as it is now.
     #[must_use]
     pub fn describe(&self) -> DeviceDescription {
-        self.transport().describe()
+        self.transport.lock().describe()
     }
 
     /// How many queues it has, running or not.
@@ -281,7 +272,7 @@ impl VirtioPciDevice {
     /// indices.
     /// `visit` must be quick and ask this device nothing: a vCPU may wait for it.
     pub fn running_rings(&self, visit: impl FnMut(&RunningRing)) {
-        self.transport().running_rings(visit);
+        self.transport.lock().running_rings(visit);
     }
 
     /// Kicks a queue and interrupts its driver, as if each had a notification to send: both
@@ -289,13 +280,13 @@ impl VirtioPciDevice {
     /// way of the queue's eventfd, also where the guest stores to the device's doorbell. `false`: the
     /// device does not work on that queue now.
     pub fn nudge(&self, queue: u16) -> bool {
-        self.transport().nudge(queue)
+        self.transport.lock().nudge(queue)
     }
 
     /// Whether the device has set DEVICE_NEEDS_RESET and waits for its driver.
     #[must_use]
     pub fn is_broken(&self) -> bool {
-        self.transport().is_broken()
+        self.transport.lock().is_broken()
     }
 
     /// Stops a running device and gives its state. The caller has stopped the
@@ -305,7 +296,7 @@ impl VirtioPciDevice {
     /// # Errors
     /// The backend cannot be saved (the device goes on then), or this was saved before.
     pub fn save(&self) -> Result<VirtioPciState, SaveError> {
-        self.transport().save()
+        self.transport.lock().save()
     }
 
     /// Whether [`VirtioPciDevice::restore`] would take this state, as far as that can be said without the backend.
@@ -313,7 +304,7 @@ impl VirtioPciDevice {
     /// # Errors
     /// See [`RestoreError`]. Nothing has changed.
     pub fn check(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
-        self.transport().check(state)
+        self.transport.lock().check(state)
     }
 
     /// Takes a saved state, which is checked as the writes of a guest are: what
@@ -328,7 +319,7 @@ impl VirtioPciDevice {
     /// See [`RestoreError`]. The device is as before, with one exception: if the
     /// backend of a *saved* device fails, the device needs a reset by its driver.
     pub fn restore(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
-        self.transport().restore(state, Attempt::First)
+        self.transport.lock().restore(state, Attempt::First)
     }
 
     /// As [`VirtioPciDevice::restore`], of a state that was restored before, here or by another process, where that did not
@@ -337,26 +328,26 @@ impl VirtioPciDevice {
     /// # Errors
     /// As [`VirtioPciDevice::restore`], or it is not known what was done.
     pub fn restore_again(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
-        self.transport().restore(state, Attempt::Again)
+        self.transport.lock().restore(state, Attempt::Again)
     }
 }
 
 impl PciFunction for VirtioPciDevice {
     fn read_config(&self, offset: u16, data: &mut [u8]) {
-        self.transport().read_config(offset, data);
+        self.transport.lock().read_config(offset, data);
     }
 
     fn write_config(&self, offset: u16, data: &[u8]) {
-        self.transport().write_config(offset, data);
+        self.transport.lock().write_config(offset, data);
     }
 
     fn bars(&self) -> Vec<Bar> {
-        self.transport().bars()
+        self.transport.lock().bars()
     }
 
     fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]) {
         if bar == BAR {
-            self.transport().read_bar(offset, data);
+            self.transport.lock().read_bar(offset, data);
         } else {
             data.fill(0xff);
         }
@@ -368,22 +359,22 @@ impl PciFunction for VirtioPciDevice {
         }
         match notified_queue(offset) {
             Some(queue) => kick(&self.kicks, queue),
-            None => self.transport().write_bar(offset, data),
+            None => self.transport.lock().write_bar(offset, data),
         }
     }
 
     fn bar_moved(&self, bar: u8, address: Option<u64>) {
         if bar == BAR {
-            self.transport().doorbells.bar_moved(address);
+            self.transport.lock().doorbells.bar_moved(address);
         }
     }
 
     fn memory_fault(&self, address: Option<u64>) -> bool {
-        self.transport().doorbells.memory_fault(address)
+        self.transport.lock().doorbells.memory_fault(address)
     }
 
     fn reset(&self) {
-        self.transport().reset_function();
+        self.transport.lock().reset_function();
     }
 }
 

@@ -44,6 +44,7 @@ use std::sync::Arc;
 
 use vdpa::control_queue::{Command, Limits, queue_index};
 use vdpa::device::Device;
+use vdpa::netdev::VirtioNetConfig;
 use vdpa::ring::RingFeatures;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -212,23 +213,21 @@ impl VdpaBackend {
         })
     }
 
-    /// What control commands may ask for (`struct virtio_net_config`, virtio 1.3, 5.1.4).
-    fn limits(&self, features: u64, config: Option<[u8; succession::CONFIG_LEN]>) -> Limits {
+    /// What control commands may ask for.
+    fn limits(&self, features: u64, config: Option<[u8; VirtioNetConfig::LEN]>) -> Limits {
         let config = config.filter(|_| self.control.is_some());
-        let config = config.unwrap_or_default();
+        let config = VirtioNetConfig::of(config.unwrap_or_default());
         let several = queue_index(features, 2) != queue_index(0, 2);
         Limits {
             features,
             max_virtqueue_pairs: if several {
-                u16::from_le_bytes([config[8], config[9]])
+                config.max_virtqueue_pairs.get()
             } else {
                 1
             },
-            rss_max_key_size: config[17],
-            rss_max_indirection_table_length: u16::from_le_bytes([config[18], config[19]]),
-            supported_hash_types: u32::from_le_bytes([
-                config[20], config[21], config[22], config[23],
-            ]),
+            rss_max_key_size: config.rss_max_key_size,
+            rss_max_indirection_table_length: config.rss_max_indirection_table_length.get(),
+            supported_hash_types: config.supported_hash_types.get(),
         }
     }
 

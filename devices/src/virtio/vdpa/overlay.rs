@@ -5,6 +5,7 @@
 
 use vdpa::control_queue::Command;
 use vdpa::device::Device;
+use vdpa::netdev::VirtioNetConfig;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
@@ -13,7 +14,7 @@ use virtio_bindings::virtio_net::{
 use super::announce::Announcement;
 use super::mac::MacOverlay;
 use super::offer::Offer;
-use super::succession::{CONFIG_LEN, Identity};
+use super::succession::Identity;
 use super::{Negotiation, VdpaError};
 
 /// See the module.
@@ -23,7 +24,7 @@ pub(super) struct NetOverlay {
     pub(super) mac: Option<MacOverlay>,
     pub(super) announcement: Announcement,
     /// What the device said when its driver negotiated: one that has failed may say anything.
-    pub(super) told: Option<[u8; CONFIG_LEN]>,
+    pub(super) told: Option<[u8; VirtioNetConfig::LEN]>,
     /// What the guest was told by the device whose place this one has taken, until its driver
     /// continues or begins here.
     pub(super) predecessor: Option<Identity>,

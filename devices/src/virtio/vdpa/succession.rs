@@ -36,6 +36,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use vdpa::device::{Device, Operation, VringBase};
 use vdpa::memory::GuestMemory;
+use vdpa::netdev::VirtioNetConfig;
 use vdpa::ring::guest::GuestViolation;
 use vdpa::ring::{OrderError, RingFeatures, packed, split};
 use vdpa::uapi::BackendFeatures;
@@ -59,90 +60,42 @@ use crate::virtio::saved_state::{self, SavedStateError};
 pub(in crate::virtio) const IDENTITY_NAME: &str = "virtio-vdpa-identity";
 pub(in crate::virtio) const IDENTITY_VERSION: u32 = 1;
 
-/// Bytes of `struct virtio_net_config` up to `supported_hash_types` (virtio 1.3, 5.1.4).
-pub(super) const CONFIG_LEN: usize = 24;
-
 /// What a guest was told of a network device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     /// The MAC address that the guest finds after each reset.
     mac: Option<[u8; 6]>,
     /// The beginning of the device configuration; zero where it has no more.
-    config: [u8; CONFIG_LEN],
+    config: [u8; VirtioNetConfig::LEN],
 }
 
-/// Fields of the device configuration that limit what a guest may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Told {
-    queue_pairs: u16,
-    mtu: u16,
-    rss_key: u8,
-    rss_table: u16,
-    hash_types: u32,
-}
-
-impl Told {
-    fn of(config: &[u8; CONFIG_LEN]) -> Self {
-        let [
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            p0,
-            p1,
-            m0,
-            m1,
-            _,
-            _,
-            _,
-            _,
-            _,
-            key,
-            t0,
-            t1,
-            h0,
-            h1,
-            h2,
-            h3,
-        ] = *config;
-        Self {
-            queue_pairs: u16::from_le_bytes([p0, p1]),
-            mtu: u16::from_le_bytes([m0, m1]),
-            rss_key: key,
-            rss_table: u16::from_le_bytes([t0, t1]),
-            hash_types: u32::from_le_bytes([h0, h1, h2, h3]),
-        }
+/// Whether a driver that relies on `features` and was told `old` can go on with `new`.
+fn check_config(
+    old: &VirtioNetConfig,
+    new: &VirtioNetConfig,
+    features: u64,
+) -> Result<(), VdpaError> {
+    let relies = |bit: u32| features & (1 << bit) != 0;
+    let hashes = relies(VIRTIO_NET_F_RSS) || relies(VIRTIO_NET_F_HASH_REPORT);
+    // With several pairs the control queue comes behind the last one (virtio 1.3, 5.1.2).
+    if (relies(VIRTIO_NET_F_MQ) || hashes) && new.max_virtqueue_pairs != old.max_virtqueue_pairs {
+        return Err(VdpaError::OtherQueuePairs {
+            needs: old.max_virtqueue_pairs.get(),
+            has: new.max_virtqueue_pairs.get(),
+        });
     }
-
-    /// Whether a driver that relies on `features` and was told this can go on with `new`.
-    fn check(self, new: Self, features: u64) -> Result<(), VdpaError> {
-        let relies = |bit: u32| features & (1 << bit) != 0;
-        let hashes = relies(VIRTIO_NET_F_RSS) || relies(VIRTIO_NET_F_HASH_REPORT);
-        // With several pairs the control queue comes behind the last one (virtio 1.3, 5.1.2).
-        if (relies(VIRTIO_NET_F_MQ) || hashes) && new.queue_pairs != self.queue_pairs {
-            return Err(VdpaError::OtherQueuePairs {
-                needs: self.queue_pairs,
-                has: new.queue_pairs,
-            });
-        }
-        if relies(VIRTIO_NET_F_MTU) && new.mtu < self.mtu {
-            return Err(VdpaError::SmallerMtu {
-                needs: self.mtu,
-                has: new.mtu,
-            });
-        }
-        let less = new.rss_key < self.rss_key
-            || new.rss_table < self.rss_table
-            || self.hash_types & !new.hash_types != 0;
-        if hashes && less {
-            return Err(VdpaError::SmallerHash);
-        }
-        Ok(())
+    let (needs, has) = (old.mtu.get(), new.mtu.get());
+    if relies(VIRTIO_NET_F_MTU) && has < needs {
+        return Err(VdpaError::SmallerMtu { needs, has });
     }
+    let table = |config: &VirtioNetConfig| config.rss_max_indirection_table_length.get();
+    let less = new.rss_max_key_size < old.rss_max_key_size
+        || table(new) < table(old)
+        || (old.supported_hash_types & !new.supported_hash_types).get() != 0;
+    if hashes && less {
+        return Err(VdpaError::SmallerHash);
+    }
+    Ok(())
 }
 
 impl Identity {
@@ -150,11 +103,12 @@ impl Identity {
     /// in which the address means nothing if it is not `addressed`.
     fn check(
         &self,
-        mut new: [u8; CONFIG_LEN],
+        mut new: [u8; VirtioNetConfig::LEN],
         addressed: bool,
         features: u64,
     ) -> Result<(), VdpaError> {
-        Told::of(&self.config).check(Told::of(&new), features)?;
+        let old = VirtioNetConfig::of(self.config);
+        check_config(&old, &VirtioNetConfig::of(new), features)?;
         let settable = [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_CTRL_MAC_ADDR]
             .iter()
             .all(|bit| features & (1 << bit) != 0);
@@ -170,11 +124,11 @@ impl Identity {
 }
 
 /// The beginning of the device configuration as the device says it now.
-pub(super) fn tells(device: &Device) -> Result<[u8; CONFIG_LEN], VdpaError> {
-    let mut config = [0; CONFIG_LEN];
+pub(super) fn tells(device: &Device) -> Result<[u8; VirtioNetConfig::LEN], VdpaError> {
+    let mut config = [0; VirtioNetConfig::LEN];
     let len = usize::try_from(device.config_size())
-        .unwrap_or(CONFIG_LEN)
-        .min(CONFIG_LEN);
+        .unwrap_or(VirtioNetConfig::LEN)
+        .min(VirtioNetConfig::LEN);
     device.read_config(0, &mut config[..len])?;
     Ok(config)
 }

@@ -12,7 +12,6 @@
 //!
 //! Owns who is told and how. Must not know why a guest has come, nor whether its driver can announce it.
 
-mod error;
 mod frame;
 mod socket;
 
@@ -22,13 +21,12 @@ use std::path::Path;
 use self::frame::{Tag, reverse_arp};
 use super::Connection;
 use super::MgmtDeviceName;
-use super::connectivity::Place;
+use super::connectivity::{ConnectivityError, Place};
 use super::devlink::Devlink;
+use super::error::{self, Error, ErrorKind};
 use super::link::{Link, Links, PortVlan, VlanId};
 use super::pci::{Address, Pci};
 use super::sriov;
-
-pub use error::AnnounceError;
 
 /// Where network interfaces are in sysfs.
 const INTERFACES: &str = "/sys/class/net";
@@ -64,12 +62,14 @@ impl Announcement {
     /// sent yet.
     ///
     /// # Errors
-    /// [`AnnounceError::NotOfOne`], [`AnnounceError::NoPlace`], [`AnnounceError::NoBridge`], [`AnnounceError::NoVlan`]: there is
-    /// nothing that could be told. Or the kernel did not answer, or refused.
-    pub fn prepare(device: &str, mac: [u8; 6]) -> Result<Self, AnnounceError> {
+    /// `Unusable`: there is nothing that could be told. Or the kernel did not answer, or refused.
+    pub fn prepare(device: &str, mac: [u8; 6]) -> Result<Self, Error> {
         // A group's, or none.
         if mac[0] & 1 != 0 || mac == [0; 6] {
-            return Err(AnnounceError::NotOfOne(mac));
+            let mac = error::mac(mac);
+            return Err(nowhere(format!(
+                "{mac} is no address that one guest can have"
+            )));
         }
         let mgmtdev = Connection::open()?.device(device)?.mgmtdev;
         let links = Links::open()?;
@@ -90,14 +90,14 @@ impl Announcement {
     /// Sends each frame once, also if one of them fails.
     ///
     /// # Errors
-    /// [`AnnounceError::Send`] for the first one that could not be sent.
-    pub fn send(&self) -> Result<(), AnnounceError> {
+    /// `Failed` for the first one that could not be sent.
+    pub fn send(&self) -> Result<(), Error> {
         let mut failed = None;
         for frame in &self.frames {
             if let Err(source) = socket::send(frame.index, &frame.bytes) {
-                failed.get_or_insert(AnnounceError::Send {
-                    interface: frame.interface.clone(),
-                    source,
+                failed.get_or_insert_with(|| {
+                    let message = format!("cannot send a frame out of {}", frame.interface);
+                    Error::new(ErrorKind::Failed, message).because(source)
                 });
             }
         }
@@ -105,13 +105,26 @@ impl Announcement {
     }
 }
 
+/// There is nothing that could be told.
+fn nowhere(message: String) -> Error {
+    Error::new(ErrorKind::Unusable, message)
+}
+
 /// Where the function is connected that this management device is.
-fn place(links: &Links, mgmtdev: &MgmtDeviceName) -> Result<Place, AnnounceError> {
-    let none = || AnnounceError::NoPlace(mgmtdev.clone());
+fn place(links: &Links, mgmtdev: &MgmtDeviceName) -> Result<Place, Error> {
+    let none = || {
+        nowhere(format!(
+            "{mgmtdev} has neither a representor nor a physical function here"
+        ))
+    };
     match mgmtdev.bus() {
         Some("pci") => {
             let address: Address = mgmtdev.name().parse().map_err(|_| none())?;
-            Ok(Place::of_virtual_function(links, &Pci::default(), address)?)
+            let place = Place::of_virtual_function(links, &Pci::default(), address);
+            place.map_err(|error| match error {
+                ConnectivityError::Mgmt(error) => error,
+                error => nowhere(error.to_string()),
+            })
         }
         Some("auxiliary") => {
             let instance = mgmtdev.to_string();
@@ -137,10 +150,11 @@ fn place(links: &Links, mgmtdev: &MgmtDeviceName) -> Result<Place, AnnounceError
 }
 
 /// Has a port's bridge learn the address, and says what goes out of its other ports.
-fn from_bridge(links: &Links, port: &Link, mac: [u8; 6]) -> Result<Vec<Frame>, AnnounceError> {
+fn from_bridge(links: &Links, port: &Link, mac: [u8; 6]) -> Result<Vec<Frame>, Error> {
     let master = port.master.map(|index| links.link_at(index)).transpose()?;
     let bridge = master.filter(Link::is_bridge);
-    let bridge = bridge.ok_or_else(|| AnnounceError::NoBridge(port.name.clone()))?;
+    let bridge =
+        bridge.ok_or_else(|| nowhere(format!("{} is a port of no bridge of Linux", port.name)))?;
     let mut others = links.links()?;
     others.retain(|link| link.master == Some(bridge.index) && link.index != port.index);
     let (vlan, others) = match bridge.vlan_filtering {
@@ -150,7 +164,10 @@ fn from_bridge(links: &Links, port: &Link, mac: [u8; 6]) -> Result<Vec<Frame>, A
             others.pop();
             let own = vlans.pop().unwrap_or_default();
             let pvid = own.iter().find(|one| one.pvid).map(|one| one.vlan);
-            let vlan = pvid.ok_or_else(|| AnnounceError::NoVlan(port.name.clone()))?;
+            let vlan = pvid.ok_or_else(|| {
+                let port = &port.name;
+                nowhere(format!("frames without a tag are in no VLAN at {port}"))
+            })?;
             (Some(vlan), others.into_iter().zip(vlans).collect())
         }
         Some(false) | None => {
@@ -186,12 +203,7 @@ fn forwards(port: &Path) -> bool {
 }
 
 /// What goes out of a physical function for a virtual one of it.
-fn from_physical(
-    links: &Links,
-    physical: &str,
-    number: u32,
-    mac: [u8; 6],
-) -> Result<Frame, AnnounceError> {
+fn from_physical(links: &Links, physical: &str, number: u32, mac: [u8; 6]) -> Result<Frame, Error> {
     let index = links.link(physical)?.index;
     let functions = sriov::Links::from(links.clone()).link(physical)?;
     let mut functions = functions.virtual_functions.into_iter();
@@ -251,7 +263,7 @@ mod tests {
     fn an_address_of_no_single_guest_is_not_announced() {
         for mac in [[0; 6], [0xff; 6], [1, 0, 0x5e, 0, 0, 1]] {
             let refused = Announcement::prepare("any", mac);
-            assert!(matches!(refused, Err(AnnounceError::NotOfOne(_))));
+            assert!(refused.unwrap_err().to_string().contains("one guest"));
         }
     }
 }

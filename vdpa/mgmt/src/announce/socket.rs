@@ -47,8 +47,9 @@ pub(super) fn send(index: u32, frame: &[u8]) -> io::Result<()> {
     )?;
     // A queue that is full is not waited for: a frame more or less does not matter.
     let sent = sendto(&socket, frame, SendFlags::DONTWAIT, &Interface::at(index)?)?;
-    match sent == frame.len() {
-        true => Ok(()),
-        false => Err(io::Error::from(io::ErrorKind::WriteZero)),
+    if sent == frame.len() {
+        Ok(())
+    } else {
+        Err(io::Error::from(io::ErrorKind::WriteZero))
     }
 }

@@ -9,7 +9,8 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use super::{Bus, BusError, read_error};
+use super::Bus;
+use crate::error::Error;
 
 /// Where a device's network interface is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +33,7 @@ impl Bus {
     ///
     /// # Errors
     /// As [`Bus::device`].
-    pub fn netdev(&self, name: &str) -> Result<Netdev, BusError> {
+    pub fn netdev(&self, name: &str) -> Result<Netdev, Error> {
         if self.device(name)?.driver.as_deref() != Some("virtio_vdpa") {
             return Ok(Netdev::None);
         }
@@ -57,7 +58,7 @@ impl Bus {
                 let index = match fs::read_to_string(&path) {
                     // It was renamed, moved or removed since.
                     Err(error) if is_gone(&error) => continue,
-                    text => text.map_err(|source| read_error(&path, source))?,
+                    text => text.map_err(Error::read(&path))?,
                 };
                 if let Ok(index) = index.trim().parse() {
                     found = Netdev::Here { name, index };
@@ -70,7 +71,7 @@ impl Bus {
 }
 
 /// The virtio devices that are children of this one.
-fn virtio_devices(directory: &Path) -> Result<Vec<PathBuf>, BusError> {
+fn virtio_devices(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = names(directory)?.into_iter();
     Ok(names
         .filter(|name| is_virtio(OsStr::new(name)))
@@ -79,14 +80,14 @@ fn virtio_devices(directory: &Path) -> Result<Vec<PathBuf>, BusError> {
 }
 
 /// Names in a directory; none if it is gone.
-fn names(directory: &Path) -> Result<Vec<String>, BusError> {
+fn names(directory: &Path) -> Result<Vec<String>, Error> {
     let entries = match fs::read_dir(directory) {
         Err(error) if is_gone(&error) => return Ok(Vec::new()),
-        entries => entries.map_err(|source| read_error(directory, source))?,
+        entries => entries.map_err(Error::read(directory))?,
     };
     let mut names = Vec::new();
     for entry in entries {
-        let entry = entry.map_err(|source| read_error(directory, source))?;
+        let entry = entry.map_err(Error::read(directory))?;
         names.push(entry.file_name().to_string_lossy().into_owned());
     }
     Ok(names)

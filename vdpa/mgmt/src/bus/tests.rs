@@ -38,6 +38,10 @@ impl Drop for Sysfs {
     }
 }
 
+fn kind<T: std::fmt::Debug>(outcome: Result<T, Error>) -> ErrorKind {
+    outcome.unwrap_err().kind()
+}
+
 #[test]
 fn names_and_character_devices_are_found_both_ways() {
     let sysfs = Sysfs::new("both");
@@ -58,15 +62,12 @@ fn bad_names_missing_devices_and_a_missing_bus_are_told_apart() {
     let sysfs = Sysfs::new("bad");
     let bus = Bus::at(&sysfs.0);
     for name in ["", ".", "..", "../x", "a/b", "a\0"] {
-        assert!(
-            matches!(bus.device(name), Err(BusError::BadName(_))),
-            "{name:?}"
-        );
+        assert_eq!(kind(bus.device(name)), ErrorKind::BadName, "{name:?}");
     }
-    assert!(matches!(bus.device("x"), Err(BusError::NoDevice(_))));
+    assert_eq!(kind(bus.device("x")), ErrorKind::NotFound);
     let nowhere = Bus::at(&sysfs.0.join("nowhere"));
-    assert!(matches!(nowhere.devices(), Err(BusError::NoBus)));
-    assert!(matches!(nowhere.device("x"), Err(BusError::NoBus)));
+    assert_eq!(kind(nowhere.devices()), ErrorKind::NoVdpa);
+    assert_eq!(kind(nowhere.device("x")), ErrorKind::NoVdpa);
 }
 
 #[test]
@@ -87,7 +88,10 @@ fn a_device_goes_from_driver_to_driver() {
     let bus = Bus::at(&sysfs.0);
     for driver in ["vhost_vdpa", "", "..", "a/b"] {
         let error = bus.bind("a", driver).unwrap_err();
-        assert!(matches!(error, BusError::NoDriver(_)), "{driver:?} {error}");
+        assert!(
+            error.to_string().contains("no vdpa bus driver"),
+            "{driver:?} {error}"
+        );
     }
     sysfs.driver("vhost_vdpa");
     bus.bind("a", "virtio_vdpa").unwrap();
@@ -104,10 +108,8 @@ fn the_old_driver_comes_back_when_the_new_one_fails() {
     sysfs.driver("virtio_vdpa");
     fs::create_dir_all(sysfs.0.join("bus/vdpa/drivers/vhost_vdpa")).unwrap();
     let error = Bus::at(&sysfs.0).bind("a", "vhost_vdpa").unwrap_err();
-    let BusError::Bind { now, .. } = &error else {
-        panic!("{error}")
-    };
-    assert_eq!(now.as_deref(), Some("virtio_vdpa"));
+    assert_eq!(error.kind(), ErrorKind::NotUndone);
+    assert!(error.to_string().contains("now has virtio_vdpa"), "{error}");
     assert_eq!(sysfs.told("virtio_vdpa/bind"), "a");
 }
 
@@ -119,8 +121,8 @@ fn network_interfaces_are_found_where_they_are() {
     let bus = Bus::at(&sysfs.0);
     assert_eq!(bus.netdev("a").unwrap(), Netdev::None);
     assert_eq!(bus.netdev("b").unwrap(), Netdev::None);
-    assert!(matches!(bus.netdev("c"), Err(BusError::NoDevice(_))));
-    assert!(matches!(bus.netdev("../a"), Err(BusError::BadName(_))));
+    assert_eq!(kind(bus.netdev("c")), ErrorKind::NotFound);
+    assert_eq!(kind(bus.netdev("../a")), ErrorKind::BadName);
     let net = sysfs.0.join("bus/vdpa/devices/a/virtio3/net");
     fs::create_dir_all(net.join("eth7")).unwrap();
     // Without a number it is about to come or go.

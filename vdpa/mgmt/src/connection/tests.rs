@@ -182,7 +182,7 @@ fn an_answer_has_one_entry() {
     assert!(read(&[device()]).is_ok());
     assert!(read(&[config(), device()]).is_ok());
     for answer in [vec![], vec![device(), device()], vec![config()]] {
-        assert!(matches!(read(&answer), Err(MgmtError::Malformed { .. })));
+        assert!(matches!(read(&answer), Err(error) if error.kind() == ErrorKind::Malformed));
     }
 }
 

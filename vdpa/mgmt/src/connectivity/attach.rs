@@ -8,7 +8,7 @@ use super::place::Place;
 use super::record::{Attached, Change, FunctionVlan, Subject};
 use crate::journal::Journal as _;
 use crate::link::{Link, Links, PortVlan, VlanId};
-use crate::sriov::{self, Vlan, VlanProtocol};
+use crate::sriov::{Vlan, VlanProtocol};
 
 impl Connectivity {
     /// Connects what is at this place. What is so already is left as it is; the record has the rest.
@@ -221,8 +221,7 @@ impl<K: Kernel> Attaching<'_, K> {
         number: u32,
         vlan: VlanId,
     ) -> Result<(), ConnectivityError> {
-        let after =
-            Vlan::new(vlan.get(), 0, VlanProtocol::Dot1Q).map_err(sriov::LinkError::from)?;
+        let after = Vlan::new(vlan.get(), 0, VlanProtocol::Dot1Q)?;
         let before = self.kernel.function_vlan(physical, number)?;
         if before == Some(after) {
             return Ok(());

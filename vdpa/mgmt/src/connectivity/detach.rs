@@ -5,9 +5,10 @@ use std::io;
 use super::error::ConnectivityError;
 use super::kernel::Kernel;
 use super::record::{Attached, Change, FunctionVlan, LeftAlone, Subject};
+use crate::error::ErrorKind;
 use crate::journal::Journal;
 use crate::link::{Link, PortVlan};
-use crate::sriov::{self, Vlan};
+use crate::sriov::Vlan;
 use vdpa::causes::in_one_line;
 
 type Undone = Result<Option<LeftAlone>, ConnectivityError>;
@@ -75,9 +76,10 @@ impl<'a, K: Kernel> Attaching<'a, K> {
             Subject::Link { index, .. } => {
                 // As it is after the step before.
                 let link = self.kernel.link_at(*index)?;
-                match self.attached.subject.is(&link) {
-                    true => undo(self.kernel, &link, change, &self.attached.changes),
-                    false => Ok(Some(LeftAlone::Gone(self.name.clone()))),
+                if self.attached.subject.is(&link) {
+                    undo(self.kernel, &link, change, &self.attached.changes)
+                } else {
+                    Ok(Some(LeftAlone::Gone(self.name.clone())))
                 }
             }
             Subject::VirtualFunction { physical, number } => {
@@ -108,11 +110,8 @@ impl<K: Kernel> Journal for Attaching<'_, K> {
             return Ok(());
         }
         match self.undo_one(change) {
-            Ok(Some(LeftAlone::Gone(_)))
-            | Err(ConnectivityError::VirtualFunction(
-                sriov::LinkError::NoInterface { .. } | sriov::LinkError::NoVirtualFunction { .. },
-            )) => self.gone = true,
-            Err(ConnectivityError::Link(error)) if error.is_missing() => self.gone = true,
+            Ok(Some(LeftAlone::Gone(_))) => self.gone = true,
+            Err(ConnectivityError::Mgmt(error)) if error.is_missing() => self.gone = true,
             undone => self.left_alone.extend(undone?),
         }
         Ok(())
@@ -273,12 +272,12 @@ fn undo_function(kernel: &impl Kernel, physical: &str, number: u32, change: &Cha
     }
     // A driver that did not tell had none.
     let before = match before {
-        Some(before) => Vlan::try_from(*before).map_err(sriov::LinkError::from)?,
+        Some(before) => Vlan::try_from(*before)?,
         None => Vlan::NONE,
     };
     match kernel.set_function_vlan(physical, number, before) {
         // A driver that tells no VLAN and has no such setting did not make it either.
-        Err(sriov::LinkError::NotTaken { .. }) if now.is_none() => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotSupported && now.is_none() => Ok(None),
         set => Ok(set.map(|()| None)?),
     }
 }

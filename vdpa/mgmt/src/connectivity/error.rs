@@ -1,8 +1,8 @@
 //! What can go wrong with connecting a function, and what the user can do about it.
 
-use crate::link::{LinkError, VlanId};
-use crate::pci::{Address, PciError};
-use crate::sriov;
+use crate::error::Error;
+use crate::link::VlanId;
+use crate::pci::Address;
 
 /// Why a function could not be connected, or its connection not taken back.
 #[derive(Debug, thiserror::Error)]
@@ -97,15 +97,9 @@ pub enum ConnectivityError {
         "the physical function {0} has no network interface in this network namespace: bind it to its NIC's driver, or run this in the interface's namespace"
     )]
     NoInterface(Address),
-    /// A request about interfaces failed.
+    /// A request to the kernel failed, or sysfs could not be read.
     #[error(transparent)]
-    Link(#[from] LinkError),
-    /// A request about a virtual function failed.
-    #[error(transparent)]
-    VirtualFunction(#[from] sriov::LinkError),
-    /// sysfs could not be read.
-    #[error(transparent)]
-    Pci(#[from] PciError),
+    Mgmt(#[from] Error),
     /// The record of what is about to be done could not be kept.
     #[error("cannot keep the record of what is changed")]
     NotNoted(#[source] std::io::Error),

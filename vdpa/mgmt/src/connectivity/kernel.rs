@@ -1,72 +1,68 @@
 //! What is asked of the kernel to connect a function: a trait, so that every failure can be tried without a NIC.
 
-use crate::link::{Link, LinkError, Links, PortVlan, VlanId};
+use crate::error::Error;
+use crate::link::{Link, Links, PortVlan, VlanId};
 use crate::sriov::{self, Setting, Vlan};
 
 /// Requests to the kernel. Each does what the method of [`Links`] of that name does.
 pub(super) trait Kernel {
-    fn link(&self, name: &str) -> Result<Link, LinkError>;
-    fn link_at(&self, index: u32) -> Result<Link, LinkError>;
-    fn vlans(&self, link: &Link) -> Result<Vec<PortVlan>, LinkError>;
-    fn set_up(&self, link: &Link) -> Result<(), LinkError>;
-    fn set_down(&self, link: &Link) -> Result<(), LinkError>;
-    fn set_mtu(&self, link: &Link, mtu: u32) -> Result<(), LinkError>;
-    fn set_master(&self, link: &Link, master: &Link) -> Result<(), LinkError>;
-    fn clear_master(&self, link: &Link) -> Result<(), LinkError>;
-    fn add_vlan(&self, link: &Link, vlan: PortVlan) -> Result<(), LinkError>;
-    fn remove_vlan(&self, link: &Link, vlan: VlanId) -> Result<(), LinkError>;
+    fn link(&self, name: &str) -> Result<Link, Error>;
+    fn link_at(&self, index: u32) -> Result<Link, Error>;
+    fn vlans(&self, link: &Link) -> Result<Vec<PortVlan>, Error>;
+    fn set_up(&self, link: &Link) -> Result<(), Error>;
+    fn set_down(&self, link: &Link) -> Result<(), Error>;
+    fn set_mtu(&self, link: &Link, mtu: u32) -> Result<(), Error>;
+    fn set_master(&self, link: &Link, master: &Link) -> Result<(), Error>;
+    fn clear_master(&self, link: &Link) -> Result<(), Error>;
+    fn add_vlan(&self, link: &Link, vlan: PortVlan) -> Result<(), Error>;
+    fn remove_vlan(&self, link: &Link, vlan: VlanId) -> Result<(), Error>;
     /// The VLAN that the NIC puts a virtual function into; none if its driver does not tell.
-    fn function_vlan(&self, physical: &str, number: u32) -> Result<Option<Vlan>, sriov::LinkError>;
-    fn set_function_vlan(
-        &self,
-        physical: &str,
-        number: u32,
-        vlan: Vlan,
-    ) -> Result<(), sriov::LinkError>;
+    fn function_vlan(&self, physical: &str, number: u32) -> Result<Option<Vlan>, Error>;
+    fn set_function_vlan(&self, physical: &str, number: u32, vlan: Vlan) -> Result<(), Error>;
 }
 
 impl Kernel for Links {
-    fn link(&self, name: &str) -> Result<Link, LinkError> {
+    fn link(&self, name: &str) -> Result<Link, Error> {
         self.link(name)
     }
 
-    fn link_at(&self, index: u32) -> Result<Link, LinkError> {
+    fn link_at(&self, index: u32) -> Result<Link, Error> {
         self.link_at(index)
     }
 
-    fn vlans(&self, link: &Link) -> Result<Vec<PortVlan>, LinkError> {
+    fn vlans(&self, link: &Link) -> Result<Vec<PortVlan>, Error> {
         self.vlans(link)
     }
 
-    fn set_up(&self, link: &Link) -> Result<(), LinkError> {
+    fn set_up(&self, link: &Link) -> Result<(), Error> {
         self.set_up(link)
     }
 
-    fn set_down(&self, link: &Link) -> Result<(), LinkError> {
+    fn set_down(&self, link: &Link) -> Result<(), Error> {
         self.set_down(link)
     }
 
-    fn set_mtu(&self, link: &Link, mtu: u32) -> Result<(), LinkError> {
+    fn set_mtu(&self, link: &Link, mtu: u32) -> Result<(), Error> {
         self.set_mtu(link, mtu)
     }
 
-    fn set_master(&self, link: &Link, master: &Link) -> Result<(), LinkError> {
+    fn set_master(&self, link: &Link, master: &Link) -> Result<(), Error> {
         self.set_master(link, master)
     }
 
-    fn clear_master(&self, link: &Link) -> Result<(), LinkError> {
+    fn clear_master(&self, link: &Link) -> Result<(), Error> {
         self.clear_master(link)
     }
 
-    fn add_vlan(&self, link: &Link, vlan: PortVlan) -> Result<(), LinkError> {
+    fn add_vlan(&self, link: &Link, vlan: PortVlan) -> Result<(), Error> {
         self.add_vlan(link, vlan)
     }
 
-    fn remove_vlan(&self, link: &Link, vlan: VlanId) -> Result<(), LinkError> {
+    fn remove_vlan(&self, link: &Link, vlan: VlanId) -> Result<(), Error> {
         self.remove_vlan(link, vlan)
     }
 
-    fn function_vlan(&self, physical: &str, number: u32) -> Result<Option<Vlan>, sriov::LinkError> {
+    fn function_vlan(&self, physical: &str, number: u32) -> Result<Option<Vlan>, Error> {
         let link = sriov::Links::from(self.clone()).link(physical)?;
         let mut functions = link.virtual_functions.into_iter();
         Ok(functions
@@ -74,12 +70,7 @@ impl Kernel for Links {
             .and_then(|function| function.vlan))
     }
 
-    fn set_function_vlan(
-        &self,
-        physical: &str,
-        number: u32,
-        vlan: Vlan,
-    ) -> Result<(), sriov::LinkError> {
+    fn set_function_vlan(&self, physical: &str, number: u32, vlan: Vlan) -> Result<(), Error> {
         sriov::Links::from(self.clone()).set(physical, number, &[Setting::Vlan(vlan)])
     }
 }

@@ -29,7 +29,6 @@ mod words;
 pub use error::ConnectivityError;
 pub use place::{Place, representor};
 pub use record::{Attached, Change, FunctionVlan, LeftAlone};
-pub use words::BadConnectivity;
 
 use super::link::VlanId;
 

@@ -7,8 +7,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::error::ConnectivityError;
+use crate::error::Error;
 use crate::link::{Link, Links, PortVlan, VlanId};
-use crate::sriov::{InvalidSetting, Vlan, VlanProtocol};
+use crate::sriov::{Vlan, VlanProtocol};
 
 /// What was changed to connect a function. It describes this boot of the machine and the network namespace in which it was
 /// made.
@@ -140,9 +141,9 @@ impl From<Vlan> for FunctionVlan {
 }
 
 impl TryFrom<FunctionVlan> for Vlan {
-    type Error = InvalidSetting;
+    type Error = Error;
 
-    fn try_from(kept: FunctionVlan) -> Result<Self, InvalidSetting> {
+    fn try_from(kept: FunctionVlan) -> Result<Self, Error> {
         Self::new(kept.id, kept.qos, VlanProtocol::of(kept.ether_type))
     }
 }

@@ -10,9 +10,10 @@ use super::kernel::Kernel;
 use super::place::among;
 use super::record::boot;
 use super::*;
-use crate::link::{Link, LinkError, LinkOperation, PhysPortName, PortVlan};
+use crate::error::{Error, ErrorKind};
+use crate::link::{Link, PhysPortName, PortVlan};
 use crate::netlink::exchange::Refusal;
-use crate::sriov::{self, Vlan, VlanProtocol};
+use crate::sriov::{Vlan, VlanProtocol};
 
 const BRIDGE: u32 = 2;
 const OTHER_BRIDGE: u32 = 3;
@@ -110,70 +111,65 @@ impl Fake {
         if fails { Err(error()) } else { Ok(()) }
     }
 
-    fn port(&self, change: impl FnOnce(&mut Link)) -> Result<(), LinkError> {
+    fn port(&self, change: impl FnOnce(&mut Link)) -> Result<(), Error> {
         self.change(refused, |state| change(&mut state.links[2]))
     }
 }
 
-fn refused() -> LinkError {
-    LinkError::Refused {
-        operation: LinkOperation::Show("injected".into()),
-        source: Refusal::of(libc::EIO, Some("injected")),
-    }
+fn refused() -> Error {
+    let message = "cannot show the network interface injected";
+    Error::new(ErrorKind::Refused, message).because(Refusal::of(libc::EIO, Some("injected")))
 }
 
-fn missing() -> LinkError {
-    LinkError::NoLink {
-        name: "it".into(),
-        place: "the test".into(),
-        source: Refusal::of(libc::ENODEV, None),
-    }
+fn missing() -> Error {
+    let message = "there is no network interface it in the test";
+    Error::new(ErrorKind::NotFound, message).because(Refusal::of(libc::ENODEV, None))
 }
 
 impl Kernel for Fake {
-    fn link(&self, name: &str) -> Result<Link, LinkError> {
+    fn link(&self, name: &str) -> Result<Link, Error> {
         let state = self.state.borrow();
         let found = state.links.iter().find(|link| link.name == name);
         found.cloned().ok_or_else(missing)
     }
 
-    fn link_at(&self, index: u32) -> Result<Link, LinkError> {
+    fn link_at(&self, index: u32) -> Result<Link, Error> {
         let state = self.state.borrow();
         let found = state.links.iter().find(|link| link.index == index);
         found.cloned().ok_or_else(missing)
     }
 
-    fn vlans(&self, _: &Link) -> Result<Vec<PortVlan>, LinkError> {
+    fn vlans(&self, _: &Link) -> Result<Vec<PortVlan>, Error> {
         Ok(self.state.borrow().vlans.clone())
     }
 
-    fn set_up(&self, _: &Link) -> Result<(), LinkError> {
+    fn set_up(&self, _: &Link) -> Result<(), Error> {
         self.port(|port| port.up = true)
     }
 
-    fn set_down(&self, _: &Link) -> Result<(), LinkError> {
+    fn set_down(&self, _: &Link) -> Result<(), Error> {
         self.port(|port| port.up = false)
     }
 
-    fn set_mtu(&self, _: &Link, mtu: u32) -> Result<(), LinkError> {
+    fn set_mtu(&self, _: &Link, mtu: u32) -> Result<(), Error> {
         self.port(|port| port.mtu = mtu)
     }
 
-    fn set_master(&self, _: &Link, master: &Link) -> Result<(), LinkError> {
+    fn set_master(&self, _: &Link, master: &Link) -> Result<(), Error> {
         self.change(refused, |state| {
             state.links[2].master = Some(master.index);
             state.vlans = vec![PortVlan::access(vlan(1))];
         })
     }
 
-    fn clear_master(&self, _: &Link) -> Result<(), LinkError> {
+    fn clear_master(&self, _: &Link) -> Result<(), Error> {
         self.change(refused, |state| {
             state.links[2].master = None;
             state.vlans.clear();
         })
     }
 
-    fn add_vlan(&self, _: &Link, added: PortVlan) -> Result<(), LinkError> {
+    fn add_vlan(&self, _: &Link, added: PortVlan) -> Result<(), Error> {
         self.change(refused, |state| {
             state.vlans.retain(|one| one.vlan != added.vlan);
             for one in &mut state.vlans {
@@ -184,18 +180,18 @@ impl Kernel for Fake {
         })
     }
 
-    fn remove_vlan(&self, _: &Link, removed: VlanId) -> Result<(), LinkError> {
+    fn remove_vlan(&self, _: &Link, removed: VlanId) -> Result<(), Error> {
         self.change(refused, |state| {
             state.vlans.retain(|one| one.vlan != removed);
         })
     }
 
-    fn function_vlan(&self, _: &str, _: u32) -> Result<Option<Vlan>, sriov::LinkError> {
+    fn function_vlan(&self, _: &str, _: u32) -> Result<Option<Vlan>, Error> {
         Ok(self.state.borrow().function)
     }
 
-    fn set_function_vlan(&self, _: &str, _: u32, to: Vlan) -> Result<(), sriov::LinkError> {
-        let error = || sriov::LinkError::Socket(std::io::Error::other("injected"));
+    fn set_function_vlan(&self, _: &str, _: u32, to: Vlan) -> Result<(), Error> {
+        let error = || Error::netlink(std::io::Error::other("injected"));
         self.change(error, |state| state.function = Some(to))
     }
 }
@@ -537,7 +533,7 @@ proptest! {
     #[test]
     fn any_words_are_read_without_a_panic(text in "(bridge|vlan|mtu|x)?[=,]?.{0,12}(,(bridge|vlan|mtu)=[0-9a-z]{0,6})?") {
         if let Ok(read) = text.parse::<Connectivity>() {
-            prop_assert_eq!(read.to_string().parse(), Ok(read));
+            prop_assert_eq!(read.to_string().parse::<Connectivity>().unwrap(), read);
         }
     }
 

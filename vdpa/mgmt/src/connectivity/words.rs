@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Connectivity;
-use crate::link::{BadVlan, is_interface_name};
+use crate::error::{Error, ErrorKind};
+use crate::link::is_interface_name;
 
 /// The smallest MTU of Ethernet interfaces (ETH_MIN_MTU), in bytes.
 const MTU_MIN: u32 = 68;
@@ -12,48 +13,44 @@ const MTU_MIN: u32 = 68;
 /// The largest (ETH_MAX_MTU), in bytes.
 const MTU_MAX: u32 = 65_535;
 
-/// Words that are no connectivity.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadConnectivity {
-    /// Something that is no `KEY=VALUE` with a known key.
-    #[error("{0:?} is not understood: write `bridge=NAME,vlan=N,mtu=BYTES`, or a part of that")]
-    Word(String),
-    /// A key twice.
-    #[error("{0} is given twice")]
-    Twice(&'static str),
-    /// A name that no interface has.
-    #[error(
-        "{0:?} does not name a bridge: names have 1 to 15 bytes, without slashes, colons, commas and spaces"
-    )]
-    Bridge(String),
-    /// A number that is no VLAN.
-    #[error(transparent)]
-    Vlan(#[from] BadVlan),
-    /// A number that is no MTU.
-    #[error("{0:?} is no MTU: they are {MTU_MIN} to {MTU_MAX} bytes")]
-    Mtu(String),
+fn bad(message: String) -> Error {
+    Error::new(ErrorKind::BadName, message)
 }
 
 impl FromStr for Connectivity {
-    type Err = BadConnectivity;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, BadConnectivity> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         let mut read = Self::default();
         for word in text.split(',') {
-            let unknown = || BadConnectivity::Word(word.to_owned());
+            let unknown = || {
+                bad(format!(
+                    "{word:?} is not understood: write `bridge=NAME,vlan=N,mtu=BYTES`, or a part \
+                     of that"
+                ))
+            };
             let (key, value) = word.split_once('=').ok_or_else(unknown)?;
             match key {
                 "bridge" if is_interface_name(value) => {
                     once("bridge", &mut read.bridge, value.to_owned())?;
                 }
-                "bridge" => return Err(BadConnectivity::Bridge(value.to_owned())),
+                "bridge" => {
+                    return Err(bad(format!(
+                        "{value:?} does not name a bridge: names have 1 to 15 bytes, without \
+                         slashes, colons, commas and spaces"
+                    )));
+                }
                 "vlan" => once("vlan", &mut read.vlan, value.parse()?)?,
                 "mtu" => {
                     let mtu = value
                         .parse()
                         .ok()
                         .filter(|mtu| (MTU_MIN..=MTU_MAX).contains(mtu));
-                    let mtu = mtu.ok_or_else(|| BadConnectivity::Mtu(value.to_owned()))?;
+                    let mtu = mtu.ok_or_else(|| {
+                        bad(format!(
+                            "{value:?} is no MTU: they are {MTU_MIN} to {MTU_MAX} bytes"
+                        ))
+                    })?;
                     once("mtu", &mut read.mtu, mtu)?;
                 }
                 _ => return Err(unknown()),
@@ -63,10 +60,10 @@ impl FromStr for Connectivity {
     }
 }
 
-fn once<T>(key: &'static str, place: &mut Option<T>, value: T) -> Result<(), BadConnectivity> {
+fn once<T>(key: &'static str, place: &mut Option<T>, value: T) -> Result<(), Error> {
     match place.replace(value) {
         None => Ok(()),
-        Some(_) => Err(BadConnectivity::Twice(key)),
+        Some(_) => Err(bad(format!("{key} is given twice"))),
     }
 }
 

@@ -11,14 +11,11 @@
 //! where that is taken, as `devN` (`default_device_exit_net`, net/core/dev.c). Owns the order
 //! of steps. Must not know containers, nor who made the namespace.
 
-mod error;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use error::ContainerError;
-
 use super::bus::{Bus, Netdev};
+use super::error::{self, Error, ErrorKind};
 use super::link::{Link, Links, Namespace};
 
 /// The bus driver that makes a network interface of a device.
@@ -45,18 +42,19 @@ pub struct Settings {
 /// network namespace, where its interface comes up.
 ///
 /// # Errors
-/// [`ContainerError`]. Before anything is changed if the namespace or the name there is not fit, or somebody has the device open; else the
-/// device has its former driver again, or [`ContainerError::NotTakenBack`] says why not.
+/// [`Error`]. Before anything is changed if the namespace or the name there is not fit, or somebody
+/// has the device open; else the device has its former driver again, or `NotUndone` says why not.
 pub fn give(
     bus: &Bus,
     name: &str,
     namespace: &Namespace,
     settings: &Settings,
-) -> Result<Link, ContainerError> {
+) -> Result<Link, Error> {
     let here = Namespace::current()?;
-    let same = namespace.is_same(&here);
-    if same.map_err(ContainerError::Compare)? {
-        return Err(ContainerError::SameNamespace(namespace.to_string()));
+    if namespace.is_same(&here)? {
+        return Err(unusable(format!(
+            "the network namespace {namespace} is this one: leave it out, or name the container's"
+        )));
     }
     let links = Links::open()?;
     let before = bus.device(name)?;
@@ -64,20 +62,24 @@ pub fn give(
     if let Some(link_name) = &settings.link_name {
         match there.link(link_name) {
             Ok(_) => {
-                return Err(ContainerError::NameTaken {
-                    name: link_name.clone(),
-                    namespace: namespace.to_string(),
-                });
+                let message = format!(
+                    "the network namespace {namespace} has an interface {link_name} already; \
+                     choose another name"
+                );
+                return Err(Error::new(ErrorKind::NameTaken, message));
             }
             Err(error) if error.is_missing() => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         }
     }
     let is_bound = before.driver.as_deref() == Some(VIRTIO_VDPA);
     if !is_bound {
         bus.bind(name, VIRTIO_VDPA)?;
     } else if bus.netdev(name)? == Netdev::Elsewhere {
-        return Err(ContainerError::Elsewhere(name.to_owned()));
+        return Err(unusable(format!(
+            "{name} is an interface in another network namespace already; `bellhop bind {name} \
+             vhost_vdpa` takes it back from there"
+        )));
     }
     let mut steps = Steps {
         links: &links,
@@ -89,22 +91,28 @@ pub fn give(
         Ok(link) => return Ok(link),
         Err(error) => error,
     };
-    let undone = match is_bound {
-        true => steps.undo(&here),
+    let undone = if is_bound {
+        steps.undo(&here)
+    } else {
         // The interface ends with the driver, wherever it is.
-        false => match &before.driver {
-            Some(driver) => bus.bind(name, driver).map(drop).map_err(Into::into),
-            None => bus.unbind(name).map(drop).map_err(Into::into),
-        },
+        match &before.driver {
+            Some(driver) => bus.bind(name, driver).map(drop),
+            None => bus.unbind(name).map(drop),
+        }
     };
     Err(match undone {
         Ok(()) => error,
-        Err(problem) => ContainerError::NotTakenBack {
-            name: name.to_owned(),
-            problem: Box::new(problem),
-            source: Box::new(error),
-        },
+        Err(problem) => {
+            let message = format!(
+                "{name} is not as it was before ({problem}); `bellhop bind {name}` shows how it is"
+            );
+            Error::new(ErrorKind::NotUndone, message).because(error)
+        }
     })
+}
+
+fn unusable(message: String) -> Error {
+    Error::new(ErrorKind::Unusable, message)
 }
 
 /// What is done with the interface, and how it was.
@@ -122,17 +130,17 @@ impl Steps<'_> {
         name: &str,
         namespace: &Namespace,
         settings: &Settings,
-    ) -> Result<Link, ContainerError> {
+    ) -> Result<Link, Error> {
         let link = self.links.link_at(wait(bus, name)?)?;
         self.was = Some(link.clone());
         if let Some(mac) = settings.mac
             && link.mac != Some(mac)
         {
-            return Err(ContainerError::Mac {
-                name: name.to_owned(),
-                wanted: mac,
-                is: link.mac,
-            });
+            let is = link.mac.map_or_else(|| "unknown".to_owned(), error::mac);
+            return Err(unusable(format!(
+                "{name} has the address {is}, not {}; `bellhop dev config show` lists addresses",
+                error::mac(mac)
+            )));
         }
         if let Some(mtu) = settings.mtu
             && link.mtu != mtu
@@ -145,11 +153,11 @@ impl Steps<'_> {
         self.moved = Some(moved.clone());
         self.there.set_up(&moved)?;
         // As it is now: up, and perhaps with a carrier.
-        Ok(self.there.link_at(moved.index)?)
+        self.there.link_at(moved.index)
     }
 
     /// Makes the interface what it was, of a device that had the driver before.
-    fn undo(&self, here: &Namespace) -> Result<(), ContainerError> {
+    fn undo(&self, here: &Namespace) -> Result<(), Error> {
         let Some(was) = &self.was else {
             return Ok(());
         };
@@ -168,16 +176,17 @@ impl Steps<'_> {
 }
 
 /// Waits for the interface of a device that was just bound, and returns its index.
-fn wait(bus: &Bus, name: &str) -> Result<u32, ContainerError> {
+fn wait(bus: &Bus, name: &str) -> Result<u32, Error> {
     let deadline = Instant::now() + NETDEV_LIMIT;
     loop {
         match bus.netdev(name)? {
             Netdev::Here { index, .. } => return Ok(index),
             _ if Instant::now() >= deadline => {
-                return Err(ContainerError::NoNetdev {
-                    name: name.to_owned(),
-                    limit: NETDEV_LIMIT,
-                });
+                return Err(unusable(format!(
+                    "{name} became no network interface in {} s: it needs the driver virtio_net \
+                     (`modprobe virtio_net`), and a device of class net",
+                    NETDEV_LIMIT.as_secs()
+                )));
             }
             _ => thread::sleep(NETDEV_INTERVAL),
         }

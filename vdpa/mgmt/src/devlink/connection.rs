@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use netlink_packet_core::DefaultNla;
 
-use super::error::{DevlinkError, DevlinkOperation};
 use super::eswitch::{Eswitch, EswitchMode};
 use super::handle::Handle;
-use super::rate::RateObject;
+use super::operation::{Operation, no_instance, not_switchdev, refused};
 use super::uapi::{
     DEVLINK_CMD_ESWITCH_GET, DEVLINK_CMD_GET, DEVLINK_GENL_NAME, DEVLINK_GENL_VERSION,
 };
+use crate::error::{Error, ErrorKind, Texts};
 use crate::netlink::exchange::{Answer, Malformed, Refusal};
 use crate::netlink::family;
 use crate::netlink::message::{Message, Mode, Protocol, Request};
@@ -20,6 +20,11 @@ use crate::netlink::worker::{CallError, Worker};
 /// How long an answer is waited for, unless something else is asked for. Drivers change the mode of an
 /// eswitch, and reload, in tens of seconds.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+
+const TEXTS: Texts = Texts {
+    listed: "they",
+    holder: "A driver is still at work on it; the kernel's log (`dmesg`) may say on what",
+};
 
 /// A connection to the kernel's devlink, to the instances of this network namespace. All its requests
 /// go through one thread, one after the other.
@@ -34,8 +39,8 @@ impl Devlink {
     /// Connects; answers are waited for [`PATIENCE`].
     ///
     /// # Errors
-    /// [`DevlinkError::NoFamily`] if the kernel has no devlink, [`DevlinkError::Socket`] without netlink.
-    pub fn open() -> Result<Self, DevlinkError> {
+    /// `NoDevlink` if the kernel has no devlink, `Failed` without netlink.
+    pub fn open() -> Result<Self, Error> {
         Self::with_patience(PATIENCE)
     }
 
@@ -43,26 +48,29 @@ impl Devlink {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn with_patience(patience: Duration) -> Result<Self, DevlinkError> {
+    pub fn with_patience(patience: Duration) -> Result<Self, Error> {
         let devlink = Self {
-            worker: Worker::start(Protocol::Generic, patience).map_err(DevlinkError::Socket)?,
+            worker: Worker::start(Protocol::Generic, patience).map_err(Error::netlink)?,
             family: AtomicU16::new(0),
         };
-        devlink.resolve(&DevlinkOperation::Connect)?;
+        devlink.resolve(&Operation::Connect)?;
         Ok(devlink)
     }
 
     /// Asks for the description of the family; its number is remembered.
-    pub(super) fn resolve(&self, operation: &DevlinkOperation) -> Result<Answer, DevlinkError> {
+    pub(super) fn resolve(&self, operation: &Operation) -> Result<Answer, Error> {
         let answer = match self.worker.call(family::request(DEVLINK_GENL_NAME)) {
             Ok(answer) => answer,
             Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENOENT => {
-                return Err(DevlinkError::NoFamily);
+                let message = "this kernel has no devlink: it is there once a NIC driver that has \
+                               it is loaded (such as `modprobe mlx5_core`), unless the kernel was \
+                               built without it (CONFIG_NET_DEVLINK)";
+                return Err(Error::new(ErrorKind::NoDevlink, message));
             }
             Err(error) => return Err(self.error(operation, error)),
         };
-        let number =
-            family::number(&answer.messages, DEVLINK_GENL_NAME).map_err(malformed(operation))?;
+        let number = family::number(&answer.messages, DEVLINK_GENL_NAME)
+            .map_err(Error::malformed(operation))?;
         self.family.store(number, Ordering::Relaxed);
         Ok(answer)
     }
@@ -75,11 +83,11 @@ impl Devlink {
     /// Sends a request and waits for the whole answer.
     pub(super) fn call(
         &self,
-        operation: &DevlinkOperation,
+        operation: &Operation,
         command: u8,
         mode: Mode,
         attributes: Vec<DefaultNla>,
-    ) -> Result<Answer, DevlinkError> {
+    ) -> Result<Answer, Error> {
         let version = DEVLINK_GENL_VERSION;
         let mut request = Request::generic(self.family(), command, version, mode, attributes);
         let outcome = match self.worker.call(request.clone()) {
@@ -87,14 +95,14 @@ impl Devlink {
             Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENOENT => {
                 self.resolve(operation)?;
                 if self.family() == request.message_type {
-                    return Err(refused(operation, refusal));
+                    return Err(self.refused(operation, refusal));
                 }
                 request.message_type = self.family();
                 self.worker.call(request)
             }
             outcome => outcome,
         };
-        let answer = outcome.map_err(|error| self.explained(self.error(operation, error)))?;
+        let answer = outcome.map_err(|error| self.error(operation, error))?;
         if let Some(warning) = &answer.warning {
             tracing::debug!(%operation, warning, "done, with a warning of the kernel's");
         }
@@ -104,49 +112,44 @@ impl Devlink {
     /// All that a dump lists.
     pub(super) fn dump<T>(
         &self,
-        operation: &DevlinkOperation,
+        operation: &Operation,
         (request, answer): (u8, u8),
         attributes: Vec<DefaultNla>,
         of: impl Fn(&Message) -> Result<T, Malformed>,
-    ) -> Result<Vec<T>, DevlinkError> {
+    ) -> Result<Vec<T>, Error> {
         let messages = self.call(operation, request, Mode::Dump, attributes)?;
-        read(&messages.messages, answer, of).map_err(malformed(operation))
+        read(&messages.messages, answer, of).map_err(Error::malformed(operation))
     }
 
     /// The one thing that was asked for.
     pub(super) fn get<T>(
         &self,
-        operation: &DevlinkOperation,
+        operation: &Operation,
         (request, answer): (u8, u8),
         attributes: Vec<DefaultNla>,
         of: impl Fn(&Message) -> Result<T, Malformed>,
-    ) -> Result<T, DevlinkError> {
+    ) -> Result<T, Error> {
         let messages = self.call(operation, request, Mode::Do, attributes)?;
-        one(&messages.messages, answer, of).map_err(malformed(operation))
+        one(&messages.messages, answer, of).map_err(Error::malformed(operation))
     }
 
-    /// Asks what is behind an errno that the kernel uses for several things.
-    fn explained(&self, error: DevlinkError) -> DevlinkError {
-        match error {
+    /// A refusal with its remedy, after asking what is behind an errno that the kernel uses for several
+    /// things.
+    fn refused(&self, operation: &Operation, refusal: Refusal) -> Error {
+        let Some(handle) = operation.handle() else {
+            return refused(operation, refusal);
+        };
+        let error = refused(operation, refusal.clone());
+        match error.kind() {
             // Or the whole instance is not there.
-            DevlinkError::NoPort { ref port, .. } if !self.exists(port.handle()) => {
-                error.of_instance()
-            }
-            DevlinkError::NoRate { ref object, .. } if !self.exists(object.handle()) => {
-                error.of_instance()
-            }
+            ErrorKind::NotFound if !self.exists(handle) => no_instance(handle, refusal),
             // Ports are added, and nodes made, in switchdev mode only.
-            DevlinkError::NotSupported { operation, source }
-                if operation.needs_switchdev() && self.is_legacy(&operation) =>
+            ErrorKind::NotSupported | ErrorKind::Refused
+                if operation.needs_switchdev() && self.is_legacy(handle) =>
             {
-                DevlinkError::NotSwitchdev { operation, source }
+                not_switchdev(operation, handle, refusal)
             }
-            DevlinkError::Refused { operation, source }
-                if operation.needs_switchdev() && self.is_legacy(&operation) =>
-            {
-                DevlinkError::NotSwitchdev { operation, source }
-            }
-            error => error,
+            _ => error,
         }
     }
 
@@ -155,13 +158,11 @@ impl Devlink {
             Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENODEV)
     }
 
-    /// Whether the eswitch of what the operation is about is in legacy mode.
-    fn is_legacy(&self, operation: &DevlinkOperation) -> bool {
+    /// Whether the eswitch of the instance is in legacy mode.
+    fn is_legacy(&self, handle: &Handle) -> bool {
         let command = DEVLINK_CMD_ESWITCH_GET;
-        let answer = operation.handle().map(|handle| self.ask(command, handle));
-        let eswitch = answer
-            .and_then(Result::ok)
-            .and_then(|answer| one(&answer.messages, command, Eswitch::of).ok());
+        let answer = self.ask(command, handle).ok();
+        let eswitch = answer.and_then(|answer| one(&answer.messages, command, Eswitch::of).ok());
         eswitch.and_then(|eswitch| eswitch.mode) == Some(EswitchMode::Legacy)
     }
 
@@ -172,26 +173,9 @@ impl Devlink {
         self.worker.call(request)
     }
 
-    fn error(&self, operation: &DevlinkOperation, error: CallError) -> DevlinkError {
-        let operation = operation.clone();
-        match error {
-            CallError::Refused(refusal) => refused(&operation, refusal),
-            CallError::Malformed(source) => DevlinkError::Malformed { operation, source },
-            CallError::Socket(source) => DevlinkError::Socket(source),
-            CallError::Interrupted => DevlinkError::Interrupted { operation },
-            CallError::Timeout { sent } => DevlinkError::Timeout {
-                operation,
-                patience: self.worker.patience(),
-                sent,
-            },
-        }
-    }
-}
-
-pub(super) fn malformed(operation: &DevlinkOperation) -> impl Fn(Malformed) -> DevlinkError {
-    move |source| DevlinkError::Malformed {
-        operation: operation.clone(),
-        source,
+    fn error(&self, operation: &Operation, error: CallError) -> Error {
+        let refused = |refusal| self.refused(operation, refusal);
+        TEXTS.explain(operation, error, self.worker.patience(), refused)
     }
 }
 
@@ -218,57 +202,5 @@ pub(super) fn one<T>(
             "answer",
             "it does not have exactly one entry",
         )),
-    }
-}
-
-/// A refusal with its remedy.
-pub(super) fn refused(operation: &DevlinkOperation, source: Refusal) -> DevlinkError {
-    use DevlinkOperation as Of;
-    let operation = operation.clone();
-    match (source.errno(), &operation) {
-        (libc::EPERM | libc::EACCES, _) => DevlinkError::NotPermitted { operation, source },
-        (
-            libc::ENODEV,
-            Of::ShowRate(object @ RateObject::Node(_))
-            | Of::SetRate(object @ RateObject::Node(_))
-            | Of::DeleteRate(object),
-        ) => DevlinkError::NoRate {
-            object: object.clone(),
-            source,
-        },
-        // The kernel says the same of an instance and of its port; `Devlink::explained` tells them apart.
-        (libc::ENODEV, _) => match (operation.port(), operation.handle()) {
-            (Some(port), _) => DevlinkError::NoPort {
-                port: port.clone(),
-                source,
-            },
-            (None, Some(handle)) => DevlinkError::NoInstance {
-                handle: handle.clone(),
-                source,
-            },
-            (None, None) => DevlinkError::Refused { operation, source },
-        },
-        (
-            libc::EEXIST,
-            Of::AddPort {
-                handle,
-                sfnum: Some(sfnum),
-            },
-        ) => DevlinkError::SfnumTaken {
-            handle: handle.clone(),
-            sfnum: *sfnum,
-            source,
-        },
-        (libc::EEXIST, Of::AddRate(object)) => DevlinkError::NodeTaken {
-            object: object.clone(),
-            source,
-        },
-        (libc::EINVAL, Of::ShowParam { handle, name }) => DevlinkError::NoParam {
-            handle: handle.clone(),
-            name: name.clone(),
-            source,
-        },
-        (libc::EOPNOTSUPP, _) => DevlinkError::NotSupported { operation, source },
-        _ => DevlinkError::Refused { operation, source },
     }
 }

@@ -7,12 +7,13 @@ use std::str::FromStr;
 use netlink_packet_core::DefaultNla;
 
 use super::connection::Devlink;
-use super::error::{DevlinkError, DevlinkOperation, InvalidRequest};
 use super::handle::Handle;
+use super::operation::{Operation, nothing};
 use super::uapi::{
     DEVLINK_ATTR_ESWITCH_ENCAP_MODE, DEVLINK_ATTR_ESWITCH_INLINE_MODE, DEVLINK_ATTR_ESWITCH_MODE,
     DEVLINK_CMD_ESWITCH_GET, DEVLINK_CMD_ESWITCH_SET,
 };
+use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::Malformed;
 use crate::netlink::message::{Message, Mode, value};
@@ -54,19 +55,18 @@ pub enum EncapMode {
     Other(u8),
 }
 
-/// A word that is no mode.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no mode of an eswitch: they are legacy and switchdev")]
-pub struct BadEswitchMode(String);
-
 impl FromStr for EswitchMode {
-    type Err = BadEswitchMode;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, BadEswitchMode> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         match text {
             "legacy" => Ok(Self::Legacy),
             "switchdev" => Ok(Self::Switchdev),
-            _ => Err(BadEswitchMode(text.to_owned())),
+            _ => {
+                let message =
+                    format!("{text:?} is no mode of an eswitch: they are legacy and switchdev");
+                Err(Error::new(ErrorKind::BadName, message))
+            }
         }
     }
 }
@@ -202,9 +202,9 @@ impl Devlink {
     /// The modes of an instance's eswitch.
     ///
     /// # Errors
-    /// [`DevlinkError::NotSupported`] if it has none, [`DevlinkError::NoInstance`], or another one.
-    pub fn eswitch(&self, handle: &Handle) -> Result<Eswitch, DevlinkError> {
-        let operation = DevlinkOperation::Show {
+    /// `NotSupported` if it has none, `NotFound`, or another one.
+    pub fn eswitch(&self, handle: &Handle) -> Result<Eswitch, Error> {
+        let operation = Operation::Show {
             what: "eswitch",
             handle: handle.clone(),
         };
@@ -216,14 +216,14 @@ impl Devlink {
     /// anew what hangs on the switch: representors, and with some drivers virtual functions' links.
     ///
     /// # Errors
-    /// [`DevlinkError::Invalid`] if there is nothing to change; [`DevlinkError::NotSupported`],
-    /// [`DevlinkError::NotPermitted`], [`DevlinkError::NoInstance`], or another one.
-    pub fn set_eswitch(&self, handle: &Handle, eswitch: Eswitch) -> Result<(), DevlinkError> {
+    /// `Invalid` if there is nothing to change; `NotSupported`, `NotPermitted`, `NotFound`, or
+    /// another one.
+    pub fn set_eswitch(&self, handle: &Handle, eswitch: Eswitch) -> Result<(), Error> {
         let changes = eswitch.attributes();
         if changes.is_empty() {
-            return Err(InvalidRequest::Nothing.into());
+            return Err(nothing());
         }
-        let operation = DevlinkOperation::SetEswitch(handle.clone());
+        let operation = Operation::SetEswitch(handle.clone());
         let attributes = [handle.attributes(), changes].concat();
         self.call(&operation, DEVLINK_CMD_ESWITCH_SET, Mode::Do, attributes)
             .map(drop)

@@ -8,11 +8,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use super::connection::{Devlink, malformed};
-use super::error::{DevlinkError, DevlinkOperation};
+use super::connection::Devlink;
 use super::handle::{Handle, PortHandle};
 use super::health::HealthReporter;
 use super::instance::Instance;
+use super::operation::Operation;
 use super::param::Param;
 use super::port::Port;
 use super::rate::Rate;
@@ -21,6 +21,7 @@ use super::uapi::{
     DEVLINK_CMD_PARAM_NEW, DEVLINK_CMD_PORT_DEL, DEVLINK_CMD_PORT_NEW, DEVLINK_CMD_RATE_DEL,
     DEVLINK_CMD_RATE_NEW, DEVLINK_GENL_MCGRP_CONFIG_NAME, DEVLINK_GENL_NAME,
 };
+use crate::error::Error;
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::{self, Malformed};
 use crate::netlink::family;
@@ -92,14 +93,14 @@ impl Events {
     ///
     /// # Errors
     /// As [`Devlink::open`].
-    pub fn open() -> Result<Self, DevlinkError> {
-        let operation = DevlinkOperation::Connect;
+    pub fn open() -> Result<Self, Error> {
+        let operation = Operation::Connect;
         let devlink = Devlink::open()?;
         let description = devlink.resolve(&operation)?.messages;
         let group = DEVLINK_GENL_MCGRP_CONFIG_NAME;
         let group = family::group(&description, DEVLINK_GENL_NAME, group);
-        let group = group.map_err(malformed(&operation))?;
-        let socket = Socket::listen(Protocol::Generic, group).map_err(DevlinkError::Socket)?;
+        let group = group.map_err(Error::malformed(&operation))?;
+        let socket = Socket::listen(Protocol::Generic, group).map_err(Error::netlink)?;
         Ok(Self {
             socket,
             family: devlink.family(),
@@ -111,13 +112,11 @@ impl Events {
     /// waits forever.
     ///
     /// # Errors
-    /// [`DevlinkError::Malformed`] for an event that makes no sense (the stream continues after it),
-    /// [`DevlinkError::Socket`].
-    pub fn next(&mut self, limit: Option<Duration>) -> Result<Option<Notice>, DevlinkError> {
-        let malformed = malformed(&DevlinkOperation::List("events"));
-        self.socket
-            .set_patience(limit)
-            .map_err(DevlinkError::Socket)?;
+    /// `Malformed` for an event that makes no sense (the stream goes on after it), `Failed`.
+    pub fn next(&mut self, limit: Option<Duration>) -> Result<Option<Notice>, Error> {
+        let operation = Operation::List("events");
+        let malformed = Error::malformed(&operation);
+        self.socket.set_patience(limit).map_err(Error::netlink)?;
         loop {
             while let Some(message) = self.pending.pop_front() {
                 if message.message_type == self.family
@@ -132,7 +131,7 @@ impl Events {
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                     return Ok(Some(Notice::Lost));
                 }
-                Err(error) => return Err(DevlinkError::Socket(error)),
+                Err(error) => return Err(Error::netlink(error)),
             };
             let messages = exchange::notifications(datagram, Protocol::Generic);
             self.pending = messages.map_err(&malformed)?.into();

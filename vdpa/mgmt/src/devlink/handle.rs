@@ -9,36 +9,11 @@ use serde::{Deserialize, Serialize};
 use super::uapi::{
     DEVLINK_ATTR_BUS_NAME, DEVLINK_ATTR_DEV_NAME, DEVLINK_ATTR_NETNS_ID, DEVLINK_ATTR_PORT_INDEX,
 };
+use crate::error::{Error, ErrorKind};
 use crate::name::is_name;
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::Malformed;
 use crate::netlink::message::{string, value};
-
-/// Text that names nothing that devlink has.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadHandle {
-    /// It is not the name of an instance.
-    #[error(
-        "{0:?} does not name a devlink instance: write it as BUS/DEVICE, such as pci/0000:06:00.0"
-    )]
-    Instance(String),
-    /// It is not the name of a port.
-    #[error(
-        "{0:?} does not name a devlink port: write it as BUS/DEVICE/INDEX, such as pci/0000:06:00.0/1"
-    )]
-    Port(String),
-    /// It is not the name of a rate node.
-    #[error(
-        "{0:?} does not name a rate node: names have 1 to 255 bytes, without slashes and control \
-         characters, and are no number"
-    )]
-    Node(String),
-    /// It is neither a port's nor a node's name.
-    #[error(
-        "{0:?} names neither a port nor a rate node: write it as BUS/DEVICE/INDEX or BUS/DEVICE/NODE"
-    )]
-    Rate(String),
-}
 
 /// A devlink instance: `pci/0000:06:00.0`, `auxiliary/mlx5_core.sf.4`, `netdevsim/netdevsim10`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -52,10 +27,10 @@ impl Handle {
     /// The device called `device` on this bus of sysfs.
     ///
     /// # Errors
-    /// [`BadHandle::Instance`] for what no directory of sysfs can be called.
-    pub fn new(bus: &str, device: &str) -> Result<Self, BadHandle> {
+    /// `BadName` for what no directory of sysfs can be called.
+    pub fn new(bus: &str, device: &str) -> Result<Self, Error> {
         if !is_name(bus) || !is_name(device) {
-            return Err(BadHandle::Instance(format!("{bus}/{device}")));
+            return Err(bad_instance(&format!("{bus}/{device}")));
         }
         Ok(Self {
             bus: bus.into(),
@@ -98,10 +73,17 @@ impl Handle {
     }
 }
 
-impl TryFrom<String> for Handle {
-    type Error = BadHandle;
+fn bad_instance(text: &str) -> Error {
+    let message = format!(
+        "{text:?} does not name a devlink instance: write it as BUS/DEVICE, such as pci/0000:06:00.0"
+    );
+    Error::new(ErrorKind::BadName, message)
+}
 
-    fn try_from(text: String) -> Result<Self, BadHandle> {
+impl TryFrom<String> for Handle {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
         text.parse()
     }
 }
@@ -113,11 +95,11 @@ impl From<Handle> for String {
 }
 
 impl FromStr for Handle {
-    type Err = BadHandle;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, BadHandle> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         let (bus, device) = text.split_once('/').unwrap_or_default();
-        Self::new(bus, device).map_err(|_| BadHandle::Instance(text.to_owned()))
+        Self::new(bus, device).map_err(|_| bad_instance(text))
     }
 }
 
@@ -163,9 +145,9 @@ impl PortHandle {
 }
 
 impl TryFrom<String> for PortHandle {
-    type Error = BadHandle;
+    type Error = Error;
 
-    fn try_from(text: String) -> Result<Self, BadHandle> {
+    fn try_from(text: String) -> Result<Self, Error> {
         text.parse()
     }
 }
@@ -177,9 +159,9 @@ impl From<PortHandle> for String {
 }
 
 impl FromStr for PortHandle {
-    type Err = BadHandle;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, BadHandle> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         let read = || {
             let (handle, index) = text.rsplit_once('/')?;
             Some(Self {
@@ -187,7 +169,13 @@ impl FromStr for PortHandle {
                 index: port_index(index)?,
             })
         };
-        read().ok_or_else(|| BadHandle::Port(text.to_owned()))
+        read().ok_or_else(|| {
+            let message = format!(
+                "{text:?} does not name a devlink port: write it as BUS/DEVICE/INDEX, such as \
+                 pci/0000:06:00.0/1"
+            );
+            Error::new(ErrorKind::BadName, message)
+        })
     }
 }
 

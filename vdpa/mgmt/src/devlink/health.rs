@@ -1,8 +1,8 @@
 //! Health reporters: parts of a driver that watch a part of the device, and mend it.
 
 use super::connection::Devlink;
-use super::error::{DevlinkError, DevlinkOperation, InvalidRequest};
 use super::handle::Handle;
+use super::operation::{Operation, invalid};
 use super::uapi::{
     DEVLINK_ATTR_HEALTH_REPORTER, DEVLINK_ATTR_HEALTH_REPORTER_AUTO_DUMP,
     DEVLINK_ATTR_HEALTH_REPORTER_AUTO_RECOVER, DEVLINK_ATTR_HEALTH_REPORTER_DUMP_TS_NS,
@@ -11,6 +11,7 @@ use super::uapi::{
     DEVLINK_ATTR_HEALTH_REPORTER_STATE, DEVLINK_ATTR_PORT_INDEX, DEVLINK_CMD_HEALTH_REPORTER_GET,
     DEVLINK_CMD_HEALTH_REPORTER_RECOVER,
 };
+use crate::error::Error;
 use crate::name::is_name;
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::Malformed;
@@ -93,27 +94,28 @@ impl Devlink {
     /// All health reporters of all instances and ports, in the kernel's order.
     ///
     /// # Errors
-    /// [`DevlinkError`].
-    pub fn health_reporters(&self) -> Result<Vec<HealthReporter>, DevlinkError> {
-        let operation = DevlinkOperation::List("health reporters");
+    /// [`Error`].
+    pub fn health_reporters(&self) -> Result<Vec<HealthReporter>, Error> {
+        let operation = Operation::List("health reporters");
         self.dump(&operation, GET, Vec::new(), HealthReporter::of)
     }
 
     /// Has a reporter mend what it watches. What works already is left alone.
     ///
     /// # Errors
-    /// [`DevlinkError::NotSupported`] if the reporter can't, [`DevlinkError::NotPermitted`],
-    /// [`DevlinkError::NoInstance`], or another one.
+    /// `NotSupported` if the reporter can't, `NotPermitted`, `NotFound`, or another one.
     pub fn recover(
         &self,
         handle: &Handle,
         port_index: Option<u32>,
         reporter: &str,
-    ) -> Result<(), DevlinkError> {
+    ) -> Result<(), Error> {
         if !is_name(reporter) {
-            return Err(InvalidRequest::ReporterName(reporter.to_owned()).into());
+            return Err(invalid(format!(
+                "{reporter:?} does not name a health reporter"
+            )));
         }
-        let operation = DevlinkOperation::Recover {
+        let operation = Operation::Recover {
             handle: handle.clone(),
             reporter: reporter.to_owned(),
         };

@@ -1,8 +1,8 @@
 //! Instances: a NIC's function or a subfunction, with what its driver says of itself.
 
 use super::connection::Devlink;
-use super::error::{DevlinkError, DevlinkOperation};
 use super::handle::{Handle, NestedDevlink};
+use super::operation::Operation;
 use super::reload::{ReloadStat, reload_stats};
 use super::uapi::{
     DEVLINK_ATTR_DEV_STATS, DEVLINK_ATTR_INFO_BOARD_SERIAL_NUMBER, DEVLINK_ATTR_INFO_DRIVER_NAME,
@@ -12,6 +12,7 @@ use super::uapi::{
     DEVLINK_ATTR_RELOAD_FAILED, DEVLINK_ATTR_RELOAD_STATS, DEVLINK_ATTR_REMOTE_RELOAD_STATS,
     DEVLINK_CMD_GET, DEVLINK_CMD_INFO_GET, DEVLINK_CMD_NEW,
 };
+use crate::error::Error;
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::Malformed;
 use crate::netlink::message::Message;
@@ -113,18 +114,18 @@ impl Devlink {
     /// All instances of this network namespace, in the kernel's order.
     ///
     /// # Errors
-    /// [`DevlinkError`].
-    pub fn instances(&self) -> Result<Vec<Instance>, DevlinkError> {
-        let operation = DevlinkOperation::List("instances");
+    /// [`Error`].
+    pub fn instances(&self) -> Result<Vec<Instance>, Error> {
+        let operation = Operation::List("instances");
         self.dump(&operation, GET, Vec::new(), Instance::of)
     }
 
     /// One instance.
     ///
     /// # Errors
-    /// [`DevlinkError::NoInstance`], or another one.
-    pub fn instance(&self, handle: &Handle) -> Result<Instance, DevlinkError> {
-        let operation = DevlinkOperation::Show {
+    /// `NotFound`, or another one.
+    pub fn instance(&self, handle: &Handle) -> Result<Instance, Error> {
+        let operation = Operation::Show {
             what: "instance",
             handle: handle.clone(),
         };
@@ -134,9 +135,9 @@ impl Devlink {
     /// What the driver of an instance says of it.
     ///
     /// # Errors
-    /// [`DevlinkError::NoInstance`], or another one.
-    pub fn info(&self, handle: &Handle) -> Result<Info, DevlinkError> {
-        let operation = DevlinkOperation::Show {
+    /// `NotFound`, or another one.
+    pub fn info(&self, handle: &Handle) -> Result<Info, Error> {
+        let operation = Operation::Show {
             what: "information",
             handle: handle.clone(),
         };

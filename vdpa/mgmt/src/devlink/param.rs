@@ -6,8 +6,8 @@ use std::fmt;
 use netlink_packet_core::DefaultNla;
 
 use super::connection::Devlink;
-use super::error::{DevlinkError, DevlinkOperation, InvalidRequest};
 use super::handle::Handle;
+use super::operation::{Operation, invalid};
 use super::uapi::{
     DEVLINK_ATTR_PARAM, DEVLINK_ATTR_PARAM_GENERIC, DEVLINK_ATTR_PARAM_NAME,
     DEVLINK_ATTR_PARAM_TYPE, DEVLINK_ATTR_PARAM_VALUE, DEVLINK_ATTR_PARAM_VALUE_CMODE,
@@ -15,6 +15,7 @@ use super::uapi::{
     DEVLINK_CMD_PARAM_SET, DEVLINK_PARAM_MAX_STRING_VALUE, NLA_FLAG, NLA_STRING, NLA_U8, NLA_U16,
     NLA_U32, NLA_U64,
 };
+use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::Malformed;
 use crate::netlink::message::{Message, Mode, string, value};
@@ -118,7 +119,7 @@ impl ParamValue {
     }
 
     /// DEVLINK_ATTR_PARAM_VALUE_DATA. A flag that is off has none.
-    fn attribute(&self) -> Result<Option<DefaultNla>, InvalidRequest> {
+    fn attribute(&self) -> Result<Option<DefaultNla>, Error> {
         let data = DEVLINK_ATTR_PARAM_VALUE_DATA;
         Ok(Some(match self {
             Self::U8(number) => value(data, &[*number]),
@@ -127,7 +128,7 @@ impl ParamValue {
             Self::U64(number) => value(data, &number.to_ne_bytes()),
             Self::String(text) => {
                 if text.len() >= DEVLINK_PARAM_MAX_STRING_VALUE || text.contains('\0') {
-                    return Err(InvalidRequest::LongText);
+                    return Err(long_text());
                 }
                 string(data, text)
             }
@@ -135,12 +136,16 @@ impl ParamValue {
             Self::Flag(false) => return Ok(None),
             Self::Other { value: bytes, .. } => {
                 if bytes.len() > DEVLINK_PARAM_MAX_STRING_VALUE {
-                    return Err(InvalidRequest::LongText);
+                    return Err(long_text());
                 }
                 value(data, bytes)
             }
         }))
     }
+}
+
+fn long_text() -> Error {
+    invalid("a parameter's text has at most 31 bytes, without NUL")
 }
 
 impl fmt::Display for ParamValue {
@@ -216,23 +221,18 @@ impl Param {
     }
 
     /// Fails if it can't have this value.
-    pub(super) fn check(&self, cmode: Cmode, value: &ParamValue) -> Result<(), DevlinkError> {
-        if value.kind() != self.kind {
-            return Err(DevlinkError::ParamType {
-                handle: self.handle.clone(),
-                name: self.name.clone(),
-                expected: name_of_type(self.kind),
-                given: name_of_type(value.kind()),
-            });
-        }
-        if self.value(cmode).is_none() {
-            return Err(DevlinkError::ParamMode {
-                handle: self.handle.clone(),
-                name: self.name.clone(),
-                cmode,
-            });
-        }
-        Ok(())
+    pub(super) fn check(&self, cmode: Cmode, value: &ParamValue) -> Result<(), Error> {
+        let Self { handle, name, .. } = self;
+        let problem = if value.kind() != self.kind {
+            let (expected, given) = (name_of_type(self.kind), name_of_type(value.kind()));
+            format!("is {expected}, not {given}")
+        } else if self.value(cmode).is_none() {
+            format!("cannot be set as {cmode}")
+        } else {
+            return Ok(());
+        };
+        let message = format!("the parameter {name} of {handle} {problem}");
+        Err(Error::new(ErrorKind::Unusable, message))
     }
 }
 
@@ -243,18 +243,18 @@ impl Devlink {
     /// All parameters of all instances, in the kernel's order.
     ///
     /// # Errors
-    /// [`DevlinkError`].
-    pub fn params(&self) -> Result<Vec<Param>, DevlinkError> {
-        let operation = DevlinkOperation::List("parameters");
+    /// [`Error`].
+    pub fn params(&self) -> Result<Vec<Param>, Error> {
+        let operation = Operation::List("parameters");
         self.dump(&operation, GET, Vec::new(), Param::of)
     }
 
     /// One parameter.
     ///
     /// # Errors
-    /// [`DevlinkError::NoParam`] if the driver has no such one, [`DevlinkError::NoInstance`], or another one.
-    pub fn param(&self, handle: &Handle, name: &str) -> Result<Param, DevlinkError> {
-        let operation = DevlinkOperation::ShowParam {
+    /// `NoParam` if the driver has no such one, `NotFound`, or another one.
+    pub fn param(&self, handle: &Handle, name: &str) -> Result<Param, Error> {
+        let operation = Operation::ShowParam {
             handle: handle.clone(),
             name: name.to_owned(),
         };
@@ -265,18 +265,17 @@ impl Devlink {
     /// for a mistake that it does not explain.
     ///
     /// # Errors
-    /// [`DevlinkError::ParamType`], [`DevlinkError::ParamMode`], [`DevlinkError::Invalid`] before it is
-    /// sent; [`DevlinkError::NoParam`], [`DevlinkError::NotPermitted`], [`DevlinkError::NoInstance`], or
-    /// another one.
+    /// `Unusable`, `Invalid` before it is sent; `NoParam`, `NotPermitted`, `NotFound`, or another
+    /// one.
     pub fn set_param(
         &self,
         handle: &Handle,
         name: &str,
         cmode: Cmode,
         value: &ParamValue,
-    ) -> Result<(), DevlinkError> {
+    ) -> Result<(), Error> {
         self.param(handle, name)?.check(cmode, value)?;
-        let operation = DevlinkOperation::SetParam {
+        let operation = Operation::SetParam {
             handle: handle.clone(),
             name: name.to_owned(),
         };
@@ -288,9 +287,9 @@ impl Devlink {
 }
 
 /// The attributes that name a parameter.
-fn named(handle: &Handle, name: &str) -> Result<Vec<DefaultNla>, InvalidRequest> {
+fn named(handle: &Handle, name: &str) -> Result<Vec<DefaultNla>, Error> {
     if !crate::name::is_name(name) {
-        return Err(InvalidRequest::ParamName(name.to_owned()));
+        return Err(invalid(format!("{name:?} does not name a parameter")));
     }
     let mut attributes = handle.attributes();
     attributes.push(string(DEVLINK_ATTR_PARAM_NAME, name));
@@ -301,7 +300,7 @@ fn named(handle: &Handle, name: &str) -> Result<Vec<DefaultNla>, InvalidRequest>
 pub(super) fn setting(
     cmode: Cmode,
     new: &ParamValue,
-) -> Result<impl Iterator<Item = DefaultNla>, InvalidRequest> {
+) -> Result<impl Iterator<Item = DefaultNla>, Error> {
     let cmode = value(DEVLINK_ATTR_PARAM_VALUE_CMODE, &[cmode.number()]);
     let kind = value(DEVLINK_ATTR_PARAM_TYPE, &[new.kind()]);
     Ok([cmode, kind].into_iter().chain(new.attribute()?))

@@ -18,6 +18,7 @@ use super::uapi::{
     DEVLINK_PORT_FN_ATTR_MAX_IO_EQS, DEVLINK_PORT_FN_ATTR_OPSTATE, DEVLINK_PORT_FN_ATTR_STATE,
     DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, MAX_ADDR_LEN,
 };
+use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::{Attributes, Bitfield32};
 use crate::netlink::exchange::Malformed;
 use crate::netlink::message::Message;
@@ -164,19 +165,18 @@ pub enum FunctionState {
     Other(u8),
 }
 
-/// A word that is no state.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no state of a function: they are active and inactive")]
-pub struct BadFunctionState(String);
-
 impl FromStr for FunctionState {
-    type Err = BadFunctionState;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, BadFunctionState> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         match text {
             "inactive" => Ok(Self::Inactive),
             "active" => Ok(Self::Active),
-            _ => Err(BadFunctionState(text.to_owned())),
+            _ => {
+                let message =
+                    format!("{text:?} is no state of a function: they are active and inactive");
+                Err(Error::new(ErrorKind::BadName, message))
+            }
         }
     }
 }

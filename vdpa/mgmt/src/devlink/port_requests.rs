@@ -11,8 +11,8 @@
 use netlink_packet_core::DefaultNla;
 
 use super::connection::Devlink;
-use super::error::{DevlinkError, DevlinkOperation, InvalidRequest};
 use super::handle::{Handle, PortHandle};
+use super::operation::{Operation, invalid, nothing};
 use super::port::{Capabilities, FunctionState, Port};
 use super::uapi::{
     DEVLINK_ATTR_PORT_CONTROLLER_NUMBER, DEVLINK_ATTR_PORT_FLAVOUR, DEVLINK_ATTR_PORT_FUNCTION,
@@ -21,6 +21,7 @@ use super::uapi::{
     DEVLINK_PORT_FLAVOUR_PCI_SF, DEVLINK_PORT_FN_ATTR_CAPS, DEVLINK_PORT_FN_ATTR_MAX_IO_EQS,
     DEVLINK_PORT_FN_ATTR_STATE, DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR,
 };
+use crate::error::{self, Error};
 use crate::netlink::message::{Mode, nested_flagged, value};
 
 /// A subfunction's port, to be added (`flavour pcisf`).
@@ -72,12 +73,15 @@ impl FunctionSettings {
     /// The requests that make it, one after the other: what each is about, and the attributes in
     /// DEVLINK_ATTR_PORT_FUNCTION. A driver may refuse settings of a function that is active, so the state
     /// comes last, by itself.
-    pub(super) fn requests(&self) -> Result<Vec<(&'static str, Vec<DefaultNla>)>, InvalidRequest> {
+    pub(super) fn requests(&self) -> Result<Vec<(&'static str, Vec<DefaultNla>)>, Error> {
         let mut settings = Vec::new();
         let mut names = Vec::new();
         if let Some(address) = self.hw_addr {
             if address[0] & 1 != 0 || address == [0; 6] {
-                return Err(InvalidRequest::NotUnicast { address });
+                return Err(invalid(format!(
+                    "a function needs a unicast MAC address, not {}",
+                    error::mac(address)
+                )));
             }
             settings.push(value(DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, &address));
             names.push("hw_addr");
@@ -103,10 +107,10 @@ impl FunctionSettings {
             let state = value(DEVLINK_PORT_FN_ATTR_STATE, &[state.number()]);
             requests.push(("state", vec![state]));
         }
-        match requests.is_empty() {
-            true => Err(InvalidRequest::Nothing),
-            false => Ok(requests),
+        if requests.is_empty() {
+            return Err(nothing());
         }
+        Ok(requests)
     }
 }
 
@@ -118,20 +122,20 @@ impl Devlink {
     /// All ports of all instances, in the kernel's order.
     ///
     /// # Errors
-    /// [`DevlinkError`].
-    pub fn ports(&self) -> Result<Vec<Port>, DevlinkError> {
-        let operation = DevlinkOperation::List("ports");
+    /// [`Error`].
+    pub fn ports(&self) -> Result<Vec<Port>, Error> {
+        let operation = Operation::List("ports");
         self.dump(&operation, GET, Vec::new(), Port::of)
     }
 
     /// All ports of one instance.
     ///
     /// # Errors
-    /// [`DevlinkError::NoInstance`], or another one.
-    pub fn ports_of(&self, handle: &Handle) -> Result<Vec<Port>, DevlinkError> {
+    /// `NotFound`, or another one.
+    pub fn ports_of(&self, handle: &Handle) -> Result<Vec<Port>, Error> {
         // Kernels before 6.6 do not choose, and none says that there is no such instance.
         self.instance(handle)?;
-        let operation = DevlinkOperation::Show {
+        let operation = Operation::Show {
             what: "ports",
             handle: handle.clone(),
         };
@@ -143,24 +147,19 @@ impl Devlink {
     /// One port.
     ///
     /// # Errors
-    /// [`DevlinkError::NoPort`], [`DevlinkError::NoInstance`], or another one.
-    pub fn port(&self, port: &PortHandle) -> Result<Port, DevlinkError> {
-        let operation = DevlinkOperation::ShowPort(port.clone());
+    /// `NotFound`, or another one.
+    pub fn port(&self, port: &PortHandle) -> Result<Port, Error> {
+        let operation = Operation::ShowPort(port.clone());
         self.get(&operation, GET, port.attributes(), Port::of)
     }
 
     /// Adds the port of a new subfunction, which is inactive, and returns it.
     ///
     /// # Errors
-    /// [`DevlinkError::SfnumTaken`], [`DevlinkError::NotSwitchdev`], [`DevlinkError::NotSupported`],
-    /// [`DevlinkError::NotPermitted`], [`DevlinkError::NoInstance`], or another one. After
-    /// [`DevlinkError::Timeout`] with `sent` and after [`DevlinkError::Malformed`] it may exist all the same.
-    pub fn add_port(
-        &self,
-        handle: &Handle,
-        subfunction: &NewSubfunction,
-    ) -> Result<Port, DevlinkError> {
-        let operation = DevlinkOperation::AddPort {
+    /// `NameTaken`, `Refused`, `NotSupported`, `NotPermitted`, `NotFound`, or another one. After
+    /// `NoAnswer` with `sent` and after `Malformed` it may exist all the same.
+    pub fn add_port(&self, handle: &Handle, subfunction: &NewSubfunction) -> Result<Port, Error> {
+        let operation = Operation::AddPort {
             handle: handle.clone(),
             sfnum: subfunction.sfnum,
         };
@@ -171,10 +170,9 @@ impl Devlink {
     /// Deletes a port that was added, and its subfunction. A driver that has it loses it first.
     ///
     /// # Errors
-    /// [`DevlinkError::NoPort`], [`DevlinkError::NotSupported`], [`DevlinkError::NotPermitted`], or another
-    /// one.
-    pub fn delete_port(&self, port: &PortHandle) -> Result<(), DevlinkError> {
-        let operation = DevlinkOperation::DeletePort(port.clone());
+    /// `NotFound`, `NotSupported`, `NotPermitted`, or another one.
+    pub fn delete_port(&self, port: &PortHandle) -> Result<(), Error> {
+        let operation = Operation::DeletePort(port.clone());
         let command = DEVLINK_CMD_PORT_DEL;
         self.call(&operation, command, Mode::Do, port.attributes())
             .map(drop)
@@ -184,15 +182,15 @@ impl Devlink {
     /// refused, the other settings stay.
     ///
     /// # Errors
-    /// [`DevlinkError::Invalid`] before anything is sent; [`DevlinkError::NotSupported`],
-    /// [`DevlinkError::NotPermitted`], [`DevlinkError::NoPort`], or another one.
+    /// `Invalid` before anything is sent; `NotSupported`, `NotPermitted`, `NotFound`, or another
+    /// one.
     pub fn set_function(
         &self,
         port: &PortHandle,
         settings: &FunctionSettings,
-    ) -> Result<(), DevlinkError> {
+    ) -> Result<(), Error> {
         for (setting, function) in settings.requests()? {
-            let operation = DevlinkOperation::SetFunction {
+            let operation = Operation::SetFunction {
                 port: port.clone(),
                 setting,
             };

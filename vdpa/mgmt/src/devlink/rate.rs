@@ -6,14 +6,15 @@ use std::str::FromStr;
 use netlink_packet_core::DefaultNla;
 
 use super::connection::Devlink;
-use super::error::{DevlinkError, DevlinkOperation, InvalidRequest};
-use super::handle::{BadHandle, Handle, PortHandle, port_index};
+use super::handle::{Handle, PortHandle, port_index};
+use super::operation::{Operation, invalid, nothing};
 use super::uapi::{
     DEVLINK_ATTR_PORT_INDEX, DEVLINK_ATTR_RATE_NODE_NAME, DEVLINK_ATTR_RATE_PARENT_NODE_NAME,
     DEVLINK_ATTR_RATE_TX_MAX, DEVLINK_ATTR_RATE_TX_PRIORITY, DEVLINK_ATTR_RATE_TX_SHARE,
     DEVLINK_ATTR_RATE_TX_WEIGHT, DEVLINK_ATTR_RATE_TYPE, DEVLINK_CMD_RATE_DEL,
     DEVLINK_CMD_RATE_GET, DEVLINK_CMD_RATE_NEW, DEVLINK_CMD_RATE_SET,
 };
+use crate::error::{Error, ErrorKind};
 use crate::name::is_name;
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::Malformed;
@@ -43,16 +44,16 @@ impl NodeName {
     /// The node called `name`.
     ///
     /// # Errors
-    /// [`BadHandle::Node`] for a name that is a number, empty, too long or has slashes.
-    pub fn new(handle: Handle, name: &str) -> Result<Self, BadHandle> {
+    /// `BadName` for a name that is a number, empty, too long or has slashes.
+    pub fn new(handle: Handle, name: &str) -> Result<Self, Error> {
         let number = name.bytes().all(|byte| byte.is_ascii_digit());
-        match is_name(name) && !number {
-            true => Ok(Self {
-                handle,
-                name: name.into(),
-            }),
-            false => Err(BadHandle::Node(name.to_owned())),
+        if !is_name(name) || number {
+            return Err(bad_node(name));
         }
+        Ok(Self {
+            handle,
+            name: name.into(),
+        })
     }
 
     /// The instance that has it.
@@ -68,13 +69,21 @@ impl NodeName {
     }
 }
 
-impl FromStr for NodeName {
-    type Err = BadHandle;
+fn bad_node(name: &str) -> Error {
+    let message = format!(
+        "{name:?} does not name a rate node: names have 1 to 255 bytes, without slashes and control \
+         characters, and are no number"
+    );
+    Error::new(ErrorKind::BadName, message)
+}
 
-    fn from_str(text: &str) -> Result<Self, BadHandle> {
+impl FromStr for NodeName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
         match text.parse()? {
             RateObject::Node(node) => Ok(node),
-            RateObject::Leaf(_) => Err(BadHandle::Node(text.to_owned())),
+            RateObject::Leaf(_) => Err(bad_node(text)),
         }
     }
 }
@@ -120,10 +129,16 @@ impl RateObject {
 }
 
 impl FromStr for RateObject {
-    type Err = BadHandle;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, BadHandle> {
-        let bad = || BadHandle::Rate(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let bad = || {
+            let message = format!(
+                "{text:?} names neither a port nor a rate node: write it as BUS/DEVICE/INDEX or \
+                 BUS/DEVICE/NODE"
+            );
+            Error::new(ErrorKind::BadName, message)
+        };
         let (handle, last) = text.rsplit_once('/').ok_or_else(bad)?;
         let handle: Handle = handle.parse().map_err(|_| bad())?;
         match port_index(last) {
@@ -209,18 +224,20 @@ pub enum RateParent {
 }
 
 impl RateSettings {
-    fn attributes(&self) -> Result<Vec<DefaultNla>, DevlinkError> {
+    fn attributes(&self) -> Result<Vec<DefaultNla>, Error> {
         if let (Some(share), Some(max)) = (self.tx_share, self.tx_max)
             && max != 0
             && share > max
         {
-            return Err(InvalidRequest::Rates { share, max }.into());
+            return Err(invalid(format!(
+                "tx_share {share} is above tx_max {max} (bytes per second; 0 is no limit)"
+            )));
         }
         let parent = match &self.parent {
             None => None,
             Some(RateParent::None) => Some(""),
             Some(RateParent::Node(name)) if is_name(name) => Some(name.as_str()),
-            Some(RateParent::Node(name)) => return Err(BadHandle::Node(name.clone()).into()),
+            Some(RateParent::Node(name)) => return Err(bad_node(name)),
         };
         let rate = |kind, rate: Option<u64>| rate.map(|rate| value(kind, &rate.to_ne_bytes()));
         let number = |kind, number: Option<u32>| number.map(|one| value(kind, &one.to_ne_bytes()));
@@ -244,31 +261,30 @@ impl Devlink {
     /// All rates of all instances, in the kernel's order.
     ///
     /// # Errors
-    /// [`DevlinkError`].
-    pub fn rates(&self) -> Result<Vec<Rate>, DevlinkError> {
-        let operation = DevlinkOperation::List("rates");
+    /// [`Error`].
+    pub fn rates(&self) -> Result<Vec<Rate>, Error> {
+        let operation = Operation::List("rates");
         self.dump(&operation, GET, Vec::new(), Rate::of)
     }
 
     /// One rate.
     ///
     /// # Errors
-    /// [`DevlinkError::NoRate`], [`DevlinkError::NoPort`], [`DevlinkError::NoInstance`], or another one.
-    pub fn rate(&self, object: &RateObject) -> Result<Rate, DevlinkError> {
-        let operation = DevlinkOperation::ShowRate(object.clone());
+    /// `NotFound`, or another one.
+    pub fn rate(&self, object: &RateObject) -> Result<Rate, Error> {
+        let operation = Operation::ShowRate(object.clone());
         self.get(&operation, GET, object.attributes(), Rate::of)
     }
 
     /// Adds a node.
     ///
     /// # Errors
-    /// [`DevlinkError::Invalid`] before anything is sent; [`DevlinkError::NodeTaken`],
-    /// [`DevlinkError::NotSwitchdev`], [`DevlinkError::NotSupported`], [`DevlinkError::NotPermitted`],
-    /// [`DevlinkError::NoInstance`], or another one.
-    pub fn add_rate(&self, node: &NodeName, settings: &RateSettings) -> Result<(), DevlinkError> {
+    /// `Invalid` before anything is sent; `NameTaken`, `Refused`, `NotSupported`, `NotPermitted`,
+    /// `NotFound`, or another one.
+    pub fn add_rate(&self, node: &NodeName, settings: &RateSettings) -> Result<(), Error> {
         let object = RateObject::Node(node.clone());
         let attributes = [object.attributes(), settings.attributes()?].concat();
-        let operation = DevlinkOperation::AddRate(object);
+        let operation = Operation::AddRate(object);
         self.call(&operation, DEVLINK_CMD_RATE_NEW, Mode::Do, attributes)
             .map(drop)
     }
@@ -277,19 +293,14 @@ impl Devlink {
     /// refusal stays.
     ///
     /// # Errors
-    /// [`DevlinkError::Invalid`] before anything is sent; [`DevlinkError::NoRate`],
-    /// [`DevlinkError::NoPort`], [`DevlinkError::NotSupported`], [`DevlinkError::NotPermitted`], or
-    /// another one.
-    pub fn set_rate(
-        &self,
-        object: &RateObject,
-        settings: &RateSettings,
-    ) -> Result<(), DevlinkError> {
+    /// `Invalid` before anything is sent; `NotFound`, `NotSupported`, `NotPermitted`, or another
+    /// one.
+    pub fn set_rate(&self, object: &RateObject, settings: &RateSettings) -> Result<(), Error> {
         let changes = settings.attributes()?;
         if changes.is_empty() {
-            return Err(InvalidRequest::Nothing.into());
+            return Err(nothing());
         }
-        let operation = DevlinkOperation::SetRate(object.clone());
+        let operation = Operation::SetRate(object.clone());
         let attributes = [object.attributes(), changes].concat();
         self.call(&operation, DEVLINK_CMD_RATE_SET, Mode::Do, attributes)
             .map(drop)
@@ -298,12 +309,11 @@ impl Devlink {
     /// Deletes a node that nothing is in.
     ///
     /// # Errors
-    /// [`DevlinkError::NoRate`], [`DevlinkError::Refused`] if something is in it,
-    /// [`DevlinkError::NotPermitted`], or another one.
-    pub fn delete_rate(&self, node: &NodeName) -> Result<(), DevlinkError> {
+    /// `NotFound`, `Refused` if something is in it, `NotPermitted`, or another one.
+    pub fn delete_rate(&self, node: &NodeName) -> Result<(), Error> {
         let object = RateObject::Node(node.clone());
         let attributes = object.attributes();
-        let operation = DevlinkOperation::DeleteRate(object);
+        let operation = Operation::DeleteRate(object);
         self.call(&operation, DEVLINK_CMD_RATE_DEL, Mode::Do, attributes)
             .map(drop)
     }

@@ -4,13 +4,14 @@
 use std::fmt;
 
 use super::connection::Devlink;
-use super::error::{DevlinkError, DevlinkOperation};
 use super::handle::Handle;
+use super::operation::Operation;
 use super::uapi::{
     DEVLINK_ATTR_RELOAD_ACTION, DEVLINK_ATTR_RELOAD_ACTION_INFO, DEVLINK_ATTR_RELOAD_ACTION_STATS,
     DEVLINK_ATTR_RELOAD_ACTIONS_PERFORMED, DEVLINK_ATTR_RELOAD_STATS_ENTRY,
     DEVLINK_ATTR_RELOAD_STATS_LIMIT, DEVLINK_ATTR_RELOAD_STATS_VALUE, DEVLINK_CMD_RELOAD,
 };
+use crate::error::Error;
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::Malformed;
 use crate::netlink::message::{Message, value};
@@ -133,15 +134,14 @@ impl Devlink {
     /// Reloads an instance, and returns all actions that the driver did for it.
     ///
     /// # Errors
-    /// [`DevlinkError::NotSupported`], [`DevlinkError::NotPermitted`], [`DevlinkError::NoInstance`], or
-    /// another one. After a failure the instance may be down: [`Instance::reload_failed`](super::Instance)
-    /// tells.
+    /// `NotSupported`, `NotPermitted`, `NotFound`, or another one. After a failure the instance may
+    /// be down: [`Instance::reload_failed`](super::Instance) tells.
     pub fn reload(
         &self,
         handle: &Handle,
         action: ReloadAction,
-    ) -> Result<Vec<ReloadAction>, DevlinkError> {
-        let operation = DevlinkOperation::Reload(handle.clone());
+    ) -> Result<Vec<ReloadAction>, Error> {
+        let operation = Operation::Reload(handle.clone());
         let mut attributes = handle.attributes();
         attributes.push(value(DEVLINK_ATTR_RELOAD_ACTION, &[action.number()]));
         let commands = (DEVLINK_CMD_RELOAD, DEVLINK_CMD_RELOAD);

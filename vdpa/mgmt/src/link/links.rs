@@ -1,14 +1,13 @@
 //! The connection: requests about network interfaces, through rtnetlink.
 
 use std::collections::HashSet;
-use std::io;
+use std::fmt;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::Arc;
 use std::time::Duration;
 
 use netlink_packet_core::DefaultNla;
 
-use super::error::{LinkChange, LinkError, LinkOperation};
 use super::forwarding;
 use super::namespace::Namespace;
 use super::uapi::{
@@ -19,10 +18,16 @@ use super::uapi::{
 use super::vlan::{self, PortVlan, VlanId};
 use super::{Link, decode};
 use crate::DEFAULT_PATIENCE;
+use crate::error::{self, Error, ErrorKind, Texts};
 use crate::name::is_name;
 use crate::netlink::exchange::{Answer, Malformed, Refusal};
 use crate::netlink::message::{Mode, Protocol, Request, string, value};
 use crate::netlink::worker::{CallError, Worker};
+
+pub(crate) const TEXTS: Texts = Texts {
+    listed: "interfaces",
+    holder: "Something holds the kernel's lock of network interfaces; its log (`dmesg`) may say what",
+};
 
 /// A connection to the network interfaces of one network namespace. All its requests go through one thread,
 /// one after the other; clones share it.
@@ -43,8 +48,8 @@ impl Links {
     /// Connects to the interfaces of the caller's network namespace; answers are waited for [`DEFAULT_PATIENCE`].
     ///
     /// # Errors
-    /// [`LinkError::Socket`] without netlink.
-    pub fn open() -> Result<Self, LinkError> {
+    /// `Failed` without netlink.
+    pub fn open() -> Result<Self, Error> {
         Self::with_patience(DEFAULT_PATIENCE)
     }
 
@@ -52,25 +57,20 @@ impl Links {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn with_patience(patience: Duration) -> Result<Self, LinkError> {
-        Self::connect(patience).map_err(LinkError::Socket)
-    }
-
-    /// The same, with the kernel's own answer.
-    pub(crate) fn connect(patience: Duration) -> io::Result<Self> {
-        let worker = Worker::start(Protocol::Route, patience)?;
+    pub fn with_patience(patience: Duration) -> Result<Self, Error> {
+        let worker = Worker::start(Protocol::Route, patience).map_err(Error::netlink)?;
         Ok(Self::of(worker, "this network namespace"))
     }
 
     /// Connects to the interfaces of another network namespace. Only the connection's thread enters it.
     ///
     /// # Errors
-    /// [`LinkError::Namespace`] if it cannot be entered, or as [`Self::open`].
-    pub fn in_namespace(namespace: &Namespace) -> Result<Self, LinkError> {
+    /// `Failed` if it cannot be entered, or as [`Self::open`].
+    pub fn in_namespace(namespace: &Namespace) -> Result<Self, Error> {
         let entered = namespace.duplicate()?;
         let worker =
             Worker::start_after(Protocol::Route, DEFAULT_PATIENCE, move || entered.enter())
-                .map_err(LinkError::Socket)??;
+                .map_err(Error::netlink)??;
         Ok(Self::of(
             worker,
             &format!("the network namespace {namespace}"),
@@ -87,23 +87,19 @@ impl Links {
     /// All interfaces, in the kernel's order.
     ///
     /// # Errors
-    /// [`LinkError`].
-    pub fn links(&self) -> Result<Vec<Link>, LinkError> {
-        let operation = LinkOperation::List;
+    /// [`Error`].
+    pub fn links(&self) -> Result<Vec<Link>, Error> {
+        let operation = Operation::new("list network interfaces", None);
         let attributes = vec![filter(RTEXT_FILTER_SKIP_STATS)];
         let header = header(AF_UNSPEC, 0, 0, 0);
         let answer = self.ask(&operation, RTM_GETLINK, header, Mode::Dump, attributes)?;
-        let malformed = |source| LinkError::Malformed {
-            operation: operation.clone(),
-            source,
-        };
         let mut seen = HashSet::new();
         let mut links = Vec::new();
         for message in &answer.messages {
             if message.message_type != RTM_NEWLINK {
                 continue;
             }
-            let link = Link::of(message).map_err(malformed)?;
+            let link = Link::of(message).map_err(Error::malformed(&operation))?;
             if seen.insert(link.index) {
                 links.push(link);
             }
@@ -114,10 +110,10 @@ impl Links {
     /// The interface that is called so, by its name or an alternative one.
     ///
     /// # Errors
-    /// [`LinkError::BadName`], [`LinkError::NoLink`], or another one.
-    pub fn link(&self, name: &str) -> Result<Link, LinkError> {
+    /// `BadName`, `NotFound`, or another one.
+    pub fn link(&self, name: &str) -> Result<Link, Error> {
         if !is_any_name(name) {
-            return Err(LinkError::BadName(name.to_owned()));
+            return Err(bad_name(name));
         }
         self.show(&Which::Name(name))
     }
@@ -125,112 +121,124 @@ impl Links {
     /// The interface with this index.
     ///
     /// # Errors
-    /// [`LinkError::NoLink`], or another one.
-    pub fn link_at(&self, index: u32) -> Result<Link, LinkError> {
+    /// `NotFound`, or another one.
+    pub fn link_at(&self, index: u32) -> Result<Link, Error> {
         self.show(&Which::Index(index))
     }
 
-    fn show(&self, which: &Which<'_>) -> Result<Link, LinkError> {
+    fn show(&self, which: &Which<'_>) -> Result<Link, Error> {
         let mut attributes = vec![filter(RTEXT_FILTER_SKIP_STATS)];
         let (index, name) = match which {
             Which::Index(index) => (*index, format!("with index {index}")),
             Which::Name(name) => {
-                let kind = match name.len() > NAME_MAX {
-                    true => IFLA_ALT_IFNAME,
-                    false => IFLA_IFNAME,
+                let kind = if name.len() > NAME_MAX {
+                    IFLA_ALT_IFNAME
+                } else {
+                    IFLA_IFNAME
                 };
                 attributes.push(string(kind, name));
                 (0, (*name).to_owned())
             }
         };
-        let operation = LinkOperation::Show(name);
+        let text = format!("show the network interface {name}");
+        let operation = Operation::new(text, Some(&name));
         let header = header(AF_UNSPEC, index, 0, 0);
         let answer = self.ask(&operation, RTM_GETLINK, header, Mode::Do, attributes)?;
-        only(&answer).map_err(|source| LinkError::Malformed { operation, source })
+        only(&answer).map_err(Error::malformed(&operation))
     }
 
     /// Sets it up.
     ///
     /// # Errors
-    /// [`LinkError::NoLink`], [`LinkError::NotPermitted`], [`LinkError::Refused`], or another one.
-    pub fn set_up(&self, link: &Link) -> Result<(), LinkError> {
+    /// `NotFound`, `NotPermitted`, `Refused`, or another one.
+    pub fn set_up(&self, link: &Link) -> Result<(), Error> {
         let header = header(AF_UNSPEC, link.index, IFF_UP, IFF_UP);
-        self.change(link, LinkChange::Up, RTM_SETLINK, header, Vec::new())
+        let text = format!("set {} up", link.name);
+        self.change(link, text, RTM_SETLINK, header, Vec::new())
     }
 
     /// Sets it down.
     ///
     /// # Errors
     /// As [`Self::set_up`].
-    pub fn set_down(&self, link: &Link) -> Result<(), LinkError> {
+    pub fn set_down(&self, link: &Link) -> Result<(), Error> {
         let header = header(AF_UNSPEC, link.index, 0, IFF_UP);
-        self.change(link, LinkChange::Down, RTM_SETLINK, header, Vec::new())
+        let text = format!("set {} down", link.name);
+        self.change(link, text, RTM_SETLINK, header, Vec::new())
     }
 
     /// Sets its MTU, in bytes.
     ///
     /// # Errors
     /// As [`Self::set_up`].
-    pub fn set_mtu(&self, link: &Link, mtu: u32) -> Result<(), LinkError> {
+    pub fn set_mtu(&self, link: &Link, mtu: u32) -> Result<(), Error> {
         let attributes = vec![value(IFLA_MTU, &mtu.to_ne_bytes())];
-        self.set(link, LinkChange::Mtu(mtu), attributes)
+        self.set(
+            link,
+            format!("set the MTU of {} to {mtu}", link.name),
+            attributes,
+        )
     }
 
     /// Makes it a port of `master`, such as a bridge. It leaves what it was a port of.
     ///
     /// # Errors
     /// As [`Self::set_up`].
-    pub fn set_master(&self, link: &Link, master: &Link) -> Result<(), LinkError> {
+    pub fn set_master(&self, link: &Link, master: &Link) -> Result<(), Error> {
         let attributes = vec![value(IFLA_MASTER, &master.index.to_ne_bytes())];
-        self.set(link, LinkChange::Join(master.name.clone()), attributes)
+        let text = format!("make {} a port of {}", link.name, master.name);
+        self.set(link, text, attributes)
     }
 
     /// Makes it a port of nothing.
     ///
     /// # Errors
     /// As [`Self::set_up`].
-    pub fn clear_master(&self, link: &Link) -> Result<(), LinkError> {
+    pub fn clear_master(&self, link: &Link) -> Result<(), Error> {
         let attributes = vec![value(IFLA_MASTER, &0_u32.to_ne_bytes())];
-        self.set(link, LinkChange::Leave, attributes)
+        let text = format!("take {} out of what it is a port of", link.name);
+        self.set(link, text, attributes)
     }
 
     /// Gives it another name.
     ///
     /// # Errors
-    /// [`LinkError::BadName`], [`LinkError::NameTaken`], or as [`Self::set_up`].
-    pub fn rename(&self, link: &Link, name: &str) -> Result<(), LinkError> {
+    /// `BadName`, `NameTaken`, or as [`Self::set_up`].
+    pub fn rename(&self, link: &Link, name: &str) -> Result<(), Error> {
         check_interface_name(name)?;
         let attributes = vec![string(IFLA_IFNAME, name)];
-        self.set(link, LinkChange::Rename(name.to_owned()), attributes)
+        let operation = Operation {
+            new_name_in: Some(&self.place),
+            ..Operation::new(format!("rename {} to {name}", link.name), Some(&link.name))
+        };
+        self.set_named(link, &operation, attributes)
     }
 
     /// Moves it into a network namespace, where it has this name; none keeps the one it has. The kernel sets it down.
     /// The interface is returned as it is there.
     ///
     /// # Errors
-    /// [`LinkError::BadName`]; [`LinkError::NameTaken`] if the name is another interface's there;
-    /// [`LinkError::Namespace`]; or as [`Self::set_up`].
+    /// `BadName`; `NameTaken` if the name is another interface's there; or as [`Self::in_namespace`] and [`Self::set_up`].
     pub fn move_to(
         &self,
         link: &Link,
         namespace: &Namespace,
         name: Option<&str>,
-    ) -> Result<Link, LinkError> {
+    ) -> Result<Link, Error> {
         let name = name.unwrap_or(&link.name);
         check_interface_name(name)?;
-        let change = LinkChange::Move {
-            namespace: namespace.to_string(),
-            name: name.to_owned(),
-        };
         let there = Self::in_namespace(namespace)?;
+        let mut text = format!("move {} into the network namespace {namespace}", link.name);
+        if name != link.name {
+            text.push_str(&format!(" as {name}"));
+        }
+        let operation = Operation {
+            new_name_in: Some(&there.place),
+            ..Operation::new(text, Some(&link.name))
+        };
         // The kernel moves first and renames then, so a name that is taken would be found out too late.
         match there.link(name) {
-            Ok(_) => {
-                return Err(LinkError::NameTaken {
-                    operation: operation(link, change),
-                    place: there.place.to_string(),
-                });
-            }
+            Ok(_) => return Err(operation.name_taken(&there.place)),
             Err(error) if error.is_missing() => {}
             Err(error) => return Err(error),
         }
@@ -240,28 +248,22 @@ impl Links {
         if name != link.name {
             attributes.push(string(IFLA_IFNAME, name));
         }
-        let moved = self.set(link, change, attributes);
-        if matches!(moved, Err(LinkError::Timeout { sent: true, .. })) {
+        let moved = self.set_named(link, &operation, attributes);
+        let unknown = ErrorKind::NoAnswer { sent: true };
+        if moved.as_ref().is_err_and(|error| error.kind() == unknown) {
             // The kernel looks at the descriptor once it has its lock. Until then its number must not become that of
             // another namespace; when that is, nobody says, so it stays open.
             std::mem::forget(descriptor);
         }
-        moved.map_err(|error| match error {
-            // Taken since it was looked at, or the old name is.
-            LinkError::NameTaken { operation, .. } => LinkError::NameTaken {
-                operation,
-                place: there.place.to_string(),
-            },
-            error => error,
-        })?;
+        moved?;
         there.link(name)
     }
 
     /// The VLANs that a port of a bridge is in, by number. None if it is no such port.
     ///
     /// # Errors
-    /// [`LinkError`].
-    pub fn vlans(&self, link: &Link) -> Result<Vec<PortVlan>, LinkError> {
+    /// [`Error`].
+    pub fn vlans(&self, link: &Link) -> Result<Vec<PortVlan>, Error> {
         let all = self.vlans_of_all(std::slice::from_ref(link))?;
         Ok(all.into_iter().next().unwrap_or_default())
     }
@@ -269,17 +271,18 @@ impl Links {
     /// The VLANs that each of these ports is in, by one question.
     ///
     /// # Errors
-    /// [`LinkError`].
-    pub(crate) fn vlans_of_all(&self, ports: &[Link]) -> Result<Vec<Vec<PortVlan>>, LinkError> {
+    /// [`Error`].
+    pub(crate) fn vlans_of_all(&self, ports: &[Link]) -> Result<Vec<Vec<PortVlan>>, Error> {
         let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
-        let operation = LinkOperation::ShowVlans(names.join(", "));
+        let text = format!("show the VLANs of {}", names.join(", "));
+        let operation = Operation::new(text, None);
         // The kernel knows no request about one port.
         let attributes = vec![filter(RTEXT_FILTER_BRVLAN_COMPRESSED)];
         let header = header(AF_BRIDGE, 0, 0, 0);
         let answer = self.ask(&operation, RTM_GETLINK, header, Mode::Dump, attributes)?;
         let all = ports.iter().map(|port| vlans_of(&answer, port.index));
         all.collect::<Result<_, _>>()
-            .map_err(|source| LinkError::Malformed { operation, source })
+            .map_err(Error::malformed(&operation))
     }
 
     /// Has a bridge learn that an address is behind this port of it, in this VLAN, as from a frame that came in by the port: what
@@ -287,8 +290,9 @@ impl Links {
     ///
     /// # Errors
     /// As [`Self::set_up`].
-    pub fn learn(&self, port: &Link, mac: [u8; 6], vlan: Option<VlanId>) -> Result<(), LinkError> {
-        let operation = operation(port, LinkChange::Learn(mac));
+    pub fn learn(&self, port: &Link, mac: [u8; 6], vlan: Option<VlanId>) -> Result<(), Error> {
+        let text = format!("have the bridge of {} know {}", port.name, error::mac(mac));
+        let operation = Operation::new(text, Some(&port.name));
         let request = forwarding::learn(port.index, mac, vlan);
         self.send(&operation, request).map(drop)
     }
@@ -297,58 +301,63 @@ impl Links {
     ///
     /// # Errors
     /// As [`Self::set_up`].
-    pub fn add_vlan(&self, link: &Link, vlan: PortVlan) -> Result<(), LinkError> {
-        let change = LinkChange::AddVlan(vlan.vlan);
+    pub fn add_vlan(&self, link: &Link, vlan: PortVlan) -> Result<(), Error> {
+        let text = format!("put {} into VLAN {}", link.name, vlan.vlan);
         let header = header(AF_BRIDGE, link.index, 0, 0);
-        self.change(link, change, RTM_SETLINK, header, vec![vlan.attribute()])
+        self.change(link, text, RTM_SETLINK, header, vec![vlan.attribute()])
     }
 
     /// Takes a port of a bridge out of a VLAN.
     ///
     /// # Errors
     /// As [`Self::set_up`].
-    pub fn remove_vlan(&self, link: &Link, vlan: VlanId) -> Result<(), LinkError> {
-        let change = LinkChange::RemoveVlan(vlan);
+    pub fn remove_vlan(&self, link: &Link, vlan: VlanId) -> Result<(), Error> {
+        let text = format!("take {} out of VLAN {vlan}", link.name);
         let header = header(AF_BRIDGE, link.index, 0, 0);
         let vlan = PortVlan {
             vlan,
             pvid: false,
             untagged: false,
         };
-        self.change(link, change, RTM_DELLINK, header, vec![vlan.attribute()])
+        self.change(link, text, RTM_DELLINK, header, vec![vlan.attribute()])
     }
 
-    fn set(
+    fn set(&self, link: &Link, text: String, attributes: Vec<DefaultNla>) -> Result<(), Error> {
+        self.set_named(link, &Operation::new(text, Some(&link.name)), attributes)
+    }
+
+    fn set_named(
         &self,
         link: &Link,
-        change: LinkChange,
+        operation: &Operation<'_>,
         attributes: Vec<DefaultNla>,
-    ) -> Result<(), LinkError> {
+    ) -> Result<(), Error> {
         let header = header(AF_UNSPEC, link.index, 0, 0);
-        self.change(link, change, RTM_SETLINK, header, attributes)
+        self.ask(operation, RTM_SETLINK, header, Mode::Do, attributes)
+            .map(drop)
     }
 
     fn change(
         &self,
         link: &Link,
-        change: LinkChange,
+        text: String,
         message_type: u16,
         header: Vec<u8>,
         attributes: Vec<DefaultNla>,
-    ) -> Result<(), LinkError> {
-        let operation = operation(link, change);
+    ) -> Result<(), Error> {
+        let operation = Operation::new(text, Some(&link.name));
         self.ask(&operation, message_type, header, Mode::Do, attributes)
             .map(drop)
     }
 
     fn ask(
         &self,
-        operation: &LinkOperation,
+        operation: &Operation<'_>,
         message_type: u16,
         header: Vec<u8>,
         mode: Mode,
         attributes: Vec<DefaultNla>,
-    ) -> Result<Answer, LinkError> {
+    ) -> Result<Answer, Error> {
         let request = Request {
             message_type,
             header,
@@ -358,20 +367,10 @@ impl Links {
         self.send(operation, request)
     }
 
-    fn send(&self, operation: &LinkOperation, request: Request) -> Result<Answer, LinkError> {
+    fn send(&self, operation: &Operation<'_>, request: Request) -> Result<Answer, Error> {
         self.call(request).map_err(|error| {
-            let operation = operation.clone();
-            match error {
-                CallError::Refused(refusal) => refused(operation, &self.place, refusal),
-                CallError::Malformed(source) => LinkError::Malformed { operation, source },
-                CallError::Socket(source) => LinkError::Socket(source),
-                CallError::Interrupted => LinkError::Interrupted { operation },
-                CallError::Timeout { sent } => LinkError::Timeout {
-                    operation,
-                    patience: self.worker.patience(),
-                    sent,
-                },
-            }
+            let refused = |refusal| operation.refused(&self.place, refusal);
+            TEXTS.explain(operation, error, self.patience(), refused)
         })
     }
 
@@ -386,10 +385,56 @@ impl Links {
     }
 }
 
-fn operation(link: &Link, change: LinkChange) -> LinkOperation {
-    LinkOperation::Change {
-        link: link.name.clone(),
-        change,
+/// What is asked for.
+pub(super) struct Operation<'a> {
+    /// As part of a sentence: "cannot …".
+    pub(super) text: String,
+    /// The interface that it is about.
+    pub(super) link: Option<&'a str>,
+    /// Where that gets another name.
+    pub(super) new_name_in: Option<&'a str>,
+}
+
+impl<'a> Operation<'a> {
+    pub(super) fn new(text: impl Into<String>, link: Option<&'a str>) -> Self {
+        Self {
+            text: text.into(),
+            link,
+            new_name_in: None,
+        }
+    }
+
+    fn name_taken(&self, place: &str) -> Error {
+        let message = format!(
+            "cannot {self}: {place} has another interface of that name; choose another name"
+        );
+        Error::new(ErrorKind::NameTaken, message)
+    }
+
+    /// A refusal with its remedy.
+    pub(super) fn refused(&self, place: &str, source: Refusal) -> Error {
+        let (kind, message) = match (source.errno(), self.link, self.new_name_in) {
+            (libc::EPERM | libc::EACCES, _, _) => (
+                ErrorKind::NotPermitted,
+                format!("cannot {self}: this needs CAP_NET_ADMIN; run it as root"),
+            ),
+            (libc::ENODEV, Some(name), _) => (
+                ErrorKind::NotFound,
+                format!(
+                    "there is no network interface {name} in {place}; `ip link` lists them there"
+                ),
+            ),
+            // Taken since it was looked at, or the old name is.
+            (libc::EEXIST, _, Some(place)) => return self.name_taken(place),
+            _ => (ErrorKind::Refused, format!("cannot {self}")),
+        };
+        Error::new(kind, message).because(source)
+    }
+}
+
+impl fmt::Display for Operation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
@@ -418,12 +463,20 @@ fn is_any_name(text: &str) -> bool {
         && !text.contains(|c: char| c.is_whitespace() || c == ':')
 }
 
-fn check_interface_name(name: &str) -> Result<(), LinkError> {
+fn check_interface_name(name: &str) -> Result<(), Error> {
     // The kernel would put a number for this.
-    match is_interface_name(name) && !name.contains('%') {
-        true => Ok(()),
-        false => Err(LinkError::BadName(name.to_owned())),
+    if is_interface_name(name) && !name.contains('%') {
+        return Ok(());
     }
+    Err(bad_name(name))
+}
+
+fn bad_name(name: &str) -> Error {
+    let message = format!(
+        "{name:?} does not name a network interface: names have 1 to 15 bytes, without slashes, \
+         colons and spaces"
+    );
+    Error::new(ErrorKind::BadName, message)
 }
 
 /// The link of an answer, which has exactly one.
@@ -448,37 +501,12 @@ pub(super) fn vlans_of(answer: &Answer, index: u32) -> Result<Vec<PortVlan>, Mal
     for message in &answer.messages {
         if message.message_type == RTM_NEWLINK && decode::index(message)? == index {
             let more = vlan::of_message(&message.attributes)?;
-            match vlans.is_empty() {
-                true => vlans = more,
-                false if more.is_empty() => {}
-                false => return Err(Malformed::new("answer", "it tells VLANs of a port twice")),
+            if vlans.is_empty() {
+                vlans = more;
+            } else if !more.is_empty() {
+                return Err(Malformed::new("answer", "it tells VLANs of a port twice"));
             }
         }
     }
     Ok(vlans)
-}
-
-/// A refusal with its remedy.
-pub(super) fn refused(operation: LinkOperation, place: &str, source: Refusal) -> LinkError {
-    match (source.errno(), operation) {
-        (libc::EPERM | libc::EACCES, operation) => LinkError::NotPermitted { operation, source },
-        (libc::ENODEV, LinkOperation::Show(name) | LinkOperation::Change { link: name, .. }) => {
-            LinkError::NoLink {
-                name,
-                place: place.to_owned(),
-                source,
-            }
-        }
-        (
-            libc::EEXIST,
-            operation @ LinkOperation::Change {
-                change: LinkChange::Rename(_) | LinkChange::Move { .. },
-                ..
-            },
-        ) => LinkError::NameTaken {
-            operation,
-            place: place.to_owned(),
-        },
-        (_, operation) => LinkError::Refused { operation, source },
-    }
 }

@@ -14,7 +14,6 @@
 //! is used for, nor vDPA.
 
 mod decode;
-mod error;
 mod forwarding;
 mod links;
 mod namespace;
@@ -22,13 +21,12 @@ mod port_name;
 pub(super) mod uapi;
 mod vlan;
 
-pub use error::{LinkChange, LinkError, LinkOperation};
 pub use links::Links;
-pub use namespace::{Namespace, NamespaceError};
+pub use namespace::Namespace;
 pub use port_name::PhysPortName;
-pub use vlan::{BadVlan, PortVlan, VlanId};
+pub use vlan::{PortVlan, VlanId};
 
-pub(super) use links::{header, is_interface_name};
+pub(super) use links::{TEXTS, header, is_interface_name};
 
 /// For the fuzz target.
 #[cfg(any(test, feature = "fuzz"))]

@@ -5,62 +5,18 @@
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use crate::error::{Error, ErrorKind};
 use crate::name::is_name;
 
 /// Where `ip netns` keeps them.
 const NAMED: &str = "/run/netns";
-
-/// Why a network namespace cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum NamespaceError {
-    /// No namespace can be called so.
-    #[error(
-        "{0:?} does not name a network namespace: give a name of `ip netns list`, a process ID or a path"
-    )]
-    BadName(String),
-    /// There is none of that name.
-    #[error(
-        "there is no network namespace {name}; `ip netns list` lists them, `ip netns add {name}` makes it"
-    )]
-    NoNamespace {
-        /// Its name.
-        name: String,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// There is no such process.
-    #[error("there is no process {0}, so it has no network namespace")]
-    NoProcess(u32),
-    /// The file is something else.
-    #[error("{} is no network namespace (what is left of one that was not mounted looks so: `ip netns del` removes it)", .0.display())]
-    NotOne(PathBuf),
-    /// The file cannot be opened.
-    #[error("cannot open {}", path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// It cannot be entered.
-    #[error("cannot enter the network namespace {name}: this needs CAP_SYS_ADMIN; run it as root")]
-    Enter {
-        /// Its name.
-        name: String,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// A network namespace, which lives at least as long as this value.
 #[derive(Debug)]
@@ -73,15 +29,15 @@ impl Namespace {
     /// The namespace that this text names: an absolute path, a name of `ip netns`, or a process ID.
     ///
     /// # Errors
-    /// [`NamespaceError`].
-    pub fn find(text: &str) -> Result<Self, NamespaceError> {
+    /// [`Error`].
+    pub fn find(text: &str) -> Result<Self, Error> {
         if text.starts_with('/') {
             return Self::at(Path::new(text));
         }
         match Self::named(text) {
-            Err(NamespaceError::NoNamespace { name, source }) => match text.parse() {
+            Err(error) if error.is_missing() => match text.parse() {
                 Ok(process) => Self::of_process(process),
-                Err(_) => Err(NamespaceError::NoNamespace { name, source }),
+                Err(_) => Err(error),
             },
             found => found,
         }
@@ -90,70 +46,77 @@ impl Namespace {
     /// The namespace that `ip netns` calls so.
     ///
     /// # Errors
-    /// [`NamespaceError::BadName`], [`NamespaceError::NoNamespace`], [`NamespaceError::NotOne`] or
-    /// [`NamespaceError::Open`].
-    pub fn named(name: &str) -> Result<Self, NamespaceError> {
+    /// `BadName`, `NotFound`, `Unusable` or `Failed`.
+    pub fn named(name: &str) -> Result<Self, Error> {
         if !is_name(name) {
-            return Err(NamespaceError::BadName(name.to_owned()));
+            let message = format!(
+                "{name:?} does not name a network namespace: give a name of `ip netns list`, a \
+                 process ID or a path"
+            );
+            return Err(Error::new(ErrorKind::BadName, message));
         }
         let path = Path::new(NAMED).join(name);
-        Self::open(&path, name).map_err(|error| match error {
-            NamespaceError::Open { source, .. } if source.kind() == ErrorKind::NotFound => {
-                NamespaceError::NoNamespace {
-                    name: name.to_owned(),
-                    source,
-                }
+        Self::open(&path, name).map_err(|error| {
+            if !is_absent(&error) {
+                return error;
             }
-            error => error,
+            let message = format!(
+                "there is no network namespace {name}; `ip netns list` lists them, \
+                 `ip netns add {name}` makes it"
+            );
+            error.renamed(ErrorKind::NotFound, message)
         })
     }
 
     /// The namespace that this process is in.
     ///
     /// # Errors
-    /// [`NamespaceError::NoProcess`] or [`NamespaceError::Open`].
-    pub fn of_process(process: u32) -> Result<Self, NamespaceError> {
+    /// `NotFound` or `Failed`.
+    pub fn of_process(process: u32) -> Result<Self, Error> {
         let path = PathBuf::from(format!("/proc/{process}/ns/net"));
         let name = format!("of process {process}");
-        Self::open(&path, &name).map_err(|error| match error {
-            NamespaceError::Open { source, .. } if source.kind() == ErrorKind::NotFound => {
-                NamespaceError::NoProcess(process)
+        Self::open(&path, &name).map_err(|error| {
+            if !is_absent(&error) {
+                return error;
             }
-            error => error,
+            let message = format!("there is no process {process}, so it has no network namespace");
+            Error::new(ErrorKind::NotFound, message)
         })
     }
 
     /// The namespace behind a file, such as `/run/netns/NAME` or `/proc/PID/ns/net`.
     ///
     /// # Errors
-    /// [`NamespaceError::NotOne`] or [`NamespaceError::Open`].
-    pub fn at(path: &Path) -> Result<Self, NamespaceError> {
+    /// `Unusable` or `Failed`.
+    pub fn at(path: &Path) -> Result<Self, Error> {
         Self::open(path, &path.display().to_string())
     }
 
     /// The namespace of the calling thread.
     ///
     /// # Errors
-    /// [`NamespaceError::Open`] without /proc.
-    pub fn current() -> Result<Self, NamespaceError> {
+    /// `Failed` without /proc.
+    pub fn current() -> Result<Self, Error> {
         Self::open(Path::new("/proc/thread-self/ns/net"), "of this process")
     }
 
-    fn open(path: &Path, name: &str) -> Result<Self, NamespaceError> {
+    fn open(path: &Path, name: &str) -> Result<Self, Error> {
         // A FIFO of that name must not hold the caller.
         let mut options = OpenOptions::new();
         let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path);
-        let file = file.map_err(|source| NamespaceError::Open {
-            path: path.to_owned(),
-            source,
-        })?;
-        match is_network_namespace(&file) {
-            true => Ok(Self {
-                file,
-                name: name.to_owned(),
-            }),
-            false => Err(NamespaceError::NotOne(path.to_owned())),
+        let file = file.map_err(|source| cannot_open(path, source))?;
+        if !is_network_namespace(&file) {
+            let message = format!(
+                "{} is no network namespace (what is left of one that was not mounted looks so: \
+                 `ip netns del` removes it)",
+                path.display()
+            );
+            return Err(Error::new(ErrorKind::Unusable, message));
         }
+        Ok(Self {
+            file,
+            name: name.to_owned(),
+        })
     }
 
     /// What it was found by.
@@ -165,32 +128,37 @@ impl Namespace {
     /// Whether both are the same namespace.
     ///
     /// # Errors
-    /// What the kernel says to reading their files' numbers.
-    pub fn is_same(&self, other: &Self) -> io::Result<bool> {
-        let (one, other) = (self.file.metadata()?, other.file.metadata()?);
-        Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+    /// `Failed` if their files' numbers cannot be read.
+    pub fn is_same(&self, other: &Self) -> Result<bool, Error> {
+        let number = |one: &Self| {
+            let file = one.file.metadata().map_err(|source| {
+                let message = "cannot look at a network namespace";
+                Error::new(ErrorKind::Failed, message).because(source)
+            })?;
+            Ok((file.dev(), file.ino()))
+        };
+        Ok(number(self)? == number(other)?)
     }
 
     /// A second handle of it.
-    pub(super) fn duplicate(&self) -> Result<Self, NamespaceError> {
+    pub(super) fn duplicate(&self) -> Result<Self, Error> {
         let file = self.file.try_clone();
         Ok(Self {
-            file: file.map_err(|source| NamespaceError::Open {
-                path: PathBuf::from(&self.name),
-                source,
-            })?,
+            file: file.map_err(|source| cannot_open(Path::new(&self.name), source))?,
             name: self.name.clone(),
         })
     }
 
     /// Takes the calling thread into it, for good.
-    pub(super) fn enter(&self) -> Result<(), NamespaceError> {
-        move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network)).map_err(
-            |source| NamespaceError::Enter {
-                name: self.name.clone(),
-                source: source.into(),
-            },
-        )
+    pub(super) fn enter(&self) -> Result<(), Error> {
+        let kind = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(self.file.as_fd(), kind).map_err(|errno| {
+            let message = format!(
+                "cannot enter the network namespace {}: this needs CAP_SYS_ADMIN; run it as root",
+                self.name
+            );
+            Error::new(ErrorKind::Failed, message).because(io::Error::from(errno))
+        })
     }
 }
 
@@ -204,6 +172,18 @@ impl fmt::Display for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
+}
+
+fn cannot_open(path: &Path, source: io::Error) -> Error {
+    let message = format!("cannot open {}", path.display());
+    Error::new(ErrorKind::Failed, message).because(source)
+}
+
+/// Whether a file could not be opened because there is none.
+fn is_absent(error: &Error) -> bool {
+    error
+        .io()
+        .is_some_and(|source| source.kind() == io::ErrorKind::NotFound)
 }
 
 /// Asks what kind of namespace a file is (NS_GET_NSTYPE of include/uapi/linux/nsfs.h); other files do not know that

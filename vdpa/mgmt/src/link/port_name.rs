@@ -4,6 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::error::{Error, ErrorKind};
+
 /// What a port of a NIC's switch leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PhysPortName {
@@ -41,15 +43,17 @@ pub enum PhysPortName {
     },
 }
 
-/// The text names no port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it is no name of a NIC's port")]
-pub struct BadPortName;
-
 impl FromStr for PhysPortName {
-    type Err = BadPortName;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, BadPortName> {
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::read(text)
+            .ok_or_else(|| Error::new(ErrorKind::BadName, "it is no name of a NIC's port"))
+    }
+}
+
+impl PhysPortName {
+    fn read(text: &str) -> Option<Self> {
         let (controller, rest) = match text.strip_prefix('c') {
             Some(rest) => {
                 let (number, rest) = leading_number(rest)?;
@@ -58,51 +62,43 @@ impl FromStr for PhysPortName {
             None => (None, text),
         };
         let Some(rest) = rest.strip_prefix("pf") else {
-            let rest = rest.strip_prefix('p').ok_or(BadPortName)?;
-            let (port, rest) = leading_number(rest)?;
+            let (port, rest) = leading_number(rest.strip_prefix('p')?)?;
             let split = match rest.strip_prefix('s') {
                 Some(part) => Some(whole_number(part)?),
                 None if rest.is_empty() => None,
-                None => return Err(BadPortName),
+                None => return None,
             };
-            return match controller {
-                None => Ok(Self::Physical { port, split }),
-                Some(_) => Err(BadPortName),
-            };
+            return controller
+                .is_none()
+                .then_some(Self::Physical { port, split });
         };
         let (pf, rest) = leading_number(rest)?;
-        let pf = u16::try_from(pf).map_err(|_| BadPortName)?;
+        let pf = u16::try_from(pf).ok()?;
         if rest.is_empty() {
-            return Ok(Self::PhysicalFunction { controller, pf });
+            return Some(Self::PhysicalFunction { controller, pf });
         }
         if let Some(number) = rest.strip_prefix("vf") {
-            let vf = u16::try_from(whole_number(number)?).map_err(|_| BadPortName)?;
-            return Ok(Self::VirtualFunction { controller, pf, vf });
+            let vf = u16::try_from(whole_number(number)?).ok()?;
+            return Some(Self::VirtualFunction { controller, pf, vf });
         }
-        let number = rest.strip_prefix("sf").ok_or(BadPortName)?;
-        let sf = whole_number(number)?;
-        Ok(Self::Subfunction { controller, pf, sf })
+        let sf = whole_number(rest.strip_prefix("sf")?)?;
+        Some(Self::Subfunction { controller, pf, sf })
     }
 }
 
 /// The number that the text begins with, in the kernel's spelling, and what comes after it.
-fn leading_number(text: &str) -> Result<(u32, &str), BadPortName> {
+fn leading_number(text: &str) -> Option<(u32, &str)> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(text.len());
     let (digits, rest) = text.split_at(digits);
-    let number: u32 = digits.parse().map_err(|_| BadPortName)?;
-    match number.to_string() == digits {
-        true => Ok((number, rest)),
-        false => Err(BadPortName),
-    }
+    let number: u32 = digits.parse().ok()?;
+    (number.to_string() == digits).then_some((number, rest))
 }
 
-fn whole_number(text: &str) -> Result<u32, BadPortName> {
-    match leading_number(text)? {
-        (number, "") => Ok(number),
-        _ => Err(BadPortName),
-    }
+fn whole_number(text: &str) -> Option<u32> {
+    let (number, rest) = leading_number(text)?;
+    rest.is_empty().then_some(number)
 }
 
 impl fmt::Display for PhysPortName {
@@ -149,14 +145,12 @@ mod tests {
             let read: PhysPortName = name.parse().unwrap();
             assert_eq!(read.to_string(), name);
         }
-        assert_eq!(
-            "pf0vf7".parse(),
-            Ok(PhysPortName::VirtualFunction {
-                controller: None,
-                pf: 0,
-                vf: 7
-            })
-        );
+        let function = PhysPortName::VirtualFunction {
+            controller: None,
+            pf: 0,
+            vf: 7,
+        };
+        assert_eq!("pf0vf7".parse::<PhysPortName>().unwrap(), function);
     }
 
     #[test]
@@ -183,7 +177,7 @@ mod tests {
             "p-1",
             "pf0 vf1",
         ] {
-            assert_eq!(name.parse::<PhysPortName>(), Err(BadPortName), "{name}");
+            assert!(name.parse::<PhysPortName>().is_err(), "{name}");
         }
     }
 

@@ -10,6 +10,7 @@ use super::uapi::{
     BRIDGE_VLAN_INFO_PVID, BRIDGE_VLAN_INFO_RANGE_BEGIN, BRIDGE_VLAN_INFO_RANGE_END,
     BRIDGE_VLAN_INFO_UNTAGGED, IFLA_AF_SPEC, IFLA_BRIDGE_VLAN_INFO,
 };
+use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::Malformed;
 use crate::netlink::message::{nested, value};
@@ -18,11 +19,6 @@ use crate::netlink::message::{nested, value};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u16", into = "u16")]
 pub struct VlanId(u16);
-
-/// What is no VLAN.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is no VLAN: they are 1 to {max}", max = VlanId::MAX)]
-pub struct BadVlan(String);
 
 impl VlanId {
     /// The largest number.
@@ -36,13 +32,13 @@ impl VlanId {
 }
 
 impl TryFrom<u16> for VlanId {
-    type Error = BadVlan;
+    type Error = Error;
 
-    fn try_from(number: u16) -> Result<Self, BadVlan> {
-        match (1..=Self::MAX).contains(&number) {
-            true => Ok(Self(number)),
-            false => Err(BadVlan(number.to_string())),
+    fn try_from(number: u16) -> Result<Self, Error> {
+        if (1..=Self::MAX).contains(&number) {
+            return Ok(Self(number));
         }
+        Err(no_vlan(number))
     }
 }
 
@@ -53,14 +49,19 @@ impl From<VlanId> for u16 {
 }
 
 impl FromStr for VlanId {
-    type Err = BadVlan;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, BadVlan> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         let number = text.parse::<u16>().ok();
         number
             .and_then(|number| Self::try_from(number).ok())
-            .ok_or_else(|| BadVlan(format!("{text:?}")))
+            .ok_or_else(|| no_vlan(format_args!("{text:?}")))
     }
+}
+
+fn no_vlan(text: impl fmt::Display) -> Error {
+    let message = format!("{text} is no VLAN: they are 1 to {}", VlanId::MAX);
+    Error::new(ErrorKind::BadName, message)
 }
 
 impl fmt::Display for VlanId {

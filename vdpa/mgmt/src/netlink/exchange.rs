@@ -22,6 +22,7 @@ use netlink_packet_core::{
 
 use super::attributes::text;
 use super::message::{Incoming, Message, Mode, Protocol};
+use super::worker::CallError;
 
 /// Size of `struct nlmsghdr`.
 const NLMSG_HDRLEN: usize = 16;
@@ -42,7 +43,7 @@ const ERRNO_MAX: i32 = 4095;
 /// An answer that does not follow the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {problem}")]
-pub struct Malformed {
+pub(crate) struct Malformed {
     what: String,
     problem: String,
 }
@@ -102,15 +103,6 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Why an exchange has no answer.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ExchangeError {
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    #[error(transparent)]
-    Malformed(#[from] Malformed),
-}
-
 /// What is known after a datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
@@ -153,7 +145,7 @@ impl Exchange {
     }
 
     /// Takes a datagram of the kernel's.
-    pub(crate) fn feed(&mut self, datagram: &[u8]) -> Result<Progress, ExchangeError> {
+    pub(crate) fn feed(&mut self, datagram: &[u8]) -> Result<Progress, CallError> {
         let mut rest = datagram;
         while !rest.is_empty() {
             let (header, message) = split(&mut rest)?;
@@ -172,7 +164,7 @@ impl Exchange {
         self.answer
     }
 
-    fn message(&mut self, bytes: &[u8]) -> Result<Option<Progress>, ExchangeError> {
+    fn message(&mut self, bytes: &[u8]) -> Result<Option<Progress>, CallError> {
         let message = NetlinkMessage::<Incoming>::deserialize(bytes)
             .map_err(|error| Malformed::new("message", error.to_string()))?;
         let flags = message.header.flags;
@@ -258,7 +250,7 @@ fn after_request(repeated: &[u8], flags: u16) -> &[u8] {
 }
 
 /// Zero is success, perhaps with a warning; a negative errno a refusal.
-fn check(code: i32, flags: u16, attributes: &[u8]) -> Result<Option<String>, ExchangeError> {
+fn check(code: i32, flags: u16, attributes: &[u8]) -> Result<Option<String>, CallError> {
     let explanation = match flags & NLM_F_ACK_TLVS {
         0 => None,
         _ => explanation(attributes),

@@ -21,7 +21,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use super::exchange::{Answer, Exchange, ExchangeError, Malformed, Progress, Refusal};
+use super::exchange::{Answer, Exchange, Malformed, Progress, Refusal};
 use super::message::{Mode, Protocol, Request};
 use super::socket::Socket;
 
@@ -42,15 +42,6 @@ pub(crate) enum CallError {
     /// Nothing came in time. `sent` tells whether the kernel may still do it.
     #[error("no answer in time")]
     Timeout { sent: bool },
-}
-
-impl From<ExchangeError> for CallError {
-    fn from(error: ExchangeError) -> Self {
-        match error {
-            ExchangeError::Refused(refusal) => Self::Refused(refusal),
-            ExchangeError::Malformed(malformed) => Self::Malformed(malformed),
-        }
-    }
 }
 
 type Outcome = Result<Answer, CallError>;
@@ -195,9 +186,9 @@ impl Link {
                 Ok(Progress::Waiting) => {}
                 Ok(Progress::Complete) => break Ok(Some(exchange.answer())),
                 Ok(Progress::Interrupted) => break Ok(None),
-                Err(ExchangeError::Refused(refusal)) => break Err(refusal.into()),
+                Err(error @ CallError::Refused(_)) => break Err(error),
                 // The socket goes: the rest of this answer is in it.
-                Err(ExchangeError::Malformed(malformed)) => return Err(malformed.into()),
+                Err(error) => return Err(error),
             }
         };
         self.socket = Some(socket);

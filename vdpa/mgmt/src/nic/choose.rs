@@ -9,7 +9,8 @@ use std::fs;
 use std::path::Path;
 
 use super::{NicError, Nics, addresses};
-use crate::pci::{Address, Function, PciError};
+use crate::error::Error;
+use crate::pci::{Address, Function};
 
 /// Where network interfaces are in sysfs.
 const INTERFACES: &str = "/sys/class/net";
@@ -88,7 +89,7 @@ impl Nics {
             let function = match self.pci.function(address) {
                 Ok(function) => function,
                 // Gone meanwhile.
-                Err(PciError::NoFunction(_)) => continue,
+                Err(error) if error.is_missing() => continue,
                 Err(error) => return Err(error.into()),
             };
             match self.taken(&function)? {
@@ -111,7 +112,7 @@ impl Nics {
         for &(number, address) in &physical.virtual_functions {
             let function = match self.pci.function(address) {
                 Ok(function) => function,
-                Err(PciError::NoFunction(_)) => continue,
+                Err(error) if error.is_missing() => continue,
                 Err(error) => return Err(error.into()),
             };
             if let Some(because) = self.taken(&function)? {
@@ -139,8 +140,7 @@ impl Nics {
         if function.netdevs.is_empty() && !WITHOUT_INTERFACE.contains(&driver.as_str()) {
             return Ok(Some(TakenBecause::Hidden(driver.clone())));
         }
-        let addressed =
-            addresses::interfaces_with_one(self.patience).map_err(crate::MgmtError::Socket)?;
+        let addressed = addresses::interfaces_with_one(self.patience).map_err(Error::netlink)?;
         for interface in &function.netdevs {
             let directory = Path::new(INTERFACES).join(interface);
             // An interface that is gone meanwhile has none of these.

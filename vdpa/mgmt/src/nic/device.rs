@@ -8,15 +8,16 @@ use super::request::NicRequest;
 use super::step::Step;
 use super::{NicError, Nics, VHOST_DRIVER};
 use crate::journal::Outcome;
-use crate::{MgmtDeviceName, MgmtError, NewDevice};
+use crate::{ErrorKind, MgmtDeviceName, NewDevice, connection};
 
 impl Nics {
     /// Fails for a management device that does not make network devices.
     pub(super) fn check_network(&self, name: &MgmtDeviceName) -> Result<(), NicError> {
         let mgmtdev = self.connection.mgmt_device(name)?;
-        match mgmtdev.supports(VIRTIO_ID_NET) {
-            true => Ok(()),
-            false => Err(NicError::NotNetwork(name.to_string())),
+        if mgmtdev.supports(VIRTIO_ID_NET) {
+            Ok(())
+        } else {
+            Err(NicError::NotNetwork(name.to_string()))
         }
     }
 
@@ -24,7 +25,7 @@ impl Nics {
     pub(super) fn has_mgmt_device(&self, name: &MgmtDeviceName) -> Result<bool, NicError> {
         match self.connection.mgmt_device(name) {
             Ok(_) => Ok(true),
-            Err(MgmtError::NoMgmtDevice { .. }) => Ok(false),
+            Err(error) if error.kind() == ErrorKind::NoMgmtDevice => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -83,7 +84,9 @@ impl Making<'_> {
         };
         self.step(step, |nics| match nics.connection.add(device) {
             Ok(()) => Outcome::Done(()),
-            Err(error @ MgmtError::Timeout { sent: true, .. }) => Outcome::Unknown(error.into()),
+            Err(error) if error.kind() == (ErrorKind::NoAnswer { sent: true }) => {
+                Outcome::Unknown(error.into())
+            }
             Err(error) => Outcome::NotDone(error.into()),
         })
     }
@@ -106,5 +109,5 @@ impl Making<'_> {
 
 /// Whether all that is wrong is that the management device takes no address.
 fn takes_no_mac(error: &NicError) -> bool {
-    matches!(error, NicError::Mgmt(MgmtError::NotTaken { attributes, .. }) if attributes == "mac")
+    matches!(error, NicError::Mgmt(error) if connection::takes_no_mac(error))
 }

@@ -8,44 +8,20 @@ use super::choose::Taken;
 use super::observer::Phase;
 use super::record::BadOwner;
 use super::step::Step;
-use crate::bus::BusError;
 use crate::connectivity::ConnectivityError;
-use crate::devlink::{DevlinkError, Handle, PortHandle};
-use crate::link;
-use crate::pci::{Address, PciError};
-use crate::sriov::{InvalidSetting, LinkError};
-use crate::{InUse, InvalidDevice, MgmtError};
+use crate::devlink::{Handle, PortHandle};
+use crate::error::Error;
+use crate::pci::Address;
 
 /// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NicError {
-    /// The vDPA management.
+    /// A request to the kernel, or a file of sysfs.
     #[error(transparent)]
-    Mgmt(#[from] MgmtError),
-    /// The vdpa bus.
-    #[error(transparent)]
-    Bus(#[from] BusError),
-    /// A PCI function.
-    #[error(transparent)]
-    Pci(#[from] PciError),
-    /// Settings of a virtual function.
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    /// A network interface.
-    #[error(transparent)]
-    Interface(Box<link::LinkError>),
-    /// devlink.
-    #[error(transparent)]
-    Devlink(#[from] DevlinkError),
+    Mgmt(#[from] Error),
     /// A connection.
     #[error(transparent)]
     Connectivity(Box<ConnectivityError>),
-    /// A device that cannot be made.
-    #[error(transparent)]
-    InvalidDevice(#[from] InvalidDevice),
-    /// A virtual function that cannot be so.
-    #[error(transparent)]
-    InvalidSetting(#[from] InvalidSetting),
     /// An owner that no record can hold.
     #[error(transparent)]
     Owner(#[from] BadOwner),
@@ -157,12 +133,6 @@ pub enum NicError {
 }
 
 // Boxed, so that errors are small enough to return by value.
-impl From<link::LinkError> for NicError {
-    fn from(error: link::LinkError) -> Self {
-        Self::Interface(Box::new(error))
-    }
-}
-
 impl From<ConnectivityError> for NicError {
     fn from(error: ConnectivityError) -> Self {
         Self::Connectivity(Box::new(error))
@@ -171,9 +141,10 @@ impl From<ConnectivityError> for NicError {
 
 fn list(taken: &[Taken]) -> String {
     let all: Vec<String> = taken.iter().map(ToString::to_string).collect();
-    match all.is_empty() {
-        true => String::new(),
-        false => format!(": {}", all.join("; ")),
+    if all.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", all.join("; "))
     }
 }
 
@@ -222,9 +193,10 @@ pub struct MakeError {
 }
 
 fn rolled_back(not_undone: &[NotUndone]) -> String {
-    match not_undone.is_empty() {
-        true => String::new(),
-        false => format!(". Not undone: {}", remains(not_undone)),
+    if not_undone.is_empty() {
+        String::new()
+    } else {
+        format!(". Not undone: {}", remains(not_undone))
     }
 }
 
@@ -233,7 +205,7 @@ fn rolled_back(not_undone: &[NotUndone]) -> String {
 pub enum RemoveError {
     /// Somebody has it open; nothing was touched.
     #[error(transparent)]
-    InUse(#[from] InUse),
+    InUse(Error),
     /// It was given to this machine or a container; nothing was touched.
     #[error(
         "{name} is bound to {driver}, so this machine or a container uses it: \

@@ -9,8 +9,7 @@ use super::request::NicRequest;
 use super::step::Step;
 use super::undo::Undone;
 use super::{Nics, VHOST_DRIVER, wait};
-use crate::MgmtError;
-use crate::bus::BusError;
+use crate::bus::Bus;
 use crate::connectivity::{Connectivity, Place};
 use crate::journal::{Journal, Moment, Outcome};
 use crate::link::Links;
@@ -77,12 +76,12 @@ impl<'a> Making<'a> {
             return Err(NicError::RecordTaken(request.name.clone()));
         }
         match nics.connection.device(&request.name) {
-            Err(MgmtError::NoDevice { .. }) => {}
+            Err(error) if error.is_missing() => {}
             Ok(_) => return Err(NicError::NameTaken(request.name.clone())),
             Err(error) => return Err(error.into()),
         }
         if !nics.bus.has_driver(VHOST_DRIVER) {
-            return Err(BusError::NoDriver(VHOST_DRIVER.to_owned()).into());
+            return Err(Bus::no_driver(VHOST_DRIVER).into());
         }
         let plan = nics.plan(nics.find(&request.from)?, &request.from, request.kind)?;
         match &plan {
@@ -194,9 +193,10 @@ impl<'a> Making<'a> {
     /// Reports the phase, and fails if the making is interrupted.
     fn tell(&mut self, activity: Activity<'_>) -> Result<(), NicError> {
         self.say(activity);
-        match self.observer.interrupted() {
-            true => Err(NicError::Interrupted),
-            false => Ok(()),
+        if self.observer.interrupted() {
+            Err(NicError::Interrupted)
+        } else {
+            Ok(())
         }
     }
 

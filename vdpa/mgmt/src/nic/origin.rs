@@ -1,10 +1,10 @@
 //! What a NIC is made of, found by what a user calls it.
 
 use super::{Kind, NicError, Nics};
-use crate::devlink::{Devlink, DevlinkError, EswitchMode, Handle};
+use crate::devlink::{Devlink, EswitchMode, Handle};
 use crate::link::Links;
-use crate::pci::{Address, Function, PciError};
-use crate::{MgmtDeviceName, MgmtError};
+use crate::pci::{Address, Function};
+use crate::{Error, ErrorKind, MgmtDeviceName};
 
 /// What a NIC is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,9 +42,10 @@ impl Nics {
             return Ok(Origin::MgmtDevice(mgmtdev));
         }
         if let Ok(handle) = text.parse::<Handle>() {
-            return match has_instance(&handle)? {
-                true => Ok(Origin::Instance(handle)),
-                false => Err(NicError::NoOrigin(text.to_owned())),
+            return if has_instance(&handle)? {
+                Ok(Origin::Instance(handle))
+            } else {
+                Err(NicError::NoOrigin(text.to_owned()))
             };
         }
         match self.pci.behind(text) {
@@ -57,7 +58,7 @@ impl Nics {
                     _ => Err(NicError::NotPci(text.to_owned())),
                 }
             }
-            Err(PciError::NoInterface(_)) => Err(NicError::NoOrigin(text.to_owned())),
+            Err(error) if error.is_missing() => Err(NicError::NoOrigin(text.to_owned())),
             Err(error) => Err(error.into()),
         }
     }
@@ -69,13 +70,7 @@ impl Nics {
         {
             return Ok(Origin::MgmtDevice(mgmtdev));
         }
-        if let Some(physical) = function.physical_function {
-            return Err(PciError::Virtual {
-                function: address,
-                physical,
-            }
-            .into());
-        }
+        function.check_physical()?;
         Ok(Origin::Physical(Box::new(function)))
     }
 
@@ -120,21 +115,21 @@ impl Nics {
         };
         match self.connection.mgmt_device(&name) {
             Ok(_) => Ok(Some(name)),
-            Err(MgmtError::NoMgmtDevice { .. }) => Ok(None),
+            Err(error) if error.kind() == ErrorKind::NoMgmtDevice => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 }
 
 /// Whether there is such a devlink instance here.
-fn has_instance(handle: &Handle) -> Result<bool, DevlinkError> {
+fn has_instance(handle: &Handle) -> Result<bool, Error> {
     let devlink = match Devlink::open() {
-        Err(DevlinkError::NoFamily) => return Ok(false),
+        Err(error) if error.kind() == ErrorKind::NoDevlink => return Ok(false),
         devlink => devlink?,
     };
     match devlink.instance(handle) {
         Ok(_) => Ok(true),
-        Err(DevlinkError::NoInstance { .. }) => Ok(false),
+        Err(error) if error.is_missing() => Ok(false),
         Err(error) => Err(error),
     }
 }
@@ -145,19 +140,21 @@ fn instance_of(address: Address) -> Option<Handle> {
 }
 
 /// Whether a NIC's switch has representors. What has no devlink, or no such switch, has not.
-pub(super) fn is_switchdev(handle: &Handle) -> Result<bool, DevlinkError> {
+pub(super) fn is_switchdev(handle: &Handle) -> Result<bool, Error> {
     let devlink = match Devlink::open() {
-        Err(DevlinkError::NoFamily) => return Ok(false),
+        Err(error) if error.kind() == ErrorKind::NoDevlink => return Ok(false),
         devlink => devlink?,
     };
     match devlink.eswitch(handle) {
         Ok(eswitch) => Ok(eswitch.mode == Some(EswitchMode::Switchdev)),
-        Err(DevlinkError::NoInstance { .. } | DevlinkError::NotSupported { .. }) => Ok(false),
-        Err(error) => Err(error),
+        Err(error) => match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotSupported => Ok(false),
+            _ => Err(error),
+        },
     }
 }
 
 /// Whether a function's NIC has representors.
-pub(super) fn has_representors(address: Address) -> Result<bool, DevlinkError> {
+pub(super) fn has_representors(address: Address) -> Result<bool, Error> {
     instance_of(address).map_or(Ok(false), |handle| is_switchdev(&handle))
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::step::Step;
 use crate::connectivity::Attached;
-use crate::{InvalidDevice, MgmtDeviceName, NewDevice};
+use crate::{Error, MgmtDeviceName, NewDevice};
 
 /// The version of records that this program writes and reads.
 pub(super) const VERSION: u32 = 1;
@@ -115,7 +115,7 @@ enum BadRecord {
     #[error("it has version {0}, and this program knows version {VERSION}")]
     Version(u32),
     #[error(transparent)]
-    Name(#[from] InvalidDevice),
+    Name(#[from] Error),
     #[error(transparent)]
     Owner(#[from] BadOwner),
     #[error("it has {0} steps, more than any NIC")]
@@ -172,17 +172,18 @@ pub struct BadOwner;
 /// Fails for what cannot stand for an owner.
 pub(super) fn check_owner(owner: &str) -> Result<(), BadOwner> {
     let fits = (1..=OWNER_MAX).contains(&owner.len());
-    match fits && !owner.contains(char::is_control) {
-        true => Ok(()),
-        false => Err(BadOwner),
+    if fits && !owner.contains(char::is_control) {
+        Ok(())
+    } else {
+        Err(BadOwner)
     }
 }
 
 /// Fails for what cannot name a NIC, which is what cannot name a new vDPA device.
-pub(super) fn check_name(name: &str) -> Result<(), InvalidDevice> {
+pub(super) fn check_name(name: &str) -> Result<(), Error> {
     // The name of a management device plays no part in it.
     let Ok(any) = "any".parse() else {
-        return Err(InvalidDevice::Name(name.to_owned()));
+        return Err(NewDevice::bad_name(name));
     };
     NewDevice::new(name, any).map(drop)
 }

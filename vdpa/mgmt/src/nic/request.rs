@@ -2,7 +2,7 @@
 
 use crate::connectivity::Connectivity;
 use crate::sriov::Rates;
-use crate::{InvalidDevice, MgmtDeviceName, NewDevice};
+use crate::{Error, MgmtDeviceName, NewDevice};
 
 /// What a vDPA device is made on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,8 +69,8 @@ impl NicRequest {
     /// The vDPA device that is to be added.
     ///
     /// # Errors
-    /// [`InvalidDevice`] for values that no device can have.
-    pub fn device(&self, mgmtdev: MgmtDeviceName) -> Result<NewDevice, InvalidDevice> {
+    /// `Invalid` for values that no device can have.
+    pub fn device(&self, mgmtdev: MgmtDeviceName) -> Result<NewDevice, Error> {
         let mut device = NewDevice::new(&self.name, mgmtdev)?;
         if let Some(mac) = self.mac {
             device = device.mac(mac)?;

@@ -8,8 +8,9 @@ use super::observer::Phase;
 use crate::MgmtDeviceName;
 use crate::connectivity::Attached;
 use crate::devlink::{Handle, PortHandle};
+use crate::error::Error;
 use crate::pci::Address;
-use crate::sriov::{InvalidSetting, Rates, Setting, VirtualFunction};
+use crate::sriov::{Rates, Setting, VirtualFunction};
 
 /// A step that was begun, and what is needed to undo it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -220,7 +221,7 @@ impl Settings {
     }
 
     /// As they are sent.
-    pub(super) fn list(&self) -> Result<Vec<Setting>, InvalidSetting> {
+    pub(super) fn list(&self) -> Result<Vec<Setting>, Error> {
         let mut list = Vec::new();
         list.extend(self.mac.map(Setting::Mac));
         if let Some((min, max)) = self.rates {

@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 use super::observer::Observer;
 use super::record::{MadeNic, VERSION, check_name};
-use crate::InvalidDevice;
+use crate::Error;
 
 /// Where records are unless something else is asked for.
 const DIRECTORY: &str = "/run/bellhop/nics";
@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub enum StoreError {
     /// A name that no NIC can have.
     #[error(transparent)]
-    Name(#[from] InvalidDevice),
+    Name(#[from] Error),
     /// There is no record of that name.
     #[error("there is no record of a NIC {0}; `bellhop nic list` lists them")]
     NoNic(String),
@@ -209,11 +209,12 @@ impl Store {
             return Err(StoreError::Version { path, version });
         }
         let nic: MadeNic = serde_json::from_str(&text).map_err(malformed)?;
-        match nic.name() == name {
-            true => Ok(nic),
-            false => Err(malformed(serde::de::Error::custom(
+        if nic.name() == name {
+            Ok(nic)
+        } else {
+            Err(malformed(serde::de::Error::custom(
                 "the name in it is another one",
-            ))),
+            )))
         }
     }
 

@@ -14,12 +14,12 @@ use super::origin::is_switchdev;
 use super::request::NicRequest;
 use super::step::Step;
 use super::{NicError, Nics};
-use crate::MgmtDeviceName;
 use crate::devlink::{
-    Cmode, Devlink, DevlinkError, Flavour, FunctionOpstate, FunctionSettings, FunctionState,
-    Handle, NewSubfunction, ParamValue, Port, PortHandle, RateObject, RateSettings, ReloadAction,
+    Cmode, Devlink, Flavour, FunctionOpstate, FunctionSettings, FunctionState, Handle,
+    NewSubfunction, ParamValue, Port, PortHandle, RateObject, RateSettings, ReloadAction,
 };
 use crate::journal::Outcome;
+use crate::{ErrorKind, MgmtDeviceName};
 
 /// The parameter of an instance that has it make vDPA devices (devlink-params.rst).
 const ENABLE_VNET: &str = "enable_vnet";
@@ -43,9 +43,10 @@ impl Nics {
                 "virtual functions to count",
             ));
         }
-        match is_switchdev(handle)? {
-            true => Ok(()),
-            false => Err(NicError::NotSwitchdev(handle.clone())),
+        if is_switchdev(handle)? {
+            Ok(())
+        } else {
+            Err(NicError::NotSwitchdev(handle.clone()))
         }
     }
 }
@@ -71,18 +72,14 @@ impl Making<'_> {
                 attached(&devlink.port(&port)?)
             })
         })?;
-        let mgmtdev: MgmtDeviceName = instance
-            .to_string()
-            .parse()
-            .map_err(crate::MgmtError::BadName)?;
-        self.phase(
-            Phase::EnableVnet,
-            &instance.to_string(),
-            |making| match making.nics.has_mgmt_device(&mgmtdev)? {
-                true => Ok(()),
-                false => enable_vnet(&devlink, &instance),
-            },
-        )?;
+        let mgmtdev: MgmtDeviceName = instance.to_string().parse()?;
+        self.phase(Phase::EnableVnet, &instance.to_string(), |making| {
+            if making.nics.has_mgmt_device(&mgmtdev)? {
+                Ok(())
+            } else {
+                enable_vnet(&devlink, &instance)
+            }
+        })?;
         self.await_mgmt_device(&mgmtdev)?;
         self.add_device_with_address(request, &mgmtdev, request.mac.is_some())?;
         Ok(port)
@@ -128,12 +125,12 @@ impl Making<'_> {
         let done = self.step(step(None), |_| {
             match devlink.add_port(handle, &subfunction) {
                 Ok(port) => Outcome::Done(port.handle),
-                Err(
-                    error @ (DevlinkError::Timeout { sent: true, .. }
-                    | DevlinkError::Malformed { .. }
-                    | DevlinkError::Socket(_)),
-                ) => Outcome::Unknown(error.into()),
-                Err(error) => Outcome::NotDone(error.into()),
+                Err(error) => match error.kind() {
+                    ErrorKind::NoAnswer { sent: true }
+                    | ErrorKind::Malformed
+                    | ErrorKind::Failed => Outcome::Unknown(error.into()),
+                    _ => Outcome::NotDone(error.into()),
+                },
             }
         });
         let port = done?;
@@ -177,7 +174,7 @@ fn free_number(ports: &[Port], pfnum: u16) -> Option<u32> {
 }
 
 fn is_taken(error: &NicError) -> bool {
-    matches!(error, NicError::Devlink(DevlinkError::SfnumTaken { .. }))
+    matches!(error, NicError::Mgmt(error) if error.kind() == ErrorKind::NameTaken)
 }
 
 fn configure(devlink: &Devlink, port: &PortHandle, request: &NicRequest) -> Result<(), NicError> {
@@ -217,10 +214,12 @@ fn attached(port: &Port) -> Result<Option<Handle>, NicError> {
 /// Has an instance make vDPA devices. One without the parameter does without being asked.
 fn enable_vnet(devlink: &Devlink, instance: &Handle) -> Result<(), NicError> {
     let on = ParamValue::Flag(true);
-    match devlink.param(instance, ENABLE_VNET) {
-        Err(DevlinkError::NoParam { .. } | DevlinkError::NotSupported { .. }) => return Ok(()),
-        asked => asked?,
-    };
+    if let Err(error) = devlink.param(instance, ENABLE_VNET) {
+        return match error.kind() {
+            ErrorKind::NoParam | ErrorKind::NotSupported => Ok(()),
+            _ => Err(error.into()),
+        };
+    }
     devlink.set_param(instance, ENABLE_VNET, Cmode::Driverinit, &on)?;
     devlink.reload(instance, ReloadAction::DriverReinit)?;
     Ok(())

@@ -7,11 +7,11 @@ use super::error::NicError;
 use super::step::{Settings, Step};
 use super::subfunction::{sfnum_of, state};
 use super::{Nics, Taken, wait};
-use crate::devlink::{Devlink, DevlinkError, FunctionOpstate, FunctionState, Handle, PortHandle};
+use crate::MgmtDeviceName;
+use crate::devlink::{Devlink, FunctionOpstate, FunctionState, Handle, PortHandle};
 use crate::link;
-use crate::pci::{Address, PciError};
+use crate::pci::Address;
 use crate::sriov::Links;
-use crate::{MgmtDeviceName, MgmtError};
 
 /// What undoing came to.
 pub(super) enum Undone {
@@ -53,9 +53,10 @@ impl Nics {
             Step::Connect { attached } => {
                 let left = attached.detach(&link::Links::open()?)?;
                 let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-                Ok(match left.is_empty() {
-                    true => Undone::Yes,
-                    false => Undone::Left(left.join("; ")),
+                Ok(if left.is_empty() {
+                    Undone::Yes
+                } else {
+                    Undone::Left(left.join("; "))
                 })
             }
         }
@@ -65,10 +66,10 @@ impl Nics {
     fn deactivate(&self, port: &PortHandle) -> Result<Undone, NicError> {
         let devlink = Devlink::open()?;
         let now = || match devlink.port(port) {
-            Err(DevlinkError::NoPort { .. } | DevlinkError::NoInstance { .. }) => Ok(None),
+            Err(error) if error.is_missing() => Ok(None),
             port => Ok(port?.function),
         };
-        let Some(function) = now().map_err(NicError::Devlink)? else {
+        let Some(function) = now().map_err(NicError::Mgmt)? else {
             return Ok(Undone::Yes);
         };
         if function.state != Some(FunctionState::Inactive) {
@@ -81,7 +82,7 @@ impl Nics {
             || false,
             || (),
             || {
-                let function = now().map_err(NicError::Devlink)?;
+                let function = now().map_err(NicError::Mgmt)?;
                 let attached =
                     function.is_some_and(|one| one.opstate == Some(FunctionOpstate::Attached));
                 Ok((!attached).then_some(()))
@@ -99,7 +100,7 @@ impl Nics {
     ) -> Result<Undone, NicError> {
         let devlink = Devlink::open()?;
         let ports = match devlink.ports_of(handle) {
-            Err(DevlinkError::NoInstance { .. }) => return Ok(Undone::Yes),
+            Err(error) if error.is_missing() => return Ok(Undone::Yes),
             ports => ports?,
         };
         let mut ours = ports
@@ -110,14 +111,14 @@ impl Nics {
             return Ok(Undone::Yes);
         };
         match devlink.delete_port(&found.handle) {
-            Ok(()) | Err(DevlinkError::NoPort { .. }) => Ok(Undone::Yes),
-            Err(error) => Err(error.into()),
+            Err(error) if !error.is_missing() => Err(error.into()),
+            _ => Ok(Undone::Yes),
         }
     }
 
     fn delete(&self, name: &str, mgmtdev: &MgmtDeviceName) -> Result<Undone, NicError> {
         match self.connection.device(name) {
-            Err(MgmtError::NoDevice { .. }) => return Ok(Undone::Yes),
+            Err(error) if error.is_missing() => return Ok(Undone::Yes),
             Err(error) => return Err(error.into()),
             Ok(device) if device.mgmtdev != *mgmtdev => {
                 let other = device.mgmtdev;
@@ -128,8 +129,8 @@ impl Nics {
             Ok(_) => {}
         }
         match self.connection.delete(name) {
-            Ok(()) | Err(MgmtError::NoDevice { .. }) => Ok(Undone::Yes),
-            Err(error) => Err(error.into()),
+            Err(error) if !error.is_missing() => Err(error.into()),
+            _ => Ok(Undone::Yes),
         }
     }
 
@@ -141,7 +142,7 @@ impl Nics {
         former_override: Option<&str>,
     ) -> Result<Undone, NicError> {
         let function = match self.pci.function(address) {
-            Err(PciError::NoFunction(_)) => return Ok(Undone::Yes),
+            Err(error) if error.is_missing() => return Ok(Undone::Yes),
             function => function?,
         };
         let now = function.driver.as_deref();
@@ -168,7 +169,7 @@ impl Nics {
         former: &Settings,
     ) -> Result<Undone, NicError> {
         let function = match self.pci.function(physical) {
-            Err(PciError::NoFunction(_)) => return Ok(Undone::Yes),
+            Err(error) if error.is_missing() => return Ok(Undone::Yes),
             function => function?,
         };
         let there = function.virtual_functions.iter();
@@ -190,18 +191,19 @@ impl Nics {
         let now = Settings::former(&settings.list()?, now);
         let (back, changed) = former.where_still(&now, settings);
         links.set(interface, virtual_function, &back.list()?)?;
-        Ok(match changed {
-            false => Undone::Yes,
-            true => Undone::Left(format!(
+        Ok(if changed {
+            Undone::Left(format!(
                 "settings of virtual function {virtual_function} of {physical} that were changed \
                  meanwhile"
-            )),
+            ))
+        } else {
+            Undone::Yes
         })
     }
 
     fn uncount(&self, physical: Address, count: u32) -> Result<Undone, NicError> {
         let function = match self.pci.function(physical) {
-            Err(PciError::NoFunction(_)) => return Ok(Undone::Yes),
+            Err(error) if error.is_missing() => return Ok(Undone::Yes),
             function => function?,
         };
         let there = function.virtual_functions.len();

@@ -15,9 +15,9 @@ use super::request::NicRequest;
 use super::step::{Settings, Step};
 use super::{NicError, Nics};
 use crate::journal::Outcome;
-use crate::pci::{Address, Function, PciError};
-use crate::sriov::{LinkError, Links, Setting};
-use crate::{MgmtDeviceName, MgmtError};
+use crate::pci::{Address, Function, no_driver, no_sriov};
+use crate::sriov::{Links, Setting};
+use crate::{ErrorKind, MgmtDeviceName};
 
 /// The driver that makes vDPA devices of virtio functions.
 const VIRTIO_PARENT: &str = "vp-vdpa";
@@ -46,13 +46,8 @@ impl Nics {
             let total = physical.total_vfs.unwrap_or_default();
             return match request.virtual_functions {
                 Some(0) => Err(NicError::NoCount),
-                Some(count) if count > total => Err(PciError::TooMany {
-                    function: physical.address,
-                    count,
-                    total,
-                }
-                .into()),
-                _ if total == 0 => Err(PciError::NoSriov(physical.address).into()),
+                Some(count) if count > total => Ok(physical.check_count(count)?),
+                _ if total == 0 => Err(no_sriov(physical.address).into()),
                 _ => Ok(()),
             };
         }
@@ -72,10 +67,7 @@ impl Nics {
             });
         }
         if !self.pci.has_driver(VIRTIO_PARENT) {
-            return Err(PciError::NoDriver {
-                driver: VIRTIO_PARENT.to_owned(),
-            }
-            .into());
+            return Err(no_driver(VIRTIO_PARENT).into());
         }
         Ok(Some(VIRTIO_PARENT))
     }
@@ -180,15 +172,18 @@ impl Making<'_> {
         };
         let set = self.step(step, |_| match links.set(interface, number, &wanted) {
             Ok(()) => Outcome::Done(true),
-            Err(
-                error @ (LinkError::NotTakenBack { .. } | LinkError::Timeout { sent: true, .. }),
-            ) => Outcome::Unknown(error.into()),
-            Err(error) => Outcome::NotDone(error.into()),
+            Err(error) => match error.kind() {
+                ErrorKind::NotUndone | ErrorKind::NoAnswer { sent: true } => {
+                    Outcome::Unknown(error.into())
+                }
+                _ => Outcome::NotDone(error.into()),
+            },
         });
         match set {
             // The management device may take the address.
-            Err(NicError::Link(LinkError::NotTaken { .. }))
-                if matches!(wanted.as_slice(), [Setting::Mac(_)]) =>
+            Err(NicError::Mgmt(error))
+                if error.kind() == ErrorKind::NotSupported
+                    && matches!(wanted.as_slice(), [Setting::Mac(_)]) =>
             {
                 Ok(false)
             }
@@ -206,7 +201,7 @@ impl Making<'_> {
         self.step(step, |nics| match nics.pci.bind(function.address, driver) {
             Ok(_) => Outcome::Done(()),
             // It has tried to put the old driver back, and may not have managed that.
-            Err(error @ PciError::Bind { .. }) => Outcome::Unknown(error.into()),
+            Err(error) if error.kind() == ErrorKind::NotUndone => Outcome::Unknown(error.into()),
             Err(error) => Outcome::NotDone(error.into()),
         })
     }
@@ -214,8 +209,7 @@ impl Making<'_> {
 
 /// The management device that a function is, or becomes.
 fn mgmtdev(function: &Function) -> Result<MgmtDeviceName, NicError> {
-    let name = format!("pci/{}", function.address).parse();
-    Ok(name.map_err(MgmtError::BadName)?)
+    Ok(format!("pci/{}", function.address).parse()?)
 }
 
 /// What a virtual function is to be told.

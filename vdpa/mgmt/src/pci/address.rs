@@ -5,12 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Text that is no PCI address.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} is not the address of a PCI function: write it as DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, such as 0000:01:00.1"
-)]
-pub struct BadAddress(String);
+use crate::error::{Error, ErrorKind};
 
 /// The address of a PCI function, checked, in the kernel's spelling: `0000:01:00.1`. It is read with
 /// and without `pci/` in front of it, also by serde.
@@ -27,9 +22,9 @@ pub struct Address {
 }
 
 impl TryFrom<String> for Address {
-    type Error = BadAddress;
+    type Error = Error;
 
-    fn try_from(text: String) -> Result<Self, BadAddress> {
+    fn try_from(text: String) -> Result<Self, Error> {
         text.parse()
     }
 }
@@ -49,9 +44,9 @@ impl Address {
 }
 
 impl FromStr for Address {
-    type Err = BadAddress;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, BadAddress> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         let read = || {
             let address = text.strip_prefix("pci/").unwrap_or(text);
             let (domain, rest) = address.split_once(':')?;
@@ -64,7 +59,13 @@ impl FromStr for Address {
                 function: below(hexadecimal(function, 1, 1)?, 8)?,
             })
         };
-        read().ok_or_else(|| BadAddress(text.to_owned()))
+        read().ok_or_else(|| {
+            let message = format!(
+                "{text:?} is not the address of a PCI function: write it as \
+                 DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, such as 0000:01:00.1"
+            );
+            Error::new(ErrorKind::BadName, message)
+        })
     }
 }
 

@@ -15,7 +15,8 @@ use std::fs::OpenOptions;
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use super::{Address, Function, Pci, PciError};
+use super::{Address, Function, Pci};
+use crate::error::{Error, ErrorKind};
 use crate::name::is_name;
 
 impl Pci {
@@ -24,40 +25,24 @@ impl Pci {
     /// virtual functions if its driver takes them away.
     ///
     /// # Errors
-    /// [`PciError::VdpaInUse`] or [`PciError::VfioInUse`] with the holders,
-    /// [`PciError::NoDriver`], [`PciError::NotPermitted`]; [`PciError::Bind`] when the old driver was tried
-    /// again; or as [`Pci::function`].
-    pub fn bind(&self, address: Address, driver: &str) -> Result<Function, PciError> {
+    /// `InUse` with the holders, `Unusable`, `NotPermitted`; `NotUndone` when the old driver was
+    /// tried again; or as [`Pci::function`].
+    pub fn bind(&self, address: Address, driver: &str) -> Result<Function, Error> {
         let function = self.function(address)?;
         if !self.has_driver(driver) {
-            return Err(PciError::NoDriver {
-                driver: driver.to_owned(),
-            });
+            return Err(no_driver(driver));
         }
         if function.driver.as_deref() == Some(driver) {
             return Ok(function);
         }
         self.check_unused(&function)?;
         if let Some(old) = &function.driver {
-            self.tell(old, "unbind", address).map_err(|source| {
-                PciError::permission(address, source, |source| PciError::Unbind {
-                    function: address,
-                    driver: old.clone(),
-                    source,
-                })
-            })?;
+            self.unbind(address, old)?;
         }
         if let Err(source) = self.take(address, driver) {
             self.put_back(&function);
             let now = self.function(address).ok().and_then(|one| one.driver);
-            return Err(PciError::permission(address, source, |source| {
-                PciError::Bind {
-                    function: address,
-                    driver: driver.to_owned(),
-                    now,
-                    source,
-                }
-            }));
+            return Err(bind_error(address, driver, now.as_deref(), source));
         }
         self.function(address)
     }
@@ -78,19 +63,13 @@ impl Pci {
         driver: &str,
         former_driver: Option<&str>,
         former_override: Option<&str>,
-    ) -> Result<(), PciError> {
+    ) -> Result<(), Error> {
         let address = function.address;
         match former_driver {
             Some(former) => drop(self.bind(address, former)?),
             None if function.driver.is_some() => {
                 self.check_unused(function)?;
-                self.tell(driver, "unbind", address).map_err(|source| {
-                    PciError::permission(address, source, |source| PciError::Unbind {
-                        function: address,
-                        driver: driver.to_owned(),
-                        source,
-                    })
-                })?;
+                self.unbind(address, driver)?;
             }
             None => {}
         }
@@ -99,15 +78,19 @@ impl Pci {
         if now.as_deref() != former_override && (now.as_deref() == Some(driver) || now.is_none()) {
             self.set_override(address, former_override.unwrap_or_default())
                 .map_err(|source| {
-                    PciError::permission(address, source, |source| PciError::Bind {
-                        function: address,
-                        driver: former_driver.unwrap_or(driver).to_owned(),
-                        now: former_driver.map(str::to_owned),
-                        source,
-                    })
+                    let driver = former_driver.unwrap_or(driver);
+                    bind_error(address, driver, former_driver, source)
                 })?;
         }
         Ok(())
+    }
+
+    /// Takes a function from its driver.
+    fn unbind(&self, address: Address, driver: &str) -> Result<(), Error> {
+        self.tell(driver, "unbind", address).map_err(|source| {
+            let message = |_: &_| format!("the driver {driver} does not let go of {address}");
+            Error::write(&address.to_string(), source, ErrorKind::Refused, message)
+        })
     }
 
     /// Has a driver take a function that has none.
@@ -155,6 +138,24 @@ impl Pci {
     fn tell(&self, driver: &str, file: &str, address: Address) -> io::Result<()> {
         write(&self.drivers.join(driver).join(file), &address.to_string())
     }
+}
+
+/// There is no such driver.
+pub(crate) fn no_driver(driver: &str) -> Error {
+    let message = format!("there is no PCI driver {driver}; load it with `modprobe {driver}`");
+    Error::new(ErrorKind::Unusable, message)
+}
+
+/// The new driver did not take the function, which has its old one again if it can.
+fn bind_error(address: Address, driver: &str, now: Option<&str>, source: io::Error) -> Error {
+    let now = now.unwrap_or("no driver");
+    let message = |_: &_| {
+        format!(
+            "the driver {driver} does not take {address}; it now has {now}. The kernel's log \
+             (`dmesg`) may say more"
+        )
+    };
+    Error::write(&address.to_string(), source, ErrorKind::NotUndone, message)
 }
 
 /// Writes to a file of sysfs in one piece. No file is made where there is none.

@@ -124,7 +124,7 @@ fn an_interface_leads_to_its_function() {
     assert_eq!(pci.behind("lo").unwrap(), None);
     for none in ["", "..", "lo/..", "eth9"] {
         let error = pci.behind(none).unwrap_err();
-        assert!(matches!(error, PciError::NoInterface(_)), "{none:?}");
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{none:?}");
     }
 }
 
@@ -146,7 +146,7 @@ fn a_sysfs_that_makes_no_sense_is_read_without_it() {
     assert_eq!(function.iommu_group, None);
     assert_eq!(pci.physical_functions().unwrap(), [function]);
     let error = pci.function(address("0000:01:00.7")).unwrap_err();
-    assert!(matches!(error, PciError::NoFunction(_)));
+    assert_eq!(error.kind(), ErrorKind::NotFound);
     let nowhere = Pci::at(&sysfs.0.join("nowhere"));
     assert_eq!(nowhere.physical_functions().unwrap(), []);
 }
@@ -157,7 +157,7 @@ fn a_function_goes_from_driver_to_driver() {
     let pci = sysfs.pci();
     for driver in ["vfio-pci", "", "..", "a/b"] {
         let error = pci.bind(address(VF), driver).unwrap_err();
-        assert!(matches!(error, PciError::NoDriver { .. }), "{driver:?}");
+        assert!(error.to_string().contains("no PCI driver"), "{driver:?}");
     }
     pci.bind(address(VF), "nic").unwrap();
     assert_eq!(sysfs.told("bus/pci/drivers/nic/unbind"), "");
@@ -174,10 +174,8 @@ fn driver_and_override_come_back_when_the_new_driver_fails() {
     sysfs.put(&file, "nic\n");
     fs::remove_file(sysfs.0.join("bus/pci/drivers/vp-vdpa/bind")).unwrap();
     let error = sysfs.pci().bind(address(VF), "vp-vdpa").unwrap_err();
-    let PciError::Bind { now, .. } = &error else {
-        panic!("{error}")
-    };
-    assert_eq!(now.as_deref(), Some("nic"));
+    assert_eq!(error.kind(), ErrorKind::NotUndone);
+    assert!(error.to_string().contains("it now has nic."), "{error}");
     assert_eq!(sysfs.told("bus/pci/drivers/nic/bind"), VF);
     assert_eq!(sysfs.told(&file), "nic\n");
 }
@@ -202,15 +200,12 @@ fn a_function_that_a_program_has_through_vfio_is_left_alone() {
         pci.bind(address(VF), "nic").unwrap_err(),
         pci.set_virtual_functions(address(PF), 0).unwrap_err(),
     ] {
-        let PciError::VfioInUse { holders, .. } = &error else {
-            panic!("{error}")
-        };
+        assert_eq!(error.kind(), ErrorKind::InUse);
+        let text = error.to_string();
         assert!(
-            holders
-                .iter()
-                .any(|holder| holder.pid == std::process::id())
+            text.contains(&std::process::id().to_string()) && text.contains(VF),
+            "{text}"
         );
-        assert!(error.to_string().contains(VF), "{error}");
     }
     assert_eq!(sysfs.told("bus/pci/drivers/vfio-pci/unbind"), "");
     assert_eq!(sysfs.told(&format!("devices/{PF}/sriov_numvfs")), "1\n");

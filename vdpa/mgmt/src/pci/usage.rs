@@ -9,10 +9,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use super::{Address, Function, Pci, PciError, names};
-use crate::bus::BusError;
+use super::{Address, Function, Pci, names};
+use crate::error::{Error, ErrorKind};
 use crate::in_use;
-use vdpa::device::holder::holders;
+use vdpa::device::holder::{holders, sentence};
 
 /// The driver that gives functions to programs.
 const VFIO: &str = "vfio-pci";
@@ -23,36 +23,33 @@ impl Pci {
     /// Asking opens vDPA devices for a moment, which resets those that nobody has open.
     ///
     /// # Errors
-    /// [`PciError::VdpaInUse`] or [`PciError::VfioInUse`] with the holders; [`PciError::Read`].
-    pub fn check_unused(&self, function: &Function) -> Result<(), PciError> {
+    /// `InUse` with the holders; `Failed`.
+    pub fn check_unused(&self, function: &Function) -> Result<(), Error> {
         self.check_virtual_functions_unused(function)?;
         self.check_alone(function)
     }
 
     /// Fails if somebody uses a virtual function of this one.
-    pub(crate) fn check_virtual_functions_unused(
-        &self,
-        function: &Function,
-    ) -> Result<(), PciError> {
+    pub(crate) fn check_virtual_functions_unused(&self, function: &Function) -> Result<(), Error> {
         for &(_, address) in &function.virtual_functions {
             match self.function(address) {
                 Ok(one) => self.check_alone(&one)?,
                 // Gone meanwhile.
-                Err(PciError::NoFunction(_)) => {}
+                Err(error) if error.is_missing() => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 
-    fn check_alone(&self, function: &Function) -> Result<(), PciError> {
+    fn check_alone(&self, function: &Function) -> Result<(), Error> {
         for name in &function.vdpa_devices {
             match self.vdpa.device(name) {
-                Ok(device) => in_use::check(&device).map_err(|source| PciError::VdpaInUse {
-                    function: function.address,
-                    source,
+                Ok(device) => in_use::check(&device).map_err(|source| {
+                    let message = format!("a vDPA device on {} is open", function.address);
+                    Error::new(ErrorKind::InUse, message).because(source)
                 })?,
-                Err(BusError::NoDevice(_)) => {}
+                Err(error) if error.is_missing() => {}
                 Err(error) => {
                     tracing::debug!(%error, name, "who uses the device is not known");
                 }
@@ -65,11 +62,13 @@ impl Pci {
                 };
                 let holders = holders(file.rdev());
                 if !holders.is_empty() {
-                    return Err(PciError::VfioInUse {
-                        function: function.address,
-                        path,
-                        holders,
-                    });
+                    let message = format!(
+                        "{} is in use by {} through {}: end that first",
+                        function.address,
+                        sentence(&holders),
+                        path.display()
+                    );
+                    return Err(Error::new(ErrorKind::InUse, message));
                 }
             }
         }
@@ -77,7 +76,7 @@ impl Pci {
     }
 
     /// The files through which programs have the function: its group's, and its own of newer kernels.
-    fn vfio_files(&self, function: &Function) -> Result<Vec<PathBuf>, PciError> {
+    fn vfio_files(&self, function: &Function) -> Result<Vec<PathBuf>, Error> {
         let directory = self.directory(function.address).join("vfio-dev");
         let own = names(&directory)?;
         let group = function.iommu_group;
@@ -91,8 +90,8 @@ impl Pci {
     /// The other functions of the function's IOMMU group.
     ///
     /// # Errors
-    /// [`PciError::Read`].
-    pub fn shares_group_with(&self, function: &Function) -> Result<Vec<Address>, PciError> {
+    /// `Failed`.
+    pub fn shares_group_with(&self, function: &Function) -> Result<Vec<Address>, Error> {
         let Some(group) = function.iommu_group else {
             return Ok(Vec::new());
         };

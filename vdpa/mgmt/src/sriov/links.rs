@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use netlink_packet_core::DefaultNla;
 
-use super::error::{LinkError, LinkOperation};
 use super::settings::Setting;
 use super::uapi::{IFLA_VF_INFO, IFLA_VFINFO_LIST};
 use super::{Link, VirtualFunction};
 use crate::DEFAULT_PATIENCE;
+use crate::error::{Error, ErrorKind};
 use crate::link;
 use crate::link::uapi::{
     AF_UNSPEC, IFLA_EXT_MASK, IFLA_IFNAME, RTEXT_FILTER_SKIP_STATS, RTEXT_FILTER_VF, RTM_GETLINK,
@@ -16,7 +16,6 @@ use crate::link::uapi::{
 };
 use crate::netlink::exchange::{Answer, Malformed, Refusal};
 use crate::netlink::message::{Mode, Request, nested, string, value};
-use crate::netlink::worker::CallError;
 
 /// Virtual functions through the kernel's network interfaces, those of this network namespace. All
 /// requests go through one thread, one after the other.
@@ -36,8 +35,8 @@ impl Links {
     /// Connects; answers are waited for [`DEFAULT_PATIENCE`].
     ///
     /// # Errors
-    /// [`LinkError::Socket`] without netlink.
-    pub fn open() -> Result<Self, LinkError> {
+    /// `Failed` without netlink.
+    pub fn open() -> Result<Self, Error> {
         Self::with_patience(DEFAULT_PATIENCE)
     }
 
@@ -45,42 +44,46 @@ impl Links {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn with_patience(patience: Duration) -> Result<Self, LinkError> {
-        let connection = link::Links::connect(patience).map_err(LinkError::Socket)?;
+    pub fn with_patience(patience: Duration) -> Result<Self, Error> {
+        let connection = link::Links::with_patience(patience)?;
         Ok(Self { connection })
     }
 
     /// An interface with the settings of its virtual functions.
     ///
     /// # Errors
-    /// [`LinkError::NoInterface`], [`LinkError::BadName`], or another one.
-    pub fn link(&self, interface: &str) -> Result<Link, LinkError> {
+    /// `NotFound`, `BadName`, or another one.
+    pub fn link(&self, interface: &str) -> Result<Link, Error> {
         if !link::is_interface_name(interface) {
-            return Err(LinkError::BadName(interface.to_owned()));
+            let message = format!(
+                "{interface:?} does not name a network interface: names have 1 to 15 bytes, without \
+                 slashes and spaces"
+            );
+            return Err(Error::new(ErrorKind::BadName, message));
         }
-        let operation = LinkOperation::Show(interface.to_owned());
+        let operation = format!("show virtual functions of {interface}");
         let mask = RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS;
         let attributes = vec![
             string(IFLA_IFNAME, interface),
             value(IFLA_EXT_MASK, &mask.to_ne_bytes()),
         ];
-        let answer = self.call(&operation, RTM_GETLINK, 0, attributes)?;
-        only(&answer).map_err(|source| LinkError::Malformed { operation, source })
+        let answer = self.call(&operation, interface, RTM_GETLINK, 0, attributes)?;
+        only(&answer).map_err(Error::malformed(&operation))
     }
 
     /// Sets what a virtual function may do, in this order. If one setting fails, those before it are
     /// made again as they were; what the driver does not tell can't be.
     ///
     /// # Errors
-    /// [`LinkError::Invalid`] before anything is sent; [`LinkError::NotTaken`] if the driver has no such
-    /// setting, [`LinkError::NoVirtualFunction`], [`LinkError::NotPermitted`];
-    /// [`LinkError::NotTakenBack`] over the failure if something keeps its new value; or another one.
+    /// `Invalid` before anything is sent; `NotSupported` if the driver has no such setting,
+    /// `NotFound`, `NotPermitted`; `NotUndone` over the failure if something keeps its new value;
+    /// or another one.
     pub fn set(
         &self,
         interface: &str,
         virtual_function: u32,
         settings: &[Setting],
-    ) -> Result<(), LinkError> {
+    ) -> Result<(), Error> {
         for setting in settings {
             setting.check()?;
         }
@@ -89,19 +92,19 @@ impl Links {
         let now = listed.iter().find(|one| one.index == virtual_function);
         // A driver that tells nothing may still take something, so then it is asked. How many
         // there are cannot be known from the link: virtio's says 0 always.
-        let none = || LinkError::NoVirtualFunction {
-            interface: interface.to_owned(),
-            virtual_function,
-            count: listed.len(),
+        let none = || {
+            let which = which(listed.len());
+            let message =
+                format!("{interface} has no virtual function {virtual_function}; {which}");
+            Error::new(ErrorKind::NotFound, message)
         };
         if now.is_none() && !listed.is_empty() {
             return Err(none());
         }
         for (done, setting) in settings.iter().enumerate() {
             if let Err(error) = self.send(&link, virtual_function, setting) {
-                if matches!(&error, LinkError::Refused { source, .. }
-                    if source.errno() == libc::EINVAL && listed.is_empty())
-                {
+                let errno = error.refusal().map(Refusal::errno);
+                if errno == Some(libc::EINVAL) && listed.is_empty() {
                     return Err(none());
                 }
                 let before = settings.get(..done).unwrap_or_default();
@@ -118,8 +121,8 @@ impl Links {
         virtual_function: u32,
         settings: &[Setting],
         now: Option<&VirtualFunction>,
-        error: LinkError,
-    ) -> LinkError {
+        error: Error,
+    ) -> Error {
         let mut reported = error;
         for setting in settings.iter().rev() {
             let former = now.and_then(|now| setting.former(now));
@@ -128,57 +131,45 @@ impl Links {
                 if let Some(Err(error)) = back {
                     tracing::debug!(%error, "a setting cannot be taken back");
                 }
-                reported = LinkError::NotTakenBack {
-                    setting: setting.name(),
-                    source: Box::new(reported),
-                };
+                let setting = setting.name();
+                let message = format!("the {setting} of the virtual function keeps its new value");
+                reported = Error::new(ErrorKind::NotUndone, message).because(reported);
             }
         }
         reported
     }
 
-    fn send(&self, link: &Link, virtual_function: u32, setting: &Setting) -> Result<(), LinkError> {
-        let operation = LinkOperation::Set {
-            interface: link.name.clone(),
-            virtual_function,
-            setting: setting.name(),
-        };
+    fn send(&self, link: &Link, virtual_function: u32, setting: &Setting) -> Result<(), Error> {
+        let operation = format!(
+            "set the {} of virtual function {virtual_function} of {}",
+            setting.name(),
+            link.name
+        );
         let information = nested(IFLA_VF_INFO, &[setting.attribute(virtual_function)]);
         let attributes = vec![nested(IFLA_VFINFO_LIST, &[information])];
-        self.call(&operation, RTM_SETLINK, link.index, attributes)
+        self.call(&operation, &link.name, RTM_SETLINK, link.index, attributes)
             .map(drop)
     }
 
     /// Asks about the link with this index, or about the one that the attributes name.
     fn call(
         &self,
-        operation: &LinkOperation,
+        operation: &str,
+        interface: &str,
         message_type: u16,
         index: i32,
         attributes: Vec<DefaultNla>,
-    ) -> Result<Answer, LinkError> {
+    ) -> Result<Answer, Error> {
         let request = Request {
             message_type,
             header: link::header(AF_UNSPEC, index.cast_unsigned(), 0, 0),
             mode: Mode::Do,
             attributes,
         };
-        let answer = self.connection.call(request);
-        let operation = operation.clone();
-        answer.map_err(|error| match error {
-            CallError::Refused(refusal) => refused(operation, refusal),
-            CallError::Malformed(source) => LinkError::Malformed { operation, source },
-            CallError::Socket(source) => LinkError::Socket(source),
-            // Of dumps only.
-            CallError::Interrupted => LinkError::Malformed {
-                operation,
-                source: Malformed::new("answer", "it is marked as interrupted"),
-            },
-            CallError::Timeout { sent } => LinkError::Timeout {
-                operation,
-                patience: self.connection.patience(),
-                sent,
-            },
+        self.connection.call(request).map_err(|error| {
+            let sets = message_type == RTM_SETLINK;
+            let refused = |refusal| refused(operation, interface, sets, refusal);
+            link::TEXTS.explain(&operation, error, self.connection.patience(), refused)
         })
     }
 }
@@ -202,19 +193,35 @@ pub(super) fn only(answer: &Answer) -> Result<Link, Malformed> {
 }
 
 /// A refusal with its remedy.
-pub(super) fn refused(operation: LinkOperation, source: Refusal) -> LinkError {
-    match (source.errno(), operation) {
-        (libc::EPERM | libc::EACCES, operation) => LinkError::NotPermitted { operation, source },
-        (
-            libc::ENODEV,
-            LinkOperation::Show(name)
-            | LinkOperation::Set {
-                interface: name, ..
-            },
-        ) => LinkError::NoInterface { name, source },
-        (libc::EOPNOTSUPP, operation @ LinkOperation::Set { .. }) => {
-            LinkError::NotTaken { operation, source }
-        }
-        (_, operation) => LinkError::Refused { operation, source },
+pub(super) fn refused(operation: &str, interface: &str, sets: bool, source: Refusal) -> Error {
+    let (kind, message) = match source.errno() {
+        libc::EPERM | libc::EACCES => (
+            ErrorKind::NotPermitted,
+            format!("cannot {operation}: this needs CAP_NET_ADMIN; run it as root"),
+        ),
+        libc::ENODEV => (
+            ErrorKind::NotFound,
+            format!(
+                "there is no network interface {interface} in this network namespace; `ip link` \
+                 lists them"
+            ),
+        ),
+        libc::EOPNOTSUPP if sets => (
+            ErrorKind::NotSupported,
+            format!(
+                "cannot {operation}: its driver has no such setting (virtio_net has none at all: \
+                 whoever provides that NIC sets them there)"
+            ),
+        ),
+        _ => (ErrorKind::Refused, format!("cannot {operation}")),
+    };
+    Error::new(kind, message).because(source)
+}
+
+fn which(count: usize) -> String {
+    match count {
+        0 => "it has none; `bellhop vf count` makes some".to_owned(),
+        1 => "it has only number 0".to_owned(),
+        count => format!("they are 0 to {}", count - 1),
     }
 }

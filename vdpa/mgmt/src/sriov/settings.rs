@@ -9,6 +9,7 @@ use super::uapi::{
     ETH_P_8021AD, ETH_P_8021Q, IFLA_VF_LINK_STATE, IFLA_VF_MAC, IFLA_VF_RATE, IFLA_VF_SPOOFCHK,
     IFLA_VF_TRUST, IFLA_VF_VLAN_INFO, IFLA_VF_VLAN_LIST, MAX_ADDR_LEN,
 };
+use crate::error::{Error, ErrorKind};
 use crate::netlink::message::nested;
 
 /// The largest VLAN; 4095 is reserved (IEEE 802.1Q).
@@ -17,29 +18,8 @@ const VLAN_MAX: u16 = 4094;
 /// The largest priority.
 const QOS_MAX: u8 = 7;
 
-/// A setting that no virtual function can have.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidSetting {
-    /// The number is no VLAN's.
-    #[error("{0} is no VLAN: they are 1 to {VLAN_MAX}, and 0 for none")]
-    Vlan(u16),
-    /// The number is no priority.
-    #[error("{0} is no priority: qos is 0 to {QOS_MAX}")]
-    Qos(u8),
-    /// A priority or protocol of no VLAN.
-    #[error("without a VLAN there is neither qos nor proto: give `vlan` a number other than 0")]
-    NoVlan,
-    /// The least rate is above the greatest.
-    #[error("min_tx_rate {min} is above max_tx_rate {max} (Mbit/s; 0 is no limit)")]
-    Rates {
-        /// The least rate.
-        min: u32,
-        /// The greatest rate.
-        max: u32,
-    },
-    /// An address of a group.
-    #[error("a virtual function cannot have a multicast address")]
-    Multicast,
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Invalid, message)
 }
 
 /// Which tag a VLAN's frames have.
@@ -100,16 +80,22 @@ impl Vlan {
     /// A VLAN of 1 to 4094, with a priority of 0 to 7; 0 and 0 are no VLAN.
     ///
     /// # Errors
-    /// [`InvalidSetting::Vlan`], [`InvalidSetting::Qos`], [`InvalidSetting::NoVlan`].
-    pub fn new(id: u16, qos: u8, protocol: VlanProtocol) -> Result<Self, InvalidSetting> {
+    /// `Invalid`.
+    pub fn new(id: u16, qos: u8, protocol: VlanProtocol) -> Result<Self, Error> {
         if id > VLAN_MAX {
-            return Err(InvalidSetting::Vlan(id));
+            return Err(invalid(format!(
+                "{id} is no VLAN: they are 1 to {VLAN_MAX}, and 0 for none"
+            )));
         }
         if qos > QOS_MAX {
-            return Err(InvalidSetting::Qos(qos));
+            return Err(invalid(format!(
+                "{qos} is no priority: qos is 0 to {QOS_MAX}"
+            )));
         }
         if id == 0 && (qos != 0 || protocol != VlanProtocol::Dot1Q) {
-            return Err(InvalidSetting::NoVlan);
+            return Err(invalid(
+                "without a VLAN there is neither qos nor proto: give `vlan` a number other than 0",
+            ));
         }
         Ok(Self { id, qos, protocol })
     }
@@ -155,12 +141,14 @@ impl Rates {
     /// Limits that can be kept.
     ///
     /// # Errors
-    /// [`InvalidSetting::Rates`].
-    pub fn new(min: u32, max: u32) -> Result<Self, InvalidSetting> {
-        match max != 0 && min > max {
-            true => Err(InvalidSetting::Rates { min, max }),
-            false => Ok(Self { min, max }),
+    /// `Invalid`.
+    pub fn new(min: u32, max: u32) -> Result<Self, Error> {
+        if max != 0 && min > max {
+            return Err(invalid(format!(
+                "min_tx_rate {min} is above max_tx_rate {max} (Mbit/s; 0 is no limit)"
+            )));
         }
+        Ok(Self { min, max })
     }
 }
 
@@ -223,9 +211,11 @@ pub enum Setting {
 
 impl Setting {
     /// Fails for what no virtual function can have.
-    pub(super) fn check(&self) -> Result<(), InvalidSetting> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         match self {
-            Self::Mac([first, ..]) if first & 1 != 0 => Err(InvalidSetting::Multicast),
+            Self::Mac([first, ..]) if first & 1 != 0 => Err(invalid(
+                "a virtual function cannot have a multicast address",
+            )),
             // Its fields are public.
             Self::Rates(rates) => Rates::new(rates.min, rates.max).map(drop),
             _ => Ok(()),

@@ -4,7 +4,6 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::TopologyError;
 use super::directory::{identity, whole};
 use super::interrupts;
 use super::management::Management;
@@ -14,9 +13,10 @@ use super::tree::{
     Class, Device, Doorbell, ManagementDevice, PciFunction, PhysicalFunction, PostedInterrupt,
     PostingObstacle, Queue, Representor, Subfunction, Topology, VirtualFunction,
 };
-use crate::bus::{Bus, BusDevice, BusError};
+use crate::bus::{Bus, BusDevice};
+use crate::error::{Error, ErrorKind};
 use crate::name::MgmtDeviceName;
-use crate::pci::{Address, Pci, PciError, attribute, link_name, names, number};
+use crate::pci::{Address, Pci, attribute, link_name, names, no_function, number};
 
 /// More queues than a device can have.
 const QUEUES_MAX: u32 = 1 << 16;
@@ -63,7 +63,7 @@ pub(super) struct Assembly<'a> {
 
 impl<'a> Assembly<'a> {
     /// Reads what does not belong to one function.
-    pub(super) fn new(management: &'a Management, root: &Path) -> Result<Self, TopologyError> {
+    pub(super) fn new(management: &'a Management, root: &Path) -> Result<Self, Error> {
         let sysfs = root.join("sys");
         let pci = Pci::at(&sysfs);
         let found = devices(&Bus::at(&sysfs), &sysfs, management)?;
@@ -92,9 +92,10 @@ impl<'a> Assembly<'a> {
         };
         for one in found {
             let on_pci = address_in(&one.location).is_some();
-            let obstacle = match on_pci {
-                true => obstacle,
-                false => Some(PostingObstacle::Software),
+            let obstacle = if on_pci {
+                obstacle
+            } else {
+                Some(PostingObstacle::Software)
             };
             let place = assembly.place_of(&one.location);
             let mgmtdev = management.devices.get(&one.device.name);
@@ -109,7 +110,7 @@ impl<'a> Assembly<'a> {
     }
 
     /// Everything.
-    pub(super) fn all(mut self) -> Result<Topology, TopologyError> {
+    pub(super) fn all(mut self) -> Result<Topology, Error> {
         let mut physical_functions = Vec::new();
         for address in self.tops()? {
             physical_functions.extend(self.physical_function(address)?);
@@ -133,10 +134,10 @@ impl<'a> Assembly<'a> {
     }
 
     /// The physical function at `address`, or that of the virtual one there.
-    pub(super) fn one(mut self, address: Address) -> Result<Topology, TopologyError> {
+    pub(super) fn one(mut self, address: Address) -> Result<Topology, Error> {
         let top = self.top_of(address)?;
         let function = self.physical_function(top)?;
-        let function = function.ok_or(PciError::NoFunction(address))?;
+        let function = function.ok_or_else(|| no_function(address))?;
         Ok(Topology {
             physical_functions: vec![function],
             ..self.empty()
@@ -154,7 +155,7 @@ impl<'a> Assembly<'a> {
     }
 
     /// The physical functions that the tree has: NICs with SR-IOV, and what has to do with vDPA.
-    fn tops(&self) -> Result<BTreeSet<Address>, TopologyError> {
+    fn tops(&self) -> Result<BTreeSet<Address>, Error> {
         let mut tops = BTreeSet::new();
         for function in self.pci.physical_functions()? {
             let class = attribute(&self.pci.directory(function.address).join("class"))
@@ -175,18 +176,18 @@ impl<'a> Assembly<'a> {
             match self.top_of(address) {
                 Ok(top) => drop(tops.insert(top)),
                 // Gone meanwhile.
-                Err(PciError::NoFunction(_)) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) if error.is_missing() => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(tops)
     }
 
     /// The physical function of a virtual one; else the function itself.
-    fn top_of(&self, address: Address) -> Result<Address, PciError> {
+    fn top_of(&self, address: Address) -> Result<Address, Error> {
         let directory = self.pci.directory(address);
         if !directory.is_dir() {
-            return Err(PciError::NoFunction(address));
+            return Err(no_function(address));
         }
         let physical = link_name(&directory.join("physfn"))?;
         Ok(physical
@@ -194,12 +195,9 @@ impl<'a> Assembly<'a> {
             .unwrap_or(address))
     }
 
-    fn physical_function(
-        &mut self,
-        address: Address,
-    ) -> Result<Option<PhysicalFunction>, TopologyError> {
+    fn physical_function(&mut self, address: Address) -> Result<Option<PhysicalFunction>, Error> {
         let directory = self.pci.directory(address);
-        let read = whole(&directory, || Ok(self.pci.function(address)?))?;
+        let read = whole(&directory, || self.pci.function(address))?;
         let Some(read) = read else {
             return Ok(None);
         };
@@ -217,7 +215,7 @@ impl<'a> Assembly<'a> {
         let mut virtual_functions = Vec::new();
         for &(index, address) in &read.virtual_functions {
             let directory = self.pci.directory(address);
-            let one = whole(&directory, || Ok(self.pci.function(address)?))?;
+            let one = whole(&directory, || self.pci.function(address))?;
             if let Some(one) = one {
                 virtual_functions.push(VirtualFunction {
                     index,
@@ -267,7 +265,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    fn subfunction(&mut self, name: &str) -> Result<Option<Subfunction>, TopologyError> {
+    fn subfunction(&mut self, name: &str) -> Result<Option<Subfunction>, Error> {
         let directory = self.sysfs.join("bus/auxiliary/devices").join(name);
         let read = whole(&directory, || {
             let mut netdevs = names(&directory.join("net"))?;
@@ -331,11 +329,11 @@ impl<'a> Assembly<'a> {
 }
 
 /// All devices of the bus but those that came after its management was asked.
-fn devices(bus: &Bus, sysfs: &Path, management: &Management) -> Result<Vec<Found>, TopologyError> {
+fn devices(bus: &Bus, sysfs: &Path, management: &Management) -> Result<Vec<Found>, Error> {
     let names_on_bus = match bus.names() {
         Ok(names) => names,
-        Err(BusError::NoBus) => Vec::new(),
-        Err(error) => return Err(error.into()),
+        Err(error) if error.kind() == ErrorKind::NoVdpa => Vec::new(),
+        Err(error) => return Err(error),
     };
     let mut found = Vec::new();
     for name in names_on_bus {
@@ -350,10 +348,7 @@ fn devices(bus: &Bus, sysfs: &Path, management: &Management) -> Result<Vec<Found
         }
         found.extend(whole(&directory, || {
             let device = bus.device(&name)?;
-            let location = fs::canonicalize(&directory).map_err(|source| PciError::Read {
-                path: directory.clone(),
-                source,
-            })?;
+            let location = fs::canonicalize(&directory).map_err(Error::read(&directory))?;
             let number = match device.path().as_deref().and_then(Path::file_name) {
                 Some(file) => attribute(&directory.join(file).join("dev"))?,
                 None => None,
@@ -378,7 +373,7 @@ fn devices(bus: &Bus, sysfs: &Path, management: &Management) -> Result<Vec<Found
 
 /// Devices of the auxiliary bus on PCI functions: subfunctions, and those that management devices
 /// are on; by name.
-fn auxiliaries(sysfs: &Path, management: &Management) -> Result<Vec<Auxiliary>, PciError> {
+fn auxiliaries(sysfs: &Path, management: &Management) -> Result<Vec<Auxiliary>, Error> {
     let directory = sysfs.join("bus/auxiliary/devices");
     let named: HashSet<&str> = management
         .mgmt_devices

@@ -5,9 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::TopologyError;
-use crate::bus::BusError;
-use crate::pci::PciError;
+use crate::error::{Error, ErrorKind};
 
 /// How often a directory that changes is read before it counts as gone.
 const ATTEMPTS: u32 = 5;
@@ -16,8 +14,8 @@ const ATTEMPTS: u32 = 5;
 /// directory a new inode, also under an old name. None if it is gone.
 pub(super) fn whole<T>(
     directory: &Path,
-    read: impl Fn() -> Result<T, TopologyError>,
-) -> Result<Option<T>, TopologyError> {
+    read: impl Fn() -> Result<T, Error>,
+) -> Result<Option<T>, Error> {
     for _ in 0..ATTEMPTS {
         let Some(before) = identity(directory) else {
             return Ok(None);
@@ -44,15 +42,13 @@ pub(super) fn identity(directory: &Path) -> Option<Identity> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-fn is_gone(error: &TopologyError) -> bool {
-    match error {
-        TopologyError::Bus(BusError::NoDevice(_) | BusError::NoBus)
-        | TopologyError::Pci(PciError::NoFunction(_)) => true,
-        TopologyError::Bus(BusError::Read { source, .. })
-        | TopologyError::Pci(PciError::Read { source, .. }) => {
-            // sysfs answers ENODEV for a file whose device is being taken away.
+fn is_gone(error: &Error) -> bool {
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NoVdpa => true,
+        // sysfs answers ENODEV for a file whose device is being taken away.
+        ErrorKind::Failed => error.io().is_some_and(|source| {
             source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(libc::ENODEV)
-        }
+        }),
         _ => false,
     }
 }

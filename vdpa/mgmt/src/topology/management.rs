@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::TopologyError;
 use super::directory::{Identity, identity};
-use crate::bus::{Bus, BusError};
+use crate::bus::Bus;
 use crate::config::{ClassConfig, DeviceConfig, NetConfig};
 use crate::connection::Connection;
 use crate::device::{MgmtDevice, VdpaDevice};
-use crate::error::MgmtError;
+use crate::error::{Error, ErrorKind};
 
 /// How long an answer is waited for. Who looks at the tree may well look for the one that keeps the
 /// management waiting.
@@ -54,12 +53,12 @@ impl Management {
     /// Asks.
     ///
     /// # Errors
-    /// [`MgmtError`].
-    pub fn ask(connection: &Connection) -> Result<Self, MgmtError> {
+    /// [`Error`].
+    pub fn ask(connection: &Connection) -> Result<Self, Error> {
         // Before the list, so that what the list lacks is unmanaged, and not new.
         let on_bus = match Bus::default().names() {
             Ok(names) => names,
-            Err(BusError::NoBus) => Vec::new(),
+            Err(error) if error.kind() == ErrorKind::NoVdpa => Vec::new(),
             Err(error) => {
                 tracing::debug!(%error, "the vdpa bus cannot be compared with its management");
                 Vec::new()
@@ -81,16 +80,18 @@ impl Management {
     /// [`ManagementState`].
     ///
     /// # Errors
-    /// [`TopologyError::Management`] for any other failure.
-    pub fn of_this_machine() -> Result<Self, TopologyError> {
+    /// [`Error`] for any other failure.
+    pub fn of_this_machine() -> Result<Self, Error> {
         let asked =
             Connection::with_patience(PATIENCE).and_then(|connection| Self::ask(&connection));
-        match asked {
-            Err(MgmtError::NoFamily) => Ok(Self::silent(ManagementState::Absent)),
-            Err(MgmtError::OtherNamespace) => Ok(Self::silent(ManagementState::OtherNamespace)),
-            Err(MgmtError::Timeout { .. }) => Ok(Self::silent(ManagementState::Blocked)),
-            asked => Ok(asked?),
-        }
+        asked.or_else(|error| {
+            Ok(Self::silent(match error.kind() {
+                ErrorKind::NoVdpa => ManagementState::Absent,
+                ErrorKind::OtherNamespace => ManagementState::OtherNamespace,
+                ErrorKind::NoAnswer { .. } => ManagementState::Blocked,
+                _ => return Err(error),
+            }))
+        })
     }
 
     /// A machine of whose vDPA management nothing is known, but why.

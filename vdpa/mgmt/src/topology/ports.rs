@@ -7,8 +7,9 @@
 use std::path::Path;
 
 use super::tree::Representor;
+use crate::error::Error;
 use crate::link::PhysPortName;
-use crate::pci::{Address, Pci, PciError, attribute, link_name, names};
+use crate::pci::{Address, Pci, attribute, link_name, names};
 
 /// What a port stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +60,7 @@ pub(super) struct Ports {
 
 impl Ports {
     /// Those of the sysfs at `sysfs`.
-    pub(super) fn read(sysfs: &Path, pci: &Pci) -> Result<Self, PciError> {
+    pub(super) fn read(sysfs: &Path, pci: &Pci) -> Result<Self, Error> {
         let interfaces = sysfs.join("class/net");
         let mut found = Self::default();
         for netdev in names(&interfaces)? {

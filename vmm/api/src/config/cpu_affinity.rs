@@ -118,9 +118,12 @@ pub fn show_list(numbers: impl IntoIterator<Item = u16>) -> String {
             _ => ranges.push((number, number)),
         }
     }
-    let show = |(first, last): &(u16, u16)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
+    let show = |(first, last): &(u16, u16)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
     };
     let shown: Vec<String> = ranges.iter().map(show).collect();
     shown.join(",")

@@ -36,9 +36,10 @@ impl FromStr for NicId {
 
     fn from_str(text: &str) -> Result<Self, BadNicId> {
         let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-        match (1..=NIC_ID_MAX).contains(&text.len()) && text.bytes().all(known) {
-            true => Ok(Self(text.to_owned())),
-            false => Err(BadNicId),
+        if (1..=NIC_ID_MAX).contains(&text.len()) && text.bytes().all(known) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(BadNicId)
         }
     }
 }

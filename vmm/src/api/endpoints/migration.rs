@@ -18,7 +18,6 @@ use crate::http::descriptors::Received;
 use crate::http::{ErrorBody, HttpError, on_worker};
 use crate::machine::{Arriving, Migration, MigrationEnd, RequestError, Trial, load_tls};
 use crate::migration::Phase;
-use crate::migration::endpoint::EndpointError;
 
 fn trial_info(config: &SendConfig, trial: Trial, bytes_per_second: Option<u64>) -> MigrationTrial {
     let time = |rate| {
@@ -145,7 +144,7 @@ pub(super) async fn begin(
             let machine = api.running()?;
             let (config, tls) = on_worker(move || {
                 let tls = load_tls(&config.destination, config.tls.as_ref(), config.plaintext)?;
-                Ok::<_, EndpointError>((config, tls))
+                Ok::<_, crate::Error>((config, tls))
             })
             .await??;
             if config.dry_run {

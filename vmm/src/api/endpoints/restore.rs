@@ -7,6 +7,7 @@ use bellhop_api::responses::BodyErrors;
 
 use super::Api;
 use super::descriptors::Descriptors;
+use crate::Error;
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
@@ -49,9 +50,8 @@ pub(super) async fn restore(
         for nic in vdpa {
             snapshot.replace_nic(nic)?;
         }
-        Ok(snapshot)
+        Ok::<_, Error>(snapshot)
     });
-    let snapshot = opened.await?.map_err(ApiError::Snapshot)?;
-    api.restore(snapshot).await?;
+    api.restore(opened.await??).await?;
     Ok(StatusCode::NO_CONTENT)
 }

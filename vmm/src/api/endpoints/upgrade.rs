@@ -34,9 +34,7 @@ pub(super) async fn upgrade(
 ) -> Result<StatusCode, ApiError> {
     let machine = api.running()?;
     let program = wanted.program.clone();
-    on_worker(move || crate::machine::check_program(&program))
-        .await?
-        .map_err(ApiError::Snapshot)?;
+    on_worker(move || crate::machine::check_program(&program)).await??;
     machine.forget_upgrade_error();
     tokio::spawn(async move {
         tokio::time::sleep(ANSWER).await;

@@ -6,19 +6,19 @@ use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
-use crate::boot::tests::{MIB, filled_ram, sample_bzimage};
+use crate::boot::tests::{MIB, copy_refused, filled_ram, refused, sample_bzimage};
 
 const LOADABLE: AddressRange = AddressRange {
     start: MIB,
     len: 63 * MIB,
 };
 
-fn parse(bytes: &[u8]) -> Result<BzImageKernel, KernelError> {
+fn parse(bytes: &[u8]) -> Result<BzImageKernel, Error> {
     BzImageKernel::parse(&mut Cursor::new(bytes), bytes.len() as u64, LOADABLE)
 }
 
 /// The sample with `bytes` put at `at`.
-fn patched(at: usize, bytes: &[u8]) -> Result<BzImageKernel, KernelError> {
+fn patched(at: usize, bytes: &[u8]) -> Result<BzImageKernel, Error> {
     let mut image = sample_bzimage();
     image[at..at + bytes.len()].copy_from_slice(bytes);
     parse(&image)
@@ -57,10 +57,7 @@ fn cut_at_any_length_it_is_an_error() {
     // The last paragraph may be short by up to 15 bytes.
     for len in 0..image.len() - 15 {
         assert!(
-            matches!(
-                parse(&image[..len]),
-                Err(KernelError::File(FileError::Truncated { .. }))
-            ),
+            refused(parse(&image[..len])).contains("is truncated"),
             "cut to {len} bytes"
         );
     }
@@ -73,64 +70,37 @@ fn shrinking_between_check_and_load_is_an_error() {
     let kernel = parse(&image).unwrap();
     let (_, ram) = filled_ram(64 * MIB, 0);
     for len in 0..image.len() {
-        assert!(matches!(
-            kernel.load(&mut Cursor::new(&image[..len]), ram.memory()),
-            Err(CopyError::File(FileError::Truncated { .. }))
-        ));
+        assert!(
+            copy_refused(kernel.load(&mut Cursor::new(&image[..len]), ram.memory()))
+                .contains("is truncated")
+        );
     }
 }
 
 #[test]
 fn refuses_hostile_headers() {
     // setup_sects: more than the file has.
-    assert!(matches!(
-        patched(0x1f1, &[0xff]),
-        Err(KernelError::File(FileError::Truncated { .. }))
-    ));
+    assert!(refused(patched(0x1f1, &[0xff])).contains("is truncated"));
     // syssize: more than the file has, nothing at all, nothing at the entry point.
-    assert!(matches!(
-        patched(0x1f4, &[0xff; 4]),
-        Err(KernelError::File(FileError::Truncated { .. }))
-    ));
+    assert!(refused(patched(0x1f4, &[0xff; 4])).contains("is truncated"));
     for syssize in [0_u32, 1, 0x20] {
-        assert!(matches!(
-            patched(0x1f4, &syssize.to_le_bytes()),
-            Err(KernelError::Malformed(_))
-        ));
+        assert!(refused(patched(0x1f4, &syssize.to_le_bytes())).contains("it is damaged"));
     }
     // An old protocol, no 64-bit entry, a zImage.
     for (at, bytes) in [(0x206, [0x0b, 2]), (0x236, [0, 0]), (0x211, [0, 0])] {
-        assert!(matches!(
-            patched(at, &bytes),
-            Err(KernelError::No64BitEntry { .. })
-        ));
+        assert!(refused(patched(at, &bytes)).contains("without a 64-bit entry point"));
     }
     // A header that ends before xloadflags: its byte counts as 0.
-    assert!(matches!(
-        patched(0x201, &[0x10]),
-        Err(KernelError::No64BitEntry { .. })
-    ));
+    assert!(refused(patched(0x201, &[0x10])).contains("without a 64-bit entry point"));
     // The alignment, the address, the size.
     for alignment in [0_u32, 3] {
-        assert!(matches!(
-            patched(0x230, &alignment.to_le_bytes()),
-            Err(KernelError::Malformed(_))
-        ));
+        assert!(refused(patched(0x230, &alignment.to_le_bytes())).contains("it is damaged"));
     }
-    assert!(matches!(
-        patched(0x258, &0_u64.to_le_bytes()),
-        Err(KernelError::TooLow { .. })
-    ));
+    assert!(refused(patched(0x258, &0_u64.to_le_bytes())).contains("it wants to be loaded at"));
     for address in [64 * MIB, 1 << 40, 0xffff_ffff_ffe0_0000] {
-        assert!(matches!(
-            patched(0x258, &address.to_le_bytes()),
-            Err(KernelError::NoRoom { .. })
-        ));
+        assert!(refused(patched(0x258, &address.to_le_bytes())).contains("it does not fit"));
     }
-    assert!(matches!(
-        patched(0x260, &[0xff; 4]),
-        Err(KernelError::NoRoom { .. })
-    ));
+    assert!(refused(patched(0x260, &[0xff; 4])).contains("it does not fit"));
     // An init_size that is smaller than the file is not believed.
     let kernel = patched(0x260, &[0; 4]).unwrap();
     assert_eq!(kernel.extent.len, 0x400);

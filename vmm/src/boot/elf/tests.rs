@@ -6,19 +6,19 @@ use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
-use crate::boot::tests::{MIB, filled_ram, sample_elf};
+use crate::boot::tests::{MIB, copy_refused, filled_ram, refused, sample_elf};
 
 const LOADABLE: AddressRange = AddressRange {
     start: MIB,
     len: 63 * MIB,
 };
 
-fn parse(bytes: &[u8]) -> Result<ElfKernel, KernelError> {
+fn parse(bytes: &[u8]) -> Result<ElfKernel, Error> {
     ElfKernel::parse(&mut Cursor::new(bytes), bytes.len() as u64, LOADABLE)
 }
 
 /// The sample with `bytes` put at `at`.
-fn patched(at: usize, bytes: &[u8]) -> Result<ElfKernel, KernelError> {
+fn patched(at: usize, bytes: &[u8]) -> Result<ElfKernel, Error> {
     let mut elf = sample_elf();
     elf[at..at + bytes.len()].copy_from_slice(bytes);
     parse(&elf)
@@ -64,10 +64,7 @@ fn cut_at_any_length_it_is_an_error() {
     let elf = sample_elf();
     for len in 0..elf.len() {
         assert!(
-            matches!(
-                parse(&elf[..len]),
-                Err(KernelError::File(FileError::Truncated { .. }))
-            ),
+            refused(parse(&elf[..len])).contains("is truncated"),
             "cut to {len} bytes"
         );
     }
@@ -81,10 +78,7 @@ fn shrinking_between_check_and_load_is_an_error() {
     for len in 0..elf.len() {
         let result = kernel.load(&mut Cursor::new(&elf[..len]), ram.memory());
         // The content of the one segment is at the end of the sample.
-        assert!(matches!(
-            result,
-            Err(CopyError::File(FileError::Truncated { .. }))
-        ));
+        assert!(copy_refused(result).contains("is truncated"));
     }
 }
 
@@ -93,72 +87,36 @@ fn refuses_hostile_headers() {
     let wrap = (u64::MAX - 8).to_le_bytes();
     let huge = (1_u64 << 40).to_le_bytes();
     // e_phoff wraps.
-    assert!(matches!(
-        patched(32, &u64::MAX.to_le_bytes()),
-        Err(KernelError::File(FileError::Truncated { .. }))
-    ));
-    assert!(matches!(
-        patched(32, &(u64::MAX - 56).to_le_bytes()),
-        Err(KernelError::File(_) | KernelError::Malformed(_))
-    ));
+    assert!(refused(patched(32, &u64::MAX.to_le_bytes())).contains("is truncated"));
+    assert!(patched(32, &(u64::MAX - 56).to_le_bytes()).is_err());
     // e_phnum, e_phentsize.
-    assert!(matches!(
-        patched(56, &[0xff, 0xff]),
-        Err(KernelError::Malformed(_))
-    ));
-    assert!(matches!(
-        patched(54, &[57, 0]),
-        Err(KernelError::Malformed(_))
-    ));
-    assert!(matches!(
-        patched(56, &[0, 0]),
-        Err(KernelError::Malformed(_))
-    ));
+    assert!(refused(patched(56, &[0xff, 0xff])).contains("it is damaged"));
+    assert!(refused(patched(54, &[57, 0])).contains("it is damaged"));
+    assert!(refused(patched(56, &[0, 0])).contains("it is damaged"));
     // Another class, another byte order, another machine.
     for (at, byte) in [(4, 1), (5, 2), (18, 183)] {
-        assert!(matches!(
-            patched(at, &[byte]),
-            Err(KernelError::WrongMachine)
-        ));
+        assert!(refused(patched(at, &[byte])).contains("not for x86-64"));
     }
     // The segment's place in the file.
     for offset in [wrap, huge, u64::MAX.to_le_bytes()] {
-        assert!(matches!(
-            patched(load::OFFSET, &offset),
-            Err(KernelError::File(FileError::Truncated { .. }))
-        ));
+        assert!(refused(patched(load::OFFSET, &offset)).contains("is truncated"));
     }
     // Its sizes.
-    assert!(matches!(
-        patched(load::FILESZ, &wrap),
-        Err(KernelError::Malformed(_))
-    ));
+    assert!(refused(patched(load::FILESZ, &wrap)).contains("it is damaged"));
     for memsz in [wrap, huge, (48 * MIB + 1).to_le_bytes()] {
-        assert!(matches!(
-            patched(load::MEMSZ, &memsz),
-            Err(KernelError::NoRoom { .. })
-        ));
+        assert!(refused(patched(load::MEMSZ, &memsz)).contains("it does not fit"));
     }
     // Its place in memory: below 1 MiB, beyond RAM, wrapping.
-    assert!(matches!(
-        patched(load::PADDR, &0x7000_u64.to_le_bytes()),
-        Err(KernelError::TooLow { .. })
-    ));
+    assert!(
+        refused(patched(load::PADDR, &0x7000_u64.to_le_bytes()))
+            .contains("it wants to be loaded at")
+    );
     for paddr in [(64 * MIB).to_le_bytes(), wrap, u64::MAX.to_le_bytes()] {
-        assert!(matches!(
-            patched(load::PADDR, &paddr),
-            Err(KernelError::NoRoom { .. })
-        ));
+        assert!(refused(patched(load::PADDR, &paddr)).contains("it does not fit"));
     }
     // The notes.
-    assert!(matches!(
-        patched(NOTE_FILESZ, &wrap),
-        Err(KernelError::File(FileError::Truncated { .. }))
-    ));
-    assert!(matches!(
-        patched(NOTE_FILESZ, &0_u64.to_le_bytes()),
-        Err(KernelError::NoPvhNote)
-    ));
+    assert!(refused(patched(NOTE_FILESZ, &wrap)).contains("is truncated"));
+    assert!(refused(patched(NOTE_FILESZ, &0_u64.to_le_bytes())).contains("without a PVH note"));
 }
 
 #[test]
@@ -174,7 +132,7 @@ fn many_segments_cannot_make_more_work_than_memory() {
     }
     elf[32..40].copy_from_slice(&table.to_le_bytes());
     elf[56..58].copy_from_slice(&100_u16.to_le_bytes());
-    assert!(matches!(parse(&elf), Err(KernelError::NoRoom { .. })));
+    assert!(refused(parse(&elf)).contains("it does not fit"));
 }
 
 /// One note, padded to 4 bytes.
@@ -237,7 +195,7 @@ fn an_entry_outside_of_the_kernel_is_refused() {
         .position(|word| word == [8, 0, 0, 1])
         .unwrap();
     elf[at..at + 4].copy_from_slice(&0xffff_fff0_u32.to_le_bytes());
-    assert!(matches!(parse(&elf), Err(KernelError::Malformed(_))));
+    assert!(refused(parse(&elf)).contains("it is damaged"));
 }
 
 proptest! {

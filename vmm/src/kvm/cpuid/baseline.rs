@@ -33,6 +33,7 @@ use kvm_bindings::kvm_cpuid_entry2;
 
 use super::compatible::Register;
 use super::{leaf, physical_address_bits};
+use crate::Error;
 use crate::config::CpuBaseline;
 
 /// Bits that belong to a level and to those above it.
@@ -238,31 +239,6 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Why a host cannot show a baseline.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BaselineError {
-    /// It lacks features.
-    #[error("cpu {baseline}: this host's processor or KVM lacks {}", list(missing))]
-    Missing {
-        /// What was asked for.
-        baseline: CpuBaseline,
-        /// What is missing, all of it.
-        missing: Vec<Missing>,
-    },
-    /// Its physical addresses are too narrow.
-    #[error(
-        "cpu {baseline}: a guest with so much memory has physical addresses of {wanted} bits, and this host's have {here}"
-    )]
-    PhysicalBits {
-        /// What was asked for.
-        baseline: CpuBaseline,
-        /// Bits that the guest is to have.
-        wanted: u8,
-        /// Bits here.
-        here: u8,
-    },
-}
-
 fn list(missing: &[Missing]) -> String {
     let shown: Vec<String> = missing.iter().map(ToString::to_string).collect();
     shown.join(", ")
@@ -272,26 +248,28 @@ fn list(missing: &[Missing]) -> String {
 /// addresses have `physical_bits` bits; for [`CpuBaseline::Host`] all as they are.
 ///
 /// # Errors
-/// [`BaselineError`]: the host does not reach it.
+/// The host does not reach it.
 pub fn show(
     supported: &[kvm_cpuid_entry2],
     baseline: CpuBaseline,
     physical_bits: u8,
-) -> Result<Vec<kvm_cpuid_entry2>, BaselineError> {
+) -> Result<Vec<kvm_cpuid_entry2>, Error> {
     if baseline.is_host() {
         return Ok(supported.to_vec());
     }
     let missing = missing(supported, baseline);
     if !missing.is_empty() {
-        return Err(BaselineError::Missing { baseline, missing });
+        return Err(Error::unusable(format!(
+            "cpu {baseline}: this host's processor or KVM lacks {}",
+            list(&missing)
+        )));
     }
     let here = physical_address_bits(supported);
     if here < physical_bits {
-        return Err(BaselineError::PhysicalBits {
-            baseline,
-            wanted: physical_bits,
-            here,
-        });
+        return Err(Error::unusable(format!(
+            "cpu {baseline}: a guest with so much memory has physical addresses of {physical_bits} \
+             bits, and this host's have {here}"
+        )));
     }
     Ok(mask(supported, baseline, physical_bits))
 }

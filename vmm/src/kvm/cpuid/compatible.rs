@@ -14,6 +14,7 @@ use std::fmt;
 use kvm_bindings::kvm_cpuid_entry2;
 
 use super::leaf;
+use crate::Error;
 
 /// A register that CPUID fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,38 +79,6 @@ impl fmt::Display for MissingFeatures {
         }
         Ok(())
     }
-}
-
-/// Why a guest cannot go on with another processor.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CpuidError {
-    /// Intel here, AMD there.
-    #[error("the guest knows a processor of {saved}, and this host's is of {here}")]
-    Vendor {
-        /// The vendor's name that the guest knows.
-        saved: String,
-        /// The vendor's name here.
-        here: String,
-    },
-    /// Features are missing.
-    #[error("the guest may use processor features that are missing here: CPUID {}", list(.0))]
-    Missing(Vec<MissingFeatures>),
-    /// An amount is smaller.
-    #[error("the guest knows {saved} {what}, and this host has {here}")]
-    Less {
-        /// Of what.
-        what: &'static str,
-        /// How much the guest knows.
-        saved: u32,
-        /// How much is here.
-        here: u32,
-    },
-    /// A part of the XSAVE area lies elsewhere.
-    #[error("part {0} of the XSAVE area has another place or size here (CPUID leaf 0xd)")]
-    XsaveLayout(u32),
-    /// KVM takes no more.
-    #[error("{0} CPUID leaves are more than KVM takes")]
-    TooMany(usize),
 }
 
 fn list(missing: &[MissingFeatures]) -> String {
@@ -207,16 +176,16 @@ const AMOUNTS: [(u32, Register, u32, u32, &str); 6] = [
 ///
 /// # Errors
 /// The first thing that stands against it; of features, all that are missing.
-pub fn check(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Result<(), CpuidError> {
+pub fn check(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Result<(), Error> {
     if saved.len() > kvm_bindings::KVM_MAX_CPUID_ENTRIES {
-        return Err(CpuidError::TooMany(saved.len()));
+        let message = format!("{} CPUID leaves are more than KVM takes", saved.len());
+        return Err(Error::host(message));
     }
     let (theirs, ours) = (vendor(saved), vendor(here));
     if theirs != ours {
-        return Err(CpuidError::Vendor {
-            saved: theirs,
-            here: ours,
-        });
+        return Err(Error::host(format!(
+            "the guest knows a processor of {theirs}, and this host's is of {ours}"
+        )));
     }
     let missing: Vec<MissingFeatures> = FEATURES
         .iter()
@@ -232,17 +201,18 @@ pub fn check(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Result<()
         })
         .collect();
     if !missing.is_empty() {
-        return Err(CpuidError::Missing(missing));
+        return Err(Error::host(format!(
+            "the guest may use processor features that are missing here: CPUID {}",
+            list(&missing)
+        )));
     }
     for (leaf, register, shift, width, what) in AMOUNTS {
         let amount = |leaves| (value(leaves, leaf, 0, register) >> shift) & ((1 << width) - 1);
         let (theirs, ours) = (amount(saved), amount(here));
         if theirs > ours {
-            return Err(CpuidError::Less {
-                what,
-                saved: theirs,
-                here: ours,
-            });
+            return Err(Error::host(format!(
+                "the guest knows {theirs} {what}, and this host has {ours}"
+            )));
         }
     }
     // The first two parts (x87 and SSE) have no choice of their place.
@@ -252,7 +222,9 @@ pub fn check(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Result<()
             .iter()
             .any(|register| place(saved, *register) != place(here, *register));
         if moved && place(saved, Register::Eax) != 0 {
-            return Err(CpuidError::XsaveLayout(part));
+            return Err(Error::host(format!(
+                "part {part} of the XSAVE area has another place or size here (CPUID leaf 0xd)"
+            )));
         }
     }
     Ok(())
@@ -318,18 +290,15 @@ mod tests {
              0, 1; leaf 0x7.0x0 EBX bit 16"
         );
         let error = check(&processor(), &processor()[..5]).unwrap_err();
-        assert!(matches!(
-            error,
-            CpuidError::Less {
-                saved: 39,
-                here: 0,
-                ..
-            }
-        ));
+        assert!(error.to_string().contains("the guest knows 39 "), "{error}");
+        assert!(error.to_string().ends_with("this host has 0"), "{error}");
         let mut moved = processor();
         moved[4].ebx = 0x400;
         let error = check(&processor(), &moved).unwrap_err();
-        assert_eq!(error, CpuidError::XsaveLayout(2));
+        assert!(
+            error.to_string().starts_with("part 2 of the XSAVE area"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -340,6 +309,7 @@ mod tests {
         assert!(error.contains("\\x1b[0mineIntel"), "{error}");
         assert!(error.contains("of GenuineIntel"), "{error}");
         let many = vec![kvm_cpuid_entry2::default(); 257];
-        assert_eq!(check(&many, &many), Err(CpuidError::TooMany(257)));
+        let error = check(&many, &many).unwrap_err().to_string();
+        assert!(error.starts_with("257 CPUID leaves"), "{error}");
     }
 }

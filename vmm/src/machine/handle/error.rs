@@ -9,10 +9,11 @@ use devices::virtio::backend::BackendError;
 use devices::virtio::pci::{SaveError, SwapError};
 
 use super::WAITING_MAX;
+use crate::Error;
+use crate::machine::End;
 use crate::machine::migration::NotMovable;
 use crate::machine::pluggable::DeviceKind;
 use crate::machine::snapshot::SnapshotError;
-use crate::machine::{End, MachineError};
 use crate::vcpu::VcpuReport;
 
 /// Why a request was not carried out. The machine is as before.
@@ -69,7 +70,7 @@ pub enum RequestError {
     },
     /// The machine cannot do it: the device cannot be opened or shown to the guest, or KVM refuses.
     #[error(transparent)]
-    Device(Box<MachineError>),
+    Device(#[from] Error),
     /// A snapshot is being written: what would change guest memory has to wait.
     #[error("a snapshot of the machine is being written; try again when it is done")]
     Saving,
@@ -132,15 +133,6 @@ impl RequestError {
         Self::DirtyLog {
             id: id.to_owned(),
             source: Box::new(BackendFailed(source)),
-        }
-    }
-}
-
-impl From<MachineError> for RequestError {
-    fn from(error: MachineError) -> Self {
-        match error {
-            MachineError::DuplicateId(id) => Self::IdInUse(id),
-            error => Self::Device(Box::new(error)),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Queue and board without a machine: a thread that answers stands in for it.
 
-use std::sync::Mutex;
 use std::thread;
 
 use devices::pci::Slot;
+use parking_lot::Mutex;
 
 use super::*;
 use crate::config::VdpaSource;
@@ -152,7 +152,7 @@ fn listeners_see_every_change_in_order() {
     requests.handle().on_change({
         let seen = seen.clone();
         move |status| {
-            seen.lock().unwrap().push((
+            seen.lock().push((
                 status.generation,
                 status.run,
                 status.boots,
@@ -168,7 +168,7 @@ fn listeners_see_every_change_in_order() {
     assert_eq!(requests.run_state(), RunState::Paused);
     drop(requests);
     assert_eq!(
-        *seen.lock().unwrap(),
+        *seen.lock(),
         [
             (0, RunState::Off, 0, 0),
             (1, RunState::Running, 1, 0),

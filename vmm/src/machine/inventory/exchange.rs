@@ -9,10 +9,11 @@ use std::time::Duration;
 use devices::virtio::backend::Backend;
 use devices::virtio::pci::{SwapFailed, Swapped};
 
+use super::super::RequestError;
 use super::super::failover::{Failover, FailoverState};
 use super::super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
-use super::super::{MachineError, RequestError};
 use super::{Device, Inventory, poll, unpoll};
+use crate::Error;
 use crate::config::{VdpaConfig, VdpaSource};
 use crate::event_loop::EventLoop;
 use crate::host::numa_warning;
@@ -63,7 +64,7 @@ impl Inventory {
         let successor = entry.device.successor(backend);
         let added = successor.events().to_vec();
         if let Err(error) = poll(events, number, &added) {
-            let error = MachineError::host("epoll_ctl")(error);
+            let error = Error::failed("epoll_ctl")(error);
             return Exchanged::not(error.into(), successor.into_backend());
         }
         match entry.device.swap(successor) {

@@ -109,9 +109,10 @@ impl Inventory {
             if let (true, Some(removable)) = (saved.unplug_requested, &mut entry.removable) {
                 removable.state = PlugState::UnplugRequested;
             }
-            let restored = match again {
-                true => entry.device.restore_again(&saved.state),
-                false => entry.device.restore(&saved.state),
+            let restored = if again {
+                entry.device.restore_again(&saved.state)
+            } else {
+                entry.device.restore(&saved.state)
             };
             restored.map_err(|source| SnapshotError::Device {
                 id: id.clone(),

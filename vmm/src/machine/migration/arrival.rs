@@ -26,10 +26,10 @@ use crate::event_loop::{EventLoop, Ready, Token};
 use crate::kvm::saved::ClockPolicy;
 use crate::machine::build::Given;
 use crate::machine::saved::SavedMachine;
-use crate::machine::{Machine, MachineError, SnapshotError, StopHandle};
+use crate::machine::{Machine, SnapshotError, StopHandle};
 use crate::memory;
 use crate::migration::destination::Go;
-use crate::migration::endpoint::{Endpoint, EndpointError, Listener};
+use crate::migration::endpoint::{Endpoint, Listener};
 use crate::migration::protocol::{Hello, RamRange, Refusal};
 use crate::migration::{
     self, DestinationMachine, MigrationError, Outcome, RamImage, ReceiveOptions,
@@ -37,6 +37,7 @@ use crate::migration::{
 use crate::snapshot::directory::STATE_FILE_MAX;
 use crate::snapshot::format::Sections;
 use crate::snapshot::memory_image::{MemoryDigest, PageSums};
+use crate::{Error, ErrorKind};
 
 /// A machine that is waited for.
 #[derive(Debug)]
@@ -50,8 +51,8 @@ impl Arriving {
     /// Listens for a source.
     ///
     /// # Errors
-    /// [`EndpointError`].
-    pub fn new(config: ReceiveConfig) -> Result<Self, EndpointError> {
+    /// [`Error`].
+    pub fn new(config: ReceiveConfig) -> Result<Self, Error> {
         Ok(Self {
             listener: Listener::bind(
                 &config.listen,
@@ -71,14 +72,13 @@ impl Arriving {
     /// Waits for a source and takes its machine. It runs, or stands still if it is not settled where it is.
     ///
     /// # Errors
-    /// [`MachineError::NotArrived`]: it did not come.
+    /// `NotArrived`: it did not come.
     pub(in crate::machine) fn receive(
         &self,
         console: Console,
         stop: &StopHandle,
-    ) -> Result<Machine, MachineError> {
-        let done =
-            EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(MachineError::host("eventfd"))?;
+    ) -> Result<Machine, Error> {
+        let done = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(Error::failed("eventfd"))?;
         let arrival = Arrival {
             arriving: self,
             console: Some(console),
@@ -90,7 +90,7 @@ impl Arriving {
             let waiter = thread::Builder::new().name("stop".to_owned());
             waiter
                 .spawn_scoped(scope, || self.cancel_on_stop(stop, &done))
-                .map_err(MachineError::host("starting a thread"))?;
+                .map_err(Error::failed("starting a thread"))?;
             let received = self.take(arrival);
             // The only failure is a counter at its maximum, which is readable too.
             let _ = done.write(1);
@@ -120,12 +120,11 @@ impl Arriving {
         }
     }
 
-    fn take(&self, mut arrival: Arrival<'_>) -> Result<Machine, MachineError> {
+    fn take(&self, mut arrival: Arrival<'_>) -> Result<Machine, Error> {
         let options = ReceiveOptions {
             state_max: STATE_FILE_MAX,
             ..ReceiveOptions::default()
         };
-        let not_arrived = |why| MachineError::NotArrived(Box::new(why));
         loop {
             let monitor = self.migration.monitor();
             let mut accept = || self.listener.accept();
@@ -177,26 +176,24 @@ struct Arrival<'a> {
 }
 
 impl Arrival<'_> {
-    fn into_machine(self) -> Result<Machine, MachineError> {
+    fn into_machine(self) -> Result<Machine, Error> {
         self.machine
             .map(|(machine, _)| machine)
-            .ok_or(MachineError::NotArrived(Box::new(
-                MigrationError::Cancelled,
-            )))
+            .ok_or_else(|| not_arrived(MigrationError::Cancelled))
     }
 
     /// An attempt takes the console: a second one has none.
-    fn console(&mut self) -> Result<Console, MachineError> {
+    fn console(&mut self) -> Result<Console, Error> {
         self.console
             .take()
-            .ok_or_else(|| MachineError::NotArrived(Box::new(MigrationError::Cancelled)))
+            .ok_or_else(|| not_arrived(MigrationError::Cancelled))
     }
 
     /// The machine that the source describes, as it would be here.
     fn build(
         &mut self,
         hello: &Hello,
-        console: impl FnOnce(&mut Self) -> Result<Console, MachineError>,
+        console: impl FnOnce(&mut Self) -> Result<Console, Error>,
     ) -> Result<Machine, Vec<Refusal>> {
         let config = &self.arriving.config;
         let mut document = Document::read(&hello.compat)?;
@@ -235,20 +232,22 @@ impl Arrival<'_> {
             Some(max) => Ok(MemoryMax::Given(max.bytes())),
             None => memory::free(config.hugepages, config.host_numa_node)
                 .map(MemoryMax::Free)
-                .map_err(MachineError::host("reading how much memory is free"))
+                .map_err(Error::failed("reading how much memory is free"))
                 .map_err(|error| vec![compat::unbuildable(&error)]),
         }
     }
 }
 
+fn not_arrived(why: MigrationError) -> Error {
+    Error::new(ErrorKind::NotArrived, "no machine has come").because(why)
+}
+
 /// For a machine that never runs.
-fn no_console() -> Result<Console, MachineError> {
+fn no_console() -> Result<Console, Error> {
     let output = File::options().write(true).open("/dev/null");
     Ok(Console::Terminal(TerminalConsole {
         input: None,
-        output: output
-            .map_err(MachineError::host("opening /dev/null"))?
-            .into(),
+        output: output.map_err(Error::failed("opening /dev/null"))?.into(),
     }))
 }
 
@@ -261,7 +260,7 @@ impl DestinationMachine for Arrival<'_> {
         let ram = match machine.vcpus.pre_fault() {
             Ok(Some(pre_fault)) => ram.mapped_by(pre_fault),
             Ok(None) => ram,
-            Err(error) => return Err(vec![compat::unbuildable(&error.into())]),
+            Err(error) => return Err(vec![compat::unbuildable(&error)]),
         };
         // While the guest runs: it would wait for a read of all its memory.
         let ram = if document.announces_digest() {

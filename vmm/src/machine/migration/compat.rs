@@ -17,7 +17,8 @@ use serde_json::Value;
 use vdpa::causes::in_one_line;
 
 use super::super::program::reads;
-use super::super::{Machine, MachineError, state_versions};
+use super::super::{Machine, state_versions};
+use crate::Error;
 use crate::byte_count::ByteCount;
 use crate::config::{CpuAffinity, HugePageSize, MemoryConfig, NoSuchNic, VdpaConfig, VmConfig};
 use crate::migration::protocol::Refusal;
@@ -384,7 +385,7 @@ fn look_at(path: &Path) -> io::Result<()> {
 }
 
 /// The machine cannot be built here.
-pub(super) fn unbuildable(error: &MachineError) -> Refusal {
+pub(super) fn unbuildable(error: &Error) -> Refusal {
     refusal(
         "the machine",
         "built".to_owned(),

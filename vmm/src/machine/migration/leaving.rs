@@ -10,8 +10,9 @@
 //!    └─────────────────┴──────────────────────────────┘ stay
 //! ```
 
+use crate::Error;
 use crate::machine::handle::RequestError;
-use crate::machine::{Exit, MachineError, end};
+use crate::machine::{Exit, end};
 
 /// See the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -96,10 +97,7 @@ impl Leaving {
 
     /// How its run ended, for those who start machines again that were stopped, have crashed or failed: whatever became of
     /// this process, they must not start one whose guest may run elsewhere.
-    pub(in crate::machine) fn ends(
-        self,
-        run: Result<Exit, MachineError>,
-    ) -> Result<Exit, MachineError> {
+    pub(in crate::machine) fn ends(self, run: Result<Exit, Error>) -> Result<Exit, Error> {
         match (self, &run) {
             (Self::No | Self::Sending, _) | (_, Ok(Exit::Moved | Exit::HandedOver)) => run,
             (Self::Committed, _) => {
@@ -197,7 +195,7 @@ mod tests {
                 assert_eq!(leaving.ends(Ok(exit)).unwrap(), end);
             }
             assert_eq!(leaving.ends(Ok(Exit::Moved)).unwrap(), Exit::Moved);
-            let failed = MachineError::TooManyDevices(1);
+            let failed = Error::host("it failed");
             assert_eq!(leaving.ends(Err(failed)).unwrap(), end);
         }
         for leaving in [Leaving::No, Leaving::Sending] {

@@ -25,8 +25,10 @@ mod requests;
 mod throttle;
 mod trial;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 pub use bellhop_api::machine::{Direction, InFlight, ReceiveConfig, SendConfig};
 
@@ -36,22 +38,26 @@ pub(super) use leaving::Leaving;
 pub(super) use throttle::Throttle;
 pub use trial::Trial;
 
+use crate::Error;
 use crate::migration::Monitor;
-use crate::migration::endpoint::{Endpoint, EndpointError};
+use crate::migration::endpoint::Endpoint;
 use crate::migration::progress::Snapshot;
 use crate::migration::tls::{Tls, TlsFiles};
 
 /// What protects a migration to or from `endpoint`: its certificates, loaded.
 ///
 /// # Errors
-/// [`EndpointError`]: there are none where they are needed, or they cannot be used.
+/// `BadTls`: there are none where they are needed, or they cannot be used.
 pub fn load_tls(
     endpoint: &Endpoint,
     files: Option<&TlsFiles>,
     plaintext: bool,
-) -> Result<Option<Tls>, EndpointError> {
+) -> Result<Option<Tls>, Error> {
     match (endpoint, files) {
-        (Endpoint::Tcp { .. }, None) if !plaintext => Err(EndpointError::NoTls(endpoint.clone())),
+        (Endpoint::Tcp { .. }, None) if !plaintext => Err(Error::tls(format!(
+            "{endpoint} leaves this host: say which certificates protect the guest (certificate, \
+             key, authority), or that it is to go in plaintext"
+        ))),
         (_, files) => Ok(files.map(Tls::load).transpose()?),
     }
 }
@@ -141,13 +147,13 @@ impl Migration {
     /// How it ended; `None` before.
     #[must_use]
     pub fn end(&self) -> Option<MigrationEnd> {
-        self.lock().end.clone()
+        self.0.ended.lock().end.clone()
     }
 
     /// As [`Migration::end`], for somebody who waited for it: the process of a source need not wait any longer to be read.
     #[must_use]
     pub fn see_end(&self) -> Option<MigrationEnd> {
-        let mut ended = self.lock();
+        let mut ended = self.0.ended.lock();
         ended.seen = ended.end.is_some();
         self.0.changed.notify_all();
         ended.end.clone()
@@ -172,7 +178,7 @@ impl Migration {
                 "it is not settled where the guest is: it stands still here until somebody says it"
             ),
         }
-        let mut ended = self.lock();
+        let mut ended = self.0.ended.lock();
         *ended = Ended {
             end: Some(end),
             seen: false,
@@ -182,15 +188,8 @@ impl Migration {
 
     /// Waits until somebody has seen the end, at most so long.
     pub(super) fn wait_seen(&self, limit: Duration) {
-        let ended = self.lock();
-        drop(
-            self.0
-                .changed
-                .wait_timeout_while(ended, limit, |ended| !ended.seen),
-        );
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Ended> {
-        self.0.ended.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut ended = self.0.ended.lock();
+        let changed = &self.0.changed;
+        changed.wait_while_for(&mut ended, |ended| !ended.seen, limit);
     }
 }

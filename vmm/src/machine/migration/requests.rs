@@ -15,7 +15,7 @@ use crate::kvm::memory_slots::MemorySlots;
 use crate::machine::handle::RequestError;
 use crate::machine::saved::SavedMachine;
 use crate::machine::saving::HeldFor;
-use crate::machine::{Machine, MachineError, RunState, state_versions};
+use crate::machine::{Machine, RunState, state_versions};
 use crate::memory::GuestRam;
 
 /// What a machine that leaves gives to the thread that sends it.
@@ -125,7 +125,7 @@ impl Machine {
         let document = Document {
             state_versions: state_versions(),
             config,
-            cpuid: cpuid.map_err(MachineError::from)?,
+            cpuid: cpuid?,
             devices: devices.collect(),
         };
         if send {

@@ -13,9 +13,10 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::door::{Door, DoorError};
 use super::{HELLO_PATIENCE, JOIN_PATIENCE};
@@ -190,10 +191,7 @@ impl<C: Connection> Accepted<C> {
         let first_error = Mutex::new(None);
         let failed = |error| {
             // The others end at their next wait; what they then say is not the cause.
-            first_error
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get_or_insert(error);
+            first_error.lock().get_or_insert(error);
             halt.fail();
         };
         let part = |channel: &mut Channel<C>| {
@@ -262,10 +260,7 @@ impl<C: Connection> Accepted<C> {
                 }
             }
         });
-        match first_error
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
-        {
+        match first_error.into_inner() {
             Some(error) => Err(error),
             None => Ok(()),
         }

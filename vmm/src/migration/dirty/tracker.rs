@@ -10,22 +10,9 @@ use vdpa::memory::GuestMemory;
 use vm_memory::{Address as _, GuestMemoryBackend as _, GuestMemoryRegion as _};
 
 use super::{DirtyPages, PAGE_SIZE};
-use crate::kvm::memory_slots::{MemorySlotError, MemorySlots};
+use crate::Error;
+use crate::kvm::memory_slots::MemorySlots;
 use crate::memory::RamSlot;
-
-/// Why it is not known which pages were written.
-#[derive(Debug, thiserror::Error)]
-pub enum DirtyError {
-    /// KVM's log could not be switched or read.
-    #[error("the log of the pages that the guest writes is not to be had")]
-    Kvm(#[from] MemorySlotError),
-    /// The log speaks of memory that is not guest RAM.
-    #[error("writes are logged at {guest_address:#x}, where the machine has no memory")]
-    Unknown {
-        /// First guest-physical address of the logged slot.
-        guest_address: u64,
-    },
-}
 
 /// Collects the pages that were written. While it lives, KVM logs writes to guest RAM; dropping it ends that.
 #[derive(Debug)]
@@ -40,13 +27,13 @@ impl DirtyTracker {
     /// everything was written: send all of RAM after it.
     ///
     /// # Errors
-    /// [`DirtyError::Kvm`]; nothing is logged then.
+    /// KVM refused; nothing is logged then.
     pub fn start(
         slots: Arc<MemorySlots>,
         memory: &GuestMemory,
         ram: &[RamSlot],
-    ) -> Result<Self, DirtyError> {
-        slots.start_dirty_log()?;
+    ) -> Result<Self, Error> {
+        slots.start_dirty_log().map_err(no_log)?;
         Ok(Self {
             slots,
             memory: memory.clone(),
@@ -58,8 +45,8 @@ impl DirtyTracker {
     /// into `into`.
     ///
     /// # Errors
-    /// [`DirtyError`]; every page counts as written then, and all of them have been put in.
-    pub fn take(&self, into: &mut DirtyPages, always: &[Range<u64>]) -> Result<(), DirtyError> {
+    /// [`Error`]; every page counts as written then, and all of them have been put in.
+    pub fn take(&self, into: &mut DirtyPages, always: &[Range<u64>]) -> Result<(), Error> {
         let taken = self.take_kvm(into).and_then(|()| self.take_userspace(into));
         for range in always {
             into.mark(range.clone());
@@ -70,14 +57,14 @@ impl DirtyTracker {
         taken
     }
 
-    fn take_kvm(&self, into: &mut DirtyPages) -> Result<(), DirtyError> {
-        for log in self.slots.take_dirty_log()? {
+    fn take_kvm(&self, into: &mut DirtyPages) -> Result<(), Error> {
+        for log in self.slots.take_dirty_log().map_err(no_log)? {
             into.merge(self.first_page(log.guest_address)?, &log.pages);
         }
         Ok(())
     }
 
-    fn take_userspace(&self, into: &mut DirtyPages) -> Result<(), DirtyError> {
+    fn take_userspace(&self, into: &mut DirtyPages) -> Result<(), Error> {
         for region in self.memory.iter() {
             let first = self.first_page(region.start_addr().raw_value())?;
             // vm-memory's bitmaps have the processor's pages, 4096 bytes on x86-64. Each word is read and cleared in one atomic
@@ -89,13 +76,22 @@ impl DirtyTracker {
     }
 
     /// Number of the page at the start of the slot or region at this address.
-    fn first_page(&self, guest_address: u64) -> Result<u64, DirtyError> {
+    fn first_page(&self, guest_address: u64) -> Result<u64, Error> {
         self.ram
             .iter()
             .find(|slot| slot.guest.start == guest_address)
             .map(|slot| slot.file_offset / PAGE_SIZE)
-            .ok_or(DirtyError::Unknown { guest_address })
+            .ok_or_else(|| {
+                Error::host(format!(
+                    "writes are logged at {guest_address:#x}, where the machine has no memory"
+                ))
+            })
     }
+}
+
+/// KVM's log could not be switched or read.
+fn no_log(source: Error) -> Error {
+    Error::host("the log of the pages that the guest writes is not to be had").because(source)
 }
 
 impl Drop for DirtyTracker {

@@ -3,9 +3,10 @@
 //! Owns the threads of a round: one per connection beyond the first. A connection that has sent its part says
 //! ALIVE until the others have, so that the destination can tell slow from dead.
 
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::migration::channel::{Channel, Connection};
 use crate::migration::error::{MigrationError, Phase};
@@ -23,10 +24,7 @@ pub(super) fn send_everywhere<C: Connection>(
     let part = |channel: &mut Channel<C>| {
         if let Err(error) = send_part(round, channel, &fence) {
             // The others find out at their next wait; what they then say is not the cause.
-            first_error
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get_or_insert(error);
+            first_error.lock().get_or_insert(error);
             channel.halt().fail();
         }
     };
@@ -38,23 +36,17 @@ pub(super) fn send_everywhere<C: Connection>(
                 .spawn_scoped(scope, move || part(channel));
             if let Err(source) = spawned {
                 control.halt().fail();
-                first_error
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get_or_insert(MigrationError::Machine {
-                        step: "start a thread for a connection",
-                        source: source.into(),
-                    });
+                first_error.lock().get_or_insert(MigrationError::Machine {
+                    step: "start a thread for a connection",
+                    source: source.into(),
+                });
                 // It will not come.
                 drop(Arrival(&fence));
             }
         }
         part(control);
     });
-    match first_error
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner)
-    {
+    match first_error.into_inner() {
         Some(error) => Err(error),
         None => Ok(()),
     }
@@ -92,11 +84,9 @@ impl Fence {
 
     /// Waits until all have, but not longer; whether they have.
     fn all_within(&self, timeout: Duration) -> bool {
-        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        let (left, _) = self
-            .changed
-            .wait_timeout_while(left, timeout, |left| *left > 0)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.left.lock();
+        self.changed
+            .wait_while_for(&mut left, |left| *left > 0, timeout);
         *left == 0
     }
 }
@@ -106,7 +96,7 @@ struct Arrival<'a>(&'a Fence);
 
 impl Drop for Arrival<'_> {
     fn drop(&mut self) {
-        let mut left = self.0.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.0.left.lock();
         *left = left.saturating_sub(1);
         if *left == 0 {
             self.0.changed.notify_all();

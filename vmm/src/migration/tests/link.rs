@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::{
     Connection, Guest, Monitor, Outcome, check_one_owner, migrate, receive_options, send_options,
@@ -205,16 +207,16 @@ fn sweep(
         for _ in 0..threads {
             scope.spawn(|| {
                 loop {
-                    let Some((fault, connections)) = queue.lock().unwrap().pop() else {
+                    let Some((fault, connections)) = queue.lock().pop() else {
                         break;
                     };
                     let (end, _) = run(&fault, connections, patience);
-                    *ends.lock().unwrap().entry(end).or_insert(0) += 1;
+                    *ends.lock().entry(end).or_insert(0) += 1;
                 }
             });
         }
     });
-    ends.into_inner().unwrap()
+    ends.into_inner()
 }
 
 fn faults(kind: Kind, connections: u16, edge: usize, step: usize) -> Vec<(Arc<Fault>, u16)> {

@@ -4,10 +4,12 @@
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::hostile::Peer;
 use super::{Connection, Guest, MigrationError, Monitor, Outcome, Phase, SendOptions, send};
@@ -36,7 +38,7 @@ impl Write for Noting {
         // CANCEL and FAILED.
         if matches!(bytes, [13 | 14, 0, 0, 0, ..]) {
             let runs = self.running.load(Ordering::SeqCst);
-            self.told.lock().unwrap().push(runs);
+            self.told.lock().push(runs);
         }
         self.stream.write(bytes)
     }
@@ -92,7 +94,7 @@ fn send_to(options: &SendOptions, state: usize, play: impl FnOnce(&mut Peer)) ->
         ended
     });
     assert!(guest.runs() && !guest.logging, "{outcome:?}");
-    let told = told.lock().unwrap().clone();
+    let told = told.lock().clone();
     Ended {
         outcome,
         took,

@@ -164,9 +164,12 @@ impl TlsStream {
 
     /// Sends what stands ready. If that fails for good, the error is the peer's reason where it gave one.
     fn send(&mut self, deadline: Deadline) -> io::Result<()> {
-        self.push(deadline).map_err(|error| match passes(&error) {
-            true => error,
-            false => self.last_words(error),
+        self.push(deadline).map_err(|error| {
+            if passes(&error) {
+                error
+            } else {
+                self.last_words(error)
+            }
         })
     }
 

@@ -9,6 +9,7 @@ use std::fs;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,9 +19,8 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 
 use super::*;
-use crate::credentials::FileError;
 use crate::migration::Connection as _;
-use crate::migration::endpoint::{Endpoint, EndpointError, Listener, Stream, connect};
+use crate::migration::endpoint::{Endpoint, Listener, Stream, connect};
 use certificates::{Identity, Validity};
 
 const HOST: &str = "127.0.0.1";
@@ -544,7 +544,7 @@ fn a_unix_socket_takes_no_certificates() {
         Listener::bind(&unix, Some(tls)).unwrap_err(),
     ] {
         assert!(
-            matches!(error, EndpointError::TlsOnUnix(_)) && error.to_string().contains("leave"),
+            error.to_string().contains("does not leave this host"),
             "{error}"
         );
     }
@@ -603,19 +603,13 @@ fn files_that_are_wrong_or_not_secret_are_named() {
         ..files.clone()
     };
     let error = Tls::load(&missing).unwrap_err();
-    assert!(matches!(
-        error,
-        TlsError::Pem(PemError::File(FileError::Read { .. }))
-    ));
+    assert!(error.to_string().starts_with("cannot read"), "{error}");
     let no_file = TlsFiles {
         authority: directory.0.clone(),
         ..files
     };
     let error = Tls::load(&no_file).unwrap_err();
-    assert!(matches!(
-        error,
-        TlsError::Pem(PemError::File(FileError::NotAFile(_)))
-    ));
+    assert!(error.to_string().contains("no regular file"), "{error}");
 }
 
 #[test]

@@ -241,9 +241,10 @@ fn refuse_existing(
         Err(Errno::NOTDIR | Errno::LOOP) => return Err(exists()),
         Err(error) => return Err(io(error)),
     };
-    match is_empty(&directory).map_err(io)? {
-        true => Ok(()),
-        false => Err(exists()),
+    if is_empty(&directory).map_err(io)? {
+        Ok(())
+    } else {
+        Err(exists())
     }
 }
 
@@ -302,9 +303,10 @@ fn lock_temporary(
                 Err(error) => return Err(io("clear")(error)),
             }
         }
-        return match is_empty(&directory).map_err(io("look at"))? {
-            true => Ok(directory),
-            false => Err(not_ours()),
+        return if is_empty(&directory).map_err(io("look at"))? {
+            Ok(directory)
+        } else {
+            Err(not_ours())
         };
     }
     Err(busy())

@@ -179,8 +179,9 @@ pub(super) fn blocks(size: u64) -> impl Iterator<Item = Range<u64>> {
 
 /// The checksum of a block's bytes.
 pub(super) fn checksum(block: &[u8], zero: bool) -> u32 {
-    match zero {
-        true => 0,
-        false => crc32fast::hash(block).max(1),
+    if zero {
+        0
+    } else {
+        crc32fast::hash(block).max(1)
     }
 }

@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::*;
 use crate::config::HugePageSize;
 use crate::layout::{HOLE_END, HOLE_START, Layout, PAGE_SIZE};
-use crate::memory::{GuestRam, MemoryError};
+use crate::memory::GuestRam;
 
 const MIB: u64 = 1 << 20;
 /// The smallest RAM, and a last block of one page.
@@ -197,8 +197,10 @@ fn memory_on_both_sides_of_the_hole() {
     let layout = Layout::new(HOLE_START + 16 * MIB, 46).unwrap();
     let new = || match GuestRam::new(&layout, None) {
         Ok(ram) => Some(ram),
-        Err(MemoryError::BeyondHost { .. }) => None,
-        Err(error) => panic!("{error}"),
+        Err(error) => {
+            assert!(error.to_string().contains("more than this host"), "{error}");
+            None
+        }
     };
     let (Some(before), Some(after)) = (new(), new()) else {
         eprintln!("a host with less than 3 GiB has no guest with more");
@@ -229,8 +231,10 @@ fn huge_pages_too() {
     let layout = Layout::new(16 * MIB, 46).unwrap();
     let new = || match GuestRam::new(&layout, Some(HugePageSize::Size2M)) {
         Ok(ram) => Some(ram),
-        Err(MemoryError::NotEnoughHugePages { .. } | MemoryError::NoHugePageSize { .. }) => None,
-        Err(error) => panic!("{error}"),
+        Err(error) => {
+            assert!(error.to_string().contains("huge pages"), "{error}");
+            None
+        }
     };
     let (Some(before), Some(after)) = (new(), new()) else {
         eprintln!("this host has no 16 huge pages to spare");
@@ -355,9 +359,10 @@ fn progress_is_told_and_can_end_it() {
         let mut callback = |progress: Progress| {
             told.push(progress.done);
             assert_eq!(progress.total, SIZE);
-            match told.len() as u64 > last {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
+            if told.len() as u64 > last {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
             }
         };
         let file = file();

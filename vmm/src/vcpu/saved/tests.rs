@@ -56,5 +56,5 @@ fn cpuid_leaves_keep_their_place() {
     assert_eq!((entry.eax, entry.ebx, entry.ecx, entry.edx), (1, 2, 3, 4));
     assert_eq!(CpuidLeaf::from(&entry), leaf);
     let error = state().check_cpuid(&[]).unwrap_err();
-    assert!(matches!(error, CpuidError::Missing(_)), "{error}");
+    assert!(error.to_string().contains("are missing here"), "{error}");
 }

@@ -7,7 +7,6 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::PoisonError;
 
 use vdpa_mgmt::Connection;
 use vdpa_mgmt::bus::Bus;
@@ -78,7 +77,7 @@ impl Machines {
         &self,
         wanted: impl Fn(&str) -> bool,
     ) -> Result<(), StepError> {
-        let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.nics.lock();
         let mut store = self.nic_store()?;
         let all = store
             .nics()
@@ -194,7 +193,7 @@ impl Machines {
 
     /// Makes a device for a NIC of a machine, unless it is there.
     pub(super) fn make(&self, vm: &VmName, request: &NicRequest) -> Result<(), StepError> {
-        let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.nics.lock();
         let store = self.nic_store()?;
         let others = store
             .nics()
@@ -228,7 +227,7 @@ impl Machines {
 
     /// Takes back a device that was made for a NIC of this machine; does nothing if there is none, or it is another one's.
     pub(super) fn take_device_back(&self, vm: &VmName, device: &str) -> Result<(), StepError> {
-        let _one = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.nics.lock();
         let store = self.nic_store()?;
         let nic = match store.nic(device) {
             Err(nic::StoreError::NoNic(_)) => return Ok(()),
@@ -267,8 +266,7 @@ fn open() -> Result<Nics, StepError> {
 }
 
 fn by_name(device: &str) -> Result<PathBuf, StepError> {
-    let found = Bus::default().device(device);
-    let found = found.map_err(|error| StepError::Device(Box::new(error)))?;
+    let found = Bus::default().device(device)?;
     found
         .path()
         .ok_or_else(|| StepError::NoCharacterDevice(device.to_owned()))

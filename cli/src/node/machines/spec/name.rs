@@ -58,9 +58,10 @@ impl FromStr for VmName {
     fn from_str(text: &str) -> Result<Self, BadVmName> {
         let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         let fits = (1..=VM_NAME_MAX).contains(&text.len()) && text.bytes().all(known);
-        match fits && !text.starts_with('-') {
-            true => Ok(Self(text.to_owned())),
-            false => Err(BadVmName),
+        if fits && !text.starts_with('-') {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(BadVmName)
         }
     }
 }

@@ -165,12 +165,13 @@ pub(super) fn account_of(record: &mut Record, end: End) -> End {
         Verdict::There => {
             record.departure = None;
             record.spec.state = Desired::Stopped;
-            match moved {
-                true => end,
-                false => End {
+            if moved {
+                end
+            } else {
+                End {
                     reason: EndReason::Moved,
                     detail: format!("it was sent to another process; then {}", end.detail),
-                },
+                }
             }
         }
     }

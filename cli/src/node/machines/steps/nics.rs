@@ -46,9 +46,10 @@ impl Life<'_> {
         if !nic.is_made(stand_by) {
             return Ok(());
         }
-        let device = match stand_by {
-            true => self.vm.stand_by(nic.id()),
-            false => self.vm.device(nic.id()),
+        let device = if stand_by {
+            self.vm.stand_by(nic.id())
+        } else {
+            self.vm.device(nic.id())
         };
         let step = Step::Nic {
             id: nic.id().clone(),
@@ -56,9 +57,10 @@ impl Life<'_> {
             stand_by,
         };
         self.steps(record).step(step, || {
-            Outcome::from(match stand_by {
-                true => self.host.make_stand_by(self.vm, nic),
-                false => self.host.make_nic(self.vm, nic),
+            Outcome::from(if stand_by {
+                self.host.make_stand_by(self.vm, nic)
+            } else {
+                self.host.make_nic(self.vm, nic)
             })
         })
     }

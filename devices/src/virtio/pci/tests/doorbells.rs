@@ -102,7 +102,7 @@ impl Expected {
 
 fn rig() -> (Rig, Expected) {
     let rig = Rig::cold();
-    rig.seen.lock().unwrap().doorbells = HAS.to_vec();
+    rig.seen.lock().doorbells = HAS.to_vec();
     let expected = Expected {
         place: WINDOW,
         decoded: false,
@@ -147,7 +147,7 @@ fn run(rig: &Rig, expected: &mut Expected, step: Step) {
 /// Where a notify page is still shown, what served its kicks was replaced before
 /// it went.
 fn no_gap(rig: &Rig, expected: &Expected) {
-    let done = std::mem::take(&mut *rig.doorbells.done.lock().unwrap());
+    let done = std::mem::take(&mut *rig.doorbells.done.lock());
     for reached in expected.all() {
         let (Reached::Eventfd(address) | Reached::Page(address, _)) = reached;
         let there: Vec<Operation> = done
@@ -257,11 +257,11 @@ fn a_device_that_breaks_at_a_change_keeps_no_doorbell() {
 fn a_doorbell_that_cannot_be_mapped_leaves_the_eventfd() {
     let (rig, _) = rig();
     rig.config_write(4, 2, 2);
-    *rig.doorbells.refused.lock().unwrap() = Some(PAGE_1);
+    *rig.doorbells.refused.lock() = Some(PAGE_1);
     rig.start(VERSION_1);
     assert!(rig.doorbells.all().contains(&Reached::Eventfd(PAGE_1)));
     // Not tried again while the device runs, but by the next driver.
-    *rig.doorbells.refused.lock().unwrap() = None;
+    *rig.doorbells.refused.lock() = None;
     rig.config_write(4, 2, 0);
     rig.config_write(4, 2, 2);
     assert!(rig.doorbells.all().contains(&Reached::Eventfd(PAGE_1)));
@@ -273,7 +273,7 @@ fn a_doorbell_that_cannot_be_mapped_leaves_the_eventfd() {
 #[test]
 fn a_doorbell_that_cannot_be_taken_away_is_tried_again_and_not_doubled() {
     let rig = started();
-    *rig.doorbells.refused.lock().unwrap() = Some(PAGE_1);
+    *rig.doorbells.refused.lock() = Some(PAGE_1);
     rig.set_status(0);
     assert!(rig.doorbells.all().contains(&Reached::Page(PAGE_1, 1)));
     let there = WINDOW + 0x40_0000;
@@ -286,7 +286,7 @@ fn a_doorbell_that_cannot_be_taken_away_is_tried_again_and_not_doubled() {
             .collect::<Vec<_>>()
     };
     assert_eq!(pages(&rig), [Reached::Page(PAGE_1, 1)]);
-    *rig.doorbells.refused.lock().unwrap() = None;
+    *rig.doorbells.refused.lock() = None;
     rig.set_status(0);
     assert_eq!(pages(&rig), []);
     rig.start(VERSION_1);

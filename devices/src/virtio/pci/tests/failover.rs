@@ -10,7 +10,7 @@ const NEEDS_RESET: u64 = 64;
 /// One that runs, with a doorbell, and with another that stands by.
 fn protected(shape: Shape, features: u64) -> Rig {
     let rig = Rig::with(shape);
-    rig.seen.lock().unwrap().doorbells = vec![0];
+    rig.seen.lock().doorbells = vec![0];
     rig.device.set_failover(true);
     rig.start(features);
     rig
@@ -26,20 +26,20 @@ fn its_driver_hears_nothing_and_goes_on_with_the_other_one() {
     assert!(matches!(rig.doorbells.all()[0], Reached::Eventfd(_)));
     rig.write(reg::QUEUE_SELECT, 2, 1);
     rig.write(reg::QUEUE_VECTOR, 2, 4);
-    assert!(rig.seen.lock().unwrap().calls.is_empty());
+    assert!(rig.seen.lock().calls.is_empty());
     assert!(!rig.device.nudge(0) && !rig.device.announce());
     let mut rings = 0;
     rig.device.running_rings(|_| rings += 1);
     assert_eq!(rings, 0, "they are not the device's to be judged by");
 
     let (next, seen) = Model::new(Shape::default());
-    seen.lock().unwrap().doorbells = vec![1];
+    seen.lock().doorbells = vec![1];
     let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
     assert!(swapped.unwrap().gap.is_some());
     assert_eq!(rig.status(), 15);
     let notify = WINDOW + 0x1_0000;
     assert_eq!(rig.doorbells.all()[1], Reached::Page(notify + 4096, 1));
-    let seen = seen.lock().unwrap();
+    let seen = seen.lock();
     assert_eq!(seen.stage, Stage::Active);
     let predecessor = seen.predecessor.as_ref().unwrap();
     assert_eq!(
@@ -121,12 +121,12 @@ fn it_never_goes_on_after_a_swap_that_failed() {
         let (next, seen) = Model::new(next);
         let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
         let error = swapped.unwrap_err().error;
-        assert_ne!(seen.lock().unwrap().stage, Stage::Active);
+        assert_ne!(seen.lock().stage, Stage::Active);
         // One that does not fit is refused before anything is done: another may fit.
         let told = !matches!(error, SwapError::Refused(_));
         let status = if told { 15 | NEEDS_RESET } else { 15 };
         assert_eq!(rig.status(), status, "{error}");
-        assert_eq!(rig.seen.lock().unwrap().taken_back, 0);
+        assert_eq!(rig.seen.lock().taken_back, 0);
         assert!(!error.to_string().contains("goes on"), "{error}");
         rig.device.give_up();
         assert_eq!(rig.status(), 15 | NEEDS_RESET);

@@ -193,7 +193,7 @@ fn mapped(rig: &Rig) -> bool {
 }
 
 fn invariants(rig: &Rig) {
-    let transport = rig.device.transport();
+    let transport = rig.device.transport.lock();
     let registers = transport.common.save();
     let table = transport.msix.save();
     let control = {
@@ -230,7 +230,7 @@ fn invariants(rig: &Rig) {
 
     // What runs is what the registers say.
     if stage == Stage::Active {
-        let seen = rig.seen.lock().unwrap();
+        let seen = rig.seen.lock();
         let activation = seen.activation.as_ref().unwrap();
         assert_eq!(activation.features, registers.driver_features);
         let enabled: Vec<_> = (0u16..)
@@ -250,7 +250,7 @@ fn invariants(rig: &Rig) {
     // Kicks reach something wherever the BAR answers: the device's own page
     // where it has one and the queue runs, else the eventfd.
     let bar = rig.device.bars()[0];
-    let pages = rig.seen.lock().unwrap().doorbells.clone();
+    let pages = rig.seen.lock().doorbells.clone();
     let runs = stage == Stage::Active && !status.has(NEEDS_RESET);
     let expected: Vec<Reached> = if mapped(rig) {
         (0u16..)
@@ -290,7 +290,7 @@ proptest! {
         steps in prop::collection::vec(step(), 1..80),
     ) {
         let rig = if warm { Rig::new() } else { Rig::cold() };
-        rig.seen.lock().unwrap().doorbells = doorbells;
+        rig.seen.lock().doorbells = doorbells;
         for step in steps {
             run(&rig, step);
             invariants(&rig);

@@ -23,7 +23,7 @@ fn a_hundred_drivers() {
     for round in 1..=100 {
         rig.start(VERSION_1);
         assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
-        assert_eq!(rig.seen.lock().unwrap().activations, round);
+        assert_eq!(rig.seen.lock().activations, round);
         assert!(rig.doorbells.ring(WINDOW + 0x1_0000));
         rig.set_status(0);
         assert_eq!((rig.status(), rig.stage()), (0, Stage::Inactive));
@@ -41,7 +41,7 @@ fn interrupts_reach_the_vector_that_the_guest_chose() {
     let rig = Rig::new();
     rig.start(VERSION_1);
     let call = |queue: usize| {
-        let seen = rig.seen.lock().unwrap();
+        let seen = rig.seen.lock();
         seen.activation.as_ref().unwrap().queues[queue].call.clone()
     };
     call(0).unwrap().write(1).unwrap();
@@ -57,11 +57,11 @@ fn interrupts_reach_the_vector_that_the_guest_chose() {
     rig.write(reg::QUEUE_VECTOR, 2, 0xffff);
     assert!(call(0).is_none());
     // The same again is no change; nor is a queue that is not enabled.
-    let calls = rig.seen.lock().unwrap().calls.len();
+    let calls = rig.seen.lock().calls.len();
     rig.write(reg::QUEUE_VECTOR, 2, 99);
     rig.write(reg::QUEUE_SELECT, 2, 3);
     rig.write(reg::QUEUE_VECTOR, 2, 3);
-    assert_eq!(rig.seen.lock().unwrap().calls.len(), calls);
+    assert_eq!(rig.seen.lock().calls.len(), calls);
     assert_eq!(calls, 2);
 }
 
@@ -80,7 +80,7 @@ fn configuration_changes_are_told() {
     assert!(rig.vectors.get(0).delivered().is_some());
     assert_eq!(rig.read(0x1000, 1), 2);
     assert_eq!(rig.read(0x1000, 1), 0, "reading clears");
-    assert_eq!(rig.seen.lock().unwrap().tokens, [7, 7]);
+    assert_eq!(rig.seen.lock().tokens, [7, 7]);
     // Another vector at run time, and none.
     rig.write(reg::CONFIG_VECTOR, 2, 4);
     rig.report(CHANGED);
@@ -159,7 +159,7 @@ fn doorbells_follow_the_bar() {
     assert!(rig.doorbells.addresses().is_empty());
     // One doorbell is refused: writes to it exit and are signalled all the same.
     let refused = there + 0x1_0000;
-    *rig.doorbells.refused.lock().unwrap() = Some(refused);
+    *rig.doorbells.refused.lock() = Some(refused);
     rig.config_write(4, 2, 2);
     assert_eq!(rig.doorbells.addresses(), notify_addresses(there)[1..]);
     assert!(!rig.doorbells.ring(refused));

@@ -12,7 +12,7 @@ const PAGE_OF_QUEUE_0: u64 = WINDOW + 0x1_0000;
 
 fn running() -> Rig {
     let rig = Rig::new();
-    rig.seen.lock().unwrap().doorbells = vec![0, 1];
+    rig.seen.lock().doorbells = vec![0, 1];
     rig.start(VERSION_1 | RING_RESET);
     rig
 }
@@ -29,7 +29,7 @@ fn enabled(rig: &Rig, index: u64) -> bool {
 
 /// The queues that the backend works on.
 fn working(rig: &Rig) -> Vec<u16> {
-    let seen = rig.seen.lock().unwrap();
+    let seen = rig.seen.lock();
     let queues = &seen.activation.as_ref().unwrap().queues;
     queues.iter().map(|queue| queue.index).collect()
 }
@@ -61,7 +61,7 @@ fn a_queue_is_reset_and_enabled_with_another_size() {
     assert_eq!(working(&rig), [0, 1]);
     assert_eq!(reached_by_kicks_of_queue_0(&rig), page);
     {
-        let seen = rig.seen.lock().unwrap();
+        let seen = rig.seen.lock();
         let queue = &seen.activation.as_ref().unwrap().queues[0];
         assert_eq!(queue.addresses.size, 32);
         assert!(queue.call.is_some());

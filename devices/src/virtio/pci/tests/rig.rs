@@ -1,7 +1,8 @@
 //! A machine with one virtio function, and the model backend behind it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::{Bus, BusDevice};
@@ -116,10 +117,7 @@ pub(super) struct Model {
 
 impl Drop for Model {
     fn drop(&mut self) {
-        // A test that has failed may have left it poisoned.
-        if let Ok(mut seen) = self.seen.lock() {
-            seen.dropped = true;
-        }
+        self.seen.lock().dropped = true;
     }
 }
 
@@ -181,11 +179,11 @@ impl Backend for Model {
     }
     fn read_config(&mut self, offset: u32, data: &mut [u8]) {
         let offset = usize::try_from(offset).unwrap();
-        data.copy_from_slice(&self.seen.lock().unwrap().config[offset..offset + data.len()]);
+        data.copy_from_slice(&self.seen.lock().config[offset..offset + data.len()]);
     }
     fn write_config(&mut self, offset: u32, data: &[u8]) {
         let offset = usize::try_from(offset).unwrap();
-        self.seen.lock().unwrap().config[offset..offset + data.len()].copy_from_slice(data);
+        self.seen.lock().config[offset..offset + data.len()].copy_from_slice(data);
     }
     fn events(&mut self, kicks: &[Arc<EventFd>]) -> Vec<Event> {
         // Those of the transport, which another backend's queues may have given their number.
@@ -193,7 +191,7 @@ impl Backend for Model {
         self.shape.events.clone()
     }
     fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
-        let mut seen = self.seen.lock().unwrap();
+        let mut seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Inactive, "negotiate");
         assert_eq!(features & !OFFER, 0);
         assert_ne!(features & VERSION_1, 0);
@@ -204,7 +202,7 @@ impl Backend for Model {
         Ok(())
     }
     fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
-        let mut seen = self.seen.lock().unwrap();
+        let mut seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Negotiated, "activate");
         check(&activation);
         if activation.features & FAIL_START != 0 {
@@ -217,7 +215,7 @@ impl Backend for Model {
         Ok(())
     }
     fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
-        let mut seen = self.seen.lock().unwrap();
+        let mut seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Active, "change");
         let activation = seen.activation.as_mut().unwrap();
         let features = activation.features;
@@ -249,19 +247,19 @@ impl Backend for Model {
         Ok(())
     }
     fn reset(&mut self) {
-        let mut seen = self.seen.lock().unwrap();
+        let mut seen = self.seen.lock();
         seen.stage = Stage::Inactive;
         seen.activation = None;
         seen.failed = false;
         seen.resets += 1;
     }
     fn process(&mut self, token: u16) -> Outcome {
-        let mut seen = self.seen.lock().unwrap();
+        let mut seen = self.seen.lock();
         seen.tokens.push(token);
         std::mem::take(&mut seen.outcome)
     }
     fn save(&mut self) -> Result<SavedState, BackendError> {
-        let mut seen = self.seen.lock().unwrap();
+        let mut seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Active, "save");
         if seen.broken_ring {
             return Err(broken_ring());
@@ -286,7 +284,7 @@ impl Backend for Model {
         }
     }
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
-        let mut seen = self.seen.lock().unwrap();
+        let mut seen = self.seen.lock();
         assert!(
             matches!(
                 seen.stage,
@@ -315,7 +313,7 @@ impl Backend for Model {
 
 impl Hardware for Model {
     fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
-        let seen = self.seen.lock().unwrap();
+        let seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Active, "doorbell");
         let activation = seen.activation.as_ref().unwrap();
         let enabled = activation.queues.iter().any(|one| one.index == queue);
@@ -324,7 +322,7 @@ impl Hardware for Model {
         has.then(|| Arc::new(FakePage(queue)) as _)
     }
     fn announce(&mut self) -> Outcome {
-        let seen = self.seen.lock().unwrap();
+        let seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Active, "announce");
         Outcome {
             config_changed: true,
@@ -332,11 +330,11 @@ impl Hardware for Model {
         }
     }
     fn has_failed(&self) -> bool {
-        self.seen.lock().unwrap().failed
+        self.seen.lock().failed
     }
     fn hand_over(&mut self) -> Result<SavedState, BackendError> {
         if self.shape.keeps_place {
-            assert_eq!(self.seen.lock().unwrap().stage, Stage::Active, "hand_over");
+            assert_eq!(self.seen.lock().stage, Stage::Active, "hand_over");
             return Err("it is mine".into());
         }
         self.save()
@@ -345,11 +343,11 @@ impl Hardware for Model {
         Ok(SavedState {
             name: "identity".into(),
             version: 1,
-            payload: self.seen.lock().unwrap().config.to_vec(),
+            payload: self.seen.lock().config.to_vec(),
         })
     }
     fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), BackendError> {
-        let mut seen = self.seen.lock().unwrap();
+        let mut seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Inactive, "succeed");
         seen.predecessor = Some(predecessor.clone());
         match self.shape.refuses {
@@ -358,7 +356,7 @@ impl Hardware for Model {
         }
     }
     fn check_succession(&self, features: u64) -> Result<(), BackendError> {
-        self.seen.lock().unwrap().relied.push(features);
+        self.seen.lock().relied.push(features);
         match features & !self.shape.bears {
             0 => Ok(()),
             _ => Err("smaller than the guest was told".into()),
@@ -369,16 +367,16 @@ impl Hardware for Model {
         state: &SavedState,
         activation: Activation,
     ) -> Result<(), BackendError> {
-        let stage = self.seen.lock().unwrap().stage;
+        let stage = self.seen.lock().stage;
         assert!(matches!(stage, Stage::Saved | Stage::Inactive), "take_back");
-        self.seen.lock().unwrap().taken_back += 1;
+        self.seen.lock().taken_back += 1;
         self.restore(state, activation)
     }
     fn always_dirty(&self) -> Vec<(u64, u64)> {
         Vec::new()
     }
     fn log_writes(&mut self, on: bool) -> Result<(), BackendError> {
-        let seen = self.seen.lock().unwrap();
+        let seen = self.seen.lock();
         match seen.stage {
             _ if !on => Ok(()),
             Stage::Failed => Err("it does not even stop".into()),
@@ -569,18 +567,18 @@ impl Rig {
     }
 
     pub(super) fn stage(&self) -> Stage {
-        self.seen.lock().unwrap().stage
+        self.seen.lock().stage
     }
 
     pub(super) fn report(&self, outcome: Outcome) {
-        self.seen.lock().unwrap().outcome = outcome;
+        self.seen.lock().outcome = outcome;
         self.device.process(7);
     }
 
     /// The device says that it needs a reset. Returns whether another one is to take its place.
     pub(super) fn fail(&self) -> bool {
         {
-            let mut seen = self.seen.lock().unwrap();
+            let mut seen = self.seen.lock();
             seen.failed = true;
             seen.outcome = Outcome {
                 config_changed: true,

@@ -38,7 +38,7 @@ fn a_running_device_moves() {
     target.write(reg::QUEUE_SIZE, 2, 256);
     assert_eq!(target.read(reg::QUEUE_SIZE, 2), 128, "still frozen");
     {
-        let seen = target.seen.lock().unwrap();
+        let seen = target.seen.lock();
         let queues = &seen.activation.as_ref().unwrap().queues;
         assert_eq!(queues[0].addresses.size, 128);
         assert_eq!(queues[1].index, 1);
@@ -74,7 +74,7 @@ fn every_stage_moves() {
         if steps == 3 {
             target.set_status(15);
             assert_eq!(target.stage(), Stage::Active);
-            let seen = target.seen.lock().unwrap();
+            let seen = target.seen.lock();
             assert_eq!(
                 seen.activation.as_ref().unwrap().queues[0].addresses.size,
                 32
@@ -138,15 +138,15 @@ fn a_state_is_tried_again_from_where_the_rings_are_by_then() {
     source.start(VERSION_1);
     let state = source.device.save().unwrap();
     let target = Rig::cold();
-    target.seen.lock().unwrap().fails_next_restore = true;
+    target.seen.lock().fails_next_restore = true;
     assert!(target.device.restore(&state).is_err());
     assert_eq!(target.stage(), Stage::Inactive);
-    assert_eq!(target.seen.lock().unwrap().taken_back, 0);
-    target.seen.lock().unwrap().fails_next_restore = false;
+    assert_eq!(target.seen.lock().taken_back, 0);
+    target.seen.lock().fails_next_restore = false;
     target.device.restore_again(&state).unwrap();
     target.pci.remap();
     assert_eq!((target.status(), target.stage()), (15, Stage::Active));
-    assert_eq!(target.seen.lock().unwrap().taken_back, 1);
+    assert_eq!(target.seen.lock().taken_back, 1);
 }
 
 /// Before it is too late for the one that has the guest.
@@ -170,7 +170,7 @@ fn a_state_of_another_backend_is_known_by_looking() {
 fn a_broken_ring_is_saved_as_a_broken_device() {
     let source = Rig::new();
     source.start(VERSION_1);
-    source.seen.lock().unwrap().broken_ring = true;
+    source.seen.lock().broken_ring = true;
     let state = source.device.save().unwrap();
     assert!(state.backend.is_none());
     assert_eq!(
@@ -185,7 +185,7 @@ fn a_broken_ring_is_saved_as_a_broken_device() {
         (15 | 64, Stage::Inactive)
     );
     for rig in [&source, &target] {
-        rig.seen.lock().unwrap().broken_ring = false;
+        rig.seen.lock().broken_ring = false;
         rig.start(VERSION_1);
         assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
     }
@@ -195,7 +195,7 @@ fn a_broken_ring_is_saved_as_a_broken_device() {
 fn a_broken_device_keeps_nobody_from_recording() {
     let rig = Rig::new();
     rig.start(VERSION_1);
-    rig.seen.lock().unwrap().broken_ring = true;
+    rig.seen.lock().broken_ring = true;
     rig.device.log_writes(true).unwrap();
     assert_eq!((rig.status(), rig.stage()), (15 | 64, Stage::Inactive));
     // One that said so before, and would refuse.
@@ -204,7 +204,7 @@ fn a_broken_device_keeps_nobody_from_recording() {
         config_changed: false,
         needs_reset: true,
     });
-    rig.seen.lock().unwrap().stage = Stage::Failed;
+    rig.seen.lock().stage = Stage::Failed;
     rig.device.log_writes(true).unwrap();
     assert_eq!((rig.status(), rig.stage()), (15 | 64, Stage::Inactive));
 }
@@ -213,7 +213,7 @@ fn a_broken_device_keeps_nobody_from_recording() {
 #[test]
 fn doorbells_are_asked_for_again_after_a_save_that_failed() {
     let rig = Rig::new();
-    rig.seen.lock().unwrap().doorbells = vec![0, 1];
+    rig.seen.lock().doorbells = vec![0, 1];
     rig.start(VERSION_1 | FAIL_SAVE);
     let pages = |rig: &Rig| {
         let all = rig.doorbells.all();
@@ -223,7 +223,7 @@ fn doorbells_are_asked_for_again_after_a_save_that_failed() {
     assert_eq!(pages(&rig), 2);
     assert!(rig.device.save().is_err());
     assert_eq!(pages(&rig), 2);
-    rig.seen.lock().unwrap().loses_doorbells = true;
+    rig.seen.lock().loses_doorbells = true;
     assert!(rig.device.save().is_err());
     assert_eq!(pages(&rig), 0);
 }

@@ -1,8 +1,9 @@
 //! Another backend behind the same function: what the guest sees, and what is left
 //! when one of the two fails.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::rig::{
@@ -25,7 +26,7 @@ fn swap(rig: &Rig, shape: Shape) -> (Result<Swapped, SwapError>, Arc<Mutex<Seen>
 }
 
 fn stage(seen: &Mutex<Seen>) -> Stage {
-    seen.lock().unwrap().stage
+    seen.lock().stage
 }
 
 fn take_interrupts(rig: &Rig) {
@@ -37,7 +38,7 @@ fn take_interrupts(rig: &Rig) {
 #[test]
 fn a_driver_goes_on_with_another_device() {
     let rig = Rig::new();
-    rig.seen.lock().unwrap().doorbells = vec![0, 1];
+    rig.seen.lock().doorbells = vec![0, 1];
     rig.start(VERSION_1);
     take_interrupts(&rig);
     let _ = (rig.device.kicks[0].read(), rig.device.kicks[1].read());
@@ -51,7 +52,7 @@ fn a_driver_goes_on_with_another_device() {
 
     let (next, seen) = Model::new(Shape::default());
     {
-        let mut seen = seen.lock().unwrap();
+        let mut seen = seen.lock();
         seen.config = *b"abcdefghij";
         seen.doorbells = vec![1];
     }
@@ -68,7 +69,7 @@ fn a_driver_goes_on_with_another_device() {
     assert_ne!(rig.read(reg::GENERATION, 1), generation);
     assert_ne!(ring_start(&rig), before);
     {
-        let seen = seen.lock().unwrap();
+        let seen = seen.lock();
         assert_eq!(seen.stage, Stage::Active);
         let activation = seen.activation.as_ref().unwrap();
         assert_eq!(activation.features, VERSION_1);
@@ -97,18 +98,18 @@ fn a_driver_goes_on_with_another_device() {
 
     // The old one is stopped, and its owner's to close.
     assert_eq!(rig.stage(), Stage::Saved);
-    assert!(!rig.seen.lock().unwrap().dropped);
+    assert!(!rig.seen.lock().dropped);
     drop(swapped);
-    assert!(rig.seen.lock().unwrap().dropped);
+    assert!(rig.seen.lock().dropped);
     // What comes now is the new one's affair.
     rig.device.process(3);
-    assert_eq!(seen.lock().unwrap().tokens, [3]);
+    assert_eq!(seen.lock().tokens, [3]);
     rig.write(reg::QUEUE_SELECT, 2, 0);
     rig.write(reg::QUEUE_VECTOR, 2, 4);
-    assert_eq!(seen.lock().unwrap().calls.len(), 1);
+    assert_eq!(seen.lock().calls.len(), 1);
     rig.start(VERSION_1);
     assert_eq!(stage(&seen), Stage::Active);
-    assert!(rig.seen.lock().unwrap().calls.is_empty());
+    assert!(rig.seen.lock().calls.is_empty());
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn every_stage_of_a_driver_can_be_caught() {
             1 | 2 => OFFER,
             _ => VERSION_1,
         };
-        let predecessor = seen.lock().unwrap().predecessor.clone().unwrap();
+        let predecessor = seen.lock().predecessor.clone().unwrap();
         assert_eq!(predecessor.features, relied_on, "{steps}");
         assert_eq!(predecessor.running, gap);
         if steps == 3 {
@@ -198,19 +199,19 @@ fn lesser_shapes() -> Vec<(Shape, &'static str)> {
 fn what_does_not_fit_is_refused_before_anything_stops() {
     for (shape, words) in lesser_shapes() {
         let rig = Rig::new();
-        rig.seen.lock().unwrap().doorbells = vec![0];
+        rig.seen.lock().doorbells = vec![0];
         rig.start(VERSION_1 | MAC);
         take_interrupts(&rig);
-        let done = rig.doorbells.done.lock().unwrap().len();
+        let done = rig.doorbells.done.lock().len();
         let (swapped, seen) = swap(&rig, shape);
         let error = swapped.unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
         assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
         // The guest has noticed nothing, and the other one has not begun.
-        assert_eq!(rig.doorbells.done.lock().unwrap().len(), done);
+        assert_eq!(rig.doorbells.done.lock().len(), done);
         assert!((0..=4).all(|vector| rig.vectors.get(vector).delivered().is_none()));
         assert_eq!(stage(&seen), Stage::Inactive);
-        assert!(seen.lock().unwrap().dropped);
+        assert!(seen.lock().dropped);
     }
 }
 
@@ -238,7 +239,7 @@ fn an_old_device_that_cannot_hand_over_goes_on() {
         (Shape::default(), VERSION_1 | FAIL_SAVE),
     ] {
         let rig = Rig::with(shape);
-        rig.seen.lock().unwrap().doorbells = vec![0];
+        rig.seen.lock().doorbells = vec![0];
         rig.start(features);
         take_interrupts(&rig);
         let (swapped, seen) = swap(&rig, Shape::default());
@@ -254,7 +255,7 @@ fn an_old_device_that_cannot_hand_over_goes_on() {
 #[test]
 fn the_old_device_goes_on_where_the_new_one_fails() {
     let rig = Rig::new();
-    rig.seen.lock().unwrap().doorbells = vec![0];
+    rig.seen.lock().doorbells = vec![0];
     rig.start(VERSION_1);
     take_interrupts(&rig);
     let fails = Shape {
@@ -267,16 +268,16 @@ fn the_old_device_goes_on_where_the_new_one_fails() {
     assert!(error.to_string().contains("the old one goes on"));
     assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
     // Not where it was: the new one may have worked on the rings.
-    assert_eq!(rig.seen.lock().unwrap().taken_back, 1);
+    assert_eq!(rig.seen.lock().taken_back, 1);
     assert_eq!(rig.doorbells.all()[0], Reached::Page(WINDOW + 0x1_0000, 0));
     assert!(rig.vectors.get(1).delivered().is_some());
     {
-        let seen = seen.lock().unwrap();
+        let seen = seen.lock();
         assert_eq!((seen.stage, seen.dropped), (Stage::Inactive, true));
         assert_eq!(seen.resets, 1, "it must be still before the old one starts");
     }
     rig.report(Outcome::default());
-    assert_eq!(rig.seen.lock().unwrap().tokens, [7]);
+    assert_eq!(rig.seen.lock().tokens, [7]);
 }
 
 #[test]
@@ -284,7 +285,7 @@ fn a_guest_is_told_when_neither_works() {
     let rig = Rig::new();
     rig.start(VERSION_1);
     take_interrupts(&rig);
-    rig.seen.lock().unwrap().fails_next_restore = true;
+    rig.seen.lock().fails_next_restore = true;
     let fails = Shape {
         fails_restore: true,
         ..Shape::default()
@@ -360,10 +361,10 @@ fn descriptors_change_with_the_device() {
         .unwrap_err();
     assert_eq!(rig.device.events(), events(200));
     // It is given back, so that whoever polls it stops before it closes them.
-    assert!(!seen.lock().unwrap().dropped);
+    assert!(!seen.lock().dropped);
     let given_back: Box<dyn Backend> = failed.successor;
     drop(given_back);
-    assert!(seen.lock().unwrap().dropped);
+    assert!(seen.lock().dropped);
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -419,12 +420,12 @@ proptest! {
                     rig.config_write(4, 2, 6);
                 }
                 Step::Break => {
-                    present.lock().unwrap().outcome.needs_reset = true;
+                    present.lock().outcome.needs_reset = true;
                     rig.device.process(1);
                 }
                 Step::Fail => {
                     {
-                        let mut present = present.lock().unwrap();
+                        let mut present = present.lock();
                         present.failed = true;
                         present.outcome.needs_reset = true;
                     }
@@ -442,7 +443,7 @@ proptest! {
                     let running = rig.status() == 15;
                     let shape = Shape { refuses, fails_restore, ..Shape::default() };
                     let (next, seen) = Model::new(shape);
-                    seen.lock().unwrap().doorbells = vec![1];
+                    seen.lock().doorbells = vec![1];
                     let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
                     let done = swapped.is_ok();
                     prop_assert_eq!(done, refuses.is_none() && !(fails_restore && running));
@@ -455,9 +456,9 @@ proptest! {
             prop_assert_eq!(working && !broken, rig.status() == 15);
             let pages = rig.doorbells.all().into_iter();
             let pages = pages.filter(|reached| matches!(reached, Reached::Page(..))).count();
-            let has = present.lock().unwrap().doorbells.len();
+            let has = present.lock().doorbells.len();
             prop_assert_eq!(pages, if rig.status() == 15 && !failing { has } else { 0 });
-            prop_assert!(past.iter().all(|seen| seen.lock().unwrap().dropped));
+            prop_assert!(past.iter().all(|seen| seen.lock().dropped));
         }
     }
 }
@@ -472,7 +473,7 @@ fn a_device_at_another_host_takes_the_place_and_goes_on_from_the_state() {
     let other = Rig::cold();
     other.device.take_place(&relied).unwrap();
     {
-        let seen = other.seen.lock().unwrap();
+        let seen = other.seen.lock();
         let predecessor = seen.predecessor.as_ref().unwrap();
         assert_eq!(
             (predecessor.features, predecessor.running),
@@ -534,7 +535,7 @@ fn what_the_guest_relies_on_counts_when_its_state_comes_not_only_before() {
                 assert!(other.device.restore(&state).is_err());
             }
             assert_eq!(other.stage(), Stage::Inactive);
-            let asked = other.seen.lock().unwrap().relied.clone();
+            let asked = other.seen.lock().relied.clone();
             assert!(asked.iter().all(|&asked| asked == features), "{asked:?}");
         }
     }

@@ -25,7 +25,7 @@ fn rings_are_shown_while_the_device_works_on_them() {
     assert_eq!(indices(&rig), [0, 1]);
     for ring in &first {
         assert_eq!((ring.packed, ring.role), (false, QueueRole::Other));
-        let seen = rig.seen.lock().unwrap();
+        let seen = rig.seen.lock();
         let queues = &seen.activation.as_ref().unwrap().queues;
         assert_eq!(ring.addresses, queues[usize::from(ring.index)].addresses);
     }
@@ -40,7 +40,7 @@ fn rings_are_shown_while_the_device_works_on_them() {
     assert!(rings(&rig)[0].start > first[0].start);
 
     // A broken device works on nothing.
-    rig.seen.lock().unwrap().outcome = Outcome {
+    rig.seen.lock().outcome = Outcome {
         config_changed: false,
         needs_reset: true,
     };
@@ -61,7 +61,7 @@ fn a_nudge_is_a_kick_and_an_interrupt() {
     let rig = Rig::new();
     rig.start(VERSION_1);
     let call = {
-        let seen = rig.seen.lock().unwrap();
+        let seen = rig.seen.lock();
         let queue = &seen.activation.as_ref().unwrap().queues[0];
         queue.call.clone().unwrap()
     };

@@ -46,9 +46,9 @@ fn extended(text: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn refusal(result: Result<Progress, ExchangeError>) -> Refusal {
+fn refusal(result: Result<Progress, CallError>) -> Refusal {
     match result {
-        Err(ExchangeError::Refused(refusal)) => refusal,
+        Err(CallError::Refused(refusal)) => refusal,
         other => panic!("{other:?}"),
     }
 }
@@ -170,12 +170,12 @@ fn codes_that_are_no_errno_and_wrong_ends_are_errors() {
         for kind in [ERROR, DONE] {
             let mut exchange = Exchange::new(SEQUENCE, Mode::Do, Protocol::Generic);
             let result = exchange.feed(&end(kind, 0, code, &[]));
-            assert!(matches!(result, Err(ExchangeError::Malformed(_))), "{code}");
+            assert!(matches!(result, Err(CallError::Malformed(_))), "{code}");
         }
     }
     for (mode, kind) in [(Mode::Do, DONE), (Mode::Dump, ERROR)] {
         let result = Exchange::new(SEQUENCE, mode, Protocol::Generic).feed(&end(kind, 0, 0, &[]));
-        assert!(matches!(result, Err(ExchangeError::Malformed(_))));
+        assert!(matches!(result, Err(CallError::Malformed(_))));
     }
     let overrun = wire(4, 0, SEQUENCE, &[]);
     assert!(
@@ -219,10 +219,7 @@ fn an_answer_cut_anywhere_is_never_complete() {
         if boundaries.contains(&length) || length == boundary {
             assert_eq!(result.unwrap(), Progress::Waiting, "{length}");
         } else {
-            assert!(
-                matches!(result, Err(ExchangeError::Malformed(_))),
-                "{length}"
-            );
+            assert!(matches!(result, Err(CallError::Malformed(_))), "{length}");
         }
     }
 }

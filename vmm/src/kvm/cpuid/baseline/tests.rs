@@ -174,8 +174,8 @@ proptest! {
         let shown = [&one, &other].map(|host| show(host, baseline, BITS).unwrap());
         prop_assert_eq!(features(&shown[0]), features(&shown[1]));
         let [here, there] = shown.map(|shown| guest(&shown));
-        prop_assert_eq!(check(&here, &there), Ok(()));
-        prop_assert_eq!(check(&there, &here), Ok(()));
+        prop_assert!(check(&here, &there).is_ok());
+        prop_assert!(check(&there, &here).is_ok());
     }
 
     #[test]
@@ -194,7 +194,7 @@ proptest! {
             *register &= !(1 << gone.bit);
         }
         let error = show(&host, CpuBaseline::V4, BITS).unwrap_err();
-        prop_assert_eq!(&error, &BaselineError::Missing { baseline: CpuBaseline::V4, missing: vec![gone] });
+        prop_assert!(error.to_string().ends_with(&format!("lacks {gone}")), "{}", error);
         prop_assert!(error.to_string().contains(gone.name));
     }
 }
@@ -312,5 +312,5 @@ fn hosts_that_are_too_old_are_told_what_they_lack() {
     );
     let error = show(&everything(), CpuBaseline::V2, 52).unwrap_err();
     assert!(error.to_string().contains("of 52 bits"), "{error}");
-    assert_eq!(show(&[], CpuBaseline::Host, BITS), Ok(Vec::new()));
+    assert_eq!(show(&[], CpuBaseline::Host, BITS).unwrap(), []);
 }

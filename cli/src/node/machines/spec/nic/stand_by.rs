@@ -72,9 +72,10 @@ impl NicSpec {
 
     /// Whether its own device, or the one that stands by for it, is made for it.
     pub(crate) fn is_made(&self, stand_by: bool) -> bool {
-        let source = match stand_by {
-            true => self.stand_by.as_ref(),
-            false => Some(&self.source),
+        let source = if stand_by {
+            self.stand_by.as_ref()
+        } else {
+            Some(&self.source)
         };
         matches!(source, Some(NicSource::From(_)))
     }

@@ -5,7 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::*;
 
@@ -105,20 +106,16 @@ fn broken() -> StepError {
 
 impl Fake {
     pub(super) fn world(&self) -> MutexGuard<'_, World> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+        self.world.lock()
     }
 
     pub(super) fn plan(&self, mut faults: Vec<Fault>) {
         faults.reverse();
-        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+        *self.faults.lock() = faults;
     }
 
     pub(super) fn call<T>(&self, work: impl FnOnce(&mut World) -> T) -> Result<T, StepError> {
-        let fault = self
-            .faults
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let fault = self.faults.lock().pop();
         match fault.unwrap_or(Fault::None) {
             Fault::None => Ok(work(&mut self.world())),
             Fault::Fails => Err(broken()),

@@ -1,0 +1,211 @@
+//! What is asked of devlink, and what a refusal means for it.
+
+use std::fmt;
+
+use super::handle::{Handle, PortHandle};
+use super::rate::RateObject;
+use crate::error::{Error, ErrorKind};
+use crate::netlink::exchange::Refusal;
+
+/// What was asked for, as part of a sentence: "cannot …".
+#[derive(Debug)]
+pub(super) enum Operation {
+    Connect,
+    List(&'static str),
+    Show {
+        what: &'static str,
+        handle: Handle,
+    },
+    ShowPort(PortHandle),
+    AddPort {
+        handle: Handle,
+        sfnum: Option<u32>,
+    },
+    DeletePort(PortHandle),
+    SetFunction {
+        port: PortHandle,
+        setting: &'static str,
+    },
+    SetEswitch(Handle),
+    ShowParam {
+        handle: Handle,
+        name: String,
+    },
+    SetParam {
+        handle: Handle,
+        name: String,
+    },
+    Reload(Handle),
+    ShowRate(RateObject),
+    AddRate(RateObject),
+    SetRate(RateObject),
+    DeleteRate(RateObject),
+    Recover {
+        handle: Handle,
+        reporter: String,
+    },
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect => f.write_str("find the kernel's devlink"),
+            Self::List(what) => write!(f, "list devlink {what}"),
+            Self::Show { what, handle } => write!(f, "show the {what} of {handle}"),
+            Self::ShowPort(port) => write!(f, "show the port {port}"),
+            Self::AddPort { handle, .. } => write!(f, "add a port to {handle}"),
+            Self::DeletePort(port) => write!(f, "delete the port {port}"),
+            Self::SetFunction { port, setting } => {
+                write!(f, "set the {setting} of the function of the port {port}")
+            }
+            Self::SetEswitch(handle) => write!(f, "set the eswitch of {handle}"),
+            Self::ShowParam { handle, name } => {
+                write!(f, "show the parameter {name} of {handle}")
+            }
+            Self::SetParam { handle, name } => write!(f, "set the parameter {name} of {handle}"),
+            Self::Reload(handle) => write!(f, "reload {handle}"),
+            Self::ShowRate(object) => write!(f, "show the rate of {object}"),
+            Self::AddRate(object) => write!(f, "add the rate node {object}"),
+            Self::SetRate(object) => write!(f, "set the rate of {object}"),
+            Self::DeleteRate(object) => write!(f, "delete the rate node {object}"),
+            Self::Recover { handle, reporter } => {
+                write!(f, "recover the health reporter {reporter} of {handle}")
+            }
+        }
+    }
+}
+
+impl Operation {
+    /// The instance that it is about.
+    pub(super) fn handle(&self) -> Option<&Handle> {
+        match self {
+            Self::Connect | Self::List(_) => None,
+            Self::Show { handle, .. }
+            | Self::AddPort { handle, .. }
+            | Self::SetEswitch(handle)
+            | Self::ShowParam { handle, .. }
+            | Self::SetParam { handle, .. }
+            | Self::Reload(handle)
+            | Self::Recover { handle, .. } => Some(handle),
+            Self::ShowPort(port) | Self::DeletePort(port) | Self::SetFunction { port, .. } => {
+                Some(port.handle())
+            }
+            Self::ShowRate(object)
+            | Self::AddRate(object)
+            | Self::SetRate(object)
+            | Self::DeleteRate(object) => Some(object.handle()),
+        }
+    }
+
+    /// Whether drivers do it in switchdev mode only.
+    pub(super) fn needs_switchdev(&self) -> bool {
+        matches!(
+            self,
+            Self::AddPort { .. } | Self::AddRate(_) | Self::SetRate(_)
+        )
+    }
+
+    /// The port that it is about, which must be there already.
+    pub(super) fn port(&self) -> Option<&PortHandle> {
+        match self {
+            Self::ShowPort(port) | Self::DeletePort(port) | Self::SetFunction { port, .. } => {
+                Some(port)
+            }
+            Self::ShowRate(RateObject::Leaf(port)) | Self::SetRate(RateObject::Leaf(port)) => {
+                Some(port)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A refusal with its remedy.
+pub(super) fn refused(operation: &Operation, source: Refusal) -> Error {
+    use ErrorKind as Kind;
+    use Operation as Of;
+    let (kind, message) = match (source.errno(), operation) {
+        (libc::EPERM | libc::EACCES, _) => (
+            Kind::NotPermitted,
+            format!("cannot {operation}: this needs CAP_NET_ADMIN; run it as root"),
+        ),
+        (
+            libc::ENODEV,
+            Of::ShowRate(object @ RateObject::Node(_))
+            | Of::SetRate(object @ RateObject::Node(_))
+            | Of::DeleteRate(object),
+        ) => (
+            Kind::NotFound,
+            format!("there is no rate node {object}; `bellhop port function rate show` lists them"),
+        ),
+        // The kernel says the same of an instance and of its port; `Devlink::refused` tells them apart.
+        (libc::ENODEV, _) => match (operation.port(), operation.handle()) {
+            (Some(port), _) => (
+                Kind::NotFound,
+                format!("there is no port {port}; `bellhop port show` lists them"),
+            ),
+            (None, Some(handle)) => return no_instance(handle, source),
+            (None, None) => (Kind::Refused, format!("cannot {operation}")),
+        },
+        (
+            libc::EEXIST,
+            Of::AddPort {
+                handle,
+                sfnum: Some(sfnum),
+            },
+        ) => (
+            Kind::NameTaken,
+            format!(
+                "{handle} has a subfunction {sfnum} already; choose another sfnum (`bellhop port \
+                 show` lists those that are taken), or none if the driver chooses itself"
+            ),
+        ),
+        (libc::EEXIST, Of::AddRate(object)) => (
+            Kind::NameTaken,
+            format!(
+                "there is a rate node {object} already; `bellhop port function rate show` lists \
+                 them"
+            ),
+        ),
+        (libc::EINVAL, Of::ShowParam { handle, name }) => (
+            Kind::NoParam,
+            format!(
+                "{handle} has no parameter {name}; `devlink dev param show {handle}` lists those \
+                 that it has"
+            ),
+        ),
+        (libc::EOPNOTSUPP, _) => (
+            Kind::NotSupported,
+            format!("cannot {operation}: its driver does not support that"),
+        ),
+        _ => (Kind::Refused, format!("cannot {operation}")),
+    };
+    Error::new(kind, message).because(source)
+}
+
+/// There is no such instance.
+pub(super) fn no_instance(handle: &Handle, source: Refusal) -> Error {
+    let message = format!(
+        "there is no devlink instance {handle} in this network namespace; `bellhop port show` lists \
+         those with ports (a driver without devlink has none)"
+    );
+    Error::new(ErrorKind::NotFound, message).because(source)
+}
+
+/// The eswitch of the instance does not switch.
+pub(super) fn not_switchdev(operation: &Operation, handle: &Handle, source: Refusal) -> Error {
+    let message = format!(
+        "cannot {operation}: its eswitch is in legacy mode; switch it over first with `devlink dev \
+         eswitch set {handle} mode switchdev` (links of its functions go down meanwhile)"
+    );
+    Error::new(ErrorKind::Refused, message).because(source)
+}
+
+/// Values that cannot be sent.
+pub(super) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Invalid, message)
+}
+
+/// There is nothing to set.
+pub(super) fn nothing() -> Error {
+    invalid("nothing is to be set: give at least one value")
+}

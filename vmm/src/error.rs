@@ -1,0 +1,147 @@
+//! Why a machine could not be built, run or moved: one error for all of it.
+//!
+//! Owns what code decides on. All else is in the text, which names the remedy.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+use devices::bus::BusError;
+use devices::pci::WindowError;
+use devices::virtio::block::disk::DiskError;
+
+use crate::config::CpuAffinityError;
+
+/// What code decides on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// What the configuration or the request names cannot be used.
+    Unusable,
+    /// The machine has no room for another device, or a device has its name.
+    NoRoom,
+    /// A machine that was waited for did not come.
+    NotArrived,
+    /// A migration's endpoint cannot be listened on.
+    CannotListen,
+    /// A migration's endpoint does not answer.
+    NoDestination,
+    /// Certificates or keys cannot be used, or do not go with the endpoint.
+    BadTls,
+    /// The host, its kernel or KVM failed.
+    Host,
+}
+
+/// Why it failed. Nothing is left behind: dropping what was built undoes it.
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: ErrorKind,
+    /// None if the source speaks for itself.
+    message: Option<String>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error without a source.
+    #[must_use]
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            message: Some(message.into()),
+            source: None,
+        }))
+    }
+
+    /// The same error with its source.
+    #[must_use]
+    pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// Another error, with a kind.
+    pub(crate) fn transparent(
+        kind: ErrorKind,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            message: None,
+            source: Some(source.into()),
+        }))
+    }
+
+    /// What was named cannot be used.
+    pub(crate) fn unusable(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unusable, message)
+    }
+
+    /// Certificates or keys that cannot be used.
+    pub(crate) fn tls(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::BadTls, message)
+    }
+
+    /// A failure of the host.
+    pub(crate) fn host(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Host, message)
+    }
+
+    /// For `map_err` after a system call or an ioctl.
+    pub(crate) fn failed<E: Into<io::Error>>(what: impl fmt::Display) -> impl FnOnce(E) -> Self {
+        move |source| Self::host(format!("{what} failed")).because(source.into())
+    }
+
+    /// What code decides on.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.0.message, &self.0.source) {
+            (Some(message), _) => f.write_str(message),
+            (None, Some(source)) => source.fmt(f),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        let source = self.0.source.as_deref()?;
+        if self.0.message.is_none() {
+            return source.source();
+        }
+        Some(source)
+    }
+}
+
+/// Two devices want the same addresses: a mistake in the machine's layout.
+impl From<BusError> for Error {
+    fn from(source: BusError) -> Self {
+        Self::host("cannot place a device of the machine").because(source)
+    }
+}
+
+/// The range for PCI BARs is unusable: a mistake in the machine's layout.
+impl From<WindowError> for Error {
+    fn from(source: WindowError) -> Self {
+        Self::host("cannot lay out PCI memory").because(source)
+    }
+}
+
+impl From<CpuAffinityError> for Error {
+    fn from(source: CpuAffinityError) -> Self {
+        Self::transparent(ErrorKind::Unusable, source)
+    }
+}
+
+impl From<DiskError> for Error {
+    fn from(source: DiskError) -> Self {
+        Self::transparent(ErrorKind::Unusable, source)
+    }
+}
