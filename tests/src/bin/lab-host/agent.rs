@@ -96,8 +96,17 @@ fn idle_machine() -> Result<(VmFd, VcpuFd)> {
     made.map_err(|error| Error::system("keep KVM in use")(failed(error)))
 }
 
+/// Loads a module of the stock kernel. A later `modprobe` of it takes the same parameters: a test
+/// may unload the module, and the tests after it must not run with the kernel's defaults.
 fn modprobe(name: &str, parameters: &[String]) -> Result<()> {
-    lab::process::output(Command::new("modprobe").arg(name).args(parameters)).map(drop)
+    if !parameters.is_empty() {
+        let options = format!("options {name} {}\n", parameters.join(" "));
+        files::write(
+            Path::new(&format!("/etc/modprobe.d/lab-{name}.conf")),
+            options,
+        )?;
+    }
+    lab::process::output(Command::new("modprobe").arg(name)).map(drop)
 }
 
 /// Devices that pin guest memory count it against the limit, also for root.
