@@ -1,9 +1,15 @@
 //! Guest RAM by its file offsets: bounds, zeros, holes.
 
+use std::collections::VecDeque;
 use std::os::unix::fs::MetadataExt as _;
+use std::time::Duration;
 
 use super::*;
 use crate::layout::Layout;
+use crate::migration::channel::{Channel, Connection, Halt};
+use crate::migration::dirty::DirtyPages;
+use crate::migration::error::Phase;
+use crate::migration::progress::Progress;
 use crate::snapshot::memory_image::{DigestError, MemoryDigest};
 
 const SIZE: u64 = 16 << 20;
@@ -149,4 +155,76 @@ fn a_page_that_the_log_has_missed_is_found() {
         matches!(error, DigestError::Differs { differing: 1, first, .. } if first == 5 * STRIPE),
         "{error}"
     );
+}
+
+/// What is sent comes back: one channel is both ends of its connection.
+impl Connection for VecDeque<u8> {
+    fn set_timeout(&mut self, _: Duration) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The length of a run, its content and its stripes must not matter.
+#[test]
+fn each_page_of_a_round_arrives_and_no_other_is_touched() {
+    const OLD: [u8; 4096] = [0xff; 4096];
+    let source = image();
+    let mut pages = DirtyPages::none(SIZE);
+    let mut first = 1;
+    for count in [1, 2, 32, 33, 34, 65, RUN_PAGES_MAX, RUN_PAGES_MAX + 44] {
+        // Data, zeros and a hole.
+        for content in [Some(&[7; 4096]), Some(&ZEROS), None] {
+            let run = first * PAGE_SIZE..(first + count) * PAGE_SIZE;
+            for offset in run.clone().step_by(4096) {
+                if let Some(content) = content {
+                    source.write(offset, content).unwrap();
+                }
+            }
+            pages.mark(run);
+            first += count + 1;
+        }
+    }
+    let none = DirtyPages::none(SIZE);
+    // All in the first round, or none there and all in the second.
+    for (connections, rounds) in [(1, 1), (3, 1), (1, 2), (3, 2)] {
+        let arrived = image();
+        for offset in (0..SIZE).step_by(4096) {
+            arrived.write(offset, &OLD).unwrap();
+        }
+        let (sent, received) = (Progress::new(), Progress::new());
+        let budget = Budget::new(2 * SIZE);
+        for index in 0..connections {
+            let stream = VecDeque::new();
+            let halt = Halt::default();
+            let mut channel = Channel::new(stream, index, Duration::from_secs(60), &halt).unwrap();
+            for round in 1..=rounds {
+                let last = round == rounds;
+                let round = Round {
+                    ram: &source,
+                    pages: if last { &pages } else { &none },
+                    connections,
+                    phase: Phase::Copy,
+                    round,
+                    last,
+                    progress: &sent,
+                };
+                send_round(&round, &mut channel).unwrap();
+            }
+            receive_rounds(&arrived, connections, &mut channel, &budget, &received).unwrap();
+        }
+        for page in 0..SIZE / PAGE_SIZE {
+            let (mut there, mut here) = (OLD, OLD);
+            arrived.read(page * PAGE_SIZE, &mut there).unwrap();
+            if pages.contains(page) {
+                source.read(page * PAGE_SIZE, &mut here).unwrap();
+            }
+            assert!(
+                there == here,
+                "page {page}, {connections} connections, {rounds} rounds"
+            );
+        }
+        for progress in [sent, received].map(|progress| progress.snapshot()) {
+            assert_eq!(progress.pages + progress.zero_pages, pages.count());
+        }
+    }
 }
