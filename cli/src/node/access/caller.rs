@@ -194,6 +194,9 @@ fn bearer(headers: &HeaderMap) -> Result<&[u8], Refused> {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::Method;
+
+    use super::super::role;
     use super::*;
 
     #[test]
@@ -244,5 +247,44 @@ mod tests {
         });
         assert_eq!(here.to_string(), "uid 7 pid 9");
         assert_eq!(access.caller(&here, &none).unwrap().role, Role::Admin);
+    }
+
+    #[test]
+    fn a_token_may_do_what_its_role_includes_and_no_more() {
+        use Role::{Admin, Operate, Read};
+        for (method, path, least) in [
+            (Method::GET, "/v1/vms/a", Read),
+            (Method::PATCH, "/v1/vms/a", Operate),
+            (Method::POST, "/v1/vms/a/reset", Operate),
+            (Method::PUT, "/v1/vms/a", Admin),
+            (Method::DELETE, "/v1/vms/a", Admin),
+            (Method::PUT, "/v1/vms/a/nics/b", Admin),
+            (Method::PATCH, "/v1/vms/a/nics/b", Admin),
+            (Method::DELETE, "/v1/vms/a/nics/b", Admin),
+            (Method::PUT, "/v1/vms/a/migration", Admin),
+            (Method::POST, "/v1/vms/a/migration", Admin),
+            (Method::PATCH, "/v1/vms/a/migration", Admin),
+            (Method::DELETE, "/v1/vms/a/migration", Admin),
+            (Method::PATCH, "/v1/functions/a", Admin),
+            (Method::PUT, "/v1/vdpa-devices/a", Admin),
+            (Method::PATCH, "/v1/vdpa-devices/a", Admin),
+            (Method::DELETE, "/v1/vdpa-devices/a", Admin),
+            (Method::POST, "/v1/unknown", Admin),
+        ] {
+            let needed = role::needed(&method, path);
+            for role in [Read, Operate, Admin] {
+                let caller = Caller {
+                    role,
+                    token: Some("ops".to_owned()),
+                };
+                let refused = Refused::Role {
+                    name: "ops".to_owned(),
+                    has: role,
+                    needed,
+                };
+                let expected = if role >= least { Ok(()) } else { Err(refused) };
+                assert_eq!(caller.may(needed), expected, "{role}: {method} {path}");
+            }
+        }
     }
 }

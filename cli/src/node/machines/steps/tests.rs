@@ -571,6 +571,25 @@ fn what_is_made_for_nics_is_recorded_once() {
     assert_eq!(fake.stored(&vm), Some(record));
 }
 
+/// It may run a guest all the same.
+#[test]
+fn the_next_daemon_leaves_a_process_alone_that_does_not_answer() {
+    let fake = Fake::default();
+    let vm: VmName = "web".parse().unwrap();
+    let record = Daemon::new(&fake, &vm)
+        .life()
+        .create(Record::new(spec(2, false, Restart::OnFailure)))
+        .unwrap();
+    fake.world().silent = true;
+    let before = fake.world().clone();
+    assert_eq!(before.processes.len(), 1);
+    let mut daemon = Daemon::new(&fake, &vm);
+    assert_eq!(daemon.settles(), Settled::Running);
+    assert_eq!(fake.world().processes, before.processes);
+    assert_eq!(fake.world().started, before.started);
+    assert_eq!(daemon.record, Some(record));
+}
+
 /// Nothing else tells of it: no device was made for it.
 #[test]
 fn a_nic_on_a_device_that_was_there_is_given_up_by_the_next_daemon() {
