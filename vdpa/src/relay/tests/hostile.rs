@@ -85,6 +85,29 @@ fn a_device_can_use_nothing_that_it_was_not_given() {
     }
 }
 
+/// A device may write more than it reports: all of the chain is marked.
+#[test]
+fn all_that_the_device_may_write_is_marked() {
+    for how in [How::Mediated, How::Shadowed] {
+        for written in [0, 1, 63] {
+            let mut world = four(how);
+            let head = u32::from(world.device.held[0]);
+            world.device.put(head, written);
+            world.device.publish(1);
+            pass(&mut world).unwrap();
+            let at = ADDRESSES.device + 4;
+            let mut id = [0; 2];
+            world.space.read(at, &mut id);
+            let start = buffer(u16::from_le_bytes(id));
+            let marked = world.log.0.borrow().iter().copied().collect::<Vec<u64>>();
+            assert!(
+                marked.into_iter().eq(start..start + 64),
+                "{how:?} {written}"
+            );
+        }
+    }
+}
+
 /// A ring with one chain made available by hand.
 fn ring_with(descriptors: &[(u64, u32, u16, u16)], table: &[(u64, u32, u16, u16)]) -> GuestRing {
     let world = World::new(false, false, 0);

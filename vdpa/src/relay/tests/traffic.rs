@@ -133,6 +133,28 @@ fn what_is_in_flight_is_named_by_the_avail_ring_after_a_change() {
     world.settle();
 }
 
+/// The two newest chains lie in the private ring where older ones were.
+#[test]
+fn a_shadow_hands_chains_over_in_the_order_in_which_they_came() {
+    let mut world = World::new(false, false, 65534);
+    world.change(How::Shadowed).unwrap();
+    for _ in 0..SIZE {
+        world.add();
+    }
+    world.pass();
+    world.fetch(usize::from(SIZE));
+    world.complete(2);
+    world.complete(0);
+    world.pass();
+    world.take();
+    world.add();
+    world.add();
+    world.pass();
+    world.change(How::Direct).unwrap();
+    world.settle();
+    assert_eq!(world.guest.returned, [2, 0, 1, 3, 4, 5, 6, 7, 8, 9]);
+}
+
 /// Chains that the device took before the mediation, and of which nobody saw anything since, are what is left.
 #[test]
 fn what_a_device_holds_of_a_full_ring_is_known() {
