@@ -307,6 +307,21 @@ fn stuck() -> (Block, Driver, File) {
     (block, driver, File::from(writer))
 }
 
+/// A pipe cannot be synced, so a flush that syncs fails.
+#[test]
+fn a_flush_that_cannot_sync_is_an_error() {
+    let (mut block, mut driver, _writer) = stuck();
+    driver.write(HEADER, VIRTIO_BLK_T_FLUSH);
+    driver.write(STATUS, 0xffu8);
+    driver.add(&[readable(HEADER, 16), writable(STATUS, 1)]);
+    block.process(KICK);
+    while driver.take_used().is_none() {
+        assert!(completes(&block), "the flush never completes");
+        block.process(COMPLETION);
+    }
+    assert_eq!(driver.bytes(STATUS, 1), [1]);
+}
+
 #[test]
 fn reset_with_io_in_flight_leaves_nothing_behind() {
     let (mut block, mut driver, mut writer) = stuck();

@@ -8,7 +8,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::bus::{Bus, BusDevice};
 use crate::hypervisor::DoorbellPage;
 use crate::pci::{Ecam, MmioWindow, PciBus, PciFunction, Slot};
-use crate::testing::{FakeDoorbells, FakePage, FakeVectors};
+use crate::testing::{FakeDoorbells, FakePage, FakeVectors, Reached};
 use crate::virtio::backend::{
     Activation, Backend, BackendError, BrokenRing, Event, Hardware, Outcome, Predecessor,
     QueueChange, SavedState,
@@ -69,6 +69,10 @@ pub(super) struct Seen {
     pub(super) broken_ring: bool,
     /// It is the device itself that asks for a reset.
     pub(super) failed: bool,
+    /// The guest's doorbells, to be looked at in `hand_over`.
+    pub(super) watched: Option<Arc<FakeDoorbells>>,
+    /// What the guest's kicks reached in `hand_over`.
+    pub(super) reached: Vec<Reached>,
     /// How often it took its place back.
     pub(super) taken_back: usize,
     pub(super) dropped: bool,
@@ -139,6 +143,8 @@ impl Model {
             loses_doorbells: false,
             broken_ring: false,
             failed: false,
+            watched: None,
+            reached: Vec::new(),
             taken_back: 0,
             dropped: false,
         }));
@@ -333,6 +339,10 @@ impl Hardware for Model {
         self.seen.lock().failed
     }
     fn hand_over(&mut self) -> Result<SavedState, BackendError> {
+        {
+            let mut seen = self.seen.lock();
+            seen.reached = seen.watched.as_ref().map_or(Vec::new(), |one| one.all());
+        }
         if self.shape.keeps_place {
             assert_eq!(self.seen.lock().stage, Stage::Active, "hand_over");
             return Err("it is mine".into());

@@ -113,6 +113,24 @@ fn a_driver_goes_on_with_another_device() {
 }
 
 #[test]
+fn the_old_device_hands_over_without_doorbells() {
+    let rig = Rig::new();
+    {
+        let mut seen = rig.seen.lock();
+        seen.doorbells = vec![0, 1];
+        seen.watched = Some(Arc::clone(&rig.doorbells));
+    }
+    rig.start(VERSION_1);
+    let notify = WINDOW + 0x1_0000;
+    let pages = [Reached::Page(notify, 0), Reached::Page(notify + 4096, 1)];
+    assert_eq!(rig.doorbells.all()[..2], pages);
+    let (swapped, _next) = swap(&rig, Shape::default());
+    swapped.unwrap();
+    let eventfds = [Reached::Eventfd(notify), Reached::Eventfd(notify + 4096)];
+    assert_eq!(rig.seen.lock().reached[..2], eventfds);
+}
+
+#[test]
 fn every_stage_of_a_driver_can_be_caught() {
     for (steps, gap) in [(0, false), (1, false), (2, false), (3, false), (4, true)] {
         let rig = Rig::new();
