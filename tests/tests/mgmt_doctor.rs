@@ -88,7 +88,7 @@ fn the_lab_host_is_fit() {
     let device = finding(&report, "devices", net.name());
     assert_eq!(device["state"], "ok");
     has(device, "found", net.path().to_str().unwrap());
-    has(device, "found", "nobody visible holds it");
+    has(device, "found", "no visible process holds it");
 
     // It says who has the device, and has not reset it under the holder.
     let held = File::options()

@@ -1,6 +1,6 @@
 //! Why a machine could not be built, run or moved: one error for all of it.
 //!
-//! Owns what code decides on. All else is in the text, which names the remedy.
+//! `ErrorKind` has the cases that code decides on. The text has the rest and names the remedy.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -12,16 +12,16 @@ use devices::virtio::block::disk::DiskError;
 
 use crate::config::CpuAffinityError;
 
-/// What code decides on.
+/// The cases that code decides on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// What the configuration or the request names cannot be used.
+    /// An object that the configuration or the request names cannot be used.
     Unusable,
     /// The machine has no room for another device, or a device has its name.
     NoRoom,
-    /// A machine that was waited for did not come.
+    /// The destination waited for a machine, and none arrived.
     NotArrived,
-    /// A migration's endpoint cannot be listened on.
+    /// Listening on a migration's endpoint failed.
     CannotListen,
     /// A migration's endpoint does not answer.
     NoDestination,
@@ -73,7 +73,7 @@ impl Error {
         }))
     }
 
-    /// What was named cannot be used.
+    /// The named object cannot be used.
     pub(crate) fn unusable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unusable, message)
     }
@@ -93,7 +93,7 @@ impl Error {
         move |source| Self::host(format!("{what} failed")).because(source.into())
     }
 
-    /// What code decides on.
+    /// The cases that code decides on.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind

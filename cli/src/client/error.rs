@@ -88,7 +88,7 @@ impl Refusal {
         self.body.hint.as_deref()
     }
 
-    /// Whether what was named is not there, as opposed to a path that a daemon of another version does not
+    /// Whether the named object does not exist, as opposed to a path that a daemon of another version does not
     /// have.
     pub(crate) fn is_not_there(&self) -> bool {
         self.status == StatusCode::NOT_FOUND && self.body.code != "no_such_path"

@@ -141,7 +141,7 @@ fn describe(host: &Host, device: &Device) -> Finding {
             let holders = host.holders(number.as_deref().unwrap_or_default());
             let holders: Vec<String> = holders.iter().map(ToString::to_string).collect();
             let state = if holders.is_empty() {
-                "can be opened, and nobody visible holds it".to_owned()
+                "can be opened, and no visible process holds it".to_owned()
             } else {
                 format!("held by {}", holders.join(", "))
             };

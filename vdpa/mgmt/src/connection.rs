@@ -380,7 +380,7 @@ impl Connection {
     }
 }
 
-/// What was asked for, as part of a sentence: "cannot …".
+/// The operation that failed, as part of a sentence: "cannot …".
 #[derive(Debug)]
 pub(super) enum Operation {
     Connect,

@@ -105,7 +105,7 @@ impl Error {
         self.0.kind
     }
 
-    /// Whether what was named is not there.
+    /// Whether the named object does not exist.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         self.kind() == ErrorKind::NotFound

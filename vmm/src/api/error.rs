@@ -39,7 +39,7 @@ pub(super) enum ApiError {
     /// The machine refuses.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// What was named cannot be used, or the host failed.
+    /// The named object cannot be used, or the host failed.
     #[error(transparent)]
     Failed(#[from] Error),
     /// Nothing to show or to end.

@@ -86,8 +86,8 @@ impl ConsoleSocket {
     /// older one beside it with `.1` behind its name. Both have mode 0600.
     ///
     /// # Errors
-    /// A socket that somebody serves, and what is no socket or no
-    /// regular file, is left alone.
+    /// A socket that a process serves is left alone, and so is a file that is neither a socket
+    /// nor a regular file.
     pub fn new(path: &Path, log: Option<&Path>) -> Result<Self, Error> {
         Self::with_limit(path, log, SIZE_MAX)
     }

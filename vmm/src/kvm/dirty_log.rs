@@ -99,7 +99,7 @@ impl MemorySlots {
     /// returns, every later write is logged anew: read the pages after it and none is missed.
     ///
     /// # Errors
-    /// Before [`MemorySlots::start_dirty_log`], or an ioctl failed. What was logged may be lost
+    /// Before [`MemorySlots::start_dirty_log`], or when an ioctl fails. The log may be incomplete
     /// then: count every page as written.
     pub fn take_dirty_log(&self) -> Result<Vec<SlotDirtyLog>, Error> {
         let slots = self.slots.lock();

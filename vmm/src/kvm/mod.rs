@@ -77,7 +77,8 @@ impl Hypervisor {
     /// Opens `/dev/kvm` and checks the API version and capabilities.
     ///
     /// # Errors
-    /// The file cannot be opened, or what is behind it cannot be used (all missing capabilities at once).
+    /// The file cannot be opened, or it is not a KVM that can be used. The text names all missing
+    /// capabilities.
     pub fn open() -> Result<Self, Error> {
         let kvm = Kvm::new().map_err(|error| open_error(error.into()))?;
         let found = kvm.get_api_version();

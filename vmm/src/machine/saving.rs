@@ -159,7 +159,7 @@ impl Machine {
     /// # Errors
     /// [`RequestError`]: it is saved already, or a device cannot be; it is as before.
     /// [`RequestError::Crashed`]: a vCPU has failed, maybe just now. The guest is lost, so there is
-    /// nothing to save, and nothing goes on: the machine ends as soon as the vmm thread gets to it.
+    /// nothing to save, and nothing resumes: the machine ends as soon as the vmm thread gets to it.
     pub(super) fn save(&mut self, held_for: HeldFor) -> Result<SavedMachine, RequestError> {
         self.unless_held()?;
         // What the guest has ejected is none of its devices any more.

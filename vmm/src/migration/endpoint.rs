@@ -207,7 +207,8 @@ impl Listener {
     /// be anybody until a read has given a byte.
     ///
     /// # Errors
-    /// [`IoErrorKind::WouldBlock`] if nobody came for 50 ms, or is gone again; what the kernel says.
+    /// [`IoErrorKind::WouldBlock`] if no connection arrives for 50 ms, or if it is closed again; the
+    /// kernel's error.
     pub fn accept(&self) -> io::Result<Stream> {
         let fd: BorrowedFd<'_> = match &self.0 {
             Kind::Unix { listener, .. } => listener.as_fd(),

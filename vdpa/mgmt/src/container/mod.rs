@@ -42,8 +42,8 @@ pub struct Settings {
 /// network namespace, where its interface comes up.
 ///
 /// # Errors
-/// [`Error`]. Before anything is changed if the namespace or the name there is not fit, or somebody
-/// has the device open; else the device has its former driver again, or `NotUndone` says why not.
+/// [`Error`]. Nothing has changed if the namespace or the name there does not fit, or if a process
+/// has the device open. Else the device has its former driver again, or `NotUndone` says why not.
 pub fn give(
     bus: &Bus,
     name: &str,

@@ -133,8 +133,8 @@ impl Devlink {
         one(&messages.messages, answer, of).map_err(Error::malformed(operation))
     }
 
-    /// A refusal with its remedy, after asking what is behind an errno that the kernel uses for several
-    /// things.
+    /// A refusal with its remedy. Looks up the cause of an errno that the kernel uses for several
+    /// causes.
     fn refused(&self, operation: &Operation, refusal: Refusal) -> Error {
         let Some(handle) = operation.handle() else {
             return refused(operation, refusal);

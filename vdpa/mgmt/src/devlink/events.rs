@@ -112,7 +112,7 @@ impl Events {
     /// waits forever.
     ///
     /// # Errors
-    /// `Malformed` for an event that makes no sense (the stream goes on after it), `Failed`.
+    /// `Malformed` for an event that cannot be decoded (the stream continues after it), `Failed`.
     pub fn next(&mut self, limit: Option<Duration>) -> Result<Option<Notice>, Error> {
         let operation = Operation::List("events");
         let malformed = Error::malformed(&operation);

@@ -1,4 +1,4 @@
-//! What is asked of devlink, and what a refusal means for it.
+//! The operations of devlink, and the meaning of a refusal for each.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use super::rate::RateObject;
 use crate::error::{Error, ErrorKind};
 use crate::netlink::exchange::Refusal;
 
-/// What was asked for, as part of a sentence: "cannot …".
+/// The operation that failed, as part of a sentence: "cannot …".
 #[derive(Debug)]
 pub(super) enum Operation {
     Connect,

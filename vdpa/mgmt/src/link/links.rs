@@ -385,7 +385,7 @@ impl Links {
     }
 }
 
-/// What is asked for.
+/// The requested operation.
 pub(super) struct Operation<'a> {
     /// As part of a sentence: "cannot …".
     pub(super) text: String,

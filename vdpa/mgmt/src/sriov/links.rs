@@ -210,7 +210,7 @@ pub(super) fn refused(operation: &str, interface: &str, sets: bool, source: Refu
             ErrorKind::NotSupported,
             format!(
                 "cannot {operation}: its driver has no such setting (virtio_net has none at all: \
-                 whoever provides that NIC sets them there)"
+                 the provider of that NIC sets them there)"
             ),
         ),
         _ => (ErrorKind::Refused, format!("cannot {operation}")),

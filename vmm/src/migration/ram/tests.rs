@@ -157,7 +157,7 @@ fn a_page_that_the_log_has_missed_is_found() {
     );
 }
 
-/// What is sent comes back: one channel is both ends of its connection.
+/// One channel is both ends of its connection: it receives its own bytes.
 impl Connection for VecDeque<u8> {
     fn set_timeout(&mut self, _: Duration) -> io::Result<()> {
         Ok(())
