@@ -1,4 +1,4 @@
-//! Why a machine could not be built, run or moved: one error for all of it.
+//! The one error of building, running and moving a machine.
 //!
 //! `ErrorKind` has the cases that code decides on. The text has the rest and names the remedy.
 
@@ -31,7 +31,7 @@ pub enum ErrorKind {
     Host,
 }
 
-/// Why it failed. Nothing is left behind: dropping what was built undoes it.
+/// A failure to build, run or move a machine. Dropping the parts that were built undoes them.
 #[derive(Debug)]
 pub struct Error(Box<Inner>);
 
@@ -61,7 +61,7 @@ impl Error {
         self
     }
 
-    /// Another error, with a kind.
+    /// A kind for an error of another type, which keeps its text.
     pub(crate) fn transparent(
         kind: ErrorKind,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
@@ -93,7 +93,7 @@ impl Error {
         move |source| Self::host(format!("{what} failed")).because(source.into())
     }
 
-    /// The cases that code decides on.
+    /// The case that code decides on.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind

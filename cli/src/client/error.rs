@@ -88,8 +88,8 @@ impl Refusal {
         self.body.hint.as_deref()
     }
 
-    /// Whether the named object does not exist, as opposed to a path that a daemon of another version does not
-    /// have.
+    /// Whether the named object does not exist. A path that a daemon of another version does not have
+    /// is another case.
     pub(crate) fn is_not_there(&self) -> bool {
         self.status == StatusCode::NOT_FOUND && self.body.code != "no_such_path"
     }

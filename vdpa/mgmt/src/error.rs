@@ -1,4 +1,4 @@
-//! What can go wrong with management, and what the user can do about it: one error for all of it.
+//! The one error of management: a kind for code, a message with the remedy for the user.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::netlink::exchange::{Malformed, Refusal};
 use super::netlink::worker::CallError;
 
-/// What code decides on. All else is in the error's text.
+/// The cases that code decides on. The error's text has the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The kernel has no vDPA, or its module is not loaded.
@@ -18,15 +18,15 @@ pub enum ErrorKind {
     OtherNamespace,
     /// The kernel has no devlink.
     NoDevlink,
-    /// Text that can name nothing.
+    /// The text is not a valid name.
     BadName,
-    /// Values that nothing can have. Nothing was sent.
+    /// The values are out of range for any object. No request was sent.
     Invalid,
-    /// Values, or a driver, that this device or function cannot have.
+    /// This device or function cannot have the values or the driver.
     Unusable,
-    /// No device, function, interface, port or namespace of that name.
+    /// No device, function, interface, port or namespace has that name.
     NotFound,
-    /// No management device of that name.
+    /// No management device has that name.
     NoMgmtDevice,
     /// The devlink instance has no such parameter.
     NoParam,
@@ -46,7 +46,7 @@ pub enum ErrorKind {
     NotSupported,
     /// The kernel or a driver refused for another reason.
     Refused,
-    /// It failed, and what it changed before may not be as it was.
+    /// The request failed, and its rollback failed too: the former state may not be back.
     NotUndone,
     /// A list changed each time that it was read.
     Interrupted,
@@ -55,14 +55,14 @@ pub enum ErrorKind {
         /// Whether the kernel has the request, and may still carry it out.
         sent: bool,
     },
-    /// The kernel's answer makes no sense.
+    /// The kernel's answer cannot be decoded.
     Malformed,
     /// The host failed: no netlink, or a file of sysfs that cannot be read.
     Failed,
 }
 
-/// Why a request about devices, NICs and their connections failed: a sentence that names the remedy.
-/// Its source is the kernel's answer.
+/// A failed request about devices, NICs and their connections. The text is a sentence that names
+/// the remedy. The source is the kernel's answer.
 #[derive(Debug)]
 pub struct Error(Box<Inner>);
 
@@ -99,7 +99,7 @@ impl Error {
         self
     }
 
-    /// What code decides on.
+    /// The case that code decides on.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -117,18 +117,18 @@ impl Error {
         self.0.source.as_ref()?.downcast_ref()
     }
 
-    /// The answer of a system call.
+    /// The error of a system call, if the source is one.
     pub(super) fn io(&self) -> Option<&io::Error> {
         self.0.source.as_ref()?.downcast_ref()
     }
 
-    /// There is no netlink.
+    /// The netlink socket failed.
     pub(super) fn netlink(source: io::Error) -> Self {
         let message = "cannot talk to the kernel through netlink";
         Self::new(ErrorKind::Failed, message).because(source)
     }
 
-    /// The kernel's answer to an operation makes no sense.
+    /// The kernel's answer to an operation cannot be decoded.
     pub(super) fn malformed(operation: &impl fmt::Display) -> impl Fn(Malformed) -> Self {
         move |source| {
             let message = format!("cannot {operation}: the kernel's answer is malformed");
@@ -144,7 +144,8 @@ impl Error {
         }
     }
 
-    /// A write to sysfs about `object` was refused: the right is missing, or it is this error.
+    /// A write to sysfs about `object` was refused. `kind` and `message` describe every cause except
+    /// a missing right.
     pub(super) fn write(
         object: &str,
         source: io::Error,
@@ -173,16 +174,16 @@ impl StdError for Error {
     }
 }
 
-/// What the sentences about one netlink family say of its objects.
+/// The words for one netlink family in the sentences of errors.
 pub(super) struct Texts {
-    /// What a list is of.
+    /// The objects of a list.
     pub(super) listed: &'static str,
-    /// What keeps an answer from coming.
+    /// The usual cause of a missing answer.
     pub(super) holder: &'static str,
 }
 
 impl Texts {
-    /// What a call that failed means for an operation.
+    /// The error of an operation whose call failed.
     pub(super) fn explain(
         &self,
         operation: &impl fmt::Display,

@@ -77,8 +77,7 @@ impl Hypervisor {
     /// Opens `/dev/kvm` and checks the API version and capabilities.
     ///
     /// # Errors
-    /// The file cannot be opened, or it is not a KVM that can be used. The text names all missing
-    /// capabilities.
+    /// The file cannot be opened, or this KVM lacks capabilities. The text names all of them.
     pub fn open() -> Result<Self, Error> {
         let kvm = Kvm::new().map_err(|error| open_error(error.into()))?;
         let found = kvm.get_api_version();

@@ -53,9 +53,8 @@ impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`Error`]: a file that others could have changed, a key that others can read, and what is no
-    /// certificate, no key, or not of one another. Whether a certificate is valid now, the other
-    /// host says.
+    /// [`Error`] for a file that other users can change, a key that they can read, a malformed
+    /// certificate or key, or a key of another certificate. The other host checks the validity.
     pub fn load(files: &TlsFiles) -> Result<Self, Error> {
         let chain = credentials::certificates(&files.certificate, Holder::Service)?;
         let key = credentials::private_key(&files.key, Holder::Service)?;

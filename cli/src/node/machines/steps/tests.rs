@@ -571,7 +571,7 @@ fn what_is_made_for_nics_is_recorded_once() {
     assert_eq!(fake.stored(&vm), Some(record));
 }
 
-/// It may run a guest all the same.
+/// A silent process may run a guest.
 #[test]
 fn the_next_daemon_leaves_a_process_alone_that_does_not_answer() {
     let fake = Fake::default();
