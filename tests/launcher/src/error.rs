@@ -81,14 +81,12 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// The lab host did not come up, in any of the attempts.
-    #[error("the lab host did not boot in {attempts} attempts ({why}); its console: {}", console.display())]
+    /// The lab host did not boot.
+    #[error("the lab host did not boot ({why}); its console: {}", console.display())]
     Boot {
-        /// How often it was tried.
-        attempts: u32,
-        /// Why the last attempt was given up.
+        /// Why the boot was given up.
         why: String,
-        /// The log of the last attempt's serial console.
+        /// The log of the serial console.
         console: PathBuf,
     },
     /// The connection to the lab host's agent broke.

@@ -4,8 +4,8 @@
 //!            boot                     greeted
 //!   (none) ───────▶ booting ────────────────────▶ ready ──▶ switched off
 //!                     │  ▲                          │ dropped: killed
-//!      silent or slow │  │ again, counted           ▼
-//!                     └──┘ (at most ATTEMPTS)     (gone)
+//!      known fault of │  │ once, counted            ▼
+//!       the emulation └──┘                        (gone)
 //! ```
 //!
 //! Several may run at once, of one process or of several: what a host has of its own
@@ -17,7 +17,8 @@
 //! Commands are run through [`crate::agent::client`].
 
 use crate::accelerator::{Accelerator, PROBE_LIMIT};
-use crate::agent::protocol::{Frame, Hello, Request, Setup, Share};
+use crate::agent::protocol::{BOOTED, Frame, Hello, Request, Setup, Share};
+use crate::emulator;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::process::die_with_parent;
@@ -35,11 +36,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often a boot is tried.
-const ATTEMPTS: u32 = 3;
-
-/// A boot whose console says nothing for so long hangs.
-const SILENCE_LIMIT: Duration = Duration::from_secs(45);
+/// A boot whose console says nothing for so long hangs. It is longer than the host's kernel takes
+/// to report a processor that is stuck ([`STUCK`]).
+const SILENCE_LIMIT: Duration = Duration::from_secs(75);
 
 /// A boot that takes longer hangs in some other way.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
@@ -76,7 +75,7 @@ pub struct LabHost {
     monitor: Qmp,
     rig: Rig,
     hello: Hello,
-    retries: u32,
+    retried: Option<String>,
     accelerator: Accelerator,
 }
 
@@ -93,8 +92,8 @@ impl LabHost {
     /// Boots a lab host with the given rig, on the accelerator that works here.
     ///
     /// # Errors
-    /// [`Error::Boot`] when no attempt succeeds; [`Error::Start`] when QEMU
-    /// cannot be started.
+    /// [`Error::Boot`] with the cause, also when QEMU cannot be started. A known fault of the
+    /// emulation is an error only the second time.
     pub fn boot(lab: &Lab, rig: Rig) -> Result<Self> {
         Self::boot_beside(lab, rig, 1)
     }
@@ -111,9 +110,9 @@ impl LabHost {
                 .is_ok_and(|(_, hello)| hello.kvm)
         });
         let progress = Progress::start("booting the lab host");
-        let mut last = None;
-        for retries in 0..ATTEMPTS {
-            match attempt(lab, rig, memory, accelerator, BOOT_LIMIT) {
+        let mut retried = None;
+        loop {
+            let (qemu, why) = match attempt(lab, rig, memory, accelerator, BOOT_LIMIT) {
                 Ok((started, hello)) => {
                     drop(progress);
                     for problem in &hello.problems {
@@ -125,28 +124,30 @@ impl LabHost {
                         monitor: started.monitor,
                         rig,
                         hello,
-                        retries,
+                        retried,
                         accelerator,
                     });
                 }
-                Err((mut qemu, why)) => {
-                    eprintln!(
-                        "lab: boot retry: attempt {} of {ATTEMPTS} failed: {why}",
-                        retries + 1
-                    );
-                    if let Some(qemu) = &mut qemu {
-                        qemu.keep_console = true;
-                    }
-                    last = Some((qemu.map(|qemu| qemu.console.clone()), why));
+                Err(failed) => failed,
+            };
+            let mut console = PathBuf::new();
+            let mut evidence = None;
+            if let Some(mut qemu) = qemu {
+                qemu.keep_console = true;
+                console.clone_from(&qemu.console);
+                if accelerator == Accelerator::Tcg && retried.is_none() {
+                    evidence = qemu.emulator_fault(&why);
                 }
             }
+            let Some(evidence) = evidence else {
+                return Err(Error::Boot { why, console });
+            };
+            eprintln!(
+                "lab: boot retry: {evidence}; its console: {}",
+                console.display()
+            );
+            retried = Some(evidence);
         }
-        let (console, why) = last.unwrap_or_default();
-        Err(Error::Boot {
-            attempts: ATTEMPTS,
-            why,
-            console: console.unwrap_or_default(),
-        })
     }
 
     /// What the agent said when it was ready.
@@ -154,9 +155,9 @@ impl LabHost {
         &self.hello
     }
 
-    /// How many boots had failed before this one.
-    pub fn retries(&self) -> u32 {
-        self.retries
+    /// The evidence of a fault of the emulation that failed the boot before this one.
+    pub fn retried(&self) -> Option<&str> {
+        self.retried.as_deref()
     }
 
     /// The process of its QEMU.
@@ -230,6 +231,17 @@ impl LabHost {
             std::thread::sleep(Duration::from_millis(10));
         }
         Err(self.lost(&io::Error::other("it did not switch itself off")))
+    }
+}
+
+impl Qemu {
+    /// Evidence that the emulation failed a boot and the lab's own code did not: a crash of a known
+    /// kind, or a kernel that hangs before it starts that code.
+    fn emulator_fault(&mut self, why: &str) -> Option<String> {
+        let console = files::read_text(&self.console).unwrap_or_default();
+        let runs = matches!(self.child.try_wait(), Ok(None));
+        let hangs = runs && !console.contains(BOOTED);
+        emulator::fault(&console).or_else(|| hangs.then(|| format!("{why}, before init ran")))
     }
 }
 

@@ -14,6 +14,7 @@ pub mod areas;
 pub mod cable;
 pub mod cache;
 pub mod cpio;
+mod emulator;
 pub mod endurance;
 pub mod error;
 pub mod figures;

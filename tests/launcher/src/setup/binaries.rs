@@ -33,6 +33,9 @@ const SMALL_TESTS: [&str; 3] = ["skeleton_lab", "skeleton_kvm_vcpu", "api_access
 /// The programs that a measurement needs.
 const PROGRAMS: [&str; 4] = ["bellhop", "lab-host", "lab-guest", "lab-bench"];
 
+/// Compiles with counters, see there.
+const RUSTC_COVERAGE: &str = "tests/launcher/rustc-coverage";
+
 /// What cargo built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -63,25 +66,33 @@ pub struct Built {
 /// [`Error::Start`]; [`Error::Program`] when something does not compile.
 pub fn programs(repository: &Path, profile: Profile, tests: &[String]) -> Result<Vec<Built>> {
     let mut words = match profile {
-        Profile::Dev => vec!["test", "--no-run"],
+        Profile::Dev | Profile::Coverage => vec!["test", "--no-run"],
         Profile::Release => vec!["build", "--release"],
     };
     words.extend(PACKAGES.iter().flat_map(|package| ["--package", package]));
     match profile {
-        Profile::Dev => words.extend(SMALL_TESTS.iter().flat_map(|test| ["--test", test])),
+        Profile::Dev | Profile::Coverage => {
+            words.extend(SMALL_TESTS.iter().flat_map(|test| ["--test", test]));
+        }
         Profile::Release => words.extend(PROGRAMS.iter().flat_map(|one| ["--bin", one])),
     }
     words.extend(tests.iter().map(String::as_str));
-    cargo(repository, &words, "programs and tests")
+    let wrapper = (profile == Profile::Coverage).then(|| repository.join(RUSTC_COVERAGE));
+    cargo(repository, &words, wrapper.as_deref(), "programs and tests")
 }
 
-/// Runs `cargo ARGUMENTS --message-format=json` in the repository and returns the executables it
-/// built or found up to date. Cargo's progress goes to the step's line, compiler diagnostics to
+/// Runs `cargo ARGUMENTS --message-format=json` in the repository, with a wrapper around the
+/// compiler of its crates, and returns the executables it built or found up to date. Cargo's progress goes to the step's line, compiler diagnostics to
 /// the error.
 ///
 /// # Errors
 /// [`Error::Start`]; [`Error::Program`] when something does not compile.
-fn cargo(repository: &Path, arguments: &[&str], what: &str) -> Result<Vec<Built>> {
+fn cargo(
+    repository: &Path,
+    arguments: &[&str],
+    wrapper: Option<&Path>,
+    what: &str,
+) -> Result<Vec<Built>> {
     let progress = Progress::start(what);
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(&program);
@@ -95,6 +106,9 @@ fn cargo(repository: &Path, arguments: &[&str], what: &str) -> Result<Vec<Built>
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    if let Some(wrapper) = wrapper {
+        command.env("RUSTC_WORKSPACE_WRAPPER", wrapper);
+    }
     for (name, _) in std::env::vars_os() {
         // What the outer cargo set for this program must not change the
         // fingerprints of the inner build.

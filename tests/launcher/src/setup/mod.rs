@@ -51,6 +51,8 @@ pub fn repository() -> Result<PathBuf> {
 pub enum Profile {
     /// For tests, the demo and work in the lab.
     Dev,
+    /// The same, and the programs count which of their lines run.
+    Coverage,
     /// As users build it: for everything whose figures are compared.
     Release,
 }

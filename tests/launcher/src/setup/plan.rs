@@ -81,7 +81,7 @@ impl Plan {
         let target = std::env::var_os("CARGO_TARGET_DIR")
             .map_or_else(|| repository.join("target"), Into::into);
         let profile = match needs.profile {
-            Profile::Dev => ("debug", PROGRAMS),
+            Profile::Dev | Profile::Coverage => ("debug", PROGRAMS),
             Profile::Release => ("release", RELEASE),
         };
         let directory = target.join("x86_64-unknown-linux-gnu").join(profile.0);

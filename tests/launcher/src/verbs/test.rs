@@ -23,8 +23,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+mod coverage;
 mod durations;
-mod emulator;
 mod gate;
 mod harness;
 mod lanes;
@@ -32,6 +32,7 @@ mod queue;
 mod summary;
 mod transcript;
 
+use coverage::{Coverage, Source};
 use durations::Durations;
 use gate::Gate;
 use harness::Harness;
@@ -62,6 +63,10 @@ pub(super) struct PlaceArguments {
     /// processor or less than 8 GiB of memory, or if one file of tests is meant)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     lanes: Option<u8>,
+    /// Show how many lines of the product the tests run; needs rustup's
+    /// component llvm-tools
+    #[arg(long, conflicts_with = "here")]
+    coverage: bool,
     #[command(flatten)]
     here: HereArguments,
 }
@@ -98,13 +103,19 @@ pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) 
     let filter = Filter::of(filter, &repository)?;
     let all_files = test_names(&repository)?;
     let gate = match filter {
-        Filter::All if !effort.soak => Some(Gate::read(&repository)?),
+        Filter::All => Some(Gate::read(&repository)?),
         _ => None,
     };
-    let files = filter.lab_tests(gate.as_ref(), &all_files);
+    let files = filter.lab_tests(gate.as_ref().filter(|_| !effort.soak), &all_files);
+    let coverage = place
+        .coverage
+        .then(|| Coverage::start(&repository))
+        .transpose()?;
     let mut summary = Summary::default();
     let lab = Lab::prepare(&Needs {
-        profile: Profile::Dev,
+        profile: coverage
+            .as_ref()
+            .map_or(Profile::Dev, |_| Profile::Coverage),
         tests: &filter.cargo_words(&files),
         guest_kernel: true,
     })?;
@@ -118,21 +129,28 @@ pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) 
     }
     let mut harnesses = Vec::new();
     let programs = lab.programs();
-    for (built, mut tests) in listed.lab {
-        if let Some(gate) = &gate {
-            let all = tests.len();
-            tests.retain(|test| gate.has(&built.name, test));
-            summary.tests_left_out += all - tests.len();
-        }
-        if !tests.is_empty() {
-            harnesses.push(Harness {
-                lab: &lab,
-                name: &built.name,
-                program: &built.path,
-                tests,
-                effort,
-                programs: &programs,
-            });
+    for (built, tests) in listed.lab {
+        let (inside, outside) = tests.into_iter().partition::<Vec<_>, _>(|test| {
+            gate.as_ref().is_none_or(|gate| gate.has(&built.name, test))
+        });
+        let mut harness = |tests: Vec<String>, source| {
+            if !tests.is_empty() {
+                harnesses.push(Harness {
+                    lab: &lab,
+                    name: &built.name,
+                    program: &built.path,
+                    tests,
+                    effort,
+                    programs: &programs,
+                    coverage: coverage.as_ref().map(|coverage| (coverage, source)),
+                });
+            }
+        };
+        harness(inside, Source::Gate);
+        if effort.soak {
+            harness(outside, Source::Other);
+        } else {
+            summary.tests_left_out += outside.len();
         }
     }
     if harnesses.is_empty() && listed.unit.is_empty() {
@@ -149,6 +167,9 @@ pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) 
             .args(["--quiet"])
             .args(Some(filter.text()).filter(|text| !text.is_empty()))
             .current_dir(&built.package);
+        if let Some(coverage) = &coverage {
+            coverage.unit_test(&mut command);
+        }
         summary.tally += stream(&mut command)?;
     }
     if filter.includes_documentation() {
@@ -168,7 +189,11 @@ pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) 
         in_lanes(&lab, harnesses, place, &mut summary)?;
         summary.phase("lab tests");
     }
-    Ok(summary.end(effort))
+    let code = summary.end(effort);
+    if let Some(coverage) = &coverage {
+        coverage.report(&lab.built)?;
+    }
+    Ok(code)
 }
 
 /// Which tests are meant.

@@ -19,6 +19,7 @@ mod agent;
 mod link;
 mod root;
 
+use lab::agent::protocol::BOOTED;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         eprintln!("lab-host is the init of the lab host; there also: lab-host link NAME up|down");
         return ExitCode::FAILURE;
     }
+    eprintln!("{BOOTED}");
     if let Err(error) = root::init() {
         eprintln!("lab-host: {}", lab::error::report(&error));
     }

@@ -12,11 +12,13 @@
 //! error), or the host's console (`emulator.rs`). A test's name never is. On real KVM there is no
 //! retry.
 
+use super::Effort;
+use super::coverage::{Coverage, Source};
 use super::transcript::Transcript;
-use super::{Effort, emulator};
 use crate::accelerator::Accelerator;
 use crate::agent::client::{self, Outcome, Printed, Streams};
 use crate::agent::protocol::Execute;
+use crate::emulator;
 use crate::endurance::{CYCLES, DEFAULT_CYCLES, SOAK};
 use crate::error::{Error, Result};
 use crate::files;
@@ -45,6 +47,8 @@ pub(super) struct Harness<'a> {
     pub(super) effort: Effort,
     /// Programs besides Bellhop that tests start: they must not change meanwhile.
     pub(super) programs: &'a [String],
+    /// Where its profiles are collected, and as what they count.
+    pub(super) coverage: Option<(&'a Coverage, Source)>,
 }
 
 impl Harness<'_> {
@@ -66,6 +70,9 @@ impl Harness<'_> {
             .insert(CYCLES.into(), cycles.to_string());
         if soak {
             execute.environment.insert(SOAK.into(), "1".into());
+        }
+        if self.coverage.is_some() {
+            Coverage::in_lab_host(&mut execute.environment);
         }
         execute.held.extend_from_slice(self.programs);
         Ok(execute)
@@ -206,7 +213,15 @@ impl<'a> LabRun<'a> {
                 transcript.line(Printed::Error, line);
                 cut_short = Some(None);
             }
-            Ok(Outcome::Ended(_)) => self.host = Some((rig, host)),
+            Ok(Outcome::Ended(_)) => {
+                if let Some((coverage, source)) = harness.coverage {
+                    let collect = coverage.collect(source, harness.name);
+                    let collect = verbs::command(self.lab, collect)?;
+                    let mut line = |printed, line: &str| transcript.line(printed, line);
+                    client::run(&mut host, collect, None, Streams::Lines(&mut line))?;
+                }
+                self.host = Some((rig, host));
+            }
             Err(error @ Error::HostLost { .. }) => {
                 let lost = crate::error::report(&error);
                 transcript.line(Printed::Error, &format!("lab: {lost}"));
@@ -251,10 +266,11 @@ impl<'a> LabRun<'a> {
         }
         self.power_off()?;
         let host = LabHost::boot_beside(self.lab, rig, self.lanes)?;
-        for _ in 0..host.retries() {
+        if let Some(evidence) = host.retried() {
+            let rig = rig.name();
             self.ended
                 .retries
-                .push(format!("boot of a lab host with the rig {}", rig.name()));
+                .push(format!("boot of a lab host with the rig {rig}: {evidence}"));
         }
         Ok(host)
     }

@@ -29,7 +29,7 @@ const OWN_DRIVERS: [&str; 7] = [
 ];
 
 /// Evidence of a known fault in the console of a host that was lost.
-pub(super) fn fault(console: &str) -> Option<String> {
+pub(crate) fn fault(console: &str) -> Option<String> {
     let lines: Vec<&str> = console.lines().collect();
     let lines = &lines[lines.len().saturating_sub(SEARCHED)..];
     let begin = lines
