@@ -24,8 +24,9 @@ const VARIABLE: &str = "LLVM_PROFILE_FILE";
 /// A file for each program, which all its processes share (`%m`), mapped by them (`%c`).
 const NAME: &str = "%m%c.profraw";
 
-/// Where programs in the lab host count.
-const IN_LAB_HOST: &str = "/dev/shm/coverage";
+/// Where programs in the lab host count. LLVM's runtime creates no directory there: its agent counts,
+/// too, and only the first process of a tree creates one.
+const IN_LAB_HOST: &str = "/dev/shm";
 
 /// The product's crates: name and folder of the sources, the longest path first.
 const CRATES: [(&str, &str); 6] = [
@@ -106,7 +107,7 @@ impl Coverage {
     /// The command for the lab host that moves the profiles of a file of tests into the repository.
     pub(super) fn collect(&self, source: Source, file: &str) -> Vec<String> {
         let target = self.directory.join(source.directory()).join(file);
-        let script = r#"mkdir -p "$2" && cp "$1"/*.profraw "$2" && rm -r "$1""#;
+        let script = r#"mkdir -p "$2" && mv "$1"/*.profraw "$2""#;
         let target = target.to_string_lossy().into_owned();
         ["sh", "-c", script, "collect", IN_LAB_HOST, &target]
             .map(str::to_owned)
