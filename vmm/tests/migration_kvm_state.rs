@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_vcpu_events, kvm_xcrs};
 use support::asm::{self, CLI, HALT_FOR_EVER, IRET, STI, join};
-use support::{CODE, MMIO, PORT, RAM_SIZE, Rig};
+use support::{CODE, MMIO, PATIENCE, PORT, RAM_SIZE, Rig};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::kvm::saved::{ClockPolicy, VmState};
 use vmm::vcpu::{MsrState, VcpuState};
@@ -271,6 +271,41 @@ fn a_timer_that_runs_fires_at_its_time() {
     let rig = restore(&saved, ClockPolicy::Advance);
     rig.vcpus.resume();
     assert_eq!(rig.port.take_bytes(1), b"T");
+}
+
+/// MSR_KVM_SYSTEM_TIME_NEW: where KVM writes the guest's clock; bit 0 switches it on.
+const KVM_SYSTEM_TIME: u32 = 0x4b56_4d01;
+/// `struct pvclock_vcpu_time_info`, which begins with its version.
+const CLOCK: u64 = 0x600;
+/// Its flags.
+const CLOCK_FLAGS: u64 = CLOCK + 29;
+/// PVCLOCK_GUEST_STOPPED.
+const GUEST_STOPPED: u8 = 1 << 1;
+
+/// KVM tells that only to a guest whose clock is on, which is an MSR: so events come after the registers.
+#[test]
+fn a_guest_that_goes_on_is_told_that_it_was_stopped() {
+    let code = join(&[
+        CLI,
+        &asm::wrmsr(KVM_SYSTEM_TIME, 0, 0x601), // CLOCK
+        // inc ebx; mov [COUNTER], ebx; jmp
+        &[0x66, 0x43, 0x66, 0x89, 0x1e, 0x00, 0x05, 0xeb, 0xf7],
+    ]);
+    let rig = Rig::new(1, &code);
+    rig.vcpus.resume();
+    rig.wait_change(COUNTER, 0);
+    let saved = save(&rig);
+    let flags = |rig: &Rig| -> u8 { rig.memory.read_obj(GuestAddress(CLOCK_FLAGS)).unwrap() };
+    assert_ne!(rig.word(CLOCK), 0, "KVM writes no clock");
+    assert_eq!(flags(&rig) & GUEST_STOPPED, 0);
+    drop(rig);
+    let rig = restore(&saved, ClockPolicy::StandStill);
+    rig.vcpus.resume();
+    let begin = Instant::now();
+    while flags(&rig) & GUEST_STOPPED == 0 {
+        assert!(begin.elapsed() < PATIENCE, "it does not know");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]

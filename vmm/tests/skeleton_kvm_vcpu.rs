@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
@@ -189,6 +190,33 @@ fn pause_right_after_resume_loses_no_wakeup() {
     rig.vcpus.resume();
     rig.vcpus.resume();
     rig.wait_change(COUNTER, rig.word(COUNTER));
+}
+
+/// How long a device holds a vCPU up here.
+const HELD: Duration = Duration::from_millis(200);
+
+#[test]
+fn a_pause_waits_for_each_vcpu() {
+    // out PORT, al; jmp
+    let application = [0xe6, PORT, 0xeb, 0xfc];
+    let rig = Rig::new(2, &start_all());
+    rig.load(0x2000, &application);
+    for _ in 0..3 {
+        rig.vcpus.resume();
+        rig.port.take(1);
+        let port = Arc::clone(&rig.port);
+        std::thread::scope(|scope| {
+            let (begun, has_begun) = mpsc::channel();
+            scope.spawn(move || port.hold(HELD, || begun.send(()).unwrap()));
+            has_begun.recv().unwrap();
+            // The application processor is in its next access.
+            std::thread::sleep(HELD / 4);
+            rig.vcpus.pause();
+            // Only paused ones are saved.
+            rig.vcpus.save().unwrap();
+        });
+        rig.port.take(0);
+    }
 }
 
 #[test]

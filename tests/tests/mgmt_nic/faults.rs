@@ -164,9 +164,15 @@ fn end_of(cycle: usize, moments: usize) -> End {
 
 /// Has a process make a NIC and die at each of these moments, and removes what it left.
 pub(crate) fn each_death_is_undone(test: &str, from: &str, moments: &[Moment], before: &Traces) {
+    let mut recorded = false;
     for (number, moment) in moments.iter().enumerate() {
         killed(test, from, number);
         if record(NAMES[0]).exists() {
+            if !recorded {
+                // Its first step was recorded a moment ago, and is not done.
+                before.assert_only_recorded(NAMES[0], &format!("killed at {moment:?}"));
+                recorded = true;
+            }
             let list = printed(&bellhop(&["nic", "list"]));
             assert!(list.contains("state making"), "{moment:?}: {list}");
             // The name is taken meanwhile.

@@ -82,8 +82,21 @@ impl Traces {
     /// Fails with what is different from this.
     #[track_caller]
     pub(crate) fn assert_same(&self, when: &str) {
-        let now = Self::find();
-        if now == *self {
+        self.compare(when, &Self::find());
+    }
+
+    /// As [`Self::assert_same`], but for the record of this NIC, which is there now.
+    #[track_caller]
+    pub(crate) fn assert_only_recorded(&self, name: &str, when: &str) {
+        let mut now = Self::find();
+        let recorded = now.0.remove(&record(name).display().to_string());
+        assert!(recorded.is_some(), "{when}: no record");
+        self.compare(when, &now);
+    }
+
+    #[track_caller]
+    fn compare(&self, when: &str, now: &Self) {
+        if now == self {
             return;
         }
         let mut different = Vec::new();

@@ -4,11 +4,12 @@ use std::process::Command;
 
 use lab::netdevsim::Netdevsim;
 use lab::process::output;
-use serde_json::Value;
+use serde_json::{Value, json};
 use vdpa_mgmt::ErrorKind;
+use vdpa_mgmt::nic::{MadeNic, Observer as _, Store};
 use vdpa_mgmt::sriov::{Links, Setting, Vlan, VlanProtocol};
 
-use super::support::{bellhop, complaint, printed};
+use super::support::{bellhop, complaint, printed, program};
 
 /// A simulated NIC with two virtual functions.
 struct Simulated {
@@ -151,4 +152,55 @@ fn what_is_not_there_is_said() {
     let vlan = Setting::Vlan(Vlan::new(5, 0, VlanProtocol::Dot1Q).unwrap());
     let error = links.set("lo", 0, &[vlan]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+}
+
+/// Has the program $1 remove the NIC $3 on a PCI bus that has one physical function, with one virtual function and the network
+/// interface $2. The shell runs in a mount namespace of its own, which the bus goes with.
+const REMOVE_ON_A_BUS: &str = "mount -t tmpfs pci /sys/bus/pci/devices
+    mkdir -p /sys/bus/pci/devices/0000:ff:00.0/net/$2
+    ln -s ../0000:ff:00.1 /sys/bus/pci/devices/0000:ff:00.0/virtfn0
+    exec $1 nic remove $3";
+
+/// No NIC of the lab takes settings of its virtual functions and is on the PCI bus. So the simulated one is shown there, and
+/// the record is the one that `nic make` keeps.
+#[test]
+fn a_nic_that_is_removed_gives_the_settings_back() {
+    const NAME: &str = "lab-set0";
+    let nic = Simulated::add(74);
+    let set = |words: &str| {
+        let mut arguments = vec!["vf", "set", &nic.interface, "0"];
+        arguments.extend(words.split_whitespace());
+        assert_eq!(printed(&bellhop(&arguments)), "");
+    };
+    set("mac 02:5e:10:53:77:03 rate 100");
+    let before = nic.same(0);
+    set("mac 02:5e:10:53:77:04 rate 200");
+    assert_ne!(nic.same(0), before);
+    let step = json!({
+        "step": "set-virtual-function",
+        "physical": "0000:ff:00.0",
+        "virtual_function": 0,
+        "settings": { "mac": [2, 0x5e, 0x10, 0x53, 0x77, 4], "rates": [0, 200] },
+        "former": { "mac": [2, 0x5e, 0x10, 0x53, 0x77, 3], "rates": [0, 100] },
+    });
+    let made: MadeNic = serde_json::from_value(json!({
+        "version": 1,
+        "name": NAME,
+        "from": "pci/0000:ff:00.0",
+        "state": "made",
+        "steps": [step],
+    }))
+    .unwrap();
+    let mut store = Store::open_default().unwrap().lock().unwrap();
+    store.keep(&made).unwrap();
+    drop(store);
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "sh", "-ec", REMOVE_ON_A_BUS, "sh"])
+        .arg(program())
+        .args([&nic.interface, NAME]);
+    assert_eq!(printed(&command.output().unwrap()), "");
+    assert_eq!(nic.same(0), before);
+    let left = Store::open_default().unwrap().nics().unwrap();
+    assert!(left.iter().all(|nic| nic.name() != NAME), "{left:?}");
 }

@@ -211,6 +211,29 @@ fn the_guest_does_what_it_likes_meanwhile() {
     exchange(&mut machine.nic, 20, &[MAC]);
 }
 
+/// Of a queue that was reset nobody is told any more what it writes unseen: what it wrote before is marked.
+#[test]
+fn what_a_queue_wrote_unseen_is_marked_when_it_is_reset() {
+    let net = net(SHARED);
+    let mut machine = Machine::new(&net);
+    machine.start();
+    machine.backend.log_writes(true).unwrap();
+    exchange(&mut machine.nic, 5, &[MAC]);
+    let used_ring = machine.nic.transmit.addresses.device;
+    let unseen = machine.backend.always_dirty();
+    assert!(unseen.iter().any(|(first, _)| *first == used_ring));
+    compare(&mut machine, 16, |machine| {
+        exchange(&mut machine.nic, 20, &[MAC]);
+        let change = QueueChange::Reset { index: TRANSMIT };
+        machine.backend.change(change).unwrap();
+        assert_eq!(machine.backend.always_dirty(), []);
+    });
+    assert!(is_dirty(&machine.memory, used_ring));
+    machine.backend.reset();
+    machine.start();
+    exchange(&mut machine.nic, 20, &[MAC]);
+}
+
 #[test]
 fn a_device_is_saved_while_its_writes_are_recorded() {
     let first = net(SHARED);

@@ -131,6 +131,35 @@ fn a_command_that_came_too_late_is_served_where_the_device_goes_on() {
     assert_eq!(net.config().unwrap()["mac"], text(MAC));
 }
 
+/// How long a device does not answer a command here.
+const LATE: Duration = Duration::from_millis(300);
+
+#[test]
+fn a_save_waits_for_the_command_that_the_device_has() {
+    let net = net(SHARED);
+    let mut machine = running(&net);
+    // It is given the command, and carries it out when it is resumed.
+    behind_the_back(&net, vdpa::uapi::suspend());
+    let head = add_command(&mut machine);
+    machine.turn(Duration::ZERO);
+    assert_eq!(machine.control.take(), None);
+    let state = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(LATE);
+            behind_the_back(&net, vdpa::uapi::resume());
+        });
+        machine.backend.save().unwrap()
+    });
+    assert_eq!(machine.control.take(), Some((u32::from(head), 1)));
+    let ack: u8 = machine.memory.read_obj(GuestAddress(ACK)).unwrap();
+    assert_eq!(ack, 0);
+    assert_eq!(decode(&state).3, Some(MAC));
+    let activation = machine.activation();
+    machine.backend.restore(&state, activation).unwrap();
+    assert_eq!(machine.mac(), MAC);
+    exchange(&mut machine.nic, 10, &[MAC]);
+}
+
 #[test]
 fn a_suspended_device_is_not_given_the_guest_s_commands() {
     let net = net(SHARED);

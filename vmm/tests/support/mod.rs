@@ -64,6 +64,13 @@ impl Recorder {
     pub(crate) fn is_empty(&self) -> bool {
         self.writes.lock().is_empty()
     }
+
+    /// Has writes wait for so long, and calls `begun` when they do.
+    pub(crate) fn hold(&self, time: Duration, begun: impl FnOnce()) {
+        let _writes = self.writes.lock();
+        begun();
+        std::thread::sleep(time);
+    }
 }
 
 /// Fields drop in this order: vCPUs first.
