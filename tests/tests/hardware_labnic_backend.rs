@@ -1,5 +1,7 @@
-//! The vDPA backend behind its trait on lab NICs, with guest memory but without a guest: commands that a device refuses, what a
-//! device is told again after a reset, what is signalled after it was suspended.
+//! The vDPA backend on lab NICs, with guest memory but without a guest.
+//!
+//! Commands that a device refuses, control state that a device gets again after a reset, and the
+//! signals that follow a suspend.
 
 #![expect(
     clippy::unwrap_used,
@@ -34,7 +36,7 @@ const ERR: u8 = 1;
 /// The VLAN that the guest receives, and one that it does not.
 const VLANS: [u8; 2] = [7, 8];
 
-/// Long after a signal would have come.
+/// A signal arrives in much less time.
 const QUIET: Duration = Duration::from_millis(100);
 
 fn add(labnic: &Labnic, name: &str, mac: [u8; 6]) -> SimDevice {
@@ -48,7 +50,7 @@ fn machine(device: &SimDevice) -> Machine {
     machine
 }
 
-/// What the device has counted of a queue.
+/// A counter of one of the device's queues.
 fn count(device: &SimDevice, queue: u16, what: &str) -> u64 {
     let counted = device.vstats(u32::from(queue)).unwrap();
     counted[what].as_u64().unwrap()
@@ -64,7 +66,7 @@ fn a_command_that_the_device_refuses_is_refused_to_the_guest() {
     let device = add(&labnic, "refuses", MAC);
     let mut machine = machine(&device);
     let errors = || count(&device, CONTROL, "cvq errors");
-    // For the VMM any address is one; a device has neither that of a group nor none.
+    // The VMM accepts any address. A device refuses a multicast address and the zero address.
     for mac in [[1, 0, 0x5e, 0, 0, 1], [0; 6]] {
         let before = errors();
         assert_eq!(machine.command(&mac_addr_set(mac)), ERR, "{mac:x?}");
@@ -78,7 +80,7 @@ fn a_command_that_the_device_refuses_is_refused_to_the_guest() {
     assert_eq!(trouble().unwrap(), [""; 0]);
 }
 
-/// A frame in a VLAN.
+/// A frame with a VLAN tag.
 fn tagged(to: [u8; 6], vlan: u8, number: u8) -> Vec<u8> {
     let mut packet = vec![0; HEADER];
     packet.extend_from_slice(&to);
@@ -88,7 +90,7 @@ fn tagged(to: [u8; 6], vlan: u8, number: u8) -> Vec<u8> {
     packet
 }
 
-/// The guest, whose address is `mac`, receives its VLAN and no other one.
+/// The guest, whose address is `mac`, receives frames of its VLAN only.
 #[track_caller]
 fn receives_its_vlan(guest: &mut Machine, peer: &mut Machine, mac: [u8; 6], number: u8) {
     let [own, other] = VLANS.map(|vlan| tagged(mac, vlan, number));
@@ -98,14 +100,14 @@ fn receives_its_vlan(guest: &mut Machine, peer: &mut Machine, mac: [u8; 6], numb
     assert_eq!(got[HEADER..], own[HEADER..]);
 }
 
-/// A device that cannot be suspended is reset where its writes begin to be recorded, and where that ends, and has forgotten
-/// all that its guest had set by the control queue.
+/// A device without SUSPEND is reset when the dirty log begins and when it ends. The reset clears
+/// the control state that the guest has set.
 #[test]
 fn a_device_that_was_reset_for_the_log_has_what_its_guest_had_set() {
     let labnic = Labnic::load(&[("suspend", "0"), ("resume", "0")]).unwrap();
     let devices = [add(&labnic, "log", MAC), add(&labnic, "peer", SECOND)];
     let [mut guest, mut peer] = devices.each_ref().map(machine);
-    // It takes no frames but its own, and those only in one VLAN.
+    // The device accepts frames to its own address and in one VLAN only.
     let (promiscuous_off, vlan_add) = ([0, 0, 0], [2, 0, VLANS[0], 0]);
     for command in [
         &promiscuous_off[..],
@@ -127,12 +129,12 @@ fn a_device_that_was_reset_for_the_log_has_what_its_guest_had_set() {
     assert_eq!(trouble().unwrap(), [""; 0]);
 }
 
-/// Takes signals until none comes.
+/// Takes signals until none arrives.
 fn drain(event: &EventFd) {
     while wait(event, QUIET) {}
 }
 
-/// The device is suspended meanwhile, so a kick of another queue may be lost, or an interrupt.
+/// The device is suspended during the change, so a kick or an interrupt of another queue may be lost.
 #[test]
 fn the_other_queue_is_signalled_where_one_is_reset_or_enabled() {
     let labnic = Labnic::load(&[]).unwrap();

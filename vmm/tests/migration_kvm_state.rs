@@ -282,9 +282,9 @@ const CLOCK_FLAGS: u64 = CLOCK + 29;
 /// PVCLOCK_GUEST_STOPPED.
 const GUEST_STOPPED: u8 = 1 << 1;
 
-/// KVM tells that only to a guest whose clock is on, which is an MSR: so events come after the registers.
+/// KVM sets the flag only where the guest's clock, an MSR, is on. So events follow the registers.
 #[test]
-fn a_guest_that_goes_on_is_told_that_it_was_stopped() {
+fn a_restored_guest_sees_that_it_was_stopped() {
     let code = join(&[
         CLI,
         &asm::wrmsr(KVM_SYSTEM_TIME, 0, 0x601), // CLOCK
@@ -303,7 +303,10 @@ fn a_guest_that_goes_on_is_told_that_it_was_stopped() {
     rig.vcpus.resume();
     let begin = Instant::now();
     while flags(&rig) & GUEST_STOPPED == 0 {
-        assert!(begin.elapsed() < PATIENCE, "it does not know");
+        assert!(
+            begin.elapsed() < PATIENCE,
+            "the guest does not see that it was stopped"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -192,7 +192,7 @@ fn pause_right_after_resume_loses_no_wakeup() {
     rig.wait_change(COUNTER, rig.word(COUNTER));
 }
 
-/// How long a device holds a vCPU up here.
+/// How long a device delays a vCPU in this test.
 const HELD: Duration = Duration::from_millis(200);
 
 #[test]
@@ -209,10 +209,10 @@ fn a_pause_waits_for_each_vcpu() {
             let (begun, has_begun) = mpsc::channel();
             scope.spawn(move || port.hold(HELD, || begun.send(()).unwrap()));
             has_begun.recv().unwrap();
-            // The application processor is in its next access.
+            // The application processor waits in its next access.
             std::thread::sleep(HELD / 4);
             rig.vcpus.pause();
-            // Only paused ones are saved.
+            // A vCPU that is not paused cannot be saved.
             rig.vcpus.save().unwrap();
         });
         rig.port.take(0);

@@ -169,7 +169,7 @@ pub(crate) fn each_death_is_undone(test: &str, from: &str, moments: &[Moment], b
         killed(test, from, number);
         if record(NAMES[0]).exists() {
             if !recorded {
-                // Its first step was recorded a moment ago, and is not done.
+                // The first step is recorded before it is done.
                 before.assert_only_recorded(NAMES[0], &format!("killed at {moment:?}"));
                 recorded = true;
             }

@@ -85,7 +85,7 @@ impl Traces {
         self.compare(when, &Self::find());
     }
 
-    /// As [`Self::assert_same`], but for the record of this NIC, which is there now.
+    /// As [`Self::assert_same`], except that the record of this NIC exists now.
     #[track_caller]
     pub(crate) fn assert_only_recorded(&self, name: &str, when: &str) {
         let mut now = Self::find();

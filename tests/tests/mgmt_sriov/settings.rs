@@ -154,15 +154,15 @@ fn what_is_not_there_is_said() {
     assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
 }
 
-/// Has the program $1 remove the NIC $3 on a PCI bus that has one physical function, with one virtual function and the network
-/// interface $2. The shell runs in a mount namespace of its own, which the bus goes with.
+/// The program $1 removes the NIC $3 on a PCI bus with one physical function. The function has one
+/// virtual function and the network interface $2. The bus exists in the shell's mount namespace only.
 const REMOVE_ON_A_BUS: &str = "mount -t tmpfs pci /sys/bus/pci/devices
     mkdir -p /sys/bus/pci/devices/0000:ff:00.0/net/$2
     ln -s ../0000:ff:00.1 /sys/bus/pci/devices/0000:ff:00.0/virtfn0
     exec $1 nic remove $3";
 
-/// No NIC of the lab takes settings of its virtual functions and is on the PCI bus. So the simulated one is shown there, and
-/// the record is the one that `nic make` keeps.
+/// No NIC of the lab is on the PCI bus and accepts settings of its virtual functions. So the test
+/// shows netdevsim's interface on such a bus, and writes the record that `nic make` keeps.
 #[test]
 fn a_nic_that_is_removed_gives_the_settings_back() {
     const NAME: &str = "lab-set0";

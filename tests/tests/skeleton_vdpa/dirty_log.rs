@@ -211,9 +211,10 @@ fn the_guest_does_what_it_likes_meanwhile() {
     exchange(&mut machine.nic, 20, &[MAC]);
 }
 
-/// Of a queue that was reset nobody is told any more what it writes unseen: what it wrote before is marked.
+/// After a reset the queue's ring no longer counts as always dirty. Its earlier untracked writes are
+/// marked.
 #[test]
-fn what_a_queue_wrote_unseen_is_marked_when_it_is_reset() {
+fn untracked_writes_are_marked_at_a_queue_reset() {
     let net = net(SHARED);
     let mut machine = Machine::new(&net);
     machine.start();

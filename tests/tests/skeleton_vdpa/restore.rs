@@ -131,14 +131,14 @@ fn a_command_that_came_too_late_is_served_where_the_device_goes_on() {
     assert_eq!(net.config().unwrap()["mac"], text(MAC));
 }
 
-/// How long a device does not answer a command here.
+/// How long the device does not answer a command in this test.
 const LATE: Duration = Duration::from_millis(300);
 
 #[test]
 fn a_save_waits_for_the_command_that_the_device_has() {
     let net = net(SHARED);
     let mut machine = running(&net);
-    // It is given the command, and carries it out when it is resumed.
+    // The device gets the command while it is suspended and executes it when it is resumed.
     behind_the_back(&net, vdpa::uapi::suspend());
     let head = add_command(&mut machine);
     machine.turn(Duration::ZERO);

@@ -65,7 +65,7 @@ impl Recorder {
         self.writes.lock().is_empty()
     }
 
-    /// Has writes wait for so long, and calls `begun` when they do.
+    /// Delays writes for `time`, and calls `begun` when they begin to wait.
     pub(crate) fn hold(&self, time: Duration, begun: impl FnOnce()) {
         let _writes = self.writes.lock();
         begun();
