@@ -10,6 +10,7 @@ use crate::files;
 use crate::process::die_with_parent;
 use crate::progress::Progress;
 use std::io::{BufRead as _, BufReader, Read};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -33,8 +34,27 @@ const SMALL_TESTS: [&str; 3] = ["skeleton_lab", "skeleton_kvm_vcpu", "api_access
 /// The programs that a measurement needs.
 const PROGRAMS: [&str; 4] = ["bellhop", "lab-host", "lab-guest", "lab-bench"];
 
-/// Compiles with counters, see there.
-const RUSTC_COVERAGE: &str = "tests/launcher/rustc-coverage";
+/// Set where this program is cargo's RUSTC_WORKSPACE_WRAPPER: the compiler of the workspace's crates,
+/// and of no others.
+const WRAPPER: &str = "LAB_RUSTC_COVERAGE";
+
+/// Counters at a movable address can live in the mapped profile, so that a program that is killed
+/// has counted (LLVM, "continuous mode").
+const COUNTERS: [&str; 4] = [
+    "-C",
+    "instrument-coverage",
+    "-C",
+    "llvm-args=-runtime-counter-relocation",
+];
+
+/// Runs the compiler with counters where cargo has started this program as its wrapper. A shell
+/// script would not do: shells drop variables like `CARGO_BIN_EXE_lab-curl`.
+pub fn rustc_with_counters() -> Option<std::io::Error> {
+    std::env::var_os(WRAPPER)?;
+    let mut words = std::env::args_os().skip(1);
+    let mut rustc = Command::new(words.next()?);
+    Some(rustc.args(words).args(COUNTERS).exec())
+}
 
 /// What cargo built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,12 +97,11 @@ pub fn programs(repository: &Path, profile: Profile, tests: &[String]) -> Result
         Profile::Release => words.extend(PROGRAMS.iter().flat_map(|one| ["--bin", one])),
     }
     words.extend(tests.iter().map(String::as_str));
-    let wrapper = (profile == Profile::Coverage).then(|| repository.join(RUSTC_COVERAGE));
-    cargo(repository, &words, wrapper.as_deref(), "programs and tests")
+    cargo(repository, &words, profile, "programs and tests")
 }
 
-/// Runs `cargo ARGUMENTS --message-format=json` in the repository, with a wrapper around the
-/// compiler of its crates, and returns the executables it built or found up to date. Cargo's progress goes to the step's line, compiler diagnostics to
+/// Runs `cargo ARGUMENTS --message-format=json` in the repository and returns the executables it
+/// built or found up to date. Cargo's progress goes to the step's line, compiler diagnostics to
 /// the error.
 ///
 /// # Errors
@@ -90,7 +109,7 @@ pub fn programs(repository: &Path, profile: Profile, tests: &[String]) -> Result
 fn cargo(
     repository: &Path,
     arguments: &[&str],
-    wrapper: Option<&Path>,
+    profile: Profile,
     what: &str,
 ) -> Result<Vec<Built>> {
     let progress = Progress::start(what);
@@ -106,8 +125,11 @@ fn cargo(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    if let Some(wrapper) = wrapper {
-        command.env("RUSTC_WORKSPACE_WRAPPER", wrapper);
+    if profile == Profile::Coverage {
+        let own = std::env::current_exe().map_err(Error::system("find this program"))?;
+        command
+            .env("RUSTC_WORKSPACE_WRAPPER", own)
+            .env(WRAPPER, "1");
     }
     for (name, _) in std::env::vars_os() {
         // What the outer cargo set for this program must not change the

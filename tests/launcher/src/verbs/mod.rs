@@ -11,7 +11,7 @@ pub mod test;
 
 use crate::agent::protocol::Execute;
 use crate::error::{Error, Result};
-use crate::setup::Lab;
+use crate::setup::{Lab, binaries};
 use clap::{Parser, Subcommand};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -48,6 +48,10 @@ pub enum Verb {
 
 /// Parses the command line and runs the verb.
 pub fn main() -> ExitCode {
+    if let Some(error) = binaries::rustc_with_counters() {
+        eprintln!("lab: cannot start the compiler: {error}");
+        return ExitCode::FAILURE;
+    }
     let result = match Arguments::parse().verb {
         Verb::Bench(arguments) => bench::bench(&arguments),
         Verb::Clean(arguments) => clean::clean(&arguments),
