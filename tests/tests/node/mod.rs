@@ -231,12 +231,14 @@ impl Traces {
         }
     }
 
-    /// The same is there now. Workers of the daemon may hold a descriptor for a moment.
+    /// Waits for the same traces. A worker of the daemon may hold a descriptor for a moment, also when
+    /// `self` was taken, so fewer descriptors are no difference.
     #[track_caller]
     pub(crate) fn same(&self, daemon: &Daemon) {
         let start = Instant::now();
         loop {
-            let now = Self::now(daemon);
+            let mut now = Self::now(daemon);
+            now.descriptors = now.descriptors.max(self.descriptors);
             if now == *self {
                 return;
             }
