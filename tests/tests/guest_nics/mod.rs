@@ -18,7 +18,8 @@ pub(crate) fn wait_nics(guest: &mut Guest, macs: &[&str]) {
             .unwrap()
             .iter()
             .filter(|nic| nic["driver"] == "virtio_net")
-            .map(|nic| nic["mac"].as_str().unwrap())
+            // A NIC that goes at this moment has no address any more.
+            .filter_map(|nic| nic["mac"].as_str())
             .collect();
         seen.sort_unstable();
         if seen == macs {
