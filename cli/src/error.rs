@@ -1,4 +1,5 @@
-//! The one error of the command line: a kind for code, a message with the remedy for the user.
+//! The one error of this crate: a kind for code, a message with the remedy for the user. The
+//! command line has its kinds here, the node daemon in `node/error.rs`.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,10 +11,100 @@ use vdpa_mgmt::ErrorKind as MgmtErrorKind;
 use crate::client::Refusal;
 use crate::exit::{Code, Report};
 
-/// The cases that code decides on. The error's text has the rest.
+/// A failure of one of these kinds. The text is a sentence that names the remedy.
 #[derive(Debug)]
+pub(crate) struct Failure<K>(Box<Inner<K>>);
+
+#[derive(Debug)]
+struct Inner<K> {
+    kind: K,
+    /// None if the source speaks for itself.
+    message: Option<String>,
+    hint: Option<&'static str>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl<K> Failure<K> {
+    /// An error without a source.
+    pub(crate) fn new(kind: K, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            message: Some(message.into()),
+            hint: None,
+            source: None,
+        }))
+    }
+
+    /// A kind for an error of another type, which keeps its text.
+    pub(crate) fn transparent(kind: K, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        let mut error = Self::new(kind, "").because(source);
+        error.0.message = None;
+        error
+    }
+
+    /// The same error with its source.
+    pub(crate) fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// The same error with a hint.
+    pub(crate) fn hint(mut self, hint: &'static str) -> Self {
+        self.0.hint = Some(hint);
+        self
+    }
+
+    /// The remedy, where it is not in the text.
+    pub(crate) fn remedy(&self) -> Option<&'static str> {
+        self.0.hint
+    }
+
+    /// The case that code decides on.
+    pub(crate) fn kind(&self) -> &K {
+        &self.0.kind
+    }
+}
+
+impl<K: Default> Failure<K> {
+    /// An error of the default kind.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::new(K::default(), message)
+    }
+
+    /// For `map_err`: an error of the default kind with its source.
+    pub(crate) fn context<E>(message: impl Into<String>) -> impl FnOnce(E) -> Self
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        move |source| Self::failed(message).because(source)
+    }
+}
+
+impl<K> fmt::Display for Failure<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.0.message, &self.0.source) {
+            (Some(message), _) => f.write_str(message),
+            (None, Some(source)) => source.fmt(f),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl<K: fmt::Debug> StdError for Failure<K> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        let source = self.0.source.as_deref()?;
+        if self.0.message.is_none() {
+            return source.source();
+        }
+        Some(source)
+    }
+}
+
+/// The cases that code decides on. The error's text has the rest.
+#[derive(Debug, Default)]
 pub(crate) enum ErrorKind {
     /// The command failed.
+    #[default]
     Failed,
     /// The command line is wrong.
     WrongCommandLine,
@@ -27,73 +118,18 @@ pub(crate) enum ErrorKind {
     Refused(Refusal),
 }
 
-/// A failed command. The text is a sentence that names the remedy.
-#[derive(Debug)]
-pub(crate) struct Error(Box<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    kind: ErrorKind,
-    /// None if the source speaks for itself.
-    message: Option<String>,
-    hint: Option<&'static str>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
-}
+/// A failed command.
+pub(crate) type Error = Failure<ErrorKind>;
 
 impl Error {
-    /// An error without a source.
-    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            message: Some(message.into()),
-            hint: None,
-            source: None,
-        }))
-    }
-
     /// A wrong command line.
     pub(crate) fn wrong(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::WrongCommandLine, message)
     }
 
-    /// A kind for an error of another type, which keeps its text.
-    pub(crate) fn transparent(
-        kind: ErrorKind,
-        source: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> Self {
-        let mut error = Self::new(kind, "").because(source);
-        error.0.message = None;
-        error
-    }
-
-    /// A failed command.
-    pub(crate) fn failed(message: impl Into<String>) -> Self {
-        Self::new(ErrorKind::Failed, message)
-    }
-
-    /// For `map_err`: a failed command with its source.
-    pub(crate) fn context<E>(message: impl Into<String>) -> impl FnOnce(E) -> Self
-    where
-        E: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        move |source| Self::failed(message).because(source)
-    }
-
     /// Standard output cannot be written.
     pub(crate) fn output(source: io::Error) -> Self {
         Self::failed("cannot write the result").because(source)
-    }
-
-    /// The same error with its source.
-    pub(crate) fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
-        self
-    }
-
-    /// The same error with a hint.
-    pub(crate) fn hint(mut self, hint: &'static str) -> Self {
-        self.0.hint = Some(hint);
-        self
     }
 
     /// A wrong command line, if the management library rejected an argument.
@@ -109,11 +145,6 @@ impl Error {
             self.0.kind = ErrorKind::WrongCommandLine;
         }
         self
-    }
-
-    /// The case that code decides on.
-    pub(crate) fn kind(&self) -> &ErrorKind {
-        &self.0.kind
     }
 
     /// Whether a file does not exist.
@@ -154,26 +185,6 @@ impl Error {
             Some(hint) => report.hint(hint),
             None => report,
         }
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.0.message, &self.0.source) {
-            (Some(message), _) => f.write_str(message),
-            (None, Some(source)) => source.fmt(f),
-            (None, None) => Ok(()),
-        }
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        let source = self.0.source.as_deref()?;
-        if self.0.message.is_none() {
-            return source.source();
-        }
-        Some(source)
     }
 }
 

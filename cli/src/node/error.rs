@@ -1,11 +1,10 @@
-//! The one error of the node daemon: a kind for code, a message with the remedy for the client.
-
-use std::error::Error as StdError;
-use std::fmt;
+//! The kinds of the node daemon's errors, and the answers that they are to clients.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use vmm::http::{HttpError, Problem};
+
+use crate::error::Failure;
 
 /// The cases that code decides on. The error's text has the rest.
 #[derive(Debug)]
@@ -26,6 +25,9 @@ pub(crate) enum ErrorKind {
     HasCome,
 }
 
+/// A failed request or step.
+pub(crate) type Error = Failure<ErrorKind>;
+
 /// A failure of the host: the client cannot change it.
 pub(crate) const HOST_FAILED: ErrorKind =
     ErrorKind::Answer(StatusCode::INTERNAL_SERVER_ERROR, "host_failed");
@@ -38,45 +40,13 @@ pub(crate) const fn conflict(code: &'static str) -> ErrorKind {
     ErrorKind::Answer(StatusCode::CONFLICT, code)
 }
 
-/// A failed request or step. The text is a sentence that names the remedy.
-#[derive(Debug)]
-pub(crate) struct Error(Box<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    kind: ErrorKind,
-    /// None if the source speaks for itself.
-    message: Option<String>,
-    hint: Option<&'static str>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+impl Default for ErrorKind {
+    fn default() -> Self {
+        HOST_FAILED
+    }
 }
 
 impl Error {
-    /// An error without a source.
-    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            message: Some(message.into()),
-            hint: None,
-            source: None,
-        }))
-    }
-
-    /// A kind for an error of another type, which keeps its text.
-    pub(crate) fn transparent(
-        kind: ErrorKind,
-        source: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> Self {
-        let mut error = Self::new(kind, "").because(source);
-        error.0.message = None;
-        error
-    }
-
-    /// A failure of the host.
-    pub(crate) fn host(message: impl Into<String>) -> Self {
-        Self::new(HOST_FAILED, message)
-    }
-
     /// A conflict with the present state of the host or the machine.
     pub(crate) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(conflict(code), message)
@@ -88,14 +58,6 @@ impl Error {
         Self::new(kind, message)
     }
 
-    /// For `map_err`: a failure of the host with its source.
-    pub(crate) fn context<E>(message: impl Into<String>) -> impl FnOnce(E) -> Self
-    where
-        E: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        move |source| Self::host(message).because(source)
-    }
-
     /// For `map_err`: the failure of a larger operation, with the answer of its source.
     pub(crate) fn wrap(message: impl Into<String>) -> impl FnOnce(Self) -> Self {
         move |source| {
@@ -104,36 +66,19 @@ impl Error {
         }
     }
 
-    /// The same error with its source.
-    pub(crate) fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
-        self
-    }
-
-    /// The same error with a hint for the client.
-    pub(crate) fn hint(mut self, hint: &'static str) -> Self {
-        self.0.hint = Some(hint);
-        self
-    }
-
-    /// The case that code decides on.
-    pub(crate) fn kind(&self) -> &ErrorKind {
-        &self.0.kind
-    }
-
     /// Whether a machine's process does not listen on its socket.
     pub(crate) fn is_not_listening(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::NotListening)
+        matches!(self.kind(), ErrorKind::NotListening)
     }
 
     /// Whether a machine's process refused the request with this status.
     pub(crate) fn is_refused(&self, with: StatusCode) -> bool {
-        matches!(self.0.kind, ErrorKind::Refused(status, _) if status == with)
+        matches!(self.kind(), ErrorKind::Refused(status, _) if *status == with)
     }
 
     /// The status and the word for programs.
     pub(crate) fn answer(&self) -> (StatusCode, &'static str) {
-        match self.0.kind {
+        match *self.kind() {
             ErrorKind::Answer(status, code) | ErrorKind::Refused(status, code) => (status, code),
             ErrorKind::NotListening => (StatusCode::BAD_GATEWAY, "no_answer"),
             ErrorKind::RefusedThere(..) => (StatusCode::CONFLICT, "refused_there"),
@@ -144,33 +89,13 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.0.message, &self.0.source) {
-            (Some(message), _) => f.write_str(message),
-            (None, Some(source)) => source.fmt(f),
-            (None, None) => Ok(()),
-        }
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        let source = self.0.source.as_deref()?;
-        if self.0.message.is_none() {
-            return source.source();
-        }
-        Some(source)
-    }
-}
-
 impl Problem for Error {
     fn kind(&self) -> (StatusCode, &'static str) {
         self.answer()
     }
 
     fn hint(&self) -> Option<&'static str> {
-        self.0.hint
+        self.remedy()
     }
 }
 
@@ -189,8 +114,10 @@ impl From<vmm::Error> for Error {
 impl From<HttpError> for Error {
     fn from(error: HttpError) -> Self {
         let ((status, code), hint) = (error.kind(), error.hint());
-        let mut error = Self::transparent(ErrorKind::Answer(status, code), error);
-        error.0.hint = hint;
-        error
+        let error = Self::transparent(ErrorKind::Answer(status, code), error);
+        match hint {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
     }
 }

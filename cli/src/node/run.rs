@@ -63,7 +63,7 @@ const NOT_STARTED: &str = "cannot start the daemon";
 /// Serves until SIGTERM or SIGINT.
 pub(crate) fn run(options: &Options) -> Result<Code, Error> {
     options.paths.make().map_err(|(path, source)| {
-        Error::host(format!(
+        Error::failed(format!(
             "cannot use the directory {}; run this as root, or choose others with --state-dir and \
              --runtime-dir",
             path.display()

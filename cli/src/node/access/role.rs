@@ -44,7 +44,7 @@ impl FromStr for Role {
             "read" => Ok(Self::Read),
             "operate" => Ok(Self::Operate),
             "admin" => Ok(Self::Admin),
-            _ => Err(Error::host(format!(
+            _ => Err(Error::failed(format!(
                 "{text:?} is no role: they are read, operate and admin"
             ))),
         }

@@ -31,14 +31,14 @@ pub(crate) fn share_with(path: &Path, group: &str) -> Result<(), Error> {
     // All bits set means "leave it" to the kernel.
     let number = number.filter(|&number| number != u32::MAX);
     let number = number.ok_or_else(|| {
-        Error::host(format!(
+        Error::failed(format!(
             "there is no group {group} in {GROUPS}; make it with `groupadd --system {group}`, or \
              give its number"
         ))
     })?;
     let failed = |error: rustix::io::Errno| {
         let message = format!("cannot give {} to the group {group}", path.display());
-        Error::host(message).because(io::Error::from(error))
+        Error::failed(message).because(io::Error::from(error))
     };
     // In this order the group that had it before never gets the right.
     let gid = Some(Gid::from_raw(number));

@@ -61,11 +61,11 @@ impl Tokens {
             if tokens.len() > TOKENS_MAX {
                 let shown = path.display();
                 let message = format!("{shown} has more than {TOKENS_MAX} tokens");
-                return Err(Error::host(message));
+                return Err(Error::failed(message));
             }
         }
         if tokens.is_empty() {
-            Err(Error::host(format!(
+            Err(Error::failed(format!(
                 "{} has no token: add a line `admin NAME SHA256`, with the output of \
                  `printf %s TOKEN | sha256sum`",
                 path.display()
@@ -93,7 +93,7 @@ impl Tokens {
 
 /// A line's token; none for an empty line or a comment.
 fn parse_line(line: &[u8], before: &[Token]) -> Result<Option<Token>, Error> {
-    let line = std::str::from_utf8(line).map_err(|_| Error::host("it is not text"))?;
+    let line = std::str::from_utf8(line).map_err(|_| Error::failed("it is not text"))?;
     if line.trim_start().starts_with('#') {
         return Ok(None);
     }
@@ -103,27 +103,27 @@ fn parse_line(line: &[u8], before: &[Token]) -> Result<Option<Token>, Error> {
         (Some(role), Some(name), Some(digest), None) => (role, name, digest),
         _ => {
             let message = "it does not have the three words ROLE NAME SHA256";
-            return Err(Error::host(message));
+            return Err(Error::failed(message));
         }
     };
     let role = role.parse()?;
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.len() > NAME_MAX || !name.bytes().all(known) {
-        return Err(Error::host(format!(
+        return Err(Error::failed(format!(
             "a token's name has 1 to {NAME_MAX} letters, digits, dots, underscores or hyphens"
         )));
     }
     let digest = parse_digest(digest).ok_or_else(|| {
-        Error::host(
+        Error::failed(
             "SHA256 is not 64 digits in hexadecimal; it is not the token itself, but its digest",
         )
     })?;
     if before.iter().any(|one| one.name == name) {
-        return Err(Error::host(format!("the name {name} comes twice")));
+        return Err(Error::failed(format!("the name {name} comes twice")));
     }
     if let Some(one) = before.iter().find(|one| one.digest == digest) {
         let message = format!("it has the same SHA256 as the token {}", one.name);
-        return Err(Error::host(message));
+        return Err(Error::failed(message));
     }
     Ok(Some(Token {
         role,

@@ -88,11 +88,11 @@ impl Machines {
             NicSource::Device(name) => Some(name.clone()),
             NicSource::Path(path) => device_at(path),
         };
-        let device = device.ok_or_else(|| Error::host("its device is not known"))?;
+        let device = device.ok_or_else(|| Error::failed("its device is not known"))?;
         let given = nic.mac().map(MacAddress::bytes);
         let own = || self.config_of(vm, &device).and_then(|config| config.mac);
         let mac = given.or_else(own);
-        let mac = mac.ok_or_else(|| Error::host("it has no address that is known here"))?;
+        let mac = mac.ok_or_else(|| Error::failed("it has no address that is known here"))?;
         Ok(Some(Announcement::prepare(&device, mac)?))
     }
 }

@@ -68,7 +68,7 @@ impl Machines {
     /// The process ended before it ran the machine. The text has the end of its log.
     fn ended_early(&self, vm: &VmName) -> Error {
         let said = self.end_of_log(vm);
-        Error::host(format!("the machine's process ended at its start: {said}"))
+        Error::failed(format!("the machine's process ended at its start: {said}"))
     }
 
     fn end_of_log(&self, vm: &VmName) -> String {
@@ -111,7 +111,7 @@ impl Machines {
         if status.pid == identity.pid {
             Ok(())
         } else {
-            Err(Error::host(format!(
+            Err(Error::failed(format!(
                 "another process (pid {}) answers for the machine's (pid {})",
                 status.pid, identity.pid
             )))
@@ -156,7 +156,7 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
 
 /// The machine's process does not end.
 fn unended(source: io::Error) -> Error {
-    Error::host("cannot end the machine's process").because(source)
+    Error::failed("cannot end the machine's process").because(source)
 }
 
 impl Host for Machines {
@@ -398,7 +398,7 @@ impl Host for Machines {
             vdpa.push(nic.vdpa(VdpaSource::Path(path), failover));
         }
         let listen: Endpoint = arrival.listen.parse().map_err(|error: BadEndpoint| {
-            Error::host("there is no place where it is waited for").because(error)
+            Error::failed("there is no place where it is waited for").because(error)
         })?;
         let tls = self.peers.tls(&listen).cloned();
         let machine = record.spec.machine();

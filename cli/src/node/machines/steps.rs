@@ -304,7 +304,7 @@ impl Life<'_> {
         } else {
             let list = not_undone.join("; ");
             let message = format!("the machine is not deleted completely; not undone: {list}");
-            Err(Error::host(message).hint("mend the cause and delete it again"))
+            Err(Error::failed(message).hint("mend the cause and delete it again"))
         }
     }
 

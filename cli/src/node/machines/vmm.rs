@@ -109,7 +109,7 @@ fn causes(texts: &[String]) -> Option<Error> {
     const CAUSES_MAX: usize = 16;
     let texts = texts.get(..CAUSES_MAX).unwrap_or(texts);
     texts.iter().rev().fold(None, |source, text| {
-        let error = Error::host(text);
+        let error = Error::failed(text);
         Some(match source {
             Some(source) => error.because(source),
             None => error,

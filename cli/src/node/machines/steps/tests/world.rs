@@ -101,7 +101,7 @@ pub(super) struct Fake {
 pub(super) struct Killed;
 
 fn broken() -> Error {
-    Error::host("cannot end the machine's process").because(io::Error::other("fault"))
+    Error::failed("cannot end the machine's process").because(io::Error::other("fault"))
 }
 
 impl Fake {
@@ -356,5 +356,5 @@ impl Host for Fake {
 
 fn full(_: Error) -> Error {
     let full = io::Error::from(io::ErrorKind::StorageFull);
-    Error::host("cannot use node.redb").because(full)
+    Error::failed("cannot use node.redb").because(full)
 }
