@@ -1,60 +1,35 @@
 //! Reads a machine's configuration from a TOML or JSON file.
 
 use std::fs;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
+
+use crate::error::Error;
 
 /// No configuration is near this size; a device file or a disk image given by
 /// mistake is not read into memory.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Why a configuration file could not be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ConfigFileError {
-    #[error("cannot read the configuration file {path}")]
-    Read { path: PathBuf, source: io::Error },
-    #[error("the configuration file {0} is larger than 1 MiB")]
-    TooLarge(PathBuf),
-    #[error("the configuration file {0} must end in .toml or .json")]
-    UnknownFormat(PathBuf),
-    #[error("the configuration file {path} is wrong")]
-    Toml {
-        path: PathBuf,
-        source: Box<toml::de::Error>,
-    },
-    #[error("the configuration file {path} is wrong")]
-    Json {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
-}
-
 /// Reads `path`, whose extension names the format.
-pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, ConfigFileError> {
-    let read_error = |source| ConfigFileError::Read {
-        path: path.to_owned(),
-        source,
-    };
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
+    let shown = path.display();
+    let bad = |problem| Error::failed(format!("the configuration file {shown} {problem}"));
     let mut text = String::new();
     fs::File::open(path)
-        .map_err(read_error)?
-        .take(MAX_BYTES + 1)
-        .read_to_string(&mut text)
-        .map_err(read_error)?;
+        .and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
+        .map_err(Error::context(format!(
+            "cannot read the configuration file {shown}"
+        )))?;
     if u64::try_from(text.len()).is_ok_and(|len| len > MAX_BYTES) {
-        return Err(ConfigFileError::TooLarge(path.to_owned()));
+        return Err(bad("is larger than 1 MiB"));
     }
     match path.extension().and_then(|extension| extension.to_str()) {
-        Some("toml") => toml::from_str(&text).map_err(|source| ConfigFileError::Toml {
-            path: path.to_owned(),
-            source: Box::new(source),
-        }),
-        Some("json") => serde_json::from_str(&text).map_err(|source| ConfigFileError::Json {
-            path: path.to_owned(),
-            source,
-        }),
-        _ => Err(ConfigFileError::UnknownFormat(path.to_owned())),
+        Some("toml") => toml::from_str(&text).map_err(|source| bad("is wrong").because(source)),
+        Some("json") => {
+            serde_json::from_str(&text).map_err(|source| bad("is wrong").because(source))
+        }
+        _ => Err(bad("must end in .toml or .json")),
     }
 }

@@ -5,11 +5,9 @@
 
 mod report;
 
-use std::error::Error;
 use std::process::ExitCode;
 
 pub(crate) use report::Report;
-use vdpa_mgmt::ErrorKind;
 
 /// What each exit code says, as `--help` and the manual show it: the code, and its meaning on one line or more.
 const TABLE: [(&str, &str); 10] = [
@@ -111,31 +109,6 @@ impl From<Code> for ExitCode {
     fn from(code: Code) -> Self {
         Self::from(code.number())
     }
-}
-
-/// Prints an error and its causes, each once, on standard error, and what can be done where that is known.
-pub(crate) fn report(error: &(dyn Error + 'static)) {
-    Report::of(error).print();
-}
-
-/// Ends a command whose error is about its command line as clap ends one: the error is said here, and the
-/// exit code is 2. All other outcomes stay as they are.
-pub(crate) fn wrong_command_line<E: Error + 'static>(
-    outcome: Result<Code, E>,
-    is_it: impl FnOnce(&E) -> bool,
-) -> Result<Code, E> {
-    match outcome {
-        Err(error) if is_it(&error) => {
-            report(&error);
-            Ok(Code::WrongCommandLine)
-        }
-        outcome => outcome,
-    }
-}
-
-/// Whether a request failed because an argument names nothing, or has a value that nothing can have.
-pub(crate) fn is_wrong_argument(error: &vdpa_mgmt::Error) -> bool {
-    matches!(error.kind(), ErrorKind::BadName | ErrorKind::Invalid)
 }
 
 #[cfg(test)]

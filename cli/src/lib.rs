@@ -11,6 +11,7 @@ mod columns;
 mod commands;
 mod config_file;
 mod doctor;
+mod error;
 mod exit;
 mod groups;
 mod listing;
@@ -114,8 +115,8 @@ pub fn main() -> ExitCode {
     match arguments.command.execute() {
         Ok(code) => code.into(),
         Err(error) => {
-            exit::report(error.as_ref());
-            exit::Code::Failed.into()
+            error.in_words().print();
+            error.code().into()
         }
     }
 }

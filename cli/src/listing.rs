@@ -8,6 +8,8 @@ use std::io::{self, Write};
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+use crate::error::Error;
+
 /// How a listing is printed: options of each command that shows something.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Format {
@@ -50,16 +52,21 @@ impl Format {
         self,
         value: &impl Serialize,
         text: impl FnOnce() -> String,
-    ) -> io::Result<()> {
+    ) -> Result<(), Error> {
         let text = if self.is_json() {
             json(value, self.pretty)?
         } else {
             text()
         };
-        let mut output = io::stdout().lock();
-        output.write_all(text.as_bytes())?;
-        output.flush()
+        print(text.as_bytes())
     }
+}
+
+/// Prints on standard output.
+pub(crate) fn print(bytes: &[u8]) -> Result<(), Error> {
+    let mut output = io::stdout().lock();
+    let written = output.write_all(bytes).and_then(|()| output.flush());
+    written.map_err(Error::output)
 }
 
 /// How an entry is laid out as text.
@@ -268,7 +275,7 @@ pub(crate) struct Listing {
 
 impl Listing {
     /// Prints it on standard output.
-    pub(crate) fn print(&self, format: Format) -> io::Result<()> {
+    pub(crate) fn print(&self, format: Format) -> Result<(), Error> {
         format.print(self, || self.text())
     }
 
@@ -281,7 +288,7 @@ impl Listing {
 }
 
 /// A value as JSON with a line break at its end.
-fn json(value: &impl Serialize, pretty: bool) -> io::Result<String> {
+fn json(value: &impl Serialize, pretty: bool) -> Result<String, Error> {
     let mut bytes = Vec::new();
     let written = if pretty {
         let formatter = Pretty::default();
@@ -291,9 +298,11 @@ fn json(value: &impl Serialize, pretty: bool) -> io::Result<String> {
     } else {
         value.serialize(&mut serde_json::Serializer::new(&mut bytes))
     };
-    written.map_err(io::Error::other)?;
-    bytes.push(b'\n');
-    String::from_utf8(bytes).map_err(io::Error::other)
+    let written = written.map_err(io::Error::other).and_then(|()| {
+        bytes.push(b'\n');
+        String::from_utf8(bytes).map_err(io::Error::other)
+    });
+    written.map_err(Error::output)
 }
 
 impl Serialize for Listing {

@@ -1,6 +1,7 @@
 //! The options with which every command that asks a daemon says which.
 
-use super::{Address, ClientError, Credentials, Http, Node};
+use super::{Address, Credentials, Http, Node};
+use crate::error::Error;
 
 /// Which daemon is asked.
 #[derive(Debug, Clone, clap::Args)]
@@ -24,7 +25,7 @@ impl NodeArguments {
     ///
     /// # Errors
     /// See [`Http::new`].
-    pub(crate) fn connect(&self) -> Result<Node, ClientError> {
+    pub(crate) fn connect(&self) -> Result<Node, Error> {
         Ok(Node::new(Http::new(&self.node, &self.credentials)?))
     }
 

@@ -8,7 +8,8 @@ use hyper::StatusCode;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::{Answer, ClientError, Node, Request, Transport};
+use super::{Answer, Node, Request, Transport};
+use crate::error::Error;
 
 /// What a made-up daemon was asked, and what it answers.
 #[derive(Clone, Default)]
@@ -63,7 +64,7 @@ impl MadeUp {
 }
 
 impl Transport for MadeUp {
-    fn exchange(&self, request: &Request) -> Result<Answer, ClientError> {
+    fn exchange(&self, request: &Request) -> Result<Answer, Error> {
         let mut script = self.0.lock();
         script.asked.push(request.clone());
         let asked = format!("{} {}", request.method, request.path);

@@ -9,8 +9,8 @@
 //! ```
 
 mod arguments;
-mod error;
 mod http;
+mod refusal;
 mod tls;
 mod transport;
 
@@ -23,10 +23,12 @@ use serde_json::Value;
 
 pub(crate) use arguments::NodeArguments;
 pub(crate) use bellhop_api::address::Address;
-pub(crate) use error::{ClientError, Refusal};
 pub(crate) use http::Http;
-pub(crate) use tls::{Credentials, TlsError};
-pub(crate) use transport::{Answer, Request, Transport};
+pub(crate) use refusal::Refusal;
+pub(crate) use tls::Credentials;
+pub(crate) use transport::{Answer, Request, STRANGE, Transport};
+
+use crate::error::Error;
 
 /// How long an ordinary answer may take.
 const ORDINARY: Duration = Duration::from_secs(60);
@@ -48,7 +50,7 @@ impl Node {
     ///
     /// # Errors
     /// The daemon cannot be asked, refuses, or answers something else.
-    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let answer = self.ask(&Request::new(Method::GET, path, ORDINARY))?;
         answer.read()
     }
@@ -57,7 +59,7 @@ impl Node {
     ///
     /// # Errors
     /// The daemon cannot be asked, or refuses.
-    pub(crate) fn get_bytes(&self, path: &str) -> Result<Vec<u8>, ClientError> {
+    pub(crate) fn get_bytes(&self, path: &str) -> Result<Vec<u8>, Error> {
         let answer = self.ask(&Request::new(Method::GET, path, ORDINARY))?;
         Ok(answer.body)
     }
@@ -66,7 +68,7 @@ impl Node {
     ///
     /// # Errors
     /// The daemon cannot be asked, or refuses.
-    pub(crate) fn listen(&self, path: &str, time: Duration) -> Result<Vec<u8>, ClientError> {
+    pub(crate) fn listen(&self, path: &str, time: Duration) -> Result<Vec<u8>, Error> {
         let request = Request::new(Method::GET, path, ORDINARY).listening(time);
         Ok(self.ask(&request)?.body)
     }
@@ -75,7 +77,7 @@ impl Node {
     ///
     /// # Errors
     /// The daemon cannot be asked, refuses, or answers something else.
-    pub(crate) fn change(&self, method: Method, path: &str) -> Result<Value, ClientError> {
+    pub(crate) fn change(&self, method: Method, path: &str) -> Result<Value, Error> {
         Ok(self.change_within(method, path, ORDINARY)?.1)
     }
 
@@ -88,7 +90,7 @@ impl Node {
         method: Method,
         path: &str,
         time: Duration,
-    ) -> Result<(StatusCode, Value), ClientError> {
+    ) -> Result<(StatusCode, Value), Error> {
         let answer = self.ask(&Request::new(method, path, time))?;
         Ok((answer.status, answer.read()?))
     }
@@ -103,13 +105,13 @@ impl Node {
         path: &str,
         body: &impl Serialize,
         time: Duration,
-    ) -> Result<(StatusCode, Value), ClientError> {
+    ) -> Result<(StatusCode, Value), Error> {
         let request = Request::new(method, path, time).json(body)?;
         let answer = self.ask(&request)?;
         Ok((answer.status, answer.read()?))
     }
 
-    fn ask(&self, request: &Request) -> Result<Answer, ClientError> {
+    fn ask(&self, request: &Request) -> Result<Answer, Error> {
         let answer = self.transport.exchange(request)?;
         if answer.status.is_success() {
             Ok(answer)

@@ -9,9 +9,10 @@ use serde_json::json;
 
 use super::made_up::MadeUp;
 use super::*;
+use crate::error::ErrorKind;
 use crate::exit::{Code, Report};
 
-fn refused(status: u16, body: &Value) -> ClientError {
+fn refused(status: u16, body: &Value) -> Error {
     let made_up = MadeUp::default().answer(status, body);
     made_up.node().get::<Value>("/v1/vms/a").unwrap_err()
 }
@@ -39,10 +40,8 @@ fn what_is_no_refusal_of_ours_is_shown_as_far_as_it_fits() {
     let said = format!("{:?}", error.in_words());
     assert!(said.contains("502 Bad Gateway"), "{said}");
     assert!(said.contains("<html>xxx") && said.len() < 600, "{said}");
-    let ClientError::Refused(refusal) = refused(500, &Value::Null) else {
-        panic!("a refusal");
-    };
-    assert!(refusal.body.causes.is_empty());
+    let error = refused(500, &Value::Null);
+    assert!(error.refusal().unwrap().body.causes.is_empty());
 }
 
 #[test]
@@ -84,7 +83,7 @@ impl Server {
         Self { path }
     }
 
-    fn ask(&self, time: Duration) -> Result<Answer, ClientError> {
+    fn ask(&self, time: Duration) -> Result<Answer, Error> {
         let http = Http::new(&Address::Socket(self.path.clone()), &Credentials::default())?;
         http.exchange(&Request::new(Method::GET, "/v1/version", time))
     }
@@ -134,7 +133,8 @@ fn servers_that_are_not_as_they_should_be_end_in_errors() {
     ] {
         let result = Server::start(name, answer, Duration::ZERO).ask(LONG);
         let error = result.unwrap_err();
-        let known = matches!(error, ClientError::Broken(_) | ClientError::TooLarge(_));
+        let text = error.to_string();
+        let known = text.contains("broke") || text.contains("more than");
         assert!(known, "{name}: {error:?}");
     }
 }
@@ -144,7 +144,7 @@ fn a_server_that_says_nothing_is_left() {
     let server = Server::start("mute", b"HTTP/1.1 200 OK\r\n", Duration::from_secs(60));
     let start = Instant::now();
     let error = server.ask(Duration::from_millis(200)).unwrap_err();
-    assert!(matches!(error, ClientError::TimeLimit { .. }), "{error:?}");
+    assert!(matches!(error.kind(), ErrorKind::TimedOut), "{error:?}");
     assert!(start.elapsed() < Duration::from_secs(30));
     assert_eq!(error.code(), Code::TimedOut);
 }

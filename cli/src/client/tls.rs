@@ -6,11 +6,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hyper::header::{HeaderValue, InvalidHeaderValue};
+use hyper::header::HeaderValue;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::{self, ClientConfig};
 use vmm::credentials::{self, Holder, Secrecy};
 use vmm::http::client::Tls;
+
+use crate::error::Error;
 
 /// Where the files are.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
@@ -37,38 +39,12 @@ pub(crate) struct Credentials {
     node_token_file: Option<PathBuf>,
 }
 
-/// Why there is no TLS.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TlsError {
-    #[error(
-        "a daemon on another host is asked with certificate and token: {0} is not given (or {1} not set)"
-    )]
-    Missing(&'static str, &'static str),
-    #[error(transparent)]
-    File(#[from] vmm::Error),
-    #[error("the key {key} does not go with the certificate {certificate}")]
-    Key {
-        key: PathBuf,
-        certificate: PathBuf,
-        source: rustls::Error,
-    },
-    #[error("TLS 1.3 cannot be set up")]
-    Protocol(#[source] rustls::Error),
-    #[error("{path} has no token on one line")]
-    Token {
-        path: PathBuf,
-        source: InvalidHeaderValue,
-    },
-    #[error("{0} has no token")]
-    NoToken(PathBuf),
-}
-
 impl Credentials {
     /// Reads the files.
     ///
     /// # Errors
-    /// See [`TlsError`].
-    pub(super) fn load(&self) -> Result<Tls, TlsError> {
+    /// A file is not given or cannot be used.
+    pub(super) fn load(&self) -> Result<Tls, Error> {
         let ca = given(&self.node_ca, "--node-ca", "BELLHOP_NODE_CA")?;
         let certificate = given(&self.node_cert, "--node-cert", "BELLHOP_NODE_CERT")?;
         let key = given(&self.node_key, "--node-key", "BELLHOP_NODE_KEY")?;
@@ -83,14 +59,14 @@ impl Credentials {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(TlsError::Protocol)?
+            .map_err(Error::context("TLS 1.3 cannot be set up"))?
             .with_root_certificates(authorities)
             .with_client_auth_cert(chain, private)
-            .map_err(|source| TlsError::Key {
-                key: key.to_owned(),
-                certificate: certificate.to_owned(),
-                source,
-            })?;
+            .map_err(Error::context(format!(
+                "the key {} does not go with the certificate {}",
+                key.display(),
+                certificate.display()
+            )))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Tls {
             connector: TlsConnector::from(Arc::new(config)),
@@ -103,22 +79,26 @@ fn given<'a>(
     path: &'a Option<PathBuf>,
     option: &'static str,
     variable: &'static str,
-) -> Result<&'a Path, TlsError> {
-    path.as_deref().ok_or(TlsError::Missing(option, variable))
+) -> Result<&'a Path, Error> {
+    path.as_deref().ok_or_else(|| {
+        Error::wrong(format!(
+            "a daemon on another host is asked with certificate and token: {option} is not given \
+             (or {variable} not set)"
+        ))
+    })
 }
 
-fn authorization(path: &Path) -> Result<HeaderValue, TlsError> {
+fn authorization(path: &Path) -> Result<HeaderValue, Error> {
     let bytes = credentials::read(path, Secrecy::Secret, Holder::Caller)?;
     let token = bytes.trim_ascii();
     if token.is_empty() {
-        return Err(TlsError::NoToken(path.to_owned()));
+        let message = format!("{} has no token", path.display());
+        return Err(Error::failed(message));
     }
     let mut value = b"Bearer ".to_vec();
     value.extend_from_slice(token);
-    let mut value = HeaderValue::from_bytes(&value).map_err(|source| TlsError::Token {
-        path: path.to_owned(),
-        source,
-    })?;
+    let bad = Error::context(format!("{} has no token on one line", path.display()));
+    let mut value = HeaderValue::from_bytes(&value).map_err(bad)?;
     value.set_sensitive(true);
     Ok(value)
 }

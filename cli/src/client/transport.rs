@@ -7,7 +7,11 @@ use hyper::{Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::ClientError;
+use crate::error::Error;
+
+/// Said of an answer that cannot be decoded.
+pub(crate) const STRANGE: &str =
+    "the node daemon's answer is not understood; is it of another version? `bellhop report` tells";
 
 /// What a daemon is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,8 +48,9 @@ impl Request {
     ///
     /// # Errors
     /// The value has no JSON.
-    pub(crate) fn json(mut self, body: &impl Serialize) -> Result<Self, ClientError> {
-        self.body = Some(serde_json::to_vec(body).map_err(ClientError::Body)?);
+    pub(crate) fn json(mut self, body: &impl Serialize) -> Result<Self, Error> {
+        let body = serde_json::to_vec(body);
+        self.body = Some(body.map_err(Error::context("the request cannot be put into words"))?);
         Ok(self)
     }
 }
@@ -59,12 +64,12 @@ pub(crate) struct Answer {
 
 impl Answer {
     /// The body; an answer without one is `null`.
-    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, ClientError> {
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
         let body = match self.body.as_slice() {
             [] => b"null",
             body => body,
         };
-        serde_json::from_slice(body).map_err(ClientError::Answer)
+        serde_json::from_slice(body).map_err(Error::context(STRANGE))
     }
 }
 
@@ -74,5 +79,5 @@ pub(crate) trait Transport: fmt::Debug {
     ///
     /// # Errors
     /// The daemon cannot be reached, or does not answer in time or in HTTP.
-    fn exchange(&self, request: &Request) -> Result<Answer, ClientError>;
+    fn exchange(&self, request: &Request) -> Result<Answer, Error>;
 }

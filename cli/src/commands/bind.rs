@@ -2,14 +2,13 @@
 
 mod netns;
 
-use std::io;
-
-use vdpa_mgmt::Error;
+use vdpa_mgmt::Error as MgmtError;
 use vdpa_mgmt::bus::{Bus, BusDevice};
 use vdpa_mgmt::pci::{Address, Function, Pci};
 
 use super::vf::function_entry;
-use crate::exit::{self, Code};
+use crate::error::Error;
+use crate::exit::Code;
 use crate::listing::{Entry, Format, Layout, Listing};
 
 /// Show which driver has a vDPA device or a PCI function, or give it to another one
@@ -55,36 +54,15 @@ pub(crate) struct Arguments {
     netns: netns::NetnsArguments,
 }
 
-/// Why it was not done.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error(transparent)]
-    Mgmt(#[from] Error),
-    #[error(transparent)]
-    Address(Error),
-    #[error(
-        "--netns needs a vDPA device and the driver virtio_vdpa, which makes a network interface of \
-         it: `bellhop bind DEV virtio_vdpa --netns NETNS`"
-    )]
-    NetnsDriver,
-    #[error("no vDPA device is behind {0}; `bellhop dev show` lists them")]
-    NotBehind(String),
-    #[error("cannot write the result")]
-    Output(#[source] io::Error),
-}
-
 /// Binds if asked to, and prints how it is then.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    exit::wrong_command_line(carry_out(arguments), |error| {
-        matches!(error, CommandError::Address(_) | CommandError::NetnsDriver)
-    })
-}
-
-fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let driver = arguments.driver.as_deref();
     let namespace = arguments.netns.namespace(&arguments.device, driver)?;
     let entry = match (arguments.device.strip_prefix("pci/"), namespace) {
-        (Some(address), _) => pci(address.parse().map_err(CommandError::Address)?, driver)?,
+        (Some(address), _) => {
+            let address = address.parse().map_err(Error::from);
+            pci(address.map_err(Error::blame_arguments)?, driver)?
+        }
         (None, Some(namespace)) => {
             let bus = Bus::default();
             let device = find(&bus, &arguments.device)?;
@@ -99,12 +77,11 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         layout: Layout::Line,
         entries: vec![entry],
     }
-    .print(arguments.format)
-    .map_err(CommandError::Output)?;
+    .print(arguments.format)?;
     Ok(Code::Success)
 }
 
-fn vdpa(device: &str, driver: Option<&str>) -> Result<Entry, CommandError> {
+fn vdpa(device: &str, driver: Option<&str>) -> Result<Entry, Error> {
     let bus = Bus::default();
     let mut device = find(&bus, device)?;
     if let Some(driver) = driver {
@@ -113,23 +90,25 @@ fn vdpa(device: &str, driver: Option<&str>) -> Result<Entry, CommandError> {
     Ok(entry(&device))
 }
 
-fn pci(address: Address, driver: Option<&str>) -> Result<Entry, CommandError> {
+fn pci(address: Address, driver: Option<&str>) -> Result<Entry, MgmtError> {
     let pci = Pci::default();
     let function: Function = match driver {
         Some(driver) => pci.bind(address, driver)?,
         None => pci.function(address)?,
     };
-    Ok(function_entry(&pci, &function)?)
+    function_entry(&pci, &function)
 }
 
-fn find(bus: &Bus, text: &str) -> Result<BusDevice, CommandError> {
+fn find(bus: &Bus, text: &str) -> Result<BusDevice, Error> {
     let number = text
         .strip_prefix("/dev/vhost-vdpa-")
         .and_then(|number| number.parse().ok());
     match number {
-        Some(number) => bus
-            .behind(number)?
-            .ok_or_else(|| CommandError::NotBehind(text.to_owned())),
+        Some(number) => bus.behind(number)?.ok_or_else(|| {
+            Error::failed(format!(
+                "no vDPA device is behind {text}; `bellhop dev show` lists them"
+            ))
+        }),
         None => Ok(bus.device(text)?),
     }
 }

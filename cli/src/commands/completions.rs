@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use clap::CommandFactory;
 use clap_complete::Shell;
 
+use crate::error::Error;
 use crate::exit::Code;
 
 /// Print the script that lets a shell complete this command's words
@@ -32,20 +33,13 @@ enum ShellWord {
     Fish,
 }
 
-/// Why there is no script.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error("cannot write the script")]
-    Output(#[source] io::Error),
-}
-
 /// Prints the script.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let mut output = io::stdout().lock();
     output
         .write_all(&script(arguments.shell))
         .and_then(|()| output.flush())
-        .map_err(CommandError::Output)?;
+        .map_err(Error::context("cannot write the script"))?;
     Ok(Code::Success)
 }
 

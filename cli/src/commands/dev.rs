@@ -2,12 +2,11 @@
 
 mod describe;
 
-use std::io;
+use vdpa_mgmt::{Connection, DeviceConfig, NewDevice, VdpaDevice};
 
-use vdpa_mgmt::{Connection, DeviceConfig, Error, NewDevice, VdpaDevice};
-
-use super::words::{self, WordError, Words};
-use crate::exit::{self, Code};
+use super::words::{self, Words};
+use crate::error::Error;
+use crate::exit::Code;
 use crate::listing::{Format, Layout, Listing};
 
 /// Make, show, change and delete vDPA devices
@@ -151,32 +150,13 @@ enum VstatsCommand {
     },
 }
 
-/// Why it was not done.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error(transparent)]
-    Words(#[from] WordError),
-    #[error(transparent)]
-    Management(#[from] Error),
-    #[error("cannot write the result")]
-    Output(#[source] io::Error),
-}
-
 /// Does what was asked, and prints what is to be shown.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    exit::wrong_command_line(carry_out(arguments), |error| match error {
-        CommandError::Words(_) => true,
-        CommandError::Management(error) => exit::is_wrong_argument(error),
-        CommandError::Output(_) => false,
-    })
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+    carry_out(arguments).map_err(Error::blame_arguments)
 }
 
-fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
-    let show = |listing: Listing| {
-        listing
-            .print(arguments.format)
-            .map_err(CommandError::Output)
-    };
+fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
+    let show = |listing: Listing| listing.print(arguments.format);
     match &arguments.command {
         Command::Show { device } => {
             let connection = Connection::open()?;
@@ -220,12 +200,12 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
 }
 
 /// All of them, for reports.
-pub(crate) fn all() -> Result<Listing, Error> {
+pub(crate) fn all() -> Result<Listing, vdpa_mgmt::Error> {
     Ok(listing(&Connection::open()?.devices()?))
 }
 
 /// The configurations of all of them, for reports.
-pub(crate) fn all_configs() -> Result<Listing, Error> {
+pub(crate) fn all_configs() -> Result<Listing, vdpa_mgmt::Error> {
     Ok(config_listing(&Connection::open()?.configs()?))
 }
 
@@ -247,7 +227,7 @@ pub(crate) fn config_listing(configs: &[DeviceConfig]) -> Listing {
     }
 }
 
-fn new_device(words: &[String]) -> Result<NewDevice, CommandError> {
+fn new_device(words: &[String]) -> Result<NewDevice, Error> {
     let known = [
         "name",
         "mgmtdev",

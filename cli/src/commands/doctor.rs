@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use crate::colour;
 use crate::doctor::{self, Host};
+use crate::error::Error;
 use crate::exit::Code;
 
 /// Say whether this host is fit for VMs on vDPA NICs, and what mends it
@@ -32,28 +33,21 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Why the findings could not be shown.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DoctorError {
-    #[error("cannot write the findings")]
-    Output(#[source] io::Error),
-}
+const UNWRITTEN: &str = "cannot write the findings";
 
 /// Looks and prints.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, DoctorError> {
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let report = doctor::report(&Host::this());
     let mut output = io::stdout().lock();
     let text = if arguments.json {
-        let text = serde_json::to_string_pretty(&report)
-            .map_err(|error| DoctorError::Output(io::Error::other(error)))?;
-        text + "\n"
+        serde_json::to_string_pretty(&report).map_err(Error::context(UNWRITTEN))? + "\n"
     } else {
         doctor::table(&report, colour::wanted(&output))
     };
     output
         .write_all(text.as_bytes())
         .and_then(|()| output.flush())
-        .map_err(DoctorError::Output)?;
+        .map_err(Error::context(UNWRITTEN))?;
     Ok(if report.fit {
         Code::Success
     } else {

@@ -1,13 +1,13 @@
 //! `bellhop man`.
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::CommandFactory;
 
+use crate::error::Error;
 use crate::exit::Code;
-use crate::manual;
+use crate::{listing, manual};
 
 /// Print this command's manual page, or write those of all subcommands into a directory
 #[derive(Debug, clap::Args)]
@@ -25,33 +25,21 @@ pub(crate) struct Arguments {
     directory: Option<PathBuf>,
 }
 
-/// Why there are no pages.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error("cannot make the manual")]
-    Render(#[source] io::Error),
-    #[error("cannot write {path}")]
-    Write { path: PathBuf, source: io::Error },
-    #[error("cannot write the result")]
-    Output(#[source] io::Error),
-}
-
 /// Writes the pages.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    let pages = manual::pages(crate::Arguments::command()).map_err(CommandError::Render)?;
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+    let pages = manual::pages(crate::Arguments::command())
+        .map_err(Error::context("cannot make the manual"))?;
     match &arguments.directory {
         Some(directory) => {
             for page in pages {
                 let path = directory.join(page.file_name);
                 fs::write(&path, page.text)
-                    .map_err(|source| CommandError::Write { path, source })?;
+                    .map_err(Error::context(format!("cannot write {}", path.display())))?;
             }
         }
         None => {
-            let mut output = io::stdout().lock();
             for page in pages.iter().take(1) {
-                let written = output.write_all(&page.text).and_then(|()| output.flush());
-                written.map_err(CommandError::Output)?;
+                listing::print(&page.text)?;
             }
         }
     }

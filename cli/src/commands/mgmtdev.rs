@@ -1,9 +1,8 @@
 //! `bellhop mgmtdev`: what vDPA devices can be made on.
 
-use std::io;
+use vdpa_mgmt::{Connection, MgmtDevice, MgmtDeviceName};
 
-use vdpa_mgmt::{Connection, Error, MgmtDevice, MgmtDeviceName};
-
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::{Entry, Format, Layout, Listing};
 use crate::virtio_names;
@@ -44,31 +43,20 @@ Examples:
     },
 }
 
-/// Why nothing could be shown.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error(transparent)]
-    Management(#[from] Error),
-    #[error("cannot write the result")]
-    Output(#[source] io::Error),
-}
-
 /// Asks and prints.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let Command::Show { device } = &arguments.command;
     let connection = Connection::open()?;
     let devices = match device {
         Some(name) => vec![connection.mgmt_device(name)?],
         None => connection.mgmt_devices()?,
     };
-    listing(&devices)
-        .print(arguments.format)
-        .map_err(CommandError::Output)?;
+    listing(&devices).print(arguments.format)?;
     Ok(Code::Success)
 }
 
 /// All of them, for reports.
-pub(crate) fn all() -> Result<Listing, Error> {
+pub(crate) fn all() -> Result<Listing, vdpa_mgmt::Error> {
     Ok(listing(&Connection::open()?.mgmt_devices()?))
 }
 

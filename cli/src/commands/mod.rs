@@ -22,8 +22,7 @@ mod words;
 
 pub(crate) use run::{is_handed_over, refuse_hand_over};
 
-use std::error::Error;
-
+use crate::error::Error;
 use crate::exit::Code;
 
 /// A subcommand and its arguments.
@@ -62,24 +61,24 @@ impl From<GoesOn> for Command {
 
 impl Command {
     /// Does what was asked.
-    pub(crate) fn execute(self) -> Result<Code, Box<dyn Error>> {
+    pub(crate) fn execute(self) -> Result<Code, Error> {
         match self {
-            Self::Run(arguments) => Ok(run::execute(arguments)?),
-            Self::Vm(arguments) => Ok(vm::execute(&arguments)?),
-            Self::Serve(arguments) => Ok(serve::execute(&arguments)?),
-            Self::Probe(arguments) => Ok(probe::execute(&arguments)?),
-            Self::Mgmtdev(arguments) => Ok(mgmtdev::execute(&arguments)?),
-            Self::Dev(arguments) => Ok(dev::execute(&arguments)?),
-            Self::Port(arguments) => Ok(port::execute(&arguments)?),
-            Self::Vf(arguments) => Ok(vf::execute(&arguments)?),
-            Self::Bind(arguments) => Ok(bind::execute(&arguments)?),
-            Self::Nic(arguments) => Ok(nic::execute(&arguments)?),
-            Self::Topology(arguments) => Ok(topology::execute(&arguments)?),
-            Self::Doctor(arguments) => Ok(doctor::execute(&arguments)?),
-            Self::Report(arguments) => Ok(report::execute(&arguments)?),
-            Self::Completions(arguments) => Ok(completions::execute(&arguments)?),
-            Self::Man(arguments) => Ok(man::execute(&arguments)?),
-            Self::StateVersions(_) => Ok(state_versions::execute()?),
+            Self::Run(arguments) => run::execute(arguments),
+            Self::Vm(arguments) => vm::execute(&arguments),
+            Self::Serve(arguments) => serve::execute(&arguments),
+            Self::Probe(arguments) => probe::execute(&arguments),
+            Self::Mgmtdev(arguments) => mgmtdev::execute(&arguments),
+            Self::Dev(arguments) => dev::execute(&arguments),
+            Self::Port(arguments) => port::execute(&arguments),
+            Self::Vf(arguments) => vf::execute(&arguments),
+            Self::Bind(arguments) => bind::execute(&arguments),
+            Self::Nic(arguments) => nic::execute(&arguments),
+            Self::Topology(arguments) => topology::execute(&arguments),
+            Self::Doctor(arguments) => doctor::execute(&arguments),
+            Self::Report(arguments) => report::execute(&arguments),
+            Self::Completions(arguments) => completions::execute(&arguments),
+            Self::Man(arguments) => man::execute(&arguments),
+            Self::StateVersions(_) => state_versions::execute(),
         }
     }
 }

@@ -7,15 +7,11 @@ mod remove;
 mod swap;
 mod watch;
 
-use std::io;
+use vdpa_mgmt::nic::{MadeNic, MakeError, NicError, State, Step, StoreError};
+use vdpa_mgmt::{ClassConfig, Connection, ErrorKind as MgmtErrorKind};
 
-use vdpa_mgmt::nic::{MadeNic, MakeError, NicError, RemoveError, State, Step, StoreError};
-use vdpa_mgmt::{ClassConfig, Connection, Error, ErrorKind};
-
-use super::vm::SpecError;
-use super::words::WordError;
-use crate::client::ClientError;
-use crate::exit::{self, Code};
+use crate::error::{Error, ErrorKind};
+use crate::exit::Code;
 use crate::listing::{Entry, Format, Layout, Listing};
 
 /// Make a vDPA device out of a NIC in one command, and take everything back in another one
@@ -55,69 +51,47 @@ enum Command {
     List(list::Arguments),
 }
 
-/// Why it was not done.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error(transparent)]
-    Words(#[from] WordError),
-    #[error(transparent)]
-    Make(#[from] MakeError),
-    #[error(transparent)]
-    Remove(#[from] RemoveError),
-    #[error(transparent)]
-    Nic(#[from] NicError),
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error(transparent)]
-    Mgmt(#[from] Error),
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-    #[error(
-        "there is no NIC {0}, and no vDPA device of that name: `bellhop nic list` and `bellhop dev show` list \
-         what there is"
-    )]
-    NoNic(String),
-    #[error(
-        "the vDPA device {0} was not made by `bellhop nic make`, so nothing is known of what it was made on: \
-         `bellhop nic remove --no-record {0}` deletes the device alone"
-    )]
-    NoRecord(String),
-    #[error("cannot catch signals")]
-    Signals(#[source] io::Error),
-    #[error("cannot write the result")]
-    Output(#[source] io::Error),
-}
-
 /// Does what was asked.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let format = arguments.format;
-    let outcome = match &arguments.command {
+    match &arguments.command {
         Command::Make(arguments) => make::execute(arguments, format),
         Command::Add(arguments) => add::execute(arguments, format),
         Command::Swap(arguments) => swap::execute(arguments, format),
         Command::Remove(arguments) => remove::execute(arguments),
         Command::List(_) => list::execute(format),
-    };
-    match outcome {
-        Err(CommandError::Client(error)) => Ok(error.report()),
-        outcome => exit::wrong_command_line(outcome, is_wrong_command_line),
     }
 }
 
-fn is_wrong_command_line(error: &CommandError) -> bool {
-    let of_nic = |error: &NicError| match error {
-        NicError::Mgmt(error) => error.kind() == ErrorKind::Invalid,
-        NicError::NoCount | NicError::NoOrigin(_) => true,
-        _ => false,
-    };
+fn kind(error: &NicError) -> ErrorKind {
     match error {
-        CommandError::Spec(error) => error.is_wrong_command_line(),
-        CommandError::Words(_) | CommandError::Store(StoreError::Name(_)) => true,
-        CommandError::Make(error) => of_nic(&error.source),
-        CommandError::Nic(error) => of_nic(error),
-        _ => false,
+        NicError::NoCount | NicError::NoOrigin(_) => ErrorKind::WrongCommandLine,
+        NicError::Mgmt(error) if error.kind() == MgmtErrorKind::Invalid => {
+            ErrorKind::WrongCommandLine
+        }
+        _ => ErrorKind::Failed,
+    }
+}
+
+impl From<NicError> for Error {
+    fn from(error: NicError) -> Self {
+        Self::transparent(kind(&error), error)
+    }
+}
+
+impl From<MakeError> for Error {
+    fn from(error: MakeError) -> Self {
+        Self::transparent(kind(&error.source), error)
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let kind = match error {
+            StoreError::Name(_) => ErrorKind::WrongCommandLine,
+            _ => ErrorKind::Failed,
+        };
+        Self::transparent(kind, error)
     }
 }
 
@@ -193,7 +167,7 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
 }
 
 /// NICs as they are shown.
-pub(crate) fn listing(nics: &[MadeNic]) -> Result<Listing, Error> {
+pub(crate) fn listing(nics: &[MadeNic]) -> Result<Listing, vdpa_mgmt::Error> {
     let mut entries = Vec::new();
     if !nics.is_empty() {
         let connection = Connection::open()?;

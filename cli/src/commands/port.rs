@@ -4,13 +4,11 @@ mod describe;
 mod function;
 mod rate;
 
-use std::io;
-
-use vdpa_mgmt::Error;
 use vdpa_mgmt::devlink::{Devlink, Handle, NewSubfunction, Port, PortHandle};
 
-use super::words::{self, WordError, Words};
-use crate::exit::{self, Code};
+use super::words::{self, Words};
+use crate::error::Error;
+use crate::exit::Code;
 use crate::listing::{Format, Layout, Listing};
 
 /// Show ports of NICs, add and delete subfunctions, and say what functions may do
@@ -116,32 +114,12 @@ It needs a NIC whose eswitch is in switchdev mode.
 Examples:
   bellhop port add pci/0000:06:00.0 flavour pcisf pfnum 0 sfnum 88";
 
-/// Why it was not done.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error(transparent)]
-    Words(#[from] WordError),
-    #[error(
-        "{0:?} names no port: write it as BUS/DEVICE/INDEX or as the name of its network interface; \
-         `bellhop port show` lists both"
-    )]
-    NoPort(String),
-    #[error(transparent)]
-    Devlink(#[from] Error),
-    #[error("cannot write the result")]
-    Output(#[source] io::Error),
-}
-
 /// Does what was asked, and prints what is to be shown.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    exit::wrong_command_line(carry_out(arguments), |error| match error {
-        CommandError::Words(_) => true,
-        CommandError::Devlink(error) => exit::is_wrong_argument(error),
-        _ => false,
-    })
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+    carry_out(arguments).map_err(Error::blame_arguments)
 }
 
-fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
+fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     match &arguments.command {
         Command::Show { port } => {
             let devlink = Devlink::open()?;
@@ -155,12 +133,12 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
                     },
                 },
             };
-            print(&listing(&ports), arguments)?;
+            listing(&ports).print(arguments.format)?;
         }
         Command::Add { device, words } => {
             let (handle, subfunction) = new_subfunction(device, words)?;
             let port = Devlink::open()?.add_port(&handle, &subfunction)?;
-            print(&listing(&[port]), arguments)?;
+            listing(&[port]).print(arguments.format)?;
         }
         Command::Del { port } => {
             let devlink = Devlink::open()?;
@@ -173,7 +151,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
                     layout: Layout::LineThenBlocks,
                     entries,
                 };
-                print(&rates, arguments)?;
+                rates.print(arguments.format)?;
             }
         }
     }
@@ -189,14 +167,8 @@ pub(crate) fn listing(ports: &[Port]) -> Listing {
     }
 }
 
-fn print(listing: &Listing, arguments: &Arguments) -> Result<(), CommandError> {
-    listing
-        .print(arguments.format)
-        .map_err(CommandError::Output)
-}
-
 /// The port that an argument names.
-fn find(devlink: &Devlink, text: &str) -> Result<PortHandle, CommandError> {
+fn find(devlink: &Devlink, text: &str) -> Result<PortHandle, Error> {
     match text.parse() {
         Ok(port) => Ok(port),
         Err(_) => Ok(by_interface(devlink, text)?.handle),
@@ -204,8 +176,13 @@ fn find(devlink: &Devlink, text: &str) -> Result<PortHandle, CommandError> {
 }
 
 /// The port that has this network interface.
-fn by_interface(devlink: &Devlink, name: &str) -> Result<Port, CommandError> {
-    let none = || CommandError::NoPort(name.to_owned());
+fn by_interface(devlink: &Devlink, name: &str) -> Result<Port, Error> {
+    let none = || {
+        Error::failed(format!(
+            "{name:?} names no port: write it as BUS/DEVICE/INDEX or as the name of its network \
+             interface; `bellhop port show` lists both"
+        ))
+    };
     if name.contains('/') {
         return Err(none());
     }
@@ -218,18 +195,14 @@ fn by_interface(devlink: &Devlink, name: &str) -> Result<Port, CommandError> {
     found.ok_or_else(none)
 }
 
-fn new_subfunction(
-    device: &str,
-    words: &[String],
-) -> Result<(Handle, NewSubfunction), CommandError> {
+fn new_subfunction(device: &str, words: &[String]) -> Result<(Handle, NewSubfunction), Error> {
     let words = Words::parse(words, &["flavour", "pfnum", "sfnum", "controller"])?;
     words.needed("flavour", |word, value| match value {
         "pcisf" => Ok(()),
-        _ => Err(WordError::Choice {
-            word,
-            value: value.to_owned(),
-            known: "pcisf, for ports of other flavours cannot be added",
-        }),
+        _ => {
+            let known = "pcisf, for ports of other flavours cannot be added";
+            Err(words::choice(word, value, known))
+        }
     })?;
     let (handle, port_index) = match device.parse::<PortHandle>() {
         Ok(port) => (port.handle().clone(), Some(port.index())),

@@ -1,14 +1,16 @@
 //! `bellhop probe`: what a vDPA device is, and whether it works.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vdpa::conformance::{self, ConformanceError};
-use vdpa::probe::{self, ProbeError, ProbeOptions};
+use vdpa::conformance;
+use vdpa::probe::{self, ProbeOptions};
 use vmm::config::MacAddress;
 
+use crate::error::Error;
 use crate::exit::Code;
+use crate::listing;
 
 mod table;
 
@@ -60,19 +62,8 @@ pub(crate) struct Arguments {
     conformance: bool,
 }
 
-/// Why a device could not be probed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error(transparent)]
-    Probe(#[from] ProbeError),
-    #[error(transparent)]
-    Conformance(#[from] ConformanceError),
-    #[error("cannot write the result")]
-    Output(#[source] io::Error),
-}
-
 /// Probes and prints.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let mut progress = Progress::new();
     let (text, good) = if arguments.conformance {
         let report = conformance::report(&arguments.device, &mut |what| progress.show(what))?;
@@ -96,19 +87,13 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
         (text, report.is_good())
     };
     drop(progress);
-    let mut output = io::stdout().lock();
-    output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush())
-        .map_err(CommandError::Output)?;
+    listing::print(text.as_bytes())?;
     Ok(if good { Code::Success } else { Code::Failed })
 }
 
-fn json(report: &impl serde::Serialize) -> Result<String, CommandError> {
-    let mut text = serde_json::to_string_pretty(report)
-        .map_err(|error| CommandError::Output(io::Error::other(error)))?;
-    text.push('\n');
-    Ok(text)
+fn json(report: &impl serde::Serialize) -> Result<String, Error> {
+    let text = serde_json::to_string_pretty(report);
+    Ok(text.map_err(Error::context("cannot write the result"))? + "\n")
 }
 
 /// What is being tried, on one line of a terminal that is replaced; nothing elsewhere.

@@ -8,7 +8,9 @@ use std::time::SystemTime;
 
 use crate::client::{Address, NodeArguments};
 use crate::doctor::Host;
+use crate::error::Error;
 use crate::exit::Code;
+use crate::listing;
 use crate::report::{self, Context};
 
 /// Write a bundle for a support ticket: what is known about this host, its devices and its VMs
@@ -52,17 +54,8 @@ pub(crate) struct Arguments {
     state_dir: PathBuf,
 }
 
-/// Why there is no bundle.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error("cannot write {path}")]
-    Write { path: PathBuf, source: io::Error },
-    #[error("cannot write the result")]
-    Output(#[source] io::Error),
-}
-
 /// Collects and writes.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let node = arguments.node.address();
     let runtime_dir = match node {
         Address::Socket(path) => path.parent().map(Path::to_owned).unwrap_or_default(),
@@ -82,17 +75,13 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
         None => format!("{}.tar.gz", bundle.name()).into(),
     };
     let missing = bundle.missing();
-    let bytes = bundle.finish().map_err(CommandError::Output)?;
-    let mut output = io::stdout().lock();
+    let bytes = bundle.finish().map_err(Error::output)?;
     if path.as_os_str() == "-" {
-        let written = output.write_all(&bytes).and_then(|()| output.flush());
-        written.map_err(CommandError::Output)?;
+        listing::print(&bytes)?;
     } else {
-        write(&path, &bytes).map_err(|source| CommandError::Write {
-            path: path.clone(),
-            source,
-        })?;
-        writeln!(output, "{}", path.display()).map_err(CommandError::Output)?;
+        let shown = path.display();
+        write(&path, &bytes).map_err(Error::context(format!("cannot write {shown}")))?;
+        listing::print(format!("{shown}\n").as_bytes())?;
     }
     if missing > 0 {
         let parts = if missing == 1 { "part is" } else { "parts are" };

@@ -3,23 +3,21 @@
 mod hand_over;
 mod inherited;
 
-use std::io;
 use std::path::PathBuf;
 
 use vdpa::causes::in_one_line;
-use vmm::api::{Server, ServerError, StartRequest, Starts};
-use vmm::config::{DescriptorError, HugePageSize, MemorySize, RingWatch, VdpaConfig, VmConfig};
+use vmm::api::{Server, StartRequest, Starts};
+use vmm::config::{HugePageSize, MemorySize, RingWatch, VdpaConfig, VmConfig};
 use vmm::console::{Console, ConsoleSocket, TerminalConsole};
-use vmm::machine::{
-    Arriving, Exit, Machine, Origin, ReceiveConfig, Snapshot, SnapshotError, StopHandle,
-};
+use vmm::machine::{Arriving, Exit, Machine, Origin, ReceiveConfig, Snapshot, StopHandle};
 use vmm::migration::endpoint::Endpoint;
 
-use hand_over::{HandOverError, Taken};
+use hand_over::Taken;
 
 use crate::commands::machine_arguments::MachineArguments;
 use crate::commands::migration_tls::TlsArguments;
-use crate::config_file::{self, ConfigFileError};
+use crate::config_file;
+use crate::error::Error;
 use crate::exit::Code;
 use crate::signals::{self, StopSignals};
 use crate::terminal::Terminal;
@@ -132,6 +130,9 @@ pub(crate) struct Arguments {
     console_log: Option<PathBuf>,
 }
 
+const NO_SIGNALS: &str = "cannot take signals";
+const NO_TERMINAL: &str = "cannot take the terminal";
+
 /// Where the serial console is. It outlives an attempt to start that failed.
 #[derive(Debug)]
 enum Screen {
@@ -140,7 +141,7 @@ enum Screen {
 }
 
 impl Screen {
-    fn console(&self) -> Result<Console, RunError> {
+    fn console(&self) -> Result<Console, Error> {
         match self {
             Self::Terminal => terminal(),
             Self::Socket(socket) => Ok(Console::Socket(socket.clone())),
@@ -148,34 +149,9 @@ impl Screen {
     }
 }
 
-/// Why a machine could not be run.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RunError {
-    #[error(transparent)]
-    Config(#[from] ConfigFileError),
-    #[error("no kernel is given; say --kernel PATH")]
-    NoKernel,
-    #[error("cannot take signals")]
-    Signals(#[source] io::Error),
-    #[error("cannot take the terminal")]
-    Terminal(#[source] io::Error),
-    #[error("cannot wait for a start by the API")]
-    Wait(#[source] io::Error),
-    #[error(transparent)]
-    Descriptor(#[from] DescriptorError),
-    #[error(transparent)]
-    Api(#[from] ServerError),
-    #[error(transparent)]
-    Machine(#[from] vmm::Error),
-    #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
-    #[error(transparent)]
-    HandOver(#[from] HandOverError),
-}
-
 impl Arguments {
     /// `None`: the API is to say it.
-    fn into_origin(mut self) -> Result<Option<Origin>, RunError> {
+    fn into_origin(mut self) -> Result<Option<Origin>, Error> {
         if let Some(directory) = self.restore.take() {
             // Descriptors before anything else is opened.
             inherited::take(&mut self.vdpa)?;
@@ -208,7 +184,7 @@ impl Arguments {
         Ok(config.map(Origin::Boot))
     }
 
-    fn into_config(self) -> Result<Option<VmConfig>, RunError> {
+    fn into_config(self) -> Result<Option<VmConfig>, Error> {
         if let Some(path) = self.config {
             return Ok(Some(config_file::read(&path)?));
         }
@@ -222,7 +198,7 @@ impl Arguments {
 }
 
 /// Runs the machine until it ends, or another program goes on with it.
-pub(crate) fn execute(arguments: Arguments) -> Result<Code, RunError> {
+pub(crate) fn execute(arguments: Arguments) -> Result<Code, Error> {
     let mut taken = hand_over::take()?;
     let ended = serve(arguments, &mut taken);
     if let (Err(error), Some(taken)) = (&ended, &taken) {
@@ -254,7 +230,7 @@ fn give_back(taken: &Taken, error: &dyn std::error::Error) {
 }
 
 /// As [`execute`]; `taken` is nothing any more once the machine goes on here.
-fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, RunError> {
+fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Error> {
     let socket = arguments.api_socket.take();
     let console_socket = arguments.console_socket.take();
     let console_log = arguments.console_log.take();
@@ -266,12 +242,12 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Ru
         Some(path) => Screen::Socket(ConsoleSocket::new(&path, console_log.as_deref())?),
         None => Screen::Terminal,
     };
-    let stop = StopHandle::new().map_err(RunError::Signals)?;
-    let signals = StopSignals::install(&stop).map_err(RunError::Signals)?;
+    let stop = StopHandle::new().map_err(Error::context(NO_SIGNALS))?;
+    let signals = StopSignals::install(&stop).map_err(Error::context(NO_SIGNALS))?;
     let exit = match (socket, origin) {
-        (None, None) => return Err(RunError::NoKernel),
+        (None, None) => return Err(Error::failed("no kernel is given; say --kernel PATH")),
         (None, Some(origin)) => {
-            let machine = bring_up(&origin, &screen, &stop)?;
+            let machine = Machine::bring_up(&origin, screen.console()?, &stop)?;
             goes_on_here(taken);
             run(machine)?
         }
@@ -329,15 +305,16 @@ fn wait_for_start(
     given: bool,
     screen: &Screen,
     stop: &StopHandle,
-) -> Result<Option<Machine>, RunError> {
-    while let Some(request) = starts.wait(stop).map_err(RunError::Wait)? {
-        match bring_up(request.origin(), screen, stop) {
+) -> Result<Option<Machine>, Error> {
+    let waiting = "cannot wait for a start by the API";
+    while let Some(request) = starts.wait(stop).map_err(Error::context(waiting))? {
+        match Machine::bring_up(request.origin(), screen.console()?, stop) {
             Ok(machine) => {
                 request.started(machine.config().clone(), &machine.handle());
                 return Ok(Some(machine));
             }
-            Err(RunError::Machine(error)) if !given => answer_failure(request, error),
-            Err(error) => return Err(error),
+            Err(error) if !given => answer_failure(request, error),
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(None)
@@ -351,13 +328,8 @@ fn answer_failure(request: StartRequest, error: vmm::Error) {
     request.failed(error);
 }
 
-/// Builds the machine with its console, and boots or restores it.
-fn bring_up(origin: &Origin, screen: &Screen, stop: &StopHandle) -> Result<Machine, RunError> {
-    Ok(Machine::bring_up(origin, screen.console()?, stop)?)
-}
-
-fn terminal() -> Result<Console, RunError> {
-    let input = Terminal::attach().map_err(RunError::Terminal)?;
+fn terminal() -> Result<Console, Error> {
+    let input = Terminal::attach().map_err(Error::context(NO_TERMINAL))?;
     if input.as_ref().is_some_and(Terminal::is_interactive) {
         eprintln!("Ctrl-A X stops the machine.");
     }
@@ -365,12 +337,13 @@ fn terminal() -> Result<Console, RunError> {
         input: input.map(|terminal| Box::new(terminal) as _),
         output: rustix::stdio::stdout()
             .try_clone_to_owned()
-            .map_err(RunError::Terminal)?,
+            .map_err(Error::context(NO_TERMINAL))?,
     }))
 }
 
-fn run(mut machine: Machine) -> Result<Exit, RunError> {
-    signals::log_statistics_on_sigusr1(machine.statistics_handle()).map_err(RunError::Signals)?;
+fn run(mut machine: Machine) -> Result<Exit, Error> {
+    signals::log_statistics_on_sigusr1(machine.statistics_handle())
+        .map_err(Error::context(NO_SIGNALS))?;
     loop {
         let exit = machine.run()?;
         let (Exit::HandedOver, Some(hand_over)) = (&exit, machine.take_hand_over()) else {

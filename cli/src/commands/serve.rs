@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::client::Credentials;
+use crate::error::Error;
 use crate::exit::Code;
 use crate::logging::Level;
-use crate::node::{self, AccessFiles, CertificateFiles, NodeError, Options, Paths, Road};
+use crate::node::{self, AccessFiles, CertificateFiles, Options, Paths, Road};
 use vmm::migration::tls::TlsFiles;
 
 /// Serve this node: its NICs and its virtual machines, by an API
@@ -149,8 +150,8 @@ impl Remote {
 }
 
 /// Serves until a signal comes.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, NodeError> {
-    node::run(&Options {
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+    let done = node::run(&Options {
         paths: Paths::new(&arguments.state_dir, &arguments.runtime_dir),
         group: arguments.group.clone(),
         remote: arguments.remote.access(),
@@ -158,5 +159,6 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, NodeError> {
         credentials: arguments.credentials.clone(),
         road: arguments.move_by.road(),
         step_observer: arguments.step_observer.clone(),
-    })
+    });
+    Ok(done?)
 }

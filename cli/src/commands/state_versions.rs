@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::error::{Error, ErrorKind};
 use crate::exit::Code;
 
 /// Versions of a saved machine's sections, as JSON
@@ -9,7 +10,8 @@ use crate::exit::Code;
 pub(crate) struct Arguments {}
 
 /// Prints them.
-pub(crate) fn execute() -> Result<Code, io::Error> {
-    serde_json::to_writer(io::stdout().lock(), &vmm::machine::state_versions())?;
+pub(crate) fn execute() -> Result<Code, Error> {
+    serde_json::to_writer(io::stdout().lock(), &vmm::machine::state_versions())
+        .map_err(|error| Error::transparent(ErrorKind::Failed, io::Error::from(error)))?;
     Ok(Code::Success)
 }

@@ -2,14 +2,12 @@
 
 mod describe;
 
-use std::io;
-
 use serde::Serialize;
-use vdpa_mgmt::Error;
 use vdpa_mgmt::pci::{Address, Pci};
 use vdpa_mgmt::topology::{self, Topology};
 
-use crate::exit::{self, Code};
+use crate::error::Error;
+use crate::exit::Code;
 use crate::listing::Format;
 use crate::tree::Lines;
 
@@ -48,26 +46,12 @@ pub(crate) struct Arguments {
     function: Option<String>,
 }
 
-/// Why nothing could be shown.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error(transparent)]
-    Mgmt(#[from] Error),
-    #[error("{0} is on no function of the PCI bus; without a name everything is shown")]
-    NotPci(String),
-    #[error("cannot write the result")]
-    Output(#[source] io::Error),
-}
-
 /// Looks and prints.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    exit::wrong_command_line(
-        carry_out(arguments),
-        |error| matches!(error, CommandError::Mgmt(error) if exit::is_wrong_argument(error)),
-    )
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+    carry_out(arguments).map_err(Error::blame_arguments)
 }
 
-fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
+fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     let topology = match arguments.function.as_deref().map(find).transpose()? {
         Some(address) => topology::read_function(address)?,
         None => topology::read()?,
@@ -80,17 +64,18 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         topology: &topology,
     };
     let text = || describe::text(&topology, Lines::of_locale());
-    let printed = arguments.format.print(&section, text);
-    printed.map_err(CommandError::Output)?;
+    arguments.format.print(&section, text)?;
     Ok(Code::Success)
 }
 
 /// The function that is meant.
-fn find(text: &str) -> Result<Address, CommandError> {
+fn find(text: &str) -> Result<Address, Error> {
     match text.strip_prefix("pci/") {
         Some(address) => Ok(address.parse()?),
-        None => Pci::default()
-            .behind(text)?
-            .ok_or_else(|| CommandError::NotPci(text.to_owned())),
+        None => Pci::default().behind(text)?.ok_or_else(|| {
+            Error::failed(format!(
+                "{text} is on no function of the PCI bus; without a name everything is shown"
+            ))
+        }),
     }
 }

@@ -3,14 +3,12 @@
 mod describe;
 mod settings;
 
-use std::io;
-
-use vdpa_mgmt::Error;
-use vdpa_mgmt::pci::{Address, Function, Pci};
+use vdpa_mgmt::Error as MgmtError;
+use vdpa_mgmt::pci::{Function, Pci};
 use vdpa_mgmt::sriov::{Link, Links};
 
-use super::words::WordError;
-use crate::exit::{self, Code};
+use crate::error::Error;
+use crate::exit::Code;
 use crate::listing::{Entry, Format, Layout, Listing};
 
 pub(crate) use describe::function_entry;
@@ -100,33 +98,12 @@ Examples:
   bellhop vf show
   bellhop vf show enp1s0 -jp";
 
-/// Why it was not done.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error(transparent)]
-    Words(#[from] WordError),
-    #[error(transparent)]
-    Mgmt(#[from] Error),
-    #[error("{0} is no function of the PCI bus, so its virtual functions cannot be counted here")]
-    NotPci(String),
-    #[error(
-        "{0} has no network interface in this network namespace: bind it to its NIC's driver, or run this in the interface's namespace"
-    )]
-    NoInterface(Address),
-    #[error("cannot write the result")]
-    Output(#[source] io::Error),
-}
-
 /// Does what was asked, and prints what is to be shown.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    exit::wrong_command_line(carry_out(arguments), |error| match error {
-        CommandError::Words(_) => true,
-        CommandError::Mgmt(error) => exit::is_wrong_argument(error),
-        _ => false,
-    })
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+    carry_out(arguments).map_err(Error::blame_arguments)
 }
 
-fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
+fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     let pci = Pci::default();
     let listing = match &arguments.command {
         Command::Show { physical: None } => all()?,
@@ -135,7 +112,11 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
         } => one(physical)?,
         Command::Count { physical, count } => {
             let Physical::Function(function) = Physical::find(&pci, physical)? else {
-                return Err(CommandError::NotPci(physical.clone()));
+                let message = format!(
+                    "{physical} is no function of the PCI bus, so its virtual functions cannot be \
+                     counted here"
+                );
+                return Err(Error::failed(message));
             };
             let function = pci.set_virtual_functions(function.address, *count)?;
             listing(describe_function(&pci, &function)?)
@@ -156,9 +137,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
             return Ok(Code::Success);
         }
     };
-    listing
-        .print(arguments.format)
-        .map_err(CommandError::Output)?;
+    listing.print(arguments.format)?;
     Ok(Code::Success)
 }
 
@@ -171,7 +150,7 @@ fn listing(entries: Vec<Entry>) -> Listing {
 }
 
 /// All functions that can have virtual ones, and these, as they are shown.
-pub(crate) fn all() -> Result<Listing, CommandError> {
+pub(crate) fn all() -> Result<Listing, MgmtError> {
     let pci = Pci::default();
     let mut entries = Vec::new();
     for function in pci.physical_functions()? {
@@ -181,7 +160,7 @@ pub(crate) fn all() -> Result<Listing, CommandError> {
 }
 
 /// The function that is named (a network interface or pci/ADDRESS) and its virtual ones, as they are shown.
-pub(crate) fn one(text: &str) -> Result<Listing, CommandError> {
+pub(crate) fn one(text: &str) -> Result<Listing, MgmtError> {
     let pci = Pci::default();
     let entries = match Physical::find(&pci, text)? {
         Physical::Function(function) => match function.physical_function {
@@ -207,7 +186,7 @@ enum Physical {
 }
 
 impl Physical {
-    fn find(pci: &Pci, text: &str) -> Result<Self, CommandError> {
+    fn find(pci: &Pci, text: &str) -> Result<Self, MgmtError> {
         let address = match text.strip_prefix("pci/") {
             Some(address) => Some(address.parse()?),
             None => pci.behind(text)?,
@@ -225,26 +204,29 @@ impl Physical {
 }
 
 /// The interface of a physical function: what its virtual ones may do is asked there.
-fn physical_interface(function: Function) -> Result<String, CommandError> {
+fn physical_interface(function: Function) -> Result<String, Error> {
     function.check_physical()?;
     let first = function.netdevs.into_iter().next();
-    first.ok_or(CommandError::NoInterface(function.address))
+    first.ok_or_else(|| {
+        let message = format!(
+            "{} has no network interface in this network namespace: bind it to its NIC's driver, \
+             or run this in the interface's namespace",
+            function.address
+        );
+        Error::failed(message)
+    })
 }
 
 /// A physical function and its virtual ones.
-fn describe_function(pci: &Pci, function: &Function) -> Result<Vec<Entry>, CommandError> {
+fn describe_function(pci: &Pci, function: &Function) -> Result<Vec<Entry>, MgmtError> {
     let link: Option<Link> = match function.netdevs.first() {
         Some(interface) => match Links::open()?.link(interface) {
             Ok(link) => Some(link),
             // Gone, or named anew, since the function was looked at.
             Err(error) if error.is_missing() => None,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         },
         None => None,
     };
-    Ok(describe::function_and_virtual_ones(
-        pci,
-        function,
-        link.as_ref(),
-    )?)
+    describe::function_and_virtual_ones(pci, function, link.as_ref())
 }

@@ -20,20 +20,20 @@ mod upgrade;
 mod view;
 mod watch;
 
-use std::io;
 use std::time::Duration;
 
 use bellhop_api::machine::{VmChange, WantedState};
-use bellhop_api::node::{VmInfo, VmPhase};
+use bellhop_api::node::VmInfo;
 use hyper::Method;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::client::{ClientError, Node, NodeArguments, path};
-use crate::exit::{self, Code};
+use crate::client::{Node, NodeArguments, STRANGE, path};
+use crate::error::Error;
+use crate::exit::Code;
 use crate::listing::Format;
 
-pub(crate) use arguments::{SpecError, absolute, free_nic_id, nic_body};
+pub(crate) use arguments::{absolute, free_nic_id, nic_body};
 
 /// How long making or starting a machine may take: NICs are made, devices opened, all memory pinned.
 pub(crate) const MAKING: Duration = Duration::from_secs(600);
@@ -87,76 +87,8 @@ enum Command {
     Delete(delete::Arguments),
 }
 
-/// Why it was not done.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CommandError {
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-    #[error(transparent)]
-    Console(#[from] console::ConsoleError),
-    #[error("the VM {name} is not paused, it is {phase}: `bellhop vm start {name}` starts it")]
-    NotPaused { name: String, phase: VmPhase },
-    #[error(
-        "the guest of {name} cannot power off while it is paused: `bellhop vm resume {name}` lets it go on, and \
-         `bellhop vm stop --force {name}` does not ask it"
-    )]
-    Paused { name: String },
-    #[error(
-        "the VM {name} runs: `bellhop vm stop {name}` has its guest power off first, and `bellhop vm delete --force \
-         {name}` does not ask it"
-    )]
-    Runs { name: String },
-    #[error("{name} did not move, it stays here: {why}")]
-    NotMoved { name: String, why: String },
-    #[error(
-        "it is not settled where {name} is, so it stands still here: {why}. Look at the destination; if it runs there, say \
-         `bellhop vm migrate {name} --settle there`, else `bellhop vm migrate {name} --settle here`"
-    )]
-    Unsettled { name: String, why: String },
-    #[error("nothing answers for {name}: {why}")]
-    Elsewhere { name: String, why: String },
-    #[error("the VM {name} goes on with the program that it had: {why}")]
-    NotUpgraded { name: String, why: String },
-    #[error("cannot tell which program this is; name one with --program")]
-    Program(#[source] io::Error),
-    #[error("the node is another host: name the program there with --program")]
-    NoProgram,
-    #[error("{0} is not being migrated")]
-    NoMigration(String),
-    #[error(
-        "--tls-certificate, --tls-key, --tls-authority and --plaintext are for processes that wait (tcp:HOST:PORT): between two \
-         daemons what those have is used"
-    )]
-    TlsOfDaemons,
-    #[error(
-        "--from and --as are for other nodes' daemons (https://HOST:PORT, node:/PATH): a process that waits has its devices"
-    )]
-    NoNode,
-    #[error("cannot write the result")]
-    Output(#[source] io::Error),
-}
-
 /// Does what was asked.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
-    end(carry_out(arguments))
-}
-
-/// What a daemon refuses is said in its words, with the exit code for it; what is wrong with the command line
-/// is said as that.
-pub(crate) fn end(outcome: Result<Code, CommandError>) -> Result<Code, CommandError> {
-    match outcome {
-        Err(CommandError::Client(error)) => Ok(error.report()),
-        outcome => exit::wrong_command_line(outcome, |error| match error {
-            CommandError::Spec(error) => error.is_wrong_command_line(),
-            CommandError::NoProgram | CommandError::TlsOfDaemons | CommandError::NoNode => true,
-            _ => false,
-        }),
-    }
-}
-
-fn carry_out(arguments: &Arguments) -> Result<Code, CommandError> {
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let (which, format) = (&arguments.node, arguments.format);
     let node = which.connect()?;
     match &arguments.command {
@@ -182,14 +114,14 @@ fn of_vm(name: &str) -> String {
 }
 
 /// A machine as the daemon sees it now.
-fn vm(node: &Node, name: &str) -> Result<(VmInfo, Value), ClientError> {
+fn vm(node: &Node, name: &str) -> Result<(VmInfo, Value), Error> {
     let answer: Value = node.get(&of_vm(name))?;
     Ok((read(&answer)?, answer))
 }
 
 /// What the daemon has answered, if it is that.
-fn read<'a, T: Deserialize<'a>>(answer: &'a Value) -> Result<T, ClientError> {
-    T::deserialize(answer).map_err(ClientError::Answer)
+fn read<'a, T: Deserialize<'a>>(answer: &'a Value) -> Result<T, Error> {
+    T::deserialize(answer).map_err(Error::context(STRANGE))
 }
 
 /// Has a machine do something, and shows it.
@@ -198,7 +130,7 @@ fn change_state(
     name: &str,
     state: WantedState,
     format: Format,
-) -> Result<Code, CommandError> {
+) -> Result<Code, Error> {
     let wanted = VmChange { state };
     let (_, answer) = node.send(Method::PATCH, &of_vm(name), &wanted, MAKING)?;
     say(&answer, format)?;
@@ -206,13 +138,12 @@ fn change_state(
 }
 
 /// Says in a line what a machine does now, or shows it as JSON. An answer without a body is passed over.
-fn say(answer: &Value, format: Format) -> Result<(), CommandError> {
+fn say(answer: &Value, format: Format) -> Result<(), Error> {
     if answer.is_null() {
         return Ok(());
     }
     let vm: VmInfo = read(answer)?;
-    let printed = format.print(answer, || format!("{}\n", view::line(&vm)));
-    printed.map_err(CommandError::Output)
+    format.print(answer, || format!("{}\n", view::line(&vm)))
 }
 
 #[cfg(test)]

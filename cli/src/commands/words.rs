@@ -2,36 +2,24 @@
 
 use std::str::FromStr;
 
-use vdpa_mgmt::{Error, MgmtDeviceName};
+use vdpa_mgmt::MgmtDeviceName;
 use vmm::config::{MacAddress, MacAddressError};
 
-/// Why the words make no sense.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum WordError {
-    #[error("unknown word {word:?}; known are {known}")]
-    Unknown { word: String, known: String },
-    #[error("the word {0} has no value behind it")]
-    NoValue(String),
-    #[error("the word {0} comes twice")]
-    Twice(String),
-    #[error("the word {0} is missing")]
-    Missing(&'static str),
-    #[error("{word} {value:?} is not a number of the right size")]
-    Number { word: &'static str, value: String },
-    #[error("{word} {value:?} is not a mask of up to 64 bits in hexadecimal, such as 0x300000020")]
-    Mask { word: &'static str, value: String },
-    #[error("{word} {value:?} is not a rate, such as 100mbit or 1.5gbit")]
-    Rate { word: &'static str, value: String },
-    #[error("{word} {value:?} is not known: it is {known}")]
-    Choice {
-        word: &'static str,
-        value: String,
-        known: &'static str,
-    },
-    #[error(transparent)]
-    Mac(#[from] MacAddressError),
-    #[error(transparent)]
-    Name(#[from] Error),
+use crate::error::{Error, ErrorKind};
+
+/// A word that must be there.
+pub(super) fn missing(word: &str) -> Error {
+    Error::wrong(format!("the word {word} is missing"))
+}
+
+/// A word that can be there once.
+pub(super) fn twice(word: &str) -> Error {
+    Error::wrong(format!("the word {word} comes twice"))
+}
+
+/// A value that is none of those that the word can have.
+pub(super) fn choice(word: &str, value: &str, known: &str) -> Error {
+    Error::wrong(format!("{word} {value:?} is not known: it is {known}"))
 }
 
 /// Words with their values.
@@ -42,22 +30,21 @@ pub(crate) struct Words<'a> {
 
 impl<'a> Words<'a> {
     /// Splits arguments; each word is one of `known`, and comes once.
-    pub(crate) fn parse(arguments: &'a [String], known: &[&str]) -> Result<Self, WordError> {
+    pub(crate) fn parse(arguments: &'a [String], known: &[&str]) -> Result<Self, Error> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         let mut arguments = arguments.iter();
         while let Some(word) = arguments.next() {
             if !known.contains(&word.as_str()) {
-                return Err(WordError::Unknown {
-                    word: word.clone(),
-                    known: known.join(", "),
-                });
+                let known = known.join(", ");
+                let message = format!("unknown word {word:?}; known are {known}");
+                return Err(Error::wrong(message));
             }
             if pairs.iter().any(|pair| pair.0 == word) {
-                return Err(WordError::Twice(word.clone()));
+                return Err(twice(word));
             }
             let value = arguments
                 .next()
-                .ok_or_else(|| WordError::NoValue(word.clone()))?;
+                .ok_or_else(|| Error::wrong(format!("the word {word} has no value behind it")))?;
             pairs.push((word, value));
         }
         Ok(Self { pairs })
@@ -67,8 +54,8 @@ impl<'a> Words<'a> {
     pub(crate) fn take<T>(
         &self,
         word: &'static str,
-        read: impl Fn(&'static str, &str) -> Result<T, WordError>,
-    ) -> Result<Option<T>, WordError> {
+        read: impl Fn(&'static str, &str) -> Result<T, Error>,
+    ) -> Result<Option<T>, Error> {
         let found = self.pairs.iter().find(|pair| pair.0 == word);
         found.map(|&(_, value)| read(word, value)).transpose()
     }
@@ -77,62 +64,65 @@ impl<'a> Words<'a> {
     pub(crate) fn needed<T>(
         &self,
         word: &'static str,
-        read: impl Fn(&'static str, &str) -> Result<T, WordError>,
-    ) -> Result<T, WordError> {
-        self.take(word, read)?.ok_or(WordError::Missing(word))
+        read: impl Fn(&'static str, &str) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.take(word, read)?.ok_or_else(|| missing(word))
     }
 }
 
 /// Any text.
-pub(crate) fn text(_: &'static str, value: &str) -> Result<String, WordError> {
+pub(crate) fn text(_: &'static str, value: &str) -> Result<String, Error> {
     Ok(value.to_owned())
 }
 
 /// A decimal number.
-pub(crate) fn number<T: FromStr>(word: &'static str, value: &str) -> Result<T, WordError> {
+pub(crate) fn number<T: FromStr>(word: &'static str, value: &str) -> Result<T, Error> {
     // `parse` alone would take "+1".
     Some(value)
         .filter(|value| value.bytes().all(|byte| byte.is_ascii_digit()))
         .and_then(|value| value.parse().ok())
-        .ok_or_else(|| WordError::Number {
-            word,
-            value: value.to_owned(),
+        .ok_or_else(|| {
+            Error::wrong(format!(
+                "{word} {value:?} is not a number of the right size"
+            ))
         })
 }
 
 /// A hexadecimal mask, with or without 0x.
-pub(crate) fn mask(word: &'static str, value: &str) -> Result<u64, WordError> {
+pub(crate) fn mask(word: &'static str, value: &str) -> Result<u64, Error> {
     let digits = value.strip_prefix("0x").unwrap_or(value);
     Some(digits)
         .filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
         .and_then(|digits| u64::from_str_radix(digits, 16).ok())
-        .ok_or_else(|| WordError::Mask {
-            word,
-            value: value.to_owned(),
+        .ok_or_else(|| {
+            Error::wrong(format!(
+                "{word} {value:?} is not a mask of up to 64 bits in hexadecimal, such as \
+                 0x300000020"
+            ))
         })
 }
 
 /// A unicast MAC address.
-pub(crate) fn mac(_: &'static str, value: &str) -> Result<[u8; 6], WordError> {
-    Ok(value.parse::<MacAddress>()?.bytes())
+pub(crate) fn mac(_: &'static str, value: &str) -> Result<[u8; 6], Error> {
+    let address: MacAddress = value
+        .parse()
+        .map_err(|error: MacAddressError| Error::transparent(ErrorKind::WrongCommandLine, error))?;
+    Ok(address.bytes())
 }
 
 /// `enable` or `disable`.
-pub(crate) fn switch(word: &'static str, value: &str) -> Result<bool, WordError> {
+pub(crate) fn switch(word: &'static str, value: &str) -> Result<bool, Error> {
     match value {
         "enable" => Ok(true),
         "disable" => Ok(false),
-        _ => Err(WordError::Choice {
-            word,
-            value: value.to_owned(),
-            known: "enable or disable",
-        }),
+        _ => Err(choice(word, value, "enable or disable")),
     }
 }
 
 /// The name of a management device.
-pub(crate) fn mgmtdev(_: &'static str, value: &str) -> Result<MgmtDeviceName, WordError> {
-    Ok(value.parse()?)
+pub(crate) fn mgmtdev(_: &'static str, value: &str) -> Result<MgmtDeviceName, Error> {
+    let name = value.parse().map_err(Error::from);
+    name.map_err(Error::blame_arguments)
 }
 
 #[cfg(test)]

@@ -4,11 +4,13 @@
 //! may is access(2); what says whether somebody does is `/proc`.
 
 use rustix::io::Errno;
+use vdpa::causes::in_one_line;
 
 use super::finding::Finding;
-use super::host::{Host, Unread, is_plain};
+use super::host::{Host, is_plain};
 use super::modules::{Modules, Presence, VDPA_SIM_NET, VDUSE};
 use super::nics;
+use crate::error::Error;
 
 /// Directory of the vDPA bus.
 const VDPA: &str = "/sys/bus/vdpa/devices";
@@ -48,7 +50,7 @@ impl Device {
     }
 }
 
-fn devices(host: &Host) -> Result<Vec<Device>, Unread> {
+fn devices(host: &Host) -> Result<Vec<Device>, Error> {
     let names = host.sysfs_names(VDPA)?;
     let devices = names.into_iter().map(|name| Device::of(host, name));
     Ok(devices.collect())
@@ -163,7 +165,7 @@ fn without_rights(host: &Host, name: &str, about: &str, path: &str) -> Finding {
     let owner = host.owner(path);
     let shown = owner
         .as_ref()
-        .map_or_else(Unread::reason, ToString::to_string);
+        .map_or_else(|why| in_one_line(why), ToString::to_string);
     let found = format!("{about}, {path}: this user may not open it ({shown})");
     let finding = Finding::missing(name, found);
     let group = owner.ok().and_then(|owner| {

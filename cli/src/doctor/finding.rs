@@ -4,8 +4,9 @@
 //! every string is cleaned and cut here, in one place.
 
 use serde::Serialize;
+use vdpa::causes::in_one_line;
 
-use super::host::Unread;
+use crate::error::Error;
 
 /// Longest text of a finding or line of a remedy, in characters.
 const TEXT_MAX: usize = 400;
@@ -68,8 +69,8 @@ impl Finding {
     }
 
     /// Could not be read, for this reason.
-    pub(crate) fn unread(name: impl AsRef<str>, why: &Unread) -> Self {
-        Self::unknown(name, why.reason())
+    pub(crate) fn unread(name: impl AsRef<str>, why: &Error) -> Self {
+        Self::unknown(name, in_one_line(why))
     }
 
     /// Adds a line that mends it.

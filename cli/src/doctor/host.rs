@@ -15,6 +15,7 @@ use rustix::fs::{Access, Mode, OFlags};
 use rustix::io::Errno;
 use vdpa::device::holder::{self, Holder};
 
+use crate::error::{Error, ErrorKind};
 use crate::groups;
 
 /// Most bytes of an ordinary attribute file.
@@ -23,60 +24,21 @@ const TEXT_MAX: u64 = 64 << 10;
 /// Most entries of a directory that are looked at.
 const ENTRIES_MAX: usize = 4096;
 
-/// Why a file says nothing.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Unread {
-    /// No such file.
-    #[error("there is no {0}")]
-    Absent(String),
-    /// The system refused.
-    #[error("cannot read {path}")]
-    Failed {
-        /// What was to be read.
-        path: String,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
-    /// Larger than any file of this kind.
-    #[error("{path} is larger than {max} bytes, so it is not what it should be")]
-    TooLarge {
-        /// What was to be read.
-        path: String,
-        /// The limit in bytes.
-        max: u64,
-    },
-    /// A directory, FIFO or device where a file should be.
-    #[error("{0} is not a regular file")]
-    NotAFile(String),
-    /// Its content makes no sense.
-    #[error("the content of {0} makes no sense")]
-    Odd(String),
+/// A file that does not exist.
+pub(super) fn absent(path: &str) -> Error {
+    Error::new(ErrorKind::Absent, format!("there is no {path}"))
 }
 
-impl Unread {
-    /// Whether the file is simply not there.
-    pub(crate) fn is_absent(&self) -> bool {
-        matches!(self, Self::Absent(_))
-    }
+/// A file whose content cannot be decoded.
+pub(super) fn odd(path: &str) -> Error {
+    Error::failed(format!("the content of {path} makes no sense"))
+}
 
-    /// The error and its cause in one sentence.
-    pub(crate) fn reason(&self) -> String {
-        match self {
-            Self::Failed { source, .. } => format!("{self}: {source}"),
-            _ => self.to_string(),
-        }
+fn unread(path: &str, source: io::Error) -> Error {
+    if source.kind() == io::ErrorKind::NotFound {
+        return absent(path);
     }
-
-    fn of(path: &str, source: io::Error) -> Self {
-        if source.kind() == io::ErrorKind::NotFound {
-            return Self::Absent(path.to_owned());
-        }
-        Self::Failed {
-            path: path.to_owned(),
-            source,
-        }
-    }
+    Error::failed(format!("cannot read {path}")).because(source)
 }
 
 /// Owner and permissions of a file.
@@ -151,60 +113,59 @@ impl Host {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    fn file(&self, path: &str) -> Result<File, Unread> {
+    fn file(&self, path: &str) -> Result<File, Error> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::open(self.path(path), flags, Mode::empty())
             .map(File::from)
-            .map_err(|error| Unread::of(path, error.into()))?;
+            .map_err(|error| unread(path, error.into()))?;
         match file.metadata() {
             Ok(metadata) if metadata.is_file() => Ok(file),
-            Ok(_) => Err(Unread::NotAFile(path.to_owned())),
-            Err(error) => Err(Unread::of(path, error)),
+            Ok(_) => Err(Error::failed(format!("{path} is not a regular file"))),
+            Err(error) => Err(unread(path, error)),
         }
     }
 
     /// All of a file that has at most `max` bytes.
-    pub(crate) fn bytes(&self, path: &str, max: u64) -> Result<Vec<u8>, Unread> {
+    pub(crate) fn bytes(&self, path: &str, max: u64) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
         self.file(path)?
             .take(max.saturating_add(1))
             .read_to_end(&mut bytes)
-            .map_err(|error| Unread::of(path, error))?;
+            .map_err(|error| unread(path, error))?;
         if u64::try_from(bytes.len()).is_ok_and(|len| len <= max) {
             return Ok(bytes);
         }
-        Err(Unread::TooLarge {
-            path: path.to_owned(),
-            max,
-        })
+        Err(Error::failed(format!(
+            "{path} is larger than {max} bytes, so it is not what it should be"
+        )))
     }
 
     /// A small text file, without white space around it; what is not UTF-8 is replaced.
-    pub(crate) fn text(&self, path: &str) -> Result<String, Unread> {
+    pub(crate) fn text(&self, path: &str) -> Result<String, Error> {
         let bytes = self.bytes(path, TEXT_MAX)?;
         Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
     /// The beginning of a text file that may be long.
-    pub(crate) fn beginning(&self, path: &str) -> Result<String, Unread> {
+    pub(crate) fn beginning(&self, path: &str) -> Result<String, Error> {
         let mut bytes = Vec::new();
         self.file(path)?
             .take(TEXT_MAX)
             .read_to_end(&mut bytes)
-            .map_err(|error| Unread::of(path, error))?;
+            .map_err(|error| unread(path, error))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// A file that holds one decimal number.
-    pub(crate) fn number<T: FromStr>(&self, path: &str) -> Result<T, Unread> {
+    pub(crate) fn number<T: FromStr>(&self, path: &str) -> Result<T, Error> {
         let text = self.text(path)?;
-        text.parse().map_err(|_| Unread::Odd(path.to_owned()))
+        text.parse().map_err(|_| odd(path))
     }
 
     /// Names in a directory, sorted; at most [`ENTRIES_MAX`], and only those that are UTF-8.
-    pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, Unread> {
+    pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, Error> {
         let mut names: Vec<String> = fs::read_dir(self.path(path))
-            .map_err(|error| Unread::of(path, error))?
+            .map_err(|error| unread(path, error))?
             .flatten()
             .take(ENTRIES_MAX)
             .filter_map(|entry| entry.file_name().into_string().ok())
@@ -216,7 +177,7 @@ impl Host {
     /// Like [`Self::names`], for a directory of sysfs that the kernel makes only
     /// where it has such things: none if it is not there. An error where sysfs
     /// itself is not there.
-    pub(crate) fn sysfs_names(&self, path: &str) -> Result<Vec<String>, Unread> {
+    pub(crate) fn sysfs_names(&self, path: &str) -> Result<Vec<String>, Error> {
         match self.names(path) {
             Err(why) if why.is_absent() => self.sysfs().map(|()| Vec::new()),
             names => names,
@@ -225,12 +186,12 @@ impl Host {
 
     /// An error where sysfs is not mounted, so that nothing can be told from
     /// what is not in it.
-    pub(crate) fn sysfs(&self) -> Result<(), Unread> {
+    pub(crate) fn sysfs(&self) -> Result<(), Error> {
         const ALWAYS: &str = "/sys/kernel";
         if self.exists(ALWAYS) {
             Ok(())
         } else {
-            Err(Unread::Absent(ALWAYS.to_owned()))
+            Err(absent(ALWAYS))
         }
     }
 
@@ -240,10 +201,10 @@ impl Host {
     }
 
     /// What a symbolic link says.
-    pub(crate) fn link(&self, path: &str) -> Result<String, Unread> {
+    pub(crate) fn link(&self, path: &str) -> Result<String, Error> {
         fs::read_link(self.path(path))
             .map(|target| target.to_string_lossy().into_owned())
-            .map_err(|error| Unread::of(path, error))
+            .map_err(|error| unread(path, error))
     }
 
     /// The last name in a symbolic link: a device's driver, IOMMU group, …
@@ -261,8 +222,8 @@ impl Host {
     }
 
     /// Owner and permissions.
-    pub(crate) fn owner(&self, path: &str) -> Result<Owner, Unread> {
-        let metadata = fs::metadata(self.path(path)).map_err(|error| Unread::of(path, error))?;
+    pub(crate) fn owner(&self, path: &str) -> Result<Owner, Error> {
+        let metadata = fs::metadata(self.path(path)).map_err(|error| unread(path, error))?;
         Ok(Owner {
             mode: metadata.mode(),
             gid: metadata.gid(),
@@ -332,19 +293,20 @@ mod tests {
         let host = tree.host();
         let number = |path| host.number::<u64>(path);
         assert_eq!(number("/proc/good").unwrap(), 42);
-        assert!(matches!(
-            number("/proc/large"),
-            Err(Unread::TooLarge { .. })
-        ));
-        for path in ["/proc/garbage", "/proc/negative", "/proc/huge"] {
-            assert!(matches!(number(path), Err(Unread::Odd(_))), "{path}");
-        }
-        for path in ["/proc/directory", "/proc/fifo"] {
-            assert!(matches!(number(path), Err(Unread::NotAFile(_))), "{path}");
+        for (path, words) in [
+            ("/proc/large", "is larger than"),
+            ("/proc/garbage", "makes no sense"),
+            ("/proc/negative", "makes no sense"),
+            ("/proc/huge", "makes no sense"),
+            ("/proc/directory", "not a regular file"),
+            ("/proc/fifo", "not a regular file"),
+        ] {
+            let error = number(path).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
         }
         let absent = number("/proc/absent").unwrap_err();
         assert!(absent.is_absent());
-        assert_eq!(absent.reason(), "there is no /proc/absent");
+        assert_eq!(absent.to_string(), "there is no /proc/absent");
         assert!(host.text("/proc/garbage").unwrap().starts_with("12"));
         assert_eq!(host.beginning("/proc/large").unwrap().len(), 65_536);
     }

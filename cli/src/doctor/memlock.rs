@@ -5,7 +5,8 @@
 
 use super::devices;
 use super::finding::Finding;
-use super::host::{Host, Unread};
+use super::host::{Host, odd};
+use crate::error::Error;
 
 /// What `bellhop run` gives a guest unless told otherwise, in bytes.
 const DEFAULT_MEMORY: u64 = 512 << 20;
@@ -47,7 +48,7 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     ]
 }
 
-fn limit(host: &Host) -> Result<Limit, Unread> {
+fn limit(host: &Host) -> Result<Limit, Error> {
     const PATH: &str = "/proc/self/limits";
     let text = host.text(PATH)?;
     text.lines()
@@ -58,7 +59,7 @@ fn limit(host: &Host) -> Result<Limit, Unread> {
                 soft => soft.parse().ok().map(Some),
             }
         })
-        .ok_or_else(|| Unread::Odd(PATH.to_owned()))
+        .ok_or_else(|| odd(PATH))
 }
 
 #[cfg(test)]

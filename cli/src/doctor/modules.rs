@@ -8,9 +8,11 @@ use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
 use flate2::read::GzDecoder;
+use vdpa::causes::in_one_line;
 
 use super::finding::Finding;
-use super::host::{Host, Unread, is_plain};
+use super::host::{Host, absent, is_plain, odd};
+use crate::error::Error;
 
 /// Most bytes of depmod's lists: a large kernel's is about 1 MiB.
 const LIST_MAX: u64 = 16 << 20;
@@ -72,10 +74,10 @@ pub(super) const VDUSE: Module = module("vduse", "VDPA_USER");
 pub(super) struct Modules<'a> {
     host: &'a Host,
     /// As `uname -r` says.
-    pub(super) release: Result<String, Unread>,
+    pub(super) release: Result<String, Error>,
     built_in: HashSet<String>,
-    loadable: Result<HashSet<String>, Unread>,
-    config: Result<Config, Unread>,
+    loadable: Result<HashSet<String>, Error>,
+    config: Result<Config, Error>,
 }
 
 impl<'a> Modules<'a> {
@@ -87,12 +89,12 @@ impl<'a> Modules<'a> {
             if is_plain(&release) {
                 Ok(release)
             } else {
-                Err(Unread::Odd(RELEASE.to_owned()))
+                Err(odd(RELEASE))
             }
         });
         let list = |name: &str| match &release {
             Ok(release) => list(host, &format!("/lib/modules/{release}/{name}")),
-            Err(_) => Err(Unread::Absent("/lib/modules for this kernel".to_owned())),
+            Err(_) => Err(absent("/lib/modules for this kernel")),
         };
         Self {
             built_in: list("modules.builtin").unwrap_or_default(),
@@ -120,9 +122,9 @@ impl<'a> Modules<'a> {
             (Ok(_), _) | (Err(_), Some(Build::No)) => Presence::Absent,
             (Err(why), Some(_)) => Presence::Unknown(format!(
                 "this kernel has it as a module, but it cannot be told whether it is installed: {}",
-                why.reason()
+                in_one_line(why)
             )),
-            (Err(why), None) => Presence::Unknown(why.reason()),
+            (Err(why), None) => Presence::Unknown(in_one_line(why)),
         }
     }
 
@@ -135,13 +137,13 @@ impl<'a> Modules<'a> {
     }
 
     /// The file the configuration was read from, or why there is none.
-    pub(super) fn config_source(&self) -> Result<&str, &Unread> {
+    pub(super) fn config_source(&self) -> Result<&str, &Error> {
         self.config.as_ref().map(|config| config.source.as_str())
     }
 }
 
 /// Names of modules in one of depmod's lists.
-fn list(host: &Host, path: &str) -> Result<HashSet<String>, Unread> {
+fn list(host: &Host, path: &str) -> Result<HashSet<String>, Error> {
     let bytes = host.bytes(path, LIST_MAX)?;
     let names = String::from_utf8_lossy(&bytes)
         .lines()
@@ -175,7 +177,7 @@ struct Config {
 
 impl Config {
     /// The running kernel's: of the kernel itself, else of the package.
-    fn of(host: &Host, release: Option<&str>) -> Result<Self, Unread> {
+    fn of(host: &Host, release: Option<&str>) -> Result<Self, Error> {
         let mut places = vec!["/proc/config.gz".to_owned()];
         if let Some(release) = release {
             places.push(format!("/boot/config-{release}"));
@@ -187,7 +189,7 @@ impl Config {
                 if !place.ends_with(".gz") {
                     return Ok(bytes);
                 }
-                gunzip(&bytes).ok_or_else(|| Unread::Odd(place.clone()))
+                gunzip(&bytes).ok_or_else(|| odd(place))
             });
             match read {
                 Ok(bytes) => {
@@ -200,7 +202,7 @@ impl Config {
                 Err(why) => refused = Some(why),
             }
         }
-        Err(refused.unwrap_or_else(|| Unread::Absent(places.join(" or "))))
+        Err(refused.unwrap_or_else(|| absent(&places.join(" or "))))
     }
 }
 

@@ -4,8 +4,9 @@
 //! Owns the table of such drivers. Must not know the vDPA bus.
 
 use super::finding::{Finding, State};
-use super::host::{Host, Unread, is_plain};
+use super::host::{Host, is_plain};
 use super::modules::{self, Module, Modules};
+use crate::error::Error;
 
 /// Directory of PCI functions.
 const PCI: &str = "/sys/bus/pci/devices";
@@ -150,7 +151,7 @@ impl Function {
 }
 
 /// All functions that are fit for vDPA, virtual ones among them.
-pub(super) fn functions(host: &Host) -> Result<Vec<Function>, Unread> {
+pub(super) fn functions(host: &Host) -> Result<Vec<Function>, Error> {
     let functions = host.sysfs_names(PCI)?.into_iter();
     Ok(functions
         .filter(|address| is_plain(address))

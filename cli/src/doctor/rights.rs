@@ -2,7 +2,8 @@
 //! and the initial network namespace, in which alone the vDPA netlink family answers.
 
 use super::finding::Finding;
-use super::host::{Host, Unread};
+use super::host::{Host, odd};
+use crate::error::Error;
 
 /// The bit of CAP_NET_ADMIN in `CapEff` (`linux/capability.h`).
 const CAP_NET_ADMIN: u32 = 12;
@@ -23,7 +24,7 @@ fn capability(host: &Host) -> Finding {
         text.lines()
             .find_map(|line| line.strip_prefix("CapEff:"))
             .and_then(|value| u64::from_str_radix(value.trim(), 16).ok())
-            .ok_or_else(|| Unread::Odd(STATUS.to_owned()))
+            .ok_or_else(|| odd(STATUS))
     });
     let capabilities = match capabilities {
         Ok(capabilities) => capabilities,
@@ -54,11 +55,11 @@ fn capability(host: &Host) -> Finding {
 }
 
 /// The number in `net:[4026531833]`.
-fn inode(host: &Host, path: &str) -> Result<u64, Unread> {
+fn inode(host: &Host, path: &str) -> Result<u64, Error> {
     let link = host.link(path)?;
     link.split_once(":[")
         .and_then(|(_, number)| number.strip_suffix(']')?.parse().ok())
-        .ok_or_else(|| Unread::Odd(path.to_owned()))
+        .ok_or_else(|| odd(path))
 }
 
 fn namespace(host: &Host) -> Finding {

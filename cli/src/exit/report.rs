@@ -146,24 +146,19 @@ fn is_denied(error: &(dyn Error + 'static)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{self, ErrorKind};
 
-    #[derive(Debug, thiserror::Error)]
-    #[error("{text}")]
-    struct Link {
-        text: &'static str,
-        source: Option<Box<Link>>,
-    }
-
-    fn chain(texts: &[&'static str]) -> Option<Box<Link>> {
+    fn chain(texts: &[&'static str]) -> Option<error::Error> {
         let (text, rest) = texts.split_first()?;
-        Some(Box::new(Link {
-            text,
-            source: chain(rest),
-        }))
+        let error = error::Error::new(ErrorKind::Failed, *text);
+        Some(match chain(rest) {
+            Some(source) => error.because(source),
+            None => error,
+        })
     }
 
     fn text_of(texts: &[&'static str]) -> String {
-        Report::of(&*chain(texts).unwrap()).text(false)
+        Report::of(&chain(texts).unwrap()).text(false)
     }
 
     #[test]

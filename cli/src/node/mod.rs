@@ -13,6 +13,7 @@
 mod access;
 mod api;
 mod context;
+mod error;
 mod events;
 mod machines;
 mod paths;
@@ -23,6 +24,7 @@ mod systemd;
 mod watcher;
 
 pub(crate) use access::{AccessFiles, CertificateFiles};
+pub(crate) use error::Error;
 pub(crate) use paths::Paths;
 pub(crate) use peers::Road;
-pub(crate) use run::{NodeError, Options, run};
+pub(crate) use run::{Options, run};

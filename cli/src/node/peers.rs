@@ -19,8 +19,10 @@ use serde::{Deserialize, Serialize};
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 use vmm::migration::tls::TlsFiles;
 
+use super::error::{Error, ErrorKind};
 use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode, VmName, VmSpec};
-use crate::client::{self, Address, ClientError, Credentials, Http};
+use crate::client::{self, Address, Credentials, Http, Refusal, STRANGE};
+use crate::error::{Error as ClientError, ErrorKind as ClientErrorKind};
 
 /// What a socket's path begins with where a daemon on this host is meant.
 const LOCAL: &str = "node:";
@@ -49,86 +51,12 @@ pub(crate) fn is_node(destination: &str) -> bool {
     destination.starts_with(LOCAL) || destination.starts_with("https:")
 }
 
-/// Why another node does not take a machine.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PeerError {
-    /// Not a node.
-    #[error(
-        "{0:?} is no node's daemon: say https://HOST:PORT, or node:/PATH of a socket on this host"
-    )]
-    Address(String),
-    /// It refuses, and says why.
-    #[error("the node {node} does not take it, and says of itself: {reason}")]
-    Refused {
-        /// Which.
-        node: String,
-        /// In its words.
-        reason: String,
-        /// What helps, in its words.
-        remedy: Option<String>,
-    },
-    /// It cannot be asked.
-    #[error("the node {node} cannot be asked")]
-    Client {
-        /// Which.
-        node: String,
-        /// Why.
-        #[source]
-        source: Box<ClientError>,
-    },
-    /// What it says is no place where a machine is waited for.
-    #[error("the node {node} names a place that cannot be used")]
-    Endpoint {
-        /// Which.
-        node: String,
-        /// What is wrong with it.
-        #[source]
-        source: BadEndpoint,
-    },
-    /// A socket on another host, or a network where none is needed.
-    #[error("the node {node} says {endpoint}, which is no way from here to there")]
-    Strange {
-        /// Which.
-        node: String,
-        /// What it says.
-        endpoint: Endpoint,
-    },
-    /// There is nothing to protect the guest with.
-    #[error(
-        "this daemon has no certificates for machines that move: start it with --migration-host, --migration-cert, \
-         --migration-key and --migration-ca"
-    )]
-    NoCertificates,
-    /// No port.
-    #[error(
-        "no machine can be waited for at {host}; is --migration-host a name or an address of this host?"
-    )]
-    Port {
-        /// Where.
-        host: String,
-        /// What the kernel said.
-        #[source]
-        source: std::io::Error,
-    },
-}
-
-impl PeerError {
-    /// Whether the other node may have done what it was asked for, although its answer is none.
-    pub(crate) fn may_have_been_heard(&self) -> bool {
-        matches!(
-            self,
-            Self::Client { .. } | Self::Endpoint { .. } | Self::Strange { .. }
-        )
-    }
-
-    /// Whether it is the other node that does not want it: a finding for who only asks.
-    pub(crate) fn obstacle(&self) -> Option<(String, Option<String>)> {
-        match self {
-            Self::Refused { reason, remedy, .. } => Some((reason.clone(), remedy.clone())),
-            Self::NoCertificates => Some((self.to_string(), None)),
-            _ => None,
-        }
-    }
+fn no_certificates() -> Error {
+    Error::new(
+        ErrorKind::NoCertificates,
+        "this daemon has no certificates for machines that move: start it with --migration-host, \
+         --migration-cert, --migration-key and --migration-ca",
+    )
 }
 
 /// How machines reach this host, and are protected on their way.
@@ -164,19 +92,20 @@ impl Peers {
     /// Where a machine can be waited for: on `socket` if who sends it is on this host, else on a free port.
     ///
     /// # Errors
-    /// [`PeerError::NoCertificates`], [`PeerError::Port`].
-    pub(crate) fn place(&self, socket: Option<&Path>) -> Result<Endpoint, PeerError> {
+    /// This daemon has no certificates, or its host has no port.
+    pub(crate) fn place(&self, socket: Option<&Path>) -> Result<Endpoint, Error> {
         if let Some(socket) = socket {
             return Ok(Endpoint::Unix(socket.to_owned()));
         }
-        let road = self.road.as_ref().ok_or(PeerError::NoCertificates)?;
+        let road = self.road.as_ref().ok_or_else(no_certificates)?;
         // Somebody may take the port before the process has it: then that one does not start, and nothing has changed.
         let port = TcpListener::bind((road.host.as_str(), 0))
             .and_then(|listener| listener.local_addr())
-            .map_err(|source| PeerError::Port {
-                host: road.host.clone(),
-                source,
-            })?
+            .map_err(Error::context(format!(
+                "no machine can be waited for at {}; is --migration-host a name or an address of \
+                 this host?",
+                road.host
+            )))?
             .port();
         Ok(Endpoint::Tcp {
             host: road.host.clone(),
@@ -187,12 +116,12 @@ impl Peers {
     /// Has another node wait for a machine. Blocks.
     ///
     /// # Errors
-    /// [`PeerError`]; nothing is left there then, or goes by itself.
-    pub(crate) fn receive(&self, peer: &Peer, spec: VmSpec) -> Result<Endpoint, PeerError> {
+    /// Nothing is left there then, or it goes by itself.
+    pub(crate) fn receive(&self, peer: &Peer, spec: VmSpec) -> Result<Endpoint, Error> {
         let address = address(&peer.node)?;
         let far = matches!(address, Address::Https { .. });
         if far && self.road.is_none() {
-            return Err(PeerError::NoCertificates);
+            return Err(no_certificates());
         }
         let failed = |error| failed(peer, error);
         let node = self.connect(&address).map_err(failed)?;
@@ -200,8 +129,8 @@ impl Peers {
         let body = NodeMigrationRequest::Receive(Box::new(wanted));
         let sent = node.send(Method::POST, &migration_of(peer), &body, MAKING);
         let (_, answer) = sent.map_err(failed)?;
-        let awaited =
-            Awaited::deserialize(&answer).map_err(|error| failed(ClientError::Answer(error)))?;
+        let awaited = Awaited::deserialize(&answer).map_err(ClientError::context(STRANGE));
+        let awaited = awaited.map_err(failed)?;
         believed(peer, far, &awaited.listen)
     }
 
@@ -209,14 +138,16 @@ impl Peers {
     ///
     /// # Errors
     /// It cannot be told, or the machine has come.
-    pub(crate) fn withdraw(&self, peer: &Peer) -> Result<(), PeerError> {
+    pub(crate) fn withdraw(&self, peer: &Peer) -> Result<(), Error> {
         let node = self
             .connect(&address(&peer.node)?)
             .map_err(|error| failed(peer, error))?;
         match node.change_within(Method::DELETE, &migration_of(peer), SOON) {
             Ok(_) => Ok(()),
-            Err(ClientError::Refused(refusal)) if refusal.status == StatusCode::NOT_FOUND => Ok(()),
-            Err(error) => Err(failed(peer, error)),
+            Err(error) => match error.refusal() {
+                Some(refusal) if refusal.status == StatusCode::NOT_FOUND => Ok(()),
+                _ => Err(failed(peer, error)),
+            },
         }
     }
 
@@ -224,7 +155,7 @@ impl Peers {
     ///
     /// # Errors
     /// It cannot be asked.
-    pub(crate) fn has(&self, peer: &Peer) -> Result<bool, PeerError> {
+    pub(crate) fn has(&self, peer: &Peer) -> Result<bool, Error> {
         let node = self
             .connect(&address(&peer.node)?)
             .map_err(|error| failed(peer, error))?;
@@ -232,11 +163,11 @@ impl Peers {
         match node.change_within(Method::GET, &path, SOON) {
             // One that still waits for it does not have it.
             Ok((_, machine)) => {
-                let machine = VmInfo::deserialize(&machine);
-                let machine = machine.map_err(|error| failed(peer, ClientError::Answer(error)))?;
+                let machine = VmInfo::deserialize(&machine).map_err(ClientError::context(STRANGE));
+                let machine = machine.map_err(|error| failed(peer, error))?;
                 Ok(machine.phase != VmPhase::Receiving)
             }
-            Err(ClientError::Refused(refusal)) if refusal.is_not_there() => Ok(false),
+            Err(error) if error.refusal().is_some_and(Refusal::is_not_there) => Ok(false),
             Err(error) => Err(failed(peer, error)),
         }
     }
@@ -247,8 +178,13 @@ impl Peers {
 }
 
 /// Where a node's daemon is.
-fn address(node: &str) -> Result<Address, PeerError> {
-    let bad = || PeerError::Address(node.to_owned());
+fn address(node: &str) -> Result<Address, Error> {
+    let bad = || {
+        Error::invalid(format!(
+            "{node:?} is no node's daemon: say https://HOST:PORT, or node:/PATH of a socket on \
+             this host"
+        ))
+    };
     match node.strip_prefix(LOCAL) {
         Some(path) if Path::new(path).is_absolute() => Ok(Address::Socket(path.into())),
         Some(_) => Err(bad()),
@@ -262,8 +198,8 @@ fn address(node: &str) -> Result<Address, PeerError> {
 /// Whether a node's daemon can be there.
 ///
 /// # Errors
-/// [`PeerError::Address`].
-pub(crate) fn check(node: &str) -> Result<(), PeerError> {
+/// It is no address of a daemon.
+pub(crate) fn check(node: &str) -> Result<(), Error> {
     address(node).map(drop)
 }
 
@@ -272,32 +208,32 @@ fn migration_of(peer: &Peer) -> String {
 }
 
 /// A place that another node names, if it can be the one.
-fn believed(peer: &Peer, far: bool, listen: &str) -> Result<Endpoint, PeerError> {
-    let endpoint: Endpoint = listen.parse().map_err(|source| PeerError::Endpoint {
-        node: peer.node.clone(),
-        source,
+fn believed(peer: &Peer, far: bool, listen: &str) -> Result<Endpoint, Error> {
+    let node = &peer.node;
+    let bad = |message| Error::new(ErrorKind::UnclearThere("bad_answer"), message);
+    let endpoint: Endpoint = listen.parse().map_err(|source: BadEndpoint| {
+        bad(format!("the node {node} names a place that cannot be used")).because(source)
     })?;
     match (&endpoint, far) {
         (Endpoint::Unix(_), false) | (Endpoint::Tcp { .. }, true) => Ok(endpoint),
-        _ => Err(PeerError::Strange {
-            node: peer.node.clone(),
-            endpoint,
-        }),
+        _ => Err(bad(format!(
+            "the node {node} says {endpoint}, which is no way from here to there"
+        ))),
     }
 }
 
-fn failed(peer: &Peer, error: ClientError) -> PeerError {
-    let node = peer.node.clone();
-    match error {
-        ClientError::Refused(refusal) => PeerError::Refused {
-            node,
-            reason: refusal.reason(),
-            remedy: refusal.hint().map(str::to_owned),
-        },
-        source => PeerError::Client {
-            node,
-            source: Box::new(source),
-        },
+fn failed(peer: &Peer, error: ClientError) -> Error {
+    let node = &peer.node;
+    match error.kind() {
+        ClientErrorKind::Refused(refusal) => {
+            let (reason, remedy) = (refusal.reason(), refusal.hint().map(str::to_owned));
+            let message = format!("the node {node} does not take it, and says of itself: {reason}");
+            Error::new(ErrorKind::RefusedThere(reason, remedy), message)
+        }
+        _ => {
+            let message = format!("the node {node} cannot be asked");
+            Error::new(ErrorKind::UnclearThere("no_answer"), message).because(error)
+        }
     }
 }
 
@@ -330,7 +266,11 @@ mod tests {
             assert_eq!(address(text).is_ok(), node, "{text}");
         }
         for bad in ["node:run/b", "node:", "https://b", "http://b:1", "https:b"] {
-            assert!(matches!(address(bad), Err(PeerError::Address(_))), "{bad}");
+            assert_eq!(
+                address(bad).unwrap_err().answer().1,
+                "invalid_body",
+                "{bad}"
+            );
         }
     }
 
@@ -357,10 +297,10 @@ mod tests {
         let peers = Peers::default();
         let socket = Path::new("/run/x");
         assert!(matches!(peers.place(Some(socket)), Ok(Endpoint::Unix(_))));
-        assert!(matches!(peers.place(None), Err(PeerError::NoCertificates)));
+        let refused = peers.place(None).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::NoCertificates));
         let spec = serde_json::from_value(serde_json::json!({ "kernel": "/k" })).unwrap();
         let refused = peers.receive(&peer(), spec).unwrap_err();
-        assert!(matches!(refused, PeerError::NoCertificates), "{refused}");
-        assert!(refused.obstacle().is_some());
+        assert!(matches!(refused.kind(), ErrorKind::NoCertificates));
     }
 }

@@ -3,7 +3,6 @@
 //! Owns the runtime and the signals.
 
 use std::fs;
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -14,18 +13,19 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use vdpa_mgmt::devlink::Notice;
 use vmm::http::server;
-use vmm::http::socket::{self, SocketError};
+use vmm::http::socket;
 
-use super::access::{self, Access, AccessError, AccessFiles, ShareError, TlsListener};
+use super::access::{self, Access, AccessFiles, TlsListener};
 use super::api::{self, Readers, Turns};
 use super::context::Node;
+use super::error::{Error, HOST_FAILED};
 use super::events::Events;
 use super::machines::observer::StepObserver;
 use super::machines::spec::VmName;
 use super::machines::{Change, Machines};
 use super::paths::Paths;
 use super::peers::{Peers, Road};
-use super::store::{Store, StoreError};
+use super::store::Store;
 use super::systemd::Notifier;
 use super::watcher::Watcher;
 use crate::client::Credentials;
@@ -58,66 +58,25 @@ pub(crate) struct Options {
     pub(crate) step_observer: Option<PathBuf>,
 }
 
-/// Why there is no daemon.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NodeError {
-    /// A directory cannot be used.
-    #[error("cannot use the directory {}; run this as root, or choose others with --state-dir and --runtime-dir", path.display())]
-    Directory {
-        /// Which.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// Its memory cannot be used.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// No socket.
-    #[error(transparent)]
-    Socket(#[from] SocketError),
-    /// Nobody observes.
-    #[error("nobody listens on {} to observe steps", path.display())]
-    Observer {
-        /// The socket.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// The socket cannot be a group's.
-    #[error(transparent)]
-    Share(#[from] ShareError),
-    /// Nobody could come in by TCP.
-    #[error("nobody can be let in by TCP (--listen)")]
-    Access(#[from] AccessError),
-    /// The address is taken, or not this host's.
-    #[error("cannot listen on {address}; give --listen an address of this host and a free port")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// Not even that.
-    #[error("cannot start the daemon")]
-    Start(#[source] io::Error),
-}
+const NOT_STARTED: &str = "cannot start the daemon";
 
 /// Serves until SIGTERM or SIGINT.
-pub(crate) fn run(options: &Options) -> Result<Code, NodeError> {
-    options
-        .paths
-        .make()
-        .map_err(|(path, source)| NodeError::Directory { path, source })?;
+pub(crate) fn run(options: &Options) -> Result<Code, Error> {
+    options.paths.make().map_err(|(path, source)| {
+        Error::failed(format!(
+            "cannot use the directory {}; run this as root, or choose others with --state-dir and \
+             --runtime-dir",
+            path.display()
+        ))
+        .because(source)
+    })?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(WORKERS_MAX)
         .thread_keep_alive(WORKER_IDLE)
         .thread_name("worker")
         .build()
-        .map_err(NodeError::Start)?;
+        .map_err(Error::context(NOT_STARTED))?;
     runtime.block_on(serve(options))?;
     // What was begun is done to its end, but what a worker waits for in the kernel may take as long
     // as it wants.
@@ -125,16 +84,18 @@ pub(crate) fn run(options: &Options) -> Result<Code, NodeError> {
     Ok(Code::Success)
 }
 
-async fn serve(options: &Options) -> Result<(), NodeError> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(NodeError::Start)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(NodeError::Start)?;
-    let mut hangup = signal(SignalKind::hangup()).map_err(NodeError::Start)?;
+async fn serve(options: &Options) -> Result<(), Error> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(Error::context(NOT_STARTED))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::context(NOT_STARTED))?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(Error::context(NOT_STARTED))?;
     let notifier = Notifier::from_environment();
     let files = options.remote.as_ref().map(|(_, files)| files.clone());
-    let access = Arc::new(Access::new(files)?);
+    let no_access = Error::context("nobody can be let in by TCP (--listen)");
+    let access = Arc::new(Access::new(files).map_err(no_access)?);
     // The file goes when the last answer is given.
-    let (listener, _file) = socket::listen(&options.paths.socket())?;
-    let listener = UnixListener::from_std(listener).map_err(NodeError::Start)?;
+    let (listener, _file) = socket::listen(&options.paths.socket())
+        .map_err(|error| Error::transparent(HOST_FAILED, error))?;
+    let listener = UnixListener::from_std(listener).map_err(Error::context(NOT_STARTED))?;
     if let Some(group) = &options.group {
         access::share_with(&options.paths.socket(), group)?;
     }
@@ -152,7 +113,7 @@ async fn serve(options: &Options) -> Result<(), NodeError> {
                 machines.hears_devlink(notice);
             }
         };
-        Watcher::start(events.clone(), Box::new(listener)).map_err(NodeError::Start)?
+        Watcher::start(events.clone(), Box::new(listener)).map_err(Error::context(NOT_STARTED))?
     };
     let machines = machines(options, &events)?;
     machines.settle().await;
@@ -194,9 +155,11 @@ async fn serve(options: &Options) -> Result<(), NodeError> {
     Ok(())
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, NodeError> {
+async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     let listener = TcpListener::bind(address).await;
-    let listener = listener.map_err(|source| NodeError::Listen { address, source })?;
+    let listener = listener.map_err(Error::context(format!(
+        "cannot listen on {address}; give --listen an address of this host and a free port"
+    )))?;
     // With port 0 the kernel has chosen one.
     let address = listener.local_addr().unwrap_or(address);
     tracing::info!(%address, "listening for TCP");
@@ -225,17 +188,18 @@ async fn watchdog(notifier: &Notifier) {
 }
 
 /// The machines that the store tells of; what becomes of them goes to `events`.
-fn machines(options: &Options, events: &Arc<Events>) -> Result<Arc<Machines>, NodeError> {
+fn machines(options: &Options, events: &Arc<Events>) -> Result<Arc<Machines>, Error> {
     let store = Store::open(&options.paths.store())?;
     let observer = options.step_observer.as_ref().map(|path| {
-        StepObserver::connect(path).map_err(|source| NodeError::Observer {
-            path: path.clone(),
-            source,
-        })
+        StepObserver::connect(path).map_err(Error::context(format!(
+            "nobody listens on {} to observe steps",
+            path.display()
+        )))
     });
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(NodeError::Start)?;
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_err(Error::context(NOT_STARTED))?;
     let events = events.clone();
-    Ok(Machines::open(
+    Machines::open(
         store,
         options.paths.clone(),
         boot.trim().to_owned(),
@@ -247,5 +211,5 @@ fn machines(options: &Options, events: &Arc<Events>) -> Result<Arc<Machines>, No
                 events.publish(&format!("/v1/vms/{vm}"), word, detail);
             }
         }),
-    )?)
+    )
 }

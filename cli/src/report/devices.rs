@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use vdpa::causes::in_one_line;
 use vdpa_mgmt::topology;
 
 use super::{Bundle, Context};
@@ -28,7 +29,7 @@ pub(super) fn add(context: &Context, bundle: &mut Bundle) {
 fn sysfs(host: &Host, bundle: &mut Bundle) {
     let devices = match host.sysfs_names(DEVICES) {
         Ok(devices) => devices,
-        Err(why) => return bundle.miss("vdpa/sysfs.txt", &why.reason()),
+        Err(why) => return bundle.miss("vdpa/sysfs.txt", &in_one_line(&why)),
     };
     let mut text = String::new();
     for device in &devices {
@@ -63,6 +64,6 @@ fn records(host: &Host, bundle: &mut Bundle) {
         }
         // None was made since the host's start.
         Err(why) if why.is_absent() => {}
-        Err(why) => bundle.miss("nics", &why.reason()),
+        Err(why) => bundle.miss("nics", &in_one_line(&why)),
     }
 }

@@ -7,7 +7,8 @@ use serde_json::Value;
 use vdpa::causes::in_one_line;
 
 use super::{Bundle, Context};
-use crate::client::{Address, ClientError, Credentials, Http, Node, path};
+use crate::client::{Address, Credentials, Http, Node, path};
+use crate::error::ErrorKind;
 
 /// Machines that do not answer are not waited for, one after the other, for longer than this.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -35,7 +36,7 @@ pub(super) fn add(context: &Context, bundle: &mut Bundle) {
         Err(error) => return bundle.miss("node", &in_one_line(&error)),
     };
     match node.get::<Value>("/v1/version") {
-        Err(error @ ClientError::Connect { .. }) => {
+        Err(error) if matches!(error.kind(), ErrorKind::NoDaemon) => {
             let why = in_one_line(&error);
             bundle.miss(
                 "node",

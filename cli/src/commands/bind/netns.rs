@@ -4,7 +4,7 @@ use vdpa_mgmt::bus::{Bus, BusDevice};
 use vdpa_mgmt::container::{Settings, VIRTIO_VDPA, give};
 use vdpa_mgmt::link::{Link, Namespace};
 
-use super::CommandError;
+use crate::error::Error;
 use crate::listing::Entry;
 
 /// Where the interface is to be.
@@ -26,12 +26,15 @@ impl NetnsArguments {
         &self,
         device: &str,
         driver: Option<&str>,
-    ) -> Result<Option<Namespace>, CommandError> {
+    ) -> Result<Option<Namespace>, Error> {
         let Some(netns) = &self.netns else {
             return Ok(None);
         };
         if driver != Some(VIRTIO_VDPA) || device.starts_with("pci/") {
-            return Err(CommandError::NetnsDriver);
+            return Err(Error::wrong(
+                "--netns needs a vDPA device and the driver virtio_vdpa, which makes a network \
+                 interface of it: `bellhop bind DEV virtio_vdpa --netns NETNS`",
+            ));
         }
         Ok(Some(Namespace::find(netns)?))
     }
@@ -42,12 +45,12 @@ impl NetnsArguments {
         bus: &Bus,
         device: &BusDevice,
         namespace: &Namespace,
-    ) -> Result<Link, CommandError> {
+    ) -> Result<Link, vdpa_mgmt::Error> {
         let settings = Settings {
             link_name: self.link_name.clone(),
             ..Settings::default()
         };
-        Ok(give(bus, &device.name, namespace, &settings)?)
+        give(bus, &device.name, namespace, &settings)
     }
 }
 

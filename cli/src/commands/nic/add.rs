@@ -4,9 +4,9 @@ use bellhop_api::node::{NicSettings, VmInfo};
 use hyper::Method;
 use serde_json::Value;
 
-use super::CommandError;
 use crate::client::{Node, NodeArguments, path};
 use crate::commands::vm::{MAKING, free_nic_id, nic_body};
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::{Format, printable};
 
@@ -39,15 +39,15 @@ pub(crate) struct Arguments {
     node: NodeArguments,
 }
 
-pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, CommandError> {
+pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let node = arguments.node.connect()?;
     let (id, answer) = add(arguments, &node)?;
     let text = || format!("{}\n", printable(&id));
-    format.print(&answer, text).map_err(CommandError::Output)?;
+    format.print(&answer, text)?;
     Ok(Code::Success)
 }
 
-fn add(arguments: &Arguments, node: &Node) -> Result<(String, Value), CommandError> {
+fn add(arguments: &Arguments, node: &Node) -> Result<(String, Value), Error> {
     let vm = arguments.vm.as_str();
     let id = match &arguments.nic.id {
         Some(id) => id.to_string(),

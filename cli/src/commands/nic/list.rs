@@ -2,7 +2,8 @@
 
 use vdpa_mgmt::nic::Store;
 
-use super::{CommandError, listing};
+use super::listing;
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
 
@@ -32,10 +33,8 @@ Examples:
   bellhop nic list
   bellhop nic list -j | jq -r '.nic[].path'";
 
-pub(super) fn execute(format: Format) -> Result<Code, CommandError> {
+pub(super) fn execute(format: Format) -> Result<Code, Error> {
     let nics = Store::open_default()?.nics()?;
-    listing(&nics)?
-        .print(format)
-        .map_err(CommandError::Output)?;
+    listing(&nics)?.print(format)?;
     Ok(Code::Success)
 }

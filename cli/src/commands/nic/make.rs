@@ -1,16 +1,15 @@
 //! `bellhop nic make`.
 
-use std::io::{self, Write as _};
-
 use vdpa_mgmt::connectivity::Connectivity;
 use vdpa_mgmt::nic::{Kind, NicError, NicRequest, Nics, Store};
 use vdpa_mgmt::sriov::Rates;
 
+use super::listing;
 use super::watch::Watch;
-use super::{CommandError, listing};
 use crate::commands::words;
-use crate::exit::{self, Code};
-use crate::listing::Format;
+use crate::error::Error;
+use crate::exit::Code;
+use crate::listing::{self as output, Format};
 
 /// Make a vDPA device out of a NIC, and print its /dev/vhost-vdpa-N
 #[derive(Debug, clap::Args)]
@@ -98,11 +97,11 @@ enum KindWord {
     Sf,
 }
 
-fn mac(value: &str) -> Result<[u8; 6], words::WordError> {
+fn mac(value: &str) -> Result<[u8; 6], Error> {
     words::mac("--mac", value)
 }
 
-fn mask(value: &str) -> Result<u64, words::WordError> {
+fn mask(value: &str) -> Result<u64, Error> {
     words::mask("--device-features", value)
 }
 
@@ -134,7 +133,7 @@ impl Arguments {
     }
 }
 
-pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, CommandError> {
+pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let request = arguments.request()?;
     let nics = Nics::open()?;
     let mut watch = Watch::start(Store::open_default()?.lock()?)?;
@@ -145,7 +144,7 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Com
             return match (watch.signal(), &*error.source) {
                 // What was asked for, so that the shell sees what ended it.
                 (Some(number), NicError::Interrupted) => {
-                    exit::report(&error);
+                    Error::from(error).in_words().print();
                     Ok(Code::Signal(number))
                 }
                 _ => Err(error.into()),
@@ -153,12 +152,10 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Com
         }
     };
     if format.is_json() {
-        listing(std::slice::from_ref(&nic))?
-            .print(format)
-            .map_err(CommandError::Output)?;
+        listing(std::slice::from_ref(&nic))?.print(format)?;
         return Ok(Code::Success);
     }
     let path = nics.character_device(&nic)?;
-    writeln!(io::stdout(), "{}", path.display()).map_err(CommandError::Output)?;
+    output::print(format!("{}\n", path.display()).as_bytes())?;
     Ok(Code::Success)
 }

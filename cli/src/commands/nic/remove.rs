@@ -8,10 +8,10 @@ use hyper::{Method, StatusCode};
 use vdpa_mgmt::Connection;
 use vdpa_mgmt::nic::{Nics, Store, StoreError};
 
-use super::CommandError;
 use super::watch::Watch;
 use crate::client::{Node, NodeArguments, path};
 use crate::commands::vm::MAKING;
+use crate::error::Error;
 use crate::exit::{Code, Report};
 
 /// How long a guest may take to give a NIC up.
@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     no_record: bool,
 }
 
-pub(super) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
+pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let name = &arguments.name;
     if let Some(vm) = &arguments.vm {
         return of_vm(&arguments.node.connect()?, vm, name, GUEST);
@@ -66,7 +66,7 @@ pub(super) fn execute(arguments: &Arguments) -> Result<Code, CommandError> {
 }
 
 /// A NIC of a VM; waits until the guest has given it up.
-fn of_vm(node: &Node, vm: &str, id: &str, patience: Duration) -> Result<Code, CommandError> {
+fn of_vm(node: &Node, vm: &str, id: &str, patience: Duration) -> Result<Code, Error> {
     let at = path(["v1", "vms", vm, "nics", id]);
     let (status, _) = node.change_within(Method::DELETE, &at, MAKING)?;
     if status != StatusCode::ACCEPTED {
@@ -89,12 +89,18 @@ fn of_vm(node: &Node, vm: &str, id: &str, patience: Duration) -> Result<Code, Co
     }
 }
 
-fn without_record(name: &str, asked_for: bool) -> Result<Code, CommandError> {
+fn without_record(name: &str, asked_for: bool) -> Result<Code, Error> {
     let connection = Connection::open()?;
     match connection.device(name) {
-        Err(error) if error.is_missing() => Err(CommandError::NoNic(name.to_owned())),
+        Err(error) if error.is_missing() => Err(Error::failed(format!(
+            "there is no NIC {name}, and no vDPA device of that name: `bellhop nic list` and \
+             `bellhop dev show` list what there is"
+        ))),
         Err(error) => Err(error.into()),
-        Ok(_) if !asked_for => Err(CommandError::NoRecord(name.to_owned())),
+        Ok(_) if !asked_for => Err(Error::failed(format!(
+            "the vDPA device {name} was not made by `bellhop nic make`, so nothing is known of \
+             what it was made on: `bellhop nic remove --no-record {name}` deletes the device alone"
+        ))),
         Ok(_) => {
             connection.delete(name)?;
             Ok(Code::Success)

@@ -6,9 +6,9 @@ use bellhop_api::node::NicMove;
 use hyper::Method;
 use serde_json::Value;
 
-use super::CommandError;
 use crate::client::{Node, NodeArguments, path};
 use crate::commands::vm::{MAKING, absolute};
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
 
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     /// The request's body.
-    fn body(&self) -> Result<NicMove, CommandError> {
+    fn body(&self) -> Result<NicMove, Error> {
         let path = self.path.as_deref();
         let path = path.map(|path: &Path| absolute(path, self.node.address()));
         Ok(NicMove {
@@ -67,17 +67,15 @@ impl Arguments {
     }
 }
 
-pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, CommandError> {
+pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let node = arguments.node.connect()?;
     let answer = swap(arguments, &node)?;
     // What it is on now is what was asked for: there is nothing to say to people.
-    format
-        .print(&answer, String::new)
-        .map_err(CommandError::Output)?;
+    format.print(&answer, String::new)?;
     Ok(Code::Success)
 }
 
-fn swap(arguments: &Arguments, node: &Node) -> Result<Value, CommandError> {
+fn swap(arguments: &Arguments, node: &Node) -> Result<Value, Error> {
     let at = path(["v1", "vms", &arguments.vm, "nics", &arguments.id]);
     let (_, answer) = node.send(Method::PATCH, &at, &arguments.body()?, MAKING)?;
     Ok(answer)
@@ -89,7 +87,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::client::ClientError;
     use crate::client::made_up::MadeUp;
 
     #[derive(Debug, Parser)]
@@ -144,11 +141,8 @@ mod tests {
         let made_up = MadeUp::default().answer(422, &refusal);
         let arguments = line(&["--device", "spare0"]).unwrap();
         let error = swap(&arguments, &made_up.node()).unwrap_err();
-        let CommandError::Client(ClientError::Refused(refused)) = error else {
-            panic!("{error}");
-        };
-        assert_eq!(refused.body.code, "incompatible");
-        let said = format!("{:?}", ClientError::Refused(refused).in_words());
+        assert_eq!(error.refusal().unwrap().body.code, "incompatible");
+        let said = format!("{:?}", error.in_words());
         for words in ["net1 cannot be moved", "STATUS", "make one with"] {
             assert!(said.contains(words), "{said}");
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vdpa_mgmt::nic::{Activity, LockedStore, MadeNic, Observer, Progress};
 
-use super::CommandError;
+use crate::error::Error;
 
 /// Who watches for the user.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// From now on signals do not end the process: undoing goes on to its end.
-    pub(super) fn start(store: LockedStore) -> Result<Self, CommandError> {
+    pub(super) fn start(store: LockedStore) -> Result<Self, Error> {
         let signal = Arc::new(AtomicUsize::new(0));
         for number in [SIGINT, SIGTERM, SIGHUP] {
             let value = usize::try_from(number).map_err(io::Error::other);
@@ -29,7 +29,7 @@ impl Watch {
                 .and_then(|value| {
                     signal_hook::flag::register_usize(number, Arc::clone(&signal), value)
                 })
-                .map_err(CommandError::Signals)?;
+                .map_err(Error::context("cannot catch signals"))?;
         }
         Ok(Self {
             store,

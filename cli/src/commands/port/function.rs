@@ -2,8 +2,9 @@
 
 use vdpa_mgmt::devlink::{Capabilities, Devlink, FunctionSettings, FunctionState};
 
-use super::{CommandError, find, rate};
-use crate::commands::words::{self, WordError, Words};
+use super::{find, rate};
+use crate::commands::words::{self, Words};
+use crate::error::Error;
 use crate::listing::Entry;
 
 #[derive(Debug, clap::Subcommand)]
@@ -51,7 +52,7 @@ Examples:
 
 impl Command {
     /// Does what was asked; what is to be shown, if anything is.
-    pub(super) fn carry_out(&self) -> Result<Option<Vec<Entry>>, CommandError> {
+    pub(super) fn carry_out(&self) -> Result<Option<Vec<Entry>>, Error> {
         match self {
             Self::Set { port, words } => {
                 let settings = settings(words)?;
@@ -64,7 +65,7 @@ impl Command {
     }
 }
 
-fn settings(words: &[String]) -> Result<FunctionSettings, WordError> {
+fn settings(words: &[String]) -> Result<FunctionSettings, Error> {
     let known = [
         "hw_addr",
         "state",
@@ -76,13 +77,8 @@ fn settings(words: &[String]) -> Result<FunctionSettings, WordError> {
     ];
     let words = Words::parse(words, &known)?;
     let state = |word, value: &str| {
-        value
-            .parse::<FunctionState>()
-            .map_err(|_| WordError::Choice {
-                word,
-                value: value.to_owned(),
-                known: "active or inactive",
-            })
+        let state = value.parse::<FunctionState>();
+        state.map_err(|_| words::choice(word, value, "active or inactive"))
     };
     Ok(FunctionSettings {
         hw_addr: words.take("hw_addr", words::mac)?,

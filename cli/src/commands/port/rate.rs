@@ -2,8 +2,9 @@
 
 use vdpa_mgmt::devlink::{Devlink, NodeName, RateObject, RateParent, RateSettings};
 
-use super::{CommandError, by_interface, describe};
-use crate::commands::words::{self, WordError, Words};
+use super::{by_interface, describe};
+use crate::commands::words::{self, Words};
+use crate::error::Error;
 use crate::listing::Entry;
 
 /// What both have in common, then an example.
@@ -86,7 +87,7 @@ Examples:
 
 impl Command {
     /// Does what was asked; what is to be shown, if anything is.
-    pub(super) fn carry_out(&self) -> Result<Option<Vec<Entry>>, CommandError> {
+    pub(super) fn carry_out(&self) -> Result<Option<Vec<Entry>>, Error> {
         match self {
             Self::Show { object } => {
                 let devlink = Devlink::open()?;
@@ -115,7 +116,7 @@ impl Command {
 }
 
 /// What an argument names.
-fn find(devlink: &Devlink, text: &str) -> Result<RateObject, CommandError> {
+fn find(devlink: &Devlink, text: &str) -> Result<RateObject, Error> {
     match text.parse() {
         Ok(object) => Ok(object),
         Err(_) if !text.contains('/') => Ok(RateObject::Leaf(by_interface(devlink, text)?.handle)),
@@ -123,7 +124,7 @@ fn find(devlink: &Devlink, text: &str) -> Result<RateObject, CommandError> {
     }
 }
 
-fn settings(words: &[String]) -> Result<RateSettings, WordError> {
+fn settings(words: &[String]) -> Result<RateSettings, Error> {
     // The one word without a value.
     let is_noparent = |word: &&String| *word == "noparent";
     let noparent = words.iter().filter(is_noparent).count();
@@ -137,7 +138,7 @@ fn settings(words: &[String]) -> Result<RateSettings, WordError> {
     let parent = match (words.take("parent", words::text)?, noparent) {
         (parent, 0) => parent.map(RateParent::Node),
         (None, 1) => Some(RateParent::None),
-        _ => return Err(WordError::Twice("parent or noparent".to_owned())),
+        _ => return Err(words::twice("parent or noparent")),
     };
     Ok(RateSettings {
         tx_share: words.take("tx_share", bytes_per_second)?,
@@ -172,7 +173,7 @@ const UNITS: [(&str, u64); 19] = [
 ];
 
 /// A rate in bytes per second from a number, which may have a fraction, and a unit.
-fn bytes_per_second(word: &'static str, value: &str) -> Result<u64, WordError> {
+fn bytes_per_second(word: &'static str, value: &str) -> Result<u64, Error> {
     let read = || {
         let end = value
             .bytes()
@@ -190,9 +191,10 @@ fn bytes_per_second(word: &'static str, value: &str) -> Result<u64, WordError> {
         let bits = digits.checked_mul(u128::from(scale))? / divisor;
         u64::try_from(bits / 8).ok()
     };
-    read().ok_or_else(|| WordError::Rate {
-        word,
-        value: value.to_owned(),
+    read().ok_or_else(|| {
+        Error::wrong(format!(
+            "{word} {value:?} is not a rate, such as 100mbit or 1.5gbit"
+        ))
     })
 }
 

@@ -25,6 +25,7 @@ use rustix::io::FdFlags;
 use vmm::machine::{HandOver, HandedOver, Origin, SnapshotError};
 
 use super::inherited;
+use crate::error::Error;
 
 /// Names the descriptors: `state=N,ram=N,previous=N,arguments=N`, and then perhaps `,failed=REASON`.
 const VARIABLE: &str = "BELLHOP_HAND_OVER";
@@ -38,20 +39,6 @@ const NAMES: [&str; 4] = ["state=", "ram=", "previous=", "arguments="];
 
 /// Bytes of a command line that are given back: more than the kernel takes (MAX_ARG_STRLEN times a few).
 const ARGUMENTS_MAX: u64 = 1 << 21;
-
-/// Why nothing was taken over.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum HandOverError {
-    /// Only a program that hands over sets it.
-    #[error("{VARIABLE} is {0:?}, which no program that hands over says; unset it")]
-    Variable(OsString),
-    /// Not a descriptor's number.
-    #[error("{FORMER_VM} is {0:?}, which is no descriptor; unset it")]
-    FormerVm(OsString),
-    /// A descriptor is not there.
-    #[error("{VARIABLE}: the descriptor {number} {reason}")]
-    Descriptor { number: RawFd, reason: String },
-}
 
 /// What another program has left for this one.
 #[derive(Debug)]
@@ -142,23 +129,30 @@ pub(super) fn is_there() -> bool {
 
 /// Takes what another program has left, if one has. To be called before this process opens anything that
 /// it would not have close-on-exec.
-pub(super) fn take() -> Result<Option<Taken>, HandOverError> {
+pub(super) fn take() -> Result<Option<Taken>, Error> {
     let Some(value) = std::env::var_os(VARIABLE) else {
         return Ok(None);
     };
     let Some((numbers, failed)) = value.to_str().and_then(parse) else {
-        return Err(HandOverError::Variable(value));
+        return Err(Error::failed(format!(
+            "{VARIABLE} is {value:?}, which no program that hands over says; unset it"
+        )));
     };
-    let file = |number| {
-        inherited::own(number)
-            .map(File::from)
-            .map_err(|reason| HandOverError::Descriptor { number, reason })
+    let own = |number| {
+        inherited::own(number).map_err(|reason| {
+            Error::failed(format!("{VARIABLE}: the descriptor {number} {reason}"))
+        })
     };
+    let file = |number| own(number).map(File::from);
     let [state, ram, previous, arguments] = numbers;
     let vm = std::env::var_os(FORMER_VM).map(|value| {
         let number = value.to_str().and_then(|value| value.parse().ok());
-        let number = number.ok_or(HandOverError::FormerVm(value))?;
-        inherited::own(number).map_err(|reason| HandOverError::Descriptor { number, reason })
+        let number = number.ok_or_else(|| {
+            Error::failed(format!(
+                "{FORMER_VM} is {value:?}, which is no descriptor; unset it"
+            ))
+        })?;
+        own(number)
     });
     Ok(Some(Taken {
         files: Files {

@@ -2,8 +2,8 @@
 
 use vdpa_mgmt::sriov::{LinkState, Links, Rates, Setting, Vlan, VlanProtocol};
 
-use super::CommandError;
-use crate::commands::words::{self, WordError, Words};
+use crate::commands::words::{self, Words, choice};
+use crate::error::Error;
 
 pub(super) const HELP: &str = "\
 Words:
@@ -40,8 +40,8 @@ const WORDS: [&str; 10] = [
 /// Reads words. The kernel takes both rates together, so `rates_now` says the one that is not given.
 pub(super) fn read(
     words: &[String],
-    rates_now: impl FnOnce() -> Result<Rates, CommandError>,
-) -> Result<Vec<Setting>, CommandError> {
+    rates_now: impl FnOnce() -> Result<Rates, vdpa_mgmt::Error>,
+) -> Result<Vec<Setting>, Error> {
     let words = Words::parse(words, &WORDS)?;
     let mut settings = Vec::new();
     settings.extend(words.take("mac", mac)?.map(Setting::Mac));
@@ -54,7 +54,7 @@ pub(super) fn read(
             protocol.unwrap_or(VlanProtocol::Dot1Q),
         )?)),
         None if qos.is_some() || protocol.is_some() => {
-            return Err(WordError::Missing("vlan").into());
+            return Err(words::missing("vlan"));
         }
         None => {}
     }
@@ -64,7 +64,7 @@ pub(super) fn read(
     let min = words.take("min_tx_rate", words::number)?;
     let max = words.take("max_tx_rate", words::number)?;
     let max = match (words.take("rate", words::number)?, max) {
-        (Some(_), Some(_)) => return Err(WordError::Twice("rate".to_owned()).into()),
+        (Some(_), Some(_)) => return Err(words::twice("rate")),
         (rate, max) => rate.or(max),
     };
     // Last of the words, since it may ask the kernel.
@@ -86,7 +86,7 @@ pub(super) fn rates_now(
     links: &Links,
     interface: &str,
     virtual_function: u32,
-) -> Result<Rates, CommandError> {
+) -> Result<Rates, vdpa_mgmt::Error> {
     let link = links.link(interface)?;
     let mut functions = link.virtual_functions.into_iter();
     let found = functions.find(|one| one.index == virtual_function);
@@ -94,14 +94,14 @@ pub(super) fn rates_now(
 }
 
 /// A unicast address, or zero.
-fn mac(word: &'static str, value: &str) -> Result<[u8; 6], WordError> {
+fn mac(word: &'static str, value: &str) -> Result<[u8; 6], Error> {
     match value {
         "00:00:00:00:00:00" => Ok([0; 6]),
         _ => words::mac(word, value),
     }
 }
 
-fn protocol(word: &'static str, value: &str) -> Result<VlanProtocol, WordError> {
+fn protocol(word: &'static str, value: &str) -> Result<VlanProtocol, Error> {
     let known = [
         ("802.1Q", VlanProtocol::Dot1Q),
         ("802.1ad", VlanProtocol::Dot1Ad),
@@ -115,7 +115,7 @@ fn protocol(word: &'static str, value: &str) -> Result<VlanProtocol, WordError> 
         .ok_or_else(|| choice(word, value, "802.1Q or 802.1ad"))
 }
 
-fn on_or_off(word: &'static str, value: &str) -> Result<bool, WordError> {
+fn on_or_off(word: &'static str, value: &str) -> Result<bool, Error> {
     match value {
         "on" => Ok(true),
         "off" => Ok(false),
@@ -123,7 +123,7 @@ fn on_or_off(word: &'static str, value: &str) -> Result<bool, WordError> {
     }
 }
 
-fn link_state(word: &'static str, value: &str) -> Result<LinkState, WordError> {
+fn link_state(word: &'static str, value: &str) -> Result<LinkState, Error> {
     match value {
         "auto" => Ok(LinkState::Auto),
         "enable" => Ok(LinkState::Enable),
@@ -132,20 +132,12 @@ fn link_state(word: &'static str, value: &str) -> Result<LinkState, WordError> {
     }
 }
 
-fn choice(word: &'static str, value: &str, known: &'static str) -> WordError {
-    WordError::Choice {
-        word,
-        value: value.to_owned(),
-        known,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
-    fn read_text(text: &str) -> Result<Vec<Setting>, CommandError> {
+    fn read_text(text: &str) -> Result<Vec<Setting>, Error> {
         let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
         read(&words, || Ok(Rates { min: 10, max: 20 }))
     }

@@ -7,46 +7,25 @@ use serde_json::{Map, Value, json};
 
 use super::create::Arguments;
 use crate::client::Address;
-use crate::config_file::{self, ConfigFileError};
+use crate::config_file;
+use crate::error::Error;
 
-/// Why a machine cannot be put into words.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SpecError {
-    #[error(transparent)]
-    File(#[from] ConfigFileError),
-    #[error("the file says what machine it is in a table; this one has something else")]
-    NotATable,
-    #[error("no kernel is given; say --kernel PATH or --file FILE")]
-    NoKernel,
-    #[error("{0} is a path of this machine, and the daemon is on another one; say it from / on")]
-    Relative(PathBuf),
-    #[error("{} has no name that can be written in JSON", .0.display())]
-    NotText(PathBuf),
-    #[error("there is no directory to which {path} belongs")]
-    NoDirectory {
-        path: PathBuf,
-        source: std::io::Error,
-    },
-    #[error("the options cannot be put into words")]
-    Json(#[from] serde_json::Error),
-    #[error("two NICs have the id {0}")]
-    TwoNics(String),
+/// The options cannot be put into words.
+fn unwritable(source: serde_json::Error) -> Error {
+    Error::wrong("the options cannot be put into words").because(source)
 }
 
-impl SpecError {
-    /// Whether it is the command line that is wrong, and not a file.
-    pub(crate) fn is_wrong_command_line(&self) -> bool {
-        !matches!(self, Self::File(_) | Self::NotATable)
-    }
+fn not_a_table() -> Error {
+    Error::failed("the file says what machine it is in a table; this one has something else")
 }
 
 /// The body that asks for a NIC, under this name.
-pub(crate) fn nic_body(nic: &NicSettings, id: &str, node: &Address) -> Result<Value, SpecError> {
+pub(crate) fn nic_body(nic: &NicSettings, id: &str, node: &Address) -> Result<Value, Error> {
     let mut nic = nic.clone();
     if let Some(path) = &mut nic.path {
         *path = absolute(path, node)?;
     }
-    let mut body = serde_json::to_value(nic)?;
+    let mut body = serde_json::to_value(nic).map_err(unwritable)?;
     body["id"] = id.into();
     Ok(body)
 }
@@ -64,7 +43,7 @@ pub(crate) fn free_nic_id(taken: &[String]) -> String {
 }
 
 /// The body that asks for the machine. Paths are this command's, so they are sent from the root on.
-pub(super) fn body(arguments: &Arguments, node: &Address) -> Result<Value, SpecError> {
+pub(super) fn body(arguments: &Arguments, node: &Address) -> Result<Value, Error> {
     let mut body = match &arguments.file {
         Some(file) => of_file(file, node)?,
         None => of_options(arguments, node)?,
@@ -78,9 +57,9 @@ pub(super) fn body(arguments: &Arguments, node: &Address) -> Result<Value, SpecE
     Ok(Value::Object(body))
 }
 
-fn of_file(file: &Path, node: &Address) -> Result<Map<String, Value>, SpecError> {
+fn of_file(file: &Path, node: &Address) -> Result<Map<String, Value>, Error> {
     let Value::Object(mut body) = config_file::read(file)? else {
-        return Err(SpecError::NotATable);
+        return Err(not_a_table());
     };
     for key in ["kernel", "initramfs"] {
         if let Some(value) = body.get_mut(key) {
@@ -98,9 +77,10 @@ fn of_file(file: &Path, node: &Address) -> Result<Map<String, Value>, SpecError>
     Ok(body)
 }
 
-fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value>, SpecError> {
+fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value>, Error> {
     let config = arguments.machine.config();
-    let mut config = config.ok_or(SpecError::NoKernel)?;
+    let mut config = config
+        .ok_or_else(|| Error::wrong("no kernel is given; say --kernel PATH or --file FILE"))?;
     for path in std::iter::once(&mut config.kernel).chain(&mut config.initramfs) {
         *path = absolute(path, node)?;
         text(path)?;
@@ -108,8 +88,8 @@ fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value
     for disk in &mut config.disks {
         disk.path = absolute(&disk.path, node)?;
     }
-    let Value::Object(mut body) = serde_json::to_value(config)? else {
-        return Err(SpecError::NotATable);
+    let Value::Object(mut body) = serde_json::to_value(config).map_err(unwritable)? else {
+        return Err(not_a_table());
     };
     // The daemon has NICs instead, and this command no option.
     body.remove("vdpa");
@@ -121,7 +101,7 @@ fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value
         .filter_map(|nic| nic.id.as_ref().map(NicId::to_string))
     {
         if taken.contains(&id) {
-            return Err(SpecError::TwoNics(id));
+            return Err(Error::wrong(format!("two NICs have the id {id}")));
         }
         taken.push(id);
     }
@@ -138,7 +118,7 @@ fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value
     Ok(body)
 }
 
-fn make_absolute(value: &mut Value, node: &Address) -> Result<(), SpecError> {
+fn make_absolute(value: &mut Value, node: &Address) -> Result<(), Error> {
     // What is no text the daemon refuses, and names it.
     if let Some(path) = value.as_str() {
         *value = text(&absolute(Path::new(path), node)?)?;
@@ -147,18 +127,21 @@ fn make_absolute(value: &mut Value, node: &Address) -> Result<(), SpecError> {
 }
 
 /// The daemon's working directory is not this command's.
-pub(crate) fn absolute(path: &Path, node: &Address) -> Result<PathBuf, SpecError> {
+pub(crate) fn absolute(path: &Path, node: &Address) -> Result<PathBuf, Error> {
+    let shown = path.display();
     match node {
-        Address::Https { .. } if path.is_relative() => Err(SpecError::Relative(path.to_owned())),
-        _ => std::path::absolute(path).map_err(|source| SpecError::NoDirectory {
-            path: path.to_owned(),
-            source,
+        Address::Https { .. } if path.is_relative() => Err(Error::wrong(format!(
+            "{shown} is a path of this machine, and the daemon is on another one; say it from / on"
+        ))),
+        _ => std::path::absolute(path).map_err(|source| {
+            Error::wrong(format!("there is no directory to which {shown} belongs")).because(source)
         }),
     }
 }
 
-fn text(path: &Path) -> Result<Value, SpecError> {
-    let text = path.to_str();
-    text.map(Value::from)
-        .ok_or_else(|| SpecError::NotText(path.to_owned()))
+fn text(path: &Path) -> Result<Value, Error> {
+    path.to_str().map(Value::from).ok_or_else(|| {
+        let shown = path.display();
+        Error::wrong(format!("{shown} has no name that can be written in JSON"))
+    })
 }

@@ -4,8 +4,9 @@ use bellhop_api::machine::{CONNECTIONS, DOWNTIME_MS, TIMEOUT_S};
 use bellhop_api::node::SendToNode;
 
 use super::migrate::{Destination, There, Wanted, trial};
-use super::{CommandError, of_vm};
+use super::of_vm;
 use crate::client::Node;
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
 
@@ -43,11 +44,7 @@ fn node(text: &str) -> Result<Destination, String> {
     }
 }
 
-pub(super) fn execute(
-    arguments: &Arguments,
-    node: &Node,
-    format: Format,
-) -> Result<Code, CommandError> {
+pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     let at = format!("{}/migration", of_vm(&arguments.name));
     let wanted = SendToNode {
         destination: arguments.to.to_string(),

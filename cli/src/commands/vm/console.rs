@@ -7,14 +7,14 @@ use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vmm::console::{ConsoleInput, ConsoleRead};
 
-use super::{CommandError, vm};
+use super::vm;
 use crate::client::{Address, Node, NodeArguments};
+use crate::error::Error;
 use crate::exit::Code;
 use crate::terminal::Terminal;
 
@@ -41,40 +41,28 @@ pub(crate) struct Arguments {
     name: String,
 }
 
-/// Why there is no console.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ConsoleError {
-    #[error("the VM {0} does not run; `bellhop vm start {0}` starts it")]
-    NotRunning(String),
-    #[error(
-        "consoles are on the node itself: run this there, for example with `ssh -t NODE bellhop vm console {0}`"
-    )]
-    Elsewhere(String),
-    #[error("cannot connect with the console at {path}")]
-    Connect { path: PathBuf, source: io::Error },
-    #[error("cannot take the terminal")]
-    Terminal(#[source] io::Error),
-    #[error("the connection with the console broke")]
-    Broken(#[source] io::Error),
-}
-
 pub(super) fn execute(
     arguments: &Arguments,
     which: &NodeArguments,
     node: &Node,
-) -> Result<Code, CommandError> {
+) -> Result<Code, Error> {
     let name = &arguments.name;
     if matches!(which.address(), Address::Https { .. }) {
-        return Err(ConsoleError::Elsewhere(name.clone()).into());
+        return Err(Error::failed(format!(
+            "consoles are on the node itself: run this there, for example with \
+             `ssh -t NODE bellhop vm console {name}`"
+        )));
     }
     let (view, _) = vm(node, name)?;
     if view.pid.is_none() {
-        return Err(ConsoleError::NotRunning(name.clone()).into());
+        return Err(Error::failed(format!(
+            "the VM {name} does not run; `bellhop vm start {name}` starts it"
+        )));
     }
     let path = view.console.socket;
-    let stream =
-        UnixStream::connect(&path).map_err(|source| ConsoleError::Connect { path, source })?;
-    let terminal = Terminal::attach().map_err(ConsoleError::Terminal)?;
+    let refused = format!("cannot connect with the console at {}", path.display());
+    let stream = UnixStream::connect(&path).map_err(Error::context(refused))?;
+    let terminal = Terminal::attach().map_err(Error::context("cannot take the terminal"))?;
     let interactive = terminal.as_ref().is_some_and(Terminal::is_interactive);
     if interactive {
         eprintln!("The console of {name}; Ctrl-A X leaves.");
@@ -84,7 +72,7 @@ pub(super) fn execute(
         // Where the guest has left the cursor.
         eprintln!();
     }
-    match end.map_err(ConsoleError::Broken)? {
+    match end.map_err(Error::context("the connection with the console broke"))? {
         End::Left => {}
         End::Closed if interactive => eprintln!("The console was closed."),
         End::Closed => {}

@@ -7,9 +7,10 @@ use hyper::{Method, StatusCode};
 
 use super::arguments;
 use super::watch::Watch;
-use super::{CommandError, MAKING, of_vm, say};
+use super::{MAKING, of_vm, say};
 use crate::client::{Node, NodeArguments};
 use crate::commands::machine_arguments::MachineArguments;
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
 
@@ -108,7 +109,7 @@ pub(super) fn execute(
     which: &NodeArguments,
     node: &Node,
     format: Format,
-) -> Result<Code, CommandError> {
+) -> Result<Code, Error> {
     let body = arguments::body(arguments, which.address())?;
     let path = of_vm(&arguments.name);
     let watch = Watch::start(which, &arguments.name);

@@ -3,8 +3,9 @@
 use bellhop_api::node::VmPhase;
 use hyper::Method;
 
-use super::{CommandError, MAKING, of_vm, vm};
+use super::{MAKING, of_vm, vm};
 use crate::client::Node;
+use crate::error::Error;
 use crate::exit::Code;
 
 /// Delete a VM, and take back all that was made for it
@@ -30,7 +31,7 @@ pub(crate) struct Arguments {
     force: bool,
 }
 
-pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, CommandError> {
+pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, Error> {
     let name = &arguments.name;
     if !arguments.force {
         let (view, _) = vm(node, name)?;
@@ -41,7 +42,10 @@ pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, Comman
                 VmPhase::Running | VmPhase::Paused | VmPhase::Unknown
             )
         {
-            return Err(CommandError::Runs { name: name.clone() });
+            return Err(Error::failed(format!(
+                "the VM {name} runs: `bellhop vm stop {name}` has its guest power off first, and \
+                 `bellhop vm delete --force {name}` does not ask it"
+            )));
         }
     }
     node.change_within(Method::DELETE, &of_vm(name), MAKING)?;

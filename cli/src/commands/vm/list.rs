@@ -4,9 +4,10 @@ use bellhop_api::node::VmInfo;
 use serde_json::Value;
 
 use super::view::uptime;
-use super::{CommandError, of_vm, read};
-use crate::client::{ClientError, Node, path};
+use super::{of_vm, read};
+use crate::client::{Node, path};
 use crate::columns;
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
 
@@ -35,7 +36,7 @@ pub(super) struct Row {
     memory: Option<String>,
 }
 
-pub(super) fn execute(node: &Node, format: Format) -> Result<Code, CommandError> {
+pub(super) fn execute(node: &Node, format: Format) -> Result<Code, Error> {
     let answer: Value = node.get("/v1/vms")?;
     let vms: Vec<VmInfo> = read(&answer)?;
     let rows = if format.is_json() {
@@ -44,19 +45,17 @@ pub(super) fn execute(node: &Node, format: Format) -> Result<Code, CommandError>
         let rows = vms.into_iter().map(|vm| row(vm, node));
         rows.collect::<Result<_, _>>()?
     };
-    format
-        .print(&answer, || table(&rows))
-        .map_err(CommandError::Output)?;
+    format.print(&answer, || table(&rows))?;
     Ok(Code::Success)
 }
 
-pub(super) fn row(vm: VmInfo, node: &Node) -> Result<Row, CommandError> {
+pub(super) fn row(vm: VmInfo, node: &Node) -> Result<Row, Error> {
     let spec = format!("{}{}", of_vm(&vm.name), path(["spec"]));
     let spec: Value = match node.get(&spec) {
         Ok(spec) => spec,
         // It went away meanwhile.
-        Err(ClientError::Refused(_)) => Value::Null,
-        Err(error) => return Err(error.into()),
+        Err(error) if error.refusal().is_some() => Value::Null,
+        Err(error) => return Err(error),
     };
     let memory = spec.get("memory");
     let memory = memory.and_then(|memory| memory.get("size").unwrap_or(memory).as_str());

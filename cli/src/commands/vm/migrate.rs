@@ -17,11 +17,12 @@ use serde::Serialize;
 use serde_json::Value;
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
-use super::{CommandError, MAKING, absolute, of_vm, read, vm};
-use crate::client::{ClientError, Node, NodeArguments};
+use super::{MAKING, absolute, of_vm, read, vm};
+use crate::client::{Node, NodeArguments, Refusal};
 use crate::commands::migration_tls::TlsArguments;
+use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Format, printable};
+use crate::listing::{self, Format, printable};
 use crate::node::peers;
 
 /// Between two looks.
@@ -204,7 +205,7 @@ pub(super) fn execute(
     which: &NodeArguments,
     node: &Node,
     format: Format,
-) -> Result<Code, CommandError> {
+) -> Result<Code, Error> {
     let name = &arguments.name;
     let at = at(name);
     if arguments.cancel {
@@ -221,10 +222,13 @@ pub(super) fn execute(
     }
     let Some(destination) = &arguments.to else {
         // clap demands one of the three.
-        return Err(CommandError::NoMigration(name.clone()));
+        return Err(Error::failed(format!("{name} is not being migrated")));
     };
     match destination {
-        Destination::Node(_) if arguments.tls.is_given() => Err(CommandError::TlsOfDaemons),
+        Destination::Node(_) if arguments.tls.is_given() => Err(Error::wrong(
+            "--tls-certificate, --tls-key, --tls-authority and --plaintext are for processes that \
+             wait (tcp:HOST:PORT): between two daemons what those have is used",
+        )),
         Destination::Node(to) => {
             let wanted = SendToNode {
                 destination: to.clone(),
@@ -238,9 +242,10 @@ pub(super) fn execute(
             };
             migrate(arguments, destination, &wanted, node, format)
         }
-        Destination::Endpoint(_) if arguments.there != There::default() => {
-            Err(CommandError::NoNode)
-        }
+        Destination::Endpoint(_) if arguments.there != There::default() => Err(Error::wrong(
+            "--from and --as are for other nodes' daemons (https://HOST:PORT, node:/PATH): a \
+             process that waits has its devices",
+        )),
         Destination::Endpoint(endpoint) => {
             // The machine's process has another working directory.
             let tls = arguments.tls.clone();
@@ -267,7 +272,7 @@ fn migrate(
     wanted: &impl Serialize,
     node: &Node,
     format: Format,
-) -> Result<Code, CommandError> {
+) -> Result<Code, Error> {
     let (name, at) = (&arguments.name, at(&arguments.name));
     let wanted = Wanted::Send(wanted);
     if arguments.dry_run {
@@ -275,7 +280,7 @@ fn migrate(
     }
     node.send(Method::POST, &at, &wanted, MAKING)?;
     let answer = match follow(node, &at, name) {
-        Err(CommandError::Client(error @ ClientError::Refused(_))) => {
+        Err(error) if error.refusal().is_some() => {
             return gone(node, name, destination, error);
         }
         answer => answer?,
@@ -283,35 +288,35 @@ fn migrate(
     let status: MigrationStatus = read(&answer)?;
     match status.phase {
         MigrationPhase::Moved => {
-            format
-                .print(&answer, || summary(name, &destination.to_string(), &status))
-                .map_err(CommandError::Output)?;
+            format.print(&answer, || summary(name, &destination.to_string(), &status))?;
             Ok(Code::Success)
         }
-        MigrationPhase::Unsettled => Err(CommandError::Unsettled {
-            name: name.clone(),
-            why: why(&status),
-        }),
-        _ => Err(CommandError::NotMoved {
-            name: name.clone(),
-            why: why(&status),
-        }),
+        MigrationPhase::Unsettled => {
+            let why = why(&status);
+            Err(Error::failed(format!(
+                "it is not settled where {name} is, so it stands still here: {why}. Look at the \
+                 destination; if it runs there, say `bellhop vm migrate {name} --settle there`, \
+                 else `bellhop vm migrate {name} --settle here`"
+            )))
+        }
+        _ => {
+            let why = why(&status);
+            Err(Error::failed(format!(
+                "{name} did not move, it stays here: {why}"
+            )))
+        }
     }
 }
 
 /// The process does not answer any more: what the daemon knows of it.
-fn gone(
-    node: &Node,
-    name: &str,
-    destination: &Destination,
-    error: ClientError,
-) -> Result<Code, CommandError> {
+fn gone(node: &Node, name: &str, destination: &Destination, error: Error) -> Result<Code, Error> {
     let start = Instant::now();
     let view = loop {
         let view = match vm(node, name) {
             // The other node has all of it.
-            Err(ClientError::Refused(refusal))
-                if refusal.is_not_there() && matches!(destination, Destination::Node(_)) =>
+            Err(error)
+                if error.refusal().is_some_and(Refusal::is_not_there)
+                    && matches!(destination, Destination::Node(_)) =>
             {
                 return say_moved(name, destination);
             }
@@ -323,30 +328,26 @@ fn gone(
         std::thread::sleep(PERIOD);
     };
     if let Some(departure) = view.may_be_elsewhere {
-        return Err(CommandError::Elsewhere {
-            name: name.to_owned(),
-            why: printable(&format!("{}; {}", departure.reason, departure.remedy)),
-        });
+        let why = printable(&format!("{}; {}", departure.reason, departure.remedy));
+        return Err(Error::failed(format!("nothing answers for {name}: {why}")));
     }
     let moved = view.pid.is_none()
         && view
             .last_end
             .is_some_and(|end| end.reason == EndReason::Moved);
     if !moved {
-        return Err(error.into());
+        return Err(error);
     }
     say_moved(name, destination)
 }
 
-fn say_moved(name: &str, destination: &Destination) -> Result<Code, CommandError> {
+fn say_moved(name: &str, destination: &Destination) -> Result<Code, Error> {
     let line = format!(
         "{} runs at {} now; its process here ended before it could say how long it stood still\n",
         printable(name),
         printable(&destination.to_string()),
     );
-    io::stdout()
-        .write_all(line.as_bytes())
-        .map_err(CommandError::Output)?;
+    listing::print(line.as_bytes())?;
     Ok(Code::Success)
 }
 
@@ -356,7 +357,7 @@ fn why(status: &MigrationStatus) -> String {
 }
 
 /// Looks until it is over, and shows how far it is where somebody can see it.
-fn follow(node: &Node, at: &str, name: &str) -> Result<Value, CommandError> {
+fn follow(node: &Node, at: &str, name: &str) -> Result<Value, Error> {
     let shown = io::stderr().is_terminal();
     loop {
         let started = Instant::now();

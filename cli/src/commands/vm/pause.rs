@@ -2,8 +2,9 @@
 
 use bellhop_api::machine::WantedState;
 
-use super::{CommandError, change_state};
+use super::change_state;
 use crate::client::Node;
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
 
@@ -21,10 +22,6 @@ pub(crate) struct Arguments {
     name: String,
 }
 
-pub(super) fn execute(
-    arguments: &Arguments,
-    node: &Node,
-    format: Format,
-) -> Result<Code, CommandError> {
+pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     change_state(node, &arguments.name, WantedState::Paused, format)
 }

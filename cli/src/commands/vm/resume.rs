@@ -2,8 +2,9 @@
 
 use bellhop_api::machine::WantedState;
 
-use super::{CommandError, change_state, vm};
+use super::{change_state, vm};
 use crate::client::Node;
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
 
@@ -20,18 +21,14 @@ pub(crate) struct Arguments {
     name: String,
 }
 
-pub(super) fn execute(
-    arguments: &Arguments,
-    node: &Node,
-    format: Format,
-) -> Result<Code, CommandError> {
+pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     let name = &arguments.name;
     let (view, _) = vm(node, name)?;
     if view.pid.is_none() {
-        return Err(CommandError::NotPaused {
-            name: name.clone(),
-            phase: view.phase,
-        });
+        let phase = view.phase;
+        return Err(Error::failed(format!(
+            "the VM {name} is not paused, it is {phase}: `bellhop vm start {name}` starts it"
+        )));
     }
     change_state(node, name, WantedState::Running, format)
 }

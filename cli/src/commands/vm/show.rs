@@ -6,8 +6,9 @@ use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use super::view::uptime;
-use super::{CommandError, of_vm, vm};
-use crate::client::{ClientError, Node, path};
+use super::{of_vm, vm};
+use crate::client::{Node, path};
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
 use crate::tree::{Lines, Node as Branch};
@@ -34,16 +35,10 @@ Examples:
   bellhop vm show web
   bellhop vm show web -o json | jq '.nics[].device.queues[] | select(.kick != \"Doorbell\")'";
 
-pub(super) fn execute(
-    arguments: &Arguments,
-    node: &Node,
-    format: Format,
-) -> Result<Code, CommandError> {
+pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     let all = look(node, &arguments.name)?;
     let text = || tree(&all).draw(Lines::of_locale());
-    format
-        .print(&all.json, text)
-        .map_err(CommandError::Output)?;
+    format.print(&all.json, text)?;
     Ok(Code::Success)
 }
 
@@ -56,7 +51,7 @@ struct All {
     json: Value,
 }
 
-fn look(node: &Node, name: &str) -> Result<All, CommandError> {
+fn look(node: &Node, name: &str) -> Result<All, Error> {
     let (view, answer) = vm(node, name)?;
     let below = |segments: &[&str]| format!("{}{}", of_vm(name), path(segments.iter().copied()));
     let spec: Value = node.get(&below(&["spec"]))?;
@@ -86,9 +81,9 @@ fn look(node: &Node, name: &str) -> Result<All, CommandError> {
 }
 
 /// A machine that does not run, or is about to end, says nothing of its devices; that is not an error.
-fn if_it_says(answer: Result<Value, ClientError>) -> Result<Value, ClientError> {
+fn if_it_says(answer: Result<Value, Error>) -> Result<Value, Error> {
     match answer {
-        Err(ClientError::Refused(_)) => Ok(Value::Null),
+        Err(error) if error.refusal().is_some() => Ok(Value::Null),
         answer => answer,
     }
 }
@@ -277,6 +272,6 @@ fn shown(value: &Value) -> String {
 }
 
 #[cfg(test)]
-pub(super) fn text(node: &Node, name: &str) -> Result<String, CommandError> {
+pub(super) fn text(node: &Node, name: &str) -> Result<String, Error> {
     Ok(tree(&look(node, name)?).draw(Lines::Boxes))
 }

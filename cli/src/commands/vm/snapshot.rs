@@ -6,8 +6,9 @@ use std::time::Duration;
 use bellhop_api::machine::{SnapshotInfo, SnapshotRequest};
 use hyper::Method;
 
-use super::{CommandError, of_vm, read};
+use super::{of_vm, read};
 use crate::client::Node;
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::{Format, printable};
 
@@ -38,11 +39,7 @@ pub(crate) struct Arguments {
     directory: PathBuf,
 }
 
-pub(super) fn execute(
-    arguments: &Arguments,
-    node: &Node,
-    format: Format,
-) -> Result<Code, CommandError> {
+pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     let at = format!("{}/snapshot", of_vm(&arguments.name));
     let body = SnapshotRequest {
         path: arguments.directory.clone(),
@@ -57,6 +54,6 @@ pub(super) fn execute(
             written.paused_ms,
         )
     };
-    format.print(&answer, text).map_err(CommandError::Output)?;
+    format.print(&answer, text)?;
     Ok(Code::Success)
 }

@@ -7,8 +7,9 @@ use bellhop_api::machine::WantedState;
 use bellhop_api::node::{VmInfo, VmPhase};
 use hyper::Method;
 
-use super::{CommandError, change_state, of_vm, vm};
+use super::{change_state, of_vm, vm};
 use crate::client::{Node, path};
+use crate::error::Error;
 use crate::exit::{Code, Report};
 use crate::listing::Format;
 
@@ -40,16 +41,15 @@ pub(crate) struct Arguments {
     time_limit: u64,
 }
 
-pub(super) fn execute(
-    arguments: &Arguments,
-    node: &Node,
-    format: Format,
-) -> Result<Code, CommandError> {
+pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     let name = &arguments.name;
     if !arguments.force {
         let (before, _) = vm(node, name)?;
         if before.phase == VmPhase::Paused {
-            return Err(CommandError::Paused { name: name.clone() });
+            return Err(Error::failed(format!(
+                "the guest of {name} cannot power off while it is paused: `bellhop vm resume \
+                 {name}` lets it go on, and `bellhop vm stop --force {name}` does not ask it"
+            )));
         }
         if before.pid.is_some() {
             let button = format!("{}{}", of_vm(name), path(["power-button"]));
@@ -75,7 +75,7 @@ pub(super) fn execute(
 }
 
 /// Whether the process that ran it is gone in time. One that a restart policy has put in its place is not it.
-fn wait(node: &Node, name: &str, before: &VmInfo, limit: Duration) -> Result<bool, CommandError> {
+fn wait(node: &Node, name: &str, before: &VmInfo, limit: Duration) -> Result<bool, Error> {
     let start = Instant::now();
     loop {
         let (now, _) = vm(node, name)?;

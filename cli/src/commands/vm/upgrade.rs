@@ -8,8 +8,9 @@ use bellhop_api::machine::{UpgradeRequest, VmStatus};
 use hyper::Method;
 use serde_json::json;
 
-use super::{CommandError, MAKING, absolute, of_vm, vm};
-use crate::client::{Address, ClientError, Node, NodeArguments, path};
+use super::{MAKING, absolute, of_vm, vm};
+use crate::client::{Address, Node, NodeArguments, path};
+use crate::error::Error;
 use crate::exit::{Code, Report};
 use crate::listing::{Format, printable};
 
@@ -46,7 +47,7 @@ pub(super) fn execute(
     which: &NodeArguments,
     node: &Node,
     format: Format,
-) -> Result<Code, CommandError> {
+) -> Result<Code, Error> {
     let name = &arguments.name;
     let program = program(arguments.program.clone(), which.address())?;
     let before = look(node, name)?;
@@ -76,21 +77,25 @@ pub(super) fn execute(
             stood.unwrap_or_default()
         )
     };
-    format.print(&answer, text).map_err(CommandError::Output)?;
+    format.print(&answer, text)?;
     Ok(Code::Success)
 }
 
 /// The program's path on the node. This command's own is one only if that is this host.
-fn program(given: Option<PathBuf>, node: &Address) -> Result<PathBuf, CommandError> {
+fn program(given: Option<PathBuf>, node: &Address) -> Result<PathBuf, Error> {
     match (given, node) {
-        (Some(path), address) => Ok(absolute(&path, address)?),
-        (None, Address::Socket(_)) => std::env::current_exe().map_err(CommandError::Program),
-        (None, Address::Https { .. }) => Err(CommandError::NoProgram),
+        (Some(path), address) => absolute(&path, address),
+        (None, Address::Socket(_)) => std::env::current_exe().map_err(Error::context(
+            "cannot tell which program this is; name one with --program",
+        )),
+        (None, Address::Https { .. }) => Err(Error::wrong(
+            "the node is another host: name the program there with --program",
+        )),
     }
 }
 
 /// The machine by its own account.
-fn look(node: &Node, name: &str) -> Result<VmStatus, ClientError> {
+fn look(node: &Node, name: &str) -> Result<VmStatus, Error> {
     let at = format!("{}{}?since=0&timeout_s=0", of_vm(name), path(["watch"]));
     node.get(&at)
 }
@@ -101,7 +106,7 @@ fn follow(
     name: &str,
     before: &VmStatus,
     limit: Duration,
-) -> Result<Option<VmStatus>, CommandError> {
+) -> Result<Option<VmStatus>, Error> {
     let start = Instant::now();
     loop {
         match look(node, name) {
@@ -111,19 +116,18 @@ fn follow(
                 ..
             }) => {
                 let why = printable(&why);
-                return Err(CommandError::NotUpgraded {
-                    name: name.to_owned(),
-                    why,
-                });
+                return Err(Error::failed(format!(
+                    "the VM {name} goes on with the program that it had: {why}"
+                )));
             }
             Ok(_) => {}
-            Err(ClientError::Refused(refusal)) => {
+            Err(error) if error.refusal().is_none() => return Err(error),
+            Err(error) => {
                 let (now, _) = vm(node, name)?;
                 if now.pid.is_none() {
-                    return Err(ClientError::Refused(refusal).into());
+                    return Err(error);
                 }
             }
-            Err(error) => return Err(error.into()),
         }
         if start.elapsed() >= limit {
             return Ok(None);

@@ -8,12 +8,12 @@ use axum::extract::Request;
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use vmm::http::Problem;
 use vmm::http::server::UnixPeer;
 
 use super::Access;
 use super::listener::TlsPeer;
 use super::role::Role;
+use crate::node::error::{Error, ErrorKind};
 
 /// Who is at the other end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,125 +69,98 @@ pub(super) struct Caller {
     pub(super) token: Option<String>,
 }
 
-/// Why a request goes no further.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refused {
-    /// No token, or several.
-    #[error("one header `Authorization: Bearer TOKEN` is needed")]
-    NoToken,
-    /// Basic, Digest, ….
-    #[error("the header `Authorization` has another scheme than Bearer")]
-    Scheme,
-    /// Not one of ours.
-    #[error("this token is not known here")]
-    UnknownToken,
-    /// Not enough.
-    #[error("this needs the role {needed}, and the token {name} has {has}")]
-    Role {
-        /// The token's name.
-        name: String,
-        /// Its role.
-        has: Role,
-        /// What the endpoint needs.
-        needed: Role,
-    },
-    /// The server does not say who calls.
-    #[error("it is not known who calls")]
-    UnknownPeer,
+/// The code of a token that is not in the file.
+const UNKNOWN_TOKEN: &str = "unknown_token";
+
+fn unauthorized(code: &'static str, message: &str) -> Error {
+    Error::new(ErrorKind::Answer(StatusCode::UNAUTHORIZED, code), message)
 }
 
-impl Problem for Refused {
-    fn kind(&self) -> (StatusCode, &'static str) {
-        match self {
-            Self::NoToken => (StatusCode::UNAUTHORIZED, "no_token"),
-            Self::Scheme => (StatusCode::UNAUTHORIZED, "wrong_scheme"),
-            Self::UnknownToken => (StatusCode::UNAUTHORIZED, "unknown_token"),
-            Self::Role { .. } => (StatusCode::FORBIDDEN, "role_too_low"),
-            Self::UnknownPeer => (StatusCode::FORBIDDEN, "unknown_caller"),
-        }
-    }
-
-    fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::UnknownToken => Some(
-                "the file given with --tokens has its SHA-256 (`printf %s TOKEN | sha256sum`); after a \
-                 change of it the daemon needs SIGHUP",
-            ),
-            Self::Role { .. } => Some(
-                "use another token, or give this one another role in the file given with --tokens",
-            ),
-            _ => None,
-        }
-    }
+fn unknown_caller() -> Error {
+    let kind = ErrorKind::Answer(StatusCode::FORBIDDEN, "unknown_caller");
+    Error::new(kind, "it is not known who calls")
 }
 
-impl IntoResponse for Refused {
-    fn into_response(self) -> Response {
-        let mut response = self.to_response();
-        if response.status() == StatusCode::UNAUTHORIZED {
-            // RFC 6750, section 3: without a token no error is named.
-            let challenge = match self {
-                Self::UnknownToken => "Bearer realm=\"bellhop\", error=\"invalid_token\"",
-                _ => "Bearer realm=\"bellhop\"",
-            };
-            let challenge = HeaderValue::from_static(challenge);
-            response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
-        }
-        response
+/// The answer to a request that is not allowed.
+pub(super) fn refusal(error: Error) -> Response {
+    let (status, code) = error.answer();
+    let mut response = error.into_response();
+    if status == StatusCode::UNAUTHORIZED {
+        // RFC 6750, section 3: without a token no error is named.
+        let challenge = if code == UNKNOWN_TOKEN {
+            "Bearer realm=\"bellhop\", error=\"invalid_token\""
+        } else {
+            "Bearer realm=\"bellhop\""
+        };
+        let challenge = HeaderValue::from_static(challenge);
+        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
     }
+    response
 }
 
 impl Access {
     /// What the one who sent this may do.
-    pub(super) fn caller(&self, peer: &Peer, headers: &HeaderMap) -> Result<Caller, Refused> {
+    pub(super) fn caller(&self, peer: &Peer, headers: &HeaderMap) -> Result<Caller, Error> {
         match peer {
             Peer::Unix(_) => Ok(Caller {
                 role: Role::Admin,
                 token: None,
             }),
             Peer::Tls(_) => {
-                let tokens = self.tokens().ok_or(Refused::UnknownPeer)?;
-                let token = tokens.find(bearer(headers)?).ok_or(Refused::UnknownToken)?;
+                let tokens = self.tokens().ok_or_else(unknown_caller)?;
+                let token = tokens.find(bearer(headers)?).ok_or_else(|| {
+                    unauthorized(UNKNOWN_TOKEN, "this token is not known here").hint(
+                        "the file given with --tokens has its SHA-256 \
+                         (`printf %s TOKEN | sha256sum`); after a change of it the daemon needs \
+                         SIGHUP",
+                    )
+                })?;
                 Ok(Caller {
                     role: token.role,
                     token: Some(token.name.clone()),
                 })
             }
-            Peer::Unknown => Err(Refused::UnknownPeer),
+            Peer::Unknown => Err(unknown_caller()),
         }
     }
 }
 
 impl Caller {
     /// Whether this role is enough.
-    pub(super) fn may(&self, needed: Role) -> Result<(), Refused> {
+    pub(super) fn may(&self, needed: Role) -> Result<(), Error> {
         if self.role >= needed {
             Ok(())
         } else {
-            Err(Refused::Role {
-                name: self.token.clone().unwrap_or_default(),
-                has: self.role,
-                needed,
-            })
+            let (name, has) = (self.token.as_deref().unwrap_or_default(), self.role);
+            let kind = ErrorKind::Answer(StatusCode::FORBIDDEN, "role_too_low");
+            let message = format!("this needs the role {needed}, and the token {name} has {has}");
+            Err(Error::new(kind, message).hint(
+                "use another token, or give this one another role in the file given with --tokens",
+            ))
         }
     }
 }
 
 /// The token of a request (RFC 6750, section 2.1; the scheme in upper or lower case as in RFC 9110,
 /// section 11.1).
-fn bearer(headers: &HeaderMap) -> Result<&[u8], Refused> {
+fn bearer(headers: &HeaderMap) -> Result<&[u8], Error> {
+    let none = || {
+        let message = "one header `Authorization: Bearer TOKEN` is needed";
+        unauthorized("no_token", message)
+    };
     let mut given = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (given.next(), given.next()) else {
-        return Err(Refused::NoToken);
+        return Err(none());
     };
     let value = value.as_bytes().trim_ascii();
     let end = value.iter().position(|&byte| byte == b' ');
     let (scheme, token) = value.split_at(end.unwrap_or(value.len()));
     if !scheme.eq_ignore_ascii_case(b"Bearer") {
-        return Err(Refused::Scheme);
+        let message = "the header `Authorization` has another scheme than Bearer";
+        return Err(unauthorized("wrong_scheme", message));
     }
     match token.trim_ascii_start() {
-        [] => Err(Refused::NoToken),
+        [] => Err(none()),
         token => Ok(token),
     }
 }
@@ -206,15 +179,16 @@ mod tests {
             for value in values {
                 headers.append(AUTHORIZATION, HeaderValue::from_static(value));
             }
-            bearer(&headers).map(<[u8]>::to_vec)
+            let token = bearer(&headers).map(<[u8]>::to_vec);
+            token.map_err(|error| error.answer().1)
         };
         assert_eq!(of(&["Bearer abc"]), Ok(b"abc".to_vec()));
         assert_eq!(of(&["bEARER   abc "]), Ok(b"abc".to_vec()));
         assert_eq!(of(&["Bearer a b"]), Ok(b"a b".to_vec()));
-        assert_eq!(of(&[]), Err(Refused::NoToken));
-        assert_eq!(of(&["Bearer"]), Err(Refused::NoToken));
-        assert_eq!(of(&["Bearer "]), Err(Refused::NoToken));
-        assert_eq!(of(&["Bearer a", "Bearer b"]), Err(Refused::NoToken));
+        assert_eq!(of(&[]), Err("no_token"));
+        assert_eq!(of(&["Bearer"]), Err("no_token"));
+        assert_eq!(of(&["Bearer "]), Err("no_token"));
+        assert_eq!(of(&["Bearer a", "Bearer b"]), Err("no_token"));
         for other in [
             "Basic abc",
             "abc",
@@ -223,7 +197,7 @@ mod tests {
             "Token abc",
             "Bearer\tabc",
         ] {
-            assert_eq!(of(&[other]), Err(Refused::Scheme), "{other:?}");
+            assert_eq!(of(&[other]), Err("wrong_scheme"), "{other:?}");
         }
     }
 
@@ -231,8 +205,8 @@ mod tests {
     fn a_caller_of_whom_nothing_is_known_may_nothing() {
         let access = Access::new(None).unwrap();
         let none = HeaderMap::new();
-        let refused = access.caller(&Peer::Unknown, &none);
-        assert_eq!(refused, Err(Refused::UnknownPeer));
+        let refused = access.caller(&Peer::Unknown, &none).unwrap_err();
+        assert_eq!(refused.answer().1, "unknown_caller");
         let peer = Peer::Tls(TlsPeer {
             address: ([192, 0, 2, 1], 5000).into(),
             subject: "CN=ops".into(),
@@ -240,7 +214,8 @@ mod tests {
         });
         assert_eq!(peer.to_string(), "CN=ops (00) from 192.0.2.1:5000");
         // Without tokens there is no TCP, so nobody can come by it.
-        assert_eq!(access.caller(&peer, &none), Err(Refused::UnknownPeer));
+        let refused = access.caller(&peer, &none).unwrap_err();
+        assert_eq!(refused.answer().1, "unknown_caller");
         let here = Peer::Unix(UnixPeer {
             uid: 7,
             pid: Some(9),
@@ -277,13 +252,13 @@ mod tests {
                     role,
                     token: Some("ops".to_owned()),
                 };
-                let refused = Refused::Role {
-                    name: "ops".to_owned(),
-                    has: role,
-                    needed,
+                let refused = caller.may(needed).map_err(|error| error.answer().1);
+                let expected = if role >= least {
+                    Ok(())
+                } else {
+                    Err("role_too_low")
                 };
-                let expected = if role >= least { Ok(()) } else { Err(refused) };
-                assert_eq!(caller.may(needed), expected, "{role}: {method} {path}");
+                assert_eq!(refused, expected, "{role}: {method} {path}");
             }
         }
     }

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::server::{
-    NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier,
-};
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use vmm::credentials::{self, Holder};
+
+use crate::node::error::Error;
 
 /// Where the files are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,42 +26,11 @@ pub(crate) struct CertificateFiles {
     pub(crate) client_ca: PathBuf,
 }
 
-/// Why there is no TLS.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CertificatesError {
-    /// A file cannot be used.
-    #[error(transparent)]
-    Pem(#[from] vmm::Error),
-    /// Clients' certificates cannot be checked.
-    #[error("clients' certificates cannot be checked against {path}")]
-    Verifier {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: VerifierBuilderError,
-    },
-    /// Key and certificate are not of one kind, or not of one another.
-    #[error("the key {key} does not go with the certificate {certificate}")]
-    Key {
-        /// The key's file.
-        key: PathBuf,
-        /// The certificate's file.
-        certificate: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: rustls::Error,
-    },
-    /// The library knows no TLS 1.3.
-    #[error("TLS 1.3 cannot be set up")]
-    Protocol(#[source] rustls::Error),
-}
-
 /// Reads the files and makes of them what accepts connections.
 ///
 /// # Errors
-/// See [`CertificatesError`].
-pub(super) fn load(files: &CertificateFiles) -> Result<Arc<ServerConfig>, CertificatesError> {
+/// A file cannot be used.
+pub(super) fn load(files: &CertificateFiles) -> Result<Arc<ServerConfig>, Error> {
     let chain = credentials::certificates(&files.certificate, Holder::Service)?;
     let key = credentials::private_key(&files.key, Holder::Service)?;
     let authorities = credentials::authorities(&files.client_ca, Holder::Service)?;
@@ -69,20 +38,20 @@ pub(super) fn load(files: &CertificateFiles) -> Result<Arc<ServerConfig>, Certif
     let verifier =
         WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider.clone())
             .build()
-            .map_err(|source| CertificatesError::Verifier {
-                path: files.client_ca.clone(),
-                source,
-            })?;
+            .map_err(Error::context(format!(
+                "clients' certificates cannot be checked against {}",
+                files.client_ca.display()
+            )))?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(CertificatesError::Protocol)?
+        .map_err(Error::context("TLS 1.3 cannot be set up"))?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, key)
-        .map_err(|source| CertificatesError::Key {
-            key: files.key.clone(),
-            certificate: files.certificate.clone(),
-            source,
-        })?;
+        .map_err(Error::context(format!(
+            "the key {} does not go with the certificate {}",
+            files.key.display(),
+            files.certificate.display()
+        )))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use vmm::http::ErrorBody;
 use vmm::http::request_id::RequestId;
 
 use super::Access;
-use super::caller::Peer;
+use super::caller::{Peer, refusal};
 use super::role::{self, Role};
 
 /// Lets a request through to its endpoint, or answers that it is not allowed.
@@ -37,7 +37,7 @@ pub(crate) async fn check(
         Ok(()) => next.run(request).await,
         Err(refused) => {
             line.refused = true;
-            refused.into_response()
+            refusal(refused)
         }
     };
     let error = response.extensions().get::<ErrorBody>();

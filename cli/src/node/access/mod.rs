@@ -33,27 +33,16 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use tokio_rustls::rustls::ServerConfig;
 
-pub(crate) use certificates::{CertificateFiles, CertificatesError};
+pub(crate) use certificates::CertificateFiles;
 pub(crate) use check::check;
 pub(crate) use describe::describe;
 #[cfg(test)]
 pub(crate) use describe::faults;
 pub(crate) use listener::TlsListener;
-pub(crate) use share::{ShareError, share_with};
-pub(crate) use tokens::TokensError;
+pub(crate) use share::share_with;
 
+use super::error::Error;
 use tokens::Tokens;
-
-/// Why there is no access by TCP.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AccessError {
-    /// No TLS.
-    #[error(transparent)]
-    Certificates(#[from] CertificatesError),
-    /// No tokens.
-    #[error(transparent)]
-    Tokens(#[from] TokensError),
-}
 
 /// Files that say who may call by TCP.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +60,7 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn of(files: &AccessFiles) -> Result<Self, AccessError> {
+    fn of(files: &AccessFiles) -> Result<Self, Error> {
         Ok(Self {
             tls: certificates::load(&files.certificates)?,
             tokens: Arc::new(Tokens::load(&files.tokens)?),
@@ -98,11 +87,11 @@ impl Access {
     /// With `files`, also by TCP.
     ///
     /// # Errors
-    /// See [`AccessError`].
-    pub(crate) fn new(files: Option<AccessFiles>) -> Result<Self, AccessError> {
+    /// A file cannot be used.
+    pub(crate) fn new(files: Option<AccessFiles>) -> Result<Self, Error> {
         let remote = files.map(|files| {
             let loaded = Loaded::of(&files)?;
-            Ok::<_, AccessError>((files, RwLock::new(loaded)))
+            Ok::<_, Error>((files, RwLock::new(loaded)))
         });
         Ok(Self {
             remote: remote.transpose()?,
@@ -112,8 +101,8 @@ impl Access {
     /// Reads all files again. Connections that are there stay; tokens count from the next request on.
     ///
     /// # Errors
-    /// See [`AccessError`]; then all is as before.
-    pub(crate) fn reload(&self) -> Result<(), AccessError> {
+    /// A file cannot be used; then all is as before.
+    pub(crate) fn reload(&self) -> Result<(), Error> {
         if let Some((files, loaded)) = &self.remote {
             let new = Loaded::of(files)?;
             *loaded.write() = new;

@@ -13,6 +13,8 @@ use std::str::FromStr;
 
 use axum::http::Method;
 
+use crate::node::error::Error;
+
 /// What somebody may do, each including the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
@@ -34,20 +36,17 @@ impl fmt::Display for Role {
     }
 }
 
-/// Not a role's name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no role: they are read, operate and admin")]
-pub(crate) struct UnknownRole(String);
-
 impl FromStr for Role {
-    type Err = UnknownRole;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, UnknownRole> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         match text {
             "read" => Ok(Self::Read),
             "operate" => Ok(Self::Operate),
             "admin" => Ok(Self::Admin),
-            _ => Err(UnknownRole(text.to_owned())),
+            _ => Err(Error::failed(format!(
+                "{text:?} is no role: they are read, operate and admin"
+            ))),
         }
     }
 }
@@ -147,7 +146,7 @@ mod tests {
     fn roles_include_the_ones_before() {
         assert!(Role::Read < Role::Operate && Role::Operate < Role::Admin);
         for role in [Role::Read, Role::Operate, Role::Admin] {
-            assert_eq!(role.to_string().parse(), Ok(role));
+            assert_eq!(role.to_string().parse::<Role>().unwrap(), role);
         }
         for bad in ["", "Admin", "root", "read "] {
             assert!(bad.parse::<Role>().is_err(), "{bad:?}");

@@ -4,59 +4,41 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode};
 
 use crate::groups::{self, PATH as GROUPS};
+use crate::node::error::Error;
 
 /// Mode of a socket that a group shares.
 const MODE: Mode = Mode::from_raw_mode(0o660);
 
-/// Why a group cannot use the socket.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ShareError {
-    /// No such group.
-    #[error(
-        "there is no group {0} in {GROUPS}; make it with `groupadd --system {0}`, or give its number"
-    )]
-    NoGroup(String),
-    /// The list of groups cannot be read.
-    #[error("cannot read {GROUPS}")]
-    Groups(#[source] io::Error),
-    /// The socket cannot be given to it.
-    #[error("cannot give {path} to the group {group}")]
-    Change {
-        /// The socket.
-        path: PathBuf,
-        /// The group as it was given.
-        group: String,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-}
-
 /// Gives the socket at `path` to `group`, a name or a number: mode 0660.
 ///
 /// # Errors
-/// See [`ShareError`].
-pub(crate) fn share_with(path: &Path, group: &str) -> Result<(), ShareError> {
+/// The group does not exist, or the socket cannot be given to it.
+pub(crate) fn share_with(path: &Path, group: &str) -> Result<(), Error> {
     let number = match group.parse::<u32>() {
         Ok(number) => Some(number),
         Err(_) => {
-            let text = fs::read_to_string(GROUPS).map_err(ShareError::Groups)?;
+            let text = fs::read_to_string(GROUPS)
+                .map_err(Error::context(format!("cannot read {GROUPS}")))?;
             let found = groups::parse(&text).find(|(name, _)| *name == group);
             found.map(|(_, number)| number)
         }
     };
     // All bits set means "leave it" to the kernel.
     let number = number.filter(|&number| number != u32::MAX);
-    let number = number.ok_or_else(|| ShareError::NoGroup(group.to_owned()))?;
-    let failed = |error: rustix::io::Errno| ShareError::Change {
-        path: path.to_owned(),
-        group: group.to_owned(),
-        source: error.into(),
+    let number = number.ok_or_else(|| {
+        Error::failed(format!(
+            "there is no group {group} in {GROUPS}; make it with `groupadd --system {group}`, or \
+             give its number"
+        ))
+    })?;
+    let failed = |error: rustix::io::Errno| {
+        let message = format!("cannot give {} to the group {group}", path.display());
+        Error::failed(message).because(io::Error::from(error))
     };
     // In this order the group that had it before never gets the right.
     let gid = Some(Gid::from_raw(number));
@@ -73,6 +55,6 @@ mod tests {
         let missing = share_with(Path::new("/none"), "no such group").unwrap_err();
         assert!(missing.to_string().contains("groupadd"), "{missing}");
         let all_ones = share_with(Path::new("/none"), "4294967295").unwrap_err();
-        assert!(matches!(all_ones, ShareError::NoGroup(_)), "{all_ones}");
+        assert!(all_ones.to_string().contains("groupadd"), "{all_ones}");
     }
 }

@@ -9,13 +9,14 @@
 //! read    grafana  60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ring::digest::{SHA256, digest};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 use vmm::credentials::{self, Holder, Secrecy};
 
-use super::role::{Role, UnknownRole};
+use super::role::Role;
+use crate::node::error::Error;
 
 /// How many tokens there can be.
 const TOKENS_MAX: usize = 1024;
@@ -25,59 +26,6 @@ const NAME_MAX: usize = 64;
 const TOKEN_MAX: usize = 4096;
 /// Bytes of a SHA-256.
 const DIGEST_SIZE: usize = 32;
-
-/// Why there are no tokens.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TokensError {
-    /// The file cannot be used.
-    #[error(transparent)]
-    File(#[from] vmm::Error),
-    /// A line makes no sense.
-    #[error("line {line} of {path} is no token")]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// From 1.
-        line: usize,
-        /// What is wrong there.
-        #[source]
-        source: LineError,
-    },
-    /// Nobody could call.
-    #[error(
-        "{0} has no token: add a line `admin NAME SHA256`, with the output of `printf %s TOKEN | sha256sum`"
-    )]
-    Empty(PathBuf),
-    /// More than are compared with each request.
-    #[error("{0} has more than {TOKENS_MAX} tokens")]
-    TooMany(PathBuf),
-}
-
-/// What is wrong with a line.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum LineError {
-    /// Not UTF-8.
-    #[error("it is not text")]
-    NotText,
-    /// Too few or too many words.
-    #[error("it does not have the three words ROLE NAME SHA256")]
-    Words,
-    /// No such role.
-    #[error(transparent)]
-    Role(#[from] UnknownRole),
-    /// Not a name.
-    #[error("a token's name has 1 to {NAME_MAX} letters, digits, dots, underscores or hyphens")]
-    Name,
-    /// A name comes twice: which token it was would not be known.
-    #[error("the name {0} comes twice")]
-    NameTwice(String),
-    /// Not a SHA-256.
-    #[error("SHA256 is not 64 digits in hexadecimal; it is not the token itself, but its digest")]
-    Digest,
-    /// A token comes twice.
-    #[error("it has the same SHA256 as the token {0}")]
-    DigestTwice(String),
-}
 
 /// A token's name and what it may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,27 +45,31 @@ impl Tokens {
     /// Reads a file that nobody but its owner may read.
     ///
     /// # Errors
-    /// See [`TokensError`].
-    pub(super) fn load(path: &Path) -> Result<Self, TokensError> {
+    /// The file cannot be used.
+    pub(super) fn load(path: &Path) -> Result<Self, Error> {
         let bytes = credentials::read(path, Secrecy::Secret, Holder::Service)?;
         Self::parse(&bytes, path)
     }
 
-    fn parse(bytes: &[u8], path: &Path) -> Result<Self, TokensError> {
+    fn parse(bytes: &[u8], path: &Path) -> Result<Self, Error> {
         let mut tokens: Vec<Token> = Vec::new();
         for (index, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
-            let token = parse_line(line, &tokens).map_err(|source| TokensError::Line {
-                path: path.to_owned(),
-                line: index.saturating_add(1),
-                source,
-            })?;
+            let number = index.saturating_add(1);
+            let bad = Error::context(format!("line {number} of {} is no token", path.display()));
+            let token = parse_line(line, &tokens).map_err(bad)?;
             tokens.extend(token);
             if tokens.len() > TOKENS_MAX {
-                return Err(TokensError::TooMany(path.to_owned()));
+                let shown = path.display();
+                let message = format!("{shown} has more than {TOKENS_MAX} tokens");
+                return Err(Error::failed(message));
             }
         }
         if tokens.is_empty() {
-            Err(TokensError::Empty(path.to_owned()))
+            Err(Error::failed(format!(
+                "{} has no token: add a line `admin NAME SHA256`, with the output of \
+                 `printf %s TOKEN | sha256sum`",
+                path.display()
+            )))
         } else {
             Ok(Self(tokens))
         }
@@ -140,8 +92,8 @@ impl Tokens {
 }
 
 /// A line's token; none for an empty line or a comment.
-fn parse_line(line: &[u8], before: &[Token]) -> Result<Option<Token>, LineError> {
-    let line = std::str::from_utf8(line).map_err(|_| LineError::NotText)?;
+fn parse_line(line: &[u8], before: &[Token]) -> Result<Option<Token>, Error> {
+    let line = std::str::from_utf8(line).map_err(|_| Error::failed("it is not text"))?;
     if line.trim_start().starts_with('#') {
         return Ok(None);
     }
@@ -149,19 +101,29 @@ fn parse_line(line: &[u8], before: &[Token]) -> Result<Option<Token>, LineError>
     let (role, name, digest) = match (words.next(), words.next(), words.next(), words.next()) {
         (None, ..) => return Ok(None),
         (Some(role), Some(name), Some(digest), None) => (role, name, digest),
-        _ => return Err(LineError::Words),
+        _ => {
+            let message = "it does not have the three words ROLE NAME SHA256";
+            return Err(Error::failed(message));
+        }
     };
     let role = role.parse()?;
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.len() > NAME_MAX || !name.bytes().all(known) {
-        return Err(LineError::Name);
+        return Err(Error::failed(format!(
+            "a token's name has 1 to {NAME_MAX} letters, digits, dots, underscores or hyphens"
+        )));
     }
-    let digest = parse_digest(digest).ok_or(LineError::Digest)?;
+    let digest = parse_digest(digest).ok_or_else(|| {
+        Error::failed(
+            "SHA256 is not 64 digits in hexadecimal; it is not the token itself, but its digest",
+        )
+    })?;
     if before.iter().any(|one| one.name == name) {
-        return Err(LineError::NameTwice(name.to_owned()));
+        return Err(Error::failed(format!("the name {name} comes twice")));
     }
     if let Some(one) = before.iter().find(|one| one.digest == digest) {
-        return Err(LineError::DigestTwice(one.name.clone()));
+        let message = format!("it has the same SHA256 as the token {}", one.name);
+        return Err(Error::failed(message));
     }
     Ok(Some(Token {
         role,
@@ -194,15 +156,13 @@ mod tests {
     const TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
     const OTHER: &str = "35224d0d3465d74e855f8d69a136e79c744ea35a675d3393360a327cbf6359a2";
 
-    fn parse(text: &str) -> Result<Tokens, TokensError> {
+    fn parse(text: &str) -> Result<Tokens, Error> {
         Tokens::parse(text.as_bytes(), Path::new("tokens"))
     }
 
-    fn line_error(text: &str) -> LineError {
-        match parse(text).unwrap_err() {
-            TokensError::Line { source, .. } => source,
-            other => panic!("{other}"),
-        }
+    fn line_error(text: &str) -> String {
+        let error = parse(text).unwrap_err();
+        std::error::Error::source(&error).unwrap().to_string()
     }
 
     #[test]
@@ -223,37 +183,39 @@ mod tests {
     fn what_makes_no_sense_is_said_with_its_line() {
         let error = parse(&format!("read a {TEST}\nread b\n")).unwrap_err();
         assert_eq!(error.to_string(), "line 2 of tokens is no token");
-        assert_eq!(line_error("read a"), LineError::Words);
-        assert_eq!(line_error(&format!("read a {TEST} x")), LineError::Words);
-        assert_eq!(line_error("read a test"), LineError::Digest);
-        assert_eq!(line_error(&format!("read a {TEST}0")), LineError::Digest);
-        assert_eq!(
-            line_error(&format!("read a +{}", &TEST[1..])),
-            LineError::Digest
-        );
-        assert_eq!(line_error(&format!("read a/b {TEST}")), LineError::Name);
-        let long = "a".repeat(NAME_MAX + 1);
-        assert_eq!(line_error(&format!("read {long} {TEST}")), LineError::Name);
-        assert!(matches!(
-            line_error(&format!("root a {TEST}")),
-            LineError::Role(_)
-        ));
-        let twice = format!("read a {TEST}\nadmin a {OTHER}");
-        assert_eq!(line_error(&twice), LineError::NameTwice("a".to_owned()));
-        let twice = format!("read a {TEST}\nadmin b {TEST}");
-        assert_eq!(line_error(&twice), LineError::DigestTwice("a".to_owned()));
-        assert!(matches!(parse("# none\n"), Err(TokensError::Empty(_))));
-        let bytes = Tokens::parse(b"\xff", Path::new("tokens"));
-        assert!(matches!(
-            bytes,
-            Err(TokensError::Line {
-                source: LineError::NotText,
-                ..
-            })
-        ));
+        for (text, words) in [
+            ("read a".to_owned(), "three words"),
+            (format!("read a {TEST} x"), "three words"),
+            ("read a test".to_owned(), "not 64 digits"),
+            (format!("read a {TEST}0"), "not 64 digits"),
+            (format!("read a +{}", &TEST[1..]), "not 64 digits"),
+            (format!("read a/b {TEST}"), "a token's name"),
+            (
+                format!("read {} {TEST}", "a".repeat(NAME_MAX + 1)),
+                "a token's name",
+            ),
+            (format!("root a {TEST}"), "is no role"),
+            (
+                format!("read a {TEST}\nadmin a {OTHER}"),
+                "the name a comes twice",
+            ),
+            (
+                format!("read a {TEST}\nadmin b {TEST}"),
+                "SHA256 as the token a",
+            ),
+        ] {
+            let error = line_error(&text);
+            assert!(error.contains(words), "{text}: {error}");
+        }
+        let error = parse("# none\n").unwrap_err().to_string();
+        assert!(error.contains("has no token"), "{error}");
+        let bytes = Tokens::parse(b"\xff", Path::new("tokens")).unwrap_err();
+        let source = std::error::Error::source(&bytes).unwrap();
+        assert_eq!(source.to_string(), "it is not text");
         let many: String = (0..=TOKENS_MAX)
             .map(|number| format!("read t{number} {number:064x}\n"))
             .collect();
-        assert!(matches!(parse(&many), Err(TokensError::TooMany(_))));
+        let error = parse(&many).unwrap_err().to_string();
+        assert!(error.contains("more than"), "{error}");
     }
 }

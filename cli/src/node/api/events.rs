@@ -33,9 +33,10 @@ use bellhop_api::node::Event;
 use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use vmm::http::server::Closing;
-use vmm::http::{ErrorBody, HttpError, Problem};
+use vmm::http::{ErrorBody, HttpError};
 
 use super::Api;
+use crate::node::error::{Error, ErrorKind};
 use crate::node::events::{Events, Read};
 
 /// Readers at a time: of the server's connections some are left for requests.
@@ -55,39 +56,6 @@ impl Default for Readers {
     }
 }
 
-/// Why there is no stream.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum EventsError {
-    /// The header makes no sense.
-    #[error(transparent)]
-    Http(#[from] HttpError),
-    /// No place.
-    #[error("{READERS_MAX} clients read events already")]
-    TooManyReaders,
-}
-
-impl Problem for EventsError {
-    fn kind(&self) -> (StatusCode, &'static str) {
-        match self {
-            Self::Http(error) => error.kind(),
-            Self::TooManyReaders => (StatusCode::SERVICE_UNAVAILABLE, "too_many_readers"),
-        }
-    }
-
-    fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::Http(error) => error.hint(),
-            Self::TooManyReaders => Some("try again later"),
-        }
-    }
-}
-
-impl IntoResponse for EventsError {
-    fn into_response(self) -> Response {
-        self.to_response()
-    }
-}
-
 /// What happens on the node, as it happens
 ///
 /// Server-Sent Events: `data` is an `Event`, `id` its generation. With the header `Last-Event-ID` it goes on after that
@@ -104,7 +72,7 @@ pub(super) async fn follow(
     State(node): Api,
     closing: Option<Extension<Closing>>,
     headers: HeaderMap,
-) -> Result<Response, EventsError> {
+) -> Result<Response, Error> {
     let closing = closing.map(|Extension(closing)| closing);
     stream_of(node.events.clone(), &node.readers, closing, &headers)
 }
@@ -114,10 +82,14 @@ fn stream_of(
     readers: &Readers,
     closing: Option<Closing>,
     headers: &HeaderMap,
-) -> Result<Response, EventsError> {
+) -> Result<Response, Error> {
     let asked = last_event_id(headers)?;
     let place = readers.0.clone().try_acquire_owned();
-    let place = place.map_err(|_| EventsError::TooManyReaders)?;
+    let place = place.map_err(|_| {
+        let kind = ErrorKind::Answer(StatusCode::SERVICE_UNAVAILABLE, "too_many_readers");
+        let message = format!("{READERS_MAX} clients read events already");
+        Error::new(kind, message).hint("try again later")
+    })?;
     let newest = events.newest();
     let begin = *newest.borrow();
     let reader = Reader {

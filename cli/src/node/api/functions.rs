@@ -12,9 +12,10 @@ use vmm::http::body::JsonBody;
 use vmm::http::parameters::DeviceName;
 
 use super::Api;
-use super::management::ManagementError;
+use super::management::part_of_nic;
 use crate::commands::vf;
 use crate::listing::Listing;
+use crate::node::error::Error;
 
 /// PCI functions that can have virtual functions, and these
 #[utoipa::path(get, path = "/v1/functions", operation_id = "list_functions", responses(
@@ -22,7 +23,7 @@ use crate::listing::Listing;
     KernelErrors,
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
 ))]
-pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementError> {
+pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
     Ok(Json(node.turns.run(vf::all).await?))
 }
 
@@ -39,7 +40,7 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementEr
 pub(super) async fn show(
     State(node): Api,
     DeviceName(address): DeviceName,
-) -> Result<Json<Listing>, ManagementError> {
+) -> Result<Json<Listing>, Error> {
     let one = move || vf::one(&format!("pci/{address}"));
     Ok(Json(node.turns.run(one).await?))
 }
@@ -70,7 +71,7 @@ pub(super) async fn change(
     State(node): Api,
     DeviceName(address): DeviceName,
     JsonBody(change): JsonBody<FunctionChange>,
-) -> Result<Json<Listing>, ManagementError> {
+) -> Result<Json<Listing>, Error> {
     let own = node.clone();
     let count = move || {
         let address: Address = address.parse()?;
@@ -84,11 +85,10 @@ pub(super) async fn change(
                 .iter()
                 .find(|nic| is_on(nic, &function))
             {
-                let nic = nic.name().to_owned();
-                return Err(ManagementError::CarriesNic {
-                    function: address,
-                    nic,
-                });
+                let nic = nic.name();
+                return Err(part_of_nic(format!(
+                    "the NIC {nic} is made on a virtual function of {address}: remove that first"
+                )));
             }
             pci.set_virtual_functions(address, change.vfs)?;
             let detail = format!("it has {} virtual functions", change.vfs);

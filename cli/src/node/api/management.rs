@@ -14,14 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
 use tokio::sync::Semaphore;
 use vdpa_mgmt::nic::StoreError;
-use vdpa_mgmt::pci::Address;
-use vdpa_mgmt::{Error, ErrorKind};
-use vmm::http::{HttpError, Problem, on_worker};
+use vdpa_mgmt::{Error as MgmtError, ErrorKind as MgmtErrorKind};
+use vmm::http::on_worker;
 
-use crate::commands::vf;
+use crate::node::error::{Error, ErrorKind, HOST_FAILED, UNUSABLE, conflict};
 
 /// Requests at a time: the kernel has one lock for vDPA and one for network interfaces, so more of
 /// them would only wait there, where nothing ends them.
@@ -29,109 +27,53 @@ const REQUESTS_MAX: usize = 4;
 /// How long a request waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why it was not done.
-#[derive(Debug, thiserror::Error)]
-pub(in crate::node) enum ManagementError {
-    #[error(transparent)]
-    Mgmt(#[from] Error),
-    #[error(transparent)]
-    Functions(#[from] vf::CommandError),
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error(transparent)]
-    Http(#[from] HttpError),
-    /// What is there has the name, but not the properties.
-    #[error("there is another vDPA device {name}: its {what} is {is}, not {wanted}")]
-    Differs {
-        name: String,
-        what: &'static str,
-        is: String,
-        wanted: String,
-    },
-    /// Deleting it would leave the rest of a NIC behind.
-    #[error(
-        "the vDPA device {0} is a part of the NIC of that name: remove that, with all that it was made of"
-    )]
-    PartOfNic(String),
-    /// It would go, or come back as another one.
-    #[error("the NIC {nic} is made on a virtual function of {function}: remove that first")]
-    CarriesNic { function: Address, nic: String },
-    /// Too many wait.
-    #[error("{REQUESTS_MAX} requests wait for the kernel already, for {} s", PATIENCE.as_secs())]
-    Busy,
-}
+const NOT_FOUND: ErrorKind = ErrorKind::Answer(StatusCode::NOT_FOUND, "not_found");
 
-type Kind = (StatusCode, &'static str);
-
-const NOT_FOUND: Kind = (StatusCode::NOT_FOUND, "not_found");
-const UNUSABLE: Kind = (StatusCode::UNPROCESSABLE_ENTITY, "unusable");
-const NO_ANSWER: Kind = (StatusCode::SERVICE_UNAVAILABLE, "no_answer");
-const HOST_FAILED: Kind = (StatusCode::INTERNAL_SERVER_ERROR, "host_failed");
-
-/// A conflict with how the host is now.
-fn conflict(code: &'static str) -> Kind {
-    (StatusCode::CONFLICT, code)
-}
-
-impl Problem for ManagementError {
-    fn kind(&self) -> Kind {
-        match self {
-            Self::Mgmt(error) => mgmt(error),
-            Self::Functions(error) => functions(error),
-            Self::Store(StoreError::NotPermitted { .. }) => conflict("not_permitted"),
-            Self::Store(StoreError::NoNic(_)) => NOT_FOUND,
-            Self::Store(_) => HOST_FAILED,
-            Self::Http(error) => error.kind(),
-            Self::Differs { .. } => conflict("differs"),
-            Self::PartOfNic(_) | Self::CarriesNic { .. } => conflict("part_of_nic"),
-            Self::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
-        }
-    }
-
-    fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::Http(error) => error.hint(),
-            Self::Differs { .. } => Some("give another name, or delete that device first"),
-            Self::PartOfNic(_) | Self::CarriesNic { .. } => Some(
-                "`bellhop nic remove`; the NIC of a virtual machine goes with DELETE /v1/vms/{name}/nics/{id}",
-            ),
-            Self::Busy => Some("try again later"),
-            _ => None,
-        }
+impl From<MgmtError> for Error {
+    fn from(error: MgmtError) -> Self {
+        Self::transparent(kind(&error), error)
     }
 }
 
-impl IntoResponse for ManagementError {
-    fn into_response(self) -> Response {
-        self.to_response()
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let kind = match error {
+            StoreError::NotPermitted { .. } => conflict("not_permitted"),
+            StoreError::NoNic(_) => NOT_FOUND,
+            _ => HOST_FAILED,
+        };
+        Self::transparent(kind, error)
     }
 }
 
-fn mgmt(error: &Error) -> Kind {
+/// Deleting the named object would leave the rest of a NIC behind.
+pub(super) fn part_of_nic(message: String) -> Error {
+    Error::conflict("part_of_nic", message).hint(
+        "`bellhop nic remove`; the NIC of a virtual machine goes with DELETE \
+         /v1/vms/{name}/nics/{id}",
+    )
+}
+
+fn kind(error: &MgmtError) -> ErrorKind {
     match error.kind() {
-        ErrorKind::NotFound | ErrorKind::NoParam => NOT_FOUND,
-        ErrorKind::BadName => (StatusCode::BAD_REQUEST, "bad_parameter"),
-        ErrorKind::Invalid | ErrorKind::Unusable | ErrorKind::NoMgmtDevice => UNUSABLE,
-        ErrorKind::NoVdpa | ErrorKind::OtherNamespace => conflict("no_vdpa"),
-        ErrorKind::NoDevlink => conflict("no_devlink"),
-        ErrorKind::NotPermitted => conflict("not_permitted"),
-        ErrorKind::NameTaken => conflict("name_taken"),
-        ErrorKind::InUse => conflict("in_use"),
-        ErrorKind::NoRoom => conflict("no_room"),
-        ErrorKind::NoSriov => conflict("no_sriov"),
-        ErrorKind::NotNegotiated => conflict("not_negotiated"),
-        ErrorKind::NotSupported | ErrorKind::Refused | ErrorKind::NotUndone => conflict("refused"),
-        ErrorKind::NoAnswer { .. } | ErrorKind::Interrupted => NO_ANSWER,
-        ErrorKind::Malformed | ErrorKind::Failed => HOST_FAILED,
-    }
-}
-
-fn functions(error: &vf::CommandError) -> Kind {
-    match error {
-        vf::CommandError::Mgmt(error) => mgmt(error),
-        vf::CommandError::Words(_) => UNUSABLE,
-        vf::CommandError::NotPci(_) | vf::CommandError::NoInterface(_) => NOT_FOUND,
-        vf::CommandError::Output(_) => HOST_FAILED,
+        MgmtErrorKind::NotFound | MgmtErrorKind::NoParam => NOT_FOUND,
+        MgmtErrorKind::BadName => ErrorKind::Answer(StatusCode::BAD_REQUEST, "bad_parameter"),
+        MgmtErrorKind::Invalid | MgmtErrorKind::Unusable | MgmtErrorKind::NoMgmtDevice => UNUSABLE,
+        MgmtErrorKind::NoVdpa | MgmtErrorKind::OtherNamespace => conflict("no_vdpa"),
+        MgmtErrorKind::NoDevlink => conflict("no_devlink"),
+        MgmtErrorKind::NotPermitted => conflict("not_permitted"),
+        MgmtErrorKind::NameTaken => conflict("name_taken"),
+        MgmtErrorKind::InUse => conflict("in_use"),
+        MgmtErrorKind::NoRoom => conflict("no_room"),
+        MgmtErrorKind::NoSriov => conflict("no_sriov"),
+        MgmtErrorKind::NotNegotiated => conflict("not_negotiated"),
+        MgmtErrorKind::NotSupported | MgmtErrorKind::Refused | MgmtErrorKind::NotUndone => {
+            conflict("refused")
+        }
+        MgmtErrorKind::NoAnswer { .. } | MgmtErrorKind::Interrupted => {
+            ErrorKind::Answer(StatusCode::SERVICE_UNAVAILABLE, "no_answer")
+        }
+        MgmtErrorKind::Malformed | MgmtErrorKind::Failed => HOST_FAILED,
     }
 }
 
@@ -151,14 +93,19 @@ impl Turns {
     pub(in crate::node) async fn run<T, E>(
         &self,
         work: impl FnOnce() -> Result<T, E> + Send + 'static,
-    ) -> Result<T, ManagementError>
+    ) -> Result<T, Error>
     where
         T: Send + 'static,
-        E: Into<ManagementError> + Send + 'static,
+        E: Into<Error> + Send + 'static,
     {
         let turn = tokio::time::timeout(PATIENCE, self.0.clone().acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
-            return Err(ManagementError::Busy);
+            let kind = ErrorKind::Answer(StatusCode::SERVICE_UNAVAILABLE, "busy");
+            let message = format!(
+                "{REQUESTS_MAX} requests wait for the kernel already, for {} s",
+                PATIENCE.as_secs()
+            );
+            return Err(Error::new(kind, message).hint("try again later"));
         };
         let done = on_worker(move || {
             let done = work();
@@ -181,13 +128,16 @@ pub(super) fn or_none<T, E>(
 }
 
 /// Whether this host, as it is, has no vDPA management.
-pub(super) fn no_vdpa(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::NoVdpa | ErrorKind::OtherNamespace)
+pub(super) fn no_vdpa(error: &MgmtError) -> bool {
+    matches!(
+        error.kind(),
+        MgmtErrorKind::NoVdpa | MgmtErrorKind::OtherNamespace
+    )
 }
 
 /// Whether this host, as it is, has no devlink.
-pub(super) fn no_devlink(error: &Error) -> bool {
-    error.kind() == ErrorKind::NoDevlink
+pub(super) fn no_devlink(error: &MgmtError) -> bool {
+    error.kind() == MgmtErrorKind::NoDevlink
 }
 
 #[cfg(test)]
@@ -205,7 +155,7 @@ mod tests {
                 tokio::spawn(async move {
                     let work = move || {
                         let _ = wait.lock().recv();
-                        Ok::<_, Error>(())
+                        Ok::<_, MgmtError>(())
                     };
                     turns.run(work).await
                 })
@@ -222,22 +172,22 @@ mod tests {
         for waiting in waiting.into_iter().skip(1) {
             assert!(waiting.await.unwrap().is_ok());
         }
-        assert!(turns.run(|| Ok::<_, Error>(1)).await.is_ok());
+        assert!(turns.run(|| Ok::<_, MgmtError>(1)).await.is_ok());
     }
 
     #[test]
     fn a_host_without_the_modules_is_no_failure() {
-        let error = |kind| Error::new(kind, "it failed");
-        let none = or_none::<(), _>(Err(error(ErrorKind::NoVdpa)), no_vdpa);
+        let error = |kind| MgmtError::new(kind, "it failed");
+        let none = or_none::<(), _>(Err(error(MgmtErrorKind::NoVdpa)), no_vdpa);
         assert!(none.unwrap().is_empty());
-        let none = or_none::<(), _>(Err(error(ErrorKind::NoDevlink)), no_devlink);
+        let none = or_none::<(), _>(Err(error(MgmtErrorKind::NoDevlink)), no_devlink);
         assert!(none.unwrap().is_empty());
         for (kind, status) in [
-            (ErrorKind::NoVdpa, StatusCode::CONFLICT),
-            (ErrorKind::NoDevlink, StatusCode::CONFLICT),
-            (ErrorKind::NotFound, StatusCode::NOT_FOUND),
+            (MgmtErrorKind::NoVdpa, StatusCode::CONFLICT),
+            (MgmtErrorKind::NoDevlink, StatusCode::CONFLICT),
+            (MgmtErrorKind::NotFound, StatusCode::NOT_FOUND),
         ] {
-            assert_eq!(ManagementError::from(error(kind)).kind().0, status);
+            assert_eq!(Error::from(error(kind)).answer().0, status);
         }
     }
 }

@@ -10,9 +10,10 @@ use vdpa_mgmt::Connection;
 use vmm::http::ErrorBody;
 
 use super::Api;
-use super::management::{ManagementError, no_vdpa, or_none};
+use super::management::{no_vdpa, or_none};
 use crate::commands::mgmtdev;
 use crate::listing::Listing;
+use crate::node::error::Error;
 
 /// All management devices, as `bellhop mgmtdev show -j`.
 #[derive(Debug, ToSchema)]
@@ -50,7 +51,7 @@ pub(super) struct MgmtdevInfo {
     KernelErrors,
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
 ))]
-pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementError> {
+pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
     let devices = node
         .turns
         .run(|| {

@@ -22,12 +22,12 @@ use vmm::http::server::UnixPeer;
 
 use super::Api;
 use super::proxy;
-use super::vm_error::{ApiError, VmPath};
+use super::vm_path::VmPath;
+use crate::node::error::Error;
 use crate::node::machines::departure::Account;
-use crate::node::machines::error::VmError;
 use crate::node::machines::spec::NodeMigrationRequest;
 use crate::node::machines::steps::SendRequest;
-use crate::node::machines::vmm::VmmError;
+use crate::node::machines::vmm::no_answer;
 use crate::node::peers;
 
 /// The longest account of a migration that is read, in bytes.
@@ -81,7 +81,7 @@ pub(super) async fn begin(
     id: Option<Extension<RequestId>>,
     peer: Option<Extension<UnixPeer>>,
     JsonBody(wanted): JsonBody<Wanted>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let request_id = id.map(|Extension(RequestId(id))| id);
     let passed = match wanted {
         Wanted::Ours(NodeMigrationRequest::Receive(wanted)) => {
@@ -132,7 +132,7 @@ pub(super) async fn cancel(
     api: Api,
     VmPath { name }: VmPath,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     match api.0.machines.call_off(&name).await? {
         Some(()) => Ok(StatusCode::NO_CONTENT.into_response()),
         None => proxy::forward(api, VmPath { name }, request).await,
@@ -140,13 +140,15 @@ pub(super) async fn cancel(
 }
 
 /// How the machine's migration goes, in its own words: `GET`.
-pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Response, ApiError> {
+pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Response, Error> {
     let (machines, name) = (api.0.machines.clone(), vm.name.clone());
     let asked = machines.asks_migration(&name);
     let answer = proxy::forward(api, vm, request).await?;
     let (head, body) = answer.into_parts();
     let body = to_bytes(body, ACCOUNT_MAX).await;
-    let body = body.map_err(|error| VmError::Vmm(VmmError::Cut(error)))?;
+    let body = body.map_err(|error| {
+        no_answer("the machine's process did not answer as a whole").because(error)
+    })?;
     if let Ok(status) = serde_json::from_slice::<MigrationStatus>(&body) {
         machines
             .hears_migration(&name, asked, Account::from(&status))
@@ -173,7 +175,7 @@ pub(super) async fn settle(
     State(node): Api,
     VmPath { name }: VmPath,
     JsonBody(change): JsonBody<SettleRequest>,
-) -> Result<StatusCode, ApiError> {
+) -> Result<StatusCode, Error> {
     let here = change.settle == Place::Here;
     node.machines.say_where(&name, here).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -14,8 +14,8 @@ mod vdpa_device;
 mod vdpa_devices;
 mod version;
 mod vm;
-mod vm_error;
 mod vm_nics;
+mod vm_path;
 mod vms;
 
 use std::sync::Arc;

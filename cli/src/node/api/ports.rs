@@ -7,9 +7,10 @@ use vdpa_mgmt::devlink::{Devlink, Handle};
 use vmm::http::{ErrorBody, HttpError};
 
 use super::Api;
-use super::management::{ManagementError, no_devlink, or_none};
+use super::management::{no_devlink, or_none};
 use crate::commands::port;
 use crate::listing::Listing;
+use crate::node::error::Error;
 
 /// Ports of all NICs
 ///
@@ -19,7 +20,7 @@ use crate::listing::Listing;
     KernelErrors,
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
 ))]
-pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementError> {
+pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
     let ports = node.turns.run(|| {
         or_none(
             Devlink::open().and_then(|devlink| devlink.ports()),
@@ -43,7 +44,7 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementEr
 pub(super) async fn of_instance(
     State(node): Api,
     path: Result<Path<(String, String)>, axum::extract::rejection::PathRejection>,
-) -> Result<Json<Listing>, ManagementError> {
+) -> Result<Json<Listing>, Error> {
     let Path((bus, device)) = path.map_err(|error| HttpError::Parameter(error.body_text()))?;
     let handle = Handle::new(&bus, &device)?;
     let ports = move || Devlink::open()?.ports_of(&handle);
@@ -66,7 +67,7 @@ pub(super) async fn of_instance(
 pub(super) async fn show(
     State(node): Api,
     path: Result<Path<(String, String, u32)>, axum::extract::rejection::PathRejection>,
-) -> Result<Json<Listing>, ManagementError> {
+) -> Result<Json<Listing>, Error> {
     let Path((bus, device, index)) =
         path.map_err(|error| HttpError::Parameter(error.body_text()))?;
     let handle = Handle::new(&bus, &device)?;

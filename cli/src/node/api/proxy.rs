@@ -14,9 +14,10 @@ use axum::response::Response;
 use vmm::http::request_id::{REQUEST_ID, RequestId};
 
 use super::Api;
-use super::vm_error::{ApiError, VmPath};
-use crate::node::machines::error::VmError;
-use crate::node::machines::vmm::VmmError;
+use super::vm_path::VmPath;
+use crate::node::error::Error;
+use crate::node::machines::error::no_vm;
+use crate::node::machines::vmm::{not_in_time, unformed};
 
 /// How long a machine may take to begin its answer: longer than any watch of its.
 const ANSWER_TIME: Duration = Duration::from_secs(90);
@@ -34,11 +35,10 @@ pub(super) async fn forward(
     State(node): Api,
     VmPath { name }: VmPath,
     request: Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let vmm = node.machines.vmm(&name)?;
-    let failed = |error| ApiError::from(VmError::Vmm(error));
     let (head, body) = request.into_parts();
-    let target = target(&head.uri).ok_or_else(|| VmError::NoVm(name.clone()))?;
+    let target = target(&head.uri).ok_or_else(|| no_vm(&name))?;
     let limit = match target.as_str() {
         "/v1/vm/snapshot" => SNAPSHOT_TIME,
         _ => ANSWER_TIME,
@@ -56,13 +56,9 @@ pub(super) async fn forward(
             builder = builder.header(header, value);
         }
     }
-    let passed = builder
-        .body(body)
-        .map_err(|error| failed(VmmError::Request(error)))?;
-    let answer = tokio::time::timeout(limit, vmm.send(passed))
-        .await
-        .map_err(|_| failed(VmmError::NotInTime(limit)))?
-        .map_err(failed)?;
+    let passed = builder.body(body).map_err(unformed)?;
+    let answer = tokio::time::timeout(limit, vmm.send(passed)).await;
+    let answer = answer.map_err(|_| not_in_time(limit))??;
     let (head, body) = answer.into_parts();
     let mut response = Response::new(Body::new(body));
     *response.status_mut() = head.status;

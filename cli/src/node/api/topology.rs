@@ -11,7 +11,7 @@ use vmm::http::ErrorBody;
 use vmm::http::parameters::Parameters;
 
 use super::Api;
-use super::management::ManagementError;
+use crate::node::error::Error;
 
 /// What of it is wanted.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -43,7 +43,7 @@ pub(super) struct Whole {
 pub(super) async fn show(
     State(node): Api,
     Parameters(part): Parameters<Part>,
-) -> Result<Json<Whole>, ManagementError> {
+) -> Result<Json<Whole>, Error> {
     let address = part
         .function
         .map(|text| text.parse::<Address>())

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use vdpa_mgmt::nic::{Store, StoreError};
 use vdpa_mgmt::{
-    ClassConfig, Connection, DeviceConfig, Error, ErrorKind, MgmtDeviceName, NewDevice, VdpaDevice,
+    ClassConfig, Connection, DeviceConfig, Error as MgmtError, ErrorKind, MgmtDeviceName,
+    NewDevice, VdpaDevice,
 };
 use vmm::config::MacAddress;
 use vmm::http::ErrorBody;
@@ -16,9 +17,10 @@ use vmm::http::body::JsonBody;
 use vmm::http::parameters::DeviceName;
 
 use super::Api;
-use super::management::ManagementError;
+use super::management::part_of_nic;
 use crate::commands::dev;
 use crate::listing::Listing;
+use crate::node::error::Error;
 
 /// A device as `bellhop dev show NAME -j` and `bellhop dev config show NAME -j` have it.
 #[derive(Debug, Serialize)]
@@ -57,7 +59,7 @@ pub(super) struct VdpaDeviceChange {
 }
 
 impl VdpaDeviceSpec {
-    fn named(&self, name: &str) -> Result<NewDevice, Error> {
+    fn named(&self, name: &str) -> Result<NewDevice, MgmtError> {
         let mut device = NewDevice::new(name, self.mgmtdev.clone())?;
         if let Some(mac) = self.mac {
             device = device.mac(mac.bytes())?;
@@ -75,16 +77,13 @@ impl VdpaDeviceSpec {
     }
 
     /// Whether a device that is there is as it is wanted.
-    fn compare(
-        &self,
-        device: &VdpaDevice,
-        config: Option<&DeviceConfig>,
-    ) -> Result<(), ManagementError> {
-        let differs = |what, is: String, wanted: String| ManagementError::Differs {
-            name: device.name.clone(),
-            what,
-            is,
-            wanted,
+    fn compare(&self, device: &VdpaDevice, config: Option<&DeviceConfig>) -> Result<(), Error> {
+        let differs = |what, is: String, wanted: String| {
+            let name = &device.name;
+            let message =
+                format!("there is another vDPA device {name}: its {what} is {is}, not {wanted}");
+            let error = Error::conflict("differs", message);
+            error.hint("give another name, or delete that device first")
         };
         if device.mgmtdev != self.mgmtdev {
             let (is, wanted) = (device.mgmtdev.to_string(), self.mgmtdev.to_string());
@@ -121,7 +120,7 @@ impl VdpaDeviceSpec {
     }
 }
 
-fn config(connection: &Connection, name: &str) -> Result<Option<DeviceConfig>, Error> {
+fn config(connection: &Connection, name: &str) -> Result<Option<DeviceConfig>, MgmtError> {
     match connection.config(name) {
         Ok(config) => Ok(Some(config)),
         // A class that the kernel does not describe.
@@ -130,7 +129,7 @@ fn config(connection: &Connection, name: &str) -> Result<Option<DeviceConfig>, E
     }
 }
 
-fn shown(connection: &Connection, name: &str) -> Result<Shown, Error> {
+fn shown(connection: &Connection, name: &str) -> Result<Shown, MgmtError> {
     let device = connection.device(name)?;
     let config = config(connection, name)?;
     Ok(Shown {
@@ -154,7 +153,7 @@ fn shown(connection: &Connection, name: &str) -> Result<Shown, Error> {
 pub(super) async fn show(
     State(node): Api,
     DeviceName(name): DeviceName,
-) -> Result<Json<Shown>, ManagementError> {
+) -> Result<Json<Shown>, Error> {
     let show = move || shown(&Connection::open()?, &name);
     Ok(Json(node.turns.run(show).await?))
 }
@@ -177,7 +176,7 @@ pub(super) async fn put(
     State(node): Api,
     DeviceName(name): DeviceName,
     JsonBody(spec): JsonBody<VdpaDeviceSpec>,
-) -> Result<(StatusCode, Json<Shown>), ManagementError> {
+) -> Result<(StatusCode, Json<Shown>), Error> {
     let own = node.clone();
     let make = move || {
         let new = spec.named(&name)?;
@@ -202,7 +201,7 @@ pub(super) async fn put(
             }
             Err(error) => return Err(error.into()),
         };
-        Ok::<_, ManagementError>((status, shown(&connection, &name)?))
+        Ok::<_, Error>((status, shown(&connection, &name)?))
     };
     let (status, device) = node.turns.run(make).await?;
     Ok((status, Json(device)))
@@ -224,7 +223,7 @@ pub(super) async fn change(
     State(node): Api,
     DeviceName(name): DeviceName,
     JsonBody(change): JsonBody<VdpaDeviceChange>,
-) -> Result<Json<Shown>, ManagementError> {
+) -> Result<Json<Shown>, Error> {
     let own = node.clone();
     let set = move || {
         let connection = Connection::open()?;
@@ -252,14 +251,17 @@ pub(super) async fn change(
 pub(super) async fn remove(
     State(node): Api,
     DeviceName(name): DeviceName,
-) -> Result<StatusCode, ManagementError> {
+) -> Result<StatusCode, Error> {
     let own = node.clone();
     let delete = move || {
         let connection = Connection::open()?;
         let device = connection.device(&name)?;
         match Store::open(&own.paths.nics())?.nic(&name) {
             Ok(nic) if nic.mgmtdev() == Some(&device.mgmtdev) => {
-                return Err(ManagementError::PartOfNic(name));
+                return Err(part_of_nic(format!(
+                    "the vDPA device {name} is a part of the NIC of that name: remove that, with \
+                     all that it was made of"
+                )));
             }
             // A name that no record can have.
             Ok(_) | Err(StoreError::NoNic(_) | StoreError::Name(_)) => {}
@@ -309,8 +311,12 @@ mod tests {
         };
         let what = |text: &str| match spec(text).compare(&device, Some(&config)) {
             Ok(()) => None,
-            Err(ManagementError::Differs { what, .. }) => Some(what),
-            Err(other) => panic!("{other}"),
+            Err(error) => {
+                assert_eq!(error.answer().1, "differs");
+                let text = error.to_string();
+                let (_, what) = text.split_once(": its ").unwrap();
+                Some(what.split(' ').next().unwrap().to_owned())
+            }
         };
         assert_eq!(what(r#"{"mgmtdev":"vdpasim_net"}"#), None);
         assert_eq!(
@@ -322,16 +328,19 @@ mod tests {
             None
         );
         let other = what(r#"{"mgmtdev":"vdpasim_net","device_features":15}"#);
-        assert_eq!(other, Some("device_features"));
-        assert_eq!(what(r#"{"mgmtdev":"vduse"}"#), Some("mgmtdev"));
+        assert_eq!(other, Some("device_features".to_owned()));
+        assert_eq!(what(r#"{"mgmtdev":"vduse"}"#), Some("mgmtdev".to_owned()));
         assert_eq!(
             what(r#"{"mgmtdev":"vdpasim_net","mac":"52:54:00:00:00:02"}"#),
-            Some("mac")
+            Some("mac".to_owned())
         );
-        assert_eq!(what(r#"{"mgmtdev":"vdpasim_net","mtu":1501}"#), Some("mtu"));
+        assert_eq!(
+            what(r#"{"mgmtdev":"vdpasim_net","mtu":1501}"#),
+            Some("mtu".to_owned())
+        );
         assert_eq!(
             what(r#"{"mgmtdev":"vdpasim_net","max_vqp":1}"#),
-            Some("max_vqp")
+            Some("max_vqp".to_owned())
         );
     }
 

@@ -10,9 +10,10 @@ use vdpa_mgmt::Connection;
 use vmm::http::ErrorBody;
 
 use super::Api;
-use super::management::{ManagementError, no_vdpa, or_none};
+use super::management::{no_vdpa, or_none};
 use crate::commands::dev;
 use crate::listing::Listing;
+use crate::node::error::Error;
 
 /// All vDPA devices, as `bellhop dev show -j`.
 #[derive(Debug, ToSchema)]
@@ -56,7 +57,7 @@ pub(super) struct VdpaDeviceInfo {
     KernelErrors,
     (status = 409, description = "The daemon may not ask", body = ErrorBody),
 ))]
-pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, ManagementError> {
+pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
     let devices = node
         .turns
         .run(|| or_none(Connection::open().and_then(|open| open.devices()), no_vdpa))

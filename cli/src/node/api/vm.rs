@@ -11,18 +11,19 @@ use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 
 use super::Api;
-use super::vm_error::{ApiError, VmPath};
+use super::vm_path::VmPath;
 use super::vms;
 use crate::node::context::Node;
+use crate::node::error::Error;
 use crate::node::machines::Put;
-use crate::node::machines::error::VmError;
+use crate::node::machines::error::no_vm;
 use crate::node::machines::spec::{VmName, VmSpec};
 
 /// It as it is now.
-pub(super) fn info(node: &Node, name: &VmName) -> Result<Json<VmInfo>, ApiError> {
+pub(super) fn info(node: &Node, name: &VmName) -> Result<Json<VmInfo>, Error> {
     let view = node.machines.show(name)?;
     let info = vms::info(node, name, view);
-    Ok(Json(info.ok_or_else(|| VmError::NoVm(name.clone()))?))
+    Ok(Json(info.ok_or_else(|| no_vm(name))?))
 }
 
 /// A virtual machine
@@ -30,10 +31,7 @@ pub(super) fn info(node: &Node, name: &VmName) -> Result<Json<VmInfo>, ApiError>
     (status = 200, description = "The virtual machine", body = VmInfo),
     NameErrors,
 ))]
-pub(super) async fn show(
-    State(node): Api,
-    VmPath { name }: VmPath,
-) -> Result<Json<VmInfo>, ApiError> {
+pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Json<VmInfo>, Error> {
     info(&node, &name)
 }
 
@@ -43,12 +41,9 @@ pub(super) async fn show(
     (status = 200, description = "As it was asked for, with what was changed since", body = VmSpec),
     NameErrors,
 ))]
-pub(super) async fn spec(
-    State(node): Api,
-    VmPath { name }: VmPath,
-) -> Result<Json<VmSpec>, ApiError> {
+pub(super) async fn spec(State(node): Api, VmPath { name }: VmPath) -> Result<Json<VmSpec>, Error> {
     let record = node.machines.show(&name)?.record;
-    Ok(Json(record.ok_or(VmError::NoVm(name))?.spec))
+    Ok(Json(record.ok_or_else(|| no_vm(&name))?.spec))
 }
 
 /// Make a virtual machine, with its NICs
@@ -68,7 +63,7 @@ pub(super) async fn put(
     State(node): Api,
     VmPath { name }: VmPath,
     JsonBody(spec): JsonBody<VmSpec>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let status = match node.machines.put(&name, spec).await? {
         Put::Created => StatusCode::CREATED,
         Put::Same | Put::Replaced => StatusCode::OK,
@@ -89,7 +84,7 @@ pub(super) async fn change(
     State(node): Api,
     VmPath { name }: VmPath,
     JsonBody(change): JsonBody<VmChange>,
-) -> Result<Json<VmInfo>, ApiError> {
+) -> Result<Json<VmInfo>, Error> {
     node.machines.change(&name, change.state).await?;
     info(&node, &name)
 }
@@ -102,10 +97,7 @@ pub(super) async fn change(
     (status = 500, description = "Something could not be undone: it is still there, and can be deleted again", body = ErrorBody),
     (status = 503, description = "This daemon ends", body = ErrorBody),
 ))]
-pub(super) async fn remove(
-    State(node): Api,
-    VmPath { name }: VmPath,
-) -> Result<StatusCode, ApiError> {
+pub(super) async fn remove(State(node): Api, VmPath { name }: VmPath) -> Result<StatusCode, Error> {
     node.machines.delete(&name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -7,7 +7,7 @@ use axum::extract::{FromRequestParts, Path, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
-use bellhop_api::node::{NicMove, VmInfo};
+use bellhop_api::node::{BadNicId, NicMove, VmInfo};
 use bellhop_api::responses::{NamedBodyErrors, ProcessErrors};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -17,11 +17,9 @@ use vmm::http::body::JsonBody;
 
 use super::Api;
 use super::vm::info;
-use super::vm_error::{ApiError, VmPath};
-use crate::node::machines::error::VmError;
-use crate::node::machines::spec::{
-    BadNicId, BadSpec, BadVmName, ExistingDevice, NicId, NicSpec, VmName,
-};
+use super::vm_path::VmPath;
+use crate::node::error::{Error, ErrorKind};
+use crate::node::machines::spec::{ExistingDevice, NicId, NicSpec, VmName, not_a_nic};
 use crate::node::machines::{Put, Removed};
 
 /// The names in the path.
@@ -37,31 +35,30 @@ pub(super) struct NicPath {
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for NicPath {
-    type Rejection = ApiError;
+    type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
         #[derive(Deserialize)]
         struct Names {
             name: String,
             id: String,
         }
         let names = Path::from_request_parts(parts, state).await;
-        let Path(Names { name, id }) = names.map_err(|_| VmError::NicName(BadNicId))?;
-        let name = name
-            .parse()
-            .map_err(|error: BadVmName| VmError::Name(error))?;
-        let id = id
-            .parse()
-            .map_err(|error: BadNicId| VmError::NicName(error))?;
-        Ok(Self { name, id })
+        let Path(Names { name, id }) = names.map_err(|_| BadNicId)?;
+        Ok(Self {
+            name: name.parse()?,
+            id: id.parse()?,
+        })
     }
 }
 
 /// A NIC whose name may be left to the path.
-fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, VmError> {
+fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
     let given = fields.entry("id").or_insert_with(|| id.as_str().into());
     if given.as_str() != Some(id.as_str()) {
-        return Err(BadSpec::OtherId(id.clone()).into());
+        return Err(Error::invalid(format!(
+            "the path says {id}, the body another id: leave the body's away"
+        )));
     }
     let nic = serde_path_to_error::deserialize(Value::Object(fields));
     nic.map_err(|error| {
@@ -69,7 +66,7 @@ fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, VmError>
             "." => String::new(),
             path => format!("{path}: "),
         };
-        BadSpec::Nic(format!("{at}{}", error.inner())).into()
+        not_a_nic(format_args!("{at}{}", error.inner()))
     })
 }
 
@@ -90,7 +87,7 @@ pub(super) async fn put(
     State(node): Api,
     NicPath { name, id }: NicPath,
     JsonBody(fields): JsonBody<Map<String, Value>>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let nic = named(fields, &id)?;
     let status = match node.machines.add_nic(&name, nic).await? {
         Put::Created => StatusCode::CREATED,
@@ -116,11 +113,17 @@ pub(super) async fn change(
     State(node): Api,
     NicPath { name, id }: NicPath,
     JsonBody(wanted): JsonBody<NicMove>,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     let device = match (wanted.path, wanted.device) {
         (Some(path), None) => ExistingDevice::Path(path),
         (None, Some(name)) => ExistingDevice::Name(name),
-        _ => return Err(VmError::from(BadSpec::OneDevice).into()),
+        _ => {
+            // Each of them is right by itself.
+            let kind = ErrorKind::Answer(StatusCode::UNPROCESSABLE_ENTITY, "one_device");
+            let message =
+                "give the vDPA device that the NIC is to be on, as either `path` or `device`";
+            return Err(Error::new(kind, message));
+        }
     };
     node.machines.swap_nic(&name, &id, device).await?;
     Ok(info(&node, &name)?.into_response())
@@ -142,7 +145,7 @@ pub(super) async fn change(
 pub(super) async fn remove(
     State(node): Api,
     NicPath { name, id }: NicPath,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     Ok(match node.machines.remove_nic(&name, &id).await? {
         Removed::Gone => StatusCode::NO_CONTENT.into_response(),
         Removed::Asked => (StatusCode::ACCEPTED, info(&node, &name)?).into_response(),
@@ -165,6 +168,6 @@ pub(super) async fn show(
     _: NicPath,
     vm: VmPath,
     request: axum::extract::Request,
-) -> Result<Response, ApiError> {
+) -> Result<Response, Error> {
     super::proxy::forward(api, vm, request).await
 }

@@ -24,7 +24,7 @@ use vmm::config::MacAddress;
 
 use super::Machines;
 use super::spec::{NicSource, NicSpec, VmName};
-use super::vmm::VmmError;
+use crate::node::error::Error;
 
 /// How often it is said: a switch may be busy, a frame lost.
 const TIMES: u32 = 3;
@@ -38,19 +38,6 @@ fn is_mute(device: Option<&DeviceInfo>) -> bool {
     let running = device.filter(|device| device.driver_ok);
     let negotiated = running.and_then(|device| device.features_negotiated.as_ref());
     negotiated.is_some_and(|names| names.iter().all(|name| name != GUEST_ANNOUNCE))
-}
-
-/// Why nothing is said of a NIC.
-#[derive(Debug, thiserror::Error)]
-enum Unsaid {
-    #[error("the machine does not say what its driver can")]
-    Vmm(#[from] VmmError),
-    #[error("its device is not known")]
-    NoDevice,
-    #[error("it has no address that is known here")]
-    NoAddress,
-    #[error(transparent)]
-    Announce(#[from] vdpa_mgmt::Error),
 }
 
 impl Machines {
@@ -88,8 +75,11 @@ impl Machines {
     }
 
     /// What is to be said of a NIC, if anything.
-    fn announcement(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<Announcement>, Unsaid> {
-        let info = self.runtime.block_on(self.api_of(vm).nic(nic.id()))?;
+    fn announcement(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<Announcement>, Error> {
+        let info = self.runtime.block_on(self.api_of(vm).nic(nic.id()));
+        let info = info.map_err(Error::context(
+            "the machine does not say what its driver can",
+        ))?;
         if !is_mute(info.device.as_ref()) {
             return Ok(None);
         }
@@ -98,15 +88,16 @@ impl Machines {
             NicSource::Device(name) => Some(name.clone()),
             NicSource::Path(path) => device_at(path),
         };
-        let device = device.ok_or(Unsaid::NoDevice)?;
+        let device = device.ok_or_else(|| Error::failed("its device is not known"))?;
         let given = nic.mac().map(MacAddress::bytes);
         let own = || self.config_of(vm, &device).and_then(|config| config.mac);
-        let mac = given.or_else(own).ok_or(Unsaid::NoAddress)?;
+        let mac = given.or_else(own);
+        let mac = mac.ok_or_else(|| Error::failed("it has no address that is known here"))?;
         Ok(Some(Announcement::prepare(&device, mac)?))
     }
 }
 
-fn untold(vm: &VmName, nic: &NicSpec, error: &Unsaid) {
+fn untold(vm: &VmName, nic: &NicSpec, error: &Error) {
     tracing::info!(
         %vm,
         nic = %nic.id(),

@@ -14,7 +14,6 @@ use vdpa::causes::in_one_line;
 use vdpa_mgmt::devlink::{Event, HealthReporter, Notice};
 use vdpa_mgmt::nic::MadeNic;
 
-use super::error::VmError;
 use super::health::{InError, Place, Verdict, judge, reason};
 use super::record::{Phase, Record};
 use super::slot::Slot;
@@ -118,7 +117,7 @@ impl Machines {
         match life.seat(&mut record, id, true) {
             Ok(()) => self.tells_failed_over(vm, id, why),
             Err(error) => {
-                let error = in_one_line(&VmError::from(error));
+                let error = in_one_line(&error);
                 self.tells_not_moved(vm, id, format!("{why}; {error}"));
             }
         }

@@ -17,19 +17,18 @@ use bellhop_api::machine::{
     MigrationRequest, NicChange, ReceiveConfig, VmState, VmStatus, WantedState,
 };
 use vmm::config::{VdpaSource, VmConfig};
-use vmm::migration::endpoint::Endpoint;
+use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
 use super::Machines;
 use super::arrival::Coming;
 use super::departure::Account;
-use super::error::StepError;
 use super::process::{self, Identity, Process, Start};
 use super::record::Record;
 use super::spec::{NicId, NicSpec, VmName};
 use super::steps::{Found, Host, Passed, SendRequest};
-use super::vmm::{MIGRATION, SOON, START, Vmm, VmmError};
+use super::vmm::{MIGRATION, SOON, START, Vmm};
+use crate::node::error::Error;
 use crate::node::peers::Peer;
-use crate::node::store::StoreError;
 
 /// How long a process may take to listen.
 const LISTEN: Duration = Duration::from_secs(20);
@@ -66,6 +65,12 @@ impl Machines {
         Ok(())
     }
 
+    /// The process ended before it ran the machine. The text has the end of its log.
+    fn ended_early(&self, vm: &VmName) -> Error {
+        let said = self.end_of_log(vm);
+        Error::failed(format!("the machine's process ended at its start: {said}"))
+    }
+
     fn end_of_log(&self, vm: &VmName) -> String {
         let read = || -> io::Result<String> {
             let mut file = fs::File::open(self.paths.log(vm))?;
@@ -84,37 +89,32 @@ impl Machines {
     }
 
     /// Waits until the process answers.
-    fn await_listening(&self, vm: &VmName, process: &Process) -> Result<VmStatus, StepError> {
+    fn await_listening(&self, vm: &VmName, process: &Process) -> Result<VmStatus, Error> {
         let start = Instant::now();
         loop {
             match self.runtime.block_on(self.api_of(vm).status()) {
                 Ok(status) => return Ok(status),
-                Err(VmmError::Connect { .. }) if start.elapsed() < LISTEN => {}
-                Err(error) => return Err(error.into()),
+                Err(error) if error.is_not_listening() && start.elapsed() < LISTEN => {}
+                Err(error) => return Err(error),
             }
-            let ended = process.wait(Duration::from_millis(5));
-            if ended.map_err(StepError::End)? {
-                return Err(StepError::EndedEarly {
-                    said: self.end_of_log(vm),
-                });
+            if process.wait(Duration::from_millis(5)).map_err(unended)? {
+                return Err(self.ended_early(vm));
             }
         }
     }
 
     /// Waits until the process that was started listens.
-    fn await_started(&self, vm: &VmName, identity: Identity) -> Result<(), StepError> {
-        let process = Process::open(identity).map_err(StepError::End)?;
-        let process = process.ok_or_else(|| StepError::EndedEarly {
-            said: self.end_of_log(vm),
-        })?;
+    fn await_started(&self, vm: &VmName, identity: Identity) -> Result<(), Error> {
+        let process = Process::open(identity).map_err(unended)?;
+        let process = process.ok_or_else(|| self.ended_early(vm))?;
         let status = self.await_listening(vm, &process)?;
         if status.pid == identity.pid {
             Ok(())
         } else {
-            Err(StepError::Stranger {
-                found: status.pid,
-                expected: identity.pid,
-            })
+            Err(Error::failed(format!(
+                "another process (pid {}) answers for the machine's (pid {})",
+                status.pid, identity.pid
+            )))
         }
     }
 
@@ -123,7 +123,7 @@ impl Machines {
         &self,
         vm: &VmName,
         record: &Record,
-    ) -> Result<(VmConfig, Vec<OwnedFd>), StepError> {
+    ) -> Result<(VmConfig, Vec<OwnedFd>), Error> {
         let mut config = record.spec.machine().clone();
         let mut devices = Vec::new();
         for (number, nic) in (0..).zip(record.nics_now(vm)) {
@@ -135,7 +135,7 @@ impl Machines {
     }
 }
 
-fn make_directory(path: &Path) -> Result<(), StepError> {
+fn make_directory(path: &Path) -> Result<(), Error> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -143,23 +143,24 @@ fn make_directory(path: &Path) -> Result<(), StepError> {
         .map_err(file(path))
 }
 
-fn remove_directory(path: &Path) -> Result<(), StepError> {
+fn remove_directory(path: &Path) -> Result<(), Error> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(file(path)(error)),
         _ => Ok(()),
     }
 }
 
-fn file(path: &Path) -> impl Fn(io::Error) -> StepError {
-    let path = path.to_owned();
-    move |source| StepError::File {
-        path: path.clone(),
-        source,
-    }
+fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    Error::context(format!("cannot use {}", path.display()))
+}
+
+/// The machine's process does not end.
+fn unended(source: io::Error) -> Error {
+    Error::failed("cannot end the machine's process").because(source)
 }
 
 impl Host for Machines {
-    fn keep(&self, vm: &VmName, record: &Record) -> Result<(), StoreError> {
+    fn keep(&self, vm: &VmName, record: &Record) -> Result<(), Error> {
         self.store.put(vm.as_str(), record)?;
         if let Some(slot) = self.slots().get(vm) {
             slot.shows(Some(record));
@@ -167,7 +168,7 @@ impl Host for Machines {
         Ok(())
     }
 
-    fn forget(&self, vm: &VmName) -> Result<(), StoreError> {
+    fn forget(&self, vm: &VmName) -> Result<(), Error> {
         let forgotten = self.store.remove(vm.as_str());
         // Nothing is left of it, whatever the store says: a record without steps does no harm.
         if let Some(slot) = self.slots().get(vm) {
@@ -187,41 +188,39 @@ impl Host for Machines {
         self.boot.clone()
     }
 
-    fn make_directories(&self, vm: &VmName) -> Result<(), StepError> {
+    fn make_directories(&self, vm: &VmName) -> Result<(), Error> {
         make_directory(&self.paths.runtime_of(vm))?;
         make_directory(&self.paths.state_of(vm))
     }
 
-    fn remove_directories(&self, vm: &VmName) -> Result<(), StepError> {
+    fn remove_directories(&self, vm: &VmName) -> Result<(), Error> {
         remove_directory(&self.paths.runtime_of(vm))?;
         remove_directory(&self.paths.state_of(vm))
     }
 
-    fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+    fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         match nic.request(vm) {
             Some(request) => self.make(vm, &request),
             None => Ok(()),
         }
     }
 
-    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         let own = self.net_config(vm, nic);
         match nic.stand_by_request(vm, own.as_ref()) {
-            Some(request) => self
-                .make(vm, &request)
-                .map_err(|source| StepError::StandBy {
-                    id: nic.id().clone(),
-                    source: Box::new(source),
-                }),
+            Some(request) => self.make(vm, &request).map_err(Error::wrap(format!(
+                "the device that is to stand by for NIC {} cannot be made",
+                nic.id()
+            ))),
             None => Ok(()),
         }
     }
 
-    fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), StepError> {
+    fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error> {
         self.take_device_back(vm, device)
     }
 
-    fn start_process(&self, vm: &VmName) -> Result<Identity, StepError> {
+    fn start_process(&self, vm: &VmName) -> Result<Identity, Error> {
         // After a reboot of the host one of them is gone.
         self.make_directories(vm)?;
         let log = self.paths.log(vm);
@@ -242,22 +241,23 @@ impl Host for Machines {
             mark: &mark,
             log: &log,
         });
-        match started {
-            Ok(process) => Ok(process.identity()),
-            Err(source) => Err(StepError::Start { log, source }),
-        }
+        let process = started.map_err(Error::context(format!(
+            "cannot start a process for the machine; its log is {}",
+            log.display()
+        )))?;
+        Ok(process.identity())
     }
 
-    fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), StepError> {
+    fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), Error> {
         if let Some(identity) = identity
-            && let Some(process) = Process::open(identity).map_err(StepError::End)?
+            && let Some(process) = Process::open(identity).map_err(unended)?
         {
-            process.end(GRACE).map_err(StepError::End)?;
+            process.end(GRACE).map_err(unended)?;
         }
         let runtime = self.paths.runtime_of(vm);
-        for marked in process::find(&runtime).map_err(StepError::End)? {
-            if let Some(process) = Process::open(marked).map_err(StepError::End)? {
-                process.end(GRACE).map_err(StepError::End)?;
+        for marked in process::find(&runtime).map_err(unended)? {
+            if let Some(process) = Process::open(marked).map_err(unended)? {
+                process.end(GRACE).map_err(unended)?;
             }
         }
         // Of one that was killed.
@@ -276,12 +276,7 @@ impl Host for Machines {
         Ok(())
     }
 
-    fn boot_machine(
-        &self,
-        vm: &VmName,
-        identity: Identity,
-        record: &Record,
-    ) -> Result<(), StepError> {
+    fn boot_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error> {
         self.await_started(vm, identity)?;
         let (config, devices) = self.configuration(vm, record)?;
         let vmm = self.api_of(vm);
@@ -295,7 +290,7 @@ impl Host for Machines {
         Ok(())
     }
 
-    fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+    fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         let vmm = self.api_of(vm);
         let status = self.runtime.block_on(vmm.status())?;
         // A device opens once: who has it already cannot be given it again.
@@ -310,7 +305,7 @@ impl Host for Machines {
         Ok(())
     }
 
-    fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+    fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         let vmm = self.api_of(vm);
         let stand_by = self.stands_by(vm, nic)?;
         let there = self.runtime.block_on(vmm.nic(nic.id()))?;
@@ -346,12 +341,12 @@ impl Host for Machines {
         there.is_some_and(|one| fs::canonicalize(&one.path).is_ok_and(|path| path == wanted))
     }
 
-    fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, StepError> {
+    fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, Error> {
         let path = format!("/v1/vm/nics/{nic}");
         let vmm = self.api_of(vm);
         self.runtime.block_on(async {
             match vmm.ask(Method::DELETE, &path, None::<&()>, SOON).await {
-                Err(VmmError::Refused(StatusCode::NOT_FOUND, ..)) => return Ok(true),
+                Err(error) if error.is_refused(StatusCode::NOT_FOUND) => return Ok(true),
                 asked => asked?,
             };
             let start = Instant::now();
@@ -376,8 +371,8 @@ impl Host for Machines {
         self.announce_mute(vm, nics);
     }
 
-    fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, StepError> {
-        Ok(self.runtime.block_on(self.api_of(vm).leave(request))?)
+    fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, Error> {
+        self.runtime.block_on(self.api_of(vm).leave(request))
     }
 
     fn migration(&self, vm: &VmName, identity: Identity) -> Account {
@@ -390,12 +385,7 @@ impl Host for Machines {
         })
     }
 
-    fn await_machine(
-        &self,
-        vm: &VmName,
-        identity: Identity,
-        record: &Record,
-    ) -> Result<(), StepError> {
+    fn await_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error> {
         let Some(arrival) = &record.arrival else {
             return Ok(());
         };
@@ -407,7 +397,9 @@ impl Host for Machines {
             let failover = self.stands_by(vm, &nic)?;
             vdpa.push(nic.vdpa(VdpaSource::Path(path), failover));
         }
-        let listen: Endpoint = arrival.listen.parse().map_err(StepError::Place)?;
+        let listen: Endpoint = arrival.listen.parse().map_err(|error: BadEndpoint| {
+            Error::failed("there is no place where it is waited for").because(error)
+        })?;
         let tls = self.peers.tls(&listen).cloned();
         let machine = record.spec.machine();
         let wanted = MigrationRequest::Receive(ReceiveConfig {
@@ -438,28 +430,29 @@ impl Host for Machines {
         })
     }
 
-    fn call_off(&self, vm: &VmName, identity: Identity) -> Result<bool, StepError> {
-        let Some(process) = Process::open(identity).map_err(StepError::End)? else {
+    fn call_off(&self, vm: &VmName, identity: Identity) -> Result<bool, Error> {
+        let Some(process) = Process::open(identity).map_err(unended)? else {
             return Ok(true);
         };
         let vmm = self.api_of(vm);
         let asked = vmm.ask(Method::DELETE, MIGRATION, None::<&()>, SOON);
         match self.runtime.block_on(asked) {
             // It may come too late, or be over already: what the process says then counts.
-            Ok(_) | Err(VmmError::Connect { .. } | VmmError::Refused(StatusCode::CONFLICT, ..)) => {
+            Err(error) if !error.is_not_listening() && !error.is_refused(StatusCode::CONFLICT) => {
+                return Err(error);
             }
-            Err(error) => return Err(error.into()),
+            Ok(_) | Err(_) => {}
         }
         let asked = Instant::now();
         while asked.elapsed() < GRACE {
-            if process.wait(LOOK).map_err(StepError::End)? {
+            if process.wait(LOOK).map_err(unended)? {
                 return Ok(true);
             }
             match self.coming(vm, identity) {
                 // It could be given another machine now: there is none.
                 Coming::Stayed => {
                     self.runtime.block_on(vmm.want(WantedState::Stopped))?;
-                    return process.wait(GRACE).map_err(StepError::End);
+                    return process.wait(GRACE).map_err(unended);
                 }
                 Coming::Arrived | Coming::Unsettled => return Ok(false),
                 Coming::Waits(_) | Coming::UnderWay | Coming::Silent => {}
@@ -508,7 +501,7 @@ impl Host for Machines {
         let handshake = loop {
             match self.runtime.block_on(self.api_of(vm).handshake()) {
                 Ok(handshake) => break handshake,
-                Err(VmmError::Connect { .. }) if start.elapsed() < FIND => {}
+                Err(error) if error.is_not_listening() && start.elapsed() < FIND => {}
                 Err(_) => return gone_or(&process, Found::Unknown),
             }
             if process.wait(Duration::from_millis(20)).unwrap_or(false) {

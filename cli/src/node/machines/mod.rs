@@ -55,13 +55,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ::vmm::api::API_LEVEL;
+use axum::http::StatusCode;
 use bellhop_api::machine::WantedState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 
 pub(crate) use self::change::{Change, Put, Removed};
 use self::departure::Account;
-use self::error::VmError;
+use self::error::{no_vm, not_running, unfinished};
 use self::observer::StepObserver;
 use self::process::Identity;
 use self::record::Record;
@@ -70,9 +71,10 @@ use self::slot::{Live, Slot};
 use self::spec::{ExistingDevice, NicId, NicSpec, VmName, VmSpec, owned_by};
 use self::steps::{Life, Passed, SendRequest};
 use self::vmm::Vmm;
+use super::error::{Error, ErrorKind};
 use super::paths::Paths;
 use super::peers::Peers;
-use super::store::{Store, StoreError};
+use super::store::Store;
 
 /// Whether this daemon can talk to a process with this level of the API: its own, and the one before.
 pub(crate) fn speaks(level: u32) -> bool {
@@ -141,7 +143,7 @@ impl Machines {
 
     /// Fails if a device that `spec` names is another machine's, or is there twice. From now on it is this one's,
     /// until `pending` is taken away.
-    fn reserve(&self, slot: &Slot, spec: &VmSpec) -> Result<(), VmError> {
+    fn reserve(&self, slot: &Slot, spec: &VmSpec) -> Result<(), Error> {
         let _one = self.reserving.lock();
         let mut taken: Vec<(PathBuf, VmName)> = Vec::new();
         let others: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
@@ -157,10 +159,11 @@ impl Machines {
         let wanted = spec.nics().iter();
         for device in wanted.flat_map(|nic| self.devices_of(slot.name(), nic)) {
             if let Some((device, by)) = taken.iter().find(|(taken, _)| *taken == device) {
-                return Err(VmError::DeviceTaken {
-                    device: device.display().to_string(),
-                    by: by.clone(),
-                });
+                let message = format!(
+                    "{} is a NIC of the virtual machine {by} already: a device is for one machine",
+                    device.display()
+                );
+                return Err(Error::conflict("device_taken", message));
             }
             taken.push((device, slot.name().clone()));
         }
@@ -180,7 +183,7 @@ impl Machines {
         observer: Option<StepObserver>,
         peers: Peers,
         listener: Listener,
-    ) -> Result<Arc<Self>, StoreError> {
+    ) -> Result<Arc<Self>, Error> {
         let mut slots = BTreeMap::new();
         for (name, record) in store.vms::<Record>()? {
             let Ok(name) = name.parse::<VmName>() else {
@@ -226,17 +229,18 @@ impl Machines {
         self: &Arc<Self>,
         slot: &Arc<Slot>,
         work: impl FnOnce(&Self, &Slot) -> T + Send + 'static,
-    ) -> Result<T, VmError> {
+    ) -> Result<T, Error> {
         let guard = slot.steps.clone().lock_owned().await;
         if self.ending.load(Ordering::SeqCst) {
-            return Err(VmError::Ending);
+            let kind = ErrorKind::Answer(StatusCode::SERVICE_UNAVAILABLE, "ending");
+            return Err(Error::new(kind, "this daemon ends"));
         }
         let (machines, slot) = (self.clone(), slot.clone());
         let done = tokio::task::spawn_blocking(move || {
             let _guard = guard;
             work(&machines, &slot)
         });
-        done.await.map_err(VmError::Worker)
+        done.await.map_err(unfinished)
     }
 
     /// Does what a request asks for, under a machine's lock. Watches the process that was started for that, and gives
@@ -244,8 +248,8 @@ impl Machines {
     async fn request<T: Send + 'static>(
         self: &Arc<Self>,
         slot: Arc<Slot>,
-        work: impl FnOnce(&Self, &Slot) -> Result<T, VmError> + Send + 'static,
-    ) -> Result<T, VmError> {
+        work: impl FnOnce(&Self, &Slot) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
         let done = self.locked(&slot, |machines, slot| {
             let done = work(machines, slot);
             slot.view().pending = None;
@@ -259,10 +263,10 @@ impl Machines {
         done?
     }
 
-    fn find(&self, vm: &VmName) -> Result<Arc<Slot>, VmError> {
+    fn find(&self, vm: &VmName) -> Result<Arc<Slot>, Error> {
         let slot = self.slots().get(vm).cloned();
         slot.filter(|slot| slot.view().record.is_some())
-            .ok_or_else(|| VmError::NoVm(vm.clone()))
+            .ok_or_else(|| no_vm(vm))
     }
 
     /// The place of a name, empty if there is no such machine.
@@ -297,8 +301,8 @@ impl Machines {
     /// One machine.
     ///
     /// # Errors
-    /// [`VmError::NoVm`].
-    pub(crate) fn show(&self, vm: &VmName) -> Result<View, VmError> {
+    /// There is none.
+    pub(crate) fn show(&self, vm: &VmName) -> Result<View, Error> {
         Ok(self.find(vm)?.view().clone())
     }
 
@@ -310,8 +314,8 @@ impl Machines {
     /// Makes a machine, or has the one that is there be like this.
     ///
     /// # Errors
-    /// [`VmError`]; what was begun is undone then.
-    pub(crate) async fn put(self: &Arc<Self>, vm: &VmName, spec: VmSpec) -> Result<Put, VmError> {
+    /// What was begun is undone then.
+    pub(crate) async fn put(self: &Arc<Self>, vm: &VmName, spec: VmSpec) -> Result<Put, Error> {
         spec.check(vm)?;
         let work = |machines: &Self, slot: &Slot| machines.put_now(slot, spec);
         self.request(self.place(vm), work).await
@@ -337,14 +341,11 @@ impl Machines {
     }
 
     /// Tells a machine what to do.
-    ///
-    /// # Errors
-    /// [`VmError`].
     pub(crate) async fn change(
         self: &Arc<Self>,
         vm: &VmName,
         wanted: WantedState,
-    ) -> Result<(), VmError> {
+    ) -> Result<(), Error> {
         let work = move |machines: &Self, slot: &Slot| machines.change_now(slot, wanted);
         self.request(self.find(vm)?, work).await
     }
@@ -352,20 +353,16 @@ impl Machines {
     /// Takes a machine away with all that was made for it.
     ///
     /// # Errors
-    /// [`VmError`]; what could not be undone can be tried again.
-    pub(crate) async fn delete(self: &Arc<Self>, vm: &VmName) -> Result<(), VmError> {
+    /// What could not be undone can be tried again.
+    pub(crate) async fn delete(self: &Arc<Self>, vm: &VmName) -> Result<(), Error> {
         self.request(self.find(vm)?, Self::delete_now).await
     }
 
     /// Gives a machine a NIC.
     ///
     /// # Errors
-    /// [`VmError`]; what was begun is undone then.
-    pub(crate) async fn add_nic(
-        self: &Arc<Self>,
-        vm: &VmName,
-        nic: NicSpec,
-    ) -> Result<Put, VmError> {
+    /// What was begun is undone then.
+    pub(crate) async fn add_nic(self: &Arc<Self>, vm: &VmName, nic: NicSpec) -> Result<Put, Error> {
         let work = move |machines: &Self, slot: &Slot| machines.add_nic_now(slot, &nic);
         self.request(self.find(vm)?, work).await
     }
@@ -373,27 +370,24 @@ impl Machines {
     /// Moves a NIC of a machine to another device.
     ///
     /// # Errors
-    /// [`VmError`]; the NIC stays where it was then.
+    /// The NIC stays where it was then.
     pub(crate) async fn swap_nic(
         self: &Arc<Self>,
         vm: &VmName,
         id: &NicId,
         device: ExistingDevice,
-    ) -> Result<(), VmError> {
+    ) -> Result<(), Error> {
         let id = id.clone();
         let work = move |machines: &Self, slot: &Slot| machines.swap_nic_now(slot, &id, device);
         self.request(self.find(vm)?, work).await
     }
 
     /// Takes a NIC away from a machine.
-    ///
-    /// # Errors
-    /// [`VmError`].
     pub(crate) async fn remove_nic(
         self: &Arc<Self>,
         vm: &VmName,
         id: &NicId,
-    ) -> Result<Removed, VmError> {
+    ) -> Result<Removed, Error> {
         let id = id.clone();
         let work = move |machines: &Self, slot: &Slot| machines.remove_nic_now(slot, &id);
         self.request(self.find(vm)?, work).await
@@ -401,14 +395,11 @@ impl Machines {
 
     /// Has a running machine leave for another process. From before it is asked until it says that its guest is here, nobody
     /// starts it again. The answer is the machine's, whatever it is.
-    ///
-    /// # Errors
-    /// [`VmError`].
     pub(crate) async fn send(
         self: &Arc<Self>,
         vm: &VmName,
         request: SendRequest,
-    ) -> Result<Passed, VmError> {
+    ) -> Result<Passed, Error> {
         self.request(self.find(vm)?, move |machines, slot| {
             let sent = machines.send_now(slot, &request);
             slot.is_sent();
@@ -420,12 +411,8 @@ impl Machines {
     /// Somebody says where the guest of a machine is that was sent elsewhere. If it is here and is to run, it is started.
     ///
     /// # Errors
-    /// [`VmError`]; then it is as open as before.
-    pub(crate) async fn say_where(
-        self: &Arc<Self>,
-        vm: &VmName,
-        here: bool,
-    ) -> Result<(), VmError> {
+    /// Then it is as open as before.
+    pub(crate) async fn say_where(self: &Arc<Self>, vm: &VmName, here: bool) -> Result<(), Error> {
         let slot = self.find(vm)?;
         let work = move |machines: &Self, slot: &Slot| machines.say_where_now(slot, here);
         self.request(slot.clone(), work).await?;
@@ -474,12 +461,12 @@ impl Machines {
     ///
     /// # Errors
     /// There is no such machine, it does not run, or it speaks another level.
-    pub(crate) fn vmm(&self, vm: &VmName) -> Result<Vmm, VmError> {
+    pub(crate) fn vmm(&self, vm: &VmName) -> Result<Vmm, Error> {
         let slot = self.find(vm)?;
         let view = slot.view().clone();
         let running = view.record.as_ref().and_then(Record::process).is_some();
         match view.live {
-            _ if !running => Err(VmError::NotRunning(vm.clone())),
+            _ if !running => Err(not_running(vm)),
             Some(live) => self.check_level(vm, &live),
             None => Ok(()),
         }?;

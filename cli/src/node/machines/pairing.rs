@@ -21,13 +21,14 @@ use serde_json::Value;
 use vmm::migration::endpoint::Endpoint;
 
 use super::arrival::{Arrival, Coming};
-use super::error::VmError;
+use super::error::{arriving, has_come, no_vm, unfinished};
 use super::record::{Phase, Record};
 use super::slot::Slot;
 use super::spec::{Desired, VmName, VmSpec};
 use super::steps::{Host as _, Passed, SendRequest};
-use super::vmm::VmmError;
+use super::vmm::malformed;
 use super::{Change, Machines};
+use crate::node::error::{Error, ErrorKind, UNUSABLE};
 use crate::node::peers::{Peer, check, name_there};
 
 /// What the machine's own API is asked for a move to another node, whose process waits at `endpoint`.
@@ -45,8 +46,8 @@ fn for_machine(wanted: &SendToNode, endpoint: Endpoint, tls: Option<TlsFiles>) -
 }
 
 /// An answer of this node's.
-fn passed(answer: &MigrationTrial) -> Result<Passed, VmError> {
-    let body = serde_json::to_vec(answer).map_err(VmmError::Malformed)?;
+fn passed(answer: &MigrationTrial) -> Result<Passed, Error> {
+    let body = serde_json::to_vec(answer).map_err(malformed)?;
     Ok(Passed {
         status: StatusCode::OK,
         body: body.into(),
@@ -72,13 +73,13 @@ impl Machines {
     /// is said in the same form if it is the other node that says so.
     ///
     /// # Errors
-    /// [`VmError`]; nothing is left there then.
+    /// Nothing is left there then.
     pub(crate) async fn send_to_node(
         self: &Arc<Self>,
         vm: &VmName,
         wanted: SendToNode,
         request_id: Option<String>,
-    ) -> Result<Passed, VmError> {
+    ) -> Result<Passed, Error> {
         self.request(self.find(vm)?, move |machines, slot| {
             let sent = machines.send_to_node_now(slot, &wanted, request_id);
             slot.is_sent();
@@ -90,13 +91,13 @@ impl Machines {
     /// Makes all of a machine but its guest, and a process that waits for that. `near`: who sends it is on this host.
     ///
     /// # Errors
-    /// [`VmError`]; what was begun is undone then.
+    /// What was begun is undone then.
     pub(crate) async fn receive(
         self: &Arc<Self>,
         vm: &VmName,
         spec: VmSpec,
         near: bool,
-    ) -> Result<Awaited, VmError> {
+    ) -> Result<Awaited, Error> {
         spec.check(vm)?;
         let slot = self.place(vm);
         // Said without the lock: it may be held by who asks, here or crosswise at the other node.
@@ -109,14 +110,14 @@ impl Machines {
             let work = move |machines: &Self, slot: &Slot| machines.receive_now(slot, spec, near);
             machines.request(slot, work).await
         });
-        received.await.map_err(VmError::Worker)?
+        received.await.map_err(unfinished)?
     }
 
     /// The machine that is waited for does not come: takes back what was made for it. Returns nothing if none is waited for.
     ///
     /// # Errors
-    /// [`VmError`]: it has come, or may have; or something could not be undone.
-    pub(crate) async fn call_off(self: &Arc<Self>, vm: &VmName) -> Result<Option<()>, VmError> {
+    /// It has come, or may have; or something could not be undone.
+    pub(crate) async fn call_off(self: &Arc<Self>, vm: &VmName) -> Result<Option<()>, Error> {
         let slot = self.find(vm)?;
         if slot.record().is_none_or(|record| record.arrival.is_none()) {
             return Ok(None);
@@ -129,7 +130,7 @@ impl Machines {
         slot: &Slot,
         wanted: &SendToNode,
         request_id: Option<String>,
-    ) -> Result<Passed, VmError> {
+    ) -> Result<Passed, Error> {
         let vm = slot.name();
         let mut record = self.sendable(slot)?;
         check(&wanted.destination)?;
@@ -144,24 +145,28 @@ impl Machines {
         let endpoint = match self.peers.receive(&peer, spec) {
             Ok(endpoint) => endpoint,
             Err(error) => {
-                if error.may_have_been_heard() {
+                if matches!(error.kind(), ErrorKind::UnclearThere(_)) {
                     // It may have made what nobody will come to.
                     self.withdraw(vm, &peer);
                 }
-                return match error.obstacle() {
-                    Some((reason, remedy)) if wanted.dry_run => passed(&MigrationTrial {
-                        destination: peer.to_string(),
-                        movable: false,
-                        obstacles: vec![MigrationObstacle { reason, remedy }],
-                        forecast: None,
-                    }),
-                    _ => Err(error.into()),
+                let (reason, remedy) = match error.kind() {
+                    ErrorKind::RefusedThere(reason, remedy) if wanted.dry_run => {
+                        (reason.clone(), remedy.clone())
+                    }
+                    ErrorKind::NoCertificates if wanted.dry_run => (error.to_string(), None),
+                    _ => return Err(error),
                 };
+                return passed(&MigrationTrial {
+                    destination: peer.to_string(),
+                    movable: false,
+                    obstacles: vec![MigrationObstacle { reason, remedy }],
+                    forecast: None,
+                });
             }
         };
         let tls = self.peers.tls(&endpoint).cloned();
         let wanted_of_machine = MigrationRequest::Send(for_machine(wanted, endpoint, tls));
-        let body = serde_json::to_vec(&wanted_of_machine).map_err(VmmError::Malformed)?;
+        let body = serde_json::to_vec(&wanted_of_machine).map_err(malformed)?;
         let request = SendRequest {
             destination: peer.to_string(),
             body: body.into(),
@@ -177,7 +182,7 @@ impl Machines {
         Ok(about(&peer, sent?))
     }
 
-    fn receive_now(&self, slot: &Slot, mut spec: VmSpec, near: bool) -> Result<Awaited, VmError> {
+    fn receive_now(&self, slot: &Slot, mut spec: VmSpec, near: bool) -> Result<Awaited, Error> {
         let vm = slot.name();
         // Its guest runs where it comes from.
         spec.state = Desired::Running;
@@ -186,10 +191,9 @@ impl Machines {
             return Err(taken(vm, &record));
         }
         if let Some((what, path)) = spec.boot_files().find(|(_, path)| !path.is_file()) {
-            return Err(VmError::NoFile {
-                what,
-                path: path.clone(),
-            });
+            let shown = path.display();
+            let message = format!("its {what} {shown} is not on this host: copy it there");
+            return Err(Error::new(UNUSABLE, message));
         }
         let socket = self.paths.migration_socket(vm);
         let listen = self
@@ -210,27 +214,29 @@ impl Machines {
         Ok(Awaited { listen })
     }
 
-    fn call_off_now(&self, slot: &Slot) -> Result<(), VmError> {
+    fn call_off_now(&self, slot: &Slot) -> Result<(), Error> {
         let vm = slot.name();
         let Some(mut record) = slot.record().filter(|record| record.arrival.is_some()) else {
-            return Err(VmError::NoVm(vm.clone()));
+            return Err(no_vm(vm));
         };
         if record.may_be_elsewhere().is_some() {
             // Somebody has to say where its guest is.
-            return Err(VmError::HasCome(vm.clone()));
+            return Err(has_come(vm));
         }
         let done = self.take_back(slot, &mut record, "it was called off");
-        if let Err(VmError::HasCome(_)) = done {
+        if let Err(error) = &done
+            && matches!(error.kind(), ErrorKind::HasCome)
+        {
             self.look_for_arrival(slot);
         }
         done
     }
 
     /// Has nobody wait for a machine any more, and takes back what was made for it.
-    fn take_back(&self, slot: &Slot, record: &mut Record, why: &str) -> Result<(), VmError> {
+    fn take_back(&self, slot: &Slot, record: &mut Record, why: &str) -> Result<(), Error> {
         let vm = slot.name();
         if record.phase == Phase::Present && !self.life(slot).call_off(record)? {
-            return Err(VmError::HasCome(vm.clone()));
+            return Err(has_come(vm));
         }
         self.life(slot).delete(record)?;
         self.tell(vm, Change::NotArrived(why.to_owned()));
@@ -263,11 +269,15 @@ impl Machines {
 }
 
 /// Why another machine cannot take the name of this one.
-fn taken(vm: &VmName, record: &Record) -> VmError {
+fn taken(vm: &VmName, record: &Record) -> Error {
     if record.arrival.is_some() {
-        VmError::Arriving(vm.clone())
+        arriving(vm)
     } else {
-        VmError::NameTaken(vm.clone())
+        let message = format!(
+            "this node has a virtual machine {vm} already: have the one that comes get another \
+             name (--as), or delete that one on this node"
+        );
+        Error::conflict("name_taken", message)
     }
 }
 

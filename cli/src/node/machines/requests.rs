@@ -5,27 +5,32 @@
 
 use bellhop_api::machine::WantedState;
 
-use super::error::VmError;
+use super::departure::remedy;
+use super::error::{arriving, deleting, no_nic, no_vm, not_running, other_nic};
 use super::process::Identity;
 use super::record::{Phase, Record};
 use super::slot::{Live, Slot};
 use super::spec::{Desired, ExistingDevice, NicId, NicSpec, VmName, VmSpec};
 use super::steps::{Passed, SendRequest};
 use super::{Change, Machines, Put, Removed, speaks};
+use crate::node::error::Error;
 
 impl Machines {
-    pub(super) fn check_level(&self, vm: &VmName, live: &Live) -> Result<(), VmError> {
+    pub(super) fn check_level(&self, vm: &VmName, live: &Live) -> Result<(), Error> {
         match (live.api, &live.version) {
-            (Some(level), Some(version)) if !speaks(level) => Err(VmError::OtherLevel {
-                vm: vm.clone(),
-                version: version.clone(),
-                level,
-            }),
+            (Some(level), Some(version)) if !speaks(level) => {
+                let message = format!(
+                    "the process of {vm} is of Bellhop {version} with API level {level}, which \
+                     this daemon does not speak: use the daemon of that version, or stop the \
+                     process"
+                );
+                Err(Error::conflict("other_api_level", message))
+            }
             _ => Ok(()),
         }
     }
 
-    pub(super) fn put_now(&self, slot: &Slot, spec: VmSpec) -> Result<Put, VmError> {
+    pub(super) fn put_now(&self, slot: &Slot, spec: VmSpec) -> Result<Put, Error> {
         let put = match slot.record() {
             None => Put::Created,
             Some(mut record) if record.phase != Phase::Present => {
@@ -45,7 +50,12 @@ impl Machines {
                     return self.change_now(slot, wanted).map(|()| Put::Same);
                 }
                 if record.process().is_some() {
-                    return Err(VmError::OtherRuns(slot.name().clone()));
+                    let message = format!(
+                        "there is another virtual machine {}, and it runs: stop it before it is \
+                         replaced, or give this one another name",
+                        slot.name()
+                    );
+                    return Err(Error::conflict("other_vm_runs", message));
                 }
                 // It would run under the name, and with the NICs, of a guest that may run elsewhere.
                 check_whereabouts(slot.name(), &record)?;
@@ -60,21 +70,19 @@ impl Machines {
         Ok(put)
     }
 
-    pub(super) fn delete_now(&self, slot: &Slot) -> Result<(), VmError> {
-        let mut record = slot
-            .record()
-            .ok_or_else(|| VmError::NoVm(slot.name().clone()))?;
+    pub(super) fn delete_now(&self, slot: &Slot) -> Result<(), Error> {
+        let mut record = slot.record().ok_or_else(|| no_vm(slot.name()))?;
         record.forget_former();
         self.life(slot).delete(&mut record)?;
         self.tell(slot.name(), Change::Deleted);
         Ok(())
     }
 
-    pub(super) fn change_now(&self, slot: &Slot, wanted: WantedState) -> Result<(), VmError> {
+    pub(super) fn change_now(&self, slot: &Slot, wanted: WantedState) -> Result<(), Error> {
         let vm = slot.name();
-        let mut record = slot.record().ok_or_else(|| VmError::NoVm(vm.clone()))?;
+        let mut record = slot.record().ok_or_else(|| no_vm(vm))?;
         if record.phase != Phase::Present {
-            return Err(VmError::Deleting(vm.clone()));
+            return Err(deleting(vm));
         }
         check_here(vm, &record)?;
         let runs = record.process().is_some();
@@ -83,9 +91,9 @@ impl Machines {
                 if let Some(live) = &slot.view().live {
                     self.check_level(vm, live)?;
                 }
-                Ok(self.runtime.block_on(self.api_of(vm).want(wanted))?)
+                self.runtime.block_on(self.api_of(vm).want(wanted))
             }
-            WantedState::Paused => Err(VmError::NotRunning(vm.clone())),
+            WantedState::Paused => Err(not_running(vm)),
             WantedState::Running => {
                 check_whereabouts(vm, &record)?;
                 record.spec.state = Desired::Running;
@@ -95,7 +103,7 @@ impl Machines {
                     record.spec.state = Desired::Stopped;
                     self.life(slot).note(&mut record);
                 }
-                Ok(started?)
+                started
             }
             WantedState::Stopped => {
                 // Before: it is not to come back if this daemon ends now.
@@ -129,17 +137,17 @@ impl Machines {
     }
 
     /// Has a running machine leave for another process. The record says so before.
-    pub(super) fn send_now(&self, slot: &Slot, request: &SendRequest) -> Result<Passed, VmError> {
+    pub(super) fn send_now(&self, slot: &Slot, request: &SendRequest) -> Result<Passed, Error> {
         let mut record = self.sendable(slot)?;
-        Ok(self.life(slot).send(&mut record, request)?)
+        self.life(slot).send(&mut record, request)
     }
 
     /// The record of a machine that runs, so that it can be asked to leave.
-    pub(super) fn sendable(&self, slot: &Slot) -> Result<Record, VmError> {
+    pub(super) fn sendable(&self, slot: &Slot) -> Result<Record, Error> {
         let record = self.present(slot)?;
         if record.process().is_none() {
             check_whereabouts(slot.name(), &record)?;
-            return Err(VmError::NotRunning(slot.name().clone()));
+            return Err(not_running(slot.name()));
         }
         Ok(record)
     }
@@ -165,7 +173,7 @@ impl Machines {
     }
 
     /// Somebody says where a machine's guest is: to the machine if it runs, else to its record.
-    pub(super) fn say_where_now(&self, slot: &Slot, here: bool) -> Result<(), VmError> {
+    pub(super) fn say_where_now(&self, slot: &Slot, here: bool) -> Result<(), Error> {
         let vm = slot.name();
         let mut record = self.there(slot)?;
         if record.process().is_some() {
@@ -179,7 +187,8 @@ impl Machines {
             return Ok(());
         }
         if record.departure.is_none() {
-            return Err(VmError::Settled(vm.clone()));
+            let message = format!("it is settled where the guest of {vm} is");
+            return Err(Error::conflict("settled", message));
         }
         let (came, peer) = (record.arrival.is_some(), record.peer());
         self.life(slot).say_where(&mut record, here)?;
@@ -206,18 +215,18 @@ impl Machines {
     }
 
     /// As [`Self::there`], of a machine whose guest is not still to come.
-    fn present(&self, slot: &Slot) -> Result<Record, VmError> {
+    fn present(&self, slot: &Slot) -> Result<Record, Error> {
         let record = self.there(slot)?;
         check_here(slot.name(), &record)?;
         Ok(record)
     }
 
     /// The record of a machine that is there, whose process, if it has one, can be talked to.
-    fn there(&self, slot: &Slot) -> Result<Record, VmError> {
+    fn there(&self, slot: &Slot) -> Result<Record, Error> {
         let vm = slot.name();
-        let record = slot.record().ok_or_else(|| VmError::NoVm(vm.clone()))?;
+        let record = slot.record().ok_or_else(|| no_vm(vm))?;
         if record.phase != Phase::Present {
-            return Err(VmError::Deleting(vm.clone()));
+            return Err(deleting(vm));
         }
         if let Some(live) = &slot.view().live {
             self.check_level(vm, live)?;
@@ -225,25 +234,19 @@ impl Machines {
         Ok(record)
     }
 
-    pub(super) fn add_nic_now(&self, slot: &Slot, nic: &NicSpec) -> Result<Put, VmError> {
+    pub(super) fn add_nic_now(&self, slot: &Slot, nic: &NicSpec) -> Result<Put, Error> {
         let vm = slot.name();
         let mut record = self.present(slot)?;
         if let Some(there) = record.spec.nic(nic.id()) {
             return if there == nic {
                 Ok(Put::Same)
             } else {
-                Err(VmError::OtherNic {
-                    vm: vm.clone(),
-                    id: nic.id().clone(),
-                })
+                Err(other_nic(vm, nic.id()))
             };
         }
         // The guest has not given up an earlier one of this name.
         if record.has_made(nic.id()) {
-            return Err(VmError::OtherNic {
-                vm: vm.clone(),
-                id: nic.id().clone(),
-            });
+            return Err(other_nic(vm, nic.id()));
         }
         let spec = record.spec.with_nic(nic.clone())?;
         spec.check(vm)?;
@@ -258,13 +261,10 @@ impl Machines {
         slot: &Slot,
         id: &NicId,
         device: ExistingDevice,
-    ) -> Result<(), VmError> {
+    ) -> Result<(), Error> {
         let vm = slot.name();
         let mut record = self.present(slot)?;
-        let nic = record.spec.nic(id).ok_or_else(|| VmError::NoNic {
-            vm: vm.clone(),
-            id: id.clone(),
-        })?;
+        let nic = record.spec.nic(id).ok_or_else(|| no_nic(vm, id))?;
         let moved = nic.moved_to(device);
         if let Some(on_stand_by) = self.seat_of(vm, nic, &moved) {
             return self.seat(slot, record, id, on_stand_by);
@@ -300,7 +300,7 @@ impl Machines {
         mut record: Record,
         id: &NicId,
         on_stand_by: bool,
-    ) -> Result<(), VmError> {
+    ) -> Result<(), Error> {
         let life = self.life(slot);
         // The machine may have done so by itself.
         life.look_for_failovers(&mut record);
@@ -324,15 +324,12 @@ impl Machines {
         }
     }
 
-    pub(super) fn remove_nic_now(&self, slot: &Slot, id: &NicId) -> Result<Removed, VmError> {
+    pub(super) fn remove_nic_now(&self, slot: &Slot, id: &NicId) -> Result<Removed, Error> {
         let vm = slot.name();
         let mut record = self.present(slot)?;
         // One that the guest was asked for is asked for again.
         if record.spec.nic(id).is_none() && !record.has_made(id) {
-            return Err(VmError::NoNic {
-                vm: vm.clone(),
-                id: id.clone(),
-            });
+            return Err(no_nic(vm, id));
         }
         let gone = self.life(slot).remove_nic(&mut record, id)?;
         if gone {
@@ -345,21 +342,22 @@ impl Machines {
 }
 
 /// Fails if the guest of a machine is still to come.
-fn check_here(vm: &VmName, record: &Record) -> Result<(), VmError> {
+fn check_here(vm: &VmName, record: &Record) -> Result<(), Error> {
     if record.arrival.is_some() && record.departure.is_none() {
-        Err(VmError::Arriving(vm.clone()))
+        Err(arriving(vm))
     } else {
         Ok(())
     }
 }
 
 /// Fails if the guest of a machine without a process may run elsewhere.
-fn check_whereabouts(vm: &VmName, record: &Record) -> Result<(), VmError> {
+fn check_whereabouts(vm: &VmName, record: &Record) -> Result<(), Error> {
     match record.may_be_elsewhere() {
         None => Ok(()),
-        Some(departure) => Err(VmError::MayBeElsewhere {
-            vm: vm.clone(),
-            reason: departure.reason(),
-        }),
+        Some(departure) => {
+            let (reason, remedy) = (departure.reason(), remedy(vm.as_str()));
+            let message = format!("{vm} is not started: {reason}; {remedy}");
+            Err(Error::conflict("may_be_elsewhere", message))
+        }
     }
 }

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use super::error::LifeError;
 use super::slot::{Live, Slot};
 use super::spec::{VmName, VmSpec};
 use super::steps::Settled;
 use super::{Change, Machines, supervisor};
+use crate::node::error::Error;
 
 impl Machines {
     /// Brings what there is in line with the records: see the module. Returns when all that runs is adopted; machines
@@ -33,7 +33,7 @@ impl Machines {
         let settled = self
             .locked(slot, |machines, slot| {
                 let Some(mut record) = slot.record() else {
-                    return Ok::<_, LifeError>(Settled::None);
+                    return Ok::<_, Error>(Settled::None);
                 };
                 let life = machines.life(slot);
                 let settled = life.settle(&mut record)?;

@@ -8,10 +8,11 @@ mod name;
 mod nic;
 
 use std::borrow::Cow;
+use std::fmt;
 use std::path::PathBuf;
 
 use bellhop_api::node::SendToNode;
-pub(crate) use bellhop_api::node::{BadNicId, Desired, NicId, Restart};
+pub(crate) use bellhop_api::node::{Desired, NicId, Restart};
 use serde::de::{self, DeserializeOwned, Deserializer};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
@@ -22,8 +23,9 @@ use utoipa::{PartialSchema, ToSchema};
 use vdpa_mgmt::NetConfig;
 use vmm::config::VmConfig;
 
-pub(crate) use self::name::{BadVmName, OWNER, VmName, owned_by};
+pub(crate) use self::name::{OWNER, VmName, bad_vm_name, owned_by};
 pub(crate) use self::nic::{ExistingDevice, NicSource, NicSpec};
+use crate::node::error::Error;
 
 /// The longest name of a vDPA device, in bytes.
 const DEVICE_NAME_MAX: usize = 63;
@@ -58,44 +60,13 @@ pub(crate) enum NodeMigrationRequest {
     Receive(Box<ReceiveFromNode>),
 }
 
-/// What is wrong with a specification as a whole.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BadSpec {
-    /// NICs are not given as vDPA devices.
-    #[error("unknown field `vdpa`: give `nics`")]
-    Vdpa,
-    /// The body has another name than the path.
-    #[error("the path says {0}, the body another id: leave the body's away")]
-    OtherId(NicId),
-    /// What is wrong with a NIC.
-    #[error("the body is no NIC: {0}")]
-    Nic(String),
-    /// Not exactly one of the two.
-    #[error("give the vDPA device that the NIC is to be on, as either `path` or `device`")]
-    OneDevice,
-    /// Two of one name.
-    #[error("two NICs have the name {0}")]
-    TwoNics(NicId),
-    /// A path that is relative to who knows what.
-    #[error("{what} is {}: give an absolute path, for the machine is run elsewhere", path.display())]
-    Relative {
-        /// Which of them.
-        what: &'static str,
-        /// The path.
-        path: PathBuf,
-    },
-    /// The device's name would be too long.
-    #[error(
-        "the names {vm} and {nic} have more than {max} bytes together, which is all that the name of a vDPA \
-         device has room for: give a shorter one",
-        max = DEVICE_NAME_MAX - 1
-    )]
-    LongNames {
-        /// The machine.
-        vm: VmName,
-        /// The NIC.
-        nic: NicId,
-    },
+/// A body that is no NIC.
+pub(crate) fn not_a_nic(why: impl fmt::Display) -> Error {
+    Error::invalid(format!("the body is no NIC: {why}"))
+}
+
+fn two_nics(id: &NicId) -> Error {
+    Error::invalid(format!("two NICs have the name {id}"))
 }
 
 impl VmSpec {
@@ -120,10 +91,10 @@ impl VmSpec {
     /// With one more NIC.
     ///
     /// # Errors
-    /// [`BadSpec::TwoNics`].
-    pub(crate) fn with_nic(&self, nic: NicSpec) -> Result<Self, BadSpec> {
+    /// Another NIC has its name.
+    pub(crate) fn with_nic(&self, nic: NicSpec) -> Result<Self, Error> {
         if self.nic(nic.id()).is_some() {
-            return Err(BadSpec::TwoNics(nic.id().clone()));
+            return Err(two_nics(nic.id()));
         }
         let mut spec = self.clone();
         spec.nics.push(nic);
@@ -148,7 +119,7 @@ impl VmSpec {
         &self,
         from: Option<&str>,
         device: impl Fn(&NicSpec) -> Option<NetConfig>,
-    ) -> Result<Self, BadSpec> {
+    ) -> Result<Self, Error> {
         let mut spec = self.clone();
         for nic in &mut spec.nics {
             *nic = nic.elsewhere(from, device(nic).as_ref())?;
@@ -174,8 +145,8 @@ impl VmSpec {
     /// Whether a machine of this name can be so.
     ///
     /// # Errors
-    /// [`BadSpec::LongNames`], [`BadSpec::Relative`].
-    pub(crate) fn check(&self, vm: &VmName) -> Result<(), BadSpec> {
+    /// A path is relative, or a device's name would be too long.
+    pub(crate) fn check(&self, vm: &VmName) -> Result<(), Error> {
         let machine = &self.machine;
         let kernel = [("kernel", &machine.kernel)].into_iter();
         let initramfs = machine.initramfs.iter().map(|path| ("initramfs", path));
@@ -187,20 +158,22 @@ impl VmSpec {
         let nics = self.nics.iter().flat_map(NicSpec::paths);
         let mut paths = files.map(|(what, path)| (what, path.as_path())).chain(nics);
         if let Some((what, path)) = paths.find(|(_, path)| !path.is_absolute()) {
-            return Err(BadSpec::Relative {
-                what,
-                path: path.to_owned(),
-            });
+            return Err(Error::invalid(format!(
+                "{what} is {}: give an absolute path, for the machine is run elsewhere",
+                path.display()
+            )));
         }
         let long = |nic: &&NicSpec| {
             nic.made_names(vm)
                 .any(|device| device.len() > DEVICE_NAME_MAX)
         };
         match self.nics.iter().find(long) {
-            Some(nic) => Err(BadSpec::LongNames {
-                vm: vm.clone(),
-                nic: nic.id().clone(),
-            }),
+            Some(nic) => Err(Error::invalid(format!(
+                "the names {vm} and {} have more than {} bytes together, which is all that the \
+                 name of a vDPA device has room for: give a shorter one",
+                nic.id(),
+                DEVICE_NAME_MAX - 1
+            ))),
             None => Ok(()),
         }
     }
@@ -243,7 +216,7 @@ impl<'de> Deserialize<'de> for VmSpec {
         let state = take(&mut fields, "state")?;
         let restart = take(&mut fields, "restart")?;
         if fields.contains_key(VDPA) {
-            return Err(de::Error::custom(BadSpec::Vdpa));
+            return Err(de::Error::custom("unknown field `vdpa`: give `nics`"));
         }
         for (position, nic) in nics.iter().enumerate() {
             if nics
@@ -251,7 +224,7 @@ impl<'de> Deserialize<'de> for VmSpec {
                 .skip(position + 1)
                 .any(|other| other.id() == nic.id())
             {
-                return Err(de::Error::custom(BadSpec::TwoNics(nic.id().clone())));
+                return Err(de::Error::custom(two_nics(nic.id())));
             }
         }
         Ok(Self {

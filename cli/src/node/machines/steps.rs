@@ -23,16 +23,16 @@ use std::fmt;
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use bellhop_api::machine::{End, EndReason};
+use vdpa::causes::in_one_line;
 use vdpa_mgmt::journal::{Journal, Moment};
 
 use super::arrival::{AtEnd, Coming};
 use super::departure::{Account, Departure};
-use super::error::{LifeError, NotUndone, StepError};
 use super::process::Identity;
 use super::record::{Phase, Record, Step};
 use super::spec::{Desired, NicId, NicSpec, Restart, VmName};
+use crate::node::error::Error;
 use crate::node::peers::Peer;
-use crate::node::store::StoreError;
 
 /// What a process that was started to run a machine turned out to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,61 +71,51 @@ pub(crate) struct Passed {
 /// What steps are done with. All of it can be done twice.
 pub(crate) trait Host: Send + Sync {
     /// Keeps the record; it is in a safe place when this returns.
-    fn keep(&self, vm: &VmName, record: &Record) -> Result<(), StoreError>;
+    fn keep(&self, vm: &VmName, record: &Record) -> Result<(), Error>;
     /// There is no such machine any more.
-    fn forget(&self, vm: &VmName) -> Result<(), StoreError>;
+    fn forget(&self, vm: &VmName) -> Result<(), Error>;
     /// Something is about to be done or undone, or was.
     fn at(&self, _vm: &VmName, _place: &dyn fmt::Display) {}
     /// Which boot of the host this is.
     fn boot(&self) -> String;
     /// Makes the machine's directories.
-    fn make_directories(&self, vm: &VmName) -> Result<(), StepError>;
+    fn make_directories(&self, vm: &VmName) -> Result<(), Error>;
     /// Removes them and what the machine left there.
-    fn remove_directories(&self, vm: &VmName) -> Result<(), StepError>;
+    fn remove_directories(&self, vm: &VmName) -> Result<(), Error>;
     /// Makes the device of a NIC, unless it is there.
-    fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
+    fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
     /// Makes the device that is to stand by for that of a NIC, which is there, unless it is there.
-    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
+    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
     /// Takes a device back.
-    fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), StepError>;
+    fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error>;
     /// Starts a process for the machine.
-    fn start_process(&self, vm: &VmName) -> Result<Identity, StepError>;
+    fn start_process(&self, vm: &VmName) -> Result<Identity, Error>;
     /// Ends the machine's process: this one, and whichever is marked as the machine's.
-    fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), StepError>;
+    fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), Error>;
     /// Has the process run the machine, with its NICs where the record has them.
-    fn boot_machine(
-        &self,
-        vm: &VmName,
-        identity: Identity,
-        record: &Record,
-    ) -> Result<(), StepError>;
+    fn boot_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error>;
     /// Gives the running machine a NIC, unless it has it.
-    fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
+    fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
     /// Moves the running machine's NIC of this name to this device, unless it has that, and has this one's stand by for it. The
     /// device that it leaves is free then.
-    fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError>;
+    fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
     /// Whether the running machine says that its NIC of this name is on this device.
     fn is_on(&self, vm: &VmName, nic: &NicSpec) -> bool;
     /// Asks the running machine to give a NIC up, unless it has none. Returns whether it has none any more.
-    fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, StepError>;
+    fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, Error>;
     /// Sees to it that the network knows where the guest is on these NICs, as far as the guest does not do it. It is no
     /// failure if nobody can.
     fn announce(&self, vm: &VmName, nics: &[NicSpec]);
     /// Asks the running machine to leave for another process; what it answers.
-    fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, StepError>;
+    fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, Error>;
     /// What the machine says of its last migration, if it is this process that answers.
     fn migration(&self, vm: &VmName, identity: Identity) -> Account;
     /// Has the process wait for the machine, where the record says, with its NICs' devices.
-    fn await_machine(
-        &self,
-        vm: &VmName,
-        identity: Identity,
-        record: &Record,
-    ) -> Result<(), StepError>;
+    fn await_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error>;
     /// What the process says that waits for a machine, if it is this one that answers.
     fn coming(&self, vm: &VmName, identity: Identity) -> Coming;
     /// Has the process wait no more. Whether it is gone; if not, the machine has come, or may have.
-    fn call_off(&self, vm: &VmName, identity: Identity) -> Result<bool, StepError>;
+    fn call_off(&self, vm: &VmName, identity: Identity) -> Result<bool, Error>;
     /// Tells another node that this machine does not come. If it cannot be told, it notices.
     fn withdraw(&self, vm: &VmName, peer: &Peer);
     /// Whether another node is known to have this machine.
@@ -156,7 +146,7 @@ struct Steps<'a> {
 
 impl Journal for Steps<'_> {
     type Step = Step;
-    type Error = StepError;
+    type Error = Error;
 
     fn name(&self) -> &str {
         self.life.vm.as_str()
@@ -170,16 +160,16 @@ impl Journal for Steps<'_> {
         self.record.place(step)
     }
 
-    fn persist(&mut self) -> Result<(), StepError> {
+    fn persist(&mut self) -> Result<(), Error> {
         self.life.keep(self.record)
     }
 
-    fn watch(&mut self, moment: Moment, step: &Step) -> Result<(), StepError> {
+    fn watch(&mut self, moment: Moment, step: &Step) -> Result<(), Error> {
         self.life.at(moment, step);
         Ok(())
     }
 
-    fn undo(&mut self, step: &Step) -> Result<(), StepError> {
+    fn undo(&mut self, step: &Step) -> Result<(), Error> {
         let Life { host, vm } = self.life;
         match step {
             Step::Directories => host.remove_directories(vm),
@@ -203,17 +193,19 @@ impl Life<'_> {
     ///
     /// # Errors
     /// What failed. All is undone then, but for what the error names; that is in the record.
-    pub(crate) fn create(&self, mut record: Record) -> Result<Record, LifeError> {
+    pub(crate) fn create(&self, mut record: Record) -> Result<Record, Error> {
         match self.build(&mut record) {
             Ok(()) => Ok(record),
-            Err(source) => Err(LifeError::Create {
-                source: Box::new(source),
-                not_undone: self.undo(&mut record),
-            }),
+            Err(source) => {
+                let rest = rest(&self.undo(&mut record));
+                Err(Error::wrap(format!("the machine cannot be made{rest}"))(
+                    source,
+                ))
+            }
         }
     }
 
-    fn build(&self, record: &mut Record) -> Result<(), StepError> {
+    fn build(&self, record: &mut Record) -> Result<(), Error> {
         self.clear(record)?;
         self.steps(record).step(Step::Directories, || {
             self.host.make_directories(self.vm).into()
@@ -227,7 +219,7 @@ impl Life<'_> {
     }
 
     /// Undoes what was made for the machine that had its place before.
-    fn clear(&self, record: &mut Record) -> Result<(), StepError> {
+    fn clear(&self, record: &mut Record) -> Result<(), Error> {
         let count = record.steps().len();
         if count > 0 {
             self.keep(record)?;
@@ -241,18 +233,16 @@ impl Life<'_> {
     ///
     /// # Errors
     /// What failed; then it does not run.
-    pub(crate) fn start(&self, record: &mut Record) -> Result<(), LifeError> {
+    pub(crate) fn start(&self, record: &mut Record) -> Result<(), Error> {
         self.start_steps(record).map_err(|source| {
             let not_undone = self.stop_steps(record).err();
-            let not_undone = not_undone.map(|error| NotUndone::new("its process", error));
-            LifeError::Start {
-                source: Box::new(source),
-                not_undone: not_undone.into_iter().collect(),
-            }
+            let not_undone = not_undone.map(|error| not_undone_part("its process", &error));
+            let rest = rest(not_undone.as_slice());
+            Error::wrap(format!("the machine cannot be started{rest}"))(source)
         })
     }
 
-    fn start_steps(&self, record: &mut Record) -> Result<(), StepError> {
+    fn start_steps(&self, record: &mut Record) -> Result<(), Error> {
         self.make_nics(record)?;
         let process = Step::Process {
             identity: None,
@@ -276,23 +266,21 @@ impl Life<'_> {
     ///
     /// # Errors
     /// The record cannot be kept.
-    pub(crate) fn wants_stopped(&self, record: &mut Record) -> Result<(), LifeError> {
+    pub(crate) fn wants_stopped(&self, record: &mut Record) -> Result<(), Error> {
         record.spec.state = Desired::Stopped;
         record.leave_stand_by();
-        self.keep(record)
-            .map_err(|source| LifeError::Stop(Box::new(source)))
+        self.keep(record).map_err(Error::context(NOT_STOPPED))
     }
 
     /// Ends the machine's process, if there is one.
     ///
     /// # Errors
     /// It does not end.
-    pub(crate) fn stop(&self, record: &mut Record) -> Result<(), LifeError> {
-        self.stop_steps(record)
-            .map_err(|source| LifeError::Stop(Box::new(source)))
+    pub(crate) fn stop(&self, record: &mut Record) -> Result<(), Error> {
+        self.stop_steps(record).map_err(Error::context(NOT_STOPPED))
     }
 
-    fn stop_steps(&self, record: &mut Record) -> Result<(), StepError> {
+    fn stop_steps(&self, record: &mut Record) -> Result<(), Error> {
         if let Some(place) = record.process_at() {
             self.steps(record).undo_at(place)?;
             self.drop_unwanted(record);
@@ -305,22 +293,24 @@ impl Life<'_> {
     ///
     /// # Errors
     /// What could not be undone; it is still in the record, and can be tried again.
-    pub(crate) fn delete(&self, record: &mut Record) -> Result<(), LifeError> {
+    pub(crate) fn delete(&self, record: &mut Record) -> Result<(), Error> {
         record.phase = Phase::Deleting;
         // A daemon that is started later must know: what is there is to go.
         self.keep(record)
-            .map_err(|source| LifeError::Delete(Box::new(source)))?;
+            .map_err(Error::context("the machine cannot be deleted"))?;
         let not_undone = self.undo(record);
         if not_undone.is_empty() {
             Ok(())
         } else {
-            Err(LifeError::Remains(not_undone))
+            let list = not_undone.join("; ");
+            let message = format!("the machine is not deleted completely; not undone: {list}");
+            Err(Error::failed(message).hint("mend the cause and delete it again"))
         }
     }
 
     /// Undoes all steps, the last one first. Then the record is that of the machine that had its place before, if there was
     /// one, and nobody's else.
-    fn undo(&self, record: &mut Record) -> Vec<NotUndone> {
+    fn undo(&self, record: &mut Record) -> Vec<String> {
         record.phase = Phase::Deleting;
         let left = self.steps(record).roll_back();
         if left.is_empty() {
@@ -333,7 +323,7 @@ impl Life<'_> {
             }
         }
         left.into_iter()
-            .filter_map(|(step, error)| Some(NotUndone::new(step.part(), error?)))
+            .filter_map(|(step, error)| Some(not_undone_part(&step.part(), &error?)))
             .collect()
     }
 
@@ -342,7 +332,7 @@ impl Life<'_> {
     ///
     /// # Errors
     /// What could not be undone; it stays in the record.
-    pub(crate) fn settle(&self, record: &mut Record) -> Result<Settled, LifeError> {
+    pub(crate) fn settle(&self, record: &mut Record) -> Result<Settled, Error> {
         match record.phase {
             Phase::Creating | Phase::Deleting => {
                 self.delete(record)?;
@@ -414,7 +404,7 @@ impl Life<'_> {
     ///
     /// # Errors
     /// What of those could not be undone; it stays in the record.
-    pub(crate) fn ends(&self, record: &mut Record, end: End) -> Result<Option<End>, LifeError> {
+    pub(crate) fn ends(&self, record: &mut Record, end: End) -> Result<Option<End>, Error> {
         if record.arrival.is_some() && self.waited(record, &end) == AtEnd::TakeBack {
             self.delete(record)?;
             return Ok(None);
@@ -442,7 +432,7 @@ impl Life<'_> {
     ///
     /// # Errors
     /// As [`Self::ends`].
-    pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<End>, LifeError> {
+    pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<End>, Error> {
         let end = End {
             reason: EndReason::Stopped,
             detail: "it was told to stop".to_owned(),
@@ -462,8 +452,8 @@ impl Life<'_> {
     fn act<T>(
         &self,
         what: impl fmt::Display,
-        work: impl FnOnce() -> Result<T, StepError>,
-    ) -> Result<T, StepError> {
+        work: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
         self.at(Moment::Begin, &what);
         let done = work()?;
         self.at(Moment::Done, &what);
@@ -475,14 +465,29 @@ impl Life<'_> {
     }
 
     /// Keeps the record before something is done.
-    pub(crate) fn keep(&self, record: &Record) -> Result<(), StepError> {
+    pub(crate) fn keep(&self, record: &Record) -> Result<(), Error> {
         let kept = self.host.keep(self.vm, record);
-        kept.map_err(|error| StepError::Record(Box::new(error)))
+        kept.map_err(Error::wrap("the record of what is done cannot be kept"))
     }
 
     /// Keeps the record after something was done or undone, as far as that is possible.
     pub(crate) fn note(&self, record: &mut Record) {
         self.steps(record).note();
+    }
+}
+
+const NOT_STOPPED: &str = "the machine cannot be stopped";
+
+/// A part of a machine that could not be undone, and why.
+fn not_undone_part(part: &str, error: &Error) -> String {
+    format!("{part} ({})", in_one_line(error))
+}
+
+fn rest(not_undone: &[String]) -> String {
+    if not_undone.is_empty() {
+        String::new()
+    } else {
+        format!("; not undone: {}", not_undone.join("; "))
     }
 }
 

@@ -18,11 +18,14 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use axum::http::StatusCode;
 use parking_lot::Mutex;
 use redb::backends::FileBackend;
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, TableError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use super::error::{Error, ErrorKind};
 
 /// The version of what this program writes. 2: a machine's record tells that it was sent elsewhere; a program that does not
 /// know it would start it again. 3: it tells of the machine that had its place before. 4: it no longer tells of devices that were
@@ -35,73 +38,10 @@ const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const SCHEMA_KEY: &str = "schema";
 const VMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("vms");
 
-/// Why the node's memory cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum StoreError {
-    /// Another daemon has it.
-    #[error(
-        "another `bellhop serve` uses {}: end it, or give this one another --state-dir",
-        .0.display()
-    )]
-    InUse(PathBuf),
-    /// Written by a later program.
-    #[error(
-        "{} has schema {found}, and this program knows up to {SCHEMA}: use the program that wrote it \
-         (running machines go on meanwhile)",
-        path.display()
-    )]
-    Newer {
-        /// The file.
-        path: PathBuf,
-        /// Its schema.
-        found: u64,
-    },
-    /// The file makes no sense.
-    #[error(
-        "{} is damaged: put a copy back, or move it away to begin with an empty one (running machines go \
-         on; those that no record tells of are ended by a daemon that begins empty)",
-        path.display()
-    )]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: Box<redb::Error>,
-    },
-    /// A record makes no sense.
-    #[error(
-        "the record of {name} in {} cannot be read: use the program that wrote it, or put a copy of the file \
-         back (running machines go on meanwhile)",
-        path.display()
-    )]
-    Record {
-        /// The file.
-        path: PathBuf,
-        /// Whose.
-        name: String,
-        /// What is wrong.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// A record that cannot be written as JSON.
-    #[error("the record of {name} cannot be written")]
-    Unwritable {
-        /// Whose.
-        name: String,
-        /// Why.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// The file or its directory cannot be used.
-    #[error("cannot use {}; is there room, and may this user write there?", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
+/// The node's memory cannot be used.
+fn failed(message: impl Into<String>) -> Error {
+    let kind = ErrorKind::Answer(StatusCode::INTERNAL_SERVER_ERROR, "store_failed");
+    Error::new(kind, message)
 }
 
 /// The file, open.
@@ -116,8 +56,8 @@ impl Store {
     /// Opens the file, or makes it; its directory, too.
     ///
     /// # Errors
-    /// All but [`StoreError::Record`] and [`StoreError::Unwritable`].
-    pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
+    /// The file cannot be used, or is of a newer schema.
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         if let Some(directory) = path.parent() {
             DirBuilder::new()
                 .recursive(true)
@@ -136,8 +76,8 @@ impl Store {
     /// All records, by name.
     ///
     /// # Errors
-    /// [`StoreError::Record`] of the first that cannot be read; those of reading.
-    pub(crate) fn vms<T: DeserializeOwned>(&self) -> Result<Vec<(String, T)>, StoreError> {
+    /// A record cannot be decoded; those of reading.
+    pub(crate) fn vms<T: DeserializeOwned>(&self) -> Result<Vec<(String, T)>, Error> {
         let mut records = Vec::new();
         let raw = self.with(|database| {
             let transaction = database.begin_read()?;
@@ -150,10 +90,13 @@ impl Store {
             Ok(raw)
         })?;
         for (name, record) in raw {
-            let record = serde_json::from_slice(&record).map_err(|source| StoreError::Record {
-                path: self.path.clone(),
-                name: name.clone(),
-                source,
+            let record = serde_json::from_slice(&record).map_err(|source| {
+                failed(format!(
+                    "the record of {name} in {} cannot be read: use the program that wrote it, or \
+                     put a copy of the file back (running machines go on meanwhile)",
+                    self.path.display()
+                ))
+                .because(source)
             })?;
             records.push((name, record));
         }
@@ -163,11 +106,10 @@ impl Store {
     /// Writes a record; it is on the disk when this returns.
     ///
     /// # Errors
-    /// [`StoreError::Unwritable`]; those of writing. The former record is still there then.
-    pub(crate) fn put<T: Serialize>(&self, name: &str, record: &T) -> Result<(), StoreError> {
-        let json = serde_json::to_vec(record).map_err(|source| StoreError::Unwritable {
-            name: name.to_owned(),
-            source,
+    /// The record has no JSON; those of writing. The former record is still there then.
+    pub(crate) fn put<T: Serialize>(&self, name: &str, record: &T) -> Result<(), Error> {
+        let json = serde_json::to_vec(record).map_err(|source| {
+            failed(format!("the record of {name} cannot be written")).because(source)
         })?;
         self.with(|database| {
             let transaction = database.begin_write()?;
@@ -181,7 +123,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of writing.
-    pub(crate) fn remove(&self, name: &str) -> Result<(), StoreError> {
+    pub(crate) fn remove(&self, name: &str) -> Result<(), Error> {
         self.with(|database| {
             let transaction = database.begin_write()?;
             transaction.open_table(VMS)?.remove(name)?;
@@ -190,27 +132,23 @@ impl Store {
         })
     }
 
-    fn with<T>(
-        &self,
-        act: impl FnOnce(&Database) -> Result<T, redb::Error>,
-    ) -> Result<T, StoreError> {
+    fn with<T>(&self, act: impl FnOnce(&Database) -> Result<T, redb::Error>) -> Result<T, Error> {
         let mut database = self.database.lock();
         if database.is_none() {
             self.reopen(&mut database)?;
         }
         let Some(open) = database.as_ref() else {
-            return Err(StoreError::InUse(self.path.clone()));
+            return Err(self.in_use());
         };
         act(open).map_err(|error| {
-            let error = self.sort(error);
-            if matches!(error, StoreError::File { .. }) {
+            if is_io(&error) {
                 *database = None;
             }
-            error
+            self.sort(error)
         })
     }
 
-    fn reopen(&self, database: &mut Option<Database>) -> Result<(), StoreError> {
+    fn reopen(&self, database: &mut Option<Database>) -> Result<(), Error> {
         let opened = OpenOptions::new()
             .read(true)
             .write(true)
@@ -235,10 +173,11 @@ impl Store {
             .map_err(|error| self.sort(error.into()))?;
         let found = prepare(&open, fresh).map_err(|error| self.sort(error))?;
         match found {
-            Some(found) if found > SCHEMA => Err(StoreError::Newer {
-                path: self.path.clone(),
-                found,
-            }),
+            Some(found) if found > SCHEMA => Err(failed(format!(
+                "{} has schema {found}, and this program knows up to {SCHEMA}: use the program \
+                 that wrote it (running machines go on meanwhile)",
+                self.path.display()
+            ))),
             _ => {
                 *database = Some(open);
                 Ok(())
@@ -246,23 +185,39 @@ impl Store {
         }
     }
 
-    fn sort(&self, error: redb::Error) -> StoreError {
-        let path = self.path.clone();
+    fn sort(&self, error: redb::Error) -> Error {
         match error {
-            redb::Error::DatabaseAlreadyOpen => StoreError::InUse(path),
-            // A file that is no database at all is reported so.
-            redb::Error::Io(source) if source.kind() != io::ErrorKind::InvalidData => {
-                StoreError::File { path, source }
+            redb::Error::DatabaseAlreadyOpen => self.in_use(),
+            redb::Error::PreviousIo => {
+                file(&self.path, io::Error::other("an earlier write failed"))
             }
-            redb::Error::PreviousIo => StoreError::File {
-                path,
-                source: io::Error::other("an earlier write failed"),
-            },
-            other => StoreError::Damaged {
-                path,
-                source: Box::new(other),
-            },
+            redb::Error::Io(source) if source.kind() != io::ErrorKind::InvalidData => {
+                file(&self.path, source)
+            }
+            other => failed(format!(
+                "{} is damaged: put a copy back, or move it away to begin with an empty one \
+                 (running machines go on; those that no record tells of are ended by a daemon \
+                 that begins empty)",
+                self.path.display()
+            ))
+            .because(other),
         }
+    }
+
+    fn in_use(&self) -> Error {
+        failed(format!(
+            "another `bellhop serve` uses {}: end it, or give this one another --state-dir",
+            self.path.display()
+        ))
+    }
+}
+
+/// Whether the file or its directory failed. A file that is no database at all is damaged instead.
+fn is_io(error: &redb::Error) -> bool {
+    match error {
+        redb::Error::PreviousIo => true,
+        redb::Error::Io(source) => source.kind() != io::ErrorKind::InvalidData,
+        _ => false,
     }
 }
 
@@ -297,11 +252,12 @@ fn prepare(database: &Database, fresh: bool) -> Result<Option<u64>, redb::Error>
     Ok(Some(SCHEMA))
 }
 
-fn file(path: &Path, source: io::Error) -> StoreError {
-    StoreError::File {
-        path: path.to_owned(),
-        source,
-    }
+fn file(path: &Path, source: io::Error) -> Error {
+    let shown = path.display();
+    failed(format!(
+        "cannot use {shown}; is there room, and may this user write there?"
+    ))
+    .because(source)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ impl Directory {
         self.0.join("state/node.redb")
     }
 
-    fn open(&self) -> Result<Store, StoreError> {
+    fn open(&self) -> Result<Store, Error> {
         Store::open(&self.file())
     }
 }
@@ -56,7 +56,7 @@ fn one_daemon_at_a_time() {
     let directory = Directory::new("lock");
     let first = directory.open().unwrap();
     let second = directory.open().unwrap_err();
-    assert!(matches!(second, StoreError::InUse(_)), "{second}");
+    assert!(second.to_string().contains("--state-dir"), "{second}");
     drop(first);
     directory.open().unwrap();
 }
@@ -75,7 +75,8 @@ fn a_newer_schema_is_refused_and_left_alone() {
     }
     for _ in 0..2 {
         let error = directory.open().unwrap_err();
-        assert!(matches!(error, StoreError::Newer { found, .. } if found == SCHEMA + 1));
+        let schema = format!("has schema {}", SCHEMA + 1);
+        assert!(error.to_string().contains(&schema), "{error}");
         assert!(error.to_string().contains("use the program that wrote it"));
     }
 }
@@ -114,7 +115,7 @@ fn rubbish_is_refused_with_the_remedy() {
         fs::write(directory.file(), &rubbish).unwrap();
         let error = directory.open().unwrap_err();
         assert!(
-            matches!(error, StoreError::Damaged { .. }),
+            error.to_string().contains("is damaged"),
             "{error}: {:?}",
             std::error::Error::source(&error)
         );
@@ -137,5 +138,5 @@ fn a_directory_that_cannot_be_is_an_error() {
     fs::create_dir_all(&directory.0).unwrap();
     fs::write(directory.0.join("state"), "a file").unwrap();
     let error = directory.open().unwrap_err();
-    assert!(matches!(error, StoreError::File { .. }), "{error}");
+    assert!(error.to_string().contains("is there room"), "{error}");
 }

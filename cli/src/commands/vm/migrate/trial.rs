@@ -4,8 +4,9 @@ use bellhop_api::machine::{Forecast, MigrationObstacle, MigrationTrial};
 use hyper::Method;
 use serde::Serialize;
 
-use super::super::{CommandError, MAKING, read};
+use super::super::{MAKING, read};
 use crate::client::Node;
+use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::{Format, printable};
 
@@ -15,12 +16,10 @@ pub(in crate::commands::vm) fn execute(
     at: &str,
     wanted: &impl Serialize,
     format: Format,
-) -> Result<Code, CommandError> {
+) -> Result<Code, Error> {
     let (_, answer) = node.send(Method::POST, at, wanted, MAKING)?;
     let trial = read::<MigrationTrial>(&answer)?;
-    format
-        .print(&answer, || text(&trial))
-        .map_err(CommandError::Output)?;
+    format.print(&answer, || text(&trial))?;
     Ok(if trial.movable {
         Code::Success
     } else {

@@ -8,7 +8,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn open(&self, last: Option<&str>) -> Result<Response, EventsError> {
+    fn open(&self, last: Option<&str>) -> Result<Response, Error> {
         stream_of(self.events.clone(), &self.readers, None, &headers(last))
     }
 }
@@ -117,11 +117,11 @@ async fn readers_are_limited_and_give_their_places_back() {
         readers.push(reader(&node, None));
     }
     let refused = node.open(None).unwrap_err();
-    assert_eq!(refused.kind().0, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.answer().0, StatusCode::SERVICE_UNAVAILABLE);
     readers.pop();
     drop(reader(&node, None));
     for bad in ["", "x", "-1", "1.5", "99999999999999999999"] {
         let refused = node.open(Some(bad)).unwrap_err();
-        assert_eq!(refused.kind().0, StatusCode::BAD_REQUEST, "{bad:?}");
+        assert_eq!(refused.answer().0, StatusCode::BAD_REQUEST, "{bad:?}");
     }
 }

@@ -14,8 +14,8 @@ use vdpa_mgmt::nic::{self, Activity, LockedStore, MadeNic, NicRequest, Nics, Sta
 use vdpa_mgmt::{ClassConfig, DeviceConfig, NetConfig};
 use vmm::config::{VdpaConfig, VdpaSource};
 
+use crate::node::error::{Error, HOST_FAILED, UNUSABLE};
 use crate::node::machines::Machines;
-use crate::node::machines::error::StepError;
 use crate::node::machines::spec::{NicSource, NicSpec, OWNER, VmName};
 use crate::node::machines::steps::Host as _;
 
@@ -67,21 +67,16 @@ impl Machines {
     }
 
     /// The records of NICs, which nobody else changes meanwhile.
-    fn nic_store(&self) -> Result<LockedStore, StepError> {
+    fn nic_store(&self) -> Result<LockedStore, Error> {
         let store = nic::Store::open(&self.paths.nics()).and_then(nic::Store::lock);
-        store.map_err(|error| StepError::NicStore(Box::new(error)))
+        store.map_err(unread)
     }
 
     /// Takes back what was made for machines that there are not. `wanted` says which devices are some machine's.
-    pub(crate) fn remove_stray_devices(
-        &self,
-        wanted: impl Fn(&str) -> bool,
-    ) -> Result<(), StepError> {
+    pub(crate) fn remove_stray_devices(&self, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
         let _one = self.nics.lock();
         let mut store = self.nic_store()?;
-        let all = store
-            .nics()
-            .map_err(|error| StepError::NicStore(Box::new(error)))?;
+        let all = store.nics().map_err(unread)?;
         let strays = all.iter().filter(|nic| {
             nic.owner().is_some_and(|owner| owner.starts_with(OWNER)) && !wanted(nic.name())
         });
@@ -94,7 +89,7 @@ impl Machines {
             );
             let nics = match &nics {
                 Some(nics) => nics,
-                None => nics.insert(open()?),
+                None => nics.insert(Nics::open()?),
             };
             if let Err(error) = nics.remove(stray, &mut store) {
                 tracing::error!(
@@ -167,24 +162,26 @@ impl Machines {
         vm: &VmName,
         nic: &NicSpec,
         number: u32,
-    ) -> Result<(VdpaConfig, OwnedFd), StepError> {
+    ) -> Result<(VdpaConfig, OwnedFd), Error> {
         let path = self.character_device_of(vm, nic)?;
         let mut options = fs::File::options();
         options.read(true).write(true);
         let device = match options.open(&path) {
             Ok(device) => device.into(),
-            Err(source) => return Err(StepError::Open { path, source }),
+            Err(source) => {
+                let message = format!(
+                    "cannot open {}; has somebody else got it open?",
+                    path.display()
+                );
+                return Err(Error::new(UNUSABLE, message).because(source));
+            }
         };
         let failover = self.stands_by(vm, nic)?;
         Ok((nic.vdpa(VdpaSource::Number(number), failover), device))
     }
 
     /// The character device that stands by for a NIC, as it is now, if one is to.
-    pub(super) fn stands_by(
-        &self,
-        vm: &VmName,
-        nic: &NicSpec,
-    ) -> Result<Option<PathBuf>, StepError> {
+    pub(super) fn stands_by(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<PathBuf>, Error> {
         let stand_by = nic.on_stand_by(vm);
         stand_by
             .map(|nic| self.character_device_of(vm, &nic))
@@ -192,18 +189,16 @@ impl Machines {
     }
 
     /// Makes a device for a NIC of a machine, unless it is there.
-    pub(super) fn make(&self, vm: &VmName, request: &NicRequest) -> Result<(), StepError> {
+    pub(super) fn make(&self, vm: &VmName, request: &NicRequest) -> Result<(), Error> {
         let _one = self.nics.lock();
         let store = self.nic_store()?;
-        let others = store
-            .nics()
-            .map_err(|error| StepError::NicStore(Box::new(error)))?;
+        let others = store.nics().map_err(unread)?;
         let mut steps = NicSteps {
             store,
             machines: self,
             vm,
         };
-        let nics = open()?;
+        let nics = Nics::open()?;
         let ours = others.iter().find(|other| {
             other.name() == request.name && other.owner() == request.owner.as_deref()
         });
@@ -211,8 +206,7 @@ impl Machines {
             if ours.state() == State::Made && by_name(&request.name).is_ok() {
                 return Ok(());
             }
-            nics.remove(ours, &mut steps)
-                .map_err(|error| StepError::Remove(Box::new(error)))?;
+            nics.remove(ours, &mut steps)?;
         }
         let others: Vec<_> = others
             .into_iter()
@@ -220,18 +214,17 @@ impl Machines {
                 other.name() != request.name || other.owner() != request.owner.as_deref()
             })
             .collect();
-        nics.make(request, &others, &mut steps)
-            .map(drop)
-            .map_err(|error| StepError::Make(Box::new(error)))
+        nics.make(request, &others, &mut steps)?;
+        Ok(())
     }
 
     /// Takes back a device that was made for a NIC of this machine; does nothing if there is none, or it is another one's.
-    pub(super) fn take_device_back(&self, vm: &VmName, device: &str) -> Result<(), StepError> {
+    pub(super) fn take_device_back(&self, vm: &VmName, device: &str) -> Result<(), Error> {
         let _one = self.nics.lock();
         let store = self.nic_store()?;
         let nic = match store.nic(device) {
             Err(nic::StoreError::NoNic(_)) => return Ok(()),
-            nic => nic.map_err(|error| StepError::NicStore(Box::new(error)))?,
+            nic => nic.map_err(unread)?,
         };
         let owner = format!("{OWNER}{vm}/");
         if !nic.owner().is_some_and(|is| is.starts_with(&owner)) {
@@ -242,17 +235,12 @@ impl Machines {
             machines: self,
             vm,
         };
-        open()?
-            .remove(&nic, &mut steps)
-            .map_err(|error| StepError::Remove(Box::new(error)))
+        Nics::open()?.remove(&nic, &mut steps)?;
+        Ok(())
     }
 
     /// The character device of a NIC, as it is now.
-    pub(crate) fn character_device_of(
-        &self,
-        vm: &VmName,
-        nic: &NicSpec,
-    ) -> Result<PathBuf, StepError> {
+    pub(crate) fn character_device_of(&self, vm: &VmName, nic: &NicSpec) -> Result<PathBuf, Error> {
         match nic.source() {
             NicSource::From(_) => by_name(&vm.device(nic.id())),
             NicSource::Device(name) => by_name(name),
@@ -261,13 +249,18 @@ impl Machines {
     }
 }
 
-fn open() -> Result<Nics, StepError> {
-    Nics::open().map_err(|error| StepError::Nic(Box::new(error)))
+/// The records of NICs cannot be used: a failure of the host, whatever it is.
+fn unread(error: nic::StoreError) -> Error {
+    Error::transparent(HOST_FAILED, error)
 }
 
-fn by_name(device: &str) -> Result<PathBuf, StepError> {
-    let found = Bus::default().device(device)?;
-    found
-        .path()
-        .ok_or_else(|| StepError::NoCharacterDevice(device.to_owned()))
+fn by_name(device: &str) -> Result<PathBuf, Error> {
+    let found = Bus::default().device(device);
+    let found = found.map_err(|error| Error::transparent(UNUSABLE, error))?;
+    found.path().ok_or_else(|| {
+        let message = format!(
+            "{device} has no character device; `bellhop bind {device} vhost_vdpa` gives it one"
+        );
+        Error::new(UNUSABLE, message)
+    })
 }

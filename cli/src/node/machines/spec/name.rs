@@ -3,8 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use axum::http::StatusCode;
 use bellhop_api::node::NicId;
 use serde::Serialize;
+
+use crate::node::error::{Error, ErrorKind};
 
 /// The longest name of a virtual machine, in bytes.
 const VM_NAME_MAX: usize = 63;
@@ -13,13 +16,16 @@ const VM_NAME_MAX: usize = 63;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub(crate) struct VmName(String);
 
-/// What cannot name a virtual machine.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "a virtual machine's name has 1 to {VM_NAME_MAX} lower-case letters, digits and hyphens, and does not begin \
-     with a hyphen"
-)]
-pub(crate) struct BadVmName;
+/// A text that is no name of a virtual machine.
+pub(crate) fn bad_vm_name() -> Error {
+    Error::new(
+        ErrorKind::Answer(StatusCode::BAD_REQUEST, "bad_name"),
+        format!(
+            "a virtual machine's name has 1 to {VM_NAME_MAX} lower-case letters, digits and \
+             hyphens, and does not begin with a hyphen"
+        ),
+    )
+}
 
 impl VmName {
     pub(crate) fn as_str(&self) -> &str {
@@ -53,15 +59,15 @@ pub(crate) fn owned_by(owner: &str) -> Option<(VmName, NicId)> {
 pub(crate) const OWNER: &str = "node:";
 
 impl FromStr for VmName {
-    type Err = BadVmName;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, BadVmName> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         let fits = (1..=VM_NAME_MAX).contains(&text.len()) && text.bytes().all(known);
         if fits && !text.starts_with('-') {
             Ok(Self(text.to_owned()))
         } else {
-            Err(BadVmName)
+            Err(bad_vm_name())
         }
     }
 }

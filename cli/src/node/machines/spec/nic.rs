@@ -12,15 +12,16 @@ use serde::{Deserialize, Serialize};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
-use vdpa_mgmt::NetConfig;
 use vdpa_mgmt::connectivity::Connectivity;
 use vdpa_mgmt::link::VlanId;
 use vdpa_mgmt::nic::{Kind, NicRequest};
 use vdpa_mgmt::sriov::Rates;
+use vdpa_mgmt::{Error as MgmtError, NetConfig};
 use vmm::config::{MacAddress, VdpaConfig, VdpaSource};
 
 use self::stand_by::{has_as, keeps_stand_by, stand_by_source};
-use super::{BadSpec, NicId, VmName};
+use super::{NicId, VmName, not_a_nic};
+use crate::node::error::Error;
 
 /// Where a NIC's device comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,7 +119,7 @@ impl NicSpec {
         &self,
         from: Option<&str>,
         device: Option<&NetConfig>,
-    ) -> Result<Self, BadSpec> {
+    ) -> Result<Self, Error> {
         let mut raw = self.raw.clone();
         if let Some(from) = from {
             raw.from = Some(from.to_owned());
@@ -132,7 +133,7 @@ impl NicSpec {
         if raw.from.is_some() {
             has_as(&mut raw, device);
         }
-        Self::try_from(raw).map_err(|error| BadSpec::Nic(error.to_string()))
+        Self::try_from(raw).map_err(not_a_nic)
     }
 
     /// The device to be made for `vm`; none if it is there already.
@@ -171,29 +172,20 @@ impl ToSchema for NicSpec {
     }
 }
 
-/// What is wrong with a NIC.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BadNic {
-    // As serde says it of a field that is not optional.
-    #[error("missing field `id`")]
-    NoId,
-    #[error("{id} has {count} of from, path and device: give one", id = .id)]
-    Source { id: NicId, count: usize },
-    #[error("{id} has {what}, which is for devices that are made (`from`): leave it out")]
-    OnlyFrom { id: NicId, what: &'static str },
-    #[error("{id}: failover has {count} of from, path and device: give one")]
-    StandBySource { id: NicId, count: usize },
-    #[error("{id}: failover is the NIC's own device: name another one that can take its place")]
-    OwnStandBy { id: NicId },
-    #[error("{id}: {why}")]
-    Value { id: NicId, why: String },
+/// A setting of devices that are made, for one that is there already.
+fn only_from(id: &NicId, what: &str) -> Error {
+    Error::invalid(format!(
+        "{id} has {what}, which is for devices that are made (`from`): leave it out"
+    ))
 }
 
 impl TryFrom<NicSettings> for NicSpec {
-    type Error = BadNic;
+    type Error = Error;
 
-    fn try_from(raw: NicSettings) -> Result<Self, BadNic> {
-        let id = raw.id.clone().ok_or(BadNic::NoId)?;
+    fn try_from(raw: NicSettings) -> Result<Self, Error> {
+        // As serde says it of a field that is not optional.
+        let no_id = || Error::invalid("missing field `id`");
+        let id = raw.id.clone().ok_or_else(no_id)?;
         let source = match (&raw.from, &raw.path, &raw.device) {
             (Some(from), None, None) => NicSource::From(Box::new(request(&id, &raw, from)?)),
             (None, Some(path), None) => NicSource::Path(path.clone()),
@@ -201,7 +193,9 @@ impl TryFrom<NicSettings> for NicSpec {
             (from, path, device) => {
                 let given = [from.is_some(), path.is_some(), device.is_some()];
                 let count = given.into_iter().filter(|given| *given).count();
-                return Err(BadNic::Source { id, count });
+                return Err(Error::invalid(format!(
+                    "{id} has {count} of from, path and device: give one"
+                )));
             }
         };
         if !matches!(source, NicSource::From(_)) {
@@ -216,7 +210,7 @@ impl TryFrom<NicSettings> for NicSpec {
                 (raw.virtual_functions.is_some(), "virtual_functions"),
             ];
             if let Some(&(_, what)) = given.iter().find(|one| one.0) {
-                return Err(BadNic::OnlyFrom { id, what });
+                return Err(only_from(&id, what));
             }
         }
         let stand_by = raw
@@ -234,23 +228,19 @@ impl TryFrom<NicSettings> for NicSpec {
 }
 
 /// What is to be made, without name and owner.
-fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, BadNic> {
-    let wrong = |why: String| BadNic::Value {
-        id: id.clone(),
-        why,
-    };
+fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, Error> {
+    let wrong = |why: MgmtError| Error::invalid(format!("{id}: {why}"));
     let rates = match (raw.min_tx_rate, raw.max_tx_rate) {
         (None, None) => None,
-        (min, max) => Some(
-            Rates::new(min.unwrap_or_default(), max.unwrap_or_default())
-                .map_err(|error| wrong(error.to_string()))?,
-        ),
+        (min, max) => {
+            Some(Rates::new(min.unwrap_or_default(), max.unwrap_or_default()).map_err(wrong)?)
+        }
     };
     let vlan = raw
         .vlan
         .map(|vlan| vlan.to_string().parse::<VlanId>())
         .transpose()
-        .map_err(|error| wrong(error.to_string()))?;
+        .map_err(wrong)?;
     let connectivity = (raw.bridge.is_some() || vlan.is_some()).then(|| Connectivity {
         bridge: raw.bridge.clone(),
         vlan,
@@ -273,9 +263,7 @@ fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, BadN
     };
     // Values that no device can have, whatever it is made on.
     if let Ok(any) = "any".parse() {
-        request
-            .device(any)
-            .map_err(|error| wrong(error.to_string()))?;
+        request.device(any).map_err(wrong)?;
     }
     Ok(request)
 }

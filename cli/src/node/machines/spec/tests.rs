@@ -141,7 +141,7 @@ fn mistakes_are_named() {
         .unwrap()
         .check(&vm("web"))
         .unwrap_err();
-    assert!(matches!(error, BadSpec::LongNames { .. }), "{error}");
+    assert!(error.to_string().contains("give a shorter one"), "{error}");
     for relative in [
         json!({ "kernel": "k" }),
         json!({ "kernel": "/k", "initramfs": "i" }),
@@ -150,7 +150,7 @@ fn mistakes_are_named() {
         nic(json!({ "id": "a", "from": "b", "failover": { "path": "d" } })),
     ] {
         let error = spec(relative).unwrap().check(&vm("web")).unwrap_err();
-        assert!(matches!(error, BadSpec::Relative { .. }), "{error}");
+        assert!(error.to_string().contains("absolute path"), "{error}");
     }
 }
 

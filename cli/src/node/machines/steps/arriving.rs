@@ -15,10 +15,10 @@ use bellhop_api::machine::End;
 
 use super::super::arrival::{Arrival, AtEnd, Coming, at_end};
 use super::super::departure::Departure;
-use super::super::error::LifeError;
 use super::super::record::Record;
 use super::super::spec::VmSpec;
-use super::Life;
+use super::{Life, NOT_STOPPED};
+use crate::node::error::Error;
 
 impl Life<'_> {
     /// Makes all of a machine but its guest, and a process that waits for that. `former` is the one of its name that left this
@@ -31,7 +31,7 @@ impl Life<'_> {
         spec: VmSpec,
         arrival: Arrival,
         former: Option<Record>,
-    ) -> Result<Record, LifeError> {
+    ) -> Result<Record, Error> {
         let mut record = Record::new(spec);
         record.arrival = Some(arrival);
         if let Some(former) = former {
@@ -59,14 +59,14 @@ impl Life<'_> {
     ///
     /// # Errors
     /// It cannot be asked; then it is as before.
-    pub(crate) fn call_off(&self, record: &Record) -> Result<bool, LifeError> {
+    pub(crate) fn call_off(&self, record: &Record) -> Result<bool, Error> {
         let Some((identity, boot)) = record.process() else {
             return Ok(true);
         };
         match identity.filter(|_| boot == self.host.boot()) {
             Some(identity) => self
                 .act("call off", || self.host.call_off(self.vm, identity))
-                .map_err(|source| LifeError::Stop(Box::new(source))),
+                .map_err(Error::context(NOT_STOPPED)),
             None => Ok(true),
         }
     }

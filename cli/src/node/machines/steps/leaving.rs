@@ -14,11 +14,10 @@ use bellhop_api::machine::{End, EndReason};
 use super::super::departure::{
     Account, Answered, Departure, Process, Verdict, after_request, judge,
 };
-use super::super::error::{LifeError, StepError};
 use super::super::record::Record;
 use super::super::spec::Desired;
-use super::super::vmm::VmmError;
 use super::{Life, Passed, SendRequest};
+use crate::node::error::Error;
 use crate::node::peers::Peer;
 
 impl Life<'_> {
@@ -26,22 +25,18 @@ impl Life<'_> {
     ///
     /// # Errors
     /// The mark cannot be kept, and the machine was not asked; or it does not answer.
-    pub(crate) fn send(
-        &self,
-        record: &mut Record,
-        request: &SendRequest,
-    ) -> Result<Passed, LifeError> {
+    pub(crate) fn send(&self, record: &mut Record, request: &SendRequest) -> Result<Passed, Error> {
         let former = record.departure.clone();
         let asked = match &request.peer {
             Some(peer) => Departure::to_node(peer.clone()),
             None => Departure::to(&request.destination),
         };
         record.departure = Some(asked.clone());
-        let failed = |source| LifeError::Send(Box::new(source));
+        let failed = || Error::wrap("the machine cannot be sent elsewhere");
         if let Err(error) = self.keep(record) {
             record.departure = former;
             self.note(record);
-            return Err(failed(error));
+            return Err(failed()(error));
         }
         let passed = self.act("send", || self.host.send(self.vm, request));
         let answered = answered(&passed);
@@ -51,7 +46,7 @@ impl Life<'_> {
             Answered::Refused | Answered::Unknown => self.account(record),
         };
         self.mark(record, after_request(former, asked, answered, account));
-        passed.map_err(failed)
+        passed.map_err(failed())
     }
 
     /// Asks a machine that was sent elsewhere how that went, if it runs. The mark goes if its guest is here.
@@ -86,7 +81,7 @@ impl Life<'_> {
     ///
     /// # Errors
     /// What could not be undone; it stays in the record.
-    pub(crate) fn leaves_to(&self, record: &mut Record, peer: &Peer) -> Result<bool, LifeError> {
+    pub(crate) fn leaves_to(&self, record: &mut Record, peer: &Peer) -> Result<bool, Error> {
         if self.host.is_at(self.vm, peer) {
             self.delete(record)?;
             return Ok(true);
@@ -105,7 +100,7 @@ impl Life<'_> {
         record: &mut Record,
         peer: Option<Peer>,
         end: End,
-    ) -> Result<Option<End>, LifeError> {
+    ) -> Result<Option<End>, Error> {
         match peer.filter(|_| end.reason == EndReason::Moved) {
             Some(peer) if self.leaves_to(record, &peer)? => Ok(None),
             _ => Ok(Some(end)),
@@ -133,7 +128,7 @@ impl Life<'_> {
     ///
     /// # Errors
     /// The record cannot be kept; then nothing is settled.
-    pub(crate) fn say_where(&self, record: &mut Record, here: bool) -> Result<(), LifeError> {
+    pub(crate) fn say_where(&self, record: &mut Record, here: bool) -> Result<(), Error> {
         let mut after = record.clone();
         after.departure = None;
         if here {
@@ -146,8 +141,8 @@ impl Life<'_> {
                 detail: "somebody said that its guest runs elsewhere".to_owned(),
             });
         }
-        self.keep(&after)
-            .map_err(|source| LifeError::Settle(Box::new(source)))?;
+        let unkept = "what was said of where the guest is cannot be kept";
+        self.keep(&after).map_err(Error::wrap(unkept))?;
         *record = after;
         Ok(())
     }
@@ -177,7 +172,7 @@ pub(super) fn account_of(record: &mut Record, end: End) -> End {
     }
 }
 
-fn answered(passed: &Result<Passed, StepError>) -> Answered {
+fn answered(passed: &Result<Passed, Error>) -> Answered {
     match passed {
         Ok(passed) if passed.status == StatusCode::ACCEPTED => Answered::Accepted,
         // With `dry_run` it was only asked.
@@ -185,7 +180,7 @@ fn answered(passed: &Result<Passed, StepError>) -> Answered {
             Answered::Refused
         }
         // Nobody was there to get it.
-        Err(StepError::Vmm(VmmError::Connect { .. })) => Answered::Refused,
+        Err(error) if error.is_not_listening() => Answered::Refused,
         Ok(_) | Err(_) => Answered::Unknown,
     }
 }

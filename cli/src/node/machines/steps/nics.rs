@@ -13,15 +13,19 @@
 //! What a NIC is to be is in the record before the machine is asked. So a daemon that is killed in between is followed by
 //! one that does the rest ([`Life::settle_nics`]).
 
-use super::super::error::{LifeError, StepError};
 use super::super::record::{Record, Step};
 use super::super::spec::{NicId, NicSource, NicSpec, VmSpec};
 use super::Life;
+use crate::node::error::Error;
 use vdpa_mgmt::journal::{Journal as _, Outcome};
+
+fn failed(id: &NicId, what: &str) -> impl FnOnce(Error) -> Error {
+    Error::wrap(format!("NIC {id} cannot be {what}"))
+}
 
 impl Life<'_> {
     /// Devices for all NICs that need one made.
-    pub(super) fn make_nics(&self, record: &mut Record) -> Result<(), StepError> {
+    pub(super) fn make_nics(&self, record: &mut Record) -> Result<(), Error> {
         for nic in record.spec.nics().to_vec() {
             self.make_nic(record, &nic)?;
         }
@@ -30,19 +34,14 @@ impl Life<'_> {
 
     /// The devices of one NIC, if it needs any made: its own first, for the one that stands by is to be like it. Where that
     /// is in use the NIC's own has failed, and whether it can be made is nobody's concern.
-    fn make_nic(&self, record: &mut Record, nic: &NicSpec) -> Result<(), StepError> {
+    fn make_nic(&self, record: &mut Record, nic: &NicSpec) -> Result<(), Error> {
         if !record.is_on_stand_by(nic.id()) {
             self.make_device(record, nic, false)?;
         }
         self.make_device(record, nic, true)
     }
 
-    fn make_device(
-        &self,
-        record: &mut Record,
-        nic: &NicSpec,
-        stand_by: bool,
-    ) -> Result<(), StepError> {
+    fn make_device(&self, record: &mut Record, nic: &NicSpec, stand_by: bool) -> Result<(), Error> {
         if !nic.is_made(stand_by) {
             return Ok(());
         }
@@ -75,7 +74,7 @@ impl Life<'_> {
         record: &mut Record,
         nic: &NicSpec,
         spec: VmSpec,
-    ) -> Result<(), LifeError> {
+    ) -> Result<(), Error> {
         self.bring_or(record, nic, spec, "added", |life, record| {
             life.take(record, nic.id());
         })
@@ -90,7 +89,7 @@ impl Life<'_> {
         spec: VmSpec,
         what: &'static str,
         undo: impl FnOnce(&Self, &mut Record),
-    ) -> Result<(), LifeError> {
+    ) -> Result<(), Error> {
         // From here on it is to be there: a daemon that is started in between sees to it.
         let former = std::mem::replace(&mut record.spec, spec);
         let was_on_stand_by = record.is_on_stand_by(nic.id());
@@ -101,16 +100,12 @@ impl Life<'_> {
             record.set_on_stand_by(nic.id(), was_on_stand_by);
             self.note(record);
             undo(self, record);
-            LifeError::Nic {
-                id: nic.id().clone(),
-                what,
-                source: Box::new(source),
-            }
+            failed(nic.id(), what)(source)
         })
     }
 
     /// Sees to it that a machine has a NIC, and on the device where the record has it.
-    fn bring(&self, record: &mut Record, nic: &NicSpec) -> Result<(), StepError> {
+    fn bring(&self, record: &mut Record, nic: &NicSpec) -> Result<(), Error> {
         self.make_nic(record, nic)?;
         if record.process().is_none() {
             return Ok(());
@@ -126,7 +121,7 @@ impl Life<'_> {
     }
 
     /// Has the running machine's NIC be on this device.
-    fn swap(&self, nic: &NicSpec) -> Result<(), StepError> {
+    fn swap(&self, nic: &NicSpec) -> Result<(), Error> {
         let swap = format_args!("swap {}", nic.id());
         self.act(swap, || self.host.swap(self.vm, nic))
     }
@@ -140,7 +135,7 @@ impl Life<'_> {
         record: &mut Record,
         id: &NicId,
         on_stand_by: bool,
-    ) -> Result<(), LifeError> {
+    ) -> Result<(), Error> {
         let was = record.is_on_stand_by(id);
         record.set_on_stand_by(id, on_stand_by);
         let seated = self.keep(record).and_then(|()| self.take_seat(record, id));
@@ -148,15 +143,11 @@ impl Life<'_> {
             record.set_on_stand_by(id, was);
             self.note(record);
             self.back(record, id);
-            LifeError::Nic {
-                id: id.clone(),
-                what: "moved",
-                source: Box::new(source),
-            }
+            failed(id, "moved")(source)
         })
     }
 
-    fn take_seat(&self, record: &mut Record, id: &NicId) -> Result<(), StepError> {
+    fn take_seat(&self, record: &mut Record, id: &NicId) -> Result<(), Error> {
         let Some(nic) = record.spec.nic(id).cloned() else {
             return Ok(());
         };
@@ -197,7 +188,7 @@ impl Life<'_> {
         record: &mut Record,
         nic: &NicSpec,
         spec: VmSpec,
-    ) -> Result<(), LifeError> {
+    ) -> Result<(), Error> {
         self.bring_or(record, nic, spec, "moved", |life, record| {
             life.back(record, nic.id());
         })?;
@@ -242,22 +233,18 @@ impl Life<'_> {
     ///
     /// # Errors
     /// The record cannot be kept, and nothing was done; or the machine cannot be asked.
-    pub(crate) fn remove_nic(&self, record: &mut Record, id: &NicId) -> Result<bool, LifeError> {
-        let failed = |source| LifeError::Nic {
-            id: id.clone(),
-            what: "taken away",
-            source: Box::new(source),
-        };
+    pub(crate) fn remove_nic(&self, record: &mut Record, id: &NicId) -> Result<bool, Error> {
+        let what = "taken away";
         let mut after = record.clone();
         after.spec = record.spec.without_nic(id);
         after.gives_up(id);
-        self.keep(&after).map_err(failed)?;
+        self.keep(&after).map_err(failed(id, what))?;
         *record = after;
-        self.give_up(record, id).map_err(failed)
+        self.give_up(record, id).map_err(failed(id, what))
     }
 
     /// Has the guest give a NIC up that it is not to have any more, and takes its device back.
-    fn give_up(&self, record: &mut Record, id: &NicId) -> Result<bool, StepError> {
+    fn give_up(&self, record: &mut Record, id: &NicId) -> Result<bool, Error> {
         if record.process().is_some() {
             let unplug = format_args!("unplug {id}");
             if !self.act(unplug, || self.host.unplug(self.vm, id))? {
@@ -282,7 +269,7 @@ impl Life<'_> {
     }
 
     /// Takes back the devices of a NIC that nobody has any more, if any were made.
-    fn drop_devices(&self, record: &mut Record, id: &NicId) -> Result<(), StepError> {
+    fn drop_devices(&self, record: &mut Record, id: &NicId) -> Result<(), Error> {
         if !record.has_made(id) && record.gave_up(id) {
             self.note(record);
         }
@@ -293,7 +280,7 @@ impl Life<'_> {
     }
 
     /// Takes back a device that nobody has any more.
-    fn drop_device(&self, record: &mut Record, device: &str) -> Result<(), StepError> {
+    fn drop_device(&self, record: &mut Record, device: &str) -> Result<(), Error> {
         match record.device_at(device) {
             Some(place) => self.steps(record).undo_at(place),
             None => Ok(()),

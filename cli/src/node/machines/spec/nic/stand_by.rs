@@ -10,7 +10,8 @@ use vdpa_mgmt::NetConfig;
 use vdpa_mgmt::nic::NicRequest;
 use vmm::config::MacAddress;
 
-use super::{BadNic, ExistingDevice, NicSource, NicSpec, VmName, request};
+use super::{ExistingDevice, NicSource, NicSpec, VmName, only_from, request};
+use crate::node::error::Error;
 
 /// The MTU of Ethernet, in bytes.
 const MTU: u16 = 1500;
@@ -38,7 +39,7 @@ pub(super) fn stand_by_source(
     id: &NicId,
     raw: &NicSettings,
     own: &NicSource,
-) -> Result<NicSource, BadNic> {
+) -> Result<NicSource, Error> {
     let source = match (&stand_by.from, &stand_by.path, &stand_by.device) {
         (Some(from), None, None) => NicSource::From(Box::new(request(id, raw, from)?)),
         (None, Some(path), None) => NicSource::Path(path.clone()),
@@ -46,19 +47,17 @@ pub(super) fn stand_by_source(
         (from, path, device) => {
             let given = [from.is_some(), path.is_some(), device.is_some()];
             let count = given.into_iter().filter(|given| *given).count();
-            return Err(BadNic::StandBySource {
-                id: id.clone(),
-                count,
-            });
+            return Err(Error::invalid(format!(
+                "{id}: failover has {count} of from, path and device: give one"
+            )));
         }
     };
     match (&source, own) {
-        (NicSource::From(_), NicSource::Path(_) | NicSource::Device(_)) => Err(BadNic::OnlyFrom {
-            id: id.clone(),
-            what: MADE,
-        }),
+        (NicSource::From(_), NicSource::Path(_) | NicSource::Device(_)) => Err(only_from(id, MADE)),
         (NicSource::Path(_) | NicSource::Device(_), own) if source == *own => {
-            Err(BadNic::OwnStandBy { id: id.clone() })
+            Err(Error::invalid(format!(
+                "{id}: failover is the NIC's own device: name another one that can take its place"
+            )))
         }
         _ => Ok(source),
     }

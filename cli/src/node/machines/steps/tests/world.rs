@@ -100,8 +100,8 @@ pub(super) struct Fake {
 /// What a killed daemon leaves: nothing.
 pub(super) struct Killed;
 
-fn broken() -> StepError {
-    StepError::End(io::Error::other("fault"))
+fn broken() -> Error {
+    Error::failed("cannot end the machine's process").because(io::Error::other("fault"))
 }
 
 impl Fake {
@@ -114,7 +114,7 @@ impl Fake {
         *self.faults.lock() = faults;
     }
 
-    pub(super) fn call<T>(&self, work: impl FnOnce(&mut World) -> T) -> Result<T, StepError> {
+    pub(super) fn call<T>(&self, work: impl FnOnce(&mut World) -> T) -> Result<T, Error> {
         let fault = self.faults.lock().pop();
         match fault.unwrap_or(Fault::None) {
             Fault::None => Ok(work(&mut self.world())),
@@ -152,12 +152,12 @@ impl Fake {
 }
 
 impl Host for Fake {
-    fn keep(&self, _: &VmName, record: &Record) -> Result<(), StoreError> {
+    fn keep(&self, _: &VmName, record: &Record) -> Result<(), Error> {
         let json = serde_json::to_string(record).unwrap();
         self.call(|world| world.stored = Some(json)).map_err(full)
     }
 
-    fn forget(&self, _: &VmName) -> Result<(), StoreError> {
+    fn forget(&self, _: &VmName) -> Result<(), Error> {
         self.call(|world| world.stored = None).map_err(full)
     }
 
@@ -165,27 +165,27 @@ impl Host for Fake {
         self.world().boot.to_string()
     }
 
-    fn make_directories(&self, _: &VmName) -> Result<(), StepError> {
+    fn make_directories(&self, _: &VmName) -> Result<(), Error> {
         self.call(|world| world.directories = true)
     }
 
-    fn remove_directories(&self, _: &VmName) -> Result<(), StepError> {
+    fn remove_directories(&self, _: &VmName) -> Result<(), Error> {
         self.call(|world| world.directories = false)
     }
 
-    fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+    fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         self.call(|world| {
             world.devices.insert(vm.device(nic.id()));
         })
     }
 
-    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         self.call(|world| {
             world.devices.insert(vm.stand_by(nic.id()));
         })
     }
 
-    fn remove_nic(&self, _: &VmName, device: &str) -> Result<(), StepError> {
+    fn remove_nic(&self, _: &VmName, device: &str) -> Result<(), Error> {
         // The kernel waits for whoever has it open, for ever.
         let used = self
             .world()
@@ -198,7 +198,7 @@ impl Host for Fake {
         })
     }
 
-    fn start_process(&self, _: &VmName) -> Result<Identity, StepError> {
+    fn start_process(&self, _: &VmName) -> Result<Identity, Error> {
         self.call(|world| {
             world.started += 1;
             let identity = Identity {
@@ -215,16 +215,11 @@ impl Host for Fake {
         })
     }
 
-    fn end_process(&self, _: &VmName, _: Option<Identity>) -> Result<(), StepError> {
+    fn end_process(&self, _: &VmName, _: Option<Identity>) -> Result<(), Error> {
         self.call(|world| world.processes.clear())
     }
 
-    fn boot_machine(
-        &self,
-        vm: &VmName,
-        identity: Identity,
-        record: &Record,
-    ) -> Result<(), StepError> {
+    fn boot_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error> {
         for nic in record.nics_now(vm) {
             assert!(self.is_there(vm, &nic), "started without a NIC");
         }
@@ -236,7 +231,7 @@ impl Host for Fake {
         })
     }
 
-    fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+    fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         assert!(self.is_there(vm, nic), "plugged before it is made");
         self.call(|world| {
             for one in &mut world.processes {
@@ -246,7 +241,7 @@ impl Host for Fake {
         })
     }
 
-    fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), StepError> {
+    fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         assert!(self.is_there(vm, nic), "moved to what is not there");
         self.call(|world| {
             for one in &mut world.processes {
@@ -266,7 +261,7 @@ impl Host for Fake {
         there.any(|device| device == Some(&device_of(vm, nic)))
     }
 
-    fn unplug(&self, _: &VmName, nic: &NicId) -> Result<bool, StepError> {
+    fn unplug(&self, _: &VmName, nic: &NicId) -> Result<bool, Error> {
         self.call(|world| {
             let stubborn = std::mem::take(&mut world.stubborn);
             if !stubborn {
@@ -283,7 +278,7 @@ impl Host for Fake {
         self.world().announced.extend(ids);
     }
 
-    fn send(&self, _: &VmName, _: &SendRequest) -> Result<Passed, StepError> {
+    fn send(&self, _: &VmName, _: &SendRequest) -> Result<Passed, Error> {
         self.call(|world| {
             let refuses = std::mem::take(&mut world.refuses);
             let sent = world
@@ -311,12 +306,7 @@ impl Host for Fake {
             .map_or(Account::Silent, |one| one.migration)
     }
 
-    fn await_machine(
-        &self,
-        vm: &VmName,
-        identity: Identity,
-        record: &Record,
-    ) -> Result<(), StepError> {
+    fn await_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error> {
         assert!(record.arrival.is_some());
         self.call(|world| {
             world.coming = Some(Coming::UnderWay);
@@ -330,7 +320,7 @@ impl Host for Fake {
         self.world().coming.unwrap_or(Coming::Silent)
     }
 
-    fn call_off(&self, _: &VmName, _: Identity) -> Result<bool, StepError> {
+    fn call_off(&self, _: &VmName, _: Identity) -> Result<bool, Error> {
         self.call(|world| {
             let gone = world.coming != Some(Coming::Arrived);
             if gone {
@@ -364,9 +354,7 @@ impl Host for Fake {
     }
 }
 
-fn full(_: StepError) -> StoreError {
-    StoreError::File {
-        path: "node.redb".into(),
-        source: io::ErrorKind::StorageFull.into(),
-    }
+fn full(_: Error) -> Error {
+    let full = io::Error::from(io::ErrorKind::StorageFull);
+    Error::failed("cannot use node.redb").because(full)
 }
