@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
+use crate::Error;
+
 /// Something that answers accesses at offsets inside a range of a [`Bus`].
 ///
 /// Accesses come from any vCPU thread at any time, hence `&self`. `data` is
@@ -19,29 +21,6 @@ pub trait BusDevice: Send + Sync {
     fn read(&self, offset: u64, data: &mut [u8]);
     /// Takes `data` written at `offset` from the range's base.
     fn write(&self, offset: u64, data: &[u8]);
-}
-
-/// Why a range could not be added.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum BusError {
-    /// The range is empty or passes the end of the address space.
-    #[error("range {base:#x}+{len:#x} is empty or wraps")]
-    BadRange {
-        /// First address.
-        base: u64,
-        /// Length in bytes.
-        len: u64,
-    },
-    /// The range meets one that is already there.
-    #[error("range {base:#x}+{len:#x} overlaps the one at {other:#x}")]
-    Overlap {
-        /// First address.
-        base: u64,
-        /// Length in bytes.
-        len: u64,
-        /// First address of the range that was there before.
-        other: u64,
-    },
 }
 
 struct Range {
@@ -74,18 +53,19 @@ impl Bus {
     /// Adds a device at `base..base + len` (bytes).
     ///
     /// # Errors
-    /// [`BusError::BadRange`] for an empty or wrapping range and
-    /// [`BusError::Overlap`] if any address of it is taken.
-    pub fn insert(&self, base: u64, len: u64, device: Arc<dyn BusDevice>) -> Result<(), BusError> {
+    /// The range is empty or wraps, or an address of it is taken.
+    pub fn insert(&self, base: u64, len: u64, device: Arc<dyn BusDevice>) -> Result<(), Error> {
         let last = len
             .checked_sub(1)
             .and_then(|span| base.checked_add(span))
-            .ok_or(BusError::BadRange { base, len })?;
+            .ok_or_else(|| Error::other(format!("range {base:#x}+{len:#x} is empty or wraps")))?;
         let mut ranges = self.ranges.write();
         if let Some((&other, range)) = ranges.range(..=last).next_back()
             && other + (range.len - 1) >= base
         {
-            return Err(BusError::Overlap { base, len, other });
+            return Err(Error::other(format!(
+                "range {base:#x}+{len:#x} overlaps the one at {other:#x}"
+            )));
         }
         ranges.insert(base, Range { len, device });
         Ok(())
@@ -156,16 +136,12 @@ mod tests {
             (0, u64::MAX),
             (0x1800, 8),
         ] {
-            assert!(matches!(
-                bus.insert(base, len, device.clone()),
-                Err(BusError::Overlap { other: 0x1000, .. })
-            ));
+            let error = bus.insert(base, len, device.clone()).unwrap_err();
+            assert!(error.to_string().ends_with("overlaps the one at 0x1000"));
         }
         for (base, len) in [(0, 0), (u64::MAX, 2)] {
-            assert_eq!(
-                bus.insert(base, len, device.clone()),
-                Err(BusError::BadRange { base, len })
-            );
+            let error = bus.insert(base, len, device.clone()).unwrap_err();
+            assert!(error.to_string().ends_with("is empty or wraps"));
         }
         bus.insert(u64::MAX, 1, device).unwrap();
     }

@@ -6,41 +6,21 @@
 
 use std::io;
 
-/// Why a device refused a saved state.
-#[derive(Debug, thiserror::Error)]
-pub enum DeviceStateError {
-    /// No guest can have brought it about.
-    #[error("the saved {device} is impossible: {what}")]
-    Impossible {
-        /// Which device.
-        device: &'static str,
-        /// What is wrong with it.
-        what: &'static str,
-    },
-    /// It was taken, but the device's interrupt does not follow.
-    #[error("the interrupt of the {device} cannot be set")]
-    Interrupt {
-        /// Which device.
-        device: &'static str,
-        /// What the hypervisor said.
-        #[source]
-        source: io::Error,
-    },
+use crate::Error;
+
+/// An error unless a guest can have brought the state about.
+pub(crate) fn ensure(possible: bool, device: &str, what: &str) -> Result<(), Error> {
+    if possible {
+        return Ok(());
+    }
+    Err(Error::other(format!(
+        "the saved {device} is impossible: {what}"
+    )))
 }
 
-impl DeviceStateError {
-    /// [`DeviceStateError::Impossible`] unless `possible`.
-    pub(crate) fn unless(
-        possible: bool,
-        device: &'static str,
-        what: &'static str,
-    ) -> Result<(), Self> {
-        if possible {
-            Ok(())
-        } else {
-            Err(Self::Impossible { device, what })
-        }
-    }
+/// The state was taken, but the device's interrupt does not follow.
+pub(crate) fn interrupt_failed(device: &str, source: io::Error) -> Error {
+    Error::other(format!("the interrupt of the {device} cannot be set")).because(source)
 }
 
 /// Encodes and decodes a state as a snapshot does; for tests.

@@ -234,7 +234,7 @@ fn no_ring_lies_in_the_window() {
                     ][area] = place;
                     hostile.backend.negotiate(hostile.features).unwrap();
                     let error = hostile.backend.activate(activation).unwrap_err();
-                    assert!(chain(&*error).contains("outside"), "{}", chain(&*error));
+                    assert!(chain(&error).contains("outside"), "{}", chain(&error));
                 }
             }
         }
@@ -252,7 +252,7 @@ fn no_ring_lies_in_the_window() {
             ][area] = CONTROL_QUEUE;
             let error = hostile.backend.change(QueueChange::Enable(queue));
             let error = error.unwrap_err();
-            assert!(chain(&*error).contains("outside"), "{}", chain(&*error));
+            assert!(chain(&error).contains("outside"), "{}", chain(&error));
             pair.reset();
         }
         pair.is_whole();

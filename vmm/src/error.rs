@@ -6,10 +6,6 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
-use devices::bus::BusError;
-use devices::pci::WindowError;
-use devices::virtio::block::disk::DiskError;
-
 use crate::config::CpuAffinityError;
 
 /// The cases that code decides on.
@@ -120,28 +116,8 @@ impl StdError for Error {
     }
 }
 
-/// Two devices want the same addresses: a mistake in the machine's layout.
-impl From<BusError> for Error {
-    fn from(source: BusError) -> Self {
-        Self::host("cannot place a device of the machine").because(source)
-    }
-}
-
-/// The range for PCI BARs is unusable: a mistake in the machine's layout.
-impl From<WindowError> for Error {
-    fn from(source: WindowError) -> Self {
-        Self::host("cannot lay out PCI memory").because(source)
-    }
-}
-
 impl From<CpuAffinityError> for Error {
     fn from(source: CpuAffinityError) -> Self {
-        Self::transparent(ErrorKind::Unusable, source)
-    }
-}
-
-impl From<DiskError> for Error {
-    fn from(source: DiskError) -> Self {
         Self::transparent(ErrorKind::Unusable, source)
     }
 }

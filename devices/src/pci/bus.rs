@@ -26,25 +26,9 @@ use tracing::{debug, warn};
 
 use super::config_space::{bar_register, touches_decoding};
 use super::host_bridge::HostBridge;
-use super::{
-    ConfigSpaceError, ConfigSpaceState, EXTENDED_CONFIG_SPACE_SIZE, MmioWindow, PciFunction, SLOTS,
-    Slot, WindowError,
-};
+use super::{ConfigSpaceState, EXTENDED_CONFIG_SPACE_SIZE, MmioWindow, PciFunction, SLOTS, Slot};
+use crate::Error;
 use crate::bus::{Bus, BusDevice};
-
-/// Why a function could not be added.
-#[derive(Debug, thiserror::Error)]
-pub enum PciError {
-    /// All 31 slots beside the host bridge's are taken.
-    #[error("no free PCI slot: at most 31 devices fit")]
-    NoSlot,
-    /// The slot has a function already.
-    #[error("PCI slot {0} is taken")]
-    SlotTaken(Slot),
-    /// No address for a BAR.
-    #[error("cannot place a BAR")]
-    Window(#[source] WindowError),
-}
 
 /// Forwards accesses in a mapped BAR to its function.
 struct BarRange {
@@ -125,22 +109,18 @@ impl PciBus {
     /// BARs with free addresses. Decoding stays off until the guest wants it.
     ///
     /// # Errors
-    /// See [`PciError`]; nothing has changed then.
-    pub fn add(
-        &self,
-        slot: Option<Slot>,
-        function: Arc<dyn PciFunction>,
-    ) -> Result<Slot, PciError> {
+    /// The slot is taken, no slot is free, or a BAR has no address; nothing has changed then.
+    pub fn add(&self, slot: Option<Slot>, function: Arc<dyn PciFunction>) -> Result<Slot, Error> {
         let mut slots = self.slots.lock();
         let slot = match slot {
             Some(slot) if slots.occupants.contains_key(&slot) => {
-                return Err(PciError::SlotTaken(slot));
+                return Err(Error::other(format!("PCI slot {slot} is taken")));
             }
             Some(slot) => slot,
             None => (0..SLOTS)
                 .filter_map(Slot::new)
                 .find(|slot| !slots.occupants.contains_key(slot))
-                .ok_or(PciError::NoSlot)?,
+                .ok_or_else(|| Error::other("no free PCI slot: at most 31 devices fit"))?,
         };
         let mut placements: BTreeMap<u8, Placement> = BTreeMap::new();
         for bar in function.bars() {
@@ -153,7 +133,7 @@ impl PciBus {
                     for placement in placements.values() {
                         slots.window.free(placement.first);
                     }
-                    return Err(PciError::Window(error));
+                    return Err(Error::other("cannot place a BAR").because(error));
                 }
             }
         }
@@ -242,7 +222,7 @@ impl PciBus {
     ///
     /// # Errors
     /// As [`ConfigSpace::restored`](super::ConfigSpace::restored); nothing has changed then.
-    pub fn restore(&self, state: &PciBusState) -> Result<(), ConfigSpaceError> {
+    pub fn restore(&self, state: &PciBusState) -> Result<(), Error> {
         self.bridge.restore(&state.host_bridge)
     }
 

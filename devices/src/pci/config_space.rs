@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Bar;
+use crate::Error;
 
 /// Bytes of configuration space that hold registers (PCI 3.0, section 6.1).
 pub const CONFIG_SPACE_SIZE: usize = 256;
@@ -38,34 +39,6 @@ const STATUS_CAPABILITIES: u8 = 0x10;
 const BAR_REGISTERS: u8 = 6;
 const BAR_MEMORY_64: u8 = 0x04;
 const MIN_BAR_SIZE: u64 = 4096;
-
-/// Why a configuration space could not be built or restored.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum ConfigSpaceError {
-    /// A size that no BAR can have.
-    #[error("a BAR of {0:#x} bytes: must be a power of two of at least 4096")]
-    BarSize(u64),
-    /// The register pair does not exist or belongs to another BAR.
-    #[error("BAR {0} does not exist or is taken")]
-    BarIndex(u8),
-    /// No room is left in the 256 bytes.
-    #[error("no room for a capability of {0} bytes")]
-    Full(usize),
-    /// Body and mask of a capability differ in length.
-    #[error("capability body of {body} bytes with a mask of {mask}")]
-    MaskLength {
-        /// Bytes of the body.
-        body: usize,
-        /// Bytes of the mask.
-        mask: usize,
-    },
-    /// A saved state has the wrong number of bytes.
-    #[error("saved configuration space has {0} bytes instead of 256")]
-    StateLength(usize),
-    /// A saved state differs in bits that the guest cannot write.
-    #[error("saved configuration space is another device's: read-only byte {0:#x} differs")]
-    OtherDevice(usize),
-}
 
 /// What identifies a function (PCI 3.0, section 6.2.1 and 6.2.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,14 +113,18 @@ impl ConfigSpace {
     /// register pair `index`, `index + 1`.
     ///
     /// # Errors
-    /// [`ConfigSpaceError::BarSize`] and [`ConfigSpaceError::BarIndex`].
-    pub fn add_bar(&mut self, index: u8, size: u64) -> Result<(), ConfigSpaceError> {
+    /// No BAR can have that size; or the registers do not exist or belong to another BAR.
+    pub fn add_bar(&mut self, index: u8, size: u64) -> Result<(), Error> {
         if !size.is_power_of_two() || size < MIN_BAR_SIZE {
-            return Err(ConfigSpaceError::BarSize(size));
+            return Err(Error::other(format!(
+                "a BAR of {size:#x} bytes: must be a power of two of at least 4096"
+            )));
         }
         let taken = |(other, _): &(u8, u64)| other.abs_diff(index) < 2;
         if index >= BAR_REGISTERS - 1 || self.bars.iter().any(taken) {
-            return Err(ConfigSpaceError::BarIndex(index));
+            return Err(Error::other(format!(
+                "BAR {index} does not exist or is taken"
+            )));
         }
         let register = BAR_0 + 4 * usize::from(index);
         for (byte, bits) in self.writable[register..register + 8]
@@ -167,27 +144,24 @@ impl ConfigSpace {
     /// in `body`: that is their reset value). Returns the offset of the ID.
     ///
     /// # Errors
-    /// [`ConfigSpaceError::Full`] and [`ConfigSpaceError::MaskLength`].
-    pub fn add_capability(
-        &mut self,
-        id: u8,
-        body: &[u8],
-        writable: &[u8],
-    ) -> Result<u8, ConfigSpaceError> {
+    /// No room is left in the 256 bytes, or body and mask differ in length.
+    pub fn add_capability(&mut self, id: u8, body: &[u8], writable: &[u8]) -> Result<u8, Error> {
         if body.len() != writable.len() {
-            return Err(ConfigSpaceError::MaskLength {
-                body: body.len(),
-                mask: writable.len(),
-            });
+            let (body, mask) = (body.len(), writable.len());
+            return Err(Error::other(format!(
+                "capability body of {body} bytes with a mask of {mask}"
+            )));
         }
-        let full = ConfigSpaceError::Full(body.len().saturating_add(2));
         let start = self.next_free;
         let end = body.len().checked_add(start + 2);
         let (Ok(offset), Some(end)) = (
             u8::try_from(start),
             end.filter(|end| *end <= CONFIG_SPACE_SIZE),
         ) else {
-            return Err(full);
+            let bytes = body.len().saturating_add(2);
+            return Err(Error::other(format!(
+                "no room for a capability of {bytes} bytes"
+            )));
         };
         self.bytes[self.last_link] = offset;
         self.bytes[STATUS] |= STATUS_CAPABILITIES;
@@ -282,17 +256,21 @@ impl ConfigSpace {
     /// This configuration space with the writable bits of `state`.
     ///
     /// # Errors
-    /// [`ConfigSpaceError::StateLength`], and [`ConfigSpaceError::OtherDevice`] if
-    /// `state` differs in a bit that the guest could not have written.
-    pub fn restored(&self, state: &ConfigSpaceState) -> Result<Self, ConfigSpaceError> {
+    /// `state` has no 256 bytes, or differs in a bit that the guest could not have written.
+    pub fn restored(&self, state: &ConfigSpaceState) -> Result<Self, Error> {
         if state.bytes.len() != CONFIG_SPACE_SIZE {
-            return Err(ConfigSpaceError::StateLength(state.bytes.len()));
+            return Err(Error::other(format!(
+                "saved configuration space has {} bytes instead of 256",
+                state.bytes.len()
+            )));
         }
         let mut restored = self.clone();
         restored.write(0, &state.bytes);
         let mut differences = restored.bytes.iter().zip(&state.bytes);
         match differences.position(|(ours, theirs)| ours != theirs) {
-            Some(offset) => Err(ConfigSpaceError::OtherDevice(offset)),
+            Some(offset) => Err(Error::other(format!(
+                "saved configuration space is another device's: read-only byte {offset:#x} differs"
+            ))),
             None => Ok(restored),
         }
     }
@@ -371,13 +349,12 @@ mod tests {
     fn bars_that_cannot_be() {
         let mut space = space();
         for size in [0, 1, 2048, 4097, u64::MAX] {
-            assert_eq!(space.add_bar(2, size), Err(ConfigSpaceError::BarSize(size)));
+            let error = space.add_bar(2, size).unwrap_err();
+            assert!(error.to_string().contains("power of two"), "{error}");
         }
         for index in [0, 1, 5, 6, 255] {
-            assert_eq!(
-                space.add_bar(index, 4096),
-                Err(ConfigSpaceError::BarIndex(index))
-            );
+            let error = space.add_bar(index, 4096).unwrap_err();
+            assert!(error.to_string().contains("is taken"), "{error}");
         }
         space.add_bar(4, 1 << 63).unwrap();
         space.add_bar(2, 4096).unwrap();
@@ -398,10 +375,13 @@ mod tests {
         assert_eq!(space.read_u32(0x40), 0x0201_4809);
         space.write(0x4a, &[0xff; 1]);
         assert_eq!(space.read_u16(0x4a), 0xf0);
-        let full = space.add_capability(9, &[0; 200], &[0; 200]);
-        assert_eq!(full, Err(ConfigSpaceError::Full(202)));
-        let mask = space.add_capability(9, &[0; 2], &[0; 3]);
-        assert_eq!(mask, Err(ConfigSpaceError::MaskLength { body: 2, mask: 3 }));
+        let full = space.add_capability(9, &[0; 200], &[0; 200]).unwrap_err();
+        assert_eq!(full.to_string(), "no room for a capability of 202 bytes");
+        let mask = space.add_capability(9, &[0; 2], &[0; 3]).unwrap_err();
+        assert_eq!(
+            mask.to_string(),
+            "capability body of 2 bytes with a mask of 3"
+        );
         while space.add_capability(9, &[0; 2], &[0; 2]).is_ok() {}
         assert_eq!(space.next_free, CONFIG_SPACE_SIZE);
     }
@@ -416,10 +396,10 @@ mod tests {
         let mut other = state.clone();
         other.bytes[2] ^= 1;
         let refused = space().restored(&other).unwrap_err();
-        assert_eq!(refused, ConfigSpaceError::OtherDevice(2));
+        assert!(refused.to_string().ends_with("read-only byte 0x2 differs"));
         other.bytes.pop();
         let refused = space().restored(&other).unwrap_err();
-        assert_eq!(refused, ConfigSpaceError::StateLength(255));
+        assert!(refused.to_string().contains("255 bytes instead of 256"));
     }
 
     proptest! {

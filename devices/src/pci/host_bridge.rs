@@ -6,7 +6,8 @@
 
 use parking_lot::Mutex;
 
-use super::{Bar, ConfigSpace, ConfigSpaceError, ConfigSpaceState, Identity, PciFunction};
+use super::{Bar, ConfigSpace, ConfigSpaceState, Identity, PciFunction};
+use crate::Error;
 
 /// The generic PCI Express host bridge that guests know from other VMMs.
 const IDENTITY: Identity = Identity {
@@ -31,7 +32,7 @@ impl HostBridge {
         self.0.lock().save()
     }
 
-    pub(super) fn restore(&self, state: &ConfigSpaceState) -> Result<(), ConfigSpaceError> {
+    pub(super) fn restore(&self, state: &ConfigSpaceState) -> Result<(), Error> {
         let mut space = self.0.lock();
         *space = space.restored(state)?;
         Ok(())

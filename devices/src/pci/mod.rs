@@ -29,19 +29,18 @@ mod window;
 use std::fmt;
 
 pub use access::{ConfigPorts, ConfigPortsState, ECAM_SIZE, Ecam, PORTS_BASE, PORTS_SIZE};
-pub use bus::{PciBus, PciBusState, PciError};
+pub use bus::{PciBus, PciBusState};
 pub use config_space::{
-    CONFIG_SPACE_SIZE, ConfigSpace, ConfigSpaceError, ConfigSpaceState, EXTENDED_CONFIG_SPACE_SIZE,
-    Identity,
+    CONFIG_SPACE_SIZE, ConfigSpace, ConfigSpaceState, EXTENDED_CONFIG_SPACE_SIZE, Identity,
 };
 pub use hotplug::{
     HOTPLUG_EJECT, HOTPLUG_INSERTED, HOTPLUG_LEN, HOTPLUG_REMOVAL, PciHotplug, PciHotplugState,
 };
 pub use msix::{
-    MAX_VECTORS, MSIX_CAPABILITY_ID, MSIX_CONTROL_OFFSET, Msix, MsixEntryState, MsixError,
-    MsixState, PBA_WORD_SIZE, TABLE_ENTRY_SIZE,
+    MAX_VECTORS, MSIX_CAPABILITY_ID, MSIX_CONTROL_OFFSET, Msix, MsixEntryState, MsixState,
+    PBA_WORD_SIZE, TABLE_ENTRY_SIZE,
 };
-pub use window::{MmioWindow, WindowError};
+pub use window::MmioWindow;
 
 /// Device numbers on a bus (PCI 3.0, section 3.2.2.3.2: five bits).
 pub const SLOTS: u8 = 32;

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
+use crate::Error;
 use crate::hypervisor::{MsiMessage, MsiVector};
 
 /// Capability ID (PCI 3.0, appendix H).
@@ -35,22 +36,6 @@ pub const PBA_WORD_SIZE: u64 = 8;
 const CONTROL_FUNCTION_MASK: u16 = 1 << 14;
 const CONTROL_ENABLE: u16 = 1 << 15;
 const VECTOR_MASK: u32 = 1;
-
-/// Why a table could not be made or restored.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum MsixError {
-    /// MSI-X has between 1 and 2048 vectors.
-    #[error("{0} MSI-X vectors: must be 1 to 2048")]
-    Vectors(usize),
-    /// A saved table has another number of entries.
-    #[error("saved MSI-X table has {saved} entries instead of {expected}")]
-    Entries {
-        /// Entries in the state.
-        saved: usize,
-        /// Entries of the device.
-        expected: usize,
-    },
-}
 
 /// A saved table entry, as the guest programmed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,10 +123,13 @@ impl Msix {
     /// A table of masked entries, one per vector.
     ///
     /// # Errors
-    /// [`MsixError::Vectors`].
-    pub fn new(vectors: Vec<Arc<dyn MsiVector>>) -> Result<Self, MsixError> {
+    /// MSI-X has between 1 and 2048 vectors.
+    pub fn new(vectors: Vec<Arc<dyn MsiVector>>) -> Result<Self, Error> {
         if vectors.is_empty() || vectors.len() > MAX_VECTORS {
-            return Err(MsixError::Vectors(vectors.len()));
+            return Err(Error::other(format!(
+                "{} MSI-X vectors: must be 1 to 2048",
+                vectors.len()
+            )));
         }
         let entry = |vector| Entry {
             message: MsiMessage {
@@ -308,14 +296,15 @@ impl Msix {
     /// Whether [`Msix::restore`] would take `state`.
     ///
     /// # Errors
-    /// [`MsixError::Entries`].
-    pub fn check(&self, state: &MsixState) -> Result<(), MsixError> {
+    /// The saved table has another number of entries.
+    pub fn check(&self, state: &MsixState) -> Result<(), Error> {
         let (saved, expected) = (state.entries.len(), self.entries.len());
         if saved == expected {
-            Ok(())
-        } else {
-            Err(MsixError::Entries { saved, expected })
+            return Ok(());
         }
+        Err(Error::other(format!(
+            "saved MSI-X table has {saved} entries instead of {expected}"
+        )))
     }
 
     /// Takes a saved table and Message Control, routes as they ask, and triggers again
@@ -323,7 +312,7 @@ impl Msix {
     ///
     /// # Errors
     /// As [`Msix::check`]; nothing has changed then.
-    pub fn restore(&mut self, state: &MsixState, control: u16) -> Result<(), MsixError> {
+    pub fn restore(&mut self, state: &MsixState, control: u16) -> Result<(), Error> {
         self.check(state)?;
         for (entry, saved) in self.entries.iter_mut().zip(&state.entries) {
             entry.message = MsiMessage {

@@ -5,21 +5,7 @@
 
 use std::collections::BTreeMap;
 
-/// Why no address could be given.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum WindowError {
-    /// The window is empty or passes the end of the address space.
-    #[error("PCI window {base:#x}+{len:#x} is empty or wraps")]
-    BadWindow {
-        /// First address.
-        base: u64,
-        /// Length in bytes.
-        len: u64,
-    },
-    /// Nothing is left for a BAR of this size.
-    #[error("no room for a BAR of {0:#x} bytes in the PCI window")]
-    Full(u64),
-}
+use crate::Error;
 
 /// A first-fit allocator of BAR addresses over one range.
 #[derive(Debug)]
@@ -35,12 +21,14 @@ impl MmioWindow {
     /// The window `base..base + len` (bytes).
     ///
     /// # Errors
-    /// [`WindowError::BadWindow`].
-    pub fn new(base: u64, len: u64) -> Result<Self, WindowError> {
+    /// The window is empty or passes the end of the address space.
+    pub fn new(base: u64, len: u64) -> Result<Self, Error> {
         let last = len
             .checked_sub(1)
             .and_then(|span| base.checked_add(span))
-            .ok_or(WindowError::BadWindow { base, len })?;
+            .ok_or_else(|| {
+                Error::other(format!("PCI window {base:#x}+{len:#x} is empty or wraps"))
+            })?;
         Ok(Self {
             base,
             last,
@@ -60,11 +48,15 @@ impl MmioWindow {
     /// The lowest free address that is a multiple of `size`, a power of two.
     ///
     /// # Errors
-    /// [`WindowError::Full`], also for a size that is not a power of two.
-    pub fn allocate(&mut self, size: u64) -> Result<u64, WindowError> {
-        let full = WindowError::Full(size);
+    /// Nothing is left for this size, or it is not a power of two.
+    pub fn allocate(&mut self, size: u64) -> Result<u64, Error> {
+        let full = || {
+            Error::other(format!(
+                "no room for a BAR of {size:#x} bytes in the PCI window"
+            ))
+        };
         if !size.is_power_of_two() {
-            return Err(full);
+            return Err(full());
         }
         let mut candidate = self.base.checked_next_multiple_of(size);
         for (first, last) in &self.given {
@@ -82,7 +74,7 @@ impl MmioWindow {
                 self.given.insert(address, address + (size - 1));
                 Ok(address)
             }
-            _ => Err(full),
+            _ => Err(full()),
         }
     }
 
@@ -101,14 +93,14 @@ mod tests {
     #[test]
     fn windows_that_cannot_be() {
         for (base, len) in [(0, 0), (2, u64::MAX), (u64::MAX, 2)] {
-            let refused = MmioWindow::new(base, len).unwrap_err();
-            assert_eq!(refused, WindowError::BadWindow { base, len });
+            MmioWindow::new(base, len).unwrap_err();
         }
         let mut top = MmioWindow::new(u64::MAX - 0xfff, 0x1000).unwrap();
-        assert_eq!(top.allocate(0x1000), Ok(u64::MAX - 0xfff));
-        assert_eq!(top.allocate(0x1000), Err(WindowError::Full(0x1000)));
-        assert_eq!(top.allocate(0), Err(WindowError::Full(0)));
-        assert_eq!(top.allocate(3), Err(WindowError::Full(3)));
+        assert_eq!(top.allocate(0x1000).unwrap(), u64::MAX - 0xfff);
+        for size in [0x1000, 0, 3] {
+            let refused = top.allocate(size).unwrap_err();
+            assert!(refused.to_string().starts_with("no room for a BAR"));
+        }
     }
 
     #[test]
@@ -118,10 +110,10 @@ mod tests {
         let second = window.allocate(0x2_0000).unwrap();
         assert_eq!((first, second), (0x1_0000, 0x2_0000));
         window.free(first);
-        assert_eq!(window.allocate(0x2000), Ok(0x1_0000));
-        assert_eq!(window.allocate(0x1_0000), Ok(0x4_0000));
-        assert_eq!(window.allocate(0x8000), Ok(0x1_8000));
-        assert_eq!(window.allocate(0x8000), Err(WindowError::Full(0x8000)));
+        assert_eq!(window.allocate(0x2000).unwrap(), 0x1_0000);
+        assert_eq!(window.allocate(0x1_0000).unwrap(), 0x4_0000);
+        assert_eq!(window.allocate(0x8000).unwrap(), 0x1_8000);
+        window.allocate(0x8000).unwrap_err();
     }
 
     proptest! {

@@ -23,25 +23,8 @@ use serde::{Deserialize, Serialize};
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::Error;
 use crate::hypervisor::DoorbellPage;
-
-/// A boxed error of a backend; its chain says what failed and why.
-pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
-
-/// A ring of the running device that its driver, or the device, has broken: nobody can go on with it. From
-/// [`Backend::save`] and [`Hardware::log_writes`] it says that the device as it is cannot be saved or recorded, nor ever
-/// will be, but need not be either: until its driver resets it, it is of no use.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "queue {queue} is broken until the guest's driver resets the device, as unbind and bind do"
-)]
-pub struct BrokenRing {
-    /// Index of the queue.
-    pub queue: u16,
-    /// What is wrong with it.
-    #[source]
-    pub source: BackendError,
-}
 
 /// One virtqueue as the guest programmed it (virtio 1.3, 4.1.4.3). Addresses
 /// are guest-physical and *not yet checked* against guest memory.
@@ -198,19 +181,19 @@ pub trait Backend: Send + fmt::Debug {
     ///
     /// # Errors
     /// The device refuses: the transport leaves FEATURES_OK clear.
-    fn negotiate(&mut self, features: u64) -> Result<(), BackendError>;
+    fn negotiate(&mut self, features: u64) -> Result<(), Error>;
 
     /// The driver wrote DRIVER_OK.
     ///
     /// # Errors
     /// The device cannot start: the transport sets DEVICE_NEEDS_RESET.
-    fn activate(&mut self, activation: Activation) -> Result<(), BackendError>;
+    fn activate(&mut self, activation: Activation) -> Result<(), Error>;
 
     /// The guest changed a queue of the running device.
     ///
     /// # Errors
     /// As [`Backend::activate`].
-    fn change(&mut self, change: QueueChange) -> Result<(), BackendError>;
+    fn change(&mut self, change: QueueChange) -> Result<(), Error>;
 
     /// Stops everything and forgets what the guest programmed. When it
     /// returns, nothing touches guest memory any more.
@@ -223,9 +206,12 @@ pub trait Backend: Send + fmt::Debug {
     /// stays stopped until [`Backend::restore`] or [`Backend::reset`].
     ///
     /// # Errors
-    /// Says why this device cannot be saved now, with the device as before; [`BrokenRing`] if only a reset
-    /// would help.
-    fn save(&mut self) -> Result<SavedState, BackendError>;
+    /// Says why this device cannot be saved now, with the device as before. The kind is
+    /// [`ErrorKind::BrokenRing`] if only a reset would help: the device as it is cannot be saved,
+    /// but need not be either.
+    ///
+    /// [`ErrorKind::BrokenRing`]: crate::ErrorKind::BrokenRing
+    fn save(&mut self) -> Result<SavedState, Error>;
 
     /// Starts an inactive device, or one that is stopped by [`Backend::save`] or
     /// [`Hardware::hand_over`], from a saved state. `activation` is what the restored transport
@@ -233,14 +219,14 @@ pub trait Backend: Send + fmt::Debug {
     ///
     /// # Errors
     /// The state is of another kind or version, malformed, or the device refuses it.
-    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError>;
+    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error>;
 
     /// Whether this state can be read at all, its kind and version, and that it is whole; and, as far as that can be told
     /// without starting anything, whether the device can do what it says.
     ///
     /// # Errors
     /// As [`Backend::restore`] for such.
-    fn check_state(&self, state: &SavedState) -> Result<(), BackendError>;
+    fn check_state(&self, state: &SavedState) -> Result<(), Error>;
 
     /// What a backend can do besides that has a device of the host behind it. `None`: the VMM is
     /// the device itself. Its every write goes through guest memory, which marks by itself.
@@ -279,10 +265,13 @@ pub trait Hardware {
     /// record does nothing.
     ///
     /// # Errors
-    /// Says why it can't be done, with the device as before; [`BrokenRing`] if only a reset would help. If that could not
-    /// be kept either, the device asks for a reset by its driver ([`Outcome::needs_reset`]). At the end of a record: the
-    /// device could not be brought back to what it was; nothing is recorded any more.
-    fn log_writes(&mut self, on: bool) -> Result<(), BackendError>;
+    /// Says why it can't be done, with the device as before. The kind is [`ErrorKind::BrokenRing`]
+    /// if only a reset would help. If that could not be kept either, the device asks for a reset by
+    /// its driver ([`Outcome::needs_reset`]). At the end of a record: the device could not be brought
+    /// back to what it was; nothing is recorded any more.
+    ///
+    /// [`ErrorKind::BrokenRing`]: crate::ErrorKind::BrokenRing
+    fn log_writes(&mut self, on: bool) -> Result<(), Error>;
 
     /// While pages are recorded: guest-physical address and length in bytes of what the device may write at any
     /// moment without a mark, to be copied once more when it has stopped. Asked again after each
@@ -294,14 +283,14 @@ pub trait Hardware {
     ///
     /// # Errors
     /// Devices of this kind are not replaced.
-    fn identity(&mut self) -> Result<SavedState, BackendError>;
+    fn identity(&mut self) -> Result<SavedState, Error>;
 
     /// Makes this device, which is unused yet, look like its predecessor, or says why
     /// it cannot. The predecessor goes on meanwhile.
     ///
     /// # Errors
     /// What the guest would lose.
-    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), BackendError>;
+    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), Error>;
 
     /// Whether a driver that relies on `features` by now (as [`Predecessor::features`]) can go on with this device: it may have
     /// relied on less when this one [took its predecessor's place](Hardware::succeed). A device that has taken none has nothing
@@ -309,7 +298,7 @@ pub trait Hardware {
     ///
     /// # Errors
     /// As [`Hardware::succeed`]: what the guest would lose.
-    fn check_succession(&self, features: u64) -> Result<(), BackendError>;
+    fn check_succession(&self, features: u64) -> Result<(), Error>;
 
     /// As [`Backend::save`], but for a device that takes this one's place: in the state no
     /// chain is left with this device, and a device that cannot be suspended may be reset for it. One that
@@ -317,15 +306,14 @@ pub trait Hardware {
     ///
     /// # Errors
     /// Says why the place cannot be handed over now; the device continues, or is as broken as before.
-    fn hand_over(&mut self) -> Result<SavedState, BackendError>;
+    fn hand_over(&mut self) -> Result<SavedState, Error>;
 
     /// As [`Backend::restore`], after a device that was to go on from this state failed, this one or another. It is reset,
     /// but may have worked on the rings before: where they stand is looked up again.
     ///
     /// # Errors
     /// As [`Backend::restore`], or it is not known what that one has done.
-    fn take_back(&mut self, state: &SavedState, activation: Activation)
-    -> Result<(), BackendError>;
+    fn take_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error>;
 }
 
 /// How the backends that touch guest memory hold it.

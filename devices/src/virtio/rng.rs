@@ -25,12 +25,12 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backend::{
-    Activation, Backend, BackendError, Event, Outcome, QueueChange, QueueRole, SavedState,
-    SharedMemory,
+    Activation, Backend, Event, Outcome, QueueChange, QueueRole, SavedState, SharedMemory,
 };
 use super::saved_state;
-use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, SingleQueueError};
-use super::userspace_queue::{Kick, QueueError, UserspaceQueue};
+use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, active, inactive};
+use super::userspace_queue::{Kick, UserspaceQueue};
+use crate::Error;
 
 /// Most random bytes given for one request.
 pub const MAX_BYTES: usize = 4096;
@@ -73,14 +73,14 @@ impl Rng {
 }
 
 /// Serves one turn. `Ok(true)`: there is more to do.
-fn serve(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, QueueError> {
+fn serve(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, Error> {
     let answered = answer(queue, memory);
     queue.signal_used()?;
     answered
 }
 
 /// As [`serve`], without a signal.
-fn answer(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, QueueError> {
+fn answer(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, Error> {
     for _ in 0..REQUESTS_PER_TURN {
         if let Some(chain) = queue.pop()? {
             let written = fill(&chain, memory);
@@ -183,22 +183,21 @@ impl Backend for Rng {
         events.collect()
     }
 
-    fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
-        Ok(OFFER.check(features)?)
+    fn negotiate(&mut self, features: u64) -> Result<(), Error> {
+        OFFER.check(features)
     }
 
-    fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
+    fn activate(&mut self, activation: Activation) -> Result<(), Error> {
         if self.active.is_some() {
-            return Err(SingleQueueError::Active.into());
+            return Err(active());
         }
         let memory = Arc::clone(&self.memory);
         self.active = Some(SingleQueue::activate(activation, OFFER, memory)?);
         Ok(())
     }
 
-    fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
-        let active = self.active.as_mut().ok_or(SingleQueueError::Inactive)?;
-        Ok(active.change(change)?)
+    fn change(&mut self, change: QueueChange) -> Result<(), Error> {
+        self.active.as_mut().ok_or_else(inactive)?.change(change)
     }
 
     fn reset(&mut self) {
@@ -228,20 +227,19 @@ impl Backend for Rng {
         outcome
     }
 
-    fn save(&mut self) -> Result<SavedState, BackendError> {
+    fn save(&mut self) -> Result<SavedState, Error> {
         // Nothing is ever in flight between two calls.
         let saved = Saved(self.active.take().map(|active| active.save()));
-        Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
+        saved_state::encode(STATE_NAME, STATE_VERSION, &saved)
     }
 
-    fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {
-        let _: Saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
-        Ok(())
+    fn check_state(&self, state: &SavedState) -> Result<(), Error> {
+        saved_state::decode::<Saved>(state, STATE_NAME, STATE_VERSION).map(drop)
     }
 
-    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
+    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
         if self.active.is_some() {
-            return Err(SingleQueueError::Active.into());
+            return Err(active());
         }
         let Saved(saved) = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
         // Saved before the driver was ready: there is nothing to start.

@@ -9,70 +9,24 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::backend::SavedState;
-
-/// Why a state could not be encoded or was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum SavedStateError {
-    /// The state could not be encoded.
-    #[error("the state of {name} cannot be encoded")]
-    Encode {
-        /// The backend's name.
-        name: &'static str,
-        /// What the encoder says.
-        #[source]
-        source: postcard::Error,
-    },
-    /// The state was written by another kind of device.
-    #[error("this is the state of {found:?}, not of {expected}")]
-    Name {
-        /// The backend that reads it.
-        expected: &'static str,
-        /// The name found.
-        found: String,
-    },
-    /// The state was written by a version with another layout.
-    #[error("the state of {name} has version {found}; this program reads version {expected}")]
-    Version {
-        /// The backend's name.
-        name: &'static str,
-        /// The version that is understood.
-        expected: u32,
-        /// The version found.
-        found: u32,
-    },
-    /// The payload is truncated or no such structure.
-    #[error("the state of {name} is malformed")]
-    Decode {
-        /// The backend's name.
-        name: &'static str,
-        /// What the decoder says.
-        #[source]
-        source: postcard::Error,
-    },
-    /// The payload goes on after the end of the structure.
-    #[error("the state of {name} has {extra} bytes too many")]
-    TrailingBytes {
-        /// The backend's name.
-        name: &'static str,
-        /// How many bytes were left over.
-        extra: usize,
-    },
-}
+use crate::Error;
 
 /// Wraps `payload` as version `version` of the state of backend `name`.
 ///
 /// # Errors
-/// [`SavedStateError::Encode`].
+/// The state cannot be encoded.
 pub fn encode<T: Serialize>(
     name: &'static str,
     version: u32,
     payload: &T,
-) -> Result<SavedState, SavedStateError> {
+) -> Result<SavedState, Error> {
+    let payload = postcard::to_stdvec(payload).map_err(|source| {
+        Error::other(format!("the state of {name} cannot be encoded")).because(source)
+    })?;
     Ok(SavedState {
         name: name.to_owned(),
         version,
-        payload: postcard::to_stdvec(payload)
-            .map_err(|source| SavedStateError::Encode { name, source })?,
+        payload,
     })
 }
 
@@ -84,30 +38,28 @@ pub fn decode<T: DeserializeOwned>(
     state: &SavedState,
     name: &'static str,
     version: u32,
-) -> Result<T, SavedStateError> {
+) -> Result<T, Error> {
     if state.name != name {
-        return Err(SavedStateError::Name {
-            expected: name,
-            // A hostile name must not flood the log.
-            found: state.name.chars().take(64).collect(),
-        });
+        // A hostile name must not flood the log.
+        let found: String = state.name.chars().take(64).collect();
+        return Err(Error::other(format!(
+            "this is the state of {found:?}, not of {name}"
+        )));
     }
     if state.version != version {
-        return Err(SavedStateError::Version {
-            name,
-            expected: version,
-            found: state.version,
-        });
+        return Err(Error::other(format!(
+            "the state of {name} has version {}; this program reads version {version}",
+            state.version
+        )));
     }
-    let (payload, rest) = postcard::take_from_bytes(&state.payload)
-        .map_err(|source| SavedStateError::Decode { name, source })?;
-    if rest.is_empty() {
-        Ok(payload)
-    } else {
-        Err(SavedStateError::TrailingBytes {
-            name,
-            extra: rest.len(),
-        })
+    let (payload, rest) = postcard::take_from_bytes(&state.payload).map_err(|source| {
+        Error::other(format!("the state of {name} is malformed")).because(source)
+    })?;
+    match rest.len() {
+        0 => Ok(payload),
+        extra => Err(Error::other(format!(
+            "the state of {name} has {extra} bytes too many"
+        ))),
     }
 }
 
@@ -125,21 +77,16 @@ mod tests {
         let error = decode::<(u16, u32)>(&other, "thing", 3).unwrap_err();
         assert!(error.to_string().len() < 200);
 
-        assert!(matches!(
-            decode::<(u16, u32)>(&good, "thing", 4),
-            Err(SavedStateError::Version { found: 3, .. })
-        ));
+        let refused = |state: &SavedState, version| {
+            let error = decode::<(u16, u32)>(state, "thing", version).unwrap_err();
+            error.to_string()
+        };
+        assert!(refused(&good, 4).contains("has version 3"));
         let mut short = good.clone();
         short.payload.pop();
-        assert!(matches!(
-            decode::<(u16, u32)>(&short, "thing", 3),
-            Err(SavedStateError::Decode { .. })
-        ));
+        assert!(refused(&short, 3).contains("malformed"));
         let mut long = good;
         long.payload.push(0);
-        assert!(matches!(
-            decode::<(u16, u32)>(&long, "thing", 3),
-            Err(SavedStateError::TrailingBytes { extra: 1, .. })
-        ));
+        assert!(refused(&long, 3).contains("1 bytes too many"));
     }
 }

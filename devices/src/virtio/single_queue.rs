@@ -9,41 +9,24 @@ use vdpa::ring::RingFeatures;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 
 use super::backend::{Activation, Queue, QueueChange, SharedMemory};
-use super::userspace_queue::{QueueError, SavedQueue, UserspaceQueue};
+use super::userspace_queue::{SavedQueue, UserspaceQueue};
+use crate::Error;
 
-/// Why a device with one queue cannot do what the transport asked.
-#[derive(Debug, thiserror::Error)]
-pub enum SingleQueueError {
-    /// Features outside the offer, or without VERSION_1.
-    #[error("features {features:#x} are not acceptable; offered are {offered:#x}")]
-    Features {
-        /// What the driver chose.
-        features: u64,
-        /// What was offered.
-        offered: u64,
-    },
-    /// The device has queue 0 only.
-    #[error("there is no queue {0}")]
-    NoSuchQueue(u16),
-    /// The device cannot reset single queues.
-    #[error("queue {0} cannot be reset alone")]
-    NoQueueReset(u16),
-    /// The queue is enabled twice.
-    #[error("the queue is enabled already")]
-    AlreadyEnabled,
-    /// The queue cannot be served.
-    #[error("the queue cannot be served")]
-    Queue(#[from] QueueError),
-    /// The device must be inactive for that.
-    #[error("the device is active already")]
-    Active,
-    /// The device must be active for that.
-    #[error("the device is not active")]
-    Inactive,
-    /// The saved state has other features, or a queue where the transport has
-    /// none, or the reverse.
-    #[error("the saved state does not fit the transport's")]
-    Mismatch,
+const NOT_SERVED: &str = "the queue cannot be served";
+
+/// The device must be inactive for that.
+pub(crate) fn active() -> Error {
+    Error::other("the device is active already")
+}
+
+/// The device must be active for that.
+pub(crate) fn inactive() -> Error {
+    Error::other("the device is not active")
+}
+
+/// The device has queue 0 only.
+fn no_such_queue(index: u16) -> Error {
+    Error::other(format!("there is no queue {index}"))
 }
 
 /// What the offer and the queue's maximum are.
@@ -59,16 +42,15 @@ impl Offer {
     /// Checks what the driver chose.
     ///
     /// # Errors
-    /// [`SingleQueueError::Features`].
-    pub(crate) fn check(&self, features: u64) -> Result<(), SingleQueueError> {
+    /// Features outside the offer, or without VERSION_1.
+    pub(crate) fn check(&self, features: u64) -> Result<(), Error> {
         if features & !self.features == 0 && features & (1 << VIRTIO_F_VERSION_1) != 0 {
-            Ok(())
-        } else {
-            Err(SingleQueueError::Features {
-                features,
-                offered: self.features,
-            })
+            return Ok(());
         }
+        Err(Error::other(format!(
+            "features {features:#x} are not acceptable; offered are {:#x}",
+            self.features
+        )))
     }
 }
 
@@ -97,7 +79,7 @@ impl SingleQueue {
         activation: Activation,
         offer: Offer,
         memory: SharedMemory,
-    ) -> Result<Self, SingleQueueError> {
+    ) -> Result<Self, Error> {
         offer.check(activation.features)?;
         let mut started = Self {
             offer,
@@ -120,25 +102,26 @@ impl SingleQueue {
         mut activation: Activation,
         offer: Offer,
         memory: SharedMemory,
-    ) -> Result<Self, SingleQueueError> {
+    ) -> Result<Self, Error> {
         if saved.features != activation.features
             || usize::from(saved.queue.is_some()) != activation.queues.len()
         {
-            return Err(SingleQueueError::Mismatch);
+            return Err(Error::other("the saved state does not fit the transport's"));
         }
         let queue = activation.queues.pop();
         let mut started = Self::activate(activation, offer, memory)?;
         if let (Some(queue), Some(saved)) = (queue, saved.queue) {
             if queue.index != 0 {
-                return Err(SingleQueueError::NoSuchQueue(queue.index));
+                return Err(no_such_queue(queue.index));
             }
-            started.queue = Some(UserspaceQueue::restore(
+            let restored = UserspaceQueue::restore(
                 queue,
                 saved,
                 offer.max_size,
                 RingFeatures::of(started.features),
                 started.memory.clone(),
-            )?);
+            );
+            started.queue = Some(restored.map_err(Error::context(NOT_SERVED))?);
         }
         Ok(started)
     }
@@ -165,35 +148,38 @@ impl SingleQueue {
     ///
     /// # Errors
     /// The queue does not exist, is enabled already, or is not acceptable.
-    pub(crate) fn change(&mut self, change: QueueChange) -> Result<(), SingleQueueError> {
+    pub(crate) fn change(&mut self, change: QueueChange) -> Result<(), Error> {
         match change {
             QueueChange::Call { index, call } => {
                 self.queue
                     .as_mut()
                     .filter(|_| index == 0)
-                    .ok_or(SingleQueueError::NoSuchQueue(index))?
+                    .ok_or_else(|| no_such_queue(index))?
                     .set_call(call);
                 Ok(())
             }
             QueueChange::Enable(queue) => self.enable(queue),
             // RING_RESET is not offered, so the transport never asks.
-            QueueChange::Reset { index } => Err(SingleQueueError::NoQueueReset(index)),
+            QueueChange::Reset { index } => {
+                Err(Error::other(format!("queue {index} cannot be reset alone")))
+            }
         }
     }
 
-    fn enable(&mut self, queue: Queue) -> Result<(), SingleQueueError> {
+    fn enable(&mut self, queue: Queue) -> Result<(), Error> {
         if queue.index != 0 {
-            return Err(SingleQueueError::NoSuchQueue(queue.index));
+            return Err(no_such_queue(queue.index));
         }
         if self.queue.is_some() {
-            return Err(SingleQueueError::AlreadyEnabled);
+            return Err(Error::other("the queue is enabled already"));
         }
         let queue = UserspaceQueue::new(
             queue,
             self.offer.max_size,
             RingFeatures::of(self.features),
             self.memory.clone(),
-        )?;
+        )
+        .map_err(Error::context(NOT_SERVED))?;
         // The driver may have made buffers available, and kicked, before this.
         queue.kick().again();
         self.queue = Some(queue);

@@ -17,47 +17,16 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use vdpa::device::{VringAddresses, VringBase};
-use vdpa::ring::guest::GuestRingError;
 use vdpa::ring::{Chain, DeviceQueue, GuestRing, RingFeatures};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backend::{Queue, QueueAddresses, SharedMemory};
+use crate::Error;
 
 #[cfg(test)]
 pub(crate) mod driver;
 #[cfg(test)]
 mod tests;
-
-/// Why a queue cannot be, or can no longer be, served.
-#[derive(Debug, thiserror::Error)]
-pub enum QueueError {
-    /// The size is 0, above the offered maximum, or for a split ring no power of two.
-    #[error(
-        "queue size {size} is not possible: the maximum is {max}, and a split ring takes powers of two"
-    )]
-    Size {
-        /// What the driver set.
-        size: u16,
-        /// What was offered.
-        max: u16,
-    },
-    /// The ring lies where none can, or is not as it must be; or a saved position is none of it.
-    #[error("the ring cannot be served")]
-    Ring(#[from] GuestRingError),
-    /// Saved indices that no drained queue can have.
-    #[error(
-        "saved queue indices {next_avail} and {next_used} differ although nothing is in flight"
-    )]
-    SavedIndices {
-        /// Next avail index.
-        next_avail: u16,
-        /// Next used index.
-        next_used: u16,
-    },
-    /// An eventfd could not be prepared.
-    #[error("the eventfd of the queue cannot be used")]
-    Event(#[source] io::Error),
-}
 
 /// The state of a queue with nothing in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,7 +118,7 @@ impl UserspaceQueue {
         max_size: u16,
         features: RingFeatures,
         memory: SharedMemory,
-    ) -> Result<Self, QueueError> {
+    ) -> Result<Self, Error> {
         let base = VringBase::initial(features.packed);
         Self::start(queue, max_size, features, memory, base)
     }
@@ -160,7 +129,7 @@ impl UserspaceQueue {
         features: RingFeatures,
         memory: SharedMemory,
         base: VringBase,
-    ) -> Result<Self, QueueError> {
+    ) -> Result<Self, Error> {
         let QueueAddresses {
             size,
             descriptor,
@@ -168,18 +137,21 @@ impl UserspaceQueue {
             device,
         } = queue.addresses;
         if size > max_size || !features.format().takes(size) {
-            let max = max_size;
-            return Err(QueueError::Size { size, max });
+            return Err(Error::other(format!(
+                "queue size {size} is not possible: the maximum is {max_size}, and a split ring \
+                 takes powers of two"
+            )));
         }
         let areas = VringAddresses {
             descriptor,
             driver,
             device,
         };
-        let ring = GuestRing::new(memory, size, areas, features)?;
+        let ring = GuestRing::new(memory, size, areas, features).map_err(Error::ring)?;
+        let kick = Kick::new(queue.kick);
         Ok(Self {
-            ring: DeviceQueue::new(ring, base, features)?,
-            kick: Kick::new(queue.kick).map_err(QueueError::Event)?,
+            ring: DeviceQueue::new(ring, base, features).map_err(Error::ring)?,
+            kick: kick.map_err(Error::context("the eventfd of the queue cannot be used"))?,
             call: queue.call,
             broken: false,
         })
@@ -197,7 +169,7 @@ impl UserspaceQueue {
         max_size: u16,
         features: RingFeatures,
         memory: SharedMemory,
-    ) -> Result<Self, QueueError> {
+    ) -> Result<Self, Error> {
         let base = match saved.position {
             // A broken queue is served no more, so its position may be any: a
             // chain that was never given back may be in flight for ever.
@@ -206,10 +178,10 @@ impl UserspaceQueue {
                 next_avail,
                 next_used,
             } if next_avail != next_used => {
-                return Err(QueueError::SavedIndices {
-                    next_avail,
-                    next_used,
-                });
+                return Err(Error::other(format!(
+                    "saved queue indices {next_avail} and {next_used} differ although nothing is \
+                     in flight"
+                )));
             }
             SavedPosition::Split { next_used, .. } => VringBase::Split { index: next_used },
             SavedPosition::Packed { base } => base,
@@ -238,13 +210,13 @@ impl UserspaceQueue {
     ///
     /// # Errors
     /// The driver wrote something malformed: the queue is broken from now on.
-    pub(crate) fn pop(&mut self) -> Result<Option<Chain>, QueueError> {
+    pub(crate) fn pop(&mut self) -> Result<Option<Chain>, Error> {
         if self.broken {
             return Ok(None);
         }
         let popped = self.ring.pop();
         self.broken = popped.is_err();
-        Ok(popped?)
+        popped.map_err(Error::ring)
     }
 
     /// Stops serving the queue: what the driver put into a chain makes no sense.
@@ -258,10 +230,10 @@ impl UserspaceQueue {
     ///
     /// # Errors
     /// The used ring cannot be written: the queue is broken from now on.
-    pub(crate) fn push_used(&mut self, id: u16, len: u32) -> Result<(), QueueError> {
+    pub(crate) fn push_used(&mut self, id: u16, len: u32) -> Result<(), Error> {
         let pushed = self.ring.push_used(id, len);
         self.broken |= pushed.is_err();
-        Ok(pushed?)
+        pushed.map_err(Error::ring)
     }
 
     /// Asks the driver to kick from now on; `true` when chains were made
@@ -269,8 +241,8 @@ impl UserspaceQueue {
     ///
     /// # Errors
     /// The ring cannot be accessed.
-    pub(crate) fn arm(&mut self) -> Result<bool, QueueError> {
-        Ok(!self.broken && self.ring.set_notifications(true)?)
+    pub(crate) fn arm(&mut self) -> Result<bool, Error> {
+        Ok(!self.broken && self.ring.set_notifications(true).map_err(Error::ring)?)
     }
 
     /// Shows the driver what [`UserspaceQueue::push_used`] gave back, and interrupts it,
@@ -278,8 +250,8 @@ impl UserspaceQueue {
     ///
     /// # Errors
     /// The ring cannot be accessed.
-    pub(crate) fn signal_used(&mut self) -> Result<(), QueueError> {
-        if self.ring.publish()? {
+    pub(crate) fn signal_used(&mut self) -> Result<(), Error> {
+        if self.ring.publish().map_err(Error::ring)? {
             self.call_now();
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use devices::virtio::backend::{Activation, Backend as _, QueueChange};
-use devices::virtio::vdpa::{VdpaBackend, VdpaError, VdpaOptions};
+use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
 use lab::sim::{Mapping, SimDevice};
 use vdpa::memory::GuestMemory;
 use vdpa::window::{HIGHEST_END, WINDOW_SIZE};
@@ -65,15 +65,10 @@ fn a_wrong_number_of_queues_is_an_error_that_says_the_right_one() {
         ..options(&net)
     };
     let error = VdpaBackend::open(&options, guest::memory(), guest::RAM_END).unwrap_err();
+    let text = error.to_string();
     assert!(
-        matches!(
-            error,
-            VdpaError::QueueCount {
-                expected: 5,
-                has: 3
-            }
-        ),
-        "{error}"
+        text.starts_with("the device has 3 queues and num_queues is 5"),
+        "{text}"
     );
 }
 
@@ -91,9 +86,9 @@ fn refused_features_leave_a_device_that_works() {
         let activation = machine.nic.activation(machine.features);
         let error = machine.backend.activate(activation).unwrap_err();
         assert!(
-            chain(&*error).contains("not negotiated"),
+            chain(&error).contains("not negotiated"),
             "{}",
-            chain(&*error)
+            chain(&error)
         );
         machine.start();
         exchange(&mut machine.nic, 20, &[MAC]);
@@ -124,7 +119,7 @@ fn a_ring_outside_guest_memory_does_not_start_the_device() {
             }
             machine.backend.negotiate(machine.features).unwrap();
             let error = machine.backend.activate(activation).unwrap_err();
-            assert!(chain(&*error).contains("outside"), "{}", chain(&*error));
+            assert!(chain(&error).contains("outside"), "{}", chain(&error));
             machine.backend.reset();
         }
     }

@@ -264,7 +264,7 @@ fn a_hostile_driver_loses_its_device_and_nothing_else() {
         let queue = machine.nic.transmit.queue();
         let change = QueueChange::Enable(queue);
         let error = machine.backend.change(change).unwrap_err();
-        assert!(chain(&*error).contains(says), "{}", chain(&*error));
+        assert!(chain(&error).contains(says), "{}", chain(&error));
         machine.nic.transmit.addresses = good;
         machine.backend.reset();
         machine.start();
@@ -273,7 +273,7 @@ fn a_hostile_driver_loses_its_device_and_nothing_else() {
         let queue = machine.nic.transmit.queue();
         let error = machine.backend.change(QueueChange::Enable(queue));
         let error = error.unwrap_err();
-        assert!(chain(&*error).contains("already"), "{}", chain(&*error));
+        assert!(chain(&error).contains("already"), "{}", chain(&error));
         machine.backend.reset();
     }
     // Reset twice.
@@ -281,5 +281,5 @@ fn a_hostile_driver_loses_its_device_and_nothing_else() {
     reset(&mut machine, TRANSMIT);
     let change = QueueChange::Reset { index: TRANSMIT };
     let error = machine.backend.change(change).unwrap_err();
-    assert!(chain(&*error).contains("not enabled"), "{}", chain(&*error));
+    assert!(chain(&error).contains("not enabled"), "{}", chain(&error));
 }

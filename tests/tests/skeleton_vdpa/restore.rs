@@ -244,7 +244,7 @@ fn hostile_states_are_refused_and_the_device_stays_usable() {
             let activation = machine.activation();
             let restored = machine.backend.restore(&state, activation);
             let error = restored.expect_err(what);
-            assert!(!chain(&*error).is_empty());
+            assert!(!chain(&error).is_empty());
             assert_eq!(machine.backend.mapped_bytes(), mapped, "{what}");
         }
         // The good one still fits.

@@ -5,7 +5,7 @@
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bellhop_api::machine::VmState;
-use devices::virtio::pci::SwapError;
+use devices::ErrorKind as DeviceErrorKind;
 
 use super::controller::WATCHERS_MAX;
 use crate::config::DescriptorError;
@@ -107,7 +107,7 @@ impl Problem for ApiError {
             Self::Request(RequestError::Saving) => (StatusCode::CONFLICT, "saving"),
             Self::Request(RequestError::Save { .. }) => (StatusCode::CONFLICT, "cannot_be_saved"),
             Self::Request(RequestError::Snapshot(error)) => machine(error.kind()),
-            Self::Request(RequestError::Swap { source, .. }) => swap(source),
+            Self::Request(RequestError::Swap { source, .. }) => swap(source.kind()),
             Self::Request(RequestError::Wake(_)) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
             Self::TooManyWatchers => (StatusCode::SERVICE_UNAVAILABLE, "too_many_watchers"),
             Self::Ending => (StatusCode::SERVICE_UNAVAILABLE, "ending"),
@@ -126,21 +126,12 @@ impl Problem for ApiError {
 }
 
 /// Why a NIC keeps its device.
-fn swap(error: &SwapError) -> (StatusCode, &'static str) {
-    match error {
-        SwapError::DeviceType { .. }
-        | SwapError::Features { .. }
-        | SwapError::QueueCount { .. }
-        | SwapError::QueueSize { .. }
-        | SwapError::ConfigLen { .. }
-        | SwapError::Refused(_) => (StatusCode::UNPROCESSABLE_ENTITY, "incompatible"),
-        SwapError::Start(_) => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
-        SwapError::Saved | SwapError::InUse | SwapError::HandOver(_) => {
-            (StatusCode::CONFLICT, "cannot_hand_over")
-        }
-        SwapError::Failed(_) | SwapError::Lost { .. } => {
-            (StatusCode::INTERNAL_SERVER_ERROR, "nic_lost")
-        }
+fn swap(kind: DeviceErrorKind) -> (StatusCode, &'static str) {
+    match kind {
+        DeviceErrorKind::CannotStart => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
+        DeviceErrorKind::CannotHandOver => (StatusCode::CONFLICT, "cannot_hand_over"),
+        DeviceErrorKind::Lost => (StatusCode::INTERNAL_SERVER_ERROR, "nic_lost"),
+        _ => (StatusCode::UNPROCESSABLE_ENTITY, "incompatible"),
     }
 }
 

@@ -144,37 +144,42 @@ impl Machine {
             (layout::RTC_PORT.into(), CLOCK_LEN, clock.clone()),
         ];
         for (port, len, device) in at_ports {
-            io.insert(port, len, device)?;
+            io.insert(port, len, device).map_err(not_placed)?;
         }
 
         // PCI.
         let window = layout.pci_mmio64();
-        let pci = Arc::new(PciBus::new(
-            &mmio,
-            MmioWindow::new(window.start, window.len)?,
-        ));
+        let window = MmioWindow::new(window.start, window.len).map_err(|source| {
+            // A mistake in the machine's layout.
+            Error::host("cannot lay out PCI memory").because(source)
+        })?;
+        let pci = Arc::new(PciBus::new(&mmio, window));
         mmio.insert(
             layout::PCI_ECAM.start,
             layout::PCI_ECAM.len,
             Arc::new(Ecam::new(pci.clone())),
-        )?;
+        )
+        .map_err(not_placed)?;
         let config_ports = Arc::new(ConfigPorts::new(pci.clone()));
         io.insert(
             layout::PCI_CONFIG_PORT.into(),
             layout::PCI_CONFIG_PORT_LEN.into(),
             config_ports.clone(),
-        )?;
+        )
+        .map_err(not_placed)?;
 
         let line = LevelLine::new(vm.fd().clone(), u32::from(layout::HOTPLUG_IRQ));
         let hotplug = PciHotplug::new(pci.clone(), Box::new(line))
             .map(Arc::new)
             .map_err(Error::failed("eventfd"))?;
-        io.insert(layout::HOTPLUG_PORT.into(), HOTPLUG_LEN, hotplug.clone())?;
+        io.insert(layout::HOTPLUG_PORT.into(), HOTPLUG_LEN, hotplug.clone())
+            .map_err(not_placed)?;
 
         let event = |name, irq, port: u16| {
             let line = LevelLine::new(vm.fd().clone(), u32::from(irq));
             let event = Arc::new(AcpiEvent::new(name, Box::new(line)));
-            io.insert(port.into(), ACPI_EVENT_LEN, event.clone())?;
+            io.insert(port.into(), ACPI_EVENT_LEN, event.clone())
+                .map_err(not_placed)?;
             Ok::<_, Error>(event)
         };
         let button = event(
@@ -293,6 +298,11 @@ impl Machine {
             requests,
         })
     }
+}
+
+/// For `map_err`: two devices want the same addresses, a mistake in the machine's layout.
+fn not_placed(source: devices::Error) -> Error {
+    Error::host("cannot place a device of the machine").because(source)
 }
 
 /// A copy for the machine's life: a vDPA device is free as soon as the guest has given it up.

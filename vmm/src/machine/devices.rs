@@ -9,13 +9,13 @@ use devices::virtio::backend::{Backend as _, SharedMemory};
 use devices::virtio::block::Block;
 use devices::virtio::block::disk::Disk;
 use devices::virtio::rng::Rng;
-use devices::virtio::vdpa::{VdpaBackend, VdpaError, VdpaOptions};
+use devices::virtio::vdpa::{VdpaBackend, VdpaOptions, not_replaceable};
 
 use super::inventory::Device;
 use super::pluggable::DeviceConfig;
-use crate::Error;
 use crate::config::{DiskConfig, VdpaConfig, VdpaSource, VmConfig};
 use crate::host::Host;
+use crate::{Error, ErrorKind};
 
 /// Virtio device type of a network device (virtio 1.3, section 5).
 pub(super) const VIRTIO_ID_NET: u32 = 1;
@@ -81,7 +81,7 @@ pub(super) fn open_vdpa(
     };
     match opened {
         Ok(backend) if config.failover.is_some() && backend.device_type() != VIRTIO_ID_NET => {
-            Err(cannot_be_used(&id, VdpaError::NotReplaceable))
+            Err(cannot_be_used(&id, not_replaceable()))
         }
         Ok(backend) => Ok(Device {
             config: (backend.device_type() == VIRTIO_ID_NET).then(|| {
@@ -99,7 +99,7 @@ pub(super) fn open_vdpa(
     }
 }
 
-fn cannot_be_used(id: &str, source: VdpaError) -> Error {
+fn cannot_be_used(id: &str, source: devices::Error) -> Error {
     Error::unusable(format!("vDPA device {id} cannot be used")).because(source)
 }
 
@@ -115,7 +115,8 @@ pub(super) fn open_disk(
     memory: &SharedMemory,
 ) -> Result<Device, Error> {
     let id = id.to_owned();
-    let disk = Disk::open(&config.path, config.readonly)?;
+    let disk = Disk::open(&config.path, config.readonly);
+    let disk = disk.map_err(|source| Error::transparent(ErrorKind::Unusable, source))?;
     match Block::new(disk, &id, memory.clone()) {
         Ok(block) => Ok(Device {
             config: Some(DeviceConfig::Disk(DiskConfig {

@@ -18,7 +18,6 @@ use std::io::{self, Read as _};
 use std::sync::Arc;
 
 use devices::legacy::event::{AcpiEvent, AcpiEventState};
-use devices::saved::DeviceStateError;
 use serde::{Deserialize, Serialize};
 use vdpa::memory::GuestMemory;
 use vm_memory::{Bytes as _, GuestAddress};
@@ -106,11 +105,11 @@ impl Generation {
     /// Takes what was saved; guest memory has the bytes already.
     ///
     /// # Errors
-    /// [`DeviceStateError::Interrupt`].
+    /// The event's interrupt cannot be set.
     pub(super) fn restore(
         &mut self,
         saved: Option<&GenerationState>,
-    ) -> Result<(), DeviceStateError> {
+    ) -> Result<(), devices::Error> {
         self.id = saved.map(|saved| saved.id);
         self.changed
             .restore(&saved.map_or(AcpiEventState { raised: false }, |saved| saved.changed))

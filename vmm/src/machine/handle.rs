@@ -32,7 +32,7 @@ use devices::virtio::backend::{Backend, SharedMemory};
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-pub use self::error::{BackendFailed, RequestError};
+pub use self::error::RequestError;
 pub use self::swap::NicSwapped;
 pub(super) use self::swap::SwapAnswer;
 use super::board::{Board, DeviceStatus, MachineStatus, RunState, UpgradeStatus};

@@ -317,7 +317,10 @@ impl Inventory {
         let mut result = Ok(());
         for entry in self.entries.values() {
             let logged = entry.device.log_writes(on);
-            let logged = logged.map_err(|source| RequestError::dirty_log(&entry.id, source));
+            let logged = logged.map_err(|source| RequestError::DirtyLog {
+                id: entry.id.clone(),
+                source,
+            });
             if on && logged.is_err() {
                 // What fails here is in the log, and the first error says why.
                 let _ = self.log_writes(false);

@@ -92,7 +92,7 @@ pub(crate) use end::stopped;
 pub use end::{End, EndReason, failed};
 pub use failover::{Failover, FailoverState};
 pub use hand_over::{HandOver, HandedOver};
-pub use handle::{BackendFailed, Handle, NicSwapped, RequestError};
+pub use handle::{Handle, NicSwapped, RequestError};
 pub use migration::{
     Arriving, Direction, InFlight, Migration, MigrationEnd, NotMovable, ReceiveConfig, SendConfig,
     Trial, load_tls,

@@ -9,10 +9,6 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use devices::pci::ConfigSpaceError;
-use devices::saved::DeviceStateError;
-use devices::virtio::pci::RestoreError;
-
 use super::hand_over::HandedOver;
 use super::migration::{Arriving, Migration};
 use super::saved::SavedMachine;
@@ -89,10 +85,10 @@ pub enum SnapshotError {
     DeviceNotSaved(String),
     /// A device of the board does not take its state.
     #[error("a device of the board cannot be restored")]
-    Platform(#[from] DeviceStateError),
+    Platform(#[from] devices::Error),
     /// The host bridge does not take its state.
     #[error("the host bridge cannot be restored")]
-    HostBridge(#[source] ConfigSpaceError),
+    HostBridge(#[source] devices::Error),
     /// A device does not take its state.
     #[error("device {id} cannot be restored")]
     Device {
@@ -100,7 +96,7 @@ pub enum SnapshotError {
         id: String,
         /// Why.
         #[source]
-        source: RestoreError,
+        source: devices::Error,
     },
 }
 

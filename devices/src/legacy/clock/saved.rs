@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Clock, INDEX_MASK, REGISTER_B_MASK, Registers, SET, UPDATE_IN_PROGRESS};
-use crate::saved::DeviceStateError;
+use crate::Error;
+use crate::saved::ensure;
 
 const DEVICE: &str = "real-time clock";
 
@@ -41,16 +42,16 @@ impl Clock {
     /// Takes saved registers.
     ///
     /// # Errors
-    /// [`DeviceStateError::Impossible`]: bits that cannot be set, or a time that is held without SET.
-    pub fn restore(&self, state: &ClockState) -> Result<(), DeviceStateError> {
-        DeviceStateError::unless(
+    /// Bits that cannot be set, or a time that is held without SET.
+    pub fn restore(&self, state: &ClockState) -> Result<(), Error> {
+        ensure(
             state.index & !INDEX_MASK == 0
                 && state.register_a & UPDATE_IN_PROGRESS == 0
                 && state.register_b & !REGISTER_B_MASK == 0,
             DEVICE,
             "bits that cannot be set",
         )?;
-        DeviceStateError::unless(
+        ensure(
             state.held.is_some() == (state.register_b & SET != 0),
             DEVICE,
             "the time is held without SET, or SET without a time",

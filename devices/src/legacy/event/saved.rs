@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::AcpiEvent;
-use crate::saved::DeviceStateError;
+use crate::Error;
+use crate::saved::interrupt_failed;
 
 /// A saved event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,12 +25,9 @@ impl AcpiEvent {
     /// Takes a saved event. Its interrupt follows, so interrupt controllers come first.
     ///
     /// # Errors
-    /// [`DeviceStateError::Interrupt`].
-    pub fn restore(&self, saved: &AcpiEventState) -> Result<(), DeviceStateError> {
+    /// The interrupt cannot be set.
+    pub fn restore(&self, saved: &AcpiEventState) -> Result<(), Error> {
         self.try_set(&mut self.state.lock(), saved.raised)
-            .map_err(|source| DeviceStateError::Interrupt {
-                device: self.name,
-                source,
-            })
+            .map_err(|source| interrupt_failed(self.name, source))
     }
 }

@@ -9,7 +9,8 @@ use vm_superio::serial::Error as UartError;
 use vm_superio::serial::SerialState as UartState;
 
 use super::{Events, Interrupt, OutputBuffer, Serial};
-use crate::saved::DeviceStateError;
+use crate::Error;
+use crate::saved::{ensure, interrupt_failed};
 
 const DEVICE: &str = "serial port";
 /// Bytes in the receive FIFO at most.
@@ -68,21 +69,21 @@ impl Serial {
     /// vCPU may be running.
     ///
     /// # Errors
-    /// [`DeviceStateError::Impossible`]: a FIFO that is too long, bits that do not exist.
-    /// [`DeviceStateError::Interrupt`].
-    pub fn restore(&self, state: &SerialState) -> Result<(), DeviceStateError> {
-        DeviceStateError::unless(
+    /// A FIFO that is too long, bits that do not exist; or the interrupt
+    /// cannot be set.
+    pub fn restore(&self, state: &SerialState) -> Result<(), Error> {
+        ensure(
             state.interrupt_enable & !INTERRUPT_ENABLE_MASK == 0,
             DEVICE,
             "unknown bits in interrupt enable",
         )?;
         let pending = state.interrupt_identification;
-        DeviceStateError::unless(
+        ensure(
             pending == NONE_PENDING || (pending != 0 && pending & !PENDING_MASK == 0),
             DEVICE,
             "unknown bits in interrupt identification",
         )?;
-        DeviceStateError::unless(
+        ensure(
             state.received.len() <= FIFO_SIZE,
             DEVICE,
             "more than 64 bytes in the receive FIFO",
@@ -117,10 +118,7 @@ impl Serial {
                     UartError::Trigger(source) | UartError::IOError(source) => source,
                     UartError::FullFifo => std::io::ErrorKind::InvalidData.into(),
                 };
-                DeviceStateError::Interrupt {
-                    device: DEVICE,
-                    source,
-                }
+                interrupt_failed(DEVICE, source)
             })?;
         std::mem::swap(uart.writer_mut(), inner.uart.writer_mut());
         inner.uart = uart;

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{ADDRESS_MASK, ConfigPorts};
-use crate::saved::DeviceStateError;
+use crate::Error;
+use crate::saved::ensure;
 
 /// Saved configuration ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,9 +25,9 @@ impl ConfigPorts {
     /// Takes a saved address register.
     ///
     /// # Errors
-    /// [`DeviceStateError::Impossible`]: bits that cannot be set.
-    pub fn restore(&self, state: &ConfigPortsState) -> Result<(), DeviceStateError> {
-        DeviceStateError::unless(
+    /// Bits that cannot be set.
+    pub fn restore(&self, state: &ConfigPortsState) -> Result<(), Error> {
+        ensure(
             state.address & !ADDRESS_MASK == 0,
             "PCI configuration port",
             "address bits that cannot be set",

@@ -98,10 +98,10 @@ fn the_host_bridge_goes_on_elsewhere() {
     assert_eq!(command, [0x06, 0x04]);
     state.host_bridge.bytes[0] ^= 1;
     let refused = destination.restore(&state).unwrap_err();
-    assert_eq!(refused, ConfigSpaceError::OtherDevice(0));
+    assert!(refused.to_string().contains("read-only byte 0x0"));
     state.host_bridge.bytes.clear();
     let refused = destination.restore(&state).unwrap_err();
-    assert_eq!(refused, ConfigSpaceError::StateLength(0));
+    assert!(refused.to_string().contains("has 0 bytes"));
 }
 
 #[test]
@@ -230,18 +230,16 @@ fn slots_fill_empty_and_fill_again() {
     let (memory, pci) = bus();
     let slot = Slot::new(5).unwrap();
     pci.add(Some(slot), Recorder::new()).unwrap();
-    let taken = pci.add(Some(slot), Recorder::new());
-    assert!(matches!(taken, Err(PciError::SlotTaken(_))));
-    let bridge = pci.add(Some(Slot::HOST_BRIDGE), Recorder::new());
-    assert!(matches!(bridge, Err(PciError::SlotTaken(_))));
+    for taken in [slot, Slot::HOST_BRIDGE] {
+        let error = pci.add(Some(taken), Recorder::new()).unwrap_err();
+        assert!(error.to_string().ends_with("is taken"), "{error}");
+    }
     for _ in 0..30 {
         pci.add(None, Recorder::new()).unwrap();
     }
     assert_eq!(pci.functions().len(), 32);
-    assert!(matches!(
-        pci.add(None, Recorder::new()),
-        Err(PciError::NoSlot)
-    ));
+    let full = pci.add(None, Recorder::new()).unwrap_err();
+    assert!(full.to_string().starts_with("no free PCI slot"), "{full}");
     assert!(pci.remove(Slot::HOST_BRIDGE).is_none());
 
     pci.write_config(slot, 4, &[2]);
@@ -262,11 +260,8 @@ fn a_full_window_leaves_nothing_behind() {
     let window = MmioWindow::new(WINDOW, BAR_SIZE).unwrap();
     let pci = PciBus::new(&memory, window);
     let slot = pci.add(None, Recorder::new()).unwrap();
-    let full = pci.add(None, Recorder::new());
-    assert!(matches!(
-        full,
-        Err(PciError::Window(WindowError::Full(BAR_SIZE)))
-    ));
+    let full = pci.add(None, Recorder::new()).unwrap_err();
+    assert_eq!(full.to_string(), "cannot place a BAR");
     assert_eq!(pci.functions().len(), 2);
     pci.remove(slot);
     pci.add(None, Recorder::new()).unwrap();

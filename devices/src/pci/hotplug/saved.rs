@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{PciHotplug, State, bit};
+use crate::Error;
 use crate::pci::Slot;
-use crate::saved::DeviceStateError;
+use crate::saved::{ensure, interrupt_failed};
 
 const DEVICE: &str = "PCI hot-plug";
 
@@ -38,10 +39,10 @@ impl PciHotplug {
     /// so do the functions on the bus, for a guest can eject only what is there.
     ///
     /// # Errors
-    /// [`DeviceStateError::Impossible`]: the host bridge in any register, a removal that the
-    /// guest may not follow, a slot to eject that is empty or ejected already.
-    /// [`DeviceStateError::Interrupt`].
-    pub fn restore(&self, saved: &PciHotplugState) -> Result<(), DeviceStateError> {
+    /// The host bridge in any register, a removal that the
+    /// guest may not follow, a slot to eject that is empty or ejected already;
+    /// or the interrupt cannot be set.
+    pub fn restore(&self, saved: &PciHotplugState) -> Result<(), Error> {
         let &PciHotplugState {
             inserted,
             removal,
@@ -49,12 +50,12 @@ impl PciHotplug {
             ejected,
         } = saved;
         let bridge = bit(Slot::HOST_BRIDGE);
-        DeviceStateError::unless(
+        ensure(
             (inserted | removal | ejectable | ejected) & bridge == 0,
             DEVICE,
             "the host bridge comes or goes",
         )?;
-        DeviceStateError::unless(
+        ensure(
             removal & !ejectable == 0,
             DEVICE,
             "the guest is asked to eject a slot that it may not eject",
@@ -64,7 +65,7 @@ impl PciHotplug {
             .functions()
             .iter()
             .fold(0, |slots, (slot, _)| slots | bit(*slot));
-        DeviceStateError::unless(
+        ensure(
             ejectable & !there == 0 && ejectable & ejected == 0,
             DEVICE,
             "the guest may eject an empty slot",
@@ -83,9 +84,6 @@ impl PciHotplug {
             let _ = self.event.write(1);
         }
         self.try_settle(&mut state)
-            .map_err(|source| DeviceStateError::Interrupt {
-                device: DEVICE,
-                source,
-            })
+            .map_err(|source| interrupt_failed(DEVICE, source))
     }
 }

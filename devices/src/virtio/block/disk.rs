@@ -5,74 +5,13 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::lock::{self, Holders};
+use super::lock;
+use crate::Error;
 
 /// Bytes in a sector, the unit of addresses in requests (virtio 1.3, 5.2.4).
 pub const SECTOR: u64 = 512;
-
-/// Why a disk image cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum DiskError {
-    /// The file does not exist.
-    #[error("disk image {path}: no such file; check the path, or create it with truncate -s SIZE")]
-    Missing {
-        /// The image.
-        path: PathBuf,
-    },
-    /// The permissions, or a read-only file system, do not allow it.
-    #[error("disk image {path}: no permission to {access} it{hint}")]
-    Permission {
-        /// The image.
-        path: PathBuf,
-        /// `read`, or `read and write`.
-        access: &'static str,
-        /// What may help.
-        hint: &'static str,
-        /// What the system says.
-        #[source]
-        source: io::Error,
-    },
-    /// Opening, looking at or locking it failed otherwise.
-    #[error("disk image {path}: cannot {action} it")]
-    Io {
-        /// The image.
-        path: PathBuf,
-        /// What was being done.
-        action: &'static str,
-        /// What the system says.
-        #[source]
-        source: io::Error,
-    },
-    /// It is a directory, a pipe, a terminal, …
-    #[error("disk image {path} is {found}; a regular file or a block device is needed")]
-    Kind {
-        /// The image.
-        path: PathBuf,
-        /// What it is.
-        found: &'static str,
-    },
-    /// Somebody holds it.
-    #[error(
-        "disk image {path} is in use by {holders}; end that use, or open the image with \
-         readonly=on in both"
-    )]
-    Locked {
-        /// The image.
-        path: PathBuf,
-        /// Who.
-        holders: Holders,
-    },
-    /// There is not even one sector in it.
-    #[error("disk image {path} has {len} bytes; at least one sector of 512 is needed")]
-    Empty {
-        /// The image.
-        path: PathBuf,
-        /// Its length.
-        len: u64,
-    },
-}
 
 /// An open, locked disk image.
 #[derive(Debug)]
@@ -88,22 +27,15 @@ impl Disk {
     /// `read_only`. A length that is no multiple of 512 is rounded down.
     ///
     /// # Errors
-    /// See [`DiskError`].
-    pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
-        let path_buf = || path.to_path_buf();
+    /// It is not there, not permitted, no image, in use, or smaller than a sector.
+    pub fn open(path: &Path, read_only: bool) -> Result<Self, Error> {
         // Before it is opened: opening alone makes some devices do something, a watchdog
         // begin to count. The check that holds is the one of the open file.
         if let Ok(metadata) = fs::metadata(path) {
             check_kind(path, metadata.file_type())?;
         }
         let file = open_file(path, read_only)?;
-        let io_error = |action| {
-            move |source| DiskError::Io {
-                path: path_buf(),
-                action,
-                source,
-            }
-        };
+        let io_error = |action| move |source| cannot(path, action, source);
         let metadata = file.metadata().map_err(io_error("look at"))?;
         check_kind(path, metadata.file_type())?;
         // O_NONBLOCK was only against a pipe without a writer. Kept, it would turn
@@ -111,20 +43,22 @@ impl Disk {
         rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::empty())
             .map_err(|errno| io_error("prepare")(errno.into()))?;
         if !lock::take(&file, read_only).map_err(io_error("lock"))? {
-            return Err(DiskError::Locked {
-                path: path_buf(),
-                holders: lock::holders(&file),
-            });
+            return Err(Error::other(format!(
+                "disk image {} is in use by {}; end that use, or open the image with readonly=on \
+                 in both",
+                path.display(),
+                lock::holders(&file)
+            )));
         }
         // Unlike the metadata, this is right for block devices too.
         let len = (&file)
             .seek(SeekFrom::End(0))
             .map_err(io_error("measure"))?;
         if len < SECTOR {
-            return Err(DiskError::Empty {
-                path: path_buf(),
-                len,
-            });
+            return Err(Error::other(format!(
+                "disk image {} has {len} bytes; at least one sector of 512 is needed",
+                path.display()
+            )));
         }
         if len % SECTOR != 0 {
             tracing::warn!(
@@ -177,51 +111,51 @@ impl Disk {
     }
 }
 
-fn open_file(path: &Path, read_only: bool) -> Result<File, DiskError> {
+fn open_file(path: &Path, read_only: bool) -> Result<File, Error> {
     OpenOptions::new()
         .read(true)
         .write(!read_only)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path)
-        .map_err(|source| {
-            let path = path.to_path_buf();
-            match source.raw_os_error() {
-                Some(libc::ENOENT) => DiskError::Missing { path },
-                Some(libc::EISDIR) => DiskError::Kind {
-                    path,
-                    found: "a directory",
-                },
-                Some(libc::EACCES | libc::EPERM | libc::EROFS) if !read_only => {
-                    DiskError::Permission {
-                        path,
-                        access: "read and write",
-                        hint: "; readonly=on needs only reading",
-                        source,
-                    }
-                }
-                Some(libc::EACCES | libc::EPERM) => DiskError::Permission {
-                    path,
-                    access: "read",
-                    hint: "",
-                    source,
-                },
-                _ => DiskError::Io {
-                    path,
-                    action: "open",
-                    source,
-                },
-            }
+        .map_err(|source| match source.raw_os_error() {
+            Some(libc::ENOENT) => Error::other(format!(
+                "disk image {}: no such file; check the path, or create it with truncate -s SIZE",
+                path.display()
+            )),
+            Some(libc::EISDIR) => wrong_kind(path, "a directory"),
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) if !read_only => no_permission(
+                path,
+                "read and write it; readonly=on needs only reading",
+                source,
+            ),
+            Some(libc::EACCES | libc::EPERM) => no_permission(path, "read it", source),
+            _ => cannot(path, "open", source),
         })
 }
 
-fn check_kind(path: &Path, kind: fs::FileType) -> Result<(), DiskError> {
+/// An action on the image that failed.
+fn cannot(path: &Path, action: &str, source: io::Error) -> Error {
+    let path = path.display();
+    Error::other(format!("disk image {path}: cannot {action} it")).because(source)
+}
+
+fn no_permission(path: &Path, access: &str, source: io::Error) -> Error {
+    let path = path.display();
+    Error::other(format!("disk image {path}: no permission to {access}")).because(source)
+}
+
+fn wrong_kind(path: &Path, found: &str) -> Error {
+    let path = path.display();
+    Error::other(format!(
+        "disk image {path} is {found}; a regular file or a block device is needed"
+    ))
+}
+
+fn check_kind(path: &Path, kind: fs::FileType) -> Result<(), Error> {
     if kind.is_file() || kind.is_block_device() {
         return Ok(());
     }
-    Err(DiskError::Kind {
-        path: path.to_path_buf(),
-        found: describe(kind),
-    })
+    Err(wrong_kind(path, describe(kind)))
 }
 
 fn describe(kind: fs::FileType) -> &'static str {
@@ -250,8 +184,6 @@ fn physical_block_exp(block_size: u64) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::super::tests::TempFile;
     use super::*;
 
@@ -269,29 +201,20 @@ mod tests {
 
     #[test]
     fn refuses_what_is_no_image() {
-        let missing = PathBuf::from("/nowhere/at/all");
-        let error = Disk::open(&missing, true).unwrap_err();
-        assert!(matches!(error, DiskError::Missing { .. }));
+        let error = Disk::open(Path::new("/nowhere/at/all"), true).unwrap_err();
+        assert!(error.to_string().contains("no such file"));
 
         let directory = std::env::temp_dir();
         for read_only in [true, false] {
             let error = Disk::open(&directory, read_only).unwrap_err();
-            assert!(matches!(
-                error,
-                DiskError::Kind {
-                    found: "a directory",
-                    ..
-                }
-            ));
+            assert!(error.to_string().contains("is a directory;"));
         }
         let error = Disk::open(Path::new("/dev/null"), false).unwrap_err();
         assert!(error.to_string().contains("a character device"));
 
         let short = TempFile::new(&[0; 511]);
-        assert!(matches!(
-            Disk::open(short.path(), false),
-            Err(DiskError::Empty { len: 511, .. })
-        ));
+        let error = Disk::open(short.path(), false).unwrap_err();
+        assert!(error.to_string().contains("has 511 bytes"));
     }
 
     #[test]
@@ -315,10 +238,8 @@ mod tests {
     fn one_writer_or_many_readers() {
         let file = TempFile::new(&[0; 512]);
         let locked = |read_only| {
-            matches!(
-                Disk::open(file.path(), read_only),
-                Err(DiskError::Locked { .. })
-            )
+            let opened = Disk::open(file.path(), read_only);
+            opened.is_err_and(|error| error.to_string().contains("is in use by"))
         };
         let writer = Disk::open(file.path(), false).unwrap();
         assert!(locked(false) && locked(true));

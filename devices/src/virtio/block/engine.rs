@@ -31,6 +31,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::super::backend::SharedMemory;
 use super::disk::Disk;
 use super::request::{Io, Transfer};
+use crate::Error;
 
 /// Most operations in flight.
 pub(crate) const DEPTH: u16 = 256;
@@ -39,35 +40,22 @@ pub(crate) const MAX_BYTES_IN_FLIGHT: u64 = 64 << 20;
 /// How often an operation that made no progress is tried again.
 const MAX_RETRIES: u8 = 8;
 
-/// Why io_uring cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    /// The kernel was built without it, or a filter hides it.
-    #[error("this kernel has no io_uring (CONFIG_IO_URING), which disk I/O needs")]
-    Missing(#[source] io::Error),
-    /// It is switched off.
-    #[error(
-        "io_uring, which disk I/O needs, is not permitted; set sysctl kernel.io_uring_disabled to 0, \
-         or to 1 with this user in the group kernel.io_uring_group"
-    )]
-    Disabled(#[source] io::Error),
-    /// Kernels before 5.12 count the ring against RLIMIT_MEMLOCK.
-    #[error("no memory for an io_uring; if the kernel is older than 5.12, raise ulimit -l")]
-    Memory(#[source] io::Error),
-    /// Anything else.
-    #[error("cannot set up an io_uring for disk I/O")]
-    Setup(#[source] io::Error),
-}
-
-impl From<io::Error> for EngineError {
-    fn from(error: io::Error) -> Self {
-        match error.raw_os_error() {
-            Some(libc::ENOSYS) => Self::Missing(error),
-            Some(libc::EPERM | libc::EACCES) => Self::Disabled(error),
-            Some(libc::ENOMEM) => Self::Memory(error),
-            _ => Self::Setup(error),
+/// For `map_err`: io_uring cannot be used.
+fn unavailable(error: io::Error) -> Error {
+    let message = match error.raw_os_error() {
+        Some(libc::ENOSYS) => "this kernel has no io_uring (CONFIG_IO_URING), which disk I/O needs",
+        Some(libc::EPERM | libc::EACCES) => {
+            "io_uring, which disk I/O needs, is not permitted; set sysctl \
+             kernel.io_uring_disabled to 0, or to 1 with this user in the group \
+             kernel.io_uring_group"
         }
-    }
+        // Kernels before 5.12 count the ring against RLIMIT_MEMLOCK.
+        Some(libc::ENOMEM) => {
+            "no memory for an io_uring; if the kernel is older than 5.12, raise ulimit -l"
+        }
+        _ => "cannot set up an io_uring for disk I/O",
+    };
+    Error::other(message).because(error)
 }
 
 /// Which request an operation belongs to.
@@ -184,11 +172,13 @@ impl Engine {
     /// An idle engine.
     ///
     /// # Errors
-    /// See [`EngineError`].
-    pub(crate) fn new(disk: Disk, memory: SharedMemory) -> Result<Self, EngineError> {
-        let ring = IoUring::new(u32::from(DEPTH))?;
-        let completed = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
-        ring.submitter().register_eventfd(completed.as_raw_fd())?;
+    /// io_uring cannot be used.
+    pub(crate) fn new(disk: Disk, memory: SharedMemory) -> Result<Self, Error> {
+        let ring = IoUring::new(u32::from(DEPTH)).map_err(unavailable)?;
+        let flags = libc::EFD_NONBLOCK | libc::EFD_CLOEXEC;
+        let completed = EventFd::new(flags).map_err(unavailable)?;
+        let registered = ring.submitter().register_eventfd(completed.as_raw_fd());
+        registered.map_err(unavailable)?;
         Ok(Self {
             ring,
             completed,
@@ -486,7 +476,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_remedy() {
-        let message = |errno| EngineError::from(io::Error::from_raw_os_error(errno)).to_string();
+        let message = |errno| unavailable(io::Error::from_raw_os_error(errno)).to_string();
         assert!(message(libc::EPERM).contains("kernel.io_uring_disabled"));
         assert!(message(libc::ENOSYS).contains("CONFIG_IO_URING"));
         assert!(message(libc::ENOMEM).contains("ulimit -l"));

@@ -43,15 +43,15 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backend::{
-    Activation, Backend, BackendError, Event, Outcome, QueueChange, QueueRole, SavedState,
-    SharedMemory,
+    Activation, Backend, Event, Outcome, QueueChange, QueueRole, SavedState, SharedMemory,
 };
 use super::saved_state;
-use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, SingleQueueError};
-use super::userspace_queue::{Kick, QueueError, UserspaceQueue};
+use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, active, inactive};
+use super::userspace_queue::{Kick, UserspaceQueue};
+use crate::Error;
 use disk::{Disk, SECTOR};
-use engine::{Done, Engine, EngineError, Ticket};
-use request::{Limits, Malformed, Operation, Request, Status};
+use engine::{Done, Engine, Ticket};
+use request::{Limits, Operation, Request, Status};
 
 /// Length of the identification string that GET_ID returns.
 pub const ID_LEN: usize = 20;
@@ -69,44 +69,6 @@ const KICK: u16 = 0;
 const COMPLETION: u16 = 1;
 pub(super) const STATE_NAME: &str = "virtio-blk";
 pub(super) const STATE_VERSION: u32 = 1;
-
-/// Why the device cannot be made or cannot do what the transport asked.
-#[derive(Debug, thiserror::Error)]
-pub enum BlockError {
-    /// The identification string does not fit.
-    #[error("the disk id {id:?} must be 1 to 20 printable ASCII characters")]
-    Id {
-        /// What was given.
-        id: String,
-    },
-    /// io_uring cannot be used.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The image is not the one that the state was saved with.
-    #[error(
-        "the saved disk has {saved_sectors} sectors (read-only: {saved_read_only}), this image \
-         {sectors} (read-only: {read_only})"
-    )]
-    OtherDisk {
-        /// Capacity in the state.
-        saved_sectors: u64,
-        /// Read-only in the state.
-        saved_read_only: bool,
-        /// Capacity of the image.
-        sectors: u64,
-        /// How the image was opened.
-        read_only: bool,
-    },
-}
-
-/// Why a turn ended early: the driver broke its queue.
-#[derive(Debug, thiserror::Error)]
-enum Broken {
-    #[error(transparent)]
-    Queue(#[from] QueueError),
-    #[error(transparent)]
-    Request(#[from] Malformed),
-}
 
 /// The payload of a saved state.
 #[derive(Debug, Serialize, Deserialize)]
@@ -135,13 +97,16 @@ impl Block {
     ///
     /// # Errors
     /// A bad `id`, or io_uring is not available.
-    pub fn new(disk: Disk, id: &str, memory: SharedMemory) -> Result<Self, BlockError> {
+    pub fn new(disk: Disk, id: &str, memory: SharedMemory) -> Result<Self, Error> {
         let mut padded = [0; ID_LEN];
         padded
             .get_mut(..id.len())
             .filter(|_| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_graphic()))
-            .ok_or_else(|| BlockError::Id {
-                id: id.chars().take(64).collect(),
+            .ok_or_else(|| {
+                let id: String = id.chars().take(64).collect();
+                Error::other(format!(
+                    "the disk id {id:?} must be 1 to 20 printable ASCII characters"
+                ))
             })?
             .copy_from_slice(id.as_bytes());
         Ok(Self {
@@ -165,7 +130,7 @@ impl Block {
     }
 
     /// Reports what completed and takes new requests, for one turn.
-    fn turn(&mut self) -> Result<(), Broken> {
+    fn turn(&mut self) -> Result<(), Error> {
         let Some(queue) = self.active.as_mut().and_then(SingleQueue::queue) else {
             return Ok(());
         };
@@ -180,7 +145,7 @@ impl Block {
         // begun only `REQUESTS_PER_TURN` times.
         loop {
             for done in self.engine.reap() {
-                result = result.and(report(queue, &self.memory, done).map_err(Broken::from));
+                result = result.and(report(queue, &self.memory, done));
             }
             while result.is_ok() && self.engine.has_room() {
                 if taken == REQUESTS_PER_TURN {
@@ -190,8 +155,7 @@ impl Block {
                 match next_request(queue, &self.memory, &limits) {
                     Ok(Some(request)) => {
                         taken += 1;
-                        let begun = begin(&mut self.engine, queue, &self.memory, &self.id, request);
-                        result = begun.map_err(Broken::from);
+                        result = begin(&mut self.engine, queue, &self.memory, &self.id, request);
                     }
                     Ok(None) => break,
                     Err(error) => result = Err(error),
@@ -205,7 +169,7 @@ impl Block {
         if result.is_err() {
             queue.set_broken();
         }
-        result.and(queue.signal_used().map_err(Broken::from))
+        result.and(queue.signal_used())
     }
 }
 
@@ -214,7 +178,7 @@ fn next_request(
     queue: &mut UserspaceQueue,
     memory: &GuestMemory,
     limits: &Limits,
-) -> Result<Option<Request>, Broken> {
+) -> Result<Option<Request>, Error> {
     for _ in 0..2 {
         if let Some(chain) = queue.pop()? {
             return Ok(Some(request::parse(memory, &chain, limits)?));
@@ -235,7 +199,7 @@ fn begin(
     memory: &GuestMemory,
     id: &[u8; ID_LEN],
     request: Request,
-) -> Result<(), QueueError> {
+) -> Result<(), Error> {
     let ticket = Ticket {
         head: request.head,
         status: request.status,
@@ -273,7 +237,7 @@ fn write_id(
 }
 
 /// Tells the driver about a finished operation.
-fn report(queue: &mut UserspaceQueue, memory: &GuestMemory, done: Done) -> Result<(), QueueError> {
+fn report(queue: &mut UserspaceQueue, memory: &GuestMemory, done: Done) -> Result<(), Error> {
     match done.result {
         Ok(written) => answer(queue, memory, done.ticket, Status::Ok, written),
         Err(_) => answer(queue, memory, done.ticket, Status::IoError, 0),
@@ -288,11 +252,11 @@ fn answer(
     ticket: Ticket,
     status: Status,
     written: u64,
-) -> Result<(), QueueError> {
+) -> Result<(), Error> {
     let address = ticket.status.0;
     memory
         .write_obj(status.byte(), ticket.status)
-        .map_err(|source| GuestRingError::Access { address, source })?;
+        .map_err(|source| Error::ring(GuestRingError::Access { address, source }))?;
     // No overflow: a request is bounded by SEG_MAX * SIZE_MAX.
     let len = u32::try_from(written.saturating_add(1)).unwrap_or(u32::MAX);
     queue.push_used(ticket.head, len)
@@ -381,22 +345,21 @@ impl Backend for Block {
         kick.chain([completion]).collect()
     }
 
-    fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
-        Ok(self.offer.check(features)?)
+    fn negotiate(&mut self, features: u64) -> Result<(), Error> {
+        self.offer.check(features)
     }
 
-    fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
+    fn activate(&mut self, activation: Activation) -> Result<(), Error> {
         if self.active.is_some() {
-            return Err(SingleQueueError::Active.into());
+            return Err(active());
         }
         let memory = Arc::clone(&self.memory);
         self.started(SingleQueue::activate(activation, self.offer, memory)?);
         Ok(())
     }
 
-    fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
-        let active = self.active.as_mut().ok_or(SingleQueueError::Inactive)?;
-        Ok(active.change(change)?)
+    fn change(&mut self, change: QueueChange) -> Result<(), Error> {
+        self.active.as_mut().ok_or_else(inactive)?.change(change)
     }
 
     fn reset(&mut self) {
@@ -430,7 +393,7 @@ impl Backend for Block {
         }
     }
 
-    fn save(&mut self) -> Result<SavedState, BackendError> {
+    fn save(&mut self) -> Result<SavedState, Error> {
         // Everything begun is finished and reported, so that no request has to
         // be begun twice by whoever restores.
         let finished = self.engine.drain(false);
@@ -446,28 +409,27 @@ impl Backend for Block {
             read_only: self.engine.disk().read_only(),
             active: active.map(|active| active.save()),
         };
-        Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
+        saved_state::encode(STATE_NAME, STATE_VERSION, &saved)
     }
 
-    fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {
-        let _: Saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
-        Ok(())
+    fn check_state(&self, state: &SavedState) -> Result<(), Error> {
+        saved_state::decode::<Saved>(state, STATE_NAME, STATE_VERSION).map(drop)
     }
 
-    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
+    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
         if self.active.is_some() {
-            return Err(SingleQueueError::Active.into());
+            return Err(active());
         }
         let saved: Saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
         let disk = self.engine.disk();
         if saved.sectors != disk.sectors() || saved.read_only != disk.read_only() {
-            return Err(BlockError::OtherDisk {
-                saved_sectors: saved.sectors,
-                saved_read_only: saved.read_only,
-                sectors: disk.sectors(),
-                read_only: disk.read_only(),
-            }
-            .into());
+            return Err(Error::other(format!(
+                "the saved disk has {} sectors (read-only: {}), this image {} (read-only: {})",
+                saved.sectors,
+                saved.read_only,
+                disk.sectors(),
+                disk.read_only()
+            )));
         }
         // Saved before the driver was ready: there is nothing to start.
         if let Some(saved) = saved.active {

@@ -21,6 +21,7 @@ use virtio_bindings::virtio_blk::{
 use vm_memory::{Bytes, GuestAddress};
 
 use super::disk::SECTOR;
+use crate::Error;
 
 const HEADER: usize = 16;
 
@@ -106,28 +107,25 @@ pub(crate) struct Limits {
     pub(crate) max_bytes: u64,
 }
 
-/// The chain has no room for a header or for a status byte, so that the driver
-/// cannot even be told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a request at descriptor {head} has no complete header or no status byte")]
-pub(crate) struct Malformed {
-    head: u16,
-}
-
 /// Checks a chain.
 ///
 /// # Errors
-/// [`Malformed`]; every other fault of a request becomes its status.
+/// The chain has no room for a header or for a status byte. Every other fault of a request
+/// becomes its status.
 pub(crate) fn parse(
     memory: &GuestMemory,
     chain: &Chain,
     limits: &Limits,
-) -> Result<Request, Malformed> {
+) -> Result<Request, Error> {
     let head = chain.id;
-    let malformed = Malformed { head };
+    let malformed = || {
+        Error::other(format!(
+            "a request at descriptor {head} has no complete header or no status byte"
+        ))
+    };
     let (readable, writable) = chain.split();
-    let (header, to_device) = take_header(memory, readable).ok_or(malformed)?;
-    let (from_device, status) = take_status(writable.to_vec()).ok_or(malformed)?;
+    let (header, to_device) = take_header(memory, readable).ok_or_else(malformed)?;
+    let (from_device, status) = take_status(writable.to_vec()).ok_or_else(malformed)?;
     let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
     let sector = u64::from_le_bytes(sector);
     let operation = match u32::from_le_bytes([t0, t1, t2, t3]) {
@@ -357,7 +355,8 @@ mod tests {
             vec![reads(BUFFERS, 16)],
         ] {
             let chain = Chain { id: 9, pieces };
-            assert_eq!(parse(&memory, &chain, &LIMITS), Err(Malformed { head: 9 }));
+            let error = parse(&memory, &chain, &LIMITS).unwrap_err();
+            assert!(error.to_string().contains("at descriptor 9"));
         }
     }
 

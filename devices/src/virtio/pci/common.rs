@@ -30,7 +30,7 @@ use virtio_bindings::virtio_config::{
     VIRTIO_F_RING_PACKED, VIRTIO_F_RING_RESET, VIRTIO_F_VERSION_1,
 };
 
-use super::state::RegistersError;
+use crate::Error;
 use crate::virtio::backend::QueueAddresses;
 use crate::virtio::status::{DRIVER, DRIVER_OK, DeviceStatus, FAILED, FEATURES_OK, Request};
 
@@ -530,14 +530,18 @@ impl CommonConfig {
     /// The contents are *written*, register by register, in a window where each
     /// is writable if the saved status says that it once was; whatever did not
     /// take is something that no guest could have brought about.
-    pub(super) fn restored(&self, state: &RegistersState) -> Result<Self, RegistersError> {
-        let status =
-            DeviceStatus::from_bits(state.status).ok_or(RegistersError::Status(state.status))?;
-        if state.queues.len() != self.queues.len() {
-            return Err(RegistersError::Queues {
-                saved: state.queues.len(),
-                expected: self.queues.len(),
-            });
+    pub(super) fn restored(&self, state: &RegistersState) -> Result<Self, Error> {
+        let status = DeviceStatus::from_bits(state.status).ok_or_else(|| {
+            Error::other(format!(
+                "device status {:#04x} cannot be reached",
+                state.status
+            ))
+        })?;
+        let (saved, expected) = (state.queues.len(), self.queues.len());
+        if saved != expected {
+            return Err(Error::other(format!(
+                "{saved} queues instead of {expected}: give the device as many as it had"
+            )));
         }
         let mut new = self.clone();
         new.reset();
@@ -550,9 +554,11 @@ impl CommonConfig {
         }
         if status.has(FEATURES_OK) {
             if !new.features_acceptable() {
-                return Err(RegistersError::Features(
-                    state.driver_features & !self.offer,
-                ));
+                return Err(Error::other(format!(
+                    "the driver's features lack VERSION_1 or have bits that this device does not \
+                     offer ({:#x})",
+                    state.driver_features & !self.offer
+                )));
             }
             new.status = DeviceStatus::AGREED;
         }
@@ -572,7 +578,9 @@ impl CommonConfig {
             new.set(Register::QueueEnable, u32::from(queue.enabled));
             new.set_reset(queue.reset, status);
             if new.queue().map(|queue| queue.state) != Some(*queue) {
-                return Err(RegistersError::Queue(index));
+                return Err(Error::other(format!(
+                    "registers of queue {index} are impossible"
+                )));
             }
         }
         new.config_vector = new.vector(u32::from(state.config_vector));
@@ -582,9 +590,10 @@ impl CommonConfig {
         new.generation = state.generation;
         new.status = status;
         if new.save() == *state {
-            Ok(new)
-        } else {
-            Err(RegistersError::Unreachable)
+            return Ok(new);
         }
+        Err(Error::other(
+            "a register holds what no driver can write in that status",
+        ))
     }
 }

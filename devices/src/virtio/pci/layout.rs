@@ -12,7 +12,8 @@
 //! a hardware doorbell. The BAR's size is the next power of two. This file
 //! must not know what the parts do.
 
-use crate::pci::{ConfigSpace, ConfigSpaceError, Identity, MSIX_CAPABILITY_ID, Msix};
+use crate::Error;
+use crate::pci::{ConfigSpace, Identity, MSIX_CAPABILITY_ID, Msix};
 
 /// Index of the only BAR.
 pub(super) const BAR: u8 = 0;
@@ -157,7 +158,7 @@ pub(super) fn config_space(
     config_len: u32,
     queues: u16,
     msix: &Msix,
-) -> Result<(ConfigSpace, Capabilities), ConfigSpaceError> {
+) -> Result<(ConfigSpace, Capabilities), Error> {
     let mut space = ConfigSpace::new(Identity {
         vendor: VENDOR,
         device: device_id,

@@ -41,61 +41,22 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vmm_sys_util::eventfd::EventFd;
 
 pub use describe::{DeviceDescription, KickPath, QueueDescription, RunningRing};
-pub use state::{
-    QueueState, RegistersError, RegistersState, RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION,
-    VirtioPciState,
-};
-pub use swap::{Relied, Successor, SwapError, SwapFailed, Swapped};
+pub use state::{QueueState, RegistersState, VIRTIO_PCI_STATE_VERSION, VirtioPciState};
+pub use swap::{Relied, Successor, SwapFailed, Swapped, other_device_type};
 
 use self::common::CommonConfig;
 use self::layout::{BAR, MAX_DEVICE_CONFIG, MAX_QUEUES, notified_queue};
 use self::notify::{NotifyDoorbells, kick};
 use self::transport::{Attempt, Transport};
-use super::backend::{Backend, BackendError, Event};
+use super::backend::{Backend, Event};
+use crate::Error;
 use crate::hypervisor::{Doorbells, MsiVectors};
-use crate::pci::{Bar, ConfigSpaceError, Msix, MsixError, PciFunction};
+use crate::pci::{Bar, Msix, PciFunction};
 
 /// Feature bits of the transport that are never offered, whatever the backend
 /// says: they need code that is not here. NOTIFICATION_DATA (38) would be lost in
 /// an eventfd, which also a queue with a mapped doorbell may fall back to; SR_IOV (37), NOTIF_CONFIG_DATA (39), ADMIN_VQ (41).
 const NEVER_OFFERED: u64 = 1 << 37 | 1 << 38 | 1 << 39 | 1 << 41;
-
-/// Why a device could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum VirtioPciError {
-    /// The virtio device type has no PCI device ID.
-    #[error("virtio device type {0} has no PCI device ID (1 to 63 have)")]
-    DeviceType(u32),
-    /// More queues than the layout holds.
-    #[error("{0} queues: at most 1023 fit; create the device with fewer queue pairs (max_vqp)")]
-    Queues(usize),
-    /// A queue's maximum size is no power of two up to 32768, nor 0.
-    #[error("queue {index} has the maximum size {size}: must be 0 or a power of two up to 32768")]
-    QueueSize {
-        /// Index of the queue.
-        index: usize,
-        /// Its maximum.
-        size: u16,
-    },
-    /// More device configuration than the layout holds.
-    #[error("device configuration of {0} bytes: at most 24576 fit")]
-    DeviceConfig(u32),
-    /// The backend does not offer VERSION_1.
-    #[error("the device does not offer VERSION_1: legacy virtio devices are not supported")]
-    Legacy,
-    /// No kick eventfd could be made.
-    #[error("cannot make an eventfd for kicks; the limit of open files (ulimit -n) may be too low")]
-    Kick(#[source] io::Error),
-    /// No interrupt vector could be had.
-    #[error("cannot allocate an interrupt vector")]
-    Vector(#[source] io::Error),
-    /// MSI-X could not be built.
-    #[error("cannot build MSI-X")]
-    Msix(#[source] MsixError),
-    /// Configuration space could not be built.
-    #[error("cannot build PCI configuration space")]
-    ConfigSpace(#[source] ConfigSpaceError),
-}
 
 /// A virtio device as a PCI function. See the module.
 #[derive(Debug)]
@@ -113,48 +74,67 @@ impl VirtioPciDevice {
     /// used when BAR 0 is decoded.
     ///
     /// # Errors
-    /// See [`VirtioPciError`].
+    /// The backend does not fit the layout, or the host gives no eventfd or vector.
     pub fn new(
         mut backend: Box<dyn Backend>,
         vectors: &dyn MsiVectors,
         doorbells: Arc<dyn Doorbells>,
-    ) -> Result<Self, VirtioPciError> {
+    ) -> Result<Self, Error> {
         let device_type = backend.device_type();
-        let device_id =
-            layout::device_id(device_type).ok_or(VirtioPciError::DeviceType(device_type))?;
+        let device_id = layout::device_id(device_type).ok_or_else(|| {
+            Error::other(format!(
+                "virtio device type {device_type} has no PCI device ID (1 to 63 have)"
+            ))
+        })?;
         let max_sizes = backend.queue_max_sizes().to_vec();
         let queues = u16::try_from(max_sizes.len())
             .ok()
             .filter(|_| max_sizes.len() <= MAX_QUEUES)
-            .ok_or(VirtioPciError::Queues(max_sizes.len()))?;
+            .ok_or_else(|| {
+                Error::other(format!(
+                    "{} queues: at most 1023 fit; create the device with fewer queue pairs \
+                     (max_vqp)",
+                    max_sizes.len()
+                ))
+            })?;
         for (index, size) in max_sizes.iter().copied().enumerate() {
             if size != 0 && !size.is_power_of_two() {
-                return Err(VirtioPciError::QueueSize { index, size });
+                return Err(Error::other(format!(
+                    "queue {index} has the maximum size {size}: must be 0 or a power of two up to \
+                     32768"
+                )));
             }
         }
         let config_len = backend.config_len();
         if config_len > MAX_DEVICE_CONFIG {
-            return Err(VirtioPciError::DeviceConfig(config_len));
+            return Err(Error::other(format!(
+                "device configuration of {config_len} bytes: at most 24576 fit"
+            )));
         }
         let offer = backend.features() & !NEVER_OFFERED;
         if offer & (1 << VIRTIO_F_VERSION_1) == 0 {
-            return Err(VirtioPciError::Legacy);
+            return Err(Error::other(
+                "the device does not offer VERSION_1: legacy virtio devices are not supported",
+            ));
         }
 
+        let no_vector = "cannot allocate an interrupt vector";
         let vectors = (0..=queues)
             .map(|_| vectors.allocate())
             .collect::<io::Result<Vec<_>>>()
-            .map_err(VirtioPciError::Vector)?;
+            .map_err(Error::context(no_vector))?;
         let calls = vectors
             .iter()
             .map(|vector| vector.eventfd().try_clone().map(Arc::new))
             .collect::<io::Result<Vec<_>>>()
-            .map_err(VirtioPciError::Vector)?;
-        let msix = Msix::new(vectors).map_err(VirtioPciError::Msix)?;
+            .map_err(Error::context(no_vector))?;
+        let msix = Msix::new(vectors).map_err(Error::context("cannot build MSI-X"))?;
         let config_space = layout::config_space(device_id, device_type, config_len, queues, &msix)
-            .map_err(VirtioPciError::ConfigSpace)?;
+            .map_err(Error::context("cannot build PCI configuration space"))?;
         let common = CommonConfig::new(offer, &max_sizes, msix.vectors());
-        let kicks = notify::kicks(queues).map_err(VirtioPciError::Kick)?;
+        let kicks = notify::kicks(queues).map_err(Error::context(
+            "cannot make an eventfd for kicks; the limit of open files (ulimit -n) may be too low",
+        ))?;
         let doorbells = NotifyDoorbells::new(doorbells, kicks.clone());
         let events = backend.events(&kicks);
         let transport = Transport::new(config_space, msix, calls, common, doorbells, backend);
@@ -184,7 +164,8 @@ impl VirtioPciDevice {
     /// each queue and one for a change of the configuration, and is asked to announce itself.
     ///
     /// # Errors
-    /// See [`SwapError`]: it is not possible, or failed, and the present backend stays.
+    /// It is not possible, or failed, and the present backend stays. The kind tells what the guest
+    /// has lost.
     pub fn swap(&self, successor: Successor) -> Result<Swapped, SwapFailed> {
         let Successor { backend, events } = successor;
         let mut transport = self.transport.lock();
@@ -207,8 +188,8 @@ impl VirtioPciDevice {
     /// restored from.
     ///
     /// # Errors
-    /// See [`SwapError`]: what the guest relies on is not to be had here.
-    pub fn take_place(&self, relied: &Relied) -> Result<(), SwapError> {
+    /// This device has not what the guest relies on.
+    pub fn take_place(&self, relied: &Relied) -> Result<(), Error> {
         self.transport.lock().take_place(relied)
     }
 
@@ -245,7 +226,7 @@ impl VirtioPciDevice {
     ///
     /// # Errors
     /// As for that.
-    pub fn log_writes(&self, on: bool) -> Result<(), BackendError> {
+    pub fn log_writes(&self, on: bool) -> Result<(), Error> {
         self.transport.lock().log_writes(on)
     }
 
@@ -295,15 +276,15 @@ impl VirtioPciDevice {
     ///
     /// # Errors
     /// The backend cannot be saved (the device goes on then), or this was saved before.
-    pub fn save(&self) -> Result<VirtioPciState, SaveError> {
+    pub fn save(&self) -> Result<VirtioPciState, Error> {
         self.transport.lock().save()
     }
 
     /// Whether [`VirtioPciDevice::restore`] would take this state, as far as that can be said without the backend.
     ///
     /// # Errors
-    /// See [`RestoreError`]. Nothing has changed.
-    pub fn check(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
+    /// The state is not one that this device can have had. Nothing has changed.
+    pub fn check(&self, state: &VirtioPciState) -> Result<(), Error> {
         self.transport.lock().check(state)
     }
 
@@ -316,9 +297,9 @@ impl VirtioPciDevice {
     /// kick and interrupt per queue.
     ///
     /// # Errors
-    /// See [`RestoreError`]. The device is as before, with one exception: if the
-    /// backend of a *saved* device fails, the device needs a reset by its driver.
-    pub fn restore(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
+    /// As [`VirtioPciDevice::check`], or the backend fails. The device is as before, with one
+    /// exception: if the backend of a *saved* device fails, the device needs a reset by its driver.
+    pub fn restore(&self, state: &VirtioPciState) -> Result<(), Error> {
         self.transport.lock().restore(state, Attempt::First)
     }
 
@@ -327,7 +308,7 @@ impl VirtioPciDevice {
     ///
     /// # Errors
     /// As [`VirtioPciDevice::restore`], or it is not known what was done.
-    pub fn restore_again(&self, state: &VirtioPciState) -> Result<(), RestoreError> {
+    pub fn restore_again(&self, state: &VirtioPciState) -> Result<(), Error> {
         self.transport.lock().restore(state, Attempt::Again)
     }
 }

@@ -23,11 +23,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tracing::error;
+use vdpa::causes::in_one_line;
 use vdpa::features;
 
 use super::NEVER_OFFERED;
-use super::transport::{Phase, Transport, chain, relied_on};
-use crate::virtio::backend::{Backend, BackendError, Event, Outcome, Predecessor, SavedState};
+use super::transport::{Phase, Transport, relied_on};
+use crate::virtio::backend::{Backend, Event, Outcome, Predecessor, SavedState};
+use crate::{Error, ErrorKind};
 
 /// A backend that is to take a device's place, before it does.
 #[derive(Debug)]
@@ -66,8 +68,8 @@ pub struct Swapped {
 
 /// A device keeps its backend.
 pub struct SwapFailed {
-    /// Why.
-    pub error: SwapError,
+    /// Why, and by its kind what the guest has lost.
+    pub error: Error,
     /// The backend that was to take its place, not working. Its descriptors must be polled no longer.
     pub successor: Box<dyn Backend>,
 }
@@ -99,104 +101,49 @@ pub struct Relied {
     config_len: u32,
 }
 
-/// Why a device keeps its backend. Up to [`SwapError::Start`] the guest has lost nothing.
-#[derive(Debug, thiserror::Error)]
-pub enum SwapError {
-    /// The device waits for being restored.
-    #[error("the device is saved: it is replaced after it was restored")]
-    Saved,
-    /// A device that is to take a place has a driver itself.
-    #[error("a driver uses the device already")]
-    InUse,
-    /// A device of another class.
-    #[error("the new device has virtio type {has}, the guest uses one of type {needs}")]
-    DeviceType {
-        /// Type of the guest's device.
-        needs: u32,
-        /// Type of the new one.
-        has: u32,
-    },
-    /// The driver relies on features that the new device does not have.
-    #[error("the new device does not offer what the guest's driver uses: {missing}")]
-    Features {
-        /// Their names, separated by spaces.
-        missing: String,
-    },
-    /// Another number of queues.
-    #[error(
-        "the new device has {has} queues, the guest was shown {needs}: create it with as many queue \
-         pairs (max_vqp)"
-    )]
-    QueueCount {
-        /// Queues that the guest was shown.
-        needs: usize,
-        /// Queues of the new device.
-        has: usize,
-    },
-    /// A queue may get too large.
-    #[error("queue {index} of the new device takes {has} entries, the guest was told {needs}")]
-    QueueSize {
-        /// Index of the queue.
-        index: usize,
-        /// What the guest was told.
-        needs: u16,
-        /// What the new device takes.
-        has: u16,
-    },
-    /// Less device configuration.
-    #[error("the new device has {has} bytes of configuration, the guest was shown {needs}")]
-    ConfigLen {
-        /// Bytes that the guest was shown.
-        needs: u32,
-        /// Bytes of the new device.
-        has: u32,
-    },
-    /// One of the two refuses before anything is stopped.
-    #[error("the new device cannot take the old one's place")]
-    Refused(#[source] BackendError),
-    /// The old device cannot be stopped in an orderly way.
-    #[error("the old device cannot hand over; it goes on")]
-    HandOver(#[source] BackendError),
-    /// The old device has failed, and another one cannot go on where it stopped.
-    #[error(
-        "the old device has failed and cannot hand over: the guest's driver has to reset the device, as unbind and \
-         bind do"
-    )]
-    Failed(#[source] BackendError),
-    /// The new device failed when it was to start.
-    #[error("the new device does not start; the old one goes on")]
-    Start(#[source] BackendError),
-    /// The new device failed, and the old one cannot start again either.
-    #[error(
-        "the new device does not start, and the old one not again ({old}): the guest's driver has to \
-         reset the device, as unbind and bind do"
-    )]
-    Lost {
-        /// What the old one said, with its causes.
-        old: String,
-        /// What the new one said.
-        #[source]
-        source: BackendError,
-    },
-}
-
 const NOT_REPLACEABLE: &str = "devices of this kind cannot be replaced while the machine runs";
 const NO_SUCCESSOR: &str = "devices of this kind take no other's place while the machine runs";
 
+/// The new device is of another class than the guest's, which has the virtio type `needs`.
+#[must_use]
+pub fn other_device_type(needs: u32, has: u32) -> Error {
+    incompatible(format!(
+        "the new device has virtio type {has}, the guest uses one of type {needs}"
+    ))
+}
+
+fn incompatible(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Incompatible, message)
+}
+
+/// For `map_err`: one of the two devices refuses before anything is stopped.
+fn refused(source: Error) -> Error {
+    incompatible("the new device cannot take the old one's place").because(source)
+}
+
 /// See [`Hardware::identity`](crate::virtio::backend::Hardware::identity).
-fn identity(backend: &mut dyn Backend) -> Result<SavedState, BackendError> {
+fn identity(backend: &mut dyn Backend) -> Result<SavedState, Error> {
     match backend.hardware() {
         Some(hardware) => hardware.identity(),
-        None => Err(NOT_REPLACEABLE.into()),
+        None => Err(Error::other(NOT_REPLACEABLE)),
     }
+}
+
+/// Neither works. `old`: the old device's failure; `source`: the new one's.
+fn lost(old: &str, source: Error) -> Error {
+    let message = format!(
+        "the new device does not start, and the old one not again ({old}): the guest's driver has \
+         to reset the device, as unbind and bind do"
+    );
+    Error::new(ErrorKind::Lost, message).because(source)
 }
 
 impl Relied {
     /// Makes a backend that nobody has used look like this, or says why it cannot.
-    fn fits(&self, successor: &mut dyn Backend) -> Result<(), SwapError> {
+    fn fits(&self, successor: &mut dyn Backend) -> Result<(), Error> {
         let (needs, has) = (self.device_type, successor.device_type());
         if needs != has {
-            return Err(SwapError::DeviceType { needs, has });
+            return Err(other_device_type(needs, has));
         }
         let succeeded = match &self.identity {
             Some(identity) => match successor.hardware() {
@@ -205,36 +152,46 @@ impl Relied {
                     features: self.features,
                     running: self.running,
                 }),
-                None => Err(NO_SUCCESSOR.into()),
+                None => Err(Error::other(NO_SUCCESSOR)),
             },
             None => Ok(()),
         };
         // The features first: their names say most. What is offered may depend on the succession.
         let missing = self.features & !(successor.features() & !NEVER_OFFERED);
         if missing != 0 {
-            return Err(SwapError::Features {
-                missing: features::describe(missing, needs),
-            });
+            let missing = features::describe(missing, needs);
+            let message =
+                format!("the new device does not offer what the guest's driver uses: {missing}");
+            return Err(Error::new(ErrorKind::MissingFeatures, message));
         }
-        succeeded.map_err(SwapError::Refused)?;
+        succeeded.map_err(refused)?;
         self.check_queues(successor)?;
         let (needs, has) = (self.config_len, successor.config_len());
         if has < needs {
-            return Err(SwapError::ConfigLen { needs, has });
+            return Err(incompatible(format!(
+                "the new device has {has} bytes of configuration, the guest was shown {needs}"
+            )));
         }
         Ok(())
     }
 
-    fn check_queues(&self, successor: &dyn Backend) -> Result<(), SwapError> {
+    fn check_queues(&self, successor: &dyn Backend) -> Result<(), Error> {
         let sizes = successor.queue_max_sizes();
         let (needs, has) = (self.queue_sizes.len(), sizes.len());
         if needs != has {
-            return Err(SwapError::QueueCount { needs, has });
+            let message = format!(
+                "the new device has {has} queues, the guest was shown {needs}: create it with as \
+                 many queue pairs (max_vqp)"
+            );
+            return Err(Error::new(ErrorKind::OtherQueueCount, message));
         }
         // A queue with 0 entries is none.
         for (index, (&needs, &has)) in self.queue_sizes.iter().zip(sizes).enumerate() {
             if has < needs {
-                return Err(SwapError::QueueSize { index, needs, has });
+                return Err(incompatible(format!(
+                    "queue {index} of the new device takes {has} entries, the guest was told \
+                     {needs}"
+                )));
             }
         }
         Ok(())
@@ -301,9 +258,10 @@ impl Transport {
     }
 
     /// Has the backend, which no driver uses yet, look like one at another host.
-    pub(super) fn take_place(&mut self, relied: &Relied) -> Result<(), SwapError> {
+    pub(super) fn take_place(&mut self, relied: &Relied) -> Result<(), Error> {
         if self.phase != Phase::Inactive {
-            return Err(SwapError::InUse);
+            let message = "a driver uses the device already";
+            return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
         relied.fits(&mut *self.backend)?;
         self.common
@@ -312,44 +270,48 @@ impl Transport {
     }
 
     /// Everything that can be refused without stopping anything.
-    fn prepare(&mut self, successor: &mut dyn Backend) -> Result<(), SwapError> {
+    fn prepare(&mut self, successor: &mut dyn Backend) -> Result<(), Error> {
         if self.phase == Phase::Saved {
-            return Err(SwapError::Saved);
+            let message = "the device is saved: it is replaced after it was restored";
+            return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
         // The type first: only some can be replaced at all.
         let (needs, has) = (self.backend.device_type(), successor.device_type());
         if needs != has {
-            return Err(SwapError::DeviceType { needs, has });
+            return Err(other_device_type(needs, has));
         }
-        let identity = identity(&mut *self.backend).map_err(SwapError::Refused)?;
+        let identity = identity(&mut *self.backend).map_err(refused)?;
         self.relied(Some(identity)).fits(successor)?;
         match self.phase {
             Phase::Agreed | Phase::Active | Phase::Failing => successor
                 .negotiate(self.common.driver_features())
-                .map_err(SwapError::Refused),
+                .map_err(refused),
             Phase::Inactive | Phase::Broken | Phase::Saved => Ok(()),
         }
     }
 
     /// From the old device to the new one, or back. How long nobody worked.
-    fn switch(&mut self, successor: &mut dyn Backend) -> Result<Duration, SwapError> {
+    fn switch(&mut self, successor: &mut dyn Backend) -> Result<Duration, Error> {
         // From here on the guest's stores reach our eventfds only.
         self.doorbells.stop();
         let stopped = Instant::now();
         let failed = self.phase == Phase::Failing;
         let handed_over = match self.backend.hardware() {
             Some(hardware) => hardware.hand_over(),
-            None => Err(NOT_REPLACEABLE.into()),
+            None => Err(Error::other(NOT_REPLACEABLE)),
         };
         let state = match handed_over {
             Ok(state) => state,
             Err(error) if failed => {
                 self.needs_reset();
-                return Err(SwapError::Failed(error));
+                let message = "the old device has failed and cannot hand over: the guest's driver \
+                               has to reset the device, as unbind and bind do";
+                return Err(Error::new(ErrorKind::Lost, message).because(error));
             }
             Err(error) => {
                 self.go_on();
-                return Err(SwapError::HandOver(error));
+                let message = "the old device cannot hand over; it goes on";
+                return Err(Error::new(ErrorKind::CannotHandOver, message).because(error));
             }
         };
         match successor.restore(&state, self.activation(&self.common)) {
@@ -359,8 +321,7 @@ impl Transport {
                 if failed {
                     self.backend.reset();
                     self.needs_reset();
-                    let old = "it has failed".to_owned();
-                    return Err(SwapError::Lost { old, source: error });
+                    return Err(lost("it has failed", error));
                 }
                 Err(self.roll_back(&state, error))
             }
@@ -368,23 +329,24 @@ impl Transport {
     }
 
     /// Starts the old device again, where both have left the rings.
-    fn roll_back(&mut self, state: &SavedState, error: BackendError) -> SwapError {
+    fn roll_back(&mut self, state: &SavedState, error: Error) -> Error {
         let activation = self.activation(&self.common);
         let taken_back = match self.backend.hardware() {
             Some(hardware) => hardware.take_back(state, activation),
-            None => Err(NOT_REPLACEABLE.into()),
+            None => Err(Error::other(NOT_REPLACEABLE)),
         };
         match taken_back {
             Ok(()) => {
                 self.go_on();
-                SwapError::Start(error)
+                let message = "the new device does not start; the old one goes on";
+                Error::new(ErrorKind::CannotStart, message).because(error)
             }
             Err(old) => {
-                let old = chain(&old);
+                let old = in_one_line(&old);
                 error!(error = old, "a device cannot go on after a failed swap");
                 self.backend.reset();
                 self.needs_reset();
-                SwapError::Lost { old, source: error }
+                lost(&old, error)
             }
         }
     }

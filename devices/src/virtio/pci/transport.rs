@@ -26,6 +26,7 @@ mod saving;
 use std::sync::Arc;
 
 use tracing::{debug, error, warn};
+use vdpa::causes::in_one_line;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -34,10 +35,9 @@ use super::common::{CommonConfig, Effect};
 use super::describe::{DeviceDescription, RunningRing};
 use super::layout::{BAR, Capabilities, Region, notified_queue};
 use super::notify::{NotifyDoorbells, kick};
+use crate::Error;
 use crate::pci::{Bar, ConfigSpace, MSIX_CONTROL_OFFSET, Msix};
-use crate::virtio::backend::{
-    Activation, Backend, BackendError, BrokenRing, Outcome, Queue, QueueChange,
-};
+use crate::virtio::backend::{Activation, Backend, Outcome, Queue, QueueChange};
 use crate::virtio::status::{DRIVER_OK, DeviceStatus, FEATURES_OK, NEEDS_RESET};
 
 /// ISR status (virtio 1.3, 4.1.4.5). Bit 0, a queue interrupt, is never set:
@@ -82,11 +82,6 @@ pub(super) struct Transport {
     failover: bool,
     /// How often the device, or a queue of it, was started.
     starts: u64,
-}
-
-/// An error and its causes on one line.
-pub(super) fn chain(error: &BackendError) -> String {
-    vdpa::causes::in_one_line(error.as_ref())
 }
 
 impl Transport {
@@ -254,7 +249,7 @@ impl Transport {
             }
             Err(error) => warn!(
                 features,
-                error = chain(&error),
+                error = in_one_line(&error),
                 "the device refuses the driver's features"
             ),
         }
@@ -268,7 +263,7 @@ impl Transport {
         match self.backend.activate(activation) {
             Ok(()) => self.enter(Phase::Active),
             Err(error) => {
-                error!(error = chain(&error), "the device cannot start");
+                error!(error = in_one_line(&error), "the device cannot start");
                 self.needs_reset();
             }
         }
@@ -285,7 +280,7 @@ impl Transport {
         if let Err(error) = self.backend.change(QueueChange::Call { index, call }) {
             error!(
                 queue = index,
-                error = chain(&error),
+                error = in_one_line(&error),
                 "the device does not take a new interrupt vector"
             );
             self.needs_reset();
@@ -312,7 +307,7 @@ impl Transport {
             Err(error) => {
                 error!(
                     queue = index,
-                    error = chain(&error),
+                    error = in_one_line(&error),
                     "the device does not take a queue that was reset"
                 );
                 self.needs_reset();
@@ -329,7 +324,7 @@ impl Transport {
                 if let Err(error) = self.backend.change(QueueChange::Reset { index }) {
                     error!(
                         queue = index,
-                        error = chain(&error),
+                        error = in_one_line(&error),
                         "a queue of the device cannot be reset"
                     );
                     self.backend.reset();
@@ -437,7 +432,7 @@ impl Transport {
     }
 
     /// See [`Hardware::log_writes`](crate::virtio::backend::Hardware::log_writes): doorbells are let go before, and those that are left are shown again.
-    pub(super) fn log_writes(&mut self, on: bool) -> Result<(), BackendError> {
+    pub(super) fn log_writes(&mut self, on: bool) -> Result<(), Error> {
         if on {
             self.give_up();
             if self.phase == Phase::Broken {
@@ -451,7 +446,7 @@ impl Transport {
             self.show_doorbells();
         }
         match logged {
-            Err(error) if on && error.is::<BrokenRing>() => {
+            Err(error) if on && error.is_broken_ring() => {
                 self.ring_broke(&error);
                 // From its driver's next start on.
                 log_writes(&mut *self.backend, on)
@@ -462,9 +457,9 @@ impl Transport {
 
     /// A guest that breaks its own ring must not keep the whole machine from being saved or moved: its device is
     /// as one that says itself that it needs a reset.
-    fn ring_broke(&mut self, error: &BackendError) {
+    fn ring_broke(&mut self, error: &Error) {
         error!(
-            error = chain(error),
+            error = in_one_line(error),
             "a device is stopped until its driver resets it"
         );
         self.backend.reset();
@@ -588,7 +583,7 @@ pub(super) fn relied_on(common: &CommonConfig, phase: Phase) -> u64 {
 }
 
 /// See [`Hardware::log_writes`](crate::virtio::backend::Hardware::log_writes).
-fn log_writes(backend: &mut dyn Backend, on: bool) -> Result<(), BackendError> {
+fn log_writes(backend: &mut dyn Backend, on: bool) -> Result<(), Error> {
     match backend.hardware() {
         Some(hardware) => hardware.log_writes(on),
         None => Ok(()),

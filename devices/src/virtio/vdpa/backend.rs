@@ -12,11 +12,11 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::rings::Rings;
-use super::{STATE_NAME, STATE_VERSION, VdpaBackend, VdpaError, succession};
+use super::{STATE_NAME, STATE_VERSION, VdpaBackend, succession};
+use crate::Error;
 use crate::hypervisor::DoorbellPage;
 use crate::virtio::backend::{
-    Activation, Backend, BackendError, Event, Hardware, Outcome, Predecessor, QueueChange,
-    QueueRole, SavedState,
+    Activation, Backend, Event, Hardware, Outcome, Predecessor, QueueChange, QueueRole, SavedState,
 };
 use crate::virtio::saved_state;
 
@@ -88,7 +88,7 @@ impl Backend for VdpaBackend {
         events
     }
 
-    fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
+    fn negotiate(&mut self, features: u64) -> Result<(), Error> {
         let negotiated = self.negotiate_features(features);
         let negotiation = self.or_stop(negotiated)?;
         self.negotiation = Some(negotiation);
@@ -97,12 +97,12 @@ impl Backend for VdpaBackend {
         Ok(())
     }
 
-    fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
+    fn activate(&mut self, activation: Activation) -> Result<(), Error> {
         let started = self.start_fresh(activation);
-        Ok(self.or_stop(started)?)
+        self.or_stop(started)
     }
 
-    fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
+    fn change(&mut self, change: QueueChange) -> Result<(), Error> {
         match change {
             QueueChange::Call { index, call } => {
                 let is_control = self
@@ -114,15 +114,15 @@ impl Backend for VdpaBackend {
                     }
                     return Ok(());
                 }
-                Ok(self.set_call(index, call)?)
+                self.set_call(index, call)
             }
             QueueChange::Enable(queue) => {
                 let enabled = self.enable_queue(queue);
-                Ok(self.or_stop(enabled)?)
+                self.or_stop(enabled)
             }
             QueueChange::Reset { index } => {
                 let reset = self.reset_queue(index);
-                Ok(self.or_stop(reset)?)
+                self.or_stop(reset)
             }
         }
     }
@@ -184,20 +184,20 @@ impl Backend for VdpaBackend {
         }
     }
 
-    fn save(&mut self) -> Result<SavedState, BackendError> {
-        let saved = self.save_rings().map_err(VdpaError::into_backend)?;
-        Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
+    fn save(&mut self) -> Result<SavedState, Error> {
+        let saved = self.save_rings().map_err(Error::or_broken_ring)?;
+        saved_state::encode(STATE_NAME, STATE_VERSION, &saved)
     }
 
-    fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {
+    fn check_state(&self, state: &SavedState) -> Result<(), Error> {
         let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
-        Ok(self.check_saved(&saved)?)
+        self.check_saved(&saved)
     }
 
-    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
+    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
         let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
         let started = self.restore_rings(saved, activation);
-        Ok(self.or_stop(started)?)
+        self.or_stop(started)
     }
 
     fn hardware(&mut self) -> Option<&mut dyn Hardware> {
@@ -241,11 +241,11 @@ impl Hardware for VdpaBackend {
         self.needs_reset
     }
 
-    fn log_writes(&mut self, on: bool) -> Result<(), BackendError> {
+    fn log_writes(&mut self, on: bool) -> Result<(), Error> {
         if on {
-            self.relay_all().map_err(VdpaError::into_backend)
+            self.relay_all().map_err(Error::or_broken_ring)
         } else {
-            Ok(self.end_relaying()?)
+            self.end_relaying()
         }
     }
 
@@ -253,36 +253,32 @@ impl Hardware for VdpaBackend {
         self.log.unseen(&self.rings, self.packed())
     }
 
-    fn hand_over(&mut self) -> Result<SavedState, BackendError> {
+    fn hand_over(&mut self) -> Result<SavedState, Error> {
         let saved = self.hand_over_rings()?;
-        Ok(saved_state::encode(STATE_NAME, STATE_VERSION, &saved)?)
+        saved_state::encode(STATE_NAME, STATE_VERSION, &saved)
     }
 
-    fn identity(&mut self) -> Result<SavedState, BackendError> {
+    fn identity(&mut self) -> Result<SavedState, Error> {
         let identity = self.net.identify(&self.rings.device, self.needs_reset)?;
-        Ok(succession::encode(&identity)?)
+        succession::encode(&identity)
     }
 
-    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), BackendError> {
+    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), Error> {
         let identity = succession::decode(&predecessor.identity)?;
         let Rings { device, id, .. } = &self.rings;
-        Ok(self.net.take_place(device, id, &identity, predecessor)?)
+        self.net.take_place(device, id, &identity, predecessor)
     }
 
-    fn check_succession(&self, features: u64) -> Result<(), BackendError> {
-        Ok(self.net.check_predecessor(&self.rings.device, features)?)
+    fn check_succession(&self, features: u64) -> Result<(), Error> {
+        self.net.check_predecessor(&self.rings.device, features)
     }
 
-    fn take_back(
-        &mut self,
-        state: &SavedState,
-        activation: Activation,
-    ) -> Result<(), BackendError> {
+    fn take_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
         let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
         let started = self
             .rings
             .taken_back(saved, &activation)
             .and_then(|saved| self.restore_rings(saved, activation));
-        Ok(self.or_stop(started)?)
+        self.or_stop(started)
     }
 }

@@ -25,7 +25,9 @@ use std::time::{Duration, Instant};
 
 use vdpa::control_queue::command::COMMAND_LEN_MAX;
 use vdpa::control_queue::queue::ANSWER_TIMEOUT;
-use vdpa::control_queue::{Answer, Command, ControlQueue, ControlState, Limits, Placement};
+use vdpa::control_queue::{
+    Answer, Command, ControlQueue, ControlQueueError, ControlState, Limits, Placement,
+};
 use vdpa::device::Device;
 use vdpa::iotlb::Iotlb;
 use vdpa::ring::{Chain, Piece, RingFeatures};
@@ -36,8 +38,9 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::timerfd::TimerFd;
 
-use super::error::VdpaError;
 use super::saved::SavedControl;
+use super::{EVENTFD, WINDOW};
+use crate::Error;
 use crate::virtio::backend::{Queue, SharedMemory};
 use crate::virtio::userspace_queue::{SavedQueue, UserspaceQueue};
 
@@ -46,6 +49,18 @@ const ANSWER_POLL: Duration = Duration::from_micros(100);
 
 /// Commands served before the event loop gets its turn.
 const COMMANDS_PER_TURN: usize = 32;
+
+const NOT_MAPPED: &str = "the control queue cannot be mapped for the device";
+
+/// For `map_err`: the VMM's control queue failed.
+fn failed(source: ControlQueueError) -> Error {
+    Error::other("the control queue does not work").because(source)
+}
+
+/// For `map_err`: the guest's control queue is malformed.
+fn not_served(source: Error) -> Error {
+    Error::other("the guest's control queue cannot be served").because(source)
+}
 
 /// What [`Control::start`] works on.
 pub(super) struct Setup<'a> {
@@ -103,13 +118,12 @@ pub(super) struct Control {
 
 impl Control {
     /// A control queue with its memory in `window`.
-    pub(super) fn new(window: &mut PrivateWindow) -> Result<Self, VdpaError> {
-        let iova = window
-            .allocate(ControlQueue::memory_size()?)
-            .map_err(VdpaError::PrivateWindow)?;
-        let queue = ControlQueue::new(iova, RingFeatures::default())?;
-        let timer = TimerFd::new().map_err(|error| VdpaError::EventFd(error.into()))?;
-        let epoll = Epoll::new().map_err(VdpaError::EventFd)?;
+    pub(super) fn new(window: &mut PrivateWindow) -> Result<Self, Error> {
+        let size = ControlQueue::memory_size().map_err(failed)?;
+        let iova = window.allocate(size).map_err(Error::context(WINDOW))?;
+        let queue = ControlQueue::new(iova, RingFeatures::default()).map_err(failed)?;
+        let timer = TimerFd::new().map_err(Error::context(EVENTFD))?;
+        let epoll = Epoll::new().map_err(Error::context(EVENTFD))?;
         let control = Self {
             queue,
             mapped: None,
@@ -125,16 +139,16 @@ impl Control {
         Ok(control)
     }
 
-    fn watch(&self, operation: ControlOperation, fd: RawFd) -> Result<(), VdpaError> {
+    fn watch(&self, operation: ControlOperation, fd: RawFd) -> Result<(), Error> {
         let event = EpollEvent::new(EventSet::IN, 0);
         self.epoll
             .ctl(operation, fd, event)
-            .map_err(VdpaError::EventFd)
+            .map_err(Error::context(EVENTFD))
     }
 
     /// Maps the VMM's ring and gives it to the device, which then has to be
     /// started with the queue enabled.
-    pub(super) fn start(&mut self, setup: Setup<'_>) -> Result<(), VdpaError> {
+    pub(super) fn start(&mut self, setup: Setup<'_>) -> Result<(), Error> {
         let Setup {
             device,
             iotlb,
@@ -150,36 +164,37 @@ impl Control {
         if self.mapped.is_none() {
             self.queue
                 .map(iotlb, asid)
-                .map_err(VdpaError::MapControlQueue)?;
+                .map_err(Error::context(NOT_MAPPED))?;
             self.mapped = Some(asid);
         }
         if let Placement::OwnAddressSpace { group, asid } = placement {
             device.set_group_asid(group, asid)?;
         }
-        self.queue.restart(ring)?;
+        self.queue.restart(ring).map_err(failed)?;
         device.set_vring(index, &self.queue.vring_config(), &[self.queue.range()])?;
         self.limits = Some(limits);
         Ok(())
     }
 
-    fn unmap(&mut self, iotlb: &mut Iotlb) -> Result<(), VdpaError> {
+    fn unmap(&mut self, iotlb: &mut Iotlb) -> Result<(), Error> {
         if let Some(asid) = self.mapped.take() {
             self.queue
                 .unmap(iotlb, asid)
-                .map_err(VdpaError::MapControlQueue)?;
+                .map_err(Error::context(NOT_MAPPED))?;
         }
         Ok(())
     }
 
     /// Sends commands of the VMM's own, waiting for each answer.
-    pub(super) fn replay(&mut self, commands: &[Command]) -> Result<(), VdpaError> {
+    pub(super) fn replay(&mut self, commands: &[Command]) -> Result<(), Error> {
         for command in commands {
-            match self.queue.execute(command, ANSWER_TIMEOUT)? {
+            let answer = self.queue.execute(command, ANSWER_TIMEOUT);
+            match answer.map_err(failed)? {
                 Answer::Ok => self.state.acknowledge(command),
                 Answer::Err => {
-                    return Err(VdpaError::Replay {
-                        command: format!("{command:?}"),
-                    });
+                    return Err(Error::other(format!(
+                        "the device refused to take up its former state: {command:?}"
+                    )));
                 }
             }
         }
@@ -194,12 +209,13 @@ impl Control {
         max_size: u16,
         ring: RingFeatures,
         memory: &SharedMemory,
-    ) -> Result<(), VdpaError> {
+    ) -> Result<(), Error> {
         let shared = Arc::clone(memory);
         let queue = match saved {
             None => UserspaceQueue::new(queue, max_size, ring, shared),
             Some(saved) => UserspaceQueue::restore(queue, saved, max_size, ring, shared),
-        }?;
+        };
+        let queue = queue.map_err(not_served)?;
         self.watch(ControlOperation::Add, queue.kick().fd())?;
         self.guest = Some(Guest {
             queue,
@@ -252,7 +268,7 @@ impl Control {
     /// Resets the guest's queue (virtio 1.3, 2.6.1). A command that the device has
     /// is waited for, at most until its deadline: its answer must not be taken for
     /// that to the next one. What was carried out meanwhile is in the result.
-    pub(super) fn reset_guest_queue(&mut self) -> Result<Vec<Command>, VdpaError> {
+    pub(super) fn reset_guest_queue(&mut self) -> Result<Vec<Command>, Error> {
         let done = self.finish()?;
         self.release_guest();
         Ok(done)
@@ -278,7 +294,7 @@ impl Control {
         done
     }
 
-    fn turn(&mut self, done: &mut Done) -> Result<(), VdpaError> {
+    fn turn(&mut self, done: &mut Done) -> Result<(), Error> {
         if let Some(guest) = &self.guest {
             guest.queue.kick().drain();
         }
@@ -294,13 +310,13 @@ impl Control {
     }
 
     /// Answers the forwarded command if it can be answered; `true`: none is under way.
-    fn take_answer(&mut self, done: &mut Done) -> Result<bool, VdpaError> {
+    fn take_answer(&mut self, done: &mut Done) -> Result<bool, Error> {
         if self.broken {
             return self.give_up().map(|()| true);
         }
         let polled = self.queue.poll();
         let Some(forwarded) = self.guest.as_mut().and_then(|guest| guest.forwarded.take()) else {
-            return Ok(polled.map(|_| true)?);
+            return polled.map(|_| true).map_err(failed);
         };
         match polled {
             Ok(None) if Instant::now() < forwarded.deadline => {
@@ -331,14 +347,14 @@ impl Control {
             Err(error) => {
                 self.disarm();
                 self.answer(forwarded.id, forwarded.ack, Answer::Err)?;
-                Err(error.into())
+                Err(failed(error))
             }
         }
     }
 
     /// What is left to do for a device that broke a rule: to answer the command
     /// that it had, and to listen no longer.
-    fn give_up(&mut self) -> Result<(), VdpaError> {
+    fn give_up(&mut self) -> Result<(), Error> {
         self.disarm();
         // A signal that nobody takes would wake the event loop for ever. The
         // error is EAGAIN: there was none.
@@ -351,12 +367,12 @@ impl Control {
     }
 
     /// Takes the guest's next command; `false`: there is none.
-    fn take_command(&mut self, done: &mut Done) -> Result<bool, VdpaError> {
+    fn take_command(&mut self, done: &mut Done) -> Result<bool, Error> {
         let Some(guest) = &mut self.guest else {
             return Ok(false);
         };
-        let Some(chain) = guest.queue.pop()? else {
-            return Ok(guest.queue.arm()?);
+        let Some(chain) = guest.queue.pop().map_err(not_served)? else {
+            return guest.queue.arm().map_err(not_served);
         };
         let ack = chain.split().1.first().copied();
         let command = self.limits.and_then(|limits| {
@@ -384,17 +400,16 @@ impl Control {
                     command: command.clone(),
                     deadline: Instant::now() + ANSWER_TIMEOUT,
                 });
-                self.queue.submit(&command)?;
-                self.timer
-                    .reset(ANSWER_TIMEOUT, None)
-                    .map_err(|error| VdpaError::EventFd(error.into()))?;
+                self.queue.submit(&command).map_err(failed)?;
+                let timer = self.timer.reset(ANSWER_TIMEOUT, None);
+                timer.map_err(Error::context(EVENTFD))?;
             }
         }
         Ok(true)
     }
 
     /// Gives the guest's chain back with an ack, and interrupts.
-    fn answer(&mut self, id: u16, ack: Option<Piece>, answer: Answer) -> Result<(), VdpaError> {
+    fn answer(&mut self, id: u16, ack: Option<Piece>, answer: Answer) -> Result<(), Error> {
         let Some(guest) = &mut self.guest else {
             return Ok(());
         };
@@ -407,9 +422,9 @@ impl Control {
             let ack = GuestAddress(ack.iova);
             guest.memory.write_obj(byte, ack).is_ok()
         });
-        guest.queue.push_used(id, u32::from(written))?;
-        guest.queue.signal_used()?;
-        Ok(())
+        let used = guest.queue.push_used(id, u32::from(written));
+        used.and_then(|()| guest.queue.signal_used())
+            .map_err(not_served)
     }
 
     fn disarm(&mut self) {
@@ -420,7 +435,7 @@ impl Control {
 
     /// Waits until no command is under way, for at most its deadline. The
     /// commands that the device carried out meanwhile are in the result.
-    pub(super) fn finish(&mut self) -> Result<Vec<Command>, VdpaError> {
+    pub(super) fn finish(&mut self) -> Result<Vec<Command>, Error> {
         let mut done = Done::default();
         while !self.take_answer(&mut done)? {
             std::thread::sleep(ANSWER_POLL);

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use vdpa::device::{Device, DeviceError};
-use vdpa::doorbell::{Doorbell, DoorbellAnswer};
+use vdpa::doorbell::{Doorbell, DoorbellAnswer, NoDoorbell};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
-use super::error::VdpaError;
+use crate::Error;
 use crate::hypervisor::DoorbellPage;
 
 /// What the guest's kicks are to be.
@@ -51,14 +51,14 @@ impl DeviceDoorbells {
     /// work as wished does not start.
     ///
     /// # Errors
-    /// [`VdpaError::NoDoorbell`] with [`DoorbellMode::On`] only.
-    pub(super) fn new(device: &Device, mode: DoorbellMode) -> Result<Self, VdpaError> {
+    /// A queue has no doorbell; with [`DoorbellMode::On`] only.
+    pub(super) fn new(device: &Device, mode: DoorbellMode) -> Result<Self, Error> {
         let count = device.info().queue_count();
         if mode == DoorbellMode::On {
             let is_net = device.info().device_id == VIRTIO_ID_NET;
             for queue in 0..if is_net { count.min(2) } else { count } {
                 if let Some(reason) = device.missing_doorbell(queue)? {
-                    return Err(VdpaError::NoDoorbell { queue, reason });
+                    return Err(no_doorbell(queue, reason));
                 }
             }
         }
@@ -73,12 +73,7 @@ impl DeviceDoorbells {
     ///
     /// # Errors
     /// As [`DeviceDoorbells::new`].
-    pub(super) fn prepare(
-        &mut self,
-        device: &Device,
-        id: &str,
-        queue: u16,
-    ) -> Result<(), VdpaError> {
+    pub(super) fn prepare(&mut self, device: &Device, id: &str, queue: u16) -> Result<(), Error> {
         if self.mode == DoorbellMode::Off {
             return Ok(());
         }
@@ -95,19 +90,25 @@ impl DeviceDoorbells {
     }
 }
 
+fn no_doorbell(queue: u16, reason: NoDoorbell) -> Error {
+    Error::other(format!(
+        "queue {queue} has no doorbell to give to the guest: leave doorbell=on out (or say \
+         doorbell=auto) to kick by eventfds"
+    ))
+    .because(reason)
+}
+
 /// What an answer about one queue comes to.
 fn choose(
     answer: Result<DoorbellAnswer, DeviceError>,
     id: &str,
     queue: u16,
     mode: DoorbellMode,
-) -> Result<Option<Arc<Doorbell>>, VdpaError> {
+) -> Result<Option<Arc<Doorbell>>, Error> {
     let needed = mode == DoorbellMode::On;
     match answer {
         Ok(DoorbellAnswer::Mapped(doorbell)) => Ok(Some(Arc::new(doorbell))),
-        Ok(DoorbellAnswer::Absent(reason)) if needed => {
-            Err(VdpaError::NoDoorbell { queue, reason })
-        }
+        Ok(DoorbellAnswer::Absent(reason)) if needed => Err(no_doorbell(queue, reason)),
         Ok(DoorbellAnswer::Absent(_)) => Ok(None),
         Err(error) if needed => Err(error.into()),
         Err(error) => {
@@ -124,13 +125,11 @@ fn choose(
 
 #[cfg(test)]
 mod tests {
-    use std::error::Error;
-
-    use vdpa::doorbell::NoDoorbell;
+    use std::error::Error as _;
 
     use super::*;
 
-    fn absent(mode: DoorbellMode, queue: u16) -> Result<Option<Arc<Doorbell>>, VdpaError> {
+    fn absent(mode: DoorbellMode, queue: u16) -> Result<Option<Arc<Doorbell>>, Error> {
         let answer = Ok(DoorbellAnswer::Absent(NoDoorbell::NotOffered));
         choose(answer, "test", queue, mode)
     }
@@ -139,8 +138,8 @@ mod tests {
     fn a_queue_without_a_doorbell_matters_only_where_it_was_asked_for() {
         assert!(absent(DoorbellMode::Auto, 0).unwrap().is_none());
         let error = absent(DoorbellMode::On, 1).unwrap_err();
-        assert!(matches!(error, VdpaError::NoDoorbell { queue: 1, .. }));
         let text = error.to_string();
+        assert!(text.starts_with("queue 1 has no doorbell"), "{text}");
         assert!(text.contains("doorbell=auto"), "{text}");
         assert!(error.source().unwrap().to_string().contains("page-per-vq"));
     }

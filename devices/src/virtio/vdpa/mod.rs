@@ -24,7 +24,6 @@ mod announce;
 mod backend;
 mod control;
 mod doorbells;
-mod error;
 mod mac;
 mod offer;
 mod overlay;
@@ -50,7 +49,6 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub use self::doorbells::DoorbellMode;
-pub use self::error::VdpaError;
 
 use self::control::Control;
 use self::overlay::NetOverlay;
@@ -59,6 +57,7 @@ use self::rings::Rings;
 pub(super) use self::succession::{IDENTITY_NAME, IDENTITY_VERSION};
 use self::write_log::WriteLog;
 use super::backend::SharedMemory;
+use crate::Error;
 
 /// Name and version of the saved state.
 pub(super) const STATE_NAME: &str = "virtio-vdpa";
@@ -120,27 +119,24 @@ impl VdpaBackend {
     /// ever have; the VMM's private window lies above it.
     ///
     /// # Errors
-    /// See [`VdpaError`].
-    pub fn open(
-        options: &VdpaOptions,
-        memory: SharedMemory,
-        ram_end: u64,
-    ) -> Result<Self, VdpaError> {
-        let device = Device::open(&options.path)?;
+    /// The device cannot be opened, or not be given to a guest with these options.
+    pub fn open(options: &VdpaOptions, memory: SharedMemory, ram_end: u64) -> Result<Self, Error> {
+        let device = Device::open(&options.path).map_err(Error::transparent)?;
         Self::new(device, options, memory, ram_end)
     }
 
     /// As [`VdpaBackend::open`] for a device that somebody else opened; the path is not looked at.
     ///
     /// # Errors
-    /// See [`VdpaError`].
+    /// As [`VdpaBackend::open`].
     pub fn from_fd(
         fd: OwnedFd,
         options: &VdpaOptions,
         memory: SharedMemory,
         ram_end: u64,
-    ) -> Result<Self, VdpaError> {
-        Self::new(Device::from_fd(fd)?, options, memory, ram_end)
+    ) -> Result<Self, Error> {
+        let device = Device::from_fd(fd).map_err(Error::transparent)?;
+        Self::new(device, options, memory, ram_end)
     }
 
     fn new(
@@ -148,11 +144,14 @@ impl VdpaBackend {
         options: &VdpaOptions,
         memory: SharedMemory,
         ram_end: u64,
-    ) -> Result<Self, VdpaError> {
+    ) -> Result<Self, Error> {
         let (device, iotlb) = device.own()?;
         let has = device.info().queue_count();
         if let Some(expected) = options.num_queues.filter(|&expected| expected != has) {
-            return Err(VdpaError::QueueCount { expected, has });
+            return Err(Error::other(format!(
+                "the device has {has} queues and num_queues is {expected}: leave num_queues out, \
+                 or create the device with another max_vqp"
+            )));
         }
         let max_sizes = device.info().queues.iter().map(|queue| queue.max_size);
         let max_sizes = max_sizes.collect();
@@ -183,7 +182,7 @@ impl VdpaBackend {
         self.rings.iotlb.mapped_bytes()
     }
 
-    fn negotiate_features(&mut self, features: u64) -> Result<Negotiation, VdpaError> {
+    fn negotiate_features(&mut self, features: u64) -> Result<Negotiation, Error> {
         if self.rings.is_net() {
             self.net.told = Some(succession::tells(&self.rings.device)?);
         }
@@ -197,11 +196,16 @@ impl VdpaBackend {
             .set_config_call(Some(&self.config_changed))?;
         let control_queue = if features & (1 << VIRTIO_NET_F_CTRL_VQ) != 0 && self.control.is_some()
         {
-            let index = queue_index(features, limits.max_virtqueue_pairs);
-            let known = index.filter(|&index| index < self.rings.device.info().queue_count());
-            Some(known.ok_or(VdpaError::ControlQueueIndex {
-                max_virtqueue_pairs: limits.max_virtqueue_pairs,
-                has: self.rings.device.info().queue_count(),
+            let (pairs, has) = (
+                limits.max_virtqueue_pairs,
+                self.rings.device.info().queue_count(),
+            );
+            let index = queue_index(features, pairs).filter(|&index| index < has);
+            Some(index.ok_or_else(|| {
+                Error::other(format!(
+                    "the device says max_virtqueue_pairs {pairs}, which leaves no room for a \
+                     control queue among its {has} queues"
+                ))
             })?)
         } else {
             None
@@ -232,7 +236,7 @@ impl VdpaBackend {
     }
 
     /// The guest has another interrupt for a data queue, or none.
-    fn set_call(&mut self, index: u16, call: Option<Arc<EventFd>>) -> Result<(), VdpaError> {
+    fn set_call(&mut self, index: u16, call: Option<Arc<EventFd>>) -> Result<(), Error> {
         let mut known = self.rings.queues.iter_mut();
         if let Some(queue) = known.find(|queue| queue.index == index) {
             queue.call.clone_from(&call);
@@ -264,7 +268,7 @@ impl VdpaBackend {
 
     /// After a failure the device is stopped and its memory mapped again, so
     /// that it neither works half-started nor starts without memory next time.
-    fn or_stop<T>(&mut self, result: Result<T, VdpaError>) -> Result<T, VdpaError> {
+    fn or_stop<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if result.is_err() {
             self.stop();
         }
@@ -306,8 +310,28 @@ fn signal(event: &EventFd) {
     let _ = event.write(1);
 }
 
-fn new_eventfd() -> Result<EventFd, VdpaError> {
-    EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(VdpaError::EventFd)
+fn new_eventfd() -> Result<EventFd, Error> {
+    EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::context(EVENTFD))
+}
+
+const EVENTFD: &str =
+    "cannot make or use an eventfd; the limit of open files (ulimit -n) may be too low";
+const WINDOW: &str = "the device reaches too few addresses";
+
+/// A call in the wrong order.
+fn not_negotiated() -> Error {
+    Error::other("the features are not negotiated")
+}
+
+/// The relays are lost, or have no device.
+fn relays_lost() -> Error {
+    Error::other("relayed queues cannot go on: the guest's driver must reset the device")
+}
+
+/// A device of another class than a network device is to be replaced.
+#[must_use]
+pub fn not_replaceable() -> Error {
+    Error::other("only network devices can be replaced while the machine runs")
 }
 
 impl Drop for VdpaBackend {

@@ -11,11 +11,12 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
 };
 
+use super::Negotiation;
 use super::announce::Announcement;
 use super::mac::MacOverlay;
 use super::offer::Offer;
 use super::succession::Identity;
-use super::{Negotiation, VdpaError};
+use crate::Error;
 
 /// See the module.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ pub(super) struct NetOverlay {
 
 impl NetOverlay {
     /// Of a device that was reset, with the address that is wanted for the guest.
-    pub(super) fn new(device: &Device, id: &str, mac: Option<[u8; 6]>) -> Result<Self, VdpaError> {
+    pub(super) fn new(device: &Device, id: &str, mac: Option<[u8; 6]>) -> Result<Self, Error> {
         let offer = Offer::new(device, id, mac.is_some())?;
         Ok(Self {
             offer,
@@ -78,7 +79,7 @@ impl NetOverlay {
         device: &Device,
         id: &str,
         negotiation: &Negotiation,
-    ) -> Result<Option<Command>, VdpaError> {
+    ) -> Result<Option<Command>, Error> {
         let Some(mac) = &self.mac else {
             return Ok(None);
         };
@@ -113,10 +114,13 @@ pub(super) fn configured_mac(
     device: &Device,
     offer: Offer,
     wanted: Option<[u8; 6]>,
-) -> Result<Option<MacOverlay>, VdpaError> {
+) -> Result<Option<MacOverlay>, Error> {
     if device.device_id() != VIRTIO_ID_NET || !offer.has(VIRTIO_NET_F_MAC) {
         return match wanted {
-            Some(_) => Err(VdpaError::NoMac),
+            Some(_) => Err(Error::other(
+                "a MAC address is given, but the device has none (it is no network device, or \
+                 does not offer the feature MAC)",
+            )),
             None => Ok(None),
         };
     }
@@ -124,7 +128,10 @@ pub(super) fn configured_mac(
     device.read_config(0, &mut own)?;
     match wanted {
         Some(wanted) if wanted != own && !offer.passes(VIRTIO_NET_F_CTRL_MAC_ADDR) => {
-            Err(VdpaError::FixedMac)
+            Err(Error::other(
+                "the device has another MAC address and takes no commands to change it: create it \
+                 with the address (`vdpa dev add … mac ADDRESS`)",
+            ))
         }
         wanted => Ok(Some(MacOverlay::new(wanted.unwrap_or(own)))),
     }

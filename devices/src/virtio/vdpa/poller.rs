@@ -24,7 +24,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vdpa::relay::{Pause, RelaySet, Strategy};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::{VdpaError, signal};
+use super::{relays_lost, signal};
+use crate::Error;
 use crate::virtio::backend::SharedMemory;
 
 /// What both sides see.
@@ -69,7 +70,7 @@ impl Poller {
         set: RelaySet,
         memory: &SharedMemory,
         failed: &Arc<EventFd>,
-    ) -> Result<Self, (RelaySet, VdpaError)> {
+    ) -> Result<Self, (RelaySet, Error)> {
         match Self::spawn(memory, failed) {
             Ok((shared, to, from, thread)) => Ok(Self {
                 strategies: set.strategies().collect(),
@@ -79,7 +80,11 @@ impl Poller {
                 from,
                 thread: Some(thread),
             }),
-            Err(error) => Err((set, VdpaError::RelayThread(error))),
+            Err(error) => {
+                let message = "cannot make a thread or eventfd for relayed queues; a limit of \
+                               tasks or open files may be too low";
+                Err((set, Error::other(message).because(error)))
+            }
         }
     }
 
@@ -119,26 +124,26 @@ impl Poller {
     /// pass that is under way is finished first, which is bounded.
     ///
     /// # Errors
-    /// [`VdpaError::RelaysLost`].
-    pub(super) fn park(&mut self) -> Result<&mut RelaySet, VdpaError> {
+    /// The relays are lost.
+    pub(super) fn park(&mut self) -> Result<&mut RelaySet, Error> {
         if matches!(self.place, Place::Polling) {
             self.shared.park.store(true, Ordering::Release);
             signal(&self.shared.wake);
-            let set = self.from.recv().map_err(|_| VdpaError::RelaysLost)?;
+            let set = self.from.recv().map_err(|_| relays_lost())?;
             self.shared.park.store(false, Ordering::Relaxed);
             self.place = Place::Parked(set);
         }
         match &mut self.place {
             Place::Parked(set) => Ok(set),
-            Place::Polling => Err(VdpaError::RelaysLost),
+            Place::Polling => Err(relays_lost()),
         }
     }
 
     /// Polls from now on.
     ///
     /// # Errors
-    /// [`VdpaError::RelaysLost`].
-    pub(super) fn go(&mut self) -> Result<(), VdpaError> {
+    /// The relays are lost.
+    pub(super) fn go(&mut self) -> Result<(), Error> {
         let Place::Parked(set) = std::mem::replace(&mut self.place, Place::Polling) else {
             return Ok(());
         };
@@ -146,7 +151,7 @@ impl Poller {
         let sent = self.to.as_ref().map(|to| to.send(set));
         match sent {
             Some(Ok(())) => Ok(()),
-            _ => Err(VdpaError::RelaysLost),
+            _ => Err(relays_lost()),
         }
     }
 

@@ -26,19 +26,20 @@
 mod start;
 mod stop;
 
-use std::error::Error;
+use std::error::Error as StdError;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use vdpa::control_queue::Command;
 use vdpa::device::State;
-use vdpa::relay::{Prepared, RelayError, RelaySet, Strategy, TransitionError, choose};
+use vdpa::relay::{Prepared, RelaySet, Strategy, TransitionError, choose};
 use vdpa::uapi::BackendFeatures;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::poller::Poller;
-use super::{VdpaBackend, VdpaError, signal};
+use super::{VdpaBackend, not_negotiated, relays_lost, signal};
+use crate::{Error, ErrorKind};
 
 /// How often a change is tried while the device holds chains of which nobody knows which they are, and
 /// how long it gets to use them in between. Under traffic the first try is enough nearly always.
@@ -72,7 +73,7 @@ impl VdpaBackend {
     /// # Errors
     /// This device can't be relayed, or not now. It goes on as before, or, if it does not even do
     /// that, needs a reset by its driver.
-    pub(super) fn relay_all(&mut self) -> Result<(), VdpaError> {
+    pub(super) fn relay_all(&mut self) -> Result<(), Error> {
         // Before the queues are changed: relays that have nothing to do yet are kept for what the guest does next.
         let before = std::mem::replace(&mut self.log.on, true);
         if !self.rings.is_running() {
@@ -93,7 +94,7 @@ impl VdpaBackend {
     ///
     /// # Errors
     /// As [`VdpaBackend::relay_all`]. Nothing is recorded any more.
-    pub(super) fn end_relaying(&mut self) -> Result<(), VdpaError> {
+    pub(super) fn end_relaying(&mut self) -> Result<(), Error> {
         self.log.on = false;
         if self.log.poller.is_none() || !self.rings.is_running() {
             return Ok(());
@@ -116,8 +117,8 @@ impl VdpaBackend {
     }
 
     /// How all that the device writes can be known.
-    pub(super) fn plan(&self) -> Result<Plan, VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+    pub(super) fn plan(&self) -> Result<Plan, Error> {
+        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
         let in_place = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
         let acknowledged = if self.rings.keeps_positions {
             self.rings.device.backend_features()
@@ -128,7 +129,9 @@ impl VdpaBackend {
         let (strategy, reason) =
             choose(self.rings.device.info(), acknowledged, negotiation.features);
         match (strategy, acknowledged.contains(in_place)) {
-            (Strategy::Direct, _) => Err(VdpaError::NotRelayable { reason }),
+            (Strategy::Direct, _) => Err(Error::other(format!(
+                "the device's queues cannot be relayed: {reason}"
+            ))),
             (_, true) => Ok(Plan {
                 way: Way::InPlace,
                 receive: strategy,
@@ -155,7 +158,7 @@ impl VdpaBackend {
     }
 
     /// Relays what must be relayed of a running device.
-    fn relay(&mut self) -> Result<(), VdpaError> {
+    fn relay(&mut self) -> Result<(), Error> {
         let plan = self.plan()?;
         let met = self.log.poller.as_ref().is_some_and(|poller| {
             let mut targets = self.targets(&plan).into_iter();
@@ -173,7 +176,7 @@ impl VdpaBackend {
         self.with_poller(|backend, poller| {
             for _ in 1..TRIES {
                 match backend.switch(poller, &plan) {
-                    Err(error) if error.device_holds_chains() => {}
+                    Err(error) if error.kind() == ErrorKind::InFlightUnknown => {}
                     other => return other,
                 }
                 thread::sleep(BETWEEN_TRIES);
@@ -183,8 +186,8 @@ impl VdpaBackend {
     }
 
     /// All data queues as relays see them, direct, and a thread that may poll them.
-    fn new_poller(&mut self) -> Result<Poller, VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+    fn new_poller(&mut self) -> Result<Poller, Error> {
+        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
         let set = self.rings.relay_set(negotiation.features)?;
         Poller::new(set, &self.rings.memory, &self.log.failed).map_err(|(set, error)| {
             self.rings.end_relays(set);
@@ -196,8 +199,8 @@ impl VdpaBackend {
     /// record and none is needed; a device that does not run is stopped for good, and its driver hears of it.
     fn with_poller(
         &mut self,
-        work: impl FnOnce(&mut Self, &mut Poller) -> Result<(), VdpaError>,
-    ) -> Result<(), VdpaError> {
+        work: impl FnOnce(&mut Self, &mut Poller) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let Some(mut poller) = self.log.poller.take() else {
             return Ok(());
         };
@@ -214,7 +217,7 @@ impl VdpaBackend {
         &mut self,
         queue: u16,
         call: Option<&Arc<EventFd>>,
-    ) -> Result<bool, VdpaError> {
+    ) -> Result<bool, Error> {
         if self.log.poller.is_none() {
             return Ok(false);
         }
@@ -228,7 +231,7 @@ impl VdpaBackend {
         Ok(relayed)
     }
 
-    fn resume_polling(&mut self, mut poller: Poller) -> Result<(), VdpaError> {
+    fn resume_polling(&mut self, mut poller: Poller) -> Result<(), Error> {
         let going = match poller.park() {
             Ok(set) if self.rings.is_running() => {
                 let direct = set
@@ -243,7 +246,7 @@ impl VdpaBackend {
                 }
                 poller.go()
             }
-            Ok(_) => Err(VdpaError::RelaysLost),
+            Ok(_) => Err(relays_lost()),
             Err(error) => Err(error),
         };
         self.log.poller = Some(poller);
@@ -259,14 +262,14 @@ impl VdpaBackend {
     ///
     /// # Errors
     /// The device runs as before if it runs.
-    fn switch(&mut self, poller: &mut Poller, plan: &Plan) -> Result<(), VdpaError> {
+    fn switch(&mut self, poller: &mut Poller, plan: &Plan) -> Result<(), Error> {
         let targets = self.targets(plan);
         let set = poller.park()?;
         let before: Vec<(u16, Strategy)> = set.strategies().collect();
         let changed = match plan.way {
             Way::InPlace => set.change(&mut self.rings.device, &targets, &*self.rings.memory),
             Way::Restart => {
-                set.can_restart()?;
+                set.can_restart().map_err(Error::relay)?;
                 self.reset_for_restart()?;
                 self.bring_up(set, &targets)
             }
@@ -297,7 +300,7 @@ impl VdpaBackend {
             }
             _ => {}
         }
-        Err(error.into())
+        Err(Error::relay(error))
     }
 
     /// A device that was suspended may have missed the kick of a command.
@@ -310,13 +313,13 @@ impl VdpaBackend {
     fn halted(&self, error: &TransitionError) {
         tracing::error!(
             device = %self.rings.id,
-            error = error as &dyn Error,
+            error = error as &dyn StdError,
             "the device cannot be brought up again"
         );
     }
 
     /// Resets the device under a driver that is not to notice.
-    pub(super) fn reset_for_restart(&mut self) -> Result<(), VdpaError> {
+    pub(super) fn reset_for_restart(&mut self) -> Result<(), Error> {
         self.finish_commands()?;
         if !self.needs_reset {
             // One that can suspend completes first what it has sent; if it refuses it is reset all the same.
@@ -348,23 +351,25 @@ impl VdpaBackend {
             if self.rings.device.state() == State::Negotiated {
                 let _ = self.rings.device.reset();
             }
+            let source = source.into();
             return Err(TransitionError::Negotiate { source });
         }
         self.start_set(set, rings, &self.commands_again())
     }
 
     /// What a reset took from the device and is not in its data queues.
-    fn negotiate_again(&mut self) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
-        self.rings.iotlb.remap_after_reset()?;
+    fn negotiate_again(&mut self) -> Result<(), Error> {
+        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
+        let remapped = self.rings.iotlb.remap_after_reset();
+        remapped.map_err(Error::transparent)?;
         let features = self.net.offer.for_device(negotiation.features);
         self.rings.device.negotiate(features)?;
         let called = self
             .rings
             .device
             .set_config_call(Some(&self.config_changed));
-        called.map_err(VdpaError::from)?;
-        Ok(self.start_control(&negotiation)?)
+        called?;
+        self.start_control(&negotiation)
     }
 
     /// Starts the negotiated device with relayed queues.
@@ -406,19 +411,4 @@ impl Plan {
         receive: Strategy::Shadowed,
         transmit: Strategy::Shadowed,
     };
-}
-
-impl VdpaError {
-    /// The device took chains of which nobody knows which they are, and will have used them soon.
-    fn device_holds_chains(&self) -> bool {
-        let Self::Relay(TransitionError::Queue { source, .. }) = self else {
-            return false;
-        };
-        matches!(
-            source,
-            RelayError::InFlightUnknown { .. }
-                | RelayError::PackedInFlight { .. }
-                | RelayError::OutOfOrder
-        )
-    }
 }

@@ -17,7 +17,8 @@ use vdpa::device::VringBase;
 
 use super::rings::DataQueue;
 use super::write_log::mark;
-use super::{VdpaBackend, VdpaError};
+use super::{VdpaBackend, not_negotiated};
+use crate::Error;
 use crate::virtio::backend::Queue;
 
 impl VdpaBackend {
@@ -25,8 +26,8 @@ impl VdpaBackend {
     ///
     /// # Errors
     /// The device refuses: it may be suspended then, and is to be stopped.
-    pub(super) fn reset_queue(&mut self, index: u16) -> Result<(), VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+    pub(super) fn reset_queue(&mut self, index: u16) -> Result<(), Error> {
+        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
         if negotiation.control_queue == Some(index) {
             let done = match &mut self.control {
                 Some(control) => control.reset_guest_queue()?,
@@ -36,7 +37,7 @@ impl VdpaBackend {
             return Ok(());
         }
         if self.rings.queue(index).is_none() {
-            return Err(VdpaError::NotEnabled { index });
+            return Err(Error::other(format!("queue {index} is not enabled")));
         }
         let packed = negotiation.ring().packed;
         let unseen = self.log.unseen_of(&self.rings, packed, index);
@@ -57,8 +58,8 @@ impl VdpaBackend {
     /// # Errors
     /// The guest's rings are not acceptable, or the device refuses: it may be suspended
     /// then, and is to be stopped.
-    pub(super) fn enable_queue(&mut self, queue: Queue) -> Result<(), VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+    pub(super) fn enable_queue(&mut self, queue: Queue) -> Result<(), Error> {
+        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
         let index = queue.index;
         if negotiation.control_queue == Some(index) {
             let max_size = self.max_sizes.get(usize::from(index)).copied();
@@ -78,7 +79,7 @@ impl VdpaBackend {
             return Ok(());
         }
         if self.rings.queue(index).is_some() {
-            return Err(VdpaError::AlreadyEnabled { index });
+            return Err(Error::other(format!("queue {index} is enabled already")));
         }
         let queue = DataQueue::from(queue);
         self.log.park()?;

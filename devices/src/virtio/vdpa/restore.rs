@@ -20,16 +20,18 @@ use vdpa::device::{Operation, State, VringBase};
 use vdpa::memory::GuestMemory;
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
-use vm_memory::{Bytes, GuestAddress};
 
 use super::mac::MacOverlay;
 use super::saved::{Saved, SavedRing};
-use super::succession::tells;
-use super::{Negotiation, VdpaBackend, VdpaError, signal};
+use super::succession::{avail_index, tells};
+use super::{Negotiation, VdpaBackend, not_negotiated, signal};
 use crate::virtio::backend::{Activation, Queue, QueueAddresses};
+use crate::{Error, ErrorKind};
+
+const SAVED_CONTROL: &str = "the saved control state is not possible";
 
 impl VdpaBackend {
-    pub(super) fn save_rings(&mut self) -> Result<Saved, VdpaError> {
+    pub(super) fn save_rings(&mut self) -> Result<Saved, Error> {
         // One that suspends for good must be known to be right before: by its split rings, or by relays.
         let needed = if self.packed() {
             BackendFeatures::SUSPEND | BackendFeatures::RESUME
@@ -40,8 +42,12 @@ impl VdpaBackend {
             return self.save_relayed();
         }
         match self.suspend_and_save() {
-            Err(VdpaError::InFlightUnknown { queue }) if self.rings.is_running() => {
-                tracing::debug!(device = %self.rings.id, queue, "what is in flight is counted, to save the device");
+            Err(error) if error.kind() == ErrorKind::InFlightUnknown && self.rings.is_running() => {
+                tracing::debug!(
+                    device = %self.rings.id,
+                    %error,
+                    "what is in flight is counted, to save the device"
+                );
                 self.save_relayed()
             }
             saved => saved,
@@ -49,8 +55,8 @@ impl VdpaBackend {
     }
 
     /// As [`VdpaBackend::save_rings`], with the positions that relays give.
-    pub(super) fn save_relayed(&mut self) -> Result<Saved, VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+    pub(super) fn save_relayed(&mut self) -> Result<Saved, Error> {
+        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
         self.rings.device.check(Operation::Rebind)?;
         self.finish_commands()?;
         let bases = self.stop_relayed()?.into_iter();
@@ -62,8 +68,8 @@ impl VdpaBackend {
 
     /// Suspends the device and saves it with positions from which the next one leaves nothing with this one. If
     /// those cannot be had the device goes on.
-    pub(super) fn suspend_and_save(&mut self) -> Result<Saved, VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+    pub(super) fn suspend_and_save(&mut self) -> Result<Saved, Error> {
+        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
         self.finish_commands()?;
         // One that cannot resume is asked before: afterwards it would be too late to refuse.
         let asked = !self.rings.can(BackendFeatures::RESUME);
@@ -83,7 +89,7 @@ impl VdpaBackend {
     }
 
     /// Waits until the device has no control command under way.
-    pub(super) fn finish_commands(&mut self) -> Result<(), VdpaError> {
+    pub(super) fn finish_commands(&mut self) -> Result<(), Error> {
         if let Some(control) = &mut self.control {
             let done = control.finish()?;
             self.note(&done);
@@ -125,12 +131,13 @@ impl VdpaBackend {
         self.nudge_control();
     }
 
-    fn check_kind(&self, saved: &Saved) -> Result<(), VdpaError> {
-        if saved.device_type != self.rings.device.device_id() {
-            return Err(VdpaError::OtherDevice {
-                saved: saved.device_type,
-                has: self.rings.device.device_id(),
-            });
+    fn check_kind(&self, saved: &Saved) -> Result<(), Error> {
+        let has = self.rings.device.device_id();
+        if saved.device_type != has {
+            return Err(Error::other(format!(
+                "the saved state is of device type {}, the device has type {has}",
+                saved.device_type
+            )));
         }
         match saved.features & !self.net.offer.all() {
             0 => Ok(()),
@@ -138,20 +145,22 @@ impl VdpaBackend {
         }
     }
 
-    fn other_features(&self, saved: &Saved) -> VdpaError {
-        VdpaError::OtherFeatures {
-            saved: saved.features,
-            offered: self.net.offer.all(),
-        }
+    fn other_features(&self, saved: &Saved) -> Error {
+        Error::other(format!(
+            "the saved state has the features {:#x}, the device offers {:#x}",
+            saved.features,
+            self.net.offer.all()
+        ))
     }
 
     /// What can be refused of a state before anything is stopped for it. What the guest has set by its control queue is looked at
     /// only where it comes from another device: this one has acknowledged it itself, and may have failed since.
-    pub(super) fn check_saved(&self, saved: &Saved) -> Result<(), VdpaError> {
+    pub(super) fn check_saved(&self, saved: &Saved) -> Result<(), Error> {
         self.check_kind(saved)?;
         if let (Some(_), Some(control)) = (&self.net.predecessor, &saved.control) {
             let limits = self.limits(saved.features, Some(tells(&self.rings.device)?));
-            control.state.validate(&limits)?;
+            let validated = control.state.validate(&limits);
+            validated.map_err(Error::context(SAVED_CONTROL))?;
         }
         Ok(())
     }
@@ -160,7 +169,7 @@ impl VdpaBackend {
         &mut self,
         saved: Saved,
         activation: Activation,
-    ) -> Result<(), VdpaError> {
+    ) -> Result<(), Error> {
         // A device that was negotiated with for this, and nothing else, has its memory mapped:
         // it may take long to do that again.
         let prepared = self.negotiation.filter(|known| {
@@ -187,7 +196,8 @@ impl VdpaBackend {
         let mut replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
         let mut guest_queue = None;
         if let Some(control) = saved.control {
-            control.state.validate(&negotiation.limits)?;
+            let validated = control.state.validate(&negotiation.limits);
+            validated.map_err(Error::context(SAVED_CONTROL))?;
             // A driver may accept CTRL_MAC_ADDR without CTRL_VQ: no queue, no commands.
             if negotiation.control_queue.is_some() {
                 replay.extend(control.state.replay());
@@ -210,7 +220,7 @@ fn saved_bases(
     rings: &[SavedRing],
     negotiation: &Negotiation,
     activation: &Activation,
-) -> Result<BTreeMap<u16, VringBase>, VdpaError> {
+) -> Result<BTreeMap<u16, VringBase>, Error> {
     let data_queues = activation
         .queues
         .iter()
@@ -221,7 +231,8 @@ fn saved_bases(
     } in data_queues
     {
         let saved = rings.iter().find(|ring| ring.index == index);
-        let base = saved.ok_or(VdpaError::NoSavedRing { index })?.base;
+        let none = || Error::other(format!("the saved state has no position for queue {index}"));
+        let base = saved.ok_or_else(none)?.base;
         match base {
             VringBase::Split { index: position } => {
                 check_position(memory, index, position, &addresses)?;
@@ -240,29 +251,22 @@ fn check_position(
     queue: u16,
     position: u16,
     addresses: &QueueAddresses,
-) -> Result<(), VdpaError> {
-    let available: u16 = addresses
-        .driver
-        .checked_add(2)
-        .and_then(|address| memory.read_obj(GuestAddress(address)).ok())
-        .map(u16::from_le)
-        .ok_or(VdpaError::RingOutsideMemory { queue })?;
+) -> Result<(), Error> {
+    let available = avail_index(memory, queue, addresses)?;
     if available.wrapping_sub(position) <= addresses.size {
-        Ok(())
-    } else {
-        Err(VdpaError::SavedPosition {
-            queue,
-            position,
-            available,
-        })
+        return Ok(());
     }
+    Err(Error::other(format!(
+        "queue {queue} cannot go on at {position}: the guest has made buffers available up to \
+         {available}"
+    )))
 }
 
 /// A packed ring's positions must lie in the ring, and the used one at most a
 /// lap behind the available one: a device that had more in flight than there are
 /// entries would use what the guest has not given it. How far the guest is can't
 /// be checked: used descriptors may lie over what it made available.
-fn check_packed_base(queue: u16, base: VringBase, size: u16) -> Result<(), VdpaError> {
+fn check_packed_base(queue: u16, base: VringBase, size: u16) -> Result<(), Error> {
     let possible = match base {
         VringBase::Split { .. } => false,
         VringBase::Packed {
@@ -280,10 +284,11 @@ fn check_packed_base(queue: u16, base: VringBase, size: u16) -> Result<(), VdpaE
         }
     };
     if possible {
-        Ok(())
-    } else {
-        Err(VdpaError::SavedPackedPosition { queue, base, size })
+        return Ok(());
     }
+    Err(Error::other(format!(
+        "queue {queue}, a packed ring of {size} entries, cannot go on at {base:?}"
+    )))
 }
 
 #[cfg(test)]

@@ -17,8 +17,11 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::doorbells::DeviceDoorbells;
-use super::{VdpaError, VdpaOptions, new_eventfd, signal};
+use super::{VdpaOptions, WINDOW, new_eventfd, signal};
+use crate::Error;
 use crate::virtio::backend::{Queue, QueueAddresses, SharedMemory};
+
+const NOT_RELAYED: &str = "the device's queues cannot be relayed";
 
 /// A data queue of a started device.
 #[derive(Debug)]
@@ -91,12 +94,12 @@ impl Rings {
         options: &VdpaOptions,
         memory: SharedMemory,
         ram_end: u64,
-    ) -> Result<Self, VdpaError> {
+    ) -> Result<Self, Error> {
         let window = PrivateWindow::new(device.info().iova_range, ram_end)
-            .map_err(VdpaError::PrivateWindow)?;
-        iotlb
-            .map_guest_memory(0, &memory)
-            .map_err(VdpaError::MapMemory)?;
+            .map_err(Error::context(WINDOW))?;
+        iotlb.map_guest_memory(0, &memory).map_err(Error::context(
+            "guest memory cannot be mapped for the device",
+        ))?;
         let regions = GuestRegion::all(&memory).into_iter();
         let ram = regions.filter_map(|region| IovaRange::from_size(region.base(), region.size()));
         Ok(Self {
@@ -137,7 +140,7 @@ impl Rings {
         queue: &DataQueue,
         base: VringBase,
         direct: bool,
-    ) -> Result<(), VdpaError> {
+    ) -> Result<(), Error> {
         let Self { device, id, .. } = self;
         if direct {
             let config = queue.config(base, &self.unrouted);
@@ -163,21 +166,21 @@ impl Rings {
     }
 
     /// All data queues as relays see them, direct.
-    pub(super) fn relay_set(&mut self, features: u64) -> Result<RelaySet, VdpaError> {
+    pub(super) fn relay_set(&mut self, features: u64) -> Result<RelaySet, Error> {
         let queues = self.queues.iter();
         let queues = queues
             .map(|queue| self.relayed_queue(queue, features))
             .collect::<Result<_, _>>()?;
         let (iotlb, window) = (&mut self.iotlb, &mut self.window);
         let set = RelaySet::new(self.device.info(), features, queues, iotlb, window);
-        Ok(set?)
+        set.map_err(Error::context(NOT_RELAYED))
     }
 
     pub(super) fn relayed_queue(
         &self,
         queue: &DataQueue,
         features: u64,
-    ) -> Result<RelayedQueue, VdpaError> {
+    ) -> Result<RelayedQueue, Error> {
         let index = queue.index;
         let ring = GuestRing::new(
             Arc::clone(&self.memory),
@@ -185,9 +188,12 @@ impl Rings {
             vring_addresses(&queue.addresses),
             RingFeatures::of(features),
         );
-        let not_guests = |source| RelaySetError::Guest {
-            queue: index,
-            source,
+        let not_guests = |source| {
+            let source = RelaySetError::Guest {
+                queue: index,
+                source,
+            };
+            Error::other(NOT_RELAYED).because(source)
         };
         Ok(RelayedQueue {
             index,

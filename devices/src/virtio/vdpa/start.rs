@@ -12,7 +12,8 @@ use vdpa::uapi::BackendFeatures;
 
 use super::control::Setup;
 use super::rings::{DataQueue, Rings};
-use super::{Negotiation, VdpaBackend, VdpaError, signal};
+use super::{Negotiation, VdpaBackend, not_negotiated, signal};
+use crate::Error;
 use crate::virtio::backend::Activation;
 use crate::virtio::userspace_queue::SavedQueue;
 
@@ -24,8 +25,8 @@ impl VdpaBackend {
         base_of: impl Fn(u16) -> VringBase,
         replay: &[Command],
         guest_control_queue: Option<SavedQueue>,
-    ) -> Result<(), VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+    ) -> Result<(), Error> {
+        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
         let Activation { queues, .. } = activation;
         let initial = VringBase::initial(negotiation.ring().packed);
         let data = |index: &u16| Some(*index) != negotiation.control_queue;
@@ -69,7 +70,7 @@ impl VdpaBackend {
     }
 
     /// Gives the negotiated device its control queue, if the guest negotiated one.
-    pub(super) fn start_control(&mut self, negotiation: &Negotiation) -> Result<(), VdpaError> {
+    pub(super) fn start_control(&mut self, negotiation: &Negotiation) -> Result<(), Error> {
         if let (Some(control), Some(index)) = (&mut self.control, negotiation.control_queue) {
             control.start(Setup {
                 device: &mut self.rings.device,
@@ -84,7 +85,7 @@ impl VdpaBackend {
     }
 
     /// From DRIVER_OK on, with all rings set up and the guest's own.
-    fn start_direct(&mut self, replay: &[Command]) -> Result<(), VdpaError> {
+    fn start_direct(&mut self, replay: &[Command]) -> Result<(), Error> {
         // Virtio wants queues enabled before DRIVER_OK. But a device must not
         // receive by an outdated filter: so, if there is anything to replay and the
         // device can wait, its data queues come after that.
@@ -114,17 +115,14 @@ impl VdpaBackend {
     }
 
     /// See [`NetOverlay::mac_command`](super::NetOverlay::mac_command).
-    pub(super) fn mac_command(
-        &self,
-        negotiation: &Negotiation,
-    ) -> Result<Option<Command>, VdpaError> {
+    pub(super) fn mac_command(&self, negotiation: &Negotiation) -> Result<Option<Command>, Error> {
         let Rings { device, id, .. } = &self.rings;
         self.net.mac_command(device, id, negotiation)
     }
 
     /// Starts the device as after a reset.
-    pub(super) fn start_fresh(&mut self, activation: Activation) -> Result<(), VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+    pub(super) fn start_fresh(&mut self, activation: Activation) -> Result<(), Error> {
+        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
         let packed = negotiation.ring().packed;
         let replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
         self.start(activation, |_| VringBase::initial(packed), &replay, None)

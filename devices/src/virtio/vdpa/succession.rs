@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 use vdpa::device::{Device, Operation, VringBase};
 use vdpa::memory::GuestMemory;
 use vdpa::netdev::VirtioNetConfig;
-use vdpa::ring::guest::GuestViolation;
+use vdpa::ring::guest::{GuestRingError, GuestViolation};
 use vdpa::ring::{OrderError, RingFeatures, packed, split};
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
@@ -52,9 +52,10 @@ use super::offer::Offer;
 use super::overlay::{NetOverlay, configured_mac};
 use super::rings::{DataQueue, Rings, vring_addresses};
 use super::saved::{Saved, SavedRing};
-use super::{VdpaBackend, VdpaError};
+use super::{VdpaBackend, not_negotiated, not_replaceable};
 use crate::virtio::backend::{Activation, Predecessor, QueueAddresses, SavedState, SharedMemory};
-use crate::virtio::saved_state::{self, SavedStateError};
+use crate::virtio::saved_state;
+use crate::{Error, ErrorKind};
 
 /// Name and version of an identity.
 pub(in crate::virtio) const IDENTITY_NAME: &str = "virtio-vdpa-identity";
@@ -70,30 +71,32 @@ pub(super) struct Identity {
 }
 
 /// Whether a driver that relies on `features` and was told `old` can go on with `new`.
-fn check_config(
-    old: &VirtioNetConfig,
-    new: &VirtioNetConfig,
-    features: u64,
-) -> Result<(), VdpaError> {
+fn check_config(old: &VirtioNetConfig, new: &VirtioNetConfig, features: u64) -> Result<(), Error> {
     let relies = |bit: u32| features & (1 << bit) != 0;
     let hashes = relies(VIRTIO_NET_F_RSS) || relies(VIRTIO_NET_F_HASH_REPORT);
     // With several pairs the control queue comes behind the last one (virtio 1.3, 5.1.2).
     if (relies(VIRTIO_NET_F_MQ) || hashes) && new.max_virtqueue_pairs != old.max_virtqueue_pairs {
-        return Err(VdpaError::OtherQueuePairs {
-            needs: old.max_virtqueue_pairs.get(),
-            has: new.max_virtqueue_pairs.get(),
-        });
+        let (needs, has) = (old.max_virtqueue_pairs, new.max_virtqueue_pairs);
+        return Err(Error::other(format!(
+            "the guest uses {needs} queue pairs at most, the device has {has}: create the device \
+             with max_vqp {needs}"
+        )));
     }
     let (needs, has) = (old.mtu.get(), new.mtu.get());
     if relies(VIRTIO_NET_F_MTU) && has < needs {
-        return Err(VdpaError::SmallerMtu { needs, has });
+        return Err(Error::other(format!(
+            "the guest was told an MTU of {needs}, the device has {has}: create the device with \
+             mtu {needs}"
+        )));
     }
     let table = |config: &VirtioNetConfig| config.rss_max_indirection_table_length.get();
     let less = new.rss_max_key_size < old.rss_max_key_size
         || table(new) < table(old)
         || (old.supported_hash_types & !new.supported_hash_types).get() != 0;
     if hashes && less {
-        return Err(VdpaError::SmallerHash);
+        return Err(Error::other(
+            "the device hashes less than the guest was told (RSS key, table or hash types)",
+        ));
     }
     Ok(())
 }
@@ -106,7 +109,7 @@ impl Identity {
         mut new: [u8; VirtioNetConfig::LEN],
         addressed: bool,
         features: u64,
-    ) -> Result<(), VdpaError> {
+    ) -> Result<(), Error> {
         let old = VirtioNetConfig::of(self.config);
         check_config(&old, &VirtioNetConfig::of(new), features)?;
         let settable = [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_CTRL_MAC_ADDR]
@@ -117,14 +120,18 @@ impl Identity {
         }
         let differs = self.mac.is_some_and(|mac| mac != new[..6]);
         if features != 0 && differs && !settable {
-            return Err(VdpaError::UnsettableMac);
+            return Err(Error::other(
+                "the device has another MAC address, and the guest's driver did not negotiate \
+                 CTRL_MAC_ADDR: create the device with the guest's address (`vdpa dev add … mac \
+                 ADDRESS`)",
+            ));
         }
         Ok(())
     }
 }
 
 /// The beginning of the device configuration as the device says it now.
-pub(super) fn tells(device: &Device) -> Result<[u8; VirtioNetConfig::LEN], VdpaError> {
+pub(super) fn tells(device: &Device) -> Result<[u8; VirtioNetConfig::LEN], Error> {
     let mut config = [0; VirtioNetConfig::LEN];
     let len = usize::try_from(device.config_size())
         .unwrap_or(VirtioNetConfig::LEN)
@@ -135,9 +142,9 @@ pub(super) fn tells(device: &Device) -> Result<[u8; VirtioNetConfig::LEN], VdpaE
 
 impl NetOverlay {
     /// What the guest knows of `device`; `failed`: it may say anything by now.
-    pub(super) fn identify(&self, device: &Device, failed: bool) -> Result<Identity, VdpaError> {
+    pub(super) fn identify(&self, device: &Device, failed: bool) -> Result<Identity, Error> {
         if device.device_id() != VIRTIO_ID_NET {
-            return Err(VdpaError::NotReplaceable);
+            return Err(not_replaceable());
         }
         Ok(Identity {
             mac: self.mac.as_ref().map(MacOverlay::configured),
@@ -155,10 +162,10 @@ impl NetOverlay {
         id: &str,
         identity: &Identity,
         predecessor: &Predecessor,
-    ) -> Result<(), VdpaError> {
+    ) -> Result<(), Error> {
         device.check(Operation::Probe)?;
         if device.device_id() != VIRTIO_ID_NET {
-            return Err(VdpaError::NotReplaceable);
+            return Err(not_replaceable());
         }
         let config = tells(device)?;
         // An address that is the VMM's to give changes what can be offered.
@@ -171,11 +178,7 @@ impl NetOverlay {
     }
 
     /// See [`Hardware::check_succession`](crate::virtio::backend::Hardware::check_succession).
-    pub(super) fn check_predecessor(
-        &self,
-        device: &Device,
-        features: u64,
-    ) -> Result<(), VdpaError> {
+    pub(super) fn check_predecessor(&self, device: &Device, features: u64) -> Result<(), Error> {
         match &self.predecessor {
             Some(identity) => {
                 let addressed = self.offer.passes(VIRTIO_NET_F_MAC);
@@ -188,10 +191,10 @@ impl NetOverlay {
 
 impl VdpaBackend {
     /// See [`Hardware::hand_over`](crate::virtio::backend::Hardware::hand_over).
-    pub(super) fn hand_over_rings(&mut self) -> Result<Saved, VdpaError> {
-        let negotiation = self.negotiation.ok_or(VdpaError::NotNegotiated)?;
+    pub(super) fn hand_over_rings(&mut self) -> Result<Saved, Error> {
+        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
         if !self.rings.is_net() {
-            return Err(VdpaError::NotReplaceable);
+            return Err(not_replaceable());
         }
         if self.log.poller.is_some() {
             // Relays leave nothing in flight.
@@ -210,7 +213,10 @@ impl VdpaBackend {
             packed, in_order, ..
         } = negotiation.ring();
         if packed && !self.needs_reset {
-            return Err(VdpaError::NoSuspendPacked);
+            return Err(Error::other(
+                "the device cannot be suspended, and packed rings do not show where it stands: it \
+                 cannot be replaced while its driver runs",
+            ));
         }
         // Nobody waits for one that has failed: the command under way was refused.
         self.finish_commands()?;
@@ -225,7 +231,7 @@ impl VdpaBackend {
 
 impl Rings {
     /// Where the next device begins in the rings of one that was reset.
-    fn bases_after_reset(&self, packed: bool) -> Result<Vec<SavedRing>, VdpaError> {
+    fn bases_after_reset(&self, packed: bool) -> Result<Vec<SavedRing>, Error> {
         let base = |queue: &DataQueue| {
             let (index, addresses) = (queue.index, &queue.addresses);
             let base = if packed {
@@ -256,7 +262,7 @@ impl Rings {
 
     /// The positions with which the next device takes what the suspended one has not completed. `in_order`: it
     /// works in order, as was negotiated or looked at just before.
-    pub(super) fn suspended_bases(&self, in_order: bool) -> Result<Vec<SavedRing>, VdpaError> {
+    pub(super) fn suspended_bases(&self, in_order: bool) -> Result<Vec<SavedRing>, Error> {
         let stopped = |queue: &DataQueue| {
             let base = self.device.vring_base(queue.index)?;
             Ok(Ring {
@@ -267,7 +273,7 @@ impl Rings {
         };
         // All of them first: the device may have none.
         let rings = self.queues.iter().map(stopped);
-        let rings = rings.collect::<Result<Vec<_>, VdpaError>>()?.into_iter();
+        let rings = rings.collect::<Result<Vec<_>, Error>>()?.into_iter();
         let again = |ring: Ring| {
             let index = ring.index;
             let base = ring.taken_again(&self.memory, in_order)?;
@@ -278,7 +284,7 @@ impl Rings {
 
     /// Whether a device that is about to be reset works in order on its rings, as far as they tell. To be asked while
     /// it works: once it is stopped it would be too late to refuse. `in_order`: it was negotiated.
-    pub(super) fn check_orders(&self, in_order: bool) -> Result<(), VdpaError> {
+    pub(super) fn check_orders(&self, in_order: bool) -> Result<(), Error> {
         if in_order {
             return Ok(());
         }
@@ -289,11 +295,7 @@ impl Rings {
 
     /// What this device handed over, with the positions from which it can go on itself after another one failed
     /// at it, which is reset.
-    pub(super) fn taken_back(
-        &self,
-        saved: Saved,
-        activation: &Activation,
-    ) -> Result<Saved, VdpaError> {
+    pub(super) fn taken_back(&self, saved: Saved, activation: &Activation) -> Result<Saved, Error> {
         let in_order = RingFeatures::of(saved.features).in_order;
         let again = |ring: SavedRing| {
             let index = ring.index;
@@ -310,7 +312,7 @@ impl Rings {
             Ok(SavedRing { index, base })
         };
         let rings = saved.rings.into_iter().map(again);
-        let rings = rings.collect::<Result<_, VdpaError>>()?;
+        let rings = rings.collect::<Result<_, Error>>()?;
         Ok(Saved { rings, ..saved })
     }
 }
@@ -325,7 +327,7 @@ struct Ring {
 
 impl Ring {
     /// Where the next device begins, so that it takes again what the suspended one has taken and not completed.
-    fn taken_again(self, memory: &SharedMemory, in_order: bool) -> Result<VringBase, VdpaError> {
+    fn taken_again(self, memory: &SharedMemory, in_order: bool) -> Result<VringBase, Error> {
         let queue = self.index;
         match self.base {
             VringBase::Split { index: position } => {
@@ -349,13 +351,13 @@ impl Ring {
                 used,
                 used_wrap,
             } if available == used && available_wrap == used_wrap => Ok(self.base),
-            VringBase::Packed { .. } => Err(VdpaError::InFlightUnknown { queue }),
+            VringBase::Packed { .. } => Err(in_flight_unknown(queue)),
         }
     }
 
     /// Where a device goes on from whose place another one had taken, which is reset. Nothing was in flight there but
     /// what the entries behind the position name.
-    fn after_another(self, memory: &SharedMemory, in_order: bool) -> Result<VringBase, VdpaError> {
+    fn after_another(self, memory: &SharedMemory, in_order: bool) -> Result<VringBase, Error> {
         let queue = self.index;
         match self.base {
             VringBase::Split { index: handed_over } => {
@@ -379,11 +381,14 @@ fn packed_used(
     queue: u16,
     addresses: &QueueAddresses,
     since: Option<VringBase>,
-) -> Result<VringBase, VdpaError> {
+) -> Result<VringBase, Error> {
     let vring = vring_addresses(addresses);
     let ring = packed::GuestRing::new(Arc::clone(memory), addresses.size, vring, false)
-        .map_err(|_| VdpaError::RingOutsideMemory { queue })?;
-    let standing = |source| VdpaError::Standing { queue, source };
+        .map_err(|_| outside_memory(queue))?;
+    let standing = |source| {
+        let message = format!("queue {queue}: where its packed ring stands is not known");
+        Error::other(message).because(source)
+    };
     if let Some(since) = since
         && !ring.used_since(since).map_err(standing)?
     {
@@ -398,21 +403,54 @@ fn packed_used(
             used,
             used_wrap,
         }),
-        VringBase::Split { .. } => Err(VdpaError::InFlightUnknown { queue }),
+        VringBase::Split { .. } => Err(in_flight_unknown(queue)),
     }
 }
 
-/// The guest's used index, which the device has written.
-fn used_index(
+fn outside_memory(queue: u16) -> Error {
+    Error::other(format!(
+        "the rings of queue {queue} lie outside guest memory"
+    ))
+}
+
+/// Chains are with the device, and the ring does not say which.
+fn in_flight_unknown(queue: u16) -> Error {
+    let message = format!(
+        "queue {queue}: the device has completed buffers out of order and still holds some; the \
+         rings do not say which, so another one cannot take them over: try again when the NIC is \
+         idle, or have the guest's driver start anew, as unbind and bind do"
+    );
+    Error::new(ErrorKind::InFlightUnknown, message)
+}
+
+/// The guest's driver, or its device, broke the ring.
+fn broken_ring(queue: u16, source: GuestRingError) -> Error {
+    let message = format!(
+        "queue {queue} is broken: the guest's driver must reset the device, as unbind and bind do"
+    );
+    Error::new(ErrorKind::BrokenRing { queue }, message).because(source)
+}
+
+/// The guest's avail index, which its driver has written.
+pub(super) fn avail_index(
     memory: &GuestMemory,
     queue: u16,
     addresses: &QueueAddresses,
-) -> Result<u16, VdpaError> {
-    let address = addresses.device.checked_add(2);
-    address
+) -> Result<u16, Error> {
+    read_index(memory, queue, addresses.driver)
+}
+
+/// The guest's used index, which the device has written.
+fn used_index(memory: &GuestMemory, queue: u16, addresses: &QueueAddresses) -> Result<u16, Error> {
+    read_index(memory, queue, addresses.device)
+}
+
+/// The index in an avail or used ring at `area`.
+fn read_index(memory: &GuestMemory, queue: u16, area: u64) -> Result<u16, Error> {
+    area.checked_add(2)
         .and_then(|address| memory.read_obj(GuestAddress(address)).ok())
         .map(u16::from_le)
-        .ok_or(VdpaError::RingOutsideMemory { queue })
+        .ok_or_else(|| outside_memory(queue))
 }
 
 /// Nobody takes a ring over whose driver says that it gave more chains than there are entries.
@@ -421,20 +459,14 @@ fn check_jump(
     queue: u16,
     addresses: &QueueAddresses,
     used: u16,
-) -> Result<(), VdpaError> {
+) -> Result<(), Error> {
     let size = addresses.size;
-    let available: u16 = addresses
-        .driver
-        .checked_add(2)
-        .and_then(|address| memory.read_obj(GuestAddress(address)).ok())
-        .map(u16::from_le)
-        .ok_or(VdpaError::RingOutsideMemory { queue })?;
-    let ahead = available.wrapping_sub(used);
+    let ahead = avail_index(memory, queue, addresses)?.wrapping_sub(used);
     if ahead <= size {
         return Ok(());
     }
-    let source = GuestViolation::AvailJump { ahead, size }.into();
-    Err(VdpaError::BrokenRing { queue, source })
+    let source = GuestViolation::AvailJump { ahead, size };
+    Err(broken_ring(queue, source.into()))
 }
 
 /// Looks whether what the device of a split ring has taken and not completed are the entries
@@ -444,28 +476,28 @@ fn check_order(
     queue: u16,
     addresses: &QueueAddresses,
     since: Option<u16>,
-) -> Result<(), VdpaError> {
+) -> Result<(), Error> {
     let memory = Arc::clone(memory);
     let vring = vring_addresses(addresses);
     let ring = split::GuestRing::new(memory, addresses.size, vring, false)
-        .map_err(|_| VdpaError::RingOutsideMemory { queue })?;
+        .map_err(|_| outside_memory(queue))?;
     let order = match since {
         Some(begin) => ring.check_order_since(begin),
         None => ring.check_order(),
     };
     order.map_err(|error| match error {
-        OrderError::OutOfOrder => VdpaError::InFlightUnknown { queue },
-        OrderError::Ring(source) => VdpaError::BrokenRing { queue, source },
+        OrderError::OutOfOrder => in_flight_unknown(queue),
+        OrderError::Ring(source) => broken_ring(queue, source),
     })
 }
 
 /// Encodes an identity.
-pub(super) fn encode(identity: &Identity) -> Result<SavedState, SavedStateError> {
+pub(super) fn encode(identity: &Identity) -> Result<SavedState, Error> {
     saved_state::encode(IDENTITY_NAME, IDENTITY_VERSION, identity)
 }
 
 /// Decodes what [`encode`] wrote.
-pub(super) fn decode(state: &SavedState) -> Result<Identity, SavedStateError> {
+pub(super) fn decode(state: &SavedState) -> Result<Identity, Error> {
     saved_state::decode(state, IDENTITY_NAME, IDENTITY_VERSION)
 }
 

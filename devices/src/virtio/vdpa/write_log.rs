@@ -21,9 +21,10 @@ use vdpa::memory::GuestMemory;
 use vdpa::relay::{Dirty, RelayedQueue, Strategy};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::VdpaError;
 use super::poller::Poller;
+use super::relays_lost;
 use super::rings::Rings;
+use crate::Error;
 use crate::virtio::backend::QueueAddresses;
 
 /// See the module.
@@ -54,14 +55,14 @@ impl WriteLog {
     }
 
     /// Relays are not polled from here on, until [`WriteLog::go`].
-    pub(super) fn park(&mut self) -> Result<(), VdpaError> {
+    pub(super) fn park(&mut self) -> Result<(), Error> {
         if let Some(poller) = &mut self.poller {
             poller.park()?;
         }
         Ok(())
     }
 
-    pub(super) fn go(&mut self) -> Result<(), VdpaError> {
+    pub(super) fn go(&mut self) -> Result<(), Error> {
         match &mut self.poller {
             Some(poller) => poller.go(),
             None => Ok(()),
@@ -69,7 +70,7 @@ impl WriteLog {
     }
 
     /// Takes a queue from the suspended device, and from the relays if there are any.
-    pub(super) fn park_queue(&mut self, rings: &mut Rings, index: u16) -> Result<(), VdpaError> {
+    pub(super) fn park_queue(&mut self, rings: &mut Rings, index: u16) -> Result<(), Error> {
         let Some(poller) = &mut self.poller else {
             return Ok(rings.device.park_vring(index)?);
         };
@@ -81,7 +82,8 @@ impl WriteLog {
             memory,
             ..
         } = rings;
-        Ok(set.remove(index, device, &**memory, iotlb, window)?)
+        set.remove(index, device, &**memory, iotlb, window)
+            .map_err(Error::relay)
     }
 
     /// Gives the suspended device a queue that was reset, with its relay.
@@ -90,11 +92,12 @@ impl WriteLog {
         rings: &mut Rings,
         queue: RelayedQueue,
         strategy: Strategy,
-    ) -> Result<(), VdpaError> {
-        let poller = self.poller.as_mut().ok_or(VdpaError::RelaysLost)?;
+    ) -> Result<(), Error> {
+        let poller = self.poller.as_mut().ok_or_else(relays_lost)?;
         let (device, iotlb, window) = (&mut rings.device, &mut rings.iotlb, &mut rings.window);
         let set = poller.park()?;
-        Ok(set.add(queue, strategy, device, iotlb, window)?)
+        set.add(queue, strategy, device, iotlb, window)
+            .map_err(Error::relay)
     }
 
     /// What the device may write at any moment without a mark: guest-physical address and length

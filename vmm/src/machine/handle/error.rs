@@ -2,11 +2,7 @@
 //!
 //! Owns the words. Which status a client of the API gets for them is the API's to say.
 
-use std::fmt;
 use std::io;
-
-use devices::virtio::backend::BackendError;
-use devices::virtio::pci::{SaveError, SwapError};
 
 use super::WAITING_MAX;
 use crate::Error;
@@ -56,8 +52,7 @@ pub enum RequestError {
         /// Its name.
         id: String,
         /// Why.
-        #[source]
-        source: Box<BackendFailed>,
+        source: devices::Error,
     },
     /// A NIC's device was not replaced.
     #[error("network device {id} is not moved")]
@@ -65,8 +60,7 @@ pub enum RequestError {
         /// The NIC's name.
         id: String,
         /// Why, and what became of it.
-        #[source]
-        source: Box<SwapError>,
+        source: devices::Error,
     },
     /// The machine cannot do it: the device cannot be opened or shown to the guest, or KVM refuses.
     #[error(transparent)]
@@ -97,8 +91,7 @@ pub enum RequestError {
         /// Its name.
         id: String,
         /// Why.
-        #[source]
-        source: SaveError,
+        source: devices::Error,
     },
     /// The snapshot cannot be written. The machine goes on.
     #[error(transparent)]
@@ -109,30 +102,4 @@ pub enum RequestError {
     /// The machine cannot be woken.
     #[error("cannot reach the machine's thread")]
     Wake(#[source] io::Error),
-}
-
-/// A device's error, whatever kind of device it is.
-#[derive(Debug)]
-pub struct BackendFailed(BackendError);
-
-impl fmt::Display for BackendFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for BackendFailed {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        // Display shows the error itself, so the chain goes on behind it.
-        self.0.source()
-    }
-}
-
-impl RequestError {
-    pub(in crate::machine) fn dirty_log(id: &str, source: BackendError) -> Self {
-        Self::DirtyLog {
-            id: id.to_owned(),
-            source: Box::new(BackendFailed(source)),
-        }
-    }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use devices::virtio::backend::{Backend, SharedMemory};
-use devices::virtio::pci::SwapError;
+use devices::virtio::pci::other_device_type;
 
 use super::super::devices::open_vdpa;
 use super::super::inventory::Device;
@@ -58,8 +58,8 @@ impl Handle {
     ///
     /// # Errors
     /// [`RequestError`]: there is no such NIC, the device cannot be opened, or does not fit
-    /// ([`SwapError`] says in what). The NIC goes on with its old device, except after
-    /// [`SwapError::Lost`].
+    /// (the error says in what). The NIC goes on with its old device, except after
+    /// [`ErrorKind::Lost`](devices::ErrorKind::Lost).
     pub fn swap_nic(&self, id: &str, config: &VdpaConfig) -> Result<NicSwapped, RequestError> {
         let status = match self.nic(id) {
             Some(status) => status,
@@ -95,13 +95,9 @@ impl Handle {
         drop(memory);
         if device.config.is_none() {
             // Said here because the machine knows it for a NIC only by that.
-            let source = Box::new(SwapError::DeviceType {
-                needs: NETWORK,
-                has: device.backend.device_type(),
-            });
             return Err(RequestError::Swap {
                 id: id.to_owned(),
-                source,
+                source: other_device_type(NETWORK, device.backend.device_type()),
             });
         }
         Ok(device)

@@ -94,8 +94,7 @@ impl Inventory {
             }
             Err(SwapFailed { error, successor }) => {
                 unpoll(events, &id, &added);
-                let source = Box::new(error);
-                Exchanged::not(RequestError::Swap { id, source }, successor)
+                Exchanged::not(RequestError::Swap { id, source: error }, successor)
             }
         }
     }

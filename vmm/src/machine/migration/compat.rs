@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use devices::pci::Slot;
-use devices::virtio::pci::{Relied, SwapError};
+use devices::virtio::pci::Relied;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vdpa::causes::in_one_line;
@@ -360,12 +360,12 @@ impl Document {
 }
 
 /// What helps, in the words of the command line at the destination.
-fn remedy(error: &SwapError) -> &'static str {
-    match error {
-        SwapError::Features { .. } => {
+fn remedy(error: &devices::Error) -> &'static str {
+    match error.kind() {
+        devices::ErrorKind::MissingFeatures => {
             "make the device with them there: bellhop dev add … device_features …"
         }
-        SwapError::QueueCount { .. } => {
+        devices::ErrorKind::OtherQueueCount => {
             "make the device with as many queue pairs there: bellhop dev add … max_vqp …"
         }
         _ => "",

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use super::rig::{MAX_SIZES, Model, OFFER, PACKED, REFUSE, Rig, Shape, VERSION_1, WINDOW, reg};
+use crate::Error;
 use crate::testing::{FakeDoorbells, FakeVectors};
-use crate::virtio::backend::{
-    Activation, Backend, BackendError, Event, Outcome, QueueChange, SavedState,
-};
-use crate::virtio::pci::{VirtioPciDevice, VirtioPciError};
+use crate::virtio::backend::{Activation, Backend, Event, Outcome, QueueChange, SavedState};
+use crate::virtio::pci::VirtioPciDevice;
 
 #[test]
 fn a_guest_finds_everything() {
@@ -310,27 +309,27 @@ impl Backend for Odd {
     fn events(&mut self, _: &[Arc<vmm_sys_util::eventfd::EventFd>]) -> Vec<Event> {
         Vec::new()
     }
-    fn negotiate(&mut self, _: u64) -> Result<(), BackendError> {
+    fn negotiate(&mut self, _: u64) -> Result<(), Error> {
         Ok(())
     }
-    fn activate(&mut self, _: Activation) -> Result<(), BackendError> {
+    fn activate(&mut self, _: Activation) -> Result<(), Error> {
         Ok(())
     }
-    fn change(&mut self, _: QueueChange) -> Result<(), BackendError> {
+    fn change(&mut self, _: QueueChange) -> Result<(), Error> {
         Ok(())
     }
     fn reset(&mut self) {}
     fn process(&mut self, _: u16) -> Outcome {
         Outcome::default()
     }
-    fn save(&mut self) -> Result<SavedState, BackendError> {
-        Err("odd".into())
+    fn save(&mut self) -> Result<SavedState, Error> {
+        Err(Error::other("odd"))
     }
-    fn check_state(&self, _: &SavedState) -> Result<(), BackendError> {
-        Err("odd".into())
+    fn check_state(&self, _: &SavedState) -> Result<(), Error> {
+        Err(Error::other("odd"))
     }
-    fn restore(&mut self, _: &SavedState, _: Activation) -> Result<(), BackendError> {
-        Err("odd".into())
+    fn restore(&mut self, _: &SavedState, _: Activation) -> Result<(), Error> {
+        Err(Error::other("odd"))
     }
 }
 
@@ -348,21 +347,22 @@ fn odd_devices_are_refused_with_a_reason() {
     };
     for device_type in [0, 64, 0xffff_ffff] {
         let refused = make(device_type, &[1], VERSION_1, 0, 10).unwrap_err();
-        assert!(matches!(refused, VirtioPciError::DeviceType(_)));
+        assert!(refused.to_string().contains("has no PCI device ID"));
     }
     let refused = make(4, &[1; 1024], VERSION_1, 0, 2000).unwrap_err();
     assert!(refused.to_string().contains("max_vqp"));
     let refused = make(4, &[16, 17], VERSION_1, 0, 10).unwrap_err();
-    assert!(matches!(
-        refused,
-        VirtioPciError::QueueSize { index: 1, size: 17 }
-    ));
+    let text = refused.to_string();
+    assert!(
+        text.starts_with("queue 1 has the maximum size 17"),
+        "{text}"
+    );
     let refused = make(4, &[16], VERSION_1, 0x6001, 10).unwrap_err();
-    assert!(matches!(refused, VirtioPciError::DeviceConfig(0x6001)));
+    assert!(refused.to_string().contains("configuration of 24577 bytes"));
     let refused = make(4, &[16], 1, 0, 10).unwrap_err();
-    assert!(matches!(refused, VirtioPciError::Legacy));
+    assert!(refused.to_string().contains("does not offer VERSION_1"));
     let refused = make(4, &[16; 3], VERSION_1, 0, 3).unwrap_err();
-    assert!(matches!(refused, VirtioPciError::Vector(_)));
+    assert!(refused.to_string().contains("interrupt vector"));
     make(63, &[], VERSION_1, 0, 1).unwrap();
     make(1, &[32768; 300], VERSION_1, 0x6000, 301).unwrap();
     let (model, _) = Model::new(Shape::default());

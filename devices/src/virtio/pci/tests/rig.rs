@@ -10,10 +10,10 @@ use crate::hypervisor::DoorbellPage;
 use crate::pci::{Ecam, MmioWindow, PciBus, PciFunction, Slot};
 use crate::testing::{FakeDoorbells, FakePage, FakeVectors, Reached};
 use crate::virtio::backend::{
-    Activation, Backend, BackendError, BrokenRing, Event, Hardware, Outcome, Predecessor,
-    QueueChange, SavedState,
+    Activation, Backend, Event, Hardware, Outcome, Predecessor, QueueChange, SavedState,
 };
 use crate::virtio::pci::VirtioPciDevice;
+use crate::{Error, ErrorKind};
 
 pub(super) const WINDOW: u64 = 0x80_0000_0000;
 pub(super) const WINDOW_LEN: u64 = 0x100_0000;
@@ -196,31 +196,31 @@ impl Backend for Model {
         assert!([MAX_SIZES.len(), self.shape.max_sizes.len()].contains(&kicks.len()));
         self.shape.events.clone()
     }
-    fn negotiate(&mut self, features: u64) -> Result<(), BackendError> {
+    fn negotiate(&mut self, features: u64) -> Result<(), Error> {
         let mut seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Inactive, "negotiate");
         assert_eq!(features & !OFFER, 0);
         assert_ne!(features & VERSION_1, 0);
         if features & REFUSE != 0 {
-            return Err("refused".into());
+            return Err(Error::other("refused"));
         }
         seen.stage = Stage::Negotiated;
         Ok(())
     }
-    fn activate(&mut self, activation: Activation) -> Result<(), BackendError> {
+    fn activate(&mut self, activation: Activation) -> Result<(), Error> {
         let mut seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Negotiated, "activate");
         check(&activation);
         if activation.features & FAIL_START != 0 {
             seen.stage = Stage::Failed;
-            return Err(Box::new(std::io::Error::other("no start")));
+            return Err(Error::other("no start"));
         }
         seen.stage = Stage::Active;
         seen.activations += 1;
         seen.activation = Some(activation);
         Ok(())
     }
-    fn change(&mut self, change: QueueChange) -> Result<(), BackendError> {
+    fn change(&mut self, change: QueueChange) -> Result<(), Error> {
         let mut seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Active, "change");
         let activation = seen.activation.as_mut().unwrap();
@@ -248,7 +248,7 @@ impl Backend for Model {
         }
         if features & FAIL_CHANGE != 0 {
             seen.stage = Stage::Failed;
-            return Err("no change".into());
+            return Err(Error::other("no change"));
         }
         Ok(())
     }
@@ -264,7 +264,7 @@ impl Backend for Model {
         seen.tokens.push(token);
         std::mem::take(&mut seen.outcome)
     }
-    fn save(&mut self) -> Result<SavedState, BackendError> {
+    fn save(&mut self) -> Result<SavedState, Error> {
         let mut seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Active, "save");
         if seen.broken_ring {
@@ -274,7 +274,7 @@ impl Backend for Model {
             seen.doorbells.clear();
         }
         if seen.activation.as_ref().unwrap().features & FAIL_SAVE != 0 {
-            return Err("not this one".into());
+            return Err(Error::other("not this one"));
         }
         seen.stage = Stage::Saved;
         Ok(SavedState {
@@ -283,13 +283,13 @@ impl Backend for Model {
             payload: vec![1, 2, 3],
         })
     }
-    fn check_state(&self, state: &SavedState) -> Result<(), BackendError> {
+    fn check_state(&self, state: &SavedState) -> Result<(), Error> {
         match state.name.as_str() {
             "model" => Ok(()),
-            _ => Err("of another device".into()),
+            _ => Err(Error::other("of another device")),
         }
     }
-    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), BackendError> {
+    fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
         let mut seen = self.seen.lock();
         assert!(
             matches!(
@@ -300,13 +300,13 @@ impl Backend for Model {
         );
         check(&activation);
         if seen.fails_next_restore {
-            return Err("cannot now".into());
+            return Err(Error::other("cannot now"));
         }
         if (state.version, state.payload.as_slice()) != (1, &[1, 2, 3]) {
-            return Err("not mine".into());
+            return Err(Error::other("not mine"));
         }
         if activation.features & FAIL_RESTORE != 0 {
-            return Err("cannot".into());
+            return Err(Error::other("cannot"));
         }
         seen.stage = Stage::Active;
         seen.activation = Some(activation);
@@ -338,45 +338,41 @@ impl Hardware for Model {
     fn has_failed(&self) -> bool {
         self.seen.lock().failed
     }
-    fn hand_over(&mut self) -> Result<SavedState, BackendError> {
+    fn hand_over(&mut self) -> Result<SavedState, Error> {
         {
             let mut seen = self.seen.lock();
             seen.reached = seen.watched.as_ref().map_or(Vec::new(), |one| one.all());
         }
         if self.shape.keeps_place {
             assert_eq!(self.seen.lock().stage, Stage::Active, "hand_over");
-            return Err("it is mine".into());
+            return Err(Error::other("it is mine"));
         }
         self.save()
     }
-    fn identity(&mut self) -> Result<SavedState, BackendError> {
+    fn identity(&mut self) -> Result<SavedState, Error> {
         Ok(SavedState {
             name: "identity".into(),
             version: 1,
             payload: self.seen.lock().config.to_vec(),
         })
     }
-    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), BackendError> {
+    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), Error> {
         let mut seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Inactive, "succeed");
         seen.predecessor = Some(predecessor.clone());
         match self.shape.refuses {
-            Some(words) => Err(words.into()),
+            Some(words) => Err(Error::other(words)),
             None => Ok(()),
         }
     }
-    fn check_succession(&self, features: u64) -> Result<(), BackendError> {
+    fn check_succession(&self, features: u64) -> Result<(), Error> {
         self.seen.lock().relied.push(features);
         match features & !self.shape.bears {
             0 => Ok(()),
-            _ => Err("smaller than the guest was told".into()),
+            _ => Err(Error::other("smaller than the guest was told")),
         }
     }
-    fn take_back(
-        &mut self,
-        state: &SavedState,
-        activation: Activation,
-    ) -> Result<(), BackendError> {
+    fn take_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
         let stage = self.seen.lock().stage;
         assert!(matches!(stage, Stage::Saved | Stage::Inactive), "take_back");
         self.seen.lock().taken_back += 1;
@@ -385,22 +381,19 @@ impl Hardware for Model {
     fn always_dirty(&self) -> Vec<(u64, u64)> {
         Vec::new()
     }
-    fn log_writes(&mut self, on: bool) -> Result<(), BackendError> {
+    fn log_writes(&mut self, on: bool) -> Result<(), Error> {
         let seen = self.seen.lock();
         match seen.stage {
             _ if !on => Ok(()),
-            Stage::Failed => Err("it does not even stop".into()),
+            Stage::Failed => Err(Error::other("it does not even stop")),
             Stage::Active if seen.broken_ring => Err(broken_ring()),
             _ => Ok(()),
         }
     }
 }
 
-fn broken_ring() -> BackendError {
-    Box::new(BrokenRing {
-        queue: 1,
-        source: "too far ahead".into(),
-    })
+fn broken_ring() -> Error {
+    Error::new(ErrorKind::BrokenRing { queue: 1 }, "too far ahead")
 }
 
 /// Offsets in the common configuration.

@@ -3,12 +3,15 @@
 //! Owns what is looked at before a state is taken: all that a guest could see must be possible, for it comes from a file or
 //! from another host. It must not know where states are kept.
 
-use super::super::state::{RestoreError, SaveError, VIRTIO_PCI_STATE_VERSION, VirtioPciState};
+use super::super::state::{VIRTIO_PCI_STATE_VERSION, VirtioPciState};
 use super::{
     CommonConfig, ConfigSpace, ISR_CONFIG_CHANGED, MSIX_CONTROL_OFFSET, Phase, Transport, relied_on,
 };
-use crate::virtio::backend::{BrokenRing, SavedState};
+use crate::Error;
+use crate::virtio::backend::SavedState;
 use crate::virtio::status::{DRIVER_OK, DeviceStatus, FEATURES_OK, NEEDS_RESET};
+
+const BEHIND: &str = "cannot restore the device behind virtio-pci";
 
 /// Whether a device may have worked on the rings since they were saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,12 +23,12 @@ pub(in super::super) enum Attempt {
 }
 
 impl Transport {
-    pub(in super::super) fn save(&mut self) -> Result<VirtioPciState, SaveError> {
+    pub(in super::super) fn save(&mut self) -> Result<VirtioPciState, Error> {
         // What cannot wait for another device.
         self.give_up();
         let backend = match self.phase {
             Phase::Active => self.save_backend()?,
-            Phase::Saved => return Err(SaveError::AlreadySaved),
+            Phase::Saved => return Err(Error::other("the device is saved already")),
             Phase::Broken => {
                 // Its driver has to reset it anyway; until then it must be still.
                 self.backend.reset();
@@ -47,23 +50,23 @@ impl Transport {
     }
 
     /// The running backend's state; `None`: it is broken now.
-    fn save_backend(&mut self) -> Result<Option<SavedState>, SaveError> {
+    fn save_backend(&mut self) -> Result<Option<SavedState>, Error> {
         // What is done to save it may leave queues without a doorbell, if it fails.
         self.doorbells.stop();
         match self.backend.save() {
             Ok(state) => Ok(Some(state)),
-            Err(error) if error.is::<BrokenRing>() => {
+            Err(error) if error.is_broken_ring() => {
                 self.ring_broke(&error);
                 Ok(None)
             }
             Err(error) => {
                 self.show_doorbells();
-                Err(SaveError::Backend(error))
+                Err(Error::other("cannot save the device behind virtio-pci").because(error))
             }
         }
     }
 
-    pub(in super::super) fn check(&mut self, state: &VirtioPciState) -> Result<(), RestoreError> {
+    pub(in super::super) fn check(&mut self, state: &VirtioPciState) -> Result<(), Error> {
         self.checked(state).map(drop)
     }
 
@@ -71,40 +74,55 @@ impl Transport {
     fn checked(
         &mut self,
         state: &VirtioPciState,
-    ) -> Result<(ConfigSpace, CommonConfig, Phase), RestoreError> {
+    ) -> Result<(ConfigSpace, CommonConfig, Phase), Error> {
         let untouched = self.phase == Phase::Inactive
             && self.common.status().bits() & (FEATURES_OK | NEEDS_RESET) == 0;
         if !untouched && self.phase != Phase::Saved {
-            return Err(RestoreError::InUse);
+            return Err(Error::other(
+                "the device is in use: only one that is reset or saved can be restored",
+            ));
         }
         if state.version != VIRTIO_PCI_STATE_VERSION {
-            return Err(RestoreError::Version(state.version));
+            return Err(Error::other(format!(
+                "virtio-pci state of version {}: this build reads version \
+                 {VIRTIO_PCI_STATE_VERSION}",
+                state.version
+            )));
         }
         if state.isr & !ISR_CONFIG_CHANGED != 0 {
-            return Err(RestoreError::Isr(state.isr));
+            return Err(Error::other(format!(
+                "ISR status {:#04x} has unknown bits",
+                state.isr
+            )));
         }
         let config_space = self
             .config_space
             .restored(&state.config_space)
-            .map_err(RestoreError::ConfigSpace)?;
-        self.msix.check(&state.msix).map_err(RestoreError::Msix)?;
+            .map_err(Error::context("cannot restore PCI configuration space"))?;
+        let msix = self.msix.check(&state.msix);
+        msix.map_err(Error::context("cannot restore MSI-X"))?;
         let common = self
             .common
             .restored(&state.registers)
-            .map_err(RestoreError::Registers)?;
+            .map_err(Error::context("cannot restore the virtio registers"))?;
         let phase = phase_of(common.status());
         if (phase == Phase::Active) != state.backend.is_some() {
-            return Err(RestoreError::BackendState(common.status().bits()));
+            return Err(Error::other(format!(
+                "the state of the backend is missing or not due in device status {:#04x}",
+                common.status().bits()
+            )));
         }
         if let Some(hardware) = self.backend.hardware() {
             hardware
                 .check_succession(relied_on(&common, phase))
-                .map_err(RestoreError::Succession)?;
+                .map_err(Error::context(
+                    "the device has not what the guest relies on",
+                ))?;
         }
         if let Some(backend) = &state.backend {
             self.backend
                 .check_state(backend)
-                .map_err(RestoreError::Backend)?;
+                .map_err(Error::context(BEHIND))?;
         }
         Ok((config_space, common, phase))
     }
@@ -113,7 +131,7 @@ impl Transport {
         &mut self,
         state: &VirtioPciState,
         attempt: Attempt,
-    ) -> Result<(), RestoreError> {
+    ) -> Result<(), Error> {
         let (config_space, common, phase) = self.checked(state)?;
         self.start_backend(phase, &common, state, attempt)?;
 
@@ -124,7 +142,7 @@ impl Transport {
         let control = u16::from(self.capabilities.msix) + MSIX_CONTROL_OFFSET;
         let control = self.config_space.read_u16(control);
         let restored = self.msix.restore(&state.msix, control);
-        restored.map_err(RestoreError::Msix)?;
+        restored.map_err(Error::context("cannot restore MSI-X"))?;
         self.nudge_all();
         Ok(())
     }
@@ -135,7 +153,7 @@ impl Transport {
         common: &CommonConfig,
         state: &VirtioPciState,
         attempt: Attempt,
-    ) -> Result<(), RestoreError> {
+    ) -> Result<(), Error> {
         let activation = self.activation(common);
         let started = match (phase, &state.backend) {
             (Phase::Active, Some(backend)) => match (attempt, self.backend.hardware()) {
@@ -151,7 +169,7 @@ impl Transport {
                 // The guest believes that the device runs; it does not.
                 self.needs_reset();
             }
-            return Err(RestoreError::Backend(error));
+            return Err(Error::other(BEHIND).because(error));
         }
         Ok(())
     }

@@ -80,7 +80,7 @@ fn a_fault_breaks_the_queue() {
     let driver = driver();
     let mut broken = queue(&driver);
     offer(&driver, 0, 0, INDIRECT | NEXT);
-    assert_eq!(violation(broken.pop()), GuestViolation::Indirect);
+    assert!(refusal(broken.pop()).ends_with("an indirect descriptor is malformed"));
     offer(&driver, 0, 0, WRITE);
     assert_eq!(broken.pop().unwrap(), None);
     assert!(!broken.arm().unwrap());
@@ -100,7 +100,7 @@ fn sizes_above_the_offer_are_refused() {
         UserspaceQueue::new(driver.queue(), max, PACKED, memory).map(drop)
     };
     attempt(SIZE).unwrap();
-    assert!(matches!(attempt(SIZE - 1), Err(QueueError::Size { .. })));
+    assert!(refusal(attempt(SIZE - 1)).contains("is not possible"));
 }
 
 #[test]
@@ -128,10 +128,7 @@ fn restores_where_it_was_saved() {
     assert_eq!(after.pop().unwrap().unwrap().id, 1);
 
     // Neither format goes on with the other's position, nor from nowhere.
-    assert!(matches!(
-        restore(saved, SPLIT),
-        Err(QueueError::Ring(GuestRingError::Base { .. }))
-    ));
+    assert!(refusal(restore(saved, SPLIT)).contains("cannot go on at"));
     let split = SavedQueue {
         position: SavedPosition::Split {
             next_avail: 2,
@@ -139,20 +136,14 @@ fn restores_where_it_was_saved() {
         },
         broken: false,
     };
-    assert!(matches!(
-        restore(split, PACKED),
-        Err(QueueError::Ring(GuestRingError::Base { .. }))
-    ));
+    assert!(refusal(restore(split, PACKED)).contains("cannot go on at"));
     for number in [0x8006_8006, 0x8001_8002, 0x0001_8001] {
         let base = VringBase::from_kernel(number, true).unwrap();
         let hostile = SavedQueue {
             position: SavedPosition::Packed { base },
             broken: false,
         };
-        assert!(matches!(
-            restore(hostile, PACKED),
-            Err(QueueError::Ring(GuestRingError::Base { .. }))
-        ));
+        assert!(refusal(restore(hostile, PACKED)).contains("cannot go on at"));
         // What is broken stays so, wherever it stood.
         let broken = SavedQueue {
             broken: true,

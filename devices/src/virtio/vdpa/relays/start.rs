@@ -6,9 +6,10 @@ use vdpa::control_queue::Command;
 use vdpa::device::VringBase;
 use vdpa::relay::Strategy;
 
+use super::super::VdpaBackend;
 use super::super::poller::Poller;
-use super::super::{VdpaBackend, VdpaError};
 use super::Plan;
+use crate::Error;
 
 impl VdpaBackend {
     /// How the queues of a device that is about to start must reach it; `None`: directly. `anywhere`: the
@@ -19,7 +20,7 @@ impl VdpaBackend {
     pub(in crate::virtio::vdpa) fn plan_start(
         &self,
         anywhere: bool,
-    ) -> Result<Option<Plan>, VdpaError> {
+    ) -> Result<Option<Plan>, Error> {
         if anywhere && !self.rings.keeps_positions {
             return self.plan().map(Some);
         }
@@ -47,7 +48,7 @@ impl VdpaBackend {
         plan: &Plan,
         known: &[(u16, VringBase)],
         replay: &[Command],
-    ) -> Result<(), VdpaError> {
+    ) -> Result<(), Error> {
         let targets = self.targets(plan);
         let mut poller = self.new_poller()?;
         let started = self.start_with(&mut poller, &targets, known, replay);
@@ -65,10 +66,11 @@ impl VdpaBackend {
         targets: &[(u16, Strategy)],
         known: &[(u16, VringBase)],
         replay: &[Command],
-    ) -> Result<(), VdpaError> {
+    ) -> Result<(), Error> {
         let set = poller.park()?;
-        let rings = set.prepare_start(targets, known, &*self.rings.memory)?;
-        self.start_set(set, rings, replay)?;
+        let rings = set.prepare_start(targets, known, &*self.rings.memory);
+        let rings = rings.map_err(Error::relay)?;
+        self.start_set(set, rings, replay).map_err(Error::relay)?;
         self.nudge_control();
         Ok(())
     }

@@ -20,8 +20,9 @@ use vdpa::relay::Strategy;
 use vdpa::uapi::BackendFeatures;
 
 use super::super::poller::Poller;
-use super::super::{VdpaBackend, VdpaError};
+use super::super::{VdpaBackend, relays_lost};
 use super::{BETWEEN_TRIES, Plan, TRIES, Way};
+use crate::{Error, ErrorKind};
 
 impl VdpaBackend {
     /// Stops the device for good and says where another one is to begin in each ring, so that it takes what was
@@ -29,14 +30,12 @@ impl VdpaBackend {
     ///
     /// # Errors
     /// It is not known what is in flight; the device goes on as before, or needs a reset by its driver, who hears of it.
-    pub(in crate::virtio::vdpa) fn stop_relayed(
-        &mut self,
-    ) -> Result<Vec<(u16, VringBase)>, VdpaError> {
+    pub(in crate::virtio::vdpa) fn stop_relayed(&mut self) -> Result<Vec<(u16, VringBase)>, Error> {
         if self.log.poller.is_none() {
             self.log.poller = Some(self.new_poller()?);
         }
         let Some(mut poller) = self.log.poller.take() else {
-            return Err(VdpaError::RelaysLost);
+            return Err(relays_lost());
         };
         let before = poller.strategies();
         let suspends = self
@@ -94,7 +93,7 @@ impl VdpaBackend {
         }
     }
 
-    fn suspended_bases(&mut self, poller: &mut Poller) -> Result<Vec<(u16, VringBase)>, VdpaError> {
+    fn suspended_bases(&mut self, poller: &mut Poller) -> Result<Vec<(u16, VringBase)>, Error> {
         let resumes = self
             .rings
             .device
@@ -112,18 +111,21 @@ impl VdpaBackend {
             let set = poller.park()?;
             if !resumes {
                 // It is reset if it cannot be stopped for good.
-                set.can_restart()?;
+                set.can_restart().map_err(Error::relay)?;
             }
             self.rings.device.suspend()?;
             let error = match set.bases(&self.rings.device, &*self.rings.memory) {
                 Ok(bases) => return Ok(bases),
-                Err(error) => VdpaError::from(error),
+                Err(error) => Error::relay(error),
             };
             if !resumes {
                 return Err(error);
             }
             self.go_on();
-            if turn == TRIES || !error.device_holds_chains() || !self.rings.is_running() {
+            if turn == TRIES
+                || error.kind() != ErrorKind::InFlightUnknown
+                || !self.rings.is_running()
+            {
                 return Err(error);
             }
             if turn == 1 && can_mediate {
@@ -133,14 +135,15 @@ impl VdpaBackend {
             poller.go()?;
             thread::sleep(BETWEEN_TRIES);
         }
-        Err(VdpaError::RelaysLost)
+        Err(relays_lost())
     }
 
-    fn reset_bases(&mut self, poller: &mut Poller) -> Result<Vec<(u16, VringBase)>, VdpaError> {
+    fn reset_bases(&mut self, poller: &mut Poller) -> Result<Vec<(u16, VringBase)>, Error> {
         self.plan()?;
         let set = poller.park()?;
-        set.can_restart()?;
+        set.can_restart().map_err(Error::relay)?;
         self.reset_for_restart()?;
-        Ok(set.bases(&self.rings.device, &*self.rings.memory)?)
+        set.bases(&self.rings.device, &*self.rings.memory)
+            .map_err(Error::relay)
     }
 }

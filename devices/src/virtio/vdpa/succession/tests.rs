@@ -185,10 +185,10 @@ fn a_hole_before_the_used_index_is_found() {
     model.complete(1);
     let taken = ring(at(3));
     let refused = taken.taken_again(&model.memory, false).unwrap_err();
-    assert!(matches!(refused, VdpaError::InFlightUnknown { queue: 5 }));
+    assert_eq!(refused.kind(), ErrorKind::InFlightUnknown);
     // As do rings of a device that failed there.
     let refused = ring(at(0)).after_another(&model.memory, false).unwrap_err();
-    assert!(matches!(refused, VdpaError::InFlightUnknown { queue: 5 }));
+    assert_eq!(refused.kind(), ErrorKind::InFlightUnknown);
     // With nothing in flight there is nothing to mistake.
     (0..3).for_each(|_| model.complete(0));
     ring(at(5)).taken_again(&model.memory, false).unwrap();
@@ -203,7 +203,7 @@ fn a_ring_that_is_none_is_named() {
     model.available = SIZE + 1;
     model.publish();
     let refused = ring(at(0)).taken_again(&model.memory, true).unwrap_err();
-    assert!(matches!(refused, VdpaError::BrokenRing { queue: 5, .. }));
+    assert_eq!(refused.kind(), ErrorKind::BrokenRing { queue: 5 });
 }
 
 /// A packed ring whose chains are of several descriptors does not tell where it stands, but that nothing was used since.
@@ -244,7 +244,11 @@ fn a_packed_ring_is_taken_back_as_far_as_it_tells() {
     };
     assert_eq!(back().unwrap(), behind);
     put(1, AVAILABLE | NEXT);
-    assert!(matches!(back(), Err(VdpaError::Standing { queue: 5, .. })));
+    let refused = back().unwrap_err().to_string();
+    assert!(
+        refused.starts_with("queue 5: where its packed ring stands"),
+        "{refused}"
+    );
 }
 
 fn told(queue_pairs: u16, mtu: u16) -> VirtioNetConfig {
@@ -289,7 +293,7 @@ fn what_the_guest_was_told_holds_where_it_relies_on_it() {
         let mut new = old;
         change(&mut new);
         let error = check_config(&old, &new, RSS).unwrap_err();
-        assert!(matches!(error, VdpaError::SmallerHash), "{error}");
+        assert!(error.to_string().contains("hashes less"), "{error}");
         check_config(&old, &new, MQ).unwrap();
     }
 }
@@ -314,22 +318,17 @@ fn what_a_driver_comes_to_rely_on_later_counts_then() {
     identity.check(smaller, true, 0).unwrap();
     identity.check(smaller, true, 1).unwrap();
     let error = identity.check(smaller, true, MTU).unwrap_err();
+    let text = error.to_string();
     assert!(
-        matches!(
-            error,
-            VdpaError::SmallerMtu {
-                needs: 9000,
-                has: 1500
-            }
-        ),
-        "{error}"
+        text.contains("an MTU of 9000, the device has 1500"),
+        "{text}"
     );
     for (new, addressed) in [([2, 0, 0, 0, 0, 2], true), (mac, false)] {
         let new = config(new, 9000);
         identity.check(new, addressed, 0).unwrap();
         identity.check(new, addressed, SETTABLE).unwrap();
         let error = identity.check(new, addressed, MTU).unwrap_err();
-        assert!(matches!(error, VdpaError::UnsettableMac), "{error}");
+        assert!(error.to_string().contains("another MAC address"), "{error}");
     }
 }
 

@@ -1,0 +1,186 @@
+//! The one error of all devices: a kind for code, a message with the remedy for the user.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use vdpa::device::DeviceError;
+use vdpa::relay::{RelayError, TransitionError};
+use vdpa::ring::guest::GuestRingError;
+
+/// The cases that code decides on. The error's text has the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The new device lacks features that the guest's driver uses.
+    MissingFeatures,
+    /// The new device has another number of queues.
+    OtherQueueCount,
+    /// The new device is not what the guest relies on, in another respect.
+    Incompatible,
+    /// The device cannot be replaced now. It continues.
+    CannotHandOver,
+    /// The new device does not start. The old one continues.
+    CannotStart,
+    /// Neither the new device nor the old one works: only a reset by the driver helps.
+    Lost,
+    /// The driver, or the device, broke a ring: only a reset by the driver helps.
+    BrokenRing {
+        /// Index of the queue.
+        queue: u16,
+    },
+    /// The device holds chains, and the rings do not say which. It may have used them soon.
+    InFlightUnknown,
+    /// Any other failure.
+    Other,
+}
+
+/// A device that cannot be built, run, saved, restored or replaced.
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: ErrorKind,
+    /// None if the source speaks for itself.
+    message: Option<String>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error without a source.
+    #[must_use]
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            message: Some(message.into()),
+            source: None,
+        }))
+    }
+
+    /// An error that no code decides on.
+    pub(crate) fn other(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Other, message)
+    }
+
+    /// The same error with its source.
+    pub(crate) fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// For `map_err`: the message, with the error as its source.
+    pub(crate) fn context<E>(message: impl Into<String>) -> impl FnOnce(E) -> Self
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        move |source| Self::other(message).because(source)
+    }
+
+    /// For `map_err` of an error that keeps its text.
+    pub(crate) fn transparent(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self(Box::new(Inner {
+            kind: ErrorKind::Other,
+            message: None,
+            source: Some(source.into()),
+        }))
+    }
+
+    /// For `map_err` where a queue is served.
+    pub(crate) fn ring(source: GuestRingError) -> Self {
+        Self::other("the ring cannot be served").because(source)
+    }
+
+    /// For `map_err` where a queue reaches the device in another way.
+    pub(crate) fn relay(source: TransitionError) -> Self {
+        let kind = match &source {
+            TransitionError::Queue { queue, source } => match source {
+                RelayError::Guest {
+                    source: GuestRingError::Guest { .. },
+                }
+                | RelayError::ChainTooLong { .. } => ErrorKind::BrokenRing { queue: *queue },
+                RelayError::InFlightUnknown { .. }
+                | RelayError::PackedInFlight { .. }
+                | RelayError::OutOfOrder => ErrorKind::InFlightUnknown,
+                _ => ErrorKind::Other,
+            },
+            _ => ErrorKind::Other,
+        };
+        let message = "the way from the guest's queues to the device cannot be changed";
+        Self::new(kind, message).because(source)
+    }
+
+    /// A queue that is broken tells the user so first.
+    pub(crate) fn or_broken_ring(self) -> Self {
+        let ErrorKind::BrokenRing { queue } = self.kind() else {
+            return self;
+        };
+        let message = format!(
+            "queue {queue} is broken until the guest's driver resets the device, as unbind and \
+             bind do"
+        );
+        Self::new(self.kind(), message).because(self)
+    }
+
+    /// The case that code decides on.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Whether a ring is broken, which only a reset by the driver mends.
+    pub(crate) fn is_broken_ring(&self) -> bool {
+        matches!(self.kind(), ErrorKind::BrokenRing { .. })
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.0.message, &self.0.source) {
+            (Some(message), _) => f.write_str(message),
+            (None, Some(source)) => source.fmt(f),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        let source = self.0.source.as_deref()?;
+        if self.0.message.is_none() {
+            return source.source();
+        }
+        Some(source)
+    }
+}
+
+impl From<DeviceError> for Error {
+    fn from(source: DeviceError) -> Self {
+        Self::other("the device does not work as asked").because(source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vdpa::ring::guest::GuestViolation;
+
+    #[test]
+    fn only_a_broken_ring_is_one() {
+        let jump = || GuestRingError::from(GuestViolation::AvailJump { ahead: 9, size: 8 });
+        let of = |source| Error::relay(TransitionError::Queue { queue: 2, source });
+        let broken = ErrorKind::BrokenRing { queue: 2 };
+        for (error, kind) in [
+            (of(RelayError::Guest { source: jump() }), broken),
+            (of(RelayError::OutOfOrder), ErrorKind::InFlightUnknown),
+            (
+                of(RelayError::InFlightUnknown { unknown: 3 }),
+                ErrorKind::InFlightUnknown,
+            ),
+            (Error::ring(jump()), ErrorKind::Other),
+        ] {
+            let error = error.or_broken_ring();
+            assert_eq!(error.kind(), kind, "{error}");
+            let names_queue = error.to_string().starts_with("queue 2 is broken until");
+            assert_eq!(names_queue, kind == broken, "{error}");
+        }
+    }
+}
