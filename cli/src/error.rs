@@ -11,7 +11,7 @@ use vdpa_mgmt::ErrorKind as MgmtErrorKind;
 use crate::client::Refusal;
 use crate::exit::{Code, Report};
 
-/// A failure of one of these kinds. The text is a sentence that names the remedy.
+/// An error of one of the kinds `K`. The text is a sentence that names the remedy.
 #[derive(Debug)]
 pub(crate) struct Failure<K>(Box<Inner<K>>);
 

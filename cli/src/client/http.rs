@@ -1,6 +1,6 @@
 //! Requests to a daemon by HTTP, for commands, which wait for each answer.
 //!
-//! Owns the runtime that waits, and how this side's errors are told.
+//! Owns the runtime that waits, and the texts of this side's errors.
 
 use std::io;
 

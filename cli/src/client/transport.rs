@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::Error;
 
-/// Said of an answer that cannot be decoded.
+/// The text about an answer that cannot be decoded.
 pub(crate) const STRANGE: &str =
     "the node daemon's answer is not understood; is it of another version? `bellhop report` tells";
 

@@ -1,4 +1,4 @@
-//! The kinds of the node daemon's errors, and the answers that they are to clients.
+//! The kinds of the node daemon's errors, and their answers to clients.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};

@@ -1,6 +1,6 @@
 //! Errors about virtual machines that several requests have, and their statuses.
 //!
-//! Owns their texts. It must not know what was asked.
+//! Owns their texts. It must not know the request.
 
 use axum::http::StatusCode;
 use bellhop_api::node::BadNicId;
