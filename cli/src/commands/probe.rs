@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vdpa::conformance::{self, ConformanceError};
-use vdpa::probe::{self, ProbeError, ProbeOptions};
+use vdpa::conformance;
+use vdpa::probe::{self, ProbeOptions};
 use vmm::config::MacAddress;
 
 use crate::exit::Code;
@@ -64,9 +64,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     #[error(transparent)]
-    Probe(#[from] ProbeError),
-    #[error(transparent)]
-    Conformance(#[from] ConformanceError),
+    Probe(#[from] vdpa::Error),
     #[error("cannot write the result")]
     Output(#[source] io::Error),
 }
