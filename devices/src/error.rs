@@ -3,10 +3,6 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-use vdpa::device::DeviceError;
-use vdpa::relay::{RelayError, TransitionError};
-use vdpa::ring::guest::GuestRingError;
-
 /// The cases that code decides on. The error's text has the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -14,7 +10,7 @@ pub enum ErrorKind {
     MissingFeatures,
     /// The new device has another number of queues.
     OtherQueueCount,
-    /// The new device is not what the guest relies on, in another respect.
+    /// The new device differs from the guest's in another respect.
     Incompatible,
     /// The device cannot be replaced now. It continues.
     CannotHandOver,
@@ -85,23 +81,17 @@ impl Error {
     }
 
     /// For `map_err` where a queue is served.
-    pub(crate) fn ring(source: GuestRingError) -> Self {
+    pub(crate) fn ring(source: vdpa::Error) -> Self {
         Self::other("the ring cannot be served").because(source)
     }
 
     /// For `map_err` where a queue reaches the device in another way.
-    pub(crate) fn relay(source: TransitionError) -> Self {
-        let kind = match &source {
-            TransitionError::Queue { queue, source } => match source {
-                RelayError::Guest {
-                    source: GuestRingError::Guest { .. },
-                }
-                | RelayError::ChainTooLong { .. } => ErrorKind::BrokenRing { queue: *queue },
-                RelayError::InFlightUnknown { .. }
-                | RelayError::PackedInFlight { .. }
-                | RelayError::OutOfOrder => ErrorKind::InFlightUnknown,
-                _ => ErrorKind::Other,
-            },
+    pub(crate) fn relay(source: vdpa::Error) -> Self {
+        let kind = match source.kind() {
+            vdpa::ErrorKind::BrokenByGuest { queue: Some(queue) } => {
+                ErrorKind::BrokenRing { queue }
+            }
+            vdpa::ErrorKind::InFlightUnknown => ErrorKind::InFlightUnknown,
             _ => ErrorKind::Other,
         };
         let message = "the way from the guest's queues to the device cannot be changed";
@@ -152,32 +142,30 @@ impl StdError for Error {
     }
 }
 
-impl From<DeviceError> for Error {
-    fn from(source: DeviceError) -> Self {
+/// What a device refuses. Other errors of `vdpa` get a context where they are met.
+impl From<vdpa::Error> for Error {
+    fn from(source: vdpa::Error) -> Self {
         Self::other("the device does not work as asked").because(source)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use vdpa::ErrorKind as Cause;
+
     use super::*;
-    use vdpa::ring::guest::GuestViolation;
 
     #[test]
     fn only_a_broken_ring_is_one() {
-        let jump = || GuestRingError::from(GuestViolation::AvailJump { ahead: 9, size: 8 });
-        let of = |source| Error::relay(TransitionError::Queue { queue: 2, source });
+        let guest = |queue| Cause::BrokenByGuest { queue };
         let broken = ErrorKind::BrokenRing { queue: 2 };
-        for (error, kind) in [
-            (of(RelayError::Guest { source: jump() }), broken),
-            (of(RelayError::OutOfOrder), ErrorKind::InFlightUnknown),
-            (
-                of(RelayError::InFlightUnknown { unknown: 3 }),
-                ErrorKind::InFlightUnknown,
-            ),
-            (Error::ring(jump()), ErrorKind::Other),
+        for (cause, kind) in [
+            (guest(Some(2)), broken),
+            (guest(None), ErrorKind::Other),
+            (Cause::BrokenByDevice, ErrorKind::Other),
+            (Cause::InFlightUnknown, ErrorKind::InFlightUnknown),
         ] {
-            let error = error.or_broken_ring();
+            let error = Error::relay(vdpa::Error::new(cause, "so")).or_broken_ring();
             assert_eq!(error.kind(), kind, "{error}");
             let names_queue = error.to_string().starts_with("queue 2 is broken until");
             assert_eq!(names_queue, kind == broken, "{error}");

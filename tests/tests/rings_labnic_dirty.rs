@@ -16,8 +16,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lab::labnic::{self, Labnic};
+use vdpa::ErrorKind;
 use vdpa::memory::GuestMemory;
-use vdpa::relay::{Dirty, RelayError, Strategy, TransitionError};
+use vdpa::relay::{Dirty, Strategy};
 use vdpa::uapi::BackendFeatures;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
@@ -186,10 +187,7 @@ fn run(event_idx: bool, completion: &str, how: How) {
                     };
                 }
                 Ok(()) => panic!("not {wanted}"),
-                Err(TransitionError::Queue {
-                    source: RelayError::InFlightUnknown { .. },
-                    ..
-                }) => waits += 1,
+                Err(error) if error.kind() == ErrorKind::InFlightUnknown => waits += 1,
                 Err(error) => panic!("{error:?}"),
             }
             let turn = Instant::now();

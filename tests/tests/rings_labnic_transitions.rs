@@ -25,8 +25,9 @@ use std::time::{Duration, Instant};
 
 use lab::endurance;
 use lab::labnic::{self, Labnic};
+use vdpa::ErrorKind;
 use vdpa::netdev::Chains;
-use vdpa::relay::{Reason, RelayError, Strategy, TransitionError, choose};
+use vdpa::relay::{Reason, Strategy, choose};
 use vdpa::uapi::BackendFeatures;
 
 use self::rings::frame::Mac;
@@ -318,10 +319,7 @@ fn cut(machine: &mut Machine, variant: &Variant, random: &mut Random, cuts: &mut
             }
             cuts.changes += 1;
         }
-        Err(TransitionError::Queue {
-            source: RelayError::InFlightUnknown { .. },
-            ..
-        }) => {
+        Err(error) if error.kind() == ErrorKind::InFlightUnknown => {
             // It says what it says only where devices hold buffers over a suspend.
             let holds = variant.rx_prefetch > 0 || variant.completion == "out_of_order";
             assert!(holds && variant.ring_state == "avail");
@@ -526,7 +524,10 @@ fn no_position(scene: &mut Scene<'_>) {
         assert_eq!(chosen, (Strategy::Mediated, Reason::SuspendsAndResumes));
         let before = machine.strategies();
         let error = machine.change(&[Strategy::Mediated]);
-        assert!(matches!(error, TransitionError::Device { .. }), "{error:?}");
+        assert!(
+            error.to_string().contains("refused to change its rings"),
+            "{error:?}"
+        );
         assert_eq!(machine.strategies(), before);
     }
     // On they go, whether the change failed before the first ring was touched or after.

@@ -17,7 +17,7 @@ use lab::sim::{Mapping, SimDevice, reload, require_lab};
 use lab::threads::StopOnDrop;
 use traffic::{Flow, Mode, start};
 use vdpa::device::Device;
-use vdpa::netdev::{Chains, Kick, Netdev, Options, StartError};
+use vdpa::netdev::{Chains, Kick, Netdev, Options};
 use vdpa::relay::{Pause, RelaySet, Strategy};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -192,13 +192,13 @@ fn impossible_wishes_are_refused() {
             ..Options::default()
         };
         let error = Netdev::start(device, iotlb, &options).unwrap_err();
-        assert!(
-            matches!(error, StartError::Pairs { maximum: 1, .. }),
-            "{error}"
-        );
+        assert!(error.to_string().contains("can have up to 1 "), "{error}");
     }
     let block = SimDevice::block("netdev-blk").unwrap();
     let (device, iotlb) = Device::open(block.path()).unwrap().own().unwrap();
     let error = Netdev::start(device, iotlb, &Options::default()).unwrap_err();
-    assert!(matches!(error, StartError::NotNetwork { device_id: 2 }));
+    assert!(
+        error.to_string().contains("has the virtio type 2"),
+        "{error}"
+    );
 }

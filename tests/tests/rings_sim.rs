@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use lab::sim::{self, Mapping, SimDevice};
 use vdpa::memory::GuestMemory;
-use vdpa::relay::{Reason, Strategy, TransitionError};
+use vdpa::relay::{Reason, Strategy};
 use vdpa::uapi::BackendFeatures;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
@@ -186,7 +186,7 @@ fn a_device_that_cannot_suspend_is_shadowed_by_a_reset() {
         let traffic = scope.spawn(|| guest.exchange(&stop));
         let targets = machine.all(Strategy::Mediated);
         let refused = machine.change(&targets, &*memory).unwrap_err();
-        assert!(matches!(refused, TransitionError::Device { .. }));
+        assert!(refused.to_string().contains("refused to change its rings"));
         let targets = machine.all(Strategy::Shadowed);
         machine.restart(&targets, &*memory);
         assert_eq!(machine.strategy(TRANSMIT), Strategy::Shadowed);

@@ -49,25 +49,17 @@ const ENOTSUPP: Errno = Errno::from_raw_os_error(524);
 pub enum DoorbellAnswer {
     /// Here it is.
     Mapped(Doorbell),
-    /// It has none that could be mapped; kick the queue by its eventfd.
-    Absent(NoDoorbell),
+    /// It has none that could be mapped, and why; kick the queue by its eventfd.
+    Absent(&'static str),
 }
 
-/// Why a queue has no doorbell that could be mapped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NoDoorbell {
-    /// The parent driver offers none, or one that is smaller than a page (vp_vdpa on a
-    /// device with a small `notify_off_multiplier`). The kernel says both by errno 524.
-    #[error(
-        "the device has no doorbell of a page of its own (simulators have none; QEMU's virtio \
-         devices have with page-per-vq=on)"
-    )]
-    NotOffered,
-    /// The doorbell does not begin at a page boundary, so that a mapping would
-    /// show other registers too.
-    #[error("the doorbell shares its page with other registers")]
-    Unaligned,
-}
+/// The parent driver offers none, or one that is smaller than a page (vp_vdpa on a device with a
+/// small `notify_off_multiplier`). The kernel says both by errno 524.
+const NOT_OFFERED: &str = "the device has no doorbell of a page of its own (simulators have none; \
+                           QEMU's virtio devices have with page-per-vq=on)";
+/// The doorbell does not begin at a page boundary, so that a mapping would show other registers
+/// too.
+const UNALIGNED: &str = "the doorbell shares its page with other registers";
 
 /// The mapped doorbell of one queue. See the module.
 #[derive(Debug)]
@@ -152,10 +144,10 @@ impl Drop for Doorbell {
 
 /// The errors of `vhost_vdpa_mmap` that say that there is nothing to map. With
 /// the arguments of [`Doorbell::map`] it has one reason left for EINVAL.
-fn absence(errno: Errno) -> Option<NoDoorbell> {
+fn absence(errno: Errno) -> Option<&'static str> {
     match errno {
-        ENOTSUPP => Some(NoDoorbell::NotOffered),
-        Errno::INVAL => Some(NoDoorbell::Unaligned),
+        ENOTSUPP => Some(NOT_OFFERED),
+        Errno::INVAL => Some(UNALIGNED),
         _ => None,
     }
 }
@@ -223,8 +215,8 @@ mod tests {
 
     #[test]
     fn absent_is_not_an_error_but_all_else_is() {
-        assert_eq!(absence(ENOTSUPP), Some(NoDoorbell::NotOffered));
-        assert_eq!(absence(Errno::INVAL), Some(NoDoorbell::Unaligned));
+        assert_eq!(absence(ENOTSUPP), Some(NOT_OFFERED));
+        assert_eq!(absence(Errno::INVAL), Some(UNALIGNED));
         assert_eq!(absence(Errno::NOMEM), None);
         let error = Doorbell::map(&File::open("/proc/self/status").unwrap(), 0).unwrap_err();
         assert!(error.raw_os_error().is_some());

@@ -72,6 +72,7 @@ pub mod conformance;
 pub mod control_queue;
 pub mod device;
 pub mod doorbell;
+mod error;
 pub mod features;
 pub mod iotlb;
 pub mod iova;
@@ -82,3 +83,5 @@ pub mod relay;
 pub mod ring;
 pub mod uapi;
 pub mod window;
+
+pub use error::{Error, ErrorKind};

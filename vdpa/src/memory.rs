@@ -14,7 +14,8 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRe
 
 mod shared_buffer;
 
-pub use shared_buffer::{SharedBuffer, SharedBufferError};
+pub use shared_buffer::SharedBuffer;
+pub(crate) use shared_buffer::not_pages;
 
 /// Guest RAM: one or more regions of a memfd, mapped `MAP_SHARED`.
 ///

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::Error;
 use crate::iova::{IovaRange, PAGE_SIZE};
 
 /// Length of the window in bytes.
@@ -18,40 +19,6 @@ pub const WINDOW_SIZE: u64 = 1 << 30;
 /// No window ends above this address: 48-bit IOMMUs translate signed
 /// addresses, so 47 bits are what all of them can do.
 pub const HIGHEST_END: u64 = 1 << 47;
-
-/// Why there is no address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum WindowError {
-    /// Guest RAM reaches into where the window must lie.
-    #[error(
-        "guest RAM up to {ram_end:#x} leaves no room for 1 GiB of private addresses below \
-         {end:#x}: give the guest less memory"
-    )]
-    MeetsRam {
-        /// End of the largest guest RAM, exclusive.
-        ram_end: u64,
-        /// Where the window would end, exclusive.
-        end: u64,
-    },
-    /// The device's range is too small or too high.
-    #[error("the device's IOVA range {range} holds no 1 GiB of private addresses")]
-    RangeTooSmall {
-        /// What the device reaches.
-        range: IovaRange,
-    },
-    /// Not a positive number of whole pages.
-    #[error("{size:#x} bytes are not a positive number of 4 KiB pages")]
-    Size {
-        /// Bytes asked for.
-        size: u64,
-    },
-    /// The window is full.
-    #[error("no {size:#x} bytes are left in the private window")]
-    Full {
-        /// Bytes asked for.
-        size: u64,
-    },
-}
 
 /// The window and what is taken of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,19 +33,26 @@ impl PrivateWindow {
     /// that ends before `ram_end` (exclusive) even after every hot-plug.
     ///
     /// # Errors
-    /// [`WindowError::MeetsRam`] or [`WindowError::RangeTooSmall`].
-    pub fn new(range: IovaRange, ram_end: u64) -> Result<Self, WindowError> {
+    /// Guest RAM reaches into the window, or the device's range is too small or too high.
+    pub fn new(range: IovaRange, ram_end: u64) -> Result<Self, Error> {
+        let too_small = || {
+            Error::other(format!(
+                "the device's IOVA range {range} holds no 1 GiB of private addresses"
+            ))
+        };
         let end = range.last().saturating_add(1).min(HIGHEST_END);
         let end = end - end % PAGE_SIZE;
         let first = end
             .checked_sub(WINDOW_SIZE)
             .filter(|&first| first >= range.first())
-            .ok_or(WindowError::RangeTooSmall { range })?;
+            .ok_or_else(too_small)?;
         if first < ram_end {
-            return Err(WindowError::MeetsRam { ram_end, end });
+            return Err(Error::other(format!(
+                "guest RAM up to {ram_end:#x} leaves no room for 1 GiB of private addresses below \
+                 {end:#x}: give the guest less memory"
+            )));
         }
-        let range =
-            IovaRange::from_size(first, WINDOW_SIZE).ok_or(WindowError::RangeTooSmall { range })?;
+        let range = IovaRange::from_size(first, WINDOW_SIZE).ok_or_else(too_small)?;
         Ok(Self {
             range,
             taken: BTreeMap::new(),
@@ -94,10 +68,12 @@ impl PrivateWindow {
     /// Takes `size` bytes, a multiple of [`PAGE_SIZE`]; gives their first address.
     ///
     /// # Errors
-    /// [`WindowError::Size`] or [`WindowError::Full`].
-    pub fn allocate(&mut self, size: u64) -> Result<u64, WindowError> {
+    /// `size` is no positive number of whole pages, or the window is full.
+    pub fn allocate(&mut self, size: u64) -> Result<u64, Error> {
         if size == 0 || !size.is_multiple_of(PAGE_SIZE) {
-            return Err(WindowError::Size { size });
+            return Err(Error::other(format!(
+                "{size:#x} bytes are not a positive number of 4 KiB pages"
+            )));
         }
         // Page 0 stays unused, so that an index or length gone wrong by a
         // little meets nothing at the window's edge.
@@ -111,7 +87,9 @@ impl PrivateWindow {
         let fits = IovaRange::from_size(candidate, size)
             .is_some_and(|wanted| self.range.contains(&wanted));
         if !fits {
-            return Err(WindowError::Full { size });
+            return Err(Error::other(format!(
+                "no {size:#x} bytes are left in the private window"
+            )));
         }
         self.taken.insert(candidate, size);
         Ok(candidate)
@@ -145,20 +123,16 @@ mod tests {
         assert_eq!(PrivateWindow::new(odd, 0).unwrap().range(), window.range());
         let first = window.range().first();
         PrivateWindow::new(narrow, first).unwrap();
-        assert!(matches!(
-            PrivateWindow::new(narrow, first + 1),
-            Err(WindowError::MeetsRam { .. })
-        ));
+        let error = PrivateWindow::new(narrow, first + 1).unwrap_err();
+        assert!(error.to_string().contains("give the guest less memory"));
         for (first, last) in [
             (0, WINDOW_SIZE - 2),
             (HIGHEST_END, u64::MAX),
             (5, WINDOW_SIZE),
         ] {
             let range = IovaRange::new(first, last).unwrap();
-            assert_eq!(
-                PrivateWindow::new(range, 0),
-                Err(WindowError::RangeTooSmall { range })
-            );
+            let error = PrivateWindow::new(range, 0).unwrap_err();
+            assert!(error.to_string().contains("holds no 1 GiB"), "{error}");
         }
     }
 
@@ -167,18 +141,15 @@ mod tests {
         let mut window = PrivateWindow::new(everything(), 0).unwrap();
         let first = window.range().first();
         assert!(window.allocate(WINDOW_SIZE).is_err());
-        assert_eq!(
-            window.allocate(WINDOW_SIZE - PAGE_SIZE),
-            Ok(first + PAGE_SIZE)
-        );
-        assert_eq!(
-            window.allocate(PAGE_SIZE),
-            Err(WindowError::Full { size: PAGE_SIZE })
-        );
+        let all = window.allocate(WINDOW_SIZE - PAGE_SIZE).unwrap();
+        assert_eq!(all, first + PAGE_SIZE);
+        let error = window.allocate(PAGE_SIZE).unwrap_err();
+        assert!(error.to_string().contains("are left"), "{error}");
         assert!(!window.release(first));
         assert!(window.release(first + PAGE_SIZE));
         for size in [0, 1, PAGE_SIZE + 1] {
-            assert_eq!(window.allocate(size), Err(WindowError::Size { size }));
+            let error = window.allocate(size).unwrap_err();
+            assert!(error.to_string().contains("4 KiB pages"), "{error}");
         }
         assert!(window.allocate(u64::MAX - 0xfff).is_err());
     }

@@ -267,8 +267,8 @@ pub trait Hardware {
     /// # Errors
     /// Says why it can't be done, with the device as before. The kind is [`ErrorKind::BrokenRing`]
     /// if only a reset would help. If that could not be kept either, the device asks for a reset by
-    /// its driver ([`Outcome::needs_reset`]). At the end of a record: the device could not be brought
-    /// back to what it was; nothing is recorded any more.
+    /// its driver ([`Outcome::needs_reset`]). At the end of a record: the device could not be
+    /// brought back to its former state; nothing is recorded any more.
     ///
     /// [`ErrorKind::BrokenRing`]: crate::ErrorKind::BrokenRing
     fn log_writes(&mut self, on: bool) -> Result<(), Error>;

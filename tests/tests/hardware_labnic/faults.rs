@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use lab::labnic::Labnic;
+use vdpa::ErrorKind;
 use vdpa::device::VringBase;
-use vdpa::ring::{Direction, Piece, QueueError};
+use vdpa::ring::{Direction, Piece};
 
 use super::client::{Client, MRG_RXBUF, PATIENCE, RING_SIZE, Setup, frame, wait_for};
 use super::{A, B, add, count, exchange, kernel_is_well, two};
@@ -153,10 +154,8 @@ fn faults_are_what_they_say() {
                         other => break other,
                     }
                 };
-                assert!(
-                    matches!(broken, Err(QueueError::Broken { .. })),
-                    "{broken:?}"
-                );
+                let error = broken.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::BrokenByDevice, "{error:?}");
             }
         }
     }

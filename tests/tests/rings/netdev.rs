@@ -26,7 +26,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vdpa::device::{Device, State};
 use vdpa::memory::GuestMemory;
 use vdpa::netdev::{Chains, Driver as NetDriver, Netdev, Options, QueuePair, Virtqueue};
-use vdpa::relay::{Pause, RelaySet, Strategy, TransitionError};
+use vdpa::relay::{Pause, RelaySet, Strategy};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::frame::{self, HEADER, Mac};
@@ -408,7 +408,7 @@ impl Relayed {
 
     /// What must fail without a reset. The device runs on or, where it is half changed by
     /// then, is reset and runs as before.
-    pub(crate) fn change(&mut self, targets: &[Strategy]) -> TransitionError {
+    pub(crate) fn change(&mut self, targets: &[Strategy]) -> vdpa::Error {
         let (before, wanted) = (self.strategies(), self.targets(targets));
         let failed = (self.set).change(&mut self.device, &wanted, &*self.memory);
         let error = failed.unwrap_err();
@@ -427,7 +427,7 @@ impl Relayed {
 
     /// Resets the device and starts it again with its rings changed. Where that is refused, once
     /// more as it was before, and the error is given.
-    pub(crate) fn restart(&mut self, targets: &[Strategy]) -> Result<(), TransitionError> {
+    pub(crate) fn restart(&mut self, targets: &[Strategy]) -> Result<(), vdpa::Error> {
         let (before, due) = (self.strategies(), self.due());
         let begin = Instant::now();
         // One that can suspend completes first what it has sent.
@@ -450,7 +450,7 @@ impl Relayed {
         result
     }
 
-    fn bring_up(&mut self, targets: &[Strategy]) -> Result<(), TransitionError> {
+    fn bring_up(&mut self, targets: &[Strategy]) -> Result<(), vdpa::Error> {
         self.resets += 1;
         let targets = self.targets(targets);
         let (device, set) = (&mut self.device, &mut self.set);

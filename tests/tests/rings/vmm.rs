@@ -15,9 +15,7 @@ use vdpa::doorbell::{Doorbell, DoorbellAnswer};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::GuestMemory;
-use vdpa::relay::{
-    Dirty, Pause, Reason, RelaySet, RelayedQueue, Strategy, TransitionError, choose,
-};
+use vdpa::relay::{Dirty, Pause, Reason, RelaySet, RelayedQueue, Strategy, choose};
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
 use vdpa::window::PrivateWindow;
@@ -102,9 +100,6 @@ impl Again {
         Ok(())
     }
 }
-
-/// Why a transition did not happen; the device runs as before.
-pub(crate) type Refused = TransitionError;
 
 /// A guest's device and its relays.
 #[derive(Debug)]
@@ -271,7 +266,7 @@ impl Machine {
         &mut self,
         targets: &[(u16, Strategy)],
         dirty: &dyn Dirty,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), vdpa::Error> {
         self.withdraw_doorbells(targets);
         let from: Vec<_> = self
             .ports

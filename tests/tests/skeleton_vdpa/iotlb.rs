@@ -5,8 +5,10 @@ use std::sync::Arc;
 use devices::virtio::vdpa::VdpaBackend;
 use lab::sim::SimDevice;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use vdpa::ErrorKind;
+use vdpa::causes::in_one_line;
 use vdpa::device::{Device, VringAddresses, VringBase, VringConfig};
-use vdpa::iotlb::{Access, Iotlb, IotlbError, MapError, Mapping};
+use vdpa::iotlb::{Access, Iotlb, Mapping};
 use vdpa::memory::{GuestRegion, SharedBuffer};
 use vdpa::uapi::BackendFeatures;
 
@@ -91,17 +93,13 @@ fn impossible_mappings_are_refused_before_the_kernel_sees_them() {
             offset: 0,
             access: Access::ReadWrite,
         };
-        // What the kernel refuses is `Fault` or `Refused`.
-        match rig.iotlb.map(0, iova, size, mapping).unwrap_err() {
-            IotlbError::Map { asid: 0, source } => source,
-            other => panic!("{iova:#x}+{size:#x}: {other}"),
-        }
+        let error = rig.iotlb.map(0, iova, size, mapping).unwrap_err();
+        let text = in_one_line(&error);
+        assert_ne!(error.kind(), ErrorKind::Refused, "by the kernel: {text}");
+        text
     };
-    assert!(matches!(refused(taken, 0x1000), MapError::Overlap { .. }));
-    assert!(matches!(
-        refused(taken - 0x1000, 0x2000),
-        MapError::Overlap { .. }
-    ));
+    assert!(refused(taken, 0x1000).contains("overlaps"));
+    assert!(refused(taken - 0x1000, 0x2000).contains("overlaps"));
     for (iova, size) in [
         (0x2000_0000, 0),
         (0x2000_0000, 0x1001),
@@ -111,14 +109,10 @@ fn impossible_mappings_are_refused_before_the_kernel_sees_them() {
     ] {
         refused(iova, size);
     }
-    assert!(matches!(
-        rig.iotlb.unmap(0, 0x2000_0000),
-        Err(IotlbError::Map { .. })
-    ));
-    assert!(matches!(
-        rig.iotlb.unmap(2, taken),
-        Err(IotlbError::NoAddressSpace { asid: 2, count: 2 } | IotlbError::Map { .. })
-    ));
+    for (asid, iova) in [(0, 0x2000_0000), (2, taken)] {
+        let error = rig.iotlb.unmap(asid, iova).unwrap_err();
+        assert_ne!(error.kind(), ErrorKind::Refused, "{error}");
+    }
     assert_eq!(rig.iotlb.mapped_bytes(), mapped);
     exchange(&mut rig.nic, 10, &[MAC]);
 }
@@ -133,11 +127,7 @@ fn rolls_back(wanted: BackendFeatures) {
         let _low = LowMemlock::new(before + REGION + REGION / 2);
         iotlb.map_guest_memory(0, &memory).unwrap_err()
     };
-    let IotlbError::Fault { memlock, .. } = &error else {
-        panic!("{error}");
-    };
-    assert!(memlock.is_short());
-    assert_eq!(memlock.needed(), before + 2 * REGION);
+    assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     let remedy = format!("ulimit -l {}", (before + 2 * REGION) / 1024);
     assert!(error.to_string().contains(&remedy), "{error}");
     assert_eq!(iotlb.mapped_bytes(), 0);

@@ -2,7 +2,8 @@
 
 use std::fs::File;
 
-use vdpa::device::{Device, DeviceError, State, VringBase, VringConfig, VringError};
+use vdpa::causes::in_one_line;
+use vdpa::device::{Device, State, VringBase, VringConfig};
 use vdpa::uapi::BackendFeatures;
 
 use super::support::frames::{Loopback as _, exchange, packet};
@@ -45,12 +46,13 @@ fn features_that_the_device_lacks_are_refused_and_it_stays_usable() {
     let lacking = !device.info().features & (1 << 22 | 1 << 34);
     assert_ne!(lacking, 0);
     let error = device.negotiate(offered | lacking).unwrap_err();
+    let text = error.to_string();
     assert!(
-        matches!(error, DeviceError::NotOffered { missing } if missing == lacking),
-        "{error}"
+        text.ends_with(&format!("not offer the features {lacking:#x}")),
+        "{text}"
     );
     let error = device.negotiate(offered & !(1 << 32)).unwrap_err();
-    assert!(matches!(error, DeviceError::Needed { .. }), "{error}");
+    assert!(error.to_string().ends_with("which is needed"), "{error}");
     assert_eq!(device.status().unwrap(), 0);
 
     let mut nic = Nic::new();
@@ -78,28 +80,16 @@ fn rings_that_the_device_cannot_have_are_refused_by_us() {
         |queue, config: &VringConfig<'_>| device.set_vring(queue, config, &allowed).unwrap_err();
     let size = maximum * 2;
     let error = refused(0, &VringConfig { size, ..good });
-    assert!(
-        matches!(&error, DeviceError::Vring { queue: 0, source: VringError::Size { maximum: known, .. } } if *known == maximum),
-        "{error}"
-    );
+    let text = in_one_line(&error);
+    assert!(text.starts_with("queue 0 cannot be set up"), "{text}");
+    assert!(text.ends_with(&format!("takes up to {maximum}")), "{text}");
     let error = refused(3, &good);
-    assert!(
-        matches!(error, DeviceError::NoSuchQueue { queue: 3, count: 3 }),
-        "{error}"
-    );
+    assert_eq!(error.to_string(), "there is no queue 3: the device has 3");
     let mut outside = good;
     outside.addresses.device = allowed[0].last() + 1;
     let error = refused(0, &outside);
-    assert!(
-        matches!(
-            error,
-            DeviceError::Vring {
-                source: VringError::Outside { .. },
-                ..
-            }
-        ),
-        "{error}"
-    );
+    let text = in_one_line(&error);
+    assert!(text.ends_with("outside the memory for rings"), "{text}");
     device.set_vring(0, &good, &allowed).unwrap();
 }
 
@@ -152,9 +142,12 @@ fn abilities_that_were_not_acknowledged_are_not_used() {
         BackendFeatures::all() - BackendFeatures::SUSPEND - BackendFeatures::ENABLE_AFTER_DRIVER_OK;
     let mut rig = Rig::start(&net, without);
     let error = rig.device.enable_vring(RECEIVE).unwrap_err();
-    assert!(matches!(error, DeviceError::Unable { .. }), "{error}");
+    assert!(
+        error.to_string().starts_with("the device cannot"),
+        "{error}"
+    );
     let error = rig.device.suspend().unwrap_err();
-    assert!(matches!(error, DeviceError::Unable { .. }), "{error}");
+    assert_eq!(error.to_string(), "the device cannot suspend");
     // It runs on.
     assert_eq!(rig.device.state(), State::Running);
     exchange(&mut rig.nic, 5, &[MAC]);
@@ -211,6 +204,9 @@ fn a_descriptor_that_somebody_opened_is_reset_and_has_one_owner() {
     let second = Device::from_fd(file.into()).unwrap();
     assert_eq!(second.status().unwrap(), 0);
     let error = second.own().unwrap_err();
-    assert!(matches!(error, DeviceError::Owned { .. }), "{error}");
+    assert!(
+        error.to_string().contains("has an owner already"),
+        "{error}"
+    );
     drop((first, iotlb));
 }

@@ -2,9 +2,8 @@
 
 use super::subject::{Moved, PATIENCE, Subject, drain, exercise};
 use super::{Attempt, Rule, fail, noted, skipped};
-use crate::netdev::NetdevError;
 use crate::probe::{send_one, wait};
-use crate::ring::{QueueError, Violation};
+use crate::ring::Violation;
 use crate::uapi::BackendFeatures;
 
 pub(super) const RULES: &[Rule] = &[
@@ -37,10 +36,10 @@ fn violation(subject: &Subject<'_>) -> Result<Found, Box<dyn std::error::Error>>
     Ok(match exercise(&mut netdev, FRAMES) {
         Moved::All => Found::None,
         Moved::Stuck => Found::Stuck,
-        Moved::Broken(NetdevError::Ring {
-            source: QueueError::Broken { source },
-        }) => Found::Violation(source),
-        Moved::Broken(error) => return Err(error.into()),
+        Moved::Broken(error) => match error.violation() {
+            Some(violation) => Found::Violation(violation),
+            None => return Err(error.into()),
+        },
     })
 }
 

@@ -19,7 +19,7 @@ fn store(subject: &Subject<'_>) -> Attempt {
     }
     let (device, _iotlb) = subject.own()?;
     if let Some(why) = device.missing_doorbell(1)? {
-        return Ok(skipped(why.to_string()));
+        return Ok(skipped(why));
     }
     drop((device, _iotlb));
     if let Err(verdict) = subject.working(1)? {

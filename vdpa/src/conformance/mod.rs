@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use self::subject::Subject;
-use crate::device::{Device, OpenError};
+use crate::device::Device;
 
 /// What was found of a rule. The detail is for people and may be empty.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -127,20 +127,12 @@ impl Report {
     }
 }
 
-/// Why there is no report.
-#[derive(Debug, thiserror::Error)]
-pub enum ConformanceError {
-    /// The device can't be opened.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-}
-
 /// Tries every rule on the device at `path`, which is opened and reset many times.
 /// `progress` is told the id of each rule.
 ///
 /// # Errors
 /// The device can't be opened at first.
-pub fn report(path: &Path, progress: &mut dyn FnMut(&str)) -> Result<Report, ConformanceError> {
+pub fn report(path: &Path, progress: &mut dyn FnMut(&str)) -> Result<Report, crate::Error> {
     let device_id = Device::open(path)?.device_id();
     let subject = Subject::new(path, device_id);
     let themes = [

@@ -36,7 +36,7 @@ pub(super) enum Moved {
     /// Some were not.
     Stuck,
     /// The ring was broken.
-    Broken(crate::netdev::NetdevError),
+    Broken(crate::Error),
 }
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
@@ -128,10 +128,7 @@ pub(super) fn exercise(netdev: &mut Netdev, frames: usize) -> Moved {
 }
 
 /// Whether the device gives all buffers back in time.
-pub(super) fn drain(
-    transmit: &mut TxQueue,
-    limit: Duration,
-) -> Result<bool, crate::netdev::NetdevError> {
+pub(super) fn drain(transmit: &mut TxQueue, limit: Duration) -> Result<bool, crate::Error> {
     let begin = Instant::now();
     while transmit.queue().outstanding() > 0 {
         transmit.reap()?;

@@ -12,6 +12,8 @@
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_net as net;
 
+use crate::Error;
+
 /// A command that is longer than this is refused, in bytes with its header.
 /// Room for two full MAC lists.
 pub const COMMAND_LEN_MAX: usize = 16 * 1024;
@@ -183,37 +185,16 @@ pub struct Limits {
     pub supported_hash_types: u32,
 }
 
-/// Why a command is answered with VIRTIO_NET_ERR.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum CommandError {
-    /// Shorter or longer than the command is, or than any may be.
-    #[error("a control command of {len} bytes has the wrong length")]
-    Length {
-        /// Its length in bytes.
-        len: usize,
-    },
-    /// A class or command that is not known.
-    #[error("control command {command} of class {class} is not known")]
-    Unknown {
-        /// The class.
-        class: u8,
-        /// The command.
-        command: u8,
-    },
-    /// The feature that brings the command was not negotiated.
-    #[error("a control command needs feature bit {bit}, which was not negotiated")]
-    NotNegotiated {
-        /// The feature bit.
-        bit: u32,
-    },
-    /// A field with a value that it can't have.
-    #[error("a control command has {value} as its {field}")]
-    Value {
-        /// Which field.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-    },
+/// Shorter or longer than the command is, or than any may be.
+fn wrong_length(len: usize) -> Error {
+    Error::other(format!(
+        "a control command of {len} bytes has the wrong length"
+    ))
+}
+
+/// A field with a value that it can't have.
+fn wrong_value(field: &str, value: u64) -> Error {
+    Error::other(format!("a control command has {value} as its {field}"))
 }
 
 /// Takes fields off the front of a command.
@@ -223,57 +204,54 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8], CommandError> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], Error> {
         let (taken, rest) = self
             .rest
             .split_at_checked(count)
-            .ok_or(CommandError::Length { len: self.len })?;
+            .ok_or_else(|| wrong_length(self.len))?;
         self.rest = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], CommandError> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N)?);
         Ok(array)
     }
 
-    fn u8(&mut self) -> Result<u8, CommandError> {
+    fn u8(&mut self) -> Result<u8, Error> {
         self.array().map(u8::from_le_bytes)
     }
 
-    fn u16(&mut self) -> Result<u16, CommandError> {
+    fn u16(&mut self) -> Result<u16, Error> {
         self.array().map(u16::from_le_bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, CommandError> {
+    fn u32(&mut self) -> Result<u32, Error> {
         self.array().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, CommandError> {
+    fn u64(&mut self) -> Result<u64, Error> {
         self.array().map(u64::from_le_bytes)
     }
 
-    fn macs(&mut self) -> Result<Vec<MacAddress>, CommandError> {
+    fn macs(&mut self) -> Result<Vec<MacAddress>, Error> {
         let entries = self.u32()?;
         let value = u64::from(entries);
         let count = usize::try_from(entries)
             .ok()
             .filter(|&count| count <= MAC_TABLE_MAX)
-            .ok_or(CommandError::Value {
-                field: "number of MAC addresses",
-                value,
-            })?;
+            .ok_or_else(|| wrong_value("number of MAC addresses", value))?;
         (0..count).map(|_| self.array()).collect()
     }
 
-    fn key(&mut self, limits: &Limits) -> Result<Vec<u8>, CommandError> {
+    fn key(&mut self, limits: &Limits) -> Result<Vec<u8>, Error> {
         let len = self.u8()?;
         check("hash key length", len, len <= limits.rss_max_key_size)?;
         self.take(usize::from(len)).map(<[u8]>::to_vec)
     }
 
-    fn hash_types(&mut self, limits: &Limits) -> Result<u32, CommandError> {
+    fn hash_types(&mut self, limits: &Limits) -> Result<u32, Error> {
         let types = self.u32()?;
         check(
             "hash types",
@@ -283,19 +261,19 @@ impl<'a> Reader<'a> {
         Ok(types)
     }
 
-    fn receive_queue(&mut self, limits: &Limits) -> Result<u16, CommandError> {
+    fn receive_queue(&mut self, limits: &Limits) -> Result<u16, Error> {
         let queue = self.u16()?;
         check("receive queue", queue, queue < limits.max_virtqueue_pairs)?;
         Ok(queue)
     }
 
-    fn vlan(&mut self) -> Result<u16, CommandError> {
+    fn vlan(&mut self) -> Result<u16, Error> {
         let id = self.u16()?;
         check("VLAN id", id, id < VLAN_IDS)?;
         Ok(id)
     }
 
-    fn rss(&mut self, limits: &Limits) -> Result<RssConfig, CommandError> {
+    fn rss(&mut self, limits: &Limits) -> Result<RssConfig, Error> {
         let hash_types = self.hash_types(limits)?;
         let mask = self.u16()?;
         let entries = usize::from(mask) + 1;
@@ -324,7 +302,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn hash(&mut self, limits: &Limits) -> Result<HashConfig, CommandError> {
+    fn hash(&mut self, limits: &Limits) -> Result<HashConfig, Error> {
         let hash_types = self.hash_types(limits)?;
         self.take(8)?; // reserved
         let key = self.key(limits)?;
@@ -332,44 +310,45 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn check(field: &'static str, value: impl Into<u64>, valid: bool) -> Result<(), CommandError> {
+fn check(field: &'static str, value: impl Into<u64>, valid: bool) -> Result<(), Error> {
     if valid {
-        Ok(())
-    } else {
-        let value = value.into();
-        Err(CommandError::Value { field, value })
+        return Ok(());
     }
+    Err(wrong_value(field, value.into()))
 }
 
-fn negotiated(limits: &Limits, bit: u32) -> Result<(), CommandError> {
+fn negotiated(limits: &Limits, bit: u32) -> Result<(), Error> {
     if limits.features & (1 << bit) != 0 {
-        Ok(())
-    } else {
-        Err(CommandError::NotNegotiated { bit })
+        return Ok(());
     }
+    Err(Error::other(format!(
+        "a control command needs feature bit {bit}, which was not negotiated"
+    )))
 }
 
 impl Command {
     /// Parses and checks all bytes of a command that the device would read.
     ///
     /// # Errors
-    /// See [`CommandError`]: the guest is answered with VIRTIO_NET_ERR.
-    pub fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, CommandError> {
+    /// The command or a value in it is not possible: the guest is answered with VIRTIO_NET_ERR.
+    pub fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, Error> {
         let len = bytes.len();
         if len > COMMAND_LEN_MAX {
-            return Err(CommandError::Length { len });
+            return Err(wrong_length(len));
         }
         let mut reader = Reader { rest: bytes, len };
         let code: [u8; 2] = reader.array()?;
-        let unknown = CommandError::Unknown {
-            class: code[0],
-            command: code[1],
+        let unknown = || {
+            let [class, command] = code;
+            Error::other(format!(
+                "control command {command} of class {class} is not known"
+            ))
         };
         let need = |bit| negotiated(limits, bit);
         let command = match code {
             [RX_CLASS, _] => {
                 let mode = RxMode::ALL.iter().find(|(_, mode)| mode.code() == code);
-                let &(_, mode) = mode.ok_or(unknown)?;
+                let &(_, mode) = mode.ok_or_else(unknown)?;
                 need(mode.feature())?;
                 let on = reader.u8()?;
                 check("switch", on, on <= 1)?;
@@ -421,13 +400,12 @@ impl Command {
                 check("offloads", offloads, offloads & !possible == 0)?;
                 Self::GuestOffloadsSet(offloads)
             }
-            _ => return Err(unknown),
+            _ => return Err(unknown()),
         };
         if reader.rest.is_empty() {
-            Ok(command)
-        } else {
-            Err(CommandError::Length { len })
+            return Ok(command);
         }
+        Err(wrong_length(len))
     }
 
     /// Class and command numbers.
@@ -450,9 +428,9 @@ impl Command {
     /// The command as the device reads it: class, command, data.
     ///
     /// # Errors
-    /// [`CommandError`] if a list is longer than the format or
+    /// A list is longer than the format or
     /// [`COMMAND_LEN_MAX`] allows, which no parsed command is.
-    pub fn encode(&self) -> Result<Vec<u8>, CommandError> {
+    pub fn encode(&self) -> Result<Vec<u8>, Error> {
         let mut bytes = self.code().to_vec();
         match self {
             Self::Rx { on, .. } => bytes.push(u8::from(*on)),
@@ -497,8 +475,8 @@ impl Command {
     }
 }
 
-fn encode_key(bytes: &mut Vec<u8>, key: &[u8]) -> Result<(), CommandError> {
-    let len = u8::try_from(key.len()).map_err(|_| CommandError::Length { len: key.len() })?;
+fn encode_key(bytes: &mut Vec<u8>, key: &[u8]) -> Result<(), Error> {
+    let len = u8::try_from(key.len()).map_err(|_| wrong_length(key.len()))?;
     bytes.push(len);
     bytes.extend(key);
     Ok(())
@@ -557,7 +535,7 @@ pub(super) mod tests {
         fn what_is_encoded_parses_to_the_same(command in command()) {
             let bytes = command.encode().unwrap();
             prop_assert!(bytes.len() <= COMMAND_LEN_MAX);
-            prop_assert_eq!(Command::parse(&bytes, &limits()), Ok(command));
+            prop_assert_eq!(Command::parse(&bytes, &limits()).unwrap(), command);
             // Neither a byte less nor a byte more.
             for len in 0..bytes.len() {
                 prop_assert!(Command::parse(&bytes[..len], &limits()).is_err());
@@ -582,28 +560,32 @@ pub(super) mod tests {
         }
     }
 
-    fn parse(bytes: &[u8]) -> Result<Command, CommandError> {
-        Command::parse(bytes, &limits())
+    fn parse(bytes: &[u8]) -> Command {
+        Command::parse(bytes, &limits()).unwrap()
+    }
+
+    fn refusal(bytes: &[u8]) -> String {
+        Command::parse(bytes, &limits()).unwrap_err().to_string()
     }
 
     #[test]
     fn bytes_of_known_commands() {
         assert_eq!(
             parse(&[1, 1, 2, 0, 0, 0, 0, 1]),
-            Ok(Command::MacAddrSet([2, 0, 0, 0, 0, 1]))
+            Command::MacAddrSet([2, 0, 0, 0, 0, 1])
         );
-        assert_eq!(parse(&[4, 0, 4, 0]), Ok(Command::VqPairsSet(4)));
-        assert_eq!(parse(&[2, 1, 0xff, 0x0f]), Ok(Command::VlanDel(4095)));
+        assert_eq!(parse(&[4, 0, 4, 0]), Command::VqPairsSet(4));
+        assert_eq!(parse(&[2, 1, 0xff, 0x0f]), Command::VlanDel(4095));
         assert_eq!(
             parse(&[5, 0, 2, 0, 0, 0, 0, 0, 0, 0]),
-            Ok(Command::GuestOffloadsSet(2))
+            Command::GuestOffloadsSet(2)
         );
         assert_eq!(
             parse(&[0, 5, 1]),
-            Ok(Command::Rx {
+            Command::Rx {
                 mode: RxMode::NoBroadcast,
                 on: true
-            })
+            }
         );
     }
 
@@ -622,19 +604,13 @@ pub(super) mod tests {
             &[4, 1, 0, 0, 0, 0, 2, 0],
             &[4, 1, 0, 0, 0, 0, 255, 0],
         ] {
-            assert!(
-                matches!(parse(bytes), Err(CommandError::Value { .. })),
-                "{bytes:?}"
-            );
+            assert!(refusal(bytes).contains(" as its "), "{bytes:?}");
         }
         for bytes in [&[0, 6, 1][..], &[6, 0], &[8, 0], &[255, 255], &[4, 3]] {
-            assert!(
-                matches!(parse(bytes), Err(CommandError::Unknown { .. })),
-                "{bytes:?}"
-            );
+            assert!(refusal(bytes).ends_with("is not known"), "{bytes:?}");
         }
         let long = vec![1; COMMAND_LEN_MAX + 1];
-        assert!(matches!(parse(&long), Err(CommandError::Length { .. })));
+        assert!(refusal(&long).ends_with("has the wrong length"));
     }
 
     #[test]
@@ -648,7 +624,7 @@ pub(super) mod tests {
         };
         let bytes = table(&list, &list).encode().unwrap();
         assert!(bytes.len() <= COMMAND_LEN_MAX);
-        parse(&bytes).unwrap();
+        parse(&bytes);
         let longer = vec![[1; 6]; MAC_TABLE_MAX + 1];
         assert!(table(&longer, &[]).encode().is_err());
     }
@@ -671,10 +647,8 @@ pub(super) mod tests {
             (&[4, 2], 57),
             (&[5, 0, 0, 0, 0, 0, 0, 0, 0, 0], 2),
         ] {
-            assert_eq!(
-                Command::parse(bytes, &none),
-                Err(CommandError::NotNegotiated { bit })
-            );
+            let error = Command::parse(bytes, &none).unwrap_err();
+            assert!(error.to_string().contains(&format!("feature bit {bit},")));
         }
     }
 }

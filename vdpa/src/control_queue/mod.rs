@@ -18,8 +18,8 @@ pub mod state;
 
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_MQ, VIRTIO_NET_F_RSS};
 
-pub use self::command::{Command, CommandError, Limits, MacAddress, MacTable, RxMode};
-pub use self::queue::{Answer, ControlQueue, ControlQueueError, Placement};
+pub use self::command::{Command, Limits, MacAddress, MacTable, RxMode};
+pub use self::queue::{Answer, ControlQueue, Placement};
 pub use self::state::ControlState;
 
 /// Index of the control queue (virtio 1.3, 5.1.2): behind all pairs if several

@@ -28,14 +28,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::command::{COMMAND_LEN_MAX, Command, CommandError};
+use super::command::{COMMAND_LEN_MAX, Command};
+use crate::Error;
 use crate::device::{DeviceInfo, VringConfig};
-use crate::iotlb::{Access, Iotlb, IotlbError, IotlbSink, Mapping};
+use crate::iotlb::{Access, Iotlb, IotlbSink, Mapping};
 use crate::iova::{IovaRange, PAGE_SIZE};
-use crate::memory::{SharedBuffer, SharedBufferError};
-use crate::ring::{
-    Direction, DriverQueue, Piece, QueueError, RingFeatures, RingFormat, RingLayout,
-};
+use crate::memory::SharedBuffer;
+use crate::ring::{Direction, DriverQueue, Piece, RingFeatures, RingFormat, RingLayout, no_chain};
 use crate::uapi::BackendFeatures;
 
 /// Room for a command; more than [`COMMAND_LEN_MAX`] is never sent.
@@ -108,64 +107,19 @@ pub enum Answer {
     Err,
 }
 
-/// Why a command got no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum ControlQueueError {
-    /// The memory can't be made or accessed.
-    #[error("the control queue has no memory")]
-    Memory {
-        /// Why.
-        #[source]
-        source: SharedBufferError,
-    },
-    /// An eventfd can't be made or waited for.
-    #[error("the control queue's eventfd failed")]
-    Event {
-        /// What the kernel said.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The ring is full or broken.
-    #[error("the control queue's ring failed")]
-    Ring {
-        /// Why.
-        #[source]
-        source: QueueError,
-    },
-    /// The command can't be written down.
-    #[error("the control command is not valid")]
-    Command {
-        /// Why.
-        #[source]
-        source: CommandError,
-    },
-    /// One command is in flight already.
-    #[error("a control command waits for its answer already")]
-    Busy,
-    /// The device used the command but left no answer, or an unknown one.
-    #[error("the device answered a control command with {answer:#04x}")]
-    BadAnswer {
-        /// The ack byte.
-        answer: u8,
-    },
-    /// No answer came in time. The command is still in flight: the device must be reset.
-    #[error("the device did not answer a control command within {timeout:?}")]
-    Timeout {
-        /// How long was waited.
-        timeout: Duration,
-    },
+/// For `map_err`: the memory can't be made or accessed.
+fn memory(source: Error) -> Error {
+    Error::other("the control queue has no memory").because(source)
 }
 
-fn memory(source: SharedBufferError) -> ControlQueueError {
-    ControlQueueError::Memory { source }
+/// For `map_err`: the ring is full or broken.
+fn ring(source: Error) -> Error {
+    Error::other("the control queue's ring failed").because(source)
 }
 
-fn ring(source: QueueError) -> ControlQueueError {
-    ControlQueueError::Ring { source }
-}
-
-fn event(source: std::io::Error) -> ControlQueueError {
-    ControlQueueError::Event { source }
+/// For `map_err`: an eventfd can't be made or waited for.
+fn event(source: std::io::Error) -> Error {
+    Error::other("the control queue's eventfd failed").because(source)
 }
 
 /// Where the parts lie in the memory.
@@ -195,11 +149,11 @@ impl ControlQueue {
     ///
     /// # Errors
     /// None in practice: the ring's size is a constant.
-    pub fn memory_size() -> Result<u64, ControlQueueError> {
+    pub fn memory_size() -> Result<u64, Error> {
         Ok(Self::parts()?.ack + PAGE_SIZE)
     }
 
-    fn parts() -> Result<Parts, ControlQueueError> {
+    fn parts() -> Result<Parts, Error> {
         // A test holds that a packed ring of this size has the same pages.
         let layout = RingLayout::new(RingFormat::Split, RING_SIZE).map_err(ring)?;
         let command = layout.size();
@@ -214,7 +168,7 @@ impl ControlQueue {
     ///
     /// # Errors
     /// Memory or eventfds can't be made.
-    pub fn new(iova: u64, features: RingFeatures) -> Result<Self, ControlQueueError> {
+    pub fn new(iova: u64, features: RingFeatures) -> Result<Self, Error> {
         let parts = Self::parts()?;
         let buffer = SharedBuffer::new(Self::memory_size()?, iova).map_err(memory)?;
         let buffer = Arc::new(buffer);
@@ -233,8 +187,8 @@ impl ControlQueue {
     /// fewest rights.
     ///
     /// # Errors
-    /// See [`IotlbError`]; nothing is mapped then.
-    pub fn map<S: IotlbSink>(&self, iotlb: &mut Iotlb<S>, asid: u32) -> Result<(), IotlbError> {
+    /// As [`Iotlb::map`]; nothing is mapped then.
+    pub fn map<S: IotlbSink>(&self, iotlb: &mut Iotlb<S>, asid: u32) -> Result<(), Error> {
         let Parts {
             ring_writable,
             command,
@@ -264,7 +218,7 @@ impl ControlQueue {
     ///
     /// # Errors
     /// The memory can't be accessed.
-    pub fn restart(&mut self, features: RingFeatures) -> Result<(), ControlQueueError> {
+    pub fn restart(&mut self, features: RingFeatures) -> Result<(), Error> {
         let memory = Arc::clone(&self.memory);
         self.ring = DriverQueue::new(memory, RING_SIZE, 0, features).map_err(ring)?;
         self.in_flight = None;
@@ -276,8 +230,8 @@ impl ControlQueue {
     /// Undoes [`ControlQueue::map`].
     ///
     /// # Errors
-    /// See [`IotlbError`].
-    pub fn unmap<S: IotlbSink>(&self, iotlb: &mut Iotlb<S>, asid: u32) -> Result<(), IotlbError> {
+    /// As [`Iotlb::unmap`].
+    pub fn unmap<S: IotlbSink>(&self, iotlb: &mut Iotlb<S>, asid: u32) -> Result<(), Error> {
         let Parts {
             ring_writable,
             command,
@@ -333,14 +287,16 @@ impl ControlQueue {
     /// [`ControlQueue::poll`], not longer than [`ANSWER_TIMEOUT`].
     ///
     /// # Errors
-    /// [`ControlQueueError::Busy`], or the ring is broken.
-    pub fn submit(&mut self, command: &Command) -> Result<(), ControlQueueError> {
+    /// One command is in flight already, or the ring is broken.
+    pub fn submit(&mut self, command: &Command) -> Result<(), Error> {
         if self.is_busy() {
-            return Err(ControlQueueError::Busy);
+            return Err(Error::other(
+                "a control command waits for its answer already",
+            ));
         }
         let bytes = command
             .encode()
-            .map_err(|source| ControlQueueError::Command { source })?;
+            .map_err(Error::context("the control command is not valid"))?;
         let Parts { command, ack, .. } = self.parts;
         self.memory.write(command, &bytes).map_err(memory)?;
         self.memory.write(ack, &[NO_ACK]).map_err(memory)?;
@@ -359,13 +315,8 @@ impl ControlQueue {
         Ok(())
     }
 
-    fn piece(
-        &self,
-        offset: u64,
-        len: usize,
-        direction: Direction,
-    ) -> Result<Piece, ControlQueueError> {
-        let len = u32::try_from(len).map_err(|_| ring(QueueError::Chain))?;
+    fn piece(&self, offset: u64, len: usize, direction: Direction) -> Result<Piece, Error> {
+        let len = u32::try_from(len).map_err(|_| ring(no_chain()))?;
         Ok(Piece {
             iova: self.memory.iova(offset, u64::from(len)).map_err(memory)?,
             len,
@@ -377,7 +328,7 @@ impl ControlQueue {
     ///
     /// # Errors
     /// The device broke a rule; it must be reset.
-    pub fn poll(&mut self) -> Result<Option<Answer>, ControlQueueError> {
+    pub fn poll(&mut self) -> Result<Option<Answer>, Error> {
         // Before the ring is looked at, so that a later signal is not lost.
         // The error is EAGAIN: nothing was signalled.
         let _ = self.call.read();
@@ -393,7 +344,9 @@ impl ControlQueue {
         match u32::from(ack[0]) {
             VIRTIO_NET_OK => Ok(Some(Answer::Ok)),
             VIRTIO_NET_ERR => Ok(Some(Answer::Err)),
-            _ => Err(ControlQueueError::BadAnswer { answer: ack[0] }),
+            answer => Err(Error::other(format!(
+                "the device answered a control command with {answer:#04x}"
+            ))),
         }
     }
 
@@ -401,13 +354,9 @@ impl ControlQueue {
     /// where there is nothing else to do; never on a thread that must not block.
     ///
     /// # Errors
-    /// As [`ControlQueue::submit`] and [`ControlQueue::poll`];
-    /// [`ControlQueueError::Timeout`].
-    pub fn execute(
-        &mut self,
-        command: &Command,
-        timeout: Duration,
-    ) -> Result<Answer, ControlQueueError> {
+    /// As [`ControlQueue::submit`] and [`ControlQueue::poll`]; or no answer came in time. The
+    /// command is still in flight then: the device must be reset.
+    pub fn execute(&mut self, command: &Command, timeout: Duration) -> Result<Answer, Error> {
         self.submit(command)?;
         let begin = Instant::now();
         loop {
@@ -416,7 +365,9 @@ impl ControlQueue {
             }
             let left = timeout.saturating_sub(begin.elapsed());
             if left.is_zero() {
-                return Err(ControlQueueError::Timeout { timeout });
+                return Err(Error::other(format!(
+                    "the device did not answer a control command within {timeout:?}"
+                )));
             }
             let left = Timespec::try_from(left).unwrap_or(Timespec {
                 tv_sec: 10,

@@ -107,7 +107,7 @@ impl ControlState {
     ///
     /// # Errors
     /// The first command that this device could not have acknowledged.
-    pub fn validate(&self, limits: &Limits) -> Result<(), super::CommandError> {
+    pub fn validate(&self, limits: &Limits) -> Result<(), crate::Error> {
         for command in self.replay() {
             Command::parse(&command.encode()?, limits)?;
         }

@@ -5,9 +5,9 @@
 
 use std::io;
 
-use super::error::DeviceError;
 use super::handle::Handle;
 use super::vring::RING_SIZE_MAX;
+use crate::Error;
 use crate::iova::IovaRange;
 use crate::uapi::{self, BackendFeatures, vhost_vdpa_iova_range};
 
@@ -59,16 +59,16 @@ impl DeviceInfo {
     /// What is known of one queue.
     ///
     /// # Errors
-    /// [`DeviceError::NoSuchQueue`].
-    pub fn queue(&self, queue: u16) -> Result<&QueueInfo, DeviceError> {
+    /// There is no such queue.
+    pub fn queue(&self, queue: u16) -> Result<&QueueInfo, Error> {
         let count = self.queue_count();
-        self.queues
-            .get(usize::from(queue))
-            .ok_or(DeviceError::NoSuchQueue { queue, count })
+        self.queues.get(usize::from(queue)).ok_or_else(|| {
+            Error::other(format!("there is no queue {queue}: the device has {count}"))
+        })
     }
 
     /// What is known of a device without an owner: its type and the size of its configuration.
-    pub(super) fn of_opened(handle: &Handle, device_id: u32) -> Result<Self, DeviceError> {
+    pub(super) fn of_opened(handle: &Handle, device_id: u32) -> Result<Self, Error> {
         let size = refused(
             "VHOST_VDPA_GET_CONFIG_SIZE",
             handle.read(uapi::get_config_size(), 0),
@@ -91,7 +91,7 @@ impl DeviceInfo {
         handle: &Handle,
         acked: BackendFeatures,
         offered: BackendFeatures,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let features = refused("VHOST_GET_FEATURES", handle.read(uapi::get_features(), 0))?;
         let count = refused(
             "VHOST_VDPA_GET_VQS_COUNT",
@@ -115,23 +115,17 @@ impl DeviceInfo {
             GROUPS_MAX,
         )?
         .max(1);
-        let count =
-            u16::try_from(count)
-                .ok()
-                .filter(|count| *count > 0)
-                .ok_or(DeviceError::Nonsense {
-                    what: "queues",
-                    value: u64::from(count),
-                })?;
+        let count = u16::try_from(count)
+            .ok()
+            .filter(|count| *count > 0)
+            .ok_or_else(|| nonsense(count, "queues"))?;
         let none = vhost_vdpa_iova_range { first: 0, last: 0 };
         let range = refused(
             "VHOST_VDPA_GET_IOVA_RANGE",
             handle.read(uapi::get_iova_range(), none),
         )?;
-        let iova_range = IovaRange::new(range.first, range.last).ok_or(DeviceError::Nonsense {
-            what: "as the last address it reaches",
-            value: range.last,
-        })?;
+        let iova_range = IovaRange::new(range.first, range.last)
+            .ok_or_else(|| nonsense(range.last, "as the last address it reaches"))?;
         let queues = (0..count)
             .map(|queue| query_queue(handle, queue, common, groups, acked))
             .collect::<Result<_, _>>()?;
@@ -154,7 +148,7 @@ fn query_queue(
     common: u16,
     groups: u32,
     acked: BackendFeatures,
-) -> Result<QueueInfo, DeviceError> {
+) -> Result<QueueInfo, Error> {
     // The size of this queue where the parent knows it; 0 is no answer.
     let own = handle.vring_state(uapi::get_vring_size(), queue).ok();
     let max_size = own
@@ -163,10 +157,7 @@ fn query_queue(
         .min(u32::from(RING_SIZE_MAX));
     let max_size = u16::try_from(max_size).unwrap_or(RING_SIZE_MAX);
     if max_size == 0 {
-        return Err(DeviceError::Nonsense {
-            what: "entries as the largest ring",
-            value: 0,
-        });
+        return Err(nonsense(0u32, "entries as the largest ring"));
     }
     let descriptor_group = if acked.contains(BackendFeatures::DESC_ASID) {
         query_group(handle, uapi::get_vring_desc_group(), queue, groups)?
@@ -186,19 +177,14 @@ pub(super) fn query_group(
     request: uapi::ReadWrite<uapi::vhost_vring_state>,
     queue: u16,
     groups: u32,
-) -> Result<Option<u32>, DeviceError> {
+) -> Result<Option<u32>, Error> {
     match handle.vring_state(request, queue) {
         Ok(group) if group < groups => Ok(Some(group)),
-        Ok(group) => Err(DeviceError::Nonsense {
-            what: "as the group of a queue",
-            value: u64::from(group),
-        }),
+        Ok(group) => Err(nonsense(group, "as the group of a queue")),
         Err(error) if unsupported(&error) => Ok(None),
-        Err(source) => Err(DeviceError::QueueRefused {
-            queue,
-            operation: "VHOST_VDPA_GET_VRING_GROUP",
+        Err(source) => Err(Error::queue_refused(queue, "VHOST_VDPA_GET_VRING_GROUP")(
             source,
-        }),
+        )),
     }
 }
 
@@ -210,18 +196,19 @@ fn unsupported(error: &io::Error) -> bool {
     )
 }
 
-fn bounded(what: &'static str, value: u32, maximum: u32) -> Result<u32, DeviceError> {
+fn bounded(what: &'static str, value: u32, maximum: u32) -> Result<u32, Error> {
     if value <= maximum {
-        Ok(value)
-    } else {
-        Err(DeviceError::Nonsense {
-            what,
-            value: u64::from(value),
-        })
+        return Ok(value);
     }
+    Err(nonsense(value, what))
+}
+
+/// An answer of the device that makes no sense.
+pub(super) fn nonsense(value: impl Into<u64>, what: &str) -> Error {
+    Error::other(format!("the device claims {} {what}", value.into()))
 }
 
 /// Names the ioctl that failed.
-pub(super) fn refused<T>(operation: &'static str, result: io::Result<T>) -> Result<T, DeviceError> {
-    result.map_err(|source| DeviceError::Refused { operation, source })
+pub(super) fn refused<T>(operation: &'static str, result: io::Result<T>) -> Result<T, Error> {
+    result.map_err(Error::refused(operation))
 }

@@ -2,14 +2,13 @@
 //!
 //! It has one of the [states](State), and each operation checks in one table (`state.rs`, with a
 //! diagram) that the state allows it: an operation in another state is
-//! [`DeviceError::Unable`], without a system call. A transition that fails leaves the device in
-//! the state that is then true ([`Device::state`]). The IOTLB is a thing of its own
+//! an error ("the device cannot …"), without a system call. A transition that fails leaves the
+//! device in the state that is then true ([`Device::state`]). The IOTLB is a thing of its own
 //! ([`Iotlb`](crate::iotlb::Iotlb)), made together with the owned device: it lives through all
 //! states. After every return to *Owned* call
 //! [`Iotlb::remap_after_reset`](crate::iotlb::Iotlb::remap_after_reset). ASIDs of groups, ring
 //! state and enable bits do not survive a reset.
 
-mod error;
 pub(crate) mod handle;
 pub mod holder;
 mod info;
@@ -28,16 +27,15 @@ use virtio_bindings::virtio_config::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-pub use self::error::{DeviceError, OpenError, VringError};
 use self::handle::Handle;
-use self::info::refused;
 pub use self::info::{DeviceInfo, QueueInfo};
 pub use self::open::check_fd;
 use self::state::OnFailure;
 pub use self::state::{Operation, State};
-pub(crate) use self::vring::check_areas;
 pub use self::vring::{RING_SIZE_MAX, VringAddresses, VringBase, VringConfig};
-use crate::doorbell::{Doorbell, DoorbellAnswer, NoDoorbell};
+pub(crate) use self::vring::{check_areas, size_not_possible};
+use crate::Error;
+use crate::doorbell::{Doorbell, DoorbellAnswer};
 use crate::uapi::BackendFeatures;
 
 /// A vhost-vdpa device. See the module.
@@ -113,8 +111,8 @@ impl Device {
     /// Whether the state of the device allows an operation.
     ///
     /// # Errors
-    /// [`DeviceError::Unable`].
-    pub fn check(&self, operation: Operation) -> Result<(), DeviceError> {
+    /// It does not.
+    pub fn check(&self, operation: Operation) -> Result<(), Error> {
         self.state.allow(operation).map(|_| ())
     }
 
@@ -122,37 +120,40 @@ impl Device {
     ///
     /// # Errors
     /// Whatever the kernel says.
-    pub fn status(&self) -> Result<u8, DeviceError> {
+    pub fn status(&self) -> Result<u8, Error> {
         self.check(Operation::Access)?;
-        refused("VHOST_VDPA_GET_STATUS", self.handle.status())
+        self.handle
+            .status()
+            .map_err(Error::refused("VHOST_VDPA_GET_STATUS"))
     }
 
     /// Reads device configuration (little-endian). There is no generation
     /// counter in this interface: fields that change together can be torn.
     ///
     /// # Errors
-    /// [`DeviceError::ConfigBounds`], or whatever the kernel says.
-    pub fn read_config(&self, offset: u32, data: &mut [u8]) -> Result<(), DeviceError> {
+    /// The bytes are outside the configuration, or whatever the kernel says.
+    pub fn read_config(&self, offset: u32, data: &mut [u8]) -> Result<(), Error> {
         self.check_config(offset, data.len())?;
         if data.is_empty() {
             return Ok(()); // the kernel refuses length 0
         }
-        refused("VHOST_VDPA_GET_CONFIG", self.handle.config(offset, data))
+        self.handle
+            .config(offset, data)
+            .map_err(Error::refused("VHOST_VDPA_GET_CONFIG"))
     }
 
     /// Writes device configuration. Most parents ignore most fields.
     ///
     /// # Errors
-    /// [`DeviceError::ConfigBounds`], or whatever the kernel says.
-    pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), DeviceError> {
+    /// The bytes are outside the configuration, or whatever the kernel says.
+    pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), Error> {
         self.check_config(offset, data.len())?;
         if data.is_empty() {
             return Ok(());
         }
-        refused(
-            "VHOST_VDPA_SET_CONFIG",
-            self.handle.set_config(offset, data),
-        )
+        self.handle
+            .set_config(offset, data)
+            .map_err(Error::refused("VHOST_VDPA_SET_CONFIG"))
     }
 
     /// Binds the eventfd that is signalled when the configuration changes;
@@ -160,12 +161,11 @@ impl Device {
     ///
     /// # Errors
     /// Whatever the kernel says.
-    pub fn set_config_call(&self, call: Option<&EventFd>) -> Result<(), DeviceError> {
+    pub fn set_config_call(&self, call: Option<&EventFd>) -> Result<(), Error> {
         self.check(Operation::Access)?;
-        refused(
-            "VHOST_VDPA_SET_CONFIG_CALL",
-            self.handle.set_config_call(call),
-        )
+        self.handle
+            .set_config_call(call)
+            .map_err(Error::refused("VHOST_VDPA_SET_CONFIG_CALL"))
     }
 
     /// Why a queue has no doorbell; `None`: it has one. Before features are
@@ -174,7 +174,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::map_doorbell`].
-    pub fn missing_doorbell(&self, queue: u16) -> Result<Option<NoDoorbell>, DeviceError> {
+    pub fn missing_doorbell(&self, queue: u16) -> Result<Option<&'static str>, Error> {
         Ok(match self.try_doorbell(queue)? {
             DoorbellAnswer::Mapped(_) => None,
             DoorbellAnswer::Absent(why) => Some(why),
@@ -188,15 +188,15 @@ impl Device {
     /// # Errors
     /// No such queue, or the kernel failed; a queue without a doorbell is not
     /// an error but an answer.
-    pub fn map_doorbell(&self, queue: u16) -> Result<DoorbellAnswer, DeviceError> {
+    pub fn map_doorbell(&self, queue: u16) -> Result<DoorbellAnswer, Error> {
         self.check(Operation::MapDoorbell)?;
         self.try_doorbell(queue)
     }
 
-    fn try_doorbell(&self, queue: u16) -> Result<DoorbellAnswer, DeviceError> {
+    fn try_doorbell(&self, queue: u16) -> Result<DoorbellAnswer, Error> {
         self.info.queue(queue)?;
         Doorbell::map(&self.handle.file, queue)
-            .map_err(queue_refused(queue, "mmap of its doorbell"))
+            .map_err(Error::queue_refused(queue, "mmap of its doorbell"))
     }
 
     /// Resets the device: afterwards it touches no memory. Then call
@@ -205,12 +205,13 @@ impl Device {
     /// # Errors
     /// If even that fails, nothing is known of the device: it is [`State::Lost`]. Closing it and
     /// its IOTLB resets it.
-    pub fn reset(&mut self) -> Result<(), DeviceError> {
+    pub fn reset(&mut self) -> Result<(), Error> {
         self.perform(Operation::Reset, |device| {
-            refused("VHOST_VDPA_SET_STATUS", device.handle.set_status(0))?;
+            let written = device.handle.set_status(0);
+            written.map_err(Error::refused("VHOST_VDPA_SET_STATUS"))?;
             match device.status()? {
                 0 => Ok(()),
-                shown => Err(DeviceError::Status { wanted: 0, shown }),
+                shown => Err(other_status(0, shown)),
             }
         })?;
         self.features = 0;
@@ -226,8 +227,8 @@ impl Device {
     fn perform(
         &mut self,
         operation: Operation,
-        ask: impl FnOnce(&mut Self) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
+        ask: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let known = self.state.allow(operation)?;
         let result = ask(self);
         match known.on_failure {
@@ -248,7 +249,7 @@ impl Device {
         &self.handle
     }
 
-    fn check_config(&self, offset: u32, len: usize) -> Result<(), DeviceError> {
+    fn check_config(&self, offset: u32, len: usize) -> Result<(), Error> {
         self.check(Operation::Access)?;
         let size = self.info.config_size;
         let end = u32::try_from(len)
@@ -256,30 +257,32 @@ impl Device {
             .and_then(|len| offset.checked_add(len));
         match end {
             Some(end) if end <= size => Ok(()),
-            _ => Err(DeviceError::ConfigBounds { offset, len, size }),
+            _ => Err(Error::other(format!(
+                "{len} bytes at offset {offset} are outside the configuration of {size} bytes"
+            ))),
         }
     }
 
     /// Adds bits to the status and makes sure that they stick.
-    fn add_status(&self, bits: u8) -> Result<(), DeviceError> {
-        let wanted = self.status()? | bits;
-        refused("VHOST_VDPA_SET_STATUS", self.handle.set_status(wanted))?;
-        let shown = self.status()?;
+    fn add_status(&self, bits: u8) -> Result<(), Error> {
+        let (wanted, shown) = self.try_status(bits)?;
         if shown & wanted == wanted {
-            Ok(())
-        } else {
-            Err(DeviceError::Status { wanted, shown })
+            return Ok(());
         }
+        Err(other_status(wanted, shown))
+    }
+
+    /// Adds bits to the status; gives the status as written and as the device shows it then.
+    fn try_status(&self, bits: u8) -> Result<(u8, u8), Error> {
+        let wanted = self.status()? | bits;
+        let written = self.handle.set_status(wanted);
+        written.map_err(Error::refused("VHOST_VDPA_SET_STATUS"))?;
+        Ok((wanted, self.status()?))
     }
 }
 
-fn queue_refused(
-    queue: u16,
-    operation: &'static str,
-) -> impl FnOnce(std::io::Error) -> DeviceError {
-    move |source| DeviceError::QueueRefused {
-        queue,
-        operation,
-        source,
-    }
+fn other_status(wanted: u8, shown: u8) -> Error {
+    Error::other(format!(
+        "device status {wanted:#04x} was written but it is {shown:#04x}"
+    ))
 }

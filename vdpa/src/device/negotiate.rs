@@ -5,8 +5,9 @@
 
 use super::info::{query_group, refused};
 use super::{
-    ACCESS_PLATFORM, ACKNOWLEDGE, DRIVER, Device, DeviceError, FEATURES_OK, Operation, VERSION_1,
+    ACCESS_PLATFORM, ACKNOWLEDGE, DRIVER, Device, FEATURES_OK, Operation, VERSION_1, other_status,
 };
+use crate::Error;
 use crate::iotlb::{DeviceSink, Iotlb, IotlbLimits};
 use crate::uapi::{self, BackendFeatures};
 
@@ -16,7 +17,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::own_with`].
-    pub fn own(self) -> Result<(Self, Iotlb), DeviceError> {
+    pub fn own(self) -> Result<(Self, Iotlb), Error> {
         self.own_with(BackendFeatures::all())
     }
 
@@ -25,7 +26,7 @@ impl Device {
     /// # Errors
     /// Whatever the device refuses. It is closed then: there is no other way to give
     /// ownership up.
-    pub fn own_with(mut self, wanted: BackendFeatures) -> Result<(Self, Iotlb), DeviceError> {
+    pub fn own_with(mut self, wanted: BackendFeatures) -> Result<(Self, Iotlb), Error> {
         self.perform(Operation::Own, |device| device.take_ownership(wanted))?;
         let limits = IotlbLimits {
             range: self.info.iova_range,
@@ -38,16 +39,15 @@ impl Device {
         Ok((self, Iotlb::new(sink, limits)))
     }
 
-    fn take_ownership(&mut self, wanted: BackendFeatures) -> Result<(), DeviceError> {
+    fn take_ownership(&mut self, wanted: BackendFeatures) -> Result<(), Error> {
         self.handle.call(uapi::set_owner()).map_err(|source| {
-            if source.raw_os_error() == Some(libc::EBUSY) {
-                DeviceError::Owned { source }
-            } else {
-                DeviceError::Refused {
-                    operation: "VHOST_SET_OWNER",
-                    source,
-                }
+            if source.raw_os_error() != Some(libc::EBUSY) {
+                return Error::refused("VHOST_SET_OWNER")(source);
             }
+            Error::other(
+                "the device's file descriptor has an owner already: open the device afresh",
+            )
+            .because(source)
         })?;
         let offered = refused(
             "VHOST_GET_BACKEND_FEATURES",
@@ -57,9 +57,7 @@ impl Device {
         // what they would ask of us.
         let offered = BackendFeatures::from_bits_truncate(offered);
         if !offered.contains(BackendFeatures::IOTLB_MSG_V2) {
-            return Err(DeviceError::Needed {
-                feature: "the backend feature IOTLB_MSG_V2",
-            });
+            return Err(needed("the backend feature IOTLB_MSG_V2"));
         }
         let mut acked = offered & (wanted | BackendFeatures::IOTLB_MSG_V2);
         if !acked.contains(BackendFeatures::IOTLB_ASID) {
@@ -81,7 +79,7 @@ impl Device {
     ///
     /// # Errors
     /// The device is not in [`State::Owned`](super::State::Owned).
-    pub fn keeps_ring_positions(&self) -> Result<bool, DeviceError> {
+    pub fn keeps_ring_positions(&self) -> Result<bool, Error> {
         self.check(Operation::Probe)?;
         let position = self.handle.vring_state(uapi::get_vring_base(), 0);
         Ok(position.is_ok())
@@ -90,8 +88,8 @@ impl Device {
     /// Puts a queue group into an address space. Lasts until the next reset.
     ///
     /// # Errors
-    /// [`DeviceError::NoSuchGroup`], or whatever the device refuses.
-    pub fn set_group_asid(&mut self, group: u32, asid: u32) -> Result<(), DeviceError> {
+    /// No such group, no such address space, or whatever the device refuses.
+    pub fn set_group_asid(&mut self, group: u32, asid: u32) -> Result<(), Error> {
         self.check(Operation::AssignGroup)?;
         let address_spaces = if self.acked.contains(BackendFeatures::IOTLB_ASID) {
             self.info.address_spaces
@@ -99,12 +97,11 @@ impl Device {
             1
         };
         if group >= self.info.groups || asid >= address_spaces {
-            return Err(DeviceError::NoSuchGroup {
-                group,
-                asid,
-                groups: self.info.groups,
-                address_spaces,
-            });
+            return Err(Error::other(format!(
+                "group {group} cannot be in address space {asid}: the device has {} groups and \
+                 {address_spaces} address spaces",
+                self.info.groups
+            )));
         }
         let set = self
             .handle
@@ -121,37 +118,40 @@ impl Device {
     ///
     /// # Errors
     /// Features that are not possible; or the device refused, and was reset.
-    pub fn negotiate(&mut self, features: u64) -> Result<(), DeviceError> {
+    pub fn negotiate(&mut self, features: u64) -> Result<(), Error> {
         self.check(Operation::Negotiate)?;
         let offered = self.info.features;
         let features = features | (offered & ACCESS_PLATFORM);
         if features & !offered != 0 {
             let missing = features & !offered;
-            return Err(DeviceError::NotOffered { missing });
+            return Err(Error::other(format!(
+                "the device does not offer the features {missing:#x}"
+            )));
         }
         if features & VERSION_1 == 0 {
-            return Err(DeviceError::Needed {
-                feature: "the feature VIRTIO_F_VERSION_1",
-            });
+            return Err(needed("the feature VIRTIO_F_VERSION_1"));
         }
         self.perform(Operation::Negotiate, |device| {
             device.walk_to_features_ok(features)
         })
     }
 
-    fn walk_to_features_ok(&mut self, features: u64) -> Result<(), DeviceError> {
+    fn walk_to_features_ok(&mut self, features: u64) -> Result<(), Error> {
         self.add_status(ACKNOWLEDGE)?;
         self.add_status(DRIVER)?;
         refused(
             "VHOST_SET_FEATURES",
             self.handle.write(uapi::set_features(), &features),
         )?;
-        self.add_status(FEATURES_OK).map_err(|error| match error {
-            DeviceError::Status { shown, .. } if shown & FEATURES_OK == 0 => {
-                DeviceError::FeaturesRefused { features }
-            }
-            other => other,
-        })?;
+        let (wanted, shown) = self.try_status(FEATURES_OK)?;
+        if shown & FEATURES_OK == 0 {
+            return Err(Error::other(format!(
+                "the device does not accept the features {features:#x}"
+            )));
+        }
+        if shown & wanted != wanted {
+            return Err(other_status(wanted, shown));
+        }
         let groups = self.info.groups;
         for (index, queue) in (0..=u16::MAX).zip(&mut self.info.queues) {
             let group = uapi::get_vring_group();
@@ -164,4 +164,11 @@ impl Device {
         self.features = features;
         Ok(())
     }
+}
+
+/// A feature without which this crate can't drive the device.
+fn needed(feature: &str) -> Error {
+    Error::other(format!(
+        "the device does not offer {feature}, which is needed"
+    ))
 }

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-use super::error::OpenError;
 use super::handle::Handle;
-use super::holder::holders;
+use super::holder::{holders, sentence};
 use super::{Device, DeviceInfo, State};
+use crate::Error;
 use crate::uapi::{self, BackendFeatures};
 
 /// The kernel's own "not supported" (`linux/errno.h`), which is not meant for
@@ -24,15 +24,14 @@ impl Device {
     /// opening resets the device.
     ///
     /// # Errors
-    /// See [`OpenError`].
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
+    /// There is no such device, or it cannot be opened or used.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         // Looked at before it is opened: to open a FIFO would wait for a
         // writer, and other special files do worse.
         let metadata = std::fs::metadata(path).map_err(|source| explain(path, None, source))?;
         if !metadata.file_type().is_char_device() {
-            let path = path.to_owned();
-            return Err(OpenError::NotCharacterDevice { path });
+            return Err(no_character_device(path));
         }
         let file = OpenOptions::new()
             .read(true)
@@ -48,18 +47,18 @@ impl Device {
     /// daemon that passed its descriptor. The device is reset.
     ///
     /// # Errors
-    /// See [`OpenError`].
-    pub fn from_fd(fd: OwnedFd) -> Result<Self, OpenError> {
+    /// As [`check_fd`], or the device cannot be used.
+    pub fn from_fd(fd: OwnedFd) -> Result<Self, Error> {
         let path = check_fd(fd.as_fd())?;
         let mut device = Self::from_file(File::from(fd), path.clone())?;
         // Whoever had it may have left it in any state.
         match device.reset() {
             Ok(()) => Ok(device),
-            Err(source) => Err(OpenError::Device { path, source }),
+            Err(source) => Err(unusable(&path, source)),
         }
     }
 
-    fn from_file(file: File, path: PathBuf) -> Result<Self, OpenError> {
+    fn from_file(file: File, path: PathBuf) -> Result<Self, Error> {
         // Again, on what was really opened: the path may have changed hands.
         let (handle, device_id) = identify(file, &path)?;
         match DeviceInfo::of_opened(&handle, device_id) {
@@ -70,7 +69,7 @@ impl Device {
                 acked: BackendFeatures::empty(),
                 features: 0,
             }),
-            Err(source) => Err(OpenError::Device { path, source }),
+            Err(source) => Err(unusable(&path, source)),
         }
     }
 }
@@ -79,63 +78,96 @@ impl Device {
 /// anything about it; the path under which it was opened, as far as that is known.
 ///
 /// # Errors
-/// [`OpenError::NotCharacterDevice`], [`OpenError::NotReadWrite`], [`OpenError::NotVhostVdpa`].
-pub fn check_fd(fd: BorrowedFd<'_>) -> Result<PathBuf, OpenError> {
+/// It is no such device, or not open for both.
+pub fn check_fd(fd: BorrowedFd<'_>) -> Result<PathBuf, Error> {
     let number = fd.as_raw_fd();
     // Only a device has a name there that is one: others have `socket:[1]`, or a file's.
     let path = std::fs::read_link(format!("/proc/self/fd/{number}"))
         .unwrap_or_else(|_| PathBuf::from(format!("file descriptor {number}")));
-    let other = |source| OpenError::Other {
-        path: path.clone(),
-        source,
-    };
+    let other = |source| cannot_open(&path, source);
     // One that has no room for a duplicate is no fault of this descriptor's.
     let file = File::from(fd.try_clone_to_owned().map_err(other)?);
     let flags = rustix::fs::fcntl_getfl(fd).map_err(|error| other(error.into()))?;
     let (_, _) = identify(file, &path)?;
     if flags & OFlags::RWMODE != OFlags::RDWR {
-        return Err(OpenError::NotReadWrite { path });
+        return Err(Error::other(format!(
+            "{} is not open for reading and writing: open it with O_RDWR",
+            path.display()
+        )));
     }
     Ok(path)
 }
 
 /// Whether a file is a vhost-vdpa device, and of which virtio device type.
-fn identify(file: File, path: &Path) -> Result<(Handle, u32), OpenError> {
+fn identify(file: File, path: &Path) -> Result<(Handle, u32), Error> {
     let is_device = file
         .metadata()
         .is_ok_and(|metadata| metadata.file_type().is_char_device());
-    let path = path.to_owned();
     if !is_device {
-        return Err(OpenError::NotCharacterDevice { path });
+        return Err(no_character_device(path));
     }
     let handle = Handle {
         file: Arc::new(file),
     };
     match handle.read(uapi::get_device_id(), 0) {
         Ok(device_id) => Ok((handle, device_id)),
-        Err(source) => Err(OpenError::NotVhostVdpa { path, source }),
+        Err(source) => Err(Error::other(format!(
+            "{} is not a vhost-vdpa device (they are named /dev/vhost-vdpa-N)",
+            path.display()
+        ))
+        .because(source)),
     }
 }
 
-fn explain(path: &Path, device_number: Option<u64>, source: io::Error) -> OpenError {
-    let path = path.to_owned();
-    match source.raw_os_error() {
+fn no_character_device(path: &Path) -> Error {
+    Error::other(format!(
+        "{} is not a character device, so not a vhost-vdpa device",
+        path.display()
+    ))
+}
+
+/// The device opened but its first answers make no sense.
+fn unusable(path: &Path, source: Error) -> Error {
+    Error::other(format!("{} cannot be used", path.display())).because(source)
+}
+
+fn cannot_open(path: &Path, source: io::Error) -> Error {
+    Error::other(format!("cannot open {}", path.display())).because(source)
+}
+
+fn explain(path: &Path, device_number: Option<u64>, source: io::Error) -> Error {
+    let name = path.display();
+    let message = match source.raw_os_error() {
         // ENXIO, ENODEV: the node is there, the device behind it is not.
-        Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV) => {
-            OpenError::Missing { path, source }
+        Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV) => format!(
+            "{name} does not exist: create the device (`vdpa dev add`) and load the vhost_vdpa \
+             module"
+        ),
+        Some(libc::EACCES | libc::EPERM) => format!(
+            "no permission to open {name}: run as its owner or change its mode (a udev rule makes \
+             that permanent)"
+        ),
+        // The processes that have it open, as far as they are visible.
+        Some(libc::EBUSY) => {
+            let holders = device_number.map(holders).unwrap_or_default();
+            format!("{name} is in use by {}", sentence(&holders))
         }
-        Some(libc::EACCES | libc::EPERM) => OpenError::Permission { path, source },
-        Some(libc::EBUSY) => OpenError::Busy {
-            path,
-            holders: device_number.map(holders).unwrap_or_default(),
-            source,
-        },
         // vhost_vdpa_alloc_domain and iommu_attach_device (drivers/vhost/vdpa.c,
-        // drivers/iommu/iommu.c); no other step of open gives these.
-        Some(ENOTSUPP | libc::EOPNOTSUPP) => OpenError::NoIommu { path, source },
-        Some(libc::EINVAL) => OpenError::SharedIommuGroup { path, source },
-        _ => OpenError::Other { path, source },
-    }
+        // drivers/iommu/iommu.c); no other step of open gives these. No IOMMU, or one that does
+        // not snoop caches, and a parent that cannot translate by itself.
+        Some(ENOTSUPP | libc::EOPNOTSUPP) => format!(
+            "{name} cannot be isolated, because its hardware is behind no IOMMU that the kernel \
+             uses: switch the IOMMU on in the firmware and boot with intel_iommu=on or \
+             amd_iommu=on"
+        ),
+        Some(libc::EINVAL) => format!(
+            "{name} cannot be isolated, because its hardware shares an IOMMU group with other \
+             devices (see /sys/kernel/iommu_groups): use a slot or a function with access control \
+             (ACS), such as a virtual function"
+        ),
+        _ => return cannot_open(path, source),
+    };
+    Error::other(message).because(source)
 }
 
 #[cfg(test)]
@@ -144,59 +176,46 @@ mod tests {
 
     #[test]
     fn each_wrong_path_has_its_own_error() {
-        let open = |path: &str| Device::open(path).unwrap_err();
-        assert!(matches!(
-            open("/dev/vhost-vdpa-none"),
-            OpenError::Missing { .. }
-        ));
-        assert!(matches!(open("/dev/null/x"), OpenError::Missing { .. }));
-        assert!(matches!(
-            open("/proc/self/status"),
-            OpenError::NotCharacterDevice { .. }
-        ));
-        assert!(matches!(open("/tmp"), OpenError::NotCharacterDevice { .. }));
+        let open = |path: &str| Device::open(path).unwrap_err().to_string();
+        assert!(open("/dev/vhost-vdpa-none").contains("does not exist"));
+        assert!(open("/dev/null/x").contains("does not exist"));
+        assert!(open("/proc/self/status").contains("not a character device"));
+        assert!(open("/tmp").contains("not a character device"));
         let error = open("/dev/null");
-        assert!(matches!(error, OpenError::NotVhostVdpa { .. }), "{error}");
-        assert!(error.to_string().contains("/dev/null"));
+        assert!(
+            error.starts_with("/dev/null is not a vhost-vdpa device"),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_descriptor_is_checked_too() {
-        let file = File::open("/proc/self/status").unwrap();
-        let error = Device::from_fd(file.into()).unwrap_err();
-        assert!(matches!(error, OpenError::NotCharacterDevice { .. }));
-        let file = File::open("/dev/zero").unwrap();
-        let error = Device::from_fd(file.into()).unwrap_err();
-        assert!(matches!(error, OpenError::NotVhostVdpa { .. }));
-        assert!(error.to_string().contains("/dev/zero"), "{error}");
+        let take = |file: File| Device::from_fd(file.into()).unwrap_err().to_string();
+        let error = take(File::open("/proc/self/status").unwrap());
+        assert!(error.contains("not a character device"), "{error}");
+        let error = take(File::open("/dev/zero").unwrap());
+        assert!(
+            error.starts_with("/dev/zero is not a vhost-vdpa device"),
+            "{error}"
+        );
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let error = check_fd(socket.as_fd()).unwrap_err();
-        assert!(matches!(error, OpenError::NotCharacterDevice { .. }));
+        let error = check_fd(socket.as_fd()).unwrap_err().to_string();
+        assert!(error.contains("not a character device"), "{error}");
     }
 
     #[test]
     fn errors_of_open_are_told_apart() {
-        let explain = |errno| {
-            explain(
-                Path::new("/x"),
-                Some(u64::MAX),
-                io::Error::from_raw_os_error(errno),
-            )
-        };
-        assert!(matches!(
-            explain(libc::EACCES),
-            OpenError::Permission { .. }
-        ));
-        let busy = explain(libc::EBUSY);
-        assert!(matches!(&busy, OpenError::Busy { holders, .. } if holders.is_empty()));
-        assert!(busy.to_string().contains("in use by"), "{busy}");
-        assert!(matches!(explain(libc::EMFILE), OpenError::Other { .. }));
-        assert!(matches!(explain(libc::ENXIO), OpenError::Missing { .. }));
-        assert!(matches!(explain(ENOTSUPP), OpenError::NoIommu { .. }));
-        let shared = explain(libc::EINVAL);
-        assert!(
-            matches!(shared, OpenError::SharedIommuGroup { .. }),
-            "{shared}"
-        );
+        for (errno, says) in [
+            (libc::EACCES, "no permission"),
+            (libc::EBUSY, "in use by"),
+            (libc::EMFILE, "cannot open /x"),
+            (libc::ENXIO, "does not exist"),
+            (ENOTSUPP, "behind no IOMMU"),
+            (libc::EINVAL, "shares an IOMMU group"),
+        ] {
+            let source = io::Error::from_raw_os_error(errno);
+            let error = explain(Path::new("/x"), Some(u64::MAX), source).to_string();
+            assert!(error.contains(says), "{error}");
+        }
     }
 }

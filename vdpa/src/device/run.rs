@@ -6,10 +6,10 @@
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::info::refused;
-use super::{
-    DRIVER_OK, Device, DeviceError, Operation, State, VringBase, VringConfig, queue_refused,
-};
+use super::info::{nonsense, refused};
+use super::state::unable;
+use super::{DRIVER_OK, Device, Operation, State, VringBase, VringConfig};
+use crate::Error;
 use crate::iova::IovaRange;
 use crate::uapi::{self, BackendFeatures, vhost_vring_addr};
 
@@ -18,14 +18,13 @@ impl Device {
     /// ring of the guest's, the private window for one of our own.
     ///
     /// # Errors
-    /// [`DeviceError::Vring`] before anything is written, or whatever the
-    /// device refuses.
+    /// The ring breaks a rule, before anything is written; or whatever the device refuses.
     pub fn set_vring(
         &mut self,
         queue: u16,
         config: &VringConfig<'_>,
         allowed: &[IovaRange],
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), Error> {
         self.check(Operation::SetUp)?;
         self.check_vring(queue, config, allowed)?;
         self.write_vring(queue, config)
@@ -35,15 +34,12 @@ impl Device {
     /// the backend feature ENABLE_AFTER_DRIVER_OK, and a queue that was set up before.
     ///
     /// # Errors
-    /// [`DeviceError::Unable`] if the device runs and has not that feature, no such queue, or
-    /// whatever the device refuses.
-    pub fn enable_vring(&mut self, queue: u16) -> Result<(), DeviceError> {
+    /// The device runs and has not that feature, no such queue, or whatever the device refuses.
+    pub fn enable_vring(&mut self, queue: u16) -> Result<(), Error> {
         self.check(Operation::Enable)?;
         let late = BackendFeatures::ENABLE_AFTER_DRIVER_OK;
         if self.state == State::Running && !self.acked.contains(late) {
-            return Err(DeviceError::Unable {
-                ability: "enable a queue while it runs",
-            });
+            return Err(unable("enable a queue while it runs"));
         }
         self.vring_enable(queue, true)
     }
@@ -52,7 +48,7 @@ impl Device {
     ///
     /// # Errors
     /// The device refused, and was reset.
-    pub fn start(&mut self) -> Result<(), DeviceError> {
+    pub fn start(&mut self) -> Result<(), Error> {
         self.perform(Operation::Start, |device| device.add_status(DRIVER_OK))
     }
 
@@ -61,7 +57,7 @@ impl Device {
     ///
     /// # Errors
     /// No such queue, or whatever the device refuses.
-    pub fn set_call(&self, queue: u16, call: Option<&EventFd>) -> Result<(), DeviceError> {
+    pub fn set_call(&self, queue: u16, call: Option<&EventFd>) -> Result<(), Error> {
         self.check(Operation::Rebind)?;
         self.bind_call(queue, call)
     }
@@ -71,7 +67,7 @@ impl Device {
     ///
     /// # Errors
     /// No such queue, or whatever the device refuses.
-    pub fn set_kick(&self, queue: u16, kick: Option<&EventFd>) -> Result<(), DeviceError> {
+    pub fn set_kick(&self, queue: u16, kick: Option<&EventFd>) -> Result<(), Error> {
         self.check(Operation::Rebind)?;
         self.bind_kick(queue, kick)
     }
@@ -86,10 +82,10 @@ impl Device {
     ///
     /// # Errors
     /// The device can't, or refused; it runs on.
-    pub fn suspend(&mut self) -> Result<(), DeviceError> {
+    pub fn suspend(&mut self) -> Result<(), Error> {
         self.perform(Operation::Suspend, |device| {
             if !device.can_suspend() {
-                return Err(DeviceError::Unable { ability: "suspend" });
+                return Err(unable("suspend"));
             }
             refused("VHOST_VDPA_SUSPEND", device.handle.call(uapi::suspend()))
         })
@@ -100,10 +96,10 @@ impl Device {
     /// # Errors
     /// The device can't (not every one that suspends can), or refused; it
     /// stays suspended.
-    pub fn resume(&mut self) -> Result<(), DeviceError> {
+    pub fn resume(&mut self) -> Result<(), Error> {
         self.perform(Operation::Resume, |device| {
             if !device.acked.contains(BackendFeatures::RESUME) {
-                return Err(DeviceError::Unable { ability: "resume" });
+                return Err(unable("resume"));
             }
             refused("VHOST_VDPA_RESUME", device.handle.call(uapi::resume()))
         })
@@ -113,17 +109,15 @@ impl Device {
     ///
     /// # Errors
     /// No such queue, no ring state on this parent, or nonsense.
-    pub fn vring_base(&self, queue: u16) -> Result<VringBase, DeviceError> {
+    pub fn vring_base(&self, queue: u16) -> Result<VringBase, Error> {
         self.check(Operation::Switch)?;
         self.info.queue(queue)?;
         let number = self
             .handle
             .vring_state(uapi::get_vring_base(), queue)
-            .map_err(queue_refused(queue, "VHOST_GET_VRING_BASE"))?;
-        VringBase::from_kernel(number, self.is_packed()).ok_or(DeviceError::Nonsense {
-            what: "as the position in a split ring",
-            value: u64::from(number),
-        })
+            .map_err(Error::queue_refused(queue, "VHOST_GET_VRING_BASE"))?;
+        VringBase::from_kernel(number, self.is_packed())
+            .ok_or_else(|| nonsense(number, "as the position in a split ring"))
     }
 
     /// Unbinds both eventfds of a suspended device's queue, for another device that is to have
@@ -132,7 +126,7 @@ impl Device {
     ///
     /// # Errors
     /// No such queue, or whatever the device refuses.
-    pub fn release_eventfds(&mut self, queue: u16) -> Result<(), DeviceError> {
+    pub fn release_eventfds(&mut self, queue: u16) -> Result<(), Error> {
         self.check(Operation::Switch)?;
         self.bind_kick(queue, None)?;
         self.bind_call(queue, None)
@@ -144,7 +138,7 @@ impl Device {
     ///
     /// # Errors
     /// No such queue, or whatever the device refuses.
-    pub fn park_vring(&mut self, queue: u16) -> Result<(), DeviceError> {
+    pub fn park_vring(&mut self, queue: u16) -> Result<(), Error> {
         self.check(Operation::Switch)?;
         // Safe here only: see `switch_vring`.
         self.vring_enable(queue, false)?;
@@ -156,15 +150,14 @@ impl Device {
     /// in place: disabled, set up anew, enabled; applied by [`Device::resume`].
     ///
     /// # Errors
-    /// [`DeviceError::Vring`] before anything is written, or whatever the
-    /// device refuses; the queue may then be disabled, and only a reset makes
-    /// it whole.
+    /// The ring breaks a rule, before anything is written; or whatever the device refuses. The
+    /// queue may then be disabled, and only a reset makes it whole.
     pub fn switch_vring(
         &mut self,
         queue: u16,
         config: &VringConfig<'_>,
         allowed: &[IovaRange],
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), Error> {
         self.check(Operation::Switch)?;
         self.check_vring(queue, config, allowed)?;
         // Safe here only: a parent without SUSPEND takes the 0 for a broken
@@ -179,22 +172,24 @@ impl Device {
         queue: u16,
         config: &VringConfig<'_>,
         allowed: &[IovaRange],
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), Error> {
         let maximum = self.info.queue(queue)?.max_size;
         config
             .check(maximum, self.is_packed(), allowed)
-            .map_err(|source| DeviceError::Vring { queue, source })
+            .map_err(|source| {
+                Error::other(format!("queue {queue} cannot be set up")).because(source)
+            })
     }
 
-    fn write_vring(&self, queue: u16, config: &VringConfig<'_>) -> Result<(), DeviceError> {
+    fn write_vring(&self, queue: u16, config: &VringConfig<'_>) -> Result<(), Error> {
         let handle = &self.handle;
         let index = u32::from(queue);
         handle
             .set_vring_state(uapi::set_vring_num(), index, u32::from(config.size))
-            .map_err(queue_refused(queue, "VHOST_SET_VRING_NUM"))?;
+            .map_err(Error::queue_refused(queue, "VHOST_SET_VRING_NUM"))?;
         handle
             .set_vring_state(uapi::set_vring_base(), index, config.base.to_kernel())
-            .map_err(queue_refused(queue, "VHOST_SET_VRING_BASE"))?;
+            .map_err(Error::queue_refused(queue, "VHOST_SET_VRING_BASE"))?;
         let addresses = vhost_vring_addr {
             index,
             flags: 0,
@@ -205,30 +200,30 @@ impl Device {
         };
         handle
             .write(uapi::set_vring_addr(), &addresses)
-            .map_err(queue_refused(queue, "VHOST_SET_VRING_ADDR"))?;
+            .map_err(Error::queue_refused(queue, "VHOST_SET_VRING_ADDR"))?;
         self.bind_kick(queue, config.kick)?;
         self.bind_call(queue, config.call)
     }
 
-    fn vring_enable(&self, queue: u16, enable: bool) -> Result<(), DeviceError> {
+    fn vring_enable(&self, queue: u16, enable: bool) -> Result<(), Error> {
         self.info.queue(queue)?;
         let (index, num) = (u32::from(queue), u32::from(enable));
         self.handle
             .set_vring_state(uapi::set_vring_enable(), index, num)
-            .map_err(queue_refused(queue, "VHOST_VDPA_SET_VRING_ENABLE"))
+            .map_err(Error::queue_refused(queue, "VHOST_VDPA_SET_VRING_ENABLE"))
     }
 
-    fn bind_kick(&self, queue: u16, kick: Option<&EventFd>) -> Result<(), DeviceError> {
+    fn bind_kick(&self, queue: u16, kick: Option<&EventFd>) -> Result<(), Error> {
         self.info.queue(queue)?;
         self.handle
             .set_vring_file(uapi::set_vring_kick(), queue, kick)
-            .map_err(queue_refused(queue, "VHOST_SET_VRING_KICK"))
+            .map_err(Error::queue_refused(queue, "VHOST_SET_VRING_KICK"))
     }
 
-    fn bind_call(&self, queue: u16, call: Option<&EventFd>) -> Result<(), DeviceError> {
+    fn bind_call(&self, queue: u16, call: Option<&EventFd>) -> Result<(), Error> {
         self.info.queue(queue)?;
         self.handle
             .set_vring_file(uapi::set_vring_call(), queue, call)
-            .map_err(queue_refused(queue, "VHOST_SET_VRING_CALL"))
+            .map_err(Error::queue_refused(queue, "VHOST_SET_VRING_CALL"))
     }
 }

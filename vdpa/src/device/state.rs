@@ -14,7 +14,7 @@
 //! ```
 //! It must not know how an operation is done.
 
-use super::DeviceError;
+use crate::Error;
 
 /// The state of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,13 +144,17 @@ impl State {
     /// The row of an operation.
     ///
     /// # Errors
-    /// [`DeviceError::Unable`]: this state does not allow it.
-    pub(super) fn allow(self, operation: Operation) -> Result<Transition, DeviceError> {
+    /// This state does not allow it.
+    pub(super) fn allow(self, operation: Operation) -> Result<Transition, Error> {
         let allows = |known: &&Transition| known.from == self && known.operation == operation;
         let known = TRANSITIONS.iter().find(allows).copied();
-        let ability = operation.refusal();
-        known.ok_or(DeviceError::Unable { ability })
+        known.ok_or_else(|| unable(operation.refusal()))
     }
+}
+
+/// An ability that was not acknowledged, or that the device's state does not allow.
+pub(super) fn unable(ability: &str) -> Error {
+    Error::other(format!("the device cannot {ability}"))
 }
 
 impl Operation {

@@ -40,12 +40,12 @@ const STATES: [State; 6] = [
     State::Lost,
 ];
 
-type Call = fn(&mut Device) -> Result<(), DeviceError>;
+type Call = fn(&mut Device) -> Result<(), Error>;
 
 fn set_vring(
     device: &mut Device,
-    set: fn(&mut Device, u16, &VringConfig<'_>, &[IovaRange]) -> Result<(), DeviceError>,
-) -> Result<(), DeviceError> {
+    set: fn(&mut Device, u16, &VringConfig<'_>, &[IovaRange]) -> Result<(), Error>,
+) -> Result<(), Error> {
     let config = VringConfig {
         size: 16,
         addresses: VringAddresses {
@@ -86,14 +86,18 @@ const CALLS: [(Operation, Call); 20] = [
     (Operation::Probe, |device| {
         // Its answer is no error: the device does not keep positions.
         assert!(!device.keeps_ring_positions()?);
-        Err(DeviceError::NotOffered { missing: 0 })
+        Err(Error::other("done"))
     }),
     (Operation::MapDoorbell, |device| {
         // A file that cannot be mapped so has no doorbell.
         let _ = device.map_doorbell(0)?;
-        Err(DeviceError::NotOffered { missing: 0 })
+        Err(Error::other("done"))
     }),
 ];
+
+fn is_unable(error: &Error) -> bool {
+    error.to_string().starts_with("the device cannot")
+}
 
 #[test]
 fn a_state_that_does_not_allow_an_operation_refuses_it_and_stays() {
@@ -101,7 +105,7 @@ fn a_state_that_does_not_allow_an_operation_refuses_it_and_stays() {
         for (operation, call) in CALLS {
             let mut device = refusing(state);
             let error = call(&mut device).unwrap_err();
-            let unable = matches!(error, DeviceError::Unable { .. });
+            let unable = is_unable(&error);
             let allowed = state.allow(operation).is_ok();
             assert_eq!(unable, !allowed, "{state:?}: {operation:?}");
             if unable {
@@ -109,7 +113,7 @@ fn a_state_that_does_not_allow_an_operation_refuses_it_and_stays() {
             }
         }
         let owned = refusing(state).own().unwrap_err();
-        let unable = matches!(owned, DeviceError::Unable { .. });
+        let unable = is_unable(&owned);
         assert_eq!(unable, state != State::Opened, "{state:?}");
     }
 }

@@ -9,7 +9,7 @@ use std::fmt;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::error::VringError;
+use crate::Error;
 use crate::iova::IovaRange;
 
 /// Largest split or packed ring (virtio 1.3, 2.7 and 2.8).
@@ -186,7 +186,7 @@ pub(crate) fn check_areas(
     addresses: VringAddresses,
     packed: bool,
     allowed: &[IovaRange],
-) -> Result<(), VringError> {
+) -> Result<(), Error> {
     let VringAddresses {
         descriptor,
         driver,
@@ -198,20 +198,21 @@ pub(crate) fn check_areas(
         .zip([descriptor, driver, device])
     {
         if !address.is_multiple_of(alignment) {
-            return Err(VringError::Unaligned {
-                area,
-                address,
-                alignment,
-            });
+            return Err(Error::other(format!(
+                "the {area} area at {address:#x} is not aligned to {alignment} bytes"
+            )));
         }
         let range = IovaRange::from_size(address, len)
             .filter(|range| allowed.iter().any(|allowed| allowed.contains(range)))
-            .ok_or(VringError::Outside { area, address, len })?;
+            .ok_or_else(|| {
+                Error::other(format!(
+                    "the {area} area of {len} bytes at {address:#x} is outside the memory for rings"
+                ))
+            })?;
         if let Some(&first) = ranges.iter().find(|other| other.overlaps(&range)) {
-            return Err(VringError::Overlap {
-                first,
-                second: range,
-            });
+            return Err(Error::other(format!(
+                "the ring's areas {first} and {range} overlap"
+            )));
         }
         ranges.push(range);
     }
@@ -223,23 +224,18 @@ impl VringConfig<'_> {
     /// rings may lie in.
     ///
     /// # Errors
-    /// The first rule of [`VringError`] that it breaks.
-    pub fn check(
-        &self,
-        maximum: u16,
-        packed: bool,
-        allowed: &[IovaRange],
-    ) -> Result<(), VringError> {
+    /// The first rule that it breaks (virtio 1.3, 2.7 and 2.8).
+    pub fn check(&self, maximum: u16, packed: bool, allowed: &[IovaRange]) -> Result<(), Error> {
         let size = self.size;
         // The kernel takes powers of two only, for packed rings as well.
         if size == 0 || size > maximum || !size.is_power_of_two() {
-            return Err(VringError::Size { size, maximum });
+            return Err(size_not_possible(size, maximum));
         }
         self.check_base(packed)?;
         check_areas(size, self.addresses, packed, allowed)
     }
 
-    fn check_base(&self, packed: bool) -> Result<(), VringError> {
+    fn check_base(&self, packed: bool) -> Result<(), Error> {
         let fits = match self.base {
             VringBase::Split { .. } => !packed,
             VringBase::Packed {
@@ -247,15 +243,21 @@ impl VringConfig<'_> {
             } => packed && available < self.size && used < self.size,
         };
         if fits {
-            Ok(())
-        } else {
-            Err(VringError::Base {
-                base: self.base,
-                format: if packed { "packed" } else { "split" },
-                size: self.size,
-            })
+            return Ok(());
         }
+        let format = if packed { "packed" } else { "split" };
+        Err(Error::other(format!(
+            "the position {:?} does not fit a {format} ring of {} entries",
+            self.base, self.size
+        )))
     }
+}
+
+/// 0, above the device's maximum, or not a power of two on a split ring.
+pub(crate) fn size_not_possible(size: u16, maximum: u16) -> Error {
+    Error::other(format!(
+        "a ring of {size} entries is not possible: the device takes up to {maximum}"
+    ))
 }
 
 #[cfg(test)]
@@ -287,7 +289,8 @@ mod tests {
     fn sizes() {
         for size in [0, 3, 255, 512, 32768, 65535] {
             let result = config(size, 0x1000, 0x2000, 0x3000).check(256, false, &allowed());
-            assert_eq!(result, Err(VringError::Size { size, maximum: 256 }));
+            let text = result.unwrap_err().to_string();
+            assert!(text.ends_with("the device takes up to 256"), "{text}");
         }
         config(256, 0x1000, 0x2000, 0x3000)
             .check(256, false, &allowed())
@@ -298,6 +301,10 @@ mod tests {
     fn areas_lie_wholly_in_allowed_memory() {
         let check = |descriptor, driver, device| {
             config(16, descriptor, driver, device).check(256, false, &allowed())
+        };
+        let refused = |descriptor, driver, device, says| {
+            let text = check(descriptor, driver, device).unwrap_err().to_string();
+            assert!(text.contains(says), "{text}");
         };
         check(0x1000, 0x1100, 0x8000).unwrap();
         // The last byte of each area counts: 256, 38 and 134 bytes.
@@ -311,43 +318,32 @@ mod tests {
             (u64::MAX - 15, 0x1100, 0x8000),
             (0x1000, u64::MAX - 1, 0x8000),
         ] {
-            assert!(
-                matches!(
-                    check(descriptor, driver, device),
-                    Err(VringError::Outside { .. })
-                ),
-                "{descriptor:#x} {driver:#x} {device:#x}"
-            );
+            refused(descriptor, driver, device, "outside the memory for rings");
         }
         for (descriptor, driver, device) in [
             (0x1008, 0x1100, 0x8000),
             (0x1000, 0x1101, 0x8000),
             (0x1000, 0x1100, 0x8002),
         ] {
-            assert!(matches!(
-                check(descriptor, driver, device),
-                Err(VringError::Unaligned { .. })
-            ));
+            refused(descriptor, driver, device, "is not aligned to");
         }
         for (descriptor, driver, device) in [
             (0x1000, 0x1000, 0x8000),
             (0x1000, 0x10fe, 0x8000),
             (0x1000, 0x2000, 0x2024),
         ] {
-            assert!(matches!(
-                check(descriptor, driver, device),
-                Err(VringError::Overlap { .. })
-            ));
+            refused(descriptor, driver, device, "overlap");
         }
     }
 
     #[test]
     fn positions_match_the_format() {
         let mut ring = config(16, 0x1000, 0x2000, 0x3000);
-        assert!(matches!(
-            ring.check(256, true, &allowed()),
-            Err(VringError::Base { .. })
-        ));
+        let text = ring.check(256, true, &allowed()).unwrap_err().to_string();
+        assert!(
+            text.contains("does not fit a packed ring of 16 entries"),
+            "{text}"
+        );
         ring.base = VringBase::initial(true);
         ring.check(256, true, &allowed()).unwrap();
         ring.base = VringBase::from_kernel(0x0010_0000, true).unwrap();

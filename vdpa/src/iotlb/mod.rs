@@ -25,13 +25,14 @@ use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 
-pub use self::map::{IovaMap, MapError};
+pub use self::map::IovaMap;
 pub use self::memlock::Memlock;
 use crate::device::handle::Handle;
 use crate::iova::{IovaRange, PAGE_SIZE};
 use crate::memory::{DmaRegion, GuestMemory, GuestRegion};
 use crate::uapi::BackendFeatures;
 pub use crate::uapi::message::{Access, IotlbMessage};
+use crate::{Error, ErrorKind};
 
 /// Where IOTLB messages go: the device, or a recorder in a test.
 pub trait IotlbSink: std::fmt::Debug {
@@ -72,61 +73,6 @@ impl IotlbSink for DeviceSink {
             _ => self.handle.set_status(0),
         }
     }
-}
-
-/// Why the IOTLB could not be changed. The mirror and, as far as the kernel
-/// let us, the device are as before the failed call.
-#[derive(Debug, thiserror::Error)]
-pub enum IotlbError {
-    /// The range breaks a rule; nothing was written.
-    #[error("the mappings of address space {asid} cannot be changed")]
-    Map {
-        /// Address space.
-        asid: u32,
-        /// The rule.
-        #[source]
-        source: MapError,
-    },
-    /// The device has no such address space, or it was not negotiated.
-    #[error("there is no address space {asid}: the device has {count}")]
-    NoAddressSpace {
-        /// Address space asked for.
-        asid: u32,
-        /// Number of usable ones.
-        count: u32,
-    },
-    /// The part of the region is not inside it, or not page-aligned.
-    #[error(
-        "bytes {offset:#x}+{size:#x} are not whole pages of a memory region of {region:#x} bytes"
-    )]
-    Region {
-        /// Offset in the region.
-        offset: u64,
-        /// Bytes.
-        size: u64,
-        /// Size of the region.
-        region: u64,
-    },
-    /// The kernel refused a mapping with EFAULT, which stands for many causes.
-    #[error("the kernel refused to map {range} for the device; {memlock}")]
-    Fault {
-        /// What was to be mapped.
-        range: IovaRange,
-        /// What is known of the commonest cause.
-        memlock: Memlock,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// The kernel refused a message.
-    #[error("the kernel refused the IOTLB message {message:?}")]
-    Refused {
-        /// The message.
-        message: IotlbMessage,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
 }
 
 /// A mapping: which part of which memory, and how.
@@ -209,14 +155,8 @@ impl<S: IotlbSink> Iotlb<S> {
     /// Maps `size` bytes of memory at `iova`.
     ///
     /// # Errors
-    /// See [`IotlbError`]; nothing has changed then.
-    pub fn map(
-        &mut self,
-        asid: u32,
-        iova: u64,
-        size: u64,
-        mapping: Mapping,
-    ) -> Result<(), IotlbError> {
+    /// The range breaks a rule, or the kernel refuses; nothing has changed then.
+    pub fn map(&mut self, asid: u32, iova: u64, size: u64, mapping: Mapping) -> Result<(), Error> {
         let wanted = self.check(asid, iova, size, &mapping)?;
         self.send_update(asid, wanted, &mapping, size)?;
         self.insert(asid, iova, size, mapping)
@@ -225,16 +165,16 @@ impl<S: IotlbSink> Iotlb<S> {
     /// Removes the mapping that begins at `iova`, whole.
     ///
     /// # Errors
-    /// See [`IotlbError`]; nothing has changed then.
-    pub fn unmap(&mut self, asid: u32, iova: u64) -> Result<(), IotlbError> {
+    /// As [`Iotlb::map`].
+    pub fn unmap(&mut self, asid: u32, iova: u64) -> Result<(), Error> {
         self.take(asid, iova).map(drop)
     }
 
     /// Begins a batch of changes of one address space.
     ///
     /// # Errors
-    /// See [`IotlbError`].
-    pub fn batch(&mut self, asid: u32) -> Result<Batch<'_, S>, IotlbError> {
+    /// As [`Iotlb::map`].
+    pub fn batch(&mut self, asid: u32) -> Result<Batch<'_, S>, Error> {
         self.check_asid(asid)?;
         self.bracket(IotlbMessage::BatchBegin { asid })?;
         Ok(Batch {
@@ -250,9 +190,9 @@ impl<S: IotlbSink> Iotlb<S> {
     /// writable, in one batch: all of it or nothing.
     ///
     /// # Errors
-    /// See [`IotlbError`]. A short limit on locked memory is reported with
-    /// what all regions together need.
-    pub fn map_guest_memory(&mut self, asid: u32, memory: &GuestMemory) -> Result<(), IotlbError> {
+    /// As [`Iotlb::map`]. A short limit on locked memory is reported with the need of all regions
+    /// together.
+    pub fn map_guest_memory(&mut self, asid: u32, memory: &GuestMemory) -> Result<(), Error> {
         let regions = GuestRegion::all(memory);
         let mut batch = self.batch(asid)?;
         batch.announce(regions.iter().map(|region| region.size()).sum());
@@ -281,9 +221,9 @@ impl<S: IotlbSink> Iotlb<S> {
     /// so every one is invalidated and made again.
     ///
     /// # Errors
-    /// See [`IotlbError`]. What could not be mapped again is gone from the
+    /// The kernel refuses. What could not be mapped again is gone from the
     /// mirror too, and the caller should give the device up.
-    pub fn remap_after_reset(&mut self) -> Result<(), IotlbError> {
+    pub fn remap_after_reset(&mut self) -> Result<(), Error> {
         if self.survives_reset() {
             return Ok(());
         }
@@ -294,7 +234,7 @@ impl<S: IotlbSink> Iotlb<S> {
         Ok(())
     }
 
-    fn remap(&mut self, asid: u32) -> Result<(), IotlbError> {
+    fn remap(&mut self, asid: u32) -> Result<(), Error> {
         let entries: Vec<(IovaRange, Mapping)> = self
             .spaces
             .get(&asid)
@@ -327,13 +267,14 @@ impl<S: IotlbSink> Iotlb<S> {
         result.and(self.bracket(IotlbMessage::BatchEnd { asid }))
     }
 
-    fn check_asid(&self, asid: u32) -> Result<(), IotlbError> {
+    fn check_asid(&self, asid: u32) -> Result<(), Error> {
         let count = self.usable_address_spaces();
         if asid < count {
-            Ok(())
-        } else {
-            Err(IotlbError::NoAddressSpace { asid, count })
+            return Ok(());
         }
+        Err(Error::other(format!(
+            "there is no address space {asid}: the device has {count}"
+        )))
     }
 
     fn check(
@@ -342,56 +283,41 @@ impl<S: IotlbSink> Iotlb<S> {
         iova: u64,
         size: u64,
         mapping: &Mapping,
-    ) -> Result<IovaRange, IotlbError> {
+    ) -> Result<IovaRange, Error> {
         self.check_asid(asid)?;
         let wanted = match self.spaces.get(&asid) {
             Some(space) => space.check(iova, size),
             None => IovaMap::<()>::new(self.limits.range).check(iova, size),
         }
-        .map_err(|source| IotlbError::Map { asid, source })?;
+        .map_err(|source| unchangeable(asid, source))?;
         let region = mapping.region.size();
         let end = mapping.offset.checked_add(size);
         let inside = end.is_some_and(|end| end <= region)
             && mapping.offset.is_multiple_of(PAGE_SIZE)
             && mapping.region.host_address().is_multiple_of(PAGE_SIZE);
         if inside {
-            Ok(wanted)
-        } else {
-            Err(IotlbError::Region {
-                offset: mapping.offset,
-                size,
-                region,
-            })
+            return Ok(wanted);
         }
+        Err(Error::other(format!(
+            "bytes {:#x}+{size:#x} are not whole pages of a memory region of {region:#x} bytes",
+            mapping.offset
+        )))
     }
 
-    fn insert(
-        &mut self,
-        asid: u32,
-        iova: u64,
-        size: u64,
-        mapping: Mapping,
-    ) -> Result<(), IotlbError> {
+    fn insert(&mut self, asid: u32, iova: u64, size: u64, mapping: Mapping) -> Result<(), Error> {
         let range = self.limits.range;
         self.spaces
             .entry(asid)
             .or_insert_with(|| IovaMap::new(range))
             .insert(iova, size, mapping)
             .map(drop)
-            .map_err(|source| IotlbError::Map { asid, source })
+            .map_err(|source| unchangeable(asid, source))
     }
 
-    fn take(&mut self, asid: u32, iova: u64) -> Result<(IovaRange, Mapping), IotlbError> {
-        let missing = IotlbError::Map {
-            asid,
-            source: MapError::NotMapped { iova },
-        };
-        let Some(space) = self.spaces.get_mut(&asid) else {
-            return Err(missing);
-        };
-        let Some((range, _)) = space.get(iova) else {
-            return Err(missing);
-        };
+    fn take(&mut self, asid: u32, iova: u64) -> Result<(IovaRange, Mapping), Error> {
+        let missing = || unchangeable(asid, map::not_mapped(iova));
+        let space = self.spaces.get_mut(&asid).ok_or_else(missing)?;
+        let (range, _) = space.get(iova).ok_or_else(missing)?;
         let message = IotlbMessage::Invalidate {
             asid,
             iova,
@@ -399,11 +325,11 @@ impl<S: IotlbSink> Iotlb<S> {
         };
         self.sink
             .send(&message)
-            .map_err(|source| IotlbError::Refused { message, source })?;
+            .map_err(|source| refused(message, source))?;
         // Only now: while the device may reach the memory, the mirror keeps it alive.
         space
             .remove(iova)
-            .map_err(|source| IotlbError::Map { asid, source })
+            .map_err(|source| unchangeable(asid, source))
     }
 
     /// `pending`: bytes that are still to be pinned, for the explanation of a failure.
@@ -413,7 +339,7 @@ impl<S: IotlbSink> Iotlb<S> {
         range: IovaRange,
         mapping: &Mapping,
         pending: u64,
-    ) -> Result<(), IotlbError> {
+    ) -> Result<(), Error> {
         let message = IotlbMessage::Update {
             asid,
             iova: range.first(),
@@ -422,27 +348,35 @@ impl<S: IotlbSink> Iotlb<S> {
             access: mapping.access,
         };
         self.sink.send(&message).map_err(|source| {
-            if source.raw_os_error() == Some(libc::EFAULT) {
-                let memlock = Memlock::now(pending);
-                IotlbError::Fault {
-                    range,
-                    memlock,
-                    source,
-                }
-            } else {
-                IotlbError::Refused { message, source }
+            if source.raw_os_error() != Some(libc::EFAULT) {
+                return refused(message, source);
             }
+            // It stands for many causes; the limit of locked memory is the commonest.
+            let memlock = Memlock::now(pending);
+            let message = format!("the kernel refused to map {range} for the device; {memlock}");
+            Error::new(ErrorKind::Refused, message).because(source)
         })
     }
 
-    fn bracket(&self, message: IotlbMessage) -> Result<(), IotlbError> {
+    fn bracket(&self, message: IotlbMessage) -> Result<(), Error> {
         if !self.limits.features.contains(BackendFeatures::IOTLB_BATCH) {
             return Ok(());
         }
         self.sink
             .send(&message)
-            .map_err(|source| IotlbError::Refused { message, source })
+            .map_err(|source| refused(message, source))
     }
+}
+
+/// The range breaks a rule of the address space; nothing was written.
+fn unchangeable(asid: u32, source: Error) -> Error {
+    let message = format!("the mappings of address space {asid} cannot be changed");
+    Error::other(message).because(source)
+}
+
+fn refused(message: IotlbMessage, source: io::Error) -> Error {
+    let message = format!("the kernel refused the IOTLB message {message:?}");
+    Error::new(ErrorKind::Refused, message).because(source)
 }
 
 impl<S: IotlbSink> Drop for Iotlb<S> {
@@ -502,9 +436,8 @@ impl<S: IotlbSink> Batch<'_, S> {
     /// Maps `size` bytes of memory at `iova`.
     ///
     /// # Errors
-    /// See [`IotlbError`]. Earlier changes of the batch stay until it is
-    /// committed or dropped.
-    pub fn map(&mut self, iova: u64, size: u64, mapping: Mapping) -> Result<(), IotlbError> {
+    /// As [`Iotlb::map`]. Earlier changes of the batch stay until it is committed or dropped.
+    pub fn map(&mut self, iova: u64, size: u64, mapping: Mapping) -> Result<(), Error> {
         let range = self.iotlb.check(self.asid, iova, size, &mapping)?;
         let pending = self.announced.max(size);
         self.iotlb
@@ -518,8 +451,8 @@ impl<S: IotlbSink> Batch<'_, S> {
     /// Removes the mapping that begins at `iova`, whole.
     ///
     /// # Errors
-    /// See [`IotlbError`].
-    pub fn unmap(&mut self, iova: u64) -> Result<(), IotlbError> {
+    /// As [`Iotlb::map`].
+    pub fn unmap(&mut self, iova: u64) -> Result<(), Error> {
         let (range, mapping) = self.iotlb.take(self.asid, iova)?;
         self.done.push(Done::Unmapped(range, mapping));
         Ok(())
@@ -528,15 +461,15 @@ impl<S: IotlbSink> Batch<'_, S> {
     /// Gives the changes to the device.
     ///
     /// # Errors
-    /// See [`IotlbError`]; the changes are rolled back then.
-    pub fn commit(mut self) -> Result<(), IotlbError> {
+    /// The kernel refuses; the changes are rolled back then.
+    pub fn commit(mut self) -> Result<(), Error> {
         self.iotlb
             .bracket(IotlbMessage::BatchEnd { asid: self.asid })?;
         self.open = false;
         Ok(())
     }
 
-    fn undo(&mut self, done: Done) -> Result<(), IotlbError> {
+    fn undo(&mut self, done: Done) -> Result<(), Error> {
         match done {
             Done::Mapped(range) => self.iotlb.unmap(self.asid, range.first()),
             Done::Unmapped(range, mapping) => {

@@ -109,10 +109,12 @@ const BATCH: BackendFeatures = BackendFeatures::IOTLB_BATCH.union(BackendFeature
 fn without_asid_only_address_space_zero_exists() {
     let (kernel, mut iotlb) = iotlb(BackendFeatures::empty());
     let buffer = buffer();
-    assert!(matches!(
-        iotlb.map(1, 0, 0x1000, mapping(&buffer, 0)),
-        Err(IotlbError::NoAddressSpace { asid: 1, count: 1 })
-    ));
+    let error = iotlb.map(1, 0, 0x1000, mapping(&buffer, 0)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("no address space 1: the device has 1")
+    );
     assert!(iotlb.batch(1).is_err());
     assert!(kernel.0.log.borrow().is_empty());
     iotlb.map(0, 0, 0x1000, mapping(&buffer, 0)).unwrap();
@@ -199,10 +201,8 @@ fn a_fault_is_explained_with_what_the_whole_batch_needs() {
     batch.announce(1 << 40);
     kernel.0.fail_in.set(Some(0));
     let error = batch.map(0, 0x1000, mapping(&buffer, 0)).unwrap_err();
-    let IotlbError::Fault { memlock, .. } = error else {
-        panic!("{error:?}");
-    };
-    assert_eq!(memlock.wanted, 1 << 40);
+    let known = Memlock::now(1 << 40).to_string();
+    assert!(error.to_string().ends_with(&known), "{error}");
 }
 
 #[test]
@@ -254,7 +254,7 @@ proptest! {
         }
         let old = mirror(&iotlb);
         kernel.0.fail_in.set(fail_in);
-        let apply = |iotlb: &mut Iotlb<Kernel>| -> Result<(), IotlbError> {
+        let apply = |iotlb: &mut Iotlb<Kernel>| -> Result<(), Error> {
             let mut batch = iotlb.batch(1)?;
             for &(page, insert) in &changes {
                 if insert {
@@ -268,7 +268,8 @@ proptest! {
         let result = apply(&mut iotlb);
         let injected = fail_in.is_some() && kernel.0.fail_in.get().is_none();
         prop_assert_eq!(&*kernel.0.table.borrow(), &mirror(&iotlb));
-        if result.is_err() && (!injected || matches!(result, Err(IotlbError::Fault { .. } | IotlbError::Refused { .. }))) {
+        let refused = |error: &Error| error.kind() == ErrorKind::Refused;
+        if result.as_ref().is_err_and(|error| !injected || refused(error)) {
             prop_assert_eq!(mirror(&iotlb), old);
         }
         kernel.0.fail_in.set(None);

@@ -15,50 +15,8 @@ use vm_memory::mmap::MmapRegionError;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestRegionMmap, MmapRegion, VolatileMemory};
 
 use super::{DmaRegion, GuestMemory};
+use crate::Error;
 use crate::iova::{IovaRange, PAGE_SIZE};
-
-/// Why a buffer cannot be made or accessed.
-#[derive(Debug, thiserror::Error)]
-pub enum SharedBufferError {
-    /// Address or size is not a multiple of the page size, or the range is empty or wraps.
-    #[error(
-        "a shared buffer of {size:#x} bytes at IOVA {iova:#x} is not a range of whole 4 KiB pages"
-    )]
-    Shape {
-        /// I/O virtual address.
-        iova: u64,
-        /// Length in bytes.
-        size: u64,
-    },
-    /// The memfd could not be made.
-    #[error("cannot create {size} bytes of shared memory")]
-    Create {
-        /// Length in bytes.
-        size: u64,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// The memfd could not be mapped.
-    #[error("cannot map {size} bytes of shared memory")]
-    Map {
-        /// Length in bytes.
-        size: u64,
-        /// What the kernel said.
-        #[source]
-        source: MmapRegionError,
-    },
-    /// An access outside the buffer, or an atomic one that is not aligned.
-    #[error("access of {len} bytes at offset {offset:#x} of a shared buffer of {size:#x} bytes")]
-    Bounds {
-        /// Offset from the buffer's start in bytes.
-        offset: u64,
-        /// Bytes accessed.
-        len: u64,
-        /// Length of the buffer in bytes.
-        size: u64,
-    },
-}
 
 /// Page-aligned shared memory with an I/O virtual address.
 #[derive(Debug)]
@@ -73,9 +31,8 @@ impl SharedBuffer {
     /// Both are multiples of [`PAGE_SIZE`], `size` not 0.
     ///
     /// # Errors
-    /// [`SharedBufferError::Shape`] for a bad address or size, else whatever
-    /// the kernel says.
-    pub fn new(size: u64, iova: u64) -> Result<Self, SharedBufferError> {
+    /// Address and size are not whole pages, or the kernel refuses.
+    pub fn new(size: u64, iova: u64) -> Result<Self, Error> {
         range_of(size, iova)?;
         Self::placed(size, |_| iova)
     }
@@ -86,13 +43,10 @@ impl SharedBuffer {
     ///
     /// # Errors
     /// As [`SharedBuffer::new`].
-    pub fn placed(
-        size: u64,
-        place: impl FnOnce(IovaRange) -> u64,
-    ) -> Result<Self, SharedBufferError> {
+    pub fn placed(size: u64, place: impl FnOnce(IovaRange) -> u64) -> Result<Self, Error> {
         range_of(size, 0)?;
         let Ok(length) = usize::try_from(size) else {
-            return Err(SharedBufferError::Shape { iova: 0, size });
+            return Err(not_pages(size, 0));
         };
         let create = || -> rustix::io::Result<File> {
             let fd = memfd_create(
@@ -104,12 +58,12 @@ impl SharedBuffer {
             fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
             Ok(File::from(fd))
         };
-        let file = create().map_err(|errno| SharedBufferError::Create {
-            size,
-            source: errno.into(),
+        let file = create().map_err(|errno| {
+            Error::other(format!("cannot create {size} bytes of shared memory"))
+                .because(io::Error::from(errno))
         })?;
         let region = MmapRegion::from_file(FileOffset::new(file, 0), length)
-            .map_err(|source| SharedBufferError::Map { size, source })?;
+            .map_err(|source| not_mapped(size, source))?;
         // Lossless: pointers have 64 bits wherever vhost-vdpa exists for us.
         let host_address = u64::try_from(region.as_ptr().addr()).unwrap_or(u64::MAX);
         let range = range_of(size, place(range_of(size, host_address)?))?;
@@ -125,12 +79,9 @@ impl SharedBuffer {
     /// rings in this buffer. A second mapping; both may be used at once.
     ///
     /// # Errors
-    /// [`SharedBufferError::Map`].
-    pub fn as_guest_memory(&self) -> Result<GuestMemory, SharedBufferError> {
-        let failed = |source| SharedBufferError::Map {
-            size: self.size,
-            source,
-        };
+    /// The kernel refuses.
+    pub fn as_guest_memory(&self) -> Result<GuestMemory, Error> {
+        let failed = |source| not_mapped(self.size, source);
         // `placed` gave it one.
         let file = self.region.file_offset().cloned();
         let file =
@@ -152,7 +103,7 @@ impl SharedBuffer {
     ///
     /// # Errors
     /// The bytes are not all inside the buffer.
-    pub fn iova(&self, offset: u64, len: u64) -> Result<u64, SharedBufferError> {
+    pub fn iova(&self, offset: u64, len: u64) -> Result<u64, Error> {
         match offset.checked_add(len) {
             Some(end) if end <= self.size => Ok(self.range.first() + offset),
             _ => Err(self.bounds(offset, len)),
@@ -163,7 +114,7 @@ impl SharedBuffer {
     ///
     /// # Errors
     /// The bytes are not all inside the buffer.
-    pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), SharedBufferError> {
+    pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), Error> {
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let start = self.index(offset, len)?;
         let slice = self.region.get_slice(start, data.len());
@@ -175,7 +126,7 @@ impl SharedBuffer {
     ///
     /// # Errors
     /// The bytes are not all inside the buffer.
-    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), SharedBufferError> {
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let start = self.index(offset, len)?;
         let slice = self.region.get_slice(start, data.len());
@@ -187,7 +138,7 @@ impl SharedBuffer {
     ///
     /// # Errors
     /// Outside the buffer, or `offset` is odd.
-    pub fn load_u16(&self, offset: u64, ordering: Ordering) -> Result<u16, SharedBufferError> {
+    pub fn load_u16(&self, offset: u64, ordering: Ordering) -> Result<u16, Error> {
         let start = self.index(offset, 2)?;
         self.region
             .as_volatile_slice()
@@ -200,12 +151,7 @@ impl SharedBuffer {
     ///
     /// # Errors
     /// Outside the buffer, or `offset` is odd.
-    pub fn store_u16(
-        &self,
-        value: u16,
-        offset: u64,
-        ordering: Ordering,
-    ) -> Result<(), SharedBufferError> {
+    pub fn store_u16(&self, value: u16, offset: u64, ordering: Ordering) -> Result<(), Error> {
         let start = self.index(offset, 2)?;
         self.region
             .as_volatile_slice()
@@ -217,7 +163,7 @@ impl SharedBuffer {
     ///
     /// # Errors
     /// Outside the buffer, or `offset` is no multiple of 4.
-    pub fn load_u32(&self, offset: u64, ordering: Ordering) -> Result<u32, SharedBufferError> {
+    pub fn load_u32(&self, offset: u64, ordering: Ordering) -> Result<u32, Error> {
         let start = self.index(offset, 4)?;
         self.region
             .as_volatile_slice()
@@ -226,25 +172,36 @@ impl SharedBuffer {
             .map_err(|_| self.bounds(offset, 4))
     }
 
-    fn index(&self, offset: u64, len: u64) -> Result<usize, SharedBufferError> {
+    fn index(&self, offset: u64, len: u64) -> Result<usize, Error> {
         self.iova(offset, len)?;
         usize::try_from(offset).map_err(|_| self.bounds(offset, len))
     }
 
-    fn bounds(&self, offset: u64, len: u64) -> SharedBufferError {
-        SharedBufferError::Bounds {
-            offset,
-            len,
-            size: self.size,
-        }
+    /// An access outside the buffer, or an atomic one that is not aligned.
+    fn bounds(&self, offset: u64, len: u64) -> Error {
+        let size = self.size;
+        Error::other(format!(
+            "access of {len} bytes at offset {offset:#x} of a shared buffer of {size:#x} bytes"
+        ))
     }
 }
 
 /// The range of whole pages that a buffer is seen at.
-fn range_of(size: u64, iova: u64) -> Result<IovaRange, SharedBufferError> {
+fn range_of(size: u64, iova: u64) -> Result<IovaRange, Error> {
     IovaRange::from_size(iova, size)
         .filter(|_| iova.is_multiple_of(PAGE_SIZE) && size.is_multiple_of(PAGE_SIZE))
-        .ok_or(SharedBufferError::Shape { iova, size })
+        .ok_or_else(|| not_pages(size, iova))
+}
+
+/// Address or size is no multiple of the page size, or the range is empty or wraps.
+pub(crate) fn not_pages(size: u64, iova: u64) -> Error {
+    Error::other(format!(
+        "a shared buffer of {size:#x} bytes at IOVA {iova:#x} is not a range of whole 4 KiB pages"
+    ))
+}
+
+fn not_mapped(size: u64, source: MmapRegionError) -> Error {
+    Error::other(format!("cannot map {size} bytes of shared memory")).because(source)
 }
 
 // SAFETY: needed so that the buffer can be mapped for a device. `region` is
@@ -275,13 +232,8 @@ mod tests {
             (8192, u64::MAX - 4095),
             (u64::MAX, 0),
         ] {
-            assert!(
-                matches!(
-                    SharedBuffer::new(size, iova),
-                    Err(SharedBufferError::Shape { .. })
-                ),
-                "{size:#x} {iova:#x}"
-            );
+            let error = SharedBuffer::new(size, iova).unwrap_err();
+            assert!(error.to_string().ends_with("whole 4 KiB pages"), "{error}");
         }
         SharedBuffer::new(4096, u64::MAX - 4095).unwrap();
     }

@@ -7,8 +7,9 @@ use virtio_bindings::virtio_net::{
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U16, U32};
 
+use crate::Error;
 use crate::control_queue::MacAddress;
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 
 /// `struct virtio_net_config` (virtio 1.3, 5.1.4) up to the hash types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes)]
@@ -64,7 +65,7 @@ impl NetConfig {
     /// # Errors
     /// As [`Device::read_config`]; a configuration too short for a field reads as
     /// zeroes there.
-    pub fn read(device: &Device, features: u64) -> Result<Self, DeviceError> {
+    pub fn read(device: &Device, features: u64) -> Result<Self, Error> {
         let mut bytes = [0; VirtioNetConfig::LEN];
         let size = usize::try_from(device.config_size()).unwrap_or(usize::MAX);
         device.read_config(0, &mut bytes[..size.min(VirtioNetConfig::LEN)])?;

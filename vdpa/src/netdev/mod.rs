@@ -35,7 +35,6 @@
 //! the header is zeroes. This module must not know where frames come from.
 
 mod config;
-mod error;
 mod features;
 mod queue;
 mod receive;
@@ -44,7 +43,6 @@ mod start;
 mod transmit;
 
 pub use self::config::{NetConfig, VirtioNetConfig};
-pub use self::error::{NetdevError, StartError};
 pub use self::features::{Chains, Kick, Options};
 pub use self::queue::{Counters, Virtqueue};
 pub use self::receive::{Received, RxQueue};

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::HEADER_LEN;
-use super::error::NetdevError;
 use super::features::{Chains, Kick};
+use crate::Error;
 use crate::device::{VringAddresses, VringConfig};
 use crate::doorbell::Doorbell;
 use crate::iova::PAGE_SIZE;
 use crate::memory::SharedBuffer;
-use crate::ring::{Direction, DriverQueue, Piece, QueueError, RingFeatures, RingLayout};
+use crate::ring::{Direction, DriverQueue, Piece, RingFeatures, RingLayout, no_chain};
 
 /// Bytes of an indirect table of two descriptors.
 const TABLE: u64 = 32;
@@ -91,11 +91,11 @@ pub struct Virtqueue {
     pub(super) counters: Counters,
 }
 
-fn event(source: std::io::Error) -> NetdevError {
-    NetdevError::Event { source }
+fn event(source: std::io::Error) -> Error {
+    Error::other("an eventfd failed").because(source)
 }
 
-fn eventfd() -> Result<Arc<EventFd>, NetdevError> {
+fn eventfd() -> Result<Arc<EventFd>, Error> {
     EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
         .map(Arc::new)
         .map_err(event)
@@ -108,7 +108,7 @@ impl Virtqueue {
         parts: Parts,
         features: RingFeatures,
         chains: Chains,
-    ) -> Result<Self, NetdevError> {
+    ) -> Result<Self, Error> {
         let size = parts.layout.entries();
         Ok(Self {
             index,
@@ -217,8 +217,8 @@ impl Virtqueue {
     /// Kicks whether the device asked for it or not.
     ///
     /// # Errors
-    /// [`NetdevError::Event`].
-    pub fn force_kick(&mut self) -> Result<(), NetdevError> {
+    /// The eventfd failed.
+    pub fn force_kick(&mut self) -> Result<(), Error> {
         match (&self.doorbell, self.kick_by) {
             (Some(doorbell), Kick::Doorbell) => doorbell.ring(self.index),
             _ => self.kick.write(1).map_err(event)?,
@@ -227,7 +227,7 @@ impl Virtqueue {
         Ok(())
     }
 
-    pub(super) fn kick_if_wanted(&mut self) -> Result<(), NetdevError> {
+    pub(super) fn kick_if_wanted(&mut self) -> Result<(), Error> {
         if self.ring.needs_kick()? {
             self.force_kick()
         } else {
@@ -240,25 +240,24 @@ impl Virtqueue {
     /// one, so poll again before waiting.
     ///
     /// # Errors
-    /// [`NetdevError::Ring`] if the device broke the ring.
-    pub fn enable_interrupts(&mut self) -> Result<bool, NetdevError> {
-        Ok(self.ring.set_interrupts(true)?)
+    /// The device broke the ring.
+    pub fn enable_interrupts(&mut self) -> Result<bool, Error> {
+        self.ring.set_interrupts(true)
     }
 
     /// Asks the device for no interrupts; some may come all the same.
     ///
     /// # Errors
     /// As [`Virtqueue::enable_interrupts`].
-    pub fn disable_interrupts(&mut self) -> Result<(), NetdevError> {
-        self.ring.set_interrupts(false)?;
-        Ok(())
+    pub fn disable_interrupts(&mut self) -> Result<(), Error> {
+        self.ring.set_interrupts(false).map(drop)
     }
 
     /// Takes a signal of the call eventfd; `false`: there was none.
     ///
     /// # Errors
-    /// [`NetdevError::Event`].
-    pub fn clear_call(&mut self) -> Result<bool, NetdevError> {
+    /// The eventfd failed.
+    pub fn clear_call(&mut self) -> Result<bool, Error> {
         match self.call.read() {
             Ok(_) => {
                 self.counters.calls += 1;
@@ -306,14 +305,9 @@ impl Virtqueue {
     }
 
     /// Gives the device a slot with `len` bytes of frame.
-    pub(super) fn post(
-        &mut self,
-        slot: u16,
-        len: u32,
-        direction: Direction,
-    ) -> Result<(), NetdevError> {
+    pub(super) fn post(&mut self, slot: u16, len: u32, direction: Direction) -> Result<(), Error> {
         let offset = self.offset(slot);
-        let whole = len.checked_add(HEADER_LEN).ok_or(QueueError::Chain)?;
+        let whole = len.checked_add(HEADER_LEN).ok_or_else(no_chain)?;
         let iova = self.memory.iova(offset, u64::from(whole))?;
         let piece = |iova, len| Piece {
             iova,
@@ -339,7 +333,7 @@ impl Virtqueue {
     }
 
     /// The next slot that the device is done with, and the bytes it wrote there.
-    pub(super) fn pop(&mut self) -> Result<Option<(u16, u32)>, NetdevError> {
+    pub(super) fn pop(&mut self) -> Result<Option<(u16, u32)>, Error> {
         let Some(used) = self.ring.pop_used()? else {
             return Ok(None);
         };

@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::HEADER_LEN;
-use super::error::NetdevError;
 use super::queue::Virtqueue;
+use crate::Error;
 use crate::memory::SharedBuffer;
 use crate::ring::Direction;
 
@@ -40,7 +40,7 @@ impl Received<'_> {
     ///
     /// # Errors
     /// None in practice: the length was checked.
-    pub fn copy_to<'b>(&self, to: &'b mut [u8]) -> Result<&'b [u8], NetdevError> {
+    pub fn copy_to<'b>(&self, to: &'b mut [u8]) -> Result<&'b [u8], Error> {
         let len = self.len().min(to.len());
         let to = &mut to[..len];
         self.memory.read(self.offset, to)?;
@@ -50,7 +50,7 @@ impl Received<'_> {
 
 impl RxQueue {
     /// Fills the ring; the device is to be kicked when it runs.
-    pub(super) fn new(queue: Virtqueue) -> Result<Self, NetdevError> {
+    pub(super) fn new(queue: Virtqueue) -> Result<Self, Error> {
         let mut filled = Self { queue };
         while let Some(slot) = filled.queue.take_slot() {
             filled.post(slot)?;
@@ -58,7 +58,7 @@ impl RxQueue {
         Ok(filled)
     }
 
-    fn post(&mut self, slot: u16) -> Result<(), NetdevError> {
+    fn post(&mut self, slot: u16) -> Result<(), Error> {
         let len = self.queue.frame_max();
         self.queue.post(slot, len, Direction::DeviceWrites)
     }
@@ -67,12 +67,12 @@ impl RxQueue {
     /// to the device. Never blocks; gives the number of buffers taken.
     ///
     /// # Errors
-    /// [`NetdevError::Ring`] if the device broke the ring: only a reset helps then.
+    /// The device broke the ring: only a reset helps then.
     pub fn poll(
         &mut self,
         limit: usize,
         mut receive: impl FnMut(Received<'_>),
-    ) -> Result<usize, NetdevError> {
+    ) -> Result<usize, Error> {
         let mut taken = 0;
         while taken < limit {
             let Some((slot, written)) = self.queue.pop()? else {

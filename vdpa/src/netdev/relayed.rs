@@ -14,9 +14,10 @@
 use std::sync::Arc;
 
 use super::start::{Driver, Netdev};
+use crate::Error;
 use crate::device::{Device, State};
 use crate::memory::GuestMemory;
-use crate::relay::{Dirty, RelaySet, RelaySetError, RelayedQueue, Strategy, TransitionError};
+use crate::relay::{Dirty, RelaySet, RelayedQueue, Strategy};
 use crate::ring::{GuestRing, RingFeatures};
 
 impl Netdev {
@@ -27,7 +28,7 @@ impl Netdev {
     ///
     /// # Errors
     /// As [`RelaySet::new`].
-    pub fn relay_set(&mut self, memory: &Arc<GuestMemory>) -> Result<RelaySet, RelaySetError> {
+    pub fn relay_set(&mut self, memory: &Arc<GuestMemory>) -> Result<RelaySet, Error> {
         let Self { device, driver } = self;
         let features = device.features();
         let queues = driver.relayed_queues(features, memory)?;
@@ -42,7 +43,7 @@ impl Driver {
         &self,
         features: u64,
         memory: &Arc<GuestMemory>,
-    ) -> Result<Vec<RelayedQueue>, RelaySetError> {
+    ) -> Result<Vec<RelayedQueue>, Error> {
         self.pairs
             .iter()
             .flat_map(|pair| [pair.receive.queue(), pair.transmit.queue()])
@@ -56,10 +57,7 @@ impl Driver {
                 );
                 Ok(RelayedQueue {
                     index,
-                    ring: ring.map_err(|source| RelaySetError::Guest {
-                        queue: index,
-                        source,
-                    })?,
+                    ring: ring.map_err(RelayedQueue::refused(index))?,
                     kick: Arc::clone(queue.kick_event()),
                     call: Arc::clone(queue.call_event()),
                 })
@@ -72,25 +70,23 @@ impl Driver {
     /// commands is the caller's.
     ///
     /// # Errors
-    /// [`TransitionError`]; the device is reset, or lost where that fails.
+    /// A ring does not tell where it stands, or the device refuses; it is reset, or lost where that
+    /// fails.
     pub fn start_relayed(
         &mut self,
         device: &mut Device,
         set: &mut RelaySet,
         targets: &[(u16, Strategy)],
         dirty: &dyn Dirty,
-    ) -> Result<(), TransitionError> {
+    ) -> Result<(), Error> {
         let rings = set.prepare_start(targets, &[], dirty)?;
-        let negotiated = match self.iotlb.remap_after_reset() {
-            Ok(()) => self.negotiate(device),
-            Err(error) => Err(error.into()),
-        };
-        if let Err(error) = negotiated {
+        let remapped = self.iotlb.remap_after_reset();
+        if let Err(error) = remapped.and_then(|()| self.negotiate(device)) {
             if device.state() == State::Negotiated {
                 let _ = device.reset();
             }
-            let source = Box::new(error);
-            return Err(TransitionError::Negotiate { source });
+            let message = "the device cannot be brought up again after its reset";
+            return Err(Error::other(message).because(error));
         }
         set.start(device, rings, || Ok(self.set_pairs()?))
     }

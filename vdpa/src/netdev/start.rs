@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use super::HEADER_LEN;
 use super::config::NetConfig;
-use super::error::{NetdevError, StartError};
 use super::features::{Chains, Kick, Options};
 use super::queue::{Parts, Virtqueue};
 use super::receive::RxQueue;
 use super::transmit::TxQueue;
+use crate::Error;
 use crate::control_queue::queue::ANSWER_TIMEOUT;
 use crate::control_queue::{self, Answer, Command, ControlQueue, Placement};
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use crate::doorbell::DoorbellAnswer;
-use crate::iotlb::{Access, Iotlb, IotlbError, Mapping};
+use crate::iotlb::{Access, Iotlb, Mapping};
 use crate::iova::IovaRange;
-use crate::memory::{GuestMemory, SharedBuffer};
+use crate::memory::{GuestMemory, SharedBuffer, not_pages};
 use crate::ring::{RingFeatures, RingLayout};
 use crate::window::PrivateWindow;
 
@@ -81,32 +81,36 @@ impl Netdev {
     /// the number of queue pairs. Nothing else may be mapped yet.
     ///
     /// # Errors
-    /// See [`StartError`].
-    pub fn start(
-        mut device: Device,
-        mut iotlb: Iotlb,
-        options: &Options,
-    ) -> Result<Self, StartError> {
+    /// No network device, no such number of queue pairs, or the device refuses: it is closed, and
+    /// the kernel resets it.
+    pub fn start(mut device: Device, mut iotlb: Iotlb, options: &Options) -> Result<Self, Error> {
         let device_id = device.device_id();
         if device_id != VIRTIO_ID_NET {
-            return Err(StartError::NotNetwork { device_id });
+            return Err(Error::other(format!(
+                "the device has the virtio type {device_id}, and a network device has 1"
+            )));
         }
         let features = options.features(device.info().features);
         let config = NetConfig::read(&device, features)?;
         let (wanted, maximum) = (options.pairs, config.max_virtqueue_pairs);
         if wanted == 0 || wanted > maximum {
-            return Err(StartError::Pairs { wanted, maximum });
+            return Err(Error::other(format!(
+                "{wanted} queue pairs are not possible: the device can have up to {maximum} \
+                 (`vdpa dev add … max_vqp N` sets that)"
+            )));
         }
         let control_index = control_index(&device, features, maximum)?;
 
         let parts = layout(&device, options, RingFeatures::of(features), &config)?;
-        let mut window = PrivateWindow::new(device.info().iova_range, 0)?;
+        let mut window = PrivateWindow::new(device.info().iova_range, 0).map_err(no_room)?;
         let memory = memory(&parts, device.info().iova_range, &mut window)?;
         map(&mut iotlb, &memory)?;
         let control = match control_index {
             Some(_) => {
-                let iova = window.allocate(ControlQueue::memory_size()?)?;
-                Some(ControlQueue::new(iova, RingFeatures::of(features))?)
+                let size = ControlQueue::memory_size().map_err(control_failed)?;
+                let iova = window.allocate(size).map_err(no_room)?;
+                let queue = ControlQueue::new(iova, RingFeatures::of(features));
+                Some(queue.map_err(control_failed)?)
             }
             None => None,
         };
@@ -134,13 +138,13 @@ impl Netdev {
     /// where the reset took them ([`Iotlb::remap_after_reset`]).
     ///
     /// # Errors
-    /// See [`StartError`].
+    /// As [`Netdev::start`].
     pub fn restart(
         &mut self,
-        remap: impl FnOnce(&mut Iotlb) -> Result<(), IotlbError>,
-    ) -> Result<(), StartError> {
+        remap: impl FnOnce(&mut Iotlb) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         self.device.reset()?;
-        remap(&mut self.driver.iotlb)?;
+        remap(&mut self.driver.iotlb).map_err(not_mapped)?;
         self.driver.bring_up(&mut self.device)
     }
 
@@ -148,7 +152,7 @@ impl Netdev {
     ///
     /// # Errors
     /// As [`Device::suspend`].
-    pub fn suspend(&mut self) -> Result<(), DeviceError> {
+    pub fn suspend(&mut self) -> Result<(), Error> {
         self.device.suspend()
     }
 
@@ -156,7 +160,7 @@ impl Netdev {
     ///
     /// # Errors
     /// As [`Device::resume`].
-    pub fn resume(&mut self) -> Result<(), DeviceError> {
+    pub fn resume(&mut self) -> Result<(), Error> {
         self.device.resume()?;
         self.driver.kick_all();
         Ok(())
@@ -179,8 +183,8 @@ impl Driver {
     /// Rings and buffers as a guest's memory.
     ///
     /// # Errors
-    /// [`NetdevError::Memory`].
-    pub fn guest_memory(&self) -> Result<Arc<GuestMemory>, NetdevError> {
+    /// The kernel refuses.
+    pub fn guest_memory(&self) -> Result<Arc<GuestMemory>, Error> {
         Ok(Arc::new(self.memory.as_guest_memory()?))
     }
 
@@ -189,12 +193,13 @@ impl Driver {
     /// leads the device. [`Driver::set_pairs`] is the other half, once the device runs.
     ///
     /// # Errors
-    /// See [`StartError`].
-    pub fn negotiate(&mut self, device: &mut Device) -> Result<(), StartError> {
+    /// As [`Netdev::start`].
+    pub fn negotiate(&mut self, device: &mut Device) -> Result<(), Error> {
         let features = self.plan.features;
         device.negotiate(features)?;
         if let (Some(index), Some(control)) = (self.plan.control_index, &mut self.control) {
-            control.restart(RingFeatures::of(features))?;
+            let restarted = control.restart(RingFeatures::of(features));
+            restarted.map_err(control_failed)?;
             set_control(device, index, control, &mut self.iotlb)?;
         }
         Ok(())
@@ -203,16 +208,19 @@ impl Driver {
     /// Tells a device that runs how many queue pairs are in use, where there are several.
     ///
     /// # Errors
-    /// [`StartError::Control`], [`StartError::PairsRefused`].
-    pub fn set_pairs(&mut self) -> Result<(), StartError> {
+    /// The control queue failed, or the device did not accept the number.
+    pub fn set_pairs(&mut self) -> Result<(), Error> {
         let pairs = self.plan.options.pairs;
         // Several pairs are negotiated together with a control queue only.
         let Some(control) = self.control.as_mut().filter(|_| pairs > 1) else {
             return Ok(());
         };
-        match control.execute(&Command::VqPairsSet(pairs), ANSWER_TIMEOUT)? {
+        let answer = control.execute(&Command::VqPairsSet(pairs), ANSWER_TIMEOUT);
+        match answer.map_err(control_failed)? {
             Answer::Ok => Ok(()),
-            answer => Err(StartError::PairsRefused { pairs, answer }),
+            answer => Err(Error::other(format!(
+                "the device answered {answer:?} to VQ_PAIRS_SET with {pairs} pairs"
+            ))),
         }
     }
 
@@ -228,7 +236,7 @@ impl Driver {
     }
 
     /// Negotiates, makes new queues, and starts.
-    fn bring_up(&mut self, device: &mut Device) -> Result<(), StartError> {
+    fn bring_up(&mut self, device: &mut Device) -> Result<(), Error> {
         self.negotiate(device)?;
         // Their rings are zeroed when new ones take their place.
         self.pairs.clear();
@@ -241,20 +249,44 @@ impl Driver {
     }
 }
 
+/// For `map_err`: there is no room for rings and buffers.
+fn no_room(source: Error) -> Error {
+    Error::other("the device's address space has no room for rings and buffers").because(source)
+}
+
+/// For `map_err`: memory can't be mapped for the device.
+fn not_mapped(source: Error) -> Error {
+    Error::other("rings and buffers cannot be mapped for the device").because(source)
+}
+
+/// For `map_err`: a queue can't be made.
+fn no_queue(source: Error) -> Error {
+    Error::other("a queue cannot be made").because(source)
+}
+
+/// For `map_err`: the control queue failed.
+fn control_failed(source: Error) -> Error {
+    Error::other("the control queue does not work").because(source)
+}
+
 /// Where the control queue is, checked.
-fn control_index(device: &Device, features: u64, pairs: u16) -> Result<Option<u16>, StartError> {
+fn control_index(device: &Device, features: u64, pairs: u16) -> Result<Option<u16>, Error> {
     let queues = device.info().queue_count();
     let data = pairs.checked_mul(2).filter(|&data| data <= queues);
-    let wrong = StartError::ControlQueue { pairs, queues };
+    let wrong = || {
+        Error::other(format!(
+            "the device says that it has {pairs} queue pairs, but it has only {queues} queues"
+        ))
+    };
     if data.is_none() {
-        return Err(wrong);
+        return Err(wrong());
     }
     if features & (1 << VIRTIO_NET_F_CTRL_VQ) == 0 {
         return Ok(None);
     }
     match control_queue::queue_index(features, pairs) {
         Some(index) if index < queues => Ok(Some(index)),
-        _ => Err(wrong),
+        _ => Err(wrong()),
     }
 }
 
@@ -264,7 +296,7 @@ fn layout(
     options: &Options,
     ring: RingFeatures,
     config: &NetConfig,
-) -> Result<Vec<Parts>, StartError> {
+) -> Result<Vec<Parts>, Error> {
     let frame = config.mtu.map_or(FRAME, |mtu| u32::from(mtu) + ETHERNET);
     // At most 128 KiB, so no overflow.
     let slot_size = (frame.max(FRAME) + HEADER_LEN).next_power_of_two();
@@ -275,10 +307,9 @@ fn layout(
         let size = options.ring_size.min(maximum).max(1);
         // The kernel takes powers of two only, for packed rings as well.
         let size = 1 << size.ilog2();
-        let layout = RingLayout::new(ring.format(), size).map_err(NetdevError::from)?;
-        let one = Parts::new(layout, slot_size, end).ok_or(NetdevError::Memory {
-            source: crate::memory::SharedBufferError::Shape { iova: 0, size: end },
-        })?;
+        let layout = RingLayout::new(ring.format(), size).map_err(no_queue)?;
+        let one = Parts::new(layout, slot_size, end);
+        let one = one.ok_or_else(|| no_queue(not_pages(end, 0)))?;
         end = one.end;
         parts.push(one);
     }
@@ -290,29 +321,31 @@ fn memory(
     parts: &[Parts],
     reachable: IovaRange,
     window: &mut PrivateWindow,
-) -> Result<Arc<SharedBuffer>, StartError> {
+) -> Result<Arc<SharedBuffer>, Error> {
     let size = parts.last().map_or(0, |last| last.end);
-    let elsewhere = window.allocate(size)?;
+    let elsewhere = window.allocate(size).map_err(no_room)?;
     let private = window.range();
     let fits = |own: &IovaRange| reachable.contains(own) && !private.overlaps(own);
     let memory = SharedBuffer::placed(size, |own| if fits(&own) { own.first() } else { elsewhere })
-        .map_err(NetdevError::from)?;
+        .map_err(no_queue)?;
     if memory.range().first() != elsewhere {
         window.release(elsewhere);
     }
     Ok(Arc::new(memory))
 }
 
-fn map(iotlb: &mut Iotlb, memory: &Arc<SharedBuffer>) -> Result<(), StartError> {
+fn map(iotlb: &mut Iotlb, memory: &Arc<SharedBuffer>) -> Result<(), Error> {
     let range = memory.range();
     let mapping = Mapping {
         region: Arc::clone(memory) as _,
         offset: 0,
         access: Access::ReadWrite,
     };
-    let mut batch = iotlb.batch(0)?;
-    batch.map(range.first(), range.size().unwrap_or(0), mapping)?;
-    Ok(batch.commit()?)
+    let mapped = iotlb.batch(0).and_then(|mut batch| {
+        batch.map(range.first(), range.size().unwrap_or(0), mapping)?;
+        batch.commit()
+    });
+    mapped.map_err(not_mapped)
 }
 
 fn set_control(
@@ -320,14 +353,14 @@ fn set_control(
     index: u16,
     control: &ControlQueue,
     iotlb: &mut Iotlb,
-) -> Result<(), StartError> {
+) -> Result<(), Error> {
     // Only now: which group the queue is in may depend on the features.
     let placement = Placement::choose(device.info(), device.backend_features(), index);
     let mapped = iotlb
         .address_space(placement.asid())
         .is_some_and(|space| space.get(control.range().first()).is_some());
     if !mapped {
-        control.map(iotlb, placement.asid())?;
+        control.map(iotlb, placement.asid()).map_err(not_mapped)?;
     }
     if let Placement::OwnAddressSpace { group, asid } = placement {
         device.set_group_asid(group, asid)?;
@@ -342,7 +375,7 @@ fn queues(
     options: &Options,
     memory: &Arc<SharedBuffer>,
     parts: &[Parts],
-) -> Result<Vec<QueuePair>, StartError> {
+) -> Result<Vec<QueuePair>, Error> {
     let features = device.features();
     let ring = RingFeatures::of(features);
     let indirect = features & (1 << VIRTIO_RING_F_INDIRECT_DESC) != 0;
@@ -352,7 +385,8 @@ fn queues(
     };
     let mut made = Vec::new();
     for (index, &parts) in (0..=u16::MAX).zip(parts) {
-        let mut queue = Virtqueue::new(index, Arc::clone(memory), parts, ring, chains)?;
+        let queue = Virtqueue::new(index, Arc::clone(memory), parts, ring, chains);
+        let mut queue = queue.map_err(no_queue)?;
         device.set_vring(index, &queue.vring_config(), &[memory.range()])?;
         if options.kick == Kick::Doorbell
             && let DoorbellAnswer::Mapped(doorbell) = device.map_doorbell(index)?
@@ -366,7 +400,7 @@ fn queues(
     let mut made = made.into_iter();
     while let (Some(receive), Some(transmit)) = (made.next(), made.next()) {
         pairs.push(QueuePair {
-            receive: RxQueue::new(receive)?,
+            receive: RxQueue::new(receive).map_err(no_queue)?,
             transmit: TxQueue::new(transmit),
         });
     }

@@ -94,10 +94,8 @@ fn a_full_ring_and_wrong_frames_are_refused() {
     assert_eq!(tx.frame_max(), SLOT - HEADER_LEN);
     for wrong in [0, 245] {
         let frame = vec![0; wrong];
-        assert!(matches!(
-            tx.send(&frame),
-            Err(NetdevError::FrameLength { .. })
-        ));
+        let error = tx.send(&frame).unwrap_err();
+        assert!(error.to_string().contains("cannot be sent"), "{error}");
     }
     let frames = [&[1; 60][..]; 10];
     assert_eq!(tx.send_burst(frames).unwrap(), 8);

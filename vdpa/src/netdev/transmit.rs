@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::HEADER_LEN;
-use super::error::NetdevError;
 use super::queue::Virtqueue;
+use crate::Error;
 use crate::ring::Direction;
 
 /// A transmit queue.
@@ -25,16 +25,17 @@ impl TxQueue {
     /// device gives buffers back. The device may not look before [`TxQueue::flush`].
     ///
     /// # Errors
-    /// [`NetdevError::FrameLength`] for a frame that is empty or too long;
-    /// [`NetdevError::Ring`] if the device broke the ring.
-    pub fn send(&mut self, frame: &[u8]) -> Result<bool, NetdevError> {
+    /// The frame is empty or too long, or the device broke the ring.
+    pub fn send(&mut self, frame: &[u8]) -> Result<bool, Error> {
         let maximum = self.queue.frame_max();
         let len = u32::try_from(frame.len())
             .ok()
             .filter(|len| (1..=maximum).contains(len))
-            .ok_or(NetdevError::FrameLength {
-                len: frame.len(),
-                maximum,
+            .ok_or_else(|| {
+                Error::other(format!(
+                    "a frame of {} bytes cannot be sent: the device takes up to {maximum}",
+                    frame.len()
+                ))
             })?;
         let slot = match self.queue.take_slot() {
             Some(slot) => slot,
@@ -62,8 +63,8 @@ impl TxQueue {
     /// Kicks the device for all that was sent, if it wants that.
     ///
     /// # Errors
-    /// [`NetdevError::Ring`], [`NetdevError::Event`].
-    pub fn flush(&mut self) -> Result<(), NetdevError> {
+    /// The device broke the ring, or the eventfd failed.
+    pub fn flush(&mut self) -> Result<(), Error> {
         self.queue.kick_if_wanted()
     }
 
@@ -74,7 +75,7 @@ impl TxQueue {
     pub fn send_burst<'a>(
         &mut self,
         frames: impl IntoIterator<Item = &'a [u8]>,
-    ) -> Result<usize, NetdevError> {
+    ) -> Result<usize, Error> {
         let mut sent = 0;
         let mut result = Ok(());
         for frame in frames {
@@ -96,8 +97,8 @@ impl TxQueue {
     /// Takes back the buffers that the device is done with; gives their number.
     ///
     /// # Errors
-    /// [`NetdevError::Ring`] if the device broke the ring.
-    pub fn reap(&mut self) -> Result<usize, NetdevError> {
+    /// The device broke the ring.
+    pub fn reap(&mut self) -> Result<usize, Error> {
         let mut count = 0;
         while let Some((slot, _)) = self.queue.pop()? {
             self.queue.give_slot(slot);

@@ -10,9 +10,8 @@ use super::{Identity, ProbeOptions};
 use crate::causes::in_one_line;
 use crate::control_queue::MacAddress;
 use crate::device::{Device, VringBase};
-use crate::doorbell::NoDoorbell;
 use crate::iotlb::Iotlb;
-use crate::netdev::{Kick, Netdev, NetdevError, Options, TxQueue};
+use crate::netdev::{Kick, Netdev, Options, TxQueue};
 
 /// How long a device may take for one frame.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -188,7 +187,7 @@ fn traffic(
 }
 
 /// Waits until the device has given all buffers back; `false`: it did not.
-fn drained(transmit: &mut TxQueue) -> std::result::Result<bool, NetdevError> {
+fn drained(transmit: &mut TxQueue) -> std::result::Result<bool, crate::Error> {
     let begin = Instant::now();
     while transmit.queue().outstanding() > 0 {
         transmit.reap()?;
@@ -201,7 +200,7 @@ fn drained(transmit: &mut TxQueue) -> std::result::Result<bool, NetdevError> {
 }
 
 /// Sends one frame to nobody, kicking in any case.
-pub(crate) fn send_one(transmit: &mut TxQueue) -> std::result::Result<bool, NetdevError> {
+pub(crate) fn send_one(transmit: &mut TxQueue) -> std::result::Result<bool, crate::Error> {
     let mut frame = [0; 60];
     frame[..6].copy_from_slice(&NOBODY);
     frame[6..12].copy_from_slice(&NOBODY);
@@ -213,9 +212,9 @@ pub(crate) fn send_one(transmit: &mut TxQueue) -> std::result::Result<bool, Netd
     Ok(taken)
 }
 
-fn doorbell(netdev: &mut Netdev, missing: Option<NoDoorbell>) -> Result {
+fn doorbell(netdev: &mut Netdev, missing: Option<&str>) -> Result {
     if let Some(why) = missing {
-        return not_offered(why.to_string());
+        return not_offered(why);
     }
     let Some(pair) = netdev.driver.pairs.first_mut() else {
         return failed("there is no queue pair");
@@ -258,7 +257,7 @@ fn interrupt(netdev: &mut Netdev) -> Result {
 }
 
 /// Whether the call eventfd is signalled in time.
-pub(crate) fn wait(transmit: &TxQueue, limit: Duration) -> std::result::Result<bool, NetdevError> {
+pub(crate) fn wait(transmit: &TxQueue, limit: Duration) -> std::result::Result<bool, crate::Error> {
     let limit = Timespec::try_from(limit).unwrap_or(Timespec {
         tv_sec: 2,
         tv_nsec: 0,
@@ -269,8 +268,7 @@ pub(crate) fn wait(transmit: &TxQueue, limit: Duration) -> std::result::Result<b
             Ok(ready) => return Ok(ready > 0),
             Err(rustix::io::Errno::INTR) => {}
             Err(errno) => {
-                let source = errno.into();
-                return Err(NetdevError::Event { source });
+                return Err(crate::Error::other("an eventfd failed").because(errno));
             }
         }
     }

@@ -8,8 +8,9 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::Error;
 use crate::control_queue::MacAddress;
-use crate::netdev::{NetdevError, QueuePair};
+use crate::netdev::QueuePair;
 
 /// Ethertype "local experimental 1" (IEEE 802).
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
@@ -73,7 +74,7 @@ pub(super) fn exchange(
     to: MacAddress,
     from: MacAddress,
     limit: Duration,
-) -> Result<Exchange, NetdevError> {
+) -> Result<Exchange, Error> {
     let begin = Instant::now();
     // Of this run, so that a late frame of an earlier one is not taken for ours.
     let nanoseconds = SystemTime::now()

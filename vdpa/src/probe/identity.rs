@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
 use super::sysfs::Place;
-use crate::device::{Device, DeviceError};
+use crate::Error;
+use crate::device::Device;
 use crate::features::{Policy, name, pass_through};
 use crate::netdev::NetConfig;
 use crate::uapi::BackendFeatures;
@@ -60,7 +61,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    pub(super) fn of(path: &Path, device: &Device) -> Result<Self, DeviceError> {
+    pub(super) fn of(path: &Path, device: &Device) -> Result<Self, Error> {
         let info = device.info();
         let network = match info.device_id {
             VIRTIO_ID_NET => Some(NetConfig::read(device, info.features)?),

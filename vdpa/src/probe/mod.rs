@@ -20,8 +20,9 @@ pub use self::checks::{Check, Outcome};
 pub(crate) use self::checks::{expected_base, send_one, wait};
 pub use self::identity::{Feature, Identity, Queue};
 pub use self::sysfs::Place;
+use crate::Error;
 use crate::control_queue::MacAddress;
-use crate::device::{Device, DeviceError, OpenError};
+use crate::device::Device;
 
 /// How to probe.
 #[derive(Debug, Clone, Copy)]
@@ -51,32 +52,17 @@ impl Report {
     }
 }
 
-/// Why a device can't be probed at all.
-#[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
-    /// It can't be opened.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// It does not answer the first questions.
-    #[error("the device cannot be asked what it is")]
-    Ask {
-        /// What it refused.
-        #[source]
-        source: DeviceError,
-    },
-}
-
 /// Probes the device at `path`, which is reset by it. `progress` is told what is being tried.
 ///
 /// # Errors
-/// [`ProbeError`]; what fails later is in the report.
+/// The device cannot be opened or asked; later failures are in the report.
 pub fn probe(
     path: &Path,
     options: &ProbeOptions,
     progress: &mut dyn FnMut(&str),
-) -> Result<Report, ProbeError> {
+) -> Result<Report, Error> {
     let device = Device::open(path)?;
-    let ask = |source| ProbeError::Ask { source };
+    let ask = |source: Error| Error::other("the device cannot be asked what it is").because(source);
     let (device, iotlb) = device.own().map_err(ask)?;
     let identity = Identity::of(path, &device).map_err(ask)?;
     let checks = checks::all(device, iotlb, &identity, options, progress);

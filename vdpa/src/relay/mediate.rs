@@ -24,11 +24,11 @@ use std::num::Wrapping;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, RelayError, Strategy};
+use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, Strategy, in_flight_unknown};
+use crate::Error;
 use crate::device::VringAddresses;
 use crate::iova::PAGE_SIZE;
 use crate::memory::SharedBuffer;
-use crate::ring::guest::GuestViolation;
 use crate::ring::split::{GuestRing, Suppression, USED_F_NO_NOTIFY};
 use crate::ring::{Direction, Piece, Violation};
 
@@ -125,16 +125,14 @@ impl MediatedQueue {
         event_idx: bool,
         in_order: bool,
         base: u16,
-    ) -> Result<Self, RelayError> {
+    ) -> Result<Self, Error> {
         let size = ring.size();
         let device = private.iova(offset, Self::memory_size(size))?;
         let used = ring.used_index()?;
         let avail = ring.avail_index()?;
         let ahead = avail.wrapping_sub(used);
         if ahead > size {
-            return Err(RelayError::Guest {
-                source: GuestViolation::AvailJump { ahead, size }.into(),
-            });
+            return Err(Violation::AvailJump { ahead, size }.into());
         }
         let earlier = base.wrapping_sub(used);
         if earlier > ahead {
@@ -191,33 +189,28 @@ impl MediatedQueue {
     }
 
     /// Counts what was made available since the last look.
-    fn count_available(&mut self) -> Result<(), RelayError> {
+    fn count_available(&mut self) -> Result<(), Error> {
         let avail = Wrapping(self.ring.avail_index()?);
         let size = self.ring.size();
         let ahead = (avail - self.next).0;
         if ahead > size || ahead < (self.avail - self.next).0 {
-            return Err(RelayError::Guest {
-                source: GuestViolation::AvailJump { ahead, size }.into(),
-            });
+            return Err(Violation::AvailJump { ahead, size }.into());
         }
         while self.avail != avail {
             let head = self.ring.avail_entry(self.avail.0)?;
             self.meet(head);
             let entry = self.counted.get_mut(usize::from(head));
             // At most `size` times, so it cannot overflow.
-            *entry.ok_or(RelayError::Guest {
-                source: GuestViolation::NoDescriptor {
-                    index: head,
-                    size: u32::from(size),
-                }
-                .into(),
+            *entry.ok_or(Violation::NoDescriptor {
+                index: head,
+                size: u32::from(size),
             })? += 1;
             self.avail += 1;
         }
         Ok(())
     }
 
-    fn collect(&mut self, dirty: &dyn Dirty) -> Result<(u16, bool), RelayError> {
+    fn collect(&mut self, dirty: &dyn Dirty) -> Result<(u16, bool), Error> {
         // Acquire: elements, and the index of the avail ring that the device
         // saw, are read after it.
         let index = self.private.load_u16(self.offset + 2, Ordering::Acquire)?;
@@ -239,7 +232,7 @@ impl MediatedQueue {
 
     /// Relays the element at the position; gives the number of chains for
     /// which it stands, at most `moved`.
-    fn element(&mut self, moved: u16, dirty: &dyn Dirty) -> Result<u16, RelayError> {
+    fn element(&mut self, moved: u16, dirty: &dyn Dirty) -> Result<u16, Error> {
         let slot = u64::from(self.next.0 % self.ring.size());
         let mut element = [0; 8];
         self.private
@@ -272,7 +265,7 @@ impl MediatedQueue {
 
     /// With IN_ORDER one element stands for all chains up to its own, and lies
     /// where the first of them would (virtio 1.3, 2.7.9). Marks those before.
-    fn batch(&mut self, head: u16, moved: u16, dirty: &dyn Dirty) -> Result<u16, RelayError> {
+    fn batch(&mut self, head: u16, moved: u16, dirty: &dyn Dirty) -> Result<u16, Error> {
         for position in 0..moved {
             let available = self.ring.avail_entry((self.next + Wrapping(position)).0)?;
             if available == head {
@@ -291,7 +284,7 @@ impl MediatedQueue {
         }
     }
 
-    fn take_back(&mut self, head: u16) -> Result<(), RelayError> {
+    fn take_back(&mut self, head: u16) -> Result<(), Error> {
         self.meet(head);
         // In range: the caller has checked.
         if let Some(counted @ 1..) = self.counted.get_mut(usize::from(head)) {
@@ -307,7 +300,7 @@ impl MediatedQueue {
     }
 
     /// Marks all that the device may have written into a chain; gives its length.
-    fn mark(&mut self, head: u16, dirty: &dyn Dirty) -> Result<u32, RelayError> {
+    fn mark(&mut self, head: u16, dirty: &dyn Dirty) -> Result<u32, Error> {
         let writable = self.ring.chain(head, &mut self.pieces)?;
         for piece in &self.pieces {
             if piece.direction == Direction::DeviceWrites {
@@ -317,7 +310,7 @@ impl MediatedQueue {
         Ok(writable)
     }
 
-    fn copy_suppression(&mut self) -> Result<(), RelayError> {
+    fn copy_suppression(&mut self) -> Result<(), Error> {
         let event = self.offset + 4 + 8 * u64::from(self.ring.size());
         let wish = Suppression {
             flags: self.private.load_u16(self.offset, Ordering::Relaxed)?,
@@ -332,7 +325,7 @@ impl MediatedQueue {
     }
 
     /// The heads of all chains that the device was given and did not use.
-    fn in_flight(&self) -> Result<Vec<u16>, RelayError> {
+    fn in_flight(&self) -> Result<Vec<u16>, Error> {
         let counted = (0..self.ring.size()).zip(&self.counted);
         let counted =
             counted.flat_map(|(head, &count)| std::iter::repeat_n(head, usize::from(count)));
@@ -340,7 +333,7 @@ impl MediatedQueue {
     }
 
     /// The heads of those that it took before the mediation began, if they can be none but those.
-    fn earlier_heads(&self) -> Result<Vec<u16>, RelayError> {
+    fn earlier_heads(&self) -> Result<Vec<u16>, Error> {
         let unknown = self.earlier;
         if unknown == 0 {
             return Ok(Vec::new());
@@ -350,16 +343,15 @@ impl MediatedQueue {
             .filter_map(|(head, met)| (!met).then_some(head))
             .collect();
         if possible.len() == usize::from(unknown) {
-            Ok(possible)
-        } else {
-            Err(RelayError::InFlightUnknown { unknown })
+            return Ok(possible);
         }
+        Err(in_flight_unknown(unknown))
     }
 }
 
 /// Puts `outstanding` into the order of the avail entries from `from` on, as far
 /// as those name them; what they don't name takes the places of what is not outstanding.
-fn in_ring_order(ring: &GuestRing, from: u16, outstanding: &[u16]) -> Result<Vec<u16>, RelayError> {
+fn in_ring_order(ring: &GuestRing, from: u16, outstanding: &[u16]) -> Result<Vec<u16>, Error> {
     let mut left = vec![0u16; usize::from(ring.size())];
     for &head in outstanding {
         if let Some(count) = left.get_mut(usize::from(head)) {
@@ -402,7 +394,7 @@ impl Relay for MediatedQueue {
         self.ring.size()
     }
 
-    fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, RelayError> {
+    fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, Error> {
         // Hints only: the device reads the guest's own wish for interrupts.
         let mut pass = Pass::default();
         for step in PASS {
@@ -436,7 +428,7 @@ impl Relay for MediatedQueue {
         Ok(pass)
     }
 
-    fn settle(&mut self) -> Result<Position, RelayError> {
+    fn settle(&mut self) -> Result<Position, Error> {
         self.count_available()?;
         let used = self.next.0;
         let outstanding = if self.in_order {

@@ -44,15 +44,10 @@ pub use self::choice::{Reason, choose};
 pub use self::dirty::Dirty;
 pub use self::mediate::MediatedQueue;
 pub use self::pace::{Pace, Pause, Signals};
-pub use self::set::{
-    Prepared, Progress, QueueFailed, RelaySet, RelaySetError, RelayedQueue, TransitionError,
-};
+pub use self::set::{Prepared, Progress, RelaySet, RelayedQueue};
 pub use self::shadow::ShadowQueue;
 use crate::device::{VringAddresses, VringBase};
-use crate::memory::SharedBufferError;
-use crate::ring::guest::GuestRingError;
-use crate::ring::packed::StandingError;
-use crate::ring::{OrderError, QueueError, Violation};
+use crate::{Error, ErrorKind};
 
 /// Most elements that one pass relays in each direction.
 pub const PASS_LIMIT: u16 = 256;
@@ -139,127 +134,14 @@ impl Position {
     }
 }
 
-/// Why a queue can't be relayed any longer. The queue is then broken until the
-/// guest's driver resets the device; other queues go on.
-#[derive(Debug, thiserror::Error)]
-pub enum RelayError {
-    /// The guest's ring.
-    #[error("the guest's ring cannot be relayed")]
-    Guest {
-        /// What is wrong with it.
-        #[source]
-        source: GuestRingError,
-    },
-    /// Only its memory could say where the guest's packed ring stands, and it doesn't.
-    #[error("where the guest's packed ring stands is not known: its driver must reset the device")]
-    Standing {
-        /// Why.
-        #[source]
-        source: StandingError,
-    },
-    /// The private ring.
-    #[error("the private ring failed")]
-    Private {
-        /// How.
-        #[source]
-        source: QueueError,
-    },
-    /// The device broke the rules.
-    #[error("the device broke the ring")]
-    Device {
-        /// What it did.
-        #[source]
-        source: Violation,
-    },
-    /// Private memory is too small.
-    #[error("the private ring does not fit its memory")]
-    Memory {
-        /// The access that failed.
-        #[source]
-        source: SharedBufferError,
-    },
-    /// The private ring has fewer entries than the guest's.
-    #[error("a private ring of {private} entries cannot stand in for one of {guest}")]
-    TooSmall {
-        /// Entries of the private ring.
-        private: u16,
-        /// Entries of the guest's.
-        guest: u16,
-    },
-    /// A chain of the guest's, its indirect table counted, has more pieces than
-    /// the private ring has entries.
-    #[error("a chain of {pieces} pieces does not fit a private ring of {private} entries")]
-    ChainTooLong {
-        /// Pieces of the chain.
-        pieces: usize,
-        /// Entries of the private ring.
-        private: u16,
-    },
-    /// Which chains the device holds is not known: it took some before it was
-    /// relayed, and may complete them in any order. The queue is to be mediated until they are used.
-    #[error(
-        "the device still holds {unknown} chains from before its used ring was mediated, and may use \
-         them in any order: try again when traffic on the queue has used them"
-    )]
-    InFlightUnknown {
-        /// How many.
-        unknown: u16,
-    },
-    /// Which chains the device holds is not known, and it is to be reset or is gone.
-    #[error(
-        "the device has completed chains out of order and still holds some, and the ring does not say \
-         which: try again when it has used them"
-    )]
-    OutOfOrder,
-    /// The device holds chains of a packed ring, whose descriptors it may have
-    /// overwritten with used ones of others.
-    #[error(
-        "the device still holds {descriptors} descriptors of its packed ring and may have \
-         overwritten them: try again when it has used them"
-    )]
-    PackedInFlight {
-        /// How many descriptors.
-        descriptors: u16,
-    },
-}
-
-impl From<GuestRingError> for RelayError {
-    fn from(source: GuestRingError) -> Self {
-        Self::Guest { source }
-    }
-}
-
-impl From<OrderError> for RelayError {
-    fn from(error: OrderError) -> Self {
-        match error {
-            OrderError::OutOfOrder => Self::OutOfOrder,
-            OrderError::Ring(source) => Self::Guest { source },
-        }
-    }
-}
-
-impl From<StandingError> for RelayError {
-    fn from(source: StandingError) -> Self {
-        Self::Standing { source }
-    }
-}
-
-impl From<QueueError> for RelayError {
-    fn from(source: QueueError) -> Self {
-        Self::Private { source }
-    }
-}
-
-impl From<Violation> for RelayError {
-    fn from(source: Violation) -> Self {
-        Self::Device { source }
-    }
-}
-
-impl From<SharedBufferError> for RelayError {
-    fn from(source: SharedBufferError) -> Self {
-        Self::Memory { source }
-    }
+/// Which chains the device holds is not known: it took some before it was relayed, and may complete
+/// them in any order. The queue is to be mediated until they are used.
+fn in_flight_unknown(unknown: u16) -> Error {
+    let message = format!(
+        "the device still holds {unknown} chains from before its used ring was mediated, and may \
+         use them in any order: try again when traffic on the queue has used them"
+    );
+    Error::new(ErrorKind::InFlightUnknown, message)
 }
 
 /// One queue that is relayed, whichever way and whatever its format.
@@ -277,15 +159,15 @@ pub trait Relay: fmt::Debug + Send {
     /// marked before the guest can see that the chain is used.
     ///
     /// # Errors
-    /// The queue is broken; see [`RelayError`].
-    fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, RelayError>;
+    /// The queue is broken until the guest's driver resets the device; other queues go on.
+    fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, Error>;
 
     /// After the device stopped: shows the guest all that it left. The relay
     /// can go on afterwards if the device does.
     ///
     /// # Errors
     /// As [`Relay::pass`].
-    fn finish(&mut self, dirty: &dyn Dirty) -> Result<Pass, RelayError> {
+    fn finish(&mut self, dirty: &dyn Dirty) -> Result<Pass, Error> {
         let mut sum = Pass::default();
         loop {
             let pass = self.pass(dirty)?;
@@ -304,6 +186,6 @@ pub trait Relay: fmt::Debug + Send {
     /// takes each chain that is in flight once.
     ///
     /// # Errors
-    /// [`RelayError::InFlightUnknown`], or the ring can't be accessed.
-    fn settle(&mut self) -> Result<Position, RelayError>;
+    /// The kind is [`ErrorKind::InFlightUnknown`], or the ring can't be accessed.
+    fn settle(&mut self) -> Result<Position, Error>;
 }

@@ -1,7 +1,8 @@
 //! A guest's ring in whichever format was negotiated, as far as a relay must
 //! tell them apart: where it stands.
 
-use super::{Position, RelayError};
+use super::Position;
+use crate::Error;
 use crate::device::VringBase;
 use crate::ring::GuestRing;
 
@@ -10,8 +11,8 @@ impl GuestRing {
     /// taken as the ring names it, which is right for a device that completes in order.
     ///
     /// # Errors
-    /// The ring can't be read, or [`RelayError::Standing`].
-    pub fn position(&self) -> Result<Position, RelayError> {
+    /// The ring can't be read, or does not tell.
+    pub fn position(&self) -> Result<Position, Error> {
         match self {
             Self::Split(ring) => {
                 let (used, available) = (ring.used_index()?, ring.avail_index()?);
@@ -27,10 +28,10 @@ impl GuestRing {
                 })
             }
             Self::Packed(ring) => {
-                let stands = ring.standing()?;
+                let stands = ring.standing().map_err(not_known)?;
                 Ok(Position::Packed {
                     stands,
-                    in_flight: ring.ids(stands)?,
+                    in_flight: ring.ids(stands).map_err(not_known)?,
                 })
             }
         }
@@ -40,16 +41,13 @@ impl GuestRing {
     /// the device can still go on. `in_order`: IN_ORDER was negotiated.
     ///
     /// # Errors
-    /// [`RelayError::OutOfOrder`], [`RelayError::Standing`], or the guest broke the ring.
-    pub(super) fn check_order(&self, in_order: bool) -> Result<(), RelayError> {
+    /// The device completes out of order, the ring does not tell, or the guest broke it.
+    pub(super) fn check_order(&self, in_order: bool) -> Result<(), Error> {
         match self {
             // The entries from the used index on are what is in flight.
             Self::Split(_) if in_order => Ok(()),
-            Self::Split(ring) => Ok(ring.check_order()?),
-            Self::Packed(ring) => {
-                ring.standing()?;
-                Ok(())
-            }
+            Self::Split(ring) => ring.check_order(),
+            Self::Packed(ring) => ring.standing().map(drop).map_err(not_known),
         }
     }
 
@@ -57,14 +55,21 @@ impl GuestRing {
     ///
     /// # Errors
     /// As [`GuestRing::position`].
-    pub(super) fn used(&self) -> Result<VringBase, RelayError> {
+    pub(super) fn used(&self) -> Result<VringBase, Error> {
         match self {
             Self::Split(ring) => Ok(VringBase::Split {
                 index: ring.used_index()?,
             }),
-            Self::Packed(ring) => Ok(begin_at_used(ring.standing()?)),
+            Self::Packed(ring) => ring.standing().map(begin_at_used).map_err(not_known),
         }
     }
+}
+
+/// For `map_err`: only its memory could tell where the guest's packed ring stands, and it doesn't.
+fn not_known(source: Error) -> Error {
+    let message =
+        "where the guest's packed ring stands is not known: its driver must reset the device";
+    Error::other(message).because(source)
 }
 
 /// Where a device begins that is to take again what was taken and not used.

@@ -21,12 +21,13 @@
 //! order ([`RelaySet::can_restart`] looks for signs that it does not, before the reset); a transmitted
 //! frame may go out twice then, and none is lost.
 //!
-//! **Packed rings** are direct or shadowed. A suspended device that holds chains of one
-//! ([`PackedInFlight`](super::RelayError::PackedInFlight)) is not taken over: used descriptors take the places of others,
-//! so if it completes out of order those of the chains that it holds may be gone.
-//! Try again, as soon as traffic lets it hold nothing. After a reset the flags in the ring tell where it stands
-//! ([`packed::GuestRing::standing`](crate::ring::packed::GuestRing::standing)), if each chain is one descriptor. A shadow has copies of the
-//! descriptors, and writes them again where the next device begins.
+//! **Packed rings** are direct or shadowed. A suspended device that holds chains of one is not
+//! taken over: used descriptors take the places of others, so if it completes out of order those of
+//! the chains that it holds may be gone. Try again, as soon as traffic lets it hold nothing. After
+//! a reset the flags in the ring tell where it stands
+//! ([`packed::GuestRing::standing`](crate::ring::packed::GuestRing::standing)), if each chain is
+//! one descriptor. A shadow has copies of the descriptors, and writes them again where the next
+//! device begins.
 //!
 //! Private memory of one queue, mapped once, in the guest's address space:
 //! ```text
@@ -41,23 +42,22 @@
 //!
 //! It must not know what else the device has: a control queue is the caller's.
 
-mod error;
 mod lane;
 mod queues;
 
-use std::error::Error;
+use std::error::Error as StdError;
 use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
-pub use self::error::{QueueFailed, RelaySetError, TransitionError};
 use self::lane::{Features, Lane, Mode, signal};
 use super::ring::begin_at_used;
 use super::{Dirty, Pace, Pause, Position, Signals, Strategy};
-use crate::device::{Device, DeviceError, DeviceInfo, State, VringBase};
+use crate::device::{Device, DeviceInfo, State, VringBase};
 use crate::iotlb::Iotlb;
 use crate::ring::{GuestRing, RingFeatures};
 use crate::window::PrivateWindow;
+use crate::{Error, ErrorKind};
 
 /// A queue of the guest's that can be relayed.
 #[derive(Debug, Clone)]
@@ -101,14 +101,14 @@ impl RelaySet {
     /// in address space 0. `features` are the negotiated ones.
     ///
     /// # Errors
-    /// [`RelaySetError`]; nothing stays mapped.
+    /// A ring of another format, or no private ring can be made or mapped; nothing stays mapped.
     pub fn new(
         info: &DeviceInfo,
         features: u64,
         queues: Vec<RelayedQueue>,
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
-    ) -> Result<Self, RelaySetError> {
+    ) -> Result<Self, Error> {
         let ring = RingFeatures::of(features);
         let mut set = Self {
             lanes: Vec::with_capacity(queues.len()),
@@ -153,7 +153,7 @@ impl RelaySet {
     ///
     /// # Errors
     /// A queue broke. It is left alone from now on and the others go on with the next call.
-    pub fn poll(&mut self, dirty: &dyn Dirty) -> Result<Progress, QueueFailed> {
+    pub fn poll(&mut self, dirty: &dyn Dirty) -> Result<Progress, Error> {
         let (mut used, mut forwarded) = (0u32, 0u32);
         let (mut more, mut relayed) = (false, false);
         let mut signals = Signals::All;
@@ -166,8 +166,8 @@ impl RelaySet {
                 Ok(pass) => pass,
                 Err(source) => {
                     lane.broken = true;
-                    let queue = lane.queue.index;
-                    return Err(QueueFailed { queue, source });
+                    let message = format!("queue {} is broken", lane.queue.index);
+                    return Err(lane.blamed(message, source));
                 }
             };
             used += u32::from(pass.used);
@@ -199,10 +199,7 @@ impl RelaySet {
     ///
     /// # Errors
     /// As [`Relay::settle`](super::Relay::settle); a direct queue's in-flight chains are taken as its ring names them.
-    pub fn positions(
-        &mut self,
-        dirty: &dyn Dirty,
-    ) -> Result<Vec<(u16, Position)>, TransitionError> {
+    pub fn positions(&mut self, dirty: &dyn Dirty) -> Result<Vec<(u16, Position)>, Error> {
         self.lanes
             .iter_mut()
             .map(|lane| {
@@ -223,15 +220,15 @@ impl RelaySet {
     /// that suspend and resume.
     ///
     /// # Errors
-    /// [`TransitionError`]. [`Device::state`] says what is left: a running device works as before;
-    /// a suspended one perhaps has some of the new rings: reset it and [`RelaySet::start`] it.
+    /// A queue cannot change, or the device refuses. [`Device::state`] tells the rest: a running
+    /// device works as before; a suspended one perhaps has some of the new rings: reset it and
+    /// [`RelaySet::start`] it.
     pub fn change(
         &mut self,
         device: &mut Device,
         targets: &[(u16, Strategy)],
         dirty: &dyn Dirty,
-    ) -> Result<(), TransitionError> {
-        let refused = |source| TransitionError::Device { source };
+    ) -> Result<(), Error> {
         let wanted = self.check(targets)?;
         device.suspend().map_err(refused)?;
         let prepared = match self.prepare(device, &wanted, dirty) {
@@ -258,9 +255,9 @@ impl RelaySet {
     /// go on; it takes some milliseconds to refuse.
     ///
     /// # Errors
-    /// [`TransitionError::Queue`] with [`RelayError::Standing`](super::RelayError::Standing) of a packed ring,
-    /// with [`RelayError::OutOfOrder`](super::RelayError::OutOfOrder) of a split one.
-    pub fn can_restart(&self) -> Result<(), TransitionError> {
+    /// A packed ring does not tell where it stands. The kind is [`ErrorKind::InFlightUnknown`] of a
+    /// split one whose device completes out of order.
+    pub fn can_restart(&self) -> Result<(), Error> {
         for lane in &self.lanes {
             if let Mode::Direct = lane.mode {
                 let order = lane.queue.ring.check_order(self.features.in_order);
@@ -276,13 +273,13 @@ impl RelaySet {
     /// says it itself.
     ///
     /// # Errors
-    /// [`TransitionError`]; the set is as before.
+    /// A queue cannot become that, or does not tell where it stands; the set is as before.
     pub fn prepare_start(
         &mut self,
         targets: &[(u16, Strategy)],
         known: &[(u16, VringBase)],
         dirty: &dyn Dirty,
-    ) -> Result<Prepared, TransitionError> {
+    ) -> Result<Prepared, Error> {
         let wanted = self.check(targets)?;
         let features = self.features;
         let mut prepared = Vec::with_capacity(self.lanes.len());
@@ -312,14 +309,14 @@ impl RelaySet {
     /// in the set. `replay` gives the running device what the guest had set by its control queue.
     ///
     /// # Errors
-    /// [`TransitionError`]; the device is reset, or lost where that fails. One that runs
-    /// ([`TransitionError::Signal`]) continues.
+    /// The device refuses, or `replay` fails; the device is reset, or lost where that fails. A
+    /// device continues if only an eventfd could not be signalled.
     pub fn start(
         &mut self,
         device: &mut Device,
         prepared: Prepared,
-        replay: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
-    ) -> Result<(), TransitionError> {
+        replay: impl FnOnce() -> Result<(), Box<dyn StdError + Send + Sync>>,
+    ) -> Result<(), Error> {
         if let Err(error) = self.begin(device, prepared, replay) {
             // Without what its driver had set it would work in another way than the driver
             // believes, unnoticed: filters that are gone, queue pairs that are silent.
@@ -335,31 +332,33 @@ impl RelaySet {
         &mut self,
         device: &mut Device,
         prepared: Prepared,
-        replay: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
-    ) -> Result<(), TransitionError> {
+        replay: impl FnOnce() -> Result<(), Box<dyn StdError + Send + Sync>>,
+    ) -> Result<(), Error> {
         for (lane, mode, base) in prepared.0 {
             self.set_up(device, lane, mode, base)?;
         }
-        let started = device.start();
-        started.map_err(|source| TransitionError::Device { source })?;
-        replay().map_err(|source| TransitionError::Replay { source })
+        device.start().map_err(refused)?;
+        replay().map_err(Error::context("the control state cannot be replayed"))
     }
 
     /// Positions in `lanes` of what is to change, without what is so already.
-    fn check(
-        &self,
-        targets: &[(u16, Strategy)],
-    ) -> Result<Vec<(usize, Strategy)>, TransitionError> {
+    fn check(&self, targets: &[(u16, Strategy)]) -> Result<Vec<(usize, Strategy)>, Error> {
         let mut wanted = Vec::with_capacity(targets.len());
         for &(queue, strategy) in targets {
             let position = self.lanes.iter().position(|lane| lane.queue.index == queue);
-            let position = position.ok_or(TransitionError::NoSuchQueue { queue })?;
+            let position = position.ok_or_else(|| no_such_queue(queue))?;
             if strategy == Strategy::Shadowed && self.features.in_order {
-                return Err(TransitionError::InOrder { queue });
+                // Private rings don't keep the order that IN_ORDER promises.
+                return Err(Error::other(format!(
+                    "queue {queue} cannot be shadowed: IN_ORDER was negotiated"
+                )));
             }
             let lane = self.lanes.get(position);
             if strategy == Strategy::Mediated && lane.is_some_and(Lane::is_packed) {
-                return Err(TransitionError::PackedMediated { queue });
+                return Err(Error::other(format!(
+                    "queue {queue} cannot be mediated: a packed ring has no used ring of its own; \
+                     shadow it"
+                )));
             }
             wanted.push((position, strategy));
         }
@@ -371,7 +370,7 @@ impl RelaySet {
         device: &Device,
         wanted: &[(usize, Strategy)],
         dirty: &dyn Dirty,
-    ) -> Result<Vec<(usize, Mode, VringBase)>, TransitionError> {
+    ) -> Result<Vec<(usize, Mode, VringBase)>, Error> {
         let mut prepared = Vec::with_capacity(wanted.len());
         for &(position, strategy) in wanted {
             let features = self.features;
@@ -393,7 +392,7 @@ impl RelaySet {
                         let finished = relay.finish(dirty);
                         finished.map_err(|source| lane.failed(source))?;
                     }
-                    stopped.map_err(|source| TransitionError::Device { source })?
+                    stopped.map_err(refused)?
                 }
             };
             let mode = lane.make(strategy, features, base, base);
@@ -409,14 +408,14 @@ impl RelaySet {
         position: usize,
         mut mode: Mode,
         base: VringBase,
-    ) -> Result<(), TransitionError> {
+    ) -> Result<(), Error> {
         let Some(lane) = self.lanes.get_mut(position) else {
             return Ok(());
         };
         let allowed = lane.allowed();
         device
             .switch_vring(lane.queue.index, &lane.config(&mut mode, base), &allowed)
-            .map_err(|source| TransitionError::Device { source })?;
+            .map_err(refused)?;
         lane.mode = mode;
         Ok(())
     }
@@ -427,7 +426,7 @@ impl RelaySet {
         position: usize,
         mut mode: Mode,
         base: VringBase,
-    ) -> Result<(), TransitionError> {
+    ) -> Result<(), Error> {
         let Some(lane) = self.lanes.get_mut(position) else {
             return Ok(());
         };
@@ -436,21 +435,44 @@ impl RelaySet {
         device
             .set_vring(queue, &lane.config(&mut mode, base), &allowed)
             .and_then(|()| device.enable_vring(queue))
-            .map_err(|source| match source {
-                DeviceError::QueueRefused { .. } if base != initial => TransitionError::Base {
-                    queue,
-                    base,
-                    source,
-                },
-                source => TransitionError::Device { source },
+            .map_err(|source| {
+                // Some devices begin nowhere but at the start of a ring.
+                if source.kind() != ErrorKind::Refused || base == initial {
+                    return refused(source);
+                }
+                Error::other(format!(
+                    "queue {queue} stands at {base} and the device refuses to begin there: shadow \
+                     it"
+                ))
+                .because(source)
             })?;
         lane.mode = mode;
         lane.broken = false;
         Ok(())
     }
 
-    fn nudge(&mut self) -> Result<(), TransitionError> {
+    fn nudge(&mut self) -> Result<(), Error> {
         self.pace = Pace::default();
         self.lanes.iter().try_for_each(Lane::nudge)
+    }
+}
+
+/// For `map_err`: the device refused.
+fn refused(source: Error) -> Error {
+    Error::other("the device refused to change its rings").because(source)
+}
+
+/// A queue that is not in the set.
+fn no_such_queue(queue: u16) -> Error {
+    Error::other(format!("queue {queue} is not among the relayed queues"))
+}
+
+impl RelayedQueue {
+    /// For `map_err`: the ring of queue `index` is not where a ring of a guest's can be.
+    pub fn refused(index: u16) -> impl FnOnce(Error) -> Error {
+        move |source| {
+            Error::other(format!("queue {index}: the guest's ring cannot be relayed"))
+                .because(source)
+        }
     }
 }

@@ -13,12 +13,13 @@
 use std::sync::Arc;
 
 use super::ring::begin_at_used;
-use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, RelayError, Signals, Strategy};
+use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, Signals, Strategy};
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
 use crate::ring::{
-    Chain, DeviceQueue, Direction, DriverQueue, GuestRing, QueueError, RingFeatures, RingFormat,
+    Chain, DeviceQueue, Direction, DriverQueue, GuestRing, RingFeatures, RingFormat,
 };
+use crate::{Error, ErrorKind};
 
 /// A chain that the device has.
 #[derive(Debug)]
@@ -77,12 +78,12 @@ impl ShadowQueue {
         offset: u64,
         event_idx: bool,
         base: VringBase,
-    ) -> Result<Self, RelayError> {
+    ) -> Result<Self, Error> {
         if entries < ring.size() {
-            return Err(RelayError::TooSmall {
-                private: entries,
-                guest: ring.size(),
-            });
+            return Err(Error::other(format!(
+                "a private ring of {entries} entries cannot stand in for one of {}",
+                ring.size()
+            )));
         }
         let plenty = ring.size() - ring.size() / 8;
         let features = RingFeatures {
@@ -110,7 +111,7 @@ impl ShadowQueue {
     ///
     /// # Errors
     /// As [`Relay::pass`].
-    pub fn fill(&mut self) -> Result<(), RelayError> {
+    pub fn fill(&mut self) -> Result<(), Error> {
         while self.forward()? > 0 {}
         Ok(())
     }
@@ -127,33 +128,31 @@ impl ShadowQueue {
         usize::from(self.outstanding()) + usize::from(self.waiting.is_some())
     }
 
-    fn take(&mut self) -> Result<Option<Chain>, RelayError> {
+    fn take(&mut self) -> Result<Option<Chain>, Error> {
         if let Some(chain) = self.waiting.take() {
             return Ok(Some(chain));
         }
-        Ok(self.guest.pop()?)
+        self.guest.pop()
     }
 
     /// Gives the device what the guest has, as far as it fits.
-    fn forward(&mut self) -> Result<u16, RelayError> {
+    fn forward(&mut self) -> Result<u16, Error> {
         let mut forwarded = 0;
         while forwarded < PASS_LIMIT {
             let Some(chain) = self.take()? else {
                 break;
             };
-            let head = match self.private.add(&chain.pieces) {
-                Ok(head) => head,
-                Err(QueueError::Full { wanted, .. }) => {
-                    let private = self.private.size();
-                    if wanted > usize::from(private) {
-                        let pieces = wanted;
-                        return Err(RelayError::ChainTooLong { pieces, private });
-                    }
-                    self.waiting = Some(chain);
-                    break;
+            // A full ring is no failure: it must not cost an error.
+            let pieces = chain.pieces.len();
+            if pieces > usize::from(self.private.free()) {
+                let private = self.private.size();
+                if pieces > usize::from(private) {
+                    return Err(too_long(pieces, private));
                 }
-                Err(error) => return Err(error.into()),
-            };
+                self.waiting = Some(chain);
+                break;
+            }
+            let head = self.private.add(&chain.pieces)?;
             self.forwarded += 1;
             forwarded += 1;
             let mut pieces = chain.pieces.iter();
@@ -173,7 +172,7 @@ impl ShadowQueue {
     }
 
     /// Gives the guest back what the device is done with.
-    fn give_back(&mut self, dirty: &dyn Dirty) -> Result<u16, RelayError> {
+    fn give_back(&mut self, dirty: &dyn Dirty) -> Result<u16, Error> {
         let mut used = 0;
         while used < PASS_LIMIT {
             let Some(element) = self.private.pop_used()? else {
@@ -203,12 +202,12 @@ impl ShadowQueue {
     /// forwarded. One that has plenty is kicked when it has less, for all that came meanwhile: it
     /// finds them in the ring before that if it looks there. So a receive queue does not cost
     /// a kick for each buffer that the guest gives back; a driver that refills in batches does the same.
-    fn kick(&mut self, had: u16) -> Result<bool, RelayError> {
+    fn kick(&mut self, had: u16) -> Result<bool, Error> {
         if !self.kick_due || had >= self.plenty {
             return Ok(false);
         }
         self.kick_due = false;
-        Ok(self.private.needs_kick()?)
+        self.private.needs_kick()
     }
 
     /// Whether the device need not signal used chains, for nobody waits for them: it writes into
@@ -216,7 +215,7 @@ impl ShadowQueue {
     /// given back with the next signal, which under traffic comes soon, or after a pause
     /// ([`Signals::Urgent`]): frames that are sent do not cost a wake-up when they are sent
     /// and one more when they are done. A guest that changes its mind is seen after the pause.
-    fn used_can_wait(&self) -> Result<bool, RelayError> {
+    fn used_can_wait(&self) -> Result<bool, Error> {
         let few = self.private.outstanding() < self.plenty / 2;
         let none_waits = self.waiting.is_none();
         Ok(self.receiving == 0 && few && none_waits && !self.guest.wants_interrupt()?)
@@ -236,7 +235,7 @@ impl ShadowQueue {
     ///
     /// While the device has plenty the guest is not asked: long before its chains run out the
     /// device signals.
-    fn listen(&mut self, idle: bool) -> Result<bool, RelayError> {
+    fn listen(&mut self, idle: bool) -> Result<bool, Error> {
         let listening = if !idle {
             Listening::No
         } else if self.used_can_wait()? {
@@ -255,6 +254,14 @@ impl ShadowQueue {
     }
 }
 
+/// A chain of the guest's, its indirect table counted, has more pieces than the private ring has
+/// entries.
+fn too_long(pieces: usize, private: u16) -> Error {
+    let message =
+        format!("a chain of {pieces} pieces does not fit a private ring of {private} entries");
+    Error::new(ErrorKind::BrokenByGuest { queue: None }, message)
+}
+
 impl Relay for ShadowQueue {
     fn strategy(&self) -> Strategy {
         Strategy::Shadowed
@@ -268,7 +275,7 @@ impl Relay for ShadowQueue {
         self.private.size()
     }
 
-    fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, RelayError> {
+    fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, Error> {
         // Buffers go to the device before the guest hears of used ones: the
         // frames that it sends upon those may come back before the next pass,
         // and a receive queue that is short of buffers loses them.
@@ -290,7 +297,7 @@ impl Relay for ShadowQueue {
         })
     }
 
-    fn finish(&mut self, dirty: &dyn Dirty) -> Result<Pass, RelayError> {
+    fn finish(&mut self, dirty: &dyn Dirty) -> Result<Pass, Error> {
         let mut sum = Pass::default();
         loop {
             let used = self.give_back(dirty)?;
@@ -302,7 +309,7 @@ impl Relay for ShadowQueue {
         }
     }
 
-    fn settle(&mut self) -> Result<Position, RelayError> {
+    fn settle(&mut self) -> Result<Position, Error> {
         let mut flying: Vec<&InFlight> = self.in_flight.iter().flatten().collect();
         flying.sort_by_key(|flying| flying.number);
         let in_flight = flying

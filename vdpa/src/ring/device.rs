@@ -7,8 +7,9 @@
 //! format and nothing else; must not know what the buffers are for, nor who is signalled. A fault
 //! changes nothing here: that the queue is served no longer is up to the caller.
 
-use super::guest::{GuestRing, GuestRingError};
+use super::guest::GuestRing;
 use super::{Direction, Piece, RingFeatures, packed, split};
+use crate::Error;
 use crate::device::VringBase;
 
 /// A chain, copied once out of guest memory: what the driver changes there
@@ -55,12 +56,8 @@ impl DeviceQueue {
     /// another device had taken, `base` is its used position. `features` as negotiated.
     ///
     /// # Errors
-    /// [`GuestRingError::Base`].
-    pub fn new(
-        ring: GuestRing,
-        base: VringBase,
-        features: RingFeatures,
-    ) -> Result<Self, GuestRingError> {
+    /// Such a ring cannot begin at `base`.
+    pub fn new(ring: GuestRing, base: VringBase, features: RingFeatures) -> Result<Self, Error> {
         match (ring, base) {
             (GuestRing::Split(ring), VringBase::Split { index }) => Ok(Self::Split(
                 split::DeviceQueue::new(ring, features.event_idx, index),
@@ -95,8 +92,8 @@ impl DeviceQueue {
     /// Takes the next available chain, if there is one.
     ///
     /// # Errors
-    /// [`GuestRingError::Guest`]: the driver broke a rule; nothing was taken.
-    pub fn pop(&mut self) -> Result<Option<Chain>, GuestRingError> {
+    /// The driver broke a rule ([`Error::violation`]); nothing was taken.
+    pub fn pop(&mut self) -> Result<Option<Chain>, Error> {
         each!(self, queue => queue.pop())
     }
 
@@ -105,8 +102,9 @@ impl DeviceQueue {
     /// one with [`DeviceQueue::publish`].
     ///
     /// # Errors
-    /// [`GuestRingError::NotInFlight`], of a packed ring; [`GuestRingError::Access`].
-    pub fn push_used(&mut self, id: u16, written: u32) -> Result<(), GuestRingError> {
+    /// The chain of a packed ring is not in flight, or with IN_ORDER not the oldest one; or guest
+    /// memory cannot be accessed.
+    pub fn push_used(&mut self, id: u16, written: u32) -> Result<(), Error> {
         each!(self, queue => queue.push_used(id, written))
     }
 
@@ -114,8 +112,8 @@ impl DeviceQueue {
     /// since the last call.
     ///
     /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn publish(&mut self) -> Result<bool, GuestRingError> {
+    /// Guest memory cannot be accessed.
+    pub fn publish(&mut self) -> Result<bool, Error> {
         each!(self, queue => queue.publish())
     }
 
@@ -123,8 +121,8 @@ impl DeviceQueue {
     /// were popped and not given back. It may change its wish at any time.
     ///
     /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn wants_interrupt(&self) -> Result<bool, GuestRingError> {
+    /// Guest memory cannot be accessed.
+    pub fn wants_interrupt(&self) -> Result<bool, Error> {
         each!(self, queue => queue.wants_interrupt())
     }
 
@@ -132,8 +130,8 @@ impl DeviceQueue {
     /// are waiting already, perhaps without a kick.
     ///
     /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn set_notifications(&mut self, enabled: bool) -> Result<bool, GuestRingError> {
+    /// Guest memory cannot be accessed.
+    pub fn set_notifications(&mut self, enabled: bool) -> Result<bool, Error> {
         each!(self, queue => queue.set_notifications(enabled))
     }
 }

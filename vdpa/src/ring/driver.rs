@@ -16,9 +16,10 @@ use std::sync::atomic::{Ordering, fence};
 use super::guest::DESCRIPTOR_F_INDIRECT;
 use super::in_order::InOrder;
 use super::{
-    Piece, QueueError, RingFeatures, RingLayout, Used, Violation, check_chain, packed, prepare,
+    Piece, RingFeatures, RingLayout, Used, Violation, cannot_begin, check_chain, packed, prepare,
     split, write_table,
 };
+use crate::Error;
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
 
@@ -32,24 +33,24 @@ pub(crate) struct RingMemory {
 }
 
 impl RingMemory {
-    pub(crate) fn load(&self, at: u64, ordering: Ordering) -> Result<u16, QueueError> {
-        Ok(self.buffer.load_u16(self.offset + at, ordering)?)
+    pub(crate) fn load(&self, at: u64, ordering: Ordering) -> Result<u16, Error> {
+        self.buffer.load_u16(self.offset + at, ordering)
     }
 
-    pub(crate) fn load_u32(&self, at: u64, ordering: Ordering) -> Result<u32, QueueError> {
-        Ok(self.buffer.load_u32(self.offset + at, ordering)?)
+    pub(crate) fn load_u32(&self, at: u64, ordering: Ordering) -> Result<u32, Error> {
+        self.buffer.load_u32(self.offset + at, ordering)
     }
 
-    pub(crate) fn store(&self, at: u64, value: u16, ordering: Ordering) -> Result<(), QueueError> {
-        Ok(self.buffer.store_u16(value, self.offset + at, ordering)?)
+    pub(crate) fn store(&self, at: u64, value: u16, ordering: Ordering) -> Result<(), Error> {
+        self.buffer.store_u16(value, self.offset + at, ordering)
     }
 
-    pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), QueueError> {
-        Ok(self.buffer.read(self.offset + at, bytes)?)
+    pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        self.buffer.read(self.offset + at, bytes)
     }
 
-    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), QueueError> {
-        Ok(self.buffer.write(self.offset + at, bytes)?)
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.buffer.write(self.offset + at, bytes)
     }
 }
 
@@ -106,14 +107,13 @@ impl DriverQueue {
     /// zeroed bytes of it as [`RingLayout::size`] says. `features` as negotiated.
     ///
     /// # Errors
-    /// [`QueueError::Size`]; [`QueueError::Memory`] if it does not fit or is
-    /// not aligned to a page.
+    /// No such ring has that size; or it does not fit, or is not aligned to a page.
     pub fn new(
         buffer: Arc<SharedBuffer>,
         size: u16,
         offset: u64,
         features: RingFeatures,
-    ) -> Result<Self, QueueError> {
+    ) -> Result<Self, Error> {
         let base = VringBase::initial(features.packed);
         Self::with_base(buffer, size, offset, features, base)
     }
@@ -122,14 +122,14 @@ impl DriverQueue {
     /// device that resumes there.
     ///
     /// # Errors
-    /// As [`DriverQueue::new`]; [`QueueError::Base`].
+    /// As [`DriverQueue::new`]; or such a ring cannot begin at `base`.
     pub fn with_base(
         buffer: Arc<SharedBuffer>,
         size: u16,
         offset: u64,
         features: RingFeatures,
         base: VringBase,
-    ) -> Result<Self, QueueError> {
+    ) -> Result<Self, Error> {
         let layout = RingLayout::new(features.format(), size)?;
         let start = prepare(&buffer, offset, layout.size())?;
         let memory = RingMemory {
@@ -144,7 +144,7 @@ impl DriverQueue {
             (RingLayout::Packed(layout), _) => {
                 Ring::Packed(packed::Driver::new(&memory, layout, base)?)
             }
-            _ => return Err(QueueError::Base { base }),
+            _ => return Err(cannot_begin(base)),
         };
         Ok(Self {
             memory,
@@ -201,9 +201,9 @@ impl DriverQueue {
     /// [`Used::head`]. The device may take it at once.
     ///
     /// # Errors
-    /// [`QueueError::Chain`] or [`QueueError::Full`], with nothing changed;
-    /// [`QueueError::Broken`].
-    pub fn add(&mut self, chain: &[Piece]) -> Result<u16, QueueError> {
+    /// No valid chain, or fewer free descriptors ([`DriverQueue::free`]) than it has pieces, with
+    /// nothing changed; or the device broke a rule before.
+    pub fn add(&mut self, chain: &[Piece]) -> Result<u16, Error> {
         self.working()?;
         let writable = check_chain(chain)?;
         self.make_available(chain, writable, 0)
@@ -214,8 +214,8 @@ impl DriverQueue {
     /// until it comes back. For rings with INDIRECT_DESC negotiated.
     ///
     /// # Errors
-    /// As [`DriverQueue::add`]; [`QueueError::Memory`] for a table that does not fit.
-    pub fn add_indirect(&mut self, chain: &[Piece], table: u64) -> Result<u16, QueueError> {
+    /// As [`DriverQueue::add`]; or the table does not fit.
+    pub fn add_indirect(&mut self, chain: &[Piece], table: u64) -> Result<u16, Error> {
         self.working()?;
         let writable = check_chain(chain)?;
         let encode = match self.ring {
@@ -227,15 +227,14 @@ impl DriverQueue {
     }
 
     /// Makes checked pieces available; `flags` are added to each descriptor.
-    fn make_available(
-        &mut self,
-        chain: &[Piece],
-        writable: u32,
-        flags: u16,
-    ) -> Result<u16, QueueError> {
+    fn make_available(&mut self, chain: &[Piece], writable: u32, flags: u16) -> Result<u16, Error> {
         let (free, wanted) = (self.free(), chain.len());
         let descriptors = u16::try_from(wanted).ok().filter(|&wanted| wanted <= free);
-        let descriptors = descriptors.ok_or(QueueError::Full { free, wanted })?;
+        let descriptors = descriptors.ok_or_else(|| {
+            Error::other(format!(
+                "the ring has {free} free descriptors and {wanted} are needed"
+            ))
+        })?;
         let memory = &self.memory;
         let head = each!(&mut self.ring, ring => ring.make_available(memory, chain, flags))?;
         if let Some(place) = self.outstanding.get_mut(usize::from(head)) {
@@ -254,8 +253,8 @@ impl DriverQueue {
     /// Whether the device wants a kick for what was added since the last call.
     ///
     /// # Errors
-    /// [`QueueError::Broken`].
-    pub fn needs_kick(&mut self) -> Result<bool, QueueError> {
+    /// The device broke a rule before.
+    pub fn needs_kick(&mut self) -> Result<bool, Error> {
         self.working()?;
         each!(&mut self.ring, ring => ring.needs_kick(&self.memory))
     }
@@ -264,17 +263,17 @@ impl DriverQueue {
     /// without a used element of their own count as written completely.
     ///
     /// # Errors
-    /// [`QueueError::Broken`] if the device broke a rule, now or before.
-    pub fn pop_used(&mut self) -> Result<Option<Used>, QueueError> {
+    /// The device broke a rule, now or before ([`Error::violation`]).
+    pub fn pop_used(&mut self) -> Result<Option<Used>, Error> {
         self.working()?;
         let popped = self.take_used();
-        if let Err(QueueError::Broken { source }) = popped {
-            self.broken = Some(source);
+        if let Err(error) = &popped {
+            self.broken = error.violation();
         }
         popped
     }
 
-    fn take_used(&mut self) -> Result<Option<Used>, QueueError> {
+    fn take_used(&mut self) -> Result<Option<Used>, Error> {
         let of_batch = self.in_order.as_mut().and_then(InOrder::take);
         let next = match of_batch {
             Some(next) => Some(next),
@@ -300,7 +299,7 @@ impl DriverQueue {
 
     /// Reads and checks the next used element; with IN_ORDER the oldest chain
     /// that it stands for. The length is that of the element's own chain.
-    fn take_element(&mut self) -> Result<Option<(u16, Option<u32>)>, QueueError> {
+    fn take_element(&mut self) -> Result<Option<(u16, Option<u32>)>, Error> {
         let outstanding = self.outstanding_count;
         let element = each!(&self.ring, ring => ring.element(&self.memory, outstanding))?;
         let Some(Element { id, written, moved }) = element else {
@@ -328,8 +327,8 @@ impl DriverQueue {
     /// `true`: chains are waiting already, perhaps without a signal.
     ///
     /// # Errors
-    /// [`QueueError::Broken`].
-    pub fn set_interrupts(&mut self, enabled: bool) -> Result<bool, QueueError> {
+    /// The device broke a rule before.
+    pub fn set_interrupts(&mut self, enabled: bool) -> Result<bool, Error> {
         self.working()?;
         self.interrupts = enabled;
         each!(&self.ring, ring => ring.set_interrupts(&self.memory, enabled))?;
@@ -340,10 +339,10 @@ impl DriverQueue {
         Ok(of_batch || each!(&self.ring, ring => ring.is_used(&self.memory))?)
     }
 
-    fn working(&self) -> Result<(), QueueError> {
+    fn working(&self) -> Result<(), Error> {
         match self.broken {
             None => Ok(()),
-            Some(source) => Err(QueueError::Broken { source }),
+            Some(violation) => Err(violation.into()),
         }
     }
 }

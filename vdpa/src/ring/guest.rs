@@ -11,8 +11,9 @@ use std::sync::atomic::Ordering;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-use super::{Direction, Piece, RingFeatures, RingFormat, packed, split};
-use crate::device::{RING_SIZE_MAX, VringAddresses, VringBase, VringError, check_areas};
+use super::{Direction, Piece, RingFeatures, RingFormat, Violation, packed, split};
+use crate::Error;
+use crate::device::{RING_SIZE_MAX, VringAddresses, VringBase, check_areas, size_not_possible};
 use crate::iova::IovaRange;
 use crate::memory::GuestMemory;
 
@@ -26,108 +27,6 @@ pub(super) const DESCRIPTOR_SIZE: u64 = 16;
 /// Descriptors that a chain may have even if the ring is smaller: virtio limits
 /// it to the ring's size, but drivers with indirect tables go further.
 const CHAIN_MIN_LIMIT: u16 = 256;
-
-/// What a guest's driver did that no driver may do (virtio 1.3, 2.7 and 2.8).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum GuestViolation {
-    /// A head or a next field is not an entry of its table.
-    #[error("descriptor {index} does not exist in a table of {size}")]
-    NoDescriptor {
-        /// The entry named.
-        index: u16,
-        /// Entries of the table.
-        size: u32,
-    },
-    /// A chain has more descriptors than the ring has entries (256 in a smaller ring), or a loop.
-    #[error("a descriptor chain is longer than the ring or loops")]
-    ChainTooLong,
-    /// A chain in a packed ring runs into descriptors that the device has already.
-    #[error("a descriptor chain runs into descriptors that are in use")]
-    Overrun,
-    /// The buffer id of a chain in a packed ring is that of a chain which the device has.
-    #[error("buffer id {id} is in use already")]
-    DuplicateId {
-        /// The id.
-        id: u16,
-    },
-    /// A table in a table, an indirect descriptor with a successor, a table whose
-    /// length is 0 or no multiple of 16, or without the feature.
-    #[error("an indirect descriptor is malformed")]
-    Indirect,
-    /// A piece for the device to read follows one for it to write.
-    #[error("a readable buffer follows a writable one")]
-    Order,
-    /// A chain with no byte in it, or with 4 GiB or more.
-    #[error("a descriptor chain has a length of 0 or of more than 4 GiB")]
-    Length,
-    /// A piece lies outside guest memory.
-    #[error("a buffer of {len} bytes at {address:#x} is not in guest memory")]
-    Outside {
-        /// Guest-physical address.
-        address: u64,
-        /// Bytes.
-        len: u32,
-    },
-    /// The avail index is further ahead than the ring has entries.
-    #[error("the avail index is {ahead} ahead in a ring of {size}")]
-    AvailJump {
-        /// Entries between what was used and the index.
-        ahead: u16,
-        /// Entries of the ring.
-        size: u16,
-    },
-}
-
-/// Why a ring in guest memory can't be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum GuestRingError {
-    /// The ring's description breaks a rule.
-    #[error("the ring cannot lie where the guest put it")]
-    Place {
-        /// The rule.
-        #[source]
-        source: VringError,
-    },
-    /// A position of a ring of the other format, outside the ring, or one with chains in flight:
-    /// those cannot be found again, for used descriptors may have taken their places.
-    #[error("a {format} ring of {size} entries cannot go on at {base}")]
-    Base {
-        /// The ring's format.
-        format: RingFormat,
-        /// Entries of the ring.
-        size: u16,
-        /// The position.
-        base: VringBase,
-    },
-    /// Guest memory refused an access that had been checked.
-    #[error("the ring in guest memory cannot be accessed at {address:#x}")]
-    Access {
-        /// Guest-physical address.
-        address: u64,
-        /// What guest memory said.
-        #[source]
-        source: vm_memory::GuestMemoryError,
-    },
-    /// The guest broke the rules.
-    #[error("the guest broke the ring")]
-    Guest {
-        /// What it did.
-        #[source]
-        source: GuestViolation,
-    },
-    /// The caller gives a chain back that is not in flight, or, with IN_ORDER, not the oldest one.
-    #[error("buffer id {id} cannot be used now")]
-    NotInFlight {
-        /// The id.
-        id: u16,
-    },
-}
-
-impl From<GuestViolation> for GuestRingError {
-    fn from(source: GuestViolation) -> Self {
-        Self::Guest { source }
-    }
-}
 
 /// Where a ring lies in guest memory; IOVA = guest-physical address.
 #[derive(Debug, Clone)]
@@ -148,14 +47,14 @@ impl Areas {
         addresses: VringAddresses,
         format: RingFormat,
         indirect: bool,
-    ) -> Result<Self, GuestRingError> {
-        let place = |source| GuestRingError::Place { source };
-        if !format.takes(size) {
-            let maximum = RING_SIZE_MAX;
-            return Err(place(VringError::Size { size, maximum }));
-        }
+    ) -> Result<Self, Error> {
         let packed = format == RingFormat::Packed;
-        check_areas(size, addresses, packed, &ram(&memory)).map_err(place)?;
+        let checked = if format.takes(size) {
+            check_areas(size, addresses, packed, &ram(&memory))
+        } else {
+            Err(size_not_possible(size, RING_SIZE_MAX))
+        };
+        checked.map_err(Error::context("the ring cannot lie where the guest put it"))?;
         Ok(Self {
             memory,
             size,
@@ -189,15 +88,19 @@ impl Areas {
         self.format
     }
 
-    /// The error for a position where this ring cannot go on.
-    pub(crate) fn cannot_begin(&self, base: VringBase) -> GuestRingError {
+    /// The error for a position where this ring cannot go on: one of a ring of the other format,
+    /// outside the ring, or with chains in flight. Those cannot be found again, for used
+    /// descriptors may have taken their places.
+    pub(crate) fn cannot_begin(&self, base: VringBase) -> Error {
         let (format, size) = (self.format, self.size);
-        GuestRingError::Base { format, size, base }
+        Error::other(format!(
+            "a {format} ring of {size} entries cannot go on at {base}"
+        ))
     }
 
     /// The descriptor at a guest-physical address, as it was at one moment: address, length, and
     /// its last two fields. Little-endian in memory.
-    pub(super) fn descriptor(&self, at: u64) -> Result<(u64, u32, u16, u16), GuestRingError> {
+    pub(super) fn descriptor(&self, at: u64) -> Result<(u64, u32, u16, u16), Error> {
         let [address, rest]: [u64; 2] =
             self.memory.read_obj(GuestAddress(at)).map_err(access(at))?;
         let [l0, l1, l2, l3, x0, x1, y0, y1] = rest.to_ne_bytes();
@@ -209,32 +112,27 @@ impl Areas {
         ))
     }
 
-    pub(super) fn load(&self, address: u64, ordering: Ordering) -> Result<u16, GuestRingError> {
+    pub(super) fn load(&self, address: u64, ordering: Ordering) -> Result<u16, Error> {
         self.memory
             .load(GuestAddress(address), ordering)
             .map(u16::from_le)
             .map_err(access(address))
     }
 
-    pub(super) fn store(
-        &self,
-        address: u64,
-        value: u16,
-        ordering: Ordering,
-    ) -> Result<(), GuestRingError> {
+    pub(super) fn store(&self, address: u64, value: u16, ordering: Ordering) -> Result<(), Error> {
         self.memory
             .store(value.to_le(), GuestAddress(address), ordering)
             .map_err(access(address))
     }
 
-    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), GuestRingError> {
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         self.memory
             .write_slice(bytes, GuestAddress(address))
             .map_err(access(address))
     }
 
-    fn check_inside(&self, address: u64, len: u32) -> Result<(), GuestViolation> {
-        let outside = GuestViolation::Outside { address, len };
+    fn check_inside(&self, address: u64, len: u32) -> Result<(), Violation> {
+        let outside = Violation::Outside { address, len };
         let count = usize::try_from(len).map_err(|_| outside)?;
         let fits = IovaRange::from_size(address, u64::from(len)).is_some()
             && self.memory.check_range(GuestAddress(address), count);
@@ -242,9 +140,14 @@ impl Areas {
     }
 }
 
-/// Guest memory failed at `address`.
-pub(super) fn access(address: u64) -> impl FnOnce(vm_memory::GuestMemoryError) -> GuestRingError {
-    move |source| GuestRingError::Access { address, source }
+/// For `map_err`: guest memory refused an access at `address` that had been checked.
+pub fn access(address: u64) -> impl FnOnce(vm_memory::GuestMemoryError) -> Error {
+    move |source| {
+        Error::other(format!(
+            "the ring in guest memory cannot be accessed at {address:#x}"
+        ))
+        .because(source)
+    }
 }
 
 /// The pieces of a chain while it is read. Each descriptor is read once, so what is checked is
@@ -273,21 +176,16 @@ impl<'a> ChainReader<'a> {
     }
 
     /// Adds a buffer; an empty one is left out.
-    pub(super) fn take(
-        &mut self,
-        address: u64,
-        len: u32,
-        flags: u16,
-    ) -> Result<(), GuestViolation> {
+    pub(super) fn take(&mut self, address: u64, len: u32, flags: u16) -> Result<(), Violation> {
         let left = self.left.checked_sub(1);
-        self.left = left.ok_or(GuestViolation::ChainTooLong)?;
+        self.left = left.ok_or(Violation::ChainTooLong)?;
         let total = self.total.checked_add(len);
-        self.total = total.ok_or(GuestViolation::Length)?;
+        self.total = total.ok_or(Violation::Length)?;
         let direction = if flags & DESCRIPTOR_F_WRITE != 0 {
             self.writable += len;
             Direction::DeviceWrites
         } else if self.writable > 0 {
-            return Err(GuestViolation::Order);
+            return Err(Violation::Order);
         } else {
             Direction::DeviceReads
         };
@@ -304,22 +202,22 @@ impl<'a> ChainReader<'a> {
 
     /// Checks the descriptor of an indirect table, the last of the chain in the ring; gives the
     /// table's entries.
-    pub(super) fn table(&self, address: u64, len: u32, flags: u16) -> Result<u32, GuestViolation> {
+    pub(super) fn table(&self, address: u64, len: u32, flags: u16) -> Result<u32, Violation> {
         let malformed = !self.areas.indirect
             || flags & DESCRIPTOR_F_NEXT != 0
             || len == 0
             || !u64::from(len).is_multiple_of(DESCRIPTOR_SIZE);
         if malformed {
-            return Err(GuestViolation::Indirect);
+            return Err(Violation::Indirect);
         }
         self.areas.check_inside(address, len)?;
         Ok(len / 16)
     }
 
     /// The end of the chain; gives the bytes that the device may write.
-    pub(super) fn finish(self) -> Result<u32, GuestViolation> {
+    pub(super) fn finish(self) -> Result<u32, Violation> {
         if self.total == 0 {
-            return Err(GuestViolation::Length);
+            return Err(Violation::Length);
         }
         Ok(self.writable)
     }
@@ -338,14 +236,14 @@ impl GuestRing {
     /// The ring of `size` entries that the guest put at `addresses`. `features` as negotiated.
     ///
     /// # Errors
-    /// [`GuestRingError::Place`]: an area is not aligned, not in guest memory or overlaps
+    /// An area is not aligned, not in guest memory or overlaps
     /// another, or no ring of that format can have that size.
     pub fn new(
         memory: Arc<GuestMemory>,
         size: u16,
         addresses: VringAddresses,
         features: RingFeatures,
-    ) -> Result<Self, GuestRingError> {
+    ) -> Result<Self, Error> {
         let RingFeatures {
             packed, indirect, ..
         } = features;

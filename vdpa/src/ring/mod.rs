@@ -29,10 +29,10 @@ pub use self::device::{Chain, DeviceQueue};
 pub use self::driver::DriverQueue;
 pub use self::guest::GuestRing;
 pub use self::layout::{PackedLayout, RingLayout, SplitLayout};
-pub use self::order::OrderError;
+use crate::Error;
 use crate::device::{RING_SIZE_MAX, VringBase};
 use crate::iova::PAGE_SIZE;
-use crate::memory::{SharedBuffer, SharedBufferError};
+use crate::memory::{SharedBuffer, not_pages};
 
 /// The format of a ring; all rings of a device have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,12 +54,13 @@ impl RingFormat {
         }
     }
 
-    fn check(self, size: u16) -> Result<(), QueueError> {
+    fn check(self, size: u16) -> Result<(), Error> {
         if self.takes(size) {
-            Ok(())
-        } else {
-            Err(QueueError::Size { size, format: self })
+            return Ok(());
         }
+        Err(Error::other(format!(
+            "a {self} ring cannot have {size} entries"
+        )))
     }
 }
 
@@ -140,56 +141,10 @@ pub struct Used {
     pub written: u32,
 }
 
-/// Why a queue can't be used.
-#[derive(Debug, thiserror::Error)]
-pub enum QueueError {
-    /// Not from 1 to 32768, or for a split ring no power of two.
-    #[error("a {format} ring cannot have {size} entries")]
-    Size {
-        /// Entries asked for.
-        size: u16,
-        /// Format asked for.
-        format: RingFormat,
-    },
-    /// The ring has another format or fewer entries, or chains would be in flight there.
-    #[error("an empty ring of this size and format cannot begin at {base}")]
-    Base {
-        /// Where it was to begin.
-        base: VringBase,
-    },
-    /// The chain has no pieces, an empty piece, more than 4 GiB, or a piece
-    /// for the device to read behind one to write (virtio 1.3, 2.7.4.2).
-    #[error("the buffers do not make a valid descriptor chain")]
-    Chain,
-    /// Not enough free descriptors.
-    #[error("the ring has {free} free descriptors and {wanted} are needed")]
-    Full {
-        /// Free ones.
-        free: u16,
-        /// Pieces of the chain.
-        wanted: usize,
-    },
-    /// The device broke the rules; the queue takes and gives nothing more
-    /// until the device is reset and the queue is made anew.
-    #[error("the device broke the ring")]
-    Broken {
-        /// What it did.
-        #[from]
-        source: Violation,
-    },
-    /// The ring does not fit the memory it was given.
-    #[error("the ring does not fit its memory")]
-    Memory {
-        /// The access that failed.
-        #[from]
-        source: SharedBufferError,
-    },
-}
-
-/// What a device did that no device may do.
+/// What a device or a guest's driver did that none may do (virtio 1.3, 2.7 and 2.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// The used index moved further than there were chains outstanding.
+    /// Device: the used index moved further than there were chains outstanding.
     #[error("the used index moved by {moved} with {outstanding} chains outstanding")]
     IndexJump {
         /// How far.
@@ -197,14 +152,14 @@ pub enum Violation {
         /// Chains that the device has.
         outstanding: u16,
     },
-    /// A used element names a chain that the device does not have.
+    /// Device: a used element names a chain that the device does not have.
     #[error("used element {id} is not outstanding")]
     NotOutstanding {
         /// The element's id.
         id: u32,
     },
-    /// A used element of a device that works in order stands for more chains
-    /// than the used index says.
+    /// Device: a used element, of a device that works in order, stands for more chains than the
+    /// used index says.
     #[error("used element {id} stands for {batch} chains and the used index moved by {moved}")]
     Batch {
         /// The element's id.
@@ -214,7 +169,7 @@ pub enum Violation {
         /// How far the index moved.
         moved: u16,
     },
-    /// The device claims to have written more than it could.
+    /// Device: it claims to have written more than it could.
     #[error("{written} bytes are said to be written into a chain that takes {offered}")]
     TooLong {
         /// Bytes the device claims.
@@ -222,23 +177,95 @@ pub enum Violation {
         /// Bytes the chain had for it.
         offered: u32,
     },
+    /// A head or a next field is not an entry of its table.
+    #[error("descriptor {index} does not exist in a table of {size}")]
+    NoDescriptor {
+        /// The entry named.
+        index: u16,
+        /// Entries of the table.
+        size: u32,
+    },
+    /// A chain has more descriptors than the ring has entries (256 in a smaller ring), or a loop.
+    #[error("a descriptor chain is longer than the ring or loops")]
+    ChainTooLong,
+    /// A chain in a packed ring runs into descriptors that the device has already.
+    #[error("a descriptor chain runs into descriptors that are in use")]
+    Overrun,
+    /// The buffer id of a chain in a packed ring is that of a chain which the device has.
+    #[error("buffer id {id} is in use already")]
+    DuplicateId {
+        /// The id.
+        id: u16,
+    },
+    /// A table in a table, an indirect descriptor with a successor, a table whose length is 0 or no
+    /// multiple of 16, or without the feature.
+    #[error("an indirect descriptor is malformed")]
+    Indirect,
+    /// A piece for the device to read follows one for it to write.
+    #[error("a readable buffer follows a writable one")]
+    Order,
+    /// A chain with no byte in it, or with 4 GiB or more.
+    #[error("a descriptor chain has a length of 0 or of more than 4 GiB")]
+    Length,
+    /// A piece lies outside guest memory.
+    #[error("a buffer of {len} bytes at {address:#x} is not in guest memory")]
+    Outside {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// The avail index is further ahead than the ring has entries.
+    #[error("the avail index is {ahead} ahead in a ring of {size}")]
+    AvailJump {
+        /// Entries between what was used and the index.
+        ahead: u16,
+        /// Entries of the ring.
+        size: u16,
+    },
+}
+
+impl Violation {
+    /// Whether it is the device that broke the rule.
+    pub(crate) fn is_by_device(self) -> bool {
+        matches!(
+            self,
+            Self::IndexJump { .. }
+                | Self::NotOutstanding { .. }
+                | Self::Batch { .. }
+                | Self::TooLong { .. }
+        )
+    }
+}
+
+/// The chain has no pieces, an empty piece, more than 4 GiB, or a piece for the device to read
+/// behind one to write (virtio 1.3, 2.7.4.2).
+pub(crate) fn no_chain() -> Error {
+    Error::other("the buffers do not make a valid descriptor chain")
+}
+
+/// The ring has another format or fewer entries, or chains would be in flight there.
+fn cannot_begin(base: VringBase) -> Error {
+    Error::other(format!(
+        "an empty ring of this size and format cannot begin at {base}"
+    ))
 }
 
 /// Checks a chain; gives the bytes that the device may write.
-fn check_chain(chain: &[Piece]) -> Result<u32, QueueError> {
+fn check_chain(chain: &[Piece]) -> Result<u32, Error> {
     let (mut total, mut writable) = (0u32, 0u32);
     for piece in chain {
-        total = total.checked_add(piece.len).ok_or(QueueError::Chain)?;
+        total = total.checked_add(piece.len).ok_or_else(no_chain)?;
         let fits = crate::iova::IovaRange::from_size(piece.iova, u64::from(piece.len));
         match piece.direction {
-            _ if fits.is_none() => return Err(QueueError::Chain),
+            _ if fits.is_none() => return Err(no_chain()),
             Direction::DeviceWrites => writable += piece.len,
-            Direction::DeviceReads if writable > 0 => return Err(QueueError::Chain),
+            Direction::DeviceReads if writable > 0 => return Err(no_chain()),
             Direction::DeviceReads => {}
         }
     }
     if chain.is_empty() {
-        Err(QueueError::Chain)
+        Err(no_chain())
     } else {
         Ok(writable)
     }
@@ -246,11 +273,10 @@ fn check_chain(chain: &[Piece]) -> Result<u32, QueueError> {
 
 /// Where a ring of `total` bytes begins as the device sees it, zeroed: a ring
 /// in used memory would begin with old indices.
-fn prepare(buffer: &SharedBuffer, offset: u64, total: u64) -> Result<u64, QueueError> {
+fn prepare(buffer: &SharedBuffer, offset: u64, total: u64) -> Result<u64, Error> {
     let start = buffer.iova(offset, total)?;
     if !offset.is_multiple_of(PAGE_SIZE) {
-        let (iova, size) = (start, total);
-        return Err(SharedBufferError::Shape { iova, size }.into());
+        return Err(not_pages(total, start));
     }
     let page = [0; 4096];
     for at in (0..total).step_by(page.len()) {
@@ -266,8 +292,8 @@ fn write_table(
     offset: u64,
     chain: &[Piece],
     encode: impl Fn(&Piece, Option<u16>) -> [u8; 16],
-) -> Result<Piece, QueueError> {
-    let entries = u16::try_from(chain.len()).map_err(|_| QueueError::Chain)?;
+) -> Result<Piece, Error> {
+    let entries = u16::try_from(chain.len()).map_err(|_| no_chain())?;
     let len = 16 * u32::from(entries);
     let iova = buffer.iova(offset, u64::from(len))?;
     for (next, piece) in (1..=entries).zip(chain) {

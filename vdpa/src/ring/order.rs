@@ -32,42 +32,41 @@ use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::guest::{GuestRingError, GuestViolation, access};
+use super::Violation;
+use super::guest::access;
 use super::split::GuestRing;
+use crate::{Error, ErrorKind};
 
 /// How often a ring is looked at, and how long its driver gets in between.
 const LOOKS: u32 = 32;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
-/// Why the next device cannot begin at the used index of a split ring.
-#[derive(Debug, thiserror::Error)]
-pub enum OrderError {
-    /// Chains were completed out of order and others are in flight, or it could not be told that it is not so.
-    #[error("the device has completed chains out of order and still holds some")]
-    OutOfOrder,
-    /// The ring cannot be read, or its driver broke it.
-    #[error("the ring does not tell what the device holds")]
-    Ring(#[from] GuestRingError),
+/// Chains were completed out of order and others are in flight, or the ring does not tell that this
+/// is not so.
+fn out_of_order() -> Error {
+    let message = "the device has completed chains out of order and still holds some, and the ring \
+                   does not say which: try again when it has used them";
+    Error::new(ErrorKind::InFlightUnknown, message)
 }
 
 /// What is read of a ring, each at a moment of its own.
 trait Fields {
-    fn used_index(&self) -> Result<u16, GuestRingError>;
-    fn avail_index(&self) -> Result<u16, GuestRingError>;
+    fn used_index(&self) -> Result<u16, Error>;
+    fn avail_index(&self) -> Result<u16, Error>;
     /// The head at a free-running position of the avail ring.
-    fn given(&self, position: u16) -> Result<u16, GuestRingError>;
+    fn given(&self, position: u16) -> Result<u16, Error>;
     /// The id at a free-running position of the used ring.
-    fn done(&self, position: u16) -> Result<u32, GuestRingError>;
+    fn done(&self, position: u16) -> Result<u32, Error>;
 }
 
 impl Fields for GuestRing {
-    fn used_index(&self) -> Result<u16, GuestRingError> {
+    fn used_index(&self) -> Result<u16, Error> {
         let index = Self::used_index(self);
         fence(Ordering::SeqCst);
         index
     }
 
-    fn avail_index(&self) -> Result<u16, GuestRingError> {
+    fn avail_index(&self) -> Result<u16, Error> {
         // After entries were read, too: the index says which of them may have been overwritten.
         fence(Ordering::SeqCst);
         let index = Self::avail_index(self);
@@ -75,11 +74,11 @@ impl Fields for GuestRing {
         index
     }
 
-    fn given(&self, position: u16) -> Result<u16, GuestRingError> {
+    fn given(&self, position: u16) -> Result<u16, Error> {
         self.avail_entry(position)
     }
 
-    fn done(&self, position: u16) -> Result<u32, GuestRingError> {
+    fn done(&self, position: u16) -> Result<u32, Error> {
         let element = 8 * u64::from(position % self.size());
         let address = self.addresses().device + 4 + element;
         let id = self.memory().read_obj::<u32>(GuestAddress(address));
@@ -95,8 +94,8 @@ impl GuestRing {
     /// the device does, the answer is about what it had completed by then. Takes a few milliseconds at most.
     ///
     /// # Errors
-    /// [`OrderError`].
-    pub fn check_order(&self) -> Result<(), OrderError> {
+    /// The kind is [`ErrorKind::InFlightUnknown`], or the ring cannot be read or is broken.
+    pub fn check_order(&self) -> Result<(), Error> {
         check(self, Window::whole(self.size()), pause)
     }
 
@@ -104,8 +103,8 @@ impl GuestRing {
     /// flight but what the entries from there on name.
     ///
     /// # Errors
-    /// [`OrderError`].
-    pub fn check_order_since(&self, begin: u16) -> Result<(), OrderError> {
+    /// The kind is [`ErrorKind::InFlightUnknown`], or the ring cannot be read or is broken.
+    pub fn check_order_since(&self, begin: u16) -> Result<(), Error> {
         let size = self.size();
         let begin = Some(begin);
         check(self, Window { size, begin }, pause)
@@ -149,7 +148,7 @@ enum Verdict {
     Open,
 }
 
-fn check(rings: &impl Fields, window: Window, mut wait: impl FnMut()) -> Result<(), OrderError> {
+fn check(rings: &impl Fields, window: Window, mut wait: impl FnMut()) -> Result<(), Error> {
     let size = window.size;
     let mut suspects: Vec<Suspect> = Vec::new();
     let mut jump = None;
@@ -162,7 +161,7 @@ fn check(rings: &impl Fields, window: Window, mut wait: impl FnMut()) -> Result<
         for suspect in suspects {
             match judge(rings, size, suspect)? {
                 Verdict::New => {}
-                Verdict::Old => return Err(OrderError::OutOfOrder),
+                Verdict::Old => return Err(out_of_order()),
                 Verdict::Open => open.push(suspect),
             }
         }
@@ -183,7 +182,7 @@ fn check(rings: &impl Fields, window: Window, mut wait: impl FnMut()) -> Result<
         }
         if suspects.is_empty() {
             return if repeats(rings, size)? {
-                Err(OrderError::OutOfOrder)
+                Err(out_of_order())
             } else {
                 Ok(())
             };
@@ -192,9 +191,9 @@ fn check(rings: &impl Fields, window: Window, mut wait: impl FnMut()) -> Result<
     match jump {
         Some(beyond) => {
             let ahead = size.saturating_add(beyond);
-            Err(GuestRingError::from(GuestViolation::AvailJump { ahead, size }).into())
+            Err(Violation::AvailJump { ahead, size }.into())
         }
-        None => Err(OrderError::OutOfOrder),
+        None => Err(out_of_order()),
     }
 }
 
@@ -204,7 +203,7 @@ fn find(
     window: Window,
     (used, available): (u16, u16),
     suspects: &mut Vec<Suspect>,
-) -> Result<(), OrderError> {
+) -> Result<(), Error> {
     let left = window.size.saturating_sub(available.wrapping_sub(used));
     let since = window.begin.map(|begin| used.wrapping_sub(begin));
     let left = since.map_or(left, |since| left.min(since));
@@ -227,7 +226,7 @@ fn find(
 }
 
 /// Whether two of the entries that nobody has used name the same head.
-fn repeats(rings: &impl Fields, size: u16) -> Result<bool, OrderError> {
+fn repeats(rings: &impl Fields, size: u16) -> Result<bool, Error> {
     let used = rings.used_index()?;
     let waiting = rings.avail_index()?.wrapping_sub(used);
     // By head: how far behind the used index it was named last.
@@ -249,7 +248,7 @@ fn overwritten(available: u16, position: u16, size: u16) -> bool {
     available.wrapping_sub(position) > size
 }
 
-fn judge(rings: &impl Fields, size: u16, suspect: Suspect) -> Result<Verdict, OrderError> {
+fn judge(rings: &impl Fields, size: u16, suspect: Suspect) -> Result<Verdict, Error> {
     let Suspect { position, head } = suspect;
     if !overwritten(rings.avail_index()?, position, size) {
         return Ok(Verdict::Open);

@@ -25,7 +25,6 @@ use std::num::Wrapping;
 pub use self::device::DeviceQueue;
 pub(crate) use self::driver::{Driver, table_entry};
 pub use self::guest::GuestRing;
-pub use self::standing::StandingError;
 use crate::device::VringBase;
 
 const DESCRIPTOR_F_AVAIL: u16 = 1 << 7;

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use vdpa::memory::GuestMemory;
 use vdpa::ring::Piece;
-use vdpa::ring::guest::GuestRingError;
+use vdpa::ring::guest::access;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
     VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
@@ -253,10 +253,9 @@ fn answer(
     status: Status,
     written: u64,
 ) -> Result<(), Error> {
-    let address = ticket.status.0;
     memory
         .write_obj(status.byte(), ticket.status)
-        .map_err(|source| Error::ring(GuestRingError::Access { address, source }))?;
+        .map_err(|source| Error::ring(access(ticket.status.0)(source)))?;
     // No overflow: a request is bounded by SEG_MAX * SIZE_MAX.
     let len = u32::try_from(written.saturating_add(1)).unwrap_or(u32::MAX);
     queue.push_used(ticket.head, len)

@@ -164,8 +164,7 @@ impl VirtioPciDevice {
     /// each queue and one for a change of the configuration, and is asked to announce itself.
     ///
     /// # Errors
-    /// It is not possible, or failed, and the present backend stays. The kind tells what the guest
-    /// has lost.
+    /// It is not possible, or failed. The present backend stays; the kind tells whether it works.
     pub fn swap(&self, successor: Successor) -> Result<Swapped, SwapFailed> {
         let Successor { backend, events } = successor;
         let mut transport = self.transport.lock();
@@ -188,7 +187,7 @@ impl VirtioPciDevice {
     /// restored from.
     ///
     /// # Errors
-    /// This device has not what the guest relies on.
+    /// This device is less than the guest relies on.
     pub fn take_place(&self, relied: &Relied) -> Result<(), Error> {
         self.transport.lock().take_place(relied)
     }

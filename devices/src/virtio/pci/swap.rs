@@ -68,7 +68,7 @@ pub struct Swapped {
 
 /// A device keeps its backend.
 pub struct SwapFailed {
-    /// Why, and by its kind what the guest has lost.
+    /// The reason. Its kind tells whether the present backend works.
     pub error: Error,
     /// The backend that was to take its place, not working. Its descriptors must be polled no longer.
     pub successor: Box<dyn Backend>,

@@ -25,9 +25,7 @@ use std::time::{Duration, Instant};
 
 use vdpa::control_queue::command::COMMAND_LEN_MAX;
 use vdpa::control_queue::queue::ANSWER_TIMEOUT;
-use vdpa::control_queue::{
-    Answer, Command, ControlQueue, ControlQueueError, ControlState, Limits, Placement,
-};
+use vdpa::control_queue::{Answer, Command, ControlQueue, ControlState, Limits, Placement};
 use vdpa::device::Device;
 use vdpa::iotlb::Iotlb;
 use vdpa::ring::{Chain, Piece, RingFeatures};
@@ -53,7 +51,7 @@ const COMMANDS_PER_TURN: usize = 32;
 const NOT_MAPPED: &str = "the control queue cannot be mapped for the device";
 
 /// For `map_err`: the VMM's control queue failed.
-fn failed(source: ControlQueueError) -> Error {
+fn failed(source: vdpa::Error) -> Error {
     Error::other("the control queue does not work").because(source)
 }
 

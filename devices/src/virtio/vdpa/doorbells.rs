@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use vdpa::device::{Device, DeviceError};
-use vdpa::doorbell::{Doorbell, DoorbellAnswer, NoDoorbell};
+use vdpa::device::Device;
+use vdpa::doorbell::{Doorbell, DoorbellAnswer};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
 use crate::Error;
@@ -90,7 +90,7 @@ impl DeviceDoorbells {
     }
 }
 
-fn no_doorbell(queue: u16, reason: NoDoorbell) -> Error {
+fn no_doorbell(queue: u16, reason: &str) -> Error {
     Error::other(format!(
         "queue {queue} has no doorbell to give to the guest: leave doorbell=on out (or say \
          doorbell=auto) to kick by eventfds"
@@ -100,7 +100,7 @@ fn no_doorbell(queue: u16, reason: NoDoorbell) -> Error {
 
 /// What an answer about one queue comes to.
 fn choose(
-    answer: Result<DoorbellAnswer, DeviceError>,
+    answer: Result<DoorbellAnswer, vdpa::Error>,
     id: &str,
     queue: u16,
     mode: DoorbellMode,
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     fn absent(mode: DoorbellMode, queue: u16) -> Result<Option<Arc<Doorbell>>, Error> {
-        let answer = Ok(DoorbellAnswer::Absent(NoDoorbell::NotOffered));
+        let answer = Ok(DoorbellAnswer::Absent("try page-per-vq"));
         choose(answer, "test", queue, mode)
     }
 
@@ -147,9 +147,8 @@ mod tests {
     #[test]
     fn a_failure_is_told_but_does_not_stop_auto() {
         let failed = || {
-            Err(DeviceError::Unable {
-                ability: "be mapped",
-            })
+            let message = "the device cannot be mapped";
+            Err(vdpa::Error::new(vdpa::ErrorKind::Other, message))
         };
         let auto = choose(failed(), "test", 0, DoorbellMode::Auto);
         assert!(auto.unwrap().is_none());

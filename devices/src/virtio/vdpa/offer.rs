@@ -11,7 +11,7 @@
 //! bit or not. This file owns the decision and its log lines. It must not know how the
 //! features are carried out.
 
-use vdpa::device::{Device, DeviceError, DeviceInfo};
+use vdpa::device::{Device, DeviceInfo};
 use vdpa::features::{self, Policy};
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_RESET;
@@ -44,7 +44,7 @@ impl Offer {
     ///
     /// # Errors
     /// The device was not reset.
-    pub(super) fn new(device: &Device, id: &str, mac_given: bool) -> Result<Self, DeviceError> {
+    pub(super) fn new(device: &Device, id: &str, mac_given: bool) -> Result<Self, vdpa::Error> {
         let info = device.info();
         let needed = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
         let abilities = Abilities {

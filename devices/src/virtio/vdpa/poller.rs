@@ -13,6 +13,7 @@
 //! it sees rings in guest memory and eventfds.
 
 use std::collections::BTreeMap;
+use std::error::Error as StdError;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -200,8 +201,8 @@ fn relay(set: &mut RelaySet, shared: &Shared) {
             Err(error) => {
                 // Its driver has to reset the device; the other queues go on until then.
                 tracing::error!(
-                    error = &error as &dyn std::error::Error,
-                    cause = error.source.to_string(),
+                    error = &error as &dyn StdError,
+                    cause = StdError::source(&error).map(ToString::to_string),
                     "a relayed queue is broken until the device's reset"
                 );
                 signal(&shared.failed);

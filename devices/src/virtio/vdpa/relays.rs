@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use vdpa::control_queue::Command;
 use vdpa::device::State;
-use vdpa::relay::{Prepared, RelaySet, Strategy, TransitionError, choose};
+use vdpa::relay::{Prepared, RelaySet, Strategy, choose};
 use vdpa::uapi::BackendFeatures;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -267,7 +267,9 @@ impl VdpaBackend {
         let set = poller.park()?;
         let before: Vec<(u16, Strategy)> = set.strategies().collect();
         let changed = match plan.way {
-            Way::InPlace => set.change(&mut self.rings.device, &targets, &*self.rings.memory),
+            Way::InPlace => set
+                .change(&mut self.rings.device, &targets, &*self.rings.memory)
+                .map_err(Error::relay),
             Way::Restart => {
                 set.can_restart().map_err(Error::relay)?;
                 self.reset_for_restart()?;
@@ -300,7 +302,7 @@ impl VdpaBackend {
             }
             _ => {}
         }
-        Err(Error::relay(error))
+        Err(error)
     }
 
     /// A device that was suspended may have missed the kick of a command.
@@ -310,10 +312,10 @@ impl VdpaBackend {
         }
     }
 
-    fn halted(&self, error: &TransitionError) {
+    fn halted(&self, error: &(dyn StdError + 'static)) {
         tracing::error!(
             device = %self.rings.id,
-            error = error as &dyn StdError,
+            error,
             "the device cannot be brought up again"
         );
     }
@@ -341,18 +343,15 @@ impl VdpaBackend {
     /// ```text
     ///   memory mapped -> FEATURES_OK -> control queue -> rings, DRIVER_OK -> commands again
     /// ```
-    fn bring_up(
-        &mut self,
-        set: &mut RelaySet,
-        targets: &[(u16, Strategy)],
-    ) -> Result<(), TransitionError> {
-        let rings = set.prepare_start(targets, &[], &*self.rings.memory)?;
+    fn bring_up(&mut self, set: &mut RelaySet, targets: &[(u16, Strategy)]) -> Result<(), Error> {
+        let rings = set.prepare_start(targets, &[], &*self.rings.memory);
+        let rings = rings.map_err(Error::relay)?;
         if let Err(source) = self.negotiate_again() {
             if self.rings.device.state() == State::Negotiated {
                 let _ = self.rings.device.reset();
             }
-            let source = source.into();
-            return Err(TransitionError::Negotiate { source });
+            let message = "the device cannot be brought up again after its reset";
+            return Err(Error::other(message).because(source));
         }
         self.start_set(set, rings, &self.commands_again())
     }
@@ -378,12 +377,13 @@ impl VdpaBackend {
         set: &mut RelaySet,
         rings: Prepared,
         replay: &[Command],
-    ) -> Result<(), TransitionError> {
+    ) -> Result<(), Error> {
         let control = self.control.as_mut();
-        set.start(&mut self.rings.device, rings, || match control {
+        let started = set.start(&mut self.rings.device, rings, || match control {
             Some(control) => Ok(control.replay(replay)?),
             None => Ok(()),
-        })
+        });
+        started.map_err(Error::relay)
     }
 
     /// The commands that give a device that was reset what it had.

@@ -9,7 +9,7 @@ use vdpa::device::{Device, State, VringAddresses, VringBase, VringConfig};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::{DmaRegion as _, GuestRegion};
-use vdpa::relay::{RelaySet, RelaySetError, RelayedQueue};
+use vdpa::relay::{RelaySet, RelayedQueue};
 use vdpa::ring::{GuestRing, RingFeatures};
 use vdpa::uapi::BackendFeatures;
 use vdpa::window::PrivateWindow;
@@ -187,17 +187,11 @@ impl Rings {
             queue.addresses.size,
             vring_addresses(&queue.addresses),
             RingFeatures::of(features),
-        );
-        let not_guests = |source| {
-            let source = RelaySetError::Guest {
-                queue: index,
-                source,
-            };
-            Error::other(NOT_RELAYED).because(source)
-        };
+        )
+        .map_err(RelayedQueue::refused(index));
         Ok(RelayedQueue {
             index,
-            ring: ring.map_err(not_guests)?,
+            ring: ring.map_err(Error::context(NOT_RELAYED))?,
             kick: Arc::clone(&queue.kick),
             call: Arc::clone(queue.call.as_ref().unwrap_or(&self.unrouted)),
         })

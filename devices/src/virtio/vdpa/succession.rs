@@ -37,8 +37,7 @@ use serde::{Deserialize, Serialize};
 use vdpa::device::{Device, Operation, VringBase};
 use vdpa::memory::GuestMemory;
 use vdpa::netdev::VirtioNetConfig;
-use vdpa::ring::guest::{GuestRingError, GuestViolation};
-use vdpa::ring::{OrderError, RingFeatures, packed, split};
+use vdpa::ring::{RingFeatures, Violation, packed, split};
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
@@ -424,7 +423,7 @@ fn in_flight_unknown(queue: u16) -> Error {
 }
 
 /// The guest's driver, or its device, broke the ring.
-fn broken_ring(queue: u16, source: GuestRingError) -> Error {
+fn broken_ring(queue: u16, source: vdpa::Error) -> Error {
     let message = format!(
         "queue {queue} is broken: the guest's driver must reset the device, as unbind and bind do"
     );
@@ -465,7 +464,7 @@ fn check_jump(
     if ahead <= size {
         return Ok(());
     }
-    let source = GuestViolation::AvailJump { ahead, size };
+    let source = Violation::AvailJump { ahead, size };
     Err(broken_ring(queue, source.into()))
 }
 
@@ -485,9 +484,9 @@ fn check_order(
         Some(begin) => ring.check_order_since(begin),
         None => ring.check_order(),
     };
-    order.map_err(|error| match error {
-        OrderError::OutOfOrder => in_flight_unknown(queue),
-        OrderError::Ring(source) => broken_ring(queue, source),
+    order.map_err(|error| match error.kind() {
+        vdpa::ErrorKind::InFlightUnknown => in_flight_unknown(queue),
+        _ => broken_ring(queue, error),
     })
 }
 

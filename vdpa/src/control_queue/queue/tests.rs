@@ -81,10 +81,8 @@ fn a_command_reaches_the_device_and_its_answer_comes_back() {
     for round in 0..100u32 {
         queue.submit(&COMMAND).unwrap();
         assert_eq!(queue.kick.read().unwrap(), 1);
-        assert!(matches!(
-            queue.submit(&COMMAND),
-            Err(ControlQueueError::Busy)
-        ));
+        let busy = queue.submit(&COMMAND).unwrap_err();
+        assert!(busy.to_string().contains("waits for its answer already"));
         assert_eq!(model.command(&queue), COMMAND.encode().unwrap());
         assert_eq!(queue.poll().unwrap(), None);
         let id = u32::from(queue.in_flight.unwrap());
@@ -201,7 +199,11 @@ fn execute_waits_for_the_call_and_not_for_ever() {
     let (mut queue, mut model) = pair();
     let timeout = Duration::from_millis(20);
     let error = queue.execute(&COMMAND, timeout).unwrap_err();
-    assert!(matches!(error, ControlQueueError::Timeout { .. }));
+    assert!(
+        error
+            .to_string()
+            .contains("did not answer a control command")
+    );
     assert!(queue.is_busy());
     model.answer(Some(0), 0, 1);
     assert_eq!(queue.poll().unwrap(), Some(Answer::Ok));

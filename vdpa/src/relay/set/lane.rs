@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::{RelaySetError, RelayedQueue, TransitionError};
-use crate::device::{DeviceError, VringAddresses, VringBase, VringConfig};
+use super::RelayedQueue;
+use crate::device::{VringAddresses, VringBase, VringConfig};
 use crate::iotlb::{Access, Iotlb, Mapping};
 use crate::iova::IovaRange;
 use crate::memory::SharedBuffer;
 use crate::relay::ring::begin_at_used;
-use crate::relay::{Dirty, MediatedQueue, Relay, RelayError, ShadowQueue, Strategy};
+use crate::relay::{Dirty, MediatedQueue, Relay, ShadowQueue, Strategy, in_flight_unknown};
 use crate::ring::guest::ram;
 use crate::ring::{GuestRing, RingFormat, RingLayout};
 use crate::window::PrivateWindow;
+use crate::{Error, ErrorKind};
 
 /// Largest private ring. More entries than the guest's ring has are of use
 /// where its chains are indirect, which ours are not.
@@ -26,6 +27,8 @@ pub(super) enum Mode {
     Mediated(MediatedQueue),
     Shadowed(Box<ShadowQueue>),
 }
+
+const NOT_MAPPED: &str = "the private rings cannot be mapped";
 
 impl Mode {
     pub(super) fn relay(&mut self) -> Option<&mut dyn Relay> {
@@ -65,7 +68,7 @@ impl Lane {
         maximum: u16,
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
-    ) -> Result<Self, RelaySetError> {
+    ) -> Result<Self, Error> {
         let guest = queue.ring.size();
         let most = maximum.min(PRIVATE_ENTRIES_MAX).max(guest);
         // The largest power of two that is not above; `guest` is one, or the kernel would
@@ -75,14 +78,14 @@ impl Lane {
             .map_or(guest, |log| 1 << log)
             .max(guest);
         let layout = RingLayout::new(queue.ring.format(), entries)
-            .map_err(|source| RelaySetError::Ring { source })?;
+            .map_err(Error::context("no private ring can be made"))?;
         let size = match queue.ring {
             GuestRing::Split(_) => layout.size() + MediatedQueue::memory_size(guest),
             GuestRing::Packed(_) => layout.size(),
         };
         let iova = window
             .allocate(size)
-            .map_err(|source| RelaySetError::Window { source })?;
+            .map_err(Error::context("the private rings have no addresses"))?;
         let lane = Self::map(queue, layout, (iova, size), iotlb);
         if lane.is_err() {
             window.release(iova);
@@ -95,12 +98,12 @@ impl Lane {
         layout: RingLayout,
         (iova, size): (u64, u64),
         iotlb: &mut Iotlb,
-    ) -> Result<Self, RelaySetError> {
+    ) -> Result<Self, Error> {
         let private = SharedBuffer::new(size, iova)
             .map(Arc::new)
-            .map_err(|source| RelaySetError::Memory { source })?;
-        let event =
-            || EventFd::new(EFD_NONBLOCK).map_err(|source| RelaySetError::EventFd { source });
+            .map_err(Error::context("the private rings have no memory"))?;
+        let no_event = "no eventfd can be made";
+        let event = || EventFd::new(EFD_NONBLOCK).map_err(Error::context(no_event));
         let (kick, hint) = (event()?, event()?);
         // All of it or nothing: a batch that is dropped is rolled back.
         let read_only = layout.writable_offset();
@@ -118,7 +121,7 @@ impl Lane {
             }
             batch.commit()
         });
-        mapped.map_err(|source| RelaySetError::Map { source })?;
+        mapped.map_err(Error::context(NOT_MAPPED))?;
         Ok(Self {
             queue,
             private,
@@ -131,18 +134,14 @@ impl Lane {
     }
 
     /// Gives the private memory back. The device must not know it any more.
-    pub(super) fn unmap(
-        self,
-        iotlb: &mut Iotlb,
-        window: &mut PrivateWindow,
-    ) -> Result<(), RelaySetError> {
+    pub(super) fn unmap(self, iotlb: &mut Iotlb, window: &mut PrivateWindow) -> Result<(), Error> {
         let iova = self.private.range().first();
         let unmapped = iotlb.batch(0).and_then(|mut batch| {
             batch.unmap(iova)?;
             batch.unmap(iova + self.layout.writable_offset())?;
             batch.commit()
         });
-        unmapped.map_err(|source| RelaySetError::Map { source })?;
+        unmapped.map_err(Error::context(NOT_MAPPED))?;
         // Only now: what is still mapped must not be given to anybody else.
         window.release(iova);
         Ok(())
@@ -155,7 +154,7 @@ impl Lane {
         features: Features,
         stands: VringBase,
         base: VringBase,
-    ) -> Result<Mode, RelayError> {
+    ) -> Result<Mode, Error> {
         let private = Arc::clone(&self.private);
         Ok(match strategy {
             Strategy::Direct => Mode::Direct,
@@ -170,7 +169,7 @@ impl Lane {
                         index,
                     )?)
                 }
-                (ring, _) => return Err(ring.cannot_begin(base).into()),
+                (ring, _) => return Err(ring.cannot_begin(base)),
             },
             Strategy::Shadowed => {
                 let mut queue = ShadowQueue::new(
@@ -213,11 +212,21 @@ impl Lane {
         }
     }
 
-    pub(super) fn failed(&self, source: impl Into<RelayError>) -> TransitionError {
-        TransitionError::Queue {
-            queue: self.queue.index,
-            source: source.into(),
-        }
+    /// A relay failed.
+    pub(super) fn failed(&self, source: Error) -> Error {
+        let queue = self.queue.index;
+        let message = format!("queue {queue} cannot change how it reaches the device");
+        self.blamed(message, source)
+    }
+
+    /// An error about this queue, of the kind of its source.
+    pub(super) fn blamed(&self, message: String, source: Error) -> Error {
+        let queue = Some(self.queue.index);
+        let kind = match source.kind() {
+            ErrorKind::BrokenByGuest { .. } => ErrorKind::BrokenByGuest { queue },
+            kind => kind,
+        };
+        Error::new(kind, message).because(source)
     }
 
     pub(super) fn is_packed(&self) -> bool {
@@ -231,7 +240,7 @@ impl Lane {
 
     /// Brings the guest's ring into a state in which a device can take it over;
     /// gives where.
-    pub(super) fn settle(&mut self, dirty: &dyn Dirty) -> Result<VringBase, TransitionError> {
+    pub(super) fn settle(&mut self, dirty: &dyn Dirty) -> Result<VringBase, Error> {
         let settled = match self.mode.relay() {
             None => self.queue.ring.used(),
             Some(relay) => relay
@@ -244,17 +253,11 @@ impl Lane {
 
     /// After [`Lane::settle`] or [`Lane::take_over`] failed with `error`: where the next device begins so that it takes again
     /// what this one has taken and not used, if only that was not known and the guest's ring tells.
-    pub(super) fn taken_again(&self, error: TransitionError) -> Result<VringBase, TransitionError> {
+    pub(super) fn taken_again(&self, error: Error) -> Result<VringBase, Error> {
         let GuestRing::Split(ring) = &self.queue.ring else {
             return Err(error);
         };
-        let uncounted = matches!(
-            error,
-            TransitionError::Queue {
-                source: RelayError::InFlightUnknown { .. },
-                ..
-            }
-        );
+        let uncounted = error.kind() == ErrorKind::InFlightUnknown;
         // It was seen, whatever the ring still shows.
         let disordered = matches!(&self.mode, Mode::Mediated(queue) if queue.is_disordered());
         if !uncounted || disordered || ring.check_order().is_err() {
@@ -281,14 +284,11 @@ impl Lane {
     /// Where a direct ring is taken over by a shadow: `stopped` is where the suspended device says
     /// that it stopped. It must hold nothing. A parent that has no ring state to tell is
     /// taken to have completed in order.
-    pub(super) fn take_over(
-        &self,
-        stopped: Result<VringBase, DeviceError>,
-    ) -> Result<VringBase, TransitionError> {
+    pub(super) fn take_over(&self, stopped: Result<VringBase, Error>) -> Result<VringBase, Error> {
         let stands = match (self.is_packed(), stopped) {
             (true, Ok(stopped)) => match stopped.packed_in_flight(self.queue.ring.size()) {
                 0 => Ok(begin_at_used(stopped)),
-                descriptors => Err(RelayError::PackedInFlight { descriptors }),
+                descriptors => Err(packed_in_flight(descriptors)),
             },
             (false, Ok(VringBase::Split { index })) => self.queue.ring.used().and_then(|used| {
                 let unknown = match used {
@@ -296,7 +296,7 @@ impl Lane {
                     VringBase::Packed { .. } => 0,
                 };
                 if unknown > 0 {
-                    return Err(RelayError::InFlightUnknown { unknown });
+                    return Err(in_flight_unknown(unknown));
                 }
                 Ok(used)
             }),
@@ -320,11 +320,21 @@ impl Lane {
     }
 
     /// One spurious kick and one spurious interrupt.
-    pub(super) fn nudge(&self) -> Result<(), TransitionError> {
+    pub(super) fn nudge(&self) -> Result<(), Error> {
         self.kick_device()
             .and_then(|()| signal(&self.queue.call))
-            .map_err(|source| TransitionError::Signal { source })
+            .map_err(Error::context("an eventfd cannot be signalled"))
     }
+}
+
+/// The device holds chains of a packed ring, whose descriptors it may have overwritten with used
+/// ones of others.
+fn packed_in_flight(descriptors: u16) -> Error {
+    let message = format!(
+        "the device still holds {descriptors} descriptors of its packed ring and may have \
+         overwritten them: try again when it has used them"
+    );
+    Error::new(ErrorKind::InFlightUnknown, message)
 }
 
 /// Signals an eventfd; one whose counter is full is signalled already.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::lane::{Lane, Mode};
-use super::{RelaySet, RelaySetError, RelayedQueue, TransitionError};
+use super::{RelaySet, RelayedQueue, no_such_queue, refused};
+use crate::Error;
 use crate::device::{Device, DeviceInfo, State, VringBase};
 use crate::iotlb::Iotlb;
 use crate::relay::{Dirty, Strategy};
@@ -45,7 +46,7 @@ impl RelaySet {
         &mut self,
         device: &Device,
         dirty: &dyn Dirty,
-    ) -> Result<Vec<(u16, VringBase)>, TransitionError> {
+    ) -> Result<Vec<(u16, VringBase)>, Error> {
         let in_order = self.features.in_order;
         let lanes = self.lanes.iter_mut();
         lanes
@@ -66,7 +67,7 @@ impl RelaySet {
     /// Takes a queue from a suspended device and from the set.
     ///
     /// # Errors
-    /// [`TransitionError`]; the queue may be disabled then, and only a reset makes it whole.
+    /// The device refuses; the queue may be disabled then, and only a reset makes it whole.
     pub fn remove(
         &mut self,
         queue: u16,
@@ -74,25 +75,21 @@ impl RelaySet {
         dirty: &dyn Dirty,
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
-    ) -> Result<(), TransitionError> {
+    ) -> Result<(), Error> {
         let position = self.lanes.iter().position(|lane| lane.queue.index == queue);
-        let position = position.ok_or(TransitionError::NoSuchQueue { queue })?;
-        device
-            .park_vring(queue)
-            .map_err(|source| TransitionError::Device { source })?;
+        let position = position.ok_or_else(|| no_such_queue(queue))?;
+        device.park_vring(queue).map_err(refused)?;
         let mut lane = self.lanes.swap_remove(position);
         lane.last_pass(dirty);
         lane.unmap(iotlb, window)
-            .map_err(|source| TransitionError::Private {
-                queue,
-                source: Box::new(source),
-            })
+            .map_err(|source| private_failed(queue, source))
     }
 
     /// Gives a suspended device a queue, new to it and to the set, that stands at its start.
     ///
     /// # Errors
-    /// [`TransitionError`]; the queue may be half set up then, and only a reset makes it whole.
+    /// As [`RelaySet::new`], or the device refuses; the queue may be half set up then, and only a
+    /// reset makes it whole.
     pub fn add(
         &mut self,
         queue: RelayedQueue,
@@ -100,13 +97,10 @@ impl RelaySet {
         device: &mut Device,
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
-    ) -> Result<(), TransitionError> {
+    ) -> Result<(), Error> {
         let index = queue.index;
         self.push(device.info(), queue, iotlb, window)
-            .map_err(|source| TransitionError::Private {
-                queue: index,
-                source: Box::new(source),
-            })?;
+            .map_err(|source| private_failed(index, source))?;
         let wanted = self.check(&[(index, strategy)])?;
         for (position, strategy) in wanted {
             let features = self.features;
@@ -131,7 +125,7 @@ impl RelaySet {
         dirty: &dyn Dirty,
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
-    ) -> Result<(), RelaySetError> {
+    ) -> Result<(), Error> {
         for lane in &mut self.lanes {
             lane.last_pass(dirty);
         }
@@ -143,7 +137,7 @@ impl RelaySet {
         self,
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
-    ) -> Result<(), RelaySetError> {
+    ) -> Result<(), Error> {
         let mut result = Ok(());
         for lane in self.lanes {
             result = result.and(lane.unmap(iotlb, window));
@@ -158,20 +152,24 @@ impl RelaySet {
         queue: RelayedQueue,
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
-    ) -> Result<(), RelaySetError> {
+    ) -> Result<(), Error> {
         let (found, negotiated) = (queue.ring.format(), self.features.format);
         if found != negotiated {
             let queue = queue.index;
-            return Err(RelaySetError::Format {
-                queue,
-                found,
-                negotiated,
-            });
+            return Err(Error::other(format!(
+                "the ring of queue {queue} is {found} and {negotiated} rings were negotiated"
+            )));
         }
         let known = info.queue(queue.index);
-        let known = known.map_err(|source| RelaySetError::Device { source })?;
+        let known = known.map_err(Error::context("the queue cannot be relayed"))?;
         let lane = Lane::new(queue, known.max_size, iotlb, window)?;
         self.lanes.push(lane);
         Ok(())
     }
+}
+
+/// A queue's private memory can't be had, or not be given back.
+fn private_failed(queue: u16, source: Error) -> Error {
+    let message = format!("the private memory of queue {queue} cannot be changed");
+    Error::other(message).because(source)
 }

@@ -8,10 +8,10 @@ use proptest::prelude::*;
 use super::model::{ADDRESSES, SIZE, Space, World, buffer, layout};
 use crate::device::VringBase;
 use crate::memory::SharedBuffer;
-use crate::relay::{MediatedQueue, Relay, RelayError, ShadowQueue, Strategy as How};
-use crate::ring::guest::{GuestRingError, GuestViolation};
+use crate::relay::{MediatedQueue, Relay, ShadowQueue, Strategy as How};
+use crate::ring::Violation;
 use crate::ring::split::{DeviceQueue, GuestRing};
-use crate::ring::{QueueError, Violation};
+use crate::{Error, ErrorKind};
 
 /// A world with four chains taken by the device.
 fn four(how: How) -> World {
@@ -26,17 +26,12 @@ fn four(how: How) -> World {
     world
 }
 
-fn violation(error: RelayError) -> Violation {
-    match error {
-        RelayError::Device { source }
-        | RelayError::Private {
-            source: QueueError::Broken { source },
-        } => source,
-        other => panic!("{other:?}"),
-    }
+fn violation(error: Error) -> Violation {
+    assert_eq!(error.kind(), ErrorKind::BrokenByDevice);
+    error.violation().unwrap()
 }
 
-fn pass(world: &mut World) -> Result<(), RelayError> {
+fn pass(world: &mut World) -> Result<(), Error> {
     let relay = world.relay.as_mut().unwrap();
     relay.pass(&world.log).map(drop)
 }
@@ -127,21 +122,19 @@ fn chains_that_break_a_rule_are_refused() {
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;
     const INDIRECT: u16 = 4;
-    let wrong = |descriptors: &[_], table: &[_], expected: GuestViolation| {
+    let wrong = |descriptors: &[_], table: &[_], expected: Violation| {
         let mut queue = DeviceQueue::new(ring_with(descriptors, table), false, 0);
-        match queue.pop() {
-            Err(GuestRingError::Guest { source }) => assert_eq!(source, expected),
-            other => panic!("{other:?}, not {expected:?}"),
-        }
+        let error = queue.pop().unwrap_err();
+        assert_eq!(error.violation(), Some(expected));
         assert_eq!(queue.positions(), (0, 0));
     };
     let table = (0x8000, 32, INDIRECT, 0);
-    wrong(&[(0, 1, NEXT, 0)], &[], GuestViolation::ChainTooLong);
-    wrong(&[(0, 0, NEXT, 0)], &[], GuestViolation::ChainTooLong);
+    wrong(&[(0, 1, NEXT, 0)], &[], Violation::ChainTooLong);
+    wrong(&[(0, 0, NEXT, 0)], &[], Violation::ChainTooLong);
     wrong(
         &[(0, 1, NEXT, SIZE)],
         &[],
-        GuestViolation::NoDescriptor {
+        Violation::NoDescriptor {
             index: SIZE,
             size: 8,
         },
@@ -149,14 +142,14 @@ fn chains_that_break_a_rule_are_refused() {
     wrong(
         &[(0, 1, WRITE | NEXT, 1), (0, 1, 0, 0)],
         &[],
-        GuestViolation::Order,
+        Violation::Order,
     );
-    wrong(&[(0, 0, 0, 0)], &[], GuestViolation::Length);
+    wrong(&[(0, 0, 0, 0)], &[], Violation::Length);
     let (all, half) = (0xf_ffff, 0x8000_0000);
     wrong(
         &[(all, 2, 0, 0)],
         &[],
-        GuestViolation::Outside {
+        Violation::Outside {
             address: all,
             len: 2,
         },
@@ -164,7 +157,7 @@ fn chains_that_break_a_rule_are_refused() {
     wrong(
         &[(u64::MAX, 2, 0, 0)],
         &[],
-        GuestViolation::Outside {
+        Violation::Outside {
             address: u64::MAX,
             len: 2,
         },
@@ -173,7 +166,7 @@ fn chains_that_break_a_rule_are_refused() {
     wrong(
         &[(1 << 40, 1, WRITE, 0)],
         &[],
-        GuestViolation::Outside {
+        Violation::Outside {
             address: 1 << 40,
             len: 1,
         },
@@ -181,40 +174,36 @@ fn chains_that_break_a_rule_are_refused() {
     wrong(
         &[(0, half, 0, 0)],
         &[],
-        GuestViolation::Outside {
+        Violation::Outside {
             address: 0,
             len: half,
         },
     );
     for len in [0, 15, 17] {
-        wrong(&[(0x8000, len, INDIRECT, 0)], &[], GuestViolation::Indirect);
+        wrong(&[(0x8000, len, INDIRECT, 0)], &[], Violation::Indirect);
     }
     wrong(
         &[(0x8000, 16, INDIRECT | NEXT, 1)],
         &[],
-        GuestViolation::Indirect,
+        Violation::Indirect,
     );
-    wrong(
-        &[table],
-        &[(0x8000, 16, INDIRECT, 0)],
-        GuestViolation::Indirect,
-    );
-    wrong(&[table], &[(0, 1, NEXT, 0)], GuestViolation::ChainTooLong);
+    wrong(&[table], &[(0x8000, 16, INDIRECT, 0)], Violation::Indirect);
+    wrong(&[table], &[(0, 1, NEXT, 0)], Violation::ChainTooLong);
     wrong(
         &[table],
         &[(0, 1, NEXT, 2)],
-        GuestViolation::NoDescriptor { index: 2, size: 2 },
+        Violation::NoDescriptor { index: 2, size: 2 },
     );
     let address = 0xf_fff0;
     wrong(
         &[(address, 32, INDIRECT, 0)],
         &[],
-        GuestViolation::Outside { address, len: 32 },
+        Violation::Outside { address, len: 32 },
     );
     // 256 descriptors, and not one more, the buffers before the table counted.
     let long: Vec<_> = (1..=256).map(|next| (0, 1, NEXT, next)).collect();
     let (before, big) = ((0, 1, NEXT, 1), (0x8000, 16 * 256, INDIRECT, 0));
-    wrong(&[before, big], &long, GuestViolation::ChainTooLong);
+    wrong(&[before, big], &long, Violation::ChainTooLong);
     let mut fits = long.clone();
     fits[254] = (0, 1, 0, 0);
     let mut queue = DeviceQueue::new(ring_with(&[before, big], &fits), false, 0);
@@ -232,10 +221,20 @@ fn rings_must_lie_in_guest_memory() {
     }
     let small = Arc::new(SharedBuffer::new(4096, 1 << 41).unwrap());
     let queue = MediatedQueue::new(world.ring(), Arc::clone(&small), 4096, false, false, 0);
-    assert!(matches!(queue, Err(RelayError::Memory { .. })));
+    assert!(
+        queue
+            .unwrap_err()
+            .to_string()
+            .contains("of a shared buffer of")
+    );
     let base = VringBase::initial(false);
     let queue = ShadowQueue::new(world.ring().into(), base, small, SIZE, 0, false, base);
-    assert!(matches!(queue, Err(RelayError::Private { .. })));
+    assert!(
+        queue
+            .unwrap_err()
+            .to_string()
+            .contains("of a shared buffer of")
+    );
 }
 
 /// With IN_ORDER one element stands for all before it, and all are reported.

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::super::{Dirty, MediatedQueue, Relay, RelayError, ShadowQueue, Signals, Strategy};
+use super::super::{Dirty, MediatedQueue, Relay, ShadowQueue, Signals, Strategy};
+use crate::Error;
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::{GuestMemory, SharedBuffer};
 use crate::ring::SplitLayout;
@@ -414,7 +415,7 @@ impl World {
     }
 
     /// The steps of `RelaySet::change`, with the model for a device.
-    pub(super) fn change(&mut self, target: Strategy) -> Result<(), RelayError> {
+    pub(super) fn change(&mut self, target: Strategy) -> Result<(), Error> {
         let now = self.strategy();
         if now == target {
             return Ok(());

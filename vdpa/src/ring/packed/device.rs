@@ -9,14 +9,15 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::super::guest::{
     ChainReader, DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, DESCRIPTOR_SIZE,
-    GuestRingError, GuestViolation, access,
+    access,
 };
-use super::super::{Chain, RingFeatures};
+use super::super::{Chain, RingFeatures, Violation};
 use super::guest::{Descriptor, GuestRing};
 use super::{
     DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, DESCRIPTOR_FLAGS, EVENT_FLAGS, EVENT_FLAGS_DESC,
     Position, base_of, event_flags, event_wanted,
 };
+use crate::Error;
 use crate::device::VringBase;
 
 /// What is known of a chain in flight.
@@ -57,12 +58,12 @@ impl DeviceQueue {
     /// Takes a ring over at `base`, with nothing in flight. `features` as negotiated.
     ///
     /// # Errors
-    /// [`GuestRingError::Base`].
+    /// Such a ring cannot begin at `base`.
     pub(crate) fn new(
         ring: GuestRing,
         base: VringBase,
         features: RingFeatures,
-    ) -> Result<Self, GuestRingError> {
+    ) -> Result<Self, Error> {
         let size = ring.size();
         let position = match Position::of(base) {
             Some((available, used)) if available == used && used.index < size => used,
@@ -98,7 +99,7 @@ impl DeviceQueue {
         self.in_flight.len()
     }
 
-    pub(crate) fn pop(&mut self) -> Result<Option<Chain>, GuestRingError> {
+    pub(crate) fn pop(&mut self) -> Result<Option<Chain>, Error> {
         // Acquire: the chain must not be read before the flags that make it ours.
         if !self.is_available(Ordering::Acquire)? {
             return Ok(None);
@@ -111,7 +112,7 @@ impl DeviceQueue {
         let (mut first, mut rest) = (None, Vec::new());
         let (first, id) = loop {
             if descriptors == room {
-                return Err(GuestViolation::Overrun.into());
+                return Err(Violation::Overrun.into());
             }
             descriptors += 1;
             let descriptor = self.ring.read_entry(position.index)?;
@@ -135,7 +136,7 @@ impl DeviceQueue {
         };
         reader.finish()?;
         if self.in_flight.contains_key(&id) {
-            return Err(GuestViolation::DuplicateId { id }.into());
+            return Err(Violation::DuplicateId { id }.into());
         }
         let sequence = self.popped;
         self.popped += 1;
@@ -155,28 +156,24 @@ impl DeviceQueue {
 
     /// The descriptors of an indirect table: one behind the other, and of their
     /// flags only WRITE counts (virtio 1.3, 2.8.7).
-    fn take_table(
-        &self,
-        table: &Descriptor,
-        reader: &mut ChainReader<'_>,
-    ) -> Result<(), GuestRingError> {
+    fn take_table(&self, table: &Descriptor, reader: &mut ChainReader<'_>) -> Result<(), Error> {
         let entries = reader.table(table.address, table.len, table.flags)?;
         for number in 0..u64::from(entries) {
             // Inside memory, so no wrap.
             let at = table.address + DESCRIPTOR_SIZE * number;
             let (address, len, _, flags) = self.ring.descriptor(at)?;
             if flags & DESCRIPTOR_F_INDIRECT != 0 {
-                return Err(GuestViolation::Indirect.into());
+                return Err(Violation::Indirect.into());
             }
             reader.take(address, len, flags)?;
         }
         Ok(())
     }
 
-    pub(crate) fn push_used(&mut self, id: u16, written: u32) -> Result<(), GuestRingError> {
+    pub(crate) fn push_used(&mut self, id: u16, written: u32) -> Result<(), Error> {
         let descriptors = match self.in_flight.get(&id) {
             Some(chain) if !self.in_order || chain.sequence == self.pushed => chain.descriptors,
-            _ => return Err(GuestRingError::NotInFlight { id }),
+            _ => return Err(Error::other(format!("buffer id {id} cannot be used now"))),
         };
         let mut flags = self.next_used.used_flags();
         if written > 0 {
@@ -194,7 +191,7 @@ impl DeviceQueue {
         Ok(())
     }
 
-    pub(crate) fn publish(&mut self) -> Result<bool, GuestRingError> {
+    pub(crate) fn publish(&mut self) -> Result<bool, Error> {
         let moved = std::mem::take(&mut self.unsignalled);
         if moved == 0 {
             return Ok(false);
@@ -205,7 +202,7 @@ impl DeviceQueue {
         self.is_wanted(self.next_used, moved)
     }
 
-    pub(crate) fn wants_interrupt(&self) -> Result<bool, GuestRingError> {
+    pub(crate) fn wants_interrupt(&self) -> Result<bool, Error> {
         let in_flight = self.entries_in_flight;
         if in_flight == 0 {
             return Ok(false);
@@ -215,7 +212,7 @@ impl DeviceQueue {
     }
 
     /// Whether the driver wants to hear of the last `moved` entries before `now`.
-    fn is_wanted(&self, now: Position, moved: u32) -> Result<bool, GuestRingError> {
+    fn is_wanted(&self, now: Position, moved: u32) -> Result<bool, Error> {
         let at = self.ring.addresses().driver;
         let event: u32 = self
             .ring
@@ -226,7 +223,7 @@ impl DeviceQueue {
         Ok(event_wanted(event, now, moved, self.size, self.event_idx))
     }
 
-    pub(crate) fn set_notifications(&mut self, enabled: bool) -> Result<bool, GuestRingError> {
+    pub(crate) fn set_notifications(&mut self, enabled: bool) -> Result<bool, Error> {
         let area = self.ring.addresses().device;
         let flags = event_flags(enabled, self.event_idx);
         if flags == EVENT_FLAGS_DESC {
@@ -253,7 +250,7 @@ impl DeviceQueue {
     ///
     /// # Errors
     /// Guest memory cannot be written.
-    pub(crate) fn arrange(&self) -> Result<Vec<u16>, GuestRingError> {
+    pub(crate) fn arrange(&self) -> Result<Vec<u16>, Error> {
         let mut chains: Vec<(&u16, &InFlight)> = self.in_flight.iter().collect();
         chains.sort_unstable_by_key(|(_, chain)| chain.sequence);
         let mut position = self.next_used;
@@ -273,7 +270,7 @@ impl DeviceQueue {
         Ok(chains.into_iter().map(|(&id, _)| id).collect())
     }
 
-    fn is_available(&self, ordering: Ordering) -> Result<bool, GuestRingError> {
+    fn is_available(&self, ordering: Ordering) -> Result<bool, Error> {
         let address = self.ring.entry(self.next_avail.index) + DESCRIPTOR_FLAGS;
         let flags = self.ring.load(address, ordering)?;
         Ok(self.next_avail.is_available(flags))

@@ -7,11 +7,12 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::super::driver::{Element, RingMemory};
 use super::super::guest::{DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, DESCRIPTOR_SIZE};
-use super::super::{Direction, PackedLayout, Piece, QueueError};
+use super::super::{Direction, PackedLayout, Piece, cannot_begin, no_chain};
 use super::{
     DESCRIPTOR_FLAGS, DESCRIPTOR_LENGTH, EVENT_FLAGS, EVENT_FLAGS_DESC, Position, event_flags,
     event_wanted,
 };
+use crate::Error;
 use crate::device::VringBase;
 
 /// A packed ring and where its driver stands.
@@ -36,11 +37,11 @@ impl Driver {
         memory: &RingMemory,
         layout: PackedLayout,
         base: VringBase,
-    ) -> Result<Self, QueueError> {
+    ) -> Result<Self, Error> {
         let size = layout.size;
         let position = match Position::of(base) {
             Some((available, used)) if available == used && used.index < size => used,
-            _ => return Err(QueueError::Base { base }),
+            _ => return Err(cannot_begin(base)),
         };
         let ring = Self {
             layout,
@@ -80,9 +81,9 @@ impl Driver {
         memory: &RingMemory,
         chain: &[Piece],
         extra: u16,
-    ) -> Result<u16, QueueError> {
+    ) -> Result<u16, Error> {
         // A chain takes at least one entry, and there are as many ids.
-        let id = self.ids.pop_front().ok_or(QueueError::Chain)?;
+        let id = self.ids.pop_front().ok_or_else(no_chain)?;
         let first = self.next_avail;
         let mut first_flags = 0;
         let mut position = first;
@@ -113,7 +114,7 @@ impl Driver {
         Ok(id)
     }
 
-    pub(crate) fn needs_kick(&mut self, memory: &RingMemory) -> Result<bool, QueueError> {
+    pub(crate) fn needs_kick(&mut self, memory: &RingMemory) -> Result<bool, Error> {
         let moved = std::mem::take(&mut self.unkicked);
         if moved == 0 {
             return Ok(false);
@@ -131,7 +132,7 @@ impl Driver {
         &self,
         memory: &RingMemory,
         outstanding: u16,
-    ) -> Result<Option<Element>, QueueError> {
+    ) -> Result<Option<Element>, Error> {
         // Acquire: the rest of it, and what the device wrote into the buffers, is read after this.
         if !self.is_used_by(memory, Ordering::Acquire)? {
             return Ok(None);
@@ -154,15 +155,11 @@ impl Driver {
         self.next_used = self.next_used.advance(descriptors, self.layout.size);
     }
 
-    pub(crate) fn ask_for_next(&self, memory: &RingMemory) -> Result<(), QueueError> {
+    pub(crate) fn ask_for_next(&self, memory: &RingMemory) -> Result<(), Error> {
         memory.store(0, self.next_used.off_wrap(), Ordering::Relaxed)
     }
 
-    pub(crate) fn set_interrupts(
-        &self,
-        memory: &RingMemory,
-        enabled: bool,
-    ) -> Result<(), QueueError> {
+    pub(crate) fn set_interrupts(&self, memory: &RingMemory, enabled: bool) -> Result<(), Error> {
         let flags = event_flags(enabled, memory.event_idx);
         if flags == EVENT_FLAGS_DESC {
             self.ask_for_next(memory)?;
@@ -172,11 +169,11 @@ impl Driver {
     }
 
     /// Whether the descriptor that is due was used.
-    pub(crate) fn is_used(&self, memory: &RingMemory) -> Result<bool, QueueError> {
+    pub(crate) fn is_used(&self, memory: &RingMemory) -> Result<bool, Error> {
         self.is_used_by(memory, Ordering::Relaxed)
     }
 
-    fn is_used_by(&self, memory: &RingMemory, ordering: Ordering) -> Result<bool, QueueError> {
+    fn is_used_by(&self, memory: &RingMemory, ordering: Ordering) -> Result<bool, Error> {
         let flags = memory.load(self.flags(self.next_used), ordering)?;
         Ok(self.next_used.is_used(flags))
     }

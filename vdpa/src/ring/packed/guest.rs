@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::RingFormat;
-use super::super::guest::{Areas, DESCRIPTOR_F_WRITE, DESCRIPTOR_SIZE, GuestRingError};
-use super::standing::{StandingError, standing};
+use super::super::guest::{Areas, DESCRIPTOR_F_WRITE, DESCRIPTOR_SIZE};
+use super::standing::standing;
 use super::{
     DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, DESCRIPTOR_FLAGS, DESCRIPTOR_LENGTH, Position, base_of,
 };
+use crate::Error;
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::GuestMemory;
 
@@ -52,14 +53,14 @@ impl GuestRing {
     /// `indirect`: whether INDIRECT_DESC was negotiated.
     ///
     /// # Errors
-    /// [`GuestRingError::Place`]: the size, or an area is not aligned, not in guest memory or
+    /// The size is not possible, or an area is not aligned, not in guest memory or
     /// overlaps another.
     pub fn new(
         memory: Arc<GuestMemory>,
         size: u16,
         addresses: VringAddresses,
         indirect: bool,
-    ) -> Result<Self, GuestRingError> {
+    ) -> Result<Self, Error> {
         Areas::new(memory, size, addresses, RingFormat::Packed, indirect).map(Self)
     }
 
@@ -71,9 +72,9 @@ impl GuestRing {
     /// their own, so the ring is read again, up to 64 times. `used` is right whatever the driver adds.
     ///
     /// # Errors
-    /// [`StandingError`]: the ring does not tell. All chains must be of one descriptor,
+    /// The ring does not tell. All chains must be of one descriptor,
     /// which may be indirect.
-    pub fn standing(&self) -> Result<VringBase, StandingError> {
+    pub fn standing(&self) -> Result<VringBase, Error> {
         let mut told = self.read_standing();
         for _ in 1..READINGS {
             if told.is_ok() {
@@ -84,7 +85,7 @@ impl GuestRing {
         told
     }
 
-    fn read_standing(&self) -> Result<VringBase, StandingError> {
+    fn read_standing(&self) -> Result<VringBase, Error> {
         let flags = (0..self.size)
             .map(|index| {
                 let address = self.entry(index) + DESCRIPTOR_FLAGS;
@@ -104,7 +105,10 @@ impl GuestRing {
             // An entry of zeroes looks used in the lap before the first.
             let was_used = lap.is_used(last.flags) && last != Descriptor::default();
             if was_used && first.has(DESCRIPTOR_F_WRITE) && first.id == last.id {
-                return Err(StandingError::Leftover { index });
+                // It may be the rest of a chain that was given back: see `standing`.
+                return Err(Error::other(format!(
+                    "entry {index} may be left from a chain of two descriptors that was used before"
+                )));
             }
         }
         Ok(base_of(available, used))
@@ -116,7 +120,7 @@ impl GuestRing {
     ///
     /// # Errors
     /// Guest memory cannot be read.
-    pub fn used_since(&self, base: VringBase) -> Result<bool, StandingError> {
+    pub fn used_since(&self, base: VringBase) -> Result<bool, Error> {
         let known = Position::of(base).filter(|(_, used)| used.index < self.size);
         let Some((_, used)) = known else {
             return Ok(false);
@@ -135,7 +139,7 @@ impl GuestRing {
     ///
     /// # Errors
     /// Guest memory cannot be read.
-    pub fn ids(&self, base: VringBase) -> Result<Vec<u16>, StandingError> {
+    pub fn ids(&self, base: VringBase) -> Result<Vec<u16>, Error> {
         let Some((available, used)) = Position::of(base) else {
             return Ok(Vec::new());
         };
@@ -156,7 +160,7 @@ impl GuestRing {
         self.addresses.descriptor + DESCRIPTOR_SIZE * u64::from(index)
     }
 
-    pub(super) fn read_entry(&self, index: u16) -> Result<Descriptor, GuestRingError> {
+    pub(super) fn read_entry(&self, index: u16) -> Result<Descriptor, Error> {
         let (address, len, id, flags) = self.descriptor(self.entry(index))?;
         Ok(Descriptor {
             address,
@@ -167,11 +171,7 @@ impl GuestRing {
     }
 
     /// Writes a whole descriptor, flags last.
-    pub(super) fn write_entry(
-        &self,
-        index: u16,
-        descriptor: &Descriptor,
-    ) -> Result<(), GuestRingError> {
+    pub(super) fn write_entry(&self, index: u16, descriptor: &Descriptor) -> Result<(), Error> {
         self.write(self.entry(index), &descriptor.address.to_le_bytes())?;
         self.write_result(index, descriptor.len, descriptor.id, descriptor.flags)
     }
@@ -183,7 +183,7 @@ impl GuestRing {
         len: u32,
         id: u16,
         flags: u16,
-    ) -> Result<(), GuestRingError> {
+    ) -> Result<(), Error> {
         let place = self.entry(index);
         let mut body = [0; 6];
         body[..4].copy_from_slice(&len.to_le_bytes());

@@ -15,44 +15,15 @@
 //! A chain of several descriptors breaks the pattern or carries NEXT, with one
 //! exception: a last chain of exactly two leaves an entry behind that looks available, with
 //! the id that was used just before it. Where the device would write there, the
-//! ring is refused ([`StandingError::Leftover`]): the memory may be the driver's again. Where it
+//! ring is refused (`GuestRing::standing`): the memory may be the driver's again. Where it
 //! only reads, drivers that use an id again at once look the same, so it is
 //! taken for available; at worst something is read once more.
 //!
 //! Pure: must not know where the flags come from.
 
-use super::super::guest::{DESCRIPTOR_F_NEXT, GuestRingError};
+use super::super::guest::DESCRIPTOR_F_NEXT;
 use super::{DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, Position};
-
-/// Why a packed ring does not tell where it stands.
-#[derive(Debug, thiserror::Error)]
-pub enum StandingError {
-    /// An entry is part of a chain of several descriptors.
-    #[error(
-        "entry {index} belongs to a chain of several descriptors, so the ring does not tell where \
-         it stands: a device that keeps ring positions is needed"
-    )]
-    Chained {
-        /// The entry.
-        index: u16,
-    },
-    /// The flags are not those of a device that works in order.
-    #[error("the flags of entry {index} fit no place where an orderly device could stand")]
-    Pattern {
-        /// The first entry that does not fit.
-        index: u16,
-    },
-    /// An entry for the device to write may be what is left of a chain that it
-    /// has given back.
-    #[error("entry {index} may be left from a chain of two descriptors that was used before")]
-    Leftover {
-        /// The entry.
-        index: u16,
-    },
-    /// Guest memory cannot be read.
-    #[error("the packed ring cannot be read")]
-    Memory(#[from] GuestRingError),
-}
+use crate::Error;
 
 /// What an entry is: used or available, in a lap with this wrap counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,14 +46,17 @@ impl Entry {
 /// Where the driver adds next, and where the device uses next. The flags must be of
 /// one moment, or read from the first entry to the last while the driver adds: then they
 /// are those of a moment, or of no place.
-pub(super) fn standing(flags: &[u16]) -> Result<(Position, Position), StandingError> {
+pub(super) fn standing(flags: &[u16]) -> Result<(Position, Position), Error> {
     // Each run of equal entries with its first index.
     let mut runs: [Option<(Entry, u16)>; 3] = [None; 3];
     let mut count = 0;
     let mut last = None;
     for (index, &flags) in (0..=u16::MAX).zip(flags) {
         if flags & DESCRIPTOR_F_NEXT != 0 {
-            return Err(StandingError::Chained { index });
+            return Err(Error::other(format!(
+                "entry {index} belongs to a chain of several descriptors, so the ring does not \
+                 tell where it stands: a device that keeps ring positions is needed"
+            )));
         }
         let entry = Entry::of(flags);
         if last == Some(entry) {
@@ -90,7 +64,7 @@ pub(super) fn standing(flags: &[u16]) -> Result<(Position, Position), StandingEr
         }
         last = Some(entry);
         let Some(run) = runs.get_mut(count) else {
-            return Err(StandingError::Pattern { index });
+            return Err(no_pattern(index));
         };
         *run = Some((entry, index));
         count += 1;
@@ -125,8 +99,15 @@ pub(super) fn standing(flags: &[u16]) -> Result<(Position, Position), StandingEr
         _ => {
             let first = runs.iter().skip(1).flatten().next();
             let index = first.map_or(0, |&(_, index)| index);
-            return Err(StandingError::Pattern { index });
+            return Err(no_pattern(index));
         }
     };
     Ok((available, used))
+}
+
+/// The flags are not those of a device that works in order, from the entry `index` on.
+fn no_pattern(index: u16) -> Error {
+    Error::other(format!(
+        "the flags of entry {index} fit no place where an orderly device could stand"
+    ))
 }

@@ -8,11 +8,9 @@ use std::sync::atomic::Ordering;
 use proptest::prelude::*;
 use vm_memory::{Bytes, FileOffset, GuestAddress};
 
-use super::super::guest::{
-    DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, GuestRingError, GuestViolation,
-};
+use super::super::guest::{DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE};
 use super::super::{
-    Chain, Direction, DriverQueue, PackedLayout, Piece, QueueError, RingFeatures, Used, Violation,
+    Chain, Direction, DriverQueue, PackedLayout, Piece, RingFeatures, Used, Violation,
 };
 use super::*;
 use crate::device::VringAddresses;
@@ -202,11 +200,10 @@ proptest! {
             let sleeping = !pair.device(|device| device.set_notifications(true)).unwrap();
             match pair.driver(|driver| driver.add(&pieces)) {
                 Ok(id) => sent.push_back((id, pieces)),
-                Err(QueueError::Full { .. }) => {
+                Err(error) if error.to_string().contains("are needed") => {
                     prop_assert!(len > usize::from(pair.driver.free()));
                 }
-                Err(QueueError::Chain) => prop_assert_eq!(len, 0),
-                Err(error) => prop_assert!(false, "{}", error),
+                Err(error) => prop_assert_eq!(len, 0, "{}", error),
             }
             let added = pair.driver(DriverQueue::needs_kick).unwrap();
             prop_assert!(!sleeping || added != sent.is_empty());
@@ -281,10 +278,7 @@ fn the_largest_ring_fills() {
         for _ in 0..size {
             pair.driver.add(&[reads(0, 1)]).unwrap();
         }
-        assert!(matches!(
-            pair.driver.add(&[reads(0, 1)]),
-            Err(QueueError::Full { free: 0, wanted: 1 })
-        ));
+        pair.driver.add(&[reads(0, 1)]).unwrap_err();
         pair.copy(true);
         let mut ids = BTreeSet::new();
         while let Some(chain) = pair.device.pop().unwrap() {

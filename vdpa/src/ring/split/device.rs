@@ -11,10 +11,10 @@
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
 
-use super::super::Chain;
-use super::super::guest::{GuestRingError, GuestViolation};
+use super::super::{Chain, Violation};
 use super::USED_F_NO_NOTIFY;
 use super::guest::{GuestRing, Suppression};
+use crate::Error;
 
 /// The device's side of one of the guest's split rings. What each method does is said at
 /// [`DeviceQueue`](super::super::DeviceQueue).
@@ -55,7 +55,7 @@ impl DeviceQueue {
         (self.next_avail.0, self.next_used.0)
     }
 
-    pub(crate) fn pop(&mut self) -> Result<Option<Chain>, GuestRingError> {
+    pub(crate) fn pop(&mut self) -> Result<Option<Chain>, Error> {
         let avail = Wrapping(self.ring.avail_index()?);
         if avail == self.next_avail {
             return Ok(None);
@@ -66,7 +66,7 @@ impl DeviceQueue {
         let taken = (self.next_avail - self.next_used).0;
         let size = self.ring.size();
         if ahead > size || ahead < taken {
-            return Err(GuestViolation::AvailJump { ahead, size }.into());
+            return Err(Violation::AvailJump { ahead, size }.into());
         }
         let id = self.ring.avail_entry(self.next_avail.0)?;
         let mut pieces = Vec::new();
@@ -75,14 +75,14 @@ impl DeviceQueue {
         Ok(Some(Chain { id, pieces }))
     }
 
-    pub(crate) fn push_used(&mut self, id: u16, written: u32) -> Result<(), GuestRingError> {
+    pub(crate) fn push_used(&mut self, id: u16, written: u32) -> Result<(), Error> {
         self.ring
             .set_used_element(self.next_used.0, u32::from(id), written)?;
         self.next_used += 1;
         Ok(())
     }
 
-    pub(crate) fn publish(&mut self) -> Result<bool, GuestRingError> {
+    pub(crate) fn publish(&mut self) -> Result<bool, Error> {
         if self.published != self.next_used {
             self.ring.set_used_index(self.next_used.0)?;
             self.published = self.next_used;
@@ -96,7 +96,7 @@ impl DeviceQueue {
         Ok(wanted)
     }
 
-    pub(crate) fn set_notifications(&mut self, enabled: bool) -> Result<bool, GuestRingError> {
+    pub(crate) fn set_notifications(&mut self, enabled: bool) -> Result<bool, Error> {
         // With event-idx an event that lies behind is as good as none.
         let event = if enabled {
             self.next_avail
@@ -121,7 +121,7 @@ impl DeviceQueue {
         Ok(self.ring.avail_index()? != self.next_avail.0)
     }
 
-    pub(crate) fn wants_interrupt(&self) -> Result<bool, GuestRingError> {
+    pub(crate) fn wants_interrupt(&self) -> Result<bool, Error> {
         let wish = self.ring.driver_suppression()?;
         Ok(wish.wants(self.event_idx, self.next_used.0, self.next_avail.0))
     }

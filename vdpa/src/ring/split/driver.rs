@@ -6,8 +6,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::super::driver::{Element, RingMemory};
 use super::super::guest::{DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE};
-use super::super::{Direction, Piece, QueueError, SplitLayout, Violation};
+use super::super::{Direction, Piece, SplitLayout, Violation, no_chain};
 use super::{AVAIL_F_NO_INTERRUPT, Suppression};
+use crate::Error;
 
 /// A split ring and where its driver stands.
 #[derive(Debug)]
@@ -33,7 +34,7 @@ impl Driver {
         layout: SplitLayout,
         base: u16,
         in_order: bool,
-    ) -> Result<Self, QueueError> {
+    ) -> Result<Self, Error> {
         let ring = Self {
             layout,
             in_order,
@@ -69,10 +70,10 @@ impl Driver {
         memory: &RingMemory,
         chain: &[Piece],
         flags: u16,
-    ) -> Result<u16, QueueError> {
-        let head = self.free.front().copied().ok_or(QueueError::Chain)?;
+    ) -> Result<u16, Error> {
+        let head = self.free.front().copied().ok_or_else(no_chain)?;
         for (number, piece) in (1..).zip(chain) {
-            let index = self.free.pop_front().ok_or(QueueError::Chain)?;
+            let index = self.free.pop_front().ok_or_else(no_chain)?;
             let next = self.free.front().filter(|_| number < chain.len()).copied();
             memory.write(16 * u64::from(index), &encode(piece, next, flags))?;
             if let (Some(link), Some(next)) = (self.links.get_mut(usize::from(index)), next) {
@@ -88,7 +89,7 @@ impl Driver {
         Ok(head)
     }
 
-    pub(crate) fn needs_kick(&mut self, memory: &RingMemory) -> Result<bool, QueueError> {
+    pub(crate) fn needs_kick(&mut self, memory: &RingMemory) -> Result<bool, Error> {
         let (old, new) = (self.kicked, self.next_avail);
         if old == new {
             return Ok(false);
@@ -110,7 +111,7 @@ impl Driver {
         &self,
         memory: &RingMemory,
         outstanding: u16,
-    ) -> Result<Option<Element>, QueueError> {
+    ) -> Result<Option<Element>, Error> {
         // Acquire: the element, and what the device wrote into the buffers,
         // must not be read before the index (virtio 1.3, 2.7.14).
         let index = memory.load(self.used(2), Ordering::Acquire)?;
@@ -146,15 +147,11 @@ impl Driver {
         self.next_used += 1;
     }
 
-    pub(crate) fn ask_for_next(&self, memory: &RingMemory) -> Result<(), QueueError> {
+    pub(crate) fn ask_for_next(&self, memory: &RingMemory) -> Result<(), Error> {
         memory.store(self.used_event(), self.next_used.0, Ordering::Relaxed)
     }
 
-    pub(crate) fn set_interrupts(
-        &self,
-        memory: &RingMemory,
-        enabled: bool,
-    ) -> Result<(), QueueError> {
+    pub(crate) fn set_interrupts(&self, memory: &RingMemory, enabled: bool) -> Result<(), Error> {
         if !memory.event_idx {
             let flags = if enabled { 0 } else { AVAIL_F_NO_INTERRUPT };
             return memory.store(self.avail(0), flags, Ordering::Relaxed);
@@ -167,7 +164,7 @@ impl Driver {
     }
 
     /// Whether there is a used element.
-    pub(crate) fn is_used(&self, memory: &RingMemory) -> Result<bool, QueueError> {
+    pub(crate) fn is_used(&self, memory: &RingMemory) -> Result<bool, Error> {
         Ok(memory.load(self.used(2), Ordering::Relaxed)? != self.next_used.0)
     }
 

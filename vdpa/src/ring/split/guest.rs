@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::guest::{
-    Areas, ChainReader, DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_SIZE, GuestRingError,
-    GuestViolation,
+    Areas, ChainReader, DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_SIZE,
 };
-use super::super::{Piece, RingFormat};
+use super::super::{Piece, RingFormat, Violation};
 use super::AVAIL_F_NO_INTERRUPT;
+use crate::Error;
 use crate::device::VringAddresses;
 use crate::memory::GuestMemory;
 
@@ -57,44 +57,44 @@ impl GuestRing {
     /// `indirect`: whether INDIRECT_DESC was negotiated.
     ///
     /// # Errors
-    /// [`GuestRingError::Place`]: an area is not aligned, not in guest memory or
+    /// An area is not aligned, not in guest memory or
     /// overlaps another, or the size is no power of two up to 32768.
     pub fn new(
         memory: Arc<GuestMemory>,
         size: u16,
         addresses: VringAddresses,
         indirect: bool,
-    ) -> Result<Self, GuestRingError> {
+    ) -> Result<Self, Error> {
         Areas::new(memory, size, addresses, RingFormat::Split, indirect).map(Self)
     }
 
     /// The avail index. Acquire: entries and descriptors are read after it.
     ///
     /// # Errors
-    /// [`GuestRingError::Access`], as for all fields.
-    pub fn avail_index(&self) -> Result<u16, GuestRingError> {
+    /// Guest memory cannot be accessed, as for all fields.
+    pub fn avail_index(&self) -> Result<u16, Error> {
         self.load(self.addresses.driver + 2, Ordering::Acquire)
     }
 
     /// The head in the avail entry for `position` (free-running).
     ///
     /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn avail_entry(&self, position: u16) -> Result<u16, GuestRingError> {
+    /// Guest memory cannot be accessed.
+    pub fn avail_entry(&self, position: u16) -> Result<u16, Error> {
         self.load(self.avail_slot(position), Ordering::Relaxed)
     }
 
     /// Writes an avail entry. Only for entries that the device owns and with the
     /// device stopped: see [`GuestRing::arrange`].
-    fn set_avail_entry(&self, position: u16, head: u16) -> Result<(), GuestRingError> {
+    fn set_avail_entry(&self, position: u16, head: u16) -> Result<(), Error> {
         self.store(self.avail_slot(position), head, Ordering::Relaxed)
     }
 
     /// How the driver wants interrupts.
     ///
     /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn driver_suppression(&self) -> Result<Suppression, GuestRingError> {
+    /// Guest memory cannot be accessed.
+    pub fn driver_suppression(&self) -> Result<Suppression, Error> {
         let driver = self.addresses.driver;
         Ok(Suppression {
             flags: self.load(driver, Ordering::Relaxed)?,
@@ -105,8 +105,8 @@ impl GuestRing {
     /// How the device's side wants kicks, as the guest sees it.
     ///
     /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn device_suppression(&self) -> Result<Suppression, GuestRingError> {
+    /// Guest memory cannot be accessed.
+    pub fn device_suppression(&self) -> Result<Suppression, Error> {
         let device = self.addresses.device;
         Ok(Suppression {
             flags: self.load(device, Ordering::Relaxed)?,
@@ -117,8 +117,8 @@ impl GuestRing {
     /// Tells the guest how the device's side wants kicks.
     ///
     /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn set_device_suppression(&self, value: Suppression) -> Result<(), GuestRingError> {
+    /// Guest memory cannot be accessed.
+    pub fn set_device_suppression(&self, value: Suppression) -> Result<(), Error> {
         let device = self.addresses.device;
         let event = device + 4 + 8 * u64::from(self.size);
         self.store(event, value.event, Ordering::Relaxed)?;
@@ -128,29 +128,24 @@ impl GuestRing {
     /// The used index as the guest sees it. The guest can write it too.
     ///
     /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn used_index(&self) -> Result<u16, GuestRingError> {
+    /// Guest memory cannot be accessed.
+    pub fn used_index(&self) -> Result<u16, Error> {
         self.load(self.addresses.device + 2, Ordering::Relaxed)
     }
 
     /// Publishes the used index. Release: elements and dirty marks before it.
     ///
     /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn set_used_index(&self, index: u16) -> Result<(), GuestRingError> {
+    /// Guest memory cannot be accessed.
+    pub fn set_used_index(&self, index: u16) -> Result<(), Error> {
         self.store(self.addresses.device + 2, index, Ordering::Release)
     }
 
     /// Writes the used element for `position` (free-running).
     ///
     /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn set_used_element(
-        &self,
-        position: u16,
-        id: u32,
-        written: u32,
-    ) -> Result<(), GuestRingError> {
+    /// Guest memory cannot be accessed.
+    pub fn set_used_element(&self, position: u16, id: u32, written: u32) -> Result<(), Error> {
         let address = self.addresses.device + 4 + 8 * u64::from(position % self.size);
         let mut element = [0; 8];
         element[..4].copy_from_slice(&id.to_le_bytes());
@@ -165,21 +160,21 @@ impl GuestRing {
     /// Every address is read once, so what is checked is what is given.
     ///
     /// # Errors
-    /// [`GuestRingError::Guest`] with what the guest did.
-    pub fn chain(&self, head: u16, pieces: &mut Vec<Piece>) -> Result<u32, GuestRingError> {
+    /// The guest broke a rule ([`Error::violation`]).
+    pub fn chain(&self, head: u16, pieces: &mut Vec<Piece>) -> Result<u32, Error> {
         let mut chain = ChainReader::new(self, pieces);
         let (mut table, mut entries) = (self.addresses.descriptor, u32::from(self.size));
         let (mut index, mut inside) = (head, false);
         loop {
             if u32::from(index) >= entries {
                 let size = entries;
-                return Err(GuestViolation::NoDescriptor { index, size }.into());
+                return Err(Violation::NoDescriptor { index, size }.into());
             }
             let at = table + DESCRIPTOR_SIZE * u64::from(index);
             let (address, len, flags, next) = self.descriptor(at)?;
             if flags & DESCRIPTOR_F_INDIRECT != 0 {
                 if inside {
-                    return Err(GuestViolation::Indirect.into());
+                    return Err(Violation::Indirect.into());
                 }
                 entries = chain.table(address, len, flags)?;
                 (table, index, inside) = (address, 0, true);
@@ -203,8 +198,8 @@ impl GuestRing {
     /// may work on the ring meanwhile.
     ///
     /// # Errors
-    /// [`GuestRingError::Access`].
-    pub fn arrange(&self, from: u16, heads: &[u16]) -> Result<(), GuestRingError> {
+    /// Guest memory cannot be accessed.
+    pub fn arrange(&self, from: u16, heads: &[u16]) -> Result<(), Error> {
         for (offset, &head) in (0..self.size).zip(heads) {
             let position = from.wrapping_add(offset);
             if self.avail_entry(position)? != head {

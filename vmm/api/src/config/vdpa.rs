@@ -22,7 +22,7 @@ use devices::virtio::vdpa::DoorbellMode;
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
-use vdpa::device::{OpenError, check_fd};
+use vdpa::device::check_fd;
 
 use super::{MacAddress, VmConfig, schema};
 
@@ -90,7 +90,7 @@ impl VdpaDescriptor {
     ///
     /// # Errors
     /// As [`check_fd`].
-    pub fn new(fd: OwnedFd) -> Result<Self, OpenError> {
+    pub fn new(fd: OwnedFd) -> Result<Self, vdpa::Error> {
         let path = check_fd(fd.as_fd())?;
         Ok(Self {
             fd: Arc::new(fd),
@@ -138,7 +138,7 @@ pub enum DescriptorError {
         number: u32,
         /// What it is.
         #[source]
-        source: OpenError,
+        source: vdpa::Error,
     },
 }
 

@@ -58,7 +58,7 @@ impl Handle {
     ///
     /// # Errors
     /// [`RequestError`]: there is no such NIC, the device cannot be opened, or does not fit
-    /// (the error says in what). The NIC goes on with its old device, except after
+    /// (the error tells why). The NIC keeps its old device, and that works, except after
     /// [`ErrorKind::Lost`](devices::ErrorKind::Lost).
     pub fn swap_nic(&self, id: &str, config: &VdpaConfig) -> Result<NicSwapped, RequestError> {
         let status = match self.nic(id) {

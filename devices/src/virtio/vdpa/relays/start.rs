@@ -70,7 +70,7 @@ impl VdpaBackend {
         let set = poller.park()?;
         let rings = set.prepare_start(targets, known, &*self.rings.memory);
         let rings = rings.map_err(Error::relay)?;
-        self.start_set(set, rings, replay).map_err(Error::relay)?;
+        self.start_set(set, rings, replay)?;
         self.nudge_control();
         Ok(())
     }

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::super::super::{Pass, Relay, RelayError, ShadowQueue, Strategy};
+use super::super::super::{Pass, Relay, ShadowQueue, Strategy};
 use super::super::model::{Log, Space};
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
 use crate::ring::packed::GuestRing;
 use crate::ring::{self, Direction, DriverQueue, PackedLayout, Piece, RingFeatures, Used};
+use crate::{Error, ErrorKind};
 
 pub(super) const SIZE: u16 = 8;
 const RAM: u64 = 1 << 20;
@@ -343,14 +344,17 @@ impl World {
     }
 
     /// The steps of `RelaySet::change` on a device that suspends.
-    pub(super) fn change(&mut self, target: Strategy) -> Result<(), RelayError> {
+    pub(super) fn change(&mut self, target: Strategy) -> Result<(), Error> {
         if self.strategy() == target {
             return Ok(());
         }
         self.nudge();
         let held = self.device.base().packed_in_flight(self.device.size);
         let base = match &self.shadow {
-            None if held > 0 => return Err(RelayError::PackedInFlight { descriptors: held }),
+            None if held > 0 => {
+                let message = format!("{held} descriptors are in flight");
+                return Err(Error::new(ErrorKind::InFlightUnknown, message));
+            }
             None => self.device.base(),
             Some(_) => self.settled()?,
         };
@@ -359,7 +363,7 @@ impl World {
     }
 
     /// The steps of `RelaySet::restart`: the device forgets all.
-    pub(super) fn restart(&mut self, target: Strategy) -> Result<(), RelayError> {
+    pub(super) fn restart(&mut self, target: Strategy) -> Result<(), Error> {
         self.nudge();
         self.cut += self.device.held.len();
         self.device.held.clear();
@@ -380,7 +384,7 @@ impl World {
         self.interrupted = true;
     }
 
-    fn settled(&mut self) -> Result<VringBase, RelayError> {
+    fn settled(&mut self) -> Result<VringBase, Error> {
         let Some(shadow) = &mut self.shadow else {
             panic!("not shadowed");
         };
@@ -400,12 +404,7 @@ impl World {
         taken
     }
 
-    fn go_on(
-        &mut self,
-        target: Strategy,
-        stands: VringBase,
-        base: VringBase,
-    ) -> Result<(), RelayError> {
+    fn go_on(&mut self, target: Strategy, stands: VringBase, base: VringBase) -> Result<(), Error> {
         if target == Strategy::Direct {
             self.shadow = None;
             let ring = (self.guest.ring.addresses(), SIZE);
@@ -429,7 +428,7 @@ impl World {
         }
     }
 
-    pub(super) fn try_pass(&mut self) -> Result<Pass, RelayError> {
+    pub(super) fn try_pass(&mut self) -> Result<Pass, Error> {
         let Some(shadow) = &mut self.shadow else {
             return Ok(Pass::default());
         };

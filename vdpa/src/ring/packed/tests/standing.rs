@@ -65,7 +65,9 @@ fn nothing_else_is_taken_for_a_place() {
                 .collect();
             match (standing(&flags), honest.get(&flags)) {
                 (Ok(told), Some(places)) => assert_eq!(told, *places),
-                (Err(StandingError::Pattern { .. }), None) => {}
+                (Err(error), None) => {
+                    assert!(error.to_string().contains("fit no place"), "{error}");
+                }
                 (told, honest) => panic!("{flags:x?}: {told:?}, not {honest:?}"),
             }
         }
@@ -108,10 +110,9 @@ fn chains_of_several_descriptors_are_refused() {
     for index in 0..8 {
         let mut flags = flags(8, 11, 5);
         flags[index] |= DESCRIPTOR_F_NEXT;
-        assert!(matches!(
-            standing(&flags),
-            Err(StandingError::Chained { index: found }) if usize::from(found) == index
-        ));
+        let error = standing(&flags).unwrap_err().to_string();
+        let says = format!("entry {index} belongs to a chain");
+        assert!(error.starts_with(&says), "{error}");
     }
 }
 
@@ -141,12 +142,12 @@ fn what_is_left_of_a_chain_of_two_is_not_given_to_a_device_to_write() {
             let ring =
                 GuestRing::new(Arc::clone(&pair.ram), 8, pair.driver.addresses(), true).unwrap();
             match ring.standing() {
-                Err(StandingError::Leftover { index }) => {
+                Err(error) => {
                     assert!(refused);
-                    assert_eq!(index, (round + 1) % 8);
+                    let says = format!("entry {} may be left", (round + 1) % 8);
+                    assert!(error.to_string().starts_with(&says), "{round}: {error}");
                 }
                 Ok(_) => assert!(!refused),
-                Err(error) => panic!("round {round}: {error:?}"),
             }
         }
     }
