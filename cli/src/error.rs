@@ -206,8 +206,7 @@ macro_rules! failures {
 }
 
 failures!(
-    vdpa::conformance::ConformanceError,
-    vdpa::probe::ProbeError,
+    vdpa::Error,
     vdpa_mgmt::Error,
     vdpa_mgmt::nic::RemoveError,
     vmm::Error,
