@@ -75,6 +75,8 @@ fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, leg: Leg) {
         functions.map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
     let links = [&first, &second].map(|device| device.function().link());
     let neighbour = Echo::new(&third);
+    let packed = functions[0] >= PACKED;
+    let pull = |host: usize, up| set_link(&links[host], up).unwrap();
     travel(
         Scene {
             hosts: [
@@ -82,13 +84,14 @@ fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, leg: Leg) {
                 Host::new("there", second.path()),
             ],
             neighbour,
-            set_link: Some(&|host, up| set_link(&links[host], up).unwrap()),
+            // QEMU's device breaks there (`virtqueue_packed_drop_all` in hw/virtio/virtio.c).
+            set_link: if packed { None } else { Some(&pull) },
             // The device is reset twice: where its queues are relayed, and where the guest stops.
             may_lose: 32,
             // There, and where the guest begins at the destination.
             resets: 3,
             moves_idle: true,
-            packed: functions[0] >= PACKED,
+            packed,
         },
         arguments,
         leg,

@@ -123,6 +123,9 @@ pub(crate) struct Flooded {
     pub(crate) rate: Option<NonZeroU32>,
 }
 
+/// How long a flood outlasts the last frame that it waits for: the peer may wait for frames, too.
+const TAIL: Duration = Duration::from_secs(1);
+
 /// `flood`: sends without waiting for what comes back, for a while. From a peer
 /// nothing needs to come back, so nothing counts as lost; but the peer may
 /// send too, so it says first when it listens.
@@ -143,9 +146,13 @@ pub(crate) fn flood(
         crate::say("", &json!({ "listening": nic }));
     }
     let mut heard = 0;
+    let mut heard_all = None;
     let goes_on = |received| {
         heard += received;
-        started.elapsed() < duration && until.is_none_or(|until| heard < until)
+        if until.is_some_and(|until| heard >= until) {
+            heard_all.get_or_insert_with(Instant::now);
+        }
+        started.elapsed() < duration && heard_all.is_none_or(|at| at.elapsed() < TAIL)
     };
     match rate {
         Some(rate) => run.drip(Duration::from_secs(1) / rate.get(), goes_on)?,
