@@ -134,7 +134,7 @@ fn drain(event: &EventFd) {
     while wait(event, QUIET) {}
 }
 
-/// The device is suspended during the change, so a kick or an interrupt of another queue may be lost.
+/// The device is suspended during the change. A kick or an interrupt of another queue may be lost.
 #[test]
 fn the_other_queue_is_signalled_where_one_is_reset_or_enabled() {
     let labnic = Labnic::load(&[]).unwrap();

@@ -416,7 +416,7 @@ fn the_old_device_goes_on_if_the_new_one_fails_or_does_not_fit() {
     let mut vm = Vm::start(small(), "fails", &first, "");
     peer.exchange(&mut vm.guest, 50, 256);
     for (device, code, words) in [
-        (&poor, "unusable", "the old one goes on"),
+        (&poor, "unusable", "the old one continues"),
         (&forgetful, "incompatible", "RING_RESET"),
         (&without_index, "incompatible", "EVENT_IDX"),
         (&short, "incompatible", "takes 128 entries"),

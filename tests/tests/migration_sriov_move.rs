@@ -84,7 +84,7 @@ fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, leg: Leg) {
                 Host::new("there", second.path()),
             ],
             neighbour,
-            // QEMU's device breaks there (`virtqueue_packed_drop_all` in hw/virtio/virtio.c).
+            // QEMU's packed rings break while the link is down: see `rings_sriov_backend`.
             set_link: if packed { None } else { Some(&pull) },
             // The device is reset twice: where its queues are relayed, and where the guest stops.
             may_lose: 32,

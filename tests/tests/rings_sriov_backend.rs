@@ -57,7 +57,7 @@ fn logs(functions: [usize; 2], packed: bool) {
         match round % 3 {
             // Starts shadowed again at once.
             0 => drop(machine.guest.command(REBIND).unwrap()),
-            // QEMU's device breaks where it drops frames of a packed ring because its link is down: its
+            // QEMU's device breaks if it drops frames of a packed ring while its link is down. Its
             // count of chains in flight falls below zero (`virtqueue_packed_drop_all` in
             // hw/virtio/virtio.c). So a guest with packed rings keeps its link.
             1 if !packed => {

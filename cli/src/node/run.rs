@@ -90,7 +90,7 @@ async fn serve(options: &Options) -> Result<(), Error> {
     let mut hangup = signal(SignalKind::hangup()).map_err(Error::context(NOT_STARTED))?;
     let notifier = Notifier::from_environment();
     let files = options.remote.as_ref().map(|(_, files)| files.clone());
-    let no_access = Error::context("nobody can be let in by TCP (--listen)");
+    let no_access = Error::context("cannot authenticate clients that connect by TCP (--listen)");
     let access = Arc::new(Access::new(files).map_err(no_access)?);
     // The file goes when the last answer is given.
     let (listener, _file) = socket::listen(&options.paths.socket())
@@ -192,7 +192,7 @@ fn machines(options: &Options, events: &Arc<Events>) -> Result<Arc<Machines>, Er
     let store = Store::open(&options.paths.store())?;
     let observer = options.step_observer.as_ref().map(|path| {
         StepObserver::connect(path).map_err(Error::context(format!(
-            "nobody listens on {} to observe steps",
+            "cannot connect to the observer of steps on {}",
             path.display()
         )))
     });

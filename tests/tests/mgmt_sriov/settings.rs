@@ -155,7 +155,7 @@ fn what_is_not_there_is_said() {
 }
 
 /// The program $1 removes the NIC $3 on a PCI bus with one physical function. The function has one
-/// virtual function and the network interface $2. The bus exists in the shell's mount namespace only.
+/// virtual function and the network interface $2. Only the shell's mount namespace has the bus.
 const REMOVE_ON_A_BUS: &str = "mount -t tmpfs pci /sys/bus/pci/devices
     mkdir -p /sys/bus/pci/devices/0000:ff:00.0/net/$2
     ln -s ../0000:ff:00.1 /sys/bus/pci/devices/0000:ff:00.0/virtfn0

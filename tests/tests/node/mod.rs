@@ -231,8 +231,8 @@ impl Traces {
         }
     }
 
-    /// Waits for the same traces. A worker of the daemon may hold a descriptor for a moment, also when
-    /// `self` was taken, so fewer descriptors are no difference.
+    /// Waits for the same traces. A worker of the daemon may have held a descriptor when `self` was
+    /// taken, so fewer descriptors are no difference.
     #[track_caller]
     pub(crate) fn same(&self, daemon: &Daemon) {
         let start = Instant::now();

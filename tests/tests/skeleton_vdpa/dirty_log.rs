@@ -211,8 +211,8 @@ fn the_guest_does_what_it_likes_meanwhile() {
     exchange(&mut machine.nic, 20, &[MAC]);
 }
 
-/// After a reset the queue's ring no longer counts as always dirty. Its earlier untracked writes are
-/// marked.
+/// After a reset the queue's ring no longer counts as always dirty. The reset marks its earlier
+/// untracked writes.
 #[test]
 fn untracked_writes_are_marked_at_a_queue_reset() {
     let net = net(SHARED);

@@ -117,7 +117,7 @@ fn follow(
             }) => {
                 let why = printable(&why);
                 return Err(Error::failed(format!(
-                    "the VM {name} goes on with the program that it had: {why}"
+                    "the VM {name} keeps its present program: {why}"
                 )));
             }
             Ok(_) => {}

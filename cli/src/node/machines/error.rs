@@ -35,7 +35,7 @@ pub(super) fn arriving(vm: &VmName) -> Error {
 }
 
 pub(super) fn has_come(vm: &VmName) -> Error {
-    let message = format!("{vm} has come, or may have: it is not taken back");
+    let message = format!("{vm} arrived, or may have arrived: the move cannot be cancelled");
     Error::new(ErrorKind::HasCome, message)
 }
 

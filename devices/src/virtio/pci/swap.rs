@@ -310,7 +310,7 @@ impl Transport {
             }
             Err(error) => {
                 self.go_on();
-                let message = "the old device cannot hand over; it goes on";
+                let message = "the old device cannot hand over; it continues";
                 return Err(Error::new(ErrorKind::CannotHandOver, message).because(error));
             }
         };
@@ -338,7 +338,7 @@ impl Transport {
         match taken_back {
             Ok(()) => {
                 self.go_on();
-                let message = "the new device does not start; the old one goes on";
+                let message = "the new device does not start; the old one continues";
                 Error::new(ErrorKind::CannotStart, message).because(error)
             }
             Err(old) => {

@@ -23,7 +23,7 @@ pub const CHUNK: usize = 32 * 1024;
 /// taken them. Keeps signals from queueing up behind input that nobody reads.
 pub const STDIN_WINDOW: usize = 256 * 1024;
 
-/// What init prints on the console before it does anything else.
+/// The first line that init prints on the console.
 pub const BOOTED: &str = "lab-host: init runs";
 
 /// How often the host says that it runs.

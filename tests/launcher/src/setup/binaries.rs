@@ -34,12 +34,12 @@ const SMALL_TESTS: [&str; 3] = ["skeleton_lab", "skeleton_kvm_vcpu", "api_access
 /// The programs that a measurement needs.
 const PROGRAMS: [&str; 4] = ["bellhop", "lab-host", "lab-guest", "lab-bench"];
 
-/// Set where this program is cargo's RUSTC_WORKSPACE_WRAPPER: the compiler of the workspace's crates,
-/// and of no others.
+/// Set where this program is cargo's RUSTC_WORKSPACE_WRAPPER, which compiles the workspace's crates
+/// only.
 const WRAPPER: &str = "LAB_RUSTC_COVERAGE";
 
-/// Counters at a movable address can live in the mapped profile, so that a program that is killed
-/// has counted (LLVM, "continuous mode").
+/// Counters at a movable address lie in the mapped profile (LLVM's "continuous mode"). So the counts
+/// of a killed program are kept.
 const COUNTERS: [&str; 4] = [
     "-C",
     "instrument-coverage",
@@ -47,8 +47,8 @@ const COUNTERS: [&str; 4] = [
     "llvm-args=-runtime-counter-relocation",
 ];
 
-/// Runs the compiler with counters where cargo has started this program as its wrapper. A shell
-/// script would not do: shells drop variables like `CARGO_BIN_EXE_lab-curl`.
+/// Runs the compiler with counters if cargo has started this program as its wrapper. A shell script
+/// cannot be the wrapper: shells drop variables like `CARGO_BIN_EXE_lab-curl`.
 pub fn rustc_with_counters() -> Option<std::io::Error> {
     std::env::var_os(WRAPPER)?;
     let mut words = std::env::args_os().skip(1);

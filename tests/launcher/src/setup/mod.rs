@@ -51,7 +51,7 @@ pub fn repository() -> Result<PathBuf> {
 pub enum Profile {
     /// For tests, the demo and work in the lab.
     Dev,
-    /// The same, and the programs count which of their lines run.
+    /// As [`Self::Dev`], with counters for line coverage.
     Coverage,
     /// As users build it: for everything whose figures are compared.
     Release,

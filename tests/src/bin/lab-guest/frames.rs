@@ -123,7 +123,8 @@ pub(crate) struct Flooded {
     pub(crate) rate: Option<NonZeroU32>,
 }
 
-/// How long a flood outlasts the last frame that it waits for: the peer may wait for frames, too.
+/// How long a flood continues after the last frame that it waits for. Its peer may wait for frames,
+/// too.
 const TAIL: Duration = Duration::from_secs(1);
 
 /// `flood`: sends without waiting for what comes back, for a while. From a peer

@@ -170,7 +170,7 @@ impl Machines {
             Ok(device) => device.into(),
             Err(source) => {
                 let message = format!(
-                    "cannot open {}; has somebody else got it open?",
+                    "cannot open {}; does another process have it open?",
                     path.display()
                 );
                 return Err(Error::new(UNUSABLE, message).because(source));

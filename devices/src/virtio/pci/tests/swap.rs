@@ -284,7 +284,7 @@ fn the_old_device_goes_on_where_the_new_one_fails() {
     let (swapped, seen) = swap(&rig, fails);
     let error = swapped.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::CannotStart, "{error}");
-    assert!(error.to_string().contains("the old one goes on"));
+    assert!(error.to_string().contains("the old one continues"));
     assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
     // Not where it was: the new one may have worked on the rings.
     assert_eq!(rig.seen.lock().taken_back, 1);

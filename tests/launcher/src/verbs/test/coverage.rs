@@ -1,11 +1,12 @@
-//! `--coverage`: which lines of the product the tests run.
+//! `--coverage`: counts the lines of the product that the tests run.
 //!
 //! ```text
-//!   program ─▶ mapped profile ─▶ target/coverage/{unit,gate,other} ─▶ llvm-profdata ─▶ llvm-cov
+//!   program ─▶ mapped profile ─▶ target/coverage/{unit,gate,other}
+//!                                  └─▶ llvm-profdata ─▶ llvm-cov ─▶ lines of each crate
 //! ```
-//! A program maps its profile before it starts and counts in it, so it needs no system call and no
-//! orderly exit: sandboxed and killed VMMs count, too. Profiles of the lab host lie in its memory
-//! until a file of tests ends. Those of a lost lab host are lost.
+//! A program maps its profile before `main` and counts in it. It needs no system call later and no
+//! orderly exit, so sandboxed and killed VMMs count, too. Profiles of the lab host lie in its memory
+//! until a file of tests ends. A lost lab host loses them.
 //!
 //! Lines of tests do not count: a module of unit tests ends its file, by convention.
 
@@ -24,8 +25,8 @@ const VARIABLE: &str = "LLVM_PROFILE_FILE";
 /// A file for each program, which all its processes share (`%m`), mapped by them (`%c`).
 const NAME: &str = "%m%c.profraw";
 
-/// Where programs in the lab host count. LLVM's runtime creates no directory there: its agent counts,
-/// too, and only the first process of a tree creates one.
+/// The directory of the profiles in the lab host. It must exist: LLVM's runtime creates a directory
+/// only in the first process of a tree, which is the agent.
 const IN_LAB_HOST: &str = "/dev/shm";
 
 /// The product's crates: name and folder of the sources, the longest path first.
@@ -38,7 +39,7 @@ const CRATES: [(&str, &str); 6] = [
     ("bellhop", "cli/src/"),
 ];
 
-/// Which tests counted.
+/// The tests that a profile comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Source {
     Unit,
@@ -93,13 +94,13 @@ impl Coverage {
         })
     }
 
-    /// Has a program on this machine count as unit test.
+    /// Lets a program on this machine count as a unit test.
     pub(super) fn unit_test(&self, command: &mut Command) {
         let directory = self.directory.join(Source::Unit.directory());
         command.env(VARIABLE, directory.join(NAME));
     }
 
-    /// Has programs in the lab host count.
+    /// Lets programs in the lab host count.
     pub(super) fn in_lab_host(environment: &mut BTreeMap<String, String>) {
         environment.insert(VARIABLE.into(), format!("{IN_LAB_HOST}/{NAME}"));
     }

@@ -47,7 +47,7 @@ pub(super) struct Harness<'a> {
     pub(super) effort: Effort,
     /// Programs besides Bellhop that tests start: they must not change meanwhile.
     pub(super) programs: &'a [String],
-    /// Where its profiles are collected, and as what they count.
+    /// The collector of its profiles, and the column in which they count.
     pub(super) coverage: Option<(&'a Coverage, Source)>,
 }
 
