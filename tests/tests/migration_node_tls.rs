@@ -195,7 +195,10 @@ fn a_linux_guest_moves_between_two_daemons_over_tls_and_back() {
     // Two machines of one name would have devices of one name on this one host.
     let to = |port: u16, name: &str, dry_run: bool| {
         let destination = format!("https://{ADDRESS}:{port}");
-        json!({ "send": { "destination": destination, "name": name, "dry_run": dry_run } })
+        // On a busy host the switch takes longer than the default allows.
+        json!({ "send": {
+            "destination": destination, "name": name, "dry_run": dry_run, "downtime_ms": 3000,
+        } })
     };
     files.write("token", "of-an-operator");
     let path = "/v1/vms/web/migration";

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use lab::endurance;
 use lab::labnic::{self, Labnic};
+use lab::sim::SimDevice;
 use vdpa::ErrorKind;
 use vdpa::netdev::Chains;
 use vdpa::relay::{Reason, Strategy, choose};
@@ -513,6 +514,42 @@ fn transitions_under_full_traffic_lose_nothing() {
             assert!(from == to || *count > 0, "never from {from} to {to}");
         }
     }
+    assert_eq!(labnic::trouble().unwrap(), Vec::<String>::new());
+}
+
+/// How often each queue of a device with one pair was kicked.
+fn kicks(device: &SimDevice) -> [u64; 2] {
+    [0, 1].map(|queue| device.vstats(queue).unwrap()["kicks"].as_u64().unwrap())
+}
+
+/// A device may have missed a kick while its ring changed, and an idle guest sends no other.
+#[test]
+fn each_change_kicks_each_queue() {
+    let variant = &VARIANTS[0];
+    let labnic = variant.load();
+    let mac = A.map(|byte| format!("{byte:02x}")).join(":");
+    let device = labnic.add("a", &["mac", &mac]).unwrap();
+    let flows: [Arc<Flow>; 2] = Default::default();
+    let (setup, options) = (variant.setup(), variant.options());
+    let [sent, received] = flows.each_ref().map(std::slice::from_ref);
+    let guest = Guest::new(A, B, setup.start, options, sent, received);
+    let mut machine = Machine::start("a", device.path(), &guest, setup);
+    let memory = machine.memory();
+    for to in ALL.into_iter().cycle().skip(1).take(6) {
+        let before = kicks(&device);
+        machine.change(&machine.all(to), &*memory).unwrap();
+        let begin = Instant::now();
+        while kicks(&device)
+            .iter()
+            .zip(&before)
+            .any(|(now, before)| now == before)
+        {
+            assert!(begin.elapsed() < PATIENCE, "not kicked after {to}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    // The guest maps the doorbells: the device cannot be deleted before it is gone.
+    drop((machine, guest, device));
     assert_eq!(labnic::trouble().unwrap(), Vec::<String>::new());
 }
 

@@ -17,14 +17,19 @@ const SIZE: usize = 1200;
 /// How often the first datagram is sent: bridges learn, and a link may just have come up.
 const FIRST_ATTEMPTS: usize = 10;
 
+/// How long an attempt with the first datagram waits, and the peer before it looks for the end.
+const FIRST_WAIT: Duration = Duration::from_millis(300);
+
+/// How long any other datagram may take: on a busy host a late one is not lost.
+const WAIT: Duration = Duration::from_secs(20);
+
 /// A socket in a namespace; the calling thread moves there.
 fn socket(namespace: &str, address: &str) -> UdpSocket {
     let file = File::open(Path::new("/run/netns").join(namespace)).unwrap();
     move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
     let address: SocketAddr = format!("{address}:{PORT}").parse().unwrap();
     let socket = UdpSocket::bind(address).unwrap();
-    let limit = Some(Duration::from_millis(300));
-    socket.set_read_timeout(limit).unwrap();
+    socket.set_read_timeout(Some(FIRST_WAIT)).unwrap();
     socket
 }
 
@@ -73,6 +78,9 @@ fn send(from: (&str, &str), to: &str, count: u32) -> u32 {
     for number in 0..count {
         let sent = datagram(number);
         let attempts = if number == 0 { FIRST_ATTEMPTS } else { 1 };
+        if number == 1 {
+            socket.set_read_timeout(Some(WAIT)).unwrap();
+        }
         let came = (0..attempts).any(|_| {
             // Without a neighbour's address yet it may be refused.
             let _ = socket.send_to(&sent, &to);
