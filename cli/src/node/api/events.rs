@@ -30,10 +30,11 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bellhop_api::node::Event;
+use bellhop_api::responses::WatchErrors;
 use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use vmm::http::server::Closing;
-use vmm::http::{ErrorBody, HttpError, Problem};
+use vmm::http::{HttpError, Problem};
 
 use super::Api;
 use crate::node::events::{Events, Read};
@@ -97,8 +98,7 @@ impl IntoResponse for EventsError {
     params(("Last-Event-ID" = Option<u64>, Header, description = "The generation of the last event that was read; without it only new events come")),
     responses(
     (status = 200, description = "The stream; each `data` is an event", body = Event, content_type = "text/event-stream"),
-    (status = 400, description = "Last-Event-ID is no generation", body = ErrorBody),
-    (status = 503, description = "Too many clients read events", body = ErrorBody),
+    WatchErrors,
 ))]
 pub(super) async fn follow(
     State(node): Api,
